@@ -8,7 +8,15 @@ from dataclasses import dataclass
 
 from caldera.bench.comparison import Comparison
 from caldera.bench.results import Entry
-from caldera.bench.worker_process import CHECK, MEASURE, PREPARE, TRAIN, WorkerError, WorkerHandle
+from caldera.bench.worker_process import (
+    CHECK,
+    LEARN,
+    MEASURE,
+    PREPARE,
+    TRAIN,
+    WorkerError,
+    WorkerHandle,
+)
 from caldera.bench.workloads import Case, TrainingCase, Workload
 
 
@@ -130,6 +138,21 @@ class CaseRunner:
         entry.rounds.append(reply["times"])
         entry.peak_bytes = max(entry.peak_bytes, reply["peak"])
         entry.growth_bytes = max(entry.growth_bytes, reply["growth"])
+
+    def first_epoch(self, case: Case, handle: WorkerHandle, entry: Entry) -> None:
+        """The first epoch of a process with empty caches, whatever is compiled included."""
+        reply = handle.ask(LEARN, work=self.work.name, case=case.name, seed=0, epochs=1)
+        entry.first_cold_s = reply["seconds"]
+        entry.import_s = handle.import_s
+
+    def learn(self, case: Case, seed: int, handle: WorkerHandle, entry: Entry) -> None:
+        """A whole training, with the order of samples that a seed gives."""
+        reply = handle.ask(LEARN, work=self.work.name, case=case.name, seed=seed, epochs=None)
+        entry.rounds.append([reply["seconds"]])
+        entry.seeds.append(seed)
+        entry.trainings.append(reply)
+        entry.accuracies.append(reply["accuracy"])
+        entry.peak_bytes = max(entry.peak_bytes, int(reply["metrics"]["peak memory"]["value"]))
 
     def train(self, case: Case, handle: WorkerHandle, entry: Entry) -> None:
         """Training on real data."""

@@ -68,3 +68,43 @@ def _bar(label: str, ratio: Estimate) -> Bar:
 def _milliseconds(entry: Entry) -> float:
     found = entry.seconds()
     return found.value * _MILLI if found else float("nan")
+
+
+def accuracy_chart(report: Report, work: str, case: str) -> LineChart | None:
+    """Test accuracy over seconds, every training of every contestant; None without trainings."""
+    entries = [each for each in report.cases(work)[case] if each.trainings]
+    if not entries:
+        return None
+    lines = []
+    for place, entry in enumerate(entries):
+        colour = CATEGORICAL[place % len(CATEGORICAL)]
+        for number, training in enumerate(entry.trainings):
+            curve = training["metrics"]["curve"]["value"]
+            points = list(zip(curve[::2], curve[1::2], strict=True))
+            lines.append(Line(entry.label, points, colour, thin=number > 0))
+    legend = [line for line in lines if not line.thin]
+    times = [x for line in lines for x, _ in line.points]
+    heights = [y for line in lines for _, y in line.points]
+    return LineChart(
+        f"{case}: test accuracy", "seconds", lines, axis_of([0.0, *times]), axis_of(heights),
+        legend=legend,
+    )  # fmt: skip
+
+
+def scaling_chart(report: Report, work: str) -> LineChart | None:
+    """Seconds to the accuracy over the number of ranks, by contestant and scheme."""
+    entries = [each for each in report.entries if each.work == work and each.scheme and each.rounds]
+    ranks = sorted({entry.ranks for entry in entries})
+    if len(ranks) < 2:
+        return None
+    lines = []
+    names = dict.fromkeys(f"{entry.label}, {entry.scheme}" for entry in entries)
+    for place, name in enumerate(names):
+        own = [entry for entry in entries if f"{entry.label}, {entry.scheme}" == name]
+        points = sorted((float(each.ranks), _milliseconds(each) / _MILLI) for each in own)
+        colour = CATEGORICAL[place % len(CATEGORICAL)]
+        lines.append(Line(name, points, colour, dots_only=len(points) == 1))
+    return LineChart(
+        "Seconds to the accuracy", "ranks", lines, whole_axis(ranks),
+        axis_of([0.0, *(y for line in lines for _, y in line.points)]),
+    )  # fmt: skip

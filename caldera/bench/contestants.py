@@ -17,6 +17,7 @@ from caldera.bench.workloads import (
     ConvolutionCase,
     FormulaCase,
     InputCase,
+    LearningCase,
     TrainingCase,
     UpdateCase,
 )
@@ -86,6 +87,8 @@ def contestants(
 
 
 def _torch(case: Case, compiler: bool) -> list[Contestant]:
+    if isinstance(case, LearningCase):
+        return [Contestant("torch", "eager", {"compiled": False})]
     if isinstance(case, InputCase):
         return [
             Contestant("torch", "DataLoader"),
@@ -114,6 +117,8 @@ def _jax(case: Case) -> list[Contestant]:
     if isinstance(case, InputCase):
         return []
     found = [Contestant("jax", "jit")]
+    if isinstance(case, LearningCase):
+        return found
     images = _has_images(case)
     if images:
         found.append(Contestant("jax", "jit channels_last", {"channels_last": True}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from caldera.amounts import bytes_text, seconds_text
@@ -20,6 +21,18 @@ SHORT_COLUMNS = ("setting", "time", "95% interval", "ratio to the best peers", "
 """Of single computations, which have neither losses nor a memory of their own."""
 
 
+LEARNING_COLUMNS = (
+    "setting", "time to accuracy", "95% interval", "ratio to the best peers", "test accuracy",
+    "steps", "bytes sent", "first epoch cold", "watching",
+)  # fmt: skip
+"""Of whole trainings."""
+
+
+def is_learning(entries: Sequence[Entry]) -> bool:
+    """Whether these are trainings to an accuracy."""
+    return any(entry.target is not None for entry in entries)
+
+
 def is_training(entries: Sequence[Entry]) -> bool:
     """Whether these are steps of a network."""
     return any(entry.first_cold_s is not None or entry.loss is not None for entry in entries)
@@ -27,6 +40,8 @@ def is_training(entries: Sequence[Entry]) -> bool:
 
 def columns_of(entries: Sequence[Entry]) -> tuple[str, ...]:
     """What a table of these entries shows."""
+    if is_learning(entries):
+        return LEARNING_COLUMNS
     if not is_training(entries):
         return SHORT_COLUMNS
     has_images = any(entry.images for entry in entries)
@@ -58,6 +73,12 @@ def row(report: Report, entry: Entry, columns: Sequence[str]) -> list[str]:
         "warm": _seconds(warm),
         "memory": memory_text(entry),
         "loss": loss_text(entry),
+        "time to accuracy": time_text(entry, seconds),
+        "test accuracy": accuracies_text(entry),
+        "steps": _median_text(entry, "steps"),
+        "bytes sent": _sent_text(entry),
+        "first epoch cold": _seconds(entry.first_cold_s),
+        "watching": watching_text(entry),
         "equal results": entry.error or equality_text(entry.equality),
     }
     return [cells[column] for column in columns]
@@ -72,6 +93,36 @@ def time_text(entry: Entry, seconds: Estimate | None) -> str:
         return "not timed" if entry.precision and not entry.error else NOTHING
     rate = f"  {entry.flops / seconds.value / 1e9:.1f} GFLOP/s" if entry.flops else ""
     return seconds_text(seconds.value) + rate
+
+
+def accuracies_text(entry: Entry) -> str:
+    """The mean test accuracy over seeds with its standard deviation, and who missed the target."""
+    if not entry.accuracies:
+        return entry.error or NOTHING
+    middle = statistics.fmean(entry.accuracies)
+    spread = statistics.stdev(entry.accuracies) if len(entry.accuracies) > 1 else 0.0
+    missed = sum(each < (entry.target or 0.0) for each in entry.accuracies)
+    note = f", {missed} of {len(entry.accuracies)} missed {entry.target:g}" if missed else ""
+    return f"{middle:.2%} ± {spread:.2%}{note}"
+
+
+def watching_text(entry: Entry) -> str:
+    """The share of the time that metrics took."""
+    if not entry.trainings:
+        return NOTHING
+    return f"{statistics.median(each['overhead'] for each in entry.trainings):.2%}"
+
+
+def _median_text(entry: Entry, name: str) -> str:
+    found = [each[name] for each in entry.trainings]
+    return f"{statistics.median(found):g}" if found else NOTHING
+
+
+def _sent_text(entry: Entry) -> str:
+    """Of all ranks together, in one training."""
+    found = [each["metrics"]["bytes sent"]["value"] for each in entry.trainings]
+    known = [each for each in found if each]
+    return bytes_text(int(statistics.median(known))) if known else NOTHING
 
 
 def images_text(entry: Entry, seconds: Estimate | None) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import subprocess
 import time
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import caldera
@@ -57,6 +61,25 @@ def package_versions() -> dict[str, str]:
             found.setdefault(package, version(package))
         except PackageNotFoundError:
             continue
+    return found
+
+
+def code_version() -> dict[str, str]:
+    """Caldera's version, a digest of its sources, and the commit if they are a clone of git.
+
+    >>> sorted(code_version())[-2:]
+    ['sources', 'version']
+    """
+    root = Path(caldera.__file__).parent
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode())
+        digest.update(path.read_bytes())
+    found = {"version": caldera.__version__, "sources": digest.hexdigest()}
+    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    with suppress(OSError, subprocess.SubprocessError):
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        found["commit"] = asked.stdout.strip()
     return found
 
 

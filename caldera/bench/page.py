@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from caldera.bench.charts import depth_chart, ratio_bars
+from caldera.bench.charts import accuracy_chart, depth_chart, ratio_bars, scaling_chart
 from caldera.bench.contestants import PEERS
 from caldera.bench.formatting import columns_of, facts, mean_text, row, title_of
+from caldera.bench.honesty.claims import LEVELS
 from caldera.bench.results import OURS, Entry, Report
 from caldera.bench.workloads import WORKLOADS
 from caldera.draw.bar_chart import bar_chart
@@ -30,6 +31,7 @@ def page(report: Report) -> str:
     machine = report.machine
     works = report.works()
     device = machine.get("card", machine["cpu"])
+    levels = {level: _works_of(report, level) for level in (*LEVELS, "")}
     index = {work: work for work in works}
     means = report.means()
     told = []
@@ -42,10 +44,19 @@ def page(report: Report) -> str:
         tag("p", f"{device} · {machine['threads']} threads · {machine['time']}", class_="quiet"),
         _list(facts(report)),
         *told,
-        *(_work(report, work) for work in works),
     ]
+    for level, members in levels.items():
+        if members and level:
+            number = LEVELS.index(level)
+            parts.append(tag("h2", f"Level {number}: {level}", class_="level"))
+        parts += [_work(report, work) for work in members]
     parts.append(tag("footer", _EXPLAINED))
     return document("caldera bench", index, parts)
+
+
+def _works_of(report: Report, level: str) -> list[str]:
+    """The works of a level, in the order in which they were measured."""
+    return list(dict.fromkeys(each.work for each in report.entries if each.level == level))
 
 
 def _work(report: Report, work: str) -> Safe:
@@ -57,6 +68,10 @@ def _charts(report: Report, work: str) -> Iterator[Safe]:
     depths = depth_chart(report, work)
     if depths is not None:
         yield tag("div", inline(depths), class_="columns")
+    curves = [accuracy_chart(report, work, case) for case in report.cases(work)]
+    drawn = [inline(each) for each in (scaling_chart(report, work), *curves) if each is not None]
+    if drawn:
+        yield tag("div", *drawn, class_="columns")
     bars = ratio_bars(report, work)
     if bars:
         yield scrolled(bar_chart(bars, "ratios"), "chart of ratios", class_="card wider")

@@ -9,6 +9,7 @@ from typing import Any
 from caldera.bench.equality import Equality, is_as_strict
 from caldera.bench.statistics import Estimate, mean_ratio_of, median_of, ratio_of, summed
 
+FORMAT = "caldera bench 2"
 OURS = "caldera"
 ANY = "best"
 """The name of the comparison with the best of all peers."""
@@ -51,6 +52,21 @@ class Entry:
     """Of so many steps up to that one it is the mean; 0 if it is that step's."""
     accuracy: float | None = None
     """Of the test samples, if that was asked for."""
+    level: str = ""
+    """operator, network, training or distributed."""
+    shape: list[int] = field(default_factory=list)
+    """Of a sample."""
+    ranks: int = 1
+    scheme: str = ""
+    """What ranks tell each other."""
+    target: float | None = None
+    """The test accuracy that a training ends with."""
+    seeds: list[int] = field(default_factory=list)
+    """Of each training."""
+    accuracies: list[float] = field(default_factory=list)
+    """On test data, of each training."""
+    trainings: list[dict[str, Any]] = field(default_factory=list)
+    """Everything that was measured of each training, every sample."""
     equality: Equality = field(default_factory=Equality)
     error: str = ""
 
@@ -108,6 +124,8 @@ class Report:
     notes: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     entries: list[Entry] = field(default_factory=list)
+    code: dict[str, str] = field(default_factory=dict)
+    """Which code was measured."""
 
     def cases(self, work: str) -> dict[str, list[Entry]]:
         """The entries of a work by case."""
@@ -190,6 +208,8 @@ class Report:
                 }
             )
         return {
+            "format": FORMAT,
+            "code": self.code,
             "machine": self.machine,
             "versions": self.versions,
             "options": self.options,

@@ -29,10 +29,10 @@ from caldera.bench.contestants import (
     missing_peers,
 )
 from caldera.bench.equality import SLACK, TOLERANCES
-from caldera.bench.machine import machine_facts, package_versions
+from caldera.bench.machine import code_version, machine_facts, package_versions
 from caldera.bench.results import Entry, Report
 from caldera.bench.worker_process import WorkerHandle
-from caldera.bench.workloads import WORKLOADS, Case, TrainingCase, Workload
+from caldera.bench.workloads import WORKLOADS, Case, LearningCase, TrainingCase, Workload
 from caldera.bench.workloads.base import write_batches
 
 BUSY = 0.5
@@ -53,6 +53,7 @@ class Session:
             options=asdict(options),
             missing=self._missing,
             versions=package_versions(),
+            code=code_version(),
         )
         load = self.report.machine["load before"]
         if load is not None and load > BUSY:
@@ -116,8 +117,11 @@ class Session:
         for number, case in enumerate(networks):
             with ExitStack() as stack:
                 self._network(runner, case.on(self.options.device), folder / str(number), stack)
+        for number, training in enumerate(c for c in cases if isinstance(c, LearningCase)):
+            with ExitStack() as stack:
+                self._learning(runner, training, folder / f"learning{number}", stack)
         with ExitStack() as stack:
-            others = [case for case in cases if not isinstance(case, TrainingCase)]
+            others = [case for case in cases if not isinstance(case, TrainingCase | LearningCase)]
             handles = self._handles(others[0], folder / "all", stack) if others else []
             for single in others:
                 self._kernel(runner, single, handles, folder / "arrays")
@@ -150,10 +154,14 @@ class Session:
         entry = Entry(
             work.name, case.name, handle.contestant.framework, handle.contestant.setting,
             precision=handle.contestant.precision, part_of=case.part_of, group=case.group,
-            flops=case.flops,
+            flops=case.flops, level=case.level,
         )  # fmt: skip
+        if isinstance(case, LearningCase):
+            entry.batch, entry.shape = case.network.batch, list(case.network.shape)
+            entry.ranks, entry.scheme, entry.target = case.ranks, case.scheme, case.target
         if isinstance(case, TrainingCase):
             entry.depth, entry.batch, entry.images = case.depth, case.batch, case.has_images
+            entry.shape = list(case.shape)
         self.report.entries.append(entry)
         return entry
 
@@ -205,6 +213,22 @@ class Session:
                 runner.attempt(handle, entry, measure)
                 if case.is_large:
                     handle.close()
+
+    # --- trainings
+
+    def _learning(
+        self, runner: CaseRunner, case: LearningCase, folder: Path, stack: ExitStack
+    ) -> None:
+        """Turns of whole trainings; each turn has its own seed, the same for everybody."""
+        handles = self._handles(case, folder, stack)
+        entries = {handle: self._entry(runner.work, case, handle) for handle in handles}
+        for handle, entry in entries.items():
+            runner.tell(case, f"{entry.label}, first epoch")
+            runner.attempt(handle, entry, partial(runner.first_epoch, case))
+        for turn in range(self.options.rounds):
+            for handle, entry in rotated(entries, turn):
+                runner.tell(case, f"{entry.label}, training {turn + 1}")
+                runner.attempt(handle, entry, partial(runner.learn, case, turn))
 
     # --- single computations
 

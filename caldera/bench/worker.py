@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 from caldera.bench.checks import checked, checked_on_card, trained_accuracy
 from caldera.bench.frameworks import FRAMEWORKS, Framework, Task
+from caldera.bench.levels.learning import learned
 from caldera.bench.measuring import (
     CARD_SHORTEST,
     SHORTEST,
@@ -30,13 +31,14 @@ from caldera.bench.worker_process import (
     CHECK,
     END,
     HELLO,
+    LEARN,
     MEASURE,
     PREPARE,
     TRAIN,
     from_line,
     to_line,
 )
-from caldera.bench.workloads import WORKLOADS, Case, TrainingCase
+from caldera.bench.workloads import WORKLOADS, Case, LearningCase, TrainingCase
 from caldera.errors import CalderaError
 
 STEPS_UNTIL_SETTLED = 2
@@ -66,6 +68,7 @@ class Worker:
             MEASURE: self._measure,
             CHECK: self._check,
             TRAIN: self._train,
+            LEARN: self._learn,
         }
         return actions[request["do"]](request)
 
@@ -122,6 +125,12 @@ class Worker:
         if not isinstance(case, TrainingCase):
             raise CalderaError.build("bench worker", expected="a network", got=case.name)
         return {"accuracy": trained_accuracy(self.framework, case, request["epochs"])}
+
+    def _learn(self, request: dict[str, Any]) -> dict[str, Any]:
+        case = self._case(request)
+        if not isinstance(case, LearningCase):
+            raise CalderaError.build("bench worker", expected="a training", got=case.name)
+        return learned(self.framework, case, request["seed"], request["epochs"])
 
     def _case(self, request: dict[str, Any]) -> Case:
         case = WORKLOADS[request["work"]].case(request["case"])

@@ -28,6 +28,7 @@ PREPARE = "prepare"
 MEASURE = "measure"
 CHECK = "check"
 TRAIN = "train"
+LEARN = "learn"
 END = "end"
 
 
@@ -206,7 +207,14 @@ def worker_environment(caches: Path, threads: int, device: str = "cpu") -> dict[
     }
 
 
-LIMITS = {HELLO: 180.0, PREPARE: 600.0, MEASURE: 900.0, CHECK: 1800.0, TRAIN: 86400.0}
+LIMITS = {
+    HELLO: 180.0,
+    PREPARE: 600.0,
+    MEASURE: 900.0,
+    CHECK: 1800.0,
+    TRAIN: 86400.0,
+    LEARN: 3600.0,
+}
 """Seconds that a worker may take to answer."""
 
 

@@ -93,3 +93,46 @@ def test_mistakes_are_one_line_that_helps(caldera: Caldera, words: list[str], me
     assert done.status == 2
     assert message in done.err
     assert len(done.err.splitlines()) == 1
+
+
+def test_a_training_is_measured_and_again(
+    caldera: Caldera, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the command line to a worker, its files, and the same run once more."""
+    epoch = {"unit": "s, accuracy", "value": [0.1, 0.96]}
+    nothing = {"unit": "B", "value": None}
+    reply = {
+        "seconds": 0.1, "accuracy": 0.96, "steps": 30, "epochs": 1, "overhead": 0.001,
+        "load s": 0.1, "began": 1.8e9, "samples": 1438, "test samples": 359,
+        "metrics": {"curve": epoch, "peak memory": {"unit": "B", "value": 1e8},
+                    "bytes sent": nothing},
+    }  # fmt: skip
+    asked = []
+
+    def ask(self: WorkerHandle, do: str, **more: object) -> dict[str, object]:
+        asked.append((do, more["seed"], more["epochs"]))
+        return dict(reply)
+
+    monkeypatch.setattr(WorkerHandle, "ask", ask)
+    files = [tmp_path / name for name in ("t.json", "t.html", "t.log")]
+    done = caldera(
+        "bench", "training", "--quick", "--peers", "", "--accuracy", "strict", "--threads", 1,
+        "--json", files[0], "--html", files[1], "--mllog", files[2],
+    )  # fmt: skip
+    assert done.status == 0, done.err
+    assert asked == [("learn", 0, 1), *(("learn", seed, None) for seed in range(3))]
+    assert "96.00% ± 0.00%" in done.out
+    assert ":::MLLOG" in files[2].read_text()
+    found = json.loads(files[0].read_text())
+    assert found["format"] == "caldera bench 2"
+    assert {"version", "sources"} <= found["code"].keys()
+    assert found["entries"][0]["seeds"] == [0, 1, 2]
+    assert caldera("check", files[0]).status == 0
+    again = caldera("bench", "--again", files[0])
+    assert again.status == 0, again.err
+    assert "1 of 1 within noise" in again.out
+    reply["seconds"] = 0.12
+    slower = caldera("bench", "--again", files[0])
+    assert slower.status == 1
+    assert "training digits mlp, caldera strict: slower (+20.0%" in slower.out
+    assert "expected nothing else to measure" in caldera("bench", "mlp", "--again", files[0]).err

@@ -16,7 +16,7 @@ from tests.cli.conftest import Caldera
 
 COMMANDS = [
     "train", "search", "eval", "report", "predict", "serve", "summary", "graph", "run", "plan",
-    "bench", "check", "info", "completion",
+    "bench", "check", "reproduce", "info", "completion",
 ]  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from caldera import optim
 from caldera.bench.equality import REFERENCE_PRECISION
+from caldera.bench.parts import Operator
 from caldera.bench.workloads import (
     Case,
     ConvolutionCase,
@@ -50,6 +51,14 @@ class Task(ABC):
         """What one computation gives, from the beginning; for comparing."""
 
 
+class CustomTask(Task):
+    """A user's operator in a framework: `call` computes the result and the gradients."""
+
+    @abstractmethod
+    def results(self) -> list[Array]:
+        """The result, then the gradient of each input."""
+
+
 class Trainer(Task):
     """A network in training; `call` makes a step (or several) on the next of its batches."""
 
@@ -72,6 +81,18 @@ class Trainer(Task):
     @abstractmethod
     def losses(self, steps: int) -> list[float]:
         """Make steps and give back their losses."""
+
+    @abstractmethod
+    def gradients_at(self, x: Array, y: Array) -> tuple[float, list[Array]]:
+        """The loss on a batch from outside and its gradients, with the weights as they are."""
+
+    @abstractmethod
+    def weights(self) -> list[Array]:
+        """The parameters as they are now, as Caldera orders them."""
+
+    @abstractmethod
+    def load(self, weights: Sequence[Array]) -> None:
+        """Go on with these weights."""
 
     @abstractmethod
     def train(self, x: Array, y: Array) -> None:
@@ -152,6 +173,12 @@ class Framework(ABC):
     def loader(self, case: InputCase) -> Task:
         """Input batches."""
         raise self._not_measured(case)
+
+    def custom(self, operator: Operator, inputs: Sequence[Array], seed: Array) -> CustomTask:
+        """A user's operator as an operator of this framework; `seed` is its result's gradient."""
+        raise ConfigError.build(
+            type(self).__name__, expected="a framework with operators of a user", got="this one"
+        )
 
     def _not_measured(self, case: Case) -> ConfigError:
         return ConfigError.build(

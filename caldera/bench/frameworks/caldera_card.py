@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from caldera.bench.frameworks.base import (
 from caldera.bench.workloads import TrainingCase
 from caldera.data import ArrayData, Batch, Loader, Share
 from caldera.lazy import compile
+from caldera.plan.plan import Plan
 from caldera.train.callbacks import Callback
 from caldera.train.fit import make_steps
 from caldera.train.neural_network import NeuralNetwork
@@ -46,6 +47,10 @@ class CalderaTrainer(Trainer):
     _steps: Steps
     _fed: Steps
 
+    def __init__(self, case: TrainingCase, dtype: str, given: Batches) -> None:
+        super().__init__(case, dtype, given)
+        self._gradient_plans: dict[int, Plan] = {}
+
     def losses(self, steps: int) -> list[float]:
         found = []
         for _ in range(steps):
@@ -55,7 +60,21 @@ class CalderaTrainer(Trainer):
         return found
 
     def gradients(self) -> tuple[float, list[Array]]:
-        return first_gradients(self._model, self._fed, self.given[0])
+        return self.gradients_at(*self.given[0])
+
+    def gradients_at(self, x: Array, y: Array) -> tuple[float, list[Array]]:
+        if len(x) not in self._gradient_plans:
+            self._gradient_plans[len(x)] = gradient_plan(self._model, self._fed, len(x))
+        results = self._gradient_plans[len(x)].run(self._fed.feeds((x, y), None))
+        value, *gradients = [np.array(result.numpy()) for result in results]
+        return float(value), gradients
+
+    def weights(self) -> list[Array]:
+        return initial_weights(self._model)
+
+    def load(self, weights: Sequence[Array]) -> None:
+        for parameter, value in zip(self._model.parameters(), weights, strict=True):
+            parameter.assign(value.astype(str(parameter.dtype)))
 
     def train(self, x: Array, y: Array) -> None:
         self._fed.training(len(x)).run(self._fed.feeds((x, y), None))
@@ -195,18 +214,13 @@ def begin(model: NeuralNetwork, case: TrainingCase) -> None:
         parameter.assign(value)
 
 
-def first_gradients(
-    model: NeuralNetwork, steps: Steps, batch: tuple[Array, Array]
-) -> tuple[float, list[Array]]:
-    """The loss on a batch that is fed, and its gradients."""
-    count = len(batch[0])
+def gradient_plan(model: NeuralNetwork, steps: Steps, count: int) -> Plan:
+    """The loss on a batch of `count` samples that is fed, and its gradients."""
     graph = steps.graph(count)
     outputs, traced = graph.network(training=True)
     loss, _ = graph.loss(outputs, steps.objective.of(outputs), traced.losses)
     wanted: list[Any] = [loss, *op.grad(loss, model.parameters())]
-    plan = compile(wanted, device=model.device, precision=model.precision)
-    value, *gradients = [result.numpy() for result in plan.run(steps.feeds(batch, None))]
-    return float(value), [np.array(gradient) for gradient in gradients]
+    return compile(wanted, device=model.device, precision=model.precision)
 
 
 def epoch_of(given: Batches, batches: int) -> ArrayData:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ from caldera import op
 from caldera.bench.frameworks.base import (
     Array,
     Batches,
+    CustomTask,
     Framework,
     Task,
     Trainer,
@@ -26,6 +27,8 @@ from caldera.bench.frameworks.caldera_card import (
     ResidentTrainer,
     begin,
 )
+from caldera.bench.frameworks.custom import CalderaCustom
+from caldera.bench.parts import Operator
 from caldera.bench.workloads import (
     Case,
     ConvolutionCase,
@@ -168,6 +171,9 @@ class CalderaFramework(Framework):
 
     def loader(self, case: InputCase) -> Task:
         return LoaderTask(case)
+
+    def custom(self, operator: Operator, inputs: Sequence[Array], seed: Array) -> CustomTask:
+        return CalderaCustom(operator, inputs, seed)
 
 
 def _variable(name: str, array: Array) -> Variable:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from caldera.bench.frameworks.base import Array, Framework, Task, Trainer
+from caldera.bench.frameworks.base import Array, CustomTask, Framework, Task, Trainer
+from caldera.bench.frameworks.custom import JaxCustom
 from caldera.bench.frameworks.jax_training import JaxTrainer, jax_rule
+from caldera.bench.parts import Operator
 from caldera.bench.workloads import (
     ConvolutionCase,
     FormulaCase,
@@ -144,6 +146,9 @@ class JaxFramework(Framework):
 
     def update(self, case: UpdateCase) -> Task:
         return UpdateTask(self.jax, case)
+
+    def custom(self, operator: Operator, inputs: Sequence[Array], seed: Array) -> CustomTask:
+        return JaxCustom(self.jax, operator, inputs, seed)
 
 
 class _Transposed(Task):

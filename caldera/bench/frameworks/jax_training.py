@@ -7,7 +7,7 @@ cast, and what lies between products is bfloat16.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -109,10 +109,18 @@ class JaxTrainer(Restartable):
         return [float(self._carry(self._step, self._batches[self.turn()])) for _ in range(steps)]
 
     def gradients(self) -> tuple[float, list[Array]]:
-        (loss, _), gradients = self._loss_and_gradients(
-            self._params, self._state, *self._batches[0]
-        )
+        return self.gradients_at(*self._batches[0])
+
+    def gradients_at(self, x: Array, y: Array) -> tuple[float, list[Array]]:
+        put = self._jax.numpy.asarray
+        (loss, _), gradients = self._loss_and_gradients(self._params, self._state, put(x), put(y))
         return float(loss), [np.asarray(each) for each in self._network.arrays(gradients)]
+
+    def weights(self) -> list[Array]:
+        return [np.array(each) for each in self._network.arrays(self._params)]
+
+    def load(self, weights: Sequence[Array]) -> None:
+        self._params, _ = self._network.variables(as_dtype(weights, self.dtype))
 
     def train(self, x: Array, y: Array) -> None:
         put = self._jax.numpy.asarray

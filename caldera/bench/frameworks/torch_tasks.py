@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from caldera.bench.frameworks.base import Array, Framework, Task, Trainer
+from caldera.bench.frameworks.base import Array, CustomTask, Framework, Task, Trainer
+from caldera.bench.frameworks.custom import TorchCustom
 from caldera.bench.frameworks.torch_training import TorchTrainer, set_precision, torch_optimizer
+from caldera.bench.parts import Operator
 from caldera.bench.workloads import (
     ConvolutionCase,
     FormulaCase,
@@ -167,3 +169,6 @@ class TorchFramework(Framework):
 
     def loader(self, case: InputCase) -> Task:
         return LoaderTask(self.torch, case, bool(self.options.get("whole")))
+
+    def custom(self, operator: Operator, inputs: Sequence[Array], seed: Array) -> CustomTask:
+        return TorchCustom(self.torch, operator, inputs, seed)

@@ -7,7 +7,7 @@ where a product reads them), as everywhere in this comparison.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -149,6 +149,18 @@ class TorchTrainer(Restartable):
         else:
             self._optimizer.zero_grad()
         return value, found
+
+    def gradients_at(self, x: Array, y: Array) -> tuple[float, list[Array]]:
+        loss = self._backward(*self._placed(x, y))
+        found = [np.array(each) for each in self._network.gradients()]
+        self._optimizer.zero_grad()
+        return loss.item(), found
+
+    def weights(self) -> list[Array]:
+        return [np.array(each) for each in self._network.parameters()]
+
+    def load(self, weights: Sequence[Array]) -> None:
+        self._network.load(as_dtype(weights, self.dtype))
 
     def train(self, x: Array, y: Array) -> None:
         self._trained(*self._placed(x, y))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from caldera.bench.honesty.claims import (
+    MEMORY,
     NETWORK,
     OPERATOR,
+    STRONG,
     WHOLE,
     Claims,
     Hardware,
     Options,
     Run,
+    Tuning,
 )
-from caldera.bench.workloads import WORKLOADS, TrainingCase
+from caldera.bench.workloads import WORKLOADS, LearningCase, TrainingCase
 from caldera.errors import DataError
 
 
@@ -47,10 +51,25 @@ def claims_of_bench(content: dict[str, Any], where: str) -> Claims:
         ) from None  # fmt: skip
     if not runs:
         raise DataError.build(where, expected="a row that counts", got="none")
-    return Claims(title=f"{where}: caldera bench", runs=tuple(runs))
+    claims = Claims(title=f"{where}: caldera bench", runs=tuple(runs))
+    if not any(run.trains for run in runs):
+        return claims
+    return replace(
+        claims, scaling=STRONG, statements={"input": _READING},
+        tuning={system: Tuning(0, source=_SETTINGS) for system in claims.systems()},
+    )  # fmt: skip
+
+
+_READING = (
+    "samples lie in memory when the clock starts; the time to bring them there is in the file "
+    "(`load s` of each training)"
+)
+_SETTINGS = "the settings of the case, which are the same in every system"
 
 
 def _run(entry: dict[str, Any], hardware: Hardware, shared: Options) -> Run:
+    if entry.get("trainings"):
+        return _training(entry, hardware, shared)
     shape = _shape_of(entry["work"], entry["case"])
     accuracy = entry.get("accuracy")
     is_network = bool(entry["batch"])
@@ -72,9 +91,37 @@ def _run(entry: dict[str, Any], hardware: Hardware, shared: Options) -> Run:
     )
 
 
+def _training(entry: dict[str, Any], hardware: Hardware, shared: Options) -> Run:
+    """A row of the levels of training: every seed, to the target."""
+    scheme = entry["scheme"]
+    reached = all(each >= entry["target"] for each in entry["accuracies"])
+    return Run(
+        name=f"{entry['case']} {entry['label']}",
+        system=f"{entry['framework']} {scheme}".strip(),
+        workload=entry["work"] if scheme else f"{entry['work']} {entry['case']}",
+        level=entry["level"],
+        part=WHOLE,
+        ranks=int(entry["ranks"]),
+        batch=int(entry["batch"]),
+        samples=int(sum(each["steps"] for each in entry["trainings"]) * entry["batch"]),
+        hardware=hardware,
+        options={"setting": entry["setting"], "scheme": scheme, **shared},
+        seconds=tuple(float(each["seconds"]) for each in entry["trainings"]),
+        seconds_of="training",
+        test_accuracy=tuple(float(each) for each in entry["accuracies"]),
+        reads=MEMORY,
+        input_shape=tuple(entry["shape"]),
+        usual_shape=_shape_of(entry["work"], entry["case"]),
+        stopped_by="accuracy" if reached else "epochs",
+    )
+
+
 def _shape_of(work: str, name: str) -> tuple[int, ...]:
     """Of a sample, as the bench has it for this case."""
     if work not in WORKLOADS:
         return ()
     cases = [case for case in WORKLOADS[work].cases if case.name == name]
-    return cases[0].shape if cases and isinstance(cases[0], TrainingCase) else ()
+    network = cases[0] if cases else None
+    if isinstance(network, LearningCase):
+        network = network.network
+    return network.shape if isinstance(network, TrainingCase) else ()

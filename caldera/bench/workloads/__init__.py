@@ -7,6 +7,7 @@ from caldera.bench.workloads.base import (
     ConvolutionCase,
     FormulaCase,
     InputCase,
+    LearningCase,
     ProductCase,
     Rule,
     TrainingCase,
@@ -14,13 +15,14 @@ from caldera.bench.workloads.base import (
     Workload,
 )
 from caldera.bench.workloads.kernels import kernels
+from caldera.bench.workloads.learning import learning
 from caldera.bench.workloads.networks import networks
 from caldera.registry import Registry
 
 WORKLOADS: Registry[Workload] = Registry("work")
 """Work by name."""
 
-for _work in (*networks(), *kernels()):
+for _work in (*networks(), *kernels(), *learning()):
     WORKLOADS.add(_work.name, _work)
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "ConvolutionCase",
     "FormulaCase",
     "InputCase",
+    "LearningCase",
     "ProductCase",
     "Rule",
     "TrainingCase",

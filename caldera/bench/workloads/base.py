@@ -57,6 +57,11 @@ class Case(ABC):
     def flops(self) -> float:
         """Floating-point operations of one computation; 0 where that says nothing."""
 
+    @property
+    def level(self) -> str:
+        """operator, network, training or distributed: the levels of Deep500."""
+        return "operator"
+
     def generator(self) -> np.random.Generator:
         """Random numbers that depend on the case's name alone."""
         return np.random.default_rng(zlib.crc32(self.name.encode()))
@@ -93,6 +98,10 @@ class TrainingCase(Case):
     @property
     def flops(self) -> float:
         return 0.0
+
+    @property
+    def level(self) -> str:
+        return "network"
 
     def on(self, device: str) -> TrainingCase:
         """This case as it is measured on a device.
@@ -276,6 +285,28 @@ class InputCase(Case):
         draw = self.generator()
         x = draw.random((self.samples, self.width), np.float32)
         return x, draw.integers(0, 10, self.samples)
+
+
+@dataclass(frozen=True)
+class LearningCase(Case):
+    """Training to a test accuracy, on one process or (with a scheme) as several ranks."""
+
+    network: TrainingCase = TrainingCase("nothing")
+    dataset: str = "digits"
+    epochs: int = 1
+    """After which it ends, if the accuracy is not reached."""
+    target: float = 1.0
+    ranks: int = 1
+    scheme: str = ""
+    """What ranks tell each other."""
+
+    @property
+    def flops(self) -> float:
+        return 0.0
+
+    @property
+    def level(self) -> str:
+        return "distributed" if self.scheme else "training"
 
 
 @dataclass(frozen=True)

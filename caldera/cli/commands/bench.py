@@ -6,10 +6,13 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
+from caldera.bench.again import SLOWER, WITHIN, compare_reports, options_of, read_report
 from caldera.bench.case_runner import Options
 from caldera.bench.contestants import ACCURACIES, INSTALL, PEERS, missing_peers
 from caldera.bench.equality import PRECISIONS
+from caldera.bench.mllog import log_text
 from caldera.bench.page import page
 from caldera.bench.results import Report
 from caldera.bench.session import Session
@@ -76,13 +79,22 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", metavar="FILE", help="write everything to this file")
     parser.add_argument("--html", metavar="FILE", help="write a page with figures to this file")
+    parser.add_argument(
+        "--again",
+        metavar="FILE",
+        help="run what --json wrote once more, and say whether the difference is within noise",
+    )
+    parser.add_argument(
+        "--mllog", metavar="FILE", help="write a training as MLPerf's log lines (:::MLLOG)"
+    )
     parser.add_argument("--list", action="store_true", help="say what can be measured, and by whom")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print and write; 1 if Caldera itself failed somewhere."""
-    options = _options(arguments)
-    targets = [_target(arguments, flag) for flag in ("json", "html")]
+    before = read_report(arguments.again) if arguments.again else None
+    options = _options(arguments) if before is None else _same_options(arguments, before)
+    targets = [_target(arguments, flag) for flag in ("json", "html", "mllog")]
     if arguments.list:
         _print_list(options)
         return 0
@@ -98,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
         )  # fmt: skip
     kept = [
         (target, text)
-        for target, text in zip(targets, (_json_text, page), strict=True)
+        for target, text in zip(targets, (_json_text, page, log_text), strict=True)
         if target is not None
     ]
 
@@ -112,7 +124,47 @@ def run(arguments: argparse.Namespace) -> int:
     for target, _ in kept:
         print(f"wrote {target}")
     failed = any(entry.error for entry in report.entries if entry.framework == "caldera")
+    if before is not None:
+        failed |= _print_again(before, report)
     return 1 if failed else 0
+
+
+def _same_options(arguments: argparse.Namespace, before: dict[str, Any]) -> Options:
+    """Those of the run before; a command line has nothing to add to them."""
+    if arguments.work:
+        raise ConfigError.build(
+            "--again", expected="nothing else to measure", got=" ".join(arguments.work),
+            hint="the file says what was measured",
+        )  # fmt: skip
+    options = options_of(before)
+    for name in options.works:
+        Choice("work", lambda: WORKLOADS).from_text(name, "--again")
+    return options
+
+
+def _print_again(before: dict[str, Any], report: Report) -> bool:
+    """Say what differs from the run before; whether Caldera is slower."""
+    found = compare_reports(before, report.to_json())
+    print()
+    for each in found:
+        print(each)
+    for name, (old, new) in _changed(before, report).items():
+        print(f"{name} was {old}, is {new}")
+    same = sum(each.verdict == WITHIN for each in found)
+    print(f"{same} of {len(found)} within noise")
+    return any(each.verdict == SLOWER and " caldera " in f" {each.name} " for each in found)
+
+
+def _changed(before: dict[str, Any], report: Report) -> dict[str, tuple[object, object]]:
+    """Versions, sources and machine that are not those of the run before."""
+    now = report.to_json()
+    pairs = {
+        f"{part} {name}": (before.get(part, {}).get(name), now[part].get(name))
+        for part in ("code", "versions", "machine")
+        for name in now[part]
+        if name not in ("time", "load before")
+    }
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _options(arguments: argparse.Namespace) -> Options:
@@ -253,6 +305,8 @@ COMMAND = Command(
         caldera bench mlp --quick
         caldera bench mlp-depth lenet5 --peers torch,jax --html bench.html --json bench.json
         caldera bench conv --peers torch --accuracy strict --threads 2
+        caldera bench training distributed --quick --json levels.json --mllog mlperf.log
+        caldera bench --again levels.json
         caldera bench mlp resnet50 --device cuda --quick --html bench.html
         caldera bench resnet50 --device cuda --precision bfloat16 --settings caldera,channels_last
     """,

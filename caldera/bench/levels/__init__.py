@@ -1,0 +1,47 @@
+"""Four levels of measurement, as in Deep500: operators, networks, training, distributed training.
+
+A part of a level that a user writes once (`Operator`, `Optimizer`, `Sampler`, `Compression`,
+`Scheme`) is run and validated in every framework; `reference` and `schemes` have lean ones to
+compare with. Metrics are objects of their own, shared by all levels.
+"""
+
+from __future__ import annotations
+
+from caldera.bench.levels import reference, schemes
+from caldera.bench.levels.difference import Difference
+from caldera.bench.levels.distribution import validate_compression, validate_scheme
+from caldera.bench.levels.learner import Learner, frameworks, learner
+from caldera.bench.levels.operators import validate_operator
+from caldera.bench.levels.trajectories import (
+    validate_batches,
+    validate_network,
+    validate_optimizer,
+    validate_sampler,
+)
+from caldera.bench.levels.validation import Finding, Validation, ValidationError, validation_page
+from caldera.bench.parts import Compression, Operator, Optimizer, Sampler, Scheme
+
+__all__ = [
+    "Compression",
+    "Difference",
+    "Finding",
+    "Learner",
+    "Operator",
+    "Optimizer",
+    "Sampler",
+    "Scheme",
+    "Validation",
+    "ValidationError",
+    "frameworks",
+    "learner",
+    "reference",
+    "schemes",
+    "validate_batches",
+    "validate_compression",
+    "validate_network",
+    "validate_operator",
+    "validate_optimizer",
+    "validate_sampler",
+    "validate_scheme",
+    "validation_page",
+]

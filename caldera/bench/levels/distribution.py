@@ -1,0 +1,233 @@
+"""Level 3: compressions by their mathematics, and schemes against one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from caldera.bench.levels.difference import Difference
+from caldera.bench.levels.learner import PROBLEM, REFERENCE, Learner, learner
+from caldera.bench.levels.reference import SGD, Adam
+from caldera.bench.levels.schemes import joined
+from caldera.bench.levels.validation import Validation
+from caldera.bench.parts import Array, Compression, Optimizer, Scheme
+from caldera.comm import Communicator, SingleProcess, run_virtual_ranks
+
+SCHEME = 1e-9
+DRAWS = 160
+SIGMAS = 6.0
+STEPS = 8
+RANKS = 3
+NEAR = 0.05
+LEARNS = 0.9
+"""The share of the first loss below which a scheme that is not exact must come."""
+
+
+def validate_compression(
+    make: Callable[[], Compression], *, seed: int = 0, framework: str = REFERENCE
+) -> Validation:
+    """Level 3: messages are shorter and lose no more than they may.
+
+    An unbiased compression has the gradient as the mean of its messages; one with feedback gives
+    it all in the end.
+
+    >>> from caldera.bench.levels.reference import TopK
+    >>> validate_compression(lambda: TopK(0.1)).passes
+    True
+    """
+    compression = make()
+    found = Validation(type(compression).__name__, framework)
+    with found.running():
+        random = np.random.default_rng(seed)
+        values = random.standard_normal(257) * np.exp(random.standard_normal(257))
+        kept = values.copy()
+        message = np.asarray(compression.encode(values))
+        got = np.asarray(compression.decode(message, values.size))
+        found.add("the gradient is left alone", float(not np.array_equal(values, kept)), 0)
+        found.add("as many numbers as before", abs(got.size - values.size), 0)
+        found.add("bytes of a message beside float32", message.nbytes / (4 * values.size), 1.0)
+        found.add("numbers are finite", float(not np.isfinite(got).all()), 0)
+        if not found.passes:
+            return found
+        zero = compression.decode(compression.encode(np.zeros(64)), 64)
+        found.add("nothing from nothing", float(np.abs(zero).max()), 0)
+        twice = np.asarray(make().decode(make().encode(2.0 * kept), values.size))
+        first = np.asarray(make().decode(make().encode(kept), values.size))
+        scale = Difference.of([twice], [2.0 * first]).largest
+        found.add("twice the gradient, twice the message", scale, 1e-5)
+        flipped = float(((np.sign(got) * np.sign(kept)) < 0).sum())
+        found.add("numbers whose sign is turned", flipped, 0)
+        if compression.unbiased:
+            _check_bias(found, compression, kept)
+        else:
+            lost = float(np.linalg.norm(kept - got) / np.linalg.norm(kept))
+            found.add("share of the norm that is lost", lost, 1.0 - 1e-6)
+        if compression.feedback:
+            _check_feedback(found, make(), kept)
+    return found
+
+
+def _check_bias(found: Validation, compression: Compression, values: Array) -> None:
+    count = values.size
+    drawn = np.stack([compression.decode(compression.encode(values), count) for _ in range(DRAWS)])
+    error = drawn.std(0, ddof=1) / np.sqrt(DRAWS) + 1e-6 * np.abs(values).max()
+    # Rare messages are seen too seldom for their spread to be known.
+    floor = np.median(error)
+    bias = np.abs(drawn.mean(0) - values) / np.maximum(error, floor)
+    found.add("bias, in standard errors", float(bias.max()), SIGMAS,
+              f"number {int(bias.argmax())}")  # fmt: skip
+    total = abs(float((drawn.mean(0) - values) @ values))
+    allowed = SIGMAS * float(np.sqrt(((error * values) ** 2).sum()))
+    found.add("bias along the gradient", total, allowed)
+
+
+def _check_feedback(found: Validation, compression: Compression, values: Array) -> None:
+    """What is left out comes later: the mean of many messages goes to the gradient."""
+    left = np.zeros_like(values)
+    total = np.zeros_like(values)
+    apart = []
+    for step in range(1, 2 * DRAWS + 1):
+        wanted = values + left
+        got = compression.decode(compression.encode(wanted), values.size)
+        left = wanted - got
+        total += got
+        if step % DRAWS == 0:
+            apart.append(float(np.linalg.norm(total / step - values) / np.linalg.norm(values)))
+    first, second = apart
+    # Twice as many messages, half the distance; or it is small already.
+    ratio = 0.0 if second < NEAR else second / first
+    found.add("what is left out comes later", ratio, 0.75, f"{first:.2f}, then {second:.2f} away")
+
+
+def distributed_weights(
+    communicator: Communicator,
+    network: Learner,
+    scheme: Scheme,
+    optimizer: Optimizer,
+    batches: Sequence[tuple[Array, Array]],
+    steps: int,
+) -> tuple[list[Array], list[float]]:
+    """The weights after some steps, and this rank's losses; ranks have unequal shares."""
+    weights = network.weights()
+    losses = []
+    for step in range(1, steps + 1):
+        x, y = batches[(step - 1) % len(batches)]
+        mine = shares(len(x), communicator.size)[communicator.rank]
+        network.load(weights)
+        loss, gradients = network.gradients_at(x[mine], y[mine])
+        losses.append(loss)
+        part = (mine.stop - mine.start) / len(x)
+        used = scheme.gradients(communicator, [part * each for each in gradients])
+        weights = [
+            np.asarray(optimizer.update(number, weight, gradient, step))
+            for number, (weight, gradient) in enumerate(zip(weights, used, strict=True))
+        ]
+        weights = scheme.weights(communicator, weights, step)
+    return weights, losses
+
+
+def shares(count: int, ranks: int) -> list[slice]:
+    """Which samples of a batch each rank has; the first have one more where it does not divide.
+
+    >>> shares(5, 2)
+    [slice(0, 3, None), slice(3, 5, None)]
+    """
+    sizes = [count // ranks + (rank < count % ranks) for rank in range(ranks)]
+    ends = np.cumsum(sizes)
+    return [slice(int(end - size), int(end)) for size, end in zip(sizes, ends, strict=True)]
+
+
+def validate_scheme(
+    make: Callable[[], Scheme],
+    *,
+    framework: str = REFERENCE,
+    ranks: int = RANKS,
+    steps: int = STEPS,
+    tolerance: float = SCHEME,
+) -> Validation:
+    """Level 3: the weights of all ranks beside those of one process with the whole batch.
+
+    A scheme that is not exact must bring the ranks together, and the loss down as one process does.
+
+    >>> from caldera.bench.levels.schemes import AllReduce
+    >>> validate_scheme(AllReduce).passes
+    True
+    """
+    scheme = make()
+    found = Validation(type(scheme).__name__, framework)
+    with found.running():
+        # 23 samples: no number of ranks divides them, so a mean of means is found out.
+        cut = PROBLEM.batch - 1 if scheme.equals_one_process else PROBLEM.batch
+        batches = [(x[:cut], y[:cut]) for x, y in PROBLEM.data("float64")]
+        networks = [learner(framework) for _ in range(ranks)]
+        before = networks[0].weights()
+        rule: Callable[[], Optimizer] = lambda: Adam(0.01)  # noqa: E731
+        if not scheme.equals_one_process:
+            rule = lambda: SGD(0.2)  # noqa: E731
+
+        def work(communicator: Communicator) -> tuple[list[Array], list[float], int]:
+            network = networks[communicator.rank]
+            weights, losses = distributed_weights(
+                communicator, network, make(), rule(), batches, steps
+            )
+            return weights, losses, communicator.traffic.total.bytes_sent
+
+        _check_agreement(found, make, before, ranks)
+        results = run_virtual_ranks(ranks, work)
+        for rank, (weights, _, _) in enumerate(results[1:], start=1):
+            apart = Difference.of(weights, results[0][0])
+            found.add_difference(f"rank {rank} has the weights of rank 0", apart, 1e-12)
+        alone = networks[0]
+        alone.load(before)
+        plain = _Alone()
+        expected, _ = distributed_weights(SingleProcess(), alone, plain, rule(), batches, steps)
+        if scheme.equals_one_process:
+            apart = Difference.of(results[0][0], expected)
+            found.add_difference("weights of one process", apart, tolerance)
+        else:
+            _check_learning(found, alone, before, results[0][0], expected, batches)
+        found.add("ranks that sent nothing", sum(not sent for _, _, sent in results), 0)
+    return found
+
+
+def _check_agreement(
+    found: Validation, make: Callable[[], Scheme], weights: list[Array], ranks: int
+) -> None:
+    """Weights in which all ranks agree stay as they are."""
+
+    def work(communicator: Communicator) -> float:
+        scheme = make()
+        kept = [scheme.weights(communicator, weights, step) for step in range(1, STEPS + 1)]
+        return max(Difference.of(each, weights).largest for each in kept)
+
+    found.add("equal weights stay as they are", max(run_virtual_ranks(ranks, work)), 1e-12)
+
+
+class _Alone(Scheme):
+    """One process, which has nobody to tell anything."""
+
+    def gradients(self, communicator: Communicator, gradients: list[Array]) -> list[Array]:
+        return gradients
+
+
+def _check_learning(
+    found: Validation,
+    network: Learner,
+    before: list[Array],
+    after: list[Array],
+    expected: list[Array],
+    batches: Sequence[tuple[Array, Array]],
+) -> None:
+    def loss(weights: list[Array]) -> float:
+        network.load(weights)
+        return float(np.mean([network.gradients_at(x, y)[0] for x, y in batches]))
+
+    first, last, wanted = loss(before), loss(after), loss(expected)
+    fallen = (first - last) / max(first - wanted, 1e-12)
+    found.add("loss beside the first", last / first, LEARNS)
+    found.add("fall of the loss beside that of one process", abs(fallen - 1.0), 0.5)
+    moved = joined(after) - joined(before)
+    true = joined(expected) - joined(before)
+    cosine = float(moved @ true / max(np.linalg.norm(moved) * np.linalg.norm(true), 1e-30))
+    found.add("angle to the way of one process (1 - cosine)", 1.0 - cosine, 0.5)

@@ -1,0 +1,139 @@
+"""A network with weights, whatever framework computes it: what levels 1 to 3 ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+import numpy as np
+
+from caldera import nn
+from caldera.bench.contestants import PEERS
+from caldera.bench.frameworks import FRAMEWORKS, Framework
+from caldera.bench.parts import Array
+from caldera.bench.workloads import Rule, TrainingCase
+from caldera.config import settings
+from caldera.errors import ConfigError
+from caldera.registry import nearest
+
+REFERENCE = "reference"
+"""The name of the lean network in NumPy beside the frameworks."""
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "caldera": {"accuracy": "strict"},
+    "torch": {"compiled": False},
+    "jax": {},
+}
+
+
+class Learner(Protocol):
+    """Weights, the gradients of a batch, and predictions; every trainer of the bench is one."""
+
+    def weights(self) -> list[Array]:
+        """The parameters as they are now."""
+
+    def load(self, weights: Sequence[Array]) -> None:
+        """Go on with these."""
+
+    def gradients_at(self, x: Array, y: Array) -> tuple[float, list[Array]]:
+        """The mean loss of a batch, and its gradients."""
+
+    def predict(self, x: Array) -> Array:
+        """A score for each class."""
+
+
+class Perceptron:
+    """The lean reference: layers with tanh between them and cross entropy, in float64.
+
+    >>> learner = Perceptron([np.zeros((2, 3)), np.zeros(3)])
+    >>> round(learner.gradients_at(np.ones((1, 2)), np.array([0]))[0], 4)
+    1.0986
+    """
+
+    def __init__(self, weights: Sequence[Array]) -> None:
+        self.load(weights)
+
+    def weights(self) -> list[Array]:
+        """The parameters: matrix and bias, layer by layer."""
+        return [each.copy() for each in self._weights]
+
+    def load(self, weights: Sequence[Array]) -> None:
+        """Go on with these."""
+        self._weights = [np.array(each, np.float64) for each in weights]
+
+    def _forward(self, x: Array) -> list[Array]:
+        values = [x]
+        for number in range(0, len(self._weights), 2):
+            x = x @ self._weights[number] + self._weights[number + 1]
+            if number + 2 < len(self._weights):
+                x = np.tanh(x)
+            values.append(x)
+        return values
+
+    def gradients_at(self, x: Array, y: Array) -> tuple[float, list[Array]]:
+        """The mean loss of a batch, and its gradients."""
+        values = self._forward(np.asarray(x, np.float64))
+        scores = values[-1] - values[-1].max(1, keepdims=True)
+        logarithms = scores - np.log(np.exp(scores).sum(1, keepdims=True))
+        rows = np.arange(len(y))
+        slope = np.exp(logarithms)
+        slope[rows, y] -= 1.0
+        slope /= len(y)
+        found: list[Array] = []
+        for number in range(len(self._weights) - 2, -1, -2):
+            below = values[number // 2]
+            found[:0] = [below.T @ slope, slope.sum(0)]
+            slope = (slope @ self._weights[number].T) * (1.0 - below**2)
+        return float(-logarithms[rows, y].mean()), found
+
+    def predict(self, x: Array) -> Array:
+        """A score for each class."""
+        return self._forward(np.asarray(x, np.float64))[-1]
+
+
+INPUTS, HIDDEN, CLASSES = 12, 16, 4
+
+
+def _layers() -> list[nn.Layer]:
+    return [nn.Input((INPUTS,)), nn.Dense(HIDDEN, "tanh"), nn.Dense(CLASSES)]
+
+
+PROBLEM = TrainingCase(
+    "validation", layers=_layers, batch=24, shape=(INPUTS,), classes=CLASSES, rule=Rule("sgd", 0.1)
+)
+"""The small network that parts are validated with: as small as finds their errors."""
+
+
+def frameworks() -> list[str]:
+    """The frameworks that are installed here, and the lean reference.
+
+    >>> frameworks()[:2]
+    ['reference', 'caldera']
+    """
+    return [REFERENCE, "caldera", *(peer for peer in PEERS if find_spec(peer) is not None)]
+
+
+@contextmanager
+def framework_here(name: str) -> Iterator[Framework]:
+    """A framework in this process; the settings of Caldera are put back at the end."""
+    if name not in _OPTIONS:
+        raise ConfigError.build(
+            "framework", expected=f"one of {', '.join([REFERENCE, *_OPTIONS])}", got=repr(name),
+            hint=nearest(str(name), _OPTIONS),
+        )  # fmt: skip
+    with settings.override(threads=settings.threads, accuracy=settings.accuracy):
+        yield FRAMEWORKS[name](_OPTIONS[name], settings.threads)
+
+
+def learner(name: str, case: TrainingCase = PROBLEM, dtype: str = "float64") -> Learner:
+    """The network of a case in a framework, with the weights that all of them begin with.
+
+    >>> learner("reference").weights()[0].shape
+    (12, 16)
+    """
+    if name == REFERENCE:
+        with framework_here("caldera") as ours:
+            return Perceptron(ours.trainer(case, "float64").weights())
+    with framework_here(name) as framework:
+        return framework.trainer(case, dtype)

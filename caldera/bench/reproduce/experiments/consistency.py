@@ -1,0 +1,170 @@
+"""The keynote's trade-offs in training: consistency of parameters, and accuracy of messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+
+from caldera.bench.levels.learner import Perceptron
+from caldera.bench.levels.learning import samples_of
+from caldera.bench.levels.metrics import Curve
+from caldera.bench.levels.reference import SGD, Quantized, Shuffled, TopK
+from caldera.bench.levels.schemes import AllReduce, Averaging, Compressed, Server
+from caldera.bench.levels.watching import Samples, Watch, watch_training
+from caldera.bench.parts import Array, Compression, Scheme
+from caldera.bench.reproduce.experiment import Context, Experiment, Outcome, Plot, Row, holds
+from caldera.bench.workloads import WORKLOADS, LearningCase
+from caldera.comm import Communicator, run_virtual_ranks
+
+RANKS, BATCH, RATE = 4, 48, 0.2
+AT_PAR = 0.02
+"""Of the test accuracy: less is at par."""
+
+
+class TernGrad(Quantized):
+    """Three values: minus the largest number, nothing, the largest number.
+
+    >>> TernGrad().decode(TernGrad().encode(np.array([0.0, -2.0])), 2)
+    array([ 0., -2.])
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(1, seed)
+
+    def encode(self, values: Array) -> Array:
+        most = np.float32(np.abs(values).max())
+        chosen = self._random.random(values.shape) < np.abs(values) / max(float(most), 1e-30)
+        signed = (np.sign(values) * chosen).astype(np.int8)
+        return np.concatenate([np.array([most]).view(np.int8), signed])
+
+
+MODELS: Mapping[str, Callable[[], Scheme]] = {
+    "synchronous, allreduce": AllReduce,
+    "synchronous, server": Server,
+    "averaged every 4 steps": partial(Averaging, 4),
+    "averaged every 16 steps": partial(Averaging, 16),
+    "never exchanged": partial(Averaging, 1 << 30),
+}
+MESSAGES: Mapping[str, Callable[[], Compression]] = {
+    "QSGD, 4 levels": lambda: Quantized(4),
+    "QSGD, 16 levels": lambda: Quantized(16),
+    "TernGrad": TernGrad,
+    "top 1%": lambda: TopK(0.01),
+    "top 10%": lambda: TopK(0.1),
+}
+
+
+def _samples() -> Samples:
+    case = WORKLOADS["training"].case("digits mlp")
+    assert isinstance(case, LearningCase)
+    return samples_of(case)
+
+
+def _network(seed: int) -> Perceptron:
+    draw = np.random.default_rng(seed)
+    shapes = ((64, 64), (64,), (64, 10), (10,))
+    return Perceptron([draw.standard_normal(s) / 8 if len(s) > 1 else np.zeros(s) for s in shapes])
+
+
+def trained(
+    make: Callable[[], Scheme], samples: Samples, epochs: int, seed: int, ranks: int = RANKS
+) -> tuple[list[tuple[float, float]], float, list[Perceptron]]:
+    """Accuracy after each epoch, the bytes that all ranks sent, and the networks of the ranks."""
+
+    def work(communicator: Communicator) -> tuple[list[tuple[float, float]], float, Perceptron]:
+        network, curve = _network(seed), Curve()
+        watch: Watch = watch_training(
+            network, samples, [curve], sampler=Shuffled(seed), batch=BATCH, epochs=epochs,
+            optimizer=SGD(RATE), scheme=make(), communicator=communicator,
+        )  # fmt: skip
+        assert watch.watched.epoch == epochs
+        nbytes = communicator.traffic.total.bytes_sent
+        return curve.points, float(nbytes), network
+
+    found = run_virtual_ranks(ranks, work)
+    return found[0][0], sum(each[1] for each in found), [each[2] for each in found]
+
+
+def consistency(context: Context) -> Outcome:
+    """Every model's accuracy against time, and against the bytes on the wire."""
+    return _compared(context, MODELS,
+                     "synchronous, allreduce", judged=("synchronous, server",
+                                                       "averaged every 4 steps"))  # fmt: skip
+
+
+def messages(context: Context) -> Outcome:
+    """Compressed messages beside whole ones."""
+    made: dict[str, Callable[[], Scheme]] = {"whole gradients": AllReduce}
+    for name, compression in MESSAGES.items():
+        made[name] = lambda each=compression: Compressed(each())  # type: ignore[misc]
+    return _compared(context, made, "whole gradients", judged=tuple(MESSAGES))
+
+
+def _compared(
+    context: Context, made: Mapping[str, Callable[[], Scheme]], base: str, judged: tuple[str, ...]
+) -> Outcome:
+    epochs, seeds = (6, 2) if context.quick else (20, 5)
+    samples = _samples()
+    lines, raw, last, sent = {}, {}, {}, {}
+    for name, make in made.items():
+        context.tell(name)
+        runs = [trained(make, samples, epochs, seed) for seed in range(seeds)]
+        lines[name] = runs[0][0]
+        raw[f"{name}: test accuracy"] = [curve[-1][1] for curve, _, _ in runs]
+        raw[f"{name}: bytes sent"] = [each for _, each, _ in runs]
+        last[name] = float(np.mean(raw[f"{name}: test accuracy"]))
+        sent[name] = float(np.mean(raw[f"{name}: bytes sent"]))
+    rows = []
+    for name in made:
+        share = sent[name] / sent[base]
+        is_near = last[name] > last[base] - AT_PAR
+        rows.append(Row(name, "at par" if name in judged else "", f"{last[name]:.1%} with "
+                        f"{share:.2f} of the bytes",
+                        holds(is_near) if name in judged else "beside"))  # fmt: skip
+    left = [f"epochs after {epochs}, seeds after {seeds}"] if context.quick else []
+    return Outcome(rows, [Plot("Digits", "seconds", "test accuracy", lines)], raw, left)
+
+
+def ensemble(context: Context) -> Outcome:
+    """Networks trained apart that vote, beside one of them and beside one that had all samples."""
+    epochs, seeds = (6, 2) if context.quick else (20, 5)
+    samples = _samples()
+    rows_of: dict[str, list[float]] = {"one of them": [], "the ensemble": [], "their average": []}
+    for seed in range(seeds):
+        context.tell(f"seed {seed}")
+        members = []
+        for number in range(RANKS):
+            # Each begins elsewhere: an ensemble of equal networks would be one.
+            members += trained(AllReduce, samples, epochs, 100 * seed + number, ranks=1)[2]
+        scores = [each.predict(samples.test_x) for each in members]
+        right = [float((each.argmax(1) == samples.test_y).mean()) for each in scores]
+        powers = [np.exp(each - each.max(1, keepdims=True)) for each in scores]
+        votes = sum(each / each.sum(1, keepdims=True) for each in powers)
+        weights = [np.mean(group, 0) for group in zip(*(m.weights() for m in members), strict=True)]
+        merged = Perceptron(weights).predict(samples.test_x)
+        rows_of["one of them"].append(float(np.mean(right)))
+        rows_of["the ensemble"].append(
+            float((np.asarray(votes).argmax(1) == samples.test_y).mean())
+        )
+        rows_of["their average"].append(float((merged.argmax(1) == samples.test_y).mean()))
+    means = {name: float(np.mean(values)) for name, values in rows_of.items()}
+    rows = [
+        Row("the ensemble beside one of them", "better", f"{means['the ensemble']:.1%}, "
+            f"{means['one of them']:.1%}", holds(means["the ensemble"] >= means["one of them"])),
+        Row("averaged weights of networks that began apart", "", f"{means['their average']:.1%}",
+            "beside"),
+    ]  # fmt: skip
+    left = [f"epochs after {epochs}, seeds after {seeds}"] if context.quick else []
+    return Outcome(rows, [], rows_of, left)
+
+
+EXPERIMENTS = [
+    Experiment("consistency", "Keynote, parameter consistency", "Parameters may be exchanged less "
+               "often while training still converges", consistency),
+    Experiment("messages", "Keynote, QSGD and TernGrad", "Gradients may be quantised or made "
+               "sparse and the accuracy stays", messages),
+    Experiment("ensemble", "Keynote, ensembles", "Networks trained apart are better together than "
+               "one", ensemble),
+]  # fmt: skip

@@ -1,0 +1,59 @@
+"""MagmaDNN, figures 5 to 7: a graph before and after fusion, and what that gains."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from caldera import op
+from caldera.bench.reproduce.experiment import (
+    BESIDE,
+    Context,
+    Experiment,
+    Outcome,
+    Plot,
+    Row,
+    holds,
+    in_turns,
+    median,
+)
+from caldera.lazy import compile
+
+SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)
+SMALL = 1 << 14
+"""Numbers that lie in the first cache: there is nothing to gain."""
+EQUAL = 1e-5
+
+
+def run(context: Context) -> Outcome:
+    """A chain of element-wise operations with fusion and without, over sizes."""
+    sizes = SIZES[:3] if context.quick else SIZES
+    lines: dict[str, list[tuple[float, float]]] = {"before": [], "after": []}
+    samples, rows = {}, []
+    for size in sizes:
+        context.tell(f"{size} numbers")
+        x = op.var("x", (size,), fill=np.linspace(-2, 2, size, dtype=np.float32), device="cpu")
+        y = op.sigmoid(op.tanh(x * 0.5 + 1.0) * x - op.exp(-op.square(x)))
+        plans = {"before": compile([y], without=["fuse"]), "after": compile([y])}
+        apart = float(np.abs(np.subtract(*(p.run()[0].numpy() for p in plans.values()))).max())
+        found = in_turns({name: plan.run for name, plan in plans.items()}, context.repeats)
+        for name, seconds in found.items():
+            lines[name].append((float(size), 1e6 * median(seconds)))
+            samples[f"{name}, {size} numbers: s"] = seconds
+        gain = median(found["before"]) / median(found["after"])
+        verdict = holds(gain > 1.0 and apart < EQUAL) if size > SMALL else BESIDE
+        rows.append(Row(f"fused, {size} numbers: times as fast", "faster", f"{gain:.2f}",
+                        verdict))  # fmt: skip
+    count = {name: len(plan.explain(time=False).rows) for name, plan in plans.items()}
+    rows.append(Row("kernels of the chain", "one pass over the data", f"{count['before']}, then "
+                    f"{count['after']}", holds(count["after"] == 1)))  # fmt: skip
+    plot = Plot("A chain of eight", "numbers", "us", lines, log=True)
+    left = [f"{SIZES[-1]} numbers"] if context.quick else []
+    return Outcome(rows, [plot], samples, [*left, "half precision on tensor cores: needs a card"])
+
+
+EXPERIMENTS = [
+    Experiment(
+        "fusion", "MagmaDNN, figures 5 to 7", "Operations that can be performed in one pass over "
+        "the data are fused, which is faster", run,
+    )
+]  # fmt: skip

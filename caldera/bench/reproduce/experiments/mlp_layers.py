@@ -1,0 +1,87 @@
+"""MagmaDNN, table 1 and figure 4: time of training an MLP on MNIST against its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from caldera.bench.frameworks.base import Task
+from caldera.bench.levels.learner import framework_here, frameworks
+from caldera.bench.reproduce.experiment import (
+    BESIDE,
+    Context,
+    Experiment,
+    Outcome,
+    Plot,
+    Row,
+    holds,
+    in_turns,
+    median,
+)
+from caldera.bench.workloads import WORKLOADS, TrainingCase
+
+SEED = {"MagmaDNN": 0.6197, "TensorFlow": 1.7524, "Theano (GPU)": 1.5271, "Theano (CPU)": 12.5071}
+"""Seconds of five epochs more for each layer more."""
+STEPS = 5 * 600
+"""Five epochs of MNIST in batches of 100."""
+
+
+def run(context: Context) -> Outcome:
+    """Steps of the same networks in Caldera and in the peers that are here, in turns."""
+    work = WORKLOADS["mlp-depth"]
+    cases = work.quick if context.quick else work.cases
+    names = [name for name in frameworks() if name != "reference"]
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    samples = {}
+    for case in cases:
+        assert isinstance(case, TrainingCase)
+        context.tell(f"{case.name}")
+        calls: dict[str, Callable[[], object]] = {}
+        for name in names:
+            with framework_here(name) as framework:
+                calls[name] = _stepping(framework.trainer(case, "float32"))
+        for name, found in in_turns(calls, context.repeats, least=0.05).items():
+            times[name].append((float(case.depth), STEPS * median(found)))
+            samples[f"{name}, {case.depth} layers: s a step"] = found
+    slopes = {name: _slope(points) for name, points in times.items()}
+    rows = [
+        Row(f"{name}, s a layer", f"{seconds:.4f}", "", BESIDE) for name, seconds in SEED.items()
+    ]
+    rows += [Row(f"{name}, s a layer", "", f"{slopes[name]:.3f}", BESIDE) for name in names]
+    straight = _residual(times["caldera"])
+    rows.append(Row("time grows linearly with layers", "yes", f"{straight:.1%} off a line",
+                    holds(straight < 0.15)))  # fmt: skip
+    for name in names[1:]:
+        ratio = slopes[name] / slopes["caldera"]
+        rows.append(Row(f"slope of {name} over ours", "above 1", f"{ratio:.2f}", holds(ratio > 1)))
+    plot = Plot("Five epochs of MNIST", "layers", "s", times)
+    left = ["depths 3 and 6"] if context.quick else []
+    return Outcome(rows, [plot], samples, left)
+
+
+def _stepping(task: Task) -> Callable[[], object]:
+    def step() -> None:
+        task.call()
+        task.wait()
+
+    return step
+
+
+def _slope(points: list[tuple[float, float]]) -> float:
+    x, y = np.array(points).T
+    return float(np.polyfit(x, y, 1)[0])
+
+
+def _residual(points: list[tuple[float, float]]) -> float:
+    """The largest distance to a straight line, relative to the largest time."""
+    x, y = np.array(points).T
+    return float(np.abs(y - np.polyval(np.polyfit(x, y, 1), x)).max() / y.max())
+
+
+EXPERIMENTS = [
+    Experiment(
+        "mlp-layers", "MagmaDNN, table 1", "The time of training an MLP grows linearly with its "
+        "layers, and more slowly than in other frameworks", run,
+    )
+]  # fmt: skip

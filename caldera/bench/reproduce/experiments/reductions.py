@@ -1,0 +1,67 @@
+"""MagmaDNN, figure 3: sums of rows and columns by products with ones, or by reducing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from caldera import op
+from caldera.bench.reproduce.experiment import (
+    Context,
+    Experiment,
+    Outcome,
+    Plot,
+    Row,
+    holds,
+    in_turns,
+    median,
+)
+from caldera.lazy import compile
+
+SIZES = (64, 128, 256, 512, 1024, 2048)
+
+
+def run(context: Context) -> Outcome:
+    """X.1 and its transpose over sizes, three ways each."""
+    sizes = SIZES[:-1:2] if context.quick else SIZES
+    plots, samples, rows = [], {}, []
+    for axis, name in ((1, "X.1"), (0, "X^T.1")):
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for size in sizes:
+            context.tell(f"{name}, {size}")
+            for way, found in _times(size, axis, context.repeats).items():
+                lines.setdefault(way, []).append((float(size), 1e6 * median(found)))
+                samples[f"{name}, {size}, {way}: s"] = found
+        ours = [y for _, y in lines["our kernels"]]
+        product = [y for _, y in lines["product with ones"]]
+        # Both as plans: what a call of a plan costs is in both.
+        worst = max(a / min(a, b) for a, b in zip(ours, product, strict=True))
+        ratio = product[0] / ours[0]
+        rows.append(Row(f"{name}: product with ones over reducing, {sizes[0]}", "below 1",
+                        f"{ratio:.2f}", holds(ratio < 1.0)))  # fmt: skip
+        rows.append(Row(f"{name}: ours over the faster of the two, at most", "1", f"{worst:.2f}",
+                        holds(worst < 1.5)))  # fmt: skip
+        plots.append(Plot(name, "rows and columns", "us", lines, log=True))
+    left = [f"sizes {', '.join(str(s) for s in SIZES if s not in sizes)}"] if context.quick else []
+    return Outcome(rows, plots, samples, [*left, "MAGMA and cuBLAS on a card"])
+
+
+def _times(size: int, axis: int, repeats: int) -> dict[str, list[float]]:
+    array = np.random.default_rng(0).standard_normal((size, size)).astype(np.float32)
+    ones = np.ones(size, np.float32)
+    x = op.var("x", array.shape, fill=array, device="cpu")
+    one = op.var("ones", (size, 1), fill=ones[:, None], device="cpu")
+    reduce = compile([op.sum(x, axis=axis)])
+    product = compile([op.matmul(x, one, transpose_a=axis == 0)])
+    by_numpy = (lambda: array @ ones) if axis else (lambda: ones @ array)
+    return in_turns(
+        {"our kernels": reduce.run, "product with ones": product.run, "BLAS gemv": by_numpy},
+        repeats,
+    )
+
+
+EXPERIMENTS = [
+    Experiment(
+        "reductions", "MagmaDNN, figure 3", "Small sums of rows and columns are faster as products "
+        "with ones than by reducing", run,
+    )
+]  # fmt: skip

@@ -1,0 +1,77 @@
+"""The keynote's Assumption 1: how far top-k of a sum is from the sum of top-ks, in training."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from caldera.bench.levels.learner import PROBLEM, learner
+from caldera.bench.levels.schemes import joined, parted
+from caldera.bench.parts import Array
+from caldera.bench.reproduce.experiment import Context, Experiment, Outcome, Plot, Row, holds
+
+RANKS, RATE = 8, 0.2
+SHARES = (0.01, 0.05, 0.2)
+
+
+def run(context: Context) -> Outcome:
+    """The constant xi over the steps of training with error feedback on eight ranks."""
+    steps = 60 if context.quick else 400
+    lines, rows = {}, []
+    for share in SHARES:
+        context.tell(f"top {share:.0%}")
+        found = constants(share, steps)
+        lines[f"top {share:.0%}"] = [(float(step), value) for step, value in enumerate(found, 1)]
+        late = max(found[steps // 2 :])
+        early = max(found[: steps // 2])
+        rows.append(Row(f"largest xi, top {share:.0%}", "a small constant", f"{max(found):.2f}",
+                        holds(max(found) < RANKS)))  # fmt: skip
+        rows.append(Row(f"xi does not grow, top {share:.0%}", "bounded", f"{early:.2f}, then "
+                        f"{late:.2f}", holds(late < 3.0 * early)))  # fmt: skip
+    samples = {name: [value for _, value in points] for name, points in lines.items()}
+    left = [f"steps after {steps}"] if context.quick else []
+    return Outcome(rows, [Plot("xi over steps", "step", "xi", lines)], samples, left)
+
+
+def constants(share: float, steps: int) -> list[float]:
+    """xi of each step: the left side of the assumption over the norm on its right side."""
+    network = learner("reference")
+    weights = network.weights()
+    batches = PROBLEM.data("float64")
+    left = [np.zeros(sum(each.size for each in weights)) for _ in range(RANKS)]
+    found = []
+    for step in range(steps):
+        x, y = batches[step % len(batches)]
+        network.load(weights)
+        slopes = [RATE * joined(network.gradients_at(a, b)[1])
+                  for a, b in zip(np.array_split(x, RANKS), np.array_split(y, RANKS),
+                                  strict=True)]  # fmt: skip
+        given = [slope + rest for slope, rest in zip(slopes, left, strict=True)]
+        sent = [top(each, share) for each in given]
+        left = [each - gone for each, gone in zip(given, sent, strict=True)]
+        whole = top(np.mean(given, axis=0), share)
+        apart = float(np.linalg.norm(whole - np.mean(sent, axis=0)))
+        size = float(np.linalg.norm(np.mean(slopes, axis=0)))
+        found.append(apart / max(size, 1e-30))
+        weights = parted(joined(weights) - np.mean(sent, axis=0), weights)
+    return found
+
+
+def top(values: Array, share: float) -> Array:
+    """The largest numbers, zeros elsewhere.
+
+    >>> top(np.array([1.0, -3.0]), 0.5)
+    array([ 0., -3.])
+    """
+    kept = max(1, round(share * values.size))
+    found = np.zeros_like(values)
+    places = np.argpartition(np.abs(values), values.size - kept)[-kept:]
+    found[places] = values[places]
+    return found
+
+
+EXPERIMENTS = [
+    Experiment(
+        "topk-assumption", "Keynote, Assumption 1", "The error of top-k on each rank is a small "
+        "constant times the gradient, at every step", run,
+    )
+]  # fmt: skip

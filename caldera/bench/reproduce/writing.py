@@ -1,0 +1,152 @@
+"""What `caldera reproduce` prints and writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from caldera.amounts import seconds_text
+from caldera.bench.machine import code_version, machine_facts, package_versions
+from caldera.bench.reproduce.experiment import BESIDE, Experiment, Outcome, Plot, Row
+from caldera.config import settings
+from caldera.draw.axis import axis_of
+from caldera.draw.html import section, table, tag
+from caldera.draw.line_chart import Line, LineChart, inline
+from caldera.draw.page import document
+from caldera.draw.palette import CATEGORICAL
+from caldera.file_cache import write_file
+from caldera.plain_data import to_plain
+
+HEAD = ("", "seed", "ours", "verdict")
+FORMAT = "caldera reproduce 1"
+
+
+def verdict_text(row: Row) -> str:
+    """The verdict, and whether ours is a prediction.
+
+    >>> verdict_text(Row("a", "1", "2", "holds", predicted=True))
+    'holds (predicted)'
+    """
+    return f"{row.verdict} (predicted)" if row.predicted else row.verdict
+
+
+def text_of(experiment: Experiment, outcome: Outcome) -> str:
+    """A table of plain text."""
+    rows = [HEAD, *((r.what, r.seed, r.ours, verdict_text(r)) for r in outcome.rows)]
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    lines = [f"{experiment.name}: {experiment.source}", f"  {experiment.claim}"]
+    for row in rows:
+        cells = zip(row, widths, strict=True)
+        lines.append("  " + "  ".join(each.ljust(width) for each, width in cells).rstrip())
+    lines += [f"  left out: {each}" for each in outcome.left_out]
+    return "\n".join([*lines, f"  {outcome.verdict}, {seconds_text(outcome.seconds)}"])
+
+
+def markdown_of(experiment: Experiment, outcome: Outcome, *, quick: bool) -> str:
+    """A file of `benchmarks/results`."""
+    machine = machine_facts(settings.threads)
+    command = f"caldera reproduce {experiment.name}{' --quick' if quick else ''}"
+    lines = [
+        f"# {experiment.source}: {experiment.name}",
+        "",
+        f"{experiment.claim}. Written by `{command}` on {machine['cpu']}, "
+        f"{machine['architecture']}, {machine['threads']} threads, load {machine['load before']}, "
+        f"{machine['time'][:10]}; "
+        f"every sample is in `{file_name(experiment, 'json')}`.",
+        "",
+        "| " + " | ".join(HEAD) + " |",
+        "|---|---|---|---|",
+    ]
+    for row in outcome.rows:
+        cells = (row.what, row.seed or "-", row.ours, verdict_text(row))
+        lines.append("| " + " | ".join(each.replace("|", "\\|") for each in cells) + " |")
+    lines += ["", f"Verdict: {outcome.verdict}."]
+    if BESIDE in {row.verdict for row in outcome.rows}:
+        lines.append(
+            '"Beside": the seed\'s machine is another one, so the numbers only stand side by side.'
+        )
+    lines += [f"Left out: {each}." for each in outcome.left_out]
+    return "\n".join(lines) + "\n"
+
+
+def file_name(experiment: Experiment, ending: str) -> str:
+    """Of an experiment's results.
+
+    >>> file_name(Experiment("fusion", "", ""), "md")
+    'reproduce-fusion.md'
+    """
+    return f"reproduce-{experiment.name}.{ending}"
+
+
+def json_of(experiment: Experiment, outcome: Outcome, *, quick: bool) -> dict[str, Any]:
+    """Everything: code, machine, libraries, settings, rows and raw samples."""
+    return {
+        "format": FORMAT,
+        "experiment": experiment.name,
+        "source": experiment.source,
+        "claim": experiment.claim,
+        "quick": quick,
+        "code": code_version(),
+        "machine": machine_facts(settings.threads),
+        "versions": package_versions(),
+        "rows": [asdict(row) for row in outcome.rows],
+        "samples": outcome.samples,
+        "left out": outcome.left_out,
+        "seconds": outcome.seconds,
+    }
+
+
+def write_results(
+    folder: Path, experiment: Experiment, outcome: Outcome, *, quick: bool
+) -> list[Path]:
+    """Write the table and the samples of an experiment."""
+    texts = {
+        "md": markdown_of(experiment, outcome, quick=quick),
+        "json": json.dumps(to_plain(json_of(experiment, outcome, quick=quick)), indent=1) + "\n",
+    }
+    found = []
+    for ending, text in texts.items():
+        path = folder / file_name(experiment, ending)
+        write_file(path, text)
+        found.append(path)
+    return found
+
+
+def page_of(done: Mapping[Experiment, Outcome], others: Sequence[Experiment]) -> str:
+    """One page: a table and plots for each experiment, and what could not be run."""
+    parts = [tag("h1", "caldera reproduce")]
+    index = {}
+    for experiment, outcome in done.items():
+        rows = [(r.what, r.seed, r.ours, verdict_text(r)) for r in outcome.rows]
+        plots = [inline(chart(plot)) for plot in outcome.plots]
+        index[experiment.name] = experiment.name
+        title = f"{experiment.source}: {experiment.name}"
+        parts.append(
+            section(
+                experiment.name, title, tag("div", *plots, class_="columns"), table(HEAD, rows),
+                note=f"{experiment.claim}: {outcome.verdict}",
+            )
+        )  # fmt: skip
+    if others:
+        rows_of = [(each.source, each.claim, each.reason, each.nearest) for each in others]
+        index["others"] = "Not run"
+        head = ("source", "claim", "why not", "the nearest thing that was run")
+        parts.append(section("others", "Not run", table(head, rows_of)))
+    return document("caldera reproduce", index, parts)
+
+
+def chart(plot: Plot) -> LineChart:
+    """A plot as a chart."""
+    lines = [
+        Line(name, list(points), CATEGORICAL[place % len(CATEGORICAL)])
+        for place, (name, points) in enumerate(plot.lines.items())
+    ]
+    points = [point for line in lines for point in line.points]
+    floor = [] if plot.log else [0.0]
+    return LineChart(
+        f"{plot.title} ({plot.y})", plot.x, lines, axis_of([x for x, _ in points]),
+        axis_of([*floor, *(y for _, y in points)], log=plot.log),
+    )  # fmt: skip

@@ -1,0 +1,109 @@
+"""`caldera reproduce`: the seeds' tables and figures, made again on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from caldera.bench.reproduce.experiment import (
+    Context,
+    Experiment,
+    Outcome,
+    find_experiments,
+    run_experiment,
+)
+from caldera.bench.reproduce.writing import page_of, text_of, write_results
+from caldera.cli.command import Command
+from caldera.cli.option_types import Choice
+from caldera.errors import ConfigError
+from caldera.file_cache import write_file
+
+_RESULTS = Path("benchmarks/results")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `reproduce`."""
+    parser.add_argument(
+        "names", nargs="*", metavar="EXPERIMENTS", help="which ones (default: all; see --list)"
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer sizes, steps and repeats")
+    parser.add_argument(
+        "--out", metavar="FOLDER",
+        help=f"where results are written (default: {_RESULTS}, in a clone of the repository)",
+    )  # fmt: skip
+    parser.add_argument("--html", metavar="FILE", help="write a page with plots to this file")
+    parser.add_argument("--list", action="store_true", help="say what there is, and what is not")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run, print seed / ours / verdict, and write. A claim that does not hold is a result too."""
+    everything = find_experiments()
+    if arguments.list:
+        _print_list()
+        return 0
+    chosen = [_named(name) for name in arguments.names] or list(everything.values())
+    folder = _folder(arguments.out)
+    page = Path(arguments.html) if arguments.html else None
+    if page is not None and not page.parent.is_dir():
+        raise ConfigError.build(
+            "--html", expected="a file in a folder that exists", got=repr(arguments.html)
+        )
+    done: dict[Experiment, Outcome] = {}
+    for experiment in chosen:
+        if not experiment.can_run:
+            continue
+        _tell(f"{experiment.name} ...")
+        context = Context(arguments.quick, lambda line: _tell(f"  {line}"))
+        done[experiment] = run_experiment(experiment, context)
+        print(text_of(experiment, done[experiment]), end="\n\n")
+        if folder is not None:
+            write_results(folder, experiment, done[experiment], quick=arguments.quick)
+    others = [each for each in chosen if not each.can_run]
+    for each in others:
+        print(f"not run: {each.claim} ({each.source}): {each.reason}; nearest: {each.nearest}")
+    if page is not None:
+        write_file(page, page_of(done, others))
+        print(f"wrote {page}")
+    return 0
+
+
+def _named(name: str) -> Experiment:
+    found = find_experiments()
+    return found[Choice("experiment", lambda: found).from_text(name, "caldera reproduce")]
+
+
+def _folder(given: str | None) -> Path | None:
+    """Where to write: what was asked for, or the results of a clone, or nowhere."""
+    if given is None:
+        return _RESULTS if _RESULTS.is_dir() else None
+    folder = Path(given)
+    if not folder.is_dir():
+        raise ConfigError.build("--out", expected="a folder that exists", got=repr(given))
+    return folder
+
+
+def _print_list() -> None:
+    for each in find_experiments().values():
+        state = "" if each.can_run else f" (not run: {each.reason})"
+        print(f"{each.name:<18}{each.source}: {each.claim}{state}")
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+COMMAND = Command(
+    name="reproduce",
+    takes="EXPERIMENTS ...",
+    summary="Make the tables and figures of the seeds again on this machine.",
+    examples="""
+        caldera reproduce --list
+        caldera reproduce --quick --html reproduce.html
+        caldera reproduce mlp-layers topk-assumption
+    """,
+    add_flags=add_flags,
+    run=run,
+    order=57,
+    words=find_experiments,
+)

@@ -1,0 +1,87 @@
+"""Every figure in README comes from a file of results, and is what that file says."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+SOURCES = RESULTS / "readme.json"
+"""By the words around a figure: its file, the words around it there, and the number there."""
+_CODE = re.compile(r"```.*?```|`[^`]*`|^    .*?$|^\|.*?$|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
+_NUMBER = re.compile(r"(?<![\w.-])\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?(?![\w-]|\.\d)")
+
+
+def prose(text: str) -> str:
+    """README without code, tables and links, in one line."""
+    return " ".join(_CODE.sub(" ", text).split())
+
+
+def figures(text: str) -> list[tuple[str, str]]:
+    """Every number of the prose with the words around it; names such as LeNet-5 have none."""
+    plain = prose(text)
+    return [(each.group(), plain[max(0, each.start() - 40) : each.end() + 25])
+            for each in _NUMBER.finditer(plain)]  # fmt: skip
+
+
+def problems(readme: str, sources: dict[str, Any], results: Path) -> list[str]:
+    """Figures without a file, files without the figure, and figures that differ."""
+    found, plain, known = [], prose(readme), []
+    for words, source in sources["figures"].items():
+        if words not in plain:
+            found.append(f"{words!r} is no longer in README")
+            continue
+        given = [each.group() for each in _NUMBER.finditer(words)]
+        path = results / source["file"]
+        lines = path.read_text().splitlines() if path.is_file() else []
+        line = next((each for each in lines if source["line"] in each), None)
+        if line is None:
+            found.append(f"{words!r}: {source['file']} has no line with {source['line']!r}")
+            continue
+        known += given
+        for shown, exact in zip(given, source["values"], strict=True):
+            if not re.search(rf"(?<![\d.]){re.escape(exact)}(?!\d)", line):
+                found.append(f"{words!r}: {exact} is not in {line!r}")
+            elif not _rounds_to(exact, shown, source.get("scale", 1.0)):
+                found.append(f"{words!r}: README says {shown}, {source['file']} says {exact}")
+    free = list(sources["no figures"])
+    for number, around in figures(readme):
+        if number in known:
+            known.remove(number)
+        elif number in free:
+            free.remove(number)
+        else:
+            found.append(f"{number} has no file of results: ...{around}...")
+    return found
+
+
+def _rounds_to(exact: str, shown: str, scale: float) -> bool:
+    """Whether a number is another one, rounded to as many digits as that has."""
+    value, text = float(exact.replace(",", "")) * scale, shown.replace(",", "")
+    if "e" in text:
+        return float(f"{value:.1e}") == float(text)
+    digits = len(text.partition(".")[2])
+    return abs(value - float(text)) <= 0.5 * 10**-digits + 1e-9
+
+
+def test_every_figure_of_the_readme_has_a_file_and_is_what_it_says() -> None:
+    found = problems((ROOT / "README.md").read_text(), json.loads(SOURCES.read_text()), RESULTS)
+    assert not found, "\n".join(found)
+
+
+def test_a_figure_that_differs_or_has_no_file_is_found(tmp_path: Path) -> None:
+    (tmp_path / "r.md").write_text("| mlp | 33.04 us |\n")
+    sources = {
+        "figures": {"the MLP 33 us": {"file": "r.md", "line": "mlp", "values": ["33.04"]}},
+        "no figures": [],
+    }
+    assert not problems("It takes the MLP 33 us a step.", sources, tmp_path)
+    sources["figures"] = {"the MLP 32 us": {"file": "r.md", "line": "mlp", "values": ["33.04"]}}
+    assert "README says 32" in problems("the MLP 32 us", sources, tmp_path)[0]
+    sources["figures"] = {"the MLP 33 us": {"file": "r.md", "line": "mlp", "values": ["33.01"]}}
+    assert "33.01 is not in" in problems("the MLP 33 us", sources, tmp_path)[0]
+    sources["figures"] = {}
+    assert "33 has no file" in problems("the MLP 33 us on ResNet-50", sources, tmp_path)[0]

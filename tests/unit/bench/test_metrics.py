@@ -1,0 +1,204 @@
+"""Metrics, what they see, what they cost; trainings as lines for MLPerf and on the page."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from caldera.bench import levels
+from caldera.bench.frameworks import FRAMEWORKS
+from caldera.bench.honesty import check
+from caldera.bench.levels import metrics, reference
+from caldera.bench.levels.learning import SCHEMES, learned
+from caldera.bench.levels.metrics import Metric, Watched
+from caldera.bench.levels.watching import Watch, watch_task
+from caldera.bench.mllog import log_text
+from caldera.bench.page import page
+from caldera.bench.results import Entry
+from caldera.bench.workloads import WORKLOADS, LearningCase, ProductCase
+from caldera.comm import SingleProcess
+from caldera.config import settings
+from caldera.draw.heat_map import heat_map
+from caldera.errors import ConfigError
+from tests.unit.bench.reports import report
+
+
+def _watch(*given: Metric, **more: object) -> Watched:
+    watched = Watched("training", **more)  # type: ignore[arg-type]
+    for each in given:
+        each.begin(watched)
+    return watched
+
+
+def test_time_rates_and_shares_of_the_roofline() -> None:
+    wall, rate, share = metrics.WallTime(), metrics.FlopRate(), metrics.Roofline()
+    moved = metrics.BytesMoved()
+    watched = _watch(wall, rate, share, moved, flops=1e6, nbytes=1e3)
+    for seconds in (0.5, 1.0, 2.0):
+        watched.step_seconds = seconds
+        for each in (wall, rate, share, moved):
+            each.step(watched)
+    assert wall.result() == [0.5, 1.0, 2.0]
+    assert rate.result() == [2e6, 1e6, 5e5]
+    assert 0.0 < share.result() < 1.0  # type: ignore[operator]
+    assert moved.result() == 3e3
+    found = wall.summary([[1.0, 1.1], [1.0, 0.9]])
+    assert found is not None
+    assert found.low <= 1.0 <= found.high
+    uncounted = metrics.FlopRate()
+    uncounted.begin(Watched("network"))
+    uncounted.step(Watched("network", step_seconds=1.0))
+    assert uncounted.result() is None
+
+
+def test_accuracy_and_its_time() -> None:
+    reached, missed, last = (
+        metrics.TimeToAccuracy(0.9), metrics.TimeToAccuracy(0.99), metrics.Accuracy()
+    )  # fmt: skip
+    watched = _watch(reached, missed, last)
+    for seconds, accuracy in ((1.0, 0.8), (2.0, 0.91), (3.0, 0.95)):
+        watched.seconds, watched.accuracy = seconds, accuracy
+        for each in (reached, missed, last):
+            each.epoch(watched)
+    assert reached.result() == 2.0
+    assert missed.result() == math.inf
+    assert last.result() == 0.95
+    assert missed.summary([math.inf]) is None
+
+
+def test_bias_finds_what_is_biased() -> None:
+    values = np.array([0.3, -0.7, 0.1])
+    fair, unfair = metrics.Bias(values), metrics.Bias(values)
+    watched = _watch(fair, unfair)
+    compression = reference.Quantized(4)
+    for _ in range(400):
+        drawn = compression.decode(compression.encode(values), 3)
+        watched.results = [drawn]
+        fair.step(watched)
+        watched.results = [drawn * 1.1]
+        unfair.step(watched)
+    assert fair.result() < 5.0  # type: ignore[operator]
+    assert unfair.result() > 5.0  # type: ignore[operator]
+
+
+def test_traffic_and_energy(tmp_path: Path) -> None:
+    ranks = SingleProcess()
+    sent, messages = metrics.Communication(), metrics.Messages()
+    watched = _watch(sent, messages, communicator=ranks)
+    ranks.Allreduce(np.ones(3), np.empty(3))
+    assert sent.result() == ranks.traffic.total.bytes_sent
+    assert messages.result() == ranks.traffic.total.messages
+    zone = tmp_path / "intel-rapl:0"
+    zone.mkdir()
+    (zone / "max_energy_range_uj").write_text("9999999\n")
+    (zone / "energy_uj").write_text("9000000\n")
+    energy = metrics.Energy(tmp_path)
+    energy.begin(watched)
+    (zone / "energy_uj").write_text("500000\n")
+    assert energy.result() == 1.5
+
+
+def test_a_difference_has_a_place_and_a_map() -> None:
+    expected = np.zeros((40, 30))
+    expected[0, 0] = 2.0
+    found = expected.copy()
+    found[39, 29] = 1.0
+    apart = levels.Difference.of([found], [expected])
+    assert (apart.largest, apart.l2, apart.where) == (0.5, 0.5, "array 0 at (39, 29)")
+    assert len(apart.heat) == len(apart.heat[0]) == 16
+    assert apart.heat[15][15] == 1.0
+    assert "at most 1" in heat_map(apart.heat, "differences")
+    assert levels.Difference.of([found], [found.T]).largest == math.inf
+    nothing = levels.Difference.of([np.full(2, np.nan)], [np.ones(2)])
+    assert nothing.largest == math.inf
+
+
+def test_watching_costs_less_than_a_hundredth() -> None:
+    """Of steps of a millisecond, with all metrics that look at steps."""
+    looking = [metrics.WallTime(), metrics.FlopRate(), metrics.DatasetLatency(),
+               metrics.TimeToAccuracy(0.9), metrics.Memory(), metrics.Communication()]  # fmt: skip
+    shares = []
+    for _ in range(5):
+        watch = Watch(Watched("training"), looking)
+        for _ in range(40):
+            watch.timed(lambda: time.sleep(1e-3))
+        shares.append(watch.overhead)
+    assert min(shares) < 0.01
+
+
+def test_operators_are_watched_as_trainings_are() -> None:
+    case = ProductCase("small", m=8, n=8, k=8)
+    with settings.override(threads=1, accuracy="strict"):
+        task = FRAMEWORKS["caldera"]({"accuracy": "strict"}, 1).product(case)
+        a, b = case.arrays().values()
+        metric = metrics.Equality([a @ b])
+        watch = watch_task(
+            task, [metrics.WallTime(), metric], level="operator", calls=3, results=True
+        )
+    assert watch.watched.step == 3
+    assert metric.result() < 1e-5  # type: ignore[operator]
+    assert watch.results()["difference"]["value"] == metric.result()
+
+
+@pytest.fixture(scope="module")
+def trained() -> Entry:
+    """One training as one of two ranks."""
+    case = WORKLOADS["distributed"].case("allreduce, 2 ranks")
+    assert isinstance(case, LearningCase)
+    with settings.override(threads=1, accuracy="strict"):
+        framework = FRAMEWORKS["caldera"]({"accuracy": "strict"}, 1)
+        reply = json.loads(json.dumps(learned(framework, case, seed=3, epochs=2)))
+    return Entry(
+        "distributed", case.name, "caldera", "strict", level=case.level, ranks=2, batch=48,
+        scheme=case.scheme, target=0.5, shape=[64], seeds=[3], rounds=[[reply["seconds"]]],
+        accuracies=[reply["accuracy"]], trainings=[reply], first_cold_s=0.1,
+    )  # fmt: skip
+
+
+def test_a_distributed_training_is_measured(trained: Entry) -> None:
+    (reply,) = trained.trainings
+    assert reply["epochs"] == 2
+    assert reply["steps"] == 2 * 30
+    assert reply["accuracy"] > 0.5
+    assert reply["metrics"]["ranks apart"]["value"] == 0.0
+    assert len(reply["metrics"]["wall time"]["value"]) == 60
+    # A ring of two sends as many bytes as a gradient has, from each rank in each step.
+    weights = 64 * 128 + 128 + 128 * 10 + 10
+    assert reply["metrics"]["bytes sent"]["value"] == 60 * 2 * weights * 4
+    assert reply["overhead"] < 0.1
+
+
+def test_every_scheme_of_a_case_is_known() -> None:
+    for work in ("training", "distributed"):
+        for case in WORKLOADS[work].cases:
+            assert isinstance(case, LearningCase)
+            assert not case.scheme or case.scheme in SCHEMES
+
+
+def test_a_training_becomes_lines_for_mlperf(trained: Entry) -> None:
+    lines = log_text(report(trained)).splitlines()
+    assert all(line.startswith(":::MLLOG {") for line in lines)
+    events = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+    keys = [each["key"] for each in events]
+    for once in ("submission_benchmark", "submission_org", "init_stop", "run_start", "run_stop"):
+        assert keys.count(once) == 1
+    assert keys.index("init_stop") < keys.index("run_start") < keys.index("eval_accuracy")
+    assert keys.count("eval_accuracy") == keys.count("epoch_stop") == 2
+    times = [each["time_ms"] for each in events]
+    assert times == sorted(times)
+    assert events[-1]["metadata"] == {"status": "success"}
+    with pytest.raises(ConfigError, match="expected a training to an accuracy"):
+        log_text(report())
+
+
+def test_a_training_is_on_the_page_and_passes_the_check(trained: Entry) -> None:
+    text = page(report(trained))
+    assert "Level 3: distributed" in text
+    assert "allreduce, 2 ranks: test accuracy" in text
+    found = check(report(trained).to_json())
+    assert found.passes, found

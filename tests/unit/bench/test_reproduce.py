@@ -1,0 +1,128 @@
+"""`caldera reproduce`: the frame, and the experiments that take no time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from caldera.bench import levels
+from caldera.bench.reproduce import experiment as frame
+from caldera.bench.reproduce.experiment import (
+    BESIDE,
+    FAILS,
+    HOLDS,
+    Context,
+    Experiment,
+    Outcome,
+    Plot,
+    Row,
+    find_experiments,
+)
+from caldera.bench.reproduce.experiments.consistency import TernGrad
+from caldera.bench.reproduce.experiments.topk_assumption import constants
+from caldera.bench.reproduce.writing import markdown_of, page_of, text_of, write_results
+from caldera.cli import main
+from caldera.cli.commands import reproduce as command
+from tests.cli.conftest import Caldera, Done
+
+
+def _run(context: Context) -> Outcome:
+    context.tell("running")
+    rows = [Row("speed", "1.2 to 2", "1.4 | 1.5", HOLDS), Row("memory", "5.27", "4", BESIDE, True)]
+    plot = Plot("Speed", "ranks", "images/s", {"ours": [(1.0, 2.0), (2.0, 4.0)]})
+    return Outcome(rows, [plot], {"ours": [2.0, float("inf")]}, ["64 ranks"])
+
+
+MADE = Experiment("made", "A paper, table 9", "It is faster", _run)
+OTHER = Experiment("other", "A paper", "On 96 cards", reason="no cards", nearest="one card")
+
+
+@pytest.fixture
+def caldera(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Caldera:
+    made = {each.name: each for each in (MADE, OTHER)}
+    monkeypatch.setattr(command, "find_experiments", lambda: made)
+    return lambda *words: Done(main([str(word) for word in words]), *capsys.readouterr())
+
+
+def test_a_table_with_seed_ours_and_verdict(caldera: Caldera, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = caldera("reproduce", "--quick", "--out", tmp_path, "--html", page)
+    assert done.status == 0, done.err
+    assert "memory  5.27      4          beside (predicted)" in done.out
+    assert "left out: 64 ranks" in done.out
+    assert "not run: On 96 cards (A paper): no cards; nearest: one card" in done.out
+    assert "Speed (images/s)" in page.read_text()
+    text = (tmp_path / "reproduce-made.md").read_text()
+    assert "Written by `caldera reproduce made --quick`" in text
+    assert "| speed | 1.2 to 2 | 1.4 \\| 1.5 | holds |" in text
+    found = json.loads((tmp_path / "reproduce-made.json").read_text())
+    assert found["samples"] == {"ours": [2.0, "inf"]}
+    assert {"code", "machine", "versions", "quick", "rows"} <= found.keys()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["mde"], "did you mean 'made'?"),
+        (["made", "--out", "nowhere"], "--out: expected a folder that exists"),
+        (["made", "--html", "nowhere/p.html"], "--html: expected a file in a folder that exists"),
+    ],
+)
+def test_bad_arguments(caldera: Caldera, words: list[str], message: str) -> None:
+    done = caldera("reproduce", *words)
+    assert done.status != 0
+    assert message in done.err
+    assert not done.out
+
+
+def test_the_list_says_what_there_is(caldera: Caldera) -> None:
+    out = caldera("reproduce", "--list").out
+    assert "made" in out
+    assert "(not run: no cards)" in out
+
+
+def test_every_experiment_says_what_it_is() -> None:
+    found = find_experiments()
+    assert len(found) >= 10
+    for each in found.values():
+        assert each.source
+        assert each.claim
+        assert each.can_run or (each.reason and each.nearest)
+
+
+def test_verdicts() -> None:
+    rows = [Row("a", "", "", BESIDE), Row("b", "", "", HOLDS)]
+    assert Outcome(rows[:1]).verdict == BESIDE
+    assert Outcome(rows).verdict == HOLDS
+    assert Outcome([*rows, Row("c", "", "", FAILS)]).verdict == FAILS
+    assert text_of(MADE, Outcome(rows)).count("\n") == 5
+    assert "side by side" in markdown_of(MADE, Outcome(rows), quick=False)
+    assert "Not run" in page_of({}, [OTHER])
+
+
+def test_times_of_short_calls_are_taken_together() -> None:
+    calls = []
+    times = frame.seconds_of(lambda: calls.append(1), 2, least=1e-4)
+    assert len(times) == 2
+    assert len(calls) > 4
+
+
+def test_the_constant_of_topk_is_small_and_nought_for_everything() -> None:
+    assert max(constants(1.0, 3)) < 1e-12
+    assert 0.0 < max(constants(0.2, 10)) < 8.0
+
+
+def test_terngrad_is_unbiased() -> None:
+    levels.validate_compression(TernGrad).require()
+
+
+def test_quick_experiments_run(tmp_path: Path) -> None:
+    for name in ("topk-assumption", "factorisations"):
+        experiment = find_experiments()[name]
+        outcome = frame.run_experiment(experiment, Context(quick=True))
+        assert outcome.samples
+        assert outcome.left_out
+        for path in write_results(tmp_path, experiment, outcome, quick=True):
+            assert path.stat().st_size > 100
