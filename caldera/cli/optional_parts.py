@@ -37,8 +37,10 @@ MPI = "pip install 'caldera[mpi]'"
 
 PACKAGES = (
     Package("ml_dtypes", ("ml_dtypes",), "bfloat16", "pip install ml_dtypes"),
-    Package("sklearn", ("scikit-learn",), "the data set digits, caldera.sklearn",
-            "pip install scikit-learn"),
+    Package("sklearn", ("scikit-learn",), "caldera.sklearn, importances of a search",
+            "pip install 'caldera[sklearn]'"),
+    Package("scipy", ("scipy",), "linear algebra of caldera.dmath",
+            "pip install 'caldera[dmath]'"),
     Package("PIL", ("pillow",), "folders of images", "pip install pillow"),
     Package("shtab", ("shtab",), "caldera completion", "pip install 'caldera[completion]'"),
     Package("rich", ("rich",), "the live line of progress", "pip install rich"),

@@ -1,12 +1,15 @@
 """BLAS and LAPACK of one process: what NumPy has no name for, by SciPy, which is loaded when it is
-first used."""
+first used. Products do without it."""
 
 from __future__ import annotations
 
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+
+from caldera.optional import optional_import
 
 ROWS_AT_A_TIME = 512
 """Of a difference that is formed in place: it needs memory for that many rows."""
@@ -14,13 +17,14 @@ ROWS_AT_A_TIME = 512
 
 @cache
 def _linalg() -> Any:
-    import scipy.linalg  # type: ignore[import-untyped]
-
-    return scipy.linalg
+    return optional_import("scipy.linalg", "'caldera[dmath]'", "linear algebra of dmath")
 
 
 @cache
 def _gemm(dtype: np.dtype) -> Any:
+    """BLAS's product that adds to what is there; None without SciPy."""
+    if find_spec("scipy") is None:
+        return None
     return _linalg().blas.get_blas_funcs("gemm", dtype=dtype)
 
 
@@ -28,14 +32,13 @@ def accumulate_product(c: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float
     """c += scale * a @ b, without a temporary of c's size where c's rows lie in one piece."""
     if 0 in (*a.shape, *b.shape):
         return
-    if c.dtype.char not in "fdFD" or not c.flags.c_contiguous:
+    gemm = _gemm(c.dtype) if c.dtype.char in "fdFD" and c.flags.c_contiguous else None
+    if gemm is None:
         c += (a @ b) * c.dtype.type(scale)
         return
     # BLAS has columns where NumPy has rows: it is given the transposes of everything.
     (left, transpose_left), (right, transpose_right) = _columns_first(b.T), _columns_first(a.T)
-    made = _gemm(c.dtype)(
-        scale, left, right, 1.0, c.T, transpose_left, transpose_right, overwrite_c=1
-    )
+    made = gemm(scale, left, right, 1.0, c.T, transpose_left, transpose_right, overwrite_c=1)
     if not np.shares_memory(made, c):  # pragma: no cover
         np.copyto(c, made.T)
 
