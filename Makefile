@@ -30,6 +30,11 @@ $(VENV)/tools: pyproject.toml | $(RUN)/python
 $(VENV)/mpich: | $(RUN)/python
 	-$(RUN)/python -m pip install --quiet --no-compile --no-deps --only-binary :all: --prefix $@ mpich
 
+# axe-core, which checks pages for those who do not see or use a mouse, out of a wheel whose other
+# parts are not needed.
+$(VENV)/axe: | $(RUN)/python
+	-$(RUN)/python -m pip install --quiet --no-compile --no-deps --target $@ axe-playwright-python
+
 demo: setup
 	$(RUN)/caldera train --data digits --out out
 	$(RUN)/caldera report out
@@ -47,7 +52,7 @@ types: tools
 test: style
 	$(MAKE) --no-print-directory --jobs=2 types tests
 
-tests: tools $(VENV)/mpich
+tests: tools $(VENV)/mpich $(VENV)/axe
 	$(RUN)/python -m pytest -n auto --dist worksteal --durations=25
 
 # Before a commit, in less than a minute: the tests that are nearest to what was changed.

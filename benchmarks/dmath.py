@@ -1,45 +1,62 @@
 """Distributed algebra beside its peers: product, QR, Cholesky, SVD and FFT of float64, in turns.
 
-    mpiexec -n 16 python benchmarks/dmath.py --sizes 1024,4096,8192
+    mpiexec -n 16 python benchmarks/dmath.py --sizes 4096,8192 --operations product --scaling 2048
 
 Every rank computes with one thread. Each library gets the same matrix in the layout it likes best;
 what is timed is the operation alone, between two barriers, the slowest rank counts, and the best of
 several rounds in which all libraries take their turns. Every result is checked (residuals of
-factorisations, a few rows of a product), and the bytes that Caldera's ranks send are counted. Heat
-and mpi4py-fft are left out where they are not installed; Dask computes on threads of rank 0, as
-many as there are ranks, while the others wait.
+factorisations, a few rows of a product). Libraries that are not installed are left out; Dask
+computes on threads of rank 0, as many as there are ranks, while the others wait.
+
+`caldera` is the algorithm alone, `dmath` what a user calls, `A @ B` with its program and its
+kernels (see `dm.spmd`). Of both, the bytes that all ranks send are counted, and compared with the
+least that any algorithm can send that begins and ends with one copy of each matrix; `memory` is the
+most that a rank had, over its share of what goes in and comes out; `expected` is what `explain()`
+says. `--variants` times each algorithm for a product that there is.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import os
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-from threadpoolctl import threadpool_limits
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import numpy as np
+from dmath_peers import PEERS, Case, Runner, installed, relative, residual
+
+from caldera import dmath as dm
+from caldera import op
 from caldera.comm import Communicator, world
 from caldera.graph.node import Spec
 from caldera.graph.opdef import OPS, parameter
 from caldera.sharding.algorithms import process_grid
-from caldera.sharding.algorithms.cost import Machine
 from caldera.sharding.algorithms.exchange import rows_to_columns
+from caldera.sharding.algorithms.product_variants import product_variants
 from caldera.sharding.algorithms.registry import ALGORITHMS
 from caldera.sharding.algorithms.variant import Variant
 from caldera.sharding.distributions import Rows
+from caldera.sharding.layout import Layout
+from caldera.sharding.volume import Links
 
-Runner = Callable[[], Any]
 OPERATIONS = ("product", "qr", "cholesky", "svd", "fft")
 OP_OF = {"product": "matmul", "fft": "fft"}
+OWN = ("caldera", "dmath")
 
 
 def matrix(n: int, operation: str) -> np.ndarray:
     """The same on every rank; positive definite where that is needed."""
     a = np.random.default_rng(n).normal(size=(n, n))
-    return a @ a.T / n + np.eye(n) if operation == "cholesky" else a
+    if operation == "cholesky":
+        a += a.T
+        a[np.diag_indices(n)] += 4 * n**0.5
+    return a
 
 
 # --- Caldera
@@ -55,25 +72,29 @@ def variant_for(operation: str, n: int, ranks: int) -> Variant:
     layouts = [Rows().of(shape, range(ranks)) for _ in specs]
     variants = ALGORITHMS[name].variants(node, layouts, ranks)
     # Where inputs lie is free here, as it is for the peers.
-    return min(variants, key=lambda each: each.cost.seconds(Machine()))
+    return min(variants, key=lambda each: each.cost.seconds(Links()))
 
 
-def caldera_runner(operation: str, n: int, comm: Communicator) -> tuple[Runner, Runner]:
-    """What is timed, and what checks it."""
+def caldera_case(
+    operation: str, a: np.ndarray, comm: Communicator, variant: Variant | None = None
+) -> Case:
+    """The algorithm alone."""
     if operation == "fft":
-        return _caldera_fft(n, comm)
+        return _fft_case(a, comm)
     name = OP_OF.get(operation, operation)
-    variant = variant_for(operation, n, comm.size)
-    a = matrix(n, operation)
+    variant = variant or variant_for(operation, len(a), comm.size)
     parts = [layout.part_of(a, comm.rank) for layout in variant.inputs]
     results: list[Any] = []
 
     def run() -> None:
+        results.clear()
         results[:] = ALGORITHMS[name].run(
             parts, variant.inputs, variant.outputs, variant.options, comm
         )
 
     def check() -> float:
+        if operation == "product":
+            return _product_error(results[0], variant.outputs[0], a, comm)
         wholes = [
             _whole(part, layout, comm)
             for part, layout in zip(results, variant.outputs, strict=True)
@@ -83,7 +104,16 @@ def caldera_runner(operation: str, n: int, comm: Communicator) -> tuple[Runner, 
     return run, check
 
 
-def _whole(part: np.ndarray, layout: Any, comm: Communicator) -> np.ndarray:
+def _product_error(part: np.ndarray, layout: Layout, a: np.ndarray, comm: Communicator) -> float:
+    """Of some rows of every rank's part; nothing has to be brought together."""
+    rows, columns = (layout.axis_indices(comm.rank, axis) for axis in (0, 1))
+    some = slice(0, None, max(len(rows) // 4, 1))
+    wrong = np.array([relative(part[some], a[rows[some]] @ a[:, columns], len(a))])
+    comm.Allreduce(wrong, wrong, "max")
+    return float(wrong[0])
+
+
+def _whole(part: np.ndarray, layout: Layout, comm: Communicator) -> np.ndarray:
     """All of an array on every rank: for checking alone."""
     whole = np.zeros(layout.shape)
     if comm.rank in layout.ranks:
@@ -93,130 +123,58 @@ def _whole(part: np.ndarray, layout: Any, comm: Communicator) -> np.ndarray:
     return whole
 
 
-def _caldera_fft(n: int, comm: Communicator) -> tuple[Runner, Runner]:
+def _fft_case(a: np.ndarray, comm: Communicator) -> Case:
     """Two dimensions: slabs, and one transpose."""
-    cuts = process_grid.even_cuts(n, comm.size)
-    whole = matrix(n, "fft").astype(np.complex128)
-    part = np.ascontiguousarray(whole[cuts[comm.rank] : cuts[comm.rank + 1]])
+    cuts = process_grid.even_cuts(len(a), comm.size)
+    part = a[cuts[comm.rank] : cuts[comm.rank + 1]].astype(np.complex128)
     results: list[np.ndarray] = []
 
     def run() -> None:
+        results.clear()
         half = np.fft.fft(part, axis=1)
         results[:] = [np.fft.fft(rows_to_columns(half, cuts, cuts, comm), axis=0)]
 
     def check() -> float:
-        right = np.fft.fft2(whole)[:, cuts[comm.rank] : cuts[comm.rank + 1]]
-        return float(np.max(np.abs(results[0] - right), initial=0) / np.max(np.abs(whole)) / n)
+        right = np.fft.fft2(a)[:, cuts[comm.rank] : cuts[comm.rank + 1]]
+        return relative(results[0], right, len(a))
 
     return run, check
 
 
-def residual(operation: str, a: np.ndarray, found: list[np.ndarray]) -> float:
-    """How far a result is from right, relative to the matrix."""
-    if operation == "product":
-        rows = slice(0, None, max(len(a) // 8, 1))
-        return float(np.max(np.abs(found[0][rows] - a[rows] @ a)) / np.max(np.abs(a)) / len(a))
-    if operation == "cholesky":
-        lower = np.tril(found[0])
-        return float(np.linalg.norm(lower @ lower.T - a) / np.linalg.norm(a))
-    product = found[0] @ found[1] if operation == "qr" else (found[0] * found[1]) @ found[2]
-    return float(np.linalg.norm(product - a) / np.linalg.norm(a))
-
-
-# --- peers
-
-
-def heat_runner(operation: str, n: int, comm: Communicator) -> tuple[Runner, Runner] | None:
-    """Heat: rows over the ranks; it has no Cholesky and no full SVD."""
-    import heat as ht
-    import torch
-
-    torch.set_num_threads(1)
-    if operation in ("cholesky", "svd"):
-        return None
-    a = matrix(n, operation)
-    given = ht.array(a, split=0)
-    functions: dict[str, Callable[[], Any]] = {
-        "product": lambda: ht.matmul(given, given),
-        "qr": lambda: ht.linalg.qr(given),
-        "fft": lambda: ht.fft.fft2(given),
-    }
-    results: list[Any] = []
-
-    def run() -> None:
-        made = functions[operation]()
-        results[:] = list(made) if isinstance(made, tuple) else [made]
-
-    def check() -> float:
-        wholes = [each.numpy() for each in results]
-        if operation == "fft":
-            return float(np.max(np.abs(wholes[0] - np.fft.fft2(a))) / np.max(np.abs(a)) / n)
-        return residual(operation, a, wholes)
-
-    return run, check
-
-
-def mpi4py_fft_runner(operation: str, n: int, comm: Communicator) -> tuple[Runner, Runner] | None:
-    """mpi4py-fft, which has nothing but transforms."""
+def dmath_case(operation: str, a: np.ndarray, comm: Communicator) -> Case:
+    """What a user calls, every rank running the script."""
+    # What was fetched once would cost nothing in the next round.
+    dm.spmd(comm).limit_cache(0)
+    layouts: tuple[Any, ...] = (dm.Rows(),)
     if operation != "fft":
-        return None
-    from mpi4py import MPI
-    from mpi4py_fft import PFFT, newDistArray
-
-    plan = PFFT(MPI.COMM_WORLD, (n, n), dtype=np.complex128, axes=(0, 1))
-    given = newDistArray(plan, False)
-    whole = matrix(n, "fft")
-    given[:] = whole[given.local_slice()]
-    made = newDistArray(plan, True)
-
-    def check() -> float:
-        # Its forward transform is divided by the number of elements.
-        right = np.fft.fft2(whole)[made.local_slice()]
-        return float(np.max(np.abs(made * n * n - right), initial=0) / np.max(np.abs(whole)) / n)
-
-    return lambda: plan.forward(given, made), check
-
-
-def dask_runner(operation: str, n: int, comm: Communicator) -> tuple[Runner, Runner] | None:
-    """Dask on threads of the first rank; the others wait."""
-    if operation == "fft":
-        return None
-    import dask.array as da
-
-    a = matrix(n, operation)
-    chunk = max(n // max(int(comm.size**0.5), 1), 1)
-    tall = operation in ("qr", "svd")
-    given = da.from_array(a, chunks=(chunk, n) if tall else (chunk, chunk))
-    functions: dict[str, Callable[[], Any]] = {
-        "product": lambda: (given @ given,),
-        "qr": lambda: da.linalg.qr(given),
-        "cholesky": lambda: (da.linalg.cholesky(given, lower=True),),
-        "svd": lambda: da.linalg.svd(given),
-    }
-    results: list[np.ndarray] = []
+        layouts = variant_for(operation, len(a), comm.size).inputs
+    given = [dm.array(a, layout=layout) for layout in layouts]
+    functions: dict[str, Callable[..., Any]] = {
+        "product": op.matmul, "qr": dm.qr, "cholesky": dm.cholesky, "svd": dm.svd, "fft": dm.fft2,
+    }  # fmt: skip
+    made: list[Any] = []
 
     def run() -> None:
-        if comm.rank == 0:
-            results[:] = da.compute(*functions[operation](), num_workers=comm.size)
+        made.clear()
+        found = functions[operation](*given)
+        made[:] = dm.evaluate(list(found) if isinstance(found, tuple) else [found])
 
-    return run, lambda: residual(operation, a, results) if comm.rank == 0 else 0.0
+    def check() -> float:
+        if operation == "product":
+            handle = made[0].handle
+            part = handle.session._here.part(handle.number).numpy()
+            return _product_error(part, handle.layout, a, comm)
+        return residual(operation, a, [each.numpy() for each in made])
+
+    def expected() -> float:
+        found = functions[operation](*given)
+        return float((found[0] if isinstance(found, tuple) else found).explain().seconds)
+
+    run.expected = expected  # type: ignore[attr-defined]
+    return run, check
 
 
-PEERS: dict[str, tuple[str, Callable[[str, int, Communicator], tuple[Runner, Runner] | None]]] = {
-    "heat": ("heat", heat_runner),
-    "mpi4py-fft": ("mpi4py_fft", mpi4py_fft_runner),
-    "dask": ("dask.array", dask_runner),
-}
-
-
-def _installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-# --- taking turns
+# --- measuring
 
 
 def timed(run: Runner, comm: Communicator) -> float:
@@ -242,39 +200,136 @@ def bytes_sent(run: Runner, comm: Communicator) -> int:
     return int(total[0])
 
 
+def peak_bytes(run: Runner, comm: Communicator) -> int:
+    """The most memory that a run takes on a rank beside what was there before it."""
+    before = _resident("VmRSS")
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return 0
+    run()
+    most = np.array([_resident("VmHWM") - before])
+    comm.Allreduce(most, most, "max")
+    return int(most[0])
+
+
+def _resident(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(key)), 0)
+
+
+def least_bytes(n: int, ranks: int) -> float:
+    """What all ranks must send for a product, whatever the algorithm and however much memory there
+    is, if each has as much of the three matrices as the others (Al Daas et al., 2022)."""
+    return 8 * ranks * max(3 * (n**3 / ranks) ** (2 / 3) - 3 * n * n / ranks, 0)
+
+
+# --- what is printed
+
+
+def compare(operation: str, n: int, rounds: int, seconds: float, comm: Communicator) -> None:
+    """All libraries in turns."""
+    a = matrix(n, operation)
+    cases = {"caldera": caldera_case(operation, a, comm), "dmath": dmath_case(operation, a, comm)}
+    for name, (module, make) in PEERS.items():
+        made = make(operation, a, comm) if installed(module) else None
+        if made is not None:
+            cases[name] = made
+    # The first makes plans and communicators.
+    once = {name: timed(run, comm) for name, (run, _) in cases.items()}
+    turns = {name: max(1, min(rounds, int(seconds / taken))) for name, taken in once.items()}
+    best = dict.fromkeys(cases, float("inf"))
+    for turn in range(rounds):
+        for name, (run, _) in cases.items():
+            if turn < turns[name]:
+                best[name] = min(best[name], timed(run, comm))
+    for name, (run, check) in cases.items():
+        wrong = check()
+        line = f"{operation:9} {n:6}  {name:10} {best[name]:9.4f}  {wrong:.1e}"
+        if name in OWN:
+            line += _own_columns(operation, n, run, comm)
+        if comm.rank == 0:
+            print(line, flush=True)
+
+
+def _own_columns(operation: str, n: int, run: Runner, comm: Communicator) -> str:
+    sent = bytes_sent(run, comm)
+    line = f"  {sent / 1e6:9.2f}"
+    if operation == "product" and comm.size > 1:
+        share = 3 * 8 * n * n / comm.size
+        memory = (peak_bytes(run, comm) + share * 2 / 3) / share
+        line += f"  {sent / least_bytes(n, comm.size):5.2f}  {memory:5.2f}"
+    if hasattr(run, "expected"):
+        line += f"  expected {run.expected():.4f}"
+    return line
+
+
+def blas(n: int, comm: Communicator) -> tuple[float, float]:
+    """Operations a second of one core, while the others wait, and of each while all compute."""
+    a = np.random.default_rng(0).normal(size=(n, n))
+    c = np.empty_like(a)
+    multiply = partial(np.matmul, a, a, out=c)
+    alone = min(timed(multiply if comm.rank == 0 else int, comm) for _ in range(3))
+    together = min(timed(multiply, comm) for _ in range(3))
+    return 2 * n**3 / alone, 2 * n**3 / together
+
+
+def scaling(n: int, rounds: int, comm: Communicator) -> None:
+    """Products with as much memory a rank on 1, 2, 4 ... ranks."""
+    first = 0.0
+    ranks = 1
+    while ranks <= comm.size:
+        some = comm.Split(0 if comm.rank < ranks else None)
+        size = round(n * ranks**0.5 / 16) * 16
+        if some is not None:
+            run, _ = caldera_case("product", matrix(size, "product"), some)
+            taken = min(timed(run, some) for _ in range(rounds))
+            each = 2 * size**3 / taken / ranks
+            first = first or each
+            if some.rank == 0:
+                print(
+                    f"{ranks:3} ranks  n {size:6}  {taken:8.4f} s  {each / 1e9:7.1f} GFLOP/s each"
+                    f"  {each / first:5.1%}", flush=True,
+                )  # fmt: skip
+        comm.Barrier()
+        ranks *= 2
+
+
+def variants(n: int, rounds: int, comm: Communicator) -> None:
+    """Each algorithm for a product of this size."""
+    a, rows = matrix(n, "product"), Rows().of((n, n), range(comm.size))
+    for variant in product_variants((n, n), (n, n), (False, False), (rows, rows), comm.size, 8):
+        run, check = caldera_case("product", a, comm, variant)
+        taken = min(timed(run, comm) for _ in range(rounds))
+        wrong, sent = check(), bytes_sent(run, comm)
+        if comm.rank == 0:
+            print(f"{n:6}  {variant.name:28} {taken:8.4f} s  {wrong:.0e}  {sent / 1e6:9.2f} MB"
+                  f"  bound {sent / least_bytes(n, comm.size):.2f}", flush=True)  # fmt: skip
+
+
 def main() -> None:
     """Print a line for each operation, size and library."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", default="256,512")
     parser.add_argument("--operations", default=",".join(OPERATIONS))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=10, help="for the rounds of one library")
+    parser.add_argument("--scaling", type=int, default=0, help="weak scaling from this size on")
+    parser.add_argument("--variants", type=int, default=0, help="all algorithms for this size")
     chosen = parser.parse_args()
     comm = world()
+    alone, together = blas(2048 if comm.size > 4 else 1024, comm)
     if comm.rank == 0:
-        print(f"{comm.size} ranks\noperation     n  library      seconds  residual  MB sent")
-    with threadpool_limits(1):
-        for operation in chosen.operations.split(","):
-            for n in map(int, chosen.sizes.split(",")):
-                _compare(operation, n, chosen.rounds, comm)
-
-
-def _compare(operation: str, n: int, rounds: int, comm: Communicator) -> None:
-    runners = {"caldera": caldera_runner(operation, n, comm)}
-    for name, (module, make) in PEERS.items():
-        made = make(operation, n, comm) if _installed(module) else None
-        if made is not None:
-            runners[name] = made
-    best = dict.fromkeys(runners, float("inf"))
-    for round_ in range(rounds + 1):
-        for name, (run, _) in runners.items():
-            taken = timed(run, comm)
-            # The first makes plans and communicators.
-            best[name] = min(best[name], taken) if round_ else best[name]
-    for name, (run, check) in runners.items():
-        wrong = check()
-        sent = bytes_sent(run, comm) / 1e6 if name == "caldera" else float("nan")
-        if comm.rank == 0:
-            print(f"{operation:9} {n:6}  {name:10} {best[name]:9.4f}  {wrong:.1e}  {sent:8.2f}")
+        print(f"{comm.size} ranks; BLAS {alone / 1e9:.1f} GFLOP/s on one core, {together / 1e9:.1f}"
+              " on each while all compute")  # fmt: skip
+        print("operation     n  library      seconds     error    MB sent  bound memory")
+    for operation in filter(None, chosen.operations.split(",")):
+        for n in map(int, chosen.sizes.split(",")):
+            compare(operation, n, chosen.rounds, chosen.seconds, comm)
+    if chosen.variants:
+        variants(chosen.variants, chosen.rounds, comm)
+    if chosen.scaling:
+        scaling(chosen.scaling, chosen.rounds, comm)
 
 
 if __name__ == "__main__":

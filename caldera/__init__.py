@@ -86,6 +86,7 @@ if TYPE_CHECKING:
         Target,
         TimeLimit,
     )
+    from caldera.train.custom_model import CustomModel
     from caldera.train.debug.gradient_check import check_model_gradients
     from caldera.train.lr_find import LearningRates
     from caldera.train.model import Model
@@ -96,6 +97,7 @@ if TYPE_CHECKING:
     from caldera.train.tracking.history import History
     from caldera.train.tracking.run_folder import RunFolder
     from caldera.train.tracking.tensorboard import TensorBoard
+    from caldera.train.weight_average import WeightAverage
 
 __version__ = "0.1.0"
 
@@ -104,6 +106,7 @@ __version__ = "0.1.0"
 _LATER: dict[str, tuple[str, str]] = {
     "Callback": ("caldera.train.callbacks", "Callback"),
     "Checkpointer": ("caldera.train.saving.checkpointer", "Checkpointer"),
+    "CustomModel": ("caldera.train.custom_model", "CustomModel"),
     "EarlyStopping": ("caldera.train.callbacks", "EarlyStopping"),
     "History": ("caldera.train.tracking.history", "History"),
     "KeepBest": ("caldera.train.callbacks", "KeepBest"),
@@ -116,6 +119,7 @@ _LATER: dict[str, tuple[str, str]] = {
     "Target": ("caldera.train.callbacks", "Target"),
     "TensorBoard": ("caldera.train.tracking.tensorboard", "TensorBoard"),
     "TimeLimit": ("caldera.train.callbacks", "TimeLimit"),
+    "WeightAverage": ("caldera.train.weight_average", "WeightAverage"),
     "check_model_gradients": ("caldera.train.debug.gradient_check", "check_model_gradients"),
     "compress": ("caldera.compress", ""),
     "data": ("caldera.data", ""),
@@ -161,6 +165,7 @@ __all__ = [
     "Checkpointer",
     "CommError",
     "ConfigError",
+    "CustomModel",
     "DataError",
     "DeviceError",
     "DtypeError",
@@ -187,6 +192,7 @@ __all__ = [
     "TensorBoard",
     "TimeLimit",
     "Variable",
+    "WeightAverage",
     "check_model_gradients",
     "choices",
     "compile",

@@ -190,6 +190,8 @@ class RunHooks(ABC):
 
     communicator: Communicator
     """For what the host says to other ranks."""
+    replicas_are_equal: bool = False
+    """Whether every rank has the whole model, and the same one, after each step."""
     batch_parts: int = 0
     """Into how many parts each batch is cut before ranks get whole ones; 0: one for each rank."""
 
@@ -258,6 +260,8 @@ class SingleProcessStrategy(Strategy):
     >>> SingleProcessStrategy().sum_over_ranks([cd.tensor([1.0]) * 2.0])[0].tolist()
     [2.0]
     """
+
+    replicas_are_equal = True
 
     def __init__(self) -> None:
         self.communicator = self.plan_communicator = SingleProcess()

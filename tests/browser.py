@@ -12,9 +12,13 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Self
+
+import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _SECONDS = 60.0
@@ -23,6 +27,26 @@ _SECONDS = 60.0
 def find_browser() -> str | None:
     """The path of a Chromium, if this machine has one."""
     return next((path for path in map(shutil.which, NAMES) if path), None)
+
+
+def axe_violations(browser: Browser) -> list[str]:
+    """What axe-core, Deque's checker of accessibility, has against the page that is open."""
+    places = [*sys.path, str(Path(sys.prefix) / "axe")]
+    found = PathFinder.find_spec("axe_playwright_python", places)
+    if found is None or found.origin is None:
+        pytest.skip("axe-core is not there: `make tests` puts it into .venv/axe")
+    script = (Path(found.origin).parent / "axe.min.js").read_text(encoding="utf-8")
+    browser.value(f"{script};0")
+    # A graph is one picture with a label: looking at each of its marks takes seconds.
+    question = (
+        "axe.run({exclude: ['.graph svg']})"
+        ".then(found => found.violations.map(v => v.id + ': ' + v.nodes[0].html))"
+    )
+    answer = browser.call(
+        "Runtime.evaluate", expression=question, awaitPromise=True, returnByValue=True
+    )
+    assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+    return list(answer["result"]["value"])
 
 
 class Browser:

@@ -8,16 +8,15 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from tests.object_cache import CACHE
+from tests.object_cache import link_kernels
 
 # Before the package is imported: it reads these when it starts. One BLAS thread a worker, because
 # the tests themselves run side by side; our own threads are under test. Compiled kernels are kept
 # from run to run (their names say what they are made of); measured choices are not.
 _cache = Path(tempfile.mkdtemp(prefix="caldera-tests-"))
-_objects = CACHE / "native"
-_objects.mkdir(parents=True, exist_ok=True)
-(_cache / "native").symlink_to(_objects, target_is_directory=True)
+link_kernels(_cache)
 os.environ["CALDERA_CACHE"] = str(_cache)
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -31,6 +30,8 @@ import pytest  # noqa: E402
 
 import caldera as cd  # noqa: E402
 from caldera import nn  # noqa: E402
+from caldera.bench import worker_process  # noqa: E402
+from caldera.bench.worker_process import worker_environment  # noqa: E402
 from caldera.planner import compression_cost  # noqa: E402
 from tests.browser import Browser, find_browser  # noqa: E402
 from tests.reporting import *  # noqa: E402, F403 - hooks
@@ -65,6 +66,18 @@ def _same_seed() -> None:
 def own_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers that the test registers are forgotten after it: others may use the same names."""
     monkeypatch.setattr(nn.layers, "_entries", dict(nn.layers._entries))
+
+
+@pytest.fixture
+def compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of the bench have empty caches, but find the kernels that tests compile: half of the
+    time of theirs went into that."""
+
+    def environment(caches: Path, *given: Any) -> dict[str, str]:
+        link_kernels(caches / "caldera")
+        return worker_environment(caches, *given)
+
+    monkeypatch.setattr(worker_process, "worker_environment", environment)
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,15 @@ def cached_file(file: Path, make: Callable[[Path], object]) -> Path:
     return file
 
 
+def link_kernels(folder: Path) -> None:
+    """Let a folder that is `CALDERA_CACHE` of some process have the kernels that tests compile."""
+    kernels = CACHE / "native"
+    kernels.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        (folder / "native").symlink_to(kernels, target_is_directory=True)
+
+
 def evict() -> None:
     """Forget what no run has read in a long time."""
     oldest = time.time() - DAYS * 24 * 3600

@@ -24,6 +24,7 @@ FLOORS = {
         "file_trust",
         "launchers",
         "machine",
+        "notebook",
         "optional",
         "plain_data",
         "registry",

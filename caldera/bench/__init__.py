@@ -6,3 +6,7 @@ if it is equal (`equality`). Other frameworks are imported by their workers alon
 """
 
 from __future__ import annotations
+
+from caldera.bench.honesty import Claims, Findings, check
+
+__all__ = ["Claims", "Findings", "check"]

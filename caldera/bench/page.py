@@ -10,7 +10,7 @@ from caldera.bench.formatting import columns_of, facts, mean_text, row, title_of
 from caldera.bench.results import OURS, Entry, Report
 from caldera.bench.workloads import WORKLOADS
 from caldera.draw.bar_chart import bar_chart
-from caldera.draw.html import Safe, section, tag
+from caldera.draw.html import Safe, scrolled, section, tag
 from caldera.draw.line_chart import inline
 from caldera.draw.page import document
 
@@ -30,17 +30,20 @@ def page(report: Report) -> str:
     machine = report.machine
     works = report.works()
     device = machine.get("card", machine["cpu"])
+    index = {work: work for work in works}
+    means = report.means()
+    told = []
+    if means:
+        # What most people came for.
+        index = {"means": "Geometric means", **index}
+        told.append(section("means", "Geometric means", _list(map(mean_text, means))))
     parts = [
         tag("h1", "caldera bench"),
         tag("p", f"{device} · {machine['threads']} threads · {machine['time']}", class_="quiet"),
         _list(facts(report)),
+        *told,
         *(_work(report, work) for work in works),
     ]
-    index = {work: work for work in works}
-    means = report.means()
-    if means:
-        index["means"] = "Geometric means"
-        parts.append(section("means", "Geometric means", _list(map(mean_text, means))))
     parts.append(tag("footer", _EXPLAINED))
     return document("caldera bench", index, parts)
 
@@ -56,7 +59,7 @@ def _charts(report: Report, work: str) -> Iterator[Safe]:
         yield tag("div", inline(depths), class_="columns")
     bars = ratio_bars(report, work)
     if bars:
-        yield tag("div", bar_chart(bars, "ratios"), class_="card")
+        yield scrolled(bar_chart(bars, "ratios"), "chart of ratios", class_="card wider")
 
 
 def _tables(report: Report, work: str) -> Iterator[Safe]:
@@ -77,8 +80,9 @@ def _table(report: Report, entries: Sequence[Entry]) -> Safe:
         text = f"{PEERS.get(peer, peer)} is not installed: {hint}"
         cells = [tag("td", peer), tag("td", text, colspan=len(columns) - 1)]
         rows.append(tag("tr", *cells, class_="missing"))
-    head = tag("thead", tag("tr", *[tag("th", column) for column in columns]))
-    return tag("div", tag("table", head, tag("tbody", *rows)), class_="card results")
+    head = tag("thead", tag("tr", *[tag("th", column, scope="col") for column in columns]))
+    whole = tag("table", head, tag("tbody", *rows))
+    return scrolled(whole, f"times of {len(entries)} contestants", class_="card results")
 
 
 def _unbroken(text: str) -> str:

@@ -58,7 +58,7 @@ class AllreduceTuner:
         return self.chosen[size]
 
     def _find(self, comm: Communicator, size: int) -> str:
-        key = _key(comm) if comm.rank == 0 else None
+        key = machine_key(comm) if comm.rank == 0 else None
         read = _read(key).get(str(size), {}) if key else {}
         known = comm.bcast_object({n: t for n, t in read.items() if n in comm.algorithms()})
         if not known:
@@ -154,7 +154,7 @@ def candidates(comm: Communicator, size: int) -> list[str]:
 _TIMES = FileCache("allreduce")
 
 
-def _key(comm: Communicator) -> str:
+def machine_key(comm: Communicator) -> str:
     """All that the times depend on: the ranks, their machines and their way of talking."""
     here = this_machine()
     facts = {

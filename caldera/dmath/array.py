@@ -14,8 +14,9 @@ from caldera.dmath.connect import current
 from caldera.dmath.explain import Explanation, explained
 from caldera.dmath.handle import Handle
 from caldera.dmath.numpy_protocol import apply_function, apply_ufunc
-from caldera.dmath.picture import Picture, layout_picture
+from caldera.dmath.picture import layout_picture
 from caldera.dmath.session import Session
+from caldera.draw.svg import Picture
 from caldera.errors import ConfigError
 from caldera.graph.body import substitute
 from caldera.graph.node import Node, Symbol
@@ -100,7 +101,7 @@ class Array(Expr):
         ...     (a + a.to(layout=dm.Columns())).explain().nbytes
         16384
         """
-        return explained(_with_leaves([self.node], but=self.node)[0], current().ranks)
+        return explained(_with_leaves([self.node], but=self.node)[0], current())
 
     def draw(self, path: str | PathLike[str] | None = None) -> Picture:
         """A picture of its layout, which a notebook shows; with a path it is also a file.

@@ -25,11 +25,12 @@ from caldera.graph.ops.collective import Message
 from caldera.sharding.axis_split import AxisSplit
 from caldera.sharding.layout import CartesianLayout
 from caldera.sharding.table_layout import TableLayout
+from caldera.sharding.volume import Links
 from caldera.tensor import Tensor
 from caldera.tensor.dtype import canonical
 
 RECORDS: dict[str, Any] = {
-    kind.__name__: kind for kind in (Spec, Message, AxisSplit, CartesianLayout, TableLayout)
+    kind.__name__: kind for kind in (Spec, Message, AxisSplit, CartesianLayout, TableLayout, Links)
 }
 """Frozen dataclasses that attributes may be, by name."""
 

@@ -6,10 +6,14 @@ from dataclasses import dataclass
 
 from caldera.amounts import bytes_text
 from caldera.dmath.handle import Handle
+from caldera.dmath.session import Session
 from caldera.graph.body import topological
 from caldera.graph.node import Node
 from caldera.sharding.layout import CartesianLayout, Layout
 from caldera.sharding.propagation import Choice, Move, distribute
+
+SHOWN = 4
+"""Ways that were beaten, the nearest first; of others there is only the number."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +27,13 @@ class Explanation:
 
     @property
     def nbytes(self) -> int:
-        """All bytes that move between ranks."""
-        return sum(move.nbytes for move in self.moves)
+        """All bytes that move between ranks, those inside of algorithms too."""
+        return sum(move.nbytes for move in self.moves) + sum(c.nbytes for c in self.choices)
 
     @property
     def seconds(self) -> float:
-        """What moving them is thought to take."""
-        return sum(move.seconds for move in self.moves)
+        """What moving and computing are thought to take."""
+        return sum(move.seconds for move in self.moves) + sum(c.seconds for c in self.choices)
 
     def __str__(self) -> str:
         lines = [f"{'what moves':44}  {'from':22}  {'to':22}  {'bytes':>10}  seconds"]
@@ -40,26 +44,29 @@ class Explanation:
                 f"{_short(summary(move.target), 22):22}  {bytes_text(move.nbytes):>10}  "
                 f"{move.seconds:.1e}"
             )
-        total = f"in all {bytes_text(self.nbytes)}, {self.seconds:.1e} s"
-        lines += [total, "", "ways"]
+        lines += ["", f"{'what is computed':44}  {'how':46}  {'bytes':>10}  seconds"]
         for choice in self.choices:
-            lines.append(f"{_short(choice.what, 44):44}  {choice.chosen}, {choice.seconds:.1e} s")
-            beaten = ", ".join(f"{name} {seconds:.1e} s" for name, seconds in choice.others)
-            lines.append(f"    before {beaten}")
+            lines.append(
+                f"{_short(choice.what, 44):44}  {_short(choice.chosen.name, 46):46}  "
+                f"{bytes_text(choice.nbytes):>10}  {choice.seconds:.1e}"
+            )
+            lines += _beaten(choice)
+        lines += ["", f"in all {bytes_text(self.nbytes)}, {self.seconds:.1e} s"]
         lines.append(f"result: {summary(self.layout)}")
         return "\n".join(lines)
 
     __repr__ = __str__
 
 
-def explained(node: Node, ranks: int) -> Explanation:
-    """What computing a node of whole values on so many ranks means."""
+def explained(node: Node, session: Session) -> Explanation:
+    """What computing a node of whole values in a session means."""
     leaves = {}
     for each in topological([node]):
         symbol = each.attrs.get("symbol")
         if symbol is not None and isinstance(symbol.value, Handle):
             leaves[symbol] = symbol.value.layout
-    found = distribute([node], leaves, ranks=ranks, rank=0)
+    links = session.links([symbol.spec for symbol in leaves])
+    found = distribute([node], leaves, ranks=session.ranks, rank=0, links=links)
     return Explanation(found.moves, found.choices, found.layouts[0])
 
 
@@ -79,6 +86,21 @@ def summary(layout: Layout) -> str:
         return f"whole on {len(layout.ranks)}"
     words = ", ".join(f"axis {axis} over {parts}" for axis, parts in splits)
     return words if layout.replicas == 1 else f"{words}, {layout.replicas} copies"
+
+
+def _beaten(choice: Choice) -> list[str]:
+    """The way that was taken and those it was chosen among, each with all that moves for it."""
+    if not choice.others:
+        return []
+    ranked = sorted(choice.others, key=lambda each: each.seconds)
+    found = [
+        f"{word:>14} {_short(each.name, 30):30}  {bytes_text(each.nbytes):>10}  {each.seconds:.1e}"
+        for word, each in zip(
+            ("with its moves", *["before"] * SHOWN), (choice.chosen, *ranked[:SHOWN]), strict=False
+        )
+    ]
+    rest = len(ranked) - SHOWN
+    return found if rest <= 0 else [*found, f"{'':14} and {rest} more"]
 
 
 def _short(text: str, width: int) -> str:

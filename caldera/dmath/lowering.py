@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from caldera.graph.node import Node, Symbol
 from caldera.sharding.layout import Layout
 from caldera.sharding.propagation import distribute
+from caldera.sharding.volume import Links
 
 
 @dataclass(frozen=True)
@@ -23,14 +24,13 @@ class Lowered:
 
 def lower(
     outputs: Sequence[Node],
-    leaves: Sequence[Symbol],
-    layouts: Sequence[Layout],
+    leaves: Mapping[Symbol, Layout],
     wanted: Sequence[Layout | None],
     rank: int,
     ranks: int,
+    links: Links,
 ) -> Lowered:
-    """What a rank runs of a program; the layouts are the same on every rank."""
-    where = dict(zip(leaves, layouts, strict=True))
-    found = distribute(outputs, where, wanted, ranks=ranks, rank=rank)
+    """What a rank runs of a program; layouts and links are the same on every rank."""
+    found = distribute(outputs, leaves, wanted, ranks=ranks, rank=rank, links=links)
     own = tuple(found.leaves[leaf] for leaf in leaves)
     return Lowered(found.outputs, own, found.layouts, found.roots)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from itertools import pairwise, product
-from os import PathLike
-from pathlib import Path
 
 from caldera.draw.palette import CARD, CATEGORICAL, TEXT
-from caldera.draw.svg import SANS, element, picture, text, write_svg
+from caldera.draw.svg import SANS, Picture, element, picture, text
 from caldera.errors import ConfigError
 from caldera.sharding.layout import Layout
 
@@ -17,26 +15,6 @@ MOST_BLOCKS = 4096
 """Blocks that can still be told apart."""
 _LABELLED = 26.0
 """A block at least so wide and high has the numbers of its ranks in it."""
-
-
-class Picture:
-    """An SVG, which a notebook shows and `save` writes to a file.
-
-    >>> from caldera.dmath.picture import layout_picture
-    >>> from caldera.sharding.distributions import Grid
-    >>> layout_picture(Grid(2, 2).of((4, 6), range(4))).svg.count("<rect")
-    5
-    """
-
-    def __init__(self, svg: str) -> None:
-        self.svg = svg
-
-    def _repr_svg_(self) -> str:
-        return self.svg
-
-    def save(self, path: str | PathLike[str]) -> Path:
-        """Write it to a file; its path."""
-        return write_svg(path, self.svg, "dm.Array.draw")
 
 
 def layout_picture(layout: Layout) -> Picture:
@@ -65,7 +43,7 @@ def layout_picture(layout: Layout) -> Picture:
         content += _block(layout.owners(index), x, y, wide, high)
     words = f"{layout.shape} on {len(layout.ranks)} ranks" + _left_out(layout, (down, across))
     content.append(_text(words, 10 + WIDTH / 2, height + 30, TEXT))
-    return Picture(picture(WIDTH + 20, height + 44, *content, font_family=SANS))
+    return Picture(picture(WIDTH + 20, height + 44, *content, font_family=SANS), "dm.Array.draw")
 
 
 def _shown(layout: Layout) -> tuple[int | None, int | None]:

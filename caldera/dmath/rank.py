@@ -16,6 +16,7 @@ from caldera.graph.node import Symbol
 from caldera.lazy.compile import compile_nodes
 from caldera.plan.plan import Plan
 from caldera.sharding.layout import Layout
+from caldera.sharding.volume import Links
 from caldera.tensor import Tensor
 
 _LENGTH_BYTES = 8
@@ -24,29 +25,32 @@ _LENGTH_BYTES = 8
 @dataclass(frozen=True)
 class Definition:
     """A program: a graph of whole values as `encode_graph` writes it, the layouts of its leaves
-    (but constants), and those its outputs shall have, None where that may be chosen."""
+    (but constants), and those its outputs shall have, None where that may be chosen; and what is
+    known of the ranks, by which ways are chosen."""
 
     graph: bytes
     layouts: tuple[Layout, ...]
     wanted: tuple[Layout | None, ...]
+    links: Links
 
     def to_bytes(self) -> bytes:
         """As it is sent."""
-        head = encode((self.layouts, self.wanted))
+        head = encode((self.layouts, self.wanted, self.links))
         return len(head).to_bytes(_LENGTH_BYTES, "little") + head + self.graph
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Definition:
         """What `to_bytes` wrote."""
         end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
-        layouts, wanted = decode(content[_LENGTH_BYTES:end])
-        return cls(content[end:], layouts, wanted)
+        layouts, wanted, links = decode(content[_LENGTH_BYTES:end])
+        return cls(content[end:], layouts, wanted, links)
 
     def lowered(self, rank: int, ranks: int) -> Lowered:
         """What a rank runs of it."""
         graph = decode_graph(self.graph)
         leaves = [leaf for leaf in graph.leaves if leaf.role != "array"]
-        return lower(graph.outputs, leaves, self.layouts, self.wanted, rank, ranks)
+        where = dict(zip(leaves, self.layouts, strict=True))
+        return lower(graph.outputs, where, self.wanted, rank, ranks, self.links)
 
 
 class RankProgram:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import astuple
 from typing import Any
 
 from caldera.dmath.rank import Rank
 from caldera.dmath.replicas import View
+from caldera.sharding.algorithms.process_grid import grids_of
+from caldera.sharding.calibration import measured_links
 
 SERVICES: dict[str, Callable[..., Any]] = {}
 """Functions of a rank and of plain data, which give plain data."""
@@ -26,9 +29,17 @@ def nbytes(rank: Rank) -> int:
 
 @service
 def moved(rank: Rank) -> tuple[int, int, int]:
-    """Messages and bytes that a rank has sent to others, and bytes it has received."""
-    count = rank.communicator.traffic.total
-    return count.messages, count.bytes_sent, count.bytes_received
+    """Messages and bytes that a rank has sent to others, and bytes it has received; along the rows
+    and columns of grids too."""
+    every = {rank.communicator}
+    for grid in grids_of(rank.communicator):
+        every |= {grid.along_layers, grid.along_column, grid.along_row}
+    counts = [each.traffic.total for each in every]
+    return (
+        sum(count.messages for count in counts),
+        sum(count.bytes_sent for count in counts),
+        sum(count.bytes_received for count in counts),
+    )
 
 
 @service
@@ -42,6 +53,12 @@ def cache(rank: Rank) -> tuple[int, int, int, int]:
 def limit_cache(rank: Rank, nbytes: int) -> None:
     """Keep at most so many bytes of what is fetched."""
     rank.limit_cache(nbytes)
+
+
+@service
+def links(rank: Rank) -> tuple[float, ...]:
+    """What messages and products take between ranks; see `Links`."""
+    return astuple(measured_links(rank.communicator))
 
 
 @service

@@ -17,6 +17,7 @@ import numpy as np
 
 from caldera.arguments import within
 from caldera.comm import Communicator, SingleProcess, Traffic
+from caldera.config import settings
 from caldera.dmath import shards  # noqa: F401 - its services
 from caldera.dmath.codec import encode_graph
 from caldera.dmath.handle import Handle
@@ -27,8 +28,11 @@ from caldera.errors import ConfigError
 from caldera.graph.node import Node, Spec, Symbol
 from caldera.sharding.axis_split import Intervals
 from caldera.sharding.layout import Layout, check_shape, index_of
+from caldera.sharding.volume import Links
 from caldera.tensor.dtype import canonical
 
+WORTH_MEASURING = 1 << 20
+"""Bytes of arrays from which on it matters which way is taken."""
 MOST_PROGRAMS = 512
 """Programs that ranks keep: of more, those that were not run for the longest time are sent anew."""
 
@@ -77,6 +81,7 @@ class Session(ABC):
         self._written: weakref.WeakKeyDictionary[Node, _Written] = weakref.WeakKeyDictionary()
         self._forgotten: deque[int] = deque()
         self._lock = threading.RLock()
+        self._links: Links | None = None
 
     # --- what programs ask for
 
@@ -161,6 +166,15 @@ class Session(ABC):
     def limit_cache(self, nbytes: int) -> None:
         """Keep at most so many bytes a rank of what is fetched: 0 keeps nothing."""
         self.call("limit_cache", within("Session.limit_cache", "nbytes", nbytes, 0, 1 << 62))
+
+    def links(self, leaves: Sequence[Spec]) -> Links:
+        """What messages and products take between ranks, by which ways are chosen: measured when
+        there is first so much to move that it matters."""
+        if self._links is None and sum(spec.nbytes for spec in leaves) >= WORTH_MEASURING:
+            with self._lock:
+                found = () if settings.deterministic else self.call("links")[0]
+                self._links = Links(*found)
+        return self._links or Links()
 
     def forget(self, number: int) -> None:
         """Nobody holds an array any more; its parts are freed with what is sent next."""
@@ -248,22 +262,24 @@ class Session(ABC):
         leaves = tuple(symbol for symbol in symbols if symbol.role != "array")
         for leaf in leaves:
             self._check_leaf(leaf)
-        definition = Definition(graph, tuple(leaf.value.layout for leaf in leaves), wanted)
+        layouts = tuple(leaf.value.layout for leaf in leaves)
+        links = self.links([leaf.spec for leaf in leaves])
+        definition = Definition(graph, layouts, wanted, links)
         content = definition.to_bytes()
         digest = hashlib.blake2b(content, digest_size=16).digest()
         known = self._known.get(digest)
         if known is not None:
             self._known.move_to_end(digest)
         else:
-            layouts = definition.lowered(0, self.ranks).layouts
-            known = Known(self._programs, layouts, digest)
+            found = definition.lowered(0, self.ranks).layouts
+            known = Known(self._programs, found, digest)
             self._programs += 1
             self._define(known.number, definition)
             self._known[digest] = known
             if len(self._known) > MOST_PROGRAMS:
                 self._undefine(self._known.popitem(last=False)[1].number)
-        found = tuple(weakref.ref(node) for node in outputs)
-        self._written[outputs[0]] = _Written(found, wanted, known, leaves)
+        nodes = tuple(weakref.ref(node) for node in outputs)
+        self._written[outputs[0]] = _Written(nodes, wanted, known, leaves)
         return known, leaves
 
     def _check_leaf(self, leaf: Symbol) -> None:

@@ -23,24 +23,52 @@ def tag(name: str, *children: str, **attributes: object) -> Safe:
     return Safe(element(name, *(inside or [""]), **attributes))
 
 
+def image(address: str, label: str) -> Safe:
+    """A picture that is not SVG; `label` is for those who do not see it.
+
+    >>> image("data:image/png;base64,", "a cat")
+    '<img src="data:image/png;base64," alt="a cat"/>'
+    """
+    return Safe(element("img", src=address, alt=label))
+
+
 def join(parts: Iterable[Safe]) -> Safe:
     """Pieces one after the other."""
     return Safe("".join(parts))
 
 
 def table(
-    head: Sequence[str] | None, rows: Iterable[Sequence[str]], *, numbers: Sequence[int] = ()
+    head: Sequence[str] | None,
+    rows: Iterable[Sequence[str]],
+    *,
+    numbers: Sequence[int] = (),
+    foot: Iterable[Sequence[str]] = (),
 ) -> Safe:
-    """A table; columns whose index is in `numbers` are set to the right."""
+    """A table; columns whose index is in `numbers` are set to the right.
 
-    def cell(kind: str, index: int, content: str) -> Safe:
-        return tag(kind, content, **({"class_": "number"} if index in numbers else {}))
+    What is wider than its place is scrolled there, with the keyboard as well.
+    """
+
+    def cell(kind: str, index: int, content: str, **more: str) -> Safe:
+        return tag(kind, content, **more, **({"class_": "number"} if index in numbers else {}))
+
+    def line(row: Sequence[str]) -> Safe:
+        return tag("tr", *[cell("td", i, each) for i, each in enumerate(row)])
 
     parts = []
     if head is not None:
-        parts.append(tag("thead", tag("tr", *[cell("th", i, each) for i, each in enumerate(head)])))
-    body = [tag("tr", *[cell("td", i, each) for i, each in enumerate(row)]) for row in rows]
-    return tag("div", tag("table", *parts, tag("tbody", *body)), class_="scroll")
+        names = [cell("th", i, each, scope="col") for i, each in enumerate(head)]
+        parts.append(tag("thead", tag("tr", *names)))
+    parts.append(tag("tbody", *map(line, rows)))
+    last = [line(row) for row in foot]
+    if last:
+        parts.append(tag("tfoot", *last))
+    return scrolled(tag("table", *parts), f"table of {', '.join(filter(None, head or ()))}")
+
+
+def scrolled(content: Safe, label: str, class_: str = "scroll") -> Safe:
+    """Something that may be wider than its place."""
+    return tag("div", content, class_=class_, tabindex="0", role="group", aria_label=label)
 
 
 def facts(values: Mapping[str, object]) -> Safe:
@@ -74,13 +102,15 @@ def tiles(values: Iterable[tuple[str, str]]) -> Safe:
     return tag("div", *each, class_="tiles")
 
 
-def inline_svg(width: float, height: float, *content: str, class_: str, label: str) -> Safe:
+def inline_svg(
+    width: float, height: float, *content: str, class_: str, label: str, **more: object
+) -> Safe:
     """A picture of the page, as wide as the style sheet says, in the page's own colours."""
     return Safe(
         named(
             element(
                 "svg", *content, viewBox=f"0 0 {number(width)} {number(height)}", class_=class_,
-                font_family=SANS, role="img", aria_label=label,
+                font_family=SANS, role="img", aria_label=label, **more,
             )
         )
     )  # fmt: skip

@@ -9,21 +9,22 @@ from os import PathLike
 from pathlib import Path
 
 from caldera.draw.axis import axis_of, whole_axis
-from caldera.draw.line_chart import Line, LineChart, write_figure
+from caldera.draw.line_chart import Line, LineChart, figure
 from caldera.draw.palette import CATEGORICAL, QUIET
+from caldera.draw.svg import Picture
 
 _VALIDATION = "val_"
 _NO_CURVE = ("seconds",)
 
 
 def learning_curves(
-    path: str | PathLike[str],
+    path: str | PathLike[str] | None,
     epochs: Sequence[int],
     columns: Mapping[str, Sequence[float]],
     title: str,
-) -> Path:
-    """Write a chart of the loss and the metrics over the epochs."""
-    return write_figure(path, learning_curve_charts(epochs, columns), title)
+) -> Picture | Path:
+    """A chart of the loss and the metrics over the epochs; with a path, written to that file."""
+    return figure(path, learning_curve_charts(epochs, columns), title)
 
 
 def learning_curve_charts(

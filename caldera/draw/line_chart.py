@@ -1,6 +1,6 @@
 """Line charts as SVG: axes, lines, a legend, and the last value of each line.
 
-One fills a column of a page (`inline`); several make a figure, a file of its own (`write_figure`).
+One fills a column of a page (`inline`); several make a figure, a file of its own (`figure`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,17 @@ from pathlib import Path
 from caldera.draw.axis import Axis
 from caldera.draw.html import Safe, inline_svg
 from caldera.draw.palette import CARD, LINE, PAPER, QUIET, TEXT
-from caldera.draw.svg import SANS, Point, element, number, picture, safe, text_width, write_svg
+from caldera.draw.svg import (
+    SANS,
+    Picture,
+    Point,
+    element,
+    number,
+    picture,
+    picture_or_file,
+    safe,
+    text_width,
+)
 
 WIDTH, HEIGHT = 520.0, 340.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 74.0, 66.0, 46.0
@@ -45,6 +55,8 @@ class Line:
     """A point to draw a ring around: the best one, say."""
     thin: bool = False
     """Whether it is one of many: pale, without dots, and named only where it is under the mouse."""
+    bare: bool = False
+    """Whether its points are not values that somebody measured: a line without dots."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +97,16 @@ def inline(chart: LineChart) -> Safe:
     return inline_svg(WIDTH, HEIGHT, draw(chart), class_="chart", label=chart.title)
 
 
-def write_figure(path: str | PathLike[str], charts: Sequence[LineChart], title: str) -> Path:
-    """Write the charts, two in a row, to an .svg file that needs nothing else; its path."""
+def figure(
+    path: str | PathLike[str] | None, charts: Sequence[LineChart], title: str
+) -> Picture | Path:
+    """The charts, two in a row, as a picture; with a path, as an .svg file that needs nothing else,
+    and its path."""
+    return picture_or_file(figure_svg(charts, title), path, "plot")
+
+
+def figure_svg(charts: Sequence[LineChart], title: str = "") -> str:
+    """The text of a picture of the charts."""
     columns = min(2, len(charts))
     rows = math.ceil(len(charts) / 2)
     head = 44.0 if title else _GAP
@@ -99,10 +119,7 @@ def write_figure(path: str | PathLike[str], charts: Sequence[LineChart], title: 
         x = _GAP + (index % 2) * (WIDTH + _GAP)
         y = head + (index // 2) * (HEIGHT + _GAP)
         parts.append(element("g", draw(chart), transform=f"translate({number(x)} {number(y)})"))
-    figure = picture(
-        width, height, *parts, font_family=SANS, role="img", aria_label=title or "chart"
-    )
-    return write_svg(path, figure, "plot")
+    return picture(width, height, *parts, font_family=SANS, role="img", aria_label=title or "chart")
 
 
 # --- places
@@ -234,7 +251,7 @@ def _line(line: Line, chart: LineChart) -> str:
         route = "L".join(f"{number(x)} {number(y)}" for x, y in run)
         if not line.dots_only:
             parts.append(_stroke(f"M{route}", line))
-    dots = line.dots_only or len(line.points) <= _DOTS_UP_TO
+    dots = line.dots_only or (len(line.points) <= _DOTS_UP_TO and not line.bare)
     for run in runs:
         # A point between two gaps has no line: only a dot shows it.
         if dots or len(run) == 1:

@@ -36,17 +36,39 @@
   };
   const tools = document.querySelector('.tools');
   const panels = [...svg.querySelectorAll('g.panel')];
-  for (const name of tools.querySelectorAll('[data-panel]')) {
-    name.addEventListener('click', () => {
-      const panel = panels[Number(name.dataset.panel)];
-      fit(panel ? panel.getBBox() : all);
-    });
-  }
+  const names = [...tools.querySelectorAll('[data-panel]')];
+  const open = (number) => {
+    const panel = panels[number];
+    fit(panel ? panel.getBBox() : all);
+    for (const name of names)
+      name.setAttribute('aria-pressed', String(Number(name.dataset.panel) === number));
+  };
+  for (const name of names)
+    name.addEventListener('click', () => open(Number(name.dataset.panel)));
   tools.querySelector('[data-zoom=in]').addEventListener('click', () =>
     zoom(0.7, view.x + view.width / 2, view.y + view.height / 2));
   tools.querySelector('[data-zoom=out]').addEventListener('click', () =>
     zoom(1 / 0.7, view.x + view.width / 2, view.y + view.height / 2));
   tools.hidden = false;
+  const frame = svg.parentElement;
+  if (frame.dataset.open) {
+    open(Number(frame.dataset.open));
+    // What is too large to be read as a whole is seen from its beginning.
+    if (scale() < 0.5) zoom(scale() / 0.5, view.x + view.width / 2, view.y);
+  }
+  frame.addEventListener('keydown', (event) => {
+    const middle = [view.x + view.width / 2, view.y + view.height / 2];
+    const moves = { ArrowLeft: [-0.1, 0], ArrowRight: [0.1, 0], ArrowUp: [0, -0.1], ArrowDown: [0, 0.1] };
+    if (event.ctrlKey || event.altKey || event.metaKey) return;
+    if (event.key in moves) {
+      const [dx, dy] = moves[event.key];
+      view = { ...view, x: view.x + dx * view.width, y: view.y + dy * view.height };
+      show();
+    } else if (event.key === '+') zoom(0.7, ...middle);
+    else if (event.key === '-') zoom(1 / 0.7, ...middle);
+    else return;
+    event.preventDefault();
+  });
   svg.addEventListener('wheel', (event) => {
     // The wheel alone moves the page: only with Ctrl, or pinching, it is about the graph.
     if (!event.ctrlKey) return;

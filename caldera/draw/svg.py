@@ -6,6 +6,7 @@ DejaVu and Verdana still fit.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from html import escape
 from os import PathLike
@@ -19,6 +20,7 @@ Point = tuple[float, float]
 SANS = "'Segoe UI', 'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif"
 MONO = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 
+_SIZE = re.compile(r'\b(?:width|height)="([\d.]+)"')
 _NARROW = frozenset("iljtfrI.,:;'|!()[]{}/ -·")
 _WIDE = frozenset("mwMW@%#<>=+&")
 
@@ -100,6 +102,37 @@ def picture(width: float, height: float, *children: str, **attributes: object) -
         "svg", *children, xmlns="http://www.w3.org/2000/svg", width=width, height=height,
         viewBox=f"0 0 {number(width)} {number(height)}", **attributes,
     )  # fmt: skip
+
+
+class Picture:
+    """An SVG, which a notebook shows and `save` writes to a file.
+
+    >>> import caldera as cd
+    >>> history = cd.History()
+    >>> history.add(0, {"loss": 0.5})
+    >>> history.plot()
+    Picture(552 x 372: show it in a notebook, or write it with save("picture.svg"))
+    """
+
+    def __init__(self, svg: str, where: str = "Picture.save") -> None:
+        self.svg = svg
+        self._where = where
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def __repr__(self) -> str:
+        size = " x ".join(_SIZE.findall(self.svg)[:2])
+        return f'Picture({size}: show it in a notebook, or write it with save("picture.svg"))'
+
+    def save(self, path: str | PathLike[str]) -> Path:
+        """Write it to an .svg file, which every browser opens; its path."""
+        return write_svg(path, self.svg, self._where)
+
+
+def picture_or_file(svg: str, path: str | PathLike[str] | None, where: str) -> Picture | Path:
+    """A picture for a notebook; with a path, that of the file it was written to."""
+    return Picture(svg, where) if path is None else write_svg(path, svg, where)
 
 
 def write_svg(path: str | PathLike[str], text: str, where: str) -> Path:

@@ -62,6 +62,7 @@ from caldera.nn.normalisation import (
     LocalResponseNorm,
     RMSNorm,
 )
+from caldera.nn.penalty import gradient_penalty
 from caldera.nn.pooling import (
     AdaptiveAveragePool2D,
     AveragePool1D,
@@ -146,6 +147,7 @@ __all__ = [
     "count_parameters",
     "fillers",
     "from_config",
+    "gradient_penalty",
     "layers",
     "losses",
     "metrics",

@@ -35,7 +35,7 @@ from caldera.errors import ConfigError, DtypeError, ShapeError
 from caldera.graph.node import Node, Spec, Symbol, describe
 from caldera.graph.opdef import scope
 from caldera.lazy import Expr, Variable, lift
-from caldera.nn.tracing import LayerCall, context, is_tracing, resumed
+from caldera.nn.tracing import Added, LayerCall, context, is_tracing, resumed
 from caldera.tensor.dtype import canonical, is_complex, is_float
 
 
@@ -133,6 +133,42 @@ class Layer(ABC):
             where[name] = Variable(Symbol(path, spec, "variable"))
         return where[name]
 
+    def add_loss(self, values: Any) -> None:
+        """Let these values be a part of the loss, in training and in evaluation.
+
+        With an axis of samples, the mean over all else is the loss of each sample, and is weighed
+        and shared between ranks as other losses are. A scalar, such as a penalty on parameters,
+        counts once a batch. To be called in `forward`.
+
+        >>> import numpy as np
+        >>> import caldera as cd
+        >>> from caldera import nn, op
+        >>> class Small(nn.Layer):
+        ...     def forward(self, x):
+        ...         self.add_loss(0.5 * op.square(x))
+        ...         return x
+        >>> model = cd.NeuralNetwork([nn.Input((1,)), Small()], loss="mse", metrics=[])
+        >>> x = np.full((4, 1), 2.0, "float32")
+        >>> model.evaluate((x, x))
+        {'loss': 2.0}
+        """
+        context().losses.append(Added(self.path or type(self).__name__, _added(self, values)))
+
+    @checked
+    def add_metric(self, name: str, values: Any) -> None:
+        """Let the mean of these values be seen in the history, under this name.
+
+        With an axis of samples it is the weighted mean over them; a scalar is one of the batch. To
+        be called in `forward`.
+        """
+        now, where = context(), self.path or type(self).__name__
+        if name in now.metrics:
+            raise ConfigError.build(
+                where, expected="a name of its own for each metric", got=f"{name!r} twice",
+                hint=f"call it {where}/{name}, where a layer is used several times",
+            )  # fmt: skip
+        now.metrics[name] = Added(where, _added(self, values))
+
     def refuse(self, expected: str, got: str, hint: str = "") -> ShapeError:
         """The error for inputs that do not fit; raise it."""
         return ShapeError.build(self.path, expected=expected, got=got, hint=hint)
@@ -168,7 +204,7 @@ class Layer(ABC):
         its graphs is written first.
         """
         if not self._built:
-            with resumed(replace(context(), calls=[])):
+            with resumed(replace(context(), calls=[], losses=[], metrics={})):
                 self(*inputs)
 
     def forget(self) -> None:
@@ -316,6 +352,13 @@ def new_layer(kind: type[Layer]) -> Layer:
     False
     """
     return kind.__new__(kind)
+
+
+def _added(layer: Layer, values: Any) -> Expr:
+    found = _as_input(values, context().dtype)
+    if found is None or not is_float(found.dtype):
+        raise layer.refuse("numbers to add", "None" if found is None else str(found.dtype))
+    return found
 
 
 def _as_input(value: Any, dtype: Any) -> Expr | None:

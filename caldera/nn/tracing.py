@@ -41,6 +41,17 @@ class LayerCall:
     inside: int = 0
 
 
+@dataclass(frozen=True)
+class Added:
+    """Values that a layer wants to be a part of the loss, or to be seen: one a sample, or one.
+
+    `where` is the path of the layer.
+    """
+
+    where: str
+    values: Expr
+
+
 @dataclass
 class Context:
     """The circumstances of one trace.
@@ -63,6 +74,10 @@ class Context:
     several_ranks: bool = False
     allocate: bool = True
     calls: list[LayerCall] = field(default_factory=list)
+    losses: list[Added] = field(default_factory=list)
+    """What layers added to the loss; see `Layer.add_loss`."""
+    metrics: dict[str, Added] = field(default_factory=dict)
+    """What layers want to be seen; see `Layer.add_metric`."""
     _new_values: dict[Symbol, tuple[Variable, Expr]] = field(default_factory=dict, repr=False)
     _random_uses: Counter[str] = field(default_factory=Counter, repr=False)
 

@@ -175,6 +175,15 @@ class Optimizer(Configurable, ABC):
         """
         return float(self._rate(op.cast(self.step, "float64")))
 
+    def known_rate(self) -> float | None:
+        """The learning rate of the next step; None before there is anything to take steps with.
+
+        >>> from caldera import optim
+        >>> print(optim.SGD(0.5).known_rate())
+        None
+        """
+        return None if self._step is None else self.current_rate()
+
     def variables(self) -> list[Variable]:
         """All variables it keeps between steps, for checkpoints: the count first."""
         kept = [self.step]

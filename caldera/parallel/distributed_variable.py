@@ -54,7 +54,7 @@ class ShardedVariable(DistributedVariable):
     >>> from caldera.comm import SingleProcess
     >>> from caldera.parallel.layout import FlatLayout
     >>> part = op.var("w", (6,))
-    >>> whole = ShardedVariable(part, SingleProcess(), (2, 3), FlatLayout(1))
+    >>> whole = ShardedVariable(part, SingleProcess(), (2, 3), FlatLayout((2, 3), 1))
     >>> whole.assign(np.arange(6).reshape(2, 3))
     >>> part.numpy().tolist(), whole.numpy().shape
     ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], (2, 3))
@@ -68,7 +68,7 @@ class ShardedVariable(DistributedVariable):
 
     def numpy(self) -> np.ndarray:
         """The whole value; all ranks have to ask."""
-        shapes = [self._layout.shape(self.shape, rank) for rank in range(self._communicator.size)]
+        shapes = [self._layout.local_shape(rank) for rank in range(self._communicator.size)]
         counts = [size(shape) for shape in shapes]
         everything = np.empty(sum(counts), self.dtype)
         self._communicator.Allgather(
@@ -76,7 +76,7 @@ class ShardedVariable(DistributedVariable):
         )
         pieces = np.split(everything, np.cumsum(counts)[:-1])
         parts = [each.reshape(shape) for each, shape in zip(pieces, shapes, strict=True)]
-        return self._layout.whole_of(parts, self.shape)
+        return self._layout.whole_of(parts)
 
     def assign(self, value: Any) -> None:
         """Keep this rank's part of a value."""
@@ -164,7 +164,7 @@ class ParameterShards:
     def add(self, whole: Variable, layout: RankLayout, optimizer: Optimizer) -> None:
         """Have a parameter in parts, and what the optimizer keeps for it."""
         rank = self._communicator.rank
-        part = variable_like(whole, layout.shape(whole.shape, rank))
+        part = variable_like(whole, layout.local_shape(rank))
 
         def part_like(kept: Variable) -> Variable:
             own = layout.part_of(kept.numpy(), rank)

@@ -9,7 +9,8 @@ goes a token, so the order is part of the graph and no pass can lose it.
 - A sum starts as soon as its values are there, and ends before the first that depends on it. One
   that is waited for at once, as the last always is, starts where something depends on it.
 - What is gathered starts so many pieces ahead of the one that is needed, and ends where it is.
-- Messages between two ranks, and turns, start and end in the order in which they were written.
+- Messages between two ranks, turns, and redistributions, which are over when they have run, have
+  the order in which they were written.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from caldera.graph.body import rebuilt, topological
 from caldera.graph.node import Node
-from caldera.graph.opdef import Nodes, item
+from caldera.graph.opdef import ITEM, Nodes, item
 from caldera.graph.ops.base import reshape
 from caldera.graph.ops.collective import (
     GATHERING,
@@ -64,7 +65,7 @@ class _Unit:
 
     `sums` are the `all_sum`s it serves, or `end` is the finish of one that was a message already.
     `sent` is what its new start gives to its new finish. One of a message between two is only its
-    start, or only its end (`begun` is the other then); that of a turn has no message at all.
+    start, or only its end (`begun` is the other then); that of a turn or the like has none at all.
     """
 
     message: Message
@@ -96,12 +97,17 @@ def _by_need(program: Program) -> list[Node]:
 def _is_sum(node: Node) -> bool:
     if node.op is start:
         return bool(node.attrs["message"].kind != "gather")
-    return node.op is all_sum or node.op is turn
+    return node.op is all_sum or _is_at_once(node)
+
+
+def _is_at_once(node: Node) -> bool:
+    """A turn, or what ranks run together that is no message, and gives a token."""
+    return node.op is turn or (node.op.kind == "distributed" and node.outputs[-1] == TOKEN)
 
 
 def _number(node: Node) -> Number:
-    number: Number = node.attrs["message"].number if node.op is start else node.attrs["number"]
-    return number
+    number = node.attrs["message"].number if node.op is start else node.attrs["number"]
+    return number if isinstance(number, tuple) else (number,)
 
 
 def _units(order: Sequence[Node]) -> list[_Unit]:
@@ -113,7 +119,7 @@ def _units(order: Sequence[Node]) -> list[_Unit]:
         seen = 0
         for given in node.inputs:
             seen |= above[given]
-        if node.op is turn or _is_between_two(node):
+        if _is_at_once(node) or _is_between_two(node):
             unit = _fixed(node, 1 << len(units), seen, begun)
             units.append(unit)
             seen |= unit.mask
@@ -143,12 +149,19 @@ def _is_between_two(node: Node) -> bool:
     return node.op in (start, finish) and node.attrs["message"].is_point_to_point
 
 
+def _is_token(node: Node) -> bool:
+    """A value may look like one: eight-bit numbers, of which there are none."""
+    if node.spec != TOKEN:
+        return False
+    if node.op is not ITEM:
+        return node.op is turn
+    return bool(node.attrs["index"] == len(node.inputs[0].outputs) - 1)
+
+
 def _fixed(node: Node, mask: int, above: int, begun: dict[Node, _Unit]) -> _Unit:
-    """A turn, or the start or the end of a message between two ranks."""
-    message = Message("turn", "", node.attrs["number"]) if node.op is turn else (
-        node.attrs["message"]
-    )  # fmt: skip
-    values = tuple(given for given in node.inputs if given.spec != TOKEN)
+    """A turn or the like, or the start or the end of a message between two ranks."""
+    message = Message("turn", "", _number(node)) if _is_at_once(node) else node.attrs["message"]
+    values = tuple(given for given in node.inputs if not _is_token(given))
     unit = _Unit(message, values, mask, above, node=node)
     if node.op is start:
         begun[node] = unit
@@ -229,11 +242,8 @@ class _Writer:
     def _place(self, unit: _Unit) -> None:
         """Write what has its place again, and let its old token be the one that is there now."""
         assert unit.node is not None
-        if unit.node.op is turn:
-            values = rebuilt(unit.values, self._new)
-            tokens = [] if self._token is None else [self._token]
-            attrs = {**unit.node.attrs, "number": self._next()}
-            self._token = self._new[unit.node] = turn.node(*values, *tokens, **attrs)
+        if _is_at_once(unit.node):
+            self._run(unit)
             return
         if unit.begun is None:
             self._start(unit)
@@ -242,6 +252,19 @@ class _Writer:
             self._finish(unit)
         assert self._token is not None
         self._new[item(unit.node, len(unit.node.outputs) - 1)] = self._token
+
+    def _run(self, unit: _Unit) -> None:
+        old = unit.node
+        assert old is not None
+        values = rebuilt(unit.values, self._new)
+        tokens = [] if self._token is None else [self._token]
+        made = old.op.node(*values, *tokens, **{**old.attrs, "number": self._next()})
+        outputs = range(len(made.outputs))
+        if len(outputs) == 1:
+            self._token = self._new[old] = made
+            return
+        self._new |= {item(old, index): item(made, index) for index in outputs}
+        self._token = item(made, outputs[-1])
 
     def _next(self) -> Number:
         self._count += 1

@@ -22,6 +22,7 @@ from caldera.graph.program import Program
 from caldera.kernels.choose import choices
 from caldera.kernels.table import COPY
 from caldera.memory import Device
+from caldera.notebook import html_table, note
 from caldera.plan.loop import LoopKernel
 from caldera.plan.roofline import Peaks
 from caldera.plan.schedule import Buffer, Schedule, Step, Value
@@ -31,6 +32,8 @@ WIDEST_OP = 34
 WIDEST_SHAPES = 64
 WIDEST_TARGET = 24
 MOST_SHAPES = 3
+_TEXTS = (1, 2, 3, 4)
+"""Columns that hold words, and not numbers."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,11 @@ class Explanation:
         return "\n".join([*_table(self), "", *_footer(self)])
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        head, *rows = _lines(self)
+        numbers = set(range(len(head))) - set(_TEXTS)
+        return html_table(head, rows, numbers=numbers) + "".join(map(note, _footer(self)))
 
 
 def explained(
@@ -254,11 +262,14 @@ def _precision(schedule: Schedule) -> tuple[str, ...]:
 
 
 def _table(explanation: Explanation) -> list[str]:
+    return table_lines(_lines(explanation), left=_TEXTS)
+
+
+def _lines(explanation: Explanation) -> list[list[str]]:
     timed = explanation.seconds is not None
     heading = ["step", "op", "kernel", "shapes", "writes", "bytes", "FLOPs"]
     lines = [heading + ["time", "share", "roofline"] * timed]
-    lines += [_cells(row, timed) for row in explanation.rows]
-    return table_lines(lines, left=(1, 2, 3, 4))
+    return lines + [_cells(row, timed) for row in explanation.rows]
 
 
 def _cells(row: Row, timed: bool) -> list[str]:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from caldera.arguments import checked, shown
-from caldera.draw.graph import save_graph
+from caldera.draw.graph import draw_graph
+from caldera.draw.svg import Picture
 from caldera.errors import ConfigError, DeviceError
 from caldera.graph.memory_format import laid_out, stored_shape
 from caldera.graph.node import Node, Symbol
@@ -141,8 +142,9 @@ class Plan:
         return self._bound[0].graph is not None
 
     @checked
-    def draw(self, path: str | PathLike[str]) -> Path:
-        """Write an SVG that shows the graph as it was written and as it runs, side by side.
+    def draw(self, path: str | PathLike[str] | None = None) -> Picture | Path:
+        """The graph as it was written and as it runs, side by side, which a notebook shows; with a
+        path it is written to that .svg file, and the path is returned.
 
         >>> import tempfile
         >>> from pathlib import Path
@@ -153,7 +155,10 @@ class Plan:
         ...     cd.compile([x * x]).draw(Path(folder) / "graph.svg").name
         'graph.svg'
         """
-        return save_graph(path, {"as written": self.original, "as it runs": self.optimised})
+        return draw_graph(path, {"as written": self.original, "as it runs": self.optimised})
+
+    def _repr_html_(self) -> str:
+        return self.explain(time=False)._repr_html_()
 
     @checked
     def explain(self, feeds: Mapping[str, Any] | None = None, *, time: bool = True) -> Explanation:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from caldera.amounts import seconds_text
 from caldera.draw.axis import Axis, axis_of
-from caldera.draw.line_chart import Line, LineChart, write_figure
+from caldera.draw.line_chart import Line, LineChart, figure
 from caldera.draw.palette import CATEGORICAL
+from caldera.draw.svg import Picture
 from caldera.planner.asynchronous_cost import AVERAGING, SERVER
 from caldera.planner.data_parallel_cost import COMPRESSED, DATA, SHARDED
 from caldera.planner.explanation import speed_up, times_text
@@ -31,11 +32,13 @@ no model sooner, and is not shown."""
 _IDEAL = CATEGORICAL[-1]
 
 
-def plot(series: Mapping[str, Sequence[Ranking]], path: str | PathLike[str]) -> Path:
-    """Write the charts to an .svg file; its path."""
+def plot(
+    series: Mapping[str, Sequence[Ranking]], path: str | PathLike[str] | None
+) -> Picture | Path:
+    """The charts as a picture; with a path, written to an .svg file."""
     charts = [chart for name, each in series.items() for chart in scaling_charts(name, each)]
     ranks = next(iter(series.values()))[-1].setting.ranks
-    return write_figure(path, charts, f"1 to {ranks} ranks, predicted")
+    return figure(path, charts, f"1 to {ranks} ranks, predicted")
 
 
 def scaling_charts(scaling: str, series: Sequence[Ranking]) -> list[LineChart]:

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 from caldera.arguments import refusal, within
 from caldera.comm import Communicator, world
 from caldera.config import settings
+from caldera.draw.line_chart import figure_svg
+from caldera.draw.svg import Picture
 from caldera.errors import ConfigError
 from caldera.machine import usable_cores
+from caldera.notebook import html_text
 from caldera.planner.build import build_strategy
-from caldera.planner.charts import plot
+from caldera.planner.charts import plot, scaling_charts
 from caldera.planner.cluster import Cluster, Wire
 from caldera.planner.compression_cost import default_codecs, timed
 from caldera.planner.compute import Compute, measured
@@ -93,9 +96,16 @@ class Proposal:
         """The best of each kind, the proposed one first."""
         return table(self.ranking(scaling))
 
-    def plot(self, path: str | PathLike[str]) -> Path:
-        """Write a chart over the number of ranks to an .svg file; its path."""
+    def plot(self, path: str | PathLike[str] | None = None) -> Picture | Path:
+        """A chart over the number of ranks, which a notebook shows; with a path it is written to
+        that .svg file, and the path is returned."""
         return plot({name: self.series(name) for name in self.scalings()}, path)
+
+    def _repr_html_(self) -> str:
+        charts = [
+            chart for name in self.scalings() for chart in scaling_charts(name, self.series(name))
+        ]
+        return f"{figure_svg(charts)}{html_text(str(self))}"
 
     def scalings(self) -> list[str]:
         """Those of strong and weak scaling for which there is a way that fits."""

@@ -7,8 +7,9 @@ picture of the graph is taken apart and put together again, and only our own scr
 from __future__ import annotations
 
 from caldera.arguments import guard as _guard
+from caldera.report.compare import compare_page
 from caldera.report.run import run_page
 
-__all__ = ["run_page"]
+__all__ = ["compare_page", "run_page"]
 
 _guard(globals())

@@ -78,7 +78,7 @@ def _kernels_card(profile: ProfileRecord) -> Safe:
 
 
 def _steps_table(steps: Sequence[KernelRecord], profile: ProfileRecord) -> Safe:
-    head = ("operation", "kernel", "shapes", "bytes", "FLOPs", "time", "", "roofline")
+    head = ("operation", "kernel", "shapes", "bytes", "FLOPs", "time", "share", "roofline")
     return table(head, [_step_row(step, profile.seconds) for step in steps], numbers=(3, 4, 5, 7))
 
 

@@ -41,11 +41,14 @@ def graph_section(record: RunRecord, picture: str | None) -> Safe:
             f"{profile.nodes_optimised} after optimisation, in {len(profile.steps)} kernel calls. "
         )
     panels = ("Both", "As written", "As it runs")
-    return section("graph", "Graph", viewer(picture, panels), note=note)
+    return section("graph", "Graph", viewer(picture, panels, opened=1), note=note)
 
 
-def viewer(picture: str, panels: Sequence[str] = ()) -> Safe:
-    """A picture to move about in; with several panels, buttons for all of them and for each."""
+def viewer(picture: str, panels: Sequence[str] = (), opened: int | None = None) -> Safe:
+    """A picture to move about in; with several panels, buttons for all of them and for each.
+
+    The panel of the number `opened` is seen first.
+    """
     tools = [
         tag("button", label, type="button", data_panel=str(number))
         for number, label in enumerate(panels, -1)
@@ -60,7 +63,9 @@ def viewer(picture: str, panels: Sequence[str] = ()) -> Safe:
     )  # fmt: skip
     return join([
         tag("div", join(tools), hint, class_="tools", hidden="hidden"),
-        tag("div", Safe(named(trusted(picture))), class_="graph"),
+        tag("div", Safe(named(trusted(picture))), class_="graph", tabindex="0", role="group",
+            aria_label="graph; arrow keys move it, plus and minus come closer and go farther",
+            **({} if opened is None else {"data_open": str(opened)})),
     ])  # fmt: skip
 
 

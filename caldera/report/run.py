@@ -6,44 +6,66 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from caldera.amounts import bytes_text, flops_text, seconds_text
-from caldera.draw.html import Safe, card, facts, folded, section, table, tag, tiles
-from caldera.draw.learning_curves import learning_curve_charts
-from caldera.draw.line_chart import inline
+from caldera.draw.graph.blocks import Block, block_picture
+from caldera.draw.html import Safe, card, facts, scrolled, section, table, tag, tiles
 from caldera.draw.page import document
-from caldera.report.confusion import predictions_section
+from caldera.report.columns import columns_section
+from caldera.report.confusion import classes_parts
 from caldera.report.costs import memory_section, time_section
 from caldera.report.graph import graph_section
+from caldera.report.learning import curves_section
+from caldera.report.regression import values_parts
 from caldera.train.tracking.history import History, shown_number
 from caldera.train.tracking.run_folder import RunFolder
 from caldera.train.tracking.run_record import RunRecord
 
-_INDEX = {
-    "curves": "Curves",
-    "predictions": "Predictions",
-    "network": "Network",
-    "graph": "Graph",
-    "time": "Time",
-    "memory": "Memory",
-    "settings": "Settings",
-}
+_ENGINEERING = "For engineers: how the training step runs on this machine."
 
 
 def run_page(run: RunFolder) -> str:
     """The text of the page about a run; nothing is computed anew."""
     record, history = run.record(), run.history()
+    people = {
+        "curves": ("Curves", curves_section(record, history)),
+        "predictions": ("Predictions", _predictions(record)),
+        "columns": ("Columns", _columns(record)),
+        "network": ("Network", _network(record)),
+        "settings": ("Settings", _settings(record)),
+    }
+    engineers = {
+        "graph": ("Graph", graph_section(record, run.graph())),
+        "time": ("Time", time_section(record.profile, history)),
+        "memory": ("Memory", memory_section(record.profile)),
+    }
+    index = {anchor: title for anchor, (title, part) in (people | engineers).items() if part}
     parts = [
         *_top(record, history),
-        _curves(history),
-        _epochs(history),
-        predictions_section(record),
-        _network(record),
-        graph_section(record, run.graph()),
-        time_section(record.profile, history),
-        memory_section(record.profile),
-        _settings(record),
+        *(part for _, part in people.values()),
+        tag("p", _ENGINEERING, class_="divider"),
+        *(part for _, part in engineers.values()),
         _footer(record),
     ]
-    return document(f"{record.name}: a run of Caldera", _INDEX, parts)
+    return document(f"{record.name}: a run of Caldera", index, parts)
+
+
+def _predictions(record: RunRecord) -> Safe:
+    """How predictions on the test data compare with the truth."""
+    where = f"On the {record.data.test:,} samples of the test data."
+    if record.confusion:
+        parts = classes_parts(record)
+    elif record.predictions:
+        parts = values_parts(record.predictions, record.values)
+    else:
+        parts, where = [], "The run has no predictions on test data."
+    return section("predictions", "Predictions", *parts, note=where)
+
+
+def _columns(record: RunRecord) -> Safe:
+    if record.classes is not None and record.classes.columns:
+        return columns_section(record.classes.columns, "accuracy")
+    if record.values is not None and record.values.columns:
+        return columns_section(record.values.columns, "R\u00b2")
+    return Safe("")
 
 
 def _top(record: RunRecord, history: History) -> Iterator[Safe]:
@@ -88,27 +110,6 @@ def _time(text: str) -> str:
         return text
 
 
-def _curves(history: History) -> Safe:
-    """Loss and metrics over the epochs."""
-    if not history.epochs:
-        return section("curves", "Learning curves", note="No epoch was finished.")
-    columns = {name: history[name] for name in history.numbers()}
-    charts = learning_curve_charts([epoch + 1 for epoch in history.epochs], columns)
-    return section("curves", "Learning curves", tag("div", *map(inline, charts), class_="columns"))
-
-
-def _epochs(history: History) -> Safe:
-    if not history.epochs:
-        return Safe("")
-    names = history.numbers()
-    rows = [
-        [str(row["epoch"] + 1), *(shown_number(row[name]) for name in names)]
-        for row in history.rows
-    ]
-    whole = table(["epoch", *names], rows, numbers=range(len(names) + 1))
-    return folded("All epochs", whole)
-
-
 def _network(record: RunRecord) -> Safe:
     network = record.network
     rows = [
@@ -127,10 +128,22 @@ def _network(record: RunRecord) -> Safe:
         f"{network.parameters:,} parameters, {network.trainable:,} of them trained; "
         f"{flops_text(network.flops)} forward for one sample."
     )
-    return section(
-        "network", "Network", card("Layers, for one sample", table(head, rows, numbers=(3, 4, 5))),
-        note=note,
-    )  # fmt: skip
+    layers = card("Layers, for one sample", table(head, rows, numbers=(3, 4, 5)))
+    both = tag("div", _folded(record), layers, class_="beside")
+    return section("network", "Network", both, note=note)
+
+
+def _folded(record: RunRecord) -> Safe:
+    """The network as a picture, folded by layer."""
+    if not record.network.blocks:
+        return Safe("")
+    blocks = [
+        Block(each.kind, " \u00d7 ".join(map(str, each.shape)) or "1", each.reads)
+        for each in record.network.blocks
+    ]
+    given = " \u00d7 ".join(map(str, record.data.shape)) or "1"
+    picture = scrolled(block_picture(blocks, given), "picture of the network")
+    return card("From layer to layer", picture, class_="network")
 
 
 def _settings(record: RunRecord) -> Safe:
@@ -143,7 +156,7 @@ def _settings(record: RunRecord) -> Safe:
         "classes": len(data.class_names) or "values are predicted",
     }
     cards = [
-        card("Settings", facts({k: _shown(v) for k, v in record.settings.items()})),
+        card("Settings", facts({k: shown_setting(v) for k, v in record.settings.items()})),
         card("Seeds", facts(record.seeds)),
         card("Data", facts(given)),
         *(card(title.capitalize(), facts(rows)) for title, rows in record.machine.items()),
@@ -151,7 +164,8 @@ def _settings(record: RunRecord) -> Safe:
     return section("settings", "Settings, seeds and versions", tag("div", *cards, class_="masonry"))
 
 
-def _shown(value: object) -> str:
+def shown_setting(value: object) -> str:
+    """The value of a setting as text."""
     if isinstance(value, list):
         return ", ".join(map(str, value))
     if isinstance(value, bool):

@@ -14,10 +14,13 @@ from caldera.draw.axis import Axis, axis_of, whole_axis
 from caldera.draw.bar_chart import Bar, bar_chart
 from caldera.draw.html import Safe
 from caldera.draw.learning_curves import short_number
-from caldera.draw.line_chart import Line, LineChart, write_figure
+from caldera.draw.line_chart import Line, LineChart, figure, figure_svg
 from caldera.draw.palette import CATEGORICAL, QUIET
 from caldera.draw.parallel_coordinates import Coordinate, parallel_coordinates
+from caldera.draw.svg import Picture
+from caldera.notebook import html_table, note
 from caldera.search.overview import Column, Overview
+from caldera.search.table import cell_text
 from caldera.search.trial import DONE, FAILED, STOPPED, Trial
 
 BEST, OTHERS, ENDED, LOST = CATEGORICAL[1], CATEGORICAL[0], QUIET, CATEGORICAL[5]
@@ -27,8 +30,8 @@ MOST_AXES, MOST_SLICES = 10, 12
 _MOST_LINES = 400
 
 
-def write_plot(overview: Overview, path: str | PathLike[str]) -> Path:
-    """Write the pictures of a study to one .svg file: its path."""
+def plot_study(overview: Overview, path: str | PathLike[str] | None) -> Picture | Path:
+    """The pictures of a study as one; with a path, written to an .svg file."""
     charts = [history_chart(overview)]
     if len(overview.names) > 1:
         charts += front_charts(overview)[:1]
@@ -36,7 +39,19 @@ def write_plot(overview: Overview, path: str | PathLike[str]) -> Path:
     if curves is not None:
         charts.append(curves)
     charts += slice_charts(overview)[: 6 - len(charts) if len(charts) < 6 else 0]
-    return write_figure(path, charts, f"{overview.title}: {len(overview.trials)} trials")
+    return figure(path, charts, f"{overview.title}: {len(overview.trials)} trials")
+
+
+def study_html(overview: Overview) -> str:
+    """What a notebook shows of a study: its best trial, its history, and a table of all trials."""
+    study = overview.study
+    rows = study.rows()
+    head = list(rows[0]) if rows else []
+    cells = [[cell_text(row[name]) for name in head] for row in rows]
+    known = study.best_or_none() is not None
+    picture = figure_svg([history_chart(overview)]) if known else ""
+    table = html_table(head, cells) if rows else ""
+    return f"{note(repr(study), strong=True)}{picture}{table}"
 
 
 # --- over the trials

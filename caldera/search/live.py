@@ -1,4 +1,4 @@
-"""What is to be seen while a search goes on: a live table in a terminal, nothing elsewhere."""
+"""What is to be seen while a search goes on: a live table in a terminal or a notebook."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from caldera.amounts import shortened
 from caldera.arguments import shown
 from caldera.comm import world
+from caldera.draw.live_line import live_line, print_line
 from caldera.errors import ConfigError
 from caldera.optional import optional_import
 from caldera.search.scheduler import StudyCallback
@@ -26,9 +27,9 @@ _MOST_ROWS = 8
 class LiveTable(StudyCallback):
     """Shows how a search is going: best so far, what runs, what was stopped, how long it will take.
 
-    `verbose` is 0 (silent), 1 (a live table in a terminal, nothing elsewhere: the usual) or 2 (a
-    line for each trial that is over). `trials` is how many there shall be, if that is known.
-    `console` is a `rich.console.Console`.
+    `verbose` is 0 (silent), 1 (a live table in a terminal or a notebook, nothing elsewhere: the
+    usual) or 2 (a line for each trial that is over). `trials` is how many there shall be, if that
+    is known. `console` is a `rich.console.Console`.
 
     >>> LiveTable(verbose=3)
     Traceback (most recent call last):
@@ -66,10 +67,8 @@ class LiveTable(StudyCallback):
             self._console = made(force_terminal=plain)
         self._started = self._clock()
         self._over_before = _over(study)
-        if self.verbose == 1 and self._console.is_terminal:
-            live = optional_import("rich.live", "rich", "progress").Live
-            self._live = live(console=self._console, auto_refresh=False, transient=True)
-            self._live.start()
+        if self.verbose == 1:
+            self._live = live_line(self._console)
 
     def trial_begins(self, study: Study, trial: Trial) -> None:
         self._draw(study)
@@ -85,16 +84,17 @@ class LiveTable(StudyCallback):
         self._draw(study)
 
     def study_ends(self, study: Study) -> None:
-        if self._live is not None:
+        was_live = self._live is not None
+        if was_live:
             self._live.stop()
             self._live = None
-        if self.verbose == 2 or (self.verbose and self._console.is_terminal):
+        if self.verbose == 2 or was_live:
             self._print(f"{self._counts(study)}  {_best_text(study)}")
 
     # --- showing
 
     def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_line(self._console, line)
 
     def _draw(self, study: Study) -> None:
         now = self._clock()

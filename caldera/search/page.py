@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from caldera.amounts import percent_text, seconds_text
-from caldera.draw.html import Safe, card, facts, folded, section, table, tag, tiles
+from caldera.draw.html import Safe, card, facts, folded, scrolled, section, table, tag, tiles
 from caldera.draw.line_chart import inline
 from caldera.draw.page import document
 from caldera.errors import ConfigError
@@ -249,7 +249,7 @@ def _parameters(overview: Overview) -> Safe:
         note = "A line for each trial, stronger the better it is; the best stands out."
         if len(overview.columns) > MOST_AXES:
             note += f" The {MOST_AXES} most important of {len(overview.columns)} parameters."
-        wide = tag("div", picture, class_="scroll")
+        wide = scrolled(picture, "parallel coordinates")
         parts.append(card("Parallel coordinates", wide, note=note))
     return section("parameters", "What it depends on", *parts)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,16 @@ from typing import Any
 from caldera.errors import ConfigError, DataError
 from caldera.optional import optional_import
 from caldera.plain_data import decoded, encoded, json_digest
+from caldera.search.database import Database
 from caldera.search.journal import Journal
 from caldera.search.objective import Objective
 from caldera.search.space import Space
-from caldera.search.trial import DONE, FAILED, STOPPED, WAITING, Outcome, Trial
+from caldera.search.trial import DONE, FAILED, RUNNING, STOPPED, WAITING, Outcome, Trial
 
-_NAME = "caldera"
+NAME = "caldera"
 _KEY = "caldera"
 _OUTCOME = "outcome"
+_OWNER = "owner"
 _REPORT_EVERY_S = 0.5
 """How often a running trial's curve is written at most; all of it is, once the trial is over."""
 
@@ -30,27 +31,54 @@ def import_optuna(where: str = "search") -> Any:
 
 
 class Record:
-    """The trials of a study in a storage: a journal in a folder, a database, or memory."""
+    """The trials of a study in a storage: a journal in a folder, a database, or memory.
 
-    def __init__(self, folder: Path | None, storage: str | None = None) -> None:
+    A database may have several studies, each with a `name`, and several programs that work on one:
+    what they do in turns is done within `turn()`.
+    """
+
+    def __init__(self, folder: Path | None, storage: str | None = None, name: str = NAME) -> None:
         self._optuna = import_optuna()
-        self.folder = folder
+        self.folder, self.name = folder, name
+        self.database: Database | None = None
         with _quiet(self._optuna):
             self._storage = self._open(folder, storage)
-        self._study: int | None = None
         self._ids: dict[int, int] = {}
-        self._reported: dict[int, tuple[float, int]] = {}
-        names = {each.study_name: each for each in self._storage.get_all_studies()}
-        if _NAME in names:
-            self._study = names[_NAME]._study_id
+        self._mine: set[int] = set()
+        """The trials that this program runs, or has run."""
+        self._reported: dict[int, float] = {}
+        self._study = self._find()
+
+    def _find(self) -> int | None:
+        found = [each for each in self._storage.get_all_studies() if each.study_name == self.name]
+        return found[0]._study_id if found else None
 
     def _open(self, folder: Path | None, storage: str | None) -> Any:
         storages = self._optuna.storages
         if storage is not None:
-            return storages.get_storage(storage)
+            self.database = Database(self._optuna, storage, self.name)
+            return self.database.storage
         if folder is None:
             return storages.InMemoryStorage()
         return storages.JournalStorage(Journal(folder / "journal.log"))
+
+    @property
+    def place(self) -> str:
+        """Where it is, in words."""
+        if self.database is not None:
+            return f"{self.database.address}, name {self.name!r}"
+        return "memory" if self.folder is None else str(self.folder)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """While this lasts, no other program asks for a trial or finishes one."""
+        with nullcontext() if self.database is None else self.database.turn():
+            yield
+
+    def close(self) -> None:
+        """Nothing more is run here; what is written down can still be read."""
+        if self.database is not None:
+            self.database.close()
 
     @property
     def exists(self) -> bool:
@@ -62,6 +90,8 @@ class Record:
     def begin(self, space: Space, objective: Objective, facts: Mapping[str, Any]) -> None:
         """Begin the study, or make sure that it is this one which goes on."""
         described = {"space": space.describe(), "objective": objective.describe(), **facts}
+        # Another program may have begun it meanwhile.
+        self._study = self._study if self._study is not None else self._find()
         if self._study is None:
             directions = [
                 self._optuna.study.StudyDirection.MAXIMIZE if mode == "max"
@@ -69,15 +99,17 @@ class Record:
                 for mode in objective.modes
             ]  # fmt: skip
             with _quiet(self._optuna):
-                self._study = self._storage.create_new_study(directions, _NAME)
+                self._study = self._storage.create_new_study(directions, self.name)
             self.note(_KEY, described)
             return
         known = self.facts()
         for part in ("space", "objective"):
             if json_digest(known.get(part)) != json_digest(described[part]):
                 raise ConfigError.build(
-                    f"study in {self.folder}", expected=f"the {part} that it was begun with",
-                    got=f"another {part}", hint="name another folder, or delete this one",
+                    f"study in {self.place}", expected=f"the {part} that it was begun with",
+                    got=f"another {part}",
+                    hint="name another folder, or delete this one" if self.database is None
+                    else "give this study another name=",
                 )  # fmt: skip
         if known != described:
             self.note(_KEY, described)
@@ -100,28 +132,41 @@ class Record:
     def add(self, trial: Trial, space: Space) -> int:
         """Write down a trial that has been asked for; its number."""
         dimensions = {path: each.distribution(self._optuna) for path, each in _met(space, trial)}
-        own = {
+        own: dict[str, Any] = {
             "seed": trial.seed, "parent": trial.parent, "epochs": trial.epochs, "keep": trial.keep,
             "note": trial.note, "after": trial.after,
         }  # fmt: skip
         frozen = self._optuna.trial.create_trial(
             state=self._optuna.trial.TrialState.RUNNING, params=dict(trial.point),
-            distributions=dimensions, user_attrs={_KEY: encoded(own)},
+            distributions=dimensions, user_attrs={_KEY: encoded(own), **self._owner()},
         )  # fmt: skip
         identity = self._storage.create_new_trial(self._study, template_trial=frozen)
         number: int = self._storage.get_trial_number_from_id(identity)
         self._ids[number] = identity
+        self._mine.add(number)
         return number
+
+    def claim(self, number: int) -> None:
+        """Let others know that this program runs a trial which somebody else has begun."""
+        self._mine.add(number)
+        for key, value in self._owner().items():
+            self._storage.set_trial_user_attr(self._ids[number], key, value)
+
+    def _owner(self) -> dict[str, str]:
+        return {} if self.database is None else {_OWNER: self.database.owner}
 
     def report(self, trial: Trial, loss_or_value: float) -> None:
         """Write down the last point of a running trial's curve, if the last one is old enough."""
-        when, _ = self._reported.get(trial.number, (0.0, 0))
-        now = time.monotonic()
-        if now - when >= _REPORT_EVERY_S:
-            self._reported[trial.number] = (now, len(trial.curve))
-            self._storage.set_trial_intermediate_value(
-                self._ids[trial.number], len(trial.curve), loss_or_value
-            )
+        moment = now()
+        last = self._reported.get(trial.number, trial.started or 0.0)
+        if moment - last >= _REPORT_EVERY_S:
+            self._reported[trial.number] = moment
+            identity = self._ids[trial.number]
+            # Another program may have thought this one dead, and have finished the trial.
+            with self.turn(), suppress(self._optuna.exceptions.UpdateFinishedTrialError):
+                self._storage.set_trial_intermediate_value(
+                    identity, len(trial.curve), loss_or_value
+                )
 
     def finish(self, trial: Trial, outcome: Outcome) -> None:
         """Write down what became of a trial."""
@@ -134,13 +179,27 @@ class Record:
         states = self._optuna.trial.TrialState
         ends = {DONE: states.COMPLETE, STOPPED: states.PRUNED, FAILED: states.FAIL}
         given = None if values is None or state == FAILED else list(values)
-        self._storage.set_trial_state_values(identity, ends[state], given)
+        # Who has read it meanwhile has done so.
+        with suppress(self._optuna.exceptions.UpdateFinishedTrialError):
+            self._storage.set_trial_state_values(identity, ends[state], given)
 
     def trials(self, space: Space | None) -> list[Trial]:
         """All trials by number; without a space their parameters are what was stored."""
         found = []
         for frozen in self._storage.get_all_trials(self._study, deepcopy=False):
             self._ids[frozen.number] = frozen._trial_id
+            found.append(self._read(frozen, space))
+        return found
+
+    def news(self, trials: Sequence[Trial], space: Space | None) -> list[Trial]:
+        """The trials that are not among these yet, or were not over when these were read."""
+        found = []
+        for frozen in self._storage.get_all_trials(self._study, deepcopy=False):
+            number = frozen.number
+            known = number < len(trials) and trials[number].is_over
+            if known or (number in self._mine and _OUTCOME not in frozen.user_attrs):
+                continue
+            self._ids[number] = frozen._trial_id
             found.append(self._read(frozen, space))
         return found
 
@@ -165,12 +224,14 @@ class Record:
                 apply(trial, Outcome.from_plain(kept), told, ended)
             except TypeError as problem:
                 raise DataError.build(
-                    f"study in {self.folder}, trial {trial.number}", expected="an outcome",
+                    f"study in {self.place}, trial {trial.number}", expected="an outcome",
                     got=str(problem), hint="was it written by another version?",
                 ) from None  # fmt: skip
             if not frozen.state.is_finished():
                 # Killed between the two lines.
                 self._close(frozen._trial_id, trial.state, trial.values)
+        elif self.database is not None and self.database.is_alive(frozen.user_attrs.get(_OWNER)):
+            trial.state = RUNNING
         return trial
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from caldera.search.journal import held_lock
 from caldera.search.live import LiveTable
 from caldera.search.method import Method, methods
 from caldera.search.objective import Constraint, as_objective
-from caldera.search.record import Record
+from caldera.search.record import NAME, Record
 from caldera.search.samples import Samples
 from caldera.search.scheduler import Scheduler, StudyCallback
 from caldera.search.space import Space
@@ -47,6 +47,7 @@ def run(
     fit: Mapping[str, Any] | None = None,
     folder: Any = None,
     storage: str | None = None,
+    name: str = NAME,
     seed: int = 0,
     workers: int | str = 1,
     ranks_per_trial: int = 1,
@@ -74,7 +75,10 @@ def run(
       samples. Test samples (those of a data set, or `test`) are looked at once: the best model's
       results on them are `study.test`.
     - `folder`: where the study is kept. A study that is there goes on: finished trials stay, those
-      that were running are run again. `storage` is the address of a database instead of a file.
+      that were running are run again.
+    - `storage`: the address of a database to keep it in, such as "sqlite:///study.db" or
+      "postgresql://user@host/database", with `name` to tell it from others there. Several programs,
+      on as many machines, that are started with the same one work on it together.
     - `seed`: the same seed gives the same trials.
     - `callbacks`: a `StudyCallback` each. `verbose`: 0 for silence, 1 for a live table in a
       terminal and nothing elsewhere (the usual), 2 for a line a trial.
@@ -119,19 +123,22 @@ def run(
         study.record.begin(space, goal, {})
         take_over(study, run_trials(None, job, **ways))
         return study
-    with nullcontext() if place is None else _alone(place):
-        record = Record(place, storage)
-        facts = {
-            "method": repr(proposer), "stop": [repr(each) for each in stoppers], "seed": seed,
-            "epochs": epochs, "trials": trials, "samples": samples and samples.chosen_by,
-        }  # fmt: skip
-        record.begin(space, goal, facts)
-        study = Study(record, goal, space, job)
-        scheduler = Scheduler(
-            study, proposer, stoppers, seed=seed, trials=trials, seconds=seconds,
-            callbacks=[*watchers, LiveTable(verbose, trials=trials)],
-        )  # fmt: skip
-        _go(scheduler, job, ways)
+    facts = {
+        "method": repr(proposer), "stop": [repr(each) for each in stoppers], "seed": seed,
+        "epochs": epochs, "trials": trials, "samples": samples and samples.chosen_by,
+    }  # fmt: skip
+    # A database is shared; a folder is not.
+    with nullcontext() if place is None or storage is not None else _alone(place):
+        record = Record(place, storage, name)
+        with closing(record):
+            with record.turn():
+                record.begin(space, goal, facts)
+                study = Study(record, goal, space, job)
+                scheduler = Scheduler(
+                    study, proposer, stoppers, seed=seed, trials=trials, seconds=seconds,
+                    callbacks=[*watchers, LiveTable(verbose, trials=trials)],
+                )  # fmt: skip
+            _go(scheduler, job, ways)
     return study
 
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -82,7 +83,9 @@ class Scheduler:
         self._told = sum(trial.told is not None for trial in study.trials)
         self._asked_after = 0
         self._proposal: Proposal | None = None
-        self._queue = [trial for trial in study.trials if trial.state == WAITING]
+        self._is_shared = study.record.database is not None
+        self._queue: list[Trial] = []
+        self._take_waiting()
         assert study.space is not None
         self._epochs = epochs = None if study.job is None else study.job.epochs
         best = study.best_or_none()
@@ -96,17 +99,19 @@ class Scheduler:
 
     def next(self) -> Task | None:
         """The next trial to run, if there is one now."""
-        trial = self._queue.pop(0) if self._queue and not self.is_cancelled else self._asked()
-        if trial is None:
-            return None
-        trial.state = RUNNING
+        with self._turn():
+            trial = self._queue.pop(0) if self._queue and not self.is_cancelled else self._asked()
+            if trial is None:
+                return None
+            trial.state = RUNNING
         trial.curve = []
         self._announce("trial_begins", trial)
         return trial.task(self._best)
 
     def prepare(self) -> None:
         """While all workers are busy: have the next trial ready for the first that is free."""
-        if self.method.asks_ahead and not self._queue:
+        # Of a shared study somebody else might ask for the same one meanwhile.
+        if self.method.asks_ahead and not self._queue and not self._is_shared:
             self._proposed()
 
     def report(self, number: int, row: Row) -> str:
@@ -129,20 +134,25 @@ class Scheduler:
     def finish(self, outcome: Outcome) -> Trial:
         """A trial is over."""
         trial = self.study.trials[outcome.number]
-        if trial.is_over:
-            # Somebody was thought dead, and was not.
-            return trial
-        apply(trial, outcome, self._told, now())
+        with self._turn():
+            if trial.is_over:
+                # Somebody was thought dead, and was not.
+                return trial
+            apply(trial, outcome, self._told, now())
+            self.study.record.finish(trial, outcome)
+        self._hear(trial)
+        self._announce("trial_ends", trial)
+        self._check(trial, outcome)
+        return trial
+
+    def _hear(self, trial: Trial) -> None:
+        """A trial is over, here or in another program."""
         self._told += 1
-        self.study.record.finish(trial, outcome)
         losses = list(self.study.losses(trial))
         if math.isfinite(losses[0]) and (self._best is None or losses < self._best):
             self._best = losses
         for each in self.stoppers:
             each.tell(trial)
-        self._announce("trial_ends", trial)
-        self._check(trial, outcome)
-        return trial
 
     def again(self, number: int) -> None:
         """The worker of a trial is gone: hand the trial out again."""
@@ -162,6 +172,26 @@ class Scheduler:
         return not self.running and not self._queue and self._proposed() is None
 
     # --- inside
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """What happens in a shared study happens in turns, each after hearing of the others'."""
+        with self.study.record.turn():
+            if self._is_shared:
+                for trial in self.study.catch_up():
+                    self._hear(trial)
+                    self._announce("trial_ends", trial)
+                self._take_waiting()
+                self._proposal = None
+            yield
+
+    def _take_waiting(self) -> None:
+        """Run what was running when its program died."""
+        known = {trial.number for trial in self._queue}
+        for trial in self.study.of_state(WAITING):
+            if trial.number not in known:
+                self.study.record.claim(trial.number)
+                self._queue.append(trial)
 
     def _asked(self) -> Trial | None:
         """The next trial of the method."""

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from caldera.arguments import checked
+from caldera.draw.svg import Picture
 from caldera.errors import CalderaError, ConfigError, DataError
-from caldera.search.charts import write_plot
+from caldera.search.charts import plot_study, study_html
 from caldera.search.importance import Importance
 from caldera.search.job import Job, digest_of
 from caldera.search.luck import Luck
 from caldera.search.objective import Objective
 from caldera.search.overview import Overview
 from caldera.search.page import write_page
-from caldera.search.record import Record
+from caldera.search.record import NAME, Record
 from caldera.search.space import Space
 from caldera.search.table import table_of
 from caldera.search.trial import DONE, FAILED, RUNNING, STOPPED, WAITING, Trial
@@ -70,6 +71,20 @@ class Study:
         assert self.space is not None
         trial.number = self.record.add(trial, self.space)
         self.adopt(trial)
+
+    def catch_up(self) -> list[Trial]:
+        """Read what other programs have done in a shared study; the trials that are over since, in
+        that order. What they were running when they died waits."""
+        over = []
+        for found in self.record.news(self.trials, self.space):
+            if found.number == len(self.trials):
+                self.adopt(found)
+            else:
+                known = self.trials[found.number]
+                vars(known).update(vars(found), make=known.make)
+            if found.is_over:
+                over.append(self.trials[found.number])
+        return sorted(over, key=lambda trial: trial.told or 0)
 
     # --- looking at it
 
@@ -182,9 +197,13 @@ class Study:
         return table_of(self.rows())
 
     @checked
-    def plot(self, path: str | PathLike[str]) -> Path:
-        """Write its pictures to an .svg file: history, learning curves, slices, front; the path."""
-        return write_plot(Overview(self), path)
+    def plot(self, path: str | PathLike[str] | None = None) -> Picture | Path:
+        """History, learning curves, slices and front as one picture, which a notebook shows; with a
+        path it is written to that .svg file, and the path is returned."""
+        return plot_study(Overview(self), path)
+
+    def _repr_html_(self) -> str:
+        return study_html(Overview(self))
 
     @checked
     def page(self, path: str | PathLike[str]) -> Path:
@@ -273,8 +292,10 @@ def is_study(folder: str | PathLike[str]) -> bool:
     return (Path(folder) / "journal.log").is_file()
 
 
-def load(folder: str | PathLike[str], storage: str | None = None) -> Study:
-    """The study in a folder, to look at: trials, best, table, page.
+def load(
+    folder: str | PathLike[str] | None = None, storage: str | None = None, name: str = NAME
+) -> Study:
+    """The study in a folder or a database, to look at: trials, best, table, page.
 
     To go on with it, or to get its models, call `search.run` with the same folder.
 
@@ -286,26 +307,30 @@ def load(folder: str | PathLike[str], storage: str | None = None) -> Study:
     ...     search.load(folder)
     Study(3 done; best: trial 0, value 1)
     """
-    path = Path(folder)
-    if storage is None and not is_study(path):
+    path = None if folder is None else Path(folder)
+    if storage is None and (path is None or not is_study(path)):
         raise ConfigError.build(
-            "search.load", expected=f"a study in {path}", got="no journal.log there",
+            "search.load", expected=f"a study in {path}" if path else "folder= or storage=",
+            got="no journal.log there" if path else "neither",
             hint="name the folder= that search.run was given",
         )  # fmt: skip
+    place = path if storage is None else storage.rpartition("@")[2]
     try:
-        record = Record(path, storage)
+        record = Record(path, storage, name)
+        place = record.place
         if not record.exists:
             raise ConfigError.build(
-                "search.load", expected=f"a study in {path}", got="an empty one"
+                "search.load", expected=f"a study in {place}", got="none, or an empty one"
             )
         study = Study(record, _read_objective(record.facts()))
         _check_kinds(study)
+        record.close()
     except CalderaError:
         raise
     except Exception as problem:
         # Optuna replays the file, and trips over whatever is wrong in it.
         raise DataError.build(
-            f"study in {path}", expected="what a search wrote",
+            f"study in {place}", expected="what a search wrote",
             got=f"{type(problem).__name__}: {problem}"[:200], hint="the file is damaged",
         ) from problem  # fmt: skip
     return study

@@ -21,10 +21,12 @@ SHORT_RUN = 1024
 def _bind_redistribute(call: Call) -> Runner:
     attrs, given, made = call.node.attrs, call.inputs[0], call.outputs[0]
     straight = made.flags.c_contiguous
+    several = call.communicator is not None
+    communicator = call.communicator.along(attrs["axis"]) if several else None
 
     def run() -> None:
         found = redistributed(
-            given, attrs["source"], attrs["target"], call.communicator, rank=attrs["rank"],
+            given, attrs["source"], attrs["target"], communicator, rank=attrs["rank"],
             dtype=attrs["dtype"], terms=attrs["terms"], reduce=attrs["reduce"],
             out=made if straight else None,
         )  # fmt: skip

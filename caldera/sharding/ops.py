@@ -9,10 +9,26 @@ order. `random_part` has the numbers that a rank's part has of an array of rando
 from __future__ import annotations
 
 from caldera.graph.node import Node, Spec, intern
-from caldera.graph.opdef import Nodes, op, refuse_shape
-from caldera.graph.ops.collective import TOKEN
-from caldera.sharding.layout import Layout
+from caldera.graph.opdef import Nodes, item, op, refuse_shape
+from caldera.graph.ops.collective import TOKEN, Number, next_number
+from caldera.graph.ops.elementwise import mul
+from caldera.graph.ops.leaf import constant
+from caldera.sharding.layout import CartesianLayout, Layout
 from caldera.tensor.dtype import DType, float64, is_complex, part_of
+
+EVERYONE = "all"
+"""As the axis of a message: all ranks."""
+
+
+def copies(layout: Layout) -> int:
+    """How many ranks have the same part of a layout, of which all parts have as many."""
+    if isinstance(layout, CartesianLayout):
+        return layout.replicas
+    counts = {len(layout.owners([axis[0][0] for axis in piece.axes]))
+              for rank in layout.ranks for piece in layout.pieces(rank)}  # fmt: skip
+    if len(counts) > 1:
+        refuse_shape("a layout in which all blocks have as many owners as each other")
+    return counts.pop() if counts else 1
 
 
 @op("place", kind="distributed")
@@ -46,14 +62,41 @@ def redistribute(
     dtype: DType,
     terms: int,
     reduce: str,
-    number: int,
+    axis: str,
+    number: int | Number,
 ) -> tuple[Spec, ...]:
-    """A rank's part of an array in another layout, and a token; see `transfer.redistributed`."""
+    """A rank's part of an array in another layout, and a token; see `transfer.redistributed`.
+
+    Ranks are those along an axis of the mesh of all."""
     if inputs[0].shape != source.local_shape(rank):
         refuse_shape(f"a part of shape {source.local_shape(rank)}, that of rank {rank}")
     if source.shape != target.shape:
         refuse_shape(f"two layouts of shape {source.shape}")
     return Spec(target.local_shape(rank), dtype), TOKEN
+
+
+@redistribute.gradient
+def _(
+    g: tuple[Node | None, ...], y: Nodes, *inputs: Node, source: Layout, target: Layout, rank: int,
+    dtype: DType, terms: int, reduce: str, axis: str, number: int | Number,
+) -> tuple[Node | None, ...]:  # fmt: skip
+    """The redistribution back. What a part does to the loss happens on all ranks that were given
+    it, so their gradients are added up; where several ranks had the same part, each of them counts
+    for its share of that."""
+    if reduce != "sum":
+        refuse_shape("a sum of terms, which alone has a gradient", f"reduce={reduce!r}")
+    given = inputs[0]
+    slope = g[0]
+    assert slope is not None
+    back = redistribute.node(
+        slope, source=target, target=source, rank=rank, dtype=given.dtype, reduce="sum",
+        terms=copies(target), axis=axis, number=next_number(),
+    )  # fmt: skip
+    alike = copies(source) // terms
+    found = item(back, 0)
+    if alike > 1:
+        found = mul(found, constant(1 / alike, found.dtype))
+    return found, *(None for _ in inputs[1:])
 
 
 @op("random_part", kind="distributed")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from caldera.errors import ConfigError
 from caldera.graph.body import substitute, topological
@@ -20,12 +21,13 @@ from caldera.graph.ops.leaf import tensor
 from caldera.sharding import kernels  # noqa: F401 - registers them
 from caldera.sharding.axis_split import even_split
 from caldera.sharding.layout import CartesianLayout, Layout, replicated
-from caldera.sharding.ops import redistribute
+from caldera.sharding.ops import EVERYONE, redistribute
 from caldera.sharding.rules import KINDS, RULES
 from caldera.sharding.rules.registry import (
     SMALL_BYTES,
     Lazy,
     Placement,
+    Rule,
     Value,
     Way,
     default_layout,
@@ -47,13 +49,25 @@ class Move:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """A way to compute an op: seconds, and bytes that move between ranks, both with what it takes
+    to bring its inputs there and to add up its terms."""
+
+    name: str
+    seconds: float
+    nbytes: int
+
+
+@dataclass(frozen=True)
 class Choice:
-    """How an op is computed, and what the ways that it was chosen among would take."""
+    """How an op is computed, and the ways that it was chosen among. `seconds` and `nbytes` are
+    those of computing alone: what moves before and after is among the moves."""
 
     what: str
-    chosen: str
+    chosen: Cost
+    others: tuple[Cost, ...]
     seconds: float
-    others: tuple[tuple[str, float], ...]
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -118,6 +132,9 @@ class Propagation:
     _placed: dict[tuple[Node, Layout], Node] = field(default_factory=dict)
     _keep: list[Node] = field(default_factory=list)
 
+    may_exchange: ClassVar[bool] = True
+    """Whether rules may write nodes that ranks run together, with messages of their own."""
+
     # --- what rules ask
 
     def value(self, node: Node) -> Value:
@@ -129,9 +146,9 @@ class Propagation:
         value = self.value(node)
         if value.lazy is not None:
             return value.lazy.like or self.default(node.spec)
-        return value.placement.layout if value.placement.terms == 1 else _settled(
-            value.placement, node.spec
-        )  # fmt: skip
+        if value.placement.terms == 1:
+            return value.placement.layout
+        return self.resting(value.placement, node.spec)
 
     def suited(self, node: Node) -> CartesianLayout | None:
         """A cartesian layout that a value has, or is near to; None for what is made anywhere."""
@@ -147,15 +164,19 @@ class Propagation:
 
     def seconds(self, node: Node, layout: Layout) -> float:
         """What it takes to have a value in a layout."""
+        return self._moving(node, layout)[0]
+
+    def _moving(self, node: Node, layout: Layout) -> tuple[float, int]:
+        """Seconds, and bytes that move, to have a value in a layout."""
         if (node, layout) in self._placed:
-            return 0.0
+            return 0.0, 0
         value = self.value(node)
         if value.lazy is not None:
             near = layout if isinstance(layout, CartesianLayout) else self.default(node.spec)
-            return value.lazy.seconds(near)
-        where = value.placement
+            return value.lazy.seconds(near), 0
+        where, itemsize = value.placement, node.dtype.itemsize
         moved = volume(where.layout, layout, where.terms)
-        return moved.seconds(node.dtype.itemsize, self.links)
+        return moved.seconds(itemsize, self.links), moved.elements * itemsize
 
     def placed(self, node: Node, layout: Layout, dtype: DType | None = None) -> Node:
         """This rank's part of a value in a layout, brought there if it has to be."""
@@ -194,7 +215,7 @@ class Propagation:
         symbol = node.attrs.get("symbol")
         if symbol is not None and symbol in self.layouts:
             return [self._leaf(node, symbol)]
-        rule = RULES.get(node.op.name) or KINDS.get(node.op.kind)
+        rule = self.rule(node)
         found = None if rule is None else rule(self, node)
         if isinstance(found, Lazy):
             return [Value(Placement(self.default(node.spec)), lazy=found)]
@@ -203,9 +224,32 @@ class Propagation:
             return self._values[found]
         if found:
             return self._computed(node, found)
+        return self._without_rule(node)
+
+    def rule(self, node: Node) -> Rule | None:
+        """What knows how ranks can compute a node."""
+        return RULES.get(node.op.name) or KINDS.get(node.op.kind)
+
+    def _without_rule(self, node: Node) -> list[Value]:
         if node.op.decompose is not None and not self._is_whole(node):
             return self._in_parts(node)
         return self._computed(node, [self._whole(node)])
+
+    def resting(self, where: Placement, spec: Spec) -> CartesianLayout:
+        """Where the sum of terms goes: each of those that have a term gets a share of it, along an
+        axis that nobody shares yet; small ones go to all of them."""
+        layout = where.layout
+        assert isinstance(layout, CartesianLayout)
+        if spec.nbytes <= SMALL_BYTES:
+            return layout
+        for axis, n in enumerate(layout.shape):
+            if layout.splits[axis] is None and n >= where.terms:
+                before = len([each for each in layout.split_axes if each < axis])
+                ranks = layout.mesh_with_terms(where.terms, before)
+                split = even_split(n, where.terms)
+                splits = (*layout.splits[:axis], split, *layout.splits[axis + 1 :])
+                return CartesianLayout(layout.shape, splits, ranks)
+        return layout
 
     def _leaf(self, node: Node, symbol: Symbol) -> Value:
         layout = self.layouts[symbol]
@@ -217,11 +261,11 @@ class Propagation:
     def _computed(self, node: Node, ways: Sequence[Way]) -> list[Value]:
         """The node in the cheapest way."""
         costs = [self._cost(node, way) for way in ways]
-        best = min(range(len(ways)), key=costs.__getitem__)
+        best = min(range(len(ways)), key=lambda each: costs[each].seconds)
         way = ways[best]
-        if len(ways) > 1:
-            others = tuple((w.name, c) for w, c in zip(ways, costs, strict=True) if w is not way)
-            self.choices.append(Choice(describe(node, 1), way.name, costs[best], others))
+        others = (*costs[:best], *costs[best + 1 :])
+        choice = Choice(describe(node, 1), costs[best], others, way.seconds, way.nbytes)
+        self.choices.append(choice)
         parts = [self.placed(x, where) for x, where in zip(node.inputs, way.inputs, strict=True)]
         made = as_tuple(way.make(parts)) if self._takes_part(way) else (None,) * len(way.outputs)
         values = []
@@ -236,15 +280,21 @@ class Propagation:
     def _takes_part(self, way: Way) -> bool:
         return any(self.rank in placement.layout.ranks for placement in way.outputs)
 
-    def _cost(self, node: Node, way: Way) -> float:
-        total = way.seconds
+    def _cost(self, node: Node, way: Way) -> Cost:
+        seconds, nbytes = way.seconds, way.nbytes
         for given, layout in zip(node.inputs, way.inputs, strict=True):
-            total += self.seconds(given, layout)
+            taken, sent = self._moving(given, layout)
+            seconds, nbytes = seconds + taken, nbytes + sent
         for spec, where in zip(node.outputs, way.outputs, strict=True):
             if where.terms > 1:
-                moved = volume(where.layout, _settled(where, spec), where.terms)
-                total += moved.seconds(spec.dtype.itemsize, self.links)
-        return total
+                taken, sent = self._summing(where, spec)
+                seconds, nbytes = seconds + taken, nbytes + sent
+        return Cost(way.name, seconds, nbytes)
+
+    def _summing(self, where: Placement, spec: Spec) -> tuple[float, int]:
+        """Seconds, and bytes that move, to add up the terms of a result where it rests."""
+        moved = volume(where.layout, self.resting(where, spec), where.terms)
+        return moved.seconds(spec.dtype.itemsize, self.links), moved.elements * spec.dtype.itemsize
 
     def _is_whole(self, node: Node) -> bool:
         return all(
@@ -298,7 +348,7 @@ class Propagation:
             and layout.replicas > 1
         ):
             # Everybody adds up a share, and gives it to the others: less than all terms to all.
-            share = _settled(where, node.spec)
+            share = self.resting(where, node.spec)
             part = self._sent(node, value.node, where, share, node.dtype)
             return self._sent(node, part, Placement(share), layout, dtype)
         return self._sent(node, value.node, where, layout, dtype)
@@ -319,7 +369,7 @@ class Propagation:
             )
         sent = redistribute.node(
             part, *self.tokens(), source=where.layout, target=layout, rank=self.rank, dtype=dtype,
-            terms=where.terms, reduce=where.reduce, number=len(self.moves),
+            terms=where.terms, reduce=where.reduce, axis=EVERYONE, number=len(self.moves),
         )  # fmt: skip
         width = (
             min(node.dtype.itemsize, dtype.itemsize) if where.terms == 1 else node.dtype.itemsize
@@ -332,21 +382,3 @@ class Propagation:
             )
         )  # fmt: skip
         return self.communicate(sent)[0]
-
-
-def _settled(where: Placement, spec: Spec) -> CartesianLayout:
-    """Where the sum of terms goes: each of those that have a term gets a share of it, along an axis
-    that nobody shares yet; small ones go to all of them."""
-    layout = where.layout
-    assert isinstance(layout, CartesianLayout)
-    if spec.nbytes <= SMALL_BYTES:
-        return layout
-    for axis, n in enumerate(layout.shape):
-        if layout.splits[axis] is None and n >= where.terms:
-            before = len([each for each in layout.split_axes if each < axis])
-            ranks = layout.mesh_with_terms(where.terms, before)
-            split = even_split(n, where.terms)
-            return CartesianLayout(
-                layout.shape, (*layout.splits[:axis], split, *layout.splits[axis + 1 :]), ranks
-            )
-    return layout

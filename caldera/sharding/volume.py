@@ -17,10 +17,19 @@ from caldera.tensor.shape import size
 
 @dataclass(frozen=True)
 class Links:
-    """What messages take: seconds for each, and bytes a second between two ranks."""
+    """What a rank takes while all of them are at work; `calibration` measures it.
+
+    - `latency`: seconds for each message; `bandwidth`: bytes a second that it sends where layouts
+      change, with taking them apart and putting them together; `collective`: the same where parts
+      of a product travel along the ranks.
+    - `flops`: operations a second in products; `copying`: bytes a second that it reads and writes.
+    """
 
     latency: float = 2e-5
     bandwidth: float = 4e9
+    collective: float = 4e9
+    flops: float = 1e10
+    copying: float = 1e10
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from caldera.arguments import checked, refusal
 from caldera.errors import DeviceError, DtypeError, ShapeError
 from caldera.memory import MANAGED, Device, Kind, MemoryManager
 from caldera.memory import device as find_device
+from caldera.notebook import html_text, note
 from caldera.tensor import dlpack
 from caldera.tensor.convert import exactly, little_endian
 from caldera.tensor.dtype import DType, bool_, canonical, is_complex
@@ -380,6 +381,11 @@ class Tensor(StridedArray):
             f"Tensor({values}, shape={self.shape}, dtype={self._dtype}, "
             f"kind={self.kind.name}, device={self.device.name})"
         )
+
+    def _repr_html_(self) -> str:
+        shape = " \u00d7 ".join(map(str, self.shape)) or "scalar"
+        title = f"Tensor {shape}, {self._dtype}, {self.kind.name} on {self.device.name}"
+        return note(title, strong=True) + html_text(np.array2string(self.numpy(), threshold=100))
 
     def __str__(self) -> str:
         return str(self.numpy())

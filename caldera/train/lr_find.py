@@ -18,9 +18,11 @@ import numpy as np
 from caldera.arguments import within
 from caldera.data import Loader, Pipeline
 from caldera.draw.axis import axis_of
-from caldera.draw.line_chart import Line, LineChart, write_figure
+from caldera.draw.line_chart import Line, LineChart, figure, figure_svg
 from caldera.draw.palette import CATEGORICAL
+from caldera.draw.svg import Picture
 from caldera.errors import ConfigError
+from caldera.notebook import note
 from caldera.train.arguments import plain_number, whole_number
 from caldera.train.fit import make_steps
 from caldera.train.saving.snapshot import Snapshot
@@ -52,20 +54,26 @@ class LearningRates:
     smoothed: list[float]
     suggestion: float
 
-    def plot(self, path: str | PathLike[str], title: str = "") -> Path:
-        """Write the losses over the learning rates to an .svg file; its path."""
+    def plot(self, path: str | PathLike[str] | None = None, title: str = "") -> Picture | Path:
+        """The losses over the learning rates, which a notebook shows; with a path they are written
+        to that .svg file, and the path is returned."""
+        return figure(path, [self._chart()], title)
+
+    def _chart(self) -> LineChart:
         rates = self.learning_rates
         raw = Line("each step", list(zip(rates, self.losses, strict=True)), "#9db8d9")
         smooth = Line("smoothed", list(zip(rates, self.smoothed, strict=True)), CATEGORICAL[0])
         # The explosion at the end would press everything else to the floor.
         top = 1.5 * max(self.smoothed[: int(np.argmin(self.smoothed)) + 1])
         shown = [value for value in (*self.losses, *self.smoothed) if value <= top]
-        chart = LineChart(
+        return LineChart(
             "loss", "learning rate", [_below(raw, max(shown)), _below(smooth, max(shown))],
             axis_of(rates, log=True), axis_of(shown, log=False),
             note=(self.suggestion, f"suggestion {self.suggestion:.2g}"),
         )  # fmt: skip
-        return write_figure(path, [chart], title)
+
+    def _repr_html_(self) -> str:
+        return f"{note(repr(self))}{figure_svg([self._chart()])}"
 
     def __repr__(self) -> str:
         rates = self.learning_rates

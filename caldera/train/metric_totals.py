@@ -11,7 +11,7 @@ import numpy as np
 from caldera import op
 from caldera.lazy import Expr, Variable
 from caldera.memory import Reading
-from caldera.nn.metrics import Metric
+from caldera.nn.metrics import MeanMetric, Metric
 
 SumOverRanks = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
 
@@ -21,14 +21,18 @@ class MetricTotals:
 
     def __init__(self, prefix: str, metrics: Sequence[Metric], device: Any) -> None:
         self._prefix = prefix
-        self._metrics = metrics
+        self._metrics = {metric.name: metric for metric in metrics}
         self._device = device
         self._sums: dict[str, Variable] = {}
 
-    def add(self, loss: Expr, weight: Expr, metric_sums: list[dict[str, Expr]]) -> list[Expr]:
+    def add(
+        self, loss: Expr, weight: Expr, metric_sums: Sequence[tuple[Metric, dict[str, Expr]]]
+    ) -> list[Expr]:
         """The assignments that add one batch: its summed loss, its weight, its metrics' sums."""
         parts = {"loss": loss, "weight": weight}
-        for metric, sums in zip(self._metrics, metric_sums, strict=True):
+        for metric, sums in metric_sums:
+            # Those that layers add are only known once the network has been written down.
+            self._metrics.setdefault(metric.name, metric)
             parts |= {f"{metric.name}/{name}": value for name, value in sums.items()}
         return [self._added(name, value) for name, value in parts.items()]
 
@@ -69,10 +73,26 @@ class MetricTotals:
         """
         chosen = {name: self._sums[name] for name in names or self._sums}
         return TotalsReading(
-            self._metrics,
+            list(self._metrics.values()),
             {name: variable.tensor.memory.begin_read() for name, variable in chosen.items()},
             {name: variable.shape for name, variable in chosen.items()},
         )
+
+
+class AddedMetric(MeanMetric):
+    """The mean of what a layer has added to be seen; see `Layer.add_metric`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def per_sample(self, prediction: Any, target: Any) -> Expr:
+        """What is given is what was added."""
+        result: Expr = prediction
+        return result
 
 
 @dataclass(frozen=True)

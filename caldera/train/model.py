@@ -20,6 +20,7 @@ from caldera.memory import Device
 from caldera.nn.basic import Sequential
 from caldera.nn.metrics import Metric
 from caldera.nn.tracing import Context, trace
+from caldera.notebook import html_table, note
 from caldera.optim import Optimizer
 from caldera.plan.explain import Explanation
 from caldera.strategy import Strategy
@@ -353,6 +354,13 @@ class Model(ModelSettings):
         if show:
             print(found)
         return found
+
+    def _repr_html_(self) -> str:
+        # To look at a model changes nothing: one that does not know its inputs yet stays so.
+        if self._signature is None:
+            rows = [(name, repr(layer)) for name, layer in self.children()]
+            return note(type(self).__name__, strong=True) + html_table(("layer", "is"), rows)
+        return self.summary(show=False)._repr_html_()
 
     def profile(
         self, data: Any, *, batch_size: int | None = None, trace: str | PathLike[str] | None = None

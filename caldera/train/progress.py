@@ -1,4 +1,4 @@
-"""Progress of a run: one live line in a terminal, plain lines elsewhere.
+"""Progress of a run: one live line in a terminal or a notebook, plain lines elsewhere.
 
 The clock is read after each step and nothing else is done until it is time for the next picture, so
 that the cost stays far below that of a step; the loss stays on the device in between. When it is
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera.arguments import shown
+from caldera.draw.live_line import live_line, print_line
 from caldera.errors import ConfigError
 from caldera.optional import optional_import
 from caldera.train.callbacks import Callback
@@ -32,9 +33,9 @@ _NARROWEST_BAR = 6
 class Progress(Callback):
     """Shows how a run is going.
 
-    `verbose` is 0 (silent), 1 (a live line in a terminal; elsewhere a line an epoch, and one every
-    ten seconds within a longer one) or 2 (a line an epoch, nothing in between). `console` is a
-    `rich.console.Console`, by default one for the standard output.
+    `verbose` is 0 (silent), 1 (a live line in a terminal or a notebook; elsewhere a line an epoch,
+    and one every ten seconds within a longer one) or 2 (a line an epoch, nothing in between).
+    `console` is a `rich.console.Console`, by default one for the standard output.
 
     >>> from caldera.train.progress import Progress
     >>> Progress(verbose=3)
@@ -71,10 +72,8 @@ class Progress(Callback):
             plain = False if run.communicator.size > 1 else None
             made = optional_import("rich.console", "rich", "progress").Console
             self._console = made(force_terminal=plain)
-        if self.verbose == 1 and self._console.is_terminal:
-            live = optional_import("rich.live", "rich", "progress").Live
-            self._live = live(console=self._console, auto_refresh=False, transient=True)
-            self._live.start()
+        if self.verbose == 1:
+            self._live = live_line(self._console)
 
     def epoch_begins(self, run: Run) -> None:
         if not self.verbose:
@@ -155,8 +154,7 @@ class Progress(Callback):
         if self._live is not None:
             # Printing draws the live line anew below, and it is no longer true.
             self._live.update("", refresh=True)
-        # Not wrapped: a line of a log is one line, however long.
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_line(self._console, line)
 
     def _draw(
         self, run: Run, now: float, values: list[str] | None = None, instead: str = ""

@@ -202,8 +202,10 @@ class Run:
         if self.validation is not None:
             found = self.validation.results(self.model)
             results |= {f"val_{name}": each for name, each in found.items()}
-        results["seconds"] = self.communicator.bcast_object(self._epoch_seconds())
-        self.history.add(self.epoch, results)
+        # Ranks that take steps of their own are at different ones: what the first says counts.
+        own = self._epoch_seconds(), self.model.optimizer.known_rate()
+        results["seconds"], rate = self.communicator.bcast_object(own)
+        self.history.add(self.epoch, results, rate)
         self.epoch += 1
         self.batch = 0
         self._adapt(results)

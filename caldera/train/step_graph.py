@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera import op
-from caldera.errors import ConfigError
+from caldera.errors import ConfigError, ShapeError
 from caldera.lazy import Expr, Variable
-from caldera.nn.losses import Loss
+from caldera.nn.losses import Loss, mean_by_sample
 from caldera.nn.metrics import Metric
-from caldera.nn.tracing import Context, trace
+from caldera.nn.tracing import Added, Context, trace
 from caldera.optim.sharding import sharded_parameters
 from caldera.strategy import BatchSums, Gradients, StepProgram
 from caldera.tensor.seeding import seeded
 from caldera.train.batch_source import Values
+from caldera.train.metric_totals import AddedMetric
 
 if TYPE_CHECKING:
     from caldera.train.step import Steps
@@ -95,9 +96,9 @@ class StepGraph:
         """A training step."""
         steps = self._steps
         outputs, traced = self.network(training=True)
-        loss, total = self.loss(outputs, steps.objective.of(outputs))
+        loss, total = self.loss(outputs, steps.objective.of(outputs), traced.losses)
         votes = [steps.votes] if self._strategy.is_distributed else []
-        whole, sums, tally = self._batch_totals(loss, outputs, votes)
+        whole, sums, tally = self._batch_totals(loss, outputs, traced.metrics, votes)
         fine = op.logical_and(op.isfinite(whole), steps.bad_step < 0)
         scaled = loss if steps.loss_scale is None else steps.loss_scale.scaled(loss)
         gradients = self._strategy.gradients(scaled, self._model.trainable(), self._values.share)
@@ -117,8 +118,8 @@ class StepGraph:
         losses = self._steps.objective.losses
         outputs = self._strategy.predictions(found, losses)
         name = next(name for name in losses if name in outputs)
-        loss, total = self.loss(outputs, {name: (losses[name], 1.0)})
-        whole, sums, _ = self._batch_totals(loss, outputs, [])
+        loss, total = self.loss(outputs, {name: (losses[name], 1.0)}, traced.losses)
+        whole, sums, _ = self._batch_totals(loss, outputs, traced.metrics, [])
         updates = self._steps.evaluation_totals.add(whole * total, total, sums)
         return StepProgram(lambda: updates, self._values.share, traced, self._sums)
 
@@ -143,9 +144,15 @@ class StepGraph:
         return named_outputs(result), traced
 
     def loss(
-        self, outputs: Mapping[str, Expr], terms: Mapping[str, tuple[Loss, float]]
+        self,
+        outputs: Mapping[str, Expr],
+        terms: Mapping[str, tuple[Loss, float]],
+        added: Sequence[Added] = (),
     ) -> tuple[Expr, Expr]:
-        """What these samples add to the loss of the whole batch, and the weight of that."""
+        """What these samples add to the loss of the whole batch, and the weight of that.
+
+        `added` is what layers have added to it.
+        """
         weights = self._weights()
         if weights is None:
             samples = self._values.share.count
@@ -159,10 +166,28 @@ class StepGraph:
             factor * loss(outputs[name], self._target(name, outputs[name]), weights, total=divisor)
             for name, (loss, factor) in terms.items()
         ]
+        for each in added:
+            # The mean over samples is of the weight that all losses are divided by.
+            values = op.cast(self._by_sample(each), self._model.dtype)
+            if weights is not None:
+                values = op.where(weights == 0.0, 0.0, values * weights)
+            found.append(op.sum(values) / divisor)
         result = found[0]
         for term in found[1:]:
             result = result + term
         return result, total
+
+    def _by_sample(self, added: Added) -> Expr:
+        """A value for each sample: of a scalar the same for all, so that its mean is that."""
+        values = added.values
+        if not values.ndim:
+            return op.broadcast(values, (self._count,))
+        if values.shape[0] != self._count:
+            raise ShapeError.build(
+                added.where, expected=f"a scalar, or values for each of {self._count} samples",
+                got=f"shape {values.shape}", hint="their first axis is that of the samples",
+            )  # fmt: skip
+        return mean_by_sample(values)
 
     def _value(self, name: str, shape: tuple[int, ...], dtype: Any) -> Expr:
         """An array of the batch, of which a sample has this shape."""
@@ -184,16 +209,25 @@ class StepGraph:
         return totals
 
     def _batch_totals(
-        self, loss: Expr, outputs: Mapping[str, Expr], more: Sequence[Expr]
-    ) -> tuple[Expr, list[dict[str, Expr]], list[Expr]]:
+        self,
+        loss: Expr,
+        outputs: Mapping[str, Expr],
+        added: Mapping[str, Added],
+        more: Sequence[Expr],
+    ) -> tuple[Expr, list[tuple[Metric, dict[str, Expr]]], list[Expr]]:
         """The loss of the whole batch, the sums of the metrics, and `more` that is to be summed."""
         name, prediction = main_output(outputs, self._steps.objective)
         target, weights = self._target(name, prediction), self._weights()
-        here = [metric.sums(prediction, target, weights) for metric in self._steps.metrics]
+        metrics = list(self._steps.metrics)
+        here = [metric.sums(prediction, target, weights) for metric in metrics]
+        for label, each in added.items():
+            metrics.append(_added_metric(label, each, metrics))
+            here.append(metrics[-1].sums(self._by_sample(each), None, weights))
         flat = [value for sums in here for value in sums.values()]
         whole, *rest = self._sum_over_ranks([loss, *flat, *more])
         found = iter(rest)
-        return whole, [{key: next(found) for key in sums} for sums in here], list(found)
+        sums = [{key: next(found) for key in sums} for sums in here]
+        return whole, list(zip(metrics, sums, strict=True)), list(found)
 
     def _updates(self, gradients: Gradients, fine: Expr, weight: Expr) -> list[Expr]:
         """What an optimizer makes of gradients, unless the step is not `fine`."""
@@ -214,6 +248,15 @@ class StepGraph:
             op.assign(random, op.where(fine, random + np.array([0, 1]), random)),
             op.assign(bad_step, op.where(fine | (bad_step >= 0), bad_step, random[1])),
         ]
+
+
+def _added_metric(name: str, added: Added, others: Sequence[Metric]) -> AddedMetric:
+    if name in ("loss", "seconds", *(metric.name for metric in others)):
+        raise ConfigError.build(
+            added.where, expected="a metric with a name of its own", got=repr(name),
+            hint="that name is taken by what every history has, or by a metric of the model",
+        )  # fmt: skip
+    return AddedMetric(name)
 
 
 def _last_op(output: Expr) -> str:

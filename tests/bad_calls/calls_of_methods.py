@@ -116,6 +116,8 @@ METHODS["Plan"] = (
 METHODS["NeuralNetwork"] = (
     network,
     {
+        "add_loss": lambda f: f(x(8, 4)),
+        "add_metric": lambda f: f("mean", x(8, 4)),
         "evaluate": lambda f: f((x(8, 4), labels(8))),
         "fit": lambda f: f((x(8, 4), labels(8)), verbose=0, epochs=1),
         "freeze": lambda f: f(False),
@@ -184,6 +186,8 @@ METHODS["Dense"] = (
     layer,
     {
         "__call__": lambda f: f(cd.tensor(x(3, 4))),
+        "add_loss": lambda f: f(x(3, 4)),
+        "add_metric": lambda f: f("mean", x(3, 4)),
         "freeze": lambda f: f(False),
         "parameter": lambda f: f("more", (2, 3), cd.constant(1.0)),
         "state": lambda f: f("more", (2, 3)),

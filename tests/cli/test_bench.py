@@ -12,6 +12,7 @@ from caldera.bench.worker_process import WorkerError, WorkerHandle
 from tests.cli.conftest import Caldera
 
 
+@pytest.mark.usefixtures("compiled_before")
 def test_caldera_alone_is_measured_from_end_to_end(caldera: Caldera, tmp_path: Path) -> None:
     files = tmp_path / "bench.json", tmp_path / "bench.html"
     done = caldera(
@@ -34,6 +35,7 @@ def test_caldera_alone_is_measured_from_end_to_end(caldera: Caldera, tmp_path: P
     assert "caldera strict" in files[1].read_text()
 
 
+@pytest.mark.usefixtures("compiled_before")
 def test_single_computations_run_in_one_process(caldera: Caldera) -> None:
     done = caldera(
         "bench", "gemm", "--quick", "--peers", "", "--repeats", 1, "--threads", 1,

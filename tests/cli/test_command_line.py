@@ -16,7 +16,7 @@ from tests.cli.conftest import Caldera
 
 COMMANDS = [
     "train", "search", "eval", "report", "predict", "serve", "summary", "graph", "run", "plan",
-    "bench", "info", "completion",
+    "bench", "check", "info", "completion",
 ]  # fmt: skip
 
 

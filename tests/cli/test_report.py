@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from tests.cli.conftest import Caldera
@@ -37,3 +38,15 @@ def test_a_folder_that_is_no_run(caldera: Caldera, tmp_path: Path) -> None:
 def test_train_says_how_to_get_the_page(caldera: Caldera, tmp_path: Path) -> None:
     words = ("train", "--hidden", "8", "--epochs", "1", "--quiet", "--out", tmp_path / "out")
     assert f"report  caldera report {tmp_path / 'out'}" in caldera(*words).out
+
+
+def test_several_runs_are_compared(caldera: Caldera, trained: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(trained, other)
+    target = tmp_path / "compared.html"
+    done = caldera("report", trained, other, "--out", target)
+    assert done.status == 0
+    assert "2 runs compared" in target.read_text()
+    done = caldera("report", trained, tmp_path, "--out", target)
+    assert done.status == 1
+    assert "expected the folder of a run" in done.err

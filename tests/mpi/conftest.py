@@ -38,7 +38,10 @@ def _what_is_missing() -> str:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    """Run a file of `jobs` as several ranks: `job(4, "dies", "--restarts", "1")`."""
+    """Run a file of `jobs` as several ranks: `job(4, "dies", "--restarts", "1")`.
+
+    Ranks find the kernels that this session and those before it have compiled.
+    """
     missing = _what_is_missing()
     if missing:
         pytest.skip(missing)
@@ -49,7 +52,6 @@ def job(tmp_path: Path) -> Job:
         environment = {
             **os.environ,
             "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
-            "CALDERA_CACHE": str(tmp_path),
             "CALDERA_THREADS": "1",
             # Else a line and its end are written apart, and another rank's line may come between.
             "PYTHONUNBUFFERED": "",

@@ -40,9 +40,8 @@ def test_mpich_keeps_the_contract(job: Job, mpich: dict[str, str]) -> None:
 def test_training_with_mpich_equals_one_process(
     job: Job, mpich: dict[str, str], tmp_path: Path
 ) -> None:
-    cache = os.environ["CALDERA_CACHE"]
     given = (str(tmp_path / "saved"), "data", "usual")
-    done = job(2, "training", arguments=given, CALDERA_CACHE=cache, **mpich)
+    done = job(2, "training", arguments=given, **mpich)
     assert done.returncode == 0, done.stderr
     assert "equal: usual" in done.stdout.splitlines()
 

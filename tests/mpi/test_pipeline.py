@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from tests.mpi.conftest import Job
 
 
 def test_a_pipeline_equals_one_process(job: Job, tmp_path: Path) -> None:
-    # Compiled kernels are kept from run to run.
-    cache = os.environ["CALDERA_CACHE"]
-    done = job(4, "pipeline", arguments=(str(tmp_path / "saved"),), CALDERA_CACHE=cache)
+    done = job(4, "pipeline", arguments=(str(tmp_path / "saved"),))
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stdout.splitlines() if line.startswith("equal")] == [
         "equal: one pipeline", "equal: two pipelines", "equal: stages of two ranks",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 from caldera import search
@@ -16,7 +15,7 @@ def test_ranks_run_every_trial_once_and_all_get_the_study(job: Job, tmp_path: Pa
     survives = bool(launcher().implementation.survives)
     done = job(
         3, "searching", *(["--survive"] if survives else []),
-        arguments=("dies",) if survives else (), CALDERA_CACHE=os.environ["CALDERA_CACHE"],
+        arguments=("dies",) if survives else (),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     ran = (tmp_path / "ran").read_text().split()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 
@@ -12,8 +11,7 @@ from tests.mpi.conftest import MOST_S, Job, lines_of_ranks
 
 
 def test_servers_and_shared_memory_serve_processes(job: Job) -> None:
-    # Compiled kernels are kept from run to run.
-    done = job(3, "servers", CALDERA_CACHE=os.environ["CALDERA_CACHE"])
+    done = job(3, "servers")
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stdout.splitlines() if line.startswith("as it should be")] == [
         f"as it should be: {name}"
@@ -34,9 +32,8 @@ def test_after_a_kill_of_a_worker_or_a_server_all_go_on_from_the_checkpoint(
     job: Job, mode: str, victim: int
 ) -> None:
     """The server is on rank 0."""
-    cache = os.environ["CALDERA_CACHE"]
     arguments = (mode, str(victim))
-    done = job(2, "killed", "--restarts", "1", arguments=arguments, CALDERA_CACHE=cache)
+    done = job(2, "killed", "--restarts", "1", arguments=arguments)
     assert done.returncode == 0, done.stderr
     assert "restart 1 of 1" in done.stderr
     # MPICH names the process, not its rank.
@@ -49,7 +46,6 @@ def test_after_a_kill_of_a_worker_or_a_server_all_go_on_from_the_checkpoint(
 
 def test_a_worker_that_is_killed_ends_all(job: Job) -> None:
     """Others have nothing to send to it, and wait for what it sends."""
-    cache = os.environ["CALDERA_CACHE"]
-    done = job(3, "killed", arguments=("stale", "1"), CALDERA_CACHE=cache)
+    done = job(3, "killed", arguments=("stale", "1"))
     assert done.returncode != 0
     assert time.time() - float(lines_of_ranks(done)[-1].split()[-1]) < MOST_S

@@ -201,8 +201,8 @@ def first_gradients(
     """The loss on a batch that is fed, and its gradients."""
     count = len(batch[0])
     graph = steps.graph(count)
-    outputs, _ = graph.network(training=True)
-    loss, _ = graph.loss(outputs, steps.objective.of(outputs))
+    outputs, traced = graph.network(training=True)
+    loss, _ = graph.loss(outputs, steps.objective.of(outputs), traced.losses)
     wanted: list[Any] = [loss, *op.grad(loss, model.parameters())]
     plan = compile(wanted, device=model.device, precision=model.precision)
     value, *gradients = [result.numpy() for result in plan.run(steps.feeds(batch, None))]

@@ -37,7 +37,8 @@ def draw_training_step(model: Model, path: Path) -> Path:
         raise ConfigError.build("graph", expected="a file that ends in .svg", got=str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     steps = Steps(model, model.objective, model.optimizer, model.metrics, SingleProcessStrategy())
-    return steps.training(model.batch_size).draw(path)
+    steps.training(model.batch_size).draw(path)
+    return path
 
 
 COMMAND = Command(

@@ -86,8 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _written(proposal: Proposal, target: Path, name: str) -> Path:
     if target.suffix.lower() == ".svg":
-        return proposal.plot(target)
-    write_file(target, plan_page(proposal, name))
+        proposal.plot(target)
+    else:
+        write_file(target, plan_page(proposal, name))
     return target
 
 

@@ -1,4 +1,4 @@
-"""`caldera report`: one page about a run or a study, to read or to send to somebody."""
+"""`caldera report`: one page about a run, a study or several runs, to read or to send."""
 
 from __future__ import annotations
 
@@ -8,44 +8,61 @@ from pathlib import Path
 from caldera import search
 from caldera.cli.command import Command, UsageError
 from caldera.file_cache import write_file
-from caldera.report import run_page
+from caldera.report import compare_page, run_page
 from caldera.train.tracking.run_folder import RunFolder
 
-PAGE = "report.html"
+PAGE, COMPARISON = "report.html", "comparison.html"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of `report`."""
     parser.add_argument(
-        "run", metavar="FOLDER",
-        help="what `caldera train --out` or cd.RunFolder wrote, or the folder of a search",
+        "run", metavar="FOLDER", nargs="+",
+        help="what `caldera train --out` or cd.RunFolder wrote, or the folder of a search; several "
+        "runs are compared",
     )  # fmt: skip
     parser.add_argument(
-        "--out", metavar="FILE.html", help=f"where to write it (default: FOLDER/{PAGE})"
-    )
+        "--out", metavar="FILE.html",
+        help=f"where to write it (default: FOLDER/{PAGE}; of several runs, {COMPARISON})",
+    )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the page."""
-    target = Path(arguments.out) if arguments.out else Path(arguments.run) / PAGE
+    folders = list(dict.fromkeys(arguments.run))
+    several = len(folders) > 1
+    usual = Path(COMPARISON) if several else Path(folders[0]) / PAGE
+    target = Path(arguments.out) if arguments.out else usual
     if target.suffix.lower() not in (".html", ".htm"):
         raise UsageError.build("--out", expected="a file that ends in .html", got=str(target))
-    if search.is_study(arguments.run):
-        search.load(arguments.run).page(target)
+    if several:
+        write_file(target, compare_page([_run_folder(folder) for folder in folders]))
+    elif search.is_study(folders[0]):
+        search.load(folders[0]).page(target)
     else:
-        write_file(target, run_page(RunFolder(arguments.run)))
+        write_file(target, run_page(RunFolder(folders[0])))
     print(f"wrote   {target}")
     return 0
 
 
+def _run_folder(folder: str) -> RunFolder:
+    if search.is_study(folder):
+        raise UsageError.build(
+            "report", expected="runs to compare", got=f"the search in {folder}",
+            hint=f"`caldera report {folder}` compares its trials",
+        )  # fmt: skip
+    return RunFolder(folder)
+
+
 COMMAND = Command(
     name="report",
-    takes="FOLDER",
-    summary="Write one page about a run or a search: curves, mistakes, graph, time, all trials.",
+    takes="FOLDER ...",
+    summary="Write one page about a run, a search, or several runs compared.",
     examples="""
         caldera report out
         caldera report out --out digits.html
         caldera report study
+        caldera report first second third --out compared.html
     """,
     add_flags=add_flags,
     run=run,

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from caldera.arguments import shown
+from caldera.data.datasets.dataset_html import dataset_html
 from caldera.data.loading.pipeline import Pipeline
 from caldera.data.random_draws import permutation
 from caldera.data.schema import Schema
@@ -145,6 +146,9 @@ class Dataset:
             f"data set {self.name}", expected="samples", got="a data set",
             hint="take its .train or .test",
         )  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        return dataset_html(self)
 
     def __repr__(self) -> str:
         target = f", {self.classes} classes" if self.classes else ""

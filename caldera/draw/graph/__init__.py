@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from caldera.draw.graph.render import graph_svg, save_graph
+from caldera.draw.graph.render import draw_graph, graph_svg
 
-__all__ = ["graph_svg", "save_graph"]
+__all__ = ["draw_graph", "graph_svg"]

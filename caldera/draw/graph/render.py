@@ -25,14 +25,15 @@ from caldera.draw.palette import (
 from caldera.draw.svg import (
     MONO,
     SANS,
+    Picture,
     element,
     number,
     path,
     picture,
+    picture_or_file,
     safe,
     text,
     text_width,
-    write_svg,
 )
 from caldera.graph.node import Node
 from caldera.graph.program import Program
@@ -60,9 +61,9 @@ _STYLE = (
 )
 
 
-def save_graph(path: str | PathLike[str], panels: Mapping[str, Program]) -> Path:
-    """Write the picture of these programs, side by side, to an .svg file; its path."""
-    return write_svg(path, graph_svg(panels), "draw")
+def draw_graph(path: str | PathLike[str] | None, panels: Mapping[str, Program]) -> Picture | Path:
+    """The picture of these programs, side by side; with a path, written to an .svg file."""
+    return picture_or_file(graph_svg(panels), path, "draw")
 
 
 def graph_svg(panels: Mapping[str, Program]) -> str:
@@ -164,7 +165,7 @@ class _Card:
             below = y + 45 + index * (_FACT_SIZE + 4)
             parts.append(text(line, x + PADDING, below, _FACT_SIZE, class_="quiet", anchor="start"))
         names = {mark: f"{name}-{i}" for i, mark in enumerate(scene.marks)}
-        parts += _scene(scene, names)
+        parts += scene_elements(scene, names)
         return [element("g", *parts, class_="panel", id=name)]
 
 
@@ -180,10 +181,13 @@ def _fact_lines(found: Facts, drawn: ProgramScene) -> Iterator[str]:
     yield f"about {bytes_text(found.nbytes)} moved, {flops_text(found.flops)}"
 
 
-def _scene(scene: Scene, names: Mapping[Mark, str], dx: float = 0.0, dy: float = 0.0) -> list[str]:
+def scene_elements(
+    scene: Scene, names: Mapping[Mark, str] | None = None, dx: float = 0.0, dy: float = 0.0
+) -> list[str]:
+    """Marks and arrows; those of the marks that have `names` can be led to."""
     parts = [_arrow(arrow, dx, dy) for arrow in scene.arrows]
     for mark in scene.marks:
-        parts.append(_mark(mark, names, dx, dy))
+        parts.append(_mark(mark, names or {}, dx, dy))
     return parts
 
 
@@ -295,7 +299,7 @@ def _inside(mark: Mark, x: float, y: float) -> Iterator[str]:
     yield text(label, left + 8, top + 14, mark.label_size, class_="label bold", anchor="start")
     if mark.detail:
         yield text(mark.detail, right - 8, top + 14, DETAIL_SIZE, class_="detail", anchor="end")
-    yield from _scene(mark.inner, {}, x - mark.inner.width / 2, top + HEADER)
+    yield from scene_elements(mark.inner, {}, x - mark.inner.width / 2, top + HEADER)
 
 
 def _strip(left: float, right: float, top: float, height: float, colour: str) -> str:

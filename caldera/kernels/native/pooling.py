@@ -28,6 +28,7 @@ from caldera.kernels.native.codegen.emitter import (
 )
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner
+from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.threads import thread_count
 
@@ -113,7 +114,7 @@ def _pool(
     k: Emitter, read: _Image, written: _Image, index: _Image | None, images: Integer,
     channels: Integer, rows: Integer, columns: Integer, width: Integer, whole: Integer,
     row_begin: Pointer, row_taps: Pointer, column_begin: Pointer, column_taps: Pointer, mode: str,
-    lanes: tuple[int, ...],
+    lanes: tuple[int, ...], is_masked: bool,
 ) -> None:  # fmt: skip
     """`width` is that of a window, `whole` its size if all of it counts, else 0. The index has the
     winner of each window: "max" writes it, "gather" and "scatter" read it."""
@@ -124,7 +125,7 @@ def _pool(
         column_from, column_to = column_begin.load(column), column_begin.load(column + 1)
         taken = (row_to - row_from) * (column_to - column_from)
 
-        def one(channel: Value, count: int) -> None:
+        def one(channel: Value, count: int, mask: Value | None = None) -> None:
             loop = _Channels(k, mode, read.memory.computed, index, count)
             if mode == "max":
                 with k.if_then(taken > 0):
@@ -133,28 +134,32 @@ def _pool(
             if mode == "gather":
                 assert index is not None
                 place = index.at(index.line(image, row), column, channel)
-                loop.wanted = index.memory.load(place, count)
+                loop.wanted = index.memory.load(place, count, mask)
             with k.loop(row_from, row_to) as i:
                 down = row_taps.at(3 * i)
                 source = read.line(image, down.load(0))
                 with k.loop(column_from, column_to) as j:
                     across = column_taps.at(3 * j)
-                    value = read.memory.load(read.at(source, across.load(0), channel), count)
+                    place = read.at(source, across.load(0), channel)
+                    value = read.memory.load(place, count, mask)
                     if mode == "scatter":
                         assert index is not None
                         place = index.at(index.line(image, down.load(0)), across.load(0), channel)
-                        loop.wanted = index.memory.load(place, count)
+                        loop.wanted = index.memory.load(place, count, mask)
                     held = k.select(whole > 0, whole, down.load(2) * across.load(2))
                     loop.tap(value, down.load(1) * width + across.load(1), held)
             place = written.at(written.line(image, row), column, channel)
             result = loop.result(k.select(whole > 0, whole, taken))
-            written.memory.store(place, result)
+            written.memory.store(place, result, mask)
             if mode == "max":
                 assert index is not None
                 place = index.at(index.line(image, row), column, channel)
-                index.memory.store(place, loop.name.value)
+                index.memory.store(place, loop.name.value, mask)
 
-        k.vector_loops(0, channels, lanes, one)
+        if is_masked:
+            k.masked_vectors(channels, lanes[0], one)
+        else:
+            k.vector_loops(0, channels, lanes, one)
 
 
 class _Channels:
@@ -274,7 +279,7 @@ def _bind(mode: str, *, adjoint: bool) -> Callable[[Call], Runner]:
             whole=rows * columns if attrs.get("count_padding") else 0,
             row_begin=down.begin, row_taps=down.entries, column_begin=across.begin,
             column_taps=across.entries, mode=mode,
-            lanes=_widths(read.dtype.name) if dense else (1,),
+            **_vectors(read.dtype.name, channels if dense else 1),
             parts=thread_count() if max(read.size, written.size) >= WORTH_SPLITTING else 1,
         )])  # fmt: skip
 
@@ -312,10 +317,15 @@ def _extent(array: np.ndarray) -> int:
     return int(sum((n - 1) * step for n, step in steps)) + array.itemsize
 
 
-def _widths(dtype: str) -> tuple[int, ...]:
+def _vectors(dtype: str, channels: int) -> dict[str, tuple[int, ...] | bool]:
+    """How many of so many neighbouring channels are taken at a time."""
     lanes = natural_lanes(computed_type(dtype))
+    if channels == 1:
+        return {"lanes": (1,), "is_masked": False}
+    if channels % lanes > 1 and channels < 4 * lanes and host_target().has_masks:
+        return {"lanes": (lanes,), "is_masked": True}
     # Several registers at a time: looking up a tap costs as much as a register's arithmetic.
-    return 4 * lanes, lanes, 1
+    return {"lanes": (4 * lanes, lanes, 1), "is_masked": False}
 
 
 for _op, _mode, _adjoint in (

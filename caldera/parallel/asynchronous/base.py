@@ -35,6 +35,8 @@ class AsynchronousStrategy(DataParallel):
     ranks take a step together, that of all.
     """
 
+    replicas_are_equal = False
+
     def __init__(self, communicator: Communicator | None, *, lockstep: bool) -> None:
         super().__init__(communicator=communicator)
         self.lockstep = lockstep or not self.has_others

@@ -40,6 +40,8 @@ class ReplicaStrategy(SingleProcessStrategy):
     ranks as there were go on to the bit, and another number of them goes on from the latter.
     """
 
+    replicas_are_equal = False
+
     def __init__(self, communicator: Communicator | None, algorithm: str = "auto") -> None:
         self.together = DataParallel(communicator=communicator, algorithm=algorithm)
         self.communicator = self.together.communicator

@@ -64,6 +64,8 @@ class DataParallel(Strategy):
     True
     """
 
+    replicas_are_equal = True
+
     def __init__(
         self,
         *,

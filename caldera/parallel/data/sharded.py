@@ -72,6 +72,8 @@ class Sharded(DataParallel):
     True
     """
 
+    replicas_are_equal = False
+
     def __init__(
         self,
         stage: int = 1,
@@ -152,7 +154,8 @@ class Sharded(DataParallel):
         super().begin(setup)
         self._parameters = setup.model.trainable() if self.is_distributed else []
         for parameter in self._parameters:
-            self._shards.add(parameter, FlatLayout(self.communicator.size), setup.optimizer)
+            layout = FlatLayout(parameter.shape, self.communicator.size)
+            self._shards.add(parameter, layout, setup.optimizer)
 
     def shard(self) -> None:
         self._is_sharded = True

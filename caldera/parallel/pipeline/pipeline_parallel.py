@@ -195,10 +195,8 @@ class PipelineParallel(Strategy):
         assert part.loss is not None
         assert self._model is not None
         graph = self._layers.graph()
-        (loss,) = graph.written([part.loss.node])
-        if self._layers.ranks > 1:
-            # Ranks along "model" compute the same: the loss of the job is the sum of all theirs.
-            loss = (Expr(loss) * (1.0 / self._layers.ranks)).node
+        # Ranks along "model" compute the same: the loss of the job is the sum of all theirs.
+        loss = graph.share(part.loss.node)
         sums = [
             dict(zip(
                 (total.node for total in each.totals),

@@ -10,8 +10,9 @@ from caldera.errors import ConfigError
 from caldera.graph.node import Node, Spec, Symbol
 from caldera.lazy import Expr, Variable
 from caldera.nn.layer import Layer
-from caldera.parallel.layout import Split, evenly
-from caldera.parallel.tensor.sharding_propagation import ShardingPropagation
+from caldera.parallel.layout import AXIS, evenly
+from caldera.sharding.layout import CartesianLayout, Layout
+from caldera.sharding.rank_graph import RankGraph
 
 WAYS = ("outputs", "inputs", "heads", "auto")
 """By the features that a layer gives, by those it takes, by heads, or as it fits best."""
@@ -21,14 +22,14 @@ LEAST = 1 << 16
 
 @dataclass(eq=False)
 class Candidate:
-    """A layer that can be split: `ways` has the splits of its variables for each way to do it.
+    """A layer that can be split: `ways` has the layouts of its variables for each way to do it.
 
     `chosen` is the way; "auto" until the first product with `weight` shows what fits.
     """
 
     layer: Layer
     weight: Variable
-    ways: Mapping[str, Mapping[Variable, Split]]
+    ways: Mapping[str, Mapping[Variable, CartesianLayout]]
     chosen: str = field(default="auto")
 
 
@@ -49,35 +50,37 @@ def candidates(model: Layer, ranks: int) -> Iterator[Candidate]:
 
 def _by_features(
     own: Mapping[str, Variable], outputs: int, inputs: int, ranks: int
-) -> dict[str, dict[Variable, Split]]:
+) -> dict[str, dict[Variable, CartesianLayout]]:
     """By the axes of the weight that belong to what a layer gives and takes."""
     weight, bias = own["weight"], own.get("bias")
-    given = {weight: evenly(outputs, weight.shape[outputs], ranks)}
+    given = {weight: evenly(weight.shape, outputs, ranks)}
     if bias is not None:
-        given[bias] = evenly(0, bias.shape[0], ranks)
-    return {"outputs": given, "inputs": {weight: evenly(inputs, weight.shape[inputs], ranks)}}
+        given[bias] = evenly(bias.shape, 0, ranks)
+    return {"outputs": given, "inputs": {weight: evenly(weight.shape, inputs, ranks)}}
 
 
 def _by_heads(
     layer: nn.MultiHeadAttention, own: Mapping[str, Variable], ranks: int
-) -> dict[Variable, Split]:
+) -> dict[Variable, CartesianLayout]:
     width = own["output_weight"].shape[0]
     unit = width // layer.heads
     found = {
-        own["input_weight"]: evenly(1, 3 * width, ranks, unit, blocks=3),
-        own["output_weight"]: evenly(0, width, ranks, unit),
+        own["input_weight"]: evenly(own["input_weight"].shape, 1, ranks, unit, blocks=3),
+        own["output_weight"]: evenly(own["output_weight"].shape, 0, ranks, unit),
     }
     if layer.bias:
-        found[own["input_bias"]] = evenly(0, 3 * width, ranks, unit, blocks=3)
+        found[own["input_bias"]] = evenly(own["input_bias"].shape, 0, ranks, unit, blocks=3)
     return found
 
 
-def _checked(ways: Mapping[str, Mapping[Variable, Split]]) -> dict[str, Mapping[Variable, Split]]:
+def _checked(
+    ways: Mapping[str, Mapping[Variable, CartesianLayout]],
+) -> dict[str, Mapping[Variable, CartesianLayout]]:
     """Those in which every rank has something."""
     return {
-        way: splits
-        for way, splits in ways.items()
-        if all(min(split.sizes) > 0 for split in splits.values())
+        way: layouts
+        for way, layouts in ways.items()
+        if all(layout.elements(rank) for layout in layouts.values() for rank in layout.ranks)
     }
 
 
@@ -140,9 +143,9 @@ def most_ranks(model: Layer, least: int = LEAST) -> dict[Layer, int]:
     return {layer: max(_divisible(layer).values()) for layer in large}
 
 
-def splits_of(
+def layouts_of(
     chosen: Sequence[Candidate], outputs: Sequence[Expr], rank: int, ranks: int
-) -> dict[Variable, Split]:
+) -> dict[Variable, CartesianLayout]:
     """How each variable of these layers is split, where `outputs` is what the model computes.
 
     A layer that is fed by parts of its input takes those, so that nothing is exchanged between it
@@ -150,24 +153,31 @@ def splits_of(
     """
     graph = _Choosing(rank, ranks, chosen)
     graph.written([each.node for each in outputs])
-    return graph.splits
+    return graph.found
 
 
-def stand_in(variable: Variable, split: Split, rank: int) -> Variable:
+def stand_in(variable: Variable, layout: Layout, rank: int) -> Variable:
     """Stands for a rank's part of a variable in graphs that are never run."""
-    part = Spec(split.shape(variable.shape, rank), variable.dtype)
+    part = Spec(layout.local_shape(rank), variable.dtype)
     return Variable(Symbol(variable.name, part, "variable"))
 
 
-class _Choosing(ShardingPropagation):
+FEATURES = {"matmul": -1, "conv2d": 1}
+"""The axis of what a weight is multiplied with that the product sums over."""
+
+
+class _Choosing(RankGraph):
     """Decides about each layer when it is met."""
 
     def __init__(self, rank: int, ranks: int, chosen: Sequence[Candidate]) -> None:
-        super().__init__(rank, ranks, {})
-        self.splits: dict[Variable, Split] = {}
+        super().__init__(rank, ranks, {}, AXIS)
+        self.found: dict[Variable, CartesianLayout] = {}
         self._open = {each.weight.node: each for each in chosen}
 
-    def choose(self, weight: Node, fed_by_parts: bool) -> None:
+    def before(self, node: Node) -> None:
+        if node.op.name not in FEATURES:
+            return
+        x, weight = node.inputs
         # A weight may be seen in another shape, or in pieces.
         seen = [weight]
         while seen[-1].op.kind == "movement":
@@ -177,10 +187,15 @@ class _Choosing(ShardingPropagation):
             return
         way = layer.chosen
         if way == "auto":
+            fed_by_parts = self._has_parts_along(x, FEATURES[node.op.name])
             usual = "inputs" if fed_by_parts and "inputs" in layer.ways else "outputs"
             way = usual if usual in layer.ways else next(iter(layer.ways))
         layer.chosen = way
-        for variable, split in layer.ways[way].items():
-            self.splits[variable] = split
-            self.split_now(variable.node, stand_in(variable, split, self.rank).node, split)
+        for variable, layout in layer.ways[way].items():
+            self.found[variable] = layout
+            self.split_now(variable.node, stand_in(variable, layout, self.rank).node, layout)
         self.settle_again(reversed(seen[:-1]))
+
+    def _has_parts_along(self, node: Node, axis: int) -> bool:
+        layout = self.suited(node)
+        return layout is not None and layout.splits[axis] is not None

@@ -10,8 +10,10 @@ from caldera.graph.node import Node
 from caldera.lazy import Expr, Variable
 from caldera.nn.layer import Layer
 from caldera.nn.tracing import Context, LayerCall
-from caldera.parallel.tensor.layer_sharding import LEAST, chosen_layers, splits_of, stand_in
-from caldera.parallel.tensor.sharding_propagation import ShardingPropagation
+from caldera.parallel.layout import AXIS
+from caldera.parallel.tensor.layer_sharding import LEAST, chosen_layers, layouts_of, stand_in
+from caldera.sharding.layout import CartesianLayout
+from caldera.sharding.rank_graph import RankGraph
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class TracedNetwork:
 def rewritten_network(
     model: Layer,
     traced: Context,
-    graph: ShardingPropagation,
+    graph: RankGraph,
     roots: Sequence[Node],
     part: Callable[[Variable], Variable],
 ) -> TracedNetwork:
@@ -79,21 +81,21 @@ def rank_network(
 ) -> RankNetwork:
     """The network of a model of which so many ranks share the layers; nothing is changed by it."""
     outputs = traced.calls[0].outputs
-    found = {}
+    found: dict[Variable, CartesianLayout] = {}
     if ranks > 1:
         chosen = chosen_layers(model, ranks, splits, least=least, dense_only=dense_only)
-        found = splits_of(chosen, outputs, rank, ranks)
-    parts = {whole: stand_in(whole, split, rank) for whole, split in found.items()}
+        found = layouts_of(chosen, outputs, rank, ranks)
+    parts = {whole: stand_in(whole, layout, rank) for whole, layout in found.items()}
     leaves = {whole.node: (part.node, found[whole]) for whole, part in parts.items()}
 
-    def network(own: Mapping[Variable, Variable], graph: ShardingPropagation) -> TracedNetwork:
+    def network(own: Mapping[Variable, Variable], graph: RankGraph) -> TracedNetwork:
         roots = graph.written([each.node for each in outputs])
         return rewritten_network(model, traced, graph, roots, lambda each: own.get(each, each))
 
     trained = [node for v in model.trainable() for node in (v.node, parts.get(v, v).node)]
     return RankNetwork(
-        network(parts, ShardingPropagation(rank, ranks, leaves)),
+        network(parts, RankGraph(rank, ranks, leaves, AXIS)),
         frozenset(trained),
         parts,
-        lambda: network({}, ShardingPropagation(rank, ranks, {})),
+        lambda: network({}, RankGraph(rank, ranks, {}, AXIS)),
     )

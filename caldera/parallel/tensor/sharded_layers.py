@@ -12,9 +12,10 @@ from caldera.nn.layer import Layer
 from caldera.optim import Optimizer
 from caldera.optim.sharding import Sharding
 from caldera.parallel.distributed_variable import ParameterShards
-from caldera.parallel.layout import AXIS, Split
-from caldera.parallel.tensor.layer_sharding import WAYS, chosen_layers, splits_of
-from caldera.parallel.tensor.sharding_propagation import ShardingPropagation
+from caldera.parallel.layout import AXIS
+from caldera.parallel.tensor.layer_sharding import WAYS, chosen_layers, layouts_of
+from caldera.sharding.layout import Layout
+from caldera.sharding.rank_graph import RankGraph
 
 
 class ShardedLayers:
@@ -57,21 +58,21 @@ class ShardedLayers:
         chosen = chosen_layers(
             model, self.ranks, self.wanted, least=self.least, dense_only=dense_only
         )
-        for whole, split in splits_of(chosen, outputs, self.rank, self.ranks).items():
-            self.shards.add(whole, split, optimizer)
+        for whole, layout in layouts_of(chosen, outputs, self.rank, self.ranks).items():
+            self.shards.add(whole, layout, optimizer)
 
     def part(self, variable: Variable) -> Variable:
         """What this rank has of a parameter while steps run."""
         return self.shards.part(variable)
 
-    def graph(self) -> ShardingPropagation:
+    def graph(self) -> RankGraph:
         """Rewrites graphs over parameters into graphs over this rank's parts of them."""
         parts = {
-            whole: (part, split)
-            for whole, (part, split) in self.shards.leaves().items()
-            if isinstance(split, Split)
+            whole: (part, layout)
+            for whole, (part, layout) in self.shards.leaves().items()
+            if isinstance(layout, Layout)
         }
-        return ShardingPropagation(self.rank, self.ranks, parts)
+        return RankGraph(self.rank, self.ranks, parts, AXIS)
 
     def sharding(self, variables: Sequence[Variable], gradients: Sequence[Node]) -> Sharding:
         """Which variables are parts, and which of their gradients are those of parts."""

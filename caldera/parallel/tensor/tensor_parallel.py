@@ -18,7 +18,7 @@ from caldera.parallel.layout import AXIS
 from caldera.parallel.options import check_same_options
 from caldera.parallel.tensor.layer_sharding import LEAST
 from caldera.parallel.tensor.sharded_layers import ShardedLayers
-from caldera.parallel.tensor.sharding_propagation import ShardingPropagation
+from caldera.sharding.rank_graph import RankGraph
 from caldera.strategy import Gradients, RunSetup, StepProgram, VariableView
 
 EVERYONE = "all"
@@ -61,6 +61,8 @@ class Hybrid(DataParallel):
     >>> np.allclose(losses, [model().fit((x, 2 * x), verbose=0)["loss"]] * 4)
     True
     """
+
+    replicas_are_equal = False
 
     def __init__(
         self,
@@ -134,10 +136,8 @@ class Hybrid(DataParallel):
 
     def gradients(self, loss: Expr, parameters: Sequence[Variable], share: Share) -> Gradients:
         graph = self._layers.graph()
-        (node,) = graph.written([loss.node])
-        # Each rank has a part of the loss of the whole job: that of its samples, divided by the
-        # ranks that compute the same.
-        own = Expr(node) * (1.0 / self._ranks)
+        # Each rank has a part of the loss of the whole job, which is the sum of all of them.
+        own = Expr(graph.share(loss.node))
         variables = [self._layers.part(each) for each in parameters]
         order = in_backward_order(own, variables)
         found = op.grad(own, variables, unused="zero")
@@ -201,7 +201,7 @@ class Hybrid(DataParallel):
 class _RewrittenGradients(Gradients):
     """With the graph that has rewritten the loss, and goes on with what follows from it."""
 
-    graph: ShardingPropagation = field(kw_only=True)
+    graph: RankGraph = field(kw_only=True)
 
 
 class TensorParallel(Hybrid):

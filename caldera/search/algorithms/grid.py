@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from caldera.search.method import Method, methods
 from caldera.search.space import Point
 
+Key = tuple[tuple[str, str], ...]
+
 
 @methods.register("grid")
 class Grid(Method):
@@ -24,14 +26,18 @@ class Grid(Method):
     def prepare(self) -> None:
         next(self.space.grid())  # says so if there is no grid
         self._points: Iterator[Point] = self.space.grid()
-        self._visited = {_key(trial.point) for trial in self.trials}
+        self._visited: set[Key] = set()
+        self._seen = 0
 
     def ask(self, number: int) -> Point | None:
+        # Other programs may have asked for some of them.
+        self._visited.update(_key(trial.point) for trial in self.trials[self._seen :])
+        self._seen = len(self.trials)
         for point in self._points:
             if _key(point) not in self._visited:
                 return point
         return None
 
 
-def _key(point: Point) -> tuple[tuple[str, str], ...]:
+def _key(point: Point) -> Key:
     return tuple(sorted((path, repr(value)) for path, value in point.items()))

@@ -18,7 +18,7 @@ import numpy as np
 
 from caldera.errors import ConfigError
 from caldera.optional import optional_import
-from caldera.search.dimension import Dimension, Stored, Uniform
+from caldera.search.dimension import Choice, Dimension, Stored, Uniform
 from caldera.search.method import Method, methods
 from caldera.search.record import import_optuna
 from caldera.search.space import Point
@@ -91,7 +91,8 @@ class OptunaMethod(Method, ABC):
             if asked is None:
                 self._study.add_trial(self._frozen(trial))
                 return
-            asked.set_user_attr(_CONSTRAINT, [float(len(trial.violations))])
+            if trial.violations:
+                asked.set_user_attr(_CONSTRAINT, [float(len(trial.violations))])
             states = self._optuna.trial.TrialState
             if trial.state == DONE and trial.values is not None:
                 self._study.tell(asked, list(trial.values))
@@ -123,7 +124,7 @@ class OptunaMethod(Method, ABC):
             state=states.COMPLETE if done else states.PRUNED if stopped else states.FAIL,
             values=list(trial.values or ()) if done else list(steps.values()) or None,
             params=values, distributions=distributions, intermediate_values=steps,
-            user_attrs={_CONSTRAINT: [float(len(trial.violations))]},
+            user_attrs={_CONSTRAINT: [float(len(trial.violations))]} if trial.violations else {},
         )  # fmt: skip
 
     def restore(self) -> None:
@@ -150,6 +151,12 @@ def _has_steps(dimension: Dimension) -> TypeGuard[Uniform]:
 
 def _violations(frozen: Any) -> Sequence[float]:
     found: Sequence[float] = frozen.user_attrs.get(_CONSTRAINT, [0.0])
+    return found
+
+
+def _violations_if_any(frozen: Any) -> Sequence[float]:
+    """The same for samplers that need no number where there is nothing to keep: it takes time."""
+    found: Sequence[float] = frozen.user_attrs.get(_CONSTRAINT, ())
     return found
 
 
@@ -182,13 +189,40 @@ class TPE(OptunaMethod):
     def __init__(self, startup: int = 10) -> None:
         self.startup = startup
 
+    def prepare(self) -> None:
+        # To find out what is searched takes Optuna longer with every trial; here it stays the same,
+        # unless choices open parameters: then groups are what they open together.
+        lowest = self.space.walk(lambda path, dimension: dimension.stored(0.0))[0]
+        known = self.space.dimensions()
+        opens = any(isinstance(each, Choice) and each.opens for each in known.values())
+        self._is_fixed = not opens and lowest.keys() == known.keys()
+        self._fixed: type | None = None
+        super().prepare()
+
     def sampler(self, samplers: Any, seed: int) -> Any:
-        # Groups are what the choices of a space open together; to find them takes time.
-        whole = self.space.draw(np.random.default_rng(0)).keys() == self.space.dimensions().keys()
-        return samplers.TPESampler(
-            n_startup_trials=self.startup, multivariate=True, group=not whole, constant_liar=True,
-            seed=seed, constraints_func=_violations, warn_independent_sampling=False,
+        kind = samplers.TPESampler
+        if self._is_fixed:
+            self._fixed = kind = self._fixed or _fixed_space(kind, self._distributions())
+        return kind(
+            n_startup_trials=self.startup, multivariate=True, group=not self._is_fixed,
+            constant_liar=True, seed=seed, constraints_func=_violations_if_any,
+            warn_independent_sampling=False,
         )  # fmt: skip
+
+    def _distributions(self) -> dict[str, Any]:
+        """Of all dimensions that have more than one value, as Optuna orders them."""
+        found = {path: self._distribution(d) for path, d in self.space.dimensions().items()}
+        return {path: found[path] for path in sorted(found) if not found[path].single()}
+
+
+def _fixed_space(sampler: Any, distributions: dict[str, Any]) -> Any:
+    """A sampler that is told what is searched."""
+
+    class Sampler(sampler):
+        def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
+            return distributions
+
+    return Sampler
 
 
 @methods.register("cmaes")

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Machine:
-    """What a message and an operation cost here; `comm`'s table and a benchmark know better."""
-
-    seconds_per_message: float = 5e-6
-    bytes_per_second: float = 4e9
-    flops_per_second: float = 3e10
+from caldera.sharding.volume import Links
 
 
 @dataclass(frozen=True)
@@ -36,10 +29,8 @@ class Cost:
             max(self.workspace, other.workspace),
         )
 
-    def seconds(self, machine: Machine) -> float:
+    def seconds(self, links: Links) -> float:
         """How long that takes where nothing overlaps."""
         return (
-            self.bytes / machine.bytes_per_second
-            + self.messages * machine.seconds_per_message
-            + self.flops / machine.flops_per_second
+            self.bytes / links.collective + self.messages * links.latency + self.flops / links.flops
         )

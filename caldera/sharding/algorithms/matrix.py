@@ -8,7 +8,6 @@ import numpy as np
 
 from caldera.comm import Communicator
 from caldera.sharding.algorithms import product_variants
-from caldera.sharding.algorithms.cost import Machine
 from caldera.sharding.algorithms.process_grid import (
     ProcessGrid,
     even_cuts,
@@ -20,6 +19,7 @@ from caldera.sharding.algorithms.tsqr import tsqr
 from caldera.sharding.algorithms.variant import choose, cyclic_layout, rows_layout
 from caldera.sharding.layout import CartesianLayout, Layout, replicated
 from caldera.sharding.transfer import redistributed
+from caldera.sharding.volume import Links
 
 WIDEST_BLOCK = 64
 
@@ -63,7 +63,7 @@ def multiply(a: Matrix, b: Matrix) -> Matrix:
     variants = product_variants.product_variants(
         a.shape, b.shape, (False, False), given, a.comm.size, size
     )
-    variant = choose(variants, given, size, Machine()).variant
+    variant = choose(variants, given, size, Links()).variant
     parts = [each.to(where).part for each, where in zip((a, b), variant.inputs, strict=True)]
     (made,) = product_variants.run_matmul(
         parts, variant.inputs, variant.outputs, variant.options, a.comm

@@ -10,10 +10,10 @@ import numpy as np
 
 from caldera.comm import Communicator
 from caldera.graph.node import Node
-from caldera.sharding.algorithms.cost import Cost, Machine
+from caldera.sharding.algorithms.cost import Cost
 from caldera.sharding.axis_split import AxisSplit, cyclic_split
 from caldera.sharding.layout import CartesianLayout, Layout
-from caldera.sharding.volume import volume
+from caldera.sharding.volume import Links, volume
 
 Options = tuple[Any, ...]
 """What an algorithm needs to know beside its parts: numbers, words and tuples of them."""
@@ -57,16 +57,13 @@ class Choice:
 
 
 def choose(
-    variants: Sequence[Variant], given: Sequence[Layout], itemsize: int, machine: Machine
+    variants: Sequence[Variant], given: Sequence[Layout], itemsize: int, links: Links
 ) -> Choice:
     """The way that takes least, with what it takes to bring the inputs there."""
 
     def seconds(variant: Variant) -> float:
-        moved = variant.cost
-        for source, target in zip(given, variant.inputs, strict=True):
-            volumes = volume(source, target)
-            moved += Cost(volumes.most * itemsize, volumes.messages)
-        return moved.seconds(machine)
+        moves = (volume(*each) for each in zip(given, variant.inputs, strict=True))
+        return variant.cost.seconds(links) + sum(each.seconds(itemsize, links) for each in moves)
 
     ranked = sorted(((seconds(variant), place) for place, variant in enumerate(variants)))
     best = variants[ranked[0][1]]

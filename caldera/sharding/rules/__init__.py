@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-from caldera.sharding.rules import algorithms, convolution, leaves, loops, movement, products
+from caldera.sharding.rules import (
+    algorithms,
+    convolution,
+    layers,
+    leaves,
+    loops,
+    movement,
+    products,
+)
 from caldera.sharding.rules.registry import RULES, Rule
 
 KINDS: dict[str, Rule] = {"elementwise": loops.elementwise, "reduction": loops.reduction}
 """For all ops of a kind that have no rule of their own."""
 
-__all__ = ["KINDS", "RULES", "algorithms", "convolution", "leaves", "loops", "movement", "products"]
+__all__ = [
+    "KINDS",
+    "RULES",
+    "algorithms",
+    "convolution",
+    "layers",
+    "leaves",
+    "loops",
+    "movement",
+    "products",
+]

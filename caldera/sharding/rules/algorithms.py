@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 from caldera.graph.node import Node
 from caldera.graph.opdef import Nodes
-from caldera.sharding.algorithms.cost import Machine
 from caldera.sharding.algorithms.registry import ALGORITHMS
 from caldera.sharding.algorithms.spmd import spmd_node
 from caldera.sharding.algorithms.variant import Variant
 from caldera.sharding.layout import Layout
 from caldera.sharding.rules import loops, products
-from caldera.sharding.rules.letters import FLOPS, Letters, Signature, letter_ways, names
+from caldera.sharding.rules.letters import Letters, Signature, letter_ways, names
 from caldera.sharding.rules.registry import RULES, Lazy, Placement, Rule, Way
 
 if TYPE_CHECKING:
@@ -33,7 +32,8 @@ def _rule(before: Rule | None, graph: Propagation, node: Node) -> list[Way] | La
     """What ranks can do by themselves, and what they can do together."""
     only_together = node.op.kind == "distributed"
     alone = None if only_together else _alone_or(before, graph, node)
-    if isinstance(alone, Lazy | Node) or (graph.ranks == 1 and not only_together):
+    by_itself = graph.ranks == 1 or not graph.may_exchange
+    if isinstance(alone, Lazy | Node) or (by_itself and not only_together):
         return alone
     layouts = [graph.layout(given) for given in node.inputs]
     together = ALGORITHMS[node.op.name].variants(node, layouts, graph.ranks)
@@ -62,12 +62,11 @@ def _gathers(way: Way, layouts: Sequence[Layout]) -> bool:
 
 
 def _way(graph: Propagation, node: Node, variant: Variant) -> Way:
-    machine = Machine(graph.links.latency, graph.links.bandwidth, FLOPS)
     outputs = tuple(Placement(layout) for layout in variant.outputs)
     make = partial(_write, graph, node, variant)
-    return Way(
-        variant.name, variant.inputs, outputs, make, STARTING + variant.cost.seconds(machine)
-    )
+    seconds = STARTING + variant.cost.seconds(graph.links)
+    nbytes = variant.cost.bytes * graph.ranks
+    return Way(variant.name, variant.inputs, outputs, make, seconds, nbytes)
 
 
 def _write(graph: Propagation, node: Node, variant: Variant, parts: Sequence[Node]) -> Nodes:

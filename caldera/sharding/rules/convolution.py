@@ -26,7 +26,6 @@ from caldera.sharding.layout import CartesianLayout, Layout, replicated
 from caldera.sharding.ops import halo
 from caldera.sharding.rules import products
 from caldera.sharding.rules.algorithms import without_gathering
-from caldera.sharding.rules.letters import FLOPS
 from caldera.sharding.rules.registry import RULES, Lazy, Placement, Rule, Way
 from caldera.tensor.shape import Shape, size
 
@@ -48,7 +47,7 @@ class Spatial:
 
 def _rule(before: Rule, graph: Propagation, node: Node) -> list[Way] | Lazy | Node | None:
     alone = before(graph, node)
-    spatial = _spatial(graph, node)
+    spatial = _spatial(graph, node) if graph.may_exchange else None
     if spatial is None or isinstance(alone, Lazy | Node):
         return alone
     layouts = [graph.layout(given) for given in node.inputs]
@@ -185,14 +184,15 @@ def _way(
 ) -> Way:
     """What halos on both sides take, and a share of the work."""
     images, shares = spatial.images, int(np.prod(spatial.images.mesh[:-1]))
-    seconds = node.op.count_flops(node) / shares / FLOPS
+    seconds, sent = node.op.count_flops(node) / shares / graph.links.flops, 0
     for axis, window in zip(SPACE, spatial.windows, strict=True):
         split = images.splits[axis]
         if split is not None:
             line = size(images.shape) // max(images.shape[axis], 1) * split.parts // shares
             nbytes = 2 * (window.reach - 1) * line * node.dtype.itemsize
             seconds += 2 * graph.links.latency + nbytes / graph.links.bandwidth
-    return Way("halo exchange", tuple(inputs), (output,), make, seconds)
+            sent += nbytes * shares * (split.parts - 1) // split.parts
+    return Way("halo exchange", tuple(inputs), (output,), make, seconds, sent)
 
 
 # --- the three convolutions

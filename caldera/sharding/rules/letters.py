@@ -16,7 +16,7 @@ import numpy as np
 
 from caldera.graph.node import Node
 from caldera.sharding.axis_split import AxisSplit
-from caldera.sharding.layout import CartesianLayout
+from caldera.sharding.layout import CartesianLayout, Layout
 from caldera.sharding.rules.registry import Placement, Way
 from caldera.tensor.shape import Shape
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from caldera.sharding.propagation import Propagation
 
 Letters = tuple[str | None, ...]
-FLOPS = 1e10
-"""Operations a second of one rank, roughly: what counts is how much is computed twice."""
 
 
 @dataclass(frozen=True)
@@ -109,13 +107,22 @@ def letter_ways(
             layout = assignment.layout(spec.shape, letters, frozenset(pending))
             outputs.append(Placement(layout, terms, signature.reduce))
         layouts = tuple(each.layout for each in outputs)
+        seconds = _computing(graph, node, (*inputs, *layouts), assignment.share)
         found.append(
-            Way(
-                str(assignment), inputs, tuple(outputs), _maker(node, make, layouts),
-                node.op.count_flops(node) / assignment.share / FLOPS,
-            )
-        )  # fmt: skip
+            Way(str(assignment), inputs, tuple(outputs), _maker(node, make, layouts), seconds)
+        )
     return found
+
+
+def _computing(graph: Propagation, node: Node, layouts: Sequence[Layout], share: int) -> float:
+    """Seconds for a rank's share: what is computed, or only reading and writing it."""
+    specs = (*(given.spec for given in node.inputs), *node.outputs)
+    nbytes = sum(
+        prod(layout.local_shape(layout.ranks[0])) * spec.dtype.itemsize
+        for spec, layout in zip(specs, layouts, strict=True)
+    )
+    flops = node.op.count_flops(node) / share
+    return max(flops / graph.links.flops, nbytes / graph.links.copying)
 
 
 def _maker(node: Node, make: Any, layouts: Any) -> Callable[[Sequence[Node]], Any]:

@@ -54,13 +54,15 @@ class Value:
 @dataclass(frozen=True)
 class Way:
     """One way to compute a node: `make` is given this rank's parts of the inputs in their layouts,
-    and gives its parts of the results. `seconds` is what computing takes."""
+    and gives its parts of the results. `seconds` is what computing takes, with the `nbytes` that
+    ranks send meanwhile."""
 
     name: str
     inputs: tuple[Layout, ...]
     outputs: tuple[Placement, ...]
     make: Callable[[Sequence[Node]], Any]
     seconds: float = 0.0
+    nbytes: int = 0
 
 
 Rule = Callable[["Propagation", Node], "list[Way] | Lazy | Node | None"]

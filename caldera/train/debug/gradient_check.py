@@ -77,8 +77,8 @@ def check_model_gradients(
 
 def _loss(steps: Steps, count: int, training: bool) -> Expr:
     graph = steps.graph(count)
-    outputs, _ = graph.network(training=training)
-    loss, _ = graph.loss(outputs, steps.objective.of(outputs))
+    outputs, traced = graph.network(training=training)
+    loss, _ = graph.loss(outputs, steps.objective.of(outputs), traced.losses)
     return loss
 
 

@@ -13,14 +13,18 @@ import numpy as np
 
 from caldera.amounts import table_lines
 from caldera.arguments import checked, shown
-from caldera.draw.learning_curves import learning_curves
+from caldera.draw.learning_curves import learning_curve_charts, learning_curves
+from caldera.draw.line_chart import figure_svg
+from caldera.draw.svg import Picture
 from caldera.errors import ConfigError, DataError
+from caldera.notebook import html_table, note
 from caldera.plain_data import to_plain
 from caldera.registry import nearest
 
 _ROWS_SHOWN = 12
 _NOT_IN_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _KEYS = {"epochs", "columns", "stopped"}
+_RATES = "learning_rates"
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,9 @@ _MOST_EPOCHS = 2**40
 class History(Mapping[str, list[Any]]):
     """The results of each epoch, by column: `history["loss"]` is a list with one value an epoch.
 
-    `epochs` has the number of each epoch (from 0), `stopped` says why the run ended before its last
-    epoch (or is empty). Where a column had no value in an epoch, it has nan.
+    `epochs` has the number of each epoch (from 0), `learning_rates` the rate of each, `stopped`
+    says why the run ended before its last epoch (or is empty). Where a column had no value in an
+    epoch, it has nan.
 
     >>> import caldera as cd
     >>> history = cd.History()
@@ -87,11 +92,17 @@ class History(Mapping[str, list[Any]]):
         self.stopped = ""
         self.selection: Selection | None = None
         """Which data were looked at after each epoch, and what was chosen by them."""
+        self.learning_rates: list[float] = []
+        """The learning rate of the last step of each epoch; none where that is not known."""
         self._columns: dict[str, list[Any]] = {}
 
     @checked
-    def add(self, epoch: int, results: Mapping[str, Any]) -> None:
+    def add(
+        self, epoch: int, results: Mapping[str, Any], learning_rate: float | None = None
+    ) -> None:
         """Write down the results of an epoch: numbers, or arrays of them."""
+        if learning_rate is not None and len(self.learning_rates) == len(self.epochs):
+            self.learning_rates.append(float(learning_rate))
         for name in results:
             self._columns.setdefault(name, [math.nan] * len(self.epochs))
         for name, column in self._columns.items():
@@ -163,6 +174,21 @@ class History(Mapping[str, list[Any]]):
             lines.append(f"stopped: {self.stopped}")
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        if not self.epochs:
+            return note(repr(self))
+        names = self.numbers()
+        rows = [
+            [row["epoch"] + 1, *(shown_number(row[name]) for name in names)] for row in self.rows
+        ]
+        table = html_table(["epoch", *names], rows, numbers=range(len(names) + 1))
+        stopped = note(f"stopped: {self.stopped}") if self.stopped else ""
+        columns = {name: self._columns[name] for name in names}
+        charts = learning_curve_charts([epoch + 1 for epoch in self.epochs], columns)
+        return (
+            f"{figure_svg(charts)}<details><summary>All epochs</summary>{table}</details>{stopped}"
+        )
+
     # --- keeping
 
     def to_dict(self) -> dict[str, Any]:
@@ -175,7 +201,8 @@ class History(Mapping[str, list[Any]]):
         {'epochs': [0], 'columns': {'loss': ['nan']}, 'stopped': ''}
         """
         columns: dict[str, Any] = to_plain(self._columns)
-        return {"epochs": list(self.epochs), "columns": columns, "stopped": self.stopped}
+        rates = {_RATES: to_plain(self.learning_rates)} if self.learning_rates else {}
+        return {"epochs": list(self.epochs), "columns": columns, "stopped": self.stopped, **rates}
 
     @classmethod
     @checked
@@ -188,7 +215,7 @@ class History(Mapping[str, list[Any]]):
         [0.5]
         """
         made = cls()
-        if set(given) != _KEYS or not isinstance(given["columns"], Mapping):
+        if set(given) - {_RATES} != _KEYS or not isinstance(given["columns"], Mapping):
             raise DataError.build(
                 "History.from_dict",
                 expected=", ".join(sorted(_KEYS)),
@@ -204,6 +231,7 @@ class History(Mapping[str, list[Any]]):
             )  # fmt: skip
         made.epochs = [int(epoch) for epoch in epochs]
         made.stopped = str(given["stopped"])
+        made.learning_rates = _rates(given.get(_RATES, []), len(made.epochs))
         for name, column in given["columns"].items():
             if not isinstance(column, list) or len(column) != len(made.epochs):
                 raise DataError.build(
@@ -214,8 +242,9 @@ class History(Mapping[str, list[Any]]):
         return made
 
     @checked
-    def plot(self, path: str | PathLike[str], title: str = "") -> Path:
-        """Write the learning curves to an .svg file, which every browser opens; its path.
+    def plot(self, path: str | PathLike[str] | None = None, title: str = "") -> Picture | Path:
+        """The learning curves, which a notebook shows; with a path they are written to that .svg
+        file, which every browser opens, and the path is returned.
 
         >>> import tempfile
         >>> from pathlib import Path
@@ -253,6 +282,14 @@ def _plain(value: Any, name: str) -> Any:
             f"history column {name!r}", expected="numbers or arrays of numbers", got=repr(value)
         )
     return array.tolist()
+
+
+def _rates(given: Any, epochs: int) -> list[float]:
+    if not isinstance(given, list) or len(given) > epochs:
+        raise DataError.build(
+            "History.from_dict", expected=f"at most {epochs} learning rates", got=shown(given)
+        )
+    return [float(_read(value, _RATES)) for value in given]
 
 
 def _read(value: Any, name: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,9 @@ from caldera.plan.explain import Explanation, Row, shapes_text
 from caldera.plan.plan import Plan
 from caldera.plan.timeline import arena_in_use
 from caldera.train.fit import make_steps
+from caldera.train.tracking.blocks import blocks_of
 from caldera.train.tracking.environment import environment
+from caldera.train.tracking.evaluation import tested_classes, tested_values
 from caldera.train.tracking.history import History
 from caldera.train.tracking.run_record import (
     DataRecord,
@@ -31,11 +33,7 @@ from caldera.train.tracking.summary import hyper_parameters
 if TYPE_CHECKING:
     from caldera.train.model import Model
 
-MOST_CLASSES = 200
-"""Of more classes, a table of all pairs says nothing to anybody."""
 _PASSING = ("memory available", "cache folder", "data folder", "kernel choices remembered")
-MOST_PAIRS = 1000
-"""Pairs of true and predicted values that are kept."""
 
 
 def record_of(
@@ -50,7 +48,10 @@ def record_of(
     settings = dict(hyper_parameters(model) if settings is None else settings)
     seconds = float(sum(history["seconds"])) if history.epochs else 0.0
     tested = measured and len(data.test) > 0
-    confusion, pairs = _predicted(model, data) if tested else (None, None)
+    asked = tested and bool(data.classes)
+    confusion, classes = tested_classes(model, data) if asked else (None, None)
+    asked = tested and not data.classes
+    pairs, values = tested_values(model, data) if asked else (None, None)
     profile, plan = _profiled(model, data) if measured else (None, None)
     started = datetime.now().astimezone() - timedelta(seconds=seconds)
     return RunRecord(
@@ -68,6 +69,8 @@ def record_of(
         predictions=pairs,
         profile=profile,
         selection=_selection(history, data),
+        classes=classes,
+        values=values,
     ), plan
 
 
@@ -108,37 +111,7 @@ def network_record(model: Model) -> NetworkRecord:
         LayerRecord(row.path, row.kind, list(row.shape), row.parameters, row.flops, row.nbytes)
         for row in found.rows
     ]
-    return NetworkRecord(layers, found.parameters, found.trainable, found.flops)
-
-
-# --- predictions
-
-
-def _predicted(
-    model: Model, data: Dataset
-) -> tuple[list[list[int]] | None, list[list[float]] | None]:
-    """How often classes were taken for each other, or true and predicted values side by side."""
-    outputs = next(iter(model.signature.outputs.values()))
-    if data.classes and outputs == (data.classes,) and data.classes <= MOST_CLASSES:
-        counts = np.zeros((data.classes, data.classes), np.int64)
-        for targets, predictions in _batches(model, data):
-            np.add.at(counts, (targets.astype(np.int64), predictions.argmax(axis=1)), 1)
-        return counts.tolist(), None
-    if not data.classes and outputs == (1,):
-        pairs: list[list[float]] = []
-        for targets, predictions in _batches(model, data):
-            both = np.stack([targets.reshape(-1), predictions.reshape(-1)], axis=1)
-            pairs += both.astype(float).tolist()[: MOST_PAIRS - len(pairs)]
-            if len(pairs) == MOST_PAIRS:
-                break
-        return None, pairs
-    return None, None
-
-
-def _batches(model: Model, data: Dataset) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    for batch in Loader(data.test, model.batch_size, shuffle=False):
-        *inputs, targets = batch.arrays
-        yield targets, model.predict(*inputs)
+    return NetworkRecord(layers, found.parameters, found.trainable, found.flops, blocks_of(model))
 
 
 # --- time and memory

@@ -25,7 +25,7 @@ from caldera.plain_data import from_plain, to_plain
 from caldera.train.saving.model_file import save_model
 from caldera.train.tracking.history import History
 from caldera.train.tracking.measure_run import record_of
-from caldera.train.tracking.run_record import FORMAT, RunRecord, Setting
+from caldera.train.tracking.run_record import FORMAT, ClassesRecord, RunRecord, Setting
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
@@ -155,6 +155,39 @@ def _check_shapes(record: RunRecord) -> None:
         raise DataError.build(f"{RUN}.confusion", expected="a square table", got="another")
     if any(len(pair) != 2 for pair in record.predictions or []):
         raise DataError.build(f"{RUN}.predictions", expected="pairs of values", got="others")
+    if record.classes is not None:
+        _check_classes(record.classes, len(counts))
+    for number, block in enumerate(record.network.blocks or []):
+        if any(not -1 <= each < number for each in block.reads):
+            raise DataError.build(
+                f"{RUN}.network.blocks[{number}]", expected="blocks that come before it",
+                got=repr(block.reads)[:80],
+            )  # fmt: skip
+
+
+def _check_classes(found: ClassesRecord, classes: int) -> None:
+    where = f"{RUN}.classes"
+    numbers = [each for wrong in found.mistakes for each in (wrong.true, wrong.predicted)]
+    if any(not 0 <= each < classes for each in numbers):
+        raise DataError.build(
+            f"{where}.mistakes", expected=f"classes from 0 to {classes - 1}", got="others"
+        )
+    if found.train and (len(found.train) != classes or min(found.train) < 0):
+        raise DataError.build(
+            f"{where}.train", expected=f"{classes} counts", got=repr(found.train)[:80]
+        )
+    if len(found.roc) != (1 if classes == 2 else classes):
+        raise DataError.build(f"{where}.roc", expected="a curve a class", got=f"{len(found.roc)}")
+    shares = [each for bin_ in found.calibration for each in (bin_.confidence, bin_.accuracy)]
+    for curve in found.roc:
+        if len(curve.false_positive) != len(curve.true_positive):
+            raise DataError.build(f"{where}.roc", expected="lists of one length", got="others")
+        shares += [*curve.false_positive, *curve.true_positive]
+    # nan is not in that range either.
+    if not all(0 <= each <= 1 for each in shares):
+        raise DataError.build(where, expected="shares from 0 to 1", got="others")
+    if any(each.samples < 1 for each in found.calibration):
+        raise DataError.build(f"{where}.calibration", expected="samples in each bin", got="none")
 
 
 # --- the names of the classes, as they were kept before model files had a schema

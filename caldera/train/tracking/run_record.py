@@ -33,6 +33,17 @@ class LayerRecord:
 
 
 @dataclass(frozen=True)
+class BlockRecord:
+    """A layer with all that is inside it, and the numbers of those it reads; -1 is the input."""
+
+    path: str
+    kind: str
+    shape: list[int]
+    parameters: int
+    reads: list[int]
+
+
+@dataclass(frozen=True)
 class NetworkRecord:
     """The network, for one sample."""
 
@@ -40,6 +51,8 @@ class NetworkRecord:
     parameters: int
     trainable: int
     flops: int
+    blocks: list[BlockRecord] | None = None
+    """The same folded into blocks, with what flows between them."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +93,74 @@ class ProfileRecord:
 
 
 @dataclass(frozen=True)
+class MistakeRecord:
+    """A sample of the test data that was taken for another class."""
+
+    sample: int
+    true: int
+    predicted: int
+    confidence: float
+    """The probability of the class that was predicted."""
+    probability: float
+    """That of the true one."""
+    picture: str
+    """A PNG file in base64, if the sample is an image."""
+
+
+@dataclass(frozen=True)
+class RocRecord:
+    """The ROC curve of a class against all others, and the area under it."""
+
+    area: float
+    false_positive: list[float]
+    true_positive: list[float]
+
+
+@dataclass(frozen=True)
+class CalibrationRecord:
+    """Samples of which the model was about as sure."""
+
+    confidence: float
+    accuracy: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class ColumnRecord:
+    """What is lost if the values of a column are dealt out anew: accuracy, or of R2."""
+
+    name: str
+    loss: float
+    deviation: float
+
+
+@dataclass(frozen=True)
+class ClassesRecord:
+    """What a classifier makes of the test data, beside its confusion matrix."""
+
+    train: list[int]
+    """Samples of each class to train with; none where that is not known."""
+    mistakes: list[MistakeRecord]
+    """The most confident ones."""
+    roc: list[RocRecord]
+    """Of each class; of two, only of the second."""
+    calibration: list[CalibrationRecord]
+    columns: list[ColumnRecord]
+
+
+@dataclass(frozen=True)
+class ValuesRecord:
+    """What a network that predicts values makes of the test data."""
+
+    name: str
+    """What is predicted, where that has a name."""
+    r2: float
+    mean_absolute: float
+    root_mean_square: float
+    columns: list[ColumnRecord]
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """A run: what it was made of, and what came of it."""
 
@@ -102,4 +183,6 @@ class RunRecord:
     profile: ProfileRecord | None
     selection: str = ""
     """Which data chose the epoch or ended the run, in words."""
+    classes: ClassesRecord | None = None
+    values: ValuesRecord | None = None
     format: str = FORMAT

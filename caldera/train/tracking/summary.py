@@ -15,9 +15,13 @@ from caldera.lazy import Expr
 from caldera.nn.config import to_config
 from caldera.nn.layer import Layer
 from caldera.nn.tracing import Context, LayerCall
+from caldera.notebook import html_table, note
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
+
+
+_HEAD = ("layer", "kind", "output", "parameters", "FLOPs", "memory", "work", "depth")
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,7 @@ class Summary:
     activation_bytes: int
 
     def __str__(self) -> str:
-        header = ("layer", "kind", "output", "parameters", "FLOPs", "memory", "work", "depth")
-        head, *body = table_lines([header, *map(_cells, self.rows)], left=range(3))
+        head, *body = table_lines([_HEAD, *map(_cells, self.rows)], left=range(3))
         lines = [self.name, head, "-" * len(head)]
         work_starts = head.index("memory") + len("memory  ")
         for row, line in zip(self.rows, body, strict=True):
@@ -64,13 +67,21 @@ class Summary:
                 " " * work_starts + f"{each.method}: W {each.work:,} D {each.depth}"
                 for each in row.work[1:]
             ]
-        lines += [
+        lines += self._totals()
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = map(_cells, self.rows)
+        totals = "".join(map(note, self._totals()))
+        return note(self.name, strong=True) + html_table(_HEAD, rows, numbers=range(3, 8)) + totals
+
+    def _totals(self) -> list[str]:
+        return [
             f"parameters  {self.parameters:,} ({self.trainable:,} trained), "
             f"{bytes_text(self.parameter_bytes)}",
             f"one sample  {self.flops:,} FLOPs forward, "
             f"{bytes_text(self.activation_bytes)} of activations",
         ]
-        return "\n".join(lines)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from caldera.comm import watchdog, world
 
 if __name__ == "__main__":
     cd.settings.update(stall_s=0.2)
-    watchdog.SILENT_AFTER_S = 1.0
+    watchdog.ANSWERS_WITHIN_S = watchdog.SILENT_AFTER_S = 0.5
     comm = world()
     comm.algorithm = "ring"
     total = np.empty(10)

@@ -151,6 +151,7 @@ def test_the_driver_describes_the_card(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert card_state() is None
 
 
+@pytest.mark.usefixtures("compiled_before")
 def test_a_device_with_memory_of_its_own_is_measured_as_a_card_is() -> None:
     told: list[str] = []
     options = Options(

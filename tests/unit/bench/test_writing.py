@@ -12,7 +12,7 @@ from caldera.bench.equality import Equality
 from caldera.bench.page import page
 from caldera.bench.results import Report
 from caldera.bench.table import plain_lines, print_report
-from tests.browser import Browser
+from tests.browser import Browser, axe_violations
 from tests.unit.bench.reports import entry, report
 
 VOID = {"meta", "br"}
@@ -89,6 +89,7 @@ def test_a_browser_shows_the_page_light_and_dark(browser: Browser, tmp_path: Pat
         assert browser.requests() == [path.as_uri()]
         assert browser.complaints() == []
         assert browser.value("document.documentElement.scrollWidth") <= width
+        assert axe_violations(browser) == []
     ground = "getComputedStyle(document.querySelector('.results')).backgroundColor"
     light = browser.value(ground)
     browser.value("document.getElementById('theme').click()")

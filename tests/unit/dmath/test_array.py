@@ -108,6 +108,7 @@ def test_what_explain_says_is_what_moves() -> None:
     explanation = product.explain()
     assert explanation.nbytes == sum(move.nbytes for move in explanation.moves) > 0
     assert explanation.choices[0].others
+    assert explanation.seconds > sum(move.seconds for move in explanation.moves)
     text = str(explanation)
     assert "4 terms" in text
     assert "before" in text

@@ -11,7 +11,7 @@ import pytest
 
 import caldera as cd
 from caldera import op
-from caldera.draw.graph import graph_svg, save_graph
+from caldera.draw.graph import draw_graph, graph_svg
 from caldera.draw.palette import DTYPE_COLOURS
 from caldera.draw.svg import text_width
 from caldera.errors import ConfigError
@@ -400,7 +400,7 @@ def test_draw_writes_the_picture_and_returns_its_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["graph.png", "graph", "graph.svg.gz"])
 def test_only_svg_files_are_written(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"ends in \.svg.*graph"):
-        save_graph(tmp_path / name, {"only": tour().original})
+        draw_graph(tmp_path / name, {"only": tour().original})
     assert not list(tmp_path.iterdir())
 
 

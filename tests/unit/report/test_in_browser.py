@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 import caldera as cd
-from caldera.report import run_page
-from tests.browser import Browser
+from caldera.report import compare_page, run_page
+from tests.browser import Browser, axe_violations
 from tests.unit.report.conftest import written
 
 
@@ -31,7 +31,8 @@ def test_nothing_is_loaded_and_nobody_complains(
     run: cd.RunFolder = request.getfixturevalue(name)
     address = written(run, run_page(run)).as_uri()
     browser.open(address)
-    assert browser.requests() == [address]
+    # Pictures are a part of the page.
+    assert [each for each in browser.requests() if not each.startswith("data:")] == [address]
     assert browser.complaints() == []
     assert browser.value("document.title").endswith("a run of Caldera")
 
@@ -54,8 +55,12 @@ def test_charts_and_tables_are_really_drawn(browser: Browser, address: str) -> N
         "[...document.querySelectorAll('svg')].map(e => e.getBoundingClientRect())"
         ".map(r => [r.width, r.height])"
     )
-    assert len(sizes) == 5
-    assert all(width > 300 and height > 150 for width, height in sizes)
+    assert len(sizes) == 8
+    assert all(width > 100 and height > 150 for width, height in sizes)
+    # Pictures of samples have arrived: what the page may load has not shut them out.
+    assert browser.value(
+        "[...document.images].length > 4 && [...document.images].every(e => e.naturalWidth > 0)"
+    )
     # A path without length would be a curve without points.
     assert browser.value(
         "[...document.querySelectorAll('.chart path[stroke-width=\"2\"]')]"
@@ -101,7 +106,12 @@ def test_no_mark_of_the_graph_keeps_a_light_colour_in_the_dark(
 def test_the_graph_can_be_moved_about(browser: Browser, address: str) -> None:
     browser.open(address)
     view = "document.querySelector('.graph svg').getAttribute('viewBox').split(' ').map(Number)"
+    opened = browser.value(view)
+    browser.value("document.querySelector('[data-panel=\"-1\"]').click()")
     whole = browser.value(view)
+    # It opens on the graph as it runs, which is on the right, large enough to be read.
+    assert opened[0] > whole[0] + 100
+    assert opened[2] < whole[2]
     browser.value("document.querySelector('[data-panel=\"1\"]').click()")
     right = browser.value(view)
     assert right[0] > whole[0] + 100
@@ -139,3 +149,36 @@ def test_tables_unfold(browser: Browser, address: str) -> None:
     closed = browser.value("document.documentElement.scrollHeight")
     browser.value("document.querySelectorAll('details').forEach(e => { e.open = true; })")
     assert browser.value("document.documentElement.scrollHeight") > closed + 100
+
+
+def test_the_graph_obeys_the_keyboard(browser: Browser, address: str) -> None:
+    browser.open(address)
+    view = "document.querySelector('.graph svg').getAttribute('viewBox').split(' ').map(Number)"
+    before = browser.value(view)
+    browser.value("document.querySelector('.graph').focus()")
+    browser.call("Input.dispatchKeyEvent", type="keyDown", key="ArrowRight")
+    moved = browser.value(view)
+    assert moved[0] == pytest.approx(before[0] + 0.1 * before[2], abs=0.2)
+    browser.call("Input.dispatchKeyEvent", type="keyDown", key="+", text="+")
+    assert browser.value(view)[2] == pytest.approx(0.7 * before[2], rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["digits_run", "values_run", "ended_run"])
+def test_nobody_is_shut_out(browser: Browser, name: str, request: pytest.FixtureRequest) -> None:
+    """Labels, contrast, order of headings, what the keyboard reaches: axe-core finds nothing."""
+    run: cd.RunFolder = request.getfixturevalue(name)
+    # Where it is narrow, more has to be scrolled.
+    browser.open(written(run, run_page(run)).as_uri(), width=390)
+    assert axe_violations(browser) == []
+
+
+def test_runs_that_are_compared(
+    browser: Browser, digits_run: cd.RunFolder, values_run: cd.RunFolder, tmp_path: Path
+) -> None:
+    path = tmp_path / "compared.html"
+    path.write_text(compare_page([digits_run, values_run]), encoding="utf-8")
+    for width in (390, 1280):
+        browser.open(path.as_uri(), width=width)
+        assert browser.complaints() == []
+        assert browser.value("document.documentElement.scrollWidth") <= width
+        assert axe_violations(browser) == []

@@ -118,9 +118,9 @@ def test_a_program_says_which_algorithm_was_taken_and_what_it_beat() -> None:
     where = dict(zip(symbols, layouts, strict=True))
     program = distribute([(first @ second).node], where, ranks=4, rank=0)
     (choice,) = program.choices
-    names = [choice.chosen, *(name for name, _ in choice.others)]
+    names = [each.name for each in (choice.chosen, *choice.others)]
     assert "SUMMA 2x2, stationary C" in names
-    assert all(seconds >= choice.seconds for _, seconds in choice.others)
+    assert all(each.seconds >= choice.chosen.seconds for each in choice.others)
 
 
 def test_batches_are_shared_out_and_small_matrices_are_computed_everywhere(

@@ -15,7 +15,6 @@ from caldera.graph.opdef import OPS, item, parameter
 from caldera.lazy import lift
 from caldera.lazy.compile import compile_nodes
 from caldera.sharding.algorithms import fourier, product
-from caldera.sharding.algorithms.cost import Machine
 from caldera.sharding.algorithms.exchange import move_rows
 from caldera.sharding.algorithms.halo import Window, halo_exchange
 from caldera.sharding.algorithms.process_grid import even_cuts, process_grid
@@ -25,6 +24,7 @@ from caldera.sharding.algorithms.spmd import spmd_node
 from caldera.sharding.algorithms.subspace import largest_singular
 from caldera.sharding.algorithms.variant import Variant, choose
 from caldera.sharding.distributions import Grid, Rows
+from caldera.sharding.volume import Links
 from tests.unit.sharding.algorithm_cases import NAMES, numbers, random_cuts, run_case, small_panels
 
 
@@ -67,7 +67,7 @@ def test_the_cheapest_product_depends_on_the_shapes_and_says_what_it_beat() -> N
     def best(m: int, k: int, n: int) -> str:
         given = Grid(4, 4).of((m, k), range(16)), Grid(4, 4).of((k, n), range(16))
         variants = product_variants((m, k), (k, n), (False, False), given, 16, 8)
-        choice = choose(variants, given, 8, Machine())
+        choice = choose(variants, given, 8, Links())
         assert len(choice.beaten) == len(variants) - 1
         assert all(seconds >= choice.seconds for _, seconds in choice.beaten)
         return choice.variant.name
@@ -83,7 +83,7 @@ def test_uneven_rows_stay_where_they_are() -> None:
     rows = Rows(cuts=(0, 1, 1, 20)).of((20, 5), range(3))
     small = Rows().of((5, 4), range(3))
     variants = product_variants((20, 5), (5, 4), (False, False), (rows, small), 3, 8)
-    assert choose(variants, (rows, small), 8, Machine()).variant.inputs[0] == rows
+    assert choose(variants, (rows, small), 8, Links()).variant.inputs[0] == rows
 
 
 def test_no_rank_is_left_waiting_for_a_matrix_that_cannot_be_factorised() -> None:

@@ -116,10 +116,11 @@ class ElementPointer:
         """The address of the element with this index."""
         return ElementPointer(self.k, self.place.at(index), self.name)
 
-    def load(self, index: Number = 0, count: int = 1) -> Value:
-        """The element with this index, or a vector of `count` from it on."""
-        return load_wide(self.k, self.place, index, count, self.name)
+    def load(self, index: Number = 0, count: int = 1, mask: Value | None = None) -> Value:
+        """The element with this index, or a vector of `count` from it on, with 0 in lanes that a
+        mask leaves out."""
+        return load_wide(self.k, self.place, index, count, self.name, mask)
 
-    def store(self, index: Number, value: Value) -> None:
-        """Write an element, or as many as the vector has lanes."""
-        store_narrow(self.k, self.place, index, value, self.name)
+    def store(self, index: Number, value: Value, mask: Value | None = None) -> None:
+        """Write an element, or as many as the vector has lanes, or those of a mask."""
+        store_narrow(self.k, self.place, index, value, self.name, mask)

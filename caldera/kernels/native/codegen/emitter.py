@@ -175,6 +175,18 @@ class Emitter(Arithmetic):
                 body(index, count)
             start = middle
 
+    def masked_vectors(
+        self, end: Value, lanes: int, body: Callable[[Value, int, Value | None], None]
+    ) -> None:
+        """`body(index, lanes, mask)` for whole vectors from 0 on, then for what is left before
+        `end`, with a mask of the lanes that count: one vector where there were single elements."""
+        whole = end // lanes * lanes
+        with self.loop(0, whole, lanes) as index:
+            body(index, lanes, None)
+        with self.if_then(whole < end):
+            numbers = Value(self, ir.Constant(vector(I64, lanes), [I64(i) for i in range(lanes)]))
+            body(whole, lanes, numbers < self.splat(end - whole, lanes))
+
     # --- memory and functions
 
     def variable(self, start: Number, kind: ir.Type | None = None) -> Variable:

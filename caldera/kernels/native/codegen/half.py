@@ -31,21 +31,25 @@ HALF_NAMES = ("float16", "bfloat16")
 """The dtypes that are stored in 16 bits."""
 
 
-def load_wide(k: Emitter, pointer: Pointer, index: Number, count: int, dtype_name: str) -> Value:
+def load_wide(
+    k: Emitter, pointer: Pointer, index: Number, count: int, dtype_name: str,
+    mask: Value | None = None,
+) -> Value:  # fmt: skip
     """Elements from memory in the type they are computed with: float32 for halves."""
     if dtype_name not in HALF_NAMES:
-        return pointer.load(index, count)
-    return widen(k, pointer.cast(I16).load(index, count), dtype_name)
+        return pointer.load(index, count, mask)
+    return widen(k, pointer.cast(I16).load(index, count, mask), dtype_name)
 
 
 def store_narrow(
-    k: Emitter, pointer: Pointer, index: Number, value: Value, dtype_name: str
-) -> None:
+    k: Emitter, pointer: Pointer, index: Number, value: Value, dtype_name: str,
+    mask: Value | None = None,
+) -> None:  # fmt: skip
     """Write float32 (or float64) numbers as elements of a dtype."""
     if dtype_name not in HALF_NAMES:
-        pointer.store(index, value)
+        pointer.store(index, value, mask)
         return
-    pointer.cast(I16).store(index, narrow(k, value, dtype_name))
+    pointer.cast(I16).store(index, narrow(k, value, dtype_name), mask)
 
 
 def widen(k: Emitter, bits: Value, dtype_name: str) -> Value:

@@ -26,6 +26,11 @@ class Target:
     width: int
     registers: int
 
+    @property
+    def has_masks(self) -> bool:
+        """Whether part of a vector is read and written by one instruction (AVX-512, AVX2)."""
+        return self.width >= 32
+
     def lanes(self, itemsize: int) -> int:
         """How many elements of this size a vector register holds."""
         return self.width // itemsize

@@ -233,15 +233,36 @@ class Pointer:
         """The same address of elements of another type."""
         return Pointer(self.k, self.raw, kind)
 
-    def load(self, index: Number = 0, count: int = 1) -> Value:
+    def load(self, index: Number = 0, count: int = 1, mask: Value | None = None) -> Value:
         """The element with this index, or a vector of `count` from it on. No alignment is needed
-        beyond that of an element."""
-        place = self.at(index).raw
-        raw = self.k.ir.load(place, typ=vector(self.type, count), align=itemsize(self.type))
-        return Value(self.k, raw)
+        beyond that of an element. Lanes that a mask leaves out are 0, and their memory is not
+        touched."""
+        place, kind = self.at(index).raw, vector(self.type, count)
+        if mask is None:
+            raw = self.k.ir.load(place, typ=kind, align=itemsize(self.type))
+            return Value(self.k, raw)
+        signature = ir.FunctionType(kind, [POINTER, I32, mask.type, kind])
+        function = self.k.declared(f"llvm.masked.load.{_mangled(kind)}.p0", signature)
+        align, zeros = I32(itemsize(self.type)), ir.Constant(kind, None)
+        return Value(self.k, self.k.ir.call(function, [place, align, mask.raw, zeros]))
 
-    def store(self, index: Number, value: Number) -> None:
-        """Write an element, or as many as the vector has lanes, from this index on."""
+    def store(self, index: Number, value: Number, mask: Value | None = None) -> None:
+        """Write an element, or as many as the vector has lanes, from this index on; only the lanes
+        of the mask, if there is one."""
         if not isinstance(value, Value):
             value = self.k.constant(value, self.type)
-        self.k.ir.store(value.raw, self.at(index).raw, align=itemsize(self.type))
+        place = self.at(index).raw
+        if mask is None:
+            self.k.ir.store(value.raw, place, align=itemsize(self.type))
+            return
+        signature = ir.FunctionType(ir.VoidType(), [value.type, POINTER, I32, mask.type])
+        function = self.k.declared(f"llvm.masked.store.{_mangled(value.type)}.p0", signature)
+        align = I32(itemsize(self.type))
+        self.k.ir.call(function, [value.raw, place, align, mask.raw])
+
+
+def _mangled(kind: ir.VectorType) -> str:
+    """A vector's type as it is part of an intrinsic's name."""
+    of = kind.element
+    number = of.width if isinstance(of, ir.IntType) else 8 * itemsize(of)
+    return f"v{kind.count}{'i' if isinstance(of, ir.IntType) else 'f'}{number}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from caldera.graph.opdef import OPS
-from caldera.kernels.common.axes import axes_of
+from caldera.kernels.common.axes import Axes, axes_of
 from caldera.kernels.common.loop_body import LoopBody, loop_body_of, loop_shape
 from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import I64, Emitter, Value, itemsize
@@ -24,6 +25,7 @@ from caldera.kernels.native.elementwise.operands import (
 )
 from caldera.kernels.native.elementwise.operations import computed_values, is_known
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.tensor.dtype import NAMES
 from caldera.tensor.shape import Shape, size
 from caldera.threads import thread_count
 
@@ -33,6 +35,10 @@ MANY_STEPS = 24
 """Beyond so many steps a loop handles one vector at a time."""
 GRAIN = 64
 """Elements in multiples of which a flat loop is shared: workers write no cache line together."""
+SHORT_ROW, LONG_ROW = 64, 2048
+"""Elements: rows shorter than the first are laid end to end, up to as many as the second."""
+WORTH_JOINING = 1 << 13
+"""Elements of a loop from which on that pays."""
 
 
 def vector_lanes(loop_body: LoopBody) -> int:
@@ -110,22 +116,78 @@ def loop_calls(
     # Outputs come first when the order of axes is chosen, inputs in the kernel.
     count = len(outputs)
     arrays = [*inputs, *outputs]
-    strides = [*axes.strides[count:], *axes.strides[:count]]
-    inner = axes.lengths[-1]
+    axes = replace(axes, strides=(*axes.strides[count:], *axes.strides[:count]))
+    copies: list[NativeCall] = []
+    if total >= WORTH_JOINING and (rows := _rows_together(axes, arrays, len(inputs))):
+        axes, arrays, copies = _in_long_rows(axes, arrays, rows)
+    return [*copies, _call(loop_body, axes, arrays)]
+
+
+def _call(loop_body: LoopBody, axes: Axes, arrays: Sequence[np.ndarray]) -> NativeCall:
+    """The call for a loop over these axes; inputs come first."""
+    total, inner = size(axes.lengths), axes.lengths[-1]
+    inputs = len(loop_body.inputs)
     modes = "".join(
-        "0" if each[-1] == 0 and index < len(inputs) and inner > 1
+        "0" if each[-1] == 0 and index < inputs and inner > 1
         else "1" if each[-1] == array.itemsize or inner == 1 else "s"
-        for index, (each, array) in enumerate(zip(strides, arrays, strict=True))
+        for index, (each, array) in enumerate(zip(axes.strides, arrays, strict=True))
     )  # fmt: skip
     parts = workers(loop_body, total)
-    return [
-        _loop.call(
-            operands=strided_arrays(arrays, strides),
-            outer=outer_axes(range(len(axes.lengths) - 1), axes.lengths, strides), total=total,
-            inner=inner, grain=inner if total // inner >= 4 * parts else GRAIN,
-            loop_body=loop_body, modes=modes, widths=widths(loop_body, modes), parts=parts,
-        )
-    ]  # fmt: skip
+    return _loop.call(
+        operands=strided_arrays(arrays, axes.strides),
+        outer=outer_axes(range(len(axes.lengths) - 1), axes.lengths, axes.strides), total=total,
+        inner=inner, grain=inner if total // inner >= 4 * parts else GRAIN,
+        loop_body=loop_body, modes=modes, widths=widths(loop_body, modes), parts=parts,
+    )  # fmt: skip
+
+
+# --- short rows, as those of a bias for each of a few channels that are last in memory
+
+
+def _goes_on(axes: Axes, strides: Sequence[int]) -> bool:
+    """Whether an operand runs on from the end of a row to the next one."""
+    return strides[-2] == strides[-1] * axes.lengths[-1]
+
+
+def _rows_together(axes: Axes, arrays: Sequence[np.ndarray], inputs: int) -> int:
+    """How many short rows make a long one; 0 if they cannot, or need not, be one.
+
+    Every operand has to go on from row to row, or be an input with the same row throughout.
+    """
+    if len(axes.lengths) < 2 or axes.lengths[-1] >= SHORT_ROW:
+        return 0
+    for index, (array, strides) in enumerate(zip(arrays, axes.strides, strict=True)):
+        is_same_row = index < inputs and not any(strides[:-1])
+        dense = strides[-1] == array.itemsize
+        if not ((dense and is_same_row) or (_goes_on(axes, strides) and (dense or is_same_row))):
+            return 0
+    number, length = axes.lengths[-2:]
+    together = max(n for n in range(1, LONG_ROW // length + 1) if number % n == 0)
+    return together if together * length >= SHORT_ROW else 0
+
+
+def _in_long_rows(
+    axes: Axes, arrays: Sequence[np.ndarray], together: int
+) -> tuple[Axes, list[np.ndarray], list[NativeCall]]:
+    """The loop with rows that are so many of the old ones, and what fills the copies that it reads
+    of a row that is the same for all: vectors then need not end with each row."""
+    *outer, number, length = axes.lengths
+    calls: list[NativeCall] = []
+    found: list[np.ndarray] = []
+    strides: list[tuple[int, ...]] = []
+    for array, old in zip(arrays, axes.strides, strict=True):
+        if old[-1] and not any(old[:-1]):
+            row, array = array, np.empty((together, length), array.dtype)
+            rows = Axes((together, length), (False, False), ((0, old[-1]), array.strides))
+            calls.append(_call(_copy_of(NAMES[array.dtype]), rows, [row, array]))
+        found.append(array)
+        strides.append((*old[:-2], old[-2] * together, old[-1]))
+    lengths = (*outer, number // together, together * length)
+    return Axes(lengths, (False,) * len(lengths), tuple(strides)), found, calls
+
+
+def _copy_of(dtype: str) -> LoopBody:
+    return LoopBody((dtype,), (), ((dtype, ("in", 0)),))
 
 
 def _bind(call: Call) -> Runner:

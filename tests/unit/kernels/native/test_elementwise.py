@@ -102,6 +102,35 @@ def test_operands_are_broadcast(
     _check(elementwise.less(a, b), inputs)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("channels", [2, 6, 31])
+@pytest.mark.usefixtures("parts")
+def test_a_number_for_each_of_a_few_channels(
+    channels: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Channels that are last in memory are short rows, which are taken several at a time."""
+    monkeypatch.setattr(loop, "WORTH_JOINING", 1)
+    monkeypatch.setattr(loop, "SHORT_ROW", 40)
+    shape = (3, channels, 5, 8)
+    specs = [Spec(each, BY_NAME[dtype]) for each in (shape, (channels, 1, 1), (), (3, 1, 1, 1))]
+    x, bias, factor, image = (parameter(index, spec) for index, spec in enumerate(specs))
+    pixels = (8 * _numbers((3, 5, 8, channels))).astype(BY_NAME[dtype]).transpose(0, 3, 1, 2)
+    others = [np.array(8 * _numbers(spec.shape), BY_NAME[dtype]) for spec in specs[1:]]
+    # The second has a factor of its own for each image, so only rows of one image go together.
+    for last in (factor, image):
+        arguments = [x, bias, last]
+        body = Body(arguments, [elementwise.mul(elementwise.add(x, bias), last)])
+        node = fused.node(*arguments, body=body)
+        kernel = next(each for each in TABLE.candidates(node, "cpu") if each.name == "native")
+        out = np.empty((3, 5, 8, channels), BY_NAME[dtype]).transpose(0, 3, 1, 2)
+        given = (pixels, others[0], others[1] if last is factor else others[2])
+        run = kernel.bind(Call(node, (out,), given))
+        for _ in range(2):
+            run()
+            np.testing.assert_array_equal(out, evaluate(node, given)[0])
+            others[0][...] += np.ones((), BY_NAME[dtype])
+
+
 def test_axes_are_joined_whatever_their_order() -> None:
     x = np.zeros((2, 8, 8, 16), np.float32).transpose(0, 3, 1, 2)
     assert axes_of(x.shape, [x, x]).lengths == (2048,)

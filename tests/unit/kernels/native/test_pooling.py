@@ -7,7 +7,14 @@ import pytest
 
 import caldera as cd
 from caldera import op
+from caldera.graph.node import Spec
+from caldera.graph.opdef import parameter
+from caldera.graph.ops import pooling
 from caldera.kernels.native.pooling import taps
+from caldera.kernels.reference import evaluate
+from caldera.kernels.table import TABLE, Call
+from caldera.tensor.dtype import BY_NAME
+from tests.unit.kernels.guard_pages import guarded
 
 
 def test_taps_of_windows_and_of_elements_say_the_same() -> None:
@@ -51,3 +58,29 @@ def test_windows_too_large_for_a_byte() -> None:
         slope[0, 0].flat[x[0, 0, :16, :24].argmax() // 24 * 30 + x[0, 0, :16, :24].argmax() % 24]
         == 1
     )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("channels", [1, 3, 6, 17, 40])
+def test_a_few_channels_and_nothing_beside_them(channels: int, dtype: str) -> None:
+    """Part of a vector is read and written where channels end, and memory ends there too."""
+
+    def image(shape: tuple[int, ...], kind: str) -> np.ndarray:
+        n, c, h, w = shape
+        memory = guarded(n * c * h * w * BY_NAME[kind].itemsize).view(BY_NAME[kind])
+        return memory.reshape(n, h, w, c).transpose(0, 3, 1, 2)
+
+    x = image((2, channels, 5, 4), dtype)
+    x[...] = np.random.default_rng(0).standard_normal(x.shape)
+    given = parameter(0, Spec(x.shape, BY_NAME[dtype]))
+    how = {"size": (2, 3), "stride": (2, 1), "padding": ((0, 1), (1, 0))}
+    for node in (
+        pooling.max_pool2d.node(given, **how, dilation=(1, 1)),
+        pooling.avg_pool2d.node(given, **how, count_padding=False),
+    ):
+        kernel = next(each for each in TABLE.candidates(node, "cpu") if each.name == "native")
+        outputs = tuple(image(spec.shape, spec.dtype.name) for spec in node.outputs)
+        kernel.bind(Call(node, outputs, (x,)))()
+        for found, right in zip(outputs, evaluate(node, [x]), strict=True):
+            near = 1e-2 if dtype == "bfloat16" else 1e-6
+            np.testing.assert_allclose(found.astype("f8"), right.astype("f8"), rtol=near)

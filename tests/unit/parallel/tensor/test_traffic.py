@@ -115,19 +115,20 @@ def test_data_parallel_convolutions_before_model_parallel_layers() -> None:
         ),
     )  # fmt: skip
     own = SAMPLES // ranks * features
-    label = SAMPLES // ranks
     along = [each for each in found[0].messages if "along model" in each]
     assert along == [
         f"gather along model of ({own},) float32",
-        f"gather along model of ({label},) int64",
         f"sum along model of ({SAMPLES}, {CLASSES}) float32",
+        # Of the loss a rank has that of its own samples: their sum is for the history alone.
+        "sum along model of () float32",
         f"sum along model of ({SAMPLES}, {CLASSES}) float32",
         f"scatter along model of ({ranks * own},) float32",
     ]
-    moved = 2 * (ranks - 1) * own * 4 + (ranks - 1) * label * 8
+    moved = 2 * (ranks - 1) * own * 4
     summed = 2 * 2 * (ranks - 1) * SAMPLES * CLASSES * 4 // ranks
     for step in found:
-        assert step.sent["model"] == moved + summed
+        # The loss is one number more.
+        assert 0 < step.sent["model"] - moved - summed <= 2 * (ranks - 1) * 4
     # The gradients of what all ranks have: of the convolution, and the last bias.
     assert found[0].messages[-1] == (
         "sum along all of (4,) float32, (4,) float32, (4, 2, 3, 3) float32"

@@ -1,0 +1,296 @@
+"""Evolution of a network for CIFAR-10 beside ResNet-20, at the same parameters and epochs.
+
+Regularised evolution chooses the kind of block, how many of them each of three stages has, how much
+wider a stage is than the one before, the activation and how images are halved. The first width is
+then the largest with which a network has no more parameters than ResNet-20, so no trial is larger.
+Optimizer, schedule, batch, augmentation and epochs are ResNet-20's for everybody.
+
+1. New trials begin for `--seconds`; each is judged by a fifth of the training images.
+2. The best three are trained twice more, and so is ResNet-20 with three learning rates: the mean on
+   the same images chooses one of each. ResNet-20 gets its best rate; the evolved one keeps 0.1.
+3. Both are trained on all training images with new seeds, and the test images are looked at for the
+   first and only time. All trials are printed.
+
+    CALDERA_DATA=folder python benchmarks/search_evolution.py --device cuda --seconds 200
+    python benchmarks/search_evolution.py --samples 800 --epochs 2 --seconds 9  # made-up images
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import caldera as cd
+from caldera import data, nn, optim, search
+
+BATCH, CLASSES = 128, 10
+SHAPE = (3, 32, 32)
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)
+RATE = 0.1
+RATES = (0.05, 0.1, 0.2)
+"""ResNet-20 may choose among them."""
+WIDTHS = range(8, 160, 4)
+MOST_PARAMETERS = 269_722
+"""ResNet-20's."""
+FINALISTS, REPEATS = 3, 2
+SPACE = {
+    "blocks": {f"stage{stage}": search.integer(1, 5) for stage in range(3)},
+    "widening": {f"stage{stage}": search.choice([1.0, 1.5, 2.0]) for stage in (1, 2)},
+    "block": search.choice(["basic", "bottleneck", "inverted"]),
+    "activation": search.choice(["relu", "silu"]),
+    "halving": search.choice(["stride", "pool"]),
+}
+ACTIVATIONS = {"relu": nn.ReLU, "silu": nn.SiLU}
+Layers = list[nn.Layer]
+
+
+# --- networks
+
+
+def conv(filters: int, kernel: int, stride: int = 1, groups: int = 1) -> Layers:
+    """A convolution and its normalisation."""
+    layer = nn.Conv2D(
+        filters, kernel, stride, kernel // 2, groups=groups, bias=False, fill="he_normal"
+    )
+    return [layer, nn.BatchNorm()]
+
+
+def body(kind: str, channels: int, filters: int, stride: int, act: Callable[[], Any]) -> Layers:
+    """The layers of a residual block."""
+    if kind == "basic":
+        return [*conv(filters, 3, stride), act(), *conv(filters, 3)]
+    if kind == "bottleneck":
+        inner = max(filters // 2, 4)
+        return [*conv(inner, 1), act(), *conv(inner, 3, stride), act(), *conv(filters, 1)]
+    inner = 3 * channels
+    depthwise = conv(inner, 3, stride, groups=inner)
+    return [*conv(inner, 1), act(), *depthwise, act(), *conv(filters, 1)]
+
+
+def network(
+    width: int,
+    blocks: Mapping[str, int],
+    widening: Mapping[str, float],
+    block: str,
+    activation: str,
+    halving: str,
+) -> Layers:
+    """Three stages of residual blocks, as ResNet-20 has them."""
+    act = ACTIVATIONS[activation]
+    layers: Layers = [nn.Input(SHAPE), *conv(width, 3), act()]
+    channels = filters = width
+    for stage, count in enumerate(blocks.values()):
+        if stage:
+            filters = int(filters * widening[f"stage{stage}"]) // 4 * 4
+        for index in range(count):
+            narrows = stage > 0 and index == 0
+            if narrows and halving == "pool":
+                layers.append(nn.AveragePool2D(2))
+            stride = 2 if narrows and halving == "stride" else 1
+            fits = channels == filters and stride == 1
+            shortcut = None if fits else nn.models.PaddedShortcut(filters, stride)
+            inside = body(block, channels, filters, stride, act)
+            # An inverted block is linear at its end, as in MobileNetV2.
+            last = None if block == "inverted" else activation
+            layers.append(nn.Residual(inside, shortcut, last))
+            channels = filters
+    return [*layers, nn.GlobalAveragePool(), nn.Dense(CLASSES)]
+
+
+def parameters_of(width: int, chosen: Mapping[str, Any]) -> int:
+    """How many parameters a network has."""
+    return nn.count_parameters(network(width, **chosen))
+
+
+def largest_width(chosen: Mapping[str, Any]) -> int:
+    """The largest width with which a network has no more parameters than ResNet-20."""
+    low, high = 0, len(WIDTHS)
+    while low < high:
+        middle = (low + high) // 2
+        if parameters_of(WIDTHS[middle], chosen) <= MOST_PARAMETERS:
+            low = middle + 1
+        else:
+            high = middle
+    return WIDTHS[max(low - 1, 0)]
+
+
+# --- training
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is the same for all networks."""
+
+    images: data.Dataset
+    epochs: int
+    device: str
+    precision: str | None
+
+    def model(self, layers: Layers, rate: float = RATE, *, samples: int | None = None) -> cd.Model:
+        """A network with ResNet-20's optimizer and schedule."""
+        steps = -(-(samples or len(self.images.train)) // BATCH) * self.epochs
+        schedule = optim.OneCycle(rate, steps=steps, rising=0.3)
+        return cd.NeuralNetwork(
+            layers, loss="cross_entropy", metrics=["accuracy"], batch_size=BATCH,
+            optimizer=optim.SGD(schedule, momentum=0.9, weight_decay=5e-4),
+            precision=self.precision,
+        )  # fmt: skip
+
+    def evolved(self, **chosen: Any) -> cd.Model:
+        """The network of a trial."""
+        return self.model(network(largest_width(chosen), **chosen))
+
+    def resnet(self, rate: float) -> cd.Model:
+        """ResNet-20."""
+        return self.model(nn.models.resnet20(SHAPE, CLASSES), rate)
+
+
+def made_up(samples: int) -> data.Dataset:
+    """Images that are there without any file, to try this out."""
+    random = np.random.default_rng(0)
+    y = random.integers(0, CLASSES, samples)
+    x = random.integers(0, 256, (samples, *SHAPE)).astype("uint8")
+    x[np.arange(samples), 0, y] = 255
+    return data.arrays(x, y)
+
+
+def augmented(images: data.Dataset) -> data.Dataset:
+    """With the usual augmentation of the images to train with."""
+    normalise = data.Normalise(MEAN, STD)
+    return images.transformed([data.Crop(32, padding=4), data.Mirror(), normalise], normalise)
+
+
+# --- the three parts
+
+
+class Printer(search.StudyCallback):
+    """A line for every trial, as soon as it is over."""
+
+    def trial_ends(self, study: search.Study, trial: search.Trial) -> None:
+        shown = "-" if trial.value is None else f"{trial.value:.4f}"
+        print(
+            f"  trial {trial.number}: {trial.state} {shown}, {trial.seconds:.1f} s, "
+            f"{trial.results.get('parameters', 0):.0f} parameters, {trial.point} {trial.reason}",
+            flush=True,
+        )
+
+
+def evolve(setup: Setup, given: argparse.Namespace) -> search.Study:
+    """Networks that are judged by images which none of them was trained on."""
+    return search.run(
+        setup.evolved, SPACE, setup.images.train, validation=setup.images.validation,
+        method=search.Evolution(population=given.population, sample=given.population // 3 or 1),
+        objective=search.metric("val_accuracy"), epochs=setup.epochs, seconds=given.seconds,
+        fit={"device": setup.device}, workers=given.workers, seed=given.seed, verbose=0,
+        callbacks=[Printer()],
+    )  # fmt: skip
+
+
+def repeated(
+    setup: Setup, given: argparse.Namespace, contestants: Mapping[str, Callable[[], cd.Model]],
+    repeats: int, *, test: bool,
+) -> dict[str, list[float]]:  # fmt: skip
+    """The accuracy of each contestant with several seeds; on the test images all others train."""
+    names = list(contestants)
+    shown = setup.images.test if test else setup.images.validation
+
+    def accuracy(name: str, repeat: int) -> float:
+        model = contestants[name]()
+        model.seed = 1000 * (1 + test) + repeat
+        model.fit(setup.images.train, epochs=setup.epochs, verbose=0, device=setup.device)
+        return float(model.evaluate(shown, batch_size=1000)["accuracy"])
+
+    study = search.run(
+        accuracy, {"name": search.choice(names), "repeat": search.integer(0, repeats - 1)},
+        method="grid", objective=search.metric("value", "max"), workers=given.workers, verbose=0,
+    )  # fmt: skip
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for trial in study.trials:
+        name = trial.parameters["name"]
+        value = float("nan") if trial.value is None else trial.value
+        print(f"  {name}, seed {trial.parameters['repeat']}: {value:.4f} {trial.reason}")
+        found[name].append(value)
+    return found
+
+
+def choose(
+    setup: Setup, given: argparse.Namespace, study: search.Study
+) -> tuple[search.Trial, float]:
+    """The network that is best with several seeds, and ResNet-20's best learning rate."""
+    done = [trial for trial in study.trials if trial.is_feasible and trial.value is not None]
+    done.sort(key=lambda trial: -(trial.value or 0.0))
+    finalists = {f"trial {trial.number}": trial for trial in done[:FINALISTS]}
+    contestants: dict[str, Callable[[], cd.Model]] = {
+        name: lambda trial=trial: setup.evolved(**trial.parameters)  # type: ignore[misc]
+        for name, trial in finalists.items()
+    }
+    for rate in RATES:
+        contestants[f"ResNet-20, rate {rate:g}"] = lambda rate=rate: setup.resnet(rate)  # type: ignore[misc]
+    found = repeated(setup, given, contestants, REPEATS, test=False)
+    means = {name: statistics.fmean(values) for name, values in found.items()}
+    best = max(finalists, key=lambda name: means[name])
+    rate = max(RATES, key=lambda rate: means[f"ResNet-20, rate {rate:g}"])
+    print(f"  chosen: {best}, {means[best]:.4f}; ResNet-20 with a rate of {rate:g}, "
+          f"{means[f'ResNet-20, rate {rate:g}']:.4f}")  # fmt: skip
+    return finalists[best], rate
+
+
+def compare(
+    setup: Setup, given: argparse.Namespace, best: search.Trial, rate: float
+) -> dict[str, list[float]]:
+    """Both on the test images, which have chosen nothing."""
+    return repeated(setup, given, {
+        "evolved": lambda: setup.evolved(**best.parameters), "ResNet-20": lambda: setup.resnet(rate)
+    }, given.seeds, test=True)  # fmt: skip
+
+
+def main() -> None:
+    """Everything."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=200.0, help="in which trials begin")
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--seeds", type=int, default=5, help="of the comparison at the end")
+    parser.add_argument("--seed", type=int, default=0, help="of the search")
+    parser.add_argument("--population", type=int, default=12)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default=None)
+    parser.add_argument("--samples", type=int, help="so many made-up images instead of CIFAR-10")
+    given = parser.parse_args()
+    began = time.perf_counter()
+    images = data.cifar10() if given.samples is None else made_up(given.samples)
+    chosen_by = images.hold_out(0.2)
+    setup = Setup(augmented(chosen_by), given.epochs, given.device, given.precision)
+    whole = Setup(augmented(images), given.epochs, given.device, given.precision)
+    print(f"{platform.machine()}, {os.cpu_count()} cores, {given.device}, {given.workers} workers, "
+          f"{given.precision or 'float32'}; images read in {time.perf_counter() - began:.0f} s; "
+          f"{len(setup.images.train)} to train with, {len(chosen_by.validation or ())} to choose "
+          f"by, {given.epochs} epochs")  # fmt: skip
+    study = evolve(setup, given)
+    print(
+        f"evolution: {study}, {time.perf_counter() - began:.0f} s so far; the best of them again:"
+    )
+    best, rate = choose(setup, given, study)
+    print(f"{time.perf_counter() - began:.0f} s so far; on test images:", flush=True)
+    found = compare(whole, given, best, rate)
+    width = largest_width(best.parameters)
+    sizes = {"evolved": parameters_of(width, best.parameters), "ResNet-20": MOST_PARAMETERS}
+    for name, values in found.items():
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        print(f"{name:10} {sizes[name]} parameters, {given.epochs} epochs: test accuracy "
+              f"{statistics.fmean(values):.2%} +- {spread:.2%}, {len(values)} seeds")  # fmt: skip
+    pairs = list(zip(found["evolved"], found["ResNet-20"], strict=True))
+    print(f"evolved is ahead on {sum(a > b for a, b in pairs)} of {len(pairs)} seeds; width "
+          f"{width}, {best.point}; {time.perf_counter() - began:.0f} s in all")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""The keynote's twelve ways to fool the masses, looked for in a file of results.
+
+`claims` is the format, `from_bench` makes it of what `caldera bench --json` wrote, `rules` are the
+twelve, and `check` goes through them.
+"""
+
+from __future__ import annotations
+
+from caldera.bench.honesty.check import Findings, check
+from caldera.bench.honesty.claims import Claims, Hardware, Run, Tuning
+from caldera.bench.honesty.verdict import FINE, NOT_SHOWN, VIOLATED, Verdict
+
+__all__ = [
+    "FINE",
+    "NOT_SHOWN",
+    "VIOLATED",
+    "Claims",
+    "Findings",
+    "Hardware",
+    "Run",
+    "Tuning",
+    "Verdict",
+    "check",
+]

@@ -1,0 +1,138 @@
+"""Going through the twelve."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from caldera.bench.honesty import more_rules, rules
+from caldera.bench.honesty.claims import Claims, claims_of
+from caldera.bench.honesty.from_bench import claims_of_bench, is_bench
+from caldera.bench.honesty.verdict import FINE, NOT_SHOWN, VIOLATED, Verdict
+from caldera.errors import ConfigError, DataError
+from caldera.registry import nearest
+
+Rule = Callable[[Claims], Verdict]
+
+RULES: Mapping[str, tuple[str, Rule]] = {
+    "scaled accuracy": ("accuracy ignored while scaling", rules.accuracy_when_scaling),
+    "test accuracy": ("no test accuracy", rules.test_accuracy),
+    "tuning": ("tuning runs not counted", rules.tuning_counted),
+    "hardware": ("old against special hardware", rules.equal_hardware),
+    "whole": ("kernels or subsets only", rules.whole_workload),
+    "input": ("no I/O", rules.input_counted),
+    "time": ("rates instead of time", more_rules.time_beside_rates),
+    "options": ("speed and accuracy from different options", more_rules.same_options),
+    "inputs' size": ("inflated inputs", more_rules.usual_inputs),
+    "end": ("fixed wall time", more_rules.ends_by_work),
+    "scaling": ("weak or strong scaling redefined by mini-batch", more_rules.honest_scaling),
+    "both": ("time or accuracy alone", more_rules.both_compared),
+}
+"""By short name, in the keynote's order: the way to fool the masses, and what looks for it."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What each of the twelve says about a report.
+
+    >>> run = {"name": "a", "system": "ours", "workload": "mlp", "level": "network"}
+    >>> found = check({"title": "t", "runs": [run]})
+    >>> found.passes, found["hardware"].sentence
+    (False, 'Name the hardware of every run.')
+    """
+
+    title: str
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def passes(self) -> bool:
+        """Whether the report is fine in all twelve."""
+        return all(each.passes for each in self.verdicts)
+
+    def __getitem__(self, rule: str) -> Verdict:
+        for each in self.verdicts:
+            if each.rule == rule:
+                return each
+        raise ConfigError.build("findings", expected="a rule", got=repr(rule),
+                                hint=nearest(str(rule), RULES))  # fmt: skip
+
+    def count(self, status: str) -> int:
+        """How many rules have this status."""
+        return sum(each.status == status for each in self.verdicts)
+
+    def __str__(self) -> str:
+        lines = [self.title]
+        for each in self.verdicts:
+            lines.append(f"  {each.number:>2}  {each.status:<9}  {each.way}: {each.why}")
+            if each.sentence:
+                lines.append(f"      {'':<9}  -> {each.sentence}")
+        counts = ", ".join(f"{self.count(each)} {each}" for each in (FINE, VIOLATED, NOT_SHOWN))
+        return "\n".join([*lines, counts])
+
+
+def check(report: str | PathLike[str] | Mapping[str, Any] | Claims) -> Findings:
+    """Look for the twelve ways to fool the masses in a report.
+
+    It is a file, what such a file holds, or `Claims`. Files are those of `caldera bench --json` and
+    those that others wrote in the format of `Claims`.
+
+    >>> from caldera.bench.honesty import Hardware, Run
+    >>> run = Run("a", "ours", "mlp", "network", part="whole", seconds=(0.1,), seconds_of="step",
+    ...           hardware=Hardware("a laptop"), options={}, equal_results=True,
+    ...           input_shape=(784,), usual_shape=(784,))
+    >>> check(Claims("a step", (run,))).passes
+    True
+    """
+    if isinstance(report, Claims):
+        claims = report
+    elif isinstance(report, Mapping):
+        claims = _claims(dict(report), "report")
+    elif isinstance(report, str | PathLike):
+        claims = _claims(_content(Path(report)), Path(report).name)
+    else:
+        raise ConfigError.build(
+            "bench.check", expected="a file, a dict or Claims", got=type(report).__name__
+        )
+    _check_statements(claims)
+    verdicts = [
+        replace(_excused(rule(claims), name, claims), number=number, rule=name, way=way)
+        for number, (name, (way, rule)) in enumerate(RULES.items(), start=1)
+    ]
+    return Findings(claims.title, tuple(verdicts))
+
+
+def _excused(verdict: Verdict, name: str, claims: Claims) -> Verdict:
+    """What a report says of itself counts where its numbers do not contradict it."""
+    sentence = (claims.statements or {}).get(name, "").strip()
+    if sentence and verdict.excusable:
+        return Verdict(FINE, f"it says: {sentence}")
+    return verdict
+
+
+def _check_statements(claims: Claims) -> None:
+    for name in claims.statements or {}:
+        if name not in RULES:
+            raise DataError.build(
+                "statements", expected="names of rules", got=repr(name), hint=nearest(name, RULES)
+            )
+
+
+def _claims(content: Any, where: str) -> Claims:
+    return claims_of_bench(content, where) if is_bench(content) else claims_of(content, where)
+
+
+def _content(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DataError.build(f"check {path}", expected="a file of results", got=reason) from None
+    except (ValueError, RecursionError):
+        raise DataError.build(
+            f"check {path}", expected="JSON", got="something else",
+            hint="caldera bench --json writes such a file",
+        ) from None  # fmt: skip

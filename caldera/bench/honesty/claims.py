@@ -1,0 +1,201 @@
+"""What a file of results says: the format that `caldera check` reads, whoever wrote it.
+
+A file is one JSON object, `Claims`, with a list of `Run` objects. Keys are the names of the fields
+here; what is left out has not been said. An unknown key is an error, so that nothing is said in
+vain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from caldera.errors import DataError
+from caldera.plain_data import from_plain
+from caldera.registry import nearest
+
+FORMAT = "caldera claims 1"
+
+OPERATOR, NETWORK, TRAINING, DISTRIBUTED = "operator", "network", "training", "distributed"
+LEVELS = (OPERATOR, NETWORK, TRAINING, DISTRIBUTED)
+WHOLE, KERNEL, SUBSET = "whole", "kernel", "subset"
+STORAGE, MEMORY, SYNTHETIC = "storage", "memory", "synthetic"
+WALL_TIME = "wall time"
+STRONG, WEAK = "strong", "weak"
+
+WORDS = {
+    "level": LEVELS,
+    "part": ("", WHOLE, KERNEL, SUBSET),
+    "seconds_of": ("", "operator", "step", "epoch", "training"),
+    "reads": ("", STORAGE, MEMORY, SYNTHETIC),
+    "stopped_by": ("", "accuracy", "epochs", "steps", WALL_TIME),
+}
+"""What these fields of a run may say."""
+
+Options = dict[str, str | float | bool | None]
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a run was made on.
+
+    >>> Hardware("NVIDIA H200", year=2024).special
+    False
+    """
+
+    name: str
+    year: int = 0
+    """In which it came to the market; 0 if that is not said."""
+    special: bool = False
+    """Whether it was built for this kind of work alone."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The search for the settings of a system, before the runs that are shown.
+
+    >>> Tuning(runs=30, seconds=5400.0).source
+    ''
+    """
+
+    runs: int
+    seconds: float = 0.0
+    source: str = ""
+    """Where settings come from, if nothing was searched for."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One row of a report: a system with some options on some machine.
+
+    >>> Run("8 ranks", "ours", "ResNet-20 on CIFAR-10", "distributed", ranks=8).ranks
+    8
+    """
+
+    name: str
+    system: str
+    workload: str
+    """Runs of one workload are compared with each other."""
+    level: str
+    """operator, network, training or distributed."""
+    part: str = ""
+    """whole, kernel or subset: what of the workload was run."""
+    ranks: int = 1
+    batch: int = 0
+    """The mini-batch of all ranks together."""
+    samples: int = 0
+    """How many were trained on in all, repeated ones included."""
+    hardware: Hardware | None = None
+    options: Options | None = None
+    """All that changes speed or accuracy."""
+    seconds: tuple[float, ...] = ()
+    """Every time that was taken."""
+    seconds_of: str = ""
+    """operator, step, epoch or training."""
+    rate: float | None = None
+    rate_unit: str = ""
+    train_accuracy: tuple[float, ...] = ()
+    test_accuracy: tuple[float, ...] = ()
+    """One of each run that was repeated with another seed."""
+    accuracy_options: Options | None = None
+    """With which the accuracy was measured, if not with `options`."""
+    equal_results: bool | None = None
+    """Whether the result was compared with a reference's and is equal to it."""
+    reads: str = ""
+    """storage, memory or synthetic: where the samples come from while the clock runs."""
+    input_shape: tuple[int, ...] = ()
+    usual_shape: tuple[int, ...] = ()
+    """Of a sample, as everybody else trains this workload."""
+    stopped_by: str = ""
+    """accuracy, epochs, steps or wall time: what ended the run."""
+    attempts: int = 0
+    """How often it was started, if not once for each number that is shown."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is about training, not about a single step or operator."""
+        return self.level in (TRAINING, DISTRIBUTED)
+
+
+@dataclass(frozen=True)
+class Claims:
+    """A whole report.
+
+    >>> Claims("one step", (Run("a", "ours", "mlp", "network"),)).systems()
+    ['ours']
+    """
+
+    title: str
+    runs: tuple[Run, ...]
+    format: str = FORMAT
+    scaling: str = ""
+    """strong or weak, if runs differ in their number of ranks."""
+    tuning: dict[str, Tuning] | None = None
+    """By system."""
+    statements: dict[str, str] | None = None
+    """By the name of a rule: a sentence of the report that says what its numbers cannot show."""
+
+    def systems(self) -> list[str]:
+        """Who was measured."""
+        return list(dict.fromkeys(run.system for run in self.runs))
+
+    def workloads(self) -> list[list[Run]]:
+        """The runs that are compared with each other."""
+        found: dict[str, list[Run]] = {}
+        for run in self.runs:
+            found.setdefault(run.workload, []).append(run)
+        return list(found.values())
+
+    def scaled(self) -> list[list[Run]]:
+        """The runs of a system on a workload, by growing numbers of ranks, where those differ."""
+        found = []
+        for runs in self.workloads():
+            for system in dict.fromkeys(run.system for run in runs):
+                own = sorted((r for r in runs if r.system == system), key=lambda r: r.ranks)
+                if own[0].ranks != own[-1].ranks:
+                    found.append(own)
+        return found
+
+
+def claims_of(content: Any, where: str) -> Claims:
+    """The claims in what a JSON file holds.
+
+    >>> claims_of({"title": "t", "runs": []}, "t.json")
+    Traceback (most recent call last):
+    caldera.errors.DataError: t.json.runs: expected at least one run, got none
+    """
+    found = from_plain(Claims, content, where)
+    if found.format != FORMAT:
+        raise DataError.build(f"{where}.format", expected=repr(FORMAT), got=repr(found.format))
+    if not found.runs:
+        raise DataError.build(f"{where}.runs", expected="at least one run", got="none")
+    _check_word(f"{where}.scaling", found.scaling, ("", STRONG, WEAK))
+    for number, run in enumerate(found.runs):
+        _check_run(run, f"{where}.runs[{number}]")
+    return found
+
+
+def _check_run(run: Run, where: str) -> None:
+    for name, words in WORDS.items():
+        _check_word(f"{where}.{name}", getattr(run, name), words)
+    if run.ranks < 1:
+        raise DataError.build(f"{where}.ranks", expected="at least 1", got=str(run.ranks))
+    for name in ("train_accuracy", "test_accuracy"):
+        for value in getattr(run, name):
+            if not 0.0 <= value <= 1.0:
+                raise DataError.build(
+                    f"{where}.{name}", expected="shares from 0 to 1", got=str(value),
+                    hint="write 0.91, not 91",
+                )  # fmt: skip
+    for value in run.seconds:
+        if not 0.0 < value < float("inf"):
+            raise DataError.build(f"{where}.seconds", expected="times above 0", got=str(value))
+
+
+def _check_word(where: str, word: str, words: Iterable[str]) -> None:
+    known = [each for each in words if each]
+    if word and word not in known:
+        raise DataError.build(
+            where, expected=f"one of {', '.join(known)}", got=repr(word), hint=nearest(word, known)
+        )

@@ -1,0 +1,200 @@
+"""Rules 7 to 12 of the twelve."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from caldera.bench.honesty.accuracy import is_lower, mean
+from caldera.bench.honesty.claims import STRONG, WALL_TIME, Claims, Run
+from caldera.bench.honesty.rules import names
+from caldera.bench.honesty.verdict import Verdict, fine, not_shown, violated
+
+LARGER = 1.1
+"""How many times the usual numbers a sample may have."""
+SAME_TIME = 0.02
+"""Times that differ by less, while the work grows with the ranks, were given, not needed."""
+PRECISE = ("flop", "sample", "image", "token", "byte", "step", "batch", "word")
+"""What a rate may count: everybody knows how many of them a solution needs."""
+
+
+def time_beside_rates(claims: Claims) -> Verdict:
+    """7: operations a second say nothing without their number; the time to the end does."""
+    alone = [run for run in claims.runs if run.rate is not None and not run.seconds]
+    if alone:
+        return violated(
+            f"{names(alone)}: {alone[0].rate:g} {alone[0].rate_unit or 'a second'} without a time",
+            "Give the time beside the rate.",
+        )
+    vague = [
+        run
+        for run in claims.runs
+        if run.rate is not None and not any(word in run.rate_unit.lower() for word in PRECISE)
+    ]
+    if vague:
+        return violated(
+            f"{names(vague)}: what {vague[0].rate_unit or 'the rate'!r} counts is not known",
+            "Say what is counted, in which precision, and how many a solution needs.",
+        )
+    silent = [run for run in claims.runs if not run.seconds]
+    if silent:
+        return not_shown(f"{names(silent)}: no time", "Give every time that was taken.")
+    short = [run for run in claims.runs if run.trains and run.seconds_of != "training"]
+    if short:
+        return not_shown(
+            f"{names(short)}: the time of {_part(short[0])}, not of the training",
+            "Give the time of the whole training.",
+        )
+    return fine("times are given, in seconds")
+
+
+def _part(run: Run) -> str:
+    return f"a part ({run.seconds_of})" if run.seconds_of else "something that is not said"
+
+
+def same_options(claims: Claims) -> Verdict:
+    """8: the options that were fast must be those that were accurate."""
+    wrong = [
+        run
+        for run in claims.runs
+        if run.accuracy_options is not None and run.accuracy_options != (run.options or {})
+    ]
+    if wrong:
+        fast, accurate = wrong[0].options or {}, wrong[0].accuracy_options or {}
+        apart = [key for key in {**fast, **accurate} if fast.get(key) != accurate.get(key)]
+        return violated(
+            f"{wrong[0].name}: time and accuracy come from different {', '.join(apart)}",
+            "Give time and accuracy of the same run.",
+        )
+    silent = [run for run in claims.runs if run.options is None]
+    if silent:
+        return not_shown(
+            f"{names(silent)}: no options", "List the options that time and accuracy belong to."
+        )
+    return fine("time and accuracy belong to the same options")
+
+
+def usual_inputs(claims: Claims) -> Verdict:
+    """9: larger samples make more operations, not better networks."""
+    sized = [run for run in claims.runs if run.level != "operator"]
+    larger = [
+        run
+        for run in sized
+        if run.input_shape
+        and run.usual_shape
+        and math.prod(run.input_shape) > LARGER * math.prod(run.usual_shape)
+    ]
+    if larger:
+        run = larger[0]
+        return violated(
+            f"{run.name}: samples of {_shape(run.input_shape)}, usually {_shape(run.usual_shape)}",
+            "Give the time with samples of the usual size.",
+        )
+    silent = [run for run in sized if not run.input_shape or not run.usual_shape]
+    if silent:
+        return not_shown(
+            f"{names(silent)}: the shape of a sample, or the usual one, is not said",
+            "Give the shape of a sample beside the one that is usual for this workload.",
+        )
+    return fine("samples have their usual size")
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
+
+
+def ends_by_work(claims: Claims) -> Verdict:
+    """10: who trains for a given time always gets twice the operations of twice the ranks."""
+    timed = [run for run in claims.runs if run.stopped_by == WALL_TIME]
+    if timed:
+        return violated(
+            f"{names(timed)}: ended by the clock",
+            "Train to the same accuracy, or the same number of samples, at every number of ranks.",
+        )
+    for runs in claims.scaled():
+        few, many = runs[0], runs[-1]
+        if few.seconds and many.seconds and few.samples and many.samples > few.samples:
+            before, after = statistics.median(few.seconds), statistics.median(many.seconds)
+            if abs(after / before - 1.0) < SAME_TIME and few.seconds_of == "training":
+                return violated(
+                    f"{many.name} and {few.name}: the same time, {many.samples / few.samples:.3g} "
+                    "times the samples",
+                    "Give the time for the same number of samples at every number of ranks.",
+                )
+    silent = [run for run in claims.runs if run.trains and not run.stopped_by]
+    if silent:
+        return not_shown(
+            f"{names(silent)}: what ended the run is not said", "Say what ended each run."
+        )
+    return fine("runs end when their work is done")
+
+
+def honest_scaling(claims: Claims) -> Verdict:
+    """11: the data and the model stay as they are, so scaling is strong; a batch that grows with
+    the ranks is another training."""
+    if not claims.scaled():
+        return fine("all runs of a system have the same number of ranks")
+    runs = [run for scaled in claims.scaled() for run in scaled]
+    silent = [run for run in runs if not run.batch]
+    if silent or not claims.scaling:
+        return not_shown(
+            f"{names(silent)}: no mini-batch" if silent else "strong or weak is not said",
+            "Say whether the mini-batch of all ranks together stays (strong) or grows (weak).",
+        )
+    for scaled in claims.scaled():
+        grows = len({run.batch for run in scaled}) > 1
+        if claims.scaling == STRONG and grows:
+            return violated(
+                f"called strong, but the mini-batch goes from {scaled[0].batch} to "
+                f"{scaled[-1].batch}",
+                "Call it weak scaling, or keep the mini-batch of all ranks together.",
+            )
+        if claims.scaling != STRONG and not grows:
+            return violated(
+                f"called weak, but the mini-batch stays at {scaled[0].batch}",
+                "Call it strong scaling.",
+            )
+        if grows and any(not run.test_accuracy or run.seconds_of != "training" for run in scaled):
+            return violated(
+                f"the mini-batch grows to {scaled[-1].batch}, and what that costs is not shown",
+                "Give the time of the whole training and its test accuracy for every mini-batch.",
+            )
+    return fine(f"{claims.scaling} scaling, by the mini-batch of all ranks together")
+
+
+def both_compared(claims: Claims) -> Verdict:
+    """12: a faster system that is less accurate has not won, nor has a slower one."""
+    for runs in claims.workloads():
+        if len({run.system for run in runs}) < 2:
+            continue
+        verdict = _comparison(runs)
+        if not verdict.passes:
+            return verdict
+    if len(claims.systems()) < 2:
+        return fine("nothing is compared with another system")
+    return fine("systems are compared by time and by what they compute")
+
+
+def _comparison(runs: list[Run]) -> Verdict:
+    where = runs[0].workload
+    right = [bool(run.test_accuracy) or run.equal_results is not None for run in runs]
+    timed = [bool(run.seconds) for run in runs]
+    if any(right) != all(right) or any(timed) != all(timed):
+        return violated(
+            f"{where}: some have a time and some an accuracy", "Give both for every system."
+        )
+    if not all(right) or not all(timed):
+        missing = "time" if all(right) else "accuracy"
+        return not_shown(f"{where}: no {missing} of any system", "Give both for every system.")
+    for run in runs:
+        for other in runs:
+            if not run.test_accuracy or not other.test_accuracy or run.system == other.system:
+                continue
+            is_faster = statistics.median(run.seconds) < statistics.median(other.seconds)
+            if is_faster and is_lower(run.test_accuracy, other.test_accuracy):
+                return violated(
+                    f"{run.name} is faster and reaches {mean(run.test_accuracy):.3f}, "
+                    f"{other.name} {mean(other.test_accuracy):.3f}",
+                    "Give the time in which every system reaches the same accuracy.",
+                )
+    return fine(f"{where}: time and accuracy of every system")

@@ -1,0 +1,188 @@
+"""The twelve, each as a function of the claims; the ways are the keynote's.
+
+1 to 6 are here, 7 to 12 in `more_rules`.
+"""
+
+from __future__ import annotations
+
+from caldera.bench.honesty.accuracy import is_lower, mean
+from caldera.bench.honesty.claims import KERNEL, STORAGE, SUBSET, WHOLE, Claims, Run
+from caldera.bench.honesty.verdict import Verdict, fine, not_shown, violated
+
+SAME_AGE = 2
+"""Years that hardware may lie apart in a comparison."""
+SAME_EFFORT = 2
+"""How many times as many runs of tuning one system may get as another."""
+
+
+def names(runs: list[Run]) -> str:
+    """Who is meant, the first few by name.
+
+    >>> names([Run("a", "s", "w", "network"), Run("b", "s", "w", "network")])
+    'a, b'
+    """
+    shown = ", ".join(run.name for run in runs[:3])
+    return shown + (f" and {len(runs) - 3} more" if len(runs) > 3 else "")
+
+
+def accuracy_when_scaling(claims: Claims) -> Verdict:
+    """1: an accuracy that is shown on few ranks must be shown, and hold, on many."""
+    if not claims.scaled():
+        return fine("all runs of a system have the same number of ranks")
+    for runs in claims.scaled():
+        silent = [run for run in runs if not run.test_accuracy and not run.equal_results]
+        base = runs[0].test_accuracy
+        if silent and len(silent) < len(runs):
+            return violated(
+                f"{names(silent)}: no accuracy, though other numbers of ranks have one",
+                "Give the test accuracy at every number of ranks.",
+            )
+        if silent:
+            return not_shown(
+                f"no accuracy of {runs[0].system} at any number of ranks",
+                "Give the test accuracy at every number of ranks, or show that each step's result "
+                "equals that of one process.",
+            )
+        for run in runs[1:]:
+            if base and run.test_accuracy and is_lower(run.test_accuracy, base):
+                return violated(
+                    f"{run.name}: {mean(run.test_accuracy):.3f}, where {runs[0].name} reaches "
+                    f"{mean(base):.3f}",
+                    "Give the time at which every number of ranks reaches the same test accuracy.",
+                )
+    return fine("the accuracy is shown and holds at every number of ranks")
+
+
+def test_accuracy(claims: Claims) -> Verdict:
+    """2: training is judged by samples that it has not seen; a step by its equal result."""
+    training = [run for run in claims.runs if run.trains]
+    only_seen = [run for run in training if run.train_accuracy and not run.test_accuracy]
+    if only_seen:
+        return violated(
+            f"{names(only_seen)}: accuracy on the training data alone",
+            "Give the accuracy on test data that no choice was made with.",
+        )
+    silent = [run for run in training if not run.test_accuracy and not run.equal_results]
+    if silent:
+        return not_shown(f"{names(silent)}: no accuracy", "Give the accuracy on test data.")
+    unequal = [run for run in claims.runs if run.equal_results is False]
+    if unequal:
+        return violated(
+            f"{names(unequal)}: the result differs from the reference's",
+            "Leave out, or mark, runs whose results are wrong.",
+        )
+    unchecked = [run for run in claims.runs if not run.trains and run.equal_results is None]
+    if unchecked:
+        return not_shown(
+            f"{names(unchecked)}: the result was compared with nothing",
+            "Say with what results were compared and how far they are away.",
+        )
+    return fine("every run has a test accuracy or a result that was compared")
+
+
+def tuning_counted(claims: Claims) -> Verdict:
+    """3: runs that were needed to find the settings belong to the cost."""
+    dropped = [
+        run
+        for run in claims.runs
+        if run.attempts > max(len(run.seconds), len(run.test_accuracy), 1)
+    ]
+    if dropped:
+        run = dropped[0]
+        shown = max(len(run.seconds), len(run.test_accuracy), 1)
+        return violated(
+            f"{run.name}: started {run.attempts} times, {shown} are shown",
+            "Show every run that was started, not the best.",
+        )
+    if not any(run.trains for run in claims.runs):
+        return fine("nothing is trained to the end, so there is nothing to tune")
+    tuning = claims.tuning or {}
+    silent = [system for system in claims.systems() if system not in tuning]
+    unsourced = [name for name, each in tuning.items() if not each.runs and not each.source]
+    if silent or unsourced:
+        return not_shown(
+            f"how the settings of {(silent + unsourced)[0]} were found is not said",
+            "Say how many runs, and how much time, the search for hyper-parameters took for each "
+            "system, or where they were taken from.",
+        )
+    most = max(tuning, key=lambda name: tuning[name].runs)
+    least = min(tuning, key=lambda name: tuning[name].runs)
+    if tuning[most].runs > SAME_EFFORT * max(tuning[least].runs, 1):
+        return violated(
+            f"{most} was tuned with {tuning[most].runs} runs, {least} with {tuning[least].runs}",
+            "Tune every system with the same effort.",
+        )
+    return fine("the runs that tuned each system are counted")
+
+
+def equal_hardware(claims: Claims) -> Verdict:
+    """4: old hardware beside new, or beside what was built for this alone, proves nothing."""
+    silent = [run for run in claims.runs if run.hardware is None or not run.hardware.name]
+    if silent:
+        return not_shown(f"{names(silent)}: no hardware", "Name the hardware of every run.")
+    for runs in claims.workloads():
+        kinds = {run.hardware for run in runs if run.hardware is not None}
+        if len({run.system for run in runs}) < 2 or len({each.name for each in kinds}) < 2:
+            continue
+        if len({each.special for each in kinds}) > 1:
+            return violated(
+                f"{runs[0].workload}: special hardware beside general",
+                "Compare systems on the same hardware.",
+            )
+        if not all(each.year for each in kinds):
+            return not_shown(
+                f"{runs[0].workload}: systems on {len(kinds)} kinds of hardware of unknown age",
+                "Give the year of each machine, or compare on the same one.",
+            )
+        years = [each.year for each in kinds]
+        if max(years) - min(years) > SAME_AGE:
+            return violated(
+                f"{runs[0].workload}: hardware of {min(years)} beside that of {max(years)}",
+                "Compare systems on hardware of the same age.",
+            )
+    return fine("systems are compared on the same hardware, or of the same age")
+
+
+def whole_workload(claims: Claims) -> Verdict:
+    """5: a kernel that scales is not a training that scales."""
+    silent = [run for run in claims.runs if not run.part]
+    if silent:
+        return not_shown(
+            f"{names(silent)}: whether all of it was run is not said",
+            "Say whether the whole workload was run, or which part.",
+        )
+    parts = [run for run in claims.runs if run.part in (KERNEL, SUBSET)]
+    scaled = [run for runs in claims.scaled() for run in runs]
+    wrong = [run for run in parts if run.trains or run in scaled]
+    if wrong:
+        return violated(
+            f"{names(wrong)}: a {wrong[0].part} stands for {wrong[0].workload}",
+            "Give the time of the whole workload as well, or say that these are parts of it and "
+            "that nothing follows for the whole.",
+            excusable=True,
+        )
+    if parts:
+        return fine("parts are called parts, and nothing is scaled with them")
+    return fine(f"every run is of the {WHOLE}")
+
+
+def input_counted(claims: Claims) -> Verdict:
+    """6: training begins with reading."""
+    training = [run for run in claims.runs if run.trains]
+    if not training:
+        return fine("steps and operators: nothing is said about training from storage")
+    staged = [run for run in training if run.reads and run.reads != STORAGE]
+    if staged:
+        return violated(
+            f"{names(staged)}: samples come from {staged[0].reads} while the clock runs",
+            "Say that samples lie in memory and how long it takes to bring them there, or let the "
+            "clock run while they are read.",
+            excusable=True,
+        )
+    silent = [run for run in training if not run.reads]
+    if silent:
+        return not_shown(
+            f"{names(silent)}: where samples come from is not said",
+            "Say where samples come from while the clock runs.",
+        )
+    return fine("reading samples is part of the time")

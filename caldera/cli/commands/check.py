@@ -1,0 +1,49 @@
+"""`caldera check`: the twelve ways to fool the masses, looked for in files of results."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+from caldera.bench.honesty import Findings, check
+from caldera.cli.command import Command
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `check`."""
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE",
+        help="what `caldera bench --json` wrote, or another report in the documented format",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Say for each of the twelve: fine, violated or not shown; 1 unless all are fine."""
+    found = [check(file) for file in arguments.files]
+    if arguments.json:
+        print(json.dumps([_plain(each) for each in found], indent=1))
+    else:
+        print("\n\n".join(map(str, found)))
+    return 0 if all(each.passes for each in found) else 1
+
+
+def _plain(findings: Findings) -> dict[str, object]:
+    keys = ("number", "rule", "way", "status", "why", "sentence")
+    verdicts = [{key: asdict(each)[key] for key in keys} for each in findings.verdicts]
+    return {"title": findings.title, "passes": findings.passes, "verdicts": verdicts}
+
+
+COMMAND = Command(
+    name="check",
+    takes="FILE ...",
+    summary="Look for twelve ways to fool the masses in a report of results.",
+    examples="""
+        caldera check bench.json
+        caldera check ours.json theirs.json --json
+    """,
+    add_flags=add_flags,
+    run=run,
+    order=56,
+)

@@ -1,0 +1,58 @@
+"""Lines that are written anew in their place: in a terminal, and in a notebook."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from caldera.notebook import html_text
+from caldera.optional import optional_import
+
+
+def live_line(console: Any) -> Any:
+    """A place for such lines, started; None where there is none, as in a log.
+
+    `console` is a `rich.console.Console`. What is returned has `update(text, refresh=True)` and
+    `stop()`, after which the place is free again.
+    """
+    if console.is_jupyter:
+        return NotebookLine()
+    if not console.is_terminal:
+        return None
+    live = optional_import("rich.live", "rich", "progress").Live
+    made = live(console=console, auto_refresh=False, transient=True)
+    made.start()
+    return made
+
+
+def print_line(console: Any, line: str) -> None:
+    """Print a line that stays."""
+    if console.is_jupyter:
+        # One block of text in the output of a cell, and not a box for each line.
+        print(line)
+    else:
+        # Not wrapped: a line of a log is one line, however long.
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class NotebookLine:
+    """The counterpart of `rich.live.Live`, which would need widgets: IPython alone is enough.
+
+    What it has shown is gone once it is stopped, so that a notebook that is saved keeps what was
+    printed, and not the last state of a bar.
+    """
+
+    def __init__(self) -> None:
+        shell = optional_import("IPython.display", "ipython", "progress")
+        self._handle = shell.display(_shown(""), raw=True, display_id=True)
+
+    def update(self, text: Any, *, refresh: bool = True) -> None:
+        """Show this text, of `rich` or plain."""
+        self._handle.update(_shown(str(text)), raw=True)
+
+    def stop(self) -> None:
+        """Leave the place empty."""
+        self.update("")
+
+
+def _shown(text: str) -> dict[str, str]:
+    return {"text/plain": text, "text/html": html_text(text) if text else ""}

@@ -1,0 +1,40 @@
+"""Penalties on derivatives, which are expressions like all others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from caldera import op
+from caldera.errors import ShapeError
+from caldera.lazy import Expr, as_float, lift
+
+_TINY = 1e-12
+
+
+def gradient_penalty(function: Callable[[Expr], Expr], x: Any, *, norm: float | None = 1.0) -> Expr:
+    """How far the slope of a function at each sample is from `norm`: (|df/dx| - norm)^2.
+
+    That is the penalty of WGAN-GP (Gulrajani et al., 2017); with `norm=None` it is |df/dx|^2, R1
+    (Mescheder et al., 2018). It can be differentiated again, and so be a part of a loss. The
+    function gives one or more numbers a sample, of which the sum is taken.
+
+    >>> import caldera as cd
+    >>> from caldera import nn, op
+    >>> x = cd.tensor([[1.0, 2.0], [3.0, 4.0]])
+    >>> nn.gradient_penalty(lambda x: 3.0 * x[:, 0] + 4.0 * x[:, 1], x).tolist()
+    [16.0, 16.0]
+    """
+    given = Expr(as_float(lift(x)))
+    value = function(given)
+    if not given.ndim or not value.ndim or value.shape[0] != given.shape[0]:
+        raise ShapeError.build(
+            "gradient_penalty", expected=f"a function of samples, {given.shape[:1]} of them",
+            got=f"values of shape {value.shape}",
+        )  # fmt: skip
+    slope = op.grad(op.sum(value), given)
+    squares = op.sum(op.square(slope), axis=tuple(range(1, given.ndim)))
+    if norm is None:
+        return squares
+    # The root has no derivative at zero, where a function is flat.
+    return op.square(op.sqrt(squares + _TINY) - norm)

@@ -1,0 +1,250 @@
+"""What a model makes of its test data: mistakes, curves, residuals, which columns matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from caldera.data import Dataset, Loader, Pipeline
+from caldera.draw.thumbnail import thumbnail
+from caldera.nn.task import MULTICLASS, MULTILABEL, Task
+from caldera.train.tracking.run_record import (
+    CalibrationRecord,
+    ClassesRecord,
+    ColumnRecord,
+    MistakeRecord,
+    RocRecord,
+    ValuesRecord,
+)
+
+if TYPE_CHECKING:
+    from caldera.train.model import Model
+
+Score = Callable[[np.ndarray, np.ndarray], float]
+"""Of predictions and targets, the larger the better."""
+MOST_CLASSES = 200
+"""Of more classes, a table of all pairs says nothing to anybody."""
+MOST_PAIRS = 1000
+"""Pairs of true and predicted values that are kept."""
+MOST_MISTAKES = 18
+MOST_POINTS = 80
+"""Of a curve: more are not seen."""
+CALIBRATION_BINS = 10
+_MOST_SCORED = 100_000
+"""Samples that curves are made of."""
+_MOST_COLUMNS = 100
+_ROWS, _REPEATS = 2000, 5
+"""How many samples, and how often, columns are shuffled for."""
+
+
+def tested_classes(
+    model: Model, data: Dataset
+) -> tuple[list[list[int]] | None, ClassesRecord | None]:
+    """How often classes were taken for each other, and how sure the model was of it."""
+    outputs = next(iter(model.signature.outputs.values()))
+    task = _task(model)
+    single = data.classes == 2 and outputs == (1,) and task is not None and task.kind == MULTILABEL
+    if not single and (outputs != (data.classes,) or data.classes > MOST_CLASSES):
+        return None, None
+    counts = np.zeros((data.classes, data.classes), np.int64)
+    kept: list[MistakeRecord] = []
+    scores: list[np.ndarray] = []
+    truth: list[np.ndarray] = []
+    first = 0
+    for inputs, targets, predictions in _batches(model, data):
+        actual = _class_numbers(targets, data.classes)
+        likely = _probabilities(predictions, task)
+        np.add.at(counts, (actual, likely.argmax(axis=1)), 1)
+        kept = _most_confident([*kept, *_mistakes(first, inputs[0], actual, likely)])
+        if first < _MOST_SCORED:
+            scores.append(likely)
+            truth.append(actual)
+        first += len(actual)
+    likely, actual = np.concatenate(scores), np.concatenate(truth)
+    return counts.tolist(), ClassesRecord(
+        train=_counts(data),
+        mistakes=kept,
+        roc=[roc(likely[:, each], actual == each) for each in _shown(data.classes)],
+        calibration=calibration(likely, actual),
+        columns=_columns(model, data, lambda found, y: _accuracy(found, y, data.classes)),
+    )
+
+
+def tested_values(
+    model: Model, data: Dataset
+) -> tuple[list[list[float]] | None, ValuesRecord | None]:
+    """True and predicted values side by side, and how far they are apart."""
+    if next(iter(model.signature.outputs.values())) != (1,):
+        return None, None
+    both = [
+        np.stack([targets.reshape(-1), predictions.reshape(-1)], axis=1).astype(np.float64)
+        for _, targets, predictions in _batches(model, data)
+    ]
+    pairs = np.concatenate(both)
+    target = data.schema.target if data.schema is not None else None
+    return pairs[:MOST_PAIRS].tolist(), ValuesRecord(
+        name=target.name if target else "",
+        r2=_r2(pairs[:, 1], pairs[:, 0]),
+        mean_absolute=float(np.abs(pairs[:, 1] - pairs[:, 0]).mean()),
+        root_mean_square=float(np.sqrt(np.square(pairs[:, 1] - pairs[:, 0]).mean())),
+        columns=_columns(model, data, _r2),
+    )
+
+
+def _batches(
+    model: Model, data: Dataset
+) -> Iterator[tuple[Sequence[np.ndarray], np.ndarray, np.ndarray]]:
+    for batch in Loader(data.test, model.batch_size, shuffle=False):
+        *inputs, targets = batch.arrays
+        yield inputs, targets, model.predict(*inputs)
+
+
+def _task(model: Model) -> Task | None:
+    return next(iter(model.objective.losses.values())).task()
+
+
+def _class_numbers(targets: np.ndarray, classes: int) -> np.ndarray:
+    if targets.ndim == 2 and targets.shape[1] == classes > 1:
+        return targets.argmax(axis=1)
+    return targets.reshape(-1).astype(np.int64)
+
+
+def _probabilities(predictions: np.ndarray, task: Task | None) -> np.ndarray:
+    """What predictions stand for, as a probability of each class."""
+    found = predictions.astype(np.float64)
+    if found.shape[1] == 1:
+        yes = 0.5 + 0.5 * np.tanh(found / 2) if task is not None and task.logits else found
+        return np.concatenate([1 - yes, yes], axis=1)
+    are_distributions = (found >= 0).all() and np.allclose(found.sum(axis=1), 1, atol=1e-3)
+    if (task is not None and task.kind == MULTICLASS and not task.logits) or are_distributions:
+        return found
+    powers = np.exp(found - found.max(axis=1, keepdims=True))
+    result: np.ndarray = powers / powers.sum(axis=1, keepdims=True)
+    return result
+
+
+# --- mistakes
+
+
+def _mistakes(
+    first: int, inputs: np.ndarray, actual: np.ndarray, likely: np.ndarray
+) -> list[MistakeRecord]:
+    """The most confident of the mistakes in a batch."""
+    said, sure = likely.argmax(axis=1), likely.max(axis=1)
+    wrong = np.flatnonzero((said != actual) & np.isfinite(sure))
+    chosen = wrong[np.argsort(-sure[wrong], kind="stable")][:MOST_MISTAKES]
+    return [
+        MistakeRecord(
+            sample=first + int(each), true=int(actual[each]), predicted=int(said[each]),
+            confidence=float(sure[each]), probability=float(likely[each, actual[each]]),
+            picture=thumbnail(inputs[each]),
+        )
+        for each in chosen
+    ]  # fmt: skip
+
+
+def _most_confident(mistakes: Sequence[MistakeRecord]) -> list[MistakeRecord]:
+    return sorted(mistakes, key=lambda each: -each.confidence)[:MOST_MISTAKES]
+
+
+# --- curves
+
+
+def _shown(classes: int) -> range:
+    # Of two classes the curve of the second is that of the first, seen from the other corner.
+    return range(1, 2) if classes == 2 else range(classes)
+
+
+def roc(scores: np.ndarray, positive: np.ndarray) -> RocRecord:
+    """The ROC curve of scores: of how many others so many of the class cost.
+
+    >>> roc(np.array([0.9, 0.8, 0.3, 0.1]), np.array([True, False, True, False])).area
+    0.75
+    """
+    order = np.argsort(-scores, kind="stable")
+    scores, positive = scores[order], positive[order]
+    found, others = int(positive.sum()), int((~positive).sum())
+    if not found or not others:
+        return RocRecord(float("nan"), [], [])
+    # Samples of one score are told apart by nobody: the curve passes them in one step.
+    ends = np.append(np.flatnonzero(np.diff(scores)), len(scores) - 1)
+    right = np.concatenate([[0.0], np.cumsum(positive)[ends] / found])
+    wrong = np.concatenate([[0.0], np.cumsum(~positive)[ends] / others])
+    area = float(np.trapezoid(right, wrong))
+    keep = np.unique(np.round(np.linspace(0, len(right) - 1, MOST_POINTS)).astype(int))
+    return RocRecord(area, wrong[keep].tolist(), right[keep].tolist())
+
+
+def calibration(likely: np.ndarray, actual: np.ndarray) -> list[CalibrationRecord]:
+    """How often a prediction is right, by how sure the model was of it."""
+    sure = likely.max(axis=1)
+    right = likely.argmax(axis=1) == actual
+    known = np.isfinite(sure)
+    bins = np.clip((sure[known] * CALIBRATION_BINS).astype(int), 0, CALIBRATION_BINS - 1)
+    found = []
+    for each in np.unique(bins):
+        inside = bins == each
+        found.append(
+            CalibrationRecord(
+                float(sure[known][inside].mean()),
+                float(right[known][inside].mean()),
+                int(inside.sum()),
+            )
+        )
+    return found
+
+
+def _counts(data: Dataset) -> list[int]:
+    """How many samples of each class there are to train with; none if nobody knows."""
+    if isinstance(data.train, Pipeline) and data.train.changes_targets:
+        return []
+    targets = data.train.y
+    if targets is None or not len(targets):
+        return []
+    numbers = _class_numbers(targets, data.classes)
+    return np.bincount(numbers, minlength=data.classes)[: data.classes].tolist()
+
+
+# --- which columns matter
+
+
+def _columns(model: Model, data: Dataset, score: Score) -> list[ColumnRecord]:
+    """How much worse predictions get, if the values of a column are dealt out anew.
+
+    That is permutation importance (Breiman 2001; Fisher, Rudin and Dominici 2019): of samples that
+    the model was not trained with, and by its results and not by its weights.
+    """
+    columns = data.shape[0] if len(data.shape) == 1 else 0
+    if not 1 < columns <= _MOST_COLUMNS or len(model.signature.inputs) != 1:
+        return []
+    x, y = data.test.batch(np.arange(min(len(data.test), _ROWS)))[:2]
+    whole = score(model.predict(x), y)
+    names = data.schema.names if data.schema is not None else ()
+    random = np.random.default_rng(0)
+    found = []
+    for column in range(columns):
+        losses = []
+        for _ in range(_REPEATS):
+            mixed = x.copy()
+            mixed[:, column] = random.permutation(x[:, column])
+            losses.append(whole - score(model.predict(mixed), y))
+        name = names[column] if len(names) == columns else f"column {column + 1}"
+        found.append(ColumnRecord(name, float(np.mean(losses)), float(np.std(losses))))
+    return sorted(found, key=lambda each: -each.loss)
+
+
+def _accuracy(predictions: np.ndarray, targets: np.ndarray, classes: int) -> float:
+    if predictions.shape[1] == 1:
+        said = (predictions[:, 0] > 0).astype(np.int64)
+    else:
+        said = predictions.argmax(axis=1)
+    return float((said == _class_numbers(targets, classes)).mean())
+
+
+def _r2(predictions: np.ndarray, targets: np.ndarray) -> float:
+    true = targets.reshape(-1).astype(np.float64)
+    spread = np.square(true - true.mean()).sum()
+    apart = np.square(predictions.reshape(-1) - true).sum()
+    return float(1 - apart / spread) if spread else float("nan")
