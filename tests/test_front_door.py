@@ -74,21 +74,6 @@ def test_importing_brings_in_nothing_heavy() -> None:
     assert loaded.strip() == "[]"
 
 
-def test_importing_loads_no_kernels_and_starts_no_card() -> None:
-    """They are loaded by the first plan; `caldera --help` makes none either."""
-    code = (
-        "import sys; from caldera.cli import main; main(['--help'])\n"
-        "rooms = ('caldera.kernels.native.families', 'caldera.kernels.cuda')\n"
-        "print([name for name in rooms if name in sys.modules])\n"
-        "from caldera import op\n"
-        "from caldera.kernels.choose import choices\n"
-        "choices.fix('matmul', 'blas')\n"
-        "print([name for name in rooms if name in sys.modules])\n"
-    )
-    said = subprocess.check_output([sys.executable, "-c", code], text=True).splitlines()
-    assert said[-2:] == ["[]", "['caldera.kernels.native.families']"]
-
-
 def test_it_works_without_what_only_linux_has() -> None:
     """As far as Linux can play another system: macOS has none of these."""
     code = (

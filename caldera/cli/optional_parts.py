@@ -33,6 +33,7 @@ class Package:
 
 CUDA = "pip install 'caldera[cuda]'"
 BENCH = "pip install 'caldera[bench]'"
+SERVE = "pip install 'caldera[serve]'"
 MPI = "pip install 'caldera[mpi]'"
 
 PACKAGES = (
@@ -50,8 +51,9 @@ PACKAGES = (
     Package("optuna", ("optuna",), "caldera search, caldera.search",
             "pip install 'caldera[search]'"),
     Package("cmaes", ("cmaes",), "search.CMAES", "pip install 'caldera[search]'"),
-    Package("uvicorn", ("uvicorn",), "caldera serve, caldera.serve",
-            "pip install 'caldera[serve]'"),
+    Package("uvicorn", ("uvicorn",), "caldera serve, caldera.serve", SERVE),
+    Package("httptools", ("httptools",), "caldera serve, caldera.serve", SERVE),
+    Package("uvloop", ("uvloop",), "caldera serve, a little faster", SERVE),
     Package("tensorboard", ("tensorboard",), "showing what cd.TensorBoard writes",
             "pip install tensorboard"),
     Package("torch", ("torch",), "caldera bench beside PyTorch", BENCH),
