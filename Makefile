@@ -7,7 +7,7 @@ RUN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup tools demo test check tests style types test-cuda accept-card-sources lint docs \
-	benchmark clean
+	wheel benchmark clean
 
 setup: $(VENV)/installed
 tools: $(VENV)/tools
@@ -70,6 +70,10 @@ test-cuda:
 # After a change of CUDA sources: those that NVRTC accepts need not be shown to it again.
 accept-card-sources: tools
 	$(RUN)/python -m pytest -n auto tests/card --accept-card-sources
+
+# What `pip install` would get: everything the package needs, and nothing else.
+wheel: tools
+	$(RUN)/python -m tools.wheel
 
 benchmark: tools
 	$(RUN)/python benchmarks/overhead.py

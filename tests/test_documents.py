@@ -67,6 +67,8 @@ def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     monkeypatch.setattr(devices, "_makers", dict(devices._makers))
     monkeypatch.setattr(commands, "__path__", [*commands.__path__, str(tmp_path)])
     monkeypatch.setattr(search_methods, "_entries", dict(search_methods._entries))
+    # First of all: what is registered meanwhile is gone afterwards.
+    TABLE.load("cpu")
     before = {key: list(row) for key, row in TABLE._kernels.items()}
     yield
     TABLE._kernels = before

@@ -12,9 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 import caldera
+from caldera.sharding.algorithms import lapack
 
 HEAVY = (
     "cupy",
@@ -70,6 +72,54 @@ def test_importing_brings_in_nothing_heavy() -> None:
     code = f"import sys, caldera; print([name for name in {HEAVY} if name in sys.modules])"
     loaded = subprocess.check_output([sys.executable, "-c", code], text=True)
     assert loaded.strip() == "[]"
+
+
+def test_it_works_without_what_only_linux_has() -> None:
+    """As far as Linux can play another system: macOS has none of these."""
+    code = (
+        "import builtins, ctypes, io, os, signal, sys, socket, threading, numpy, llvmlite.binding\n"
+        "sys.platform = 'darwin'\n"
+        "for name in ('sched_getaffinity', 'sched_setaffinity', 'memfd_create', 'eventfd',\n"
+        "             'posix_fadvise', 'pidfd_open'):\n"
+        "    if hasattr(os, name): delattr(os, name)\n"
+        "def opened(path, *words, real=io.open, **options):\n"
+        "    if str(path).startswith(('/proc', '/sys', '/dev/shm')):\n"
+        "        raise FileNotFoundError(path)\n"
+        "    return real(path, *words, **options)\n"
+        "builtins.open = io.open = opened\n"
+        "from caldera.cli import main\n"
+        "main(['info'])\n"
+        "import numpy as np, caldera as cd\n"
+        "from caldera import nn, search\n"
+        "model = cd.NeuralNetwork([nn.Input((2,)), nn.Dense(1)], loss='mean_squared')\n"
+        "print(model.predict(np.zeros((1, 2), 'float32')))\n"
+        "study = search.run(lambda x: x * x, {'x': search.uniform(0, 1)}, trials=2, workers=2,\n"
+        "                   method='random', verbose=0)\n"
+        "print(len(study.trials))\n"
+    )
+    said = subprocess.check_output([sys.executable, "-c", code], text=True).splitlines()
+    assert said[-2:] == ["[[0.]]", "2"]
+
+
+def test_without_scikit_learn_and_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what uses them needs them, and says so."""
+    for name in ("sklearn", "scipy", "scipy.linalg"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for name in [name for name in sys.modules if name.startswith("caldera.sklearn")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(caldera.ConfigError, match=r"pip install 'caldera\[sklearn\]'"):
+        importlib.import_module("caldera.sklearn")
+    for cached in (lapack._gemm, lapack._linalg):
+        cached.cache_clear()
+    try:
+        c = np.ones((2, 2))
+        lapack.accumulate_product(c, c.copy(), c.copy(), -1.0)
+        assert c.tolist() == [[-1, -1], [-1, -1]]
+        with pytest.raises(caldera.ConfigError, match=r"pip install 'caldera\[dmath\]'"):
+            lapack.solve_triangular(c, c, lower=True)
+    finally:
+        for cached in (lapack._gemm, lapack._linalg):
+            cached.cache_clear()
 
 
 def test_every_module_can_be_imported() -> None:

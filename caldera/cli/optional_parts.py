@@ -33,12 +33,15 @@ class Package:
 
 CUDA = "pip install 'caldera[cuda]'"
 BENCH = "pip install 'caldera[bench]'"
+SERVE = "pip install 'caldera[serve]'"
 MPI = "pip install 'caldera[mpi]'"
 
 PACKAGES = (
     Package("ml_dtypes", ("ml_dtypes",), "bfloat16", "pip install ml_dtypes"),
-    Package("sklearn", ("scikit-learn",), "the data set digits, caldera.sklearn",
-            "pip install scikit-learn"),
+    Package("sklearn", ("scikit-learn",), "caldera.sklearn, importances of a search",
+            "pip install 'caldera[sklearn]'"),
+    Package("scipy", ("scipy",), "linear algebra of caldera.dmath",
+            "pip install 'caldera[dmath]'"),
     Package("PIL", ("pillow",), "folders of images", "pip install pillow"),
     Package("shtab", ("shtab",), "caldera completion", "pip install 'caldera[completion]'"),
     Package("rich", ("rich",), "the live line of progress", "pip install rich"),
@@ -48,8 +51,9 @@ PACKAGES = (
     Package("optuna", ("optuna",), "caldera search, caldera.search",
             "pip install 'caldera[search]'"),
     Package("cmaes", ("cmaes",), "search.CMAES", "pip install 'caldera[search]'"),
-    Package("uvicorn", ("uvicorn",), "caldera serve, caldera.serve",
-            "pip install 'caldera[serve]'"),
+    Package("uvicorn", ("uvicorn",), "caldera serve, caldera.serve", SERVE),
+    Package("httptools", ("httptools",), "caldera serve, caldera.serve", SERVE),
+    Package("uvloop", ("uvloop",), "caldera serve, a little faster", SERVE),
     Package("tensorboard", ("tensorboard",), "showing what cd.TensorBoard writes",
             "pip install tensorboard"),
     Package("torch", ("torch",), "caldera bench beside PyTorch", BENCH),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 from caldera.errors import ConfigError, DeviceError
@@ -92,6 +93,8 @@ class KernelTable:
     """All kernels, by op and device family; `version` grows with each change."""
 
     version: int = 0
+    rooms: dict[str, str] = field(default_factory=dict)
+    """By family, the module that registers its kernels when it is imported."""
     _kernels: dict[tuple[str, str], list[Kernel]] = field(default_factory=dict)
 
     def add(self, kernel: Kernel) -> None:
@@ -113,13 +116,24 @@ class KernelTable:
         for key in [key for key in self._kernels if key[0] == op]:
             del self._kernels[key]
 
+    def load(self, family: str) -> None:
+        """Register the kernels of a family of devices, if that was not done yet.
+
+        Lookups do so for the CPU: a script that computes nothing does not pay for its kernels. For
+        others whoever has such a device says so.
+        """
+        if family in self.rooms:
+            # Taken out afterwards: a thread that comes meanwhile waits for the same import.
+            import_module(self.rooms[family])
+            self.rooms.pop(family, None)
+
     def copy(self, family: str) -> Kernel:
         """How a family copies a value to memory in which it lies differently; that is no op."""
-        return self._kernels[COPY, family][0]
+        return self.kernels(COPY, family)[0]
 
     def has(self, op: str, family: str) -> bool:
         """Whether any kernel is registered for this op."""
-        return bool(self._kernels.get((op, family)))
+        return bool(self.kernels(op, family))
 
     def candidates(
         self,
@@ -134,7 +148,7 @@ class KernelTable:
         """
         able = [
             kernel
-            for kernel in (*self._kernels.get((node.op.name, family), ()), *others)
+            for kernel in (*self.kernels(node.op.name, family), *others)
             if kernel.supports(node)
             and (workspace_limit is None or kernel.workspace(node) <= workspace_limit)
         ]
@@ -150,6 +164,8 @@ class KernelTable:
 
     def kernels(self, op: str, family: str) -> tuple[Kernel, ...]:
         """All kernels for an op, best guess first."""
+        if family == "cpu" and family in self.rooms:
+            self.load(family)
         return tuple(self._kernels.get((op, family), ()))
 
     def names(self, op: str, family: str) -> list[str]:
@@ -157,8 +173,10 @@ class KernelTable:
         return [kernel.name for kernel in self.kernels(op, family)]
 
 
-TABLE = KernelTable()
-"""The one table; `kernels.reference` and the other rooms fill it when they are imported."""
+TABLE = KernelTable(
+    rooms={"cpu": "caldera.kernels.native.families", "cuda": "caldera.kernels.cuda"}
+)
+"""The one table; `kernels.reference` fills it when it is imported, the other rooms when asked."""
 
 PRECISION_CHECKS: dict[str, Callable[[str], None]] = {}
 """What refuses a precision that devices of a family cannot compute in; a room of kernels puts its

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, partial
-from importlib import import_module
+from functools import partial
 from typing import Any
 
 from caldera.errors import DeviceError
 from caldera.graph.node import Node, Symbol
 from caldera.graph.program import Program, program_of
-from caldera.kernels import native, reference  # noqa: F401 - these register kernels
+from caldera.kernels import reference  # noqa: F401 - it registers kernels
 from caldera.kernels.choose import choices
 from caldera.kernels.memory_format import wants_channels_last
 from caldera.kernels.table import PRECISION_CHECKS, TABLE, Kernel
@@ -26,18 +25,6 @@ _plans = SharedPlans()
 _structures = StructureCache()
 
 
-@cache
-def load_kernels(family: str) -> None:
-    """Register the kernels of a family of devices; those of the CPU are always there.
-
-    >>> from caldera.lazy.compile import load_kernels
-    >>> load_kernels("cpu")
-    """
-    if family == "cuda":
-        # Only who has a card pays for these.
-        import_module("caldera.kernels.cuda")
-
-
 def compile_nodes(
     outputs: Sequence[Node],
     updates: Sequence[Node] = (),
@@ -51,7 +38,8 @@ def compile_nodes(
     """The plan for these outputs and assignments: one that exists, or a new one."""
     program = program_of(outputs, updates)
     place = _device_of(program) if device is None else find_device(device)
-    load_kernels(place.kernels)
+    TABLE.load("cpu")
+    TABLE.load(place.kernels)
     key = (
         program_key(program, communicator), place, tuple(sorted(without)), precision,
         choices.version,

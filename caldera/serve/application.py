@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -103,7 +104,9 @@ class Application:
             )
         # What nobody has to know is counted under one name: a client must not make new ones.
         self.metrics.requests[(path if path in self._routes else "other", answer.status)] += 1
-        await answer.send(send, close=self.ending)
+        # Who has gone away meanwhile gets nothing; uvloop says so by a RuntimeError.
+        with suppress(OSError, RuntimeError):
+            await answer.send(send, close=self.ending)
         if path == "/predict":
             self.metrics.seconds.add(time.perf_counter() - began)
 

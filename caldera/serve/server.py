@@ -59,7 +59,7 @@ def run(
             app = application(app, name=name, limits=limits, class_names=class_names)
         config = uvicorn.Config(
             app, http=_protocol(), ws="none", log_level="error", access_log=False,
-            server_header=False, limit_concurrency=app.limits.connections,
+            server_header=False, proxy_headers=False, limit_concurrency=app.limits.connections,
             timeout_graceful_shutdown=int(app.limits.seconds) + 1,
         )  # fmt: skip
         _server_class()(config, app, listening, ready or _nothing).run(sockets=[listening])
@@ -101,15 +101,25 @@ def _protocol() -> Any:
 
         def connection_made(self, transport: Any) -> None:
             self.connected_at = time.monotonic()
+            self.running: Any = None
             super().connection_made(transport)
 
         def eof_received(self) -> bool:
             """A client that sends no more still gets its answer, if it has sent all of it."""
-            waits = self.cycle is not None and not self.cycle.response_complete
-            if not waits or self.cycle.more_body:
+            waits = self.running is not None and not self.running.response_complete
+            if not waits or self.running.more_body:
                 return False
-            self.cycle.keep_alive = False
+            if self.cycle.more_body:
+                # The last of several was cut off.
+                self.pipeline.popleft()
+            last = self.pipeline[0][0] if self.pipeline else self.running
+            last.keep_alive = False
             return True
+
+        def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+            # Not always the last that was read: clients may send several requests at once.
+            self.running = cycle
+            super()._start_asgi_task(cycle, app)
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
@@ -131,6 +141,16 @@ def _protocol() -> Any:
                 raise ValueError("too many headers")
 
         def send_400_response(self, msg: str) -> None:
+            if self.running is not None and not self.running.response_complete:
+                if not self.running.more_body:
+                    # What came before this was a request: it is answered, and nothing after it.
+                    self.running.keep_alive = False
+                    self.pipeline.clear()
+                    self.flow.pause_reading()
+                    return
+                # The body of a request that will never be whole: nobody waits for it.
+                self.running.disconnected = True
+                self.running.message_event.set()
             body = json.dumps({"error": str(_NO_REQUEST)}).encode()
             head = (
                 "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"

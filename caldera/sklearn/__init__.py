@@ -6,7 +6,14 @@
 They pass every one of scikit-learn's own checks of an estimator.
 """
 
+# ruff: noqa: E402 - what is imported needs what is looked for first
+
 from __future__ import annotations
+
+from caldera.optional import optional_import as _optional_import
+
+# The error says what to install.
+_optional_import("sklearn", "'caldera[sklearn]'", "caldera.sklearn")
 
 from caldera.sklearn.classifier import CalderaClassifier
 from caldera.sklearn.regressor import CalderaRegressor

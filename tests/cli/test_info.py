@@ -45,7 +45,7 @@ def test_what_is_missing_comes_with_the_command_that_installs_it(
     lines = caldera("info").out.splitlines()
     missing = lines[lines.index("not here, and how to get it") :]
     assert any(
-        "pip install scikit-learn  (the data set digits, caldera.sklearn)" in line
+        "pip install 'caldera[sklearn]'  (caldera.sklearn, importances of a search)" in line
         for line in missing
     )
     assert any(line.split()[0] == "GPU" for line in missing[1:])

@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
@@ -80,14 +81,15 @@ class ProcessWorkers(WorkerPool):
         self._add(member)
 
     def _become_worker(
-        self, place: int, connection: socket.socket, master: int, ask: ctypes._NamedFuncPointer
+        self, place: int, connection: socket.socket, master: int, ask: Callable[..., int] | None
     ) -> NoReturn:
         """In the child: nothing after this belongs to the program that was copied."""
         status = 1
         try:
             # Ctrl-C is for the master, which ends its workers.
             os.setsid()
-            ask(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+            if ask is not None:
+                ask(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
             if os.getppid() != master:
                 os._exit(1)
             # As long as a copy of the master's ends is open, nobody would see that it has died.
@@ -126,9 +128,10 @@ def _check_that_a_fork_works() -> None:
         )  # fmt: skip
 
 
-def _death_signal() -> ctypes._NamedFuncPointer:
-    """Found before the fork: a child must not load anything."""
-    return ctypes.CDLL(None).prctl
+def _death_signal() -> Callable[..., int] | None:
+    """What asks Linux to end a child with its parent; elsewhere a child notices by itself that
+    nobody speaks to it any more. Found before the fork: a child must not load anything."""
+    return ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
 def _status(process: int) -> int | None:

@@ -2,26 +2,38 @@
 
 NumPy and SciPy copy what does not lie in one piece. BLAS itself takes rows with any distance
 between them, so a part of a matrix is worked on where it is: SciPy has the addresses of routines.
+It is loaded when it is first used; products do without it.
 """
 
 from __future__ import annotations
 
 import ctypes
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+
+from caldera.optional import optional_import
 
 KINDS = {"f": "s", "d": "d", "F": "c", "D": "z"}
 """How BLAS calls a dtype."""
 
 
 @cache
+def _scipy(module: str) -> Any:
+    return optional_import(f"scipy.linalg.{module}", "'caldera[dmath]'", "linear algebra of dmath")
+
+
+@cache
+def _has_scipy() -> bool:
+    return find_spec("scipy") is not None
+
+
+@cache
 def _routine(name: str) -> Any:
     """A routine of BLAS; all its arguments are addresses."""
-    from scipy.linalg import cython_blas  # type: ignore[import-untyped]
-
-    capsule = cython_blas.__pyx_capi__[name]
+    capsule = _scipy("cython_blas").__pyx_capi__[name]
     name_of = ctypes.pythonapi.PyCapsule_GetName
     address_of = ctypes.pythonapi.PyCapsule_GetPointer
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
@@ -76,7 +88,8 @@ def accumulate_product(c: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float
         return
     apart = _rows_apart(c)
     kind = KINDS.get(c.dtype.char)
-    if kind is None or apart is None or a.dtype != c.dtype or b.dtype != c.dtype:
+    is_plain = kind is not None and a.dtype == b.dtype == c.dtype
+    if apart is None or not is_plain or not _has_scipy():
         c += (a @ b) * c.dtype.type(scale)
         return
     (left, left_apart, turn_left), (right, right_apart, turn_right) = _operand(b), _operand(a)
@@ -141,8 +154,6 @@ def solve_right(x: np.ndarray, a: np.ndarray, *, lower: bool, adjoint: bool = Fa
 
 def lu_factor(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """L and U in one array, and for each row the one it was exchanged with."""
-    from scipy.linalg import lapack
-
-    (getrf,) = lapack.get_lapack_funcs(("getrf",), (a,))
+    (getrf,) = _scipy("lapack").get_lapack_funcs(("getrf",), (a,))
     factors, exchanged, _ = getrf(a)
     return np.ascontiguousarray(factors), exchanged

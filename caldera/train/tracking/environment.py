@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from importlib.util import find_spec
 
 import llvmlite
@@ -11,8 +12,6 @@ import caldera
 from caldera.amounts import bytes_text
 from caldera.config import settings
 from caldera.data.datasets.dataset_cache import ENVIRONMENT, cache_folder
-from caldera.kernels.cuda.runtime.driver import properties_of
-from caldera.kernels.cuda.runtime.libraries import facts
 from caldera.kernels.native.codegen.blas import blas
 from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.tuning_cache import all_records
@@ -54,7 +53,11 @@ def environment() -> dict[str, dict[str, int | str]]:
 
 
 def _cards() -> dict[str, dict[str, int | str]]:
-    """What each card can do."""
+    """What each card can do. Only who has one pays for loading what knows of cards."""
+    if not card_count():
+        return {}
+    facts = import_module("caldera.kernels.cuda.runtime.libraries").facts
+    properties_of = import_module("caldera.kernels.cuda.runtime.driver").properties_of
     return {
         f"card {index}": {**facts(index), **properties_of(index).rows()}
         for index in range(card_count())

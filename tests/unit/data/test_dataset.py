@@ -147,9 +147,21 @@ def test_digits() -> None:
     assert (data.digits(seed=1).test.x != digits.test.x).any()
 
 
+def test_the_digits_are_those_of_scikit_learn() -> None:
+    theirs = pytest.importorskip("sklearn.datasets").load_digits()
+    for seed in (0, 3):
+        ours = data.digits(seed=seed)
+        wanted = data.arrays(theirs.images[:, None] / 16, theirs.target, seed=seed, name="digits")
+        for part in ("train", "test"):
+            found, there = getattr(ours, part), getattr(wanted, part)
+            np.testing.assert_array_equal(found.x, there.x)
+            np.testing.assert_array_equal(found.y, there.y)
+            assert (found.x.dtype, found.y.dtype) == (there.x.dtype, there.y.dtype)
+
+
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ConfigError, match="pip install scikit-learn"):
-        data.digits()
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(ConfigError, match="pip install pillow"):
+        data.Decode()(np.array([b"x"], object), data.Draw())
     with pytest.raises(ConfigError, match="the package pillow"):
         optional_import("caldera.no_such_module", "pillow", "data.images")

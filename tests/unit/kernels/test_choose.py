@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from unittest.mock import patch
@@ -22,7 +23,7 @@ from caldera.kernels.measure import Outcome, compare
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner
-from caldera.kernels.table import TABLE, Call, Kernel
+from caldera.kernels.table import TABLE, Call, Kernel, KernelTable
 from caldera.kernels.thread_counts import name_on_all_threads, on_fewer_threads
 from caldera.tensor.dtype import float32
 from caldera.threads import at_most_threads, thread_count
@@ -388,3 +389,23 @@ def test_large_results_are_compared_without_making_them_wider() -> None:
     wanted = np.linspace(-1.0, 1.0, 1000, dtype=np.float32)
     with patch.object(np, "allclose", side_effect=AssertionError("the slow way")):
         compare(wanted + np.float32(1e-6), wanted, 1e-4)
+
+
+def test_kernels_of_the_cpu_are_loaded_when_one_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "some_kernels.py").write_text("loaded = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for look in (
+        lambda table: table.has("exp", "cpu"),
+        lambda table: table.names("exp", "cpu"),
+        lambda table: table.load("cpu"),
+    ):
+        monkeypatch.delitem(sys.modules, "some_kernels", raising=False)
+        table = KernelTable(rooms={"cpu": "some_kernels", "cuda": "no_such_module"})
+        table.add(Kernel("exp", "cpu", "plain", lambda call: lambda: None))
+        assert not table.has("exp", "cuda")
+        assert "some_kernels" not in sys.modules
+        look(table)
+        assert "some_kernels" in sys.modules
+        assert table.names("exp", "cpu") == ["plain"]

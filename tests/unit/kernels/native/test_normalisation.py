@@ -16,7 +16,7 @@ import pytest
 from caldera.config import settings
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import OPS, parameter
-from caldera.kernels import native  # noqa: F401 - registers its kernels
+from caldera.kernels.native import families  # noqa: F401 - registers its kernels
 from caldera.kernels.native.codegen import strides
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel

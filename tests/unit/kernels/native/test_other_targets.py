@@ -14,8 +14,8 @@ from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import parameter
 from caldera.graph.ops.activation import softmax
 from caldera.graph.ops.product import matmul
-from caldera.kernels import native  # noqa: F401 - registers its kernels
 from caldera.kernels.measure import compare, some_numbers, tolerance_of
+from caldera.kernels.native import families  # noqa: F401 - registers its kernels
 from caldera.kernels.native.codegen.emitter import F32, natural_lanes
 from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.native.product import amx

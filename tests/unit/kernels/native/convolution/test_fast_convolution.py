@@ -12,7 +12,7 @@ from caldera.config import settings
 from caldera.graph.memory_format import NHWC, laid_out
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import parameter
-from caldera.kernels import native  # noqa: F401 - registers its kernels
+from caldera.kernels.native import families  # noqa: F401 - registers its kernels
 from caldera.kernels.native.convolution.winograd.layout import Layout
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel

@@ -11,8 +11,8 @@ import pytest
 from caldera.config import settings
 from caldera.graph.memory_format import NHWC
 from caldera.graph.node import Node, Spec
-from caldera.kernels import native  # noqa: F401 - registers its kernels
 from caldera.kernels.measure import _aligned, _placed, compare, some_numbers, tolerance_of
+from caldera.kernels.native import families  # noqa: F401 - registers its kernels
 from caldera.kernels.native.codegen.amx import has_amx
 from caldera.kernels.native.product import amx
 from caldera.kernels.reference import evaluate

@@ -1,0 +1,22 @@
+"""All families of native kernels: importing this registers them, as the table does when asked."""
+
+# ruff: noqa: F401 - families are imported for what they register
+
+from __future__ import annotations
+
+from caldera.kernels.native import (
+    attention,
+    collective,
+    complex_numbers,
+    convolution,
+    indexing,
+    movement,
+    pooling,
+    random,
+)
+from caldera.kernels.native.convolution import amx_columns, fourier, pointwise, winograd
+from caldera.kernels.native.elementwise import fused, loop
+from caldera.kernels.native.normalisation import batchnorm, groupnorm, layernorm, local_response
+from caldera.kernels.native.product import amx, gemm, packed, small
+from caldera.kernels.native.reduction import argmax, reduce
+from caldera.kernels.native.softmax import cross_entropy, softmax
