@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from caldera import op
-from caldera.errors import ConfigError, DataError
+from caldera.errors import ConfigError, DataError, ShapeError
 from caldera.lazy import Expr
 from caldera.nn.metrics.base import Metric, metrics, ratio, sample_factors
 from caldera.nn.task import SEQUENCE, Task
@@ -24,7 +24,7 @@ NONE = -1
 """A place of a sequence at which no label stands."""
 
 
-def edit_distance(found: Any, wanted: Any) -> int:
+def edit_distance(found: str | Sequence[Any], wanted: str | Sequence[Any]) -> int:
     """The fewest insertions, deletions and substitutions that make one sequence of the other.
 
     >>> from caldera.nn.metrics import edit_distance
@@ -137,6 +137,11 @@ class _ErrorRate(Metric):
         return _greedy(prediction, blank), op.cast(target, "int64")
 
     def sums(self, prediction: Any, target: Any, weights: Any = None) -> dict[str, Expr]:
+        if len(prediction.shape) != 3 or len(target.shape) != 2:
+            raise ShapeError.build(
+                self.name, expected="predictions (N, frames, classes) and targets (N, labels)",
+                got=f"{tuple(prediction.shape)} and {tuple(target.shape)}",
+            )  # fmt: skip
         found, wanted = self._labels(prediction, target)
         factors = sample_factors(weights, prediction)
         edits = op.cast(_edits(found, wanted), "float64")
@@ -147,7 +152,7 @@ class _ErrorRate(Metric):
         return float(ratio(sums["edits"], sums["count"], empty=np.nan))
 
 
-@metrics.register("cer", "character_error_rate")
+@metrics.register("cer")
 @dataclass(frozen=True)
 class CharacterErrorRate(_ErrorRate):
     """Wrong, missing and needless labels of greedy decoding, by label of the targets.
@@ -166,7 +171,7 @@ class CharacterErrorRate(_ErrorRate):
     blank: int | None = None
 
 
-@metrics.register("wer", "word_error_rate")
+@metrics.register("wer")
 @dataclass(frozen=True)
 class WordErrorRate(_ErrorRate):
     """Wrong, missing and needless words of greedy decoding, by word of the targets.
