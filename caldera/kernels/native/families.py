@@ -9,6 +9,7 @@ from caldera.kernels.native import (
     collective,
     complex_numbers,
     convolution,
+    ctc,
     indexing,
     movement,
     pooling,
