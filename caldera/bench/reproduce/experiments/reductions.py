@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 
 import numpy as np
@@ -60,7 +61,7 @@ def _times(size: int, axis: int, repeats: int) -> dict[str, list[float]]:
     reduce = compile([op.sum(x, axis=axis)])
     product = compile([op.matmul(x, one, transpose_a=axis == 0)])
     by_numpy = (lambda: array @ ones) if axis else (lambda: ones @ array)
-    ways = {
+    ways: dict[str, Callable[[], object]] = {
         "our kernels": reduce.run, "product with ones": product.run, "BLAS gemv": by_numpy,
         "NumPy's sum": lambda: array.sum(axis=axis),
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from caldera import nn
@@ -20,6 +21,7 @@ from caldera.bench.reproduce.prediction import guesses
 from caldera.bench.reproduce.rank_work import NETWORKS
 from caldera.bench.reproduce.ranks import run_ranks
 from caldera.machine import usable_cores
+from caldera.nn.layer import Layer
 from caldera.planner import Compute, Wire
 from caldera.train.neural_network import NeuralNetwork
 
@@ -73,7 +75,7 @@ def allreduce(context: Context) -> Outcome:
 
 def many_cards(context: Context) -> Outcome:
     """AlexNet and ResNet-50, one batch for all (strong) and one for each (weak)."""
-    cases = {
+    cases: dict[str, tuple[Callable[[], list[Layer]], float, int]] = {
         "AlexNet": (partial(nn.models.alexnet, dropout=0.0), ALEXNET, 1024),
         "ResNet-50": (nn.models.resnet50, RESNET50, 256),
     }
