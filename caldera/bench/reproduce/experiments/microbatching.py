@@ -64,7 +64,7 @@ def run(context: Context) -> Outcome:
                             found_text, BESIDE))  # fmt: skip
         plots.append(Plot(name, "MiB of workspace", "ms", lines, log=True))
     # Where nothing takes the whole batch there is nothing to be faster than.
-    rows.append(Row("micro-batches", "faster", f"up to {most:.2f} times as fast; the only way under "
+    rows.append(Row("micro-batches", "faster", f"up to {most:.2f} times as fast; alone under "
                     f"{needed} of {len(rows)} limits",
                     BESIDE if needed and most <= 1.0 else holds(most > 1.0)))  # fmt: skip
     left = ["5 x 5, half of the limits"] if context.quick else []
