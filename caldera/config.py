@@ -152,7 +152,8 @@ class Settings:
     - `tune_budget_s`: seconds that measuring kernels may take before the first epoch.
     - `deterministic`: never change a kernel choice during a run.
     - `workspace_limit`: bytes a kernel may use as scratch memory.
-    - `memory_limit`: bytes each device's pool may hold; None for what the system has.
+    - `memory_limit`: bytes each device's pool may hold; None for what the system has. A plan that
+      would take more drops values and computes them again.
     - `file_limit`: bytes of memory that a file may ask for, however small it is; a file that asks
       for more than that, and for more than a hundred times its size, is refused
       (`CALDERA_FILE_LIMIT`, or 1 GiB).

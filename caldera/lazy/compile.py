@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from caldera.config import settings
 from caldera.errors import DeviceError
 from caldera.graph.node import Node, Symbol
 from caldera.graph.program import Program, program_of
@@ -19,6 +20,7 @@ from caldera.passes.collectives import collectives
 from caldera.passes.pipeline import optimise
 from caldera.passes.structure_cache import StructureCache
 from caldera.plan.cache import SharedPlans, program_key
+from caldera.plan.memory_limit import arena_room
 from caldera.plan.plan import Plan
 
 _plans = SharedPlans()
@@ -42,7 +44,7 @@ def compile_nodes(
     TABLE.load(place.kernels)
     key = (
         program_key(program, communicator), place, tuple(sorted(without)), precision,
-        choices.version,
+        choices.version, settings.memory_limit,
     )  # fmt: skip
     known = _plans.get(key)
     if known is not None:
@@ -71,6 +73,7 @@ def compile_nodes(
         program, optimised, place, partial(choose, measure=not soon),
         choose_well=partial(choose, measure=True) if soon else None,
         in_place="in_place" not in without, communicator=communicator,
+        arena_room=arena_room(optimised, place),
     )  # fmt: skip
     if remember:
         _plans.add(key, plan)
