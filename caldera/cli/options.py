@@ -64,8 +64,8 @@ def _controls_rate(name: str) -> bool:
 
 DATA = (
     Option("data", Text("NAME"), "digits, mnist, cifar10, cifar100, a table (.csv, .tsv, .parquet, "
-           ".xlsx, .jsonl, .sqlite, .csv.gz ...), an .npz file, or a folder with a folder of images "
-           "for each class", "digits"),
+           ".xlsx, .jsonl, .sqlite, .csv.gz ...), an .npz file, or a folder with a folder of "
+           "images for each class", "digits"),
     Option("data_folder", Text("FOLDER"), "where the files of mnist or cifar are"),
     Option("test_part", Number(), "part of the samples to test with (where the data do not say)"),
     Option("split_seed", Count(), "which samples these are"),
@@ -73,8 +73,8 @@ DATA = (
     Option("columns", Texts("COLUMN,..."), "names or numbers of the columns to learn from "
            "(all others)"),
     Option("ignore_columns", Texts("COLUMN,..."), "names or numbers of columns to leave out"),
-    Option("kinds", Texts("COLUMN=KIND,..."), "what columns hold, where the guess is wrong: number, "
-           "category, date, date:%d/%m/%Y, ignored"),
+    Option("kinds", Texts("COLUMN=KIND,..."), "what columns hold, where the guess is wrong: "
+           "number, category, date, date:%d/%m/%Y, ignored"),
     Option("missing", Choice("way with missing values", lambda: MISSING), "fill in what rows lack, "
            "or drop or refuse such rows (default: fill)"),
     Option("missing_values", Texts("TEXT,..."), "texts that stand for a missing value, beside the "

@@ -53,7 +53,9 @@ def read_inputs(
         names = [str(number) for number in range(len(array))]
     else:
         raise DataError.build(
-            "predict", expected="a table (.csv, .parquet, ...), an .npy file, an image or a folder of images", got=path.name
+            "predict",
+            expected="a table (.csv, .parquet, ...), an .npy file, an image or a folder of images",
+            got=path.name,
         )
     samples = _shaped(data.ArrayData(array).x, shape, path.name)
     if not np.issubdtype(dtype, np.floating) and (samples != np.floor(samples)).any():

@@ -1,9 +1,9 @@
 """Data sets, and how their samples reach training: stages, batches, shuffling.
 
-`digits`, `mnist`, `cifar10`, `cifar100`, `table`, `npz`, `images` and `arrays` each give a `Dataset`:
-`train` and `test`. `source` gives samples in files of any size. A `Pipeline` sends samples through
-stages, and a `Loader` makes the batches of an epoch of them. A file is never trusted: one that is
-truncated, too large, damaged or hostile is refused with a `DataError`.
+`digits`, `mnist`, `cifar10`, `cifar100`, `table`, `npz`, `images` and `arrays` each give a
+`Dataset`: `train` and `test`. `source` gives samples in files of any size. A `Pipeline` sends
+samples through stages, and a `Loader` makes the batches of an epoch of them. A file is never
+trusted: one that is truncated, too large, damaged or hostile is refused with a `DataError`.
 """
 
 from __future__ import annotations

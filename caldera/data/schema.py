@@ -199,13 +199,14 @@ class Schema:
         flat = outputs.reshape(len(outputs), -1)
         name = self.target.name if self.target is not None else ""
         if not self.classes:
-            values = [name or "value"] if flat.shape[1] == 1 else [
-                f"{name or 'value'}{place}" for place in range(flat.shape[1])
-            ]  # fmt: skip
-            return {each: flat[:, place] for place, each in enumerate(values)}
-        powers = np.exp(flat.astype(np.float64) - flat.max(axis=1, keepdims=True, initial=-np.inf))
+            if name and flat.shape[1] == 1:
+                return {name: flat[:, 0]}
+            return {f"{name or 'value'}{place}": flat[:, place] for place in range(flat.shape[1])}
+        largest = flat.max(axis=1, keepdims=True, initial=-np.inf)
+        powers = np.exp(flat.astype(np.float64) - largest)
         likely = powers.max(axis=1, initial=0.0) / powers.sum(axis=1)
-        named = np.array([*self.classes, *map(str, range(len(self.classes), flat.shape[1]))], object)
+        more = map(str, range(len(self.classes), flat.shape[1]))
+        named = np.array([*self.classes, *more], object)
         return {name or "class": named[flat.argmax(axis=1)], "probability": likely}
 
     def describe(self) -> str:
@@ -248,8 +249,9 @@ class Schema:
         """
         version = given.get("version") if isinstance(given, dict) else None
         if type(version) is not int or version not in _VERSIONS:
+            known = " or ".join(map(str, _VERSIONS))
             raise DataError.build(
-                where, expected=f"a schema of version {' or '.join(map(str, _VERSIONS))}", got=repr(version)[:80],
+                where, expected=f"a schema of version {known}", got=repr(version)[:80],
                 hint="a newer Caldera may have written it",
             )  # fmt: skip
         found = from_plain(cls, given, where)

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+from caldera.data import Column
 from caldera.draw.html import Safe, join, tag
 from caldera.draw.palette import DARK, LIGHT
 from caldera.draw.svg import MONO, SANS
-from caldera.data import Column
 from caldera.serve.contract import Contract
 
 _LARGEST_DRAWN = 64

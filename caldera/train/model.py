@@ -12,9 +12,8 @@ import numpy as np
 
 from caldera import op, optim
 from caldera.arguments import checked, guarded
-from caldera.data import Schema
-from caldera.data.sources.base import SCALE, scaled
 from caldera.data.datasets.tables import table_inputs
+from caldera.data.sources.base import SCALE, scaled
 from caldera.data.tables.reading import is_table
 from caldera.errors import ConfigError, DataError
 from caldera.lazy import Expr

@@ -42,4 +42,4 @@ def schema_of_inputs(model: Model, schema: Schema | None) -> Schema | None:
     (shape, _), *_ = model.signature.inputs
     if shape == (len(schema.features),):
         return schema
-    return Schema(classes=schema.classes, target=schema.target)
+    return replace(schema, columns=(), ignored=(), reasons=())

@@ -87,9 +87,7 @@ def _named(model: Model, path: str) -> Schema:
     return replace(schema, classes=class_names_of(model, path) or tuple(map(str, range(*outputs))))
 
 
-def _write(
-    file: IO[str], names: Sequence[str], outputs: np.ndarray, schema: Schema
-) -> None:
+def _write(file: IO[str], names: Sequence[str], outputs: np.ndarray, schema: Schema) -> None:
     """A line of names and one for each sample."""
     if outputs.ndim != 2:
         raise ShapeError.build(

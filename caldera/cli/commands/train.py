@@ -80,7 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
     settings = options | split_seed(options)
     record = kept.write(model, history, found, settings=settings, measured=not status)
     if record.results:
-        print(f"test    {results_line(record.results)}  (trained for {seconds:.1f} s)")
+        trained = f"trained for {seconds:.1f} s" if options["epochs"] else "not trained: 0 epochs"
+        print(f"test    {results_line(record.results)}  ({trained})")
     if found.validation is not None:
         print(f"model   {record.selection}")
     names = [kept.model_file(found.name).name, CURVES, GRAPH, HISTORY, RUN, RECIPE]

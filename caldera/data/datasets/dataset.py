@@ -330,6 +330,7 @@ def _test_count(test: float, total: int) -> int:
             "data.split",
             expected=f"test as a part from 0 to 1, or as a number of samples up to {total}",
             got=repr(test),
+            hint="say it with test= (--test-part), as in 0.2",
         )
     return round(test * total) if is_part else int(test)
 

@@ -172,22 +172,8 @@ def table_inputs(
     return x
 
 
-def csv(path: PathLike, target: int | str | None = None, **settings: Any) -> Dataset:
-    """`table` by another name, which says that the file is one of text.
-
-    >>> import pathlib, tempfile
-    >>> from caldera import data
-    >>> path = pathlib.Path(tempfile.mkdtemp()) / "flowers.csv"
-    >>> _ = path.write_text("width,length,name\\n" + "1.5,2,iris\\n3,4,rose\\n" * 5)
-    >>> data.csv(path, target="name")
-    Dataset(flowers: 8 samples to train, 2 to test, shape (2,), 2 classes)
-    """
-    return table(path, target, **settings)
-
-
-def csv_inputs(path: PathLike, schema: Schema | None = None, **settings: Any) -> Array:
-    """`table_inputs` by another name."""
-    return table_inputs(path, schema, **settings)
+csv, csv_inputs = table, table_inputs
+"""Their names from when tables were text alone."""
 
 
 # --- parts of it
@@ -257,7 +243,8 @@ def _known_labels(found: Table, column: int, classes: bool | None, schema: Schem
         )
     if schema.classes:
         return known_labels(found, column, schema.classes)
-    return read_labels(found, column, False, schema.target_scale and schema.target_scale.decimal)
+    known = schema.target_scale
+    return read_labels(found, column, False, None if known is None else known.decimal)
 
 
 def _known_places(

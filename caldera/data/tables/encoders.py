@@ -295,7 +295,7 @@ def _days(values: Values) -> Values:
 
 
 def _phase(days: Values, length: float) -> Values:
-    """Where in a cycle: from 0 to 1. Weeks begin on Mondays; the first day of all was a Thursday."""
+    """Where in a cycle: from 0 to 1. Weeks begin on Mondays; day 0 was a Thursday."""
     found: Values = ((days + (3 if length == CYCLES["week"] else 0)) / length) % 1.0
     return found
 
@@ -313,5 +313,6 @@ def _first(values: Values) -> int:
 def _no_number(text: str, decimal: str) -> str:
     other = POINT if decimal == COMMA else COMMA
     if plain_number(text, other) is not None:
-        return f"numbers of this column have a {'comma' if decimal == COMMA else 'point'} for the fraction"
+        mark = "comma" if decimal == COMMA else "point"
+        return f"numbers of this column have a {mark} for the fraction"
     return "correct it"

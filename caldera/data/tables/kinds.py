@@ -9,8 +9,13 @@ from typing import NamedTuple
 import numpy as np
 
 from caldera.data.tables.date_text import ISO, find_format, is_format
-from caldera.data.tables.encoders import CategoryEncoder, DateEncoder, Encoder, NumberEncoder
-from caldera.data.tables.encoders import numbers_of
+from caldera.data.tables.encoders import (
+    CategoryEncoder,
+    DateEncoder,
+    Encoder,
+    NumberEncoder,
+    numbers_of,
+)
 from caldera.data.tables.number_text import COMMA, POINT, says_missing
 from caldera.data.tables.table import Table, Values, missing_values
 from caldera.errors import ConfigError
@@ -22,7 +27,9 @@ _MOST_CATEGORIES = 20
 """More different texts than this, and than half of the rows, are no categories."""
 _MOSTLY = 0.9
 """If so many texts are numbers, the others are mistakes."""
-_IDENTIFIER = re.compile(r"(^|[\s_.-])(id|ids|index|uuid|guid|rownames|row)$|[a-z]I[dD]$|^Unnamed: 0$")
+_IDENTIFIER = re.compile(
+    r"(^|[\s_.-])(id|ids|index|uuid|guid|rownames|row)$|[a-z]I[dD]$|^Unnamed: 0$"
+)
 
 
 class Kind(NamedTuple):
@@ -106,7 +113,9 @@ def _text_kind(table: Table, column: int, name: str, decimal: str | None) -> Kin
     numbers = numbers_of(np.array(words, object), mark)
     share = float((~np.isnan(numbers)).mean()) if words else 0.0
     if share == 1.0:
-        reason = f"{other!r} could be read otherwise: decimal= (--decimal) says how" if other else ""
+        reason = (
+            f"{other!r} could be read otherwise: decimal= (--decimal) says how" if other else ""
+        )
         kind = Kind(NUMBER, mark, reason)
         return _unless_identifier(kind, name, numbers, len(values))
     dates = find_format(texts)

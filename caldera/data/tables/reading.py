@@ -179,7 +179,9 @@ def _workbook(content: bytes, where: str, reading: Reading) -> Table:
         book = openpyxl.load_workbook(BytesIO(content), read_only=True, data_only=True)
     except Exception as error:  # it raises whatever zipfile, its XML parser or its own code do
         raise DataError.build(
-            where, expected="an Excel workbook (.xlsx)", got=str(error)[:120] or type(error).__name__
+            where,
+            expected="an Excel workbook (.xlsx)",
+            got=str(error)[:120] or type(error).__name__,
         ) from None
     sheets = book.sheetnames
     wanted = 0 if reading.sheet is None else reading.sheet
@@ -309,7 +311,9 @@ def _frame_columns(frame: Any) -> dict[str, Any]:
 
 def _arrow_values(column: Any) -> Any:
     if str(column.type).startswith(("dictionary", "extension")):
-        column = column.cast(column.type.value_type) if hasattr(column.type, "value_type") else column
+        column = (
+            column.cast(column.type.value_type) if hasattr(column.type, "value_type") else column
+        )
     if column.null_count == 0 and str(column.type) in ("double", "float", "int64", "int32"):
         return column.to_numpy()
     return column.to_pylist()

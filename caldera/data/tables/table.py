@@ -153,7 +153,9 @@ def column_of(values: Any, where: str, marks: Collection[str] = MARKS) -> Values
     given = values.tolist() if isinstance(values, np.ndarray) else list(values)
     plain = [_plain(each, where) for each in given]
     kinds = {type(each) for each in plain} - {type(None)}
-    if kinds <= {float, int} and all(type(each) is not int or abs(each) <= _EXACT for each in plain):
+    if kinds <= {float, int} and all(
+        type(each) is not int or abs(each) <= _EXACT for each in plain
+    ):
         return np.array([np.nan if each is None else each for each in plain], np.float64)
     if kinds == {np.datetime64}:
         return np.array([np.datetime64("NaT") if each is None else each for each in plain],
@@ -162,9 +164,7 @@ def column_of(values: Any, where: str, marks: Collection[str] = MARKS) -> Values
     return text_column(texts, marks)
 
 
-def table_of(
-    columns: Mapping[str, Any], where: str, marks: Collection[str] = MARKS
-) -> Table:
+def table_of(columns: Mapping[str, Any], where: str, marks: Collection[str] = MARKS) -> Table:
     """A table of named columns, each an array or a list of values."""
     found = {str(name): column_of(each, f"{where}, column {str(name)!r}", marks)
              for name, each in columns.items()}  # fmt: skip
