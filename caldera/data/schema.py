@@ -22,7 +22,7 @@ from caldera.data.tables.encoders import (
     Encoder,
     NumberEncoder,
 )
-from caldera.data.tables.table import Table, Values
+from caldera.data.tables.table import Table, Values, is_missing
 from caldera.errors import DataError
 from caldera.plain_data import from_plain, to_plain
 
@@ -319,7 +319,8 @@ class Schema:
         given = [name for number, name in enumerate(names) if number not in ignore]
         missing = [name for name in self.names if name not in given]
         known = {*self.names, *self.ignored, target}
-        unknown = [name for name in given if name not in known]
+        # A column without a name is left out of every table.
+        unknown = [name for name in given if name not in known and not is_missing(name)]
         if missing or unknown:
             got = [f"no {_listed(missing)}"] if missing else []
             got += [f"{_listed(unknown)}, which it was not trained on"] if unknown else []
