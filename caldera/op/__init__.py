@@ -67,6 +67,7 @@ from caldera.op.control import cond, scan, while_loop
 from caldera.op.convolution import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d
 from caldera.op.creation import arange, eye, full, linspace, ones, zeros
 from caldera.op.cumulative import cummax, cummin, cumprod
+from caldera.op.embedding import skip_gram
 from caldera.op.fourier import (
     fft,
     fft2,
@@ -416,6 +417,7 @@ __all__ = [
     "silu",
     "sin",
     "sinh",
+    "skip_gram",
     "slice",
     "slogdet",
     "softmax",
