@@ -1,8 +1,8 @@
 """The contextual flow graph (inst2vec): statements that depend on each other, by data or control.
 
-Statements are joined if one reads what the other writes. One that reads nothing of its own block
-is joined to the jumps that lead there. A call is joined to where the function that it calls begins,
-and to where that returns, if the module defines it.
+Statements are joined if one reads what the other writes. One that reads nothing before it in its
+own block is joined to the jumps that lead there. A call is joined to where the function that it
+calls begins, and to where that returns, if the module defines it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _edges_of(statements: Sequence[tuple[int, Statement]]) -> Iterator[Edge]:
         for j, _ in sources:
             if i != j:
                 yield min(i, j), max(i, j)
-        if all(block != statement.block for _, block in sources):
+        if all(block != statement.block or j > i for j, block in sources):
             for j in jumps[statement.block]:
                 if i != j:
                     yield min(i, j), max(i, j)

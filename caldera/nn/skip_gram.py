@@ -72,22 +72,26 @@ class SkipGram:
         return self._table.numpy()[0].copy()
 
     def fit(
-        self, pairs: Any, epochs: int = 1, rate: float = 0.025, batch_size: int = 256
+        self, pairs: Any, epochs: int = 1, rate: float = 0.025, batch_size: int | None = None
     ) -> list[float]:
         """Train on pairs of words (a word, and one beside it), (pairs, 2); each epoch's mean loss.
 
         The learning rate falls from `rate` to a hundredth of it over all epochs, as in word2vec.
+        Gradients of a batch are added up, so a word must not be in it too often: `batch_size` is by
+        default so large that the most frequent one is there about four times.
         """
         given = self._checked(pairs)
         epochs = as_count(epochs, "epochs", "nn.SkipGram.fit", least=0)
+        batch = self._usual_batch() if batch_size is None else batch_size
+        batch = as_count(batch, "batch_size", "nn.SkipGram.fit")
         plans: dict[int, Any] = {}
         losses: list[float] = []
         for epoch in range(epochs):
             total, seen = 0.0, 0
-            for part, done in self._parts(given):
+            for part, done in self._parts(given, batch):
                 speed = rate * max(0.01, 1 - (epoch + done) / epochs)
                 if len(part) not in plans:
-                    plans[len(part)] = self._plan(len(part), batch_size)
+                    plans[len(part)] = self._plan(len(part), batch)
                 total += self._run(plans[len(part)], part, speed)
                 seen += len(part)
             losses.append(total / max(seen, 1))
@@ -95,7 +99,7 @@ class SkipGram:
             if not np.isfinite(losses[-1]):
                 raise NonFiniteError.build(
                     "nn.SkipGram.fit", expected="a finite loss", got=f"{losses[-1]}",
-                    hint=f"lower rate={rate} or batch_size={batch_size}: gradients of a batch are "
+                    hint=f"lower rate={rate} or batch_size={batch}: gradients of a batch are "
                     "added up",
                 )  # fmt: skip
         return losses
@@ -115,16 +119,23 @@ class SkipGram:
             )  # fmt: skip
         return given.astype(np.int32, copy=False)
 
-    def _parts(self, pairs: np.ndarray) -> Iterator[tuple[np.ndarray, float]]:
-        """All pairs that are kept in this epoch, in its order; and how far it has come."""
+    def _parts(self, pairs: np.ndarray, batch: int) -> Iterator[tuple[np.ndarray, float]]:
+        """All pairs that are kept in this epoch, in its order, with what is drawn for them; and how
+        far it has come. Parts are of few sizes, as each has a plan of its own."""
         random = np.random.default_rng((self.seed, self.epoch))
-        order = random.permutation(len(pairs))
-        for first in range(0, len(pairs), _AT_ONCE):
-            part = pairs[order[first : first + _AT_ONCE]]
-            kept = part[random.random(len(part)) < self._kept[part].prod(axis=1)]
-            if len(kept):
-                drawn = self._draws[random.integers(0, _ODDS, (len(kept), self.negatives))]
-                yield np.concatenate([kept, drawn], axis=1), first / len(pairs)
+        shuffled = pairs[random.permutation(len(pairs))]
+        kept = shuffled[random.random(len(pairs)) < self._kept[shuffled].prod(axis=1)]
+        first = 0
+        while first < len(kept):
+            left = len(kept) - first
+            size = next(n for n in (_AT_ONCE // batch * batch, batch, left) if 0 < n <= left)
+            drawn = self._draws[random.integers(0, _ODDS, (size, self.negatives))]
+            yield np.concatenate([kept[first : first + size], drawn], axis=1), first / len(kept)
+            first += size
+
+    def _usual_batch(self) -> int:
+        often = self.counts * self._kept
+        return int(np.clip(4 * often.sum() / often.max(), 8, 1024))
 
     @property
     def _kept(self) -> np.ndarray:

@@ -20,8 +20,8 @@ def skip_gram(
     context that was seen, then those that were drawn. Pairs are taken `batch` at a time, one step
     of `rate` after the other; gradients of a batch are added up, as in word2vec, not averaged.
     Gives the vectors after that, and the loss of each pair before its step: -log s(w . c) of its
-    own context c, and -log s(-w . n) of each n that was drawn, with s the logistic function. One that
-    was drawn and is the pair's own says nothing, and is left out.
+    own context c, and -log s(-w . n) of each n that was drawn, with s the logistic function. One
+    that was drawn and is the pair's own says nothing, and is left out.
 
     Only rows that are named change, so the time of a step does not depend on how many there are.
     `nn.SkipGram` trains with it.

@@ -10,6 +10,9 @@ from caldera import nn, op
 from caldera.errors import CalderaError
 
 
+_ZEROS = np.zeros((2, 3, 4))
+
+
 def _two_topics(count: int = 6000) -> np.ndarray:
     """Pairs of words of which 0 to 4 stand with each other, and 5 to 9 do."""
     random = np.random.default_rng(0)
@@ -23,7 +26,7 @@ def _model(**options: object) -> nn.SkipGram:
 
 def test_words_of_a_topic_are_alike() -> None:
     model = _model()
-    losses = model.fit(_two_topics(), epochs=6, rate=0.1, batch_size=32)
+    losses = model.fit(_two_topics(), epochs=6, rate=0.1)
     directions = model.vectors / np.linalg.norm(model.vectors, axis=1, keepdims=True)
     alike = directions @ directions.T
     same = np.kron(np.eye(2, dtype=bool), np.ones((5, 5), bool))
@@ -44,7 +47,7 @@ def test_the_same_seed_gives_the_same_vectors_on_any_number_of_threads() -> None
 def test_frequent_words_are_left_out_of_some_pairs() -> None:
     pairs = np.zeros((20_000, 2), np.int64)
     kept = nn.SkipGram([10_000, 10], width=4, sample=1e-3)
-    number = sum(len(part) for part, _ in kept._parts(pairs.astype(np.int32)))
+    number = sum(len(part) for part, _ in kept._parts(pairs.astype(np.int32), 64))
     share = (np.sqrt(1e-3) + 1e-3) ** 2
     assert abs(number - 20_000 * share) < 5 * np.sqrt(20_000 * share)
 
@@ -67,11 +70,11 @@ def test_only_rows_that_are_named_change() -> None:
         (lambda: _model().fit([[0.5, 1.0]]), "integers"),
         (lambda: _model().fit([[0, 10]]), "words from 0 to 9"),
         (lambda: _model().fit(_two_topics(), rate=1e30), "lower rate="),
-        (lambda: op.skip_gram(np.zeros((2, 3, 4)), [0], [[3]], 0.1).__getitem__(0).eval(), "-3 to 2"),
+        (lambda: op.skip_gram(_ZEROS, [0], [[3]], 0.1)[0].eval(), "-3 to 2"),
         (lambda: op.skip_gram(np.zeros((3, 4)), [0], [[1]], 0.1), r"\(2, words, width\)"),
-        (lambda: op.skip_gram(np.zeros((2, 3, 4)), [0, 1], [[1]], 0.1), r"\(pairs, 1 \+ negatives\)"),
-        (lambda: op.skip_gram(np.zeros((2, 3, 4)), [0.0], [[1]], 0.1), "integers"),
-        (lambda: op.skip_gram(np.zeros((2, 3, 4)), [0], [[1]], 0.1, batch=0), "batch="),
+        (lambda: op.skip_gram(_ZEROS, [0, 1], [[1]], 0.1), r"\(pairs, 1 \+ negatives\)"),
+        (lambda: op.skip_gram(_ZEROS, [0.0], [[1]], 0.1), "integers"),
+        (lambda: op.skip_gram(_ZEROS, [0], [[1]], 0.1, batch=0), "batch="),
     ],
 )  # fmt: skip
 def test_bad_input_is_named(call: object, said: str) -> None:
