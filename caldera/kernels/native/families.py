@@ -14,6 +14,7 @@ from caldera.kernels.native import (
     movement,
     pooling,
     random,
+    skip_gram,
 )
 from caldera.kernels.native.convolution import amx_columns, fourier, pointwise, winograd
 from caldera.kernels.native.elementwise import fused, loop
