@@ -9,7 +9,6 @@ import caldera as cd
 from caldera import nn, op
 from caldera.errors import CalderaError
 
-
 _ZEROS = np.zeros((2, 3, 4))
 
 
