@@ -104,13 +104,14 @@ def test_it_works_without_what_only_linux_has() -> None:
 
 def test_without_scikit_learn_and_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what uses them needs them, and says so."""
-    for name in ("sklearn", "scipy", "scipy.linalg"):
+    loaded = [name for name in sys.modules if name.split(".")[0] in ("sklearn", "scipy")]
+    for name in {"sklearn", "scipy", *loaded}:
         monkeypatch.setitem(sys.modules, name, None)
     for name in [name for name in sys.modules if name.startswith("caldera.sklearn")]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(caldera.ConfigError, match=r"pip install 'caldera\[sklearn\]'"):
         importlib.import_module("caldera.sklearn")
-    for cached in (lapack._gemm, lapack._linalg):
+    for cached in (lapack._scipy, lapack._has_scipy, lapack._routine):
         cached.cache_clear()
     try:
         c = np.ones((2, 2))
@@ -119,7 +120,7 @@ def test_without_scikit_learn_and_scipy(monkeypatch: pytest.MonkeyPatch) -> None
         with pytest.raises(caldera.ConfigError, match=r"pip install 'caldera\[dmath\]'"):
             lapack.solve_triangular(c, c, lower=True)
     finally:
-        for cached in (lapack._gemm, lapack._linalg):
+        for cached in (lapack._scipy, lapack._has_scipy, lapack._routine):
             cached.cache_clear()
 
 
