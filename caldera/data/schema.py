@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
+from caldera.data.text.tokenizer import Tokenizer
 from caldera.errors import DataError
 from caldera.plain_data import from_plain, to_plain
 
@@ -45,6 +46,7 @@ class Schema:
     - `classes`: the name of each class; none where values are predicted.
     - `ignored`: names of columns that the table had, and the model does not use.
     - `width`: how many columns the table had.
+    - `text`: what makes numbers of texts, for a model that takes those.
 
     >>> from caldera import data
     >>> data.Schema(classes=("cat", "dog")).classes
@@ -57,6 +59,7 @@ class Schema:
     ignored: tuple[str, ...] = ()
     width: int = 0
     version: int = VERSION
+    text: Tokenizer | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -89,6 +92,8 @@ class Schema:
 
     def _check(self, where: str) -> None:
         """What types do not say."""
+        if self.text is not None:
+            self.text.check(where)
         columns = [*self.columns, *([self.target] if self.target else [])]
         unknown = sorted({column.kind for column in columns} - set(KINDS))
         if unknown:

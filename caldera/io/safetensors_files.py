@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -54,6 +55,7 @@ _METADATA = "__metadata__"
 _LENGTH_BYTES = 8
 _ALIGNMENT = 8
 _LONGEST_HEADER = 100_000_000
+_ZIP_MAGIC = b"PK\x03\x04"
 
 
 class _Entry(NamedTuple):
@@ -192,6 +194,7 @@ def _check_texts(where: str, tensors: Mapping[str, object], metadata: Mapping[st
 def _read_header(file: IO[bytes], where: str) -> _Header:
     """The header, with every statement in it compared with the size of the file."""
     total = file_size(file)
+    _refuse_pickle(file, where)
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     if total < _LENGTH_BYTES or not 0 < length <= min(total - _LENGTH_BYTES, _LONGEST_HEADER):
         raise DataError.build(
@@ -211,6 +214,22 @@ def _read_header(file: IO[bytes], where: str) -> _Header:
     entries = {name: _entry(raw[name], f"{where}, {name!r}") for name in raw}
     _check_ranges(entries, total - _LENGTH_BYTES - length, where)
     return _Header(metadata, entries, _LENGTH_BYTES + length)
+
+
+def _refuse_pickle(file: IO[bytes], where: str) -> None:
+    """Say how to convert a file of `torch.save`, which is a pickle, or a zip archive with one."""
+    magic = file.read(len(_ZIP_MAGIC))
+    file.seek(0)
+    if magic == _ZIP_MAGIC or (magic[:1] == b"\x80" and magic[1:2] in b"\x02\x03\x04\x05"):
+        name = str(getattr(file, "name", "weights.pth"))
+        raise DataError.build(
+            where, expected="a safetensors file", got="one of torch.save, which is a pickle",
+            hint="a pickle may run any program, so it is not read here; convert it with PyTorch:\n"
+            "  import torch; from safetensors.torch import save_file\n"
+            "  save_file({k: v.clone().contiguous() for k, v in "
+            f"torch.load({name!r}, map_location='cpu', weights_only=True).items()}}, "
+            f"{str(Path(name).with_suffix('.safetensors'))!r})",
+        )  # fmt: skip
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -72,10 +72,12 @@ from caldera.nn.pooling import (
     MaxPool1D,
     MaxPool2D,
     MaxPool3D,
+    MeanPooling,
     Pooling2D,
     UpSampling2D,
 )
 from caldera.nn.recurrent import GRU, LSTM, RNN, Bidirectional
+from caldera.nn.scaling import Rescale, standardised
 from caldera.nn.tracing import Context, LayerCall, context, trace
 
 __all__ = [
@@ -123,6 +125,7 @@ __all__ = [
     "MaxPool1D",
     "MaxPool2D",
     "MaxPool3D",
+    "MeanPooling",
     "Mish",
     "MultiHeadAttention",
     "Output",
@@ -131,6 +134,7 @@ __all__ = [
     "PositionalEmbedding",
     "RMSNorm",
     "ReLU",
+    "Rescale",
     "Reshape",
     "Residual",
     "Sequential",
@@ -154,6 +158,7 @@ __all__ = [
     "models",
     "network",
     "register",
+    "standardised",
     "to_config",
     "trace",
 ]

@@ -114,10 +114,13 @@ def _described(options: dict[str, Any], found: Dataset, model: NeuralNetwork) ->
     classes = f", {found.classes} classes" if found.classes else ""
     held = "" if found.validation is None else f"{len(found.validation)} to choose by, "
     dropped = f" ({found.dropped} lines without all values dropped)" if found.dropped else ""
+    text = found.schema.text if found.schema is not None else None
+    notes = [*found.notes, *([f"texts as {text}"] if text is not None else [])]
+    said = "".join(f"        {note}\n" for note in notes)
     return (
         f"data    {found.name}: {len(found.train)} samples to train, {held}"
         f"{len(found.test)} to test, "
-        f"shape {found.shape}{classes}{dropped}\n"
+        f"shape {found.shape}{classes}{dropped}\n{said}"
         f"model   {options['model']}: {size:,} parameters ({memory})\n"
         f"recipe  {optimizer}, epochs {options['epochs']}, batches of {options['batch_size']}, "
         f"seed {options['seed']}, on {model.device.name}"

@@ -42,6 +42,7 @@ class Dataset:
     - `classes`: how many classes there are, 0 where the target is no class.
     - `class_names`: a name for each class.
     - `shape`: the shape of one sample's x.
+    - `notes`: what was decided while it was read, such as the size of images.
     - `dropped`: how many lines of a table were left out, because a value was missing.
 
     >>> from caldera import data
@@ -59,6 +60,7 @@ class Dataset:
     name: str
     dropped: int = 0
     validation: Data | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "class_names", tuple(map(str, self.class_names)))
