@@ -104,8 +104,10 @@ def load_data(options: Mapping[str, Any], schema: Schema | None = None) -> Datas
 
 def has_texts(options: Mapping[str, Any]) -> bool:
     """Whether the data that options name are texts: a column of them, or folders of text files."""
-    path = Path(options.get("data", "")).expanduser()
-    return "text_column" in options or (path.is_dir() and is_text_folder(path))
+    if "text_column" in options:
+        return True
+    path = Path(options["data"]).expanduser() if options.get("data") else None
+    return path is not None and path.is_dir() and is_text_folder(path)
 
 
 def split_seed(options: Mapping[str, Any]) -> dict[str, int]:

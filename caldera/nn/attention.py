@@ -220,8 +220,8 @@ class TransformerBlock(Layer):
 
     The hidden layer is `ratio` times as wide as x. `dropout` acts on both branches before they are
     added. With `return_mask` the result is (y, mask) where a mask is given, for a layer that takes
-    it as well. The fills are those of `nn.MultiHeadAttention`: `output_fill` is for the last product of
-    each branch.
+    it as well. The fills are those of `nn.MultiHeadAttention`: `output_fill` is for the last
+    product of each branch.
 
     >>> from caldera import nn, op
     >>> block = nn.TransformerBlock(4, causal=True)

@@ -74,6 +74,10 @@ def check_counts(layer: str, **counts: Any) -> None:
             )
 
 
+STEPS_TRACED = 64
+"""How many steps sequences of any length have when only shapes are asked for."""
+
+
 @register
 @dataclass(eq=False)
 class Input(Layer):
@@ -111,6 +115,11 @@ class Input(Layer):
                 "Input", expected="layout= NCHW, or NHWC for images (height, width, channels)",
                 got=f"{self.layout!r} for {self.shape}",
             )  # fmt: skip
+
+    @property
+    def traced_shape(self) -> tuple[int, ...]:
+        """The shape of a sample, or one that stands for those of any length."""
+        return tuple(STEPS_TRACED if each is None else each for each in self.shape)
 
     @property
     def is_open(self) -> bool:

@@ -437,7 +437,9 @@ class Model(ModelSettings):
         first = 1 if self.open_lengths else 0
         for (shape, _), array in zip(self.signature.inputs, arrays, strict=True):
             if array.ndim != 1 + len(shape) or array.shape[1 + first :] != shape[first:]:
-                shown = ("steps", *shape[1:]) if self.open_lengths and shape else shape
+                shown: tuple[Any, ...] = (
+                    ("steps", *shape[1:]) if self.open_lengths and shape else shape
+                )
                 raise DataError.build(
                     type(self).__name__, expected=f"samples of shape {_shape_text(shown)}",
                     got=f"{array.shape[1:]}", hint="sequences of different lengths begin with "
@@ -446,5 +448,5 @@ class Model(ModelSettings):
                 )  # fmt: skip
 
 
-def _shape_text(shape: Sequence[int | str]) -> str:
+def _shape_text(shape: Sequence[Any]) -> str:
     return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"

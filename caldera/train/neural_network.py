@@ -35,8 +35,6 @@ from caldera.train.saving.progress import progress_bytes, restore_progress
 from caldera.train.saving.snapshot import assign_all, model_variables
 
 _MOST_INPUTS = 64
-STEPS_TRACED = 64
-"""How many steps sequences of any length have when only shapes are asked for."""
 
 
 class NeuralNetwork(Model):
@@ -84,7 +82,7 @@ class NeuralNetwork(Model):
         if not isinstance(first, Input):
             return None
         dtype = first.dtype or str(np.dtype(self.dtype))
-        shape = tuple(STEPS_TRACED if each is None else each for each in first.shape)
+        shape = first.traced_shape
         has_mask = first.is_open and is_float(canonical(dtype))
         return ((shape, dtype), *([(shape[:1], "bool")] if has_mask else []))
 

@@ -88,7 +88,7 @@ def images(
     else:
         if broken is not None:
             lists = [_without_broken(each, channels, broken) for each in lists]
-        stage = Decode(tuple(wanted) if resize else size, channels)
+        stage = Decode((wanted.height, wanted.width) if resize else None, channels)
         parts = [Pipeline(Files(each, classes), stage) for each in lists]
     if broken:
         notes.append(f"{len(broken)} broken images left out: " + _listed(list(broken)))

@@ -20,7 +20,7 @@ from caldera.registry import nearest
 
 LARGEST_TEXT = 1 << 24
 """Bytes of one text file."""
-_SUFFIXES = (".txt", ".text", ".md")
+SUFFIXES = (".txt", ".text", ".md")
 _TRAIN = ("train", "training")
 _TEST = ("test", "val", "valid", "validation")
 _WHERE = "data.texts"
@@ -59,17 +59,20 @@ def texts(
     >>> reviews.class_names, reviews.schema.text.transform(["good bad unheard"]).shape
     (('+', '-'), (1, 2))
     """
-    given, apart, name = _read(source, labels, text, target)
+    if schema is not None and schema.text is not None:
+        text = text or schema.text.column or None
+    given, apart, name, text = _read(source, labels, text, target)
     both = given.labels + (apart.labels if apart is not None else [])
     values, names = _numbered(both, schema)
     trained = np.arange(len(given.texts))
     tested = np.arange(len(given.texts), len(both))
     if apart is None:
-        numbers = ArrayData(np.zeros((len(both), 1)), values)
-        trained, tested = split_rows(numbers, test, seed)
+        everything = ArrayData(np.zeros((len(both), 1)), values)
+        trained, tested = split_rows(everything, test, seed)
     whole = given.texts + (apart.texts if apart is not None else [])
     fitted = _fitted(tokenizer, [whole[row] for row in trained], vocabulary, length, schema)
-    fitted = replace(fitted, column=text or fitted.column)
+    if schema is None:
+        fitted = replace(fitted, column=text)
     rows = fitted.transform(whole)
     known = Schema(classes=names, text=fitted)
     parts = []
@@ -107,18 +110,19 @@ def _numbered(labels: list[Any], schema: Schema | None) -> tuple[np.ndarray, tup
 
 def _read(
     source: Any, labels: Sequence[Any] | None, text: str | None, target: str | None
-) -> tuple[LabelledTexts, LabelledTexts | None, str]:
-    """Texts to train with, those to test with if they are apart, and a name."""
+) -> tuple[LabelledTexts, LabelledTexts | None, str, str]:
+    """Texts to train with, those to test with if they are apart, a name, and that of the column."""
     if not isinstance(source, str | Path):
-        return _pairs(source, labels), None, "texts"
+        return _pairs(source, labels), None, "texts", ""
     path = Path(source).expanduser()
     if labels is not None:
         raise ConfigError.build(
             _WHERE, expected="labels in the file, as target= says", got="labels beside a path"
         )
     if path.is_dir():
-        return *_folder(path), path.resolve().name
-    return _table(path, text, target), None, path.stem
+        return *_folder(path), path.resolve().name, ""
+    found, column = _table(path, text, target)
+    return found, None, path.stem, column
 
 
 def _pairs(source: Any, labels: Sequence[Any] | None) -> LabelledTexts:
@@ -153,7 +157,7 @@ def text_files(folder: Path) -> list[Path]:
     """The text files of a folder, in the order of their names."""
     return sorted(
         path for path in folder.iterdir()
-        if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
+        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
     )  # fmt: skip
 
 
@@ -172,7 +176,7 @@ def _classes(folder: Path) -> LabelledTexts:
     if not found.texts:
         raise DataError.build(
             _WHERE, expected=f"text files in {folder}/<class>/", got="none",
-            hint="make one folder for each class; known names end in " + ", ".join(_SUFFIXES),
+            hint="make one folder for each class; known names end in " + ", ".join(SUFFIXES),
         )  # fmt: skip
     return found
 
@@ -192,7 +196,7 @@ def _decoded(content: bytes, name: str) -> str:
         ) from None  # fmt: skip
 
 
-def _table(path: Path, text: str | None, target: str | None) -> LabelledTexts:
+def _table(path: Path, text: str | None, target: str | None) -> tuple[LabelledTexts, str]:
     columns = text_columns(path)
     names = list(columns)
     target = names[-1] if target is None else _column(target, names, "target")
@@ -202,7 +206,8 @@ def _table(path: Path, text: str | None, target: str | None) -> LabelledTexts:
             raise DataError.build(f"{_WHERE} {path.name}", expected="two columns", got="one")
         # Texts are what is long.
         text = max(others, key=lambda name: sum(map(len, columns[name])))
-    return LabelledTexts(columns[_column(text, names, "text")], list(columns[target]))
+    text = _column(text, names, "text")
+    return LabelledTexts(columns[text], list(columns[target])), text
 
 
 def _column(name: str, names: list[str], what: str) -> str:

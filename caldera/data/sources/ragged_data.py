@@ -66,6 +66,7 @@ class RaggedData(Data):
                 )  # fmt: skip
         words = is_integer(self._sequences[0].dtype)
         self.has_mask = not words if mask is None else mask
+        self.inputs = 2 if self.has_mask else 1
         if words and not self.has_mask and any(bool((each == 0).any()) for each in self._sequences):
             raise DataError.build(
                 "data.RaggedData", expected="words numbered from 1, since 0 is padding", got="0",
@@ -73,11 +74,6 @@ class RaggedData(Data):
             )  # fmt: skip
         self.buckets: tuple[int, ...] = bucket_lengths(self.lengths, buckets)
         self._rows = np.arange(len(self._sequences))
-
-    @property
-    def inputs(self) -> int:
-        """How many arrays of a batch are inputs of a network."""
-        return 2 if self.has_mask else 1
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -102,10 +102,10 @@ def _assign_gpt(gpt: GPT, given: dict[str, np.ndarray], where: str) -> None:
 
 
 def _gpt_names(gpt: GPT) -> dict[str, Any]:
-    names = {"wte.weight": gpt.words.weight, "wpe.weight": gpt.positions.weight}
+    names: dict[str, Any] = {"wte.weight": gpt.words.weight, "wpe.weight": gpt.positions.weight}
     for number, block in enumerate(gpt.blocks):
         attention, before = block.attention, f"h.{number}."
-        parts = {
+        parts: dict[str, tuple[Any, Any]] = {
             "ln_1": (block.norm1.weight, block.norm1.bias),
             "attn.c_attn": (attention.weight, attention.offset),
             "attn.c_proj": (attention.output_weight, attention.output_offset),
