@@ -56,6 +56,7 @@ _LENGTH_BYTES = 8
 _ALIGNMENT = 8
 _LONGEST_HEADER = 100_000_000
 _ZIP_MAGIC = b"PK\x03\x04"
+_PICKLES = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))
 
 
 class _Entry(NamedTuple):
@@ -218,9 +219,11 @@ def _read_header(file: IO[bytes], where: str) -> _Header:
 
 def _refuse_pickle(file: IO[bytes], where: str) -> None:
     """Say how to convert a file of `torch.save`, which is a pickle, or a zip archive with one."""
-    magic = file.read(len(_ZIP_MAGIC))
+    start = file.read(_LENGTH_BYTES + 1)
     file.seek(0)
-    if magic == _ZIP_MAGIC or (magic[:1] == b"\x80" and magic[1:2] in b"\x02\x03\x04\x05"):
+    # The length of a header may have the bytes that a pickle begins with; a header begins with {.
+    is_pickle = start[:2] in _PICKLES and start[_LENGTH_BYTES:] != b"{"
+    if start.startswith(_ZIP_MAGIC) or is_pickle:
         name = str(getattr(file, "name", "weights.pth"))
         raise DataError.build(
             where, expected="a safetensors file", got="one of torch.save, which is a pickle",

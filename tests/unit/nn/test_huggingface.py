@@ -142,6 +142,11 @@ def test_files_of_torch_save_are_told_how_to_convert(tmp_path: Path, magic: byte
     assert f"torch.load({str(path)!r}" in second
     assert repr(str(tmp_path / "weights.safetensors")) in second
     compile(f"{first.strip()}\n{second.strip()}", "the two lines", "exec")
+    # A header of 0x0280 bytes begins like a pickle, and is none.
+    fine = tmp_path / "fine.safetensors"
+    cd.io.save_safetensors(fine, {"w": np.ones(2, "f4")}, {"text": "x" * 552})
+    assert fine.read_bytes()[:2] == b"\x80\x02"
+    assert cd.io.load_safetensors(fine)["w"].tolist() == [1.0, 1.0]
     for load in (cd.load, lambda p: models.load_torchvision([nn.Input((2,)), nn.Dense(1)], p)):
         with pytest.raises(DataError, match=r"torch\.load"):
             load(path)
