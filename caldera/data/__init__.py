@@ -1,6 +1,6 @@
 """Data sets, and how their samples reach training: stages, batches, shuffling.
 
-`digits`, `mnist`, `cifar10`, `cifar100`, `csv`, `npz`, `images`, `texts`, `windows` and `arrays`
+`digits`, `mnist`, `cifar10`, `cifar100`, `table`, `npz`, `images`, `texts`, `windows` and `arrays`
 each give a `Dataset`: `train` and `test`. `source` gives samples in files of any size. A
 `Pipeline` sends samples through stages, and a `Loader` makes the batches of an epoch of them. A
 file is never trusted: one that is truncated, too large, damaged or hostile is refused with a
@@ -15,7 +15,7 @@ from caldera.data.datasets.dataset import Dataset, arrays, split
 from caldera.data.datasets.digits import digits
 from caldera.data.datasets.image_folder import images
 from caldera.data.datasets.mnist import mnist
-from caldera.data.datasets.tables import csv, csv_inputs, npz
+from caldera.data.datasets.tables import csv, csv_inputs, npz, table, table_inputs
 from caldera.data.datasets.texts import texts
 from caldera.data.datasets.windows import windows
 from caldera.data.loading.batch import Batch, Share
@@ -82,6 +82,8 @@ __all__ = [
     "npz",
     "source",
     "split",
+    "table",
+    "table_inputs",
     "texts",
     "windows",
     "write_shards",

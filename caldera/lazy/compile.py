@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
+from caldera.config import settings
 from caldera.errors import DeviceError
 from caldera.graph.node import Node, Symbol
 from caldera.graph.program import Program, program_of
@@ -64,8 +65,17 @@ def compile_nodes(
     # Ranks agree on their kernels when a plan is made. Those of a host are quick to measure.
     soon = not place.is_host and not several
 
+    total = settings.workspace_total
+
+    @cache
+    def limits(measure: bool) -> dict[Node, int]:
+        if total is None:
+            return {}
+        return choices.shared_limits(optimised.order(), place.kernels, total, measure=measure)
+
     def choose(node: Node, *others: Kernel, measure: bool) -> Kernel:
-        return choices.kernel(node, place.kernels, others, measure=measure)
+        limit = limits(measure).get(node)
+        return choices.kernel(node, place.kernels, others, measure=measure, limit=limit)
 
     plan = Plan(
         program, optimised, place, partial(choose, measure=not soon),

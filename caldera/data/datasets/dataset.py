@@ -42,8 +42,8 @@ class Dataset:
     - `classes`: how many classes there are, 0 where the target is no class.
     - `class_names`: a name for each class.
     - `shape`: the shape of one sample's x.
+    - `dropped`: how many rows of a table were left out, because a value was missing.
     - `notes`: what was decided while it was read, such as the size of images.
-    - `dropped`: how many lines of a table were left out, because a value was missing.
 
     >>> from caldera import data
     >>> digits = data.digits()
@@ -154,7 +154,7 @@ class Dataset:
 
     def __repr__(self) -> str:
         target = f", {self.classes} classes" if self.classes else ""
-        dropped = f", {self.dropped} lines dropped" if self.dropped else ""
+        dropped = f", {self.dropped} rows dropped" if self.dropped else ""
         held = "" if self.validation is None else f"{len(self.validation)} to choose by, "
         return (
             f"Dataset({self.name}: {len(self.train)} samples to train, {held}"
@@ -330,6 +330,7 @@ def _test_count(test: float, total: int) -> int:
             "data.split",
             expected=f"test as a part from 0 to 1, or as a number of samples up to {total}",
             got=repr(test),
+            hint="say it with test= (--test-part), as in 0.2",
         )
     return round(test * total) if is_part else int(test)
 

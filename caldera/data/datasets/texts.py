@@ -80,7 +80,8 @@ def texts(
         part = ArrayData(rows[numbers], values[numbers], scale=None)
         part.schema = known
         parts.append(part)
-    return Dataset(parts[0], parts[1], len(names), names, name)
+    notes = (f"texts are divided into {fitted}",)
+    return Dataset(parts[0], parts[1], len(names), names, name, notes=notes)
 
 
 def _fitted(
