@@ -37,7 +37,8 @@ def resolved(options: Mapping[str, Any], found: Dataset) -> dict[str, Any]:
         "normalise": is_table and (found.schema is None or not found.schema.columns),
     }
     if reads_words:
-        usual["vocabulary"] = _vocabulary(found)
+        text = None if found.schema is None else found.schema.text
+        usual["vocabulary"] = _vocabulary(found) if text is None else text.size
     if choosing(options):
         usual["validation_part"] = VALIDATION_PART
     return usual | dict(options)

@@ -73,10 +73,12 @@ from caldera.nn.pooling import (
     MaxPool1D,
     MaxPool2D,
     MaxPool3D,
+    MeanPooling,
     Pooling2D,
     UpSampling2D,
 )
 from caldera.nn.recurrent import GRU, LSTM, RNN, Bidirectional
+from caldera.nn.scaling import Rescale, standardised
 from caldera.nn.skip_gram import SkipGram
 from caldera.nn.tracing import Context, LayerCall, context, trace
 
@@ -126,6 +128,7 @@ __all__ = [
     "MaxPool1D",
     "MaxPool2D",
     "MaxPool3D",
+    "MeanPooling",
     "Mish",
     "MultiHeadAttention",
     "Output",
@@ -134,6 +137,7 @@ __all__ = [
     "PositionalEmbedding",
     "RMSNorm",
     "ReLU",
+    "Rescale",
     "Reshape",
     "Residual",
     "Sequential",
@@ -158,6 +162,7 @@ __all__ = [
     "models",
     "network",
     "register",
+    "standardised",
     "to_config",
     "trace",
 ]

@@ -89,7 +89,8 @@ class Steps:
     def fed(self) -> Steps:
         """The same steps, on the same variables, for batches that are fed to this rank alone."""
         twin = copy.copy(self)
-        twin.source, twin.strategy = HostSource(), SingleProcessStrategy()
+        twin.source = HostSource(open_lengths=self.model.open_lengths)
+        twin.strategy = SingleProcessStrategy()
         twin._plans, twin._ran = RecentPlans(MOST_SIZES), WeakSet()
         twin._watch = LayerWatch(self.model)
         return twin

@@ -43,7 +43,7 @@ class Dataset:
     - `class_names`: a name for each class.
     - `shape`: the shape of one sample's x.
     - `dropped`: how many rows of a table were left out, because a value was missing.
-    - `notes`: what was guessed about a file as a whole.
+    - `notes`: what was decided while it was read, such as the size of images.
 
     >>> from caldera import data
     >>> digits = data.digits()

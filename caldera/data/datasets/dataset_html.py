@@ -31,7 +31,8 @@ def dataset_html(data: Dataset) -> str:
         facts["columns"] = _listed(data.schema.names)
     if data.dropped:
         facts["rows dropped"] = f"{data.dropped:,}"
-    return note(data.name, strong=True) + html_facts(facts) + _pictures(data)
+    said = "".join(note(each) for each in data.notes)
+    return note(data.name, strong=True) + html_facts(facts) + said + _pictures(data)
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -1,0 +1,109 @@
+"""Windows of time series: what came before, and what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from caldera.arguments import within
+from caldera.data.datasets.dataset import Dataset
+from caldera.data.sources.array_data import ArrayData
+from caldera.errors import ConfigError, DataError, ShapeError
+from caldera.tensor.convert import real_array_of
+
+_WHERE = "data.windows"
+
+
+def windows(
+    series: ArrayLike,
+    *,
+    past: int,
+    future: int = 1,
+    target: int | Sequence[int] | None = None,
+    step: int = 1,
+    test: float = 0.2,
+    name: str = "windows",
+) -> Dataset:
+    """A series (steps,) or (steps, columns) as samples to forecast from: x is (past, columns), y
+    the `future` numbers that follow it in the column `target` (the first; of several columns, all
+    numbers of each step one after the other).
+
+    A window begins every `step` steps. The last part of the series, `test` of it, is to test with:
+    what is predicted there comes after all that was trained on. Numbers stay in the units of the
+    series; `nn.standardised(layers, found.train)` brings them to one scale inside the network, and
+    what it predicts back to those units.
+
+    >>> import numpy as np
+    >>> from caldera import data
+    >>> found = data.windows(np.arange(20.0), past=3, future=2)
+    >>> found.train.x[0].tolist(), found.train.y[0].tolist(), found.test.y[0].tolist()
+    ([[0.0], [1.0], [2.0]], [3.0, 4.0], [16.0, 17.0])
+    """
+    values = _checked(series)
+    for each, number in (("past", past), ("future", future), ("step", step)):
+        within(_WHERE, each, number, 1, 2**31)
+    columns = _targets(target, values.shape[1])
+    if not 0 <= test < 1:
+        raise ConfigError.build(
+            _WHERE, expected="test= a part of the series, from 0 to 1", got=repr(test)
+        )
+    steps = len(values)
+    # The first step that is predicted to test with.
+    cut = steps - round(test * steps)
+    starts = np.arange(0, steps - past - future + 1, step)
+    trained = starts[starts + past + future <= cut]
+    tested = starts[starts + past >= cut]
+    if not len(trained) or (test and not len(tested)):
+        raise DataError.build(
+            _WHERE, expected=f"a series with room for {past} and {future} steps to train with"
+            + (f" in its first {cut}, and for {future} after them" if test else ""),
+            got=f"{steps} steps", hint="take a smaller past= or future=, or another test=",
+        )  # fmt: skip
+    train, apart = (_samples(values, rows, past, future, columns) for rows in (trained, tested))
+    return Dataset(train, apart, 0, (), name)
+
+
+def _checked(series: ArrayLike) -> NDArray[np.float32]:
+    values = real_array_of(series, _WHERE)
+    if values.ndim not in (1, 2) or not values.size:
+        raise ShapeError.build(
+            _WHERE, expected="a series of shape (steps,) or (steps, columns)", got=f"{values.shape}"
+        )
+    if values.dtype.kind not in "biuf":
+        raise DataError.build(_WHERE, expected="numbers", got=str(values.dtype))
+    found = values.astype(np.float32).reshape(len(values), -1)
+    wrong = np.argwhere(~np.isfinite(found))
+    if len(wrong):
+        raise DataError.build(
+            _WHERE, expected="a number at each step", got=f"{len(wrong)} missing or infinite, the "
+            f"first at step {wrong[0][0]}, column {wrong[0][1]}",
+            hint="fill gaps first, as np.interp does between the steps beside them",
+        )  # fmt: skip
+    return found
+
+
+def _targets(target: int | Sequence[int] | None, count: int) -> list[int]:
+    given: list[Any] = list(target) if isinstance(target, Sequence) else [target or 0]
+    for each in given:
+        is_number = isinstance(each, int | np.integer) and not isinstance(each, bool)
+        if not is_number or not -count <= each < count:
+            raise ConfigError.build(
+                _WHERE, expected=f"target= columns from 0 to {count - 1}", got=repr(target)
+            )
+    return [int(each) % count for each in given]
+
+
+def _samples(
+    values: NDArray[np.float32], starts: NDArray[np.int64], past: int, future: int,
+    columns: list[int],
+) -> ArrayData:  # fmt: skip
+    # Views of the series, of which a batch gathers its own: no window is written down.
+    before = np.lib.stride_tricks.sliding_window_view(values, past, axis=0).transpose(0, 2, 1)
+    after = np.lib.stride_tricks.sliding_window_view(values[:, columns], future, axis=0)
+    following = after[past:].transpose(0, 2, 1)
+    x = before[: len(following)]
+    y = following.reshape(len(following), future * len(columns))
+    return ArrayData(x, y).subset(starts)
