@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby, product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from caldera.audio import models
     lambda shape: models.blstm(shape, 3, units=4, depth=1),
     lambda shape: models.conformer(shape, 3, width=8, heads=2, depth=1, kernel=3, dropout=0.0),
 ])  # fmt: skip
-def test_models_learn_frames_and_are_saved(make: object) -> None:
+def test_models_learn_frames_and_are_saved(make: object, tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(32, 6, 4)).astype(np.float32)
     y = x[..., :3].argmax(-1)
     model = cd.NeuralNetwork(
@@ -31,7 +32,7 @@ def test_models_learn_frames_and_are_saved(make: object) -> None:
     )
     history = model.fit((x, y), verbose=0)
     assert history["loss"][-1] < history["loss"][0]
-    again = cd.load(model.save("acoustic.caldera"))
+    again = cd.load(model.save(tmp_path / "acoustic.caldera"))
     np.testing.assert_allclose(again.predict(x), model.predict(x), atol=1e-6)
 
 
