@@ -36,6 +36,7 @@ HEAVY = (
 PUBLIC_ROOMS = (
     "caldera",
     "caldera.code",
+    "caldera.audio",
     "caldera.comm",
     "caldera.compress",
     "caldera.data",
@@ -130,7 +131,11 @@ def test_every_module_can_be_imported() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if _has_examples(name)])
-def test_examples_in_docstrings_run(name: str) -> None:
+def test_examples_in_docstrings_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Examples may write files.
+    monkeypatch.chdir(tmp_path)
     module = importlib.import_module(name)
     failures, _ = doctest.testmod(
         module, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS, raise_on_error=False
