@@ -165,6 +165,15 @@ class Schema:
         return tuple(found)
 
     @property
+    def category_spans(self) -> list[tuple[int, int]]:
+        """Which features are the categories of one column, for `nn.ColumnEmbedding`."""
+        return [
+            (span.start, span.stop)
+            for column, span in zip(self.columns, self.spans, strict=True)
+            if column.category is not None and column.width > 1
+        ]
+
+    @property
     def target_scale(self) -> NumberEncoder | None:
         """Mean and deviation of the values that are predicted; None where they are as they are."""
         return self.target.number if self.target is not None else None

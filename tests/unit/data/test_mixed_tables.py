@@ -129,6 +129,25 @@ def test_a_regression_is_trained_on_one_scale_and_predicts_in_units(tmp_path: Pa
         model.fit(other.train, verbose=0)
 
 
+def test_categories_can_have_vectors(tmp_path: Path) -> None:
+    found = data.table(ROWS, "kind", test=0)
+    assert found.schema is not None
+    assert found.schema.category_spans == [(2, 5), (10, 12)]
+    layer = nn.ColumnEmbedding(found.schema.category_spans, width=2)
+    model = cd.NeuralNetwork([nn.Input(found.shape), layer, nn.Dense(2)], epochs=1)
+    model.fit(found.train, verbose=0)
+    weights = [each.numpy() for each in layer.parameters()]
+    assert [each.shape for each in weights] == [(3, 2), (2, 1)]
+    x = found.train.x
+    with nn.trace():
+        given = layer(cd.tensor(x)).numpy()
+    rest = np.concatenate([x[:, :2], x[:, 5:10]], axis=1)
+    expected = np.concatenate([rest, x[:, 2:5] @ weights[0], x[:, 10:12] @ weights[1]], axis=1)
+    np.testing.assert_allclose(given, expected, rtol=1e-6)
+    again = cd.load(model.save(tmp_path / "m.caldera"))
+    np.testing.assert_array_equal(again.predict(x), model.predict(x))
+
+
 # --- files
 
 
