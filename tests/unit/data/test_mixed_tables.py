@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
+import re
 import sqlite3
+import warnings
 from datetime import date, datetime
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -256,7 +260,67 @@ def test_dates_as_people_write_them() -> None:
         assert wanted.columns[0].date is not None
         assert found.columns[0].date.days == wanted.columns[0].date.days
     both = {"when": ["03/04/2024", "05/06/2024", "01/02/2024"], "y": target}
+    said = data.table(both, "y", test=0).notes
+    assert "'03/04/2024' could be read otherwise" in said[0]
+    assert "date:%d/%m/%Y" in said[0]
     for kind, median in (("date", 19786), ("date:%d/%m/%Y", 19816)):
         column = data.table(both, "y", test=0, kinds={"when": kind}).schema.columns[0]  # type: ignore[union-attr]
         assert column.date is not None
         assert column.date.days.median == median
+
+
+# --- odd tables
+
+
+def _odd_cell(kind: str, random: Random, row: int) -> str:
+    return {
+        "huge": f"{random.choice((1, -1))}e{random.randint(250, 307)}",
+        "unicode": random.choice(["Ünï", "日本", "😀 x", "\u200bz"]),
+        "quotes": random.choice(['say "hi"', "a,b;c|d\te", "two\nlines", "=1+1"]),
+        "truth": random.choice(["True", "false"]),
+        "dates": random.choice(["2024-01-02", "03.04.2024", "05/13/2024"]),
+        "day": f"{random.randint(1, 28)}.{random.randint(1, 12)}.2024",
+        "gaps": random.choice(["NA", "?", "null", "", "x", "y"]),
+        "grouped": f"{random.randint(0, 10**7):,}.5",
+        "comma": f"{random.gauss(0, 100):.3f}".replace(".", ","),
+        "mostly": "oops" if row == 3 else str(row * 1.5),
+        "one": "same", "none": "", "number": repr(random.gauss(0, 1)), "id": str(row),
+    }[kind]  # fmt: skip
+
+
+def _read_or_refused(path: Path) -> data.Dataset | None:
+    try:
+        return data.table(path, "target", test=0)
+    except DataError as error:
+        said = str(error)
+    assert re.search("expected .*, got ", said)
+    return None
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_odd_tables_are_read_or_refused(tmp_path: Path, seed: int) -> None:
+    """Found by thousands of seeds against pandas; what was read is read again as the same."""
+    random = Random(seed)
+    kinds = ["huge", "unicode", "quotes", "truth", "dates", "day", "gaps", "grouped", "comma",
+             "mostly", "one", "none", "number", "id"]  # fmt: skip
+    chosen = [random.choice(kinds) for _ in range(random.randint(1, 6))]
+    names = [
+        random.choice([f"c{place}", f"c{place}", "", "c0", 'q"x']) for place in range(len(chosen))
+    ]
+    rows = [
+        [*(_odd_cell(kind, random, row) for kind in chosen), random.choice("ab")]
+        for row in range(random.choice((3, 30)))
+    ]
+    path = tmp_path / "odd.csv"
+    with path.open("w", newline="", encoding=random.choice(["utf-8", "utf-16"])) as file:
+        csv.writer(file, delimiter=random.choice(",;\t|")).writerows([[*names, "target"], *rows])
+    found = _read_or_refused(path)
+    if found is None:
+        return
+    assert found.schema is not None
+    assert np.isfinite(found.train.x).all()
+    again = Schema.from_plain(json.loads(json.dumps(found.schema.to_plain())), "m")
+    assert again == found.schema
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        np.testing.assert_array_equal(data.table_inputs(path, again), found.train.x)
