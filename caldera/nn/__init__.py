@@ -52,6 +52,7 @@ from caldera.nn.columns import ColumnEmbedding
 from caldera.nn.composite import Add, Branches, Cell, Concat, Residual
 from caldera.nn.config import from_config, to_config
 from caldera.nn.convolution import Conv1D, Conv2D, Conv3D, ConvTranspose2D, DepthwiseConv2D
+from caldera.nn.ctc import CTCLoss
 from caldera.nn.initialisers import fillers
 from caldera.nn.inspection import count_parameters, network
 from caldera.nn.layer import Layer
@@ -77,6 +78,7 @@ from caldera.nn.pooling import (
     UpSampling2D,
 )
 from caldera.nn.recurrent import GRU, LSTM, RNN, Bidirectional
+from caldera.nn.skip_gram import SkipGram
 from caldera.nn.tracing import Context, LayerCall, context, trace
 
 __all__ = [
@@ -96,6 +98,7 @@ __all__ = [
     "BatchNorm",
     "Bidirectional",
     "Branches",
+    "CTCLoss",
     "Cell",
     "ColumnEmbedding",
     "Concat",
@@ -138,6 +141,7 @@ __all__ = [
     "Sequential",
     "SiLU",
     "Sigmoid",
+    "SkipGram",
     "Softmax",
     "Softplus",
     "Softsign",

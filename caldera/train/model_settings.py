@@ -18,7 +18,7 @@ from caldera.nn.layer import Layer, LayerWatch
 from caldera.nn.losses import Loss, as_loss
 from caldera.nn.metrics import Metric
 from caldera.nn.metrics import metrics as metric_names
-from caldera.nn.task import REGRESSION
+from caldera.nn.task import REGRESSION, SEQUENCE
 from caldera.optim import Optimizer
 from caldera.passes.precision import NAMES as PRECISIONS
 from caldera.tensor.dtype import canonical, is_float
@@ -351,6 +351,9 @@ def _objective(given: GivenLoss, weights: Mapping[str, float]) -> Objective:
 
 
 def _usual_metrics(objective: Objective) -> list[str]:
-    """Accuracy for classes and labels, the mean absolute error for the rest."""
+    """Accuracy for classes and labels, the error rate for sequences, the mean absolute error for
+    the rest."""
     task = next(iter(objective.losses.values())).task()
+    if task is not None and task.kind == SEQUENCE:
+        return ["cer"]
     return ["mae"] if task is None or task.kind == REGRESSION else ["accuracy"]

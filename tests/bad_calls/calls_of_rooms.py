@@ -85,6 +85,7 @@ LAYERS: dict[str, Given] = {
     "Conv3D": lambda f: f(3, 3),
     "ConvTranspose2D": lambda f: f(3, 3),
     "DepthwiseConv2D": lambda f: f(3),
+    "CTCLoss": lambda f: f(blank=0, labels=3),
     "Embedding": lambda f: f(5, 3),
     "GroupNorm": lambda f: f(2),
     "Input": lambda f: f((4,)),
@@ -130,18 +131,24 @@ MODELS: dict[str, Given] = {
     },
 }
 METRICS: dict[str, Given] = {
-    name: lambda f: f()
-    for name in [
-        "F1",
-        "Accuracy",
-        "ConfusionMatrix",
-        "Precision",
-        "Recall",
-        "AUC",
-        "TopK",
-        "R2",
-        "MeanSquaredError",
-    ]
+    **{
+        name: lambda f: f()
+        for name in [
+            "F1",
+            "Accuracy",
+            "ConfusionMatrix",
+            "Precision",
+            "Recall",
+            "AUC",
+            "TopK",
+            "R2",
+            "MeanSquaredError",
+            "CharacterErrorRate",
+            "WordErrorRate",
+        ]
+    },
+    "edit_distance": lambda f: f("ab", "abc"),
+    "error_rate": lambda f: f(["a b"], ["a c"], unit="word"),
 }
 OPTIM: dict[str, Given] = {
     **{

@@ -249,9 +249,11 @@ def fingerprint(model: Model) -> str:
 
 
 def _kernels(run: Run) -> str:
-    """The same text for plans that compute with the same kernels in the same order."""
+    """The same text for plans that compute with the same kernels in the same order. What is
+    computed again, for want of memory, changes no result."""
     plan = run.steps.training(_share_of_a_batch(run))
-    return json_digest([[step.node.op.name, step.kernel.name] for step in plan.schedule.steps])
+    steps = [step for step in plan.schedule.steps if not step.is_again]
+    return json_digest([[step.node.op.name, step.kernel.name] for step in steps])
 
 
 def _holders(run: Run) -> Mapping[str, VariableView]:
