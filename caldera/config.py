@@ -153,7 +153,7 @@ class Settings:
     - `deterministic`: never change a kernel choice during a run.
     - `workspace_limit`: bytes a kernel may use as scratch memory.
     - `memory_limit`: bytes each device's pool may hold; None for what the system has. A plan that
-      would take more drops values and computes them again.
+      would take more drops values and computes them again, or has the host keep them.
     - `file_limit`: bytes of memory that a file may ask for, however small it is; a file that asks
       for more than that, and for more than a hundred times its size, is refused
       (`CALDERA_FILE_LIMIT`, or 1 GiB).

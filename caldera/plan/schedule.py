@@ -22,7 +22,7 @@ from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.plan import arena
 from caldera.plan.views import ViewFunction, meta_array, view_of
 
-Place = Literal["arena", "external", "constant"]
+Place = Literal["arena", "external", "constant", "host"]
 Key = Symbol | Node | tuple[str, int]
 """Whose memory it is: a symbol's, a constant node's, or a numbered place such as ("output", 0)."""
 Lookup = Callable[["Buffer"], Any]
@@ -85,6 +85,17 @@ class Step:
     workspace: Buffer | None = None
     is_again: bool = False
     """Whether it computes what was computed before and dropped."""
+    transfer: Transfer | None = None
+    """What it copies between device and host, because there is no room for it meanwhile."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Output number `output` of a node is copied to the host, or back from there."""
+
+    node: Node
+    output: int
+    to_host: bool
 
 
 @dataclass(frozen=True)
@@ -110,7 +121,8 @@ class Schedule:
     made of, which can then be computed beside what follows.
 
     `order` has the nodes, inputs before users. One that comes again is computed again, and those
-    after it read the new value: the memory of the old one is free in between.
+    after it read the new value: the memory of the old one is free in between. The same goes for
+    values that are copied to the host and back.
     """
 
     roots: Sequence[Root]
@@ -120,11 +132,13 @@ class Schedule:
     family: str = "cpu"
     reuse: bool = True
     spread: bool = False
-    order: Sequence[Node] = ()
+    order: Sequence[Node | Transfer] = ()
     steps: list[Step] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     arena_bytes: int = 0
     naive_bytes: int = 0
+    host_bytes: int = 0
+    """Of what is on the host meanwhile."""
 
     def __post_init__(self, choose: Chooser, external: Callable[[Node], Key | None]) -> None:
         self.copy = TABLE.copy(self.family)
@@ -132,8 +146,12 @@ class Schedule:
         self._external: dict[Key, Buffer] = {}
         self._made_by: dict[Buffer, int] = {}
         self.order = self.order or _in_order(self.roots)
-        for node in self.order:
-            self._values[node] = self._visit(node, choose, external(node))
+        self._on_host: dict[tuple[Node, int], Buffer] = {}
+        for each in self.order:
+            if isinstance(each, Transfer):
+                self._move(each)
+            else:
+                self._values[each] = self._visit(each, choose, external(each))
         self._deliver()
         self._linger()
         self._collect()
@@ -159,6 +177,22 @@ class Schedule:
         self._add_step(node, choose(node), inputs, outputs)
         self.steps[-1].is_again = node in self._values
         return tuple(self._whole(buffer) for buffer in outputs)
+
+    def _move(self, transfer: Transfer) -> None:
+        """Copy a value to the host, or from there to other memory of the device."""
+        node, output = transfer.node, transfer.output
+        values = self._values[node]
+        spec = node.outputs[output]
+        target = self._new(spec, "host" if transfer.to_host else "arena")
+        if transfer.to_host:
+            self._on_host[node, output] = target
+            given = values[output]
+        else:
+            given = self._whole(self._on_host[node, output])
+            others = (values[:output], values[output + 1 :])
+            self._values[node] = (*others[0], self._whole(target), *others[1])
+        self._add_step(node, self.copy, (given,), (target,))
+        self.steps[-1].transfer = transfer
 
     def _new(self, spec: Spec, place: Place, key: Key | None = None) -> Buffer:
         buffer = Buffer(spec, place, key)
@@ -303,6 +337,12 @@ class Schedule:
             ],
         )
         for buffer, offset in zip(own, offsets, strict=True):
+            buffer.offset = offset
+        away = [b for b in self.buffers if b.place == "host"]
+        places, self.host_bytes = arena.place(
+            [b.spec.nbytes for b in away], [b.first for b in away], [b.last for b in away]
+        )
+        for buffer, offset in zip(away, places, strict=True):
             buffer.offset = offset
         for buffer in inside:
             assert buffer.within is not None
