@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from caldera.config import settings
@@ -58,6 +58,7 @@ def compile_nodes(
         without=without,
         precision=precision,
         channels_last=wants_channels_last(place.kernels),
+        adds_rows=place.kernels == "cpu",
     )
     # Collectives are numbered as they are written, and only here from nought.
     ordered = collectives(program) if several else program
@@ -66,8 +67,17 @@ def compile_nodes(
     # Ranks agree on their kernels when a plan is made. Those of a host are quick to measure.
     soon = not place.is_host and not several
 
+    total = settings.workspace_total
+
+    @cache
+    def limits(measure: bool) -> dict[Node, int]:
+        if total is None:
+            return {}
+        return choices.shared_limits(optimised.order(), place.kernels, total, measure=measure)
+
     def choose(node: Node, *others: Kernel, measure: bool) -> Kernel:
-        return choices.kernel(node, place.kernels, others, measure=measure)
+        limit = limits(measure).get(node)
+        return choices.kernel(node, place.kernels, others, measure=measure, limit=limit)
 
     plan = Plan(
         program, optimised, place, partial(choose, measure=not soon),

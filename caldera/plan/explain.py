@@ -15,6 +15,7 @@ from caldera.amounts import (
     shortened,
     table_lines,
 )
+from caldera.config import DEFAULT_WORKSPACE, settings
 from caldera.graph.body import Body
 from caldera.graph.memory_format import order_name
 from caldera.graph.node import Node, Spec, Symbol
@@ -87,6 +88,8 @@ class Explanation:
     nodes_optimised: int
     arena_bytes: int
     naive_bytes: int
+    workspaces: tuple[int, ...]
+    """Bytes of scratch memory of each step."""
     in_place: int
     """Steps that write a result over an input that nobody else reads any more."""
     device: str
@@ -139,6 +142,9 @@ def explained(
         nodes_optimised=_count(optimised),
         arena_bytes=schedule.arena_bytes,
         naive_bytes=schedule.naive_bytes,
+        workspaces=tuple(
+            0 if step.workspace is None else step.workspace.spec.nbytes for step in schedule.steps
+        ),
         in_place=sum(_is_in_place(step) for step in schedule.steps),
         device=device.name,
         precision=_precision(schedule),
@@ -217,7 +223,7 @@ def _reason(step: Step, device: Device) -> tuple[dict[str, float], str]:
     """What the step's kernel was measured against, and why it was chosen."""
     if step.kernel.op == COPY or isinstance(step.kernel, LoopKernel):
         return {}, "only"
-    verdict = choices.verdict(step.node, device.kernels, measure=False)
+    verdict = choices.verdict(step.node, device.kernels, measure=False, limit=step.kernel.limit)
     # Somebody may have fixed another kernel since the plan was made.
     return (verdict.beaten, verdict.source) if verdict.kernel is step.kernel else ({}, "")
 
@@ -359,6 +365,13 @@ def _footer(found: Explanation) -> Iterator[str]:
     planned, naive = found.arena_bytes, found.naive_bytes
     share = f" ({percent_text(planned / naive)})" if naive else ""
     yield f"arena {bytes_text(planned)} planned, {bytes_text(naive)} naive{share}"
+    most, limit = max(found.workspaces, default=0), settings.workspace_limit
+    if most > limit or limit < DEFAULT_WORKSPACE:
+        beyond = ": no kernel of that step needs less" if most > limit else ""
+        yield f"workspace {bytes_text(most)} in a step, limit {bytes_text(limit)}{beyond}"
+    if settings.workspace_total is not None:
+        total = bytes_text(settings.workspace_total)
+        yield f"workspace {bytes_text(sum(found.workspaces))} of all steps, {total} to share"
     for rows, what in (
         (found.recomputed, "dropped and computed again"),
         (found.offloaded, "copied to the host and back"),

@@ -13,13 +13,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from caldera.graph.body import topological
 from caldera.graph.node import Node, Spec, Symbol
 from caldera.graph.opdef import ITEM
-from caldera.graph.ops.collective import Number, start, turn
-from caldera.graph.ops.control import scan
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.plan import arena
+from caldera.plan.node_order import in_order, is_heavy
 from caldera.plan.views import ViewFunction, meta_array, view_of
 
 Place = Literal["arena", "external", "constant", "host"]
@@ -145,7 +143,8 @@ class Schedule:
         self._values: dict[Node, tuple[Value, ...]] = {}
         self._external: dict[Key, Buffer] = {}
         self._made_by: dict[Buffer, int] = {}
-        self.order = self.order or _in_order(self.roots)
+        written = {root.key: root.node for root in self.roots if root.overwrites}
+        self.order = self.order or in_order([root.node for root in self.roots], written)
         self._on_host: dict[tuple[Node, int], Buffer] = {}
         for each in self.order:
             if isinstance(each, Transfer):
@@ -289,9 +288,9 @@ class Schedule:
         for now, step in reversed(list(enumerate(self.steps))):
             read = {value.buffer for value in step.inputs}
             is_last = leads_on.isdisjoint(step.outputs)
-            if _is_heavy(step.node) or not is_last:
+            if is_heavy(step.node) or not is_last:
                 leads_on |= read
-            if _is_heavy(step.node) and is_last:
+            if is_heavy(step.node) and is_last:
                 spare = set() if step.workspace is None else {step.workspace}
                 for buffer in _small({each.root for each in read} | spare):
                     self._until.setdefault(buffer, now + LINGERING)
@@ -385,53 +384,6 @@ class Schedule:
 
 def _small(buffers: set[Buffer]) -> set[Buffer]:
     return {buffer for buffer in buffers if buffer.spec.nbytes <= MOST_SPREAD}
-
-
-def _in_order(roots: Sequence[Root]) -> list[Node]:
-    """All nodes, inputs before users. What is sent to other ranks comes as early as it can, so that
-    it is on its way while the rest is computed; what comes from them where it is needed.
-
-    Results that only loops read, such as gradients of parameters, come as soon as they can, and so
-    do roots: then what they are made of need not be kept. Before something is overwritten, all come
-    that read it.
-    """
-    nodes = [root.node for root in roots]
-    order = topological(nodes)
-    sent = [node for node in order if node.op is start or node.op is turn]
-    early: list[Node] = []
-    for node in sorted(sent, key=_number):
-        message = node.attrs.get("message")
-        if message is None or message.kind != "gather":
-            # One that is waited for at once comes late, but what it sends is ready first.
-            early += node.inputs[:-1] if message is not None and message.now else [node]
-    depth: dict[Node, float] = {}
-    for node in order:
-        depth[node] = 1 + max((depth[given] for given in node.inputs), default=0)
-    leads_on: set[Node] = set()
-    for node in reversed(order):
-        if node in leads_on or _is_heavy(node):
-            leads_on.update(node.inputs)
-    soon = {node: depth[node] for node in order if _is_heavy(node) and node not in leads_on}
-    written: dict[Any, Node] = {root.key: root.node for root in roots if root.overwrites}
-    after = {node: depth[node] for node in nodes}
-    for node in order:
-        for given in node.inputs:
-            changed = written.get(given.attrs.get("symbol"))
-            if changed is not None and _is_heavy(node):
-                soon[node] = depth[node]
-                after[changed] = max(after[changed], depth[node] + 0.5)
-    soon |= after
-    return topological([*early, *sorted(soon, key=soon.__getitem__)])
-
-
-def _is_heavy(node: Node) -> bool:
-    return node.op.kind in ("product", "other") or node.op is scan
-
-
-def _number(node: Node) -> Number:
-    """The place of a message or a turn in their order."""
-    number: Number = node.attrs["number"] if node.op is turn else node.attrs["message"].number
-    return number
 
 
 def _may_share(step: Step, taken: Buffer, output: Buffer) -> bool:

@@ -87,7 +87,7 @@ class Checkpointer(Callback):
             raise CheckpointError.build(
                 f"checkpoints in {self.folder.path}", expected="none from another run",
                 got=f"one of step {there[0]}",
-                hint="continue it with fit(..., resume=True), or name another folder",
+                hint="continue it with fit(..., resume=True) (--resume), or name another folder",
             )  # fmt: skip
         self._last_time = time.monotonic()
 
@@ -279,7 +279,8 @@ def _restore_batch_size(run: Run, state: dict[str, Any], where: str) -> None:
     elif state["batch"] and size != run.loader.batch_size:
         raise CheckpointError.build(
             where, expected=f"a batch size of {size}, with which its epoch began",
-            got=f"{run.loader.batch_size}", hint=f"resume with batch_size={size}",
+            got=f"{run.loader.batch_size}",
+            hint=f"resume with batch_size={size} (--batch-size {size})",
         )  # fmt: skip
 
 
