@@ -9,10 +9,12 @@ from caldera.kernels.native import (
     collective,
     complex_numbers,
     convolution,
+    ctc,
     indexing,
     movement,
     pooling,
     random,
+    skip_gram,
 )
 from caldera.kernels.native.convolution import (
     amx_columns,
