@@ -45,8 +45,9 @@ def room_for(program: Program, device: Device) -> Room | None:
     limit = device.pool.capacity
     if limit is None or settings.memory_limit is None:
         return None
-    # What is dead already, but waits for the collector, is in nobody's way.
-    gc.collect()
+    if sum(spec.nbytes for node in program.order() for spec in node.outputs) > limit // 4:
+        # It may be tight: what is dead already, but waits for the collector, is in nobody's way.
+        gc.collect()
     symbols = {node.attrs["symbol"] for node in program.order() if "symbol" in node.attrs}
     symbols |= {symbol for symbol, _ in program.updates}
     turns = 1 if device.is_host else 2
@@ -65,7 +66,7 @@ def room_for(program: Program, device: Device) -> Room | None:
 def _is_there(symbol: Symbol, device: Device) -> bool:
     """Whether a variable or an array has its memory on the device already."""
     tensor = symbol.value
-    return tensor.device is device and tensor.memory.has_block
+    return device.is_host or (tensor.device is device and tensor.memory.has_block)
 
 
 def within_limit(build: Build, room: Room | None, device: Device, *, spread: bool) -> Schedule:
