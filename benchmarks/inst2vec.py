@@ -222,9 +222,7 @@ def main() -> None:
     speed = pairs_a_second(pairs, embedding.vocabulary.counts, options.width, 5)
     other = gensim_pairs_a_second(pairs, options.width, 5)
     beside = "not installed" if other is None else f"{other:,.0f}"
-    print(
-        f"\npairs a second: caldera {speed:,.0f}, gensim {beside}; {len(embedding.vocabulary)} words"
-    )
+    print(f"\n{len(embedding.vocabulary)} words; pairs a second: {speed:,.0f}, gensim {beside}")
 
     print("\n| a network is given | accuracy, mean over purposes, of each seed |\n|---|---|")
     for name, found in classify(corpus, embedding, range(options.seeds)).items():

@@ -55,9 +55,9 @@ def distance_score(embedding: Embedding) -> Score:
     else with its own type."""
     groups: dict[str, dict[str, str]] = defaultdict(dict)
     for word in embedding.vocabulary.words[1:]:
-        operation = re.match(r"<%ID> = (\w+) (\S+) <%ID>, <%ID>$", word)
-        if operation and operation.group(2) in TYPES:
-            groups[operation.group(1)][operation.group(2)] = word
+        match = re.match(r"<%ID> = (\w+) (\S+) <%ID>, <%ID>$", word)
+        if match and match.group(2) in TYPES:
+            groups[match.group(1)][match.group(2)] = word
     right = asked = 0
     for operation, others in groups.items():
         for kind, other_kind in combinations(others, 2):

@@ -40,7 +40,7 @@ def normalised(statement: str, structures: Mapping[str, str] | None = None) -> s
     text = _METADATA.sub("", statement.strip())
     for name, members in (structures or {}).items():
         if name in text:
-            text = re.sub(re.escape(name) + r"(?![-\w$.])", lambda _, its=members: its, text)
+            text = members.join(re.split(re.escape(name) + r"(?![-\w$.])", text))
     if text.startswith("switch"):
         text = _CASES.sub("", text)
     text = _PARAMETER_ALIGN.sub("", _ATTRIBUTES.sub("", text))

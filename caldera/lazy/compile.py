@@ -58,6 +58,7 @@ def compile_nodes(
         without=without,
         precision=precision,
         channels_last=wants_channels_last(place.kernels),
+        adds_rows=place.kernels == "cpu",
     )
     # Collectives are numbered as they are written, and only here from nought.
     ordered = collectives(program) if several else program

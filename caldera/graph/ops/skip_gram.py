@@ -53,14 +53,17 @@ def skip_gram(
     _check(vectors, words, contexts, rate)
     count, width = vectors.shape[1:]
     pairs = words.shape[0]
-    tables = tuple(reshape(narrow(vectors, 0, half, 1), (count, width)) for half in (0, 1))
+    of_words, of_contexts = (
+        reshape(narrow(vectors, 0, half, 1), (count, width)) for half in (0, 1)
+    )
     losses = []
     for first in range(0, pairs, batch):
         size = min(batch, pairs - first)
         here = narrow(words, 0, first, size), narrow(contexts, 0, first, size)
-        *tables, loss = _step(*tables, *here, rate)
+        of_words, of_contexts, loss = _step(of_words, of_contexts, *here, rate)
         losses.append(loss)
-    after = concat(tuple(reshape(table, (1, count, width)) for table in tables), 0)
+    halves = tuple(reshape(table, (1, count, width)) for table in (of_words, of_contexts))
+    after = concat(halves, 0)
     return after, concat(tuple(losses), 0) if losses else full((0,), 0, vectors.dtype)
 
 
