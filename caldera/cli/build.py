@@ -10,10 +10,11 @@ from typing import Any
 from caldera import optim
 from caldera.cli.options import CONSTANT, names_of
 from caldera.cli.zoo import ZOO, make_layers
-from caldera.data import Dataset
+from caldera.data import Data, Dataset
 from caldera.errors import ConfigError
 from caldera.nn.losses import Loss, losses
 from caldera.nn.normalisation import BatchNorm
+from caldera.nn.scaling import standardised
 from caldera.optim import Optimizer, epoch_rules, schedules
 from caldera.train.callbacks import Callback, EarlyStopping, KeepBest, Target, TimeLimit
 from caldera.train.neural_network import NeuralNetwork
@@ -78,7 +79,9 @@ def make_model(options: Mapping[str, Any], found: Dataset) -> NeuralNetwork:
     """The network that the options name, for samples like these."""
     options = resolved(options, found)
     steps = total_steps(options, len(found.train))
-    return make_network(options, found.shape, found.outputs, steps)
+    return make_network(
+        options, found.shape, found.outputs, steps, found.train if "past" in options else None
+    )
 
 
 def make_network(
@@ -86,8 +89,10 @@ def make_network(
     input_shape: Sequence[int] | None,
     outputs: int | None,
     steps: int,
+    series: Data | None = None,
 ) -> NeuralNetwork:
-    """The network that the options name, for samples of this shape, or of those it was made for."""
+    """The network that the options name, for samples of this shape, or of those it was made for;
+    for those of a `series` it computes in units of one size, and predicts in theirs."""
     name = options["model"]
     network = ZOO[name]
     special = ("model", "normalise")
@@ -97,6 +102,8 @@ def make_network(
     layers = make_layers(name, own, input_shape, outputs)
     if options.get("normalise"):
         layers.insert(1, BatchNorm(name="normalise"))
+    if series is not None:
+        layers = standardised(layers[1:], series)
     loss: Any = make_loss(options)
     weights: Mapping[str, float] = {}
     if network.heads and options.get("auxiliary", True):
