@@ -132,8 +132,9 @@ def _pairs(source: Any, labels: Sequence[Any] | None) -> LabelledTexts:
     are_pairs = labels is None and isinstance(source, Sequence) and bool(source)
     if are_pairs and all(isinstance(each, tuple) and len(each) == 2 for each in source):
         source, labels = zip(*source, strict=True)
-    found = [] if labels is None else list(labels)
-    given = list(source) if isinstance(source, Sequence | np.ndarray) else []
+    found = [] if labels is None or not np.iterable(labels) else list(labels)
+    is_list = isinstance(source, Sequence) or (isinstance(source, np.ndarray) and source.ndim)
+    given = list(source) if is_list else []
     if not given or len(found) != len(given) or not all(isinstance(each, str) for each in given):
         raise DataError.build(
             _WHERE, expected="texts and as many labels, a CSV file or a folder",
@@ -238,6 +239,9 @@ def text_columns(source: Any) -> dict[str, list[str]]:
         )  # fmt: skip
     table.check_names(range(table.width))
     return {
-        name: ["" if value is None else value_text(value) for value in column]
-        for name, column in zip(table.names, table.columns, strict=True)
+        name: [
+            "" if is_missing else value if isinstance(value, str) else value_text(value)
+            for value, is_missing in zip(column, table.missing(number), strict=True)
+        ]
+        for number, (name, column) in enumerate(zip(table.names, table.columns, strict=True))
     }

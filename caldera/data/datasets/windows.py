@@ -134,7 +134,9 @@ def _targets(
     target: int | str | Sequence[int | str] | None, count: int, names: tuple[str, ...]
 ) -> list[int]:
     several = isinstance(target, Sequence) and not isinstance(target, str)
-    given: list[Any] = list(target) if several else [target or 0]  # type: ignore[arg-type]
+    given: list[Any] = [0 if target is None else target]
+    if several:
+        given = list(target)  # type: ignore[arg-type]
     for place, each in enumerate(given):
         if isinstance(each, str):
             if each not in names:
