@@ -77,6 +77,10 @@ TABLE = Source(
     },
     takes_schema=True,
 )
+WINDOWS = Source(
+    data.windows,
+    {"past": "past", "future": "future", "target_column": "target", "test_part": "test"},
+)
 NPZ = Source(data.npz, {**_SPLIT, "targets": "classes"})
 
 
@@ -100,7 +104,7 @@ def load_data(options: Mapping[str, Any], schema: Schema | None = None) -> Datas
                 f"data {name}", expected="an option it takes", got=repr(option),
                 hint=nearest(option, source.options),
             )  # fmt: skip
-        value = _argument(option, options[option], texts=source is TEXTS)
+        value = _argument(option, options[option], by_name=source in (TEXTS, WINDOWS))
         arguments[source.options[option]] = value
     if source.takes_schema and schema is not None and (schema.columns or schema.text):
         arguments["schema"] = schema
@@ -138,6 +142,8 @@ def _source(options: Mapping[str, Any]) -> tuple[Source, tuple[Path, ...]]:
     path = Path(name).expanduser()
     if has_texts(options):
         return TEXTS, (path,)
+    if "past" in options and path.is_file():
+        return WINDOWS, (path,)
     if path.is_dir():
         return IMAGES, (path,)
     if path.suffix.lower() == ".npz":
@@ -190,8 +196,8 @@ def _kind(text: str) -> tuple[int | str, str]:
     return column_of(column), kind
 
 
-def _argument(option: str, value: Any, *, texts: bool = False) -> Any:
-    if option == "target_column" and not texts:
+def _argument(option: str, value: Any, *, by_name: bool = False) -> Any:
+    if option == "target_column" and not by_name:
         return column_of(value)
     if option in ("columns", "ignore_columns"):
         return [column_of(each) for each in value]

@@ -94,6 +94,8 @@ DATA = (
     Option("image_size", Counts("HEIGHT,WIDTH"), "bring the images of a folder to this size"),
     Option("channels", Count(1), "3 for colours, 1 for shades of grey (folders of images)"),
     Option("skip_broken", Flag(), "leave out images that cannot be read, and list them"),
+    Option("past", Count(1), "steps to forecast from, where the rows of a table are a series"),
+    Option("future", Count(1), "steps to forecast (1)"),
     Option("text_column", Text("COLUMN"), "name of the CSV column that has texts to classify"),
     Option("tokenizer", Choice("tokenizer", lambda: TOKENIZERS), "what texts are divided into: "
            + ", ".join(TOKENIZERS) + " (words)"),

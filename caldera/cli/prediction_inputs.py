@@ -15,6 +15,7 @@ from caldera.data.datasets.texts import (
     SUFFIXES as TEXT_SUFFIXES,
 )
 from caldera.data.datasets.texts import read_text, text_columns, text_files
+from caldera.data.datasets.windows import number_columns
 from caldera.data.sources.encoded_images import LARGEST_FILE, SUFFIXES, LabelledImage
 from caldera.data.tables.reading import is_table_file
 from caldera.data.transforms.decode import Size, decode_all
@@ -51,6 +52,10 @@ def read_inputs(
         return _texts(path, schema.text)
     if path.is_dir() or suffix in SUFFIXES:
         names, array = _images(path, shape)
+    elif is_table_file(path) and len(shape) == 2 and (schema is None or not schema.columns):
+        # The last steps of a series, from which those after it are forecast.
+        _, series = number_columns(path)
+        names, array = ["forecast"], series[-shape[0] :][None].astype(dtype)
     elif is_table_file(path):
         array = data.table_inputs(path, schema, **(table or {}))
         names = [str(number) for number in range(len(array))]

@@ -68,8 +68,14 @@ def standardised(layers: Sequence[Layer], samples: Any) -> list[Layer]:
         raise ConfigError.build(
             "nn.standardised", expected="the layers after the input", got="an nn.Input among them"
         )
+    if not hasattr(samples, "batch") or not hasattr(samples, "__len__") or not len(samples):
+        raise ConfigError.build(
+            "nn.standardised", expected="data with x and y", got=type(samples).__name__,
+            hint="data.as_data((x, y)) makes them of arrays",
+        )  # fmt: skip
     rows = np.unique(np.linspace(0, len(samples) - 1, min(len(samples), _MOST_SAMPLES)).astype(int))
-    x, *_, y = samples.batch(rows)
+    arrays = samples.batch(rows)
+    x, y = arrays[0], arrays[-1]
     if x is y or y.dtype.kind != "f" or x.dtype.kind != "f":
         raise DataError.build(
             "nn.standardised", expected="numbers to predict from numbers",

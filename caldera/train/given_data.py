@@ -148,7 +148,11 @@ def as_ragged(model: Model, inputs: tuple[Any, ...]) -> RaggedData | None:
     """Sequences of different lengths, for a network that takes those; None for all else."""
     if not model.open_lengths or len(inputs) != 1 or not isinstance(inputs[0], list):
         return None
-    given = [np.asarray(each) for each in inputs[0]]
+    try:
+        given = [np.asarray(each) for each in inputs[0]]
+    except ValueError:
+        # Whoever makes an array of it will say what is wrong.
+        return None
     if len({each.shape for each in given}) < 2:
         return None
     # Lengths that are rounded up have few plans, whatever lengths will come.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +13,11 @@ import numpy as np
 from caldera.data.datasets.dataset import Dataset, as_targets, split_rows
 from caldera.data.schema import Schema
 from caldera.data.sources.array_data import ArrayData
+from caldera.data.tables.reading import Reading, is_table, read_table
+from caldera.data.tables.table import value_text
 from caldera.data.text.tokenizer import Tokenizer
 from caldera.errors import ConfigError, DataError
-from caldera.io.files import PathLike, opened, read_bounded
+from caldera.io.files import read_bounded
 from caldera.registry import nearest
 
 LARGEST_TEXT = 1 << 24
@@ -46,9 +48,9 @@ def texts(
     seed: int = 0,
     schema: Schema | None = None,
 ) -> Dataset:
-    """Texts and their classes, as rows of whole numbers: a list of texts beside `labels`, a CSV
-    file of which `text` and `target` are columns, or a folder with a folder of .txt files for each
-    class (perhaps in train/ and test/).
+    """Texts and their classes, as rows of whole numbers: a list of texts beside `labels`, a table
+    (as `data.table` takes it) of which `text` and `target` are columns, or a folder with a folder
+    of .txt files for each class (perhaps in train/ and test/).
 
     The tokenizer ("words", "letters" or "byte_pairs") learns at most `vocabulary` tokens from the
     texts to train with, and keeps `length` of each text; see `Tokenizer.fit`. It goes with the data
@@ -113,25 +115,26 @@ def _read(
     source: Any, labels: Sequence[Any] | None, text: str | None, target: str | None
 ) -> tuple[LabelledTexts, LabelledTexts | None, str, str]:
     """Texts to train with, those to test with if they are apart, a name, and that of the column."""
-    if not isinstance(source, str | Path):
+    if not is_table(source):
         return _pairs(source, labels), None, "texts", ""
-    path = Path(source).expanduser()
     if labels is not None:
         raise ConfigError.build(
-            _WHERE, expected="labels in the file, as target= says", got="labels beside a path"
+            _WHERE, expected="labels in the table, as target= says", got="labels beside it"
         )
-    if path.is_dir():
+    path = Path(source).expanduser() if isinstance(source, str | PathLike) else None
+    if path is not None and path.is_dir():
         return *_folder(path), path.resolve().name, ""
-    found, column = _table(path, text, target)
-    return found, None, path.stem, column
+    found, column = _table(source, text, target)
+    return found, None, "texts" if path is None else path.name.partition(".")[0], column
 
 
 def _pairs(source: Any, labels: Sequence[Any] | None) -> LabelledTexts:
     are_pairs = labels is None and isinstance(source, Sequence) and bool(source)
     if are_pairs and all(isinstance(each, tuple) and len(each) == 2 for each in source):
         source, labels = zip(*source, strict=True)
-    found = [] if labels is None else list(labels)
-    given = list(source) if isinstance(source, Sequence | np.ndarray) else []
+    found = [] if labels is None or not np.iterable(labels) else list(labels)
+    is_list = isinstance(source, Sequence) or (isinstance(source, np.ndarray) and source.ndim)
+    given = list(source) if is_list else []
     if not given or len(found) != len(given) or not all(isinstance(each, str) for each in given):
         raise DataError.build(
             _WHERE, expected="texts and as many labels, a CSV file or a folder",
@@ -197,17 +200,22 @@ def _decoded(content: bytes, name: str) -> str:
         ) from None  # fmt: skip
 
 
-def _table(path: Path, text: str | None, target: str | None) -> tuple[LabelledTexts, str]:
-    columns = text_columns(path)
+def _table(source: Any, text: str | None, target: str | None) -> tuple[LabelledTexts, str]:
+    columns = text_columns(source)
     names = list(columns)
     target = names[-1] if target is None else _column(target, names, "target")
     if text is None:
         others = [name for name in names if name != target]
         if not others:
-            raise DataError.build(f"{_WHERE} {path.name}", expected="two columns", got="one")
+            raise DataError.build(_WHERE, expected="two columns", got="one")
         # Texts are what is long.
         text = max(others, key=lambda name: sum(map(len, columns[name])))
     text = _column(text, names, "text")
+    if "" in columns[target]:
+        raise DataError.build(
+            _WHERE, expected=f"a class for each text, in the column {target!r}",
+            got=f"none in row {columns[target].index('')}",
+        )  # fmt: skip
     return LabelledTexts(columns[text], list(columns[target])), text
 
 
@@ -220,25 +228,20 @@ def _column(name: str, names: list[str], what: str) -> str:
     return name
 
 
-def text_columns(path: PathLike) -> dict[str, list[str]]:
-    """The columns of a CSV file by name, as texts."""
-    where = f"{_WHERE} {Path(path).name}"
-    delimiter = "\t" if Path(path).suffix.lower() in (".tsv", ".tab") else ","
-    csv.field_size_limit(LARGEST_TEXT)
-    with opened(path, "rb", where) as file:
-        lines = (_decoded(line, Path(path).name) for line in file)
-        rows = csv.reader(lines, delimiter=delimiter)
-        try:
-            names = next(rows, [])
-            found = [row for row in rows if row]
-        except csv.Error as error:
-            raise DataError.build(where, expected="a CSV file", got=str(error)) from None
-    wrong = next((number for number, row in enumerate(found) if len(row) != len(names)), None)
-    if not names or not found or wrong is not None or len(set(names)) < len(names):
+def text_columns(source: Any) -> dict[str, list[str]]:
+    """The columns of a table by name, as texts; a missing one is empty."""
+    table = read_table(source, _WHERE, Reading())
+    if not table.names or not len(table):
         raise DataError.build(
-            where, expected="a line of names, and lines with as many values",
-            got=f"line {wrong + 2} with {len(found[wrong])} values for {len(names)} columns"
-            if wrong is not None else f"{len(found)} lines below {', '.join(names) or 'nothing'}",
+            table.where, expected="a line of names, and rows",
+            got=f"{len(table)} rows" if table.names else "columns without names",
             hint="texts with commas or line breaks stand in quotes",
         )  # fmt: skip
-    return {name: [row[place] for row in found] for place, name in enumerate(names)}
+    table.check_names(range(table.width))
+    return {
+        name: [
+            "" if is_missing else value if isinstance(value, str) else value_text(value)
+            for value, is_missing in zip(column, table.missing(number), strict=True)
+        ]
+        for number, (name, column) in enumerate(zip(table.names, table.columns, strict=True))
+    }

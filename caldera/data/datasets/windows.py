@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,30 +13,32 @@ from numpy.typing import ArrayLike, NDArray
 from caldera.arguments import within
 from caldera.data.datasets.dataset import Dataset
 from caldera.data.sources.array_data import ArrayData
+from caldera.data.tables.reading import Reading, is_table, read_table
 from caldera.errors import ConfigError, DataError, ShapeError
+from caldera.registry import nearest
 from caldera.tensor.convert import real_array_of
 
 _WHERE = "data.windows"
 
 
 def windows(
-    series: ArrayLike,
+    series: Any,
     *,
     past: int,
     future: int = 1,
-    target: int | Sequence[int] | None = None,
+    target: int | str | Sequence[int | str] | None = None,
     step: int = 1,
     test: float = 0.2,
-    name: str = "windows",
 ) -> Dataset:
     """A series (steps,) or (steps, columns) as samples to forecast from: x is (past, columns), y
     the `future` numbers that follow it in the column `target` (the first; of several columns, all
     numbers of each step one after the other).
 
-    A window begins every `step` steps. The last part of the series, `test` of it, is to test with:
-    what is predicted there comes after all that was trained on. Numbers stay in the units of the
-    series; `nn.standardised(layers, found.train)` brings them to one scale inside the network, and
-    what it predicts back to those units.
+    A table, as `data.table` takes it, gives its columns of numbers, each row a step; `target` may
+    be the name of one. A window begins every `step` steps. The last part of the series, `test` of
+    it, is to test with: what is predicted there comes after all that was trained on. Numbers stay
+    in the units of the series; `nn.standardised(layers, found.train)` brings them to one scale
+    inside the network, and what it predicts back to those units.
 
     >>> import numpy as np
     >>> from caldera import data
@@ -42,10 +46,16 @@ def windows(
     >>> found.train.x[0].tolist(), found.train.y[0].tolist(), found.test.y[0].tolist()
     ([[0.0], [1.0], [2.0]], [3.0, 4.0], [16.0, 17.0])
     """
+    names: tuple[str, ...] = ()
+    name = "windows"
+    if is_table(series):
+        if isinstance(series, str | PathLike):
+            name = Path(series).name.partition(".")[0]
+        names, series = number_columns(series)
     values = _checked(series)
     for each, number in (("past", past), ("future", future), ("step", step)):
         within(_WHERE, each, number, 1, 2**31)
-    columns = _targets(target, values.shape[1])
+    columns = _targets(target, values.shape[1], names)
     if not 0 <= test < 1:
         raise ConfigError.build(
             _WHERE, expected="test= a part of the series, from 0 to 1", got=repr(test)
@@ -63,6 +73,8 @@ def windows(
             got=f"{steps} steps", hint="take a smaller past= or future=, or another test=",
         )  # fmt: skip
     train, apart = (_samples(values, rows, past, future, columns) for rows in (trained, tested))
+    # Windows that begin less than `future` steps apart predict some of the same steps.
+    train.overlap = apart.overlap = (future - 1) // step
     return Dataset(train, apart, 0, (), name)
 
 
@@ -85,9 +97,54 @@ def _checked(series: ArrayLike) -> NDArray[np.float32]:
     return found
 
 
-def _targets(target: int | Sequence[int] | None, count: int) -> list[int]:
-    given: list[Any] = list(target) if isinstance(target, Sequence) else [target or 0]
-    for each in given:
+def number_columns(source: Any) -> tuple[tuple[str, ...], NDArray[np.float64]]:
+    """The columns of a table that hold numbers, and their names; missing ones are nan.
+
+    >>> number_columns({"day": ["mon", "tue"], "height": [1.5, None]})
+    (('height',), array([[1.5],
+           [nan]]))
+    """
+    table = read_table(source, _WHERE, Reading())
+    names, found = [], []
+    for number, column in enumerate(table.columns):
+        values = _numbers(column)
+        if values is not None:
+            names.append(table.names[number] if table.names else str(number))
+            found.append(values)
+    if not found:
+        raise DataError.build(
+            table.where, expected="a column of numbers", got=", ".join(table.names) or "none"
+        )
+    return tuple(names), np.stack(found, axis=1)
+
+
+def _numbers(column: NDArray[Any]) -> NDArray[np.float64] | None:
+    """A column as numbers; None if it holds others."""
+    if column.dtype.kind == "f":
+        return column
+    if column.dtype != object:
+        return None
+    try:
+        return np.array([np.nan if value is None else float(value) for value in column])
+    except ValueError:
+        return None
+
+
+def _targets(
+    target: int | str | Sequence[int | str] | None, count: int, names: tuple[str, ...]
+) -> list[int]:
+    several = isinstance(target, Sequence) and not isinstance(target, str)
+    given: list[Any] = [0 if target is None else target]
+    if several:
+        given = list(target)  # type: ignore[arg-type]
+    for place, each in enumerate(given):
+        if isinstance(each, str):
+            if each not in names:
+                raise ConfigError.build(
+                    _WHERE, expected="target= a column of numbers", got=repr(each),
+                    hint=nearest(each, names),
+                )  # fmt: skip
+            given[place] = each = names.index(each)
         is_number = isinstance(each, int | np.integer) and not isinstance(each, bool)
         if not is_number or not -count <= each < count:
             raise ConfigError.build(

@@ -69,7 +69,8 @@ class Pipeline(Data):
                     got=repr(value),
                 )
         inner = as_data(source)
-        self.schema, self.is_test, self.inputs = inner.schema, inner.is_test, inner.inputs
+        self.schema, self.is_test = inner.schema, inner.is_test
+        self.inputs, self.overlap = inner.inputs, inner.overlap
         given = Stages(stages)
         if isinstance(inner, Pipeline):
             given = Stages([*inner.own_stages, *given])

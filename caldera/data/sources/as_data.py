@@ -135,12 +135,12 @@ def _of_arrays(*parts: Any) -> Data:
     if found and _is_ragged(found[0]):
         return RaggedData(*found)
     for part in found[1:]:
-        if np.asarray(part).dtype.kind in "US":
+        if _has_texts(part):
             raise DataError.build(
                 "data.as_data", expected="targets that are numbers", got="texts",
                 hint="cd.data.arrays(x, y) numbers the classes, and keeps their names",
             )  # fmt: skip
-    if len(found) and np.asarray(found[0]).dtype.kind in "US":
+    if found and _has_texts(found[0]):
         raise DataError.build(
             "data.as_data", expected="inputs that are numbers", got="texts",
             hint="cd.data.texts(texts, labels) makes numbers of words, and keeps them in the model",
@@ -166,6 +166,14 @@ def _column(part: Any) -> Any:
         return np.stack(items)
     is_ragged = len({shape[1:] for shape in shapes}) == 1 and () not in shapes
     return items if is_ragged else part
+
+
+def _has_texts(part: Any) -> bool:
+    try:
+        return np.asarray(part).dtype.kind in "US"
+    except ValueError:
+        # Whoever makes an array of it will say what is wrong.
+        return False
 
 
 def _is_ragged(part: Any) -> bool:

@@ -72,6 +72,10 @@ class Data(ABC):
         """What a message calls a sample: that of its file, where it has one."""
         return f"sample {index}"
 
+    overlap: int | None = None
+    """Of samples in the order of time, how many neighbours share what they predict; None for
+    others. A part of them that is set aside is the last one, and not a random one."""
+
     inputs: int | None = None
     """How many arrays of a sample are inputs, where the data know; the others are targets."""
 

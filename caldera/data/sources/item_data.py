@@ -77,6 +77,8 @@ class ItemData(Data):
             item = self._items[number]
         found = arrays_of_item(item, where)
         shapes, wanted = ([each.shape for each in of] for of in (found, self._first_or(found)))
+        if not found:
+            raise DataError.build(where, expected="a sample: (x, y), or x alone", got="nothing")
         if shapes != wanted:
             raise DataError.build(
                 where, expected="samples of shape " + _listed(wanted), got=_listed(shapes),

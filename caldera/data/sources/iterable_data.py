@@ -46,6 +46,7 @@ class IterableData:
     """What the samples are; see `Data`."""
     is_test: bool = False
     inputs: int | None = None
+    overlap: int | None = None
 
     def __init__(
         self,

@@ -59,6 +59,10 @@ class RaggedData(Data):
         self.lengths: NDArray[np.int64] = np.array([len(each) for each in self._sequences])
         self._others = [self._other(each) for each in others]
         for each in self._others:
+            if isinstance(each, np.ndarray) and not each.ndim:
+                raise ShapeError.build(
+                    "data.RaggedData", expected="targets, one a sequence", got="a single number"
+                )
             if len(each) != len(self._sequences):
                 raise ShapeError.build(
                     "data.RaggedData", expected=f"{len(self._sequences)} targets, one a sequence",

@@ -78,7 +78,7 @@ class Tokenizer:
         tokenizers.
         """
         where = "data.Tokenizer.fit"
-        if kind not in KINDS:
+        if not isinstance(kind, str) or kind not in KINDS:
             raise ConfigError.build(
                 where, expected="words, letters or byte_pairs", got=repr(kind),
                 hint=nearest(kind, KINDS),
@@ -137,7 +137,15 @@ class Tokenizer:
 
     def decode(self, numbers: Iterable[int]) -> str:
         """The text that numbers stand for: words with spaces between them; � for the unknown."""
-        tokens = [self._token(int(number)) for number in numbers if number != PADDING]
+        try:
+            given = np.asarray(list(numbers))
+        except (TypeError, ValueError):
+            given = np.zeros(())
+        if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+            raise DataError.build(
+                "data.Tokenizer.decode", expected="a row of whole numbers", got=repr(numbers)[:80]
+            )
+        tokens = [self._token(number) for number in given.tolist() if number != PADDING]
         if self.kind == "byte_pairs":
             decoder = optional_import("tokenizers", "tokenizers", "data.Tokenizer.decode").decoders
             return cast(str, decoder.ByteLevel().decode(tokens))

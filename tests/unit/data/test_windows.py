@@ -49,6 +49,19 @@ def test_predictions_are_in_the_units_of_the_series(tmp_path: Path) -> None:
     assert again.evaluate(found.test)["mae"] < 10
 
 
+@pytest.mark.parametrize(("future", "step"), [(1, 1), (5, 1), (5, 2)])
+def test_what_is_held_out_comes_after_what_is_trained_on(future: int, step: int) -> None:
+    found = data.windows(np.arange(200.0), past=6, future=future, step=step).hold_out(0.25)
+    assert found.validation is not None
+    assert found.train.y is not None
+    assert found.validation.y is not None
+    assert found.train.y.max() < found.validation.y.min() <= found.train.y.max() + step
+    whole = data.Pipeline(data.windows(np.arange(200.0), past=6).train).subset(np.arange(100))
+    last = data.split(whole, test=10)[1].y
+    assert last is not None
+    assert last.ravel().tolist() == list(range(96, 106))
+
+
 def test_columns_of_any_size_are_brought_to_one() -> None:
     generator = np.random.default_rng(0)
     x = generator.normal(size=(500, 3)) * [1e-3, 1.0, 1e5] + [5.0, 0.0, 1e6]
@@ -59,6 +72,21 @@ def test_columns_of_any_size_are_brought_to_one() -> None:
     scaled = layers[1](layers[0](given.x)).numpy()
     np.testing.assert_allclose(scaled.mean(0), 0, atol=1e-3)
     np.testing.assert_allclose(scaled.std(0), [1, 0, 1], atol=0.01)
+
+
+def test_tables_are_series_of_their_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "tides.csv"
+    rows = [f"2024-01-{day:02},{day},{day * 10}.5" for day in range(1, 31)]
+    path.write_text("day,number,height\n" + "\n".join(rows))
+    found = data.windows(path, past=4, future=2, target="height")
+    assert (found.name, found.shape) == ("tides", (4, 2))
+    x, y = found.train.batch(np.arange(1))
+    assert x[0].tolist() == [[1, 10.5], [2, 20.5], [3, 30.5], [4, 40.5]]
+    assert y[0].tolist() == [50.5, 60.5]
+    with pytest.raises(CalderaError, match="did you mean 'height'"):
+        data.windows(path, past=4, target="heigth")
+    with pytest.raises(DataError, match="a column of numbers"):
+        data.windows({"day": ["mon", "tue"]}, past=1)
 
 
 @pytest.mark.parametrize("arguments", [
