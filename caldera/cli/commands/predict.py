@@ -12,7 +12,7 @@ from typing import IO
 
 import numpy as np
 
-from caldera import io
+from caldera import audio, io
 from caldera.cli.command import Command
 from caldera.cli.datasets import csv_input_arguments
 from caldera.cli.model_argument import class_names_of
@@ -32,7 +32,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "input",
         metavar="INPUT",
-        help="a .csv file with one sample a line, an .npy file, an image or a folder of images",
+        help="a .csv file with one sample a line, an .npy file, an image or a folder of images, a "
+        "sound",
     )
     parser.add_argument(
         "--out",
@@ -49,7 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
     (shape, dtype), *_ = model.signature.inputs
     given = {name: each for name, each in vars(arguments).items() if name in _TABLE_OPTIONS}
     table = csv_input_arguments(given_options(argparse.Namespace(**given)))
-    names, x = read_inputs(Path(arguments.input), shape, dtype, model.schema, table)
+    given_path = Path(arguments.input)
+    if given_path.suffix.lower() in audio.SUFFIXES and not table:
+        names, x = [given_path.name], audio.model_input(given_path, model)
+    else:
+        names, x = read_inputs(given_path, shape, dtype, model.schema, table)
     outputs = model.predict(x)
     class_names = class_names_of(model, arguments.model) if _is_classifier(model) else None
     if arguments.out is None:
@@ -111,6 +116,7 @@ COMMAND = Command(
         caldera predict out/flowers.caldera new.csv
         caldera predict out/digits.caldera samples.npy --out predictions.csv
         caldera predict out/animals.caldera photographs/ --out predictions.csv
+        caldera predict out/words.caldera hello.wav
     """,
     add_flags=add_flags,
     run=run,
