@@ -61,6 +61,10 @@ def _check_memory_limit(where: str, value: object) -> int | None:
     return None if value is None else _whole_number(1)(where, value)
 
 
+def _check_workspace_total(where: str, value: object) -> int | None:
+    return None if value is None else _whole_number(0)(where, value)
+
+
 def _check_seconds(where: str, value: object) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
         seconds = float(value)
@@ -100,6 +104,7 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "tune_budget_s": _check_seconds,
     "deterministic": _check_flag,
     "workspace_limit": _whole_number(0),
+    "workspace_total": _check_workspace_total,
     "memory_limit": _check_memory_limit,
     "file_limit": _whole_number(1),
     "resident_fraction": _check_part,
@@ -139,6 +144,10 @@ def _threads_from(environment: Mapping[str, str]) -> int:
     return min(cores, int(outermost)) if outermost.isdecimal() and int(outermost) else cores
 
 
+DEFAULT_WORKSPACE = 1 << 30
+"""Bytes of workspace for a kernel, if nobody says otherwise."""
+
+
 class Settings:
     """What a process can choose; `caldera.settings` is the one instance everybody reads.
 
@@ -151,8 +160,12 @@ class Settings:
     - `cache_dir`: where tuned choices and compiled kernels are kept (`CALDERA_CACHE`).
     - `tune_budget_s`: seconds that measuring kernels may take before the first epoch.
     - `deterministic`: never change a kernel choice during a run.
-    - `workspace_limit`: bytes a kernel may use as scratch memory.
-    - `memory_limit`: bytes each device's pool may hold; None for what the system has.
+    - `workspace_limit`: bytes a kernel may use as scratch memory. Where a convolution needs more,
+      it is given the batch in slices.
+    - `workspace_total`: bytes that all convolutions of a plan may use so together, shared out to
+      those that gain most; None if only `workspace_limit` counts.
+    - `memory_limit`: bytes each device's pool may hold; None for what the system has. A plan that
+      would take more drops values and computes them again.
     - `file_limit`: bytes of memory that a file may ask for, however small it is; a file that asks
       for more than that, and for more than a hundred times its size, is refused
       (`CALDERA_FILE_LIMIT`, or 1 GiB).
@@ -180,6 +193,7 @@ class Settings:
     tune_budget_s: float
     deterministic: bool
     workspace_limit: int
+    workspace_total: int | None
     memory_limit: int | None
     file_limit: int
     resident_fraction: float
@@ -192,7 +206,8 @@ class Settings:
         self.cache_dir = _cache_dir_from(environment)
         self.tune_budget_s = 5.0
         self.deterministic = False
-        self.workspace_limit = 1 << 30
+        self.workspace_limit = DEFAULT_WORKSPACE
+        self.workspace_total = None
         self.memory_limit = None
         self.file_limit = _number_from(environment, "CALDERA_FILE_LIMIT") or 1 << 30
         self.resident_fraction = 0.25

@@ -36,6 +36,7 @@ HEAVY = (
 PUBLIC_ROOMS = (
     "caldera",
     "caldera.audio",
+    "caldera.code",
     "caldera.comm",
     "caldera.compress",
     "caldera.data",

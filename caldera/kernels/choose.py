@@ -11,7 +11,7 @@ import difflib
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
@@ -21,13 +21,15 @@ from caldera.config import settings
 from caldera.errors import ConfigError, DeviceError
 from caldera.graph.memory_format import order_name
 from caldera.graph.node import Node
-from caldera.graph.opdef import OPS
+from caldera.graph.opdef import OPS, detached
 from caldera.kernels import tuning_cache
+from caldera.kernels.common.scratch import at_most_workspace, workspace_limit
 from caldera.kernels.measure import Outcome, measure
-from caldera.kernels.microbatch import fitting, is_microbatching
+from caldera.kernels.microbatch import SLICED, Batch, best_sizes, divided
 from caldera.kernels.table import TABLE, Kernel, KernelTable
 from caldera.kernels.thread_counts import with_thread_counts
 from caldera.kernels.tuning_cache import Record
+from caldera.kernels.workspace_share import Option, best_options, keeping_to
 from caldera.plain_data import json_digest
 
 Source = Literal["only", "fixed", "remembered", "measured", "guess"]
@@ -45,6 +47,10 @@ MOST_KNOWN = 1 << 14
 """Choices that a process remembers."""
 HYSTERESIS = 0.03
 """How much faster a kernel must be to displace one of higher priority."""
+MOST_OPTIONS = 12
+"""Limits on its workspace under which a layer is tried where all layers share one."""
+SLICE_S = 5e-6
+"""Seconds that a further slice costs, where none was measured."""
 SLOW_FLOPS: dict[str, Callable[[], float]] = {"cpu": lambda: 5e9}
 """Operations a second that any kernel of a family reaches: says ahead which nodes would take too
 long."""
@@ -107,49 +113,186 @@ class Choices:
         >>> choices.version == before
         False
         """
-        return self._generation, settings.workspace_limit, settings.accuracy
+        limits = (settings.workspace_limit, settings.workspace_total)
+        return self._generation, *limits, settings.accuracy
 
     # --- choosing
 
     def kernel(
-        self, node: Node, family: str, others: Sequence[Kernel] = (), *, measure: bool = True
+        self,
+        node: Node,
+        family: str,
+        others: Sequence[Kernel] = (),
+        *,
+        measure: bool = True,
+        limit: int | None = None,
     ) -> Kernel:
         """The kernel that runs this node on devices of this family: one of the table, or of those
         made for this very node."""
-        return self.verdict(node, family, others, measure=measure).kernel
+        return self.verdict(node, family, others, measure=measure, limit=limit).kernel
 
     def verdict(
-        self, node: Node, family: str, others: Sequence[Kernel] = (), *, measure: bool = True
+        self,
+        node: Node,
+        family: str,
+        others: Sequence[Kernel] = (),
+        *,
+        measure: bool = True,
+        limit: int | None = None,
     ) -> Verdict:
         """The kernel for this node, with the reason for it.
 
-        Without `measure` it is one remembered or guessed.
+        Without `measure` it is one remembered or guessed. `limit` has the bytes of workspace for
+        this node, where they are not those of the settings. A kernel that needs more is given the
+        batch in slices; where no kernel needs so little, the one that needs least serves.
         """
+        if limit is not None:
+            with at_most_workspace(limit):
+                found = self.verdict(node, family, others, measure=measure)
+            return replace(found, kernel=keeping_to(found.kernel, limit))
         able = self._table.candidates(node, family, others=others)
         if len(able) == 1:
             return Verdict(able[0], None, "only")
-        limit = settings.workspace_limit
-        within = fitting(able, node, limit)
-        if not within:
-            return Verdict(min(able, key=lambda each: each.workspace(node)), None, "only")
-        fixed = self._fixed.get((node.op.name, family))
-        for kernel in within:
-            if fixed is not None and (kernel.name == fixed or is_microbatching(kernel, fixed)):
+        rivals = [kernel for kernel in able if kernel.name != ORACLE] or able
+        allowed = max(workspace_limit(), _least_workspace(node, rivals))
+        within = [kernel for kernel in rivals if kernel.workspace(node) <= allowed]
+        name = self._fixed.get((node.op.name, family))
+        fixed = [kernel for kernel in able if kernel.name == name]
+        for kernel in fixed:
+            if kernel.workspace(node) <= allowed:
                 return Verdict(kernel, None, "fixed")
-        rivals = [kernel for kernel in within if kernel.name != ORACLE] or within
+            for cut in self._divisions(node, fixed, allowed, measure=False)[0]:
+                return Verdict(cut, None, "fixed")
+        if len(within) == len(rivals):
+            return self._of_several(node, within, able, measure)
+        cuts, is_measured = self._divisions(node, able, allowed, measure and _work(node) >= SMALL)
+        if cuts and not is_measured:
+            return Verdict(within[0] if rivals[0] in within else cuts[0], None, "guess")
+        return self._of_several(node, [*within, *cuts], able, measure)
+
+    def _of_several(
+        self, node: Node, rivals: Sequence[Kernel], able: Sequence[Kernel], measure: bool
+    ) -> Verdict:
         if len(rivals) == 1:
             return Verdict(rivals[0], None, "only")
         guess = Verdict(rivals[0], None, "guess")
         if _work(node) < SMALL or not all(kernel.measured for kernel in rivals):
             return guess
-        tuning_key = tuning_cache.tuning_key(node, family, within)
+        return self._measured(node, rivals, able, measure) or guess
+
+    def _measured(
+        self, node: Node, rivals: Sequence[Kernel], able: Sequence[Kernel], measure: bool
+    ) -> Verdict | None:
+        """What was or is now measured for a node; None if nothing can be."""
+        # The oracle serves if all of the others prove to be wrong.
+        oracle = [kernel for kernel in able if kernel.name == ORACLE and kernel not in rivals]
+        within = [*rivals, *oracle]
+        tuning_key = tuning_cache.tuning_key(node, within[0].family, within)
         if tuning_key is None:
-            return guess
+            return None
         with self._lock:
             known = self._recall(tuning_key, within)
             if known is None and measure:
-                known = self._decide(node, tuning_key, within, guess)
-            return known or guess
+                known = self._decide(node, tuning_key, within)
+            return known
+
+    # --- in slices
+
+    def _divisions(
+        self, node: Node, kernels: Sequence[Kernel], limit: int, measure: bool
+    ) -> tuple[list[Kernel], bool]:
+        """The fastest way to take the batch in slices, each by one of these kernels within the
+        limit, and the way with the fewest slices; whether slices were measured for that."""
+        batch = Batch.of(node)
+        if batch is None:
+            return [], False
+        rest = limit - batch.term_bytes
+        rivals = [kernel for kernel in kernels if kernel.name != ORACLE] or kernels
+        with at_most_workspace(max(0, rest)):
+            able: dict[int, list[Kernel]] = {}
+            for size in batch.sizes:
+                part = batch.part(size)
+                row = [each for each in rivals if each.supports(part)]
+                able[size] = [each for each in row if each.workspace(part) <= rest]
+            oracle = [kernel for kernel in kernels if kernel not in rivals]
+            best = self._slices(batch, able, oracle, measure)
+            guess = {
+                size: (row[0], row[0].estimate(batch.part(size)) + SLICE_S)
+                for size, row in able.items()
+                if row
+            }
+        found = guess if best is None else best
+        between = batch.adding_seconds
+        ways = [best_sizes(batch.entries, {n: time for n, (_, time) in found.items()}, between)]
+        if best is not None:
+            # What is measured alone may be in cache, which the whole batch is not.
+            ways.append(best_sizes(batch.entries, dict.fromkeys(found, 1.0)))
+        slices = {tuple((found[size][0], size) for size in sizes): None for sizes in ways if sizes}
+        return [divided(batch, each, limit) for each in slices], best is not None
+
+    def _slices(
+        self, batch: Batch, able: dict[int, list[Kernel]], oracle: list[Kernel], measure: bool
+    ) -> dict[int, tuple[Kernel, float]] | None:
+        """The fastest kernel for each size of slices, and its seconds; None if one is not known."""
+        found: dict[int, tuple[Kernel, float]] = {}
+        for size, row in able.items():
+            if not row:
+                continue
+            if not all(kernel.measured for kernel in row):
+                return None
+            verdict = self._measured(batch.part(size), row, [*row, *oracle], measure)
+            if verdict is None or verdict.times is None:
+                return None
+            if verdict.kernel.name in verdict.times:
+                found[size] = (verdict.kernel, verdict.times[verdict.kernel.name])
+        return found
+
+    def shared_limits(
+        self, nodes: Sequence[Node], family: str, total: int, *, measure: bool = True
+    ) -> dict[Node, int]:
+        """The bytes of workspace that each of these nodes whose batch can be cut may use, so that
+        all of them use no more than `total` and take as little time as they can."""
+        layers = [node for node in nodes if node.op.name in SLICED]
+        known: dict[Node, list[tuple[int, Kernel, float | None]]] = {}
+        for node in layers:
+            if detached(node) not in known:
+                known[detached(node)] = self._under_limits(node, family, total, measure)
+        is_timed = all(time is not None for row in known.values() for _, _, time in row)
+        rows = [
+            [
+                Option(kernel.workspace(node), time if is_timed and time else kernel.estimate(node))
+                for _, kernel, time in known[detached(node)]
+            ]
+            for node in layers
+        ]
+        chosen = best_options(rows, total)
+        return {
+            node: known[detached(node)][position][0]
+            for node, position in zip(layers, chosen, strict=True)
+        }
+
+    def _under_limits(
+        self, node: Node, family: str, total: int, measure: bool
+    ) -> list[tuple[int, Kernel, float | None]]:
+        """What serves a node under ever smaller limits, and how long it takes, if that is known."""
+        found: list[tuple[int, Kernel, float | None]] = []
+        limit = min(total, settings.workspace_limit)
+        while len(found) < MOST_OPTIONS:
+            verdict = self.verdict(node, family, measure=measure, limit=limit)
+            if verdict.times is None:
+                with at_most_workspace(limit):
+                    alone = [verdict.kernel]
+                    timed = self._measured(node, alone, alone, measure)
+                verdict = replace(verdict, times=None if timed is None else timed.times)
+            seconds = None if verdict.times is None else verdict.times.get(verdict.kernel.name)
+            found.append((limit, verdict.kernel, seconds))
+            needed = verdict.kernel.workspace(node)
+            if not needed or needed > limit:
+                break
+            limit = needed * 3 // 4
+        return found
+
+    # --- measuring
 
     def _recall(self, tuning_key: dict[str, Any], within: Sequence[Kernel]) -> Verdict | None:
         place = (settings.cache_dir, json_digest(tuning_key))
@@ -161,22 +304,22 @@ class Choices:
         return Verdict(next(named), record.times, "remembered")
 
     def _decide(
-        self, node: Node, tuning_key: dict[str, Any], within: Sequence[Kernel], guess: Verdict
-    ) -> Verdict:
+        self, node: Node, tuning_key: dict[str, Any], within: Sequence[Kernel]
+    ) -> Verdict | None:
         rivals = [kernel for kernel in within if kernel.name != ORACLE] or within
-        family = guess.kernel.family
+        family = rivals[0].family
         timer = TIMERS.get(family)
         left = settings.tune_budget_s - self._spent_s
         if timer is None or settings.deterministic:
-            return guess
+            return None
         expected = node.op.count_flops(node) * (len(rivals) + 1) / SLOW_FLOPS[family]()
         if left <= expected:
-            return guess
+            return None
         start = perf_counter()
         try:
             outcome = timer(node, rivals, left)
         except MemoryError:
-            return guess
+            return None
         finally:
             self._spent_s += perf_counter() - start
         for name, reason in outcome.failures.items():
@@ -296,6 +439,18 @@ def _work(node: Node) -> int:
     """Operations and bytes of a node."""
     specs = [given.spec for given in node.inputs] + list(node.outputs)
     return node.op.count_flops(node) + sum(spec.nbytes for spec in specs)
+
+
+def _least_workspace(node: Node, kernels: Sequence[Kernel]) -> int:
+    """Bytes without which none of these kernels runs, not even an entry of the batch at a time."""
+    found = [kernel.workspace(node) for kernel in kernels]
+    batch = Batch.of(node)
+    if min(found) > workspace_limit() and batch is not None:
+        one = batch.part(1)
+        found += [
+            kernel.workspace(one) + batch.term_bytes for kernel in kernels if kernel.supports(one)
+        ]
+    return min(found)
 
 
 def _winner(within: Sequence[Kernel], times: dict[str, float], node: Node) -> Kernel:

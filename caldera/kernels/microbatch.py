@@ -1,28 +1,35 @@
-"""Kernels that take a batch in slices, because the workspace for all of it would be too large.
+"""A batch in slices, because the workspace of a kernel for all of it would be too large.
 
 What an algorithm needs beside its inputs often grows with the batch. With a limit on the workspace,
-the fastest one may then be out of reach, unless it is given a part of the batch at a time. Results
-for images are written slice by slice; sums over the batch are added up.
+the fastest one may then be out of reach, unless it is given a part of the batch at a time. As in
+micro-cuDNN (Oyama et al., 2018) the slices may differ in size and algorithm: `best_sizes` composes
+the batch of the sizes whose time is known, so that the sum of their times is least. Results for
+images are written slice by slice; sums over the batch are added up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import groupby
 
 import numpy as np
 
 from caldera.graph.node import Node, Spec, intern
 from caldera.graph.opdef import detached, parameter
-from caldera.kernels.common.scratch import workspace_bytes
+from caldera.kernels.common.scratch import at_most_workspace, workspace_bytes
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer, natural_lanes
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
 from caldera.kernels.table import Array, Call, Kernel, Runner
 from caldera.tensor.dtype import float32, float64
 
-_WORD = " in {} slices"
+ADDING_SPEED = 1e10
+"""Bytes a second at which a term of a sum over the batch is read and added, roughly."""
+Slices = tuple[tuple[Kernel, int], ...]
+"""Which kernel takes how many entries of the batch, in their order."""
 
 
 @dataclass(frozen=True)
@@ -43,66 +50,41 @@ SLICED = {
 """Ops whose batch can be cut."""
 
 
-def fitting(kernels: Sequence[Kernel], node: Node, limit: int) -> list[Kernel]:
-    """The kernels that run this node within the limit, those in slices included, in their order."""
-    found = (
-        kernel
-        if kernel.workspace(node) <= limit
-        else in_microbatches(kernel, detached(node), limit)
-        for kernel in kernels
-    )
-    return [kernel for kernel in found if kernel is not None]
-
-
-def is_microbatching(kernel: Kernel, name: str) -> bool:
-    """Whether this is the kernel of that name, in slices."""
-    return kernel.name.startswith(name + _WORD.split("{}", maxsplit=1)[0])
-
-
-@lru_cache(maxsize=4096)
-def in_microbatches(kernel: Kernel, node: Node, limit: int) -> Kernel | None:
-    """The kernel in as few slices as fit into the limit; None where there is no such number."""
-    rule = SLICED.get(node.op.name)
-    if rule is None or (rule.is_sum and node.dtype not in (float32, float64)):
-        return None
-    batch = node.inputs[rule.inputs[0]].shape[0]
-    for count in _counts(batch):
-        size = -(-batch // count)
-        slices = Slices(kernel, node, rule, size)
-        if slices.is_able() and slices.workspace() <= limit:
-            return slices.kernel()
-    return None
-
-
-def _counts(batch: int) -> Iterator[int]:
-    """2, 3, 4, 6, 8, 12, ... slices, up to one for each entry of the batch."""
-    count = 2
-    while count < batch:
-        yield count
-        if 3 * count // 2 < batch and count > 1 and not count & (count - 1):
-            yield 3 * count // 2
-        count *= 2
-    if batch > 1:
-        yield batch
-
-
 @dataclass(frozen=True)
-class Slices:
-    """A kernel, and the node whose batch it is given `size` entries of at a time."""
+class Batch:
+    """A node whose batch can be cut; `Batch.of` gives none where it cannot."""
 
-    of: Kernel
     node: Node
     rule: Batched
-    size: int
+
+    @classmethod
+    def of(cls, node: Node) -> Batch | None:
+        """The batch of a node, if there is more than one entry in it."""
+        rule = SLICED.get(node.op.name)
+        if rule is None or (rule.is_sum and node.dtype not in (float32, float64)):
+            return None
+        batch = cls(detached(node), rule)
+        return batch if batch.entries > 1 else None
 
     @property
-    def batch(self) -> int:
-        """Entries of the whole batch."""
+    def entries(self) -> int:
+        """How many there are."""
         return self.node.inputs[self.rule.inputs[0]].shape[0]
 
-    def bounds(self) -> list[tuple[int, int]]:
-        """First entry and end of each slice."""
-        return [(at, min(at + self.size, self.batch)) for at in range(0, self.batch, self.size)]
+    @property
+    def sizes(self) -> list[int]:
+        """Sizes of slices to be tried: powers of two, of which every other size is composed."""
+        return [1 << power for power in range((self.entries - 1).bit_length())]
+
+    @property
+    def term_bytes(self) -> int:
+        """Workspace that a slice's term takes, where the result is a sum."""
+        return workspace_bytes(self.node.spec) if self.rule.is_sum else 0
+
+    @property
+    def adding_seconds(self) -> float:
+        """What it takes to add a term, roughly."""
+        return 3 * self.node.spec.nbytes / ADDING_SPEED if self.rule.is_sum else 0.0
 
     def part(self, entries: int) -> Node:
         """The node for so many entries of the batch."""
@@ -120,54 +102,101 @@ class Slices:
         outputs = tuple(_cut(spec, entries) for spec in self.node.outputs)
         return intern(self.node.op, inputs, attrs, outputs)
 
-    def parts(self) -> list[Node]:
-        """The nodes of all slices; only the last may differ."""
-        first = self.part(self.size)
-        begin, end = self.bounds()[-1]
-        last = first if end - begin == self.size else self.part(end - begin)
-        return [first] * (len(self.bounds()) - 1) + [last]
 
-    def is_able(self) -> bool:
-        """Whether the kernel takes such slices."""
-        return all(self.of.supports(part) for part in set(self.parts()))
+def best_sizes(entries: int, seconds: Mapping[int, float], between: float = 0.0) -> list[int]:
+    """The sizes, the largest first, that make up the batch in the least time by what each of them
+    takes and what comes `between` two slices; none where they cannot make it up.
+
+    >>> best_sizes(7, {1: 3.0, 2: 3.5, 4: 6.0})
+    [4, 2, 1]
+    >>> best_sizes(7, {4: 6.0})
+    []
+    """
+    least = [0.0] + [math.inf] * entries
+    last = [0] * (entries + 1)
+    for count in range(1, entries + 1):
+        for size, time in seconds.items():
+            if size <= count:
+                total = least[count - size] + time + (between if size < count else 0.0)
+                if total < least[count]:
+                    least[count], last[count] = total, size
+    found: list[int] = []
+    while entries and last[entries]:
+        found.append(last[entries])
+        entries -= last[entries]
+    return [] if entries else sorted(found, reverse=True)
+
+
+@lru_cache(maxsize=4096)
+def divided(batch: Batch, slices: Slices, limit: int) -> Kernel:
+    """A kernel that runs the batch in these slices, which were chosen for this limit."""
+    division = Division(batch, slices, limit)
+    return Kernel(
+        batch.node.op.name, slices[0][0].family, division.name, division.bind,
+        lambda node: node is batch.node, lambda node: division.workspace(),
+        max(kernel.priority for kernel, _ in slices),
+        estimate=lambda node: sum(kernel.estimate(batch.part(size)) for kernel, size in slices),
+        capturable=all(kernel.capturable for kernel, _ in slices),
+        shares=frozenset().union(*(kernel.shares for kernel, _ in slices)),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Division:
+    """A batch, and which kernel takes how much of it, one after the other."""
+
+    batch: Batch
+    slices: Slices
+    limit: int
+
+    @property
+    def name(self) -> str:
+        """`2 x 16 by winograd 2x2, 4 by direct`."""
+        words = []
+        for (kernel, size), run in groupby(self.slices):
+            count = len(list(run))
+            words.append(f"{size if count == 1 else f'{count} x {size}'} by {kernel.name}")
+        return ", ".join(words)
 
     def workspace(self) -> int:
-        """Bytes that the largest slice needs, and a place for its term if the result is a sum."""
-        return max(self.of.workspace(part) for part in self.parts()) + self._term_bytes()
+        """Bytes that the hungriest slice needs, and a place for its term if the result is a sum."""
+        with at_most_workspace(self._rest):
+            needed = {kernel.workspace(self.batch.part(size)) for kernel, size in set(self.slices)}
+        return max(needed) + self.batch.term_bytes
 
-    def _term_bytes(self) -> int:
-        return workspace_bytes(self.node.spec) if self.rule.is_sum else 0
-
-    def kernel(self) -> Kernel:
-        """The same as a kernel for this node."""
-        return replace(
-            self.of, name=self.of.name + _WORD.format(len(self.bounds())), bind=self.bind,
-            supports=lambda node: node is self.node, workspace=lambda node: self.workspace(),
-        )  # fmt: skip
+    @property
+    def _rest(self) -> int:
+        return max(0, self.limit - self.batch.term_bytes)
 
     def bind(self, call: Call) -> Runner:
         """One slice after the other, all in the same workspace."""
-        assert call.workspace is not None or self.workspace() == 0
-        kept = self._term_bytes()
-        workspace = None if call.workspace is None else call.workspace[kept:]
+        with at_most_workspace(self._rest):
+            return in_sequence(self._runners(call))
+
+    def _runners(self, call: Call) -> list[Runner]:
+        batch, rule = self.batch, self.batch.rule
+        workspace = None if call.workspace is None else call.workspace[batch.term_bytes :]
         runners: list[Runner] = []
-        for index, ((begin, end), part) in enumerate(zip(self.bounds(), self.parts(), strict=True)):
+        begin = 0
+        for kernel, size in self.slices:
+            end = begin + size
             inputs = tuple(
-                array[begin:end] if position in self.rule.inputs else array
+                array[begin:end] if position in rule.inputs else array
                 for position, array in enumerate(call.inputs)
             )
             outputs = call.outputs
-            if not self.rule.is_sum:
+            if not rule.is_sum:
                 outputs = tuple(array[begin:end] for array in outputs)
-            elif index:
-                spec = self.node.spec
+            elif begin:
+                spec = batch.node.spec
                 term = call.workspace[: spec.nbytes].view(spec.dtype).reshape(spec.shape)
                 outputs = (term,)
-            runners.append(self.of.bind(replace(call, node=part, inputs=inputs, outputs=outputs,
-                                                workspace=workspace)))  # fmt: skip
-            if self.rule.is_sum and index:
-                runners.append(ADDING[self.of.family](call.outputs[0], outputs[0]))
-        return in_sequence(runners)
+            runners.append(kernel.bind(replace(call, node=batch.part(size), inputs=inputs,
+                                               outputs=outputs, workspace=workspace)))  # fmt: skip
+            if rule.is_sum and begin:
+                runners.append(ADDING[kernel.family](call.outputs[0], outputs[0]))
+            begin = end
+        return runners
 
 
 def _cut(spec: Spec, entries: int) -> Spec:

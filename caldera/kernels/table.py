@@ -71,6 +71,7 @@ class Kernel:
     that have no inverse), or that is known to be fast. Of such kernels the estimates choose.
     `shares` names what its calls use besides the arrays they are given, such as counters: calls
     that share something must not run at the same time.
+    `limit` has the bytes of workspace that it was given, where they are not those of the settings.
     """
 
     op: str
@@ -86,6 +87,7 @@ class Kernel:
     capturable: bool = True
     measured: bool = True
     shares: frozenset[str] = frozenset()
+    limit: int | None = None
 
 
 @dataclass

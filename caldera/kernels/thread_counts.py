@@ -7,6 +7,7 @@ threads as well, and the best of these takes its place.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -35,12 +36,12 @@ def with_thread_counts(kernels: Sequence[Kernel]) -> list[Kernel]:
 
 
 def name_on_all_threads(name: str) -> str:
-    """The name of a kernel without the number of its threads.
+    """The name of a kernel without the number of its threads, which stands at its end.
 
     >>> name_on_all_threads("packed on 4 threads"), name_on_all_threads("blas")
     ('packed', 'blas')
     """
-    return name.partition(_WORD.partition("{}")[0])[0]
+    return re.sub(_WORD.format(r"\d+") + "s?$", "", name)
 
 
 @lru_cache(maxsize=4096)

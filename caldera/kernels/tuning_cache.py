@@ -16,6 +16,7 @@ from caldera.config import settings
 from caldera.file_cache import FileCache
 from caldera.graph.body import Body
 from caldera.graph.node import Node, Spec
+from caldera.kernels.microbatch import Batch
 from caldera.kernels.table import Kernel
 from caldera.kernels.thread_counts import name_on_all_threads
 from caldera.machine import this_machine
@@ -47,6 +48,8 @@ def tuning_key(node: Node, family: str, kernels: Sequence[Kernel]) -> dict[str, 
         attributes = _written_attributes(node)
     except _NoKeyError:
         return None
+    # Some kernels take larger blocks where they have more workspace.
+    needed = {} if Batch.of(node) is None else {"workspaces": [k.workspace(node) for k in kernels]}
     return {
         "op": node.op.name,
         "attributes": attributes,
@@ -55,6 +58,7 @@ def tuning_key(node: Node, family: str, kernels: Sequence[Kernel]) -> dict[str, 
         "family": family,
         "kernels": [kernel.name for kernel in kernels],
         "machine": machine_key(family),
+        **needed,
     }
 
 
@@ -127,7 +131,7 @@ def _read(digest: str) -> Record | None:
         times = {str(name): float(seconds) for name, seconds in held["times"].items()}
         # The name of the file vouches for the key.
         right = held["format"] == FORMAT and json_digest(key) == digest
-        known = name_on_all_threads(chosen) in key["kernels"]
+        known = not {chosen, name_on_all_threads(chosen)}.isdisjoint(key["kernels"])
         return Record(key, chosen, times) if right and known else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
+from caldera.config import settings
 from caldera.errors import DeviceError
 from caldera.graph.node import Node, Symbol
 from caldera.graph.program import Program, program_of
@@ -19,6 +20,7 @@ from caldera.passes.collectives import collectives
 from caldera.passes.pipeline import optimise
 from caldera.passes.structure_cache import StructureCache
 from caldera.plan.cache import SharedPlans, program_key
+from caldera.plan.memory_limit import arena_room
 from caldera.plan.plan import Plan
 
 _plans = SharedPlans()
@@ -42,7 +44,7 @@ def compile_nodes(
     TABLE.load(place.kernels)
     key = (
         program_key(program, communicator), place, tuple(sorted(without)), precision,
-        choices.version,
+        choices.version, settings.memory_limit,
     )  # fmt: skip
     known = _plans.get(key)
     if known is not None:
@@ -56,6 +58,7 @@ def compile_nodes(
         without=without,
         precision=precision,
         channels_last=wants_channels_last(place.kernels),
+        adds_rows=place.kernels == "cpu",
     )
     # Collectives are numbered as they are written, and only here from nought.
     ordered = collectives(program) if several else program
@@ -64,13 +67,23 @@ def compile_nodes(
     # Ranks agree on their kernels when a plan is made. Those of a host are quick to measure.
     soon = not place.is_host and not several
 
+    total = settings.workspace_total
+
+    @cache
+    def limits(measure: bool) -> dict[Node, int]:
+        if total is None:
+            return {}
+        return choices.shared_limits(optimised.order(), place.kernels, total, measure=measure)
+
     def choose(node: Node, *others: Kernel, measure: bool) -> Kernel:
-        return choices.kernel(node, place.kernels, others, measure=measure)
+        limit = limits(measure).get(node)
+        return choices.kernel(node, place.kernels, others, measure=measure, limit=limit)
 
     plan = Plan(
         program, optimised, place, partial(choose, measure=not soon),
         choose_well=partial(choose, measure=True) if soon else None,
         in_place="in_place" not in without, communicator=communicator,
+        arena_room=arena_room(optimised, place),
     )  # fmt: skip
     if remember:
         _plans.add(key, plan)

@@ -77,6 +77,7 @@ from caldera.nn.pooling import (
     UpSampling2D,
 )
 from caldera.nn.recurrent import GRU, LSTM, RNN, Bidirectional
+from caldera.nn.skip_gram import SkipGram
 from caldera.nn.tracing import Context, LayerCall, context, trace
 
 __all__ = [
@@ -138,6 +139,7 @@ __all__ = [
     "Sequential",
     "SiLU",
     "Sigmoid",
+    "SkipGram",
     "Softmax",
     "Softplus",
     "Softsign",

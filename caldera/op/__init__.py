@@ -68,6 +68,7 @@ from caldera.op.convolution import conv1d, conv2d, conv3d, conv_transpose1d, con
 from caldera.op.creation import arange, eye, full, linspace, ones, zeros
 from caldera.op.ctc import ctc_loss
 from caldera.op.cumulative import cummax, cummin, cumprod
+from caldera.op.embedding import skip_gram
 from caldera.op.fourier import (
     fft,
     fft2,
@@ -418,6 +419,7 @@ __all__ = [
     "silu",
     "sin",
     "sinh",
+    "skip_gram",
     "slice",
     "slogdet",
     "softmax",

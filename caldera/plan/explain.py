@@ -14,6 +14,7 @@ from caldera.amounts import (
     shortened,
     table_lines,
 )
+from caldera.config import DEFAULT_WORKSPACE, settings
 from caldera.graph.body import Body
 from caldera.graph.memory_format import order_name
 from caldera.graph.node import Node, Spec, Symbol
@@ -61,6 +62,8 @@ class Row:
     seconds: float | None = None
     share: float | None = None
     roofline: float | None = None
+    is_again: bool = False
+    """Whether it computes what was dropped, for want of memory."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ class Explanation:
     nodes_optimised: int
     arena_bytes: int
     naive_bytes: int
+    workspaces: tuple[int, ...]
+    """Bytes of scratch memory of each step."""
     in_place: int
     """Steps that write a result over an input that nobody else reads any more."""
     device: str
@@ -90,6 +95,11 @@ class Explanation:
     flops: int
     seconds: float | None
     peaks: Peaks | None = field(repr=False)
+
+    @property
+    def recomputed(self) -> list[Row]:
+        """The steps that compute something again, because there was no memory to keep it."""
+        return [row for row in self.rows if row.is_again]
 
     def __str__(self) -> str:
         return "\n".join([*_table(self), "", *_footer(self)])
@@ -124,6 +134,9 @@ def explained(
         nodes_optimised=_count(optimised),
         arena_bytes=schedule.arena_bytes,
         naive_bytes=schedule.naive_bytes,
+        workspaces=tuple(
+            0 if step.workspace is None else step.workspace.spec.nbytes for step in schedule.steps
+        ),
         in_place=sum(_is_in_place(step) for step in schedule.steps),
         device=device.name,
         precision=_precision(schedule),
@@ -179,6 +192,7 @@ def _row(
         seconds=seconds,
         share=seconds / total if seconds is not None and total else None,
         roofline=roofline,
+        is_again=step.is_again,
     )
 
 
@@ -194,7 +208,7 @@ def _reason(step: Step, device: Device) -> tuple[dict[str, float], str]:
     """What the step's kernel was measured against, and why it was chosen."""
     if step.kernel.op == COPY or isinstance(step.kernel, LoopKernel):
         return {}, "only"
-    verdict = choices.verdict(step.node, device.kernels, measure=False)
+    verdict = choices.verdict(step.node, device.kernels, measure=False, limit=step.kernel.limit)
     # Somebody may have fixed another kernel since the plan was made.
     return (verdict.beaten, verdict.source) if verdict.kernel is step.kernel else ({}, "")
 
@@ -273,7 +287,7 @@ def _lines(explanation: Explanation) -> list[list[str]]:
 
 
 def _cells(row: Row, timed: bool) -> list[str]:
-    op = "  " * row.depth + row.op
+    op = "  " * row.depth + "again: " * row.is_again + row.op
     cells = [
         "" if row.step is None else str(row.step),
         shortened(op, WIDEST_OP),
@@ -334,6 +348,22 @@ def _footer(found: Explanation) -> Iterator[str]:
     planned, naive = found.arena_bytes, found.naive_bytes
     share = f" ({percent_text(planned / naive)})" if naive else ""
     yield f"arena {bytes_text(planned)} planned, {bytes_text(naive)} naive{share}"
+    most, limit = max(found.workspaces, default=0), settings.workspace_limit
+    if most > limit or limit < DEFAULT_WORKSPACE:
+        beyond = ": no kernel of that step needs less" if most > limit else ""
+        yield f"workspace {bytes_text(most)} in a step, limit {bytes_text(limit)}{beyond}"
+    if settings.workspace_total is not None:
+        total = bytes_text(settings.workspace_total)
+        yield f"workspace {bytes_text(sum(found.workspaces))} of all steps, {total} to share"
+    again = found.recomputed
+    if again:
+        dropped = sum(spec.nbytes for row in again for spec in row.outputs)
+        took = sum(row.seconds or 0.0 for row in again)
+        share = f", in {seconds_text(took)} ({percent_text(took / (found.seconds or 1.0))})"
+        yield (
+            f"settings.memory_limit: {bytes_text(dropped)} dropped and computed again by "
+            f"{len(again)} steps{share if found.seconds else ''}"
+        )
     work = flops_text(found.flops)
     if found.seconds:
         work += f" in {seconds_text(found.seconds)} ({flops_text(found.flops / found.seconds)}/s)"

@@ -211,6 +211,8 @@ DATA: dict[str, Given] = {
     "mnist": lambda f: f("missing", download=False),
     "csv": lambda f: f("missing.csv"),
     "csv_inputs": lambda f: f("missing.csv"),
+    "table": lambda f: f("missing.csv"),
+    "table_inputs": lambda f: f("missing.csv"),
     "digits": lambda f: f(),
     "images": lambda f: f("missing"),
     "npz": lambda f: f("missing.npz"),

@@ -17,7 +17,7 @@ from caldera.kernels.cuda.convolution import cudnn
 from caldera.kernels.cuda.product import cublas
 from caldera.kernels.cuda.runtime import cublaslt, libraries
 from caldera.kernels.cuda.runtime import cudnn as runtime_cudnn
-from caldera.kernels.microbatch import fitting
+from caldera.kernels.microbatch import Batch, divided
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
 from caldera.memory import Device
@@ -187,12 +187,11 @@ def test_without_an_engine_for_the_ending_there_are_two_launches(
 def test_a_batch_in_slices(card: Device, library: FakeCudnn) -> None:
     setting = Setting("3x3", (6, 8, 6, 5), (12, 8, 3, 3), padding=((1, 1), (1, 1)))
     for node in (*nodes_of(setting, "float32"), *ended_of(setting, "float32", ENDINGS[0])):
-        able = TABLE.candidates(node, "cuda")
-        whole = next(each for each in able if each.name == "cudnn").workspace(node)
-        limit = whole - 2500
-        (sliced,) = [
-            each for each in fitting(able, node, limit) if each.name.startswith("cudnn in")
-        ]
+        kernel = next(each for each in TABLE.candidates(node, "cuda") if each.name == "cudnn")
+        limit = kernel.workspace(node) - 2500
+        batch = Batch.of(node)
+        assert batch is not None
+        sliced = divided(batch, ((kernel, 4), (kernel, 2)), limit)
         assert sliced.workspace(node) <= limit
         inputs = _as_planned(node, inputs_of(node))
         before = len(library.executed)
@@ -206,7 +205,7 @@ def test_slices_are_chosen(card: Device, library: FakeCudnn) -> None:
     choices.fix("conv2d", "cudnn", "cuda")
     try:
         with settings.override(workspace_limit=14000):
-            assert choices.kernel(node, "cuda").name == "cudnn in 2 slices"
+            assert choices.kernel(node, "cuda").name == "4 by cudnn, 2 by cudnn"
     finally:
         choices.unfix("conv2d", "cuda")
 

@@ -74,6 +74,8 @@ def test_unknown_names_are_refused_with_the_nearest(settings: Settings) -> None:
         ("deterministic", 1),
         ("workspace_limit", -1),
         ("workspace_limit", None),
+        ("workspace_total", -1),
+        ("workspace_total", "64 MiB"),
         ("memory_limit", 0),
         ("memory_limit", "1GB"),
     ],

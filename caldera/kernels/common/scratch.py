@@ -1,9 +1,14 @@
-"""Cutting a kernel's workspace into arrays."""
+"""How much workspace a kernel may use, and cutting it into arrays."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import numpy as np
 
+from caldera.config import settings
 from caldera.graph.node import Spec
 from caldera.kernels.table import Array
 from caldera.tensor.dtype import HALVES, DType, float32
@@ -11,6 +16,28 @@ from caldera.tensor.shape import Shape
 
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector of any CPU in use."""
+_limit: ContextVar[int | None] = ContextVar("workspace limit", default=None)
+
+
+def workspace_limit() -> int:
+    """Bytes that a kernel may use as workspace: those of the settings, or of `at_most_workspace`.
+
+    >>> with at_most_workspace(100):
+    ...     workspace_limit()
+    100
+    """
+    given = _limit.get()
+    return settings.workspace_limit if given is None else given
+
+
+@contextmanager
+def at_most_workspace(limit: int) -> Iterator[None]:
+    """Kernels that are looked at or made ready inside have this many bytes, in this thread."""
+    before = _limit.set(limit)
+    try:
+        yield
+    finally:
+        _limit.reset(before)
 
 
 def _aligned(nbytes: int) -> int:

@@ -15,7 +15,12 @@ from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import detached
 from caldera.kernels.common.epilogue import Epilogue
 from caldera.kernels.common.matrices import as_matrices
-from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
+from caldera.kernels.common.scratch import (
+    Scratch,
+    compute_dtype,
+    workspace_bytes,
+    workspace_limit,
+)
 from caldera.kernels.cuda.elementwise.loop import loop_calls
 from caldera.kernels.cuda.product import tiled
 from caldera.kernels.cuda.product.epilogue import epilogue_loop_body
@@ -191,7 +196,7 @@ def _aligned_part(workspace: Array) -> Array:
 
 
 def _limit(taken: int) -> int:
-    return max(0, min(MOST_WORKSPACE, settings.workspace_limit - taken))
+    return max(0, min(MOST_WORKSPACE, workspace_limit() - taken))
 
 
 @lru_cache(maxsize=4096)
@@ -204,11 +209,11 @@ def _found(node: Node, accuracy: str, limit: int) -> tuple[int, int]:
 def _supports(rank: int, node: Node) -> bool:
     if libraries.cublas_lt() is None or (rank and not libraries.may_measure()):
         return False
-    return _found(detached(node), settings.accuracy, settings.workspace_limit)[1] > rank
+    return _found(detached(node), settings.accuracy, workspace_limit())[1] > rank
 
 
 def _workspace(node: Node) -> int:
-    return _found(detached(node), settings.accuracy, settings.workspace_limit)[0]
+    return _found(detached(node), settings.accuracy, workspace_limit())[0]
 
 
 for _rank in range(RANKS):

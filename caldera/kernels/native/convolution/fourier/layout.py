@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from caldera.config import settings
+from caldera.kernels.common.scratch import workspace_limit
 from caldera.kernels.native.codegen.target import CACHE_LINE
 from caldera.kernels.native.convolution.cost_model import PEAK
 from caldera.kernels.native.convolution.fourier.matrices import frequencies
@@ -69,7 +69,7 @@ class Layout(TiledLayout):
     @cached_property
     def block(self) -> int:
         """Tiles in a block: as many as pay and fit into the workspace allowed."""
-        limit = settings.workspace_limit - staging_bytes(self.node)
+        limit = workspace_limit() - staging_bytes(self.node)
         itemsize = self.geometry.dtype.itemsize
         fitting = (n for n in _BLOCKS if sum(self._lengths(n)) * itemsize <= limit)
         return min(next(fitting, _BLOCKS[-1]), self.tiles)

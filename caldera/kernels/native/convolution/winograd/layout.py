@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from caldera.config import settings
+from caldera.kernels.common.scratch import workspace_limit
 from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import natural_lanes
 from caldera.kernels.native.codegen.target import CACHE_LINE, host_target
@@ -140,7 +140,7 @@ class Layout(TiledLayout):
     @cached_property
     def block(self) -> int:
         """Tiles in a block: as many as pay and fit into the workspace allowed, shared evenly."""
-        limit = settings.workspace_limit - staging_bytes(self.node)
+        limit = workspace_limit() - staging_bytes(self.node)
         most = next((n for n in self._sizes if self._bytes(n) <= limit), self._sizes[-1])
         workers = thread_count() if self.is_apart else 1
         rounds = max(1, -(-self.tiles // (most * workers)))
