@@ -29,16 +29,18 @@ from caldera.audio.features import (
     splice,
     stft,
 )
-from caldera.audio.files import Sound, read, resample, write
+from caldera.audio.files import SUFFIXES, Sound, read, resample, write
 from caldera.audio.layers import (
     ConformerBlock,
     FilterBank,
     Splice,
     StatisticsPooling,
     TimeDelay,
+    model_input,
 )
 
 __all__ = [
+    "SUFFIXES",
     "ConformerBlock",
     "FilterBank",
     "NGram",
@@ -61,6 +63,7 @@ __all__ = [
     "mel_filters",
     "mel_spectrogram",
     "mfcc",
+    "model_input",
     "models",
     "normalise",
     "power_spectrum",

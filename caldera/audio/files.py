@@ -16,6 +16,8 @@ from caldera.errors import ConfigError, DataError
 from caldera.file_limit import check_asked
 from caldera.optional import optional_import
 
+SUFFIXES = (".wav", ".flac", ".ogg")
+"""Names of files that are sounds."""
 Channels = Literal["mean", "first", "all"]
 _ZEROS = 16
 """Zero crossings of the filter on each side: what resampling keeps is right to about 1e-4."""

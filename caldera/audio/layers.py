@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os import PathLike, fspath
+from pathlib import Path
 
 import numpy as np
 
 from caldera import nn, op
 from caldera.audio.augment import spec_augment
 from caldera.audio.features import fbank, normalise, splice
-from caldera.errors import ConfigError
+from caldera.audio.files import read
+from caldera.errors import ConfigError, DataError
 from caldera.lazy import Expr
+from caldera.train.model import Model
 
 
 @nn.register
@@ -43,6 +47,29 @@ class FilterBank(nn.Layer):
         if self.augment and nn.context().training:
             found = spec_augment(found, band_width=self.bins // 5, time_part=0.2)
         return found
+
+
+def model_input(path: str | PathLike[str], model: Model) -> np.ndarray:
+    """A sound file as a model takes it that begins with `FilterBank`: in its rate, cut or filled
+    with zeros to its length, (1, samples).
+
+    >>> import caldera as cd
+    >>> from caldera import audio, nn
+    >>> audio.write("tone.wav", [0.5] * 400, rate=8000)
+    >>> layers = [nn.Input((1000,)), audio.FilterBank(rate=8000), nn.Flatten(), nn.Dense(2)]
+    >>> audio.model_input("tone.wav", cd.NeuralNetwork(layers)).shape
+    (1, 1000)
+    """
+    rates = [layer.rate for _, layer in model.children() if isinstance(layer, FilterBank)]
+    (shape, dtype), *_ = model.signature.inputs
+    if len(rates) != 1 or len(shape) != 1:
+        raise DataError.build(
+            f"predict {Path(fspath(path)).name}",
+            expected="a model that takes samples of sound, with one audio.FilterBank",
+            got=f"one that takes {shape}", hint="give features to others as an .npy file",
+        )  # fmt: skip
+    samples = read(path, rates[0]).samples[: shape[0]]
+    return np.pad(samples, (0, shape[0] - len(samples)))[None].astype(dtype)
 
 
 @nn.register
