@@ -93,6 +93,7 @@ def json_of(experiment: Experiment, outcome: Outcome, *, quick: bool) -> dict[st
         "machine": machine_facts(settings.threads),
         "versions": package_versions(),
         "rows": [asdict(row) for row in outcome.rows],
+        "plots": [asdict(plot) for plot in outcome.plots],
         "samples": outcome.samples,
         "left out": outcome.left_out,
         "seconds": outcome.seconds,
@@ -113,6 +114,36 @@ def write_results(
         write_file(path, text)
         found.append(path)
     return found
+
+
+def summary_of(
+    done: Mapping[Experiment, Outcome], others: Sequence[Experiment], *, quick: bool
+) -> str:
+    """All verdicts on one page, what was left out, and what could not be run."""
+    total = sum(outcome.seconds for outcome in done.values())
+    machine = machine_facts(settings.threads)
+    lines = [
+        "# The seeds' experiments",
+        "",
+        f"Written by `caldera reproduce{' --quick' if quick else ''}` on {machine['cpu']}, "
+        f"{machine['threads']} threads, load {machine['load before']} at the end, "
+        f"{machine['time'][:10]}: {len(done)} experiments in {seconds_text(total)}.",
+        "",
+        "| experiment | source | claim | verdict | took | left out |",
+        "|---|---|---|---|---|---|",
+    ]
+    for each, outcome in done.items():
+        name = f"[{each.name}]({file_name(each, 'md')})"
+        left = "; ".join(outcome.left_out)
+        lines.append(f"| {name} | {each.source} | {each.claim} | {outcome.verdict} "
+                     f"| {seconds_text(outcome.seconds)} | {left} |")  # fmt: skip
+    if others:
+        head = "| experiment | source | claim | why not | the nearest thing |"
+        lines += ["", "Not run:", "", head, "|---|---|---|---|---|"]
+    for each in others:
+        cells = (each.name, each.source, each.claim, each.reason, each.nearest)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def page_of(done: Mapping[Experiment, Outcome], others: Sequence[Experiment]) -> str:
