@@ -172,11 +172,17 @@ def page_of(done: Mapping[Experiment, Outcome], others: Sequence[Experiment]) ->
 def chart(plot: Plot) -> LineChart:
     """A plot as a chart."""
     lines = [
-        Line(name, list(points), CATEGORICAL[place % len(CATEGORICAL)])
+        # Dashed: what nobody measured, and the colours that come a second time.
+        Line(
+            name,
+            list(points),
+            CATEGORICAL[place % len(CATEGORICAL)],
+            dashed=name == "predicted" or place >= len(CATEGORICAL),
+        )  # fmt: skip
         for place, (name, points) in enumerate(plot.lines.items())
     ]
     points = [point for line in lines for point in line.points]
-    floor = [] if plot.log else [0.0]
+    floor = [0.0] if plot.from_zero and not plot.log else []
     return LineChart(
         f"{plot.title} ({plot.y})", plot.x, lines, axis_of([x for x, _ in points]),
         axis_of([*floor, *(y for _, y in points)], log=plot.log),
