@@ -178,7 +178,7 @@ def chart(plot: Plot) -> LineChart:
             list(points),
             CATEGORICAL[place % len(CATEGORICAL)],
             dashed=name == "predicted" or place >= len(CATEGORICAL),
-        )  # fmt: skip
+        )
         for place, (name, points) in enumerate(plot.lines.items())
     ]
     points = [point for line in lines for point in line.points]
