@@ -169,8 +169,9 @@ def test_results_written_over_an_input_are_counted() -> None:
 
 def test_beaten_kernels_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     def verdict(
-        self: Choices, node: Node, family: str, others: Sequence[Kernel] = (), *, measure: bool
-    ) -> Verdict:
+        self: Choices, node: Node, family: str, others: Sequence[Kernel] = (), *, measure: bool,
+        limit: int | None,
+    ) -> Verdict:  # fmt: skip
         (kernel, *_) = TABLE.candidates(node, family)
         times = {kernel.name: 1.0, "slow": 1.8, "slower": 3.0, "slowest": 9.0}
         return Verdict(kernel, times, "measured")
