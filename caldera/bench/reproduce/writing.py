@@ -20,6 +20,12 @@ from caldera.draw.palette import CATEGORICAL
 from caldera.file_cache import write_file
 from caldera.plain_data import to_plain
 
+BUSY = 1.0
+"""A load above which somebody else computes too."""
+_BUSY = (
+    "The machine was busy with other programs: times are theirs as well, and verdicts on speed are "
+    "doubtful."
+)
 HEAD = ("", "seed", "ours", "verdict")
 FORMAT = "caldera reproduce 1"
 
@@ -68,6 +74,8 @@ def markdown_of(experiment: Experiment, outcome: Outcome, *, quick: bool) -> str
         lines.append(
             '"Beside": the seed\'s machine is another one, so the numbers only stand side by side.'
         )
+    if (machine["load before"] or 0.0) > BUSY:
+        lines.append(_BUSY)
     lines += [f"Left out: {each}." for each in outcome.left_out]
     return "\n".join(lines) + "\n"
 
@@ -128,6 +136,7 @@ def summary_of(
         f"Written by `caldera reproduce{' --quick' if quick else ''}` on {machine['cpu']}, "
         f"{machine['threads']} threads, load {machine['load before']} at the end, "
         f"{machine['time'][:10]}: {len(done)} experiments in {seconds_text(total)}.",
+        *([_BUSY] if (machine["load before"] or 0.0) > BUSY else []),
         "",
         "| experiment | source | claim | verdict | took | left out |",
         "|---|---|---|---|---|---|",
