@@ -20,8 +20,8 @@ from caldera.draw.palette import CATEGORICAL
 from caldera.file_cache import write_file
 from caldera.plain_data import to_plain
 
-BUSY = 1.0
-"""A load above which somebody else computes too."""
+BUSY = 2.0
+"""A load for each core above which somebody else must compute too: it is taken at the end."""
 _BUSY = (
     "The machine was busy with other programs: times are theirs as well, and verdicts on speed are "
     "doubtful."
@@ -74,10 +74,14 @@ def markdown_of(experiment: Experiment, outcome: Outcome, *, quick: bool) -> str
         lines.append(
             '"Beside": the seed\'s machine is another one, so the numbers only stand side by side.'
         )
-    if (machine["load before"] or 0.0) > BUSY:
-        lines.append(_BUSY)
+    lines += _busy(machine)
     lines += [f"Left out: {each}." for each in outcome.left_out]
     return "\n".join(lines) + "\n"
+
+
+def _busy(machine: Mapping[str, Any]) -> list[str]:
+    load = machine["load before"] or 0.0
+    return [_BUSY] if load > BUSY * machine["cores"] else []
 
 
 def file_name(experiment: Experiment, ending: str) -> str:
@@ -136,7 +140,7 @@ def summary_of(
         f"Written by `caldera reproduce{' --quick' if quick else ''}` on {machine['cpu']}, "
         f"{machine['threads']} threads, load {machine['load before']} at the end, "
         f"{machine['time'][:10]}: {len(done)} experiments in {seconds_text(total)}.",
-        *([_BUSY] if (machine["load before"] or 0.0) > BUSY else []),
+        *_busy(machine),
         "",
         "| experiment | source | claim | verdict | took | left out |",
         "|---|---|---|---|---|---|",
