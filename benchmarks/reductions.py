@@ -14,6 +14,7 @@ from time import perf_counter
 
 from caldera.bench.reduction_candidates import chosen_reduction, reduction_runners
 from caldera.config import settings
+from caldera.kernels.common.blas_threads import single_threaded_blas
 
 WAYS = {"rows": (1,), "columns": (0,), "both": (0, 1)}
 COLUMNS = ("native", "two stages", "numpy", "product with ones", "np.sum")
@@ -54,7 +55,9 @@ def main() -> None:
             print("|---" * (len(COLUMNS) + 4) + "|")
             for way, axes in WAYS.items():
                 for size in map(int, options.sizes.split(",")):
-                    times = in_turns(reduction_runners((size, size), axes, dtype))
+                    # As in a plan: its threads are Caldera's.
+                    with single_threaded_blas:
+                        times = in_turns(reduction_runners((size, size), axes, dtype))
                     chosen = chosen_reduction((size, size), axes, dtype)
                     ours = times.get(chosen.partition(" on ")[0], times["native"])
                     fastest = min(time for name, time in times.items() if name != "np.sum")

@@ -1,20 +1,18 @@
 """Other ways to reduce, which are faster for some shapes: which of them is for measuring to say.
 
-A sum of rows or columns is a product with ones, and a library's product may be faster than a loop;
+A sum of rows or columns is a product with ones, for which there is the BLAS behind NumPy's `dot`;
 shorter stretches give more workers something to do; NumPy has loops of its own.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from caldera.config import settings
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import parameter
-from caldera.graph.ops.product import matmul
+from caldera.graph.node import Node
 from caldera.kernels.common.loop_body import REDUCTIONS
 from caldera.kernels.native.elementwise.operations import is_known
 from caldera.kernels.native.reduction.reduce import LONG, SHORT, bind
@@ -24,7 +22,7 @@ from caldera.tensor.shape import size
 
 MOST_TERMS = 4096
 """Of sums in float32 that are taken one after the other: beyond, digits are lost."""
-WORTH_A_CALL = 1 << 16
+WORTH_A_CALL = 1 << 14
 """Elements from which on a call of NumPy is not most of the time: it also ends a run of native
 kernels, which measuring it alone does not show."""
 
@@ -45,44 +43,26 @@ def _lengths(node: Node) -> tuple[int, int, bool] | None:
 # --- a product with ones
 
 
-@lru_cache(maxsize=1024)
-def _product(results: int, terms: int, is_last: bool, dtype: np.dtype) -> tuple[Node, Kernel]:
-    """The product whose result is the sum, and the kernel that computes it."""
-    shape = (results, terms) if is_last else (terms, results)
-    left, right = parameter(0, Spec(shape, dtype)), parameter(1, Spec((terms, 1), dtype))
-    node: Node = matmul(left, right, ta=not is_last, tb=False)
-    return node, TABLE.candidates(node, "cpu")[0]
-
-
-def _of(node: Node) -> tuple[Node, Kernel]:
-    found = _lengths(node)
-    assert found is not None
-    return _product(*found, node.dtype)
-
-
 def _is_product(node: Node) -> bool:
     found = _lengths(node)
     if found is None or node.dtype not in (float32, float64):
         return False
-    is_exact = node.dtype == float64 or found[1] <= MOST_TERMS or settings.accuracy == "fast"
-    return is_exact and found[1] > 1
-
-
-def _product_workspace(node: Node) -> int:
-    product, kernel = _of(node)
-    return kernel.workspace(product)
+    results, terms, _ = found
+    is_exact = node.dtype == float64 or terms <= MOST_TERMS or settings.accuracy == "fast"
+    return is_exact and terms > 1 and results * terms >= WORTH_A_CALL
 
 
 def _bind_product(call: Call) -> Runner:
     (x,), (out,) = call.inputs, call.outputs
     if not (x.flags.c_contiguous and out.flags.c_contiguous):
         return bind(call)
-    product, kernel = _of(call.node)
-    ones = np.ones(product.inputs[1].shape, x.dtype)
-    return kernel.bind(
-        Call(product, (out.reshape(product.shape),), (x.reshape(product.inputs[0].shape), ones),
-             call.workspace)
-    )  # fmt: skip
+    found = _lengths(call.node)
+    assert found is not None
+    results, terms, is_last = found
+    ones = np.ones(terms, x.dtype)
+    if is_last:
+        return partial(np.dot, x.reshape(results, terms), ones, out.reshape(results))
+    return partial(np.dot, ones, x.reshape(terms, results), out.reshape(results))
 
 
 # --- shorter stretches, and NumPy
@@ -124,6 +104,4 @@ for _name in sorted(REDUCTIONS):
     TABLE.add(Kernel(_name, "cpu", "two stages", partial(bind, stretches=SHORT), _has_two_stages,
                      priority=9))  # fmt: skip
     TABLE.add(Kernel(_name, "cpu", "numpy", _bind_numpy, _is_for_numpy, priority=8))
-TABLE.add(
-    Kernel("sum", "cpu", "product with ones", _bind_product, _is_product, _product_workspace, 7)
-)
+TABLE.add(Kernel("sum", "cpu", "product with ones", _bind_product, _is_product, priority=7))
