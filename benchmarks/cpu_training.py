@@ -6,6 +6,9 @@ The identical network, weights and batches; all take turns, and the best turn co
 that the process may use are the threads that each framework gets, so a call under `taskset` is one
 column of a table over threads. `caldera bench` gives each contestant a process of its own and
 checks more; this says in seconds where a network stands, and prints after each of them.
+
+On a machine that others keep busy, `taskset -c 0 ... --cpu-time` counts what this process computed,
+on one core, and not what it waited for.
 """
 
 from __future__ import annotations
@@ -52,6 +55,17 @@ def entered(case: TrainingCase, contestant: Any) -> Entry:
     return Entry(contestant.label, task, time.perf_counter() - begin, losses)
 
 
+def cpu_seconds(task: Any, seconds: float) -> list[float]:
+    """Seconds that the process computed for each step, for about so long in all."""
+    times: list[float] = []
+    task.call()
+    while len(times) < 2 or sum(times) < seconds:
+        start = time.process_time()
+        task.call()
+        times.append(time.process_time() - start)
+    return times
+
+
 def measure(case: TrainingCase, options: argparse.Namespace) -> None:
     """All contestants on one network, one line for each."""
     peers = [peer for peer in options.peers.split(",") if peer]
@@ -63,9 +77,10 @@ def measure(case: TrainingCase, options: argparse.Namespace) -> None:
         except Exception as error:
             # One that cannot take part must not cost the others their turn.
             print(f"  {contestant.label}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+    clock = cpu_seconds if options.cpu_time else timed
     for turn in range(options.turns):
         for entry in entries[turn % len(entries) :] + entries[: turn % len(entries)]:
-            entry.times.append(min(timed(entry.task, options.seconds)))
+            entry.times.append(min(clock(entry.task, options.seconds)))
     ours = min((min(each.times) for each in entries if "caldera" in each.label), default=0.0)
     print(f"\n{case.name}, {THREADS} threads")
     print("| setting | ms a step | to Caldera | first step | losses |")
@@ -85,7 +100,10 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="torch.compile, too")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.4, help="of a turn")
+    parser.add_argument("--cpu-time", action="store_true", help="of one core, not of the clock")
     options = parser.parse_args()
+    if options.cpu_time and THREADS > 1:
+        sys.exit(f"expected one core for --cpu-time; got {THREADS}: put taskset -c 0 before it")
     found = [case for work in networks() for case in work.cases]
     known = {case.name: case for case in found if isinstance(case, TrainingCase)}
     for name in options.networks:

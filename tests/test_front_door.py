@@ -35,6 +35,7 @@ HEAVY = (
 )
 PUBLIC_ROOMS = (
     "caldera",
+    "caldera.code",
     "caldera.comm",
     "caldera.compress",
     "caldera.data",

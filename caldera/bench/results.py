@@ -126,6 +126,8 @@ class Report:
     entries: list[Entry] = field(default_factory=list)
     code: dict[str, str] = field(default_factory=dict)
     """Which code was measured."""
+    stopped: bool = False
+    """Whether somebody ended it before all was measured."""
 
     def cases(self, work: str) -> dict[str, list[Entry]]:
         """The entries of a work by case."""
@@ -215,6 +217,7 @@ class Report:
             "options": self.options,
             "missing": self.missing,
             "notes": self.notes,
+            "stopped": self.stopped,
             "entries": entries,
             "means": [asdict(each) for each in self.means()],
         }

@@ -71,16 +71,32 @@ class Session:
     def run(self, after_work: Callable[[Report], None] = lambda report: None) -> Report:
         """Measure everything; a contestant that fails is reported and leaves the others alone.
 
-        `after_work` is given what there is so far each time a named work is done.
+        `after_work` is given what there is so far each time a named work is done. Ctrl-C ends the
+        run, not the report: it has what was measured until then, and says so in `stopped`.
         """
-        with tempfile.TemporaryDirectory(prefix="caldera-bench-") as folder:
-            for name in self.options.works:
-                work = WORKLOADS[name]
-                if work.left_out and not self.options.quick:
-                    self._note(f"{name}: {work.left_out}")
-                self._measure_work(work, Path(folder) / name)
-                after_work(self.report)
+        try:
+            with tempfile.TemporaryDirectory(prefix="caldera-bench-") as folder:
+                for name in self.options.works:
+                    work = WORKLOADS[name]
+                    if work.left_out and not self.options.quick:
+                        self._note(f"{name}: {work.left_out}")
+                    self._measure_work(work, Path(folder) / name)
+                    after_work(self.report)
+        except KeyboardInterrupt:
+            self._stop()
+            after_work(self.report)
         return self.report
+
+    def _stop(self) -> None:
+        """Say that this is not everything, and of whom there is nothing."""
+        self.report.stopped = True
+        for entry in self.report.entries:
+            if not entry.rounds and not entry.error:
+                entry.error = "stopped before its turn"
+        begun = set(self.report.works())
+        left = [name for name in self.options.works if name not in begun]
+        rest = f"; not begun: {', '.join(left)}" if left else ""
+        self._note(f"stopped by Ctrl-C: this is what was measured until then{rest}")
 
     def _note(self, line: str) -> None:
         self.report.notes.append(line)

@@ -33,7 +33,8 @@ def resolved(options: Mapping[str, Any], found: Dataset) -> dict[str, Any]:
     is_table = len(found.shape) == 1 and not reads_words
     usual: dict[str, Any] = {
         "loss": "cross_entropy" if found.classes else "mean_squared",
-        "normalise": is_table,
+        # The columns of a table that was read here are on one scale already.
+        "normalise": is_table and (found.schema is None or not found.schema.columns),
     }
     if reads_words:
         usual["vocabulary"] = _vocabulary(found)

@@ -10,6 +10,9 @@ from typing import Any, NoReturn
 from caldera.errors import ConfigError
 from caldera.registry import nearest
 
+INTERRUPTED = 130
+"""The exit status of a command that Ctrl-C ended."""
+
 
 class UsageError(ConfigError):
     """A command line that cannot be understood.

@@ -11,6 +11,7 @@ from typing import Any
 from caldera import data
 from caldera.cli.options import names_of
 from caldera.data import Dataset, Schema
+from caldera.data.tables.reading import SUFFIXES, is_table_file
 from caldera.errors import ConfigError, DataError, ShapeError
 from caldera.registry import nearest
 
@@ -35,23 +36,30 @@ NAMED: Mapping[str, Source] = {
     "cifar10": Source(data.cifar10, _FOLDER),
     "cifar100": Source(data.cifar100, _FOLDER),
 }
-BY_SUFFIX: Mapping[str, Source] = {
-    ".csv": Source(
-        data.csv,
-        {
-            **_SPLIT,
-            "target_column": "target",
-            "columns": "columns",
-            "ignore_columns": "ignore",
-            "delimiter": "delimiter",
-            "header": "header",
-            "missing": "missing",
-            "targets": "classes",
-        },
-        takes_schema=True,
-    ),
-    ".npz": Source(data.npz, {**_SPLIT, "targets": "classes"}),
+_READING = {
+    "delimiter": "delimiter",
+    "header": "header",
+    "encoding": "encoding",
+    "sheet": "sheet",
+    "query": "query",
+    "missing_values": "missing_values",
 }
+TABLE = Source(
+    data.table,
+    {
+        **_SPLIT,
+        **_READING,
+        "target_column": "target",
+        "columns": "columns",
+        "ignore_columns": "ignore",
+        "kinds": "kinds",
+        "decimal": "decimal",
+        "missing": "missing",
+        "targets": "classes",
+    },
+    takes_schema=True,
+)
+NPZ = Source(data.npz, {**_SPLIT, "targets": "classes"})
 IMAGES = Source(data.images, {**_SPLIT, "image_size": "size", "channels": "channels"})
 
 
@@ -100,11 +108,13 @@ def _source(name: str) -> tuple[Source, tuple[Path, ...]]:
     path = Path(name).expanduser()
     if path.is_dir():
         return IMAGES, (path,)
-    if path.suffix.lower() in BY_SUFFIX:
-        return BY_SUFFIX[path.suffix.lower()], (path,)
+    if path.suffix.lower() == ".npz":
+        return NPZ, (path,)
+    if is_table_file(path):
+        return TABLE, (path,)
     if path.is_file():
         raise DataError.build(
-            name, expected="a file that ends in " + " or ".join(BY_SUFFIX), got="another"
+            name, expected="a file that ends in " + ", ".join((".npz", *SUFFIXES)), got="another"
         )
     raise ConfigError.build(
         "data", expected="a data set, a file or a folder", got=repr(name),
@@ -112,17 +122,15 @@ def _source(name: str) -> tuple[Source, tuple[Path, ...]]:
     )  # fmt: skip
 
 
-def csv_input_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What `data.csv_inputs` is to be told, from options: the column of answers is left out too.
+def table_input_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What `data.table_inputs` is to be told, from options: the column of answers is left out too.
 
-    >>> csv_input_arguments({"target_column": "name", "delimiter": "tab"})
+    >>> table_input_arguments({"target_column": "name", "delimiter": "tab"})
     {'ignore': ['name'], 'delimiter': '\\t'}
     """
     given = [*options.get("ignore_columns", ()), options.get("target_column")]
     ignore = [column_of(each) for each in given if each is not None]
-    found = {
-        name: _argument(name, options[name]) for name in ("delimiter", "header") if name in options
-    }
+    found = {name: _argument(name, options[name]) for name in _READING if name in options}
     return ({"ignore": ignore} if ignore else {}) | found
 
 
@@ -135,11 +143,30 @@ def column_of(text: str) -> int | str:
     return int(text) if text.removeprefix("-").isdecimal() else text
 
 
+def _kind(text: str) -> tuple[int | str, str]:
+    """A column and its kind, from COLUMN=KIND.
+
+    >>> _kind("zip=category")
+    ('zip', 'category')
+    """
+    column, equals, kind = text.rpartition("=")
+    if not equals or not column:
+        raise ConfigError.build(
+            "--kinds", expected="COLUMN=KIND, such as zip=category", got=repr(text),
+            hint="kinds are number, category, date, date:%d/%m/%Y and ignored",
+        )  # fmt: skip
+    return column_of(column), kind
+
+
 def _argument(option: str, value: Any) -> Any:
     if option == "target_column":
         return column_of(value)
     if option in ("columns", "ignore_columns"):
         return [column_of(each) for each in value]
+    if option == "kinds":
+        return dict(_kind(each) for each in value)
+    if option == "sheet":
+        return column_of(value)
     if option == "delimiter":
         return "\t" if value in ("tab", "\\t") else value
     if option == "targets":

@@ -60,11 +60,11 @@ def find_model(arguments: argparse.Namespace) -> Model:
     )  # fmt: skip
 
 
-def class_names_of(model: Model, path: str) -> list[str]:
+def class_names_of(model: Model, path: str) -> tuple[str, ...]:
     """What the classes of a model from a file are called; none if nobody has said it."""
     if model.schema is not None:
-        return list(model.schema.classes)
-    return read_class_names(Path(path))
+        return model.schema.classes
+    return tuple(read_class_names(Path(path)))
 
 
 def _made(arguments: argparse.Namespace, given: dict[str, Any]) -> Model:

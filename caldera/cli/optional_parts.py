@@ -34,6 +34,7 @@ class Package:
 CUDA = "pip install 'caldera[cuda]'"
 BENCH = "pip install 'caldera[bench]'"
 SERVE = "pip install 'caldera[serve]'"
+TABLES = "pip install 'caldera[tables]'"
 MPI = "pip install 'caldera[mpi]'"
 
 PACKAGES = (
@@ -43,6 +44,8 @@ PACKAGES = (
     Package("scipy", ("scipy",), "linear algebra of caldera.dmath",
             "pip install 'caldera[dmath]'"),
     Package("PIL", ("pillow",), "folders of images", "pip install pillow"),
+    Package("pyarrow", ("pyarrow",), "tables in Parquet and Feather files", TABLES),
+    Package("openpyxl", ("openpyxl",), "tables in Excel workbooks", TABLES),
     Package("shtab", ("shtab",), "caldera completion", "pip install 'caldera[completion]'"),
     Package("rich", ("rich",), "the live line of progress", "pip install rich"),
     Package("threadpoolctl", ("threadpoolctl",), "the BLAS's threads", "pip install threadpoolctl"),

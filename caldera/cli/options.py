@@ -23,7 +23,7 @@ from caldera.cli.option_types import (
     Texts,
 )
 from caldera.cli.zoo import ZOO
-from caldera.data.datasets.csv_table import MISSING
+from caldera.data.datasets.tables import MISSING
 from caldera.nn.basic import activations
 from caldera.nn.losses import losses
 from caldera.nn.metrics import metrics
@@ -63,20 +63,31 @@ def _controls_rate(name: str) -> bool:
 
 
 DATA = (
-    Option("data", Text("NAME"), "digits, mnist, cifar10, cifar100, a .csv or .npz file, or a "
-           "folder with a folder of images for each class", "digits"),
+    Option("data", Text("NAME"), "digits, mnist, cifar10, cifar100, a table (.csv, .tsv, .parquet, "
+           ".xlsx, .jsonl, .sqlite, .csv.gz ...), an .npz file, or a folder with a folder of "
+           "images for each class", "digits"),
     Option("data_folder", Text("FOLDER"), "where the files of mnist or cifar are"),
     Option("test_part", Number(), "part of the samples to test with (where the data do not say)"),
     Option("split_seed", Count(), "which samples these are"),
-    Option("target_column", Text("COLUMN"), "name or number of the CSV column to predict"),
-    Option("columns", Texts("COLUMN,..."), "names or numbers of the CSV columns to learn from "
+    Option("target_column", Text("COLUMN"), "name or number of the column to predict (the last)"),
+    Option("columns", Texts("COLUMN,..."), "names or numbers of the columns to learn from "
            "(all others)"),
-    Option("ignore_columns", Texts("COLUMN,..."), "names or numbers of CSV columns to leave out"),
-    Option("header", Flag(), "the first line of a CSV file holds names (default: if it has no "
+    Option("ignore_columns", Texts("COLUMN,..."), "names or numbers of columns to leave out"),
+    Option("kinds", Texts("COLUMN=KIND,..."), "what columns hold, where the guess is wrong: "
+           "number, category, date, date:%d/%m/%Y, ignored"),
+    Option("missing", Choice("way with missing values", lambda: MISSING), "fill in what rows lack, "
+           "or drop or refuse such rows (default: fill)"),
+    Option("missing_values", Texts("TEXT,..."), "texts that stand for a missing value, beside the "
+           "usual ones"),
+    Option("decimal", Choice("decimal mark", lambda: [".", ","]), "what divides the fraction of "
+           "numbers (default: as they look)"),
+    Option("header", Flag(), "the first line of a text file holds names (default: if it has no "
            "number)"),
-    Option("missing", Choice("way with missing values", lambda: MISSING), "refuse lines of a CSV "
-           "file that lack a value, or drop them (default: refuse)"),
-    Option("delimiter", Text("CHARACTER"), "what divides the columns of a CSV file (,)"),
+    Option("delimiter", Text("CHARACTER"), "what divides the columns of a text file (default: as "
+           "it looks)"),
+    Option("encoding", Text("NAME"), "the encoding of a text file (default: UTF-8, or Windows)"),
+    Option("sheet", Text("SHEET"), "name or number of the sheet of a workbook (the first)"),
+    Option("query", Text("SQL"), "what to ask a database, such as SELECT * FROM name"),
     Option("targets", Choice("kind of target", lambda: ["classes", "values"]),
            "whether numbers to predict are classes or values"),
     Option("image_size", Counts("HEIGHT,WIDTH"), "bring the images of a folder to this size"),

@@ -1,4 +1,4 @@
-"""Samples to predict, from a CSV or npy file, an image or a folder of images."""
+"""Samples to predict, from a table or an npy file, an image or a folder of images."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from caldera import data, io
 from caldera.data import Schema
 from caldera.data.sources.encoded_images import LARGEST_FILE, SUFFIXES, LabelledImage
+from caldera.data.tables.reading import is_table_file
 from caldera.data.transforms.decode import Size, decode_all
 from caldera.errors import DataError
 from caldera.io.files import read_bounded
@@ -26,8 +27,8 @@ def read_inputs(
 ) -> tuple[list[str], np.ndarray]:
     """The names of samples, and the samples in the shape that a model takes.
 
-    The columns of a CSV file are found with the schema of the model. `table` has the options of
-    `data.csv_inputs`.
+    The columns of a table are found with the schema of the model. `table` has the options of
+    `data.table_inputs`.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "rows.csv"
@@ -39,12 +40,12 @@ def read_inputs(
     suffix = path.suffix.lower()
     if not path.exists():
         raise DataError.build("predict", expected="a file or folder", got=f"none at {path}")
-    if table and suffix != ".csv":
-        raise DataError.build(", ".join(table), expected="a CSV file", got=path.name)
+    if table and not is_table_file(path):
+        raise DataError.build(", ".join(table), expected="a table", got=path.name)
     if path.is_dir() or suffix in SUFFIXES:
         names, array = _images(path, shape)
-    elif suffix == ".csv":
-        array = data.csv_inputs(path, schema, **(table or {}))
+    elif is_table_file(path):
+        array = data.table_inputs(path, schema, **(table or {}))
         names = [str(number) for number in range(len(array))]
     elif suffix == ".npy":
         array = io.load_npy(path).host_array()
@@ -52,7 +53,9 @@ def read_inputs(
         names = [str(number) for number in range(len(array))]
     else:
         raise DataError.build(
-            "predict", expected="a .csv or .npy file, an image or a folder of images", got=path.name
+            "predict",
+            expected="a table (.csv, .parquet, ...), an .npy file, an image or a folder of images",
+            got=path.name,
         )
     samples = _shaped(data.ArrayData(array).x, shape, path.name)
     if not np.issubdtype(dtype, np.floating) and (samples != np.floor(samples)).any():

@@ -18,13 +18,12 @@ import numpy as np
 
 import caldera
 from caldera.cli import commands
-from caldera.cli.command import Command, Parser, UsageError
+from caldera.cli.command import INTERRUPTED, Command, Parser, UsageError
 from caldera.errors import CalderaError, ConfigError
 from caldera.registry import nearest
 
 FAILED = 1
 WRONG_USAGE = 2
-INTERRUPTED = 130
 NO_READER = 141
 
 

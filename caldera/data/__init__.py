@@ -1,9 +1,9 @@
 """Data sets, and how their samples reach training: stages, batches, shuffling.
 
-`digits`, `mnist`, `cifar10`, `cifar100`, `csv`, `npz`, `images` and `arrays` each give a `Dataset`:
-`train` and `test`. `source` gives samples in files of any size. A `Pipeline` sends samples through
-stages, and a `Loader` makes the batches of an epoch of them. A file is never trusted: one that is
-truncated, too large, damaged or hostile is refused with a `DataError`.
+`digits`, `mnist`, `cifar10`, `cifar100`, `table`, `npz`, `images` and `arrays` each give a
+`Dataset`: `train` and `test`. `source` gives samples in files of any size. A `Pipeline` sends
+samples through stages, and a `Loader` makes the batches of an epoch of them. A file is never
+trusted: one that is truncated, too large, damaged or hostile is refused with a `DataError`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from caldera.data.datasets.dataset import Dataset, arrays, split
 from caldera.data.datasets.digits import digits
 from caldera.data.datasets.image_folder import images
 from caldera.data.datasets.mnist import mnist
-from caldera.data.datasets.tables import csv, csv_inputs, npz
+from caldera.data.datasets.tables import csv, csv_inputs, npz, table, table_inputs
 from caldera.data.loading.batch import Batch, Share
 from caldera.data.loading.loader import Loader
 from caldera.data.loading.pipeline import Pipeline
@@ -73,6 +73,8 @@ __all__ = [
     "npz",
     "source",
     "split",
+    "table",
+    "table_inputs",
     "write_shards",
 ]
 

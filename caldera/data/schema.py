@@ -1,9 +1,8 @@
 """What samples are: the columns of a table, what is predicted, and what classes are called.
 
 A schema is plain data. It goes with the data to `fit`, from there into the model, and into the
-model's file, so that whoever has the file can tell which column is which in a new table, and what
-an answer means. It has room for more: a kind of columns that has to be learnt from the training
-data (categories, dates, a scale) is another `kind`, with more fields of `Column`.
+model's file, so that whoever has the file can tell which column is which in a new table, what
+becomes of its values before the network sees them, and what an answer means.
 """
 
 from __future__ import annotations
@@ -13,12 +12,25 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from caldera.data.tables.date_text import is_format
+from caldera.data.tables.encoders import (
+    CYCLES,
+    CategoryEncoder,
+    DateEncoder,
+    Encoder,
+    NumberEncoder,
+)
+from caldera.data.tables.table import Table, Values, is_missing
 from caldera.errors import DataError
 from caldera.plain_data import from_plain, to_plain
 
-VERSION = 1
-KINDS = ("number", "class")
-"""What a column can hold. Inputs are numbers; a class has a name, and stands for a number."""
+VERSION = 2
+_VERSIONS = (1, VERSION)
+"""The first had numbers alone, which were taken as they are."""
+KINDS = ("number", "category", "date", "class")
+"""What a column can hold; a class has a name, and is what is predicted."""
 _MOST_SHOWN = 8
 
 
@@ -34,6 +46,73 @@ class Column:
     name: str
     kind: str
     position: int
+    number: NumberEncoder | None = None
+    category: CategoryEncoder | None = None
+    date: DateEncoder | None = None
+
+    @classmethod
+    def encoded(cls, name: str, position: int, encoder: Encoder) -> Column:
+        """A column with the encoder that was fitted to it."""
+        if isinstance(encoder, NumberEncoder):
+            return cls(name, "number", position, number=encoder)
+        if isinstance(encoder, CategoryEncoder):
+            return cls(name, "category", position, category=encoder)
+        return cls(name, "date", position, date=encoder)
+
+    @property
+    def encoder(self) -> Encoder | None:
+        """What makes features of its values; None where numbers are taken as they are."""
+        return self.number or self.category or self.date
+
+    @property
+    def width(self) -> int:
+        """How many features a value becomes.
+
+        >>> from caldera import data
+        >>> data.Column("width", "number", 0).width
+        1
+        """
+        return 1 if self.encoder is None else self.encoder.width
+
+    def features(self) -> list[str]:
+        """What these are called."""
+        name = self.name or f"column {self.position}"
+        return [name] if self.encoder is None else self.encoder.features(name)
+
+    def parse(self, table: Table, place: int) -> Values:
+        """The values of the column at this place of a table, as this column has them."""
+        if self.category is not None:
+            return CategoryEncoder.parse(table, place)
+        if self.date is not None:
+            return DateEncoder.parse(table, place, self.date.format)
+        found = NumberEncoder.parse(table, place, self.number.decimal if self.number else ".")
+        wrong = np.isinf(found) if self.number else ~np.isfinite(found)
+        if wrong.any():
+            row = int(wrong.argmax())
+            is_missing = bool(np.isnan(found[row]))
+            expected = "a value" if is_missing else "a finite number in the range of float32"
+            hint = "fill it in, or leave the line out" if is_missing else "correct it"
+            raise table.refused(row, place, expected, hint)
+        return found
+
+    def transform(self, values: Values) -> Values:
+        """Features of such values."""
+        return values[:, None] if self.encoder is None else self.encoder.transform(values)
+
+
+class Features(NamedTuple):
+    """Rows of a table as a network takes them, and what had to be made up for that."""
+
+    x: Values
+    notes: list[str]
+
+
+class Span(NamedTuple):
+    """The features that come from one column."""
+
+    name: str
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True)
@@ -44,6 +123,7 @@ class Schema:
     - `target`: the column that is predicted.
     - `classes`: the name of each class; none where values are predicted.
     - `ignored`: names of columns that the table had, and the model does not use.
+    - `reasons`: why that is so, for each of them.
     - `width`: how many columns the table had.
 
     >>> from caldera import data
@@ -57,12 +137,102 @@ class Schema:
     ignored: tuple[str, ...] = ()
     width: int = 0
     version: int = VERSION
+    reasons: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the inputs; none if the columns have no names."""
         names = tuple(column.name for column in self.columns)
         return names if all(names) else ()
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What the numbers are called that the columns become, one a feature of the model.
+
+        >>> Schema((Column("width", "number", 0),), width=1).features
+        ('width',)
+        """
+        return tuple(name for column in self.columns for name in column.features())
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """Which features come from which column."""
+        found, start = [], 0
+        for column in self.columns:
+            name = column.name or f"column {column.position}"
+            found.append(Span(name, start, start + column.width))
+            start += column.width
+        return tuple(found)
+
+    @property
+    def target_scale(self) -> NumberEncoder | None:
+        """Mean and deviation of the values that are predicted; None where they are as they are."""
+        return self.target.number if self.target is not None else None
+
+    def encode(self, table: Table, places: Sequence[int]) -> Features:
+        """The features of a table whose columns are at these places."""
+        parts, notes = [], []
+        for column, place in zip(self.columns, places, strict=True):
+            values = column.parse(table, place)
+            part = column.transform(values)
+            with np.errstate(over="ignore"):
+                single = part.astype(np.float32)
+            if not np.isfinite(single).all():
+                row = int((~np.isfinite(single)).any(axis=1).argmax())
+                expected = "a finite number in the range of float32"
+                raise table.refused(row, place, expected, "correct it, or leave the line out")
+            parts.append(single)
+            said = column.encoder.notes(values) if column.encoder is not None else ""
+            if said:
+                notes.append(f"column {column.name or column.position!r}: {said}")
+        return Features(np.concatenate(parts, axis=1), notes)
+
+    def decode(self, outputs: Values) -> dict[str, Values]:
+        """What a model gave for samples, by name: the class that is the most probable and how
+        probable it is, or the values that are predicted.
+
+        >>> schema = Schema((Column("width", "number", 0),), Column("kind", "class", 1),
+        ...                 ("iris", "rose"), width=2)
+        >>> schema.decode(np.array([[0.0, 2.0]]))
+        {'kind': array(['rose'], dtype=object), 'probability': array([0.88079708])}
+        """
+        flat = outputs.reshape(len(outputs), -1)
+        name = self.target.name if self.target is not None else ""
+        if not self.classes:
+            if name and flat.shape[1] == 1:
+                return {name: flat[:, 0]}
+            return {f"{name or 'value'}{place}": flat[:, place] for place in range(flat.shape[1])}
+        largest = flat.max(axis=1, keepdims=True, initial=-np.inf)
+        powers = np.exp(flat.astype(np.float64) - largest)
+        likely = powers.max(axis=1, initial=0.0) / powers.sum(axis=1)
+        more = map(str, range(len(self.classes), flat.shape[1]))
+        named = np.array([*self.classes, *more], object)
+        return {name or "class": named[flat.argmax(axis=1)], "probability": likely}
+
+    def describe(self) -> str:
+        """A line for each column: its kind, and what was learnt of it or why it is left out.
+
+        >>> print(Schema((Column("width", "number", 0),), width=1).describe())
+        width  number  as it is
+        """
+        rows = [
+            (column.name or f"column {column.position}", column.kind,
+             "as it is" if column.encoder is None else column.encoder.describe())
+            for column in self.columns
+        ]  # fmt: skip
+        if self.target is not None:
+            said = ", ".join(self.classes[:_MOST_SHOWN]) if self.classes else (
+                "as it is" if self.target.number is None else self.target.number.describe()
+            )  # fmt: skip
+            name = self.target.name or f"column {self.target.position}"
+            rows.append((name, "predicted", f"{self.target.kind}: {said}"))
+        reasons = self.reasons or ("",) * len(self.ignored)
+        for name, reason in zip(self.ignored, reasons, strict=True):
+            rows.append((name, "left out", reason or "as told"))
+        widths = [max((len(row[place]) for row in rows), default=0) for place in (0, 1)]
+        return "\n".join(
+            f"{name:{widths[0]}}  {kind:{widths[1]}}  {said}".rstrip() for name, kind, said in rows
+        )
 
     def to_plain(self) -> dict[str, Any]:
         """As what JSON can hold."""
@@ -78,9 +248,10 @@ class Schema:
         True
         """
         version = given.get("version") if isinstance(given, dict) else None
-        if version != VERSION:
+        if type(version) is not int or version not in _VERSIONS:
+            known = " or ".join(map(str, _VERSIONS))
             raise DataError.build(
-                where, expected=f"a schema of version {VERSION}", got=repr(version)[:80],
+                where, expected=f"a schema of version {known}", got=repr(version)[:80],
                 hint="a newer Caldera may have written it",
             )  # fmt: skip
         found = from_plain(cls, given, where)
@@ -106,6 +277,14 @@ class Schema:
             raise DataError.build(
                 where, expected=f"{len(columns)} different columns among {self.width}",
                 got=", ".join(map(str, zip(names, positions, strict=False)))[:200],
+                hint="the file is damaged",
+            )  # fmt: skip
+        problem = next((each for column in columns if (each := _problem(column))), "")
+        if self.reasons and len(self.reasons) != len(self.ignored):
+            problem = f"{len(self.reasons)} reasons for {len(self.ignored)} columns"
+        if problem:
+            raise DataError.build(
+                where, expected="columns with what they need", got=problem,
                 hint="the file is damaged",
             )  # fmt: skip
 
@@ -140,7 +319,8 @@ class Schema:
         given = [name for number, name in enumerate(names) if number not in ignore]
         missing = [name for name in self.names if name not in given]
         known = {*self.names, *self.ignored, target}
-        unknown = [name for name in given if name not in known]
+        # A column without a name is left out of every table.
+        unknown = [name for name in given if name not in known and not is_missing(name)]
         if missing or unknown:
             got = [f"no {_listed(missing)}"] if missing else []
             got += [f"{_listed(unknown)}, which it was not trained on"] if unknown else []
@@ -161,12 +341,22 @@ class Schema:
 
     def check(self, other: Schema, where: str) -> None:
         """Refuse data whose columns or classes mean something else than those of this schema."""
+        hint = (
+            "read the table with data.table(path, schema=model.schema), which finds columns by "
+            "name and encodes them as the model knows them; or set model.schema = None to train "
+            "for others"
+        )
         if self.names and other.names and self.names != other.names:
             raise DataError.build(
                 where, expected=f"the columns {_listed(self.names)}", got=_listed(other.names),
-                hint="read the table with data.csv(path, schema=model.schema), which finds columns "
-                "by name; or set model.schema = None to train for others",
+                hint=hint,
             )  # fmt: skip
+        for mine, theirs in zip(self.columns, other.columns, strict=False):
+            if mine.encoder != theirs.encoder:
+                raise DataError.build(
+                    where, expected=f"column {mine.name!r} encoded as the model knows it",
+                    got="other categories, or another scale", hint=hint,
+                )  # fmt: skip
         numbers = [str(number) for number in range(len(other.classes))]
         if other.target is None and list(other.classes) == numbers:
             # Arrays have numbers for classes, whatever these are called.
@@ -177,6 +367,28 @@ class Schema:
                 hint="read the data with schema=model.schema, which numbers classes as the model "
                 "does; or set model.schema = None to train for others",
             )  # fmt: skip
+
+
+def _problem(column: Column) -> str:
+    """What is wrong with the encoder of a column; nothing if it can be used."""
+    encoders = {"number": column.number, "category": column.category, "date": column.date}
+    kinds = [kind for kind, each in encoders.items() if each is not None]
+    if kinds and kinds != [column.kind]:
+        return f"a {column.kind} that is encoded as {' and '.join(kinds)}"
+    if not kinds and column.kind in ("category", "date"):
+        return f"a {column.kind} without an encoder"
+    numbers = column.date.days if column.date is not None else column.number
+    if numbers is not None:
+        values = (numbers.mean, numbers.scale, numbers.median)
+        if not np.isfinite(values).all() or numbers.scale <= 0:
+            return f"a scale of {numbers.scale}"
+        if numbers.decimal not in (".", ","):
+            return f"the decimal mark {numbers.decimal[:10]!r}"
+    if column.date is not None and not (
+        is_format(column.date.format) and set(column.date.cycles) <= set(CYCLES)
+    ):
+        return f"dates as {column.date.format[:40]!r}"
+    return ""
 
 
 class Places(NamedTuple):

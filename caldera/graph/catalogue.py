@@ -10,6 +10,7 @@ from caldera.graph.ops import (
     base,
     collective,
     control,
+    ctc,
     elementwise,
     epilogue,
     factorisation,

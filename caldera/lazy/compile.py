@@ -20,6 +20,7 @@ from caldera.passes.collectives import collectives
 from caldera.passes.pipeline import optimise
 from caldera.passes.structure_cache import StructureCache
 from caldera.plan.cache import SharedPlans, program_key
+from caldera.plan.memory_limit import arena_room
 from caldera.plan.plan import Plan
 
 _plans = SharedPlans()
@@ -43,7 +44,7 @@ def compile_nodes(
     TABLE.load(place.kernels)
     key = (
         program_key(program, communicator), place, tuple(sorted(without)), precision,
-        choices.version,
+        choices.version, settings.memory_limit,
     )  # fmt: skip
     known = _plans.get(key)
     if known is not None:
@@ -57,6 +58,7 @@ def compile_nodes(
         without=without,
         precision=precision,
         channels_last=wants_channels_last(place.kernels),
+        adds_rows=place.kernels == "cpu",
     )
     # Collectives are numbered as they are written, and only here from nought.
     ordered = collectives(program) if several else program
@@ -81,6 +83,7 @@ def compile_nodes(
         program, optimised, place, partial(choose, measure=not soon),
         choose_well=partial(choose, measure=True) if soon else None,
         in_place="in_place" not in without, communicator=communicator,
+        arena_room=arena_room(optimised, place),
     )  # fmt: skip
     if remember:
         _plans.add(key, plan)

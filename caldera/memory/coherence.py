@@ -110,6 +110,11 @@ class CoherentMemory:
         address: int = host.__array_interface__["data"][0]
         return address
 
+    @property
+    def has_block(self) -> bool:
+        """Whether the side that kernels use is there already, which is made when first needed."""
+        return self._block is not None
+
     def sync(self) -> None:
         """Wait for every copy and kernel that may still use this memory, and raise what failed.
 

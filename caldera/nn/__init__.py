@@ -51,6 +51,7 @@ from caldera.nn.basic import (
 from caldera.nn.composite import Add, Branches, Cell, Concat, Residual
 from caldera.nn.config import from_config, to_config
 from caldera.nn.convolution import Conv1D, Conv2D, Conv3D, ConvTranspose2D, DepthwiseConv2D
+from caldera.nn.ctc import CTCLoss
 from caldera.nn.initialisers import fillers
 from caldera.nn.inspection import count_parameters, network
 from caldera.nn.layer import Layer
@@ -76,6 +77,7 @@ from caldera.nn.pooling import (
     UpSampling2D,
 )
 from caldera.nn.recurrent import GRU, LSTM, RNN, Bidirectional
+from caldera.nn.skip_gram import SkipGram
 from caldera.nn.tracing import Context, LayerCall, context, trace
 
 __all__ = [
@@ -95,6 +97,7 @@ __all__ = [
     "BatchNorm",
     "Bidirectional",
     "Branches",
+    "CTCLoss",
     "Cell",
     "Concat",
     "Context",
@@ -136,6 +139,7 @@ __all__ = [
     "Sequential",
     "SiLU",
     "Sigmoid",
+    "SkipGram",
     "Softmax",
     "Softplus",
     "Softsign",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 
@@ -47,6 +47,11 @@ class Loss(Configurable, ABC):
     ) -> tuple[Shape, DType]:
         """Shape and dtype of the targets for predictions of this shape and dtype."""
         return tuple(prediction_shape), canonical(dtype)
+
+    def for_targets(self, targets: Shape, predictions: Shape) -> Self:
+        """This loss for targets and predictions of these shapes, which training sees first; itself
+        if they say nothing that it did not know."""
+        return self
 
     def check_targets(self, targets: np.ndarray) -> None:
         """Refuse targets with values that the loss is not made for."""
@@ -197,6 +202,10 @@ class CrossEntropy(Loss):
         if self.probabilities:
             return shape, canonical(dtype)
         return (*shape[:axis], *shape[axis + 1 :]), int64
+
+    def for_targets(self, targets: Shape, predictions: Shape) -> Self:
+        # The number of a class has one axis fewer than what is predicted: no confusion.
+        return replace(self, probabilities=True) if targets == predictions else self
 
     def check_targets(self, targets: np.ndarray) -> None:
         if self.probabilities:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MULTICLASS, MULTILABEL, REGRESSION = "multi-class", "multi-label", "regression"
+SEQUENCE = "sequence"
 
 
 @dataclass(frozen=True)
@@ -14,14 +15,17 @@ class Task:
     - `multi-class`: one class of several, whose numbers lie along `axis` of a prediction.
     - `multi-label`: yes or no for each number by itself; with one number a sample, two classes.
     - `regression`: the numbers themselves.
+    - `sequence`: labels in order, fewer than the frames that they are read from; the class `blank`
+      says that a frame has none.
 
     With `logits`, sigmoid or softmax make probabilities of predictions.
 
     >>> from caldera.nn.losses import BinaryCrossEntropy
     >>> BinaryCrossEntropy().task()
-    Task(kind='multi-label', axis=-1, logits=True)
+    Task(kind='multi-label', axis=-1, logits=True, blank=None)
     """
 
     kind: str
     axis: int = -1
     logits: bool = False
+    blank: int | None = None

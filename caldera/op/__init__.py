@@ -66,7 +66,9 @@ from caldera.op.complex_numbers import (
 from caldera.op.control import cond, scan, while_loop
 from caldera.op.convolution import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d
 from caldera.op.creation import arange, eye, full, linspace, ones, zeros
+from caldera.op.ctc import ctc_loss
 from caldera.op.cumulative import cummax, cummin, cumprod
+from caldera.op.embedding import skip_gram
 from caldera.op.fourier import (
     fft,
     fft2,
@@ -268,6 +270,7 @@ __all__ = [
     "cross",
     "cross_entropy",
     "cross_entropy_epsilon",
+    "ctc_loss",
     "cummax",
     "cummin",
     "cumprod",
@@ -416,6 +419,7 @@ __all__ = [
     "silu",
     "sin",
     "sinh",
+    "skip_gram",
     "slice",
     "slogdet",
     "softmax",

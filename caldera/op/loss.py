@@ -59,7 +59,7 @@ def cross_entropy(
     else:
         _check_range(labels, node.shape[position], name)
         losses = loss.cross_entropy(node, given, axis=position)
-    return _reduced(losses, reduction, name, weights)
+    return reduced(losses, reduction, name, weights)
 
 
 def cross_entropy_epsilon(
@@ -91,7 +91,7 @@ def cross_entropy_epsilon(
     losses = loss.cross_entropy_epsilon(
         node, cast(given, node.dtype), axis=position, epsilon=as_number(epsilon, "epsilon", name)
     )
-    return _reduced(losses, reduction, name)
+    return reduced(losses, reduction, name)
 
 
 def kl_divergence(
@@ -110,7 +110,7 @@ def kl_divergence(
     name = "kl_divergence"
     node, given = _pair(log_probabilities, targets, name)
     position = normalise_axis(axis, len(node.shape), location(name))
-    return _reduced(loss.kl_divergence(node, given, axis=position), reduction, name)
+    return reduced(loss.kl_divergence(node, given, axis=position), reduction, name)
 
 
 def binary_cross_entropy(logits: Any, targets: Any, reduction: str = "mean") -> Expr:
@@ -209,10 +209,11 @@ def _check_range(labels: Any, classes: int, name: str) -> None:
 def _elementwise(
     op: Op, predictions: Any, targets: Any, reduction: str, name: str, **attrs: float
 ) -> Expr:
-    return _reduced(op(*_pair(predictions, targets, name), **attrs), reduction, name)
+    return reduced(op(*_pair(predictions, targets, name), **attrs), reduction, name)
 
 
-def _reduced(losses: Node, reduction: str, name: str, weights: Any = None) -> Expr:
+def reduced(losses: Node, reduction: str, name: str, weights: Any = None) -> Expr:
+    """Losses as `reduction` says: their (weighted) mean, their sum, or all of them."""
     if reduction not in REDUCTIONS:
         raise ConfigError.build(
             location(name), expected="reduction= one of " + ", ".join(REDUCTIONS),

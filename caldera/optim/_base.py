@@ -275,11 +275,16 @@ class Optimizer(Configurable, ABC):
         *,
         loss_scale: LossScale | None = None,
         weight: Expr | float = 1.0,
+        unused: str = "error",
     ) -> list[Expr]:
-        """The assignments of one step that makes `loss` smaller, with its gradients."""
+        """The assignments of one step that makes `loss` smaller, with its gradients.
+
+        A variable that `loss` does not depend on is an error, unless `unused="zero"`.
+        """
         if loss_scale is None:
-            return self.apply(variables, op.grad(loss, list(variables)), weight=weight)
-        scaled = op.grad(loss_scale.scaled(loss), list(variables))
+            found = op.grad(loss, list(variables), unused=unused)
+            return self.apply(variables, found, weight=weight)
+        scaled = op.grad(loss_scale.scaled(loss), list(variables), unused=unused)
         gradients, ok = loss_scale.unscaled(scaled)
         updates = self.apply(variables, gradients, ok=ok, weight=weight)
         return [*updates, *loss_scale.adapted(ok)]

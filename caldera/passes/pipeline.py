@@ -27,11 +27,13 @@ from caldera.passes.pattern import Rules
 from caldera.passes.pool_first import pool_first
 from caldera.passes.precision import lower_precision
 from caldera.passes.rounded_results import rounded_results
+from caldera.passes.row_products import row_products
 from caldera.passes.update_product import update_product
 
 NAMES = (
-    "losses", "fold", "simplify", "pool_first", "epilogue", "norm_epilogue", "rounded_results",
-    "merge", "hoist", "dead", "update_product", "packed_attention", "fuse", "layout", "in_place",
+    "losses", "fold", "simplify", "row_products", "pool_first", "epilogue", "norm_epilogue",
+    "rounded_results", "merge", "hoist", "dead", "update_product", "packed_attention", "fuse",
+    "layout", "in_place",
 )  # fmt: skip
 """Passes that can be switched off. (`in_place` is decided while a plan is laid out.)"""
 
@@ -45,10 +47,12 @@ def optimise(
     without: Collection[str] = (),
     precision: str | None = None,
     channels_last: bool = False,
+    adds_rows: bool = False,
 ) -> Program:
     """Run all passes but those named in `without`.
 
-    `channels_last` says that the device's kernels want images to lie so in memory.
+    `channels_last` says that the device's kernels want images to lie so in memory, `adds_rows` that
+    they add rows to the same few places as fast as to many.
     """
     for name in without:
         if name not in NAMES:
@@ -59,7 +63,9 @@ def optimise(
             got=f"complex numbers, and precision={precision!r}",
             hint="leave precision out, or compile the complex part by itself",
         )  # fmt: skip
-    for _, run in passes(has_kernel, frozenset(without), precision, channels_last=channels_last):
+    for _, run in passes(
+        has_kernel, frozenset(without), precision, channels_last=channels_last, adds_rows=adds_rows
+    ):
         program = run(program)
     return program
 
@@ -70,6 +76,7 @@ def passes(
     precision: str | None = None,
     *,
     channels_last: bool = False,
+    adds_rows: bool = False,
     in_loop: bool = False,
 ) -> list[tuple[str, Pass]]:
     """The passes as they run one after the other, with their names."""
@@ -89,6 +96,7 @@ def passes(
         ("losses", stable_losses.RULES),
         ("precision", lambda program: lower_precision(program, precision)),
         ("algebra", algebra),
+        ("row_products", row_products),
         ("pool_first", pool_first),
         ("lower all but activations", lambda program: lower(program, is_kept)),
         ("epilogue", lambda program: epilogue(program, has_kernel)),
@@ -114,6 +122,8 @@ def passes(
         missing.add("rounded_results")
     if not has_kernel(attention_backward_packed.name):
         missing.add("packed_attention")
+    if not adds_rows:
+        missing.add("row_products")
     if in_loop or not channels_last:
         # What a loop hands from step to step lies row major, and so does all that is inside.
         missing.add("layout")

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from caldera.memory import Block, Device
+from caldera.memory.pool import size_class
 
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector of any CPU in use."""
@@ -81,6 +82,12 @@ class SharedArena:
         if device not in arenas:
             arenas[device] = cls(device)
         return arenas[device]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the block that is there now."""
+        block = None if self._block is None else self._block()
+        return 0 if block is None else size_class(block.nbytes)
 
     def at_least(self, nbytes: int) -> Block:
         """The block, replaced by a larger one if it is too small."""

@@ -63,6 +63,8 @@ class Row:
     seconds: float | None = None
     share: float | None = None
     roofline: float | None = None
+    is_again: bool = False
+    """Whether it computes what was dropped, for want of memory."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,11 @@ class Explanation:
     flops: int
     seconds: float | None
     peaks: Peaks | None = field(repr=False)
+
+    @property
+    def recomputed(self) -> list[Row]:
+        """The steps that compute something again, because there was no memory to keep it."""
+        return [row for row in self.rows if row.is_again]
 
     def __str__(self) -> str:
         return "\n".join([*_table(self), "", *_footer(self)])
@@ -186,6 +193,7 @@ def _row(
         seconds=seconds,
         share=seconds / total if seconds is not None and total else None,
         roofline=roofline,
+        is_again=step.is_again,
     )
 
 
@@ -280,7 +288,7 @@ def _lines(explanation: Explanation) -> list[list[str]]:
 
 
 def _cells(row: Row, timed: bool) -> list[str]:
-    op = "  " * row.depth + row.op
+    op = "  " * row.depth + "again: " * row.is_again + row.op
     cells = [
         "" if row.step is None else str(row.step),
         shortened(op, WIDEST_OP),
@@ -349,6 +357,15 @@ def _footer(found: Explanation) -> Iterator[str]:
     if settings.workspace_total is not None:
         total = bytes_text(settings.workspace_total)
         yield f"workspace {bytes_text(sum(found.workspaces))} of all steps, {total} to share"
+    again = found.recomputed
+    if again:
+        dropped = sum(spec.nbytes for row in again for spec in row.outputs)
+        took = sum(row.seconds or 0.0 for row in again)
+        share = f", in {seconds_text(took)} ({percent_text(took / (found.seconds or 1.0))})"
+        yield (
+            f"settings.memory_limit: {bytes_text(dropped)} dropped and computed again by "
+            f"{len(again)} steps{share if found.seconds else ''}"
+        )
     work = flops_text(found.flops)
     if found.seconds:
         work += f" in {seconds_text(found.seconds)} ({flops_text(found.flops / found.seconds)}/s)"

@@ -82,9 +82,10 @@ class Inputs:
         """Bring a value for each input to the place of this turn."""
         if feeds.keys() != self.by_name.keys():
             names = ", ".join(self.by_name) or "no inputs"
+            keys = [key if isinstance(key, str) else f"a {type(key).__name__}" for key in feeds]
             raise ConfigError.build(
                 "run", expected=f"a value for each of: {names}",
-                got=", ".join(map(str, feeds)) or "none",
+                got=", ".join(keys) or "none",
                 hint="pass them by name, as in plan.run({'x': array})",
             )  # fmt: skip
         if not feeds:

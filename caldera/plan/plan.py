@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from caldera.plan.autotune import captured
 from caldera.plan.chrome_trace import write_trace
 from caldera.plan.explain import Explanation, explained, fastest
 from caldera.plan.loop import loop_kernel, not_capturable
+from caldera.plan.memory_limit import within_limit
 from caldera.plan.operands import Operands
 from caldera.plan.outputs import Outputs
 from caldera.plan.profile import seconds_of_calls
@@ -59,7 +60,8 @@ class Plan:
 
     `choose` says which kernel runs a node; it is also given those that were made for this node, if
     any. With `choose_well`, which takes its time, this is asked before the second run: what runs
-    only once is not worth it, and a first result comes soon.
+    only once is not worth it, and a first result comes soon. If its arena would take more than
+    `arena_room` bytes, values are dropped and computed again.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -81,6 +83,7 @@ class Plan:
         choose_well: Callable[..., Kernel] | None = None,
         in_place: bool = True,
         communicator: Any = None,
+        arena_room: int | None = None,
     ) -> None:
         self.original = original
         self.optimised = optimised
@@ -90,9 +93,10 @@ class Plan:
         self._choose_well = choose_well
         self._has_run = False
         self._in_place = in_place
+        self._arena_room = arena_room
         self._roots = [Root(node, ("output", i)) for i, node in enumerate(optimised.outputs)]
         self._roots += [Root(node, symbol, overwrites=True) for symbol, node in optimised.updates]
-        self.schedule = self._schedule(reuse=True)
+        self.schedule = self._schedule()
         self._turn = _turn_of(device, self.schedule)
         self.can_capture = not any(not_capturable(self.schedule))
         """Whether all of its kernels can be captured."""
@@ -308,19 +312,24 @@ class Plan:
                 bound.graph = self._fused() or captured(self.device.stream, bound.pieces)
             self._operands.inputs.turn = 0
 
-    def _schedule(self, *, reuse: bool) -> Schedule:
+    def _schedule(self) -> Schedule:
         family = self.device.kernels
-        return Schedule(
-            self._roots, self._choose, _symbol_of, self._in_place, family, reuse,
-            spread=reuse and family in LAUNCH_GROUPERS,
-        )  # fmt: skip
+        # A limit may take several attempts, for which nothing is chosen again.
+        choose = cache(self._choose)
+
+        def build(order: Sequence[Node], spread: bool) -> Schedule:
+            return Schedule(
+                self._roots, choose, _symbol_of, self._in_place, family, spread=spread, order=order
+            )
+
+        return within_limit(build, self._arena_room, self.device, spread=family in LAUNCH_GROUPERS)
 
     def _settle(self) -> None:
         """Choose the kernels again, for good."""
         assert self._choose_well is not None
         self._choose_simple, self._choose_well = self._choose_well, None
         self._unbind()
-        self.schedule = self._schedule(reuse=True)
+        self.schedule = self._schedule()
         self._turn = _turn_of(self.device, self.schedule)
 
     def _is_fused(self) -> bool:
@@ -336,7 +345,11 @@ class Plan:
         if not can_fuse_step(self.device, self.schedule):
             return None
 
-        schedule = self._schedule(reuse=False)
+        schedule = Schedule(
+            self._roots, self._choose, _symbol_of, self._in_place, self.device.kernels, reuse=False
+        )
+        if self._arena_room is not None and schedule.arena_bytes > self._arena_room:
+            return None
         return fuse_step(self.device, schedule, self._lookup_in, self._communicator)
 
     def _prepare(self, feeds: Mapping[str, Any] | None) -> _Bound:

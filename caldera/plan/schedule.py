@@ -83,6 +83,8 @@ class Step:
     inputs: tuple[Value, ...]
     outputs: tuple[Buffer, ...]
     workspace: Buffer | None = None
+    is_again: bool = False
+    """Whether it computes what was computed before and dropped."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,9 @@ class Schedule:
     With `spread` that goes for the small ones that steps at either end of the run are made of,
     which can then be moved there, and for some steps for those that gradients of parameters are
     made of, which can then be computed beside what follows.
+
+    `order` has the nodes, inputs before users. One that comes again is computed again, and those
+    after it read the new value: the memory of the old one is free in between.
     """
 
     roots: Sequence[Root]
@@ -115,6 +120,7 @@ class Schedule:
     family: str = "cpu"
     reuse: bool = True
     spread: bool = False
+    order: Sequence[Node] = ()
     steps: list[Step] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     arena_bytes: int = 0
@@ -125,7 +131,8 @@ class Schedule:
         self._values: dict[Node, tuple[Value, ...]] = {}
         self._external: dict[Key, Buffer] = {}
         self._made_by: dict[Buffer, int] = {}
-        for node in _in_order(self.roots):
+        self.order = self.order or _in_order(self.roots)
+        for node in self.order:
             self._values[node] = self._visit(node, choose, external(node))
         self._deliver()
         self._linger()
@@ -150,6 +157,7 @@ class Schedule:
                 return (Value(inputs[0].buffer, strides, (*inputs[0].views, function)),)
         outputs = tuple(self._new(spec, "arena") for spec in node.outputs)
         self._add_step(node, choose(node), inputs, outputs)
+        self.steps[-1].is_again = node in self._values
         return tuple(self._whole(buffer) for buffer in outputs)
 
     def _new(self, spec: Spec, place: Place, key: Key | None = None) -> Buffer:

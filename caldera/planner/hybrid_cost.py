@@ -91,6 +91,19 @@ def _maker(mix: HybridConfig) -> tuple[str, dict[str, Any]]:
     return "Hybrid", {"axes": {"data": mix.data, "model": mix.model}}
 
 
+def too_narrow(what: str, widest: int, ranks: int) -> str:
+    """Why layers cannot be split over so many ranks.
+
+    >>> too_narrow("layer", 1, 2)
+    'no layer has units that could be split over ranks'
+    >>> too_narrow("dense layer", 10, 16)
+    'the widest dense layer has 10 units, fewer than 16 ranks'
+    """
+    if widest <= 1:
+        return f"no {what} has units that could be split over ranks"
+    return f"the widest {what} has {widest} units, fewer than {ranks} ranks"
+
+
 def predict_hybrid(setting: Setting, mix: HybridConfig) -> Prediction:
     """What a step costs with so many ranks along each axis."""
     samples = samples_per_rank(setting, mix.data)
@@ -98,7 +111,7 @@ def predict_hybrid(setting: Setting, mix: HybridConfig) -> Prediction:
     widest = setting.workload.widest
     reason = batch_too_small(setting, mix.data)
     if mix.model > widest:
-        reason = f"no layer has more than {widest} units to split"
+        reason = too_narrow("layer", widest, mix.model)
     elif not reason and mix.micro > samples:
         reason = f"{mix.micro} micro-batches would share {samples} samples"
     stages = None if reason else stages_of(setting, mix)
@@ -243,7 +256,7 @@ def split_dense_layers(setting: Setting) -> Prediction:
     if not reason and not (dense and any(e.trained for e in workload.layers if not e.is_dense)):
         reason = "it takes both dense layers and others with parameters"
     if not reason and ranks > widest:
-        reason = f"no dense layer has more than {widest} units to split"
+        reason = too_narrow("dense layer", widest, ranks)
     if reason:
         return refuse(setting, reason)
     samples = samples_per_rank(setting, ranks)

@@ -5,20 +5,28 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from caldera.data import Schema
 from caldera.serve.contract import Contract
 
 MOST_CLASSES = 20
 """Classes whose probability is told, the most probable first."""
 
 
-def json_answer(outputs: np.ndarray, contract: Contract) -> bytes:
-    """Predictions as JSON."""
-    found = _classes(outputs, contract) if contract.classes else _values(outputs)
-    return json.dumps({"predictions": found}, allow_nan=False, separators=(",", ":")).encode()
+def json_answer(outputs: np.ndarray, contract: Contract, notes: Sequence[str] = ()) -> bytes:
+    """Predictions as JSON; `notes` say what was made up for values that rows lack."""
+    found: dict[str, Any] = {
+        "predictions": _classes(outputs, contract) if contract.classes else _values(outputs)
+    }
+    if contract.target:
+        found["target"] = contract.target
+    if notes:
+        found["notes"] = list(notes)
+    return json.dumps(found, allow_nan=False, separators=(",", ":")).encode()
 
 
 def csv_answer(outputs: np.ndarray, contract: Contract) -> bytes:
@@ -26,12 +34,13 @@ def csv_answer(outputs: np.ndarray, contract: Contract) -> bytes:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     if contract.classes:
-        writer.writerow(["sample", "class", "probability"])
+        writer.writerow(["sample", contract.target or "class", "probability"])
         for number, each in enumerate(_classes(outputs, contract)):
             writer.writerow([number, each["class"], each["probability"]])
     else:
         flat = outputs.reshape(len(outputs), -1)
-        writer.writerow(["sample", *(f"value{place}" for place in range(flat.shape[1]))])
+        named = (contract.schema or Schema()).decode(flat)
+        writer.writerow(["sample", *named])
         for number, row in enumerate(flat.tolist()):
             writer.writerow([number, *row])
     return text.getvalue().encode()

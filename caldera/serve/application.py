@@ -134,18 +134,20 @@ class Application:
         try:
             async with asyncio.timeout(self.limits.seconds):
                 if len(body) > _LARGE or content_type.startswith("image/"):
-                    x = await asyncio.to_thread(self._samples.read, content_type, body)
+                    found = await asyncio.to_thread(self._samples.read, content_type, body)
                 else:
-                    x = self._samples.read(content_type, body)
-                outputs = await self._batcher.submit(x)
+                    found = self._samples.read(content_type, body)
+                outputs = await self._batcher.submit(found.x)
         except TimeoutError:
             raise Refusal.build(
                 504, "/predict", expected=f"an answer within {self.limits.seconds:g} s",
                 got="none so far", hint="send fewer samples, or try again later",
             ) from None  # fmt: skip
         if wants_csv:
-            return Answer(200, csv_answer(outputs, self._contract), f"{CSV}; charset=utf-8")
-        return Answer(200, json_answer(outputs, self._contract), JSON)
+            # CSV has no place for words beside the table.
+            said = {"caldera-notes": json.dumps(found.notes)} if found.notes else {}
+            return Answer(200, csv_answer(outputs, self._contract), f"{CSV}; charset=utf-8", said)
+        return Answer(200, json_answer(outputs, self._contract, found.notes), JSON)
 
     async def _model(self, scope: Mapping[str, Any], receive: Receive) -> Answer:
         return Answer(200, json.dumps(self._contract.to_plain()).encode())

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from caldera.data import Schema
+from caldera.data import Column, Schema
 from caldera.errors import ConfigError
 from caldera.tensor.dtype import canonical, is_complex
 from caldera.train.model import Model
@@ -61,16 +61,21 @@ class Contract:
         return cls(name, kind, tuple(shape), dtype, schema, names, tuple(outputs))
 
     @property
+    def target(self) -> str:
+        """What the column is called that is predicted; empty if nobody knows."""
+        return self.schema.target.name if self.schema is not None and self.schema.target else ""
+
+    @property
     def content_types(self) -> tuple[str, ...]:
         """What the body of a request may be."""
         return ("application/json", "text/csv", *(("image/*",) if self.kind == "image" else ()))
 
     def example(self) -> Any:
         """A sample as it may stand in a request."""
-        if self.kind == "table" and self.schema is not None and self.schema.names:
-            return dict.fromkeys(self.schema.names, 0)
         if self.kind == "table" and self.schema is not None:
-            return [0] * len(self.schema.columns)
+            values = [each.encoder.example() if each.encoder else 0 for each in self.schema.columns]
+            names = self.schema.names
+            return dict(zip(names, values, strict=True)) if names else values
         return np.zeros(self.shape, np.int64).tolist()
 
     def to_plain(self) -> dict[str, Any]:
@@ -83,15 +88,23 @@ class Contract:
             "content_types": list(self.content_types),
         }
         if self.kind == "table" and self.schema is not None:
-            found["columns"] = [
-                {"name": column.name, "kind": column.kind} for column in self.schema.columns
-            ]
-            found["target"] = self.schema.target.name if self.schema.target else ""
+            found["columns"] = [_column(each) for each in self.schema.columns]
+            found["target"] = self.target
         if self.classes:
             found["classes"] = list(self.classes)
         else:
             found["outputs"] = list(self.outputs)
         return found
+
+
+def _column(column: Column) -> dict[str, Any]:
+    """What a client has to know of a column."""
+    found: dict[str, Any] = {"name": column.name, "kind": column.kind}
+    if column.category is not None:
+        found["categories"] = list(column.category.categories)
+    if column.date is not None:
+        found["format"] = column.date.format
+    return found
 
 
 def is_classifier(model: Model) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+from caldera.data import Column
 from caldera.draw.html import Safe, join, tag
 from caldera.draw.palette import DARK, LIGHT
 from caldera.draw.svg import MONO, SANS
@@ -93,10 +94,7 @@ def _table_form(contract: Contract) -> list[Safe]:
             tag(
                 "div",
                 tag("label", label, for_=anchor),
-                Safe(
-                    f'<input id="{anchor}" data-column="{number}" type="text" required '
-                    'inputmode="decimal" autocomplete="off" placeholder="0">'
-                ),
+                _field(column, anchor, number),
             )
         )
     button = tag("button", "Predict", type="submit", class_="strong")
@@ -104,6 +102,19 @@ def _table_form(contract: Contract) -> list[Safe]:
         tag("h2", "A row"),
         tag("form", tag("div", *fields, class_="fields"), button, id="form"),
     ]
+
+
+def _field(column: Column, anchor: str, number: int) -> Safe:
+    """Where a value is written, or chosen among categories; empty is missing, where that may be."""
+    if column.category is not None:
+        options = [tag("option", each, value=each) for each in column.category.categories]
+        return tag("select", *options, tag("option", "missing", value=""), id=anchor,
+                   data_column=str(number))  # fmt: skip
+    example = column.encoder.example() if column.encoder is not None else 0
+    settings = {} if column.encoder is not None else {"required": "required"}
+    return tag("input", id=anchor, data_column=str(number), type="text", autocomplete="off",
+               inputmode="decimal" if column.kind == "number" else "text",
+               placeholder=str(example), **settings)  # fmt: skip
 
 
 def _image_form(contract: Contract) -> list[Safe]:

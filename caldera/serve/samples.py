@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
+from caldera.data.schema import Features
 from caldera.data.sources.base import SCALE, scaled
+from caldera.data.tables.delimited_text import parse_text
+from caldera.data.tables.table import MARKS, Table, column_of
 from caldera.data.transforms.decode import Decoder, Size
 from caldera.errors import DataError
 from caldera.io.csv_files import as_float
@@ -31,15 +32,15 @@ class Samples:
         self._size = int(np.prod(contract.shape))
         self._decoder = Decoder(contract.shape[0], "image") if contract.kind == "image" else None
 
-    def read(self, content_type: str, body: bytes) -> np.ndarray:
-        """The samples, one a row."""
+    def read(self, content_type: str, body: bytes) -> Features:
+        """The samples, one a row, and what had to be made up for values that rows lack."""
         kind = content_type.partition(";")[0].strip().lower()
         if kind == JSON or kind.endswith("+json"):
             return self._from_json(body)
         if kind == CSV:
             return self._from_csv(body)
         if kind.startswith("image/") and self._decoder is not None:
-            return self._from_image(body, self._decoder)
+            return Features(self._from_image(body, self._decoder), [])
         raise Refusal.build(
             415, "content-type", expected=" or ".join(self._contract.content_types),
             got=shown(kind) if kind else "none",
@@ -47,7 +48,7 @@ class Samples:
 
     # --- JSON
 
-    def _from_json(self, body: bytes) -> np.ndarray:
+    def _from_json(self, body: bytes) -> Features:
         try:
             given = json.loads(body, parse_constant=_refuse_constant)
         except RecursionError:
@@ -63,13 +64,11 @@ class Samples:
             raise self._unreadable("body", '{"samples": [...]}', _kind_of(given))
         self._check_count(len(samples))
         if self._contract.kind == "table":
-            return self._checked(self._from_rows(samples))
-        return self._checked(self._from_lists(samples))
+            return self._from_rows(samples)
+        return Features(self._checked(self._from_lists(samples)), [])
 
-    def _from_rows(self, samples: list[Any]) -> np.ndarray:
+    def _from_rows(self, samples: list[Any]) -> Features:
         """Rows of a table, with the names of columns or in their order."""
-        schema = self._contract.schema
-        assert schema is not None
         if all(isinstance(each, dict) for each in samples):
             names = list(samples[0])
             for number, each in enumerate(samples):
@@ -78,23 +77,27 @@ class Samples:
                         f"sample {number}", "the same columns as the first sample has",
                         shown(list(each)),
                     )  # fmt: skip
-            rows = [[each[name] for name in names] for each in samples]
-            places = schema.place(names, len(names), "samples").inputs
+            columns = [[each[name] for each in samples] for name in names]
         else:
-            rows, names = samples, []
+            names = []
             widths = {len(each) if isinstance(each, list) else -1 for each in samples}
             if len(widths) != 1 or -1 in widths:
                 expected = "objects with the names of columns, or lists of one length"
                 raise self._unreadable("samples", expected, shown(samples))
-            places = schema.place([], widths.pop(), "samples").inputs
-        picked = [[row[place] for place in places] for row in rows]
-        for number, row in enumerate(picked):
-            for place, value in enumerate(row):
-                if type(value) not in (int, float):
-                    column = schema.columns[place].name or place
-                    where = f"sample {number}, column {column!r}"
-                    raise self._unreadable(where, "a number", _kind_of(value))
-        return self._as_floats(picked)
+            columns = [list(each) for each in zip(*samples, strict=True)]
+        found = [column_of(each, f"column {shown(place)}") for place, each in
+                 zip(names or range(len(columns)), columns, strict=True)]  # fmt: skip
+        return self._encoded(
+            Table(tuple(names), tuple(found), np.arange(len(samples)), "samples", "sample")
+        )
+
+    def _encoded(self, table: Table) -> Features:
+        """Rows of a table as the model takes them."""
+        schema = self._contract.schema
+        assert schema is not None
+        places = schema.place(table.names, table.width, "samples").inputs
+        x, notes = schema.encode(table, places)
+        return Features(self._checked(x), notes)
 
     def _from_lists(self, samples: list[Any]) -> np.ndarray:
         try:
@@ -122,40 +125,24 @@ class Samples:
 
     # --- CSV and images
 
-    def _from_csv(self, body: bytes) -> np.ndarray:
-        try:
-            text = body.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise Refusal.build(
-                400, "body", expected="UTF-8 text", got=f"other bytes at {error.start}"
-            ) from None
-        if not text.strip():
+    def _from_csv(self, body: bytes) -> Features:
+        if not body.strip():
             raise Refusal.build(400, "body", expected="rows of a table", got="an empty body")
         try:
-            rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row]
-        except csv.Error as error:
-            raise Refusal.build(400, "body", expected="CSV", got=str(error)) from None
-        named = not any(as_float(each) is not None for each in rows[0])
-        self._check_count(len(rows) - named)
-        for number, row in enumerate(rows):
-            if len(row) != len(rows[0]):
+            table = parse_text(body, "body", MARKS, delimiter=",", encoding="utf-8")
+        except DataError as error:
+            raise Refusal(400, str(error)) from None
+        self._check_count(len(table))
+        if self._contract.kind == "table":
+            if len(set(table.names)) < len(table.names):
                 raise Refusal.build(
-                    422, f"row {number}", expected=f"{len(rows[0])} columns, as the first row has",
-                    got=str(len(row)),
+                    422, "row 0", expected="a name of its own for each column",
+                    got=shown(list(table.names)),
                 )  # fmt: skip
-        values = [list(map(_number_or_text, row)) for row in rows[named:]]
-        if self._contract.kind != "table":
-            return self._checked(self._from_lists(values))
-        if not named:
-            return self._checked(self._from_rows(values))
-        names = [each.strip() for each in rows[0]]
-        if len(set(names)) < len(names):
-            raise Refusal.build(
-                422, "row 0", expected="a name of its own for each column", got=shown(names)
-            )
-        return self._checked(
-            self._from_rows([dict(zip(names, row, strict=True)) for row in values])
-        )
+            return self._encoded(table)
+        texts = zip(*(each.tolist() for each in table.columns), strict=True)
+        values = [[_number_or_text(each or "") for each in row] for row in texts]
+        return Features(self._checked(self._from_lists(values)), [])
 
     def _from_image(self, body: bytes, decode: Decoder) -> np.ndarray:
         try:

@@ -29,7 +29,7 @@ from caldera.train.saving.checkpointer import Checkpointer
 from caldera.train.saving.snapshot import reinitialise
 from caldera.train.schema_checks import check_schema, learn_schema
 from caldera.train.step import Steps, trace_network
-from caldera.train.target_checks import adopt_distributions, check_targets, warn_of_one_class
+from caldera.train.target_checks import adopt_targets, check_targets, warn_of_one_class
 from caldera.train.tracking.history import History
 from caldera.train.tracking.summary import training_config
 
@@ -153,7 +153,7 @@ def fit(model: Model, data: Any, options: FitOptions) -> History:
     seed, epochs_done, steps_done = strategy.communicator.bcast_object(known)
     parts = Parts.of(data, options.validation, options.sample_weights, seed)
     given = TrainingData.of(model, parts.train, parts.sample_weights, options.class_weights)
-    adopt_distributions(model, given.sample)
+    adopt_targets(model, given.sample)
     held_out = parts.validation
     strategy.agree(_facts(model, given, held_out, options, strategy))
     model.seed, model.epochs_done, model.steps_done = (

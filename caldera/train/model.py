@@ -12,8 +12,9 @@ import numpy as np
 
 from caldera import op, optim
 from caldera.arguments import checked, guarded
-from caldera.data import Schema
+from caldera.data.datasets.tables import table_inputs
 from caldera.data.sources.base import SCALE, scaled
+from caldera.data.tables.reading import is_table
 from caldera.errors import ConfigError, DataError
 from caldera.lazy import Expr
 from caldera.memory import Device
@@ -34,7 +35,13 @@ from caldera.train.lr_find import LearningRates, lr_find
 from caldera.train.model_settings import GivenLoss, ModelSettings
 from caldera.train.saving.model_file import load_weights, save_model
 from caldera.train.step import Steps
-from caldera.train.step_graph import AFTER_PARAMETERS, Signature, named_outputs
+from caldera.train.step_graph import (
+    AFTER_PARAMETERS,
+    Signature,
+    in_units,
+    main_output,
+    named_outputs,
+)
 from caldera.train.tracking.history import History
 from caldera.train.tracking.measure_run import profile
 from caldera.train.tracking.summary import Summary, summarise
@@ -90,8 +97,6 @@ class Model(ModelSettings):
             loss, optimizer, learning_rate, batch_size, epochs, metrics, loss_weights, dtype,
             precision, seed, device,
         )  # fmt: skip
-        self.schema: Schema | None = None
-        """What it was trained on: the names of columns and classes, where the data have them."""
         self._signature: Signature | None = None
         # Where the last `fit` ended: another one goes on with new random numbers and new orders.
         self.epochs_done = 0
@@ -150,7 +155,11 @@ class Model(ModelSettings):
         [(5, 4), (5, 3)]
         """
         with seeded(self.seed, AFTER_PARAMETERS):
-            return self._expressions(self.signature.inputs, count)
+            inputs, outputs, traced = self._expressions(self.signature.inputs, count)
+        if self.target_scale is not None:
+            name, prediction = main_output(outputs, self.objective)
+            outputs[name] = in_units(prediction, self.target_scale)
+        return inputs, outputs, traced
 
     def open_expressions(self, count: int) -> tuple[list[Expr], dict[str, Expr], Context]:
         """The same for those who let the number of samples vary, whichever axis they lie on."""
@@ -183,8 +192,11 @@ class Model(ModelSettings):
         (5, 3)
 
         Bytes are taken for images and divided by 255, as in `fit`, unless the network takes
-        integers.
+        integers. A model that was trained on a table takes tables: a path, a frame, a dict of
+        columns or a list of rows; `model.schema.decode` names what it gives.
         """
+        if self.schema is not None and self.schema.columns and len(inputs) == 1:
+            inputs = (table_inputs(inputs[0], self.schema),) if is_table(inputs[0]) else inputs
         arrays = self._inputs(checked_arrays(inputs))
         self._check_plans()
         return self._predictors.predict(self, arrays, self._count(batch_size, "predict"))

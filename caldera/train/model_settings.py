@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from caldera import optim
+from caldera.data.schema import Schema
+from caldera.data.tables.encoders import NumberEncoder
 from caldera.errors import ConfigError, DeviceError
 from caldera.lazy import Expr
 from caldera.memory import Device
@@ -16,7 +18,7 @@ from caldera.nn.layer import Layer, LayerWatch
 from caldera.nn.losses import Loss, as_loss
 from caldera.nn.metrics import Metric
 from caldera.nn.metrics import metrics as metric_names
-from caldera.nn.task import REGRESSION
+from caldera.nn.task import REGRESSION, SEQUENCE
 from caldera.optim import Optimizer
 from caldera.passes.precision import NAMES as PRECISIONS
 from caldera.tensor.dtype import canonical, is_float
@@ -57,6 +59,7 @@ class ModelSettings(Layer):
         self._evaluator: Steps | None = None
         self._trainer = KeptSteps()
         self._watch: LayerWatch | None = None
+        self._schema: Schema | None = None
         self._dtype = _checked_dtype(dtype, self._where)
         self._device = find_device(device)
         self._optimizer = _optimizer(optimizer, learning_rate)
@@ -90,6 +93,31 @@ class ModelSettings(Layer):
         return self._trainer
 
     # --- what is learned
+
+    @property
+    def schema(self) -> Schema | None:
+        """What it was trained on: columns, how they are encoded, and classes, where the data have
+        such; None if nobody has said it. Assign None to train for others."""
+        return self._schema
+
+    @schema.setter
+    def schema(self, given: Schema | None) -> None:
+        before = self.target_scale
+        self._schema = given
+        if self.target_scale != before:
+            self._forget_plans()
+
+    @property
+    def target_scale(self) -> NumberEncoder | None:
+        """Mean and deviation of the values that are predicted, if these came from a table.
+
+        The network itself gives values of mean 0 and deviation 1, and its loss is that of such;
+        predictions and metrics are in the units of the table.
+        """
+        task = next(iter(self._objective.losses.values())).task()
+        if self._schema is None or task is None or task.kind != REGRESSION:
+            return None
+        return self._schema.target_scale
 
     @property
     def objective(self) -> Objective:
@@ -323,6 +351,9 @@ def _objective(given: GivenLoss, weights: Mapping[str, float]) -> Objective:
 
 
 def _usual_metrics(objective: Objective) -> list[str]:
-    """Accuracy for classes and labels, the mean absolute error for the rest."""
+    """Accuracy for classes and labels, the error rate for sequences, the mean absolute error for
+    the rest."""
     task = next(iter(objective.losses.values())).task()
+    if task is not None and task.kind == SEQUENCE:
+        return ["cer"]
     return ["mae"] if task is None or task.kind == REGRESSION else ["accuracy"]

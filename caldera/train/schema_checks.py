@@ -40,4 +40,6 @@ def schema_of_inputs(model: Model, schema: Schema | None) -> Schema | None:
     if schema is None or not schema.columns:
         return schema
     (shape, _), *_ = model.signature.inputs
-    return schema if shape == (len(schema.columns),) else Schema(classes=schema.classes)
+    if shape == (len(schema.features),):
+        return schema
+    return replace(schema, columns=(), ignored=(), reasons=())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera import op
+from caldera.data.tables.encoders import NumberEncoder
 from caldera.errors import ConfigError, ShapeError
 from caldera.lazy import Expr, Variable
 from caldera.nn.losses import Loss, mean_by_sample
@@ -164,7 +165,7 @@ class StepGraph:
             # Samples that count for nothing have no loss.
             divisor = op.where(total == 0.0, 1.0, total)
         found = [
-            factor * loss(outputs[name], self._target(name, outputs[name]), weights, total=divisor)
+            factor * loss(outputs[name], self._scaled(name, outputs[name]), weights, total=divisor)
             for name, (loss, factor) in terms.items()
         ]
         for each in added:
@@ -201,6 +202,13 @@ class StepGraph:
         number = list(losses).index(output) if self._steps.targets > 1 else 0
         return self._values.of(f"y{number}", shape, dtype)
 
+    def _scaled(self, output: str, prediction: Expr) -> Expr:
+        """The targets of an output, on the scale on which the network gives them."""
+        target, scale = self._target(output, prediction), self._model.target_scale
+        if scale is None or output != next(iter(self._steps.objective.losses)):
+            return target
+        return (target - scale.mean) / scale.scale
+
     def _weights(self) -> Expr | None:
         return self._value("weights", (), self._model.dtype) if self._steps.weighted else None
 
@@ -219,6 +227,8 @@ class StepGraph:
         """The loss of the whole batch, the sums of the metrics, and `more` that is to be summed."""
         name, prediction = main_output(outputs, self._steps.objective)
         target, weights = self._target(name, prediction), self._weights()
+        if self._model.target_scale is not None:
+            prediction = in_units(prediction, self._model.target_scale)
         metrics = list(self._steps.metrics)
         here = [metric.sums(prediction, target, weights) for metric in metrics]
         for label, each in added.items():
@@ -280,6 +290,11 @@ def named_outputs(result: Any) -> dict[str, Expr]:
     if isinstance(result, tuple | list):
         return {f"{MAIN}{i}": each for i, each in enumerate(result)}
     return {MAIN: result}
+
+
+def in_units(prediction: Expr, scale: NumberEncoder) -> Expr:
+    """Predictions of mean 0 and deviation 1, in the units of what is predicted."""
+    return prediction * scale.scale + scale.mean
 
 
 def main_output(outputs: Mapping[str, Expr], objective: Objective) -> tuple[str, Expr]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from caldera.data import Data, IterableData, Pipeline
 from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
+from caldera.nn.ctc import CTCLoss
 from caldera.nn.losses import CrossEntropy, Loss
-from caldera.nn.task import MULTICLASS, REGRESSION
+from caldera.nn.task import MULTICLASS, REGRESSION, SEQUENCE
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
@@ -54,18 +55,15 @@ def check_targets(
         loss.check_targets(targets)
         if isinstance(loss, CrossEntropy) and not loss.probabilities:
             _check_range(targets, output.prediction[loss.axis], output.what)
+        if isinstance(loss, CTCLoss):
+            loss.check_room(targets, output.prediction)
 
 
-def adopt_distributions(model: Model, sample: Sequence[np.ndarray]) -> None:
-    """Where targets have a number for each class, set `CrossEntropy` to take probabilities.
-
-    The number of a class has one axis fewer than what is predicted, so both cannot be confused.
-    """
+def adopt_targets(model: Model, sample: Sequence[np.ndarray]) -> None:
+    """Set the losses to what they can see of their targets: see `Loss.for_targets`."""
     known = dict(model.objective.losses)
     for output in _outputs(model, sample):
-        loss = output.loss
-        if isinstance(loss, CrossEntropy) and output.target.shape == output.prediction:
-            known[output.name] = replace(loss, probabilities=True)
+        known[output.name] = output.loss.for_targets(output.target.shape, output.prediction)
     if known != dict(model.objective.losses):
         model.loss = known if len(known) > 1 else next(iter(known.values()))
 
@@ -109,9 +107,10 @@ def _check_output(output: _Output, last_op: str) -> None:
             hint="give the last layer 2 outputs, or use loss='binary_cross_entropy', with targets "
             "0.0 and 1.0 in a column; one class alone cannot be learned",
         )  # fmt: skip
-    twice = {"softmax", "sigmoid"} | (set() if task.kind == MULTICLASS else {"log_softmax"})
+    of_classes = task.kind in (MULTICLASS, SEQUENCE)
+    twice = {"softmax", "sigmoid"} | (set() if of_classes else {"log_softmax"})
     if task.logits and last_op in twice:
-        own = "softmax" if task.kind == MULTICLASS else "sigmoid"
+        own = "softmax" if of_classes else "sigmoid"
         raise ConfigError.build(
             f"outputs for {output.what}", expected=f"numbers from which it takes {own} itself",
             got=f"those of {last_op}", hint="leave that last layer out: taken twice, hardly "

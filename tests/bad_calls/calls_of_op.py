@@ -95,6 +95,7 @@ CALLS: dict[str, Given] = {
     "conv_transpose2d": lambda f: f(x(1, 2, 6, 6), x(2, 3, 3, 3)),
     "cross": lambda f: f(x(2, 3), x(2, 3)),
     "cross_entropy": lambda f: f(x(2, 3), labels(2)),
+    "ctc_loss": lambda f: f(x(2, 4, 3), labels(2, 1) + 1, [4, 4], [1, 1]),
     "diagonal_matrix": lambda f: f(x(3)),
     "dot": lambda f: f(x(3), x(3)),
     "einsum": lambda f: f("ij,jk->ik", x(2, 3), x(3, 2)),

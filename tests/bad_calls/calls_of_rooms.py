@@ -84,6 +84,7 @@ LAYERS: dict[str, Given] = {
     "Conv3D": lambda f: f(3, 3),
     "ConvTranspose2D": lambda f: f(3, 3),
     "DepthwiseConv2D": lambda f: f(3),
+    "CTCLoss": lambda f: f(blank=0, labels=3),
     "Embedding": lambda f: f(5, 3),
     "GroupNorm": lambda f: f(2),
     "Input": lambda f: f((4,)),
@@ -129,18 +130,24 @@ MODELS: dict[str, Given] = {
     },
 }
 METRICS: dict[str, Given] = {
-    name: lambda f: f()
-    for name in [
-        "F1",
-        "Accuracy",
-        "ConfusionMatrix",
-        "Precision",
-        "Recall",
-        "AUC",
-        "TopK",
-        "R2",
-        "MeanSquaredError",
-    ]
+    **{
+        name: lambda f: f()
+        for name in [
+            "F1",
+            "Accuracy",
+            "ConfusionMatrix",
+            "Precision",
+            "Recall",
+            "AUC",
+            "TopK",
+            "R2",
+            "MeanSquaredError",
+            "CharacterErrorRate",
+            "WordErrorRate",
+        ]
+    },
+    "edit_distance": lambda f: f("ab", "abc"),
+    "error_rate": lambda f: f(["a b"], ["a c"], unit="word"),
 }
 OPTIM: dict[str, Given] = {
     **{
@@ -204,6 +211,8 @@ DATA: dict[str, Given] = {
     "mnist": lambda f: f("missing", download=False),
     "csv": lambda f: f("missing.csv"),
     "csv_inputs": lambda f: f("missing.csv"),
+    "table": lambda f: f("missing.csv"),
+    "table_inputs": lambda f: f("missing.csv"),
     "digits": lambda f: f(),
     "images": lambda f: f("missing"),
     "npz": lambda f: f("missing.npz"),

@@ -54,8 +54,8 @@ def write_formats(root: Path) -> dict[str, Format]:
     y = np.arange(8) % 2
     readers: dict[str, Callable[[Path], Any]] = {
         "csv": lambda at: cd.io.read_csv(at / "a.csv"),
-        "table": lambda at: data.csv(at / "a.csv", ignore=["colour"]),
-        "table inputs": lambda at: data.csv_inputs(at / "a.csv", ignore=["colour", "label"]),
+        "table": lambda at: data.table(at / "a.csv"),
+        "table inputs": lambda at: data.table_inputs(at / "a.csv", ignore=["colour", "label"]),
         "npy": lambda at: cd.io.load_npy(at / "a.npy"),
         "mapped npy": lambda at: data.source(at / "a.npy"),
         "npz": lambda at: cd.io.load_npz(at / "a.npz"),

@@ -63,7 +63,8 @@ NOT_CALLED = {
 READ_A_FILE = {
     "load", "onnx.load", "nn.models.load_torchvision", "data.Shards", "data.cifar10",
     "data.cifar100", "data.mnist", "data.csv", "data.csv_inputs", "data.images", "data.npz",
-    "data.source", "io.load_npy", "io.load_npz", "io.load_safetensors",
+    "data.table", "data.table_inputs", "data.source", "io.load_npy", "io.load_npz",
+    "io.load_safetensors",
     "io.load_safetensors_metadata", "io.map_npy", "io.map_safetensors", "io.read_csv",
 }  # fmt: skip
 """Their calls here name files that are not there; `test_files.py` has files for them."""

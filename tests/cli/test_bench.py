@@ -67,6 +67,33 @@ def test_a_contestant_that_fails_is_reported(
     assert "no beads" in " ".join(done.out.split())
 
 
+def test_ctrl_c_ends_the_run_and_not_the_report(
+    caldera: Caldera, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = []
+
+    def ask(self: WorkerHandle, do: str, **more: object) -> dict[str, object]:
+        if do == "measure":
+            if len(measured) == 3:
+                raise KeyboardInterrupt
+            measured.append(do)
+        return {"first s": 0.1, "loss": 1.0, "steps": 5, "times": [0.002], "peak": 1, "growth": 1}
+
+    monkeypatch.setattr(WorkerHandle, "ask", ask)
+    done = caldera(
+        "bench", "gemm", "mlp", "training", "--peers", "", "--quick", "--repeats", 2,
+        "--accuracy", "strict", "--json", tmp_path / "b.json", "--mllog", tmp_path / "b.log",
+    )  # fmt: skip
+    assert done.status == 130
+    assert "stopped by Ctrl-C: this is what was measured until then; not begun: mlp, " in done.out
+    assert "gemm: 100x528x784 NN" in done.out
+    found = json.loads((tmp_path / "b.json").read_text())
+    assert found["stopped"]
+    first, second = found["entries"]
+    assert (len(first["rounds"]), len(second["rounds"])) == (2, 1)
+    assert not (tmp_path / "b.log").exists()
+
+
 def test_the_list_names_work_and_peers(caldera: Caldera, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contestants, "find_spec", lambda name: None)
     out = caldera("bench", "--list").out
@@ -85,6 +112,7 @@ def test_the_list_names_work_and_peers(caldera: Caldera, monkeypatch: pytest.Mon
         (["mlp", "--threads", "4096"], "--threads: expected at most"),
         (["mlp", "--device", "tpu"], "--device: expected a device, got 'tpu'; did you mean 'cpu'?"),
         (["mlp", "--accuracy", "fats"], "--accuracy: expected an accuracy, got 'fats'; did you"),
+        (["mlp", "--mllog", "x.log"], "--mllog: expected a training to an accuracy, got mlp"),
         (["mlp", "--json", "no/such/folder/x.json"], "--json: expected a file in a folder that"),
     ],
 )

@@ -44,7 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _classes(text: str) -> list[str]:
-    return [row["class"] for row in csv.DictReader(io.StringIO(text))]
+    return [row["name"] for row in csv.DictReader(io.StringIO(text))]
 
 
 def test_columns_are_found_by_name_and_classes_have_theirs(
@@ -101,22 +101,47 @@ def test_names_beside_an_older_file_are_still_read(
     path = old.save(tmp_path / "old.caldera")
     (tmp_path / "old.classes.txt").write_text("Iris\nRose\n")
     table = _write(tmp_path / "a.csv", NAMES[:3])
-    assert set(_classes(caldera("predict", path, table).out)) == {"Iris", "Rose"}
+    said = csv.DictReader(io.StringIO(caldera("predict", path, table).out))
+    assert {row["class"] for row in said} == {"Iris", "Rose"}
 
 
-def test_lines_that_lack_values_are_named_or_dropped(caldera: Caldera, tmp_path: Path) -> None:
-    table = tmp_path / "gaps.csv"
-    lines = "".join(f"{n},{n % 2}\n" for n in range(20))
-    table.write_text("x,y\n" + lines + ",1\n3,nan\n")
-    words = ("train", "--data", table, "--hidden", "8", "--epochs", "1", "--quiet")
-    done = caldera(*words, "--out", tmp_path / "run")
-    assert done.status == 1
-    assert "line 22: expected a value in column 0 ('x'), got ''" in done.err
-    assert "--missing drop" in done.err
-    done = caldera(*words, "--out", tmp_path / "run", "--missing", "drop")
+def test_mixed_columns_from_training_to_prediction(caldera: Caldera, tmp_path: Path) -> None:
+    """Categories, dates, decimal commas, gaps: shown, kept in the model file, found again."""
+    rng = np.random.default_rng(0)
+    area, city = rng.uniform(30, 150, 80), rng.choice(["Roma", "Oslo", "K\u00f6ln"], 80)
+    price = 2000 * area + np.where(city == "Oslo", 90_000, 0)
+    rows = [
+        f"{n};{a:.1f}".replace(".", ",") + f";{c if n % 9 else ''};{n % 28 + 1:02}.05.2024;{p:.0f}"
+        for n, (a, c, p) in enumerate(zip(area, city, price, strict=True))
+    ]
+    table = tmp_path / "homes.csv"
+    table.write_text("\n".join(["id;area;city;sold;price", *rows]), encoding="cp1252")
+    words = "--hidden 16 --epochs 12 --dropout 0 --batch-size 8 --quiet --target-column price"
+    done = caldera("train", "--data", table, *words.split(), "--out", tmp_path / "run")
     assert done.status == 0, done.err
-    assert "(2 lines without all values dropped)" in done.out
-    assert "2 classes" in done.out
+    lines = [line.removeprefix("columns").split()[:2] for line in done.out.splitlines()]
+    assert ["area", "number"] in lines
+    assert ["city", "category"] in lines
+    assert ["sold", "date"] in lines
+    assert ["id", "left"] in lines
+    assert "cp1252" in done.out
+    new = tmp_path / "new.csv"
+    new.write_text('city,sold,area\nOslo,01.05.2024,"100,5"\nBern,02.05.2024,\n')
+    said = caldera("predict", tmp_path / "run" / "homes.caldera", new)
+    assert said.status == 0, said.err
+    assert "column 'area': 1 missing" in said.err
+    assert "1 of unknown categories ('Bern')" in said.err
+    prices = [float(row["price"]) for row in csv.DictReader(io.StringIO(said.out))]
+    assert prices[0] == pytest.approx(2000 * 100.5 + 90_000, rel=0.3)
+    wrong = caldera("predict", tmp_path / "run" / "homes.caldera", table, "--target-column", "id")
+    assert wrong.status == 0, wrong.err
+    told = caldera("train", "--data", table, *words.split(), "--out", tmp_path / "told", "--kinds",
+                   "id=number,city=ignored", "--missing", "drop")  # fmt: skip
+    assert "deviation" in told.out
+    assert "city   left out" in told.out
+    refused = caldera("train", "--data", table, "--kinds", "city=poem")
+    assert refused.status == 2
+    assert "number, category, date, ignored" in refused.err
 
 
 # --- the test data choose nothing

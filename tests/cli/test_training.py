@@ -161,7 +161,7 @@ def test_tables_from_training_to_prediction(caldera: Caldera, flowers: Path) -> 
         "predict", flowers / "flowers.caldera", table, "--target-column", "name"
     ).out  # fmt: skip
     actual = [line.rpartition(",")[2] for line in table.read_text().splitlines()[1:]]
-    found = [row["class"] for row in _rows(predicted)]
+    found = [row["name"] for row in _rows(predicted)]
     assert np.mean(np.array(found) == actual) > 0.85
     assert all(0.5 <= float(row["probability"]) <= 1 for row in _rows(predicted))
 
@@ -241,7 +241,7 @@ def test_predictions_are_the_same_from_every_kind_of_file(
     [
         ("x.csv", "1,2,3\n", "rows of 64 numbers, got 3 columns"),
         ("x.csv", ",".join(["1"] * 65), "--target-column says which"),
-        ("x.txt", "1", "a .csv or .npy file"),
+        ("x.pdf", "1", "a table (.csv, .parquet, ...), an .npy file"),
         ("none.csv", None, "none at"),
         ("empty/", None, "expected a folder with images, got none in it"),
     ],

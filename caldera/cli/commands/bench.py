@@ -17,8 +17,8 @@ from caldera.bench.page import page
 from caldera.bench.results import Report
 from caldera.bench.session import Session
 from caldera.bench.table import print_report
-from caldera.bench.workloads import WORKLOADS, TrainingCase
-from caldera.cli.command import Command
+from caldera.bench.workloads import WORKLOADS, LearningCase, TrainingCase
+from caldera.cli.command import INTERRUPTED, Command
 from caldera.cli.option_types import Choice, Count, Names
 from caldera.config import settings
 from caldera.errors import ConfigError
@@ -91,7 +91,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, print and write; 1 if Caldera itself failed somewhere."""
+    """Measure, print and write, also what there is when Ctrl-C ends it; 1 if Caldera failed."""
     before = read_report(arguments.again) if arguments.again else None
     options = _options(arguments) if before is None else _same_options(arguments, before)
     targets = [_target(arguments, flag) for flag in ("json", "html", "mllog")]
@@ -102,6 +102,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError.build(
             "caldera bench", expected="what to measure", got="nothing",
             hint="for example: caldera bench mlp; caldera bench --list names all work",
+        )  # fmt: skip
+    if arguments.mllog and not any(_trains(name) for name in options.works):
+        raise ConfigError.build(
+            "--mllog", expected="a training to an accuracy", got=" ".join(options.works),
+            hint="caldera bench training has some",
         )  # fmt: skip
     if options.on_card and card_state() is None:
         raise ConfigError.build(
@@ -114,19 +119,29 @@ def run(arguments: argparse.Namespace) -> int:
         if target is not None
     ]
 
+    written: dict[Path, None] = {}
+
     def keep(report: Report) -> None:
         # After each work: what was measured is not lost when a long run is stopped.
         for target, text in kept:
-            write_file(target, text(report))
+            if text is not log_text or any(entry.trainings for entry in report.entries):
+                write_file(target, text(report))
+                written[target] = None
 
     report = Session(options, _tell).run(keep)
     print_report(report)
-    for target, _ in kept:
+    for target in written:
         print(f"wrote {target}")
+    if report.stopped:
+        return INTERRUPTED
     failed = any(entry.error for entry in report.entries if entry.framework == "caldera")
     if before is not None:
         failed |= _print_again(before, report)
     return 1 if failed else 0
+
+
+def _trains(name: str) -> bool:
+    return isinstance(WORKLOADS[name].cases[0], LearningCase)
 
 
 def _same_options(arguments: argparse.Namespace, before: dict[str, Any]) -> Options:

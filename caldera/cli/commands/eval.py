@@ -53,10 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _samples(found: Dataset, part: str, class_names: list[str]) -> Data:
+def _samples(found: Dataset, part: str, class_names: tuple[str, ...]) -> Data:
     """The samples to test with, their classes numbered as those of the model are."""
     parts = {"test": [found.test], "train": [found.train], "all": [found.train, found.test]}[part]
-    if class_names in ([], list(found.class_names)) and len(parts) == 1:
+    if class_names in ((), found.class_names) and len(parts) == 1:
         return parts[0]
     x = np.concatenate([each.x for each in parts])
     y = np.concatenate([each.y for each in parts if each.y is not None])
@@ -69,7 +69,9 @@ def _samples(found: Dataset, part: str, class_names: list[str]) -> Data:
                 got=", ".join(unknown),
             )
         y = np.array([class_names.index(name) for name in found.class_names])[y]
-    return ArrayData(x, y)
+    samples = ArrayData(x, y)
+    samples.schema = found.schema
+    return samples
 
 
 COMMAND = Command(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import IO
@@ -14,16 +16,21 @@ import numpy as np
 
 from caldera import io
 from caldera.cli.command import Command
-from caldera.cli.datasets import csv_input_arguments
+from caldera.cli.datasets import table_input_arguments
 from caldera.cli.model_argument import class_names_of
 from caldera.cli.options import OPTIONS, add_option, given_options
 from caldera.cli.prediction_inputs import read_inputs
+from caldera.data import Schema
 from caldera.errors import ShapeError
 from caldera.file_cache import write_file
+from caldera.serve.contract import is_classifier
 from caldera.train.model import Model
 from caldera.train.neural_network import load_model
 
-_TABLE_OPTIONS = ("target_column", "ignore_columns", "delimiter", "header")
+_TABLE_OPTIONS = (
+    "target_column", "ignore_columns", "delimiter", "header", "encoding", "sheet", "query",
+    "missing_values",
+)  # fmt: skip
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +39,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "input",
         metavar="INPUT",
-        help="a .csv file with one sample a line, an .npy file, an image or a folder of images",
+        help="a table with one sample a row, an .npy file, an image or a folder of images",
     )
     parser.add_argument(
         "--out",
@@ -48,12 +55,16 @@ def run(arguments: argparse.Namespace) -> int:
     model = load_model(arguments.model)
     (shape, dtype), *_ = model.signature.inputs
     given = {name: each for name, each in vars(arguments).items() if name in _TABLE_OPTIONS}
-    table = csv_input_arguments(given_options(argparse.Namespace(**given)))
-    names, x = read_inputs(Path(arguments.input), shape, dtype, model.schema, table)
+    table = table_input_arguments(given_options(argparse.Namespace(**given)))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        names, x = read_inputs(Path(arguments.input), shape, dtype, model.schema, table)
+    for each in said:
+        print(f"note    {each.message}", file=sys.stderr)
     outputs = model.predict(x)
-    class_names = class_names_of(model, arguments.model) if _is_classifier(model) else None
+    schema = _named(model, arguments.model)
     if arguments.out is None:
-        _write(sys.stdout, names, outputs, class_names)
+        _write(sys.stdout, names, outputs, schema)
         return 0
     path = Path(arguments.out)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,46 +72,34 @@ def run(arguments: argparse.Namespace) -> int:
         io.save_npy(path, outputs)
     else:
         text = StringIO(newline="")
-        _write(text, names, outputs, class_names)
+        _write(text, names, outputs, schema)
         write_file(path, text.getvalue())
     print(f"wrote   {path}")
     return 0
 
 
-def _write(
-    file: IO[str], names: Sequence[str], outputs: np.ndarray, class_names: Sequence[str] | None
-) -> None:
+def _named(model: Model, path: str) -> Schema:
+    """What the outputs of a model are called."""
+    schema = model.schema or Schema()
+    if not is_classifier(model):
+        return replace(schema, classes=())
+    outputs = next(iter(model.signature.outputs.values()))
+    return replace(schema, classes=class_names_of(model, path) or tuple(map(str, range(*outputs))))
+
+
+def _write(file: IO[str], names: Sequence[str], outputs: np.ndarray, schema: Schema) -> None:
+    """A line of names and one for each sample."""
     if outputs.ndim != 2:
         raise ShapeError.build(
             "predict", expected="one row of outputs for each sample", got=f"{outputs.shape[1:]}",
             hint="write them to an .npy file with --out",
         )  # fmt: skip
+    found = schema.decode(outputs)
+    if schema.classes:
+        found["probability"] = np.array([f"{each:.4f}" for each in found["probability"]], object)
     writer = csv.writer(file, lineterminator="\n")
-    for row in _rows(names, outputs, class_names):
-        writer.writerow(row)
-
-
-def _rows(
-    names: Sequence[str], outputs: np.ndarray, class_names: Sequence[str] | None
-) -> Iterator[Sequence[object]]:
-    """A line of names and one for each sample; `class_names` is None where outputs are values."""
-    if class_names is None:
-        yield ["sample", *(f"value{i}" for i in range(outputs.shape[1]))]
-        for name, row in zip(names, outputs.tolist(), strict=True):
-            yield [name, *row]
-        return
-    yield ["sample", "class", "probability"]
-    chosen = outputs.argmax(axis=1)
-    shifted = np.exp(outputs.astype(np.float64) - outputs.max(axis=1, keepdims=True))
-    probability = shifted.max(axis=1) / shifted.sum(axis=1)
-    for name, number, part in zip(names, chosen.tolist(), probability.tolist(), strict=True):
-        shown = class_names[number] if number < len(class_names) else number
-        yield [name, shown, f"{part:.4f}"]
-
-
-def _is_classifier(model: Model) -> bool:
-    first = next(iter(model.objective.losses.values()))
-    return type(first).__name__ == "CrossEntropy"
+    writer.writerow(["sample", *found])
+    writer.writerows(zip(names, *(each.tolist() for each in found.values()), strict=True))
 
 
 COMMAND = Command(

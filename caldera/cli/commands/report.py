@@ -9,9 +9,9 @@ from caldera import search
 from caldera.cli.command import Command, UsageError
 from caldera.file_cache import write_file
 from caldera.report import compare_page, run_page
-from caldera.train.tracking.run_folder import RunFolder
+from caldera.train.tracking.run_folder import REPORT, RunFolder
 
-PAGE, COMPARISON = "report.html", "comparison.html"
+PAGE, COMPARISON = REPORT, "comparison.html"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

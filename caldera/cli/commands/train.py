@@ -21,6 +21,8 @@ from caldera.train.saving.checkpoint_folder import CheckpointFolder
 from caldera.train.tracking.run_folder import CURVES, GRAPH, HISTORY, RUN, RunFolder
 
 RECIPE = "recipe.toml"
+_MOST_COLUMNS = 40
+"""Columns of a table that are shown."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = resolved(options, found)
     found = augmented(held_out(found, options), options)
     model = make_model(options, found)
-    print(_described(options, found, model), flush=True)
+    print("\n".join([*_columns(found), _described(options, found, model)]), flush=True)
     kept = RunFolder(arguments.out)
     kept.path.mkdir(parents=True, exist_ok=True)
     write_recipe(kept.path / RECIPE, options)
@@ -78,7 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
     settings = options | split_seed(options)
     record = kept.write(model, history, found, settings=settings, measured=not status)
     if record.results:
-        print(f"test    {results_line(record.results)}  (trained for {seconds:.1f} s)")
+        trained = f"trained for {seconds:.1f} s" if options["epochs"] else "not trained: 0 epochs"
+        print(f"test    {results_line(record.results)}  ({trained})")
     if found.validation is not None:
         print(f"model   {record.selection}")
     names = [kept.model_file(found.name).name, CURVES, GRAPH, HISTORY, RUN, RECIPE]
@@ -104,6 +107,17 @@ def _status(stopped: str) -> int:
     return 128 + signal.Signals[names[stopped]] if stopped in names else 0
 
 
+def _columns(found: Dataset) -> list[str]:
+    """What became of the columns of a table, a line each."""
+    said = [f"note    {each}" for each in found.notes]
+    if found.schema is None or not found.schema.columns:
+        return said
+    lines = found.schema.describe().splitlines()
+    if len(lines) > _MOST_COLUMNS:
+        lines = [*lines[:_MOST_COLUMNS], f"... and {len(lines) - _MOST_COLUMNS} more"]
+    return [*said, *(f"{'' if row else 'columns':7} {line}" for row, line in enumerate(lines))]
+
+
 def _described(options: dict[str, Any], found: Dataset, model: NeuralNetwork) -> str:
     size = sum(parameter.size for parameter in model.parameters())
     memory = bytes_text(sum(parameter.tensor.nbytes for parameter in model.parameters()))
@@ -113,7 +127,7 @@ def _described(options: dict[str, Any], found: Dataset, model: NeuralNetwork) ->
         optimizer += f" ({options['schedule']})"
     classes = f", {found.classes} classes" if found.classes else ""
     held = "" if found.validation is None else f"{len(found.validation)} to choose by, "
-    dropped = f" ({found.dropped} lines without all values dropped)" if found.dropped else ""
+    dropped = f" ({found.dropped} rows without all values dropped)" if found.dropped else ""
     return (
         f"data    {found.name}: {len(found.train)} samples to train, {held}"
         f"{len(found.test)} to test, "

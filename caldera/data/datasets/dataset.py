@@ -42,7 +42,8 @@ class Dataset:
     - `classes`: how many classes there are, 0 where the target is no class.
     - `class_names`: a name for each class.
     - `shape`: the shape of one sample's x.
-    - `dropped`: how many lines of a table were left out, because a value was missing.
+    - `dropped`: how many rows of a table were left out, because a value was missing.
+    - `notes`: what was guessed about a file as a whole.
 
     >>> from caldera import data
     >>> digits = data.digits()
@@ -59,6 +60,7 @@ class Dataset:
     name: str
     dropped: int = 0
     validation: Data | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "class_names", tuple(map(str, self.class_names)))
@@ -152,7 +154,7 @@ class Dataset:
 
     def __repr__(self) -> str:
         target = f", {self.classes} classes" if self.classes else ""
-        dropped = f", {self.dropped} lines dropped" if self.dropped else ""
+        dropped = f", {self.dropped} rows dropped" if self.dropped else ""
         held = "" if self.validation is None else f"{len(self.validation)} to choose by, "
         return (
             f"Dataset({self.name}: {len(self.train)} samples to train, {held}"
@@ -328,6 +330,7 @@ def _test_count(test: float, total: int) -> int:
             "data.split",
             expected=f"test as a part from 0 to 1, or as a number of samples up to {total}",
             got=repr(test),
+            hint="say it with test= (--test-part), as in 0.2",
         )
     return round(test * total) if is_part else int(test)
 

@@ -58,7 +58,8 @@ def missing_dataset(
         where,
         expected=f"{files} in {looked}",
         got="none of them",
-        hint=f"get them from {url} and give their folder as folder= or {ENVIRONMENT}",
+        hint=f"get them from {url} and give their folder as folder= (--data-folder) or "
+        f"{ENVIRONMENT}",
     )
 
 

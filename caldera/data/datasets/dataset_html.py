@@ -30,7 +30,7 @@ def dataset_html(data: Dataset) -> str:
     if data.schema is not None and data.schema.names:
         facts["columns"] = _listed(data.schema.names)
     if data.dropped:
-        facts["lines dropped"] = f"{data.dropped:,}"
+        facts["rows dropped"] = f"{data.dropped:,}"
     return note(data.name, strong=True) + html_facts(facts) + _pictures(data)
 
 

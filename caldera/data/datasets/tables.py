@@ -1,148 +1,260 @@
-"""Tables: data sets from CSV and npz files."""
+"""Tables: data sets from files and frames with columns of any kind, and from npz files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from caldera import io
-from caldera.data.datasets.csv_table import CsvFile, Missing, Table, read_table
-from caldera.data.datasets.csv_targets import Labels, numbered_labels, read_labels
-from caldera.data.datasets.dataset import Dataset, arrays, split
+from caldera.data.datasets.dataset import Dataset, arrays, split_rows
 from caldera.data.schema import Column, Schema
 from caldera.data.sources.array_data import ArrayData
 from caldera.data.sources.base import SCALE, Array
+from caldera.data.tables.encoders import NumberEncoder
+from caldera.data.tables.kinds import Chosen, choose_columns, given_kinds
+from caldera.data.tables.reading import COMPRESSED, Reading, read_table
+from caldera.data.tables.table import Table, is_missing
+from caldera.data.tables.targets import Labels, known_labels, read_labels
 from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
 from caldera.io.csv_files import Header, as_float
-from caldera.io.files import PathLike, named
+from caldera.io.files import PathLike, file_name_of, named
+
+Missing = Literal["fill", "drop", "refuse"]
+MISSING = ("fill", "drop", "refuse")
+"""What can be done about rows that lack a value."""
+Kinds = Mapping[int | str, str]
 
 
-def csv(
-    path: PathLike,
+def table(
+    source: Any,
     target: int | str | None = None,
     *,
     columns: Sequence[int | str] | None = None,
     ignore: Sequence[int | str] = (),
+    kinds: Kinds | None = None,
+    classes: bool | None = None,
+    missing: Missing = "fill",
+    missing_values: Sequence[str] = (),
     test: float = 0.2,
     seed: int = 0,
-    classes: bool | None = None,
-    delimiter: str = ",",
+    scale: bool = True,
+    delimiter: str | None = None,
     header: Header = "auto",
-    missing: Missing = "refuse",
+    decimal: str | None = None,
+    encoding: str | None = None,
+    sheet: str | int | None = None,
+    query: str | None = None,
     schema: Schema | None = None,
 ) -> Dataset:
-    """A data set from a table with one sample a line; the column `target` is to be predicted, or
+    """A data set from a table with one sample a row; the column `target` is to be predicted, or
     else the last one.
 
-    The other columns, or those that `columns` names, without those of `ignore`, are finite numbers.
-    A target is a class if it is a text, or a whole number of which there are at most 20 different
-    ones; other numbers are values, of shape (samples, 1). `classes` says which, where that is
-    wrong. A first line without numbers holds the names of the columns; `header` says so where it
-    has numbers.
+    `source` is the path of a file (CSV, TSV, Parquet, Feather, Excel, JSON lines or SQLite; text
+    may be compressed), a frame of pandas, polars or Arrow, a dict of columns, a list of rows, or a
+    connection to a database with a `query`.
 
-    A line that lacks a value, or has one that is infinite or too large, is an error that names it;
-    `missing="drop"` leaves such lines out, and `dropped` of the data set counts them.
+    What the columns hold is guessed: numbers are brought to mean 0 and deviation 1, a category
+    gets a feature of its own, dates become days and where in year, week and day they are; texts
+    that are all different, identifiers and columns of one value are left out. `schema.describe()`
+    of the result says what became of each, and `kinds` says it where the guess is wrong: "number",
+    "category", "date", "date:%d/%m/%Y" or "ignored", by the names of columns. All of it is learnt
+    from the rows to train with alone, and goes with the model into its file. With `scale=False`
+    numbers stay as they are, and so do the values that are predicted.
+
+    Numbers that are missing become the median, with a feature that says so; `missing` "drop" leaves
+    such rows out and "refuse" names the first. `missing_values` are texts that stand for none. Rows
+    without a target are left out and counted in `dropped`.
+
+    A target is a class if it is a text, or a whole number of which there are at most 20 different
+    ones; other numbers are values, of shape (samples, 1), in the units they have. `classes` says
+    which, where that is wrong.
 
     `schema` is that of a model (`model.schema`): the table is read as the one the model was trained
-    on, with columns found by name and classes numbered in the same way.
+    on, with columns found by name, encoded and numbered in the same way.
 
-    >>> import pathlib, tempfile
     >>> from caldera import data
-    >>> path = pathlib.Path(tempfile.mkdtemp()) / "flowers.csv"
-    >>> _ = path.write_text("width,length,name\\n" + "1.5,2,iris\\n3,4,rose\\n" * 5)
-    >>> flowers = data.csv(path, target="name")
+    >>> rows = [{"height": 3.1, "kind": "iris"}, {"height": None, "kind": "rose"}] * 5
+    >>> flowers = data.table(rows, "kind")
     >>> flowers
-    Dataset(flowers: 8 samples to train, 2 to test, shape (2,), 2 classes)
-    >>> flowers.class_names
-    ('iris', 'rose')
+    Dataset(table: 8 samples to train, 2 to test, shape (2,), 2 classes)
+    >>> print(flowers.schema.describe())
+    height  number     mean 3.1, deviation 1; missing: 3.1, and said so
+    kind    predicted  class: iris, rose
     """
-    where = named("data.csv", path)
-    file = CsvFile(path, delimiter, header, where)
-    left_out = [file.column(each) for each in ignore]
-    if schema is None or not schema.columns:
-        column = file.column(-1 if target is None else target)
-        inputs = _inputs(file, column, columns, left_out, where)
+    where = _where("data.table", source)
+    if missing not in MISSING:
+        raise ConfigError.build("missing", expected=" or ".join(MISSING), got=repr(missing))
+    reading = Reading(delimiter, header, encoding, sheet, query, missing_values)
+    found = read_table(source, where, reading)
+    left_out = [found.column(each) for each in ignore]
+    if schema is not None and schema.columns:
+        if columns is not None or kinds:
+            raise ConfigError.build(
+                where, expected="columns= or schema=, kinds= or schema=", got="both"
+            )
+        places, column = _known_places(found, target, left_out, schema, where)
+        found, dropped = _usable(found, places, column, missing, where)
+        labels = _known_labels(found, column, classes, schema)
+        chosen = None
     else:
-        if columns is not None:
-            raise ConfigError.build(where, expected="columns= or schema=", got="both")
-        inputs, column = _places(file, target, left_out, schema, where)
-    table = read_table(file, inputs, column, missing)
-    labels = _labels(file, table, column, classes, missing, schema)
-    if not labels.table.targets:
-        raise DataError.build(
-            where, expected="lines with all values", got=f"none among {labels.table.dropped}"
-        )
+        column = found.column(-1 if target is None else target)
+        wanted = _inputs(found, column, columns, left_out, kinds)
+        chosen = choose_columns(found, wanted, given_kinds(kinds, found, decimal), decimal)
+        places = list(chosen.kinds)
+        if not places:
+            raise DataError.build(where, expected="columns beside the target", got=_none(chosen))
+        found.check_names([*places, column])
+        found, dropped = _usable(found, places, column, missing, where)
+        labels = read_labels(found, column, classes, decimal)
     if header == "auto":
-        _check_first_line(file, table, column)
-    samples = ArrayData(labels.table.inputs, labels.values)
-    samples.schema = schema if schema else _schema(file, inputs, column, labels.class_names)
-    train_data, test_data = split(samples, test=test, seed=seed)
+        _check_first_row(found, column)
+    samples = ArrayData(np.zeros((len(found), 1), np.float32), labels.values)
+    train, apart = split_rows(samples, test, seed)
+    if chosen is not None:
+        schema = _fitted(found, chosen, column, labels, train, scale)
+    assert schema is not None
+    samples = ArrayData(schema.encode(found, places).x, labels.values)
+    samples.schema = schema
     names = labels.class_names
     return Dataset(
-        train_data, test_data, len(names), names, Path(path).stem, dropped=labels.table.dropped
-    )
+        samples.subset(train), samples.subset(apart), len(names), names, _title(source),
+        dropped=dropped, notes=found.notes,
+    )  # fmt: skip
 
 
-def csv_inputs(
-    path: PathLike,
+def table_inputs(
+    source: Any,
     schema: Schema | None = None,
     *,
     ignore: Sequence[int | str] = (),
-    delimiter: str = ",",
+    missing_values: Sequence[str] = (),
+    delimiter: str | None = None,
     header: Header = "auto",
+    encoding: str | None = None,
+    sheet: str | int | None = None,
+    query: str | None = None,
 ) -> Array:
-    """The inputs of a table, one sample a line, in the order of a schema: what `predict` takes.
+    """The inputs of a table, one sample a row, as the model of a schema takes them: what `predict`
+    takes. `model.predict(source)` does the same.
 
     Columns are found by name, or by position where there are no names. One that is missing or
-    unknown is an error; those of `ignore`, and the one that is to be predicted, are left out.
+    unknown is an error; those of `ignore`, and the one that is to be predicted, are left out. What
+    is missing in a row, or of an unknown category, is encoded as such, and a warning says so.
 
-    >>> import pathlib, tempfile
     >>> from caldera import data
-    >>> path = pathlib.Path(tempfile.mkdtemp()) / "flowers.csv"
-    >>> _ = path.write_text("width,length,name\\n1,2,iris\\n3,4,iris\\n")
-    >>> schema = data.csv(path, target="name").schema
-    >>> _ = path.write_text("length,width\\n20,10\\n")
-    >>> data.csv_inputs(path, schema).tolist()
-    [[10.0, 20.0]]
+    >>> rows = [{"width": 1.0, "kind": "iris"}, {"width": 3.0, "kind": "rose"}] * 5
+    >>> schema = data.table(rows, "kind", scale=False).schema
+    >>> data.table_inputs({"width": [10, 20]}, schema).tolist()
+    [[10.0], [20.0]]
     """
-    where = named("data.csv_inputs", path)
-    file = CsvFile(path, delimiter, header, where)
-    left_out = {file.column(each) for each in ignore}
+    where = _where("data.table_inputs", source)
+    reading = Reading(delimiter, header, encoding, sheet, query, missing_values)
+    found = read_table(source, where, reading)
+    left_out = {found.column(each) for each in ignore}
     if schema is None or not schema.columns:
-        inputs = [column for column in range(file.width) if column not in left_out]
+        places = [column for column in range(found.width) if column not in left_out]
+        titles = found.names or ("",) * found.width
+        raw = [Column(titles[place], "number", place) for place in places]
+        schema = Schema(tuple(raw), width=found.width)
     else:
-        inputs = schema.place(file.names, file.width, where, left_out).inputs
-    return read_table(file, inputs).inputs
+        places = schema.place(found.names, found.width, where, left_out).inputs
+    x, notes = schema.encode(found, places)
+    for each in notes:
+        warnings.warn(f"{file_name_of(source) if _is_path(source) else 'table'}: {each}",
+                      stacklevel=2)  # fmt: skip
+    return x
 
 
-def _labels(
-    file: CsvFile,
-    table: Table,
-    column: int,
-    classes: bool | None,
-    missing: Missing,
-    schema: Schema | None,
-) -> Labels:
-    """What is to be predicted; where a schema says what that is, as it says."""
-    if schema is None:
-        return read_labels(file, table, column, classes, missing)
+csv, csv_inputs = table, table_inputs
+"""Their names from when tables were text alone."""
+
+
+# --- parts of it
+
+
+def _fitted(
+    found: Table,
+    chosen: Chosen,
+    target: int,
+    labels: Labels,
+    train: NDArray[np.int64],
+    scale: bool,
+) -> Schema:
+    """What is learnt of the columns from the rows to train with."""
+    titles = found.names or ("",) * found.width
+    columns = []
+    for place, kind in chosen.kinds.items():
+        if kind.name == "number" and not scale:
+            columns.append(Column(titles[place], kind.name, place))
+        else:
+            values = kind.parse(found, place)[train]
+            columns.append(Column.encoded(titles[place], place, kind.fit(values)))
+    answer = Column(titles[target], "class" if labels.class_names else "number", target)
+    if scale and not labels.class_names:
+        numbers = labels.values[train, 0].astype(np.float64)
+        answer = replace(answer, number=NumberEncoder.fit(numbers, labels.decimal))
+    unused = [
+        number for number in range(found.width)
+        if titles[number] and number not in (*chosen.kinds, target)
+    ]  # fmt: skip
+    return Schema(
+        columns=tuple(columns),
+        target=answer,
+        classes=labels.class_names,
+        ignored=tuple(titles[number] for number in unused),
+        width=found.width,
+        reasons=tuple(chosen.left_out.get(number, "as told") for number in unused),
+    )
+
+
+def _usable(
+    found: Table, inputs: Sequence[int], target: int, missing: Missing, where: str
+) -> tuple[Table, int]:
+    """The rows that have all they need, and how many have not."""
+    gone = found.missing(target)
+    if missing != "fill":
+        for column in inputs:
+            gone = gone | found.missing(column)
+    if gone.any() and missing == "refuse":
+        row = int(gone.argmax())
+        column = next(each for each in (*inputs, target) if found.missing(each)[row])
+        hint = 'missing="drop" (--missing drop) leaves such rows out'
+        raise found.refused(row, column, "a value", f"fill it in, or {hint}")
+    if gone.all():
+        raise DataError.build(
+            where, expected="rows with all values", got=f"none among {len(found)}",
+            hint="is the column to predict the right one? target= (--target-column) says it",
+        )  # fmt: skip
+    return found.subset(~gone) if gone.any() else found, int(gone.sum())
+
+
+def _known_labels(found: Table, column: int, classes: bool | None, schema: Schema) -> Labels:
+    """What is to be predicted, as a schema says."""
     if classes is not None and classes != bool(schema.classes):
         raise ConfigError.build(
             "classes", expected=f"{bool(schema.classes)}, as the schema says", got=f"{classes}"
         )
     if schema.classes:
-        return numbered_labels(file, table, column, schema.classes)
-    return read_labels(file, table, column, False, missing)
+        return known_labels(found, column, schema.classes)
+    known = schema.target_scale
+    return read_labels(found, column, False, None if known is None else known.decimal)
 
 
-def _places(
-    file: CsvFile, target: int | str | None, left_out: list[int], schema: Schema, where: str
+def _known_places(
+    found: Table, target: int | str | None, left_out: list[int], schema: Schema, where: str
 ) -> tuple[list[int], int]:
     """Where the inputs and the target of a schema are."""
     if target is not None:
-        column = file.column(target)
-        return schema.place(file.names, file.width, where, {*left_out, column}).inputs, column
-    places = schema.place(file.names, file.width, where, left_out)
+        column = found.column(target)
+        return schema.place(found.names, found.width, where, {*left_out, column}).inputs, column
+    places = schema.place(found.names, found.width, where, left_out)
     if places.target is None:
         name = schema.target.name if schema.target else ""
         raise DataError.build(
@@ -152,48 +264,64 @@ def _places(
     return places.inputs, places.target
 
 
-def _schema(
-    file: CsvFile, inputs: Sequence[int], target: int, class_names: tuple[str, ...]
-) -> Schema:
-    names = file.names or [""] * file.width
-    unused = [name for number, name in enumerate(names) if number not in (*inputs, target)]
-    return Schema(
-        columns=tuple(Column(names[number], "number", number) for number in inputs),
-        target=Column(names[target], "class" if class_names else "number", target),
-        classes=class_names,
-        ignored=tuple(name for name in unused if name),
-        width=file.width,
-    )
-
-
 def _inputs(
-    file: CsvFile,
+    found: Table,
     target: int,
     columns: Sequence[int | str] | None,
     left_out: Sequence[int],
-    where: str,
+    kinds: Kinds | None,
 ) -> list[int]:
-    """The numbers of the columns to learn from."""
-    wanted = range(file.width) if columns is None else map(file.column, columns)
-    found = [column for column in wanted if column not in (target, *left_out)]
-    if not found:
-        raise DataError.build(where, expected="columns beside the target", got="none")
-    twice = [file.label(column) for column in found if found.count(column) > 1]
+    """The numbers of the columns to learn from, if they hold something."""
+    if columns is None:
+        # One without a name cannot be found again; it is mostly the numbers of rows.
+        named = [not found.names or not is_missing(each) for each in found.names or ("x",)]
+        told = {found.column(each) for each in kinds or ()}
+        wanted = [
+            column for column in range(found.width)
+            if not found.names or named[column] or column in told
+        ]  # fmt: skip
+    else:
+        wanted = [found.column(each) for each in columns]
+    chosen = [column for column in wanted if column not in (target, *left_out)]
+    twice = [found.label(column) for column in chosen if chosen.count(column) > 1]
     if twice:
-        raise DataError.build(where, expected="each column once", got=f"column {twice[0]} again")
-    file.check_names([*found, target])
-    return found
+        raise DataError.build(
+            found.where, expected="each column once", got=f"column {twice[0]} again"
+        )
+    return chosen
 
 
-def _check_first_line(file: CsvFile, table: Table, column: int) -> None:
+def _none(chosen: Chosen) -> str:
+    said = "; ".join(f"column {place}: {why}" for place, why in list(chosen.left_out.items())[:3])
+    return f"none that can be learnt from ({said})" if said else "none"
+
+
+def _check_first_row(found: Table, column: int) -> None:
     """Refuse a first line with numbers that may be names all the same, as in 2019,2020,kind."""
-    first = table.targets[0]
-    if file.has_names or as_float(first) is not None or table.targets.count(first) > 1:
+    values = found.columns[column].tolist()
+    if found.names or found.row_word != "line" or not isinstance(values[0], str):
         return
-    raise file.refused(
-        int(table.lines[0]), column, "a class that other lines have too", first,
-        "pass header=True (--header) if this line holds names, or header=False (--no-header)",
-    )  # fmt: skip
+    if as_float(values[0]) is None and values.count(values[0]) == 1:
+        raise found.refused(
+            0, column, "a class that other lines have too",
+            "pass header=True (--header) if this line holds names, or header=False (--no-header)",
+        )  # fmt: skip
+
+
+def _is_path(source: Any) -> bool:
+    return isinstance(source, str | os.PathLike)
+
+
+def _where(function: str, source: Any) -> str:
+    return named(function, source) if _is_path(source) else function
+
+
+def _title(source: Any) -> str:
+    """What the data set is called: the file, without what its name ends in."""
+    if not _is_path(source):
+        return "table"
+    path = Path(source)
+    return (path.with_suffix("") if path.suffix.lower() in COMPRESSED else path).stem
 
 
 def npz(

@@ -9,12 +9,20 @@ from caldera.kernels.native import (
     collective,
     complex_numbers,
     convolution,
+    ctc,
     indexing,
     movement,
     pooling,
     random,
+    skip_gram,
 )
-from caldera.kernels.native.convolution import amx_columns, fourier, pointwise, winograd
+from caldera.kernels.native.convolution import (
+    amx_columns,
+    fourier,
+    planes,
+    pointwise,
+    winograd,
+)
 from caldera.kernels.native.elementwise import fused, loop
 from caldera.kernels.native.normalisation import batchnorm, groupnorm, layernorm, local_response
 from caldera.kernels.native.product import amx, gemm, packed, small

@@ -65,10 +65,11 @@ def _gather(
 
 @native_kernel
 def _scatter_add(
-    k: Emitter, out: Pointer, other: Pointer, indices: Pointer, status: Pointer, before: Integer,
-    length: Integer, positions: Integer, after: Integer, unsigned: bool,
+    k: Emitter, out: Pointer, other: Pointer, places: Pointer | None, indices: Pointer,
+    status: Pointer, before: Integer, length: Integer, positions: Integer, after: Integer,
+    unsigned: bool,
 ) -> None:  # fmt: skip
-    """Add the other, which has updates.
+    """Add the other, which has updates: one after the other, or each at its own place.
 
     Shared out by column, so that updates of one place are added in their order whatever the number
     of workers.
@@ -80,8 +81,9 @@ def _scatter_add(
         with k.if_else((place >= 0) & (place < length)) as (inside, outside):
             with inside:
                 target = out.at((outer * length + place) * after)
-                source = other.at((outer * positions + position) * after)
-
+                number = outer * positions + position
+                start = number * after if places is None else places.load(number)
+                source = other.at(start)
                 k.vector_loop(begin, end, lanes, partial(_add, target, source))
             with outside:
                 status.store(0, 1)
@@ -100,7 +102,12 @@ def _refusal(name: str, indices: np.ndarray, length: int) -> Callable[[], NoRetu
 
 
 def _moving(
-    call: Call, kernel: NativeKernel, out: np.ndarray, other: np.ndarray, x: np.ndarray
+    call: Call,
+    kernel: NativeKernel,
+    out: np.ndarray,
+    other: np.ndarray,
+    x: np.ndarray,
+    **more: np.ndarray | None,
 ) -> NativeCall:
     """The call that reads or adds along an axis of x."""
     indices, axis = call.inputs[1], call.node.attrs["axis"]
@@ -111,7 +118,7 @@ def _moving(
     made = kernel.call(
         out=out, other=other, indices=indices, status=status, before=before, length=length,
         positions=indices.size, after=after, unsigned=indices.dtype.kind == "u",
-        parts=thread_count() if busy else 1,
+        parts=thread_count() if busy else 1, **more,
     )  # fmt: skip
     return replace(made, refuse=_refusal(call.node.op.name, indices, length))
 
@@ -130,9 +137,23 @@ def _bind_gather(call: Call) -> Runner:
 def _bind_scatter_add(call: Call) -> Runner:
     (out,), (x, indices, updates) = call.outputs, call.inputs
     copy = copy_calls(out, x)
-    if copy is None or not _is_dense(out, indices, updates):
+    after = x.ndim - call.node.attrs["axis"] - 1
+    update = updates[(0,) * (updates.ndim - after)] if updates.size else updates
+    if copy is None or not _is_dense(out, indices, update):
         return _by_reference(call)
-    return NativeRunner([*copy, _moving(call, _scatter_add, out, updates, x)])
+    places = None if _is_dense(updates) else _places(updates, after)
+    return NativeRunner([*copy, _moving(call, _scatter_add, out, updates, x, places=places)])
+
+
+def _places(updates: np.ndarray, after: int) -> np.ndarray:
+    """Where each update begins, in elements: those of a sequence that was computed step by step
+    lie in another order than they are counted."""
+    shape = updates.shape[: updates.ndim - after]
+    places = np.zeros(shape, np.int64)
+    for axis, length in enumerate(shape):
+        steps = np.arange(length) * (updates.strides[axis] // updates.itemsize)
+        places += steps.reshape(-1, *[1] * (len(shape) - axis - 1))
+    return places.reshape(-1)
 
 
 def _by_reference(call: Call) -> Runner:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from llvmlite import ir
 
-from caldera.kernels.native.codegen.dtypes import ElementPointer, computed_type
+from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import (
     I32,
     I64,
@@ -29,6 +29,12 @@ from caldera.kernels.native.codegen.emitter import (
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.codegen.target import host_target
+from caldera.kernels.native.pooling_windows import (
+    ImageMemory,
+    average_windows,
+    image_memory,
+    tiles_image,
+)
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.threads import thread_count
 
@@ -80,38 +86,12 @@ def taps(
 # --- the kernel
 
 
-@dataclass(frozen=True)
-class _Image:
-    """An array (N, C, H, W) anywhere in memory, inside a kernel."""
-
-    memory: ElementPointer
-    of_image: Integer
-    of_channel: Integer
-    of_row: Integer
-    of_column: Integer
-
-    def line(self, image: Value, row: Value) -> Value:
-        return image * self.of_image + row * self.of_row
-
-    def at(self, line: Value, column: Value, channel: Value) -> Value:
-        return line + column * self.of_column + channel * self.of_channel
-
-
-def _given(array: np.ndarray) -> dict[str, np.ndarray | int]:
-    """An array as a kernel is given it."""
-    of_image, of_channel, of_row, of_column = (step // array.itemsize for step in array.strides)
-    return {
-        "memory": array, "of_image": of_image, "of_channel": of_channel, "of_row": of_row,
-        "of_column": of_column,
-    }  # fmt: skip
-
-
 _FLOATS = ("float32", "float64")
 
 
 @native_kernel
 def _pool(
-    k: Emitter, read: _Image, written: _Image, index: _Image | None, images: Integer,
+    k: Emitter, read: ImageMemory, written: ImageMemory, index: ImageMemory | None, images: Integer,
     channels: Integer, rows: Integer, columns: Integer, width: Integer, whole: Integer,
     row_begin: Pointer, row_taps: Pointer, column_begin: Pointer, column_taps: Pointer, mode: str,
     lanes: tuple[int, ...], is_masked: bool,
@@ -166,7 +146,7 @@ class _Channels:
     """What happens to a vector of channels of the pixel that is written, tap by tap."""
 
     def __init__(
-        self, k: Emitter, mode: str, kind: ir.Type, index: _Image | None, count: int
+        self, k: Emitter, mode: str, kind: ir.Type, index: ImageMemory | None, count: int
     ) -> None:
         self.k = k
         self.mode = mode
@@ -207,8 +187,9 @@ class _Channels:
 
 @native_kernel
 def _scatter(
-    k: Emitter, given: _Image, index: _Image, out: _Image, images: Integer, channels: Integer,
-    rows: Integer, columns: Integer, nbytes: Integer, height: Integer, width: Integer,
+    k: Emitter, given: ImageMemory, index: ImageMemory, out: ImageMemory, images: Integer,
+    channels: Integer, rows: Integer, columns: Integer, nbytes: Integer, height: Integer,
+    width: Integer,
     tops: Pointer, lefts: Pointer, downs: Pointer, rights: Pointer, reach_down: Integer,
     reach_right: Integer, flat: Pointer,
 ) -> None:  # fmt: skip
@@ -273,14 +254,34 @@ def _bind(mode: str, *, adjoint: bool) -> Callable[[Call], Runner]:
         down, across = tables
         count, channels, out_rows, out_columns = written.shape
         return NativeRunner([_pool.call(
-            read=_given(read), written=_given(written),
-            index=None if index is None else _given(index), images=count, channels=channels,
+            read=image_memory(read), written=image_memory(written),
+            index=None if index is None else image_memory(index), images=count, channels=channels,
             rows=out_rows, columns=out_columns, width=columns,
             whole=rows * columns if attrs.get("count_padding") else 0,
             row_begin=down.begin, row_taps=down.entries, column_begin=across.begin,
             column_taps=across.entries, mode=mode,
             **_vectors(read.dtype.name, channels if dense else 1),
             parts=thread_count() if max(read.size, written.size) >= WORTH_SPLITTING else 1,
+        )])  # fmt: skip
+
+    return bind
+
+
+def _bind_average(mode: str, *, adjoint: bool) -> Callable[[Call], Runner]:
+    in_general = _bind(mode, adjoint=adjoint)
+
+    def bind(call: Call) -> Runner:
+        if not tiles_image(call):
+            return in_general(call)
+        (read,), (written,) = call.inputs, call.outputs
+        windows, pixels = (read, written) if adjoint else (written, read)
+        dense = all(array.strides[1] == array.itemsize for array in (read, written))
+        count, channels, rows, columns = windows.shape
+        return NativeRunner([average_windows.call(
+            windows=image_memory(windows), pixels=image_memory(pixels), images=count,
+            channels=channels, rows=rows, columns=columns, size=call.node.attrs["size"],
+            spreads=adjoint, **_vectors(read.dtype.name, channels if dense else 1),
+            parts=thread_count() if pixels.size >= WORTH_SPLITTING else 1,
         )])  # fmt: skip
 
     return bind
@@ -301,7 +302,7 @@ def _bind_scatter(call: Call) -> Runner:
     *_, row_step, column_step = (step // out.itemsize for step in out.strides)
     images, channels, rows, columns = given.shape
     return NativeRunner([_scatter.call(
-        given=_given(given), index=_given(index), out=_given(out), images=images,
+        given=image_memory(given), index=image_memory(index), out=image_memory(out), images=images,
         channels=channels, rows=rows, columns=columns, nbytes=image.nbytes, height=out.shape[2],
         width=out.shape[3], tops=starts[0], lefts=starts[1],
         downs=np.repeat(down, len(across)), rights=np.tile(across, len(down)),
@@ -331,8 +332,11 @@ def _vectors(dtype: str, channels: int) -> dict[str, tuple[int, ...] | bool]:
 for _op, _mode, _adjoint in (
     ("max_pool2d", "max", False),
     ("pool_gather", "gather", False),
+):
+    TABLE.add(Kernel(_op, "cpu", "native", _bind(_mode, adjoint=_adjoint), priority=10))
+for _op, _mode, _adjoint in (
     ("avg_pool2d", "mean", False),
     ("avg_pool2d_input", "spread", True),
 ):
-    TABLE.add(Kernel(_op, "cpu", "native", _bind(_mode, adjoint=_adjoint), priority=10))
+    TABLE.add(Kernel(_op, "cpu", "native", _bind_average(_mode, adjoint=_adjoint), priority=10))
 TABLE.add(Kernel("pool_scatter", "cpu", "native", _bind_scatter, priority=10))

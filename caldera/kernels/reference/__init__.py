@@ -8,6 +8,7 @@ from caldera.kernels.reference import (
     attention,
     collective,
     convolution,
+    ctc,
     elementwise,
     fourier,
     indexing,

@@ -22,6 +22,12 @@ from caldera.nn.metrics.classes import (
     TopK,
 )
 from caldera.nn.metrics.ranking import AUC
+from caldera.nn.metrics.sequences import (
+    CharacterErrorRate,
+    WordErrorRate,
+    edit_distance,
+    error_rate,
+)
 from caldera.nn.metrics.values import R2, MeanAbsoluteError, MeanSquaredError, ValueMetric
 
 __all__ = [
@@ -30,6 +36,7 @@ __all__ = [
     "R2",
     "Accuracy",
     "ByClass",
+    "CharacterErrorRate",
     "ClassMetric",
     "ConfusionMatrix",
     "MeanAbsoluteError",
@@ -40,6 +47,9 @@ __all__ = [
     "Recall",
     "TopK",
     "ValueMetric",
+    "WordErrorRate",
+    "edit_distance",
+    "error_rate",
     "metrics",
 ]
 

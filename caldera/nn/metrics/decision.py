@@ -14,7 +14,7 @@ from typing import Any
 from caldera import op
 from caldera.errors import ConfigError, ShapeError
 from caldera.lazy import Expr
-from caldera.nn.task import MULTICLASS, MULTILABEL, REGRESSION, Task
+from caldera.nn.task import MULTICLASS, MULTILABEL, REGRESSION, SEQUENCE, Task
 from caldera.tensor.shape import normalise_axis
 
 UNKNOWN = -1
@@ -40,6 +40,11 @@ class Decision:
                 self.where, expected="no threshold where the largest number says the class",
                 got=f"threshold={self.threshold}",
                 hint="leave it out, or use a loss of labels: binary_cross_entropy",
+            )  # fmt: skip
+        if kind == SEQUENCE:
+            raise ConfigError.build(
+                self.where, expected="a loss of classes or labels", got="one of sequences",
+                hint="use metrics=['cer'] or ['wer'] there",
             )  # fmt: skip
         if kind == REGRESSION and self.threshold is None and self.axis is None:
             raise ConfigError.build(

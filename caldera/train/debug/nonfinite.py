@@ -186,7 +186,8 @@ def explain(
         error = NonFiniteError.build(
             where, expected="a finite loss",
             got=f"one that is finite in full precision, with values up to {_largest(values):.3g}",
-            hint='use precision="bfloat16", whose range is that of float32' if narrow
+            hint='use precision="bfloat16" (--precision bfloat16), whose range is that of float32'
+            if narrow
             else "values of this size overflow where they are squared or multiplied on the way: "
             + _USUAL_HINT,
         )  # fmt: skip

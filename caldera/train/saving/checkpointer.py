@@ -87,7 +87,7 @@ class Checkpointer(Callback):
             raise CheckpointError.build(
                 f"checkpoints in {self.folder.path}", expected="none from another run",
                 got=f"one of step {there[0]}",
-                hint="continue it with fit(..., resume=True), or name another folder",
+                hint="continue it with fit(..., resume=True) (--resume), or name another folder",
             )  # fmt: skip
         self._last_time = time.monotonic()
 
@@ -249,9 +249,11 @@ def fingerprint(model: Model) -> str:
 
 
 def _kernels(run: Run) -> str:
-    """The same text for plans that compute with the same kernels in the same order."""
+    """The same text for plans that compute with the same kernels in the same order. What is
+    computed again, for want of memory, changes no result."""
     plan = run.steps.training(_share_of_a_batch(run))
-    return json_digest([[step.node.op.name, step.kernel.name] for step in plan.schedule.steps])
+    steps = [step for step in plan.schedule.steps if not step.is_again]
+    return json_digest([[step.node.op.name, step.kernel.name] for step in steps])
 
 
 def _holders(run: Run) -> Mapping[str, VariableView]:
@@ -277,7 +279,8 @@ def _restore_batch_size(run: Run, state: dict[str, Any], where: str) -> None:
     elif state["batch"] and size != run.loader.batch_size:
         raise CheckpointError.build(
             where, expected=f"a batch size of {size}, with which its epoch began",
-            got=f"{run.loader.batch_size}", hint=f"resume with batch_size={size}",
+            got=f"{run.loader.batch_size}",
+            hint=f"resume with batch_size={size} (--batch-size {size})",
         )  # fmt: skip
 
 

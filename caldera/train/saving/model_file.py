@@ -195,9 +195,9 @@ def read_schema(content: Mapping[str, Any], where: str) -> Schema | None:
         return None
     schema = Schema.from_plain(given, f"{where} schema")
     shape = content["inputs"][0][0]
-    if schema.columns and list(shape) != [len(schema.columns)]:
+    if schema.columns and list(shape) != [len(schema.features)]:
         raise DataError.build(
-            where, expected=f"a schema of {shape} columns", got=f"{len(schema.columns)}",
+            where, expected=f"a schema of {shape} features", got=f"{len(schema.features)}",
             hint="the file is damaged",
         )  # fmt: skip
     return schema

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from caldera.data import Dataset, Loader, Pipeline
+from caldera.data.schema import Span
 from caldera.draw.thumbnail import thumbnail
 from caldera.nn.task import MULTICLASS, MULTILABEL, Task
 from caldera.train.tracking.run_record import (
@@ -216,23 +217,31 @@ def _columns(model: Model, data: Dataset, score: Score) -> list[ColumnRecord]:
     That is permutation importance (Breiman 2001; Fisher, Rudin and Dominici 2019): of samples that
     the model was not trained with, and by its results and not by its weights.
     """
-    columns = data.shape[0] if len(data.shape) == 1 else 0
-    if not 1 < columns <= _MOST_COLUMNS or len(model.signature.inputs) != 1:
+    spans = _spans(data)
+    if not 1 < len(spans) <= _MOST_COLUMNS or len(model.signature.inputs) != 1:
         return []
     x, y = data.test.batch(np.arange(min(len(data.test), _ROWS)))[:2]
     whole = score(model.predict(x), y)
-    names = data.schema.names if data.schema is not None else ()
     random = np.random.default_rng(0)
     found = []
-    for column in range(columns):
+    for name, start, stop in spans:
         losses = []
         for _ in range(_REPEATS):
             mixed = x.copy()
-            mixed[:, column] = random.permutation(x[:, column])
+            mixed[:, start:stop] = random.permutation(x[:, start:stop])
             losses.append(whole - score(model.predict(mixed), y))
-        name = names[column] if len(names) == columns else f"column {column + 1}"
         found.append(ColumnRecord(name, float(np.mean(losses)), float(np.std(losses))))
     return sorted(found, key=lambda each: -each.loss)
+
+
+def _spans(data: Dataset) -> list[Span]:
+    """The columns of a table, each with its features; none if the samples are no rows."""
+    if len(data.shape) != 1:
+        return []
+    known = data.schema.spans if data.schema is not None else ()
+    if known and known[-1].stop == data.shape[0]:
+        return list(known)
+    return [Span(f"column {place + 1}", place, place + 1) for place in range(data.shape[0])]
 
 
 def _accuracy(predictions: np.ndarray, targets: np.ndarray, classes: int) -> float:

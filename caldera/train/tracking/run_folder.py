@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from caldera.arguments import checked, guarded
+from caldera.comm import world
 from caldera.data import Dataset
 from caldera.errors import DataError
 from caldera.file_cache import write_file
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from caldera.train.model import Model
 
 RUN, HISTORY, CURVES, GRAPH = "run.json", "history.json", "curves.svg", "graph.svg"
+REPORT = "report.html"
 _MOST_BYTES = 64 << 20
 """More than any of these files has; what is larger is something else."""
 
@@ -69,10 +71,16 @@ class RunFolder:
 
         `settings` are what the run was made with, if that is more than what the model says of
         itself. Without `measured` nothing is computed: only what is known already is written.
+
+        What an earlier run has left in the folder goes. Of several ranks only the first one
+        measures and writes; the others get what is known without that.
         """
+        if world().rank:
+            return record_of(model, history, data, settings, measured=False)[0]
         self.path.mkdir(parents=True, exist_ok=True)
         # First: whatever goes wrong with the rest, what was learned is not lost.
-        save_model(model, self.model_file(data.name), data.schema)
+        kept = save_model(model, self.model_file(data.name), data.schema)
+        self._remove_earlier(kept)
         record, plan = record_of(model, history, data, settings, measured=measured)
         self._write_json(RUN, to_plain(record))
         self._write_json(HISTORY, history.to_dict())
@@ -86,6 +94,20 @@ class RunFolder:
     def model_file(self, name: str) -> Path:
         """Where the model that was trained on the data of this name is."""
         return self.path / f"{file_name(name)}.caldera"
+
+    def _remove_earlier(self, kept: Path) -> None:
+        """Remove what another run has written here, so that nobody takes it for a part of this one;
+        only files that its record speaks of."""
+        try:
+            name = self.record().name
+        except DataError:
+            return
+        for path in (
+            self.model_file(name),
+            *(self.path / each for each in (CURVES, GRAPH, REPORT)),
+        ):
+            if path != kept:
+                path.unlink(missing_ok=True)
 
     # --- reading
 

@@ -97,6 +97,9 @@ def test_verdicts() -> None:
     assert Outcome(rows[:1]).verdict == BESIDE
     assert Outcome(rows).verdict == HOLDS
     assert Outcome([*rows, Row("c", "", "", FAILS)]).verdict == FAILS
+    guess = Row("d", "", "", FAILS, predicted=True)
+    assert Outcome([*rows, guess]).verdict == HOLDS, "a prediction outvotes no measurement"
+    assert Outcome([guess]).verdict == "does not hold (predicted)"
     assert text_of(MADE, Outcome(rows)).count("\n") == 5
     assert "side by side" in markdown_of(MADE, Outcome(rows), quick=False)
     assert "Not run" in page_of({}, [OTHER])

@@ -29,7 +29,7 @@ def table(tmp_path: Path):
 
 @pytest.fixture
 def schema(table) -> Schema:
-    found = data.csv(table(TEXT), "kind", ignore=["id"], test=0).schema
+    found = data.csv(table(TEXT), "kind", ignore=["id"], test=0, scale=False).schema
     assert found is not None
     return found
 
@@ -41,6 +41,7 @@ def test_a_table_says_what_its_columns_are(schema: Schema) -> None:
         classes=("iris", "rose"),
         ignored=("id",),
         width=4,
+        reasons=("as told",),
     )
 
 
@@ -52,10 +53,12 @@ def test_it_goes_through_json(schema: Schema) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"version": 2}, "a newer Caldera"),
-        ({"version": None}, "a schema of version 1"),
+        ({"version": 3}, "a newer Caldera"),
+        ({"version": None}, "a schema of version 1 or 2"),
         ({"columns": 3}, "expected"),
-        ({"columns": [{"name": "a", "kind": "date", "position": 0}]}, "a newer Caldera"),
+        ({"columns": [{"name": "a", "kind": "poem", "position": 0}]}, "a newer Caldera"),
+        ({"columns": [{"name": "a", "kind": "date", "position": 0}]}, "a date without an encoder"),
+        ({"reasons": ["a", "b"]}, "2 reasons for 1 columns"),
         ({"columns": [{"name": "a", "kind": "number", "position": 9}]}, "damaged"),
         ({"columns": [{"name": "a", "kind": "number", "position": True}]}, "expected int"),
         ({"columns": [{"name": "kind", "kind": "number", "position": 0}]}, "damaged"),
@@ -137,7 +140,7 @@ def test_a_table_is_read_as_the_one_before(table, schema: Schema) -> None:
 
 
 def test_whole_numbers_as_classes_and_values(table) -> None:
-    first = data.csv(table("x,y\n1,0\n2,1\n3,2\n"), test=0)
+    first = data.csv(table("x,y\n1,0\n2,1\n3,2\n"), test=0, scale=False)
     again = data.csv(table("y,x\n2.0,5\n1,6\n"), schema=first.schema, test=0)
     assert again.train.y is not None
     assert (again.train.y.tolist(), again.train.x.tolist()) == ([2, 1], [[5], [6]])

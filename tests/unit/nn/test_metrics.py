@@ -172,11 +172,18 @@ def test_classes_can_lie_along_another_axis() -> None:
     assert first == pytest.approx(_evaluate(Accuracy(axis=1), images, labels, weights))
 
 
+def _suited(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Predictions and targets that a metric can be asked about."""
+    if name in ("cer", "wer"):
+        return RNG.normal(size=(COUNT, 4, 3)), RNG.integers(1, 3, size=(COUNT, 2))
+    errors = name in ("mae", "mean_absolute", "mse", "mean_squared", "r2")
+    return (VALUES, TARGETS) if errors else (LOGITS, LABELS)
+
+
 @pytest.mark.parametrize("name", list(metrics))
 def test_padding_counts_for_nothing(name: str) -> None:
     metric = metrics.make(name)
-    errors = name in ("mae", "mean_absolute", "mse", "mean_squared", "r2")
-    prediction, target = (VALUES, TARGETS) if errors else (LOGITS, LABELS)
+    prediction, target = _suited(name)
     filling = np.full((9, *prediction.shape[1:]), np.nan)
     weights = np.concatenate([np.ones(COUNT), np.zeros(9)])
     padded = _evaluate(
@@ -191,8 +198,7 @@ def test_padding_counts_for_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", list(metrics))
 def test_without_samples_there_is_no_value(name: str) -> None:
     metric = metrics.make(name)
-    errors = name in ("mae", "mean_absolute", "mse", "mean_squared", "r2")
-    prediction, target = (VALUES, TARGETS) if errors else (LOGITS, LABELS)
+    prediction, target = _suited(name)
     found = _evaluate(metric, prediction, target, np.zeros(COUNT))
     if name == "confusion_matrix":
         assert not found.any()

@@ -173,6 +173,7 @@ def test_values(shape: tuple[int, ...], weights: np.ndarray | None) -> None:
 
 
 ONLY_VALUES = ("mae", "mse", "r2")
+OF_SEQUENCES = ("cer", "wer")
 
 
 def ours(family: Any) -> list[str]:
@@ -187,6 +188,7 @@ def test_every_metric_is_for_a_loss_or_refused(name: str) -> None:
     for metric in ours(metrics):
         made = metrics.make(metric)
         fits = (made.name in ONLY_VALUES) == (task.kind == "regression")
+        fits = fits and (metric in OF_SEQUENCES) == (task.kind == "sequence")
         fits = fits and not (metric == "top_k" and task.kind == "multi-label")
         if fits:
             assert made.for_task(task).name == made.name

@@ -46,7 +46,8 @@ def everything() -> list[Expr]:
     scaled = op.relu(op.batch_norm(x, np.ones(3, np.float32), b)[0])
     pooled = op.max_pool2d(op.relu(op.conv2d(images, op.reshape(w, (3, 3, 1, 1)))), 2)
     layer = op.layer_norm(x, np.ones(3, np.float32), b) @ w
-    return [loss, op.grad(loss, b), last, images, update, scaled, pooled, layer]
+    named = op.gather(v, np.arange(12) % 3) @ zeros
+    return [loss, op.grad(loss, b), last, images, update, scaled, pooled, layer, named]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -64,7 +65,7 @@ def test_switching_a_pass_off_changes_the_result(everything: list[Expr]) -> None
     how: dict[str, Any] = {
         # A card has kernels for more gradients than the CPU.
         "has_kernel": lambda name: has_kernel(name) or "attention_backward" in name,
-        "precision": "bfloat16", "channels_last": True,
+        "precision": "bfloat16", "channels_last": True, "adds_rows": True,
     }  # fmt: skip
     best = optimise(program, **how)
     for name in NAMES:

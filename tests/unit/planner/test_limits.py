@@ -209,6 +209,5 @@ def test_a_layer_with_few_units_stays_whole() -> None:
     work = type(given.workload)("made", narrow, 1e9, 0, activations=1e5, workspace=0)
     found = predict_hybrid(setting(8, work=work), HybridConfig(model=8))
     assert found.computing == pytest.approx(given.alone() * (0.75 / 8 + 0.25))
-    assert predict_hybrid(setting(128, work=work), HybridConfig(model=128)).refused.startswith(
-        "no layer has more"
-    )
+    refused = predict_hybrid(setting(128, work=work), HybridConfig(model=128)).refused
+    assert refused == "the widest layer has 64 units, fewer than 128 ranks"

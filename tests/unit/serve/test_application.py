@@ -76,7 +76,7 @@ def test_rows_of_a_table_by_name_by_place_and_as_csv(table_app: serve.Applicatio
     lines = reply(table_app, "/predict", by_name, accept="text/csv")
     assert lines.headers["content-type"] == "text/csv; charset=utf-8"
     assert [line.split(",")[:2] for line in lines.body.decode().splitlines()] == [
-        ["sample", "class"], ["0", "wide"], ["1", "tall"],
+        ["sample", "kind"], ["0", "wide"], ["1", "tall"],
     ]  # fmt: skip
 
 
@@ -129,15 +129,16 @@ def test_the_page_the_model_health_and_metrics(table_app: serve.Application) -> 
         (samples({"width": 1, "heigth": 2}), "application/json", 422, "is 'heigth' the column"),
         (samples({"width": 1, "height": 2}, {"width": 1}), "application/json", 422, "sample 1"),
         (samples({"width": 1, "height": "x"}), "application/json", 422,
-         "sample 0, column 'height': expected a number, got 'x'"),
-        (samples({"width": 1, "height": None}), "application/json", 422, "got null"),
-        (samples({"width": True, "height": 1}), "application/json", 422, "got True"),
-        (samples({"width": 1, "height": 1e39}), "application/json", 422, "finite numbers"),
-        (b'{"samples": [[1e999, 1]]}', "application/json", 422, "finite numbers"),
-        (samples([10**400, 1]), "application/json", 422, "in the range of float64"),
+         "sample 0: expected a number in column 1 ('height'), got 'x'"),
+        (samples({"width": 1, "height": None}), "application/json", 422, "a value in column 1"),
+        (samples({"width": True, "height": 1}), "application/json", 422, "a number in column 0"),
+        (samples({"width": [1], "height": 1}), "application/json", 422, "numbers, texts, dates"),
+        (samples({"width": 1, "height": 1e39}), "application/json", 422, "a finite number"),
+        (b'{"samples": [[1e999, 1]]}', "application/json", 422, "a finite number"),
+        (samples([10**400, 1]), "application/json", 422, "a finite number"),
         (b"", "text/csv", 400, "an empty body"),
-        (b"\xff\xfe", "text/csv", 400, "UTF-8"),
-        (b"width,height\n1,x\n", "text/csv", 422, "sample 0, column 'height': expected a number"),
+        (b"\xff\xfe", "text/csv", 400, "text in utf-8"),
+        (b"width,height\n1,x\n", "text/csv", 422, "line 2: expected a number in column 1"),
         (b"width,width\n1,2\n", "text/csv", 422, "a name of its own"),
         (b"width,height\n", "text/csv", 422, "at least one sample"),
         (b"width\n1\n", "text/csv", 422, "got no 'height'"),
@@ -164,8 +165,8 @@ def test_what_a_table_refuses(
         (b'{"samples": ' + b"[" * 500 + b"]" * 500 + b"}", "application/json", 422, "expected"),
         (b"1,2\n", "text/csv", 422, "lists of 64 numbers, got of shape [2]"),
         (b"1,x\n", "text/csv", 422, "got texts"),
-        (b'1,"x', "text/csv", 400, "expected CSV"),
-        (b"1,2\n1\n", "text/csv", 422, "row 1: expected 2 columns"),
+        (b'1,"x', "text/csv", 400, "expected a CSV file"),
+        (b"1,2\n1\n", "text/csv", 400, "line 2: expected 2 columns"),
         (b"no image", "image/png", 422, "expected an image"),
         (_png(np.zeros((8, 8), "uint8"))[:40], "image/png", 422, "truncated"),
         (_png(np.zeros((4100, 4100), "uint8")), "image/png", 413, "16777216 pixels"),

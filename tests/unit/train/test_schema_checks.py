@@ -30,7 +30,7 @@ def _model(inputs: int = 2, outputs: int = 2) -> cd.NeuralNetwork:
 
 
 def _flowers(table, text: str = TEXT) -> data.Dataset:
-    return data.csv(table(text), "kind", ignore=["id"], test=0)
+    return data.csv(table(text), "kind", ignore=["id"], test=0, scale=False)
 
 
 def test_the_file_alone_knows_columns_and_classes(table, tmp_path: Path) -> None:
@@ -67,11 +67,12 @@ def test_other_columns_and_classes_are_refused(table) -> None:
 
 def test_more_classes_may_come_later(table) -> None:
     model = _model(1, 3)
-    model.fit(data.csv(table("x,y\n1,0\n2,1\n"), test=0).train, epochs=0, verbose=0)
-    model.fit(data.csv(table("x,y\n1,0\n2,1\n3,2\n"), test=0).train, epochs=0, verbose=0)
+    model.fit(data.csv(table("x,y\n1,0\n2,1\n"), test=0, scale=False).train, epochs=0, verbose=0)
+    more = data.csv(table("x,y\n1,0\n2,1\n3,2\n"), test=0, scale=False)
+    model.fit(more.train, epochs=0, verbose=0)
     assert model.schema is not None
     assert model.schema.classes == ("0", "1", "2")
-    model.evaluate(data.csv(table("x,y\n1,0\n2,0\n"), test=0).train)
+    model.evaluate(data.csv(table("x,y\n1,0\n2,0\n"), test=0, scale=False).train)
     assert model.schema.classes == ("0", "1", "2")
 
 
@@ -79,7 +80,8 @@ def test_columns_that_a_stage_has_changed_are_forgotten(table) -> None:
     doubled = data.Pipeline(_flowers(table).train, [lambda x, draw: np.concatenate([x, x], axis=1)])
     model = _model(4)
     model.fit(doubled, epochs=0, verbose=0)
-    assert model.schema == data.Schema(classes=("iris", "rose"))
+    assert model.schema is not None
+    assert (model.schema.columns, model.schema.classes) == ((), ("iris", "rose"))
 
 
 def test_a_run_is_not_resumed_with_other_columns(table, tmp_path: Path) -> None:
@@ -106,7 +108,7 @@ def test_older_files_load_and_damaged_ones_do_not(table, tmp_path: Path) -> None
     path = tmp_path / "flowers.caldera"
     old = cd.load(_rewritten(model.save(path), lambda content: content.pop("schema")))
     assert old.schema is None
-    for wrong in ({"version": 1, "columns": 5}, {"version": 2}, "x", 3):
+    for wrong in ({"version": 1, "columns": 5}, {"version": 3}, "x", 3):
         with pytest.raises(DataError, match=r"flowers\.caldera schema"):
             cd.load(_rewritten(model.save(path), lambda content, w=wrong: content.update(schema=w)))
 

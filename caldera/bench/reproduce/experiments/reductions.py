@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib.util import find_spec
+
 import numpy as np
 
 from caldera import op
@@ -16,12 +19,13 @@ from caldera.bench.reproduce.experiment import (
     median,
 )
 from caldera.lazy import compile
+from caldera.optional import optional_import
 
 SIZES = (64, 128, 256, 512, 1024, 2048)
 
 
 def run(context: Context) -> Outcome:
-    """X.1 and its transpose over sizes, three ways each."""
+    """X.1 and its transpose over sizes, by products, libraries and our kernels."""
     sizes = SIZES[:-1:2] if context.quick else SIZES
     plots, samples, rows = [], {}, []
     for axis, name in ((1, "X.1"), (0, "X^T.1")):
@@ -40,6 +44,10 @@ def run(context: Context) -> Outcome:
                         f"{ratio:.2f}", holds(ratio < 1.0)))  # fmt: skip
         rows.append(Row(f"{name}: ours over the faster of the two, at most", "1", f"{worst:.2f}",
                         holds(worst < 1.5)))  # fmt: skip
+        library = min(lines[way][0][1] for way in lines if way.endswith("sum"))
+        rows.append(Row(f"{name}: a library's sum over a library's gemv, {sizes[0]}", "above 1",
+                        f"{library / lines['BLAS gemv'][0][1]:.2f}",
+                        holds(library > lines["BLAS gemv"][0][1])))  # fmt: skip
         plots.append(Plot(name, "rows and columns", "us", lines, log=True))
     left = [f"sizes {', '.join(str(s) for s in SIZES if s not in sizes)}"] if context.quick else []
     return Outcome(rows, plots, samples, [*left, "MAGMA and cuBLAS on a card"])
@@ -53,10 +61,14 @@ def _times(size: int, axis: int, repeats: int) -> dict[str, list[float]]:
     reduce = compile([op.sum(x, axis=axis)])
     product = compile([op.matmul(x, one, transpose_a=axis == 0)])
     by_numpy = (lambda: array @ ones) if axis else (lambda: ones @ array)
-    return in_turns(
-        {"our kernels": reduce.run, "product with ones": product.run, "BLAS gemv": by_numpy},
-        repeats,
-    )
+    ways: dict[str, Callable[[], object]] = {
+        "our kernels": reduce.run, "product with ones": product.run, "BLAS gemv": by_numpy,
+        "NumPy's sum": lambda: array.sum(axis=axis),
+    }  # fmt: skip
+    if find_spec("torch") is not None:
+        there = optional_import("torch", "torch", "caldera reproduce").from_numpy(array)
+        ways["PyTorch's sum"] = lambda: there.sum(dim=axis)
+    return in_turns(ways, repeats)
 
 
 EXPERIMENTS = [

@@ -33,6 +33,10 @@ LIGHT_SHARE, HEAVY_SHARE = 1 << 14, 1 << 12
 """Elements that are worth a worker of their own."""
 MANY_STEPS = 24
 """Beyond so many steps a loop handles one vector at a time."""
+FEW_HEAVY, WIDE = 2, 64
+"""Steps of tens of instructions up to which several vectors are computed at once, on machines with
+registers of so many bytes: one vector alone waits for itself. Measured with AVX-512, cycles for 16
+elements: GELU with its derivative 117 -> 85, tanh 50 -> 39, exp 30 -> 23."""
 GRAIN = 64
 """Elements in multiples of which a flat loop is shared: workers write no cache line together."""
 SHORT_ROW, LONG_ROW = 64, 2048
@@ -53,8 +57,9 @@ def widths(loop_body: LoopBody, modes: str = "") -> tuple[int, ...]:
     """How many elements are handled at once: first several vectors, so that short chains of
     instructions overlap and whole cache lines are written; then one vector; then single ones."""
     lanes = vector_lanes(loop_body)
-    if "s" in modes or loop_body.heavy or len(loop_body.steps) > MANY_STEPS:
-        # Long chains overlap by themselves, and so do elements that are read one by one because
+    most_heavy = FEW_HEAVY if host_target().width >= WIDE else 0
+    if "s" in modes or loop_body.heavy > most_heavy or len(loop_body.steps) > MANY_STEPS:
+        # Many chains overlap by themselves, and so do elements that are read one by one because
         # they lie apart; both take long to compile.
         return lanes, 1
     return 4 * lanes, lanes, 1

@@ -35,6 +35,10 @@ LONG, SHORT = Stretches(1 << 13, 256), Stretches(1 << 10, 32)
 """The usual ones, and some that more workers can share."""
 _LINE = 16
 """Elements of a cache line, of the usual four bytes."""
+SHORT_ROW, LONG_ROW = 64, 256
+"""Elements: rows shorter than the first are reduced as longer ones, of no more than the second."""
+WORTH_JOINING = 1 << 12
+"""Elements of a loop from which on that pays."""
 
 
 def reduction_calls(task: ReductionTask, stretches: Stretches | None = None) -> list[NativeCall]:
@@ -128,11 +132,13 @@ def _across(
     # The chosen axis stands beside the innermost one; its place among the others does not matter.
     loop = _moved(loop, chosen)
     *outer, length, columns = loop.lengths
+    first = len(task.inputs) + len(task.outputs)
+    together = _rows_together(loop, arrays[:first])
+    strides = [[*each[:-2], each[-2] * together, each[-1]] for each in loop.strides]
+    length, columns = length // together, columns * together
     stretch = longest if length >= 2 * longest else length
     stretches = -(-length // stretch)
-    direct = stretches == 1 and not any(loop.reduced[:-2])
-    strides = [list(each) for each in loop.strides]
-    first = len(task.inputs) + len(task.outputs)
+    direct = stretches == together == 1 and not any(loop.reduced[:-2])
     results = list(task.results)
     shape = (*outer, stretches, columns)
     if not direct:
@@ -155,7 +161,35 @@ def _across(
     )  # fmt: skip
     if direct:
         return [call]
-    return [call, *_finish(task, results, shape, loop)]
+    if together > 1:
+        loop = _with_rows_apart(loop, together)
+        shape = (*outer, stretches, together, columns // together)
+    return [call, *_finish(task, [each.reshape(shape) for each in results], shape, loop)]
+
+
+# --- short rows, as those of a sum for each of a few channels that are last in memory
+
+
+def _rows_together(loop: Axes, arrays: Sequence[np.ndarray]) -> int:
+    """How many short rows are reduced as one long row, whose parts are put together at the end:
+    vectors then need not end with each row. 1 if rows are long, or do not go on in the next."""
+    *_, length, columns = loop.lengths
+    for array, strides in zip(arrays, loop.strides[: len(arrays)], strict=True):
+        goes_on = strides[-1] == array.itemsize and strides[-2] == columns * strides[-1]
+        if not goes_on and any(strides[-2:]):
+            return 1
+    if columns >= SHORT_ROW or length * columns < WORTH_JOINING:
+        return 1
+    return max(n for n in range(1, LONG_ROW // columns + 1) if length % n == 0)
+
+
+def _with_rows_apart(loop: Axes, together: int) -> Axes:
+    """The loop with an axis more, of the rows that were reduced as one."""
+    return Axes(
+        (*loop.lengths[:-2], loop.lengths[-2] // together, together, loop.lengths[-1]),
+        (*loop.reduced[:-1], True, loop.reduced[-1]),
+        tuple((*each[:-2], each[-2] * together, *each[-2:]) for each in loop.strides),
+    )
 
 
 def _group_width(columns: int, groups: int) -> int:

@@ -130,6 +130,24 @@ def test_a_number_for_each_of_a_few_channels(
             others[0][...] += np.ones((), BY_NAME[dtype])
 
 
+@pytest.mark.parametrize(
+    "shape", [(5, 6, 30, 28), (3, 1, 41, 43), (2, 40, 64, 64), (1, 3, 4099, 1)]
+)
+def test_sums_for_each_of_a_few_channels(shape: tuple[int, ...]) -> None:
+    """Short rows are reduced several at a time, beside a value that is the same for all."""
+    draw = np.random.default_rng(0)
+    x, y = (draw.standard_normal(shape).transpose(0, 2, 3, 1).astype("f4") for _ in range(2))
+    x, y = np.ascontiguousarray(x), np.ascontiguousarray(y)
+    a, b = (op.var(name, each.shape, fill=each) for name, each in (("a", x), ("b", y)))
+    factor = op.var("factor", (), fill=cd.constant(0.5))
+    product = a * b * factor
+    found = cd.compile([product, op.sum(product, axis=(0, 1, 2)), op.max(product, axis=(1, 2))])
+    right = x * y * np.float32(0.5)
+    expected = [right, right.sum((0, 1, 2), "f8"), right.max((1, 2))]
+    for one, other in zip(found.run(), expected, strict=True):
+        np.testing.assert_allclose(one.numpy(), other, rtol=1e-5, atol=1e-4)
+
+
 def test_axes_are_joined_whatever_their_order() -> None:
     x = np.zeros((2, 8, 8, 16), np.float32).transpose(0, 3, 1, 2)
     assert axes_of(x.shape, [x, x]).lengths == (2048,)

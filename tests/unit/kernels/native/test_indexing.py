@@ -8,6 +8,11 @@ import pytest
 import caldera as cd
 from caldera import op
 from caldera.errors import DataError
+from caldera.graph.node import Spec
+from caldera.graph.opdef import parameter
+from caldera.graph.ops.indexing import scatter_add
+from caldera.kernels.reference import evaluate
+from caldera.kernels.table import TABLE, Call
 from caldera.tensor.dtype import INTEGERS
 
 
@@ -30,6 +35,24 @@ def test_updates_of_one_row_are_added_in_their_order_whatever_the_threads() -> N
             plan = cd.compile([op.scatter_add(base, positions, updates, axis=0)])
             (result,) = plan.run()
         np.testing.assert_array_equal(result.numpy(), expected)
+
+
+@pytest.mark.parametrize(("axis", "turned"), [(0, (1, 0, 2)), (1, (2, 0, 1, 3)), (1, (3, 2, 1, 0))])
+def test_updates_may_lie_in_any_order(axis: int, turned: tuple[int, ...]) -> None:
+    """As the gradients of a sequence do that is computed step by step."""
+    generator = np.random.default_rng(2)
+    x = generator.standard_normal([(9, 7), (5, 9, 7)][axis]).astype(np.float32)
+    indices = generator.integers(0, 5, (4, 6))
+    shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    memory = generator.standard_normal([shape[each] for each in turned]).astype(np.float32)
+    updates = memory.transpose(np.argsort(turned))
+    arrays = (x, indices, updates)
+    given = [parameter(i, Spec(each.shape, each.dtype)) for i, each in enumerate(arrays)]
+    node = scatter_add(*given, axis=axis)
+    kernel = next(each for each in TABLE.candidates(node, "cpu") if each.name == "native")
+    out = np.empty_like(x)
+    kernel.bind(Call(node, (out,), arrays))()
+    np.testing.assert_allclose(out, evaluate(node, arrays)[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("position", [5, -6, 1000])

@@ -40,6 +40,10 @@ def _nodes() -> Iterator[tuple[str, Node]]:
     forward, *_ = convolution_nodes((2, 16, 6, 6), (16, 16, 3, 3), padding=((1, 1), (1, 1)))
     yield "direct", forward
     yield "winograd 2x2", forward
+    for few in convolution_nodes((2, 1, 9, 20), (6, 1, 5, 5), padding=((2, 2), (2, 2))):
+        # Narrow vectors are filled by channels.
+        if any(kernel.name == "planes" for kernel in TABLE.candidates(few, "cpu")):
+            yield "planes", few
     node: Node = softmax(parameter(0, Spec((6, 37), BY_NAME["float32"])), axis=1)
     yield "native", node
 

@@ -74,9 +74,14 @@ def test_a_few_channels_and_nothing_beside_them(channels: int, dtype: str) -> No
     x[...] = np.random.default_rng(0).standard_normal(x.shape)
     given = parameter(0, Spec(x.shape, BY_NAME[dtype]))
     how = {"size": (2, 3), "stride": (2, 1), "padding": ((0, 1), (1, 0))}
+    # Windows side by side that cover all pixels are averaged without looking anything up.
+    covering = {"size": (5, 2), "stride": (5, 2), "padding": ((0, 0), (0, 0))}
+    larger = (2, channels, 25, 8)
     for node in (
         pooling.max_pool2d.node(given, **how, dilation=(1, 1)),
         pooling.avg_pool2d.node(given, **how, count_padding=False),
+        pooling.avg_pool2d.node(given, **covering, count_padding=False),
+        pooling.avg_pool2d_input.node(given, shape=larger, **covering, count_padding=True),
     ):
         kernel = next(each for each in TABLE.candidates(node, "cpu") if each.name == "native")
         outputs = tuple(image(spec.shape, spec.dtype.name) for spec in node.outputs)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import caldera as cd
-from caldera import nn
+from caldera import comm, nn
 from caldera.errors import DataError
 from caldera.plain_data import from_plain, to_plain
 from caldera.train.tracking.run_record import RunRecord
@@ -70,6 +70,33 @@ def test_what_fails_after_training_does_not_lose_the_model(
     with pytest.raises(MemoryError):
         cd.RunFolder(tmp_path).write(*trained)
     cd.load(cd.RunFolder(tmp_path).model_file("flowers"))
+
+
+def test_nothing_of_an_earlier_run_is_left(
+    trained: tuple[cd.NeuralNetwork, cd.History, cd.data.Dataset], tmp_path: Path
+) -> None:
+    model, history, data = trained
+    run = cd.RunFolder(tmp_path)
+    run.write(model, history, data, measured=False)
+    for name in ("report.html", "graph.svg", "mine.caldera"):
+        (tmp_path / name).write_text("")
+    other = dataclasses.replace(data, name="weeds")
+    run.write(model, cd.History(), other, measured=False)
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "history.json", "mine.caldera", "run.json", "weeds.caldera",
+    ]  # fmt: skip
+
+
+def test_only_the_first_of_several_ranks_writes(
+    trained: tuple[cd.NeuralNetwork, cd.History, cd.data.Dataset],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = comm.run_virtual_ranks(2, lambda each: each.Dup())
+    for each in reversed(ranks):
+        monkeypatch.setattr("caldera.train.tracking.run_folder.world", lambda each=each: each)
+        cd.RunFolder(tmp_path).write(*trained, measured=False)
+        assert bool(list(tmp_path.iterdir())) == (each.rank == 0)
 
 
 def test_what_is_recorded_is_true(

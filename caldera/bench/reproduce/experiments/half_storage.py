@@ -1,0 +1,47 @@
+"""dMath, section 4.2: weights stored in half precision, computed with in float32."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from caldera import data, nn
+from caldera.bench.reproduce.experiment import BESIDE, Context, Experiment, Outcome, Row, holds
+from caldera.train.neural_network import NeuralNetwork
+
+AT_PAR = 0.005
+
+
+def half_storage(context: Context) -> Outcome:
+    """Weights stored in half precision and computed with in float32, beside float32 ones."""
+    digits = data.digits()
+    epochs, seeds = (6, 2) if context.quick else (20, 5)
+    found: dict[str, list[float]] = {"float32": [], "float16": [], "bytes saved": []}
+    for seed in range(seeds):
+        context.tell(f"seed {seed}")
+        layers = nn.models.mlp(digits.shape, hidden=(64,), classes=digits.outputs)
+        model = NeuralNetwork(
+            layers, optimizer="adam", learning_rate=3e-3, batch_size=32, seed=seed
+        )
+        model.fit(digits.train, epochs=epochs, verbose=0)
+        found["float32"].append(model.evaluate(digits.test)["accuracy"])
+        whole = half = 0
+        for parameter in model.parameters():
+            stored = parameter.numpy().astype(np.float16)
+            whole, half = whole + parameter.numpy().nbytes, half + stored.nbytes
+            parameter.assign(stored.astype(np.float32))
+        found["float16"].append(model.evaluate(digits.test)["accuracy"])
+        found["bytes saved"].append(1.0 - half / whole)
+    full, stored_half = float(np.mean(found["float32"])), float(np.mean(found["float16"]))
+    rows = [
+        Row("accuracy with half precision storage", "at par",
+            f"{stored_half:.2%} beside {full:.2%}", holds(abs(full - stored_half) <= AT_PAR)),
+        Row("bytes of the weights saved", "half", f"{found['bytes saved'][0]:.0%}", BESIDE),
+    ]  # fmt: skip
+    left = [f"epochs after {epochs}, seeds after {seeds}"] if context.quick else []
+    return Outcome(rows, [], found, [*left, "GoogLeNet and AlexNet trained on ImageNet"])
+
+
+EXPERIMENTS = [
+    Experiment("half-storage", "dMath, section 4.2", "Half precision storage with float32 compute "
+               "is at par in inference", half_storage),
+]  # fmt: skip

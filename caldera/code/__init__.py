@@ -1,0 +1,35 @@
+"""Learning from programs (inst2vec: Ben-Nun, Jakobovits and Hoefler, 2018).
+
+- `compile_c` and `read_ir`: C to LLVM IR, and IR to functions of statements
+- `normalised`: a statement as a word, without names and numbers
+- `flow_edges` and `context_pairs`: which statements depend on each other
+- `train_embedding`: vectors of statements; `Embedding`: asking them
+- `analogy_scores`, `distance_score`: how much they have understood
+"""
+
+from __future__ import annotations
+
+from caldera.code.analogies import Score, analogy_scores, distance_score
+from caldera.code.clang import compile_c
+from caldera.code.embedding import Embedding, pairs_of, train_embedding
+from caldera.code.flow_graph import context_pairs, flow_edges
+from caldera.code.module import Function, Statement, read_ir
+from caldera.code.statements import normalised
+from caldera.code.vocabulary import Vocabulary
+
+__all__ = [
+    "Embedding",
+    "Function",
+    "Score",
+    "Statement",
+    "Vocabulary",
+    "analogy_scores",
+    "compile_c",
+    "context_pairs",
+    "distance_score",
+    "flow_edges",
+    "normalised",
+    "pairs_of",
+    "read_ir",
+    "train_embedding",
+]

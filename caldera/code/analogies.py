@@ -1,0 +1,119 @@
+"""Questions that vectors of statements should answer, made of the vocabulary itself.
+
+After table 2 of inst2vec: "a is to b as c is to what?" where a and b are one statement with two
+types, with and without an option, or a conversion and its inverse; and whether a statement is
+nearer to one that does the same than to one that does something else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from caldera.code.embedding import Embedding
+
+Question = tuple[str, str, str, str]
+TYPES = ("i8", "i16", "i32", "i64", "float", "double")
+OPTIONS = ("nsw", "nuw", "inbounds", "nneg", "exact", "disjoint", "tail")
+INVERSES = {
+    "sext": "trunc", "zext": "trunc", "fpext": "fptrunc", "sitofp": "fptosi", "uitofp": "fptoui",
+    "ptrtoint": "inttoptr",
+}  # fmt: skip
+_CONVERSION = re.compile(r"= (\w+)(?: nneg| nuw| nsw)* (\S+) <%ID> to (\S+)$")
+MOST = 2000
+"""Questions of a kind that are asked, evenly out of all."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How many questions of a kind were answered as they should be."""
+
+    right: int
+    asked: int
+
+    def __str__(self) -> str:
+        share = f"{100 * self.right / self.asked:.2f}%" if self.asked else "none asked"
+        return f"{self.right} of {self.asked} ({share})"
+
+
+def analogy_scores(embedding: Embedding) -> dict[str, Score]:
+    """Types, options and conversions: how often the nearest statement is the right one."""
+    words = embedding.vocabulary.words[1:]
+    return {
+        kind: _asked(embedding, find(words))
+        for kind, find in (("types", _types), ("options", _options), ("conversions", _conversions))
+    }
+
+
+def distance_score(embedding: Embedding) -> Score:
+    """How often a statement is nearer to its like of another type than to one that does something
+    else with its own type."""
+    groups: dict[str, dict[str, str]] = defaultdict(dict)
+    for word in embedding.vocabulary.words[1:]:
+        match = re.match(r"<%ID> = (\w+) (\S+) <%ID>, <%ID>$", word)
+        if match and match.group(2) in TYPES:
+            groups[match.group(1)][match.group(2)] = word
+    right = asked = 0
+    for operation, others in groups.items():
+        for kind, other_kind in combinations(others, 2):
+            for foreign in groups:
+                if foreign != operation and kind in groups[foreign]:
+                    alike = embedding.similarity(others[kind], others[other_kind])
+                    right += alike > embedding.similarity(others[kind], groups[foreign][kind])
+                    asked += 1
+    return Score(right, asked)
+
+
+def _asked(embedding: Embedding, questions: Iterable[Question]) -> Score:
+    asked = list(questions)
+    if len(asked) > MOST:
+        asked = [asked[i] for i in np.linspace(0, len(asked) - 1, MOST).astype(int)]
+    right = sum(embedding.analogy(a, b, c)[0][0] == d for a, b, c, d in asked)
+    return Score(right, len(asked))
+
+
+def _types(words: Iterable[str]) -> Iterator[Question]:
+    """One statement with two types."""
+    by_template: dict[str, dict[str, str]] = defaultdict(dict)
+    for word in words:
+        used = {kind for kind in TYPES if re.search(rf"\b{kind}\b", word)}
+        if len(used) == 1:
+            [kind] = used
+            by_template[re.sub(rf"\b{kind}\b", "T", word)][kind] = word
+    for first, second in combinations(TYPES, 2):
+        both = [row for row in by_template.values() if first in row and second in row]
+        for one, other in combinations(both, 2):
+            yield one[first], one[second], other[first], other[second]
+
+
+def _options(words: Iterable[str]) -> Iterator[Question]:
+    """One statement without and with an option."""
+    known = set(words)
+    for option in OPTIONS:
+        having = [word for word in sorted(known) if f" {option} " in f" {word}"]
+        pairs = [(word.replace(f"{option} ", "", 1), word) for word in having]
+        pairs = [pair for pair in pairs if pair[0] in known and pair[0] != pair[1]]
+        for (a, b), (c, d) in combinations(pairs, 2):
+            yield a, b, c, d
+
+
+def _conversions(words: Iterable[str]) -> Iterator[Question]:
+    """A conversion and the one that undoes it."""
+    found: dict[tuple[str, str, str], str] = {}
+    for word in words:
+        match = _CONVERSION.search(word)
+        if match:
+            found.setdefault((match.group(1), match.group(2), match.group(3)), word)
+    pairs = [
+        (word, found[INVERSES[name], target, source])
+        for (name, source, target), word in sorted(found.items())
+        if name in INVERSES and (INVERSES[name], target, source) in found
+    ]
+    for (a, b), (c, d) in combinations(pairs, 2):
+        if len({a, b, c, d}) == 4:
+            yield a, b, c, d

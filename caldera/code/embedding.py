@@ -1,0 +1,115 @@
+"""Vectors of statements: training them on code, and asking them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from caldera import io, nn
+from caldera.code.flow_graph import context_pairs, flow_edges
+from caldera.code.module import Function
+from caldera.code.vocabulary import Vocabulary
+from caldera.errors import DataError
+
+
+class Embedding:
+    """A vector for each statement of a vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary, vectors: np.ndarray) -> None:
+        if vectors.ndim != 2 or len(vectors) != len(vocabulary):
+            raise DataError.build(
+                "code.Embedding", expected=f"a vector for each of {len(vocabulary)} words",
+                got=f"shape {vectors.shape}",
+            )  # fmt: skip
+        self.vocabulary, self.vectors = vocabulary, vectors
+        length = np.linalg.norm(vectors, axis=1, keepdims=True)
+        self._directions = vectors / np.maximum(length, 1e-12)
+
+    def __repr__(self) -> str:
+        return f"Embedding({len(self.vocabulary)} statements, width {self.vectors.shape[1]})"
+
+    def __getitem__(self, statement: str) -> np.ndarray:
+        return self.vectors[self._number(statement)]
+
+    def similarity(self, a: str, b: str) -> float:
+        """The cosine of the angle between two statements."""
+        return float(self._directions[self._number(a)] @ self._directions[self._number(b)])
+
+    def nearest(self, statement: str, count: int = 5) -> list[tuple[str, float]]:
+        """The statements most like this one, and how much so."""
+        number = self._number(statement)
+        return self._best(self._directions[number], {number}, count)
+
+    def analogy(self, a: str, b: str, c: str, count: int = 1) -> list[tuple[str, float]]:
+        """What is to `c` as `b` is to `a`: those nearest to b - a + c, but for these three."""
+        numbers = [self._number(each) for each in (a, b, c)]
+        first, second, third = self._directions[numbers]
+        return self._best(second - first + third, {0, *numbers}, count)
+
+    def save(self, path: str | Path) -> Path:
+        """One file of safetensors, with the statements in it."""
+        words = {"words": list(self.vocabulary.words), "counts": list(self.vocabulary.counts)}
+        kept = {"vocabulary": json.dumps(words)}
+        io.save_safetensors(path, {"vectors": self.vectors.astype(np.float32)}, metadata=kept)
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Embedding:
+        """What `save` wrote."""
+        found = io.load_safetensors_metadata(path).get("vocabulary")
+        try:
+            words = json.loads(found or "")
+            vocabulary = Vocabulary(words["words"], words["counts"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataError.build(
+                "code.Embedding.load", expected="a file that Embedding.save wrote", got=str(path)
+            ) from error
+        return cls(vocabulary, io.load_safetensors(path)["vectors"].numpy())
+
+    def _best(self, wanted: np.ndarray, without: set[int], count: int) -> list[tuple[str, float]]:
+        scores = self._directions @ (wanted / max(float(np.linalg.norm(wanted)), 1e-12))
+        scores[list(without)] = -np.inf
+        best = np.argsort(-scores, kind="stable")[:count]
+        return [(self.vocabulary.words[i], float(scores[i])) for i in best if scores[i] > -np.inf]
+
+    def _number(self, statement: str) -> int:
+        if statement not in self.vocabulary:
+            raise DataError.build(
+                "code.Embedding", expected="a statement of the vocabulary", got=repr(statement),
+                hint="code.normalised(text) is its form; embedding.vocabulary.words has them all",
+            )  # fmt: skip
+        return int(self.vocabulary.numbers([statement])[0])
+
+
+def pairs_of(
+    modules: Iterable[Sequence[Function]], vocabulary: Vocabulary, context: int = 2
+) -> np.ndarray:
+    """Pairs of statements that are at most `context` dependences apart, as numbers."""
+    found = [np.zeros((0, 2), np.int32)]
+    for functions in modules:
+        numbers = vocabulary.numbers(word for function in functions for word in function.words)
+        found.append(numbers[context_pairs(flow_edges(functions), len(numbers), context)])
+    pairs = np.concatenate(found)
+    return pairs[(pairs != 0).all(axis=1)]
+
+
+def train_embedding(
+    modules: Sequence[Sequence[Function]], context: int = 2, width: int = 200, epochs: int = 5,
+    least: int = 5, negatives: int = 5, rate: float = 0.025, sample: float = 1e-3, seed: int = 0,
+) -> Embedding:  # fmt: skip
+    """Vectors of all statements that occur `least` times in these modules (see `read_ir`)."""
+    words = (word for functions in modules for function in functions for word in function.words)
+    vocabulary = Vocabulary.of(words, least)
+    pairs = pairs_of(modules, vocabulary, context)
+    if not len(pairs):
+        raise DataError.build(
+            "code.train_embedding", expected="statements that stand together, each often enough",
+            got=f"{len(vocabulary) - 1} statements that occur {least} times, and no pair of them",
+            hint="give more code, or a lower least=",
+        )  # fmt: skip
+    model = nn.SkipGram(vocabulary.counts, width, negatives, sample, seed)
+    model.fit(pairs, epochs, rate)
+    return Embedding(vocabulary, model.vectors)

@@ -1,0 +1,102 @@
+"""The contextual flow graph (inst2vec): statements that depend on each other, by data or control.
+
+Statements are joined if one reads what the other writes. One that reads nothing before it in its
+own block is joined to the jumps that lead there. A call is joined to where the function that it
+calls begins, and to where that returns, if the module defines it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from caldera.code.module import Function, Statement
+from caldera.errors import ConfigError
+
+Edge = tuple[int, int]
+
+
+def flow_edges(functions: Sequence[Function]) -> list[Edge]:
+    """Which statements of a module depend on each other, each pair once.
+
+    Statements are counted through all functions.
+
+    >>> from caldera.code import read_ir
+    >>> text = "define i32 @f(i32 %x) {\\n  %y = add i32 %x, 1\\n  ret i32 %y\\n}"
+    >>> flow_edges(read_ir(text))
+    [(0, 1)]
+    """
+    firsts: dict[str, int] = {}
+    returns: dict[str, list[int]] = {}
+    found: dict[Edge, None] = {}
+    start = 0
+    for function in functions:
+        numbered = list(enumerate(function.statements, start))
+        firsts[function.name] = start
+        returns[function.name] = [i for i, statement in numbered if statement.is_return]
+        found.update(dict.fromkeys(_edges_of(numbered)))
+        start += len(numbered)
+    statements = [each for function in functions for each in function.statements]
+    for i, statement in enumerate(statements):
+        if statement.calls in firsts:
+            others = [firsts[statement.calls], *returns[statement.calls]]
+            found.update(dict.fromkeys((min(i, j), max(i, j)) for j in others if i != j))
+    return sorted(found)
+
+
+def _edges_of(statements: Sequence[tuple[int, Statement]]) -> Iterator[Edge]:
+    writer = {each.writes: (i, each.block) for i, each in statements if each.writes is not None}
+    jumps: dict[str, list[int]] = defaultdict(list)
+    for i, statement in statements:
+        for block in statement.jumps:
+            jumps[block].append(i)
+    for i, statement in statements:
+        sources = [writer[name] for name in statement.reads if name in writer]
+        for j, _ in sources:
+            if i != j:
+                yield min(i, j), max(i, j)
+        if all(block != statement.block or j > i for j, block in sources):
+            for j in jumps[statement.block]:
+                if i != j:
+                    yield min(i, j), max(i, j)
+
+
+def context_pairs(edges: Sequence[Edge], count: int, context: int = 2) -> np.ndarray:
+    """Ordered pairs of statements that are at most `context` edges apart, (pairs, 2).
+
+    >>> context_pairs([(0, 1), (1, 2)], 3, context=1).tolist()
+    [[0, 1], [1, 0], [1, 2], [2, 1]]
+    >>> context_pairs([(0, 1), (1, 2)], 3, context=2).tolist()
+    [[0, 1], [0, 2], [1, 0], [1, 2], [2, 0], [2, 1]]
+    """
+    if not isinstance(context, int) or isinstance(context, bool) or context < 1:
+        raise ConfigError.build(
+            "code.context_pairs", expected="context= a whole number of at least 1",
+            got=repr(context),
+        )  # fmt: skip
+    given = np.array(edges, np.int64).reshape(-1, 2)
+    both = np.concatenate([given, given[:, ::-1]])
+    both = both[np.lexsort((both[:, 1], both[:, 0]))]
+    starts = np.searchsorted(both[:, 0], np.arange(count + 1))
+    # Pairs as one number each, so that a set of them is a sorted array.
+    reached = np.unique(both[:, 0] * count + both[:, 1])
+    newest = reached
+    for _ in range(context - 1):
+        farther = _one_edge_on(newest, count, starts, both[:, 1])
+        newest = np.setdiff1d(farther, reached, assume_unique=True)
+        reached = np.union1d(reached, newest)
+    return np.stack([reached // count, reached % count], axis=1).astype(np.int32)
+
+
+def _one_edge_on(
+    pairs: np.ndarray, count: int, starts: np.ndarray, beside: np.ndarray
+) -> np.ndarray:
+    """Pairs of the first of each pair with all that is beside the second, but itself."""
+    first, second = pairs // count, pairs % count
+    many = starts[second + 1] - starts[second]
+    before = np.cumsum(many) - many
+    places = np.arange(many.sum()) + np.repeat(starts[second] - before, many)
+    owner, other = np.repeat(first, many), beside[places]
+    return np.unique((owner * count + other)[owner != other])

@@ -1,0 +1,124 @@
+"""Modules of LLVM IR: their functions, and what their statements read, write and jump to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from llvmlite import binding as llvm
+
+from caldera.code.statements import LOCAL_NAME, normalised, structures_of
+from caldera.errors import DataError
+
+_DEFINITION = re.compile(
+    r'^define [^@\n]*@("[^"]*"|[-\w$.]+)\([^\n]*\{\n(.*?)^\}', re.MULTILINE | re.DOTALL
+)
+_LABEL = re.compile(r'^("[^"]*"|[-\w$.]+):')
+_CALLEE = re.compile(r'\b(?:call|invoke)\b[^@"]*@("[^"]*"|[-\w$.]+)\(')
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One statement of a function: as a word, and the names it has to do with."""
+
+    word: str
+    block: str
+    writes: str | None
+    reads: tuple[str, ...]
+    jumps: tuple[str, ...] = ()
+    calls: str | None = None
+
+    @property
+    def is_return(self) -> bool:
+        """Whether the function ends here."""
+        return self.word.startswith("ret")
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function that a module defines."""
+
+    name: str
+    statements: tuple[Statement, ...]
+
+    @property
+    def words(self) -> list[str]:
+        """Its statements in their order."""
+        return [statement.word for statement in self.statements]
+
+
+def read_ir(source: str | Path) -> list[Function]:
+    """The functions that a module of LLVM IR defines: the text of one, or a file of it (.ll).
+
+    LLVM reads the text first, so what is wrong is found by it.
+
+    >>> text = "define i32 @twice(i32 %x) {\\n  %y = add i32 %x, %x\\n  ret i32 %y\\n}"
+    >>> [function] = read_ir(text)
+    >>> function.name, function.words
+    ('twice', ['<%ID> = add i32 <%ID>, <%ID>', 'ret i32 <%ID>'])
+    """
+    text = source if isinstance(source, str) and "\n" in source else _read(Path(source))
+    try:
+        # A context of its own: in a shared one, structures of a name get a number behind it.
+        printed = str(llvm.parse_assembly(text, llvm.create_context()))
+    except RuntimeError as error:
+        raise DataError.build(
+            "code.read_ir", expected="LLVM IR in the form of text", got=str(error).strip(),
+            hint="code.compile_c makes it from C; another LLVM's may differ: "
+            f"this one is {'.'.join(map(str, llvm.llvm_version_info))}",
+        ) from error  # fmt: skip
+    structures = structures_of(printed)
+    return [
+        Function(name.strip('"'), tuple(_statements(body, structures)))
+        for name, body in _DEFINITION.findall(printed)
+    ]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise DataError.build(
+            "code.read_ir", expected="a file of LLVM IR (.ll), or its text", got=str(error),
+            hint="code.compile_c makes one from C",
+        ) from error  # fmt: skip
+
+
+def _statements(body: str, structures: dict[str, str]) -> Iterator[Statement]:
+    block = ""
+    for line in _whole_lines(body):
+        label = _LABEL.match(line)
+        if label is not None:
+            block = label.group(1)
+        elif line and not line.startswith(";"):
+            yield _statement(line, block, structures)
+
+
+def _whole_lines(body: str) -> Iterator[str]:
+    """The lines of the body; a statement that goes on over several is one of them."""
+    pending = ""
+    for line in body.splitlines():
+        pending = f"{pending} {line.strip()}".strip()
+        if pending.startswith(";") or pending.count("[") <= pending.count("]"):
+            yield pending
+            pending = ""
+
+
+def _statement(line: str, block: str, structures: dict[str, str]) -> Statement:
+    text = line.split(", !")[0]
+    head, assigned, rest = text.partition(" = ")
+    is_written = bool(assigned) and head.startswith("%")
+    jumps = tuple(re.findall(r"label %(\"[^\"]*\"|[-\w$.]+)", text))
+    given = [f"%{name}" for name in LOCAL_NAME.findall(rest if is_written else text)]
+    reads = [name for name in given if name not in structures and name[1:] not in jumps]
+    if " = phi " in text:
+        # Each value is followed by the block it comes from.
+        reads = re.findall(r"\[ (%[^ ,]+),", text)
+    callee = _CALLEE.search(text)
+    return Statement(
+        word=normalised(line, structures), block=block, writes=head if is_written else None,
+        reads=tuple(dict.fromkeys(reads)), jumps=jumps,
+        calls=None if callee is None else callee.group(1),
+    )  # fmt: skip

@@ -1,0 +1,76 @@
+"""Statements of LLVM IR in the form in which they are words of a language (inst2vec, Ben-Nun 2018).
+
+Names of variables, functions and labels, numbers and what only matters to a linker or a debugger
+are taken out; types, flags and the instruction stay. A named structure is written as its members.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+LOCAL, GLOBAL, INTEGER, FLOAT = "<%ID>", "<@ID>", "<INT>", "<FLOAT>"
+_NAME = r'(?:"[^"]*"|[-\w$.]+)'
+LOCAL_NAME = re.compile(f"%({_NAME})")
+_GLOBAL_NAME = re.compile(f"@(?!llvm\\.){_NAME}")
+_METADATA = re.compile(r",? ![\w.]+( !\d+)?|(?<=[\w)]) #\d+|\s*;.*$")
+_STRING = re.compile(r'c"[^"]*"')
+_CASES = re.compile(r" \[.*\]$")
+_ATTRIBUTES = re.compile(
+    r"\b(?:noundef|nonnull|noalias|nofree|nocapture|readonly|readnone|writeonly|writable|signext"
+    r"|zeroext|returned|immarg|inreg|dead_on_unwind|initializes\(\(.*?\)\)"
+    r"|(?:dereferenceable|dereferenceable_or_null|range|captures|sret|byval)\([^()]*\)) "
+)
+_FLOAT = re.compile(r"(?<![\w.%@])(?:-?\d+\.\d+(?:e[+-]?\d+)?|0x[KLMHR]?[0-9A-F]+)")
+_KEPT_NUMBER = r"(?:\b(?:align|addrspace\(|syncscope\()\s*\d+|[\[<]\d+ x |\bvscale x \d+ x )"
+_NUMBER = re.compile(_KEPT_NUMBER + r"|(?<![\w.%@<#])-?\d+(?![\w.])")
+_PARAMETER_ALIGN = re.compile(r"(?<=ptr) align \d+(?= )")
+
+
+def normalised(statement: str, structures: Mapping[str, str] | None = None) -> str:
+    """A statement as a word.
+
+    >>> normalised("%4 = add nsw i32 %3, -16, !dbg !7")
+    '<%ID> = add nsw i32 <%ID>, <INT>'
+    >>> normalised("%9 = tail call double @sqrt(double noundef %8) #4")
+    '<%ID> = tail call double <@ID>(double <%ID>)'
+    >>> normalised("%p = getelementptr %s, ptr %0, i64 2", {"%s": "{ i8, [4 x i32] }"})
+    '<%ID> = getelementptr { i8, [4 x i32] }, ptr <%ID>, i64 <INT>'
+    """
+    text = _METADATA.sub("", statement.strip())
+    for name, members in (structures or {}).items():
+        if name in text:
+            text = members.join(re.split(re.escape(name) + r"(?![-\w$.])", text))
+    if text.startswith("switch"):
+        text = _CASES.sub("", text)
+    text = _PARAMETER_ALIGN.sub("", _ATTRIBUTES.sub("", text))
+    text = _GLOBAL_NAME.sub(GLOBAL, LOCAL_NAME.sub(LOCAL, _STRING.sub("<STRING>", text)))
+    text = _FLOAT.sub(FLOAT, text)
+    text = _NUMBER.sub(_kept_or_number, text)
+    return re.sub(r"\s+", " ", text)
+
+
+def _kept_or_number(found: re.Match[str]) -> str:
+    text = found.group()
+    return INTEGER if text.lstrip("-").isdigit() else text
+
+
+def structures_of(module: str) -> dict[str, str]:
+    """The named structures of a module, each written as its members, those of others within it too.
+
+    >>> structures_of("%a = type { i8 }\\n%b = type { %a, i32 }\\n%c = type opaque")
+    {'%a': '{ i8 }', '%b': '{ { i8 }, i32 }', '%c': 'opaque'}
+    """
+    found = dict(re.findall(rf"^(%{_NAME}) = type (.*)$", module, re.MULTILINE))
+    done: dict[str, str] = {}
+
+    def members(name: str) -> str:
+        if name not in done:
+            done[name] = name
+            done[name] = LOCAL_NAME.sub(
+                lambda inner: members(inner.group()) if inner.group() in found else inner.group(),
+                found[name],
+            )
+        return done[name]
+
+    return {name: members(name) for name in found}

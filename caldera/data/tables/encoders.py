@@ -1,0 +1,318 @@
+"""What becomes of a column before a network sees it: learnt from the training rows, and plain data.
+
+Each encoder is a frozen dataclass that JSON can hold. `parse` makes values of its kind of a column
+that was read, `fit` learns from such values, and `transform` makes numbers of them: none of them
+NaN, whatever was missing or unknown. `notes` says in words what transform had to make up.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Self
+
+import numpy as np
+
+from caldera.data.tables.date_text import ISO, parse_dates
+from caldera.data.tables.number_text import COMMA, POINT, is_plain, plain_number, says_missing
+from caldera.data.tables.table import Table, Values, missing_values, number_name, value_text
+
+MOST_CATEGORIES = 100
+"""The most frequent ones have a place of their own."""
+_FEW = 20
+"""Up to so many categories, each has a place however rare it is."""
+_SHOWN = 6
+_DAY = np.timedelta64(1, "D")
+CYCLES = {"year": 365.2425, "week": 7.0, "day": 1.0}
+"""Days after which a part of dates begins again."""
+
+
+@dataclass(frozen=True)
+class NumberEncoder:
+    """Numbers with mean 0 and deviation 1; the median stands for those that are missing, and a
+    second feature says so, if some were missing from the training rows."""
+
+    mean: float
+    scale: float
+    median: float
+    marks_missing: bool = False
+    decimal: str = POINT
+
+    @staticmethod
+    def parse(table: Table, column: int, decimal: str) -> Values:
+        """The numbers of a column; a text that is none is refused."""
+        values = table.columns[column]
+        if values.dtype.kind == "f":
+            return values
+        if values.dtype.kind == "M":
+            raise table.refused(_first(values), column, "a number")
+        found = numbers_of(values, decimal)
+        wrong = np.flatnonzero(np.isnan(found) & ~missing_values(values))
+        for row in wrong:
+            if not says_missing(values[row]):
+                raise table.refused(int(row), column, "a number", _no_number(values[row], decimal))
+        return found
+
+    @classmethod
+    def fit(cls, values: Values, decimal: str = POINT) -> Self:
+        """Learn mean, deviation and median; infinite numbers count for nothing."""
+        known = values[np.isfinite(values)]
+        # Of numbers near the end of float64 the sum, and even more the square, is infinite.
+        largest = float(np.abs(known).max(initial=0.0)) or 1.0
+        small = known / largest
+        mean = float(small.mean()) if len(known) else 0.0
+        scale = float(small.std()) if len(known) else 0.0
+        rounding = 1e-13 * abs(mean)
+        return cls(
+            mean * largest, scale * largest if scale > rounding else 1.0,
+            float(np.median(small)) * largest if len(known) else 0.0,
+            bool(np.isnan(values).any()), decimal,
+        )  # fmt: skip
+
+    @property
+    def width(self) -> int:
+        """How many features a value becomes."""
+        return 1 + self.marks_missing
+
+    def features(self, name: str) -> list[str]:
+        """What these are called."""
+        return [name, f"{name} is missing"][: self.width]
+
+    def transform(self, values: Values) -> Values:
+        """Features of numbers."""
+        missing = np.isnan(values)
+        with np.errstate(over="ignore"):
+            found = (np.where(missing, self.median, values) / self.scale) - self.mean / self.scale
+        return np.stack([found, missing], axis=1)[:, : self.width]
+
+    def notes(self, values: Values) -> str:
+        """What had to be made up."""
+        missing = int(np.isnan(values).sum())
+        return f"{missing} missing, taken for the median {self.median:.6g}" if missing else ""
+
+    def describe(self) -> str:
+        """What was learnt, in words."""
+        said = f"mean {self.mean:.4g}, deviation {self.scale:.4g}"
+        said += ", with decimal commas" if self.decimal == COMMA else ""
+        return said + (f"; missing: {self.median:.4g}, and said so" if self.marks_missing else "")
+
+    def example(self) -> Any:
+        """A value as it may stand in a row."""
+        return float(f"{self.median:.4g}")
+
+
+@dataclass(frozen=True)
+class CategoryEncoder:
+    """A feature for each category, 1 where a value is of it. What is missing is a category too, if
+    some were missing from the training rows; a category that is unknown, or rare, has no 1."""
+
+    categories: tuple[str, ...]
+    marks_missing: bool = False
+    rare: int = 0
+    """How many categories of the training rows have no feature."""
+
+    @staticmethod
+    def parse(table: Table, column: int) -> Values:
+        """The names of categories."""
+        values = table.columns[column]
+        missing = missing_values(values)
+        found = np.empty(len(values), object)
+        found[:] = [
+            None if gone else _category(value_text(each))
+            for each, gone in zip(values.tolist() if values.dtype.kind == "f" else values, missing,
+                                  strict=True)
+        ]  # fmt: skip
+        return found
+
+    @classmethod
+    def fit(cls, values: Values) -> Self:
+        """Learn which categories there are, the most frequent ones first."""
+        counts = Counter(each for each in values if each is not None)
+        ordered = sorted(counts, key=lambda each: (-counts[each], each))
+        kept = ordered
+        if len(ordered) > _FEW:
+            # Of one that was seen once nothing can be learnt; together they are what is unknown.
+            kept = [each for each in ordered if counts[each] > 1][:MOST_CATEGORIES]
+        missing = any(each is None for each in values)
+        return cls(tuple(kept), missing, len(ordered) - len(kept))
+
+    @property
+    def width(self) -> int:
+        """How many features a value becomes."""
+        return len(self.categories) + self.marks_missing
+
+    def features(self, name: str) -> list[str]:
+        """What these are called."""
+        missing = [f"{name} is missing"] if self.marks_missing else []
+        return [*(f"{name}={each}" for each in self.categories), *missing]
+
+    def transform(self, values: Values) -> Values:
+        """Features of the names of categories."""
+        found = np.zeros((len(values), self.width))
+        place = {name: number for number, name in enumerate(self.categories)}
+        numbers = np.array([self._place(each, place) for each in values], np.int64)
+        known = np.flatnonzero(numbers >= 0)
+        found[known, numbers[known]] = 1
+        return found
+
+    def _place(self, value: str | None, place: dict[str, int]) -> int:
+        if value is None:
+            return len(self.categories) if self.marks_missing else -1
+        found = place.get(value)
+        if found is None and is_plain(value):
+            found = place.get(number_name(Decimal(value)) if Decimal(value).is_finite() else value)
+        return -1 if found is None else found
+
+    def notes(self, values: Values) -> str:
+        """What is unknown or missing."""
+        place = {name: number for number, name in enumerate(self.categories)}
+        unknown = Counter(
+            each for each in values if each is not None and self._place(each, place) < 0
+        )
+        parts = []
+        if unknown:
+            names = ", ".join(repr(each[:40]) for each, _ in unknown.most_common(3))
+            more = ", ..." if len(unknown) > 3 else ""
+            rare = "rare or unknown" if self.rare else "unknown"
+            parts.append(f"{sum(unknown.values())} of {rare} categories ({names}{more})")
+        missing = sum(each is None for each in values)
+        if missing and not self.marks_missing:
+            parts.append(f"{missing} missing, which no training row was")
+        return " and ".join(parts)
+
+    def describe(self) -> str:
+        """What was learnt, in words."""
+        names = ", ".join(each[:40] for each in self.categories[:_SHOWN])
+        more = len(self.categories) - _SHOWN
+        said = names + (f" and {more} more" if more > 0 else "")
+        said += f"; {self.rare} rare ones together" if self.rare else ""
+        return said + ("; missing is one too" if self.marks_missing else "")
+
+    def example(self) -> Any:
+        """A value as it may stand in a row."""
+        return self.categories[0] if self.categories else ""
+
+
+@dataclass(frozen=True)
+class DateEncoder:
+    """The days of dates with mean 0 and deviation 1, and where in the year, the week and the day
+    they are, as far as the training rows differ in that."""
+
+    format: str
+    days: NumberEncoder
+    cycles: tuple[str, ...] = ()
+
+    @staticmethod
+    def parse(table: Table, column: int, format_: str) -> Values:
+        """The dates of a column; a text that is none is refused."""
+        values = table.columns[column]
+        if values.dtype.kind == "M":
+            return values
+        if values.dtype.kind == "f":
+            if np.isnan(values).all():
+                return np.full(len(values), np.datetime64("NaT"), "datetime64[us]")
+            raise table.refused(_first(values), column, "a date")
+        found, wrong = parse_dates(values, format_)
+        if wrong.any():
+            looks = "2024-05-31" if format_ == ISO else format_
+            raise table.refused(int(wrong.argmax()), column, f"a date such as {looks}")
+        return found
+
+    @classmethod
+    def fit(cls, values: Values, format_: str = ISO) -> Self:
+        """Learn the range of the dates, and which of their parts differ."""
+        days = _days(values)
+        known = days[~np.isnan(days)]
+        cycles = tuple(name for name, length in CYCLES.items() if _varies(known, length))
+        return cls(format_, NumberEncoder.fit(days), cycles)
+
+    @property
+    def width(self) -> int:
+        """How many features a value becomes."""
+        return self.days.width + 2 * len(self.cycles)
+
+    def features(self, name: str) -> list[str]:
+        """What these are called."""
+        waves = [f"{name}: {wave} of {each}" for each in self.cycles for wave in ("sine", "cosine")]
+        return [*self.days.features(name), *waves]
+
+    def transform(self, values: Values) -> Values:
+        """Features of dates."""
+        days = _days(values)
+        filled = np.where(np.isnan(days), self.days.median, days)
+        turns = [2 * np.pi * _phase(filled, CYCLES[each]) for each in self.cycles]
+        waves = [wave(turn)[:, None] for turn in turns for wave in (np.sin, np.cos)]
+        return np.concatenate([self.days.transform(days), *waves], axis=1)
+
+    def notes(self, values: Values) -> str:
+        """What had to be made up."""
+        missing = int(np.isnat(values).sum())
+        return f"{missing} missing, taken for {self.example()}" if missing else ""
+
+    def describe(self) -> str:
+        """What was learnt, in words."""
+        parts = f"; parts of {', '.join(self.cycles)}" if self.cycles else ""
+        said = "" if self.format == ISO else f" as {self.format}"
+        missing = "; missing: said so" if self.days.marks_missing else ""
+        return f"around {self._middle()}{said}{parts}{missing}"
+
+    def _middle(self) -> str:
+        return str(np.datetime64(0, "D") + np.timedelta64(int(self.days.median), "D"))
+
+    def example(self) -> Any:
+        """A value as it may stand in a row."""
+        if self.format == ISO:
+            return self._middle()
+        moment: Any = np.datetime64(self._middle(), "s").item()
+        return moment.strftime(self.format)
+
+
+Encoder = NumberEncoder | CategoryEncoder | DateEncoder
+
+
+def numbers_of(texts: Values, decimal: str) -> Values:
+    """Texts as float64; NaN for those that hold no number, or are missing."""
+    if decimal == POINT:
+        try:
+            joined = [np.nan if each is None else float(each) for each in texts]
+            if not any(each is not None and "_" in each for each in texts):
+                return np.array(joined, np.float64)
+        except ValueError:
+            pass
+    plain = [None if each is None else plain_number(each, decimal) for each in texts]
+    return np.array([np.nan if each is None else float(each) for each in plain], np.float64)
+
+
+def _category(text: str) -> str:
+    """What a category is called: truth values are the same from every source."""
+    return text.lower() if text.lower() in ("true", "false") else text
+
+
+def _days(values: Values) -> Values:
+    days: Values = (values - np.datetime64(0, "us")) / _DAY
+    return days
+
+
+def _phase(days: Values, length: float) -> Values:
+    """Where in a cycle: from 0 to 1. Weeks begin on Mondays; day 0 was a Thursday."""
+    found: Values = ((days + (3 if length == CYCLES["week"] else 0)) / length) % 1.0
+    return found
+
+
+def _varies(days: Values, length: float) -> bool:
+    """Whether days are at different places of a cycle; leap years alone do not count."""
+    turn = 2 * np.pi * _phase(days, length)
+    return len(days) > 0 and max(np.ptp(np.sin(turn)), np.ptp(np.cos(turn))) > 0.1
+
+
+def _first(values: Values) -> int:
+    return int((~missing_values(values)).argmax())
+
+
+def _no_number(text: str, decimal: str) -> str:
+    other = POINT if decimal == COMMA else COMMA
+    if plain_number(text, other) is not None:
+        mark = "comma" if decimal == COMMA else "point"
+        return f"numbers of this column have a {mark} for the fraction"
+    return "correct it"

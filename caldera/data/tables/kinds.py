@@ -1,0 +1,203 @@
+"""What a column holds: numbers, categories, dates, or nothing to learn from. Guessed, and told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from caldera.data.tables.date_text import ISO, find_format, is_format
+from caldera.data.tables.encoders import (
+    CategoryEncoder,
+    DateEncoder,
+    Encoder,
+    NumberEncoder,
+    numbers_of,
+)
+from caldera.data.tables.number_text import COMMA, POINT, says_missing
+from caldera.data.tables.table import Table, Values, missing_values
+from caldera.errors import ConfigError
+from caldera.registry import nearest
+
+NUMBER, CATEGORY, DATE, IGNORED = "number", "category", "date", "ignored"
+KINDS = (NUMBER, CATEGORY, DATE, IGNORED)
+_MOST_CATEGORIES = 20
+"""More different texts than this, and than half of the rows, are no categories."""
+_MOSTLY = 0.9
+"""If so many texts are numbers, the others are mistakes."""
+_IDENTIFIER = re.compile(
+    r"(^|[\s_.-])(id|ids|index|uuid|guid|rownames|row)$|[a-z]I[dD]$|^Unnamed: 0$"
+)
+
+
+class Kind(NamedTuple):
+    """What a column holds; `detail` is the decimal mark of numbers or the format of dates, and
+    `reason` says why, where it is not plain to see."""
+
+    name: str
+    detail: str = ""
+    reason: str = ""
+
+    def parse(self, table: Table, column: int) -> Values:
+        """The values of a column of this kind."""
+        if self.name == NUMBER:
+            return NumberEncoder.parse(table, column, self.detail or POINT)
+        if self.name == DATE:
+            return DateEncoder.parse(table, column, self.detail or ISO)
+        return CategoryEncoder.parse(table, column)
+
+    def fit(self, values: Values) -> Encoder:
+        """An encoder that has learnt from values of this kind."""
+        if self.name == NUMBER:
+            return NumberEncoder.fit(values, self.detail or POINT)
+        if self.name == DATE:
+            return DateEncoder.fit(values, self.detail or ISO)
+        return CategoryEncoder.fit(values)
+
+
+def given_kinds(
+    given: Mapping[int | str, str] | None, table: Table, decimal: str | None
+) -> dict[int, Kind]:
+    """The kinds that somebody has said, by the numbers of columns."""
+    found = {}
+    for wanted, text in (given or {}).items():
+        name, _, detail = str(text).partition(":")
+        name = "ignored" if name == "ignore" else name
+        column = table.column(wanted)
+        if name not in KINDS or (detail and not (name == DATE and is_format(detail))):
+            raise ConfigError.build(
+                f"kinds, column {table.label(column)}",
+                expected=f"{', '.join(KINDS)}, or date:FORMAT such as date:%d/%m/%Y",
+                got=repr(text), hint=nearest(name, KINDS),
+            )  # fmt: skip
+        if name == NUMBER:
+            detail = decimal_of(table.columns[column], table.comma, decimal)
+        elif name == DATE and not detail and table.columns[column].dtype == object:
+            found_format = find_format(_present(table.columns[column]))
+            detail = found_format.format if found_format else ISO
+        found[column] = Kind(name, detail, "as told" if name == IGNORED else "")
+    return found
+
+
+def guess_kind(table: Table, column: int, decimal: str | None = None) -> Kind:
+    """What a column seems to hold.
+
+    >>> from caldera.data.tables.table import table_of
+    >>> table = table_of({"a": [1, 2], "b": ["x", "y"], "c": ["2024-01-01", None]}, "t")
+    >>> [guess_kind(table, column).name for column in range(3)]
+    ['number', 'category', 'date']
+    """
+    values = table.columns[column]
+    missing = missing_values(values)
+    name = table.names[column] if table.names else ""
+    if missing.all():
+        return Kind(IGNORED, reason="no values")
+    known = values[~missing]
+    if len(known) == len(values) > 1 and all(known == known[0]):
+        return Kind(IGNORED, reason=f"the same value in each row, {str(known[0])[:40]!r}")
+    if values.dtype.kind == "M":
+        return Kind(DATE, ISO)
+    if values.dtype.kind == "f":
+        return _unless_identifier(Kind(NUMBER, POINT), name, known, len(values))
+    return _text_kind(table, column, name, decimal)
+
+
+def _text_kind(table: Table, column: int, name: str, decimal: str | None) -> Kind:
+    values = table.columns[column]
+    texts = _present(values)
+    different = len(set(texts))
+    mark, other = _decimal(values, table.comma, decimal)
+    words = [each for each in texts if not says_missing(each)]
+    numbers = numbers_of(np.array(words, object), mark)
+    share = float((~np.isnan(numbers)).mean()) if words else 0.0
+    if share == 1.0:
+        reason = (
+            f"{other!r} could be read otherwise: decimal= (--decimal) says how" if other else ""
+        )
+        kind = Kind(NUMBER, mark, reason)
+        return _unless_identifier(kind, name, numbers, len(values))
+    dates = find_format(texts)
+    if dates is not None:
+        reason = f"it could be {dates.other}, too: kinds= (--kinds) says" if dates.other else ""
+        return Kind(DATE, dates.format, reason)
+    if share >= _MOSTLY and len(words) > _MOST_CATEGORIES:
+        row = next(
+            row for row, each in enumerate(values)
+            if each is not None and not says_missing(each)
+            and np.isnan(numbers_of(np.array([each], object), mark))[0]
+        )  # fmt: skip
+        shown = table.names[column] if table.names else column
+        raise table.refused(
+            row, column, "a number, as most rows have it",
+            "correct it; or take such texts for missing values with missing_values= "
+            f"(--missing-values), or all for categories with kinds={{{shown!r}: 'category'}} "
+            f"(--kinds {shown}=category)",
+        )  # fmt: skip
+    if different > max(_MOST_CATEGORIES, len(texts) // 2):
+        return Kind(IGNORED, reason=f"{different} different texts in {len(texts)} rows")
+    return Kind(CATEGORY)
+
+
+def decimal_of(values: Values, comma: bool, given: str | None) -> str:
+    """The decimal mark of a column."""
+    return _decimal(values, comma, given)[0]
+
+
+def _decimal(values: Values, comma: bool, given: str | None) -> tuple[str, str]:
+    """The decimal mark of a column, and a text that the other one would read otherwise."""
+    if given not in (None, POINT, COMMA):
+        raise ConfigError.build("decimal", expected="'.' or ','", got=repr(given))
+    if values.dtype != object:
+        return POINT, ""
+    if given is not None:
+        return given, ""
+    texts = np.array([each for each in _present(values) if not says_missing(each)], object)
+    if not any("," in each or "." in each for each in texts):
+        return POINT, ""
+    point, with_comma = numbers_of(texts, POINT), numbers_of(texts, COMMA)
+    if not np.isnan(with_comma).any():
+        if np.isnan(point).any():
+            return COMMA, ""
+        differing = texts[point != with_comma]
+        return (COMMA if comma else POINT), str(differing[0]) if len(differing) else ""
+    return POINT, ""
+
+
+def _present(values: Values) -> list[str]:
+    return [each for each in values if each is not None]
+
+
+def _unless_identifier(kind: Kind, name: str, numbers: Values, rows: int) -> Kind:
+    """The kind, unless the numbers only count or name the rows."""
+    if (
+        _IDENTIFIER.search(name) is not None
+        and len(numbers) == rows > _MOST_CATEGORIES
+        and (numbers == np.floor(numbers)).all()
+        and len(np.unique(numbers)) == rows
+    ):
+        return Kind(IGNORED, reason="another number in each row: an identifier")
+    return kind
+
+
+class Chosen(NamedTuple):
+    """The kinds of the columns to learn from, and why others are left out, by their numbers."""
+
+    kinds: dict[int, Kind]
+    left_out: dict[int, str]
+
+
+def choose_columns(
+    table: Table, wanted: Sequence[int], kinds: Mapping[int, Kind], decimal: str | None
+) -> Chosen:
+    """What the columns hold: as told, or else as guessed."""
+    found: dict[int, Kind] = {}
+    left_out: dict[int, str] = {}
+    for column in wanted:
+        kind = kinds.get(column) or guess_kind(table, column, decimal)
+        if kind.name == IGNORED:
+            left_out[column] = kind.reason
+        else:
+            found[column] = kind
+    return Chosen(found, left_out)

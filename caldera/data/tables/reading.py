@@ -1,0 +1,326 @@
+"""Where tables come from: text files, Parquet, Excel, JSON, databases, and frames in memory."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import sqlite3
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any
+
+from caldera.data.tables.delimited_text import parse_text
+from caldera.data.tables.table import MARKS, Table, table_of
+from caldera.errors import ConfigError, DataError
+from caldera.file_limit import check_asked
+from caldera.io.csv_files import Header
+from caldera.io.files import file_size, opened
+from caldera.optional import optional_import
+
+TEXT = (".csv", ".tsv", ".tab", ".txt", ".data")
+COMPRESSED: Mapping[str, Callable[[IO[bytes]], Any]] = {
+    ".gz": lambda file: gzip.GzipFile(fileobj=file),
+    ".bz2": bz2.BZ2File,
+    ".xz": lzma.LZMAFile,
+}
+ARROW = (".parquet", ".pq", ".feather", ".arrow")
+EXCEL = (".xlsx", ".xlsm")
+JSON_LINES = (".jsonl", ".ndjson", ".json")
+DATABASES = (".sqlite", ".sqlite3", ".db")
+SUFFIXES = (*TEXT, *ARROW, *EXCEL, *JSON_LINES, *DATABASES)
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a table is to be read, where that is not plain to see."""
+
+    delimiter: str | None = None
+    header: Header = "auto"
+    encoding: str | None = None
+    sheet: str | int | None = None
+    query: str | None = None
+    missing_values: Sequence[str] = ()
+
+    @property
+    def marks(self) -> Collection[str]:
+        """Texts that say that a value is missing."""
+        return MARKS | {str(each).strip().lower() for each in self.missing_values}
+
+
+def is_table_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is a table, by its name.
+
+    >>> is_table_file("a.csv.gz"), is_table_file("a.parquet"), is_table_file("a.npz")
+    (True, True, False)
+    """
+    return suffix_of(path) in SUFFIXES
+
+
+def suffix_of(path: str | os.PathLike[str]) -> str:
+    """How the name of a file ends, but for its compression."""
+    name = Path(path)
+    if name.suffix.lower() in COMPRESSED:
+        name = name.with_suffix("")
+    return name.suffix.lower()
+
+
+def is_table(value: Any) -> bool:
+    """Whether a value is a table in memory, a connection to a database, or the path of a file."""
+    if isinstance(value, str | os.PathLike):
+        return True
+    if isinstance(value, Mapping):
+        return True
+    if isinstance(value, list | tuple):
+        return bool(value) and all(isinstance(each, Mapping) for each in value)
+    return _is_frame(value) or _is_connection(value)
+
+
+def read_table(source: Any, where: str, reading: Reading) -> Table:
+    """The table of a file, a frame, a query, columns by name or a list of rows."""
+    if isinstance(source, str | os.PathLike):
+        return _read_file(Path(source).expanduser(), where, reading)
+    if _is_connection(source):
+        return _query(source, where, reading)
+    if _is_frame(source):
+        return table_of(_frame_columns(source), where, reading.marks)
+    if isinstance(source, Mapping):
+        return table_of(source, where, reading.marks)
+    if isinstance(source, list | tuple) and all(isinstance(each, Mapping) for each in source):
+        return table_of_rows(source, where, reading.marks)
+    raise ConfigError.build(
+        where, expected="the path of a table, a frame, columns by name, a list of rows or a "
+        "connection to a database", got=type(source).__name__,
+        hint="arrays have no columns with names: use data.arrays(x, y)",
+    )  # fmt: skip
+
+
+def table_of_rows(
+    rows: Sequence[Mapping[str, Any]], where: str, marks: Collection[str] = MARKS
+) -> Table:
+    """A table of rows with the names of their columns; what a row does not have is missing.
+
+    >>> table_of_rows([{"a": 1}, {"b": "x"}], "rows").names
+    ('a', 'b')
+    """
+    if not rows:
+        raise DataError.build(where, expected="rows of a table", got="none")
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return table_of({name: [row.get(name) for row in rows] for name in names}, where, marks)
+
+
+# --- files
+
+
+def _read_file(path: Path, where: str, reading: Reading) -> Table:
+    suffix = suffix_of(path)
+    if suffix in DATABASES:
+        return _database(path, where, reading)
+    if suffix not in SUFFIXES:
+        # Whatever else a file is called: text is tried, and says what is wrong with it.
+        suffix = ".csv"
+    content = _content(path, where)
+    if suffix in ARROW:
+        return table_of(_arrow_columns(content, suffix, where), where, reading.marks)
+    if suffix in EXCEL:
+        return _workbook(content, where, reading)
+    if suffix in JSON_LINES:
+        return _json(content, where, reading)
+    delimiter = "\t" if suffix in (".tsv", ".tab") else None
+    return parse_text(
+        content, where, reading.marks, delimiter=reading.delimiter or delimiter,
+        header=reading.header, encoding=reading.encoding,
+    )  # fmt: skip
+
+
+def _content(path: Path, where: str) -> bytes:
+    """The bytes of a file, unpacked as long as that is not too many."""
+    with opened(path, "rb", where) as file:
+        unpack = COMPRESSED.get(path.suffix.lower())
+        if unpack is None:
+            content: bytes = file.read()
+            return content
+        held, parts, total = file_size(file), [], 0
+        try:
+            with unpack(file) as stream:
+                while part := stream.read(_BLOCK):
+                    total += len(part)
+                    check_asked(total, where, held=held)
+                    parts.append(part)
+        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+            raise DataError.build(
+                where, expected=f"a whole {path.suffix} file", got=str(error)[:120]
+            ) from None
+        return b"".join(parts)
+
+
+def _arrow_columns(content: bytes, suffix: str, where: str) -> dict[str, Any]:
+    if suffix in (".parquet", ".pq"):
+        reader = optional_import("pyarrow.parquet", "pyarrow", where).read_table
+    else:
+        reader = optional_import("pyarrow.feather", "pyarrow", where).read_table
+    try:
+        return _frame_columns(reader(BytesIO(content)))
+    except (OSError, ValueError, KeyError, NotImplementedError) as error:
+        raise DataError.build(
+            where, expected=f"a {suffix} file", got=str(error).splitlines()[0][:160]
+        ) from None
+
+
+def _workbook(content: bytes, where: str, reading: Reading) -> Table:
+    openpyxl = optional_import("openpyxl", "openpyxl", where)
+    try:
+        book = openpyxl.load_workbook(BytesIO(content), read_only=True, data_only=True)
+    except Exception as error:  # it raises whatever zipfile, its XML parser or its own code do
+        raise DataError.build(
+            where,
+            expected="an Excel workbook (.xlsx)",
+            got=str(error)[:120] or type(error).__name__,
+        ) from None
+    sheets = book.sheetnames
+    wanted = 0 if reading.sheet is None else reading.sheet
+    if wanted not in sheets and not (isinstance(wanted, int) and 0 <= wanted < len(sheets)):
+        raise DataError.build(
+            where, expected="a sheet among " + ", ".join(sheets[:20]), got=repr(wanted)
+        )
+    sheet = book[sheets[wanted] if isinstance(wanted, int) else wanted]
+    rows = [row for row in sheet.iter_rows(values_only=True) if any(x is not None for x in row)]
+    book.close()
+    if not rows:
+        raise DataError.build(where, expected="rows of a table", got="an empty sheet")
+    # Sheets often have columns that are empty from top to bottom.
+    used = [place for place in range(len(rows[0])) if any(row[place] is not None for row in rows)]
+    if reading.header is False:
+        names, body = [str(place) for place in used], rows
+    else:
+        names, body = ["" if rows[0][p] is None else str(rows[0][p]) for p in used], rows[1:]
+    return _of_lists(names, [[row[place] for row in body] for place in used], where, reading)
+
+
+def _json(content: bytes, where: str, reading: Reading) -> Table:
+    """A list of objects, an object of lists, or an object a line."""
+    try:
+        text = content.decode(reading.encoding or "utf-8-sig")
+        start = text.lstrip()[:1]
+        try:
+            found = json.loads(text)
+        except ValueError:
+            if start != "{":
+                raise
+            found = [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (ValueError, RecursionError, LookupError) as error:
+        raise DataError.build(
+            where, expected="JSON: a list of objects, or an object a line", got=str(error)[:120]
+        ) from None
+    if isinstance(found, dict) and found and all(isinstance(v, list) for v in found.values()):
+        return table_of(found, where, reading.marks)
+    rows = [found] if isinstance(found, dict) else found
+    if not isinstance(rows, list) or not all(isinstance(each, dict) for each in rows):
+        raise DataError.build(where, expected="objects with a value a column", got="other JSON")
+    return table_of_rows(rows, where, reading.marks)
+
+
+# --- databases
+
+
+def _database(path: Path, where: str, reading: Reading) -> Table:
+    if not path.is_file():
+        raise DataError.build(where, expected=f"a file at {path}", got="nothing there")
+    # Read only: to look at data changes nothing.
+    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+    try:
+        return _query(connection, where, reading)
+    finally:
+        connection.close()
+
+
+def _query(connection: Any, where: str, reading: Reading) -> Table:
+    """What a query gives, from any connection with Python's interface to databases (DB-API 2)."""
+    cursor = connection.cursor()
+    try:
+        query = reading.query or _only_table(connection, cursor, where)
+        cursor.execute(query)
+        names = [str(each[0]) for each in cursor.description or ()]
+        rows = cursor.fetchall()
+    except DataError:
+        raise
+    except Exception as error:  # each database has errors of its own
+        raise DataError.build(where, expected="a query that works", got=str(error)[:160]) from None
+    finally:
+        cursor.close()
+    if not names:
+        raise DataError.build(where, expected="a query that gives rows", got=repr(query)[:120])
+    return _of_lists(names, [[row[place] for row in rows] for place in range(len(names))],
+                     where, reading)  # fmt: skip
+
+
+def _only_table(connection: Any, cursor: Any, where: str) -> str:
+    if not isinstance(connection, sqlite3.Connection):
+        raise ConfigError.build(where, expected="query= with a connection", got="none")
+    cursor.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY name")
+    tables = [str(row[0]) for row in cursor.fetchall()]
+    if len(tables) != 1:
+        raise DataError.build(
+            where, expected="query= (--query), such as SELECT * FROM name",
+            got=f"{len(tables)} tables: {', '.join(tables[:10])}",
+        )  # fmt: skip
+    quoted = tables[0].replace('"', '""')
+    return f'SELECT * FROM "{quoted}"'
+
+
+def _of_lists(names: list[str], columns: list[list[Any]], where: str, reading: Reading) -> Table:
+    """A table of columns whose names may be twice the same: whoever uses one of them is told."""
+    numbered = {str(place): each for place, each in enumerate(columns)}
+    found = table_of(numbered, where, reading.marks)
+    return Table(
+        tuple(name.strip() for name in names), found.columns, found.rows, where, found.row_word
+    )
+
+
+# --- frames
+
+
+def _is_connection(value: Any) -> bool:
+    return callable(getattr(value, "cursor", None)) and callable(getattr(value, "commit", None))
+
+
+def _is_frame(value: Any) -> bool:
+    """Whether it is a frame of pandas or polars or a table of Arrow, none of which is imported."""
+    room = type(value).__module__.partition(".")[0]
+    return room in ("pandas", "polars", "pyarrow") and hasattr(value, "columns")
+
+
+def _frame_columns(frame: Any) -> dict[str, Any]:
+    room = type(frame).__module__.partition(".")[0]
+    if room == "pyarrow":
+        columns = dict(zip(frame.column_names, frame.columns, strict=True))
+        return {name: _arrow_values(each) for name, each in columns.items()}
+    if room == "polars":
+        if not hasattr(frame, "height"):
+            frame = frame.collect()
+        return {name: frame[name].to_list() for name in frame.columns}
+    return {str(name): _pandas_values(frame.iloc[:, place])
+            for place, name in enumerate(frame.columns)}  # fmt: skip
+
+
+def _arrow_values(column: Any) -> Any:
+    if str(column.type).startswith(("dictionary", "extension")):
+        column = (
+            column.cast(column.type.value_type) if hasattr(column.type, "value_type") else column
+        )
+    if column.null_count == 0 and str(column.type) in ("double", "float", "int64", "int32"):
+        return column.to_numpy()
+    return column.to_pylist()
+
+
+def _pandas_values(series: Any) -> Any:
+    dtype = series.dtype
+    if getattr(dtype, "kind", "") in "fiuM" and type(dtype).__module__.startswith("numpy"):
+        return series.to_numpy()
+    return series.tolist()

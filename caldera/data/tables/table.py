@@ -1,0 +1,243 @@
+"""A table as it was read: columns of numbers, of dates or of texts, each with its missing values.
+
+Whatever a table comes from, a column is one of three arrays: float64 (NaN is missing), datetime64
+in microseconds (NaT is missing), or objects that are texts (None is missing). What a column means
+is decided later, by its kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caldera.errors import DataError
+from caldera.io.csv_files import column_number
+
+MARKS = frozenset({"", "nan", "na", "n/a", "#n/a", "<na>", "null", "?"})
+"""How people and programs write that there is no value."""
+Values = NDArray[Any]
+"""A column: float64, datetime64 or texts."""
+_EXACT = 1 << 53
+"""Whole numbers up to which float64 keeps every digit."""
+
+
+def is_missing(text: str, marks: Collection[str] = MARKS) -> bool:
+    """Whether a field says that there is no value.
+
+    >>> is_missing(" NaN"), is_missing("0"), is_missing("none of these")
+    (True, False, False)
+    """
+    return text.strip().lower() in marks
+
+
+@dataclass(frozen=True)
+class Table:
+    """Names and columns; `rows` has the number of each row where it comes from, for messages."""
+
+    names: tuple[str, ...]
+    """Empty where the table has none."""
+    columns: tuple[Values, ...]
+    rows: NDArray[np.int64]
+    where: str
+    row_word: str = "row"
+    """What `rows` counts: the rows of a frame, or the lines of a file."""
+    notes: tuple[str, ...] = ()
+    """What was guessed about the file as a whole, and should be known."""
+    comma: bool = False
+    """Whether a comma between digits rather divides the fraction than thousands."""
+
+    @property
+    def width(self) -> int:
+        """How many columns there are."""
+        return len(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def subset(self, rows: NDArray[Any]) -> Table:
+        """Some of its rows, by a mask or by their numbers."""
+        return replace(
+            self, columns=tuple(each[rows] for each in self.columns), rows=self.rows[rows]
+        )
+
+    # --- columns
+
+    def column(self, wanted: int | str) -> int:
+        """The number of a column, from its number or its name."""
+        found = column_number(wanted, self.names, self.width, self.where)
+        if isinstance(wanted, str):
+            self.check_names([found])
+        return found
+
+    def check_names(self, columns: Sequence[int]) -> None:
+        """Refuse columns that a name cannot tell apart from others, where there are names."""
+        for column in columns if self.names else ():
+            name = self.names[column]
+            if is_missing(name):
+                is_last = column == self.width - 1 and self.width > 1
+                hint = "does each line end with a delimiter? Or " if is_last else ""
+                raise DataError.build(
+                    self.where, expected=f"a name for column {column}", got=repr(name),
+                    hint=f"{hint}leave it out with ignore=[{column}] (--ignore-columns {column})",
+                )  # fmt: skip
+            if self.names.count(name) > 1:
+                places = [str(place) for place, each in enumerate(self.names) if each == name]
+                raise DataError.build(
+                    self.where, expected="a name of its own for each column",
+                    got=f"{name!r} for columns {' and '.join(places)}",
+                    hint="rename them, or leave some out by number with ignore= (--ignore-columns)",
+                )  # fmt: skip
+
+    def label(self, column: int) -> str:
+        """What a message calls a column."""
+        return f"{column} ({self.names[column]!r})" if self.names else str(column)
+
+    def missing(self, column: int) -> NDArray[np.bool_]:
+        """Which rows have no value there."""
+        return missing_values(self.columns[column])
+
+    # --- errors
+
+    def refused(self, row: int, column: int, expected: str, hint: str = "") -> DataError:
+        """The error about one field."""
+        value = self.columns[column][row]
+        text = "" if value is None else value if isinstance(value, str) else str(value)
+        return DataError.build(
+            f"{self.where}, {self.row_word} {self.rows[row]}",
+            expected=f"{expected} in column {self.label(column)}",
+            got=repr(text if len(text) <= 80 else text[:80] + "..."), hint=hint,
+        )  # fmt: skip
+
+
+def missing_values(column: Values) -> NDArray[np.bool_]:
+    """Which values of a column are missing.
+
+    >>> missing_values(np.array(["a", None], object)).tolist()
+    [False, True]
+    """
+    if column.dtype == object:
+        return np.fromiter((each is None for each in column), bool, len(column))
+    return np.isnat(column) if column.dtype.kind == "M" else np.isnan(column)
+
+
+# --- from values of Python and NumPy
+
+
+def text_column(texts: Iterable[str], marks: Collection[str] = MARKS) -> Values:
+    """A column of texts without spaces around them; those that say so are missing."""
+    stripped = [each.strip() for each in texts]
+    kept = [None if each.lower() in marks else each for each in stripped]
+    return _objects(kept)
+
+
+def column_of(values: Any, where: str, marks: Collection[str] = MARKS) -> Values:
+    """A column of any values: numbers, dates, texts, truth values, and None for what is missing.
+
+    >>> column_of([1, None, 2.5], "age").tolist()
+    [1.0, nan, 2.5]
+    >>> column_of(["a", True, None], "kind").tolist()
+    ['a', 'true', None]
+    """
+    if isinstance(values, np.ndarray) and values.ndim == 1:
+        if values.dtype.kind == "f" or (values.dtype.kind in "iu" and _fits(values)):
+            return values.astype(np.float64)
+        if values.dtype.kind == "M":
+            return values.astype("datetime64[us]")
+    given = values.tolist() if isinstance(values, np.ndarray) else list(values)
+    plain = [_plain(each, where) for each in given]
+    kinds = {type(each) for each in plain} - {type(None)}
+    if kinds <= {float, int} and all(
+        type(each) is not int or abs(each) <= _EXACT for each in plain
+    ):
+        return np.array([np.nan if each is None else each for each in plain], np.float64)
+    if kinds == {np.datetime64}:
+        return np.array([np.datetime64("NaT") if each is None else each for each in plain],
+                        "datetime64[us]")  # fmt: skip
+    texts = ["" if each is None else value_text(each) for each in plain]
+    return text_column(texts, marks)
+
+
+def table_of(columns: Mapping[str, Any], where: str, marks: Collection[str] = MARKS) -> Table:
+    """A table of named columns, each an array or a list of values."""
+    found = {str(name): column_of(each, f"{where}, column {str(name)!r}", marks)
+             for name, each in columns.items()}  # fmt: skip
+    lengths = {len(each) for each in found.values()}
+    if len(lengths) != 1:
+        raise DataError.build(
+            where, expected="columns of one length",
+            got=", ".join(map(str, sorted(lengths))) or "no columns",
+        )  # fmt: skip
+    return Table(
+        tuple(name.strip() for name in found), tuple(found.values()),
+        np.arange(lengths.pop(), dtype=np.int64), where,
+    )  # fmt: skip
+
+
+def value_text(value: Any) -> str:
+    """A value as a category is called: the same for 1 and 1.0.
+
+    >>> value_text(1.0), value_text(0.1), value_text(np.datetime64("2024-05-01"))
+    ('1', '0.1', '2024-05-01')
+    """
+    if isinstance(value, np.datetime64):
+        text = str(value.astype("datetime64[s]")) if value == value else ""
+        return text.removesuffix("T00:00:00")
+    if isinstance(value, float):
+        return number_name(Decimal(repr(value))) if np.isfinite(value) else str(value)
+    return str(value)
+
+
+def number_name(number: Decimal) -> str:
+    """What a category is called that is a number: the same for 1, 1.0 and 1e0.
+
+    >>> number_name(Decimal("1.50")), number_name(Decimal("2e1")), number_name(Decimal("-0"))
+    ('1.5', '20', '0')
+    """
+    text = f"{number:f}"
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return "0" if text == "-0" else text
+
+
+def _fits(values: Values) -> bool:
+    return not values.size or max(abs(int(values.max())), abs(int(values.min()))) <= _EXACT
+
+
+def _plain(value: Any, where: str) -> Any:
+    """A value as a float, an int, a text, a date or None."""
+    if value is None or type(value) in (str, float, int):
+        return value
+    if isinstance(value, bool | np.bool_):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return str(value)
+    if type(value).__name__ in ("NAType", "NaTType"):
+        return None
+    if isinstance(value, datetime):
+        if value.tzinfo is not None:
+            value = value.astimezone(UTC).replace(tzinfo=None)
+        return np.datetime64(value.replace(fold=0), "us")
+    if isinstance(value, date):
+        return np.datetime64(value, "us")
+    if isinstance(value, np.datetime64):
+        return value.astype("datetime64[us]")
+    if isinstance(value, np.integer):
+        return int(value)
+    if isinstance(value, Real | Decimal):
+        return float(value)
+    raise DataError.build(
+        where, expected="numbers, texts, dates and truth values", got=type(value).__name__,
+        hint="leave the column out, or make several columns of it first",
+    )  # fmt: skip
+
+
+def _objects(values: list[str | None]) -> Values:
+    found = np.empty(len(values), object)
+    found[:] = values
+    return found

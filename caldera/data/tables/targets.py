@@ -1,0 +1,130 @@
+"""What the column to predict holds: classes or values, told from its texts or numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import NamedTuple
+
+import numpy as np
+
+from caldera.data.datasets.dataset import as_targets
+from caldera.data.sources.base import Array
+from caldera.data.tables.encoders import numbers_of
+from caldera.data.tables.kinds import decimal_of
+from caldera.data.tables.number_text import plain_number
+from caldera.data.tables.table import Table, Values, number_name, value_text
+from caldera.errors import DataError
+from caldera.registry import nearest
+
+MOST_CLASSES = 20
+"""More different whole numbers than this are amounts rather than classes."""
+_ARE_CLASSES = "classes=True (--targets classes) takes them for the names of classes"
+_WORD = np.iinfo(np.int64)
+
+
+class Labels(NamedTuple):
+    """Targets as they are trained with."""
+
+    values: Array
+    """The numbers of classes; or values, of shape (samples, 1)."""
+    class_names: tuple[str, ...] = ()
+    """Empty where values are predicted."""
+    decimal: str = "."
+
+
+def read_labels(
+    table: Table, column: int, classes: bool | None, decimal: str | None = None
+) -> Labels:
+    """The targets of a table without missing ones; `classes` says what they are, where that should
+    not be guessed.
+
+    Numbers are classes if there are at most 20 different ones and all are whole. Texts are classes
+    if they are not all different, and none of them is a number.
+    """
+    values = table.columns[column]
+    if values.dtype.kind == "M":
+        hint = "turn them into numbers first, such as days since a day of your choice"
+        raise table.refused(0, column, "classes or numbers", hint)
+    if values.dtype.kind == "f":
+        return _numbers(table, column, values, [Decimal(repr(each)) for each in values.tolist()],
+                        classes, ".")  # fmt: skip
+    mark = decimal_of(values, table.comma, decimal)
+    plain = [plain_number(each, mark) for each in values]
+    if None in plain:
+        _check_texts(table, column, values, plain, classes)
+        return Labels(*as_targets(np.array([_class(each) for each in values]), True, ""))
+    exact = [Decimal(each) for each in plain if each is not None]
+    return _numbers(table, column, numbers_of(values, mark), exact, classes, mark)
+
+
+def _numbers(
+    table: Table, column: int, numbers: Values, exact: Sequence[Decimal], classes: bool | None,
+    mark: str,
+) -> Labels:  # fmt: skip
+    with np.errstate(over="ignore"):
+        single = numbers.astype(np.float32)
+    wrong = ~np.isfinite(numbers)
+    if wrong.any():
+        raise table.refused(int(wrong.argmax()), column, "a finite number")
+    # To the last digit, which a float of 64 bits would not keep.
+    are_whole = all(number == number.to_integral_value() for number in exact)
+    if classes is None:
+        classes = are_whole and len(set(exact)) <= MOST_CLASSES
+    if not classes:
+        if not np.isfinite(single).all():
+            row = int((~np.isfinite(single)).argmax())
+            raise table.refused(row, column, "a finite number in the range of float32")
+        return Labels(single[:, None], (), mark)
+    if are_whole and all(_WORD.min <= number <= _WORD.max for number in exact):
+        return Labels(*as_targets(np.array([int(each) for each in exact], np.int64), True, ""))
+    numbered = {number: place for place, number in enumerate(sorted(set(exact)))}
+    places = np.array([numbered[number] for number in exact], np.int64)
+    return Labels(places, tuple(map(number_name, numbered)))
+
+
+def known_labels(table: Table, column: int, class_names: tuple[str, ...]) -> Labels:
+    """The targets of a table as the numbers of classes that are known; any other is refused."""
+    known = {name: number for number, name in enumerate(class_names)}
+    values = np.empty(len(table), np.int64)
+    for row, value in enumerate(table.columns[column].tolist()):
+        text = _class(value_text(value))
+        found = known.get(text)
+        if found is None and (plain := plain_number(text, ".")) is not None:
+            found = known.get(number_name(Decimal(plain)))
+        if found is None:
+            raise table.refused(
+                row, column, "one of the classes " + ", ".join(class_names[:20]),
+                nearest(text, class_names[:20]),
+            )  # fmt: skip
+        values[row] = found
+    return Labels(values, class_names)
+
+
+def _class(text: str) -> str:
+    return text.lower() if text.lower() in ("true", "false") else text
+
+
+def _check_texts(
+    table: Table,
+    column: int,
+    values: Values,
+    numbers: Sequence[str | None],
+    classes: bool | None,
+) -> None:
+    """Refuse texts that are no classes; those that somebody has said to be classes are."""
+    if classes:
+        return
+    row = next(place for place, number in enumerate(numbers) if number is None)
+    if classes is False:
+        raise table.refused(row, column, "numbers to predict")
+    if any(number is not None for number in numbers):
+        hint = f"other rows have one there: correct it, or {_ARE_CLASSES}"
+        raise table.refused(row, column, "a number", hint)
+    different = len(set(values))
+    if different > max(MOST_CLASSES, len(values) // 2):
+        raise DataError.build(
+            f"column {table.label(column)}", expected="the classes of samples, or numbers",
+            got=f"{different} different texts in {len(values)} rows, such as {values[row]!r}",
+            hint=f"name the column to predict with target= (--target-column), or {_ARE_CLASSES}",
+        )  # fmt: skip

@@ -1,0 +1,159 @@
+"""Correlation on planes: a few output channels by a few vectors of places, all in registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from caldera.kernels.common.geometry import steps
+from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, natural_lanes, vector
+from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
+from caldera.kernels.native.convolution.packing import Loop, gather
+from caldera.kernels.native.convolution.planes.layout import Planes
+from caldera.kernels.native.convolution.planes.moving import FEW, PlaneFilling, write_row
+from caldera.kernels.native.convolution.strip_mining import image_at
+
+
+def pack_filters(
+    planes: Planes, filters: np.ndarray, target: np.ndarray, strides: tuple[int, ...]
+) -> NativeCall:
+    """Filters as [block][channel][row][column][output channel]. `filters` begins at the first tap;
+    `strides` lead to the next output channel, input channel, row and column of taps."""
+    work, width = planes.work, planes.tile[0]
+    rows, columns = work.taps
+    of_output, of_input, of_row, of_column = strides
+    return gather(
+        filters, target,
+        (
+            Loop(1, 0, 0),
+            Loop(work.channels, of_input, rows * columns * width),
+            Loop(rows, of_row, columns * width),
+            Loop(columns, of_column, width),
+        ),
+        length=work.results, neighbour=of_output, width=width, block_step=planes.terms * width,
+        padded=True,
+    )  # fmt: skip
+
+
+def filling_of(planes: Planes, source: np.ndarray) -> dict[str, int]:
+    """How a strip of the input becomes planes."""
+    work, own = planes.work, steps(source)
+    return {
+        "channels": work.channels, "plane": planes.input_plane, "pitch": planes.pitch,
+        **image_at(work.source, (own[0], own[2], own[3]), work.start),
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """The strips, the planes and the taps, in numbers and distances."""
+
+    items: Integer
+    a_image: Integer
+    rows: Integer
+    target_rows: Integer
+    target_columns: Integer
+    target_image_step: Integer
+    target_row_step: Integer
+    reach_rows: Integer
+    output_plane: Integer
+    scratch: Integer
+    blocks: Integer
+    terms: Integer
+    tap_rows: Integer
+    tap_row_step: Integer
+    dilation_columns: Integer
+
+
+def correlate(
+    planes: Planes,
+    source: np.ndarray,
+    filters: np.ndarray,
+    target: np.ndarray,
+    scratch: np.ndarray,
+) -> NativeCall:
+    """The correlation of `source` with packed filters, written to `target`; both are images
+    (N, C, H, W) whose pixels follow each other, channels last."""
+    work, own = planes.work, steps(target)
+    numbers = {
+        "items": planes.items, "a_image": planes.a_image, "rows": planes.rows,
+        "target_rows": work.target[0], "target_columns": work.target[1],
+        "target_image_step": work.target[0] * work.target[1] * work.results,
+        "target_row_step": own[2] if work.target[0] > 1 else 0, "reach_rows": work.reach[0],
+        "output_plane": planes.output_plane, "scratch": planes.scratch,
+        "blocks": -(-work.results // planes.tile[0]), "terms": planes.terms,
+        "tap_rows": work.taps[0], "tap_row_step": work.dilation[0] * planes.pitch,
+        "dilation_columns": work.dilation[1],
+    }  # fmt: skip
+    return _correlate.call(
+        source=source, filters=filters, target=target, scratch=scratch,
+        filling=filling_of(planes, source), n=numbers, tile=planes.tile, results=work.results,
+        few=work.channels if work.channels <= FEW else 0, tap_columns=work.taps[1],
+        parts=planes.parts,
+    )  # fmt: skip
+
+
+@native_kernel
+def _correlate(
+    k: Emitter, source: Pointer, filters: Pointer, target: Pointer, scratch: Pointer,
+    filling: PlaneFilling, n: _Numbers, tile: tuple[int, int], results: int, few: int,
+    tap_columns: int,
+) -> None:  # fmt: skip
+    channels, vectors = tile
+    width = vectors * natural_lanes(source.type)
+    planes = scratch.at(k.part * n.scratch)
+    outputs = planes.at(filling.channels * filling.plane)
+    begin, end = k.part_range(n.items)
+    with k.loop(begin, end) as item:
+        image, row = item // n.a_image, item % n.a_image * n.rows
+        rows = k.minimum(n.rows, n.target_rows - row)
+        filling.fill(k, planes, source, image, row, rows + n.reach_rows - 1, few)
+        places = (rows - 1) * filling.pitch + n.target_columns
+        with k.loop(0, n.blocks) as block:
+            taps = filters.at(block * n.terms * channels)
+            own = outputs.at(block * channels * n.output_plane)
+            with k.loop(0, places, width) as place:
+                sums = _Sums(k, tile, source)
+                with k.loop(0, filling.channels) as channel, k.loop(0, n.tap_rows) as tap_row:
+                    seen = channel * filling.plane + tap_row * n.tap_row_step + place
+                    term = (channel * n.tap_rows + tap_row) * tap_columns
+                    sums.add_row(
+                        planes.at(seen), taps.at(term * channels), n.dilation_columns, tap_columns
+                    )
+                sums.store(own.at(place), n.output_plane)
+        to = target.at(image * n.target_image_step + row * n.target_row_step)
+        with k.loop(0, rows) as y:
+            write_row(
+                k, outputs.at(y * filling.pitch), n.output_plane, to.at(y * n.target_row_step),
+                n.target_columns, results,
+            )  # fmt: skip
+
+
+class _Sums:
+    """A tile of outputs: channels by vectors of places."""
+
+    def __init__(self, k: Emitter, tile: tuple[int, int], source: Pointer) -> None:
+        self.k = k
+        self.channels, self.vectors = tile
+        self.lanes = natural_lanes(source.type)
+        zero = k.constant(0.0, vector(source.type, self.lanes))
+        self.sums = [[k.variable(zero) for _ in range(tile[1])] for _ in range(tile[0])]
+
+    def add_row(self, seen: Pointer, taps: Pointer, dilation: Value, count: int) -> None:
+        """Add the products with a row of taps."""
+        k = self.k
+        for column in range(count):
+            start = seen.at(dilation * column)
+            given = [start.load(v * self.lanes, self.lanes) for v in range(self.vectors)]
+            for i, row in enumerate(self.sums):
+                weight = k.splat(taps.load(column * self.channels + i), self.lanes)
+                for total, each in zip(row, given, strict=True):
+                    total.value = k.fma(each, weight, total.value)
+
+    def store(self, to: Pointer, plane: Value) -> None:
+        """Write each channel to its plane."""
+        for i, row in enumerate(self.sums):
+            own = to.at(plane * i)
+            for v, total in enumerate(row):
+                own.store(v * self.lanes, total.value)

@@ -1,0 +1,89 @@
+"""Averages over windows that lie side by side and cover the image: nothing is looked up, and every
+pixel is read or written once, with the window written out in the code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from caldera.kernels.native.codegen.dtypes import ElementPointer
+from caldera.kernels.native.codegen.emitter import Emitter, Value, vector
+from caldera.kernels.native.codegen.kernel import Integer, native_kernel
+from caldera.kernels.table import Call
+
+LARGEST = 16
+"""Pixels of a window up to which it is written out."""
+
+
+@dataclass(frozen=True)
+class ImageMemory:
+    """An array (N, C, H, W) anywhere in memory, inside a kernel."""
+
+    memory: ElementPointer
+    of_image: Integer
+    of_channel: Integer
+    of_row: Integer
+    of_column: Integer
+
+    def line(self, image: Value, row: Value) -> Value:
+        """Where a row begins."""
+        return image * self.of_image + row * self.of_row
+
+    def at(self, line: Value, column: Value, channel: Value) -> Value:
+        """Where a channel of a pixel of a row lies."""
+        return line + column * self.of_column + channel * self.of_channel
+
+
+def image_memory(array: np.ndarray) -> dict[str, np.ndarray | int]:
+    """An array as a kernel is given it."""
+    of_image, of_channel, of_row, of_column = (step // array.itemsize for step in array.strides)
+    return {
+        "memory": array, "of_image": of_image, "of_channel": of_channel, "of_row": of_row,
+        "of_column": of_column,
+    }  # fmt: skip
+
+
+def tiles_image(call: Call) -> bool:
+    """Whether the windows of an average (or its gradient) cover each pixel once, and are small."""
+    attrs = call.node.attrs
+    windows, pixels = sorted((call.inputs[0].shape[2:], call.outputs[0].shape[2:]))
+    covered = tuple(n * size for n, size in zip(windows, attrs["size"], strict=True))
+    plain = attrs["stride"] == attrs["size"] and not np.any(attrs["padding"])
+    return plain and covered == tuple(pixels) and int(np.prod(attrs["size"])) <= LARGEST
+
+
+@native_kernel
+def average_windows(
+    k: Emitter, windows: ImageMemory, pixels: ImageMemory, images: Integer, channels: Integer,
+    rows: Integer, columns: Integer, size: tuple[int, int], spreads: bool, lanes: tuple[int, ...],
+    is_masked: bool,
+) -> None:  # fmt: skip
+    """The mean of the pixels of each window; if it `spreads`, each pixel gets its share of what is
+    given for its window."""
+    places = list(product(range(size[0]), range(size[1])))
+    first, last = k.part_range(images * rows)
+    with k.loop(first, last) as number:
+        image, row = number // rows, number % rows
+        given = windows.line(image, row)
+        lines = [pixels.line(image, row * size[0] + i) for i in range(size[0])]
+        with k.loop(0, columns) as column:
+
+            def one(channel: Value, count: int, mask: Value | None = None) -> None:
+                here = windows.at(given, column, channel)
+                there = [pixels.at(lines[i], column * size[1] + j, channel) for i, j in places]
+                if spreads:
+                    share = windows.memory.load(here, count, mask) * (1.0 / len(places))
+                    for place in there:
+                        pixels.memory.store(place, share, mask)
+                    return
+                total = k.constant(0.0, vector(pixels.memory.computed, count))
+                for place in there:
+                    total = total + pixels.memory.load(place, count, mask)
+                windows.memory.store(here, total / float(len(places)), mask)
+
+            if is_masked:
+                k.masked_vectors(channels, lanes[0], one)
+            else:
+                k.vector_loops(0, channels, lanes, one)

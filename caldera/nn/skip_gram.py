@@ -1,0 +1,157 @@
+"""Vectors of words from what they stand beside: skip-gram with negative sampling (word2vec)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from caldera import op
+from caldera.errors import ConfigError, DataError, NonFiniteError
+from caldera.lazy import compile as compile_plan
+from caldera.op.arguments import as_count
+
+_AT_ONCE = 1 << 16
+"""Pairs that one run of the plan is given."""
+_ODDS = 1 << 22
+"""Places of the table that negatives are drawn from."""
+
+
+class SkipGram:
+    """Vectors for words, trained so that those of words which stand together are alike.
+
+    `counts` has how often each word occurs: negatives are drawn in proportion to their 3/4th power,
+    and words so frequent that they say little are left out of some pairs (`sample`, the share from
+    which on; 0 keeps all).
+
+    >>> import numpy as np
+    >>> from caldera import nn
+    >>> pairs = np.random.default_rng(0).permutation([(0, 1), (1, 0), (2, 3), (3, 2)] * 200)
+    >>> model = nn.SkipGram(counts=[200] * 4, width=8, negatives=2, sample=0, seed=1)
+    >>> losses = model.fit(pairs, epochs=5, rate=0.1, batch_size=16)
+    >>> losses[-1] < losses[0]
+    True
+    >>> model.vectors.shape
+    (4, 8)
+    """
+
+    def __init__(
+        self,
+        counts: Any,
+        width: int = 200,
+        negatives: int = 5,
+        sample: float = 1e-3,
+        seed: int = 0,
+    ) -> None:
+        self.counts = np.asarray(counts, np.float64)
+        if self.counts.ndim != 1 or not len(self.counts) or not (self.counts >= 0).all():
+            raise DataError.build(
+                "nn.SkipGram", expected="counts= of words: numbers of at least 0, one a word",
+                got=f"shape {self.counts.shape}",
+            )  # fmt: skip
+        if not self.counts.sum():
+            raise DataError.build("nn.SkipGram", expected="a word that occurs", got="counts of 0")
+        self.width = as_count(width, "width", "nn.SkipGram")
+        self.negatives = as_count(negatives, "negatives", "nn.SkipGram")
+        if not sample >= 0:
+            raise ConfigError.build(
+                "nn.SkipGram", expected="sample= a number of at least 0", got=repr(sample)
+            )
+        self.sample, self.seed, self.epoch = float(sample), seed, 0
+        start = np.zeros((2, len(self.counts), self.width), np.float32)
+        start[0] = (np.random.default_rng(seed).random(start[0].shape) - 0.5) / self.width
+        self._table = op.var("vectors", start.shape, fill=start)
+        odds = self.counts**0.75
+        edges = np.cumsum(odds / odds.sum()) * _ODDS
+        self._draws = np.searchsorted(edges, np.arange(_ODDS) + 0.5).astype(np.int32)
+
+    @property
+    def vectors(self) -> np.ndarray:
+        """Those of the words, (words, width)."""
+        return self._table.numpy()[0].copy()
+
+    def fit(
+        self, pairs: Any, epochs: int = 1, rate: float = 0.025, batch_size: int | None = None
+    ) -> list[float]:
+        """Train on pairs of words (a word, and one beside it), (pairs, 2); each epoch's mean loss.
+
+        The learning rate falls from `rate` to a hundredth of it over all epochs, as in word2vec.
+        Gradients of a batch are added up, so a word must not be in it too often: `batch_size` is by
+        default so large that the most frequent one is there about four times.
+        """
+        given = self._checked(pairs)
+        epochs = as_count(epochs, "epochs", "nn.SkipGram.fit", least=0)
+        batch = self._usual_batch() if batch_size is None else batch_size
+        batch = as_count(batch, "batch_size", "nn.SkipGram.fit")
+        plans: dict[int, Any] = {}
+        losses: list[float] = []
+        for epoch in range(epochs):
+            total, seen = 0.0, 0
+            for part, done in self._parts(given, batch):
+                speed = rate * max(0.01, 1 - (epoch + done) / epochs)
+                if len(part) not in plans:
+                    plans[len(part)] = self._plan(len(part), batch)
+                total += self._run(plans[len(part)], part, speed)
+                seen += len(part)
+            losses.append(total / max(seen, 1))
+            self.epoch += 1
+            if not np.isfinite(losses[-1]):
+                raise NonFiniteError.build(
+                    "nn.SkipGram.fit", expected="a finite loss", got=f"{losses[-1]}",
+                    hint=f"lower rate={rate} or batch_size={batch}: gradients of a batch are "
+                    "added up",
+                )  # fmt: skip
+        return losses
+
+    def _checked(self, pairs: Any) -> np.ndarray:
+        given = np.asarray(pairs)
+        fits = given.ndim == 2 and given.shape[1] == 2 and given.dtype.kind in "iu"
+        if not fits or not len(given):
+            raise DataError.build(
+                "nn.SkipGram.fit", expected="pairs of words: integers of shape (pairs, 2)",
+                got=f"{given.dtype} of shape {given.shape}",
+            )  # fmt: skip
+        if given.min() < 0 or given.max() >= len(self.counts):
+            raise DataError.build(
+                "nn.SkipGram.fit", expected=f"words from 0 to {len(self.counts) - 1}",
+                got=f"{given.min()} to {given.max()}", hint="counts= has one number for each word",
+            )  # fmt: skip
+        return given.astype(np.int32, copy=False)
+
+    def _parts(self, pairs: np.ndarray, batch: int) -> Iterator[tuple[np.ndarray, float]]:
+        """All pairs that are kept in this epoch, in its order, with what is drawn for them; and how
+        far it has come. Parts are of few sizes, as each has a plan of its own."""
+        random = np.random.default_rng((self.seed, self.epoch))
+        shuffled = pairs[random.permutation(len(pairs))]
+        kept = shuffled[random.random(len(pairs)) < self._kept[shuffled].prod(axis=1)]
+        first = 0
+        while first < len(kept):
+            left = len(kept) - first
+            size = next(n for n in (_AT_ONCE // batch * batch, batch, left) if 0 < n <= left)
+            drawn = self._draws[random.integers(0, _ODDS, (size, self.negatives))]
+            yield np.concatenate([kept[first : first + size], drawn], axis=1), first / len(kept)
+            first += size
+
+    def _usual_batch(self) -> int:
+        often = self.counts * self._kept
+        return int(np.clip(4 * often.sum() / often.max(), 8, 1024))
+
+    @property
+    def _kept(self) -> np.ndarray:
+        """With which probability a word is kept, as in word2vec."""
+        if not self.sample:
+            return np.ones(len(self.counts))
+        share = np.maximum(self.counts / self.counts.sum(), 1e-12)
+        return np.minimum(1.0, np.sqrt(self.sample / share) + self.sample / share)
+
+    def _plan(self, pairs: int, batch_size: int) -> Any:
+        words = op.input("words", (pairs,), dtype="int32")
+        contexts = op.input("contexts", (pairs, 1 + self.negatives), dtype="int32")
+        speed = op.input("rate", ())
+        after, losses = op.skip_gram(self._table, words, contexts, speed, batch=batch_size)
+        return compile_plan([op.sum(losses), op.assign(self._table, after)])
+
+    def _run(self, plan: Any, part: np.ndarray, speed: float) -> float:
+        feeds = {"words": part[:, 0], "contexts": part[:, 1:], "rate": np.float32(speed)}
+        return float(plan.run(feeds)[0].item())
