@@ -28,7 +28,7 @@ OVERALL, LINEAR, LOCAL, NOISE = 2.0, 0.1, 0.3, 0.06
 along a feature, of what is special about a region of shapes, and of a measurement."""
 LENGTH = 2.0
 """How far apart features are before shapes tell nothing about each other: a factor of 7."""
-SURE = 1.5
+SURE = 2.5
 """Spreads by which a kernel must be behind to be left out."""
 _SPEED = 1e10
 """Operations and bytes a second of kernels that have no estimate."""
