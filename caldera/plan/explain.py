@@ -53,7 +53,8 @@ class Row:
     beaten: dict[str, float]
     """The kernels it was measured against, and how many times as long each took."""
     source: str
-    """Why this kernel: "only", "fixed", "remembered", "measured" or "guess"; "" if forgotten."""
+    """Why this kernel: "only", "fixed", "remembered", "measured", "predicted" or "guess"; "" if
+    forgotten."""
     inputs: tuple[Spec, ...]
     outputs: tuple[Spec, ...]
     target: str
@@ -326,6 +327,7 @@ def _kernel_text(row: Row) -> str:
     if row.beaten:
         nearest = sorted(row.beaten.items(), key=lambda each: each[1])[:2]
         reason = ", ".join(f"{ratio:.1f}x {name}" for name, ratio in nearest)
+        reason = f"predicted {reason}" if row.source == "predicted" else reason
     else:
         reason = {"fixed": "fixed", "guess": "not measured"}.get(row.source, "")
     return f"{row.kernel} ({reason})" if reason else row.kernel
