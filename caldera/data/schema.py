@@ -23,6 +23,7 @@ from caldera.data.tables.encoders import (
     NumberEncoder,
 )
 from caldera.data.tables.table import Table, Values, is_missing
+from caldera.data.text.tokenizer import Tokenizer
 from caldera.errors import DataError
 from caldera.plain_data import from_plain, to_plain
 
@@ -125,6 +126,7 @@ class Schema:
     - `ignored`: names of columns that the table had, and the model does not use.
     - `reasons`: why that is so, for each of them.
     - `width`: how many columns the table had.
+    - `text`: what makes numbers of texts, for a model that takes those.
 
     >>> from caldera import data
     >>> data.Schema(classes=("cat", "dog")).classes
@@ -138,6 +140,7 @@ class Schema:
     width: int = 0
     version: int = VERSION
     reasons: tuple[str, ...] = ()
+    text: Tokenizer | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -270,6 +273,8 @@ class Schema:
 
     def _check(self, where: str) -> None:
         """What types do not say."""
+        if self.text is not None:
+            self.text.check(where)
         columns = [*self.columns, *([self.target] if self.target else [])]
         unknown = sorted({column.kind for column in columns} - set(KINDS))
         if unknown:

@@ -74,10 +74,12 @@ from caldera.nn.pooling import (
     MaxPool1D,
     MaxPool2D,
     MaxPool3D,
+    MeanPooling,
     Pooling2D,
     UpSampling2D,
 )
 from caldera.nn.recurrent import GRU, LSTM, RNN, Bidirectional
+from caldera.nn.scaling import Rescale, standardised
 from caldera.nn.skip_gram import SkipGram
 from caldera.nn.tracing import Context, LayerCall, context, trace
 
@@ -128,6 +130,7 @@ __all__ = [
     "MaxPool1D",
     "MaxPool2D",
     "MaxPool3D",
+    "MeanPooling",
     "Mish",
     "MultiHeadAttention",
     "Output",
@@ -136,6 +139,7 @@ __all__ = [
     "PositionalEmbedding",
     "RMSNorm",
     "ReLU",
+    "Rescale",
     "Reshape",
     "Residual",
     "Sequential",
@@ -160,6 +164,7 @@ __all__ = [
     "models",
     "network",
     "register",
+    "standardised",
     "to_config",
     "trace",
 ]

@@ -69,6 +69,8 @@ NO_ARGUMENTS = [
     "AveragePool2D",
     "AveragePool3D",
     "UpSampling2D",
+    "MeanPooling",
+    "Rescale",
     "Output",
 ]
 LAYERS: dict[str, Given] = {
@@ -99,6 +101,7 @@ LAYERS: dict[str, Given] = {
     "count_parameters": lambda f: f([nn.Input((4,)), nn.Dense(2)], (4,)),
     "from_config": lambda f: f({"layer": "Dense", "units": 3}),
     "gradient_penalty": lambda f: f(op.square, x(2, 3)),
+    "standardised": lambda f: f([nn.Dense(1)], cd.data.ArrayData(x(8, 4), x(8, 1))),
     "to_config": lambda f: f(nn.Dense(3)),
     "network": lambda f: f([nn.Dense(3)]),
     "register": lambda f: f(nn.Dense),
@@ -111,6 +114,8 @@ MODELS: dict[str, Given] = {
     "PaddedShortcut": lambda f: f(8, 2),
     "gpt": lambda f: f(5, 8, width=8, depth=1, heads=2),
     "lstm_classifier": lambda f: f(5, 4, 3, 4, 4),
+    "text_classifier": lambda f: f(5, 4, 3, 4),
+    "load_huggingface": lambda f: f([nn.Input((4,)), nn.Dense(2)], "missing.safetensors"),
     "load_torchvision": lambda f: f([nn.Input((4,)), nn.Dense(2)], "missing.safetensors"),
     "torchvision_names": lambda f: f(nn.models.resnet18((3, 32, 32), 3)),
     **{
@@ -193,6 +198,7 @@ DATA: dict[str, Given] = {
     "Decode": lambda f: f(),
     "Draw": lambda f: f(),
     "Files": lambda f: f([]),
+    "ItemData": lambda f: f([(x(4), 1), (x(4), 0)]),
     "IterableData": lambda f: f([(x(4), 1), (x(4), 0)]),
     "Loader": lambda f: f(samples(), 2),
     "Mirror": lambda f: f(),
@@ -200,11 +206,13 @@ DATA: dict[str, Given] = {
     "Normalise": lambda f: f(0.5, 0.5),
     "OneHot": lambda f: f(3),
     "Pipeline": lambda f: f(samples()),
+    "RaggedData": lambda f: f([x(4, 2), x(3, 2)], labels(2), buckets=2),
     "Rotate": lambda f: f(10.0),
     "Schema": lambda f: f(),
     "Shards": lambda f: f("missing"),
     "Share": lambda f: f(0, 0, 8, 2, 2),
     "SubtractMean": lambda f: f(x(4)),
+    "Tokenizer": lambda f: f("words", 4, ("a", "b")),
     "arrays": lambda f: f(x(8, 4), labels(8)),
     "as_data": lambda f: f((x(8, 4), labels(8))),
     "cifar10": lambda f: f("missing", download=False),
@@ -219,6 +227,8 @@ DATA: dict[str, Given] = {
     "npz": lambda f: f("missing.npz"),
     "source": lambda f: f("missing.npy"),
     "split": lambda f: f((x(8, 4), labels(8))),
+    "texts": lambda f: f(["a b", "b", "c", "d"], ["x", "y", "x", "y"]),
+    "windows": lambda f: f(x(40), past=4, future=2),
     "write_shards": lambda f: f("shards", samples()),
 }
 FRONT: dict[str, Given] = {

@@ -30,7 +30,9 @@ def dataset_html(data: Dataset) -> str:
         facts["classes"] = f"{data.classes}: {_listed(data.class_names)}"
     if data.dropped:
         facts["rows dropped"] = f"{data.dropped:,}"
-    return note(data.name, strong=True) + html_facts(facts) + _columns(data) + _pictures(data)
+    said = "".join(note(each) for each in data.notes)
+    facts_shown = note(data.name, strong=True) + html_facts(facts) + said
+    return facts_shown + _columns(data) + _pictures(data)
 
 
 def _columns(data: Dataset) -> str:
