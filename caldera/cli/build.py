@@ -12,6 +12,7 @@ from caldera.cli.options import CONSTANT, names_of
 from caldera.cli.zoo import ZOO, make_layers
 from caldera.data import Data, Dataset
 from caldera.errors import ConfigError
+from caldera.nn.columns import ColumnEmbedding
 from caldera.nn.losses import Loss, losses
 from caldera.nn.normalisation import BatchNorm
 from caldera.nn.scaling import standardised
@@ -79,9 +80,9 @@ def make_model(options: Mapping[str, Any], found: Dataset) -> NeuralNetwork:
     """The network that the options name, for samples like these."""
     options = resolved(options, found)
     steps = total_steps(options, len(found.train))
-    return make_network(
-        options, found.shape, found.outputs, steps, found.train if "past" in options else None
-    )
+    spans = found.schema.category_spans if found.schema is not None else []
+    series = found.train if "past" in options else None
+    return make_network(options, found.shape, found.outputs, steps, spans, series)
 
 
 def make_network(
@@ -89,17 +90,24 @@ def make_network(
     input_shape: Sequence[int] | None,
     outputs: int | None,
     steps: int,
+    category_spans: Sequence[tuple[int, int]] = (),
     series: Data | None = None,
 ) -> NeuralNetwork:
     """The network that the options name, for samples of this shape, or of those it was made for;
     for those of a `series` it computes in units of one size, and predicts in theirs."""
     name = options["model"]
     network = ZOO[name]
-    special = ("model", "normalise")
+    special = ("model", "normalise", "embedding")
     own = {
         key: options[key] for key in names_of(["model"]) if key in options and key not in special
     }
     layers = make_layers(name, own, input_shape, outputs)
+    if options.get("embedding"):
+        if not category_spans:
+            raise ConfigError.build(
+                "embedding", expected="a table with columns of categories", got="none"
+            )
+        layers.insert(1, ColumnEmbedding(category_spans, options["embedding"], name="embedding"))
     if options.get("normalise"):
         layers.insert(1, BatchNorm(name="normalise"))
     if series is not None:

@@ -131,6 +131,8 @@ MODEL = (
            "activation function (mlp, lenet5)"),
     Option("normalise", Flag(), "bring inputs to one scale first, with batch normalisation "
            "(default: for tables)"),
+    Option("embedding", Count(1), "give each category of a table a vector of at most N numbers "
+           "(default: a feature of its own)"),
     Option("dropout", Number(), "part of the units to leave out in each step"),
     Option("pooling", Choice("kind of pooling", lambda: ["max", "average"]), "(lenet5)"),
     Option("auxiliary", Flag(), "with auxiliary heads (googlenet, inception3)"),

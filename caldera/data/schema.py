@@ -168,6 +168,15 @@ class Schema:
         return tuple(found)
 
     @property
+    def category_spans(self) -> list[tuple[int, int]]:
+        """Which features are the categories of one column, for `nn.ColumnEmbedding`."""
+        return [
+            (span.start, span.stop)
+            for column, span in zip(self.columns, self.spans, strict=True)
+            if column.category is not None and column.width > 1
+        ]
+
+    @property
     def target_scale(self) -> NumberEncoder | None:
         """Mean and deviation of the values that are predicted; None where they are as they are."""
         return self.target.number if self.target is not None else None
@@ -218,24 +227,25 @@ class Schema:
         >>> print(Schema((Column("width", "number", 0),), width=1).describe())
         width  number  as it is
         """
-        rows = [
-            (column.name or f"column {column.position}", column.kind,
-             "as it is" if column.encoder is None else column.encoder.describe())
-            for column in self.columns
-        ]  # fmt: skip
-        if self.target is not None:
-            said = ", ".join(self.classes[:_MOST_SHOWN]) if self.classes else (
-                "as it is" if self.target.number is None else self.target.number.describe()
-            )  # fmt: skip
-            name = self.target.name or f"column {self.target.position}"
-            rows.append((name, "predicted", f"{self.target.kind}: {said}"))
-        reasons = self.reasons or ("",) * len(self.ignored)
-        for name, reason in zip(self.ignored, reasons, strict=True):
-            rows.append((name, "left out", reason or "as told"))
+        rows = self.described()
         widths = [max((len(row[place]) for row in rows), default=0) for place in (0, 1)]
         return "\n".join(
             f"{name:{widths[0]}}  {kind:{widths[1]}}  {said}".rstrip() for name, kind, said in rows
         )
+
+    def described(self) -> list[tuple[str, str, str]]:
+        """Of each column its name, its kind, and what was learnt of it or why it is left out."""
+        rows = [(_title(each), each.kind, _learnt(each)) for each in self.columns]
+        if self.target is not None:
+            classes = ", ".join(self.classes[:_MOST_SHOWN])
+            more = len(self.classes) - _MOST_SHOWN
+            classes += f" and {more} more" if more > 0 else ""
+            said = f"{self.target.kind}: {classes or _learnt(self.target)}"
+            rows.append((_title(self.target), "predicted", said))
+        reasons = self.reasons or ("",) * len(self.ignored)
+        for name, reason in zip(self.ignored, reasons, strict=True):
+            rows.append((name, "left out", reason or "as told"))
+        return rows
 
     def to_plain(self) -> dict[str, Any]:
         """As what JSON can hold."""
@@ -372,6 +382,14 @@ class Schema:
                 hint="read the data with schema=model.schema, which numbers classes as the model "
                 "does; or set model.schema = None to train for others",
             )  # fmt: skip
+
+
+def _title(column: Column) -> str:
+    return column.name or f"column {column.position}"
+
+
+def _learnt(column: Column) -> str:
+    return "as it is" if column.encoder is None else column.encoder.describe()
 
 
 def _problem(column: Column) -> str:

@@ -48,6 +48,7 @@ from caldera.nn.basic import (
     layers,
     register,
 )
+from caldera.nn.columns import ColumnEmbedding
 from caldera.nn.composite import Add, Branches, Cell, Concat, Residual
 from caldera.nn.config import from_config, to_config
 from caldera.nn.convolution import Conv1D, Conv2D, Conv3D, ConvTranspose2D, DepthwiseConv2D
@@ -101,6 +102,7 @@ __all__ = [
     "Branches",
     "CTCLoss",
     "Cell",
+    "ColumnEmbedding",
     "Concat",
     "Context",
     "Conv1D",

@@ -41,6 +41,9 @@ def learn_schema(model: Model, data: Pipeline) -> None:
     if given is None:
         return
     known = model.schema or Schema()
+    if model.schema is None and model.steps_done and given.target is not None:
+        # What it gives has a meaning already, which another scale would change.
+        given = replace(given, target=replace(given.target, number=None))
     # More classes may have come since, but none has another number.
     classes = max(known.classes, given.classes, key=len)
     model.schema = replace(known if known.columns else given, classes=classes)

@@ -81,6 +81,7 @@ LAYERS: dict[str, Given] = {
     "Bidirectional": lambda f: f(nn.GRU(3)),
     "Branches": lambda f: f([nn.Dense(2), nn.Dense(3)]),
     "Cell": lambda f: f([[0], [0, 1]], [nn.Dense(4), nn.Dense(4), nn.Dense(4)]),
+    "ColumnEmbedding": lambda f: f([(1, 4)], 2),
     "Conv1D": lambda f: f(3, 3),
     "Conv2D": lambda f: f(3, 3),
     "Conv3D": lambda f: f(3, 3),
