@@ -47,6 +47,12 @@ def export(model: Model, path: str | os.PathLike[str], *, batch_size: int | None
         )
     if batch_size is not None:
         within("onnx.export", "batch_size", batch_size, 1, 2**16)  # it is tried with that many
+    if model.open_lengths:
+        raise ConfigError.build(
+            "onnx export", expected="a network for sequences of one length",
+            got="one for any length", hint="make it again with nn.Input((steps, ...)) and give it "
+            "the weights: other.load_weights(model.save(path))",
+        )  # fmt: skip
     raw = to_proto(model, batch_size).SerializeToString()
     check(raw, model, batch_size)
     write_file(target, raw, durable=True)

@@ -11,7 +11,7 @@ import pytest
 
 import caldera as cd
 from caldera import data, nn, op
-from caldera.errors import DataError
+from caldera.errors import ConfigError, DataError
 
 
 class Two(cd.Model):
@@ -100,6 +100,13 @@ def test_words_of_different_lengths() -> None:
          nn.Dense(2)])  # fmt: skip
     model.fit(words, [0, 1, 0, 1], verbose=0)
     np.testing.assert_allclose(model.predict(words)[1], model.predict([[4]])[0], atol=1e-6)
+
+
+def test_a_file_for_other_frameworks_has_one_length(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    model = cd.NeuralNetwork([nn.Input((None, 3)), nn.MeanPooling(), nn.Dense(2)])
+    with pytest.raises(ConfigError, match="sequences of one length, got one for any length"):
+        cd.onnx.export(model, tmp_path / "ragged.onnx")
 
 
 def test_a_network_for_one_length_says_so() -> None:
