@@ -157,15 +157,13 @@ def resample(samples: Any, old: int, new: int) -> np.ndarray:
     up, down = ratio.numerator, ratio.denominator
     taps, reach = _filters(up, down)
     length = -(-array.shape[-1] * up // down)
-    blocks = -(-length // up)
-    # Samples of a block of `up` new ones come from windows that begin `down` old ones apart.
-    room = (blocks - 1) * down + taps.shape[1]
-    padded = np.zeros((*array.shape[:-1], max(room, reach + array.shape[-1])), array.dtype)
+    # New sample k lies between two old ones; which weights it takes repeats after `up` of them.
+    place = np.arange(length) * down // up
+    padded = np.zeros((*array.shape[:-1], array.shape[-1] + 2 * reach + 2), array.dtype)
     padded[..., reach : reach + array.shape[-1]] = array
     windows = np.lib.stride_tricks.sliding_window_view(padded, taps.shape[1], axis=-1)
-    chosen = windows[..., : (blocks - 1) * down + 1 : down, :]
-    found = chosen @ taps.T.astype(array.dtype)
-    return found.reshape(*array.shape[:-1], -1)[..., :length]
+    weights = taps.astype(array.dtype)[np.arange(length) % up]
+    return np.einsum("...kw,kw->...k", windows[..., place, :], weights)
 
 
 @lru_cache(maxsize=32)
@@ -173,8 +171,8 @@ def _filters(up: int, down: int) -> tuple[np.ndarray, int]:
     """For each of `up` new samples the weights of old ones, and how many lie before the first."""
     cut = min(1.0, up / down) * _KEPT
     reach = math.ceil(_ZEROS / cut)
-    places = np.arange(2 * reach + down + 1)[None, :] - reach
-    when = places - np.arange(up)[:, None] * down / up
+    places = np.arange(2 * reach + 2)[None, :] - reach
+    when = places - (np.arange(up) * down % up / up)[:, None]
     window = np.where(np.abs(when) <= reach, np.cos(np.pi * when / reach / 2) ** 2, 0)
     taps = np.sinc(when * cut) * cut * window
     return taps / taps.sum(1, keepdims=True), reach
