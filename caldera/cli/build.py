@@ -10,10 +10,12 @@ from typing import Any
 from caldera import optim
 from caldera.cli.options import CONSTANT, names_of
 from caldera.cli.zoo import ZOO, make_layers
-from caldera.data import Dataset
+from caldera.data import Data, Dataset
 from caldera.errors import ConfigError
+from caldera.nn.columns import ColumnEmbedding
 from caldera.nn.losses import Loss, losses
 from caldera.nn.normalisation import BatchNorm
+from caldera.nn.scaling import standardised
 from caldera.optim import Optimizer, epoch_rules, schedules
 from caldera.train.callbacks import Callback, EarlyStopping, KeepBest, Target, TimeLimit
 from caldera.train.neural_network import NeuralNetwork
@@ -37,7 +39,8 @@ def resolved(options: Mapping[str, Any], found: Dataset) -> dict[str, Any]:
         "normalise": is_table and (found.schema is None or not found.schema.columns),
     }
     if reads_words:
-        usual["vocabulary"] = _vocabulary(found)
+        text = None if found.schema is None else found.schema.text
+        usual["vocabulary"] = _vocabulary(found) if text is None else text.size
     if choosing(options):
         usual["validation_part"] = VALIDATION_PART
     return usual | dict(options)
@@ -77,7 +80,9 @@ def make_model(options: Mapping[str, Any], found: Dataset) -> NeuralNetwork:
     """The network that the options name, for samples like these."""
     options = resolved(options, found)
     steps = total_steps(options, len(found.train))
-    return make_network(options, found.shape, found.outputs, steps)
+    spans = found.schema.category_spans if found.schema is not None else []
+    series = found.train if "past" in options else None
+    return make_network(options, found.shape, found.outputs, steps, spans, series)
 
 
 def make_network(
@@ -85,17 +90,28 @@ def make_network(
     input_shape: Sequence[int] | None,
     outputs: int | None,
     steps: int,
+    category_spans: Sequence[tuple[int, int]] = (),
+    series: Data | None = None,
 ) -> NeuralNetwork:
-    """The network that the options name, for samples of this shape, or of those it was made for."""
+    """The network that the options name, for samples of this shape, or of those it was made for;
+    for those of a `series` it computes in units of one size, and predicts in theirs."""
     name = options["model"]
     network = ZOO[name]
-    special = ("model", "normalise")
+    special = ("model", "normalise", "embedding")
     own = {
         key: options[key] for key in names_of(["model"]) if key in options and key not in special
     }
     layers = make_layers(name, own, input_shape, outputs)
+    if options.get("embedding"):
+        if not category_spans:
+            raise ConfigError.build(
+                "embedding", expected="a table with columns of categories", got="none"
+            )
+        layers.insert(1, ColumnEmbedding(category_spans, options["embedding"], name="embedding"))
     if options.get("normalise"):
         layers.insert(1, BatchNorm(name="normalise"))
+    if series is not None:
+        layers = standardised(layers[1:], series)
     loss: Any = make_loss(options)
     weights: Mapping[str, float] = {}
     if network.heads and options.get("auxiliary", True):

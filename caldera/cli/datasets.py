@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from caldera import data
-from caldera.cli.options import names_of
+from caldera.cli.options import AUGMENTATIONS, names_of
 from caldera.data import Dataset, Schema
+from caldera.data.datasets.texts import is_text_folder
 from caldera.data.tables.reading import SUFFIXES, is_table_file
 from caldera.errors import ConfigError, DataError, ShapeError
 from caldera.registry import nearest
@@ -44,6 +46,22 @@ _READING = {
     "query": "query",
     "missing_values": "missing_values",
 }
+IMAGES = Source(
+    data.images,
+    {**_SPLIT, "image_size": "size", "channels": "channels", "skip_broken": "skip_broken"},
+)
+TEXTS = Source(
+    data.texts,
+    {
+        **_SPLIT,
+        "text_column": "text",
+        "target_column": "target",
+        "tokenizer": "tokenizer",
+        "tokens": "vocabulary",
+        "text_length": "length",
+    },
+    takes_schema=True,
+)
 TABLE = Source(
     data.table,
     {
@@ -59,8 +77,11 @@ TABLE = Source(
     },
     takes_schema=True,
 )
+WINDOWS = Source(
+    data.windows,
+    {"past": "past", "future": "future", "target_column": "target", "test_part": "test"},
+)
 NPZ = Source(data.npz, {**_SPLIT, "targets": "classes"})
-IMAGES = Source(data.images, {**_SPLIT, "image_size": "size", "channels": "channels"})
 
 
 def load_data(options: Mapping[str, Any], schema: Schema | None = None) -> Dataset:
@@ -73,7 +94,7 @@ def load_data(options: Mapping[str, Any], schema: Schema | None = None) -> Datas
     caldera.errors.ConfigError: data: expected a data set, a file or a folder, got 'minst'; did you mean 'mnist'?
     """  # noqa: E501
     name = options["data"]
-    source, leading = _source(name)
+    source, leading = _source(options)
     arguments = {}
     for option in names_of(["data"]):
         if option == "data" or option not in options:
@@ -83,10 +104,22 @@ def load_data(options: Mapping[str, Any], schema: Schema | None = None) -> Datas
                 f"data {name}", expected="an option it takes", got=repr(option),
                 hint=nearest(option, source.options),
             )  # fmt: skip
-        arguments[source.options[option]] = _argument(option, options[option])
-    if source.takes_schema and schema is not None and schema.columns:
+        value = _argument(option, options[option], by_name=source in (TEXTS, WINDOWS))
+        arguments[source.options[option]] = value
+    if source.takes_schema and schema is not None and (schema.columns or schema.text):
         arguments["schema"] = schema
-    return source.make(*leading, **arguments)
+    with warnings.catch_warnings():
+        # What was decided is among the notes of the data set.
+        warnings.simplefilter("ignore", UserWarning)
+        return source.make(*leading, **arguments)
+
+
+def has_texts(options: Mapping[str, Any]) -> bool:
+    """Whether the data that options name are texts: a column of them, or folders of text files."""
+    if "text_column" in options:
+        return True
+    path = Path(options["data"]).expanduser() if options.get("data") else None
+    return path is not None and path.is_dir() and is_text_folder(path)
 
 
 def split_seed(options: Mapping[str, Any]) -> dict[str, int]:
@@ -95,17 +128,22 @@ def split_seed(options: Mapping[str, Any]) -> dict[str, int]:
     >>> split_seed({"data": "digits"}), split_seed({"data": "mnist"})
     ({'split_seed': 0}, {})
     """
-    source, _ = _source(options["data"])
+    source, _ = _source(options)
     if "split_seed" not in source.options:
         return {}
     usual = inspect.signature(source.make).parameters["seed"].default
     return {"split_seed": options.get("split_seed", usual)}
 
 
-def _source(name: str) -> tuple[Source, tuple[Path, ...]]:
+def _source(options: Mapping[str, Any]) -> tuple[Source, tuple[Path, ...]]:
+    name = options["data"]
     if name in NAMED:
         return NAMED[name], ()
     path = Path(name).expanduser()
+    if has_texts(options):
+        return TEXTS, (path,)
+    if "past" in options and path.is_file():
+        return WINDOWS, (path,)
     if path.is_dir():
         return IMAGES, (path,)
     if path.suffix.lower() == ".npz":
@@ -158,8 +196,8 @@ def _kind(text: str) -> tuple[int | str, str]:
     return column_of(column), kind
 
 
-def _argument(option: str, value: Any) -> Any:
-    if option == "target_column":
+def _argument(option: str, value: Any, *, by_name: bool = False) -> Any:
+    if option == "target_column" and not by_name:
         return column_of(value)
     if option in ("columns", "ignore_columns"):
         return [column_of(each) for each in value]
@@ -178,13 +216,24 @@ def _argument(option: str, value: Any) -> Any:
     return value
 
 
+def _named_augmentations(options: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, Any]:
+    """The options with those that --augment names, unless they are given by themselves."""
+    asked: dict[str, Any] = {}
+    for name in options.get("augment", ()):
+        asked |= AUGMENTATIONS[name]
+    # A size that nobody gave is an eighth of the image's height.
+    size = max(1, shape[-2] // 8) if len(shape) > 1 else 1
+    return {name: size if each is None else each for name, each in asked.items()} | dict(options)
+
+
 def augmented(found: Dataset, options: Mapping[str, Any]) -> Dataset:
     """The data set with the random changes to training images that the options ask for.
 
     >>> digits = load_data({"data": "digits"})
-    >>> augmented(digits, {"crop": 1, "mirror": True}).train.shape
-    (1, 8, 8)
+    >>> augmented(digits, {"augment": ["crop", "flip"], "rotate": 10.0}).train
+    Pipeline(1438 samples, shape (1, 8, 8), float32: Rotate, Crop, Mirror)
     """
+    options = _named_augmentations(options, found.shape)
     asked = [name for name in names_of(["augmentation"]) if options.get(name)]
     if not asked:
         return found
@@ -194,6 +243,10 @@ def augmented(found: Dataset, options: Mapping[str, Any]) -> Dataset:
             got=f"samples of shape {found.shape}",
         )  # fmt: skip
     stages: list[data.Stage] = []
+    if options.get("rotate"):
+        stages.append(data.Rotate(options["rotate"]))
+    if options.get("colour"):
+        stages.append(data.Colour(*[options["colour"]] * (3 if found.shape[0] == 3 else 2)))
     if options.get("crop"):
         stages.append(data.Crop(found.shape[-2:], padding=options["crop"]))
     if options.get("mirror"):

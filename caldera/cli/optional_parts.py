@@ -39,6 +39,7 @@ MPI = "pip install 'caldera[mpi]'"
 
 PACKAGES = (
     Package("ml_dtypes", ("ml_dtypes",), "bfloat16", "pip install ml_dtypes"),
+    Package("tokenizers", ("tokenizers",), "texts as byte pairs", "pip install 'caldera[text]'"),
     Package("sklearn", ("scikit-learn",), "caldera.sklearn, importances of a search",
             "pip install 'caldera[sklearn]'"),
     Package("scipy", ("scipy",), "linear algebra of caldera.dmath",

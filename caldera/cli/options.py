@@ -24,6 +24,7 @@ from caldera.cli.option_types import (
 )
 from caldera.cli.zoo import ZOO
 from caldera.data.datasets.tables import MISSING
+from caldera.data.text.tokenizer import KINDS as TOKENIZERS
 from caldera.nn.basic import activations
 from caldera.nn.losses import losses
 from caldera.nn.metrics import metrics
@@ -65,7 +66,7 @@ def _controls_rate(name: str) -> bool:
 DATA = (
     Option("data", Text("NAME"), "digits, mnist, cifar10, cifar100, a table (.csv, .tsv, .parquet, "
            ".xlsx, .jsonl, .sqlite, .csv.gz ...), an .npz file, or a folder with a folder of "
-           "images for each class", "digits"),
+           "images or texts for each class", "digits"),
     Option("data_folder", Text("FOLDER"), "where the files of mnist or cifar are"),
     Option("test_part", Number(), "part of the samples to test with (where the data do not say)"),
     Option("split_seed", Count(), "which samples these are"),
@@ -92,12 +93,34 @@ DATA = (
            "whether numbers to predict are classes or values"),
     Option("image_size", Counts("HEIGHT,WIDTH"), "bring the images of a folder to this size"),
     Option("channels", Count(1), "3 for colours, 1 for shades of grey (folders of images)"),
+    Option("skip_broken", Flag(), "leave out images that cannot be read, and list them"),
+    Option("past", Count(1), "steps to forecast from, where the rows of a table are a series"),
+    Option("future", Count(1), "steps to forecast (1)"),
+    Option("text_column", Text("COLUMN"), "name of the CSV column that has texts to classify"),
+    Option("tokenizer", Choice("tokenizer", lambda: TOKENIZERS), "what texts are divided into: "
+           + ", ".join(TOKENIZERS) + " (words)"),
+    Option("tokens", Count(1), "most words, letters or byte pairs to know (20000)"),
+    Option("text_length", Count(1), "how many of them to keep of a text (what 95% have, at most "
+           "256 words)"),
 )  # fmt: skip
 
+AUGMENTATIONS: Mapping[str, Mapping[str, Any]] = {
+    "flip": {"mirror": True},
+    "crop": {"crop": None},
+    "cutout": {"cutout": None},
+    "rotate": {"rotate": 15.0},
+    "colour": {"colour": 0.2},
+}
+"""The options that the names of --augment stand for; None is a size that follows from the data."""
+
 AUGMENTATION = (
+    Option("augment", Names("augmentation", lambda: AUGMENTATIONS), "change training images at "
+           "random, by usual amounts: " + ", ".join(AUGMENTATIONS)),
     Option("crop", Count(1), "shift training images by up to N pixels, at random"),
     Option("mirror", Flag(), "mirror training images left to right, at random"),
     Option("cutout", Count(1), "blank a square of N pixels in each training image"),
+    Option("rotate", Number(), "turn training images by up to X degrees, at random"),
+    Option("colour", Number(), "change brightness, contrast and saturation by up to this part"),
 )  # fmt: skip
 
 MODEL = (
@@ -108,13 +131,17 @@ MODEL = (
            "activation function (mlp, lenet5)"),
     Option("normalise", Flag(), "bring inputs to one scale first, with batch normalisation "
            "(default: for tables)"),
+    Option("embedding", Count(1), "give each category of a table a vector of at most N numbers "
+           "(default: a feature of its own)"),
     Option("dropout", Number(), "part of the units to leave out in each step"),
     Option("pooling", Choice("kind of pooling", lambda: ["max", "average"]), "(lenet5)"),
     Option("auxiliary", Flag(), "with auxiliary heads (googlenet, inception3)"),
     Option("batch_norm", Flag(), "with batch normalisation (googlenet)"),
     Option("rescale_input", Flag(), "for torchvision's weights (googlenet, inception3)"),
-    Option("vocabulary", Count(1), "number of different words (gpt, lstm_classifier)"),
-    Option("width", Count(1), "size of a word's vector (gpt, lstm_classifier)"),
+    Option("vocabulary", Count(1), "number of different words (gpt, lstm_classifier, "
+           "text_classifier)"),
+    Option("width", Count(1), "size of a word's vector (gpt, lstm_classifier, "
+           "text_classifier)"),
     Option("units", Count(1), "units of an LSTM layer (lstm_classifier)"),
     Option("depth", Count(1), "number of layers (gpt, lstm_classifier)"),
     Option("heads", Count(1), "heads of attention (gpt)"),

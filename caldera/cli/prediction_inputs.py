@@ -10,12 +10,18 @@ from typing import Any
 import numpy as np
 
 from caldera import data, io
-from caldera.data import Schema
+from caldera.data import Schema, Tokenizer
+from caldera.data.datasets.texts import (
+    SUFFIXES as TEXT_SUFFIXES,
+)
+from caldera.data.datasets.texts import read_text, text_columns, text_files
+from caldera.data.datasets.windows import number_columns
 from caldera.data.sources.encoded_images import LARGEST_FILE, SUFFIXES, LabelledImage
 from caldera.data.tables.reading import is_table_file
 from caldera.data.transforms.decode import Size, decode_all
 from caldera.errors import DataError
 from caldera.io.files import read_bounded
+from caldera.registry import nearest
 
 
 def read_inputs(
@@ -42,8 +48,14 @@ def read_inputs(
         raise DataError.build("predict", expected="a file or folder", got=f"none at {path}")
     if table and not is_table_file(path):
         raise DataError.build(", ".join(table), expected="a table", got=path.name)
+    if schema is not None and schema.text is not None and suffix != ".npy":
+        return _texts(path, schema.text)
     if path.is_dir() or suffix in SUFFIXES:
         names, array = _images(path, shape)
+    elif is_table_file(path) and len(shape) == 2 and (schema is None or not schema.columns):
+        # The last steps of a series, from which those after it are forecast.
+        _, series = number_columns(path)
+        names, array = ["forecast"], series[-shape[0] :][None].astype(dtype)
     elif is_table_file(path):
         array = data.table_inputs(path, schema, **(table or {}))
         names = [str(number) for number in range(len(array))]
@@ -64,6 +76,25 @@ def read_inputs(
             got="fractions",
         )  # fmt: skip
     return names, samples.astype(dtype)
+
+
+def _texts(path: Path, tokenizer: Tokenizer) -> tuple[list[str], np.ndarray]:
+    """Texts: of a folder of text files, of one, or of the column of a table."""
+    if path.is_dir() or path.suffix.lower() in TEXT_SUFFIXES:
+        files = text_files(path) if path.is_dir() else [path]
+        if not files:
+            raise DataError.build(f"predict {path}", expected="a folder with texts", got="none")
+        names, found = [each.name for each in files], [read_text(each) for each in files]
+    else:
+        columns = text_columns(path)
+        if tokenizer.column not in columns and len(columns) > 1:
+            raise DataError.build(
+                f"predict {path.name}", expected=f"the column {tokenizer.column!r} of texts",
+                got=", ".join(columns), hint=nearest(tokenizer.column, columns),
+            )  # fmt: skip
+        found = columns.get(tokenizer.column) or next(iter(columns.values()))
+        names = [str(number) for number in range(len(found))]
+    return names, tokenizer.transform(found)
 
 
 def _shaped(array: np.ndarray, shape: tuple[int, ...], name: str) -> np.ndarray:

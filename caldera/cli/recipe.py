@@ -18,6 +18,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from caldera.cli.datasets import has_texts
 from caldera.cli.option_types import toml_text
 from caldera.cli.options import OPTIONS
 from caldera.errors import ConfigError, DataError
@@ -75,6 +76,7 @@ def checked_options(values: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 # What is trained where nothing is said: at least 97% of the test digits, in seconds.
 _USUAL_MODEL = {"model": "mlp", "hidden": [256, 256], "dropout": 0.3}
+_USUAL_TEXT_MODEL = {"model": "text_classifier"}
 _USUAL_OPTIMIZER = {
     "optimizer": "adamw", "learning_rate": 4e-3, "weight_decay": 0.1, "schedule": "cosine",
 }  # fmt: skip
@@ -91,7 +93,7 @@ def complete(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     defaults = {name: option.default for name, option in OPTIONS.items()}
     if "model" not in given:
-        defaults |= _USUAL_MODEL
+        defaults |= _USUAL_TEXT_MODEL if has_texts(given) else _USUAL_MODEL
     if "optimizer" not in given:
         defaults |= _USUAL_OPTIMIZER
     merged = defaults | dict(given)

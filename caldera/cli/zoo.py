@@ -54,6 +54,7 @@ ZOO: Mapping[str, Network] = {
     "resnet20": Network(models.resnet20),
     "resnet56": Network(models.resnet56),
     "lstm_classifier": Network(models.lstm_classifier, reads_words=True),
+    "text_classifier": Network(models.text_classifier, reads_words=True),
     "gpt": Network(models.gpt, reads_words=True),
 }
 

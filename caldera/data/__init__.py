@@ -1,9 +1,10 @@
 """Data sets, and how their samples reach training: stages, batches, shuffling.
 
-`digits`, `mnist`, `cifar10`, `cifar100`, `table`, `npz`, `images` and `arrays` each give a
-`Dataset`: `train` and `test`. `source` gives samples in files of any size. A `Pipeline` sends
-samples through stages, and a `Loader` makes the batches of an epoch of them. A file is never
-trusted: one that is truncated, too large, damaged or hostile is refused with a `DataError`.
+`digits`, `mnist`, `cifar10`, `cifar100`, `table`, `npz`, `images`, `texts`, `windows` and `arrays`
+each give a `Dataset`: `train` and `test`. `source` gives samples in files of any size. A
+`Pipeline` sends samples through stages, and a `Loader` makes the batches of an epoch of them. A
+file is never trusted: one that is truncated, too large, damaged or hostile is refused with a
+`DataError`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from caldera.data.datasets.digits import digits
 from caldera.data.datasets.image_folder import images
 from caldera.data.datasets.mnist import mnist
 from caldera.data.datasets.tables import csv, csv_inputs, npz, table, table_inputs
+from caldera.data.datasets.texts import texts
+from caldera.data.datasets.windows import windows
 from caldera.data.loading.batch import Batch, Share
 from caldera.data.loading.loader import Loader
 from caldera.data.loading.pipeline import Pipeline
@@ -24,9 +27,12 @@ from caldera.data.sources.array_data import ArrayData
 from caldera.data.sources.as_data import as_data, source
 from caldera.data.sources.base import Data
 from caldera.data.sources.encoded_images import Files
+from caldera.data.sources.item_data import ItemData
 from caldera.data.sources.iterable_data import IterableData
+from caldera.data.sources.ragged_data import RaggedData
 from caldera.data.sources.shard_writer import write_shards
 from caldera.data.sources.shards import Shards
+from caldera.data.text.tokenizer import Tokenizer
 from caldera.data.transforms.colour import Colour
 from caldera.data.transforms.crop import Crop, Cutout, Mirror
 from caldera.data.transforms.decode import Decode
@@ -47,6 +53,7 @@ __all__ = [
     "Decode",
     "Draw",
     "Files",
+    "ItemData",
     "IterableData",
     "Loader",
     "Mirror",
@@ -54,12 +61,14 @@ __all__ = [
     "Normalise",
     "OneHot",
     "Pipeline",
+    "RaggedData",
     "Rotate",
     "Schema",
     "Shards",
     "Share",
     "Stage",
     "SubtractMean",
+    "Tokenizer",
     "Transform",
     "arrays",
     "as_data",
@@ -75,6 +84,8 @@ __all__ = [
     "split",
     "table",
     "table_inputs",
+    "texts",
+    "windows",
     "write_shards",
 ]
 

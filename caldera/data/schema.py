@@ -23,6 +23,7 @@ from caldera.data.tables.encoders import (
     NumberEncoder,
 )
 from caldera.data.tables.table import Table, Values, is_missing
+from caldera.data.text.tokenizer import Tokenizer
 from caldera.errors import DataError
 from caldera.plain_data import from_plain, to_plain
 
@@ -125,6 +126,7 @@ class Schema:
     - `ignored`: names of columns that the table had, and the model does not use.
     - `reasons`: why that is so, for each of them.
     - `width`: how many columns the table had.
+    - `text`: what makes numbers of texts, for a model that takes those.
 
     >>> from caldera import data
     >>> data.Schema(classes=("cat", "dog")).classes
@@ -138,6 +140,7 @@ class Schema:
     width: int = 0
     version: int = VERSION
     reasons: tuple[str, ...] = ()
+    text: Tokenizer | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -163,6 +166,15 @@ class Schema:
             found.append(Span(name, start, start + column.width))
             start += column.width
         return tuple(found)
+
+    @property
+    def category_spans(self) -> list[tuple[int, int]]:
+        """Which features are the categories of one column, for `nn.ColumnEmbedding`."""
+        return [
+            (span.start, span.stop)
+            for column, span in zip(self.columns, self.spans, strict=True)
+            if column.category is not None and column.width > 1
+        ]
 
     @property
     def target_scale(self) -> NumberEncoder | None:
@@ -215,24 +227,25 @@ class Schema:
         >>> print(Schema((Column("width", "number", 0),), width=1).describe())
         width  number  as it is
         """
-        rows = [
-            (column.name or f"column {column.position}", column.kind,
-             "as it is" if column.encoder is None else column.encoder.describe())
-            for column in self.columns
-        ]  # fmt: skip
-        if self.target is not None:
-            said = ", ".join(self.classes[:_MOST_SHOWN]) if self.classes else (
-                "as it is" if self.target.number is None else self.target.number.describe()
-            )  # fmt: skip
-            name = self.target.name or f"column {self.target.position}"
-            rows.append((name, "predicted", f"{self.target.kind}: {said}"))
-        reasons = self.reasons or ("",) * len(self.ignored)
-        for name, reason in zip(self.ignored, reasons, strict=True):
-            rows.append((name, "left out", reason or "as told"))
+        rows = self.described()
         widths = [max((len(row[place]) for row in rows), default=0) for place in (0, 1)]
         return "\n".join(
             f"{name:{widths[0]}}  {kind:{widths[1]}}  {said}".rstrip() for name, kind, said in rows
         )
+
+    def described(self) -> list[tuple[str, str, str]]:
+        """Of each column its name, its kind, and what was learnt of it or why it is left out."""
+        rows = [(_title(each), each.kind, _learnt(each)) for each in self.columns]
+        if self.target is not None:
+            classes = ", ".join(self.classes[:_MOST_SHOWN])
+            more = len(self.classes) - _MOST_SHOWN
+            classes += f" and {more} more" if more > 0 else ""
+            said = f"{self.target.kind}: {classes or _learnt(self.target)}"
+            rows.append((_title(self.target), "predicted", said))
+        reasons = self.reasons or ("",) * len(self.ignored)
+        for name, reason in zip(self.ignored, reasons, strict=True):
+            rows.append((name, "left out", reason or "as told"))
+        return rows
 
     def to_plain(self) -> dict[str, Any]:
         """As what JSON can hold."""
@@ -260,6 +273,8 @@ class Schema:
 
     def _check(self, where: str) -> None:
         """What types do not say."""
+        if self.text is not None:
+            self.text.check(where)
         columns = [*self.columns, *([self.target] if self.target else [])]
         unknown = sorted({column.kind for column in columns} - set(KINDS))
         if unknown:
@@ -367,6 +382,14 @@ class Schema:
                 hint="read the data with schema=model.schema, which numbers classes as the model "
                 "does; or set model.schema = None to train for others",
             )  # fmt: skip
+
+
+def _title(column: Column) -> str:
+    return column.name or f"column {column.position}"
+
+
+def _learnt(column: Column) -> str:
+    return "as it is" if column.encoder is None else column.encoder.describe()
 
 
 def _problem(column: Column) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -54,6 +55,8 @@ _METADATA = "__metadata__"
 _LENGTH_BYTES = 8
 _ALIGNMENT = 8
 _LONGEST_HEADER = 100_000_000
+_ZIP_MAGIC = b"PK\x03\x04"
+_PICKLES = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))
 
 
 class _Entry(NamedTuple):
@@ -192,6 +195,7 @@ def _check_texts(where: str, tensors: Mapping[str, object], metadata: Mapping[st
 def _read_header(file: IO[bytes], where: str) -> _Header:
     """The header, with every statement in it compared with the size of the file."""
     total = file_size(file)
+    _refuse_pickle(file, where)
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     if total < _LENGTH_BYTES or not 0 < length <= min(total - _LENGTH_BYTES, _LONGEST_HEADER):
         raise DataError.build(
@@ -211,6 +215,24 @@ def _read_header(file: IO[bytes], where: str) -> _Header:
     entries = {name: _entry(raw[name], f"{where}, {name!r}") for name in raw}
     _check_ranges(entries, total - _LENGTH_BYTES - length, where)
     return _Header(metadata, entries, _LENGTH_BYTES + length)
+
+
+def _refuse_pickle(file: IO[bytes], where: str) -> None:
+    """Say how to convert a file of `torch.save`, which is a pickle, or a zip archive with one."""
+    start = file.read(_LENGTH_BYTES + 1)
+    file.seek(0)
+    # The length of a header may have the bytes that a pickle begins with; a header begins with {.
+    is_pickle = start[:2] in _PICKLES and start[_LENGTH_BYTES:] != b"{"
+    if start.startswith(_ZIP_MAGIC) or is_pickle:
+        name = str(getattr(file, "name", "weights.pth"))
+        raise DataError.build(
+            where, expected="a safetensors file", got="one of torch.save, which is a pickle",
+            hint="a pickle may run any program, so it is not read here; convert it with PyTorch:\n"
+            "  import torch; from safetensors.torch import save_file\n"
+            "  save_file({k: v.clone().contiguous() for k, v in "
+            f"torch.load({name!r}, map_location='cpu', weights_only=True).items()}}, "
+            f"{str(Path(name).with_suffix('.safetensors'))!r})",
+        )  # fmt: skip
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

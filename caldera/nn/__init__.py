@@ -48,6 +48,7 @@ from caldera.nn.basic import (
     layers,
     register,
 )
+from caldera.nn.columns import ColumnEmbedding
 from caldera.nn.composite import Add, Branches, Cell, Concat, Residual
 from caldera.nn.config import from_config, to_config
 from caldera.nn.convolution import Conv1D, Conv2D, Conv3D, ConvTranspose2D, DepthwiseConv2D
@@ -73,10 +74,12 @@ from caldera.nn.pooling import (
     MaxPool1D,
     MaxPool2D,
     MaxPool3D,
+    MeanPooling,
     Pooling2D,
     UpSampling2D,
 )
 from caldera.nn.recurrent import GRU, LSTM, RNN, Bidirectional
+from caldera.nn.scaling import Rescale, standardised
 from caldera.nn.skip_gram import SkipGram
 from caldera.nn.tracing import Context, LayerCall, context, trace
 
@@ -99,6 +102,7 @@ __all__ = [
     "Branches",
     "CTCLoss",
     "Cell",
+    "ColumnEmbedding",
     "Concat",
     "Context",
     "Conv1D",
@@ -126,6 +130,7 @@ __all__ = [
     "MaxPool1D",
     "MaxPool2D",
     "MaxPool3D",
+    "MeanPooling",
     "Mish",
     "MultiHeadAttention",
     "Output",
@@ -134,6 +139,7 @@ __all__ = [
     "PositionalEmbedding",
     "RMSNorm",
     "ReLU",
+    "Rescale",
     "Reshape",
     "Residual",
     "Sequential",
@@ -158,6 +164,7 @@ __all__ = [
     "models",
     "network",
     "register",
+    "standardised",
     "to_config",
     "trace",
 ]

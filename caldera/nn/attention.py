@@ -219,8 +219,9 @@ class TransformerBlock(Layer):
     """Attention, then two dense layers, each on the normalised input and added to it (pre-norm).
 
     The hidden layer is `ratio` times as wide as x. `dropout` acts on both branches before they are
-    added. The fills are those of `nn.MultiHeadAttention`: `output_fill` is for the last product of
-    each branch.
+    added. With `return_mask` the result is (y, mask) where a mask is given, for a layer that takes
+    it as well. The fills are those of `nn.MultiHeadAttention`: `output_fill` is for the last
+    product of each branch.
 
     >>> from caldera import nn, op
     >>> block = nn.TransformerBlock(4, causal=True)
@@ -237,6 +238,7 @@ class TransformerBlock(Layer):
     activation: str = "gelu"
     fill: Any = None
     output_fill: Any = None
+    return_mask: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio < math.inf:
@@ -255,8 +257,9 @@ class TransformerBlock(Layer):
         self.hidden = Dense(max(1, round(self.ratio * width)), self.activation, fill=self.fill)
         self.output = Dense(width, fill=self.output_fill)
 
-    def forward(self, x: Expr, mask: Expr | None = None) -> Expr:
-        return self._rest(x, self.attention(self.norm1(x), mask=mask))
+    def forward(self, x: Expr, mask: Expr | None = None) -> Any:
+        y = self._rest(x, self.attention(self.norm1(x), mask=mask))
+        return (y, mask) if self.return_mask and mask is not None else y
 
     def remembered(self, x: Expr) -> tuple[Expr, Expr, Expr]:
         """The result, and the keys and values of all steps; see `MultiHeadAttention`."""

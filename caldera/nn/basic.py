@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from caldera import op
@@ -30,6 +31,7 @@ for _name in (
     "hard_sigmoid", "hard_swish", "mish", "softsign", "rbf", "softmax", "log_softmax",
 ):  # fmt: skip
     activations.add(_name, getattr(op, _name))
+activations.add("gelu_tanh", partial(op.gelu, approximate=True))
 
 
 def register(kind: type[L]) -> type[L]:
@@ -72,18 +74,29 @@ def check_counts(layer: str, **counts: Any) -> None:
             )
 
 
+STEPS_TRACED = 64
+"""How many steps sequences of any length have when only shapes are asked for."""
+
+
 @register
 @dataclass(eq=False)
 class Input(Layer):
     """What goes into the network: the shape of one sample, and its dtype if it is no float.
 
+    A first axis of None stands for sequences of any length (see `data.RaggedData`): of numbers,
+    with a mask as a second input that says which steps are real; of words, without one. Images with
+    the channels last are told so by `layout="NHWC"`, and moved.
+
     >>> from caldera import nn, op
     >>> nn.Input((28, 28))(op.input("x", (5, 28, 28))).shape
     (5, 28, 28)
+    >>> nn.Input((28, 28, 3), layout="NHWC")(op.input("x", (5, 28, 28, 3))).shape
+    (5, 3, 28, 28)
     """
 
-    shape: Sequence[int]
+    shape: Sequence[int | None]
     dtype: str | None = None
+    layout: str = "NCHW"
 
     def __post_init__(self) -> None:
         if isinstance(self.shape, int):
@@ -92,14 +105,37 @@ class Input(Layer):
                 hint=f"write nn.Input(({self.shape},))",
             )  # fmt: skip
         self.shape = tuple(self.shape)
+        if None in self.shape[1:]:
+            raise ConfigError.build(
+                "Input", expected="None for the first axis alone", got=repr(self.shape)
+            )
+        channels_last = self.layout == "NHWC" and len(self.shape) == 3
+        if self.layout != "NCHW" and not channels_last:
+            raise ConfigError.build(
+                "Input", expected="layout= NCHW, or NHWC for images (height, width, channels)",
+                got=f"{self.layout!r} for {self.shape}",
+            )  # fmt: skip
 
-    def forward(self, x: Expr) -> Expr:
-        if x.shape[1:] != self.shape:
+    @property
+    def traced_shape(self) -> tuple[int, ...]:
+        """The shape of a sample, or one that stands for those of any length."""
+        return tuple(STEPS_TRACED if each is None else each for each in self.shape)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether sequences may have any length."""
+        return bool(self.shape) and self.shape[0] is None
+
+    def forward(self, x: Expr, mask: Expr | None = None) -> Any:
+        first = 1 if self.is_open else 0
+        if x.ndim != 1 + len(self.shape) or x.shape[1 + first :] != self.shape[first:]:
             raise self.refuse(
                 f"samples of shape {self.shape}", f"{x.shape[1:]}",
                 "the first axis is that of the samples",
             )  # fmt: skip
-        return x
+        if self.layout == "NHWC":
+            x = op.transpose(x, (0, 3, 1, 2))
+        return x if mask is None else (x, mask)
 
 
 @register

@@ -38,7 +38,7 @@ def sample_input(whole: Layer, input_shape: Sequence[int] | None = None) -> Expr
             whole.path or "network", expected="the shape of a sample", got="none",
             hint="give input_shape=, or begin with nn.Input(shape)",
         )  # fmt: skip
-    shape = declared.shape if input_shape is None and declared is not None else input_shape
+    shape = declared.traced_shape if input_shape is None and declared is not None else input_shape
     dtype = None if declared is None else declared.dtype
     assert shape is not None
     return op.input("x", (1, *shape), dtype=dtype or context().dtype)

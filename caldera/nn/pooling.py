@@ -183,6 +183,30 @@ class GlobalAveragePool(Layer):
 
 @register
 @dataclass(eq=False)
+class MeanPooling(Layer):
+    """The mean over the steps of sequences: (N, T, C) to (N, C), of those that a mask (N, T) has.
+
+    `nn.Embedding(mask_zero=True)` and `nn.Input((None, ...))` give such masks.
+
+    >>> from caldera import nn
+    >>> nn.MeanPooling()([[[1.0], [5.0], [9.0]]], [[True, True, False]]).tolist()
+    [[3.0]]
+    """
+
+    def forward(self, x: Expr, mask: Expr | None = None) -> Expr:
+        if x.ndim != 3:
+            raise self.refuse("sequences (N, T, C)", f"shape {x.shape}")
+        if mask is None:
+            return op.mean(x, axis=1)
+        if mask.shape != x.shape[:2]:
+            raise self.refuse(f"a mask of shape {x.shape[:2]}", f"{mask.shape}")
+        real = op.unsqueeze(op.cast(mask, x.dtype), 2)
+        # A text without words has a mean of 0.
+        return op.sum(x * real, axis=1) / op.maximum(op.sum(real, axis=1), 1.0)
+
+
+@register
+@dataclass(eq=False)
 class AdaptiveAveragePool2D(Layer):
     """Means of windows that are laid out so that the result has `size` rows and columns.
 

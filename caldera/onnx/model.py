@@ -106,10 +106,14 @@ class ImportedModel(Model):
             return None
         return tuple(each for each in found if each is not None)
 
-    def ensure_built(self, arrays: Sequence[np.ndarray]) -> None:
-        if self._signature is None:
-            self.build_for(*arrays[: len(self._fed)])
-        super().ensure_built(arrays)
+    def ensure_built(
+        self,
+        arrays: Sequence[np.ndarray],
+        inputs: int | None = None,
+        *,
+        open_lengths: bool = False,
+    ) -> None:
+        super().ensure_built(arrays, len(self._fed), open_lengths=open_lengths)
 
     def build(self, *inputs: Expr) -> None:
         graph = self.program.graph

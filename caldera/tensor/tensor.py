@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.arguments import checked, refusal
-from caldera.errors import DeviceError, DtypeError, ShapeError
+from caldera.errors import DeviceError, DtypeError, IndexingError, ShapeError
 from caldera.memory import MANAGED, Device, Kind, MemoryManager
 from caldera.memory import device as find_device
 from caldera.notebook import html_text, note
@@ -166,6 +166,35 @@ class Tensor(StridedArray):
             arrays = index_arrays(items)
             selected = picked(np.broadcast_to(np.False_, self.shape), arrays)
             self._store(_require_broadcast(values, selected.shape), arrays)
+
+    def get(self, index: int | Sequence[int]) -> Any:
+        """The element at `index`, one number for each axis: `t[1, 3, 0]`.
+
+        >>> import caldera as cd
+        >>> cd.tensor([[1, 2], [3, 4]]).get((1, 0))
+        3
+        """
+        return self._memory.get(self._layout.element(self._place(index, "get")))
+
+    def set(self, index: int | Sequence[int], value: object) -> None:
+        """Store a number at `index`, one number for each axis: `t[1, 3, 0] = 8.0`.
+
+        >>> import caldera as cd
+        >>> t = cd.Tensor((2, 2), fill=cd.constant(0.0))
+        >>> t.set((0, 1), 8.0)
+        >>> t.tolist()
+        [[0.0, 8.0], [0.0, 0.0]]
+        """
+        self[self._place(index, "set")] = value
+
+    def _place(self, index: int | Sequence[int], where: str) -> tuple[Any, ...]:
+        place = tuple(index) if isinstance(index, Sequence) else (index,)
+        if not is_element(place, self.ndim):
+            raise IndexingError.build(
+                f"Tensor.{where}", expected=f"a whole number for each of {self.ndim} axes",
+                got=repr(index), hint="t[...] takes slices and arrays as well",
+            )  # fmt: skip
+        return place
 
     def __len__(self) -> int:
         if not self.shape:

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from caldera.data import Data, Dataset, IterableData
 from caldera.errors import ConfigError, DataError
 from caldera.tensor.convert import real_array_of
 
@@ -34,24 +33,6 @@ def whole_number(value: Any, name: str, least: int, where: str = "fit") -> int:
             where, expected=f"{name}= a whole number of at least {least}", got=repr(value)
         )
     return number
-
-
-def joined(data: Any, targets: Any, where: str) -> Any:
-    """Inputs and targets as one, as `(x, y)` is; data that have targets stay as they are.
-
-    >>> joined(("x1", "x2"), "y", "fit")
-    ('x1', 'x2', 'y')
-    """
-    if targets is None:
-        return data
-    if isinstance(data, Data | IterableData | Dataset):
-        raise DataError.build(
-            where, expected="data that have their targets, or arrays of inputs and of targets",
-            got=f"{type(data).__name__} and targets beside it",
-            hint="give the data alone; validation= takes others to validate with",
-        )  # fmt: skip
-    inputs = data if isinstance(data, tuple) else (data,)
-    return (*inputs, *(targets if isinstance(targets, tuple) else (targets,)))
 
 
 def plain_number(value: Any, name: str, least: float, where: str = "fit") -> float:

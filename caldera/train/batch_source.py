@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -32,10 +32,18 @@ class Values:
     A name stands for one expression, however often it is asked for.
     """
 
-    def __init__(self, share: Share, make: Make, updates: Sequence[Expr] = ()) -> None:
+    def __init__(
+        self,
+        share: Share,
+        make: Make,
+        updates: Sequence[Expr] = (),
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
         self.share = share
         self.updates = list(updates)
         """Assignments that belong to a step on this batch."""
+        self.shapes = dict(shapes or {})
+        """The shapes of a sample's arrays, where these differ from batch to batch."""
         self._make = make
         self._made: dict[str, Expr] = {}
 
@@ -57,7 +65,7 @@ class Values:
         def make(name: str, shape: tuple[int, ...], dtype: Any) -> Expr:
             return take(self.of(name, (len(self.share), *shape[1:]), dtype), self.share, share)
 
-        return Values(share, make)
+        return Values(share, make, shapes=self.shapes)
 
 
 class BatchSource(ABC):
@@ -88,8 +96,10 @@ class HostSource(BatchSource):
 
     def __init__(
         self, pipeline: Pipeline | None = None, inputs: int = 1,
-        splits: tuple[int | None, ...] = (None,),
+        splits: tuple[int | None, ...] = (None,), *, open_lengths: bool = False,
     ) -> None:  # fmt: skip
+        # Sequences of any length: each has plans of its own.
+        self._open_lengths = open_lengths
         self._pipeline = pipeline
         self._inputs = inputs
         self._splits = splits
@@ -110,14 +120,21 @@ class HostSource(BatchSource):
 
     def key(self, batch: Batch | Share) -> Hashable:
         share = share_of(batch)
-        return len(share), share.first, share.count, self._place(batch)
+        return len(share), share.first, share.count, self._place(batch), self._shapes(batch)
+
+    def _shapes(self, batch: Batch | Share) -> tuple[tuple[int, ...], ...]:
+        if not self._open_lengths or isinstance(batch, Share):
+            return ()
+        return tuple(array.shape[1:] for array in batch.arrays)
 
     def values(self, batch: Batch | Share) -> Values:
         key = self.key(batch)
         if key not in self._values:
             place = self._place(batch)
             make = op.input if place is None else self._staged(len(batch), place)
-            self._values[key] = Values(share_of(batch), make)
+            names = (f"x{number}" for number in range(MOST_KEPT))
+            shapes = dict(zip(names, self._shapes(batch), strict=False))
+            self._values[key] = Values(share_of(batch), make, shapes=shapes)
             if len(self._values) > MOST_KEPT:
                 del self._values[next(iter(self._values))]
         return self._values[key]

@@ -19,6 +19,7 @@ from caldera.train.batch_source import BatchSource, HostSource
 from caldera.train.callbacks import INTERRUPT, WARNINGS, Callback, StopOnSignal
 from caldera.train.data_digest import data_digest, weights_digest
 from caldera.train.debug.nonfinite import StopAtNonFinite
+from caldera.train.given_data import refuse_channels_last
 from caldera.train.held_out import Parts
 from caldera.train.kept_steps import facts_of
 from caldera.train.progress import Progress
@@ -69,6 +70,7 @@ class TrainingData:
     ) -> TrainingData:  # fmt: skip
         """Look at data once, and build the model for it."""
         pipeline = Pipeline.of(data)
+        refuse_channels_last(model, pipeline)
         weights = SampleWeights.of(pipeline, by_sample, by_class)
         sample = pipeline.blank()
         count = 1 if pipeline.is_stream else len(pipeline)
@@ -77,7 +79,7 @@ class TrainingData:
                 where, expected="samples with inputs and targets",
                 got=f"{len(sample)} arrays of {count} samples", hint="pass (x, y)",
             )  # fmt: skip
-        model.ensure_built(sample)
+        model.ensure_built(sample, inputs=pipeline.inputs, open_lengths=pipeline.is_ragged)
         check_schema(model, pipeline)
         if by_class is not None and len(sample) - len(model.signature.inputs) > 1:
             raise DataError.build(
@@ -119,7 +121,7 @@ def make_steps(
         loss_scale=LossScale(device=model.device) if model.precision == "float16" else None,
         weighted=weighted,
         targets=len(found.sample) - len(model.signature.inputs),
-        source=source or HostSource(),
+        source=source or HostSource(open_lengths=model.open_lengths),
     )
 
 
@@ -259,6 +261,8 @@ def _callbacks(
 
 def _source(model: Model, given: TrainingData, strategy: Strategy) -> BatchSource:
     """Data that lie on the device; else batches that are fed, which it may take part in making."""
+    if model.open_lengths:
+        return HostSource(open_lengths=True)
     there = resident(model, given.pipeline, given.weights)
     if there is not None:
         return there
@@ -274,7 +278,8 @@ def _source(model: Model, given: TrainingData, strategy: Strategy) -> BatchSourc
 def _validation(model: Model, data: Pipeline, strategy: Strategy) -> Validation:
     """With plans of its own over several ranks, or on data that lie on the device; else those
     serve that the model keeps."""
-    there, evaluating = resident(model, data), strategy.evaluating()
+    there = None if model.open_lengths else resident(model, data)
+    evaluating = strategy.evaluating()
     if there is None and not evaluating.is_distributed:
         return Validation(data)
     return Validation(data, make_steps(model, data, evaluating, source=there))

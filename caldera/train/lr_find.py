@@ -141,7 +141,7 @@ def _try(steps: Steps, loader: Loader, rates: np.ndarray) -> tuple[list[float], 
     best = math.inf
     for batch in _endless(loader):
         rate = float(rates[len(tried)])
-        plan = steps.training(len(batch))
+        plan = steps.training(batch)
         steps.optimizer.learning_rate.assign(rate)
         steps.training_totals.reset()
         plan.run(steps.feeds(batch.arrays, None))

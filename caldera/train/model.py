@@ -27,10 +27,17 @@ from caldera.plan.explain import Explanation
 from caldera.strategy import Strategy
 from caldera.tensor.dtype import canonical, is_float
 from caldera.tensor.seeding import seeded
-from caldera.train.arguments import arrays as checked_arrays
-from caldera.train.arguments import folder, instances, joined, truth, whole_number
+from caldera.train.arguments import folder, instances, truth, whole_number
 from caldera.train.callbacks import Callback
 from caldera.train.fit import FitOptions, TrainingData, evaluate, fit, make_steps
+from caldera.train.given_data import (
+    as_ragged,
+    joined,
+    joined_validation,
+    own_batch_size,
+    predict_ragged,
+    prediction_arrays,
+)
 from caldera.train.lr_find import LearningRates, lr_find
 from caldera.train.model_settings import GivenLoss, ModelSettings
 from caldera.train.saving.model_file import load_weights, save_model
@@ -98,6 +105,7 @@ class Model(ModelSettings):
             precision, seed, device,
         )  # fmt: skip
         self._signature: Signature | None = None
+        self._open_lengths = False
         # Where the last `fit` ended: another one goes on with new random numbers and new orders.
         self.epochs_done = 0
         self.steps_done = 0
@@ -117,6 +125,17 @@ class Model(ModelSettings):
     def input_specs(self) -> tuple[tuple[tuple[int, ...], str], ...] | None:
         """Shape and dtype of one sample of each input, if the model knows them by itself."""
         return None
+
+    @property
+    def open_lengths(self) -> bool:
+        """Whether inputs are sequences of any length, each of which has plans of its own."""
+        return self._open_lengths
+
+    @property
+    def takes_mask(self) -> bool:
+        """Whether a second input says which steps of sequences are real."""
+        inputs = self.signature.inputs
+        return len(inputs) == 2 and inputs[1][1] == "bool"
 
     def build_for(self, *samples: Any) -> Context:
         """Make all parameters for batches like these (only shapes and dtypes matter).
@@ -154,8 +173,14 @@ class Model(ModelSettings):
         >>> [each.shape for each in (*inputs, *outputs.values())]
         [(5, 4), (5, 3)]
         """
+        return self.expressions_for(self.signature.inputs, count)
+
+    def expressions_for(
+        self, specs: Sequence[tuple[tuple[int, ...], str]], count: int
+    ) -> tuple[list[Expr], dict[str, Expr], Context]:
+        """The same for inputs of other shapes, where sequences may have any length."""
         with seeded(self.seed, AFTER_PARAMETERS):
-            inputs, outputs, traced = self._expressions(self.signature.inputs, count)
+            inputs, outputs, traced = self._expressions(specs, count)
         if self.target_scale is not None:
             name, prediction = main_output(outputs, self.objective)
             outputs[name] = in_units(prediction, self.target_scale)
@@ -193,11 +218,15 @@ class Model(ModelSettings):
 
         Bytes are taken for images and divided by 255, as in `fit`, unless the network takes
         integers. A model that was trained on a table takes tables: a path, a frame, a dict of
-        columns or a list of rows; `model.schema.decode` names what it gives.
+        columns or a list of rows; `model.schema.decode` names what it gives. One that was trained
+        on texts takes texts, on sequences of different lengths lists of those.
         """
         if self.schema is not None and self.schema.columns and len(inputs) == 1:
             inputs = (table_inputs(inputs[0], self.schema),) if is_table(inputs[0]) else inputs
-        arrays = self._inputs(checked_arrays(inputs))
+        ragged = as_ragged(self, inputs)
+        if ragged is not None:
+            return predict_ragged(self, ragged, self._count(batch_size, "predict"))
+        arrays = self._inputs(prediction_arrays(self, inputs))
         self._check_plans()
         return self._predictors.predict(self, arrays, self._count(batch_size, "predict"))
 
@@ -242,9 +271,12 @@ class Model(ModelSettings):
     ) -> History:
         """Train on `x, y`, on `(x, y)` or on data; gives back the history of losses and metrics.
 
-        Several inputs are a tuple, `fit((x1, x2), y)`. Targets of `cross_entropy` are the numbers
-        of classes, or a row for each sample with the probability of each class, such as one-hot
-        ones; the loss is then set to take those (`CrossEntropy(probabilities=True)`).
+        Data are whatever `data.as_data` takes: among others a `Dataset` or `DataLoader` of PyTorch,
+        a list of pairs, a generator, sequences of different lengths. Several inputs are a tuple,
+        `fit((x1, x2), y)`, or a dict by the names that `forward` gives them. Targets of
+        `cross_entropy` are the numbers of classes, or a row for each sample with the probability of
+        each class, such as one-hot ones; the loss is then set to take those
+        (`CrossEntropy(probabilities=True)`).
 
         `validation` is data to evaluate on after each epoch, or the part of the data to hold out
         for that, such as 0.2: the same samples for the same seed. `checkpoint` is a folder to save
@@ -271,9 +303,11 @@ class Model(ModelSettings):
             )  # fmt: skip
         if device is not None:
             self.to(device)
-        return fit(self, joined(data, targets, "fit"), FitOptions(
+        batch_size = own_batch_size(data) if batch_size is None else batch_size
+        return fit(self, joined(self, data, targets, "fit"), FitOptions(
             epochs=self.epochs if epochs is None else whole_number(epochs, "epochs", 0),
-            batch_size=self._count(batch_size, "fit"), validation=validation,
+            batch_size=self._count(batch_size, "fit"),
+            validation=joined_validation(self, validation),
             shuffle=truth(shuffle, "shuffle"), verbose=verbose,
             callbacks=instances(callbacks, Callback, "callbacks"),
             checkpoint=folder(checkpoint, "checkpoint"), resume=truth(resume, "resume"),
@@ -313,7 +347,7 @@ class Model(ModelSettings):
         >>> sorted(found), round(found["loss"], 4)
         (['accuracy', 'loss'], 1.0986)
         """
-        given = joined(data, targets, "evaluate")
+        given = joined(self, data, targets, "evaluate")
         return evaluate(self, given, self._count(batch_size, "evaluate"), parallel)
 
     def evaluation_steps(self, data: TrainingData) -> Steps:
@@ -394,16 +428,37 @@ class Model(ModelSettings):
         """
         return profile(self, data, self._count(batch_size, "profile"), trace)
 
-    def ensure_built(self, arrays: Sequence[np.ndarray]) -> None:
-        """Build the model for a batch (inputs, perhaps then targets), or check that it fits."""
+    def ensure_built(
+        self,
+        arrays: Sequence[np.ndarray],
+        inputs: int | None = None,
+        *,
+        open_lengths: bool = False,
+    ) -> None:
+        """Build the model for a batch (inputs, perhaps then targets), or check that it fits.
+
+        `inputs` is how many of the arrays are inputs, where the data know it; with `open_lengths`
+        they are sequences of any length.
+        """
         if self._signature is None:
-            count = len(inspect.signature(self.forward).parameters)
+            count = inputs or len(inspect.signature(self.forward).parameters)
+            self._open_lengths = open_lengths
             self.build_for(*arrays[:count])
         count = len(self.signature.inputs)
         arrays = arrays[:count]
+        first = 1 if self.open_lengths else 0
         for (shape, _), array in zip(self.signature.inputs, arrays, strict=True):
-            if array.shape[1:] != shape:
+            if array.ndim != 1 + len(shape) or array.shape[1 + first :] != shape[first:]:
+                shown: tuple[Any, ...] = (
+                    ("steps", *shape[1:]) if self.open_lengths and shape else shape
+                )
                 raise DataError.build(
-                    type(self).__name__, expected=f"samples of shape {shape}",
-                    got=f"{array.shape[1:]}", hint="the first axis counts the samples",
+                    type(self).__name__, expected=f"samples of shape {_shape_text(shown)}",
+                    got=f"{array.shape[1:]}", hint="sequences of different lengths begin with "
+                    "nn.Input((None, ...))" if open_lengths and not self.open_lengths
+                    else "the first axis counts the samples",
                 )  # fmt: skip
+
+
+def _shape_text(shape: Sequence[Any]) -> str:
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"

@@ -21,6 +21,7 @@ from caldera.nn.losses import losses
 from caldera.nn.metrics import metrics
 from caldera.nn.tracing import trace
 from caldera.optim import Optimizer, optimizers
+from caldera.tensor.dtype import canonical, is_float
 from caldera.train.model import Model
 from caldera.train.model_settings import GivenLoss
 from caldera.train.saving.model_file import (
@@ -80,7 +81,15 @@ class NeuralNetwork(Model):
         first = self.network.layers[0] if self.network.layers else None
         if not isinstance(first, Input):
             return None
-        return ((tuple(first.shape), first.dtype or str(np.dtype(self.dtype))),)
+        dtype = first.dtype or str(np.dtype(self.dtype))
+        shape = first.traced_shape
+        has_mask = first.is_open and is_float(canonical(dtype))
+        return ((shape, dtype), *([(shape[:1], "bool")] if has_mask else []))
+
+    @property
+    def open_lengths(self) -> bool:
+        first = self.network.layers[0] if self.network.layers else None
+        return self._open_lengths or (isinstance(first, Input) and first.is_open)
 
     def __reduce__(self) -> Any:
         # A network that knows its shapes is what its file is; one that does not has no weights yet.
@@ -141,6 +150,7 @@ def load_model(path: Source) -> NeuralNetwork:
         model.build_for(*[np.broadcast_to(np.zeros((), kind), (2, *s)) for s, kind in inputs])
     assign_all(model_variables(model), tensors, where)
     model.schema = schema
+    model._open_lengths = content.get("open_lengths", False) is True
     return model
 
 

@@ -31,7 +31,11 @@ class Predictors(RecentPlans):
         """The main output for each sample; so many samples at most are computed at once."""
         samples = len(arrays[0])
         count = min(batch_size, filled_up(samples))
-        plan = self._plan(model, count)
+        specs = tuple(
+            (array.shape[1:], dtype)
+            for array, (_, dtype) in zip(arrays, model.signature.inputs, strict=True)
+        )
+        plan = self._plan(model, count, specs)
         parts = []
         for start in range(0, samples, count):
             feeds = {
@@ -43,16 +47,18 @@ class Predictors(RecentPlans):
             return np.zeros((0, *model.signature.outputs[name]), model.dtype)
         return np.concatenate(parts)
 
-    def _plan(self, model: Model, count: int) -> Plan:
-        plan = self.get(count)
+    def _plan(
+        self, model: Model, count: int, specs: tuple[tuple[tuple[int, ...], str], ...]
+    ) -> Plan:
+        plan = self.get((count, specs))
         if plan is None:
-            _, outputs, _ = model.expressions(count)
+            _, outputs, _ = model.expressions_for(specs, count)
             _, prediction = main_output(outputs, model.objective)
             # It goes with the model.
             plan = compile(
                 prediction, device=model.device, precision=model.precision, remember=False
             )
-            self.add(count, plan)
+            self.add((count, specs), plan)
         return plan
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from caldera.data import Pipeline, Schema
+from caldera.errors import DataError
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
@@ -21,6 +22,17 @@ def check_schema(model: Model, data: Pipeline) -> None:
     given = schema_of_inputs(model, data.schema)
     if given is not None:
         model.schema.check(given, type(model).__name__)
+        _check_tokenizers(model, given)
+
+
+def _check_tokenizers(model: Model, given: Schema) -> None:
+    known = model.schema.text if model.schema is not None else None
+    if known is not None and given.text is not None and given.text != known:
+        raise DataError.build(
+            type(model).__name__, expected="texts with the numbers it was trained on",
+            got="those of another tokenizer", hint="read them with "
+            "data.texts(..., schema=model.schema); or set model.schema = None to train for others",
+        )  # fmt: skip
 
 
 def learn_schema(model: Model, data: Pipeline) -> None:
@@ -29,6 +41,9 @@ def learn_schema(model: Model, data: Pipeline) -> None:
     if given is None:
         return
     known = model.schema or Schema()
+    if model.schema is None and model.steps_done and given.target is not None:
+        # What it gives has a meaning already, which another scale would change.
+        given = replace(given, target=replace(given.target, number=None))
     # More classes may have come since, but none has another number.
     classes = max(known.classes, given.classes, key=len)
     model.schema = replace(known if known.columns else given, classes=classes)

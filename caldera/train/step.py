@@ -89,7 +89,8 @@ class Steps:
     def fed(self) -> Steps:
         """The same steps, on the same variables, for batches that are fed to this rank alone."""
         twin = copy.copy(self)
-        twin.source, twin.strategy = HostSource(), SingleProcessStrategy()
+        twin.source = HostSource(open_lengths=self.model.open_lengths)
+        twin.strategy = SingleProcessStrategy()
         twin._plans, twin._ran = RecentPlans(MOST_SIZES), WeakSet()
         twin._watch = LayerWatch(self.model)
         return twin
@@ -193,9 +194,9 @@ class Steps:
             remember=False,
         )
 
-    def graph(self, count: int) -> StepGraph:
-        """The parts of a step on a whole batch of so many samples, to look at or to build on."""
-        values = self.source.values(_whole(count))
+    def graph(self, like: int | Batch) -> StepGraph:
+        """The parts of a step on a batch, or on so many samples, to look at or to build on."""
+        values = self.source.values(_whole(like) if isinstance(like, int) else like)
         return StepGraph(self, values.part(values.share, self.strategy.of_part))
 
     # --- feeding

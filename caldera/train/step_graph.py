@@ -129,7 +129,7 @@ class StepGraph:
     def inputs(self) -> list[Expr]:
         """The inputs of the network."""
         return [
-            self._value(f"x{i}", shape, dtype)
+            self._value(f"x{i}", self._values.shapes.get(f"x{i}", shape), dtype)
             for i, (shape, dtype) in enumerate(self._model.signature.inputs)
         ]
 

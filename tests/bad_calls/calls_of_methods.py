@@ -80,7 +80,9 @@ METHODS["Tensor"] = (
         "fill_": lambda f: f(cd.constant(1.0)),
         "from_bytes": lambda f: f(b"\x01\x00\x02\x00", "int16", (2,)),
         "from_numpy": lambda f: f(x(3)),
+        "get": lambda f: f((1, 2)),
         "reshape": lambda f: f(3, 2),
+        "set": lambda f: f((1, 2), 4.0),
         "squeeze": lambda f: f(),
         "to": lambda f: f("cpu"),
         "transpose": lambda f: f(1, 0),
@@ -143,6 +145,7 @@ METHODS["ArrayData"] = (
     samples,
     {
         "batch": INDICES,
+        "batch_order": lambda f: f(1, 0, 2),
         "name_of": lambda f: f(1),
         "order": lambda f: f(1, 0),
         "raw_batch": INDICES,
@@ -174,6 +177,7 @@ METHODS["Pipeline"] = (
     lambda: cd.data.Pipeline(samples()),
     {
         "batch": INDICES,
+        "batch_order": lambda f: f(1, 0, 2),
         "example": lambda f: f(),
         "name_of": lambda f: f(1),
         "of": lambda f: f(samples()),
@@ -211,7 +215,7 @@ CLASSES: dict[str, type] = {
 CALLED_BY_CALDERA = {
     "build", "build_for", "ensure_built", "evaluation_steps", "expressions", "forward",
     "make_parameters", "open_expressions", "refuse", "finish", "make", "get", "parameter", "state",
-    "device_array", "host_array",
+    "device_array", "host_array", "expressions_for", "batch_length", "padded_batch",
 }  # fmt: skip
 """Steps of training, of reading data and of a plan's run, and what a mapping has anyway."""
 

@@ -112,6 +112,7 @@ SHAPES = {
     "1D": (2, 4, 8), "2D": (2, 4, 8, 8), "3D": (2, 4, 4, 4, 4),
     "RNN": (2, 3, 4), "GRU": (2, 3, 4), "LSTM": (2, 3, 4),
     "Attention": (2, 3, 4), "Transformer": (2, 3, 4), "Positional": (2, 3, 4),
+    "MeanPooling": (2, 3, 4),
     "LocalResponse": (2, 4, 5, 5), "InstanceNorm": (2, 4, 5), "GlobalAverage": (2, 4, 5, 5),
     "Inception": (1, 3, 299, 299),
     "GoogLeNet": (1, 3, 224, 224), "PaddedShortcut": (2, 4, 8, 8), "Branches": (2, 4),

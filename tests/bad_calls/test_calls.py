@@ -61,7 +61,8 @@ NOT_CALLED = {
     "optim.Schedule", "memory.Kind",
 }  # fmt: skip
 READ_A_FILE = {
-    "load", "onnx.load", "nn.models.load_torchvision", "data.Shards", "data.cifar10",
+    "load", "onnx.load", "nn.models.load_torchvision", "nn.models.load_huggingface", "data.Shards",
+    "data.cifar10",
     "data.cifar100", "data.mnist", "data.csv", "data.csv_inputs", "data.images", "data.npz",
     "data.table", "data.table_inputs", "data.source", "io.load_npy", "io.load_npz",
     "io.load_safetensors",

@@ -299,3 +299,18 @@ def test_the_seed_of_the_process_does_not_matter(caldera: Caldera, tmp_path: Pat
         caldera("train", *SMALL, "--out", tmp_path)
         outputs.append(load_model(tmp_path / "digits.caldera").parameters()[0].numpy())
     np.testing.assert_array_equal(*outputs)
+
+
+def test_no_epochs_are_told_and_leave_nothing_of_an_earlier_run(
+    caldera: Caldera, tmp_path: Path
+) -> None:
+    table = tmp_path / "first.csv"
+    table.write_text("x,y\n" + "".join(f"{n},{n % 2}\n" for n in range(40)))
+    words = ("train", *SMALL, "--out", tmp_path / "run", "--target-column", "y", "--data")
+    assert caldera(*words, table).status == 0
+    done = caldera(*words, table.rename(tmp_path / "second.csv"), "--epochs", 0)
+    assert done.status == 0, done.err
+    assert "(not trained: 0 epochs)" in done.out
+    assert sorted(each.name for each in (tmp_path / "run").iterdir()) == [
+        "graph.svg", "history.json", "recipe.toml", "run.json", "second.caldera",
+    ]  # fmt: skip

@@ -43,7 +43,7 @@ class Dataset:
     - `class_names`: a name for each class.
     - `shape`: the shape of one sample's x.
     - `dropped`: how many rows of a table were left out, because a value was missing.
-    - `notes`: what was guessed about a file as a whole.
+    - `notes`: what was decided while it was read, such as the size of images.
 
     >>> from caldera import data
     >>> digits = data.digits()
@@ -245,7 +245,8 @@ def split(
 ) -> tuple[Data, Data]:
     """Samples in two parts, chosen at random: to train with, and to test with.
 
-    `test` is the part that is set aside, or a number of samples. With `stratify` each class gives
+    `test` is the part that is set aside, or a number of samples; of windows of a series it is the
+    last part. With `stratify` each class gives
     the same part; it is the default where y has one whole number for each sample.
 
     >>> import numpy as np
@@ -272,6 +273,9 @@ def split_rows(
         raise ConfigError.build(
             "data.split", expected="one whole number for each sample to stratify by", got="others"
         )
+    if samples.overlap is not None:
+        first = total - wanted
+        return np.arange(max(first - samples.overlap, 0)), np.arange(first, total)
     order = permutation(total, seed, _NO_EPOCH)
     if labels is not None and are_classes and stratify is not False:
         chosen = _stratified(labels[order], wanted)

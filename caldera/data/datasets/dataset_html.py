@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from caldera.draw.thumbnail import thumbnail
-from caldera.notebook import html_facts, note
+from caldera.notebook import html_facts, html_table, note
 
 if TYPE_CHECKING:
     from caldera.data.datasets.dataset import Dataset
 
 _PICTURES = 10
 _MOST_NAMES = 12
+_MOST_COLUMNS = 40
 
 
 def dataset_html(data: Dataset) -> str:
@@ -27,11 +28,20 @@ def dataset_html(data: Dataset) -> str:
     facts["shape of a sample"] = " \u00d7 ".join(map(str, data.shape)) or "1"
     if data.classes:
         facts["classes"] = f"{data.classes}: {_listed(data.class_names)}"
-    if data.schema is not None and data.schema.names:
-        facts["columns"] = _listed(data.schema.names)
     if data.dropped:
         facts["rows dropped"] = f"{data.dropped:,}"
-    return note(data.name, strong=True) + html_facts(facts) + _pictures(data)
+    said = "".join(note(each) for each in data.notes)
+    shown = _columns(data) + _pictures(data)
+    return note(data.name, strong=True) + html_facts(facts) + said + shown
+
+
+def _columns(data: Dataset) -> str:
+    """What became of the columns of a table."""
+    if data.schema is None or not data.schema.columns:
+        return ""
+    rows = data.schema.described()
+    more = [note(f"and {len(rows) - _MOST_COLUMNS} more")] if len(rows) > _MOST_COLUMNS else []
+    return html_table(("column", "kind", "learnt"), rows[:_MOST_COLUMNS]) + "".join(more)
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 from caldera.data.datasets.dataset import Dataset, split
 from caldera.data.loading.pipeline import Pipeline
 from caldera.data.sources.array_data import ArrayData
 from caldera.data.sources.base import Data
 from caldera.data.sources.encoded_images import Files, LabelledImage, class_names, images_in_folder
-from caldera.data.transforms.decode import Decode, Size, check_decoding, decode_all
+from caldera.data.transforms.decode import (
+    Decode,
+    Decoder,
+    Size,
+    broken_images,
+    check_decoding,
+    decode_all,
+)
 from caldera.errors import DataError
 from caldera.io.files import PathLike
+from caldera.threads import parallel_for
 
 _TRAIN = ("train", "training")
 _TEST = ("test", "val", "valid", "validation")
+_WHERE = "data.images"
+LARGEST_CHOSEN = 256
+"""The longer side of images whose size nobody gave, where they differ."""
+_MOST_LISTED = 10
 
 
 def images(
@@ -26,13 +41,17 @@ def images(
     test: float = 0.2,
     seed: int = 0,
     in_memory: bool = True,
+    skip_broken: bool = False,
 ) -> Dataset:
     """Images from `folder/train/<class>/*` and `folder/test/<class>/*`, or from `folder/<class>/*`.
 
-    Where there is nothing to test with, `test` says which part to set aside. All images must have
-    one size, or are brought to `size` (height, width). `channels` is 3 for colours and 1 for shades
-    of grey. Files that are no images by their names are left out. With `in_memory=False` they are
-    read and decoded while training runs, by a `Pipeline`. Needs Pillow.
+    Where there is nothing to test with, `test` says which part to set aside. Images are brought to
+    `size` (height, width); without it they stay as they are if all have one size, and else come to
+    the middle one of their heights and widths, at most 256, which a warning and `notes` say.
+    `channels` is 3 for colours and 1 for shades of grey. Files that are no images by their names
+    are left out; broken ones are listed in the error, or left out with `skip_broken`. With
+    `in_memory=False` images are read and decoded while training runs, by a `Pipeline`. Needs
+    Pillow.
 
     >>> import pathlib, tempfile
     >>> from PIL import Image
@@ -46,27 +65,92 @@ def images(
     >>> animals.class_names, animals.shape, len(animals.train), len(animals.test)
     (('cat', 'dog'), (3, 4, 5), 8, 2)
     """
-    check_decoding("data.images", size, channels)
+    check_decoding(_WHERE, size, channels)
     root = Path(folder).expanduser().resolve()
-    train_list, test_list = train_and_test(root, "data.images")
+    train_list, test_list = train_and_test(root, _WHERE)
     classes = class_names([*train_list, *test_list])
-    train: Data
+    broken: dict[str, str] | None = {} if skip_broken else None
+    notes: list[str] = []
+    wanted, resize = (None, False) if size is None else (Size(*size), True)
+    if wanted is None:
+        wanted, resize = _common_size([*train_list, *test_list], channels, notes)
+    lists = [each for each in (train_list, test_list) if each]
+    parts: list[Data]
     if in_memory:
-        wanted, resize = None if size is None else Size(*size), size is not None
-        x, y = decode_all(train_list, classes, channels, wanted, resize=resize, where="data.images")
-        train, shape = ArrayData(x, y), Size(*x.shape[2:])
+        parts = [
+            ArrayData(
+                *decode_all(
+                    each, classes, channels, wanted, resize=resize, where=_WHERE, broken=broken
+                )
+            )
+            for each in lists
+        ]
     else:
-        train = Pipeline(Files(train_list, classes), Decode(size, channels))
-        shape = Size(*train.shape[1:])
-    if not test_list:
-        train, held_out = split(train, test=test, seed=seed)
-    elif in_memory:
-        held_out = ArrayData(
-            *decode_all(test_list, classes, channels, shape, resize=resize, where="data.images")
-        )
-    else:
-        held_out = Pipeline(Files(test_list, classes), Decode(size, channels))
-    return Dataset(train, held_out, len(classes), classes, root.name)
+        if broken is not None:
+            lists = [_without_broken(each, channels, broken) for each in lists]
+        stage = Decode((wanted.height, wanted.width) if resize else None, channels)
+        parts = [Pipeline(Files(each, classes), stage) for each in lists]
+    if broken:
+        notes.append(f"{len(broken)} broken images left out: " + _listed(list(broken)))
+    for note in notes:
+        warnings.warn(f"{_WHERE}: {note}", stacklevel=3)
+    train, held_out = parts if len(parts) == 2 else split(parts[0], test=test, seed=seed)
+    return Dataset(train, held_out, len(classes), classes, root.name, notes=tuple(notes))
+
+
+def _common_size(
+    found: Sequence[LabelledImage], channels: int, notes: list[str]
+) -> tuple[Size, bool]:
+    """The one size of all images; or else one in the middle, and that they have to be resized."""
+    decode = Decoder(channels, _WHERE)
+    sizes, problems = [], []
+    for image in found:
+        try:
+            sizes.append(decode.size(image.read(), image.name))
+        except DataError as error:
+            problems.append(error)
+    if not sizes:
+        raise broken_images(problems, len(found), _WHERE)
+    if len(set(sizes)) == 1:
+        return sizes[0], False
+    middle = np.median(np.array(sizes), axis=0)
+    middle *= min(1.0, LARGEST_CHOSEN / middle.max())
+    chosen = Size(*np.maximum(middle.round().astype(int), 1).tolist())
+    smallest, largest = (f"{each.height}x{each.width}" for each in (min(sizes), max(sizes)))
+    notes.append(
+        f"images of {len(set(sizes))} sizes, {smallest} to {largest}, are brought to "
+        f"{chosen.height}x{chosen.width}; another is given with size= (--image-size)"
+    )
+    return chosen, True
+
+
+def _without_broken(
+    found: Sequence[LabelledImage], channels: int, broken: dict[str, str]
+) -> list[LabelledImage]:
+    """The images that can be decoded: each of them is, once."""
+    decode = Decoder(channels, _WHERE)
+    whole: list[bool] = [False] * len(found)
+    problems: dict[int, DataError] = {}
+
+    def look(worker: int, workers: int) -> None:
+        for number in range(worker, len(found), workers):
+            image = found[number]
+            try:
+                decode(image.read(), Size(1, 1), image.name, resize=True)
+                whole[number] = True
+            except DataError as error:
+                problems[number] = error
+
+    parallel_for(look, len(found))
+    if len(problems) == len(found):
+        raise broken_images(list(problems.values()), len(found), _WHERE)
+    broken |= {found[number].name: str(problems[number]) for number in sorted(problems)}
+    return [image for image, is_whole in zip(found, whole, strict=True) if is_whole]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return ", ".join(names[:_MOST_LISTED]) + more
 
 
 def train_and_test(root: Path, where: str) -> tuple[list[LabelledImage], list[LabelledImage]]:

@@ -117,7 +117,12 @@ def table(
         _check_first_row(found, column)
     samples = ArrayData(np.zeros((len(found), 1), np.float32), labels.values)
     train, apart = split_rows(samples, test, seed)
+    notes = found.notes
     if chosen is not None:
+        notes += tuple(
+            f"column {found.label(place)}: {kind.reason}"
+            for place, kind in chosen.kinds.items() if kind.reason
+        )  # fmt: skip
         schema = _fitted(found, chosen, column, labels, train, scale)
     assert schema is not None
     samples = ArrayData(schema.encode(found, places).x, labels.values)
@@ -125,7 +130,7 @@ def table(
     names = labels.class_names
     return Dataset(
         samples.subset(train), samples.subset(apart), len(names), names, _title(source),
-        dropped=dropped, notes=found.notes,
+        dropped=dropped, notes=notes,
     )  # fmt: skip
 
 
@@ -168,7 +173,7 @@ def table_inputs(
     x, notes = schema.encode(found, places)
     for each in notes:
         warnings.warn(f"{file_name_of(source) if _is_path(source) else 'table'}: {each}",
-                      stacklevel=2)  # fmt: skip
+                      stacklevel=3)  # fmt: skip
     return x
 
 

@@ -75,7 +75,7 @@ class Loader:
         self._epoch = 0
         self._position = 0
         # The last order that was asked for, and what it depends on.
-        self._order: tuple[tuple[int, int, int], NDArray[np.int64]] | None = None
+        self._order: tuple[tuple[int, int, int, int], NDArray[np.int64]] | None = None
         # What was found out about making batches holds for all epochs.
         self._tuner: tuple[tuple[int | None, ...], Tuner] | None = None
 
@@ -159,9 +159,9 @@ class Loader:
         samples = self._samples()
         if not self.shuffle:
             return np.arange(samples)
-        name = (samples, self.seed, self._epoch)
+        name = (samples, self.seed, self._epoch, self.batch_size)
         if self._order is None or self._order[0] != name:
-            numbers = self.data.order(self.seed, self._epoch)
+            numbers = self.data.batch_order(self.seed, self._epoch, self.batch_size)
             numbers.flags.writeable = False
             self._order = (name, numbers)
         return self._order[1]
@@ -259,7 +259,11 @@ class Loader:
             if missing:
                 # After the last sample comes the first.
                 indices = np.concatenate([indices, np.resize(order, missing)])
-            yield BatchJob(share, indices, Draw(seed, epoch, place))
+            length = None
+            if self.data.is_ragged:
+                # That of the whole batch, of which other ranks have parts.
+                length = self.data.batch_length(order[share.start : share.start + share.count])
+            yield BatchJob(share, indices, Draw(seed, epoch, place), length=length)
 
     def _read_jobs(self) -> Iterator[BatchJob]:
         source, following = self.data.source, self.data.stages.following

@@ -17,6 +17,7 @@ from caldera.data.random_draws import Draw
 from caldera.data.sources.as_data import as_data
 from caldera.data.sources.base import Array, Arrays, Data, StoredArrays, checked_rows
 from caldera.data.sources.iterable_data import IterableData
+from caldera.data.sources.ragged_data import RaggedData
 from caldera.data.transforms.normalise import Scale
 from caldera.data.transforms.stage import Stage, Stages, StagesLike, Transform
 from caldera.errors import CalderaError, ConfigError, DataError
@@ -69,6 +70,7 @@ class Pipeline(Data):
                 )
         inner = as_data(source)
         self.schema, self.is_test = inner.schema, inner.is_test
+        self.inputs, self.overlap = inner.inputs, inner.overlap
         given = Stages(stages)
         if isinstance(inner, Pipeline):
             given = Stages([*inner.own_stages, *given])
@@ -147,6 +149,17 @@ class Pipeline(Data):
     def order(self, seed: int, epoch: int) -> NDArray[np.int64]:
         return self._numbered("order").order(seed, epoch)
 
+    def batch_order(self, seed: int, epoch: int, batch_size: int) -> NDArray[np.int64]:
+        return self._numbered("order").batch_order(seed, epoch, batch_size)
+
+    def batch_length(self, indices: NDArray[np.integer]) -> int | None:
+        return self._numbered("batch_length").batch_length(indices)
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether batches differ in how many steps their sequences have."""
+        return isinstance(self.source, RaggedData)
+
     def report(self) -> str:
         """What the stages took so far, how many workers there are, and how long training waited.
 
@@ -172,18 +185,27 @@ class Pipeline(Data):
         """
         return self._blank
 
-    def make(self, indices: NDArray[np.integer], draw: Draw, end: int | None = None) -> StagedBatch:
-        """What the first `end` stages make of these samples.
+    def make(
+        self,
+        indices: NDArray[np.integer],
+        draw: Draw,
+        end: int | None = None,
+        length: int | None = None,
+    ) -> StagedBatch:
+        """What the first `end` stages make of these samples, padded to `length` steps.
 
         The last of them are only there to be mixed with, as many as `stages.following` says.
         """
         source = self._numbered("batch")
-        if len(indices) <= self.stages.following:
+        if len(indices) <= self.stages.following and length is None:
             # The part of a rank that has no samples.
             return StagedBatch(tuple(array[1:] for array in self.example(end)), ())
         started = time.perf_counter()
         try:
-            arrays = source.raw_batch(indices)
+            if length is None:
+                arrays = source.raw_batch(indices)
+            else:
+                arrays = source.padded_batch(indices, length)
         except Exception as error:
             raise _unreadable(source, indices, error) from error
         seconds = time.perf_counter() - started

@@ -31,6 +31,8 @@ class BatchJob:
     indices: NDArray[np.integer]
     draw: Draw
     arrays: Arrays | None = None
+    length: int | None = None
+    """The steps that sequences are padded to, the same on all ranks."""
 
 
 @dataclass(slots=True)
@@ -53,7 +55,7 @@ def prefetched(
         started, processor = time.perf_counter(), time.thread_time()
         end = tuner.setting.host_stages
         if job.arrays is None:
-            made = pipeline.make(job.indices, job.draw, end)
+            made = pipeline.make(job.indices, job.draw, end, job.length)
         else:
             indices = job.indices
             made = pipeline.finish(job.arrays, job.draw, lambda i: f"sample {indices[0] + i}", end)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,15 @@ from caldera.data.sources.array_data import ArrayData
 from caldera.data.sources.base import SCALE, Array, Data
 from caldera.data.sources.encoded_images import Files, images_in_archive, images_in_folder
 from caldera.data.sources.idx import map_idx
+from caldera.data.sources.item_data import ItemData
+from caldera.data.sources.items import array_of_item, is_data_loader, is_indexed, values_in_order
 from caldera.data.sources.iterable_data import IterableData
+from caldera.data.sources.ragged_data import RaggedData
 from caldera.data.sources.shards import INDEX, Shards
-from caldera.errors import DataError
+from caldera.errors import CalderaError, DataError
 from caldera.io import map_npy
 from caldera.io.files import PathLike, opened
+from caldera.tensor import Tensor
 
 _NPY_MAGIC = b"\x93NUMPY"
 _IDX_MAGIC = b"\x00\x00"
@@ -81,32 +85,39 @@ def _array(path: Path) -> Array:
 
 
 def as_data(value: Any) -> Data | IterableData:
-    """Data of whatever holds samples: Data, arrays, a tuple (x, y) of them, an iterable, a path.
+    """Data of whatever holds samples.
 
-    An iterable that is no array is read as samples; for batches, use `IterableData`. What may lie
-    at a path is said by `data.source`.
+    - `Data`, or the path of files (see `data.source`);
+    - arrays: x, `(x, y)`, or a dict of them, in which the target is called y, label or target;
+    - a list of pairs `[(x, y), ...]`, or anything with a length and `[number]`, such as a `Dataset`
+      of PyTorch (see `ItemData`);
+    - a `DataLoader` of PyTorch, which gives batches, or any other iterable or generator, which
+      gives samples (see `IterableData`);
+    - sequences of different lengths (see `RaggedData`).
 
     >>> import numpy as np
     >>> from caldera import data
     >>> data.as_data((np.zeros((3, 2)), [0, 1, 1]))
     ArrayData(3 samples, shape (2,), float64)
+    >>> data.as_data([(np.zeros(2), 0), (np.ones(2), 1)])
+    ArrayData(2 samples, shape (2,), float64)
     """
     if isinstance(value, Data | IterableData):
         return value
     if isinstance(value, str | os.PathLike):
         return source(value)
-    if isinstance(value, tuple):
-        for part in value[1:]:
-            if np.asarray(part).dtype.kind in "US":
-                raise DataError.build(
-                    "data.as_data", expected="targets that are numbers", got="texts",
-                    hint="cd.data.arrays(x, y) numbers the classes, and keeps their names",
-                )  # fmt: skip
-        return ArrayData(*value)
-    if isinstance(value, list):
-        return ArrayData(value)
-    if isinstance(value, np.ndarray):
-        return ArrayData(value)
+    if isinstance(value, Mapping):
+        value = tuple(values_in_order(value, "data.as_data"))
+    if isinstance(value, list) and _are_pairs(value):
+        value = tuple(list(column) for column in zip(*value, strict=True))
+    if isinstance(value, tuple | list):
+        return _of_arrays(*value) if isinstance(value, tuple) else _of_arrays(value)
+    if isinstance(value, np.ndarray) or hasattr(value, "detach"):
+        return ArrayData(array_of_item(value, "data.as_data"))
+    if is_data_loader(value):
+        return IterableData(value, batches=True)
+    if not isinstance(value, Tensor) and is_indexed(value):
+        return ItemData(value)
     array = np.asarray(value)
     # NumPy makes one object of what it cannot read as an array.
     if (
@@ -116,3 +127,61 @@ def as_data(value: Any) -> Data | IterableData:
     ):
         return IterableData(value)
     return ArrayData(array)
+
+
+def _of_arrays(*parts: Any) -> Data:
+    """Arrays along whose first axis the samples lie; parts that are no arrays yet become some."""
+    found = [_column(part) for part in parts]
+    if found and _is_ragged(found[0]):
+        return RaggedData(*found)
+    for part in found[1:]:
+        if _has_texts(part):
+            raise DataError.build(
+                "data.as_data", expected="targets that are numbers", got="texts",
+                hint="cd.data.arrays(x, y) numbers the classes, and keeps their names",
+            )  # fmt: skip
+    if found and _has_texts(found[0]):
+        raise DataError.build(
+            "data.as_data", expected="inputs that are numbers", got="texts",
+            hint="cd.data.texts(texts, labels) makes numbers of words, and keeps them in the model",
+        )  # fmt: skip
+    return ArrayData(*found)
+
+
+def _column(part: Any) -> Any:
+    """A list of arrays as one array, or as a list where they differ in length alone."""
+    if hasattr(part, "detach"):
+        return array_of_item(part, "data.as_data")
+    if not isinstance(part, list) or not part or isinstance(part[0], str | int | float):
+        return part
+    if not any(hasattr(each, "shape") or isinstance(each, list | tuple) for each in part):
+        return part
+    try:
+        items = [array_of_item(each, "data.as_data") for each in part]
+    except CalderaError:
+        # Whoever makes an array of it will say what is wrong.
+        return part
+    shapes = {each.shape for each in items}
+    if len(shapes) == 1:
+        return np.stack(items)
+    is_ragged = len({shape[1:] for shape in shapes}) == 1 and () not in shapes
+    return items if is_ragged else part
+
+
+def _has_texts(part: Any) -> bool:
+    try:
+        return np.asarray(part).dtype.kind in "US"
+    except ValueError:
+        # Whoever makes an array of it will say what is wrong.
+        return False
+
+
+def _is_ragged(part: Any) -> bool:
+    """Whether `_column` has left a list of arrays."""
+    return isinstance(part, list) and bool(part) and isinstance(part[0], np.ndarray)
+
+
+def _are_pairs(value: list[Any]) -> bool:
+    """Whether a list holds samples (x, y): tuples, of one length."""
+    lengths = {len(each) if isinstance(each, tuple) else 0 for each in value}
+    return len(lengths) == 1 and min(lengths) >= 2

@@ -72,6 +72,25 @@ class Data(ABC):
         """What a message calls a sample: that of its file, where it has one."""
         return f"sample {index}"
 
+    overlap: int | None = None
+    """Of samples in the order of time, how many neighbours share what they predict; None for
+    others. A part of them that is set aside is the last one, and not a random one."""
+
+    inputs: int | None = None
+    """How many arrays of a sample are inputs, where the data know; the others are targets."""
+
+    def batch_length(self, indices: NDArray[np.integer]) -> int | None:
+        """How many steps a batch of these samples is padded to; None where nothing is padded."""
+        return None
+
+    def padded_batch(self, indices: NDArray[np.integer], length: int) -> Arrays:
+        """The samples as they are stored, padded to so many steps; see `RaggedData`."""
+        return self.raw_batch(indices)
+
+    def batch_order(self, seed: int, epoch: int, batch_size: int) -> NDArray[np.int64]:
+        """The order of an epoch for batches of this size, where it depends on that."""
+        return self.order(seed, epoch)
+
     @checked
     def order(self, seed: int, epoch: int) -> NDArray[np.int64]:
         """The numbers of all samples in the random order of an epoch."""

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from caldera.arguments import shown, within
 from caldera.data.schema import Schema
 from caldera.data.sources.base import SCALE, Arrays, checked_scale, scaled
-from caldera.errors import CalderaError, ConfigError, DataError
-from caldera.tensor.convert import real_array_of
+from caldera.data.sources.items import arrays_of_item
+from caldera.errors import ConfigError, DataError
 from caldera.tensor.dtype import DType
 
 Source: TypeAlias = Iterable[Any] | Callable[[], Iterable[Any]]
@@ -29,7 +29,8 @@ class _Kind(NamedTuple):
 class IterableData:
     """Samples from an iterable, or from a function that makes one for each epoch.
 
-    An item is a sample, (x, y) or x alone; with `batches=True` it is a batch of them, of any size.
+    An item is a sample, (x, y), a dict or x alone; with `batches=True` it is a batch of them, of
+    any size, as a `DataLoader` of PyTorch gives them.
     Batches of the size that is trained with are put together from either. A generator can be read
     once, so training for several epochs needs the function that makes it.
 
@@ -44,6 +45,8 @@ class IterableData:
     schema: Schema | None = None
     """What the samples are; see `Data`."""
     is_test: bool = False
+    inputs: int | None = None
+    overlap: int | None = None
 
     def __init__(
         self,
@@ -189,7 +192,7 @@ class IterableData:
         what = "batch" if self._batches else "sample"
         where = f"data.IterableData, {what} {number}"
         if self._batches:
-            arrays = _as_arrays(piece, where)
+            arrays = arrays_of_item(piece, where)
             if any(not array.ndim or len(array) != len(arrays[0]) for array in arrays):
                 raise DataError.build(
                     where,
@@ -197,7 +200,7 @@ class IterableData:
                     got="shapes " + ", ".join(str(array.shape) for array in arrays),
                 )
         else:
-            samples = [_as_arrays(each, where) for each in piece]
+            samples = [arrays_of_item(each, where) for each in piece]
             for offset, sample in enumerate(samples):
                 kind = _Kind(
                     tuple(array.shape for array in sample), tuple(array.dtype for array in sample)
@@ -215,15 +218,6 @@ class IterableData:
             self._kind = kind
         if kind != self._kind:
             raise DataError.build(where, expected=_text(self._kind), got=_text(kind))
-
-
-def _as_arrays(item: Any, where: str) -> Arrays:
-    try:
-        if isinstance(item, tuple):
-            return tuple(real_array_of(part, where) for part in item)
-        return (real_array_of(item, where),)
-    except CalderaError as error:
-        raise DataError.build(where, expected="arrays of numbers", got=str(error)) from None
 
 
 def _part(arrays: Arrays, start: int, end: int | None = None) -> Arrays:

@@ -113,15 +113,14 @@ def _text_kind(table: Table, column: int, name: str, decimal: str | None) -> Kin
     numbers = numbers_of(np.array(words, object), mark)
     share = float((~np.isnan(numbers)).mean()) if words else 0.0
     if share == 1.0:
-        reason = (
-            f"{other!r} could be read otherwise: decimal= (--decimal) says how" if other else ""
-        )
-        kind = Kind(NUMBER, mark, reason)
+        kind = Kind(NUMBER, mark, _if_ambiguous(other, "decimal= (--decimal)"))
         return _unless_identifier(kind, name, numbers, len(values))
     dates = find_format(texts)
     if dates is not None:
-        reason = f"it could be {dates.other}, too: kinds= (--kinds) says" if dates.other else ""
-        return Kind(DATE, dates.format, reason)
+        swapped = texts[0] if dates.other else ""
+        return Kind(
+            DATE, dates.format, _if_ambiguous(swapped, f"kinds= (--kinds) date:{dates.other}")
+        )
     if share >= _MOSTLY and len(words) > _MOST_CATEGORIES:
         row = next(
             row for row, each in enumerate(values)
@@ -163,6 +162,10 @@ def _decimal(values: Values, comma: bool, given: str | None) -> tuple[str, str]:
         differing = texts[point != with_comma]
         return (COMMA if comma else POINT), str(differing[0]) if len(differing) else ""
     return POINT, ""
+
+
+def _if_ambiguous(text: str, how: str) -> str:
+    return f"{text!r} could be read otherwise, which {how} says" if text else ""
 
 
 def _present(values: Values) -> list[str]:

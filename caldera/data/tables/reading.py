@@ -293,7 +293,7 @@ def _is_connection(value: Any) -> bool:
 def _is_frame(value: Any) -> bool:
     """Whether it is a frame of pandas or polars or a table of Arrow, none of which is imported."""
     room = type(value).__module__.partition(".")[0]
-    return room in ("pandas", "polars", "pyarrow") and hasattr(value, "columns")
+    return room in ("pandas", "polars", "pyarrow") and hasattr(type(value), "columns")
 
 
 def _frame_columns(frame: Any) -> dict[str, Any]:

@@ -29,6 +29,7 @@ _MODE_OF_CHANNELS = {1: "L", 3: "RGB"}
 _BYTES_A_PIXEL = 10
 # The decoding of smaller images is mostly Python, which threads only slow down.
 _PIXELS_FOR_THREADS = 1 << 14
+_MOST_LISTED = 20
 
 
 class Size(NamedTuple):
@@ -50,14 +51,16 @@ def decode_all(
     *,
     resize: bool,
     where: str,
+    broken: dict[str, str] | None = None,
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Images as (samples, channels, height, width), and their class numbers.
 
-    All must have the size of the first, or `size`; with `resize` they are brought to it.
+    All must have the size of the first, or `size`; with `resize` they are brought to it. Those that
+    cannot be read are named in one error; or left out and put into `broken`, with the reason.
     """
     decode = Decoder(channels, where)
-    first_size = decode.size(images[0].read(), images[0].name)
-    size = size or first_size
+    size = size or decode.size(images[0].read(), images[0].name)
+    problems: dict[int, DataError] = {}
     needed = len(images) * channels * size.height * size.width
     try:
         if settings.memory_limit is not None and needed > settings.memory_limit:
@@ -74,15 +77,39 @@ def decode_all(
     def decode_share(worker: int, workers: int) -> None:
         for number in range(worker, len(images), workers):
             image = images[number]
-            x[number] = decode(image.read(), size, image.name, resize=resize)
+            try:
+                x[number] = decode(image.read(), size, image.name, resize=resize)
+            except DataError as error:
+                problems[number] = error
 
-    if first_size.height * first_size.width < _PIXELS_FOR_THREADS:
+    if size.height * size.width < _PIXELS_FOR_THREADS:
         decode_share(0, 1)
     else:
         parallel_for(decode_share, len(images))
     numbers = {name: number for number, name in enumerate(classes)}
     y = np.array([numbers[image.label] for image in images], np.int64)
-    return x, y
+    if not problems:
+        return x, y
+    if broken is None or len(problems) == len(images):
+        raise broken_images(list(problems.values()), len(images), where)
+    broken |= {images[number].name: str(problems[number]) for number in sorted(problems)}
+    kept = np.array([number for number in range(len(images)) if number not in problems])
+    return x[kept], y[kept]
+
+
+def broken_images(problems: Sequence[DataError], count: int, where: str) -> DataError:
+    """The error for images of which some, or one, cannot be read."""
+    hint = "leave it out with skip_broken=True (--skip-broken)"
+    if len(problems) == 1:
+        return DataError(f"{problems[0]}; {hint}" if count > 1 else str(problems[0]))
+    listed = "\n  ".join(str(each).removeprefix(where).strip() for each in problems[:_MOST_LISTED])
+    more = len(problems) - _MOST_LISTED
+    return DataError.build(
+        where, expected=f"{count} images that can be read",
+        got=f"{len(problems)} that cannot:\n  {listed}"
+        + (f"\n  and {more} more" if more > 0 else ""),
+        hint=hint.replace("it", "them", 1),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from caldera.nn.models.alexnet import alexnet
 from caldera.nn.models.classic import lenet5, mlp
 from caldera.nn.models.googlenet import GoogLeNet, googlenet
 from caldera.nn.models.gpt import GPT, gpt
+from caldera.nn.models.huggingface import load_huggingface
 from caldera.nn.models.inception3 import Inception3, inception3
-from caldera.nn.models.lstm import lstm_classifier
+from caldera.nn.models.lstm import lstm_classifier, text_classifier
 from caldera.nn.models.resnet import (
     PaddedShortcut,
     resnet18,
@@ -30,6 +31,7 @@ __all__ = [
     "gpt",
     "inception3",
     "lenet5",
+    "load_huggingface",
     "load_torchvision",
     "lstm_classifier",
     "mlp",
@@ -38,6 +40,7 @@ __all__ = [
     "resnet34",
     "resnet50",
     "resnet56",
+    "text_classifier",
     "torchvision_names",
     "vgg16",
 ]

@@ -32,7 +32,8 @@ class GPT(Layer):
     """Words (N, T), whole numbers, to scores (N, T, vocabulary) for the word that follows each.
 
     T is at most `context`. Blocks are pre-norm, the last product shares the table of words, weights
-    begin with normal numbers of deviation 0.02, those that end a branch with less: as in GPT-2.
+    begin with normal numbers of deviation 0.02, those that end a branch with less: as in GPT-2,
+    whose own weights need `activation="gelu_tanh"`.
 
     >>> import numpy as np
     >>> import caldera as cd
@@ -53,6 +54,7 @@ class GPT(Layer):
     depth: int = 4
     heads: int = 4
     dropout: float = 0.0
+    activation: str = "gelu"
 
     def __post_init__(self) -> None:
         check_counts(
@@ -67,7 +69,12 @@ class GPT(Layer):
         self.drop = Dropout(self.dropout)
         self.blocks = [
             TransformerBlock(
-                self.heads, causal=True, dropout=self.dropout, fill=fill, output_fill=output_fill
+                self.heads,
+                causal=True,
+                dropout=self.dropout,
+                activation=self.activation,
+                fill=fill,
+                output_fill=output_fill,
             )
             for _ in range(self.depth)
         ]

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from os import PathLike
 from typing import NamedTuple
 
+import numpy as np
+
 from caldera.arguments import refusal
 from caldera.errors import CheckpointError
 from caldera.io import load_safetensors
@@ -103,12 +105,19 @@ def load_torchvision(
     whole = network(layers)
     if not all(layer.built for layer in whole.walk() if layer is not whole):
         whole(sample_input(whole))
-    skipped = tuple(skip)
+    given = {name: tensor.numpy() for name, tensor in load_safetensors(path).items()}
+    assign_by_torch_names(whole, given, tuple(skip), f"load_torchvision({str(path)!r})")
+
+
+def assign_by_torch_names(
+    whole: Layer, given: dict[str, np.ndarray], skipped: tuple[str, ...], where: str
+) -> None:
+    """Give every variable of built layers the array of its name in torchvision."""
     if not all(isinstance(each, str) for each in skipped):
-        raise refusal("load_torchvision", "skip", "the beginnings of names", skipped)
+        raise refusal(where.partition("(")[0], "skip", "the beginnings of names", skipped)
     given = {
-        name: tensor.numpy()
-        for name, tensor in load_safetensors(path).items()
+        name: array
+        for name, array in given.items()
         if not name.startswith(skipped) and not name.endswith(_COUNTER)
     }
     wanted = {
@@ -116,8 +125,7 @@ def load_torchvision(
         for entry in torchvision_names(whole)
         if not entry.name.startswith(skipped)
     }
-    where = f"load_torchvision({str(path)!r})"
-    _compare_names(where, set(wanted), set(given))
+    compare_names(where, set(wanted), set(given))
     values = {name: given[name].T if wanted[name].transposed else given[name] for name in wanted}
     wrong = [
         f"{name} {given[name].shape} for {_shape_there(entry)}"
@@ -126,7 +134,7 @@ def load_torchvision(
     ]
     if wrong:
         raise CheckpointError.build(
-            where, expected="the shapes of the layers", got=_listed(wrong),
+            where, expected="the shapes of the layers", got=listed(wrong),
             hint="name layers that differ in skip=",
         )  # fmt: skip
     for name, entry in wanted.items():
@@ -137,13 +145,14 @@ def _shape_there(entry: TorchName) -> tuple[int, ...]:
     return entry.variable.shape[::-1] if entry.transposed else entry.variable.shape
 
 
-def _compare_names(where: str, wanted: set[str], given: set[str]) -> None:
+def compare_names(where: str, wanted: set[str], given: set[str]) -> None:
+    """Refuse a file that lacks weights, or has others."""
     missing, unexpected = sorted(wanted - given), sorted(given - wanted)
     if missing or unexpected:
         raise CheckpointError.build(
             where, expected="a weight for every parameter of the layers, and no other",
             got="; ".join(
-                f"{what} {_listed(names)}"
+                f"{what} {listed(names)}"
                 for what, names in (("missing", missing), ("unexpected", unexpected))
                 if names
             ),
@@ -151,6 +160,7 @@ def _compare_names(where: str, wanted: set[str], given: set[str]) -> None:
         )  # fmt: skip
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
     more = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

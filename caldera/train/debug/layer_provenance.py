@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable
 
+from caldera.data import Batch
 from caldera.graph.body import topological
 from caldera.graph.node import Node, Symbol, frozen
 from caldera.nn.tracing import trace
@@ -13,14 +14,15 @@ from caldera.train.tracking.summary import layer_nodes
 
 
 class LayerProvenance:
-    """The layers of a model, and the nodes that each of them writes for a batch of `count`."""
+    """The layers of a model, and the nodes that each of them writes for a batch, or for so many
+    samples."""
 
-    def __init__(self, steps: Steps, count: int) -> None:
+    def __init__(self, steps: Steps, like: int | Batch) -> None:
         model = steps.model
         with trace(
             training=True, dtype=model.dtype, device=model.device, random=steps.random
         ) as traced:
-            model(*steps.graph(count).inputs())
+            model(*steps.graph(like).inputs())
         self._numbers = _Numbers()
         self._path: dict[int, str] = {}
         # Inner layers come after the ones they are in, and know better.

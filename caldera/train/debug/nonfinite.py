@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caldera.data import Batch
 from caldera.errors import CalderaError, NonFiniteError
 from caldera.graph.node import Node, Symbol, describe
 from caldera.graph.opdef import ITEM
@@ -110,12 +111,12 @@ class StopAtNonFinite(Callback):
 
     def _explained_here(self, run: Run, bad: int) -> tuple[CalderaError, str]:
         try:
-            count, feeds = _fed(run, self._epoch, bad)
+            like, feeds = _fed(run, self._epoch, bad)
         except CalderaError:
             if run.batches is not None:
                 raise
             return _unexplained(bad), "data"
-        error, blamed = explain(run.steps.fed(), count, feeds, bad)
+        error, blamed = explain(run.steps.fed(), like, feeds, bad)
         if blamed == "variable" and bad > self._epoch.first:
             # A finite loss can have gradients that are not: then the batch before is to be seen.
             _, earlier = _fed(run, self._epoch, bad - 1)
@@ -138,7 +139,7 @@ class _Epoch:
         return cls(run.step - run.batch, run.loader.state())
 
 
-def _fed(run: Run, epoch: _Epoch, step: int) -> tuple[int, dict[str, Any]]:
+def _fed(run: Run, epoch: _Epoch, step: int) -> tuple[int | Batch, dict[str, Any]]:
     """The samples of a step of an epoch, and how they were fed.
 
     Batches depend on their number alone, so any of them can be had again.
@@ -147,7 +148,9 @@ def _fed(run: Run, epoch: _Epoch, step: int) -> tuple[int, dict[str, Any]]:
     place = {"position": (step - epoch.first) * run.loader.batch_size}
     spare.restore({**epoch.loader, **place})
     batch = next(iter(spare))
-    return len(batch), run.steps.feeds(batch.arrays, run.weights_of(batch))
+    # Where sequences have any length, a plan is found by the batch and not by its size.
+    like = batch if run.model.open_lengths else len(batch)
+    return like, run.steps.feeds(batch.arrays, run.weights_of(batch))
 
 
 def _unexplained(step: int) -> NonFiniteError:
@@ -169,13 +172,14 @@ class Source:
 
 
 def explain(
-    steps: Steps, count: int, feeds: Mapping[str, Any], step: int
+    steps: Steps, like: int | Batch, feeds: Mapping[str, Any], step: int
 ) -> tuple[NonFiniteError, str]:
-    """The error for a step on `count` samples that was not finite, and what it blames.
+    """The error for a step that was not finite, on so many samples or a batch like that, and what
+    it blames.
 
     That is "precision", "data", "variable" or "op".
     """
-    program = steps.training(count).original
+    program = steps.training(like).original
     # The totals have seen the bad step, and are not to blame.
     totals = steps.training_totals.variables()
     values = computed(program, feeds, {each.symbol for each in totals.values()})
@@ -202,7 +206,7 @@ def explain(
         )  # fmt: skip
         return error, "variable"
     inputs = [values[given][0] for given in found.node.inputs]
-    return _bad_op(where, found, LayerProvenance(steps, count), inputs), "op"
+    return _bad_op(where, found, LayerProvenance(steps, like), inputs), "op"
 
 
 def _bad_op(

@@ -49,7 +49,7 @@ SETTINGS = (
     "seed", "name",
 )  # fmt: skip
 _KEYS = {"format", "kind", "class", "layers", "settings", "inputs", "tensors"}
-_LATER_KEYS = {"schema"}
+_LATER_KEYS = {"schema", "open_lengths"}
 """What older files do not have."""
 
 
@@ -105,6 +105,7 @@ def _described_model(
         "inputs": inputs,
         "tensors": {name: described(array) for name, array in tensors.items()},
         "schema": None if schema is None else schema.to_plain(),
+        "open_lengths": model.open_lengths,
     }
     text = json.dumps(content, allow_nan=False)
     return tensors, {KEY: text, DIGEST: digest(text)}

@@ -188,4 +188,4 @@ def training_step(model: Model, data: Any, batch_size: int) -> tuple[Plan, dict[
     batch = next(iter(Loader(source, batch_size, shuffle=False)), None)
     if batch is None:
         raise DataError.build("profile", expected="at least one sample", got="none")
-    return steps.training(len(batch)), steps.feeds(batch.arrays, None)
+    return steps.training(batch), steps.feeds(batch.arrays, None)

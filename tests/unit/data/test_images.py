@@ -83,18 +83,48 @@ def test_large_images_are_decoded_by_several_threads(tmp_path: Path) -> None:
 def test_images_are_brought_to_one_size(tmp_path: Path) -> None:
     write(tmp_path, "a/1.png", picture(100, (10, 20)))
     write(tmp_path, "a/2.png", picture(200, (30, 5)))
-    with pytest.raises(DataError, match=r"a/2\.png: expected an image of 20x10, got 5x30"):
-        data.images(tmp_path)
+    with pytest.warns(UserWarning, match=r"2 sizes, 5x30 to 20x10, are brought to 12x20; .*size="):
+        chosen = data.images(tmp_path, test=0)
+    assert chosen.shape == (3, 12, 20)
+    assert "12x20" in chosen.notes[0]
+    with pytest.warns(UserWarning, match="12x20"):
+        assert data.images(tmp_path, test=1, in_memory=False).shape == (3, 12, 20)
     found = data.images(tmp_path, size=(8, 6), test=0)
     assert found.shape == (3, 8, 6)
     assert found.train.raw_batch(np.arange(2))[0].max(axis=(1, 2, 3)).tolist() == [100, 200]
 
 
-def test_tests_must_have_the_size_of_the_training(tmp_path: Path) -> None:
-    write(tmp_path, "train/a/1.png", picture(1, (4, 4)))
-    write(tmp_path, "test/a/1.png", picture(1, (5, 4)))
-    with pytest.raises(DataError, match="expected an image of 4x4, got 4x5"):
-        data.images(tmp_path)
+def test_a_size_that_nobody_gave_is_not_huge(tmp_path: Path) -> None:
+    write(tmp_path, "train/a/1.png", picture(1, (400, 1000)))
+    write(tmp_path, "test/a/1.png", picture(1, (404, 1000)))
+    with pytest.warns(UserWarning, match="brought to 256x103"):
+        found = data.images(tmp_path)
+    assert found.train.shape == found.test.shape == (3, 256, 103)
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_broken_images_are_listed_and_left_out(tmp_path: Path, in_memory: bool) -> None:
+    for number in range(6):
+        write(tmp_path, f"{'ab'[number % 2]}/{number}.png", picture(10 * number, (4, 4)))
+    write(tmp_path, "a/7.png", b"no image")
+    write(tmp_path, "b/8.png", picture(1, (40, 40))[:60])
+    with pytest.raises(
+        DataError, match=r"2 that cannot:\s+a/7\.png.*\s+b/8\.png.*skip_broken=True"
+    ):
+        data.images(tmp_path, size=(4, 4))
+    with pytest.warns(UserWarning, match=r"2 broken images left out: a/7\.png, b/8\.png"):
+        found = data.images(tmp_path, size=(4, 4), test=2, skip_broken=True, in_memory=in_memory)
+    shades = np.concatenate([part.x[:, 0, 0, 0] * 255 for part in (found.train, found.test)])
+    assert sorted(shades.round().tolist()) == [0, 10, 20, 30, 40, 50]
+    assert found.test.y is not None
+    assert found.test.y.tolist() == [0, 1]
+
+
+def test_where_all_are_broken_nothing_is_left_out(tmp_path: Path) -> None:
+    for number in range(2):
+        write(tmp_path, f"a/{number}.png", b"no image")
+    with pytest.raises(DataError, match="2 images that can be read, got 2 that cannot"):
+        data.images(tmp_path, skip_broken=True)
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF", "BMP"])

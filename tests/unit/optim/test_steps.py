@@ -8,6 +8,7 @@ import pytest
 import caldera as cd
 from caldera import op, optim
 from caldera.comm import Communicator, run_virtual_ranks
+from caldera.errors import CalderaError
 
 
 def _moved(optimizer: optim.Optimizer, slopes: list[np.ndarray]) -> list[np.ndarray]:
@@ -229,3 +230,12 @@ def test_a_step_that_is_not_ok_changes_nothing(name: str) -> None:
     after = [w.numpy(), *(variable.numpy() for variable in optimizer.variables())]
     for left, right in zip(before, after, strict=True):
         np.testing.assert_array_equal(left, right)
+
+
+def test_a_variable_that_a_loss_does_not_depend_on_can_stay() -> None:
+    used, unused = (op.var(name, (), fill=cd.constant(3.0)) for name in ("used", "unused"))
+    with pytest.raises(CalderaError, match="unused='zero'"):
+        optim.SGD(0.1).train(used**2.0, [used, unused])
+    step = cd.compile(optim.SGD(0.1).train(used**2.0, [used, unused], unused="zero"))
+    step.run()
+    assert (used.numpy(), unused.numpy()) == (pytest.approx(2.4), 3.0)

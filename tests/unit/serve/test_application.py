@@ -80,6 +80,28 @@ def test_rows_of_a_table_by_name_by_place_and_as_csv(table_app: serve.Applicatio
     ]  # fmt: skip
 
 
+def test_mixed_rows_in_units_with_gaps_and_unknown_categories() -> None:
+    rows = {"city": ["Oslo", "Roma"] * 10, "area": [50.0, 90.0, None, 70.0] * 5,
+            "price": [5e5 + 1e3 * n for n in range(20)]}  # fmt: skip
+    found = data.table(rows, "price", classes=False)
+    model = cd.NeuralNetwork([nn.Input(found.shape), nn.Dense(1)], loss="mean_squared", epochs=2)
+    model.fit(found.train, verbose=0)
+    app = serve.application(model, name="homes", limits=serve.Limits(batch_size=4))
+    said = reply(app, "/predict", samples({"area": None, "city": "Bern"})).json
+    assert 4e5 < said["predictions"][0]["value"] < 6e5
+    assert said["target"] == "price"
+    assert [note.partition(":")[0] for note in said["notes"]] == ["column 'city'", "column 'area'"]
+    csv = reply(app, "/predict", b"area,city\n50,Oslo\n,Roma\n", content_type="text/csv",
+                accept="text/csv")  # fmt: skip
+    assert csv.body.startswith(b"sample,price\n0,")
+    assert "column 'area': 1 missing" in csv.headers["caldera-notes"]
+    whole = reply(app, "/predict", samples({"area": 50, "city": "Oslo"})).json
+    assert "notes" not in whole
+    assert reply(app, "/model", method="GET").json["columns"][0]["categories"] == ["Oslo", "Roma"]
+    page = reply(app, "/", method="GET").body.decode()
+    assert '<option value="Oslo">Oslo</option>' in page
+
+
 def test_values_and_outputs_that_are_no_numbers() -> None:
     model = cd.NeuralNetwork([nn.Input((1,)), nn.Dense(1)], loss="mean_squared")
     model.parameters()[0].assign(np.array([[3e38]], "float32"))

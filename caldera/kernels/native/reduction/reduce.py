@@ -180,7 +180,9 @@ def _rows_together(loop: Axes, arrays: Sequence[np.ndarray]) -> int:
             return 1
     if columns >= SHORT_ROW or length * columns < WORTH_JOINING:
         return 1
-    return max(n for n in range(1, LONG_ROW // columns + 1) if length % n == 0)
+    # Two long rows at least: one would leave as much to be reduced as there was.
+    most = max(1, min(LONG_ROW // columns, length // 2))
+    return max(n for n in range(1, most + 1) if length % n == 0)
 
 
 def _with_rows_apart(loop: Axes, together: int) -> Axes:

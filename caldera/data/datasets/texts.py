@@ -1,0 +1,247 @@
+"""Texts to classify: from lists, from a column of a table, or from folders of text files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from caldera.data.datasets.dataset import Dataset, as_targets, split_rows
+from caldera.data.schema import Schema
+from caldera.data.sources.array_data import ArrayData
+from caldera.data.tables.reading import Reading, is_table, read_table
+from caldera.data.tables.table import value_text
+from caldera.data.text.tokenizer import Tokenizer
+from caldera.errors import ConfigError, DataError
+from caldera.io.files import read_bounded
+from caldera.registry import nearest
+
+LARGEST_TEXT = 1 << 24
+"""Bytes of one text file."""
+SUFFIXES = (".txt", ".text", ".md")
+_TRAIN = ("train", "training")
+_TEST = ("test", "val", "valid", "validation")
+_WHERE = "data.texts"
+
+
+class LabelledTexts(NamedTuple):
+    """Texts, and what each of them is."""
+
+    texts: list[str]
+    labels: list[Any]
+
+
+def texts(
+    source: Any,
+    labels: Sequence[Any] | None = None,
+    *,
+    text: str | None = None,
+    target: str | None = None,
+    tokenizer: str | Tokenizer = "words",
+    vocabulary: int = 20_000,
+    length: int | None = None,
+    test: float = 0.2,
+    seed: int = 0,
+    schema: Schema | None = None,
+) -> Dataset:
+    """Texts and their classes, as rows of whole numbers: a list of texts beside `labels`, a table
+    (as `data.table` takes it) of which `text` and `target` are columns, or a folder with a folder
+    of .txt files for each class (perhaps in train/ and test/).
+
+    The tokenizer ("words", "letters" or "byte_pairs") learns at most `vocabulary` tokens from the
+    texts to train with, and keeps `length` of each text; see `Tokenizer.fit`. It goes with the data
+    into the model: `model.predict(["a text"])`. New texts for a model are read with its `schema`.
+
+    >>> from caldera import data
+    >>> reviews = data.texts(["good", "very good", "bad", "so bad"], ["+", "+", "-", "-"], test=0.5)
+    >>> reviews.class_names, reviews.schema.text.transform(["good bad unheard"]).shape
+    (('+', '-'), (1, 2))
+    """
+    if schema is not None and schema.text is not None:
+        text = text or schema.text.column or None
+    given, apart, name, text = _read(source, labels, text, target)
+    both = given.labels + (apart.labels if apart is not None else [])
+    values, names = _numbered(both, schema)
+    trained = np.arange(len(given.texts))
+    tested = np.arange(len(given.texts), len(both))
+    if apart is None:
+        everything = ArrayData(np.zeros((len(both), 1)), values)
+        trained, tested = split_rows(everything, test, seed)
+    whole = given.texts + (apart.texts if apart is not None else [])
+    fitted = _fitted(tokenizer, [whole[row] for row in trained], vocabulary, length, schema)
+    if schema is None:
+        fitted = replace(fitted, column=text)
+    rows = fitted.transform(whole)
+    known = Schema(classes=names, text=fitted)
+    parts = []
+    for numbers in (trained, tested):
+        part = ArrayData(rows[numbers], values[numbers], scale=None)
+        part.schema = known
+        parts.append(part)
+    notes = (f"texts are divided into {fitted}",)
+    return Dataset(parts[0], parts[1], len(names), names, name, notes=notes)
+
+
+def _fitted(
+    tokenizer: str | Tokenizer, training: list[str], size: int, length: int | None,
+    schema: Schema | None,
+) -> Tokenizer:  # fmt: skip
+    if schema is not None and schema.text is not None:
+        return schema.text
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer if length is None else replace(tokenizer, length=length)
+    return Tokenizer.fit(training, tokenizer, size=size, length=length)
+
+
+def _numbered(labels: list[Any], schema: Schema | None) -> tuple[np.ndarray, tuple[str, ...]]:
+    if schema is None or not schema.classes:
+        targets = as_targets(np.array([str(each) for each in labels]), True, _WHERE)
+        return targets.values, targets.class_names
+    known = {name: number for number, name in enumerate(schema.classes)}
+    for each in labels:
+        if str(each) not in known:
+            raise DataError.build(
+                _WHERE, expected="the classes " + ", ".join(known), got=repr(each)[:80],
+                hint=nearest(str(each), known),
+            )  # fmt: skip
+    return np.array([known[str(each)] for each in labels], np.int64), schema.classes
+
+
+def _read(
+    source: Any, labels: Sequence[Any] | None, text: str | None, target: str | None
+) -> tuple[LabelledTexts, LabelledTexts | None, str, str]:
+    """Texts to train with, those to test with if they are apart, a name, and that of the column."""
+    if not is_table(source):
+        return _pairs(source, labels), None, "texts", ""
+    if labels is not None:
+        raise ConfigError.build(
+            _WHERE, expected="labels in the table, as target= says", got="labels beside it"
+        )
+    path = Path(source).expanduser() if isinstance(source, str | PathLike) else None
+    if path is not None and path.is_dir():
+        return *_folder(path), path.resolve().name, ""
+    found, column = _table(source, text, target)
+    return found, None, "texts" if path is None else path.name.partition(".")[0], column
+
+
+def _pairs(source: Any, labels: Sequence[Any] | None) -> LabelledTexts:
+    are_pairs = labels is None and isinstance(source, Sequence) and bool(source)
+    if are_pairs and all(isinstance(each, tuple) and len(each) == 2 for each in source):
+        source, labels = zip(*source, strict=True)
+    found = [] if labels is None or not np.iterable(labels) else list(labels)
+    is_list = isinstance(source, Sequence) or (isinstance(source, np.ndarray) and source.ndim)
+    given = list(source) if is_list else []
+    if not given or len(found) != len(given) or not all(isinstance(each, str) for each in given):
+        raise DataError.build(
+            _WHERE, expected="texts and as many labels, a CSV file or a folder",
+            got=f"{len(given)} texts and {len(found)} labels",
+            hint="as in data.texts(['good', 'bad'], ['+', '-'])",
+        )  # fmt: skip
+    return LabelledTexts(given, found)
+
+
+# --- files
+
+
+def _folder(root: Path) -> tuple[LabelledTexts, LabelledTexts | None]:
+    inside = [
+        next((root / n for n in names if (root / n).is_dir()), None) for names in (_TRAIN, _TEST)
+    ]
+    train, test = inside
+    if train is None:
+        return _classes(root), None
+    return _classes(train), None if test is None else _classes(test)
+
+
+def text_files(folder: Path) -> list[Path]:
+    """The text files of a folder, in the order of their names."""
+    return sorted(
+        path for path in folder.iterdir()
+        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+    )  # fmt: skip
+
+
+def is_text_folder(root: Path) -> bool:
+    """Whether a folder has folders of text files, one for each class."""
+    top = next((root / name for name in _TRAIN if (root / name).is_dir()), root)
+    return any(text_files(each) for each in sorted(top.iterdir()) if each.is_dir())
+
+
+def _classes(folder: Path) -> LabelledTexts:
+    found = LabelledTexts([], [])
+    for label in sorted(path for path in folder.iterdir() if path.is_dir()):
+        for path in text_files(label):
+            found.texts.append(read_text(path))
+            found.labels.append(label.name)
+    if not found.texts:
+        raise DataError.build(
+            _WHERE, expected=f"text files in {folder}/<class>/", got="none",
+            hint="make one folder for each class; known names end in " + ", ".join(SUFFIXES),
+        )  # fmt: skip
+    return found
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, in UTF-8."""
+    return _decoded(read_bounded(path, LARGEST_TEXT, _WHERE), path.name)
+
+
+def _decoded(content: bytes, name: str) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError.build(
+            f"{_WHERE} {name}", expected="a text in UTF-8", got=str(error)[:100],
+            hint="convert it, as in: iconv -f latin1 -t utf8",
+        ) from None  # fmt: skip
+
+
+def _table(source: Any, text: str | None, target: str | None) -> tuple[LabelledTexts, str]:
+    columns = text_columns(source)
+    names = list(columns)
+    target = names[-1] if target is None else _column(target, names, "target")
+    if text is None:
+        others = [name for name in names if name != target]
+        if not others:
+            raise DataError.build(_WHERE, expected="two columns", got="one")
+        # Texts are what is long.
+        text = max(others, key=lambda name: sum(map(len, columns[name])))
+    text = _column(text, names, "text")
+    if "" in columns[target]:
+        raise DataError.build(
+            _WHERE, expected=f"a class for each text, in the column {target!r}",
+            got=f"none in row {columns[target].index('')}",
+        )  # fmt: skip
+    return LabelledTexts(columns[text], list(columns[target])), text
+
+
+def _column(name: str, names: list[str], what: str) -> str:
+    if name not in names:
+        raise DataError.build(
+            _WHERE, expected=f"{what}= one of the columns", got=repr(name),
+            hint=nearest(name, names),
+        )  # fmt: skip
+    return name
+
+
+def text_columns(source: Any) -> dict[str, list[str]]:
+    """The columns of a table by name, as texts; a missing one is empty."""
+    table = read_table(source, _WHERE, Reading())
+    if not table.names or not len(table):
+        raise DataError.build(
+            table.where, expected="a line of names, and rows",
+            got=f"{len(table)} rows" if table.names else "columns without names",
+            hint="texts with commas or line breaks stand in quotes",
+        )  # fmt: skip
+    table.check_names(range(table.width))
+    return {
+        name: [
+            "" if is_missing else value if isinstance(value, str) else value_text(value)
+            for value, is_missing in zip(column, table.missing(number), strict=True)
+        ]
+        for number, (name, column) in enumerate(zip(table.names, table.columns, strict=True))
+    }

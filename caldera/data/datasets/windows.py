@@ -1,0 +1,166 @@
+"""Windows of time series: what came before, and what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from caldera.arguments import within
+from caldera.data.datasets.dataset import Dataset
+from caldera.data.sources.array_data import ArrayData
+from caldera.data.tables.reading import Reading, is_table, read_table
+from caldera.errors import ConfigError, DataError, ShapeError
+from caldera.registry import nearest
+from caldera.tensor.convert import real_array_of
+
+_WHERE = "data.windows"
+
+
+def windows(
+    series: Any,
+    *,
+    past: int,
+    future: int = 1,
+    target: int | str | Sequence[int | str] | None = None,
+    step: int = 1,
+    test: float = 0.2,
+) -> Dataset:
+    """A series (steps,) or (steps, columns) as samples to forecast from: x is (past, columns), y
+    the `future` numbers that follow it in the column `target` (the first; of several columns, all
+    numbers of each step one after the other).
+
+    A table, as `data.table` takes it, gives its columns of numbers, each row a step; `target` may
+    be the name of one. A window begins every `step` steps. The last part of the series, `test` of
+    it, is to test with: what is predicted there comes after all that was trained on. Numbers stay
+    in the units of the series; `nn.standardised(layers, found.train)` brings them to one scale
+    inside the network, and what it predicts back to those units.
+
+    >>> import numpy as np
+    >>> from caldera import data
+    >>> found = data.windows(np.arange(20.0), past=3, future=2)
+    >>> found.train.x[0].tolist(), found.train.y[0].tolist(), found.test.y[0].tolist()
+    ([[0.0], [1.0], [2.0]], [3.0, 4.0], [16.0, 17.0])
+    """
+    names: tuple[str, ...] = ()
+    name = "windows"
+    if is_table(series):
+        if isinstance(series, str | PathLike):
+            name = Path(series).name.partition(".")[0]
+        names, series = number_columns(series)
+    values = _checked(series)
+    for each, number in (("past", past), ("future", future), ("step", step)):
+        within(_WHERE, each, number, 1, 2**31)
+    columns = _targets(target, values.shape[1], names)
+    if not 0 <= test < 1:
+        raise ConfigError.build(
+            _WHERE, expected="test= a part of the series, from 0 to 1", got=repr(test)
+        )
+    steps = len(values)
+    # The first step that is predicted to test with.
+    cut = steps - round(test * steps)
+    starts = np.arange(0, steps - past - future + 1, step)
+    trained = starts[starts + past + future <= cut]
+    tested = starts[starts + past >= cut]
+    if not len(trained) or (test and not len(tested)):
+        raise DataError.build(
+            _WHERE, expected=f"a series with room for {past} and {future} steps to train with"
+            + (f" in its first {cut}, and for {future} after them" if test else ""),
+            got=f"{steps} steps", hint="take a smaller past= or future=, or another test=",
+        )  # fmt: skip
+    train, apart = (_samples(values, rows, past, future, columns) for rows in (trained, tested))
+    # Windows that begin less than `future` steps apart predict some of the same steps.
+    train.overlap = apart.overlap = (future - 1) // step
+    return Dataset(train, apart, 0, (), name)
+
+
+def _checked(series: ArrayLike) -> NDArray[np.float32]:
+    values = real_array_of(series, _WHERE)
+    if values.ndim not in (1, 2) or not values.size:
+        raise ShapeError.build(
+            _WHERE, expected="a series of shape (steps,) or (steps, columns)", got=f"{values.shape}"
+        )
+    if values.dtype.kind not in "biuf":
+        raise DataError.build(_WHERE, expected="numbers", got=str(values.dtype))
+    found = values.astype(np.float32).reshape(len(values), -1)
+    wrong = np.argwhere(~np.isfinite(found))
+    if len(wrong):
+        raise DataError.build(
+            _WHERE, expected="a number at each step", got=f"{len(wrong)} missing or infinite, the "
+            f"first at step {wrong[0][0]}, column {wrong[0][1]}",
+            hint="fill gaps first, as np.interp does between the steps beside them",
+        )  # fmt: skip
+    return found
+
+
+def number_columns(source: Any) -> tuple[tuple[str, ...], NDArray[np.float64]]:
+    """The columns of a table that hold numbers, and their names; missing ones are nan.
+
+    >>> number_columns({"day": ["mon", "tue"], "height": [1.5, None]})
+    (('height',), array([[1.5],
+           [nan]]))
+    """
+    table = read_table(source, _WHERE, Reading())
+    names, found = [], []
+    for number, column in enumerate(table.columns):
+        values = _numbers(column)
+        if values is not None:
+            names.append(table.names[number] if table.names else str(number))
+            found.append(values)
+    if not found:
+        raise DataError.build(
+            table.where, expected="a column of numbers", got=", ".join(table.names) or "none"
+        )
+    return tuple(names), np.stack(found, axis=1)
+
+
+def _numbers(column: NDArray[Any]) -> NDArray[np.float64] | None:
+    """A column as numbers; None if it holds others."""
+    if column.dtype.kind == "f":
+        return column
+    if column.dtype != object:
+        return None
+    try:
+        return np.array([np.nan if value is None else float(value) for value in column])
+    except ValueError:
+        return None
+
+
+def _targets(
+    target: int | str | Sequence[int | str] | None, count: int, names: tuple[str, ...]
+) -> list[int]:
+    several = isinstance(target, Sequence) and not isinstance(target, str)
+    given: list[Any] = [0 if target is None else target]
+    if several:
+        given = list(target)  # type: ignore[arg-type]
+    for place, each in enumerate(given):
+        if isinstance(each, str):
+            if each not in names:
+                raise ConfigError.build(
+                    _WHERE, expected="target= a column of numbers", got=repr(each),
+                    hint=nearest(each, names),
+                )  # fmt: skip
+            given[place] = each = names.index(each)
+        is_number = isinstance(each, int | np.integer) and not isinstance(each, bool)
+        if not is_number or not -count <= each < count:
+            raise ConfigError.build(
+                _WHERE, expected=f"target= columns from 0 to {count - 1}", got=repr(target)
+            )
+    return [int(each) % count for each in given]
+
+
+def _samples(
+    values: NDArray[np.float32], starts: NDArray[np.int64], past: int, future: int,
+    columns: list[int],
+) -> ArrayData:  # fmt: skip
+    # Views of the series, of which a batch gathers its own: no window is written down.
+    before = np.lib.stride_tricks.sliding_window_view(values, past, axis=0).transpose(0, 2, 1)
+    after = np.lib.stride_tricks.sliding_window_view(values[:, columns], future, axis=0)
+    following = after[past:].transpose(0, 2, 1)
+    x = before[: len(following)]
+    y = following.reshape(len(following), future * len(columns))
+    return ArrayData(x, y).subset(starts)

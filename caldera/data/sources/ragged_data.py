@@ -1,0 +1,222 @@
+"""Sequences of different lengths: padded, with a mask, and in batches of like lengths.
+
+A plan has static shapes, so lengths are rounded up to a few `buckets`, each of which costs one
+plan. They are chosen so that little is padded; and the batches of an epoch take their samples from
+one bucket, as far as there are enough in it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caldera.arguments import checked, within
+from caldera.data.random_draws import permutation
+from caldera.data.sources.base import Array, Arrays, Data, checked_rows
+from caldera.data.sources.items import array_of_item
+from caldera.data.sources.length_buckets import bucket_lengths
+from caldera.errors import ConfigError, DataError, ShapeError
+from caldera.tensor.convert import real_array_of
+from caldera.tensor.dtype import DType, float32, is_integer
+
+# Orders of batches are drawn apart from those of samples.
+_BATCHES = 1 << 31
+
+
+class RaggedData(Data):
+    """Sequences (steps, ...) of different lengths, and targets: an array, or sequences as well.
+
+    A batch is (x, mask, y): x padded with zeros to (samples, steps, ...), and a mask (samples,
+    steps) that is true where a step is real. Both go to the network, as its two inputs: recurrent
+    layers, `nn.TransformerBlock` and `nn.MeanPooling` take them. Sequences of whole numbers are
+    words, of which 0 is padding: they need no mask (see `nn.Embedding(mask_zero=True)`), unless
+    `mask` asks for one. Targets that are sequences as long as x are padded like x, others all
+    to the longest.
+
+    `buckets` are the lengths to pad to, or how many there may be; else the fewest that keep padding
+    under a twentieth, at most 16.
+
+    >>> import numpy as np
+    >>> from caldera import data
+    >>> ragged = data.RaggedData([np.ones((3, 2)), np.ones((1, 2))], [0, 1])
+    >>> x, mask, y = ragged.batch([0, 1])
+    >>> x.shape, mask.astype(int).tolist(), y.tolist()
+    ((2, 3, 2), [[1, 1, 1], [1, 0, 0]], [0, 1])
+    """
+
+    def __init__(
+        self,
+        sequences: Sequence[Any],
+        *others: Any,
+        buckets: int | Sequence[int] | None = None,
+        mask: bool | None = None,
+    ) -> None:
+        self._sequences = _as_sequences(sequences, "data.RaggedData")
+        self.lengths: NDArray[np.int64] = np.array([len(each) for each in self._sequences])
+        self._others = [self._other(each) for each in others]
+        for each in self._others:
+            if isinstance(each, np.ndarray) and not each.ndim:
+                raise ShapeError.build(
+                    "data.RaggedData", expected="targets, one a sequence", got="a single number"
+                )
+            if len(each) != len(self._sequences):
+                raise ShapeError.build(
+                    "data.RaggedData", expected=f"{len(self._sequences)} targets, one a sequence",
+                    got=f"{len(each)}",
+                )  # fmt: skip
+        words = is_integer(self._sequences[0].dtype)
+        self.has_mask = not words if mask is None else mask
+        self.inputs = 2 if self.has_mask else 1
+        if words and not self.has_mask and any(bool((each == 0).any()) for each in self._sequences):
+            raise DataError.build(
+                "data.RaggedData", expected="words numbered from 1, since 0 is padding", got="0",
+                hint="add 1 to all of them, or take mask=True",
+            )  # fmt: skip
+        self.buckets: tuple[int, ...] = bucket_lengths(self.lengths, buckets)
+        self._rows = np.arange(len(self._sequences))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.buckets[-1], *self._sequences[0].shape[1:])
+
+    @property
+    def dtype(self) -> DType:
+        return self._sequences[0].dtype
+
+    def batch(self, indices: NDArray[np.integer]) -> Arrays:
+        """Padded to the bucket of the longest."""
+        rows = checked_rows(indices, len(self), "data.RaggedData.batch")
+        return self.padded_batch(rows, self.batch_length(rows))
+
+    def batch_length(self, indices: NDArray[np.integer]) -> int:
+        """The bucket in which the longest of these samples fits."""
+        if not len(indices):
+            return self.buckets[0]
+        longest = int(self.lengths[self._rows[indices]].max())
+        return next(length for length in self.buckets if length >= longest)
+
+    def padded_batch(self, indices: NDArray[np.integer], length: int) -> Arrays:
+        """These samples, padded to so many steps: all ranks pad their parts of a batch alike."""
+        rows = self._rows[indices]
+        found = [_padded([self._sequences[row] for row in rows], length, self._sequences[0])]
+        if self.has_mask:
+            found.append(np.arange(length) < self.lengths[rows][:, None])
+        for other in self._others:
+            if isinstance(other, np.ndarray):
+                found.append(other[rows])
+                continue
+            parts = [other[row] for row in rows]
+            steps = length if self._follow(other) else max(map(len, other))
+            found.append(_padded(parts, steps, other[0]))
+        return tuple(found)
+
+    @checked
+    def batch_order(self, seed: int, epoch: int, batch_size: int) -> NDArray[np.int64]:
+        """A random order in which batches of this size have samples of one bucket.
+
+        What is left over of each bucket makes batches with its neighbours. The last batch, which
+        may be smaller, stays the last.
+        """
+        within("data.RaggedData.batch_order", "batch_size", batch_size, 1, 2**31)
+        order = permutation(len(self), seed, epoch)
+        bucket = np.searchsorted(self.buckets, self.lengths[self._rows[order]])
+        whole: list[NDArray[np.int64]] = []
+        left: list[NDArray[np.int64]] = []
+        for number in range(len(self.buckets)):
+            members = order[bucket == number]
+            end = len(members) - len(members) % batch_size
+            whole += np.split(members[:end], end // batch_size) if end else []
+            left.append(members[end:])
+        rest = np.concatenate(left)
+        end = len(rest) - len(rest) % batch_size
+        whole += np.split(rest[:end], end // batch_size) if end else []
+        turns = permutation(len(whole), seed + _BATCHES, epoch)
+        return np.concatenate([*(whole[turn] for turn in turns), rest[end:]])
+
+    def order(self, seed: int, epoch: int) -> NDArray[np.int64]:
+        return self.batch_order(seed, epoch, 32)
+
+    def subset(self, numbers: Sequence[int] | NDArray[np.integer]) -> Self:
+        rows = checked_rows(numbers, len(self), "data.RaggedData.subset")
+        other = copy.copy(self)
+        other._rows = self._rows[rows]
+        other.is_test = False
+        return other
+
+    @property
+    def y(self) -> Array | None:
+        if not self._others:
+            return None
+        targets = self._others[-1]
+        if isinstance(targets, np.ndarray):
+            return targets[self._rows]
+        return self.batch(np.arange(len(self)))[-1]
+
+    def padding(self, batch_size: int, seed: int = 0, epoch: int = 0) -> float:
+        """The part of all steps of an epoch that is padding.
+
+        >>> import numpy as np
+        >>> from caldera import data
+        >>> lengths = np.random.default_rng(0).integers(20, 400, 2000)
+        >>> ragged = data.RaggedData([np.ones((n, 1), "float32") for n in lengths])
+        >>> ragged.padding(32) < 0.1
+        True
+        """
+        order = self.batch_order(seed, epoch, batch_size)
+        batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+        padded = sum(len(rows) * self.batch_length(rows) for rows in batches)
+        return 1 - float(self.lengths[self._rows].sum()) / padded
+
+    def __repr__(self) -> str:
+        lengths = ", ".join(map(str, self.buckets))
+        return f"RaggedData({len(self)} sequences, padded to {lengths})"
+
+    def _follow(self, other: list[Array]) -> bool:
+        """Whether these have a step for each step of the sequences."""
+        return [len(each) for each in other] == self.lengths.tolist()
+
+    def _other(self, given: Any) -> Array | list[Array]:
+        if isinstance(given, np.ndarray) or not isinstance(given, list):
+            return real_array_of(given, "data.RaggedData")
+        items = [array_of_item(each, "data.RaggedData") for each in given]
+        if len({each.shape for each in items}) == 1:
+            return np.stack(items)
+        return _as_sequences(items, "data.RaggedData")
+
+
+def _as_sequences(given: Sequence[Any], where: str) -> list[Array]:
+    """Arrays that differ in their first axis alone, of one dtype; float64 becomes float32."""
+    if isinstance(given, np.ndarray) and given.dtype != object:
+        given = list(given)
+    items = [array_of_item(each, where) for each in given]
+    if not items:
+        raise DataError.build(where, expected="sequences", got="none")
+    for number, each in enumerate(items):
+        if not each.ndim or each.shape[1:] != items[0].shape[1:] or not len(each):
+            raise ShapeError.build(
+                f"{where}, sequence {number}",
+                expected=f"at least one step of shape {items[0].shape[1:]}", got=f"{each.shape}",
+            )  # fmt: skip
+    dtype = np.result_type(*{each.dtype for each in items})
+    dtype = float32 if dtype == np.float64 else dtype
+    return [each.astype(dtype, copy=False) for each in items]
+
+
+def _padded(parts: Sequence[Array], length: int, like: Array) -> Array:
+    found = np.zeros((len(parts), length, *like.shape[1:]), like.dtype)
+    for row, part in enumerate(parts):
+        if len(part) > length:
+            raise ConfigError.build(
+                "data.RaggedData",
+                expected=f"sequences of at most {length} steps",
+                got=f"{len(part)}",
+            )
+        found[row, : len(part)] = part
+    return found

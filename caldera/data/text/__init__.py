@@ -1,0 +1,1 @@
+"""Texts as numbers: tokenizers that are fitted once, and kept with the model."""

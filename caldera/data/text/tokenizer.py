@@ -1,0 +1,266 @@
+"""Texts to rows of whole numbers, and back.
+
+Number 0 is padding and 1 stands for all that is unknown; the vocabulary begins with 2. What a
+tokenizer has learnt is plain data, so it lies in the schema of a model, and in the model's file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caldera.arguments import within
+from caldera.errors import ConfigError, DataError
+from caldera.optional import optional_import
+from caldera.plain_data import from_plain, to_plain
+from caldera.registry import nearest
+
+KINDS = ("words", "letters", "byte_pairs")
+PADDING, UNKNOWN = 0, 1
+FIRST = 2
+"""The number of the first token of a vocabulary."""
+LONGEST_CHOSEN = {"words": 256, "letters": 1024, "byte_pairs": 256}
+"""How many tokens of a text are kept where nobody says."""
+_MOST_TOKENS = 1 << 20
+_LONGEST = 1 << 16
+_LONG_ENOUGH = 0.95
+"""The part of the texts that is kept whole, where the length is chosen."""
+# Letters and digits with apostrophes inside, or one other character.
+_WORD = re.compile(r"\w+(?:['\u2019]\w+)*|[^\w\s]")
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Makes rows of `length` whole numbers of texts; see `fit`.
+
+    - `kind`: "words", "letters", or "byte_pairs" of UTF-8, which leave nothing unknown.
+    - `vocabulary`: its tokens, from number 2 on, the most frequent first.
+    - `merges`: for byte pairs, which of them are joined, in order.
+    - `column`: the column of a table that has the texts.
+
+    >>> from caldera import data
+    >>> words = data.Tokenizer.fit(["The cat sat.", "A cat!"], length=4)
+    >>> words.transform(["the cat ran"]).tolist()
+    [[7, 2, 1, 0]]
+    >>> words.decode([7, 2])
+    'the cat'
+    """
+
+    kind: str
+    length: int
+    vocabulary: tuple[str, ...]
+    lowercase: bool = True
+    merges: tuple[str, ...] = ()
+    column: str = ""
+
+    @classmethod
+    def fit(
+        cls,
+        texts: Sequence[str],
+        kind: str = "words",
+        *,
+        size: int = 20_000,
+        length: int | None = None,
+        lowercase: bool = True,
+        column: str = "",
+    ) -> Tokenizer:
+        """Learn a vocabulary of at most `size` tokens from texts.
+
+        `length` is how many tokens of a text are kept; without it, as many as 95% of the texts
+        have, and at most 256 words or byte pairs, or 1024 letters. Byte pairs need the package
+        tokenizers.
+        """
+        where = "data.Tokenizer.fit"
+        if not isinstance(kind, str) or kind not in KINDS:
+            raise ConfigError.build(
+                where, expected="words, letters or byte_pairs", got=repr(kind),
+                hint=nearest(kind, KINDS),
+            )  # fmt: skip
+        within(where, "size", size, 1, _MOST_TOKENS)
+        if length is not None:
+            within(where, "length", length, 1, _LONGEST)
+        found = _checked_texts(texts, where)
+        if not found:
+            raise DataError.build(where, expected="texts", got="none")
+        if kind == "byte_pairs":
+            vocabulary, merges = _byte_pairs(found, size, lowercase, where)
+        else:
+            counts = Counter(token for text in found for token in _split(text, kind, lowercase))
+            ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+            vocabulary, merges = [token for token, _ in ordered[:size]], []
+        made = cls(kind, length or 1, tuple(vocabulary), lowercase, tuple(merges), column)
+        if length is not None:
+            return made
+        lengths = [len(each) for each in made.encode(found)]
+        usual = int(np.ceil(np.quantile(lengths, _LONG_ENOUGH)))
+        chosen = min(max(usual, 1), LONGEST_CHOSEN[kind])
+        return cls(kind, chosen, made.vocabulary, lowercase, made.merges, column)
+
+    @property
+    def size(self) -> int:
+        """How many different numbers there are, with those for padding and the unknown."""
+        return FIRST + len(self.vocabulary)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The numbers of each text's tokens, however many there are.
+
+        >>> from caldera import data
+        >>> data.Tokenizer.fit(["abc", "a"], "letters").encode(["cab"])
+        [[4, 2, 3]]
+        """
+        found = _checked_texts(texts, "data.Tokenizer.encode")
+        if self.kind == "byte_pairs":
+            engine = _engine(self.vocabulary, self.merges, "data.Tokenizer.encode")
+            lowered = [text.lower() if self.lowercase else text for text in found]
+            return [[FIRST + n for n in each.ids] for each in engine.encode_batch(lowered)]
+        numbers = self._numbers()
+        return [
+            [numbers.get(token, UNKNOWN) for token in _split(text, self.kind, self.lowercase)]
+            for text in found
+        ]
+
+    def transform(self, texts: Sequence[str]) -> NDArray[np.int64]:
+        """Rows of `length` numbers: longer texts are cut, shorter ones padded with 0."""
+        encoded = self.encode(texts)
+        rows = np.zeros((len(encoded), self.length), np.int64)
+        for row, numbers in zip(rows, encoded, strict=True):
+            kept = numbers[: self.length]
+            row[: len(kept)] = kept
+        return rows
+
+    def decode(self, numbers: Iterable[int]) -> str:
+        """The text that numbers stand for: words with spaces between them; � for the unknown."""
+        try:
+            given = np.asarray(list(numbers))
+        except (TypeError, ValueError):
+            given = np.zeros(())
+        if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+            raise DataError.build(
+                "data.Tokenizer.decode", expected="a row of whole numbers", got=repr(numbers)[:80]
+            )
+        tokens = [self._token(number) for number in given.tolist() if number != PADDING]
+        if self.kind == "byte_pairs":
+            decoder = optional_import("tokenizers", "tokenizers", "data.Tokenizer.decode").decoders
+            return cast(str, decoder.ByteLevel().decode(tokens))
+        return (" " if self.kind == "words" else "").join(tokens)
+
+    def to_plain(self) -> dict[str, Any]:
+        """As what JSON can hold."""
+        return cast("dict[str, Any]", to_plain(self))
+
+    @classmethod
+    def from_plain(cls, given: Any, where: str) -> Tokenizer:
+        """What `to_plain` wrote; anything else is refused.
+
+        >>> words = Tokenizer.fit(["a b"])
+        >>> Tokenizer.from_plain(words.to_plain(), "a file") == words
+        True
+        """
+        found = from_plain(cls, given, where)
+        found.check(where)
+        return found
+
+    def check(self, where: str) -> None:
+        """Refuse what only a damaged file says."""
+        fine = (
+            self.kind in KINDS
+            and 1 <= self.length <= _LONGEST
+            and len(set(self.vocabulary)) == len(self.vocabulary)
+            and (self.kind == "byte_pairs" or not self.merges)
+            and all(merge.count(" ") == 1 for merge in self.merges)
+        )
+        if not fine:
+            raise DataError.build(
+                where, expected="a tokenizer", got=f"{self.kind!r} of length {self.length}",
+                hint="the file is damaged, or a newer Caldera has written it",
+            )  # fmt: skip
+
+    def __str__(self) -> str:
+        return f"{self.size - FIRST} {self.kind}, {self.length} a text"
+
+    def _token(self, number: int) -> str:
+        if number == UNKNOWN:
+            return "�"
+        if not FIRST <= number < self.size:
+            raise DataError.build(
+                "data.Tokenizer.decode", expected=f"numbers below {self.size}", got=f"{number}"
+            )
+        return self.vocabulary[number - FIRST]
+
+    def _numbers(self) -> dict[str, int]:
+        known = self.__dict__.get("_known")
+        if known is None:
+            known = {token: FIRST + place for place, token in enumerate(self.vocabulary)}
+            # Looked up for each text; what it depends on never changes.
+            object.__setattr__(self, "_known", known)
+        return cast("dict[str, int]", known)
+
+
+def _split(text: str, kind: str, lowercase: bool) -> list[str]:
+    text = text.lower() if lowercase else text
+    return list(text) if kind == "letters" else _WORD.findall(text)
+
+
+def _checked_texts(texts: Any, where: str) -> list[str]:
+    given = [texts] if isinstance(texts, str) else texts
+    try:
+        found = list(given)
+    except TypeError:
+        raise DataError.build(where, expected="texts", got=repr(texts)[:80]) from None
+    for number, text in enumerate(found):
+        if not isinstance(text, str):
+            raise DataError.build(
+                f"{where}, text {number}", expected="a text", got=repr(text)[:80],
+                hint="give missing ones as an empty text, or leave them out",
+            )  # fmt: skip
+    return found
+
+
+# --- byte pairs, by the package tokenizers
+
+
+def _byte_pairs(
+    texts: Sequence[str], size: int, lowercase: bool, where: str
+) -> tuple[list[str], list[str]]:
+    """A vocabulary of byte pairs, by number, and the pairs that make it up."""
+    package = optional_import("tokenizers", "'caldera[text]'", where)
+    bytes_first = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    engine = package.Tokenizer(package.models.BPE())
+    engine.pre_tokenizer = bytes_first
+    trainer = package.trainers.BpeTrainer(
+        vocab_size=max(size, 256), initial_alphabet=sorted(bytes_first.alphabet()),
+        show_progress=False,
+    )  # fmt: skip
+    lowered = [text.lower() if lowercase else text for text in texts]
+    engine.train_from_iterator(lowered, trainer)
+    by_token = engine.get_vocab()
+    vocabulary = sorted(by_token, key=lambda token: by_token[token])
+    return vocabulary, _merges_of(engine)
+
+
+def _merges_of(engine: Any) -> list[str]:
+    given = json.loads(engine.to_str())["model"]["merges"]
+    return [each if isinstance(each, str) else " ".join(each) for each in given]
+
+
+def _engine(vocabulary: tuple[str, ...], merges: tuple[str, ...], where: str) -> Any:
+    """What encodes, made of the parts that a model's file has, and of nothing else."""
+    package = optional_import("tokenizers", "'caldera[text]'", where)
+    numbers = {token: number for number, token in enumerate(vocabulary)}
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    for pair in pairs:
+        if not {*pair, "".join(pair)} <= numbers.keys():
+            raise DataError.build(
+                where, expected="merges of tokens in the vocabulary", got=" ".join(pair)[:40],
+                hint="the file is damaged",
+            )  # fmt: skip
+    engine = package.Tokenizer(package.models.BPE(vocab=numbers, merges=pairs))
+    engine.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return engine

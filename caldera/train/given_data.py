@@ -1,0 +1,179 @@
+"""The samples that a user gives to `fit`, `evaluate` and `predict`, in the order of a network's
+inputs: arrays, dicts of them by name, texts, sequences of different lengths."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from caldera.data import Data, Dataset, IterableData, Pipeline, RaggedData
+from caldera.data.sources.items import TARGETS, is_data_loader, is_indexed
+from caldera.errors import DataError
+from caldera.nn.convolution import Convolution
+from caldera.train.arguments import arrays as checked_arrays
+from caldera.train.predictors import filled_up
+
+if TYPE_CHECKING:
+    from caldera.train.model import Model
+
+_CHANNELS = (1, 3, 4)
+
+
+def joined(model: Model, data: Any, targets: Any, where: str) -> Any:
+    """Inputs and targets as one, as `(x, y)` is; data that have targets stay as they are."""
+    if isinstance(data, Mapping) and targets is None:
+        data, targets = _apart(data)
+    if isinstance(data, Mapping):
+        data = _by_name(data, _input_names(model), "inputs", where)
+    if isinstance(targets, Mapping):
+        targets = _by_name(targets, list(model.objective.losses), "targets", where)
+    if targets is None:
+        return data
+    has_targets = isinstance(data, Data | IterableData | Dataset) or is_data_loader(data)
+    if has_targets or (is_indexed(data) and not isinstance(data, list | tuple)):
+        raise DataError.build(
+            where, expected="data that have their targets, or arrays of inputs and of targets",
+            got=f"{type(data).__name__} and targets beside it",
+            hint="give the data alone; validation= takes others to validate with",
+        )  # fmt: skip
+    inputs = data if isinstance(data, tuple) else (data,)
+    return (*inputs, *(targets if isinstance(targets, tuple) else (targets,)))
+
+
+def joined_validation(model: Model, given: Any) -> Any:
+    """What `fit` validates on: like what it trains on, or the part of that to hold out."""
+    if isinstance(given, Mapping):
+        return joined(model, given, None, "fit")
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], tuple | Mapping):
+        return joined(model, *given, "fit")
+    return given
+
+
+def own_batch_size(data: Any) -> int | None:
+    """The size of the batches that data come in, as those of PyTorch's `DataLoader` do."""
+    size = data.batch_size if is_data_loader(data) else None
+    return size if isinstance(size, int) else None
+
+
+def _apart(data: Mapping[Any, Any]) -> tuple[Any, Any]:
+    """A dict of inputs, and of it what is a target by its name."""
+    names = [name for name in TARGETS if name in data]
+    if len(names) != 1:
+        return data, None
+    return {name: each for name, each in data.items() if name != names[0]}, data[names[0]]
+
+
+def _input_names(model: Model) -> list[str]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(model.forward).parameters.values()
+    return [each.name for each in parameters if each.kind in kinds]
+
+
+def _by_name(given: Mapping[Any, Any], names: Sequence[str], what: str, where: str) -> Any:
+    """The values of a dict in the order of `names`; a single one may have any name."""
+    if len(given) == 1 and len(names) <= 1:
+        return next(iter(given.values()))
+    if names and set(given) == set(names):
+        return tuple(given[name] for name in names)
+    expected = (
+        f"{what} called {', '.join(names)}" if names else "one input, as a list of layers has"
+    )
+    raise DataError.build(
+        where, expected=expected, got=", ".join(map(str, given)) or "an empty dict",
+        hint="name them as forward does" if what == "inputs" else "name them as the losses are",
+    )  # fmt: skip
+
+
+# --- images
+
+
+def refuse_channels_last(model: Model, data: Pipeline) -> None:
+    """Images lie as (channels, height, width). Others are refused where the network shows that it
+    takes them so, and warned of where it only seems so."""
+    if data.is_ragged or data.is_stream:
+        return
+    shape = data.shape
+    if len(shape) != 3 or shape[-1] not in _CHANNELS or shape[0] in _CHANNELS:
+        return
+    specs = model.input_specs()
+    if specs is not None and specs[0][0] == (shape[2], shape[0], shape[1]):
+        raise DataError.build(
+            type(model).__name__, expected=f"channels, height and width, {specs[0][0]}",
+            got=f"{shape}, with the channels last",
+            hint="move them with np.moveaxis(x, -1, 1), or begin the network with "
+            f"nn.Input({shape}, layout='NHWC'), which takes them as they are",
+        )  # fmt: skip
+    layers = list(model.walk())
+    told = any(getattr(layer, "layout", "NCHW") == "NHWC" for layer in layers)
+    if not told and any(isinstance(layer, Convolution) for layer in layers):
+        warnings.warn(
+            f"fit: samples of shape {shape} look like images with the channels last; here the "
+            f"first axis is that of the channels, and there would be {shape[0]}. Begin the network "
+            f"with nn.Input({shape}, layout='NHWC'), or move them with np.moveaxis(x, -1, 1)",
+            stacklevel=5,
+        )
+
+
+# --- what is predicted
+
+
+def prediction_arrays(model: Model, inputs: tuple[Any, ...]) -> list[np.ndarray]:
+    """Inputs to predict as arrays."""
+    if len(inputs) == 1 and isinstance(inputs[0], Mapping):
+        given = _by_name(inputs[0], _input_names(model), "inputs", "predict")
+        inputs = given if isinstance(given, tuple) else (given,)
+    schema = model.schema
+    if schema is not None and schema.text is not None and _are_texts(inputs[0]):
+        inputs = (schema.text.transform(inputs[0]), *inputs[1:])
+    arrays = checked_arrays(inputs)
+    if model.open_lengths and len(arrays) == 1 and model.takes_mask:
+        # Whoever gives an array has sequences of one length.
+        arrays.append(np.ones(arrays[0].shape[:2], bool))
+    return arrays
+
+
+def _are_texts(given: Any) -> bool:
+    return isinstance(given, str) or (
+        isinstance(given, Sequence | np.ndarray)
+        and len(given) > 0
+        and all(isinstance(each, str) for each in given)
+    )
+
+
+def as_ragged(model: Model, inputs: tuple[Any, ...]) -> RaggedData | None:
+    """Sequences of different lengths, for a network that takes those; None for all else."""
+    if not model.open_lengths or len(inputs) != 1 or not isinstance(inputs[0], list):
+        return None
+    try:
+        given = [np.asarray(each) for each in inputs[0]]
+    except ValueError:
+        # Whoever makes an array of it will say what is wrong.
+        return None
+    if len({each.shape for each in given}) < 2:
+        return None
+    # Lengths that are rounded up have few plans, whatever lengths will come.
+    buckets = sorted({filled_up(len(each)) for each in given if each.ndim})
+    return RaggedData(given, buckets=buckets, mask=model.takes_mask)
+
+
+def predict_ragged(model: Model, data: RaggedData, batch_size: int) -> np.ndarray:
+    """What a network gives for each sequence; where that is a value for each step, an array of
+    arrays, each as long as its sequence."""
+    lengths = data.lengths
+    bucket = np.searchsorted(data.buckets, lengths)
+    found: list[Any] = [None] * len(data)
+    for number in np.unique(bucket):
+        rows = np.flatnonzero(bucket == number)
+        outputs = model.predict(*data.batch(rows), batch_size=batch_size)
+        for row, output in zip(rows, outputs, strict=True):
+            steps = output.ndim and len(output) == data.buckets[number]
+            found[row] = output[: lengths[row]] if steps else output
+    if len({each.shape for each in found}) == 1:
+        return np.stack(found)
+    whole = np.empty(len(found), object)
+    whole[:] = found
+    return whole
