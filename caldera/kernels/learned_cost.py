@@ -77,7 +77,7 @@ class _Process:
     """A Gaussian process over what is known: features, and what is to be predicted from them."""
 
     samples: list[tuple[list[float], float]] = field(default_factory=list)
-    _fit: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    _fit: tuple[np.ndarray, np.ndarray, np.ndarray, float] | None = None
 
     def add(self, given: list[float], value: float) -> None:
         """A measurement more."""
@@ -93,12 +93,16 @@ class _Process:
             values = np.array([value for _, value in self.samples])
             matrix = _covariance(known, known) + NOISE**2 * np.eye(len(known))
             inverse = np.linalg.inv(matrix)
-            self._fit = known, inverse, inverse @ values
-        known, inverse, weights = self._fit
+            weights = inverse @ values
+            # How far each sample is from what the others say of it, in spreads: on a busy machine
+            # measurements are off by more than the usual noise.
+            apart = weights / np.sqrt(np.diag(inverse))
+            self._fit = known, inverse, weights, max(1.0, math.sqrt(float(np.mean(apart**2))))
+        known, inverse, weights, wider = self._fit
         here = np.array([given])
         beside = _covariance(here, known)[0]
         variance = _covariance(here, here)[0, 0] + NOISE**2 - beside @ inverse @ beside
-        return float(beside @ weights), math.sqrt(max(float(variance), NOISE**2))
+        return float(beside @ weights), wider * math.sqrt(max(float(variance), NOISE**2))
 
 
 def _covariance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
