@@ -202,17 +202,17 @@ class CartesianLayout(Layout):
     def _parts(self) -> tuple[int, ...]:
         return tuple(split.parts for split in self.splits if split is not None)
 
-    @property
+    @cached_property
     def replicas(self) -> int:
         """How many ranks have the same part."""
         return len(self.ranks) // prod(self._parts)
 
-    @property
+    @cached_property
     def mesh(self) -> tuple[int, ...]:
         """The shape of the mesh of ranks: the parts of each split, and the replicas."""
         return (*self._parts, self.replicas)
 
-    @property
+    @cached_property
     def split_axes(self) -> tuple[int, ...]:
         """The axes that are shared out."""
         return tuple(axis for axis, split in enumerate(self.splits) if split is not None)
@@ -226,7 +226,11 @@ class CartesianLayout(Layout):
         place = self._place.get(rank)
         if place is None:
             return None
-        return tuple(map(int, np.unravel_index(place, self.mesh)))
+        found = []
+        for length in reversed(self.mesh):
+            place, coordinate = divmod(place, length)
+            found.append(coordinate)
+        return tuple(reversed(found))
 
     def group(self, parts: Sequence[int]) -> tuple[int, ...]:
         """The ranks that have the part with these numbers along the split axes."""
