@@ -65,6 +65,7 @@ from caldera.tensor import (
 
 if TYPE_CHECKING:
     from caldera import (
+        audio,
         compress,
         data,
         dmath,
@@ -121,6 +122,7 @@ _LATER: dict[str, tuple[str, str]] = {
     "TimeLimit": ("caldera.train.callbacks", "TimeLimit"),
     "WeightAverage": ("caldera.train.weight_average", "WeightAverage"),
     "check_model_gradients": ("caldera.train.debug.gradient_check", "check_model_gradients"),
+    "audio": ("caldera.audio", ""),
     "compress": ("caldera.compress", ""),
     "data": ("caldera.data", ""),
     "dmath": ("caldera.dmath", ""),
@@ -193,6 +195,7 @@ __all__ = [
     "TimeLimit",
     "Variable",
     "WeightAverage",
+    "audio",
     "check_model_gradients",
     "choices",
     "compile",

@@ -165,7 +165,7 @@ class Settings:
     - `workspace_total`: bytes that all convolutions of a plan may use so together, shared out to
       those that gain most; None if only `workspace_limit` counts.
     - `memory_limit`: bytes each device's pool may hold; None for what the system has. A plan that
-      would take more drops values and computes them again.
+      would take more drops values and computes them again, or has the host keep them.
     - `file_limit`: bytes of memory that a file may ask for, however small it is; a file that asks
       for more than that, and for more than a hundred times its size, is refused
       (`CALDERA_FILE_LIMIT`, or 1 GiB).

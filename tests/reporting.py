@@ -1,8 +1,8 @@
 """What a run of the tests says at its end, and when it ends.
 
 At its end it says what was skipped and why, and which sources of the card NVIDIA's compiler had to
-look at. With several workers, what each has seen is put together. A run may also be given a time:
-what it does not reach in it is skipped.
+look at. With several workers, what each has seen is put together, and a worker tells only what the
+end needs to know. A run may also be given a time: what it does not reach in it is skipped.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 from tests import object_cache
 
 ACCEPT = "--accept-card-sources"
 SECONDS = "--for-seconds"
+WORTH_TELLING = 0.05
+"""Seconds after which what came before or after a test may be among what took longest."""
 _sources: set[str] = set()
 """The card's sources of the workers that have ended."""
 _started = pytest.StashKey[float]()
@@ -38,6 +41,18 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     session.config.stash[_started] = time.monotonic()
     if not hasattr(session.config, "workerinput"):
         object_cache.evict()
+
+
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Of a test that a worker ran, one message goes to the process that prints, not five: with
+    thousands of tests of a few milliseconds, messages took as long as the tests."""
+    if not hasattr(item.config, "workerinput"):
+        return None
+    for report in runtestprotocol(item, nextitem=nextitem, log=False):
+        is_test = report.when == "call" or not report.passed
+        if is_test or report.duration > WORTH_TELLING:
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

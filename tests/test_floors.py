@@ -37,7 +37,7 @@ FLOORS = {
     6: ("lazy", "op"),
     7: ("nn", "optim", "data", "strategy", "testing"),
     8: ("train", "parallel", "dmath"),
-    9: ("planner", "bench", "onnx", "search", "serve", "sklearn", "report", "code"),
+    9: ("audio", "code", "planner", "bench", "onnx", "search", "serve", "sklearn", "report"),
     10: ("cli",),
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}

@@ -153,6 +153,7 @@ def test_a_digest_depends_on_what_a_source_uses_of_the_machine(
         assert digest(machine + "__device__ __forceinline__ void none() {}\n") == before
         assert digest(machine + "#define none 0\n") != before
     finally:
+        monkeypatch.undo()
         accepted.included.cache_clear()
         accepted.digest_of.cache_clear()
     other = SOURCE.replace("2.0f", "3.0f")

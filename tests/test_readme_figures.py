@@ -7,11 +7,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+from caldera import bench
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 SOURCES = RESULTS / "readme.json"
 """By the words around a figure: its file, the words around it there, and the number there."""
 _CODE = re.compile(r"```.*?```|`[^`]*`|^    .*?$|^\|.*?$|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
+_TIME = re.compile(r"\d (?:us|ms|s)\b|\d times")
 _NUMBER = re.compile(r"(?<![\w.-])\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?(?![\w-]|\.\d)")
 
 
@@ -58,6 +61,27 @@ def problems(readme: str, sources: dict[str, Any], results: Path) -> list[str]:
     return found
 
 
+def unclaimed(sources: dict[str, Any], results: Path) -> list[str]:
+    """Times of the README that are not those of the runs in a file that `caldera check` passes."""
+    name = sources["claims"]
+    content = json.loads((results / name).read_text())
+    found = [f"{name}: {each.sentence}" for each in bench.check(content).verdicts
+             if each.status != "fine"]  # fmt: skip
+    seconds = {run["name"]: run["seconds"][0] for run in content["runs"]}
+    for words, source in sources["figures"].items():
+        if "runs" not in source:
+            if _TIME.search(words):
+                found.append(f"{words!r} is a time without a run in {name}")
+            continue
+        for runs, exact in zip(source["runs"], source["values"], strict=True):
+            first, *second = (seconds[each] for each in runs.split(" / "))
+            value = first / second[0] if second else first
+            near = [value * scale for scale in (1.0, 1e3, 1e6)]
+            if not any(abs(each - float(exact)) <= 0.005 * float(exact) for each in near):
+                found.append(f"{words!r}: {runs} took {value}, not {exact}")
+    return found
+
+
 def _rounds_to(exact: str, shown: str, scale: float) -> bool:
     """Whether a number is another one, rounded to as many digits as that has."""
     value, text = float(exact.replace(",", "")) * scale, shown.replace(",", "")
@@ -85,3 +109,23 @@ def test_a_figure_that_differs_or_has_no_file_is_found(tmp_path: Path) -> None:
     assert "33.01 is not in" in problems("the MLP 33 us", sources, tmp_path)[0]
     sources["figures"] = {}
     assert "33 has no file" in problems("the MLP 33 us on ResNet-50", sources, tmp_path)[0]
+
+
+def test_times_of_the_readme_pass_the_twelve_rules(tmp_path: Path) -> None:
+    sources = json.loads(SOURCES.read_text())
+    assert not unclaimed(sources, RESULTS)
+    sources["figures"]["the seed's MLP 33 us"]["values"] = ["31.0"]
+    sources["figures"]["new 12 ms"] = {"values": ["12"]}
+    wrong = unclaimed(sources, RESULTS)
+    assert ["not 31.0" in wrong[0], "without a run" in wrong[1], len(wrong)] == [True, True, 2]
+
+
+def test_files_of_the_bench_among_the_results_pass_the_twelve_rules() -> None:
+    checked = []
+    for path in sorted(RESULTS.glob("*.json")):
+        content = json.loads(path.read_text())
+        if "entries" in content or content.get("format", "").startswith("caldera claims"):
+            found = bench.check(content)
+            assert all(each.status == "fine" for each in found.verdicts), f"{path.name}\n{found}"
+            checked.append(path.name)
+    assert checked

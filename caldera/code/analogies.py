@@ -31,7 +31,12 @@ MOST = 2000
 
 @dataclass(frozen=True)
 class Score:
-    """How many questions of a kind were answered as they should be."""
+    """How many questions of a kind were answered as they should be.
+
+    >>> from caldera import code
+    >>> print(code.Score(right=3, asked=4))
+    3 of 4 (75.00%)
+    """
 
     right: int
     asked: int
@@ -42,7 +47,17 @@ class Score:
 
 
 def analogy_scores(embedding: Embedding) -> dict[str, Score]:
-    """Types, options and conversions: how often the nearest statement is the right one."""
+    """Types, options and conversions: how often the nearest statement is the right one.
+
+    >>> import numpy as np
+    >>> from caldera import code
+    >>> words = [f"<%ID> = {name} {kind} <%ID>, <%ID>" for name in ("add", "mul")
+    ...          for kind in ("i32", "i64")]
+    >>> vectors = np.array([[0, 0, 0], [1, 0, 0], [1, 0, 1], [0, 1, 0], [0, 1, 1]])
+    >>> embedding = code.Embedding(code.Vocabulary(["<unknown>", *words], [1] * 5), vectors)
+    >>> print(code.analogy_scores(embedding)["types"])
+    1 of 1 (100.00%)
+    """
     words = embedding.vocabulary.words[1:]
     return {
         kind: _asked(embedding, find(words))
@@ -52,7 +67,17 @@ def analogy_scores(embedding: Embedding) -> dict[str, Score]:
 
 def distance_score(embedding: Embedding) -> Score:
     """How often a statement is nearer to its like of another type than to one that does something
-    else with its own type."""
+    else with its own type.
+
+    >>> import numpy as np
+    >>> from caldera import code
+    >>> words = [f"<%ID> = {name} {kind} <%ID>, <%ID>" for name in ("add", "mul")
+    ...          for kind in ("i32", "i64")]
+    >>> vectors = np.array([[0, 0, 0], [2, 0, 0], [2, 0, 1], [0, 2, 0], [0, 2, 1]])
+    >>> embedding = code.Embedding(code.Vocabulary(["<unknown>", *words], [1] * 5), vectors)
+    >>> print(code.distance_score(embedding))
+    2 of 2 (100.00%)
+    """
     groups: dict[str, dict[str, str]] = defaultdict(dict)
     for word in embedding.vocabulary.words[1:]:
         match = re.match(r"<%ID> = (\w+) (\S+) <%ID>, <%ID>$", word)

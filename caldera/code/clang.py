@@ -36,6 +36,9 @@ def compile_c(source: str | Path, flags: Sequence[str] = ("-O1",), seconds: floa
 
     Flags are clang's, such as `-I` for folders of headers and `-O0` to `-O3`. Nothing is run
     but the compiler.
+
+    >>> from caldera import code
+    >>> text = code.compile_c("sum.c", ["-O2", "-I", "include"])  # doctest: +SKIP
     """
     command = [find_clang(), "-S", "-emit-llvm", "-w", "-o", "-", *flags, str(source)]
     try:

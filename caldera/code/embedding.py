@@ -16,7 +16,15 @@ from caldera.errors import DataError
 
 
 class Embedding:
-    """A vector for each statement of a vocabulary."""
+    """A vector for each statement of a vocabulary.
+
+    >>> import numpy as np
+    >>> from caldera import code
+    >>> vocabulary = code.Vocabulary.of(["a", "b", "c"], least=1)
+    >>> embedding = code.Embedding(vocabulary, np.array([[0, 0], [1, 0], [0.9, 0.1], [0, 1]]))
+    >>> embedding.nearest("a", 1)[0][0]
+    'b'
+    """
 
     def __init__(self, vocabulary: Vocabulary, vectors: np.ndarray) -> None:
         if vectors.ndim != 2 or len(vectors) != len(vocabulary):
@@ -87,7 +95,14 @@ class Embedding:
 def pairs_of(
     modules: Iterable[Sequence[Function]], vocabulary: Vocabulary, context: int = 2
 ) -> np.ndarray:
-    """Pairs of statements that are at most `context` dependences apart, as numbers."""
+    """Pairs of statements that are at most `context` dependences apart, as numbers.
+
+    >>> from caldera import code
+    >>> module = code.read_ir("define i32 @f(i32 %x) {\\n  %y = add i32 %x, 1\\n  ret i32 %y\\n}")
+    >>> words = code.Vocabulary.of(module[0].words, least=1)
+    >>> code.pairs_of([module], words).tolist()
+    [[1, 2], [2, 1]]
+    """
     found = [np.zeros((0, 2), np.int32)]
     for functions in modules:
         numbers = vocabulary.numbers(word for function in functions for word in function.words)
@@ -100,7 +115,13 @@ def train_embedding(
     modules: Sequence[Sequence[Function]], context: int = 2, width: int = 200, epochs: int = 5,
     least: int = 5, negatives: int = 5, rate: float = 0.025, sample: float = 1e-3, seed: int = 0,
 ) -> Embedding:  # fmt: skip
-    """Vectors of all statements that occur `least` times in these modules (see `read_ir`)."""
+    """Vectors of all statements that occur `least` times in these modules (see `read_ir`).
+
+    >>> from caldera import code
+    >>> module = code.read_ir("define i32 @f(i32 %x) {\\n  %y = add i32 %x, 1\\n  ret i32 %y\\n}")
+    >>> code.train_embedding([module], width=4, least=1, sample=0)
+    Embedding(3 statements, width 4)
+    """
     words = (word for functions in modules for function in functions for word in function.words)
     vocabulary = Vocabulary.of(words, least)
     pairs = pairs_of(modules, vocabulary, context)

@@ -21,7 +21,14 @@ _CALLEE = re.compile(r'\b(?:call|invoke)\b[^@"]*@("[^"]*"|[-\w$.]+)\(')
 
 @dataclass(frozen=True)
 class Statement:
-    """One statement of a function: as a word, and the names it has to do with."""
+    """One statement of a function: as a word, and the names it has to do with.
+
+    >>> from caldera import code
+    >>> text = "define i32 @f(i32 %x) {\\n  %y = add i32 %x, 1\\n  ret i32 %y\\n}"
+    >>> [function] = code.read_ir(text)
+    >>> function.statements[0].writes, function.statements[0].reads
+    ('%y', ('%x',))
+    """
 
     word: str
     block: str
@@ -38,7 +45,13 @@ class Statement:
 
 @dataclass(frozen=True)
 class Function:
-    """A function that a module defines."""
+    """A function that a module defines.
+
+    >>> from caldera import code
+    >>> [function] = code.read_ir("define void @nothing() {\\n  ret void\\n}")
+    >>> function.name, function.words
+    ('nothing', ['ret void'])
+    """
 
     name: str
     statements: tuple[Statement, ...]

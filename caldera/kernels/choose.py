@@ -2,7 +2,8 @@
 
 The order in which an answer is looked for: a choice that was fixed by hand; the only kernel there
 is; one remembered on disk from an earlier measurement; a measurement, if the time for it is not
-used up; else the kernel with the highest priority. A deterministic run measures nothing.
+used up, of those kernels that have a chance by what was measured before; a prediction by that; else
+the kernel with the highest priority. A deterministic run measures nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import difflib
 import threading
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -19,20 +21,21 @@ from typing import Any, Literal
 from caldera.amounts import table_lines
 from caldera.config import settings
 from caldera.errors import ConfigError, DeviceError
-from caldera.graph.memory_format import order_name
 from caldera.graph.node import Node
 from caldera.graph.opdef import OPS, detached
 from caldera.kernels import tuning_cache
+from caldera.kernels.choice_table import ratios, table_row
 from caldera.kernels.common.scratch import at_most_workspace, workspace_limit
+from caldera.kernels.learned_cost import CostModel, features
 from caldera.kernels.measure import Outcome, measure
 from caldera.kernels.microbatch import SLICED, Batch, best_sizes, divided
 from caldera.kernels.table import TABLE, Kernel, KernelTable
-from caldera.kernels.thread_counts import with_thread_counts
+from caldera.kernels.thread_counts import SHORT_S, with_thread_counts
 from caldera.kernels.tuning_cache import Record
 from caldera.kernels.workspace_share import Option, best_options, keeping_to
 from caldera.plain_data import json_digest
 
-Source = Literal["only", "fixed", "remembered", "measured", "guess"]
+Source = Literal["only", "fixed", "remembered", "measured", "predicted", "guess"]
 Timer = Callable[..., Outcome]
 """Takes a node, kernels, seconds, and perhaps the inputs to use."""
 
@@ -76,12 +79,7 @@ class Verdict:
     @property
     def beaten(self) -> dict[str, float]:
         """The other kernels that were measured: how many times as long each took."""
-        return _ratios(self.kernel.name, self.times or {})
-
-
-def _ratios(chosen: str, times: dict[str, float]) -> dict[str, float]:
-    own = times.get(chosen, 0.0)
-    return {name: each / own for name, each in times.items() if name != chosen and own > 0}
+        return ratios(self.kernel.name, self.times or {})
 
 
 class Choices:
@@ -98,6 +96,8 @@ class Choices:
         self._table = table
         self._fixed: dict[tuple[str, str], str] = {}
         self._known: dict[tuple[Path, str], Record] = {}
+        self._models: dict[Path, CostModel] = {}
+        self._exhaustive = 0
         self._spent_s = 0.0
         self._lock = threading.RLock()
         self._generation = 0
@@ -192,9 +192,9 @@ class Choices:
             return None
         with self._lock:
             known = self._recall(tuning_key, within)
-            if known is None and measure:
-                known = self._decide(node, tuning_key, within)
-            return known
+            if measure and (known is None or known.source == "predicted"):
+                known = self._decide(node, tuning_key, within) or known
+            return known or self._predict(node, tuning_key, rivals)
 
     # --- in slices
 
@@ -301,7 +301,8 @@ class Choices:
             return None
         self._note(place[1], record)
         named = (each for each in with_thread_counts(within) if each.name == record.chosen)
-        return Verdict(next(named), record.times, "remembered")
+        source: Source = "predicted" if record.is_predicted else "remembered"
+        return Verdict(next(named), record.times, source)
 
     def _decide(
         self, node: Node, tuning_key: dict[str, Any], within: Sequence[Kernel]
@@ -312,6 +313,12 @@ class Choices:
         left = settings.tune_budget_s - self._spent_s
         if timer is None or settings.deterministic:
             return None
+        if not self._exhaustive:
+            near = self._model().promising(node, rivals, HYSTERESIS)
+            found = self._predict(node, tuning_key, rivals) if len(near) == 1 else None
+            if found is not None and (found.times or {}).get(near[0].name, 0.0) > SHORT_S:
+                return found
+            rivals = [kernel for kernel in rivals if kernel in near]
         expected = node.op.count_flops(node) * (len(rivals) + 1) / SLOW_FLOPS[family]()
         if left <= expected:
             return None
@@ -328,8 +335,50 @@ class Choices:
                 stacklevel=2,
             )  # fmt: skip
         kernel = _winner(with_thread_counts(within), outcome.times, node)
-        self._keep(Record(tuning_key, kernel.name, outcome.times))
+        rows = {each.name: features(node, each) for each in rivals if each.name in outcome.times}
+        record = Record(tuning_key, kernel.name, outcome.times, rows)
+        _teach(self._model(), record)
+        self._keep(record)
         return Verdict(kernel, outcome.times, "measured")
+
+    # --- predicting
+
+    @contextmanager
+    def exhaustive(self) -> Iterator[None]:
+        """Inside, all kernels are measured, however little chance they have.
+
+        >>> from caldera.kernels.choose import Choices
+        >>> with Choices().exhaustive():
+        ...     pass
+        """
+        self._exhaustive += 1
+        try:
+            yield
+        finally:
+            self._exhaustive -= 1
+
+    def _model(self) -> CostModel:
+        """What was measured on this machine has taught it."""
+        model = self._models.get(settings.cache_dir)
+        if model is None:
+            model = self._models[settings.cache_dir] = CostModel()
+            for record in tuning_cache.all_records():
+                _teach(model, record)
+        return model
+
+    def _predict(
+        self, node: Node, tuning_key: dict[str, Any], rivals: Sequence[Kernel]
+    ) -> Verdict | None:
+        """The kernel that is expected to be fastest; None if too little is known of one."""
+        found = None if self._exhaustive else self._model().predictions(node, rivals)
+        if found is None:
+            return None
+        times = {name: each.seconds for name, each in found.items()}
+        kernel = self._model().promising(node, rivals, HYSTERESIS)[0]
+        # A plan that is made later must find the same choice.
+        record = Record(tuning_key, kernel.name, times, is_predicted=True)
+        self._note(json_digest(tuning_key), record)
+        return Verdict(kernel, times, "predicted")
 
     def _note(self, digest: str, record: Record) -> None:
         """Remember a choice; those made first make room, and are found on disk."""
@@ -411,6 +460,7 @@ class Choices:
         """
         with self._lock:
             self._known.clear()
+            self._models.clear()
             self._spent_s = 0.0
             self._generation += 1
             tuning_cache.forget()
@@ -431,7 +481,7 @@ class Choices:
             rows += [
                 (op, "any", name, "fixed by hand") for (op, _), name in sorted(self._fixed.items())
             ]
-            rows += sorted(_row(record) for record in records.values())
+            rows += sorted(table_row(record) for record in records.values())
         return "\n".join(table_lines(rows, left=range(4)))
 
 
@@ -439,6 +489,12 @@ def _work(node: Node) -> int:
     """Operations and bytes of a node."""
     specs = [given.spec for given in node.inputs] + list(node.outputs)
     return node.op.count_flops(node) + sum(spec.nbytes for spec in specs)
+
+
+def _teach(model: CostModel, record: Record) -> None:
+    family, op = str(record.key["family"]), str(record.key["op"])
+    dtype = str(record.key["outputs"][0][1])
+    model.learn(family, op, dtype, record.times, record.features)
 
 
 def _least_workspace(node: Node, kernels: Sequence[Kernel]) -> int:
@@ -479,35 +535,6 @@ def _check_op(where: str, op: str) -> None:
             where, expected="the name of an op", got=repr(op),
             hint=f"did you mean {close[0]!r}?" if close else "",
         )  # fmt: skip
-
-
-def _row(record: Record) -> tuple[str, str, str, str]:
-    inputs = " ".join(_input(*written) for written in record.key["inputs"])
-    chosen = record.chosen
-    if chosen in record.times:
-        chosen += f" {_duration(record.times[chosen])}"
-    beaten = _ratios(record.chosen, record.times)
-    others = [
-        f"{name} {_duration(record.times[name])} ({ratio:.2f}x)"
-        for name, ratio in sorted(beaten.items(), key=lambda each: each[1])
-    ]
-    return record.key["op"], inputs, chosen, ", ".join(others)
-
-
-def _input(shape: Sequence[int], dtype: str, order: Sequence[int] | None = None) -> str:
-    text = f"{_size(shape)} {dtype}"
-    return text if order is None else f"{text} {order_name(tuple(order))}"
-
-
-def _size(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape)) or "scalar"
-
-
-def _duration(seconds: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"
 
 
 choices = Choices()

@@ -153,7 +153,8 @@ def _is_close_at_once(output: np.ndarray, wanted: np.ndarray, tolerance: float) 
     scale = max(abs(float(wanted.max())), abs(float(wanted.min())))
     if not math.isfinite(scale):
         return False
-    apart = np.subtract(output, wanted)
+    # Of two scalars NumPy makes a number, not an array.
+    apart = np.asarray(np.subtract(output, wanted))
     worst = float(np.abs(apart, out=apart).max())
     # Half of what is allowed, so that rounding here decides nothing; a nan is not below it.
     return worst <= 0.5 * tolerance * max(scale, 1e-30)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,11 +31,17 @@ _BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Record:
-    """A choice: the kernel, and the seconds that it and the others took."""
+    """A choice: the kernel, and the seconds that it and the others took.
+
+    `features` has for each kernel what a model of its time can be trained with. A choice that such
+    a model made, `is_predicted`, is not kept on disk.
+    """
 
     key: dict[str, Any]
     chosen: str
     times: dict[str, float]
+    features: dict[str, list[float]] = field(default_factory=dict)
+    is_predicted: bool = False
 
 
 class _NoKeyError(Exception):
@@ -132,14 +138,23 @@ def _read(digest: str) -> Record | None:
         # The name of the file vouches for the key.
         right = held["format"] == FORMAT and json_digest(key) == digest
         known = not {chosen, name_on_all_threads(chosen)}.isdisjoint(key["kernels"])
-        return Record(key, chosen, times) if right and known else None
+        features = {
+            str(name): [float(each) for each in row]
+            for name, row in held.get("features", {}).items()
+        }
+        return Record(key, chosen, times, features) if right and known else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
 def store(record: Record) -> None:
     """Keep a choice for the next process. Raises OSError where the folder cannot be written."""
-    _CHOICES.write_json(json_digest(record.key), {"format": FORMAT, **vars(record)})
+    _CHOICES.write_json(json_digest(record.key), _as_file(record))
+
+
+def _as_file(record: Record) -> dict[str, Any]:
+    held = {"format": FORMAT, "key": record.key, "chosen": record.chosen, "times": record.times}
+    return {**held, "features": record.features}
 
 
 def all_records() -> Iterator[Record]:

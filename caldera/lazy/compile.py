@@ -20,7 +20,7 @@ from caldera.passes.collectives import collectives
 from caldera.passes.pipeline import optimise
 from caldera.passes.structure_cache import StructureCache
 from caldera.plan.cache import SharedPlans, program_key
-from caldera.plan.memory_limit import arena_room
+from caldera.plan.memory_limit import room_for
 from caldera.plan.plan import Plan
 
 _plans = SharedPlans()
@@ -83,7 +83,7 @@ def compile_nodes(
         program, optimised, place, partial(choose, measure=not soon),
         choose_well=partial(choose, measure=True) if soon else None,
         in_place="in_place" not in without, communicator=communicator,
-        arena_room=arena_room(optimised, place),
+        room=room_for(optimised, place),
     )  # fmt: skip
     if remember:
         _plans.add(key, plan)

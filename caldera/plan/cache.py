@@ -23,6 +23,9 @@ MOST_BYTES = 256 << 20
 FEWEST = 4
 """Plans that are kept however large they are: those that take turns must not be made again and
 again."""
+_BETWEEN_COUNTS = 16
+"""How many are added before the bytes of all are counted again: to do it for each takes longer than
+all else that is done for a plan."""
 
 
 class RecentPlans:
@@ -34,6 +37,8 @@ class RecentPlans:
         self._most = most
         self._most_bytes = most_bytes
         self._plans: OrderedDict[Hashable, Callable[[], Plan | None]] = OrderedDict()
+        self._counted = 0
+        self._uncounted: list[weakref.ref[Plan]] = []
         self._lock = threading.RLock()
         RecentPlans.every.add(self)
 
@@ -50,8 +55,9 @@ class RecentPlans:
         """Keep a plan, and let go of those for which there is no room any more."""
         with self._lock:
             self._keep(key, plan)
+            self._uncounted.append(weakref.ref(plan))
             while len(self._plans) > self._most or (
-                len(self._plans) > FEWEST and self.nbytes > self._most_bytes
+                len(self._plans) > FEWEST and self._are_too_large()
             ):
                 self._drop(next(iter(self._plans)))
 
@@ -73,6 +79,16 @@ class RecentPlans:
     def nbytes(self) -> int:
         """Bytes that all of them hold on to."""
         return sum(plan.held_bytes for plan in self)
+
+    def _are_too_large(self) -> bool:
+        """Whether they hold more than they may; those that were counted may have grown since."""
+        if 0 < len(self._uncounted) < _BETWEEN_COUNTS:
+            recent = [plan for plan in (find() for find in self._uncounted) if plan is not None]
+            if self._counted + sum(plan.held_bytes for plan in recent) <= self._most_bytes:
+                return False
+        self._counted = self.nbytes
+        self._uncounted.clear()
+        return self._counted > self._most_bytes
 
     def _keep(self, key: Hashable, plan: Plan) -> None:
         self._plans[key] = lambda: plan

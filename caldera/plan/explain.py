@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import Literal
 
 from caldera.amounts import (
     bytes_text,
@@ -52,7 +53,8 @@ class Row:
     beaten: dict[str, float]
     """The kernels it was measured against, and how many times as long each took."""
     source: str
-    """Why this kernel: "only", "fixed", "remembered", "measured" or "guess"; "" if forgotten."""
+    """Why this kernel: "only", "fixed", "remembered", "measured", "predicted" or "guess"; "" if
+    forgotten."""
     inputs: tuple[Spec, ...]
     outputs: tuple[Spec, ...]
     target: str
@@ -64,6 +66,8 @@ class Row:
     roofline: float | None = None
     is_again: bool = False
     """Whether it computes what was dropped, for want of memory."""
+    transfer: Literal["", "to host", "from host"] = ""
+    """Whether it copies a value to the host or back, for want of memory."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,11 @@ class Explanation:
     def recomputed(self) -> list[Row]:
         """The steps that compute something again, because there was no memory to keep it."""
         return [row for row in self.rows if row.is_again]
+
+    @property
+    def offloaded(self) -> list[Row]:
+        """The copies to the host, and those back, because there was no memory to keep something."""
+        return [row for row in self.rows if row.transfer]
 
     def __str__(self) -> str:
         return "\n".join([*_table(self), "", *_footer(self)])
@@ -193,7 +202,14 @@ def _row(
         share=seconds / total if seconds is not None and total else None,
         roofline=roofline,
         is_again=step.is_again,
+        transfer=_transfer_text(step),
     )
+
+
+def _transfer_text(step: Step) -> Literal["", "to host", "from host"]:
+    if step.transfer is None:
+        return ""
+    return "to host" if step.transfer.to_host else "from host"
 
 
 def _loop_rows(schedule: Schedule, device: Device, depth: int) -> Iterator[Row]:
@@ -287,7 +303,9 @@ def _lines(explanation: Explanation) -> list[list[str]]:
 
 
 def _cells(row: Row, timed: bool) -> list[str]:
-    op = "  " * row.depth + "again: " * row.is_again + row.op
+    op = (
+        "  " * row.depth + "again: " * row.is_again + " ".join(filter(None, [row.op, row.transfer]))
+    )
     cells = [
         "" if row.step is None else str(row.step),
         shortened(op, WIDEST_OP),
@@ -309,6 +327,7 @@ def _kernel_text(row: Row) -> str:
     if row.beaten:
         nearest = sorted(row.beaten.items(), key=lambda each: each[1])[:2]
         reason = ", ".join(f"{ratio:.1f}x {name}" for name, ratio in nearest)
+        reason = f"predicted {reason}" if row.source == "predicted" else reason
     else:
         reason = {"fixed": "fixed", "guess": "not measured"}.get(row.source, "")
     return f"{row.kernel} ({reason})" if reason else row.kernel
@@ -355,15 +374,16 @@ def _footer(found: Explanation) -> Iterator[str]:
     if settings.workspace_total is not None:
         total = bytes_text(settings.workspace_total)
         yield f"workspace {bytes_text(sum(found.workspaces))} of all steps, {total} to share"
-    again = found.recomputed
-    if again:
-        dropped = sum(spec.nbytes for row in again for spec in row.outputs)
-        took = sum(row.seconds or 0.0 for row in again)
-        share = f", in {seconds_text(took)} ({percent_text(took / (found.seconds or 1.0))})"
-        yield (
-            f"settings.memory_limit: {bytes_text(dropped)} dropped and computed again by "
-            f"{len(again)} steps{share if found.seconds else ''}"
-        )
+    for rows, what in (
+        (found.recomputed, "dropped and computed again"),
+        (found.offloaded, "copied to the host and back"),
+    ):
+        if rows:
+            nbytes = sum(spec.nbytes for row in rows for spec in row.outputs)
+            took = sum(row.seconds or 0.0 for row in rows)
+            share = "" if not found.seconds else f" ({percent_text(took / found.seconds)})"
+            time = f", in {seconds_text(took)}{share}" if share else ""
+            yield (f"settings.memory_limit: {bytes_text(nbytes)} {what} by {len(rows)} steps{time}")
     work = flops_text(found.flops)
     if found.seconds:
         work += f" in {seconds_text(found.seconds)} ({flops_text(found.flops / found.seconds)}/s)"

@@ -14,7 +14,7 @@ from caldera.graph.body import Body
 from caldera.graph.memory_format import laid_out
 from caldera.graph.node import Node, Spec
 from caldera.kernels.native.codegen.program import in_sequence
-from caldera.kernels.table import Call, Kernel, Runner
+from caldera.kernels.table import COPY, Call, Kernel, Runner
 from caldera.plan.arena import aligned
 from caldera.plan.schedule import Buffer, Chooser, Key, Root, Schedule
 from caldera.plan.step_fusion import grouped
@@ -71,7 +71,9 @@ def _bind_loop(call: Call, schedule: Schedule, constant: Callable[[Node], Any]) 
     calls: list[Runner] = []
     order = range(length - 1, -1, -1) if attrs["reverse"] else range(length)
     for turn, t in enumerate(order):
-        following = call.outputs[:carries] if turn == length - 1 else turns[turn % 2]
+        following = list(call.outputs[:carries] if turn == length - 1 else turns[turn % 2])
+        if turn < length - 1 and schedule.family == "cpu":
+            _put_where_kept(following, call, order[turn + 1])
         # stack[t, ...] rather than stack[t]: a scalar step must stay a view to read and write.
         arguments = [*current, *[stack[t, ...] for stack in stacks], *constants]
         results = [*following, *[stack[t, ...] for stack in call.outputs[carries:]]]
@@ -87,13 +89,36 @@ def _bind_loop(call: Call, schedule: Schedule, constant: Callable[[Node], Any]) 
                 return (arguments if kind == "argument" else results)[index]
             return _part(call.workspace, root.offset, buffer.spec)
 
-        pieces = grouped(schedule.family, schedule.bind(lookup, call.communicator))
+        bound = [
+            (each, kernel.bind(each))
+            for kernel, each in schedule.calls(lookup, call.communicator)
+            if not (kernel.op == COPY and _is_there(each))
+        ]
+        pieces = grouped(schedule.family, bound)
         calls += [piece.run for piece in pieces]
         current = following
     if length == 0:
         pairs = zip(call.outputs[:carries], current, strict=True)
         calls = [schedule.copy.bind(Call(call.node, (to,), (given,))) for to, given in pairs]
     return in_sequence(calls)
+
+
+def _put_where_kept(following: list[Any], call: Call, t: int) -> None:
+    """Let a step write those carries that the next one keeps (step t, for the gradients) where they
+    will be kept, so that they need not be copied there."""
+    attrs = call.node.attrs
+    carries, outputs = attrs["carries"], attrs["body"].outputs
+    for stack, output in zip(call.outputs[carries:], outputs[carries:], strict=True):
+        carry = output.attrs["index"] if output.op.name == "parameter" else carries
+        if carry < carries and stack[t, ...].strides == following[carry].strides:
+            following[carry] = stack[t, ...]
+
+
+def _is_there(call: Call) -> bool:
+    """Whether what a copy is to write is in its place."""
+    (source,), (target,) = call.inputs, call.outputs
+    same = source.__array_interface__["data"] == target.__array_interface__["data"]
+    return bool(same and source.strides == target.strides)
 
 
 def _turning_places(workspace: Any, specs: tuple[Spec, ...], start: int) -> list[list[Any]]:

@@ -1,14 +1,16 @@
 """A schedule that fits into the memory there is: `settings.memory_limit` less what others hold.
 
-What fits is left as it is. Else values are dropped and computed again (`recompute`), by whichever
-policy costs the least time; the room that a policy is given shrinks until what it comes to fits
-when it is laid out. If none does, the error says how little would have been enough.
+What fits is left as it is. Else values are dropped and computed again, or moved to the host
+(`recompute`), by whichever policy costs the least time; the room that a policy is given shrinks
+until what it comes to fits when it is laid out. If none does, the error says how little would have
+been enough.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from caldera.amounts import bytes_text
 from caldera.config import settings
@@ -16,25 +18,36 @@ from caldera.errors import OutOfMemoryError
 from caldera.graph.node import Node, Symbol
 from caldera.graph.program import Program
 from caldera.memory import Device
+from caldera.memory import device as find_device
 from caldera.memory.pool import size_class
 from caldera.plan.arena import SharedArena
 from caldera.plan.recompute import POLICIES, Facts, Policy, Recomputation, TooLittle, nodes_in_order
-from caldera.plan.schedule import Schedule
+from caldera.plan.schedule import Schedule, Transfer
 from caldera.plan.step_seconds import StepSeconds
 
 ATTEMPTS = 8
 """How often the room is made smaller when what was planned in it did not fit as it is laid out."""
-Build = Callable[[Sequence[Node], bool], Schedule]
+Build = Callable[[Sequence[Node | Transfer], bool], Schedule]
 """Makes a schedule of nodes in an order (none: the usual one), with or without values spread."""
 
 
-def arena_room(program: Program, device: Device) -> int | None:
-    """Bytes that an arena for this program may take; None if nobody has set a limit."""
+@dataclass(frozen=True)
+class Room:
+    """Bytes that the arena of a plan may take, and what may be moved to the host, under a limit."""
+
+    arena: int
+    host: int
+    limit: int
+
+
+def room_for(program: Program, device: Device) -> Room | None:
+    """The room there is for a plan of this program; None if nobody has set a limit."""
     limit = device.pool.capacity
     if limit is None or settings.memory_limit is None:
         return None
-    # What is dead already, but waits for the collector, is in nobody's way.
-    gc.collect()
+    if sum(spec.nbytes for node in program.order() for spec in node.outputs) > limit // 4:
+        # It may be tight: what is dead already, but waits for the collector, is in nobody's way.
+        gc.collect()
     symbols = {node.attrs["symbol"] for node in program.order() if "symbol" in node.attrs}
     symbols |= {symbol for symbol, _ in program.updates}
     turns = 1 if device.is_host else 2
@@ -46,32 +59,33 @@ def arena_room(program: Program, device: Device) -> int | None:
     # Results may be held while the next ones are written.
     to_come += 2 * sum(size_class(node.spec.nbytes) for node in program.outputs)
     there = device.pool.in_use - SharedArena.of(device).nbytes
-    return limit - there - to_come
+    host = 0 if device.is_host else settings.memory_limit - find_device("cpu").pool.in_use
+    return Room(limit - there - to_come, host, limit)
 
 
 def _is_there(symbol: Symbol, device: Device) -> bool:
     """Whether a variable or an array has its memory on the device already."""
     tensor = symbol.value
-    return tensor.device is device and tensor.memory.has_block
+    return device.is_host or (tensor.device is device and tensor.memory.has_block)
 
 
-def within_limit(build: Build, room: int | None, device: Device, *, spread: bool) -> Schedule:
-    """The schedule, with as much computed again as it takes to fit into the room."""
+def within_limit(build: Build, room: Room | None, device: Device, *, spread: bool) -> Schedule:
+    """The schedule, with as much computed again or moved as it takes to fit into the room."""
     plain = build((), spread)
-    if room is None or _fits(plain, room):
+    if room is None or _fits(plain, room.arena):
         return plain
     if spread:
         plain = build((), False)
-        if _fits(plain, room):
+        if _fits(plain, room.arena):
             return plain
-    facts = Facts.of(plain, StepSeconds(plain, device))
-    largest = _largest(room)
+    facts = Facts.of(plain, StepSeconds(plain, device), room.host)
+    largest = _largest(room.arena)
     fitting = [_with_policy(build, plain, facts, largest, policy) for policy in POLICIES]
     found = [each for each in fitting if each is not None]
     if found:
         return min(found, key=lambda each: each[0])[1]
     least = _smallest(build, plain, facts)
-    if _fits(least, room):
+    if _fits(least, room.arena):
         return least
     raise _too_little(plain, least, room, device)
 
@@ -123,14 +137,13 @@ def _smallest(build: Build, plain: Schedule, facts: Facts) -> Schedule:
     return best
 
 
-def _too_little(plain: Schedule, least: Schedule, room: int, device: Device) -> OutOfMemoryError:
+def _too_little(plain: Schedule, least: Schedule, room: Room, device: Device) -> OutOfMemoryError:
     needed = size_class(least.arena_bytes)
-    limit = settings.memory_limit or 0
     return OutOfMemoryError.build(
         f"memory of {device.name}",
         expected=f"at least {bytes_text(needed)} for the values of this plan, with all computed "
         f"again that can be ({bytes_text(plain.arena_bytes)} without that)",
-        got=f"{bytes_text(max(0, room))} of settings.memory_limit={limit}, beside what variables, "
-        "inputs and results take",
-        hint=f"set it to {limit - room + needed} or more, or use smaller batches",
+        got=f"{bytes_text(max(0, room.arena))} of settings.memory_limit={room.limit}, beside what "
+        "variables, inputs and results take",
+        hint=f"set it to {room.limit - room.arena + needed} or more, or use smaller batches",
     )

@@ -28,13 +28,13 @@ from caldera.plan.autotune import captured
 from caldera.plan.chrome_trace import write_trace
 from caldera.plan.explain import Explanation, explained, fastest
 from caldera.plan.loop import loop_kernel, not_capturable
-from caldera.plan.memory_limit import within_limit
+from caldera.plan.memory_limit import Room, within_limit
 from caldera.plan.operands import Operands
 from caldera.plan.outputs import Outputs
 from caldera.plan.profile import seconds_of_calls
 from caldera.plan.relocation import Patch, bind_movable
 from caldera.plan.roofline import Peaks, cpu_peaks_at_least
-from caldera.plan.schedule import Buffer, Lookup, Root, Schedule
+from caldera.plan.schedule import Buffer, Lookup, Root, Schedule, Transfer
 from caldera.plan.step_fusion import can_fuse_step, execute, fuse_step, grouped
 from caldera.plan.timeline import Rehearsal, watch
 from caldera.tensor import Tensor
@@ -61,7 +61,7 @@ class Plan:
     `choose` says which kernel runs a node; it is also given those that were made for this node, if
     any. With `choose_well`, which takes its time, this is asked before the second run: what runs
     only once is not worth it, and a first result comes soon. If its arena would take more than
-    `arena_room` bytes, values are dropped and computed again.
+    there is `room` for, values are dropped and computed again, or moved to the host meanwhile.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -83,7 +83,7 @@ class Plan:
         choose_well: Callable[..., Kernel] | None = None,
         in_place: bool = True,
         communicator: Any = None,
-        arena_room: int | None = None,
+        room: Room | None = None,
     ) -> None:
         self.original = original
         self.optimised = optimised
@@ -93,7 +93,8 @@ class Plan:
         self._choose_well = choose_well
         self._has_run = False
         self._in_place = in_place
-        self._arena_room = arena_room
+        self._room = room
+        self._moved_out: Block | None = None
         self._roots = [Root(node, ("output", i)) for i, node in enumerate(optimised.outputs)]
         self._roots += [Root(node, symbol, overwrites=True) for symbol, node in optimised.updates]
         self.schedule = self._schedule()
@@ -317,18 +318,19 @@ class Plan:
         # A limit may take several attempts, for which nothing is chosen again.
         choose = cache(self._choose)
 
-        def build(order: Sequence[Node], spread: bool) -> Schedule:
+        def build(order: Sequence[Node | Transfer], spread: bool) -> Schedule:
             return Schedule(
                 self._roots, choose, _symbol_of, self._in_place, family, spread=spread, order=order
             )
 
-        return within_limit(build, self._arena_room, self.device, spread=family in LAUNCH_GROUPERS)
+        return within_limit(build, self._room, self.device, spread=family in LAUNCH_GROUPERS)
 
     def _settle(self) -> None:
         """Choose the kernels again, for good."""
         assert self._choose_well is not None
         self._choose_simple, self._choose_well = self._choose_well, None
         self._unbind()
+        self._moved_out = None
         self.schedule = self._schedule()
         self._turn = _turn_of(self.device, self.schedule)
 
@@ -348,7 +350,7 @@ class Plan:
         schedule = Schedule(
             self._roots, self._choose, _symbol_of, self._in_place, self.device.kernels, reuse=False
         )
-        if self._arena_room is not None and schedule.arena_bytes > self._arena_room:
+        if self._room is not None and schedule.arena_bytes > self._room.arena:
             return None
         return fuse_step(self.device, schedule, self._lookup_in, self._communicator)
 
@@ -405,10 +407,11 @@ class Plan:
             if root.place == "constant":
                 assert isinstance(root.key, Node)
                 return self._operands.constant(root.key)
-            if root.place == "arena":
+            if root.place in ("arena", "host"):
                 spec = buffer.spec
                 stored = stored_shape(spec.shape, spec.order)
-                memory = self.device.array(block, root.offset, stored, spec.dtype)
+                where = block if root.place == "arena" else self._host_block()
+                memory = self.device.array(where, root.offset, stored, spec.dtype)
                 return laid_out(memory, spec.shape, spec.order)
             if isinstance(root.key, Symbol):
                 return self._operands.array(root.key)
@@ -417,6 +420,14 @@ class Plan:
             return self._outputs.slots[number].array() if outputs is None else outputs[number]
 
         return lookup
+
+    def _host_block(self) -> Block:
+        """Memory of the host for what the device has no room for meanwhile."""
+        if self._moved_out is None:
+            self._moved_out = self.device.allocate_host(
+                self.schedule.host_bytes, owner="off-loaded"
+            )
+        return self._moved_out
 
     def _choose(self, node: Node) -> Kernel:
         if node.op.name != "scan":

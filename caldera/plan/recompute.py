@@ -1,11 +1,13 @@
-"""Values that are dropped to be computed again, so that a run fits into less memory.
+"""Values that are dropped to be computed again, or moved to the host, so that a run fits into less
+memory.
 
 `Recomputation` goes through the steps of a schedule as a run would, with room for so many bytes.
 Where a step needs more, values that are needed later than now make room: those whose bytes cost the
 least time to make again, for the longest time. What was dropped is computed again before the step
 that reads it, by the same kernels from the same values, and with it whatever of those was dropped
-too. (The eviction rule is that of Kirisame et al., Dynamic Tensor Rematerialization, ICLR 2021,
-here with the whole run known ahead.)
+too. A device with memory of its own may have the host keep a value instead, if copying it there and
+back takes less time. (The eviction rule is that of Kirisame et al., Dynamic Tensor
+Rematerialization, ICLR 2021, here with the whole run known ahead.)
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from caldera.graph.node import Node
 from caldera.graph.ops.collective import all_sum, finish, start, turn
 from caldera.kernels.table import COPY
 from caldera.plan.arena import aligned
-from caldera.plan.schedule import Buffer, Schedule, Step
+from caldera.plan.schedule import Buffer, Schedule, Step, Transfer
 from caldera.plan.step_seconds import StepSeconds
 
 _NEVER_AGAIN = frozenset({start, finish, turn, all_sum})
@@ -71,11 +73,17 @@ class Facts:
     uses: list[list[int]] = field(default_factory=list)
     clock: list[float] = field(default_factory=list)
     """When each step begins, without anything computed again."""
+    outputs: list[tuple[Node, int]] = field(default_factory=list)
+    """Of which node each value is which output."""
+    copies: list[float] = field(default_factory=list)
+    """Seconds to copy each value to the host or back; infinite where there is no such place."""
+    host_room: int = 0
 
     @classmethod
-    def of(cls, schedule: Schedule, seconds: StepSeconds) -> Facts:
-        """The facts of a schedule in which every node is computed once."""
-        facts = cls()
+    def of(cls, schedule: Schedule, seconds: StepSeconds, host_room: int) -> Facts:
+        """The facts of a schedule in which every node is computed once; `host_room` is what may be
+        moved to the host."""
+        facts = cls(host_room=host_room)
         numbers: dict[Buffer, int] = {}
         now = 0.0
         for index, step in enumerate(schedule.steps):
@@ -84,10 +92,12 @@ class Facts:
             for number in reads:
                 facts.uses[number].append(index)
             writes = []
-            for buffer in step.outputs:
+            for output, buffer in enumerate(step.outputs):
                 if buffer.place == "arena":
                     numbers[buffer] = len(facts.sizes)
                     writes.append(len(facts.sizes))
+                    facts.outputs.append((step.node, output))
+                    facts.copies.append(seconds.copied(buffer.spec.nbytes))
                     facts.sizes.append(aligned(buffer.spec.nbytes))
                     facts.maker.append(index)
                     facts.uses.append([])
@@ -140,15 +150,17 @@ class TooLittle(Exception):
 
 class Recomputation:
     """One pass over the steps with `room` bytes; `order` has the numbers of steps as they run, and
-    those that run again have the number of the first time."""
+    those that run again have the number of the first time, and the copies to and from the host."""
 
     def __init__(self, facts: Facts, room: int, policy: Policy) -> None:
         self.facts = facts
         self.room = room
         self.policy = policy
-        self.order: list[int] = []
+        self.order: list[int | Transfer] = []
         self.seconds = 0.0
-        """What is computed again takes so long."""
+        """What is computed again or copied takes so long."""
+        self._on_host: set[int] = set()
+        self._host_left = facts.host_room
         self._resident: dict[int, None] = {}
         self._used = 0
         self._locked: dict[int, int] = {}
@@ -176,6 +188,9 @@ class Recomputation:
     def _compute(self, index: int, *, again: bool) -> None:
         work = self.facts.work[index]
         for number in work.reads:
+            if number not in self._resident:
+                self._fetch(number, keep=work.reads)
+        for number in work.reads:
             self._locked[number] -= 1
         # What is read and then gone may give its memory to a result.
         dying = [number for number in work.reads if not self._is_needed(number, after=not again)]
@@ -196,6 +211,15 @@ class Recomputation:
             if number in self._resident and not self._is_needed(number, after=not again):
                 self._free(number)
 
+    def _fetch(self, number: int, keep: Sequence[int]) -> None:
+        """Copy a value from the host."""
+        size = self.facts.sizes[number]
+        self._make_room(size, keep)
+        self.order.append(Transfer(*self.facts.outputs[number], to_host=False))
+        self.seconds += self.facts.copies[number]
+        self._resident[number] = None
+        self._used += size
+
     def _is_needed(self, number: int, *, after: bool) -> bool:
         if self._locked.get(number):
             return True
@@ -212,8 +236,9 @@ class Recomputation:
         steps: set[int] = set()
         pending = list(missing)
         while pending:
-            step = facts.maker[pending.pop()]
-            if step not in steps:
+            number = pending.pop()
+            step = facts.maker[number]
+            if step not in steps and number not in self._on_host:
                 if not facts.work[step].can_repeat:
                     raise TooLittle
                 steps.add(step)
@@ -232,7 +257,6 @@ class Recomputation:
             if number not in kept
             and not self._locked.get(number)
             and self.facts.sizes[number] >= self._smallest
-            and self.facts.work[self.facts.maker[number]].can_repeat
         ]
         while self._used + needed > self.room:
             scored = [(self._score(number), number) for number in candidates]
@@ -240,12 +264,30 @@ class Recomputation:
             if best is None or best[0] == float("inf"):
                 raise TooLittle
             candidates.remove(best[1])
-            self._free(best[1])
-            self._dropped.add(best[1])
+            self._evict(best[1])
+
+    def _evict(self, number: int) -> None:
+        """Drop a value, after it was copied to the host if that is the shorter way to have it."""
+        copying = self._seconds_to_move(number)
+        if copying > self._seconds_to_make(number):
+            self._dropped.add(number)
+        elif number not in self._on_host:
+            self._on_host.add(number)
+            self._host_left -= self.facts.sizes[number]
+            self.order.append(Transfer(*self.facts.outputs[number], to_host=True))
+            self.seconds += self.facts.copies[number]
+        self._free(number)
+
+    def _seconds_to_move(self, number: int) -> float:
+        """Copying to the host, unless it is there already, and back."""
+        once = self.facts.copies[number]
+        if number in self._on_host:
+            return once
+        return 2 * once if self.facts.sizes[number] <= self._host_left else float("inf")
 
     def _score(self, number: int) -> float:
         facts = self.facts
-        seconds = self._seconds_to_make(number)
+        seconds = min(self._seconds_to_make(number), self._seconds_to_move(number))
         next_use = self._next_use(number)
         for follower in self._dropped_followers(number):
             next_use = min(next_use, self._next_use(follower))
@@ -265,8 +307,12 @@ class Recomputation:
         pending = [number]
         total = 0.0
         while pending:
-            step = facts.maker[pending.pop()]
+            each = pending.pop()
+            step = facts.maker[each]
             if step in steps:
+                continue
+            if each in self._on_host and each != number:
+                total += facts.copies[each]
                 continue
             steps.add(step)
             if not facts.work[step].can_repeat:
@@ -294,34 +340,42 @@ class Recomputation:
 # --- from steps to nodes
 
 
-def nodes_in_order(schedule: Schedule, order: Sequence[int]) -> list[Node]:
+def nodes_in_order(schedule: Schedule, order: Sequence[int | Transfer]) -> list[Node | Transfer]:
     """The nodes of a schedule as they are visited if its steps run in another order, some of them
-    again: views of what is computed again are taken again."""
+    again: views of what is computed or copied again are taken again."""
     steps = schedule.steps
     step_of = {step.node: index for index, step in enumerate(steps) if step.kernel.op != COPY}
-    seen_in: dict[int, list[Node]] = {}
-    owner: dict[Node, int] = {}
-    nodes: list[Node] = []
+    views: dict[Node, list[Node]] = {}
+    viewed: dict[Node, Node] = {}
+    nodes: list[Node | Transfer] = []
     pending = iter(order)
-    done: set[int] = set()
-    for node in schedule.order:
-        index = step_of.get(node)
-        if index is None:
-            nodes.append(node)
-            given = owner.get(node.inputs[0]) if node.inputs else None
-            if given is not None:
-                owner[node] = given
-                seen_in[given].append(node)
-            continue
-        owner[node] = index
-        seen_in[index] = []
+    done: set[Node] = set()
+
+    def advance(until: Node | None) -> None:
         for now in pending:
-            nodes.append(steps[now].node)
-            if now == index and now not in done:
-                done.add(now)
-                break
-            nodes += seen_in[now]
-    for now in pending:
-        if steps[now].kernel.op != COPY:
-            nodes += [steps[now].node, *seen_in[now]]
+            if isinstance(now, Transfer):
+                nodes.extend([now] if now.to_host else [now, *views[now.node]])
+                continue
+            node = steps[now].node
+            if steps[now].kernel.op == COPY:
+                continue
+            nodes.append(node)
+            if node is until and node not in done:
+                done.add(node)
+                return
+            nodes.extend(views[node])
+
+    for node in schedule.order:
+        assert isinstance(node, Node)
+        if node in step_of:
+            viewed[node] = node
+            views[node] = []
+            advance(node)
+            continue
+        nodes.append(node)
+        seen = viewed.get(node.inputs[0]) if node.inputs else None
+        if seen is not None:
+            viewed[node] = seen
+            views[seen].append(node)
+    advance(None)
     return nodes

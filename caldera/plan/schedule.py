@@ -13,16 +13,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from caldera.graph.body import topological
 from caldera.graph.node import Node, Spec, Symbol
 from caldera.graph.opdef import ITEM
-from caldera.graph.ops.collective import Number, start, turn
-from caldera.graph.ops.control import scan
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.plan import arena
+from caldera.plan.node_order import in_order, is_heavy
 from caldera.plan.views import ViewFunction, meta_array, view_of
 
-Place = Literal["arena", "external", "constant"]
+Place = Literal["arena", "external", "constant", "host"]
 Key = Symbol | Node | tuple[str, int]
 """Whose memory it is: a symbol's, a constant node's, or a numbered place such as ("output", 0)."""
 Lookup = Callable[["Buffer"], Any]
@@ -85,6 +83,17 @@ class Step:
     workspace: Buffer | None = None
     is_again: bool = False
     """Whether it computes what was computed before and dropped."""
+    transfer: Transfer | None = None
+    """What it copies between device and host, because there is no room for it meanwhile."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Output number `output` of a node is copied to the host, or back from there."""
+
+    node: Node
+    output: int
+    to_host: bool
 
 
 @dataclass(frozen=True)
@@ -110,7 +119,8 @@ class Schedule:
     made of, which can then be computed beside what follows.
 
     `order` has the nodes, inputs before users. One that comes again is computed again, and those
-    after it read the new value: the memory of the old one is free in between.
+    after it read the new value: the memory of the old one is free in between. The same goes for
+    values that are copied to the host and back.
     """
 
     roots: Sequence[Root]
@@ -120,20 +130,27 @@ class Schedule:
     family: str = "cpu"
     reuse: bool = True
     spread: bool = False
-    order: Sequence[Node] = ()
+    order: Sequence[Node | Transfer] = ()
     steps: list[Step] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     arena_bytes: int = 0
     naive_bytes: int = 0
+    host_bytes: int = 0
+    """Of what is on the host meanwhile."""
 
     def __post_init__(self, choose: Chooser, external: Callable[[Node], Key | None]) -> None:
         self.copy = TABLE.copy(self.family)
         self._values: dict[Node, tuple[Value, ...]] = {}
         self._external: dict[Key, Buffer] = {}
         self._made_by: dict[Buffer, int] = {}
-        self.order = self.order or _in_order(self.roots)
-        for node in self.order:
-            self._values[node] = self._visit(node, choose, external(node))
+        written = {root.key: root.node for root in self.roots if root.overwrites}
+        self.order = self.order or in_order([root.node for root in self.roots], written)
+        self._on_host: dict[tuple[Node, int], Buffer] = {}
+        for each in self.order:
+            if isinstance(each, Transfer):
+                self._move(each)
+            else:
+                self._values[each] = self._visit(each, choose, external(each))
         self._deliver()
         self._linger()
         self._collect()
@@ -159,6 +176,22 @@ class Schedule:
         self._add_step(node, choose(node), inputs, outputs)
         self.steps[-1].is_again = node in self._values
         return tuple(self._whole(buffer) for buffer in outputs)
+
+    def _move(self, transfer: Transfer) -> None:
+        """Copy a value to the host, or from there to other memory of the device."""
+        node, output = transfer.node, transfer.output
+        values = self._values[node]
+        spec = node.outputs[output]
+        target = self._new(spec, "host" if transfer.to_host else "arena")
+        if transfer.to_host:
+            self._on_host[node, output] = target
+            given = values[output]
+        else:
+            given = self._whole(self._on_host[node, output])
+            others = (values[:output], values[output + 1 :])
+            self._values[node] = (*others[0], self._whole(target), *others[1])
+        self._add_step(node, self.copy, (given,), (target,))
+        self.steps[-1].transfer = transfer
 
     def _new(self, spec: Spec, place: Place, key: Key | None = None) -> Buffer:
         buffer = Buffer(spec, place, key)
@@ -255,9 +288,9 @@ class Schedule:
         for now, step in reversed(list(enumerate(self.steps))):
             read = {value.buffer for value in step.inputs}
             is_last = leads_on.isdisjoint(step.outputs)
-            if _is_heavy(step.node) or not is_last:
+            if is_heavy(step.node) or not is_last:
                 leads_on |= read
-            if _is_heavy(step.node) and is_last:
+            if is_heavy(step.node) and is_last:
                 spare = set() if step.workspace is None else {step.workspace}
                 for buffer in _small({each.root for each in read} | spare):
                     self._until.setdefault(buffer, now + LINGERING)
@@ -304,6 +337,12 @@ class Schedule:
         )
         for buffer, offset in zip(own, offsets, strict=True):
             buffer.offset = offset
+        away = [b for b in self.buffers if b.place == "host"]
+        places, self.host_bytes = arena.place(
+            [b.spec.nbytes for b in away], [b.first for b in away], [b.last for b in away]
+        )
+        for buffer, offset in zip(away, places, strict=True):
+            buffer.offset = offset
         for buffer in inside:
             assert buffer.within is not None
             buffer.offset = buffer.within[0].root.offset + buffer.within[1]
@@ -345,53 +384,6 @@ class Schedule:
 
 def _small(buffers: set[Buffer]) -> set[Buffer]:
     return {buffer for buffer in buffers if buffer.spec.nbytes <= MOST_SPREAD}
-
-
-def _in_order(roots: Sequence[Root]) -> list[Node]:
-    """All nodes, inputs before users. What is sent to other ranks comes as early as it can, so that
-    it is on its way while the rest is computed; what comes from them where it is needed.
-
-    Results that only loops read, such as gradients of parameters, come as soon as they can, and so
-    do roots: then what they are made of need not be kept. Before something is overwritten, all come
-    that read it.
-    """
-    nodes = [root.node for root in roots]
-    order = topological(nodes)
-    sent = [node for node in order if node.op is start or node.op is turn]
-    early: list[Node] = []
-    for node in sorted(sent, key=_number):
-        message = node.attrs.get("message")
-        if message is None or message.kind != "gather":
-            # One that is waited for at once comes late, but what it sends is ready first.
-            early += node.inputs[:-1] if message is not None and message.now else [node]
-    depth: dict[Node, float] = {}
-    for node in order:
-        depth[node] = 1 + max((depth[given] for given in node.inputs), default=0)
-    leads_on: set[Node] = set()
-    for node in reversed(order):
-        if node in leads_on or _is_heavy(node):
-            leads_on.update(node.inputs)
-    soon = {node: depth[node] for node in order if _is_heavy(node) and node not in leads_on}
-    written: dict[Any, Node] = {root.key: root.node for root in roots if root.overwrites}
-    after = {node: depth[node] for node in nodes}
-    for node in order:
-        for given in node.inputs:
-            changed = written.get(given.attrs.get("symbol"))
-            if changed is not None and _is_heavy(node):
-                soon[node] = depth[node]
-                after[changed] = max(after[changed], depth[node] + 0.5)
-    soon |= after
-    return topological([*early, *sorted(soon, key=soon.__getitem__)])
-
-
-def _is_heavy(node: Node) -> bool:
-    return node.op.kind in ("product", "other") or node.op is scan
-
-
-def _number(node: Node) -> Number:
-    """The place of a message or a turn in their order."""
-    number: Number = node.attrs["number"] if node.op is turn else node.attrs["message"].number
-    return number
 
 
 def _may_share(step: Step, taken: Buffer, output: Buffer) -> bool:

@@ -8,6 +8,7 @@ is estimated from operations and bytes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
@@ -21,11 +22,18 @@ from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.kernels.measure import some_numbers
 from caldera.kernels.table import COPY
 from caldera.memory import Device
+from caldera.memory.pool import host_view
 from caldera.plan.roofline import Peaks, cpu_peaks
 from caldera.plan.schedule import Buffer, Schedule, Step
 
 CARD = Peaks(float32=3e13, float64=1e12, bandwidth=1e12)
 """What a card does at least, for kernels of which nobody has measured any."""
+LINK = 1e10
+"""Bytes a second between a device and the host, where that may not be measured."""
+COPIED = 1 << 20
+"""Bytes of the copy that is timed: there may not be room for more."""
+LAUNCH_S = 1e-5
+"""What a copy takes besides its bytes."""
 REACHED = 0.5
 """The part of the peaks that a kernel is expected to reach."""
 
@@ -57,6 +65,28 @@ class StepSeconds:
         flops = 0 if step.kernel.op == COPY else step.node.op.count_flops(step.node)
         dtype = step.outputs[0].spec.dtype
         return self._peaks.least_seconds(flops, nbytes, dtype) / REACHED + 1e-6
+
+    def copied(self, nbytes: int) -> float:
+        """What a copy of so many bytes to the host or back takes."""
+        if self._device.is_host:
+            return float("inf")
+        return LAUNCH_S + nbytes / self._bandwidth
+
+    @cached_property
+    def _bandwidth(self) -> float:
+        """Bytes a second between device and host: the slower of the two ways."""
+        device, stream = self._device, self._device.stream
+        if settings.deterministic or stream.capturing:
+            return LINK
+        there = device.allocate(COPIED, owner="copy that is timed")
+        here = host_view(device.allocate_host(COPIED), 0, (COPIED,), np.dtype(np.uint8))
+
+        def there_and_back() -> None:
+            device.copy_in(there, 0, here, stream)
+            device.copy_out(here, there, 0, COPIED, stream)
+            stream.synchronize()
+
+        return 2 * COPIED / min(_seconds(there_and_back) for _ in range(3))
 
     def _found(self, step: Step) -> float:
         if step.node.op.name == "scan":

@@ -15,8 +15,8 @@ from caldera.cli.program import find_commands
 from tests.cli.conftest import Caldera
 
 COMMANDS = [
-    "train", "search", "eval", "report", "predict", "serve", "summary", "graph", "run", "plan",
-    "bench", "check", "reproduce", "info", "completion",
+    "train", "search", "eval", "report", "predict", "serve", "summary", "graph", "tune", "run",
+    "plan", "bench", "check", "reproduce", "info", "completion",
 ]  # fmt: skip
 
 

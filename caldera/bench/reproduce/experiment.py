@@ -53,6 +53,8 @@ class Plot:
     y: str
     lines: Mapping[str, Sequence[tuple[float, float]]]
     log: bool = False
+    from_zero: bool = True
+    """Whether the axis of y begins there: not where all lines would lie in a narrow band."""
 
 
 @dataclass

@@ -20,6 +20,12 @@ from caldera.draw.palette import CATEGORICAL
 from caldera.file_cache import write_file
 from caldera.plain_data import to_plain
 
+BUSY = 2.0
+"""A load for each core above which somebody else must compute too: it is taken at the end."""
+_BUSY = (
+    "The machine was busy with other programs: times are theirs as well, and verdicts on speed are "
+    "doubtful."
+)
 HEAD = ("", "seed", "ours", "verdict")
 FORMAT = "caldera reproduce 1"
 
@@ -68,8 +74,14 @@ def markdown_of(experiment: Experiment, outcome: Outcome, *, quick: bool) -> str
         lines.append(
             '"Beside": the seed\'s machine is another one, so the numbers only stand side by side.'
         )
+    lines += _busy(machine)
     lines += [f"Left out: {each}." for each in outcome.left_out]
     return "\n".join(lines) + "\n"
+
+
+def _busy(machine: Mapping[str, Any]) -> list[str]:
+    load = machine["load before"] or 0.0
+    return [_BUSY] if load > BUSY * machine["cores"] else []
 
 
 def file_name(experiment: Experiment, ending: str) -> str:
@@ -93,6 +105,7 @@ def json_of(experiment: Experiment, outcome: Outcome, *, quick: bool) -> dict[st
         "machine": machine_facts(settings.threads),
         "versions": package_versions(),
         "rows": [asdict(row) for row in outcome.rows],
+        "plots": [asdict(plot) for plot in outcome.plots],
         "samples": outcome.samples,
         "left out": outcome.left_out,
         "seconds": outcome.seconds,
@@ -113,6 +126,37 @@ def write_results(
         write_file(path, text)
         found.append(path)
     return found
+
+
+def summary_of(
+    done: Mapping[Experiment, Outcome], others: Sequence[Experiment], *, quick: bool
+) -> str:
+    """All verdicts on one page, what was left out, and what could not be run."""
+    total = sum(outcome.seconds for outcome in done.values())
+    machine = machine_facts(settings.threads)
+    lines = [
+        "# The seeds' experiments",
+        "",
+        f"Written by `caldera reproduce{' --quick' if quick else ''}` on {machine['cpu']}, "
+        f"{machine['threads']} threads, load {machine['load before']} at the end, "
+        f"{machine['time'][:10]}: {len(done)} experiments in {seconds_text(total)}.",
+        *_busy(machine),
+        "",
+        "| experiment | source | claim | verdict | took | left out |",
+        "|---|---|---|---|---|---|",
+    ]
+    for each, outcome in done.items():
+        name = f"[{each.name}]({file_name(each, 'md')})"
+        left = "; ".join(outcome.left_out)
+        lines.append(f"| {name} | {each.source} | {each.claim} | {outcome.verdict} "
+                     f"| {seconds_text(outcome.seconds)} | {left} |")  # fmt: skip
+    if others:
+        head = "| experiment | source | claim | why not | the nearest thing |"
+        lines += ["", "Not run:", "", head, "|---|---|---|---|---|"]
+    for each in others:
+        cells = (each.name, each.source, each.claim, each.reason, each.nearest)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def page_of(done: Mapping[Experiment, Outcome], others: Sequence[Experiment]) -> str:
@@ -141,11 +185,17 @@ def page_of(done: Mapping[Experiment, Outcome], others: Sequence[Experiment]) ->
 def chart(plot: Plot) -> LineChart:
     """A plot as a chart."""
     lines = [
-        Line(name, list(points), CATEGORICAL[place % len(CATEGORICAL)])
+        # Dashed: what nobody measured, and the colours that come a second time.
+        Line(
+            name,
+            list(points),
+            CATEGORICAL[place % len(CATEGORICAL)],
+            dashed=name == "predicted" or place >= len(CATEGORICAL),
+        )
         for place, (name, points) in enumerate(plot.lines.items())
     ]
     points = [point for line in lines for point in line.points]
-    floor = [] if plot.log else [0.0]
+    floor = [0.0] if plot.from_zero and not plot.log else []
     return LineChart(
         f"{plot.title} ({plot.y})", plot.x, lines, axis_of([x for x, _ in points]),
         axis_of([*floor, *(y for _, y in points)], log=plot.log),

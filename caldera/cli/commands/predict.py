@@ -14,7 +14,7 @@ from typing import IO
 
 import numpy as np
 
-from caldera import io
+from caldera import audio, io
 from caldera.cli.command import Command
 from caldera.cli.datasets import table_input_arguments
 from caldera.cli.model_argument import class_names_of
@@ -39,7 +39,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "input",
         metavar="INPUT",
-        help="a table with one sample a row, an .npy file, an image or a folder of images",
+        help="a table with one sample a row, an .npy file, an image or a folder of images, a sound",
     )
     parser.add_argument(
         "--out",
@@ -56,9 +56,13 @@ def run(arguments: argparse.Namespace) -> int:
     (shape, dtype), *_ = model.signature.inputs
     given = {name: each for name, each in vars(arguments).items() if name in _TABLE_OPTIONS}
     table = table_input_arguments(given_options(argparse.Namespace(**given)))
+    path = Path(arguments.input)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        names, x = read_inputs(Path(arguments.input), shape, dtype, model.schema, table)
+        if path.suffix.lower() in audio.SUFFIXES and not table:
+            names, x = [path.name], audio.model_input(path, model)
+        else:
+            names, x = read_inputs(path, shape, dtype, model.schema, table)
     for each in said:
         print(f"note    {each.message}", file=sys.stderr)
     outputs = model.predict(x)
@@ -110,6 +114,7 @@ COMMAND = Command(
         caldera predict out/flowers.caldera new.csv
         caldera predict out/digits.caldera samples.npy --out predictions.csv
         caldera predict out/animals.caldera photographs/ --out predictions.csv
+        caldera predict out/words.caldera hello.wav
     """,
     add_flags=add_flags,
     run=run,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from pathlib import Path
 
+from caldera.amounts import seconds_text
 from caldera.bench.reproduce.experiment import (
     Context,
     Experiment,
@@ -13,13 +15,15 @@ from caldera.bench.reproduce.experiment import (
     find_experiments,
     run_experiment,
 )
-from caldera.bench.reproduce.writing import page_of, text_of, write_results
+from caldera.bench.reproduce.writing import page_of, summary_of, text_of, write_results
 from caldera.cli.command import Command
 from caldera.cli.option_types import Choice
 from caldera.errors import ConfigError
 from caldera.file_cache import write_file
 
 _RESULTS = Path("benchmarks/results")
+SUMMARY = "reproduce-all.md"
+"""What a run of all experiments writes beside the file of each."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +66,13 @@ def run(arguments: argparse.Namespace) -> int:
     others = [each for each in chosen if not each.can_run]
     for each in others:
         print(f"not run: {each.claim} ({each.source}): {each.reason}; nearest: {each.nearest}")
+    if folder is not None and not arguments.names:
+        write_file(folder / SUMMARY, summary_of(done, others, quick=arguments.quick))
+    if done:
+        counts = Counter(outcome.verdict for outcome in done.values())
+        total = sum(outcome.seconds for outcome in done.values())
+        print(f"{len(done)} experiments in {seconds_text(total)}: "
+              + ", ".join(f"{count} {verdict}" for verdict, count in counts.items()))  # fmt: skip
     if page is not None:
         write_file(page, page_of(done, others))
         print(f"wrote {page}")

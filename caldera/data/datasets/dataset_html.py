@@ -31,8 +31,8 @@ def dataset_html(data: Dataset) -> str:
     if data.dropped:
         facts["rows dropped"] = f"{data.dropped:,}"
     said = "".join(note(each) for each in data.notes)
-    facts_shown = note(data.name, strong=True) + html_facts(facts) + said
-    return facts_shown + _columns(data) + _pictures(data)
+    shown = _columns(data) + _pictures(data)
+    return note(data.name, strong=True) + html_facts(facts) + said + shown
 
 
 def _columns(data: Dataset) -> str:

@@ -26,5 +26,5 @@ from caldera.kernels.native.convolution import (
 from caldera.kernels.native.elementwise import fused, loop
 from caldera.kernels.native.normalisation import batchnorm, groupnorm, layernorm, local_response
 from caldera.kernels.native.product import amx, gemm, packed, small
-from caldera.kernels.native.reduction import argmax, reduce
+from caldera.kernels.native.reduction import argmax, reduce, rivals
 from caldera.kernels.native.softmax import cross_entropy, softmax

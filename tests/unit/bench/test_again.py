@@ -38,14 +38,14 @@ def _rounds(random: np.random.Generator, seconds: float, rounds: int, noise: flo
 def test_equal_runs_are_equal_and_slower_ones_slower(rounds: int, noise: float) -> None:
     random = np.random.default_rng(rounds)
     verdicts: dict[float, list[str]] = {1.0: [], 1.1: [], 0.9: []}
-    for _ in range(200):
+    for _ in range(60):
         before = _rounds(random, 1.0, rounds, noise)
         for factor, found in verdicts.items():
             after = _rounds(random, factor, rounds, noise)
             found.append(compare("a", before, after).verdict)
-    assert verdicts[1.0].count(WITHIN) >= 190
-    assert verdicts[1.1].count(SLOWER) >= 190
-    assert verdicts[0.9].count(FASTER) >= 190
+    assert verdicts[1.0].count(WITHIN) >= 57
+    assert verdicts[1.1].count(SLOWER) >= 57
+    assert verdicts[0.9].count(FASTER) >= 57
 
 
 def test_what_cannot_be_told_is_within_noise() -> None:

@@ -31,8 +31,8 @@ def _right(seed: int) -> list[levels.Validation]:
 
 
 def test_correct_code_is_never_flagged() -> None:
-    """Over 100 seeds; what no seed changes is validated once."""
-    flagged = [str(each) for seed in range(100) for each in _right(seed) if not each.passes]
+    """Over 30 seeds; what no seed changes is validated once."""
+    flagged = [str(each) for seed in range(30) for each in _right(seed) if not each.passes]
     for rule in (lambda: reference.Adam(0.01), lambda: reference.SGD(0.1, 0.9)):
         found = levels.validate_optimizer(rule, rule)
         flagged += [str(found)] * (not found.passes)

@@ -54,6 +54,10 @@ def test_a_table_with_seed_ours_and_verdict(caldera: Caldera, tmp_path: Path) ->
     assert "left out: 64 ranks" in done.out
     assert "not run: On 96 cards (A paper): no cards; nearest: one card" in done.out
     assert "Speed (images/s)" in page.read_text()
+    assert "1 experiments in " in done.out
+    summary = (tmp_path / "reproduce-all.md").read_text()
+    assert "| [made](reproduce-made.md) | A paper, table 9 | It is faster | holds |" in summary
+    assert "| other | A paper | On 96 cards | no cards | one card |" in summary
     text = (tmp_path / "reproduce-made.md").read_text()
     assert "Written by `caldera reproduce made --quick`" in text
     assert "| speed | 1.2 to 2 | 1.4 \\| 1.5 | holds |" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def _sequences(count: int) -> tuple[np.ndarray, np.ndarray]:
     return x.astype(np.float32), labels
 
 
-def test_fit_learns_and_a_file_keeps_the_loss() -> None:
+def test_fit_learns_and_a_file_keeps_the_loss(tmp_path: Path) -> None:
     x, labels = _sequences(128)
     padded = np.pad(labels, ((0, 0), (0, 1)), constant_values=-1)
     model = cd.NeuralNetwork(
@@ -62,7 +63,7 @@ def test_fit_learns_and_a_file_keeps_the_loss() -> None:
     )  # fmt: skip
     history = model.fit((x, padded), verbose=0)
     assert history["cer"][-1] < 0.05 < history["cer"][0]
-    again = cd.load(model.save("ctc.caldera"))
+    again = cd.load(model.save(tmp_path / "ctc.caldera"))
     assert again.loss == nn.CTCLoss(labels=4)
     assert again.evaluate((x, padded))["cer"] == model.evaluate((x, padded))["cer"]
 

@@ -147,8 +147,7 @@ def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     if request.param == "small":
         for name in ("LIGHT_SHARE", "HEAVY_SHARE"):
             monkeypatch.setattr(loop, name, 2)
-        for name in ("STRETCH", "ROWS"):
-            monkeypatch.setattr(reduce, name, 2)
+        monkeypatch.setattr(reduce, "LONG", reduce.Stretches(2, 2))
     return
 
 

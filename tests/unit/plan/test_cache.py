@@ -68,6 +68,26 @@ def test_large_plans_make_room_for_others() -> None:
     assert sum(each() is not None for each in made) == len(kept), "others are gone at once"
 
 
+def test_plans_that_grow_later_make_room_too() -> None:
+    """They are counted when they are added, before their first run, and then now and again."""
+    kept = RecentPlans(most=100, most_bytes=1 << 20)
+
+    def added(number: int) -> cd.Plan:
+        plan = cd.compile(op.input("x", (1 << 14,)) + float(number), remember=False)
+        kept.add(number, plan)
+        return plan
+
+    first = [added(number) for number in range(40)]
+    assert len(kept) == 40
+    for plan in first:
+        plan.run({"x": np.zeros(1 << 14, "float32")})
+    assert kept.nbytes > 1 << 20
+    for number in range(16):
+        added(40 + number)
+    assert kept.nbytes <= 1 << 20
+    assert len(kept) > 16
+
+
 def test_the_report_says_what_plans_hold(plans: SharedPlans) -> None:
     x = op.input("x", (1000,))
     before = cd.memory_report().splitlines()[-1]

@@ -16,8 +16,10 @@ from caldera.errors import OutOfMemoryError
 from caldera.lazy import Expr
 from caldera.memory.pool import size_class
 from caldera.nn import Layer
-from caldera.plan.memory_limit import arena_room
+from caldera.plan import step_seconds
+from caldera.plan.memory_limit import room_for
 from caldera.plan.plan import Plan
+from caldera.plan.step_seconds import StepSeconds
 
 AMPLE = 1 << 40
 
@@ -72,9 +74,9 @@ def fitted(device: str) -> list[np.ndarray]:
 def limit_for(plan: Plan, arena_bytes: int) -> int:
     """The limit that leaves so many bytes to the arena of a plan."""
     with settings.override(memory_limit=AMPLE):
-        room = arena_room(plan.optimised, plan.device)
+        room = room_for(plan.optimised, plan.device)
     assert room is not None
-    return AMPLE - room + arena_bytes
+    return AMPLE - room.arena + arena_bytes
 
 
 def assert_same(found: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> None:
@@ -138,10 +140,11 @@ def test_training_on_a_device_stays_below_the_limit() -> None:
     assert_same(found, wanted)
 
 
-def chain(count: int) -> list[Expr]:
+def chain(count: int, device: str = "cpu") -> list[Expr]:
     """A loss and its gradient through `count` layers that each keep one value for it."""
     x = cd.tensor(np.linspace(-1, 1, 256 * 64, dtype="float32").reshape(256, 64))
-    weight = op.var("weight", (64, 64), fill=cd.identity())
+    x = x.to(device=device)
+    weight = op.var("weight", (64, 64), fill=cd.identity(), device=device)
     y: Expr | cd.Tensor = x
     for _ in range(count):
         y = op.tanh(y @ weight)
@@ -189,3 +192,24 @@ def test_messages_are_sent_once() -> None:
         return any(step.is_again for step in limited.schedule.steps)
 
     assert all(comm.run_virtual_ranks(1, step))
+
+
+def test_a_device_may_have_the_host_keep_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where copying is quicker than computing again."""
+    monkeypatch.setattr(StepSeconds, "_bandwidth", 1e15)
+    monkeypatch.setattr(step_seconds, "LAUNCH_S", 0.0)
+    wanted = chain(12, "loopback")
+    plan = cd.compile(wanted, remember=False)
+    values = [each.numpy() for each in plan.run()]
+    # The limit goes for the host's memory as well: this much is in use on the device alone.
+    ballast = cd.device("loopback").allocate(cd.device("cpu").pool.in_use + (1 << 20))
+    with settings.override(memory_limit=limit_for(plan, int(0.7 * plan.arena_bytes))):
+        limited = cd.compile(wanted, remember=False)
+    found = limited.explain()
+    assert {row.transfer for row in found.offloaded} == {"to host", "from host"}
+    assert "copied to the host and back" in str(found)
+    assert limited.arena_bytes <= 0.7 * plan.arena_bytes
+    assert_same([each.numpy() for each in limited.run()], values)
+    limited.capture()
+    assert_same([each.numpy() for each in limited.run()], values)
+    del ballast

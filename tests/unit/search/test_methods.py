@@ -58,8 +58,12 @@ def _points(study: search.Study) -> list[Any]:
     return [trial.point for trial in study.trials]
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize("name", SMART)
+# Each method has the easy function and one of the hard ones.
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [(name, "sphere") for name in SMART]
+    + [(name, ("branin", "ackley")[number % 2]) for number, name in enumerate(SMART)],
+)
 def test_it_finds_the_optimum(name: str, function: str) -> None:
     value, space, near = FUNCTIONS[function]
     trials = TRIALS.get(name, 200)
@@ -102,8 +106,8 @@ def test_the_same_seed_and_going_on_give_the_same_trials(name: str, tmp_path: Pa
         method = SMART[name]() if name in SMART else name
         return search.run(_mixed, MIXED, method=method, trials=trials, epochs=9, seed=3, **more)
 
-    whole = go(36)
-    assert _points(go(36)) == _points(whole)
+    whole = go(26)
+    assert _points(go(26)) == _points(whole)
     # Interrupted twice, once in the middle of a trial.
     go(8, folder=tmp_path)
     calls: list[Any] = []
@@ -118,8 +122,8 @@ def test_the_same_seed_and_going_on_give_the_same_trials(name: str, tmp_path: Pa
 
     method = SMART[name]() if name in SMART else name
     with pytest.raises(Killed):
-        search.run(dies, MIXED, method=method, trials=36, epochs=9, seed=3, folder=tmp_path)
-    assert _points(go(36, folder=tmp_path)) == _points(whole)
+        search.run(dies, MIXED, method=method, trials=26, epochs=9, seed=3, folder=tmp_path)
+    assert _points(go(26, folder=tmp_path)) == _points(whole)
 
 
 def test_another_method_goes_on_with_a_study(tmp_path: Path) -> None:

@@ -120,7 +120,8 @@ def consistency(context: Context) -> Outcome:
     left = [f"epochs after {epochs}, seeds after {seeds}"] if context.quick else []
     left.append("more ranks than cores, each with a card")
     title = f"Digits on {RANKS} {what}"
-    return Outcome(rows, [Plot(title, "seconds", "test accuracy", lines)], raw, left)
+    plot = Plot(title, "seconds", "test accuracy", lines, from_zero=False)
+    return Outcome(rows, [plot], raw, left)
 
 
 def messages(context: Context) -> Outcome:
@@ -153,7 +154,8 @@ def _compared(
                         f"{share:.2f} of the bytes",
                         holds(is_near) if name in judged else "beside"))  # fmt: skip
     left = [f"epochs after {epochs}, seeds after {seeds}"] if context.quick else []
-    return Outcome(rows, [Plot("Digits", "seconds", "test accuracy", lines)], raw, left)
+    plot = Plot("Digits", "seconds", "test accuracy", lines, from_zero=False)
+    return Outcome(rows, [plot], raw, left)
 
 
 def ensemble(context: Context) -> Outcome:

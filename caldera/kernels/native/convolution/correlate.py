@@ -15,7 +15,12 @@ from caldera.kernels.common.geometry import Correlation, steps
 from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import I64, Emitter, Pointer, Value, natural_lanes
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
-from caldera.kernels.native.convolution.microkernel import Tile, best_shape, depthwise_shape
+from caldera.kernels.native.convolution.microkernel import (
+    Tile,
+    best_shape,
+    by_lanes,
+    depthwise_shape,
+)
 from caldera.kernels.native.convolution.packing import Loop, gather
 from caldera.kernels.native.convolution.strip_mining import (
     Filling,
@@ -27,8 +32,9 @@ from caldera.kernels.native.convolution.strip_mining import (
 from caldera.tensor.dtype import DType
 from caldera.threads import thread_count
 
-FEW = 12
-"""Inputs of a tap (or a row of taps) for which it pays to compile a kernel without inner loops."""
+FEW, FEW_SINGLE = 12, 32
+"""Inputs of a tap (or a row of taps) for which it pays to compile a kernel without inner loops,
+where they are used lane by lane, and where they are loaded one by one."""
 LONGEST_SUM = 512
 """Terms after which a sum is put aside, and another one begun."""
 ITEMS_A_THREAD = 4
@@ -218,7 +224,8 @@ def correlate(
         "strip_length": strips.length,
     }  # fmt: skip
     pixels, vectors = packing.tile
-    length = values["length"]
+    length, few = values["length"], FEW if by_lanes() else FEW_SINGLE
+    is_known = length <= few and packing.panel <= LONGEST_SUM * packing.width
     return _correlate.call(
         source=source, filters=filters, target=target, scratch=scratch,
         source_places=pixel_table(*table, by_output), target_places=pixel_table(*table, outputs),
@@ -226,7 +233,7 @@ def correlate(
             strips, work.source, channels, (of_source[0], of_source[2], of_source[3]), work.start
         ),
         n=values, pixels=pixels, vectors=vectors, depthwise=packing.is_depthwise,
-        length=length if length <= FEW else 0, parts=packing.parts,
+        length=length if is_known else 0, parts=packing.parts,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from caldera.kernels.native.codegen.blas import gemm
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, itemsize, natural_lanes
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
+from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.native.convolution.strip_mining import between
 
 
@@ -115,10 +116,16 @@ class _Rows:
         lanes = natural_lanes(self.image.type)
 
         def add(source: Pointer, target: Pointer, length: Value) -> None:
-            k.vector_loop(
-                0, length, lanes,
-                lambda i, c: target.store(i, target.load(i, c) + source.load(i, c)),
-            )  # fmt: skip
+            def some(i: Value, count: int, mask: Value | None = None) -> None:
+                total = target.load(i, count, mask) + source.load(i, count, mask)
+                target.store(i, total, mask)
+
+            # The next pixel's row begins inside this one: what was written piece by piece would
+            # have to reach the cache before it can be read in one piece.
+            if host_target().has_masks:
+                k.masked_vectors(length, lanes, some)
+            else:
+                k.vector_loop(0, length, lanes, some)
 
         self.runs(first, count, group, add, None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,25 +21,34 @@ from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.dtype import BY_NAME
 from caldera.tensor.shape import Shape, size
 
-STRETCH = 1 << 13
-"""Elements of a row that are reduced at a time, if it is much longer."""
+
+@dataclass(frozen=True)
+class Stretches:
+    """Elements of a row, and rows that are taken together column by column, that are reduced at a
+    time if there are many more. What they leave is reduced in a second stage."""
+
+    elements: int
+    rows: int
+
+
+LONG, SHORT = Stretches(1 << 13, 256), Stretches(1 << 10, 32)
+"""The usual ones, and some that more workers can share."""
 _LINE = 16
 """Elements of a cache line, of the usual four bytes."""
-ROWS = 256
-"""Rows that are taken together column by column, if there are many more."""
 SHORT_ROW, LONG_ROW = 64, 256
 """Elements: rows shorter than the first are reduced as longer ones, of no more than the second."""
 WORTH_JOINING = 1 << 12
 """Elements of a loop from which on that pays."""
 
 
-def reduction_calls(task: ReductionTask) -> list[NativeCall]:
+def reduction_calls(task: ReductionTask, stretches: Stretches | None = None) -> list[NativeCall]:
     """The calls that run a loop with reductions, over at least one element."""
+    stretches = stretches or LONG
     arrays = [*task.inputs, *task.outputs, *task.results]
     loop = axes_of(task.shape, arrays, task.axes)
     if loop.reduced[-1]:
-        return _along(task, loop, arrays)
-    return _across(task, loop, arrays)
+        return _along(task, loop, arrays, stretches.elements)
+    return _across(task, loop, arrays, stretches.rows)
 
 
 def _modes(task: ReductionTask, loop: Axes, arrays: Sequence[np.ndarray], results: str) -> str:
@@ -82,9 +92,11 @@ def _as_seen(result: np.ndarray, shape: Shape, loop: Axes, strides: Sequence[int
     return np.lib.stride_tricks.as_strided(result, lengths, strides)
 
 
-def _along(task: ReductionTask, loop: Axes, arrays: list[np.ndarray]) -> list[NativeCall]:
+def _along(
+    task: ReductionTask, loop: Axes, arrays: list[np.ndarray], longest: int
+) -> list[NativeCall]:
     outer, inner = loop.lengths[:-1], loop.lengths[-1]
-    stretch = STRETCH if inner >= 2 * STRETCH else inner
+    stretch = longest if inner >= 2 * longest else inner
     stretches = -(-inner // stretch)
     direct = stretches == 1 and not any(loop.reduced[:-1])
     strides = [list(each) for each in loop.strides]
@@ -108,7 +120,9 @@ def _along(task: ReductionTask, loop: Axes, arrays: list[np.ndarray]) -> list[Na
     return [call, *_finish(task, results, shape, loop)]
 
 
-def _across(task: ReductionTask, loop: Axes, arrays: list[np.ndarray]) -> list[NativeCall]:
+def _across(
+    task: ReductionTask, loop: Axes, arrays: list[np.ndarray], longest: int
+) -> list[NativeCall]:
     if not any(loop.reduced):
         # An axis of length 1 was reduced, and is gone.
         loop = Axes(
@@ -122,7 +136,7 @@ def _across(task: ReductionTask, loop: Axes, arrays: list[np.ndarray]) -> list[N
     together = _rows_together(loop, arrays[:first])
     strides = [[*each[:-2], each[-2] * together, each[-1]] for each in loop.strides]
     length, columns = length // together, columns * together
-    stretch = ROWS if length >= 2 * ROWS else length
+    stretch = longest if length >= 2 * longest else length
     stretches = -(-length // stretch)
     direct = stretches == together == 1 and not any(loop.reduced[:-2])
     results = list(task.results)
@@ -166,7 +180,9 @@ def _rows_together(loop: Axes, arrays: Sequence[np.ndarray]) -> int:
             return 1
     if columns >= SHORT_ROW or length * columns < WORTH_JOINING:
         return 1
-    return max(n for n in range(1, LONG_ROW // columns + 1) if length % n == 0)
+    # Two long rows at least: one would leave as much to be reduced as there was.
+    most = max(1, min(LONG_ROW // columns, length // 2))
+    return max(n for n in range(1, most + 1) if length % n == 0)
 
 
 def _with_rows_apart(loop: Axes, together: int) -> Axes:
@@ -204,7 +220,8 @@ def fill_with_nothing(node: Node, result: np.ndarray) -> Runner:
     return lambda: result.fill(identity(node.op.name, node.dtype.name))
 
 
-def _bind(call: Call) -> Runner:
+def bind(call: Call, stretches: Stretches | None = None) -> Runner:
+    """A reduction that stands alone."""
     node, (x,), (out,) = call.node, call.inputs, call.outputs
     if not out.size:
         return NativeRunner([])
@@ -213,9 +230,11 @@ def _bind(call: Call) -> Runner:
     axes = node.attrs["axis"]
     result = with_axes(out, axes, x.ndim)
     return NativeRunner(
-        reduction_calls(ReductionTask(loop_body_of(node), x.shape, axes, [x], [], [result]))
+        reduction_calls(
+            ReductionTask(loop_body_of(node), x.shape, axes, [x], [], [result]), stretches
+        )
     )
 
 
 for _name in sorted(REDUCTIONS):
-    TABLE.add(Kernel(_name, "cpu", "native", _bind, supports=is_known, priority=10))
+    TABLE.add(Kernel(_name, "cpu", "native", bind, supports=is_known, priority=10))

@@ -1,0 +1,128 @@
+"""Many products of one size: batched in one call, one after the other, NumPy's and PyTorch's.
+
+    python benchmarks/batched_products.py --sizes 2,4,8,16,32,64,128,256,512,1024,2048,3500
+
+Square matrices in float32, as many as make some work (`--flops`), at least one and at most 2,000.
+Caldera's kernels are measured one by one as candidates for the batched product, and the one that
+is chosen is named. All take turns, and the best turn counts; GFLOP/s. PyTorch (`torch.bmm`) is left
+out where it is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from contextlib import nullcontext
+from importlib.util import find_spec
+from time import perf_counter
+
+import numpy as np
+
+from caldera.config import settings
+from caldera.graph.node import Node, Spec
+from caldera.graph.opdef import parameter
+from caldera.graph.ops.product import matmul
+from caldera.kernels.choose import choices
+from caldera.kernels.common.blas_threads import single_threaded_blas
+from caldera.kernels.table import Call
+from caldera.tensor.dtype import float32
+
+ROUNDS, ROUND_S, MOST_S = 12, 5e-3, 4.0
+Run = Callable[[], object]
+
+
+def product(count: int, size: int) -> Node:
+    """So many products of square matrices."""
+    spec = Spec((count, size, size), float32)
+    node: Node = matmul(parameter(0, spec), parameter(1, spec), ta=False, tb=False)
+    return node
+
+
+def bound(node: Node, inputs: tuple[np.ndarray, ...]) -> tuple[str, Run]:
+    """The kernel that is chosen for a product, ready to run."""
+    kernel = choices.kernel(node, "cpu")
+    out = np.empty(node.shape, np.float32)
+    workspace = np.empty(kernel.workspace(node), np.uint8)
+    return kernel.name, kernel.bind(Call(node, (out,), inputs, workspace))
+
+
+def contestants(count: int, size: int) -> tuple[str, dict[str, Run]]:
+    """Every way to compute the products, and the name of the kernel that is chosen."""
+    generator = np.random.default_rng(0)
+    a, b = (generator.normal(size=(count, size, size)).astype(np.float32) for _ in range(2))
+    out = np.empty_like(a)
+    chosen, batched = bound(product(count, size), (a, b))
+    name, _ = bound(product(1, size), (a[:1], b[:1]))
+    singles = []
+    for index in range(count):
+        one = (a[index : index + 1], b[index : index + 1])
+        singles.append(bound(product(1, size), one)[1])
+
+    def one_by_one() -> None:
+        for run in singles:
+            run()
+
+    ways: dict[str, Run] = {
+        "batched": batched,
+        "one by one": one_by_one,
+        "np.matmul": lambda: np.matmul(a, b, out=out),
+        "np.einsum": lambda: np.einsum("bij,bjk->bik", a, b, out=out, optimize=True),
+        "BLAS loop": lambda: [np.dot(x, y) for x, y in zip(a, b, strict=True)],
+    }
+    if find_spec("torch"):
+        import torch
+
+        torch.set_num_threads(settings.threads)
+        x, y = torch.from_numpy(a), torch.from_numpy(b)
+        ways["torch.bmm"] = lambda: torch.bmm(x, y)
+    return f"{chosen}; {name}", ways
+
+
+def in_turns(ways: dict[str, Run]) -> dict[str, float]:
+    """The best seconds a call of each."""
+    calls = {}
+    for name, run in ways.items():
+        run()
+        start = perf_counter()
+        run()
+        calls[name] = max(1, int(ROUND_S / max(perf_counter() - start, 1e-7)))
+    best = dict.fromkeys(ways, float("inf"))
+    begin = perf_counter()
+    for turn in range(ROUNDS):
+        if turn > 1 and perf_counter() - begin > MOST_S:
+            break
+        for name, run in ways.items():
+            with single_threaded_blas if name in ("batched", "one by one") else nullcontext():
+                start = perf_counter()
+                for _ in range(calls[name]):
+                    run()
+                best[name] = min(best[name], (perf_counter() - start) / calls[name])
+    return best
+
+
+def main() -> None:
+    """Read the command line, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", default="2,4,8,16,32,64,128,256,512,1024,2048,3500")
+    parser.add_argument("--flops", type=float, default=2e7)
+    options = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        settings.override(cache_dir=folder, tune_budget_s=1e6),
+    ):
+        names: list[str] = []
+        for size in map(int, options.sizes.split(",")):
+            count = int(min(2_000, max(1, options.flops // (2 * size**3))))
+            chosen, ways = contestants(count, size)
+            times = in_turns(ways)
+            if not names:
+                names = list(ways)
+                print(f"| size | products | {' | '.join(names)} | chosen: batched; single |")
+                print("|---" * (len(names) + 3) + "|")
+            speeds = [f"{2e-9 * count * size**3 / times[name]:.2f}" for name in names]
+            print(f"| {size} | {count:,} | {' | '.join(speeds)} | {chosen} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

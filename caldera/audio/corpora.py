@@ -1,0 +1,129 @@
+"""Corpora in the layouts in which they are given out: Speech Commands and LibriSpeech."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from caldera import data
+from caldera.audio.files import read
+from caldera.errors import DataError
+
+
+class Utterance(NamedTuple):
+    """A recording with what was said and by whom.
+
+    >>> from pathlib import Path
+    >>> from caldera import audio
+    >>> audio.Utterance(Path("84-121-0000.flac"), "GO ON", "84").speaker
+    '84'
+    """
+
+    path: Path
+    text: str
+    speaker: str
+
+    def read(self, rate: int | None = None, **options: Any) -> np.ndarray:
+        """Its samples; see `audio.read`."""
+        return read(self.path, rate, **options).samples
+
+
+def speech_commands(
+    folder: str | PathLike[str], *, rate: int = 16000, seconds: float = 1.0,
+    words: tuple[str, ...] | None = None,
+) -> data.Dataset:  # fmt: skip
+    """Spoken words: a folder for each, with files `SPEAKER_nohash_N.wav`.
+
+    `testing_list.txt` and `validation_list.txt` name those to test and to choose by, with speakers
+    of their own; a speaker that is both in them and in training is refused. Sounds are cut or
+    filled with zeros to `seconds`. `words` are the classes, by default all folders.
+
+    >>> from pathlib import Path
+    >>> from caldera import audio
+    >>> for word, speaker in (("yes", "a1"), ("no", "a1"), ("yes", "b2"), ("no", "b2")):
+    ...     Path(f"commands/{word}").mkdir(parents=True, exist_ok=True)
+    ...     audio.write(f"commands/{word}/{speaker}_nohash_0.wav", [0.1, 0.2], rate=16000)
+    >>> _ = Path("commands/testing_list.txt").write_text("yes/b2_nohash_0.wav\\nno/b2_nohash_0.wav")
+    >>> audio.speech_commands("commands", words=("yes", "no"))
+    Dataset(commands: 2 samples to train, 2 to test, shape (16000,), 2 classes)
+    """
+    root = Path(fspath(folder))
+    names = words or tuple(
+        sorted(each.name for each in root.iterdir() if each.is_dir() and each.name[0] != "_")
+    )
+    files = [path for name in names for path in sorted((root / name).glob("*.wav"))]
+    if not files:
+        raise DataError.build(
+            f"audio.speech_commands {root}", expected="folders of wav files, one for each word",
+            got="none", hint="unpack the archive there",
+        )  # fmt: skip
+    parts = {part: _listed(root / f"{part}_list.txt") for part in ("testing", "validation")}
+    chosen = {
+        part: [path for path in files if f"{path.parent.name}/{path.name}" in listed]
+        for part, listed in parts.items()
+    }
+    apart = {path for paths in chosen.values() for path in paths}
+    train = [path for path in files if path not in apart]
+    shared = {_speaker(path) for path in apart} & {_speaker(path) for path in train}
+    if shared:
+        raise DataError.build(
+            f"audio.speech_commands {root}", expected="speakers to test with that are new",
+            got=f"{len(shared)} in both, such as {min(shared)}", hint="mend the lists of files",
+        )  # fmt: skip
+    length = round(rate * seconds)
+
+    def part(paths: list[Path]) -> data.ArrayData:
+        x = np.zeros((len(paths), length), np.float32)
+        for row, path in zip(x, paths, strict=True):
+            samples = read(path, rate).samples[:length]
+            row[: len(samples)] = samples
+        labels = np.array([names.index(path.parent.name) for path in paths], np.int64)
+        return data.ArrayData(x, labels)
+
+    held = part(chosen["validation"]) if chosen["validation"] else None
+    return data.Dataset(
+        part(train), part(chosen["testing"]), len(names), names, root.name, validation=held
+    )
+
+
+def _listed(path: Path) -> set[str]:
+    return set(path.read_text().split()) if path.is_file() else set()
+
+
+def _speaker(path: Path) -> str:
+    return path.name.split("_nohash_")[0]
+
+
+def librispeech(folder: str | PathLike[str]) -> Iterator[Utterance]:
+    """Read sentences: `SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt` has a line for each recording
+    beside it, flac or wav.
+
+    >>> from pathlib import Path
+    >>> from caldera import audio
+    >>> Path("dev-clean/84/121").mkdir(parents=True, exist_ok=True)
+    >>> audio.write("dev-clean/84/121/84-121-0000.wav", [0.1, 0.2], rate=16000)
+    >>> _ = Path("dev-clean/84/121/84-121.trans.txt").write_text("84-121-0000 GO ON")
+    >>> [each.text for each in audio.librispeech("dev-clean")]
+    ['GO ON']
+    """
+    root = Path(fspath(folder))
+    found = sorted(root.glob("*/*/*.trans.txt"))
+    if not found:
+        raise DataError.build(
+            f"audio.librispeech {root}", expected="SPEAKER/CHAPTER/*.trans.txt", got="none",
+            hint="give the folder of one part, such as LibriSpeech/dev-clean",
+        )  # fmt: skip
+    for listing in found:
+        for line in listing.read_text().splitlines():
+            key, _, text = line.partition(" ")
+            sounds = [listing.parent / f"{key}{suffix}" for suffix in (".flac", ".wav")]
+            sound = next((each for each in sounds if each.is_file()), None)
+            if sound is None:
+                raise DataError.build(
+                    f"audio.librispeech {listing}", expected=f"{sounds[0].name}", got="no such file"
+                )
+            yield Utterance(sound, text, listing.parent.parent.name)

@@ -1,0 +1,180 @@
+"""Sound files: wav through the standard library, flac and others through soundfile; resampling."""
+
+from __future__ import annotations
+
+import math
+import wave
+from fractions import Fraction
+from functools import lru_cache
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from caldera.errors import ConfigError, DataError
+from caldera.file_limit import check_asked
+from caldera.optional import optional_import
+
+SUFFIXES = (".wav", ".flac", ".ogg")
+"""Names of files that are sounds."""
+Channels = Literal["mean", "first", "all"]
+_ZEROS = 16
+"""Zero crossings of the filter on each side: what resampling keeps is right to about 1e-4."""
+_KEPT = 0.97
+"""The part of the frequencies below half the lower rate that resampling keeps."""
+
+
+class Sound(NamedTuple):
+    """Samples with their rate; samples are float32 from -1 to 1 unless another scale was asked.
+
+    >>> import numpy as np
+    >>> from caldera import audio
+    >>> samples, rate = audio.Sound(np.zeros(8000, "float32"), 8000)
+    """
+
+    samples: np.ndarray
+    rate: int
+
+
+def read(
+    path: str | PathLike[str], rate: int | None = None, *, channels: Channels = "mean",
+    scale: float = 1.0,
+) -> Sound:  # fmt: skip
+    """The samples of a file, (samples,), in `rate` samples a second if one is given.
+
+    Channels are averaged, or the first is taken; "all" gives (channels, samples). The loudest sound
+    that a file can hold is `scale`; Kaldi's features take 32768.
+
+    >>> import numpy as np
+    >>> from caldera import audio
+    >>> audio.write("tone.wav", np.sin(np.arange(800.0) / 5), rate=8000)
+    >>> sound = audio.read("tone.wav", rate=16000)
+    >>> sound.samples.shape, sound.rate
+    ((1600,), 16000)
+    """
+    if channels not in ("mean", "first", "all"):
+        raise ConfigError.build(
+            "audio.read", expected="channels='mean', 'first' or 'all'", got=repr(channels)
+        )
+    name = Path(fspath(path))
+    if not name.is_file():
+        raise DataError.build("audio.read", expected="a file", got=f"{name}, which there is not")
+    found, own_rate = _read_wav(name) if name.suffix.lower() == ".wav" else _read_other(name)
+    if channels == "mean":
+        found = found.mean(axis=0, keepdims=True)
+    picked = found if channels == "all" else found[0]
+    samples = (picked * scale).astype(np.float32)
+    if rate is not None and rate != own_rate:
+        return Sound(resample(samples, own_rate, rate), rate)
+    return Sound(samples, own_rate)
+
+
+def write(path: str | PathLike[str], samples: Any, rate: int) -> None:
+    """Write samples from -1 to 1, (samples,) or (channels, samples), as a wav file of 16 bits.
+
+    What is louder is cut off.
+
+    >>> from caldera import audio
+    >>> audio.write("two.wav", [0.5, -2.0], rate=8000)
+    >>> audio.read("two.wav").samples.tolist()
+    [0.5, -1.0]
+    """
+    array = np.atleast_2d(np.asarray(samples, np.float64))
+    if array.ndim != 2 or not np.isfinite(array).all():
+        raise DataError.build(
+            "audio.write", expected="finite samples (samples,) or (channels, samples)",
+            got=f"shape {array.shape}",
+        )  # fmt: skip
+    whole = np.clip(np.round(array.T * 32768), -32768, 32767).astype("<i2")
+    with wave.open(fspath(path), "wb") as file:
+        file.setnchannels(array.shape[0])
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(whole.tobytes())
+
+
+def _read_wav(path: Path) -> tuple[np.ndarray, int]:
+    """Samples (channels, samples) from -1 to 1, and their rate."""
+    try:
+        with wave.open(str(path), "rb") as file:
+            channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
+            check_asked(file.getnframes() * channels * 8, f"{path}", held=path.stat().st_size)
+            raw = file.readframes(file.getnframes())
+    except (wave.Error, EOFError):
+        # What the standard library does not know (floats, compressed samples) others may.
+        return _read_other(path)
+    usable = len(raw) // (width * channels) * width * channels
+    values = _wide(np.frombuffer(raw[:usable], np.uint8), width)
+    return values.reshape(-1, channels).T, rate
+
+
+def _wide(raw: np.ndarray, width: int) -> np.ndarray:
+    if width == 1:
+        return (raw.astype(np.float64) - 128) / 128
+    if width == 3:
+        # The three bytes become the upper ones of four.
+        raw = np.pad(raw.reshape(-1, 3), ((0, 0), (1, 0))).reshape(-1)
+        width = 4
+    kind = {2: "<i2", 4: "<i4"}[width]
+    return raw.view(kind).astype(np.float64) / (1 << (8 * width - 1))
+
+
+def _read_other(path: Path) -> tuple[np.ndarray, int]:
+    soundfile = optional_import("soundfile", "'caldera[audio]'", f"audio.read of {path.name}")
+    try:
+        about = soundfile.info(str(path))
+        check_asked(about.frames * about.channels * 8, f"{path}", held=path.stat().st_size)
+        samples, rate = soundfile.read(str(path), always_2d=True)
+    except RuntimeError as error:
+        raise DataError.build(
+            "audio.read", expected="a sound file (wav, flac, ogg)", got=f"{path}: {error}"
+        ) from None
+    return samples.T, int(rate)
+
+
+# --- resampling
+
+
+def resample(samples: Any, old: int, new: int) -> np.ndarray:
+    """The same sound in another number of samples a second, along the last axis.
+
+    >>> import numpy as np
+    >>> from caldera import audio
+    >>> tone = np.sin(2 * np.pi * 440 * np.arange(8000) / 8000).astype("float32")
+    >>> higher = np.sin(2 * np.pi * 440 * np.arange(16000) / 16000)
+    >>> bool(np.abs(audio.resample(tone, 8000, 16000)[100:-100] - higher[100:-100]).max() < 1e-3)
+    True
+    """
+    if min(old, new) < 1:
+        raise ConfigError.build("audio.resample", expected="rates above 0", got=f"{old} and {new}")
+    array = np.asarray(samples)
+    if array.dtype.kind != "f":
+        array = array.astype(np.float32)
+    ratio = Fraction(new, old)
+    if ratio == 1:
+        return array.copy()
+    up, down = ratio.numerator, ratio.denominator
+    taps, reach = _filters(up, down)
+    length = -(-array.shape[-1] * up // down)
+    blocks = -(-length // up)
+    # Samples of a block of `up` new ones come from windows that begin `down` old ones apart.
+    room = (blocks - 1) * down + taps.shape[1]
+    padded = np.zeros((*array.shape[:-1], max(room, reach + array.shape[-1])), array.dtype)
+    padded[..., reach : reach + array.shape[-1]] = array
+    windows = np.lib.stride_tricks.sliding_window_view(padded, taps.shape[1], axis=-1)
+    chosen = windows[..., : (blocks - 1) * down + 1 : down, :]
+    found = chosen @ taps.T.astype(array.dtype)
+    return found.reshape(*array.shape[:-1], -1)[..., :length]
+
+
+@lru_cache(maxsize=32)
+def _filters(up: int, down: int) -> tuple[np.ndarray, int]:
+    """For each of `up` new samples the weights of old ones, and how many lie before the first."""
+    cut = min(1.0, up / down) * _KEPT
+    reach = math.ceil(_ZEROS / cut)
+    places = np.arange(2 * reach + down + 1)[None, :] - reach
+    when = places - np.arange(up)[:, None] * down / up
+    window = np.where(np.abs(when) <= reach, np.cos(np.pi * when / reach / 2) ** 2, 0)
+    taps = np.sinc(when * cut) * cut * window
+    return taps / taps.sum(1, keepdims=True), reach

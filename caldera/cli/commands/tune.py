@@ -1,0 +1,62 @@
+"""`caldera tune`: measure every kernel that a model's training step could use, and remember it."""
+
+from __future__ import annotations
+
+import argparse
+from time import perf_counter
+
+from caldera.amounts import seconds_text
+from caldera.cli.command import Command
+from caldera.cli.model_argument import add_model_argument, find_model
+from caldera.cli.option_types import Count
+from caldera.cli.zoo import ZOO
+from caldera.config import settings
+from caldera.kernels.choose import choices
+from caldera.strategy import SingleProcessStrategy
+from caldera.train.step import Steps
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `tune`."""
+    parser.add_argument(
+        "--seconds", default="120", metavar="N",
+        help="how long measuring may take (default: 120)",
+    )  # fmt: skip
+    add_model_argument(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, and say what came of it."""
+    seconds = Count(1).from_text(arguments.seconds, "--seconds")
+    model = find_model(arguments)
+    before = len(choices.known())
+    start = perf_counter()
+    with settings.override(tune_budget_s=float(seconds)), choices.exhaustive():
+        steps = Steps(model, model.objective, model.optimizer, model.metrics,
+                      SingleProcessStrategy())  # fmt: skip
+        plan = steps.training(model.batch_size)
+        sources = [row.source for row in plan.explain(time=False).rows]
+    print(
+        f"measured  {len(choices.known()) - before} nodes in {seconds_text(perf_counter() - start)}"
+    )
+    print(f"kept      in {settings.cache_dir}")
+    left = sources.count("guess")
+    if left:
+        print(f"left      {left} steps are too small to be measured, or --seconds were used up")
+    return 0
+
+
+COMMAND = Command(
+    name="tune",
+    takes="[MODEL]",
+    summary="Measure every kernel that a training step could use, and remember the times.",
+    examples="""
+        caldera tune lenet5
+        caldera tune resnet50 --batch-size 16 --seconds 300
+        caldera tune out/digits.caldera
+    """,
+    add_flags=add_flags,
+    run=run,
+    order=51,
+    words=lambda: ZOO,
+)

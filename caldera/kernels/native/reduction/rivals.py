@@ -1,0 +1,107 @@
+"""Other ways to reduce, which are faster for some shapes: which of them is for measuring to say.
+
+A sum of rows or columns is a product with ones, for which there is the BLAS behind NumPy's `dot`;
+shorter stretches give more workers something to do; NumPy has loops of its own.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from caldera.config import settings
+from caldera.graph.node import Node
+from caldera.kernels.common.loop_body import REDUCTIONS
+from caldera.kernels.native.elementwise.operations import is_known
+from caldera.kernels.native.reduction.reduce import LONG, SHORT, bind
+from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.tensor.dtype import float32, float64
+from caldera.tensor.shape import size
+
+MOST_TERMS = 4096
+"""Of sums in float32 that are taken one after the other: beyond, digits are lost."""
+WORTH_A_CALL = 1 << 14
+"""Elements from which on a call of NumPy is not most of the time: it also ends a run of native
+kernels, which measuring it alone does not show."""
+
+
+def _lengths(node: Node) -> tuple[int, int, bool] | None:
+    """Results, terms of each, and whether the terms come last in memory; None if they lie neither
+    at the beginning nor at the end of the shape."""
+    spec, axes = node.inputs[0].outputs[0], tuple(sorted(node.attrs["axis"]))
+    if spec.order is not None or not axes or 0 in spec.shape:
+        return None
+    terms = size(tuple(spec.shape[axis] for axis in axes))
+    results = size(spec.shape) // terms
+    if axes == tuple(range(len(spec.shape) - len(axes), len(spec.shape))):
+        return results, terms, True
+    return (results, terms, False) if axes == tuple(range(len(axes))) else None
+
+
+# --- a product with ones
+
+
+def _is_product(node: Node) -> bool:
+    found = _lengths(node)
+    if found is None or node.dtype not in (float32, float64):
+        return False
+    results, terms, _ = found
+    is_exact = node.dtype == float64 or terms <= MOST_TERMS or settings.accuracy == "fast"
+    return is_exact and terms > 1 and results * terms >= WORTH_A_CALL
+
+
+def _bind_product(call: Call) -> Runner:
+    (x,), (out,) = call.inputs, call.outputs
+    if not (x.flags.c_contiguous and out.flags.c_contiguous):
+        return bind(call)
+    found = _lengths(call.node)
+    assert found is not None
+    results, terms, is_last = found
+    ones = np.ones(terms, x.dtype)
+    if is_last:
+        return partial(np.dot, x.reshape(results, terms), ones, out.reshape(results))
+    return partial(np.dot, ones, x.reshape(terms, results), out.reshape(results))
+
+
+# --- shorter stretches, and NumPy
+
+
+def _has_two_stages(node: Node) -> bool:
+    found = _lengths(node)
+    if found is None or not is_known(node):
+        return False
+    least = 2 * (SHORT.elements if found[2] else SHORT.rows)
+    most = 2 * (LONG.elements if found[2] else LONG.rows)
+    return least <= found[1] < most
+
+
+_UFUNCS: dict[str, Any] = {
+    "sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum
+}  # fmt: skip
+_BY_NUMPY = frozenset(map(np.dtype, ["int32", "int64", "uint32", "uint64", "float32", "float64"]))
+
+
+def _is_for_numpy(node: Node) -> bool:
+    found = _lengths(node)
+    if found is None or node.dtype not in _BY_NUMPY:
+        return False
+    results, terms, is_last = found
+    # Along rows NumPy adds up in pairs, across them one by one.
+    is_exact = node.op.name in ("max", "min") or node.dtype != float32 or is_last
+    return results * terms >= WORTH_A_CALL and (is_exact or terms <= MOST_TERMS)
+
+
+def _bind_numpy(call: Call) -> Runner:
+    node, (x,), (out,) = call.node, call.inputs, call.outputs
+    axes, kept = node.attrs["axis"], node.attrs["keepdims"]
+    reduce = _UFUNCS[node.op.name].reduce
+    return partial(reduce, x, axes, x.dtype, out, kept)
+
+
+for _name in sorted(REDUCTIONS):
+    TABLE.add(Kernel(_name, "cpu", "two stages", partial(bind, stretches=SHORT), _has_two_stages,
+                     priority=9))  # fmt: skip
+    TABLE.add(Kernel(_name, "cpu", "numpy", _bind_numpy, _is_for_numpy, priority=8))
+TABLE.add(Kernel("sum", "cpu", "product with ones", _bind_product, _is_product, priority=7))

@@ -1,0 +1,125 @@
+"""Times that were measured predict others, and spare measurements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import caldera as cd
+from caldera import op
+from caldera.config import settings
+from caldera.graph.node import Node
+from caldera.kernels import choose
+from caldera.kernels.choose import Choices
+from caldera.kernels.learned_cost import CostModel, features, group_of
+from caldera.kernels.measure import Outcome
+from caldera.kernels.table import Kernel, KernelTable
+from tests.unit.kernels.fake_kernels import product_node
+
+FAST, SLOW, NEAR = "fast", "slow", "near"
+RATES = {FAST: 1.0, SLOW: 3.0, NEAR: 1.02}
+
+
+def _table(*names: str) -> KernelTable:
+    table = KernelTable()
+    for name in names:
+        table.add(Kernel("matmul", "cpu", name, lambda call: lambda: None))
+    return table
+
+
+def _seconds(node: Node, name: str) -> float:
+    """A machine on which times go with operations, and with the kernel; long enough that the
+    number of threads does not matter."""
+    return 1e-3 * RATES[name] * node.op.count_flops(node) / 1e5
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
+    """The kernels of each measurement on that machine."""
+    seen: list[list[str]] = []
+
+    def timer(node: Node, rivals: Sequence[Kernel], seconds: float) -> Outcome:
+        seen.append([kernel.name for kernel in rivals])
+        return Outcome({kernel.name: _seconds(node, kernel.name) for kernel in rivals})
+
+    monkeypatch.setitem(choose.TIMERS, "cpu", timer)
+    monkeypatch.setattr(settings, "cache_dir", tmp_path)
+    return seen
+
+
+SIZES = (64, 80, 96, 128, 160)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_times_of_shapes_never_seen(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    (kernel,) = _table(FAST).kernels("matmul", "cpu")
+    model = CostModel()
+    for size in (64, 96, 160, 256, 400, 512):
+        node = product_node(size)
+        noisy = _seconds(node, FAST) * math.exp(generator.normal(0, 0.03))
+        model.learn("cpu", "matmul", "float32", {FAST: noisy}, {FAST: features(node, kernel)})
+    for size in (80, 200, 300):
+        node = product_node(size)
+        found = model.seconds(group_of(node, kernel), features(node, kernel))
+        assert found is not None
+        assert found.seconds == pytest.approx(_seconds(node, FAST), rel=0.15)
+        assert found.spread < 0.4
+    far = model.seconds(group_of(node, kernel), features(product_node(8), kernel))
+    assert far is not None
+    assert far.spread > found.spread
+
+
+def test_what_has_no_chance_is_not_measured_again(timed: list[list[str]]) -> None:
+    choices = Choices(_table(SLOW, FAST, NEAR))
+    for size in SIZES:
+        assert choices.kernel(product_node(size), "cpu").name in (FAST, NEAR)
+    assert timed[0] == [SLOW, FAST, NEAR]
+    assert timed[-1] == [FAST, NEAR]
+    # Another process learns from what is on disk.
+    verdict = Choices(_table(SLOW, FAST, NEAR)).verdict(product_node(112), "cpu")
+    assert set(verdict.times or {}) == {FAST, NEAR}
+    with choices.exhaustive():
+        choices.kernel(product_node(144), "cpu")
+    assert timed[-1] == [SLOW, FAST, NEAR]
+
+
+def test_a_clear_case_is_not_measured_at_all(timed: list[list[str]]) -> None:
+    choices = Choices(_table(SLOW, FAST))
+    for size in SIZES:
+        choices.kernel(product_node(size), "cpu")
+    before = len(timed)
+    assert before < len(SIZES)
+    verdict = choices.verdict(product_node(112), "cpu")
+    assert (verdict.kernel.name, verdict.source) == (FAST, "predicted")
+    assert verdict.beaten[SLOW] == pytest.approx(3.0, rel=0.2)
+    assert len(timed) == before
+    assert choices.verdict(product_node(112), "cpu", measure=False).source == "predicted"
+
+
+@pytest.mark.parametrize("how", [{"deterministic": True}, {"tune_budget_s": 0.0}])
+def test_where_there_is_no_time_predictions_serve(timed: list[list[str]], how: dict) -> None:
+    choices = Choices(_table(SLOW, FAST, NEAR))
+    for size in SIZES[:3]:
+        choices.kernel(product_node(size), "cpu")
+    before = len(timed)
+    with settings.override(**how):
+        verdict = choices.verdict(product_node(112), "cpu")
+    assert verdict.source == "predicted"
+    assert verdict.kernel.name != SLOW
+    assert len(timed) == before
+    choices.clear()
+    with settings.override(**how):
+        assert choices.verdict(product_node(112), "cpu").source == "guess"
+
+
+def test_explain_says_that_it_was_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = cd.compile([op.var("x", (3, 3)) @ op.var("y", (3, 3))])
+    (step,) = plan.schedule.steps
+    found = choose.Verdict(step.kernel, {step.kernel.name: 1.0, "other": 2.0}, "predicted")
+    monkeypatch.setattr(Choices, "verdict", lambda *given, **named: found)
+    assert "(predicted 2.0x other)" in str(plan.explain(time=False))
