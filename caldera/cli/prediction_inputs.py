@@ -52,8 +52,8 @@ def read_inputs(
         return _texts(path, schema.text)
     if path.is_dir() or suffix in SUFFIXES:
         names, array = _images(path, shape)
-    elif is_table_file(path) and len(shape) == 2 and (schema is None or not schema.columns):
-        # The last steps of a series, from which those after it are forecast.
+    elif is_table_file(path) and _is_series(path, shape, schema):
+        # The last steps, from which those after them are forecast.
         _, series = number_columns(path)
         names, array = ["forecast"], series[-shape[0] :][None].astype(dtype)
     elif is_table_file(path):
@@ -76,6 +76,14 @@ def read_inputs(
             got="fractions",
         )  # fmt: skip
     return names, samples.astype(dtype)
+
+
+def _is_series(path: Path, shape: tuple[int, ...], schema: Schema | None) -> bool:
+    """Whether the rows of a table are steps of a series, and not samples of their own."""
+    if len(shape) != 2 or shape[0] == 1 or (schema is not None and schema.columns):
+        return False
+    _, series = number_columns(path)
+    return series.shape[1] == shape[1] and len(series) >= shape[0]
 
 
 def _texts(path: Path, tokenizer: Tokenizer) -> tuple[list[str], np.ndarray]:
