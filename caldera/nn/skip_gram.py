@@ -18,6 +18,16 @@ _ODDS = 1 << 22
 """Places of the table that negatives are drawn from."""
 
 
+def _array(value: Any, where: str, expected: str) -> np.ndarray:
+    try:
+        found = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise DataError.build(where, expected=expected, got=str(error)) from error
+    if found.dtype.kind not in "biuf":
+        raise DataError.build(where, expected=expected, got=f"{found.dtype}")
+    return found
+
+
 class SkipGram:
     """Vectors for words, trained so that those of words which stand together are alike.
 
@@ -44,7 +54,7 @@ class SkipGram:
         sample: float = 1e-3,
         seed: int = 0,
     ) -> None:
-        self.counts = np.asarray(counts, np.float64)
+        self.counts = _array(counts, "nn.SkipGram", "counts= of words").astype(np.float64)
         if self.counts.ndim != 1 or not len(self.counts) or not (self.counts >= 0).all():
             raise DataError.build(
                 "nn.SkipGram", expected="counts= of words: numbers of at least 0, one a word",
@@ -105,7 +115,7 @@ class SkipGram:
         return losses
 
     def _checked(self, pairs: Any) -> np.ndarray:
-        given = np.asarray(pairs)
+        given = _array(pairs, "nn.SkipGram.fit", "pairs of words")
         fits = given.ndim == 2 and given.shape[1] == 2 and given.dtype.kind in "iu"
         if not fits or not len(given):
             raise DataError.build(

@@ -141,6 +141,7 @@ CALLS: dict[str, Given] = {
     "scatter": lambda f: f(x(4, 3), labels(2), x(2, 3)),
     "scatter_add": lambda f: f(x(4, 3), labels(2), x(2, 3)),
     "searchsorted": lambda f: f(x(4), x(2)),
+    "skip_gram": lambda f: f(x(2, 4, 3), labels(2), labels(2, 3), 0.1),
     "seed": lambda f: f(3),
     "slice": lambda f: f(x(4, 3), 0, 2, 1),
     "solve": lambda f: f(square(), x(3)),

@@ -79,6 +79,7 @@ LAYERS: dict[str, Given] = {
     "Activation": lambda f: f("relu"),
     "AdaptiveAveragePool2D": lambda f: f(2),
     "Bidirectional": lambda f: f(nn.GRU(3)),
+    "SkipGram": lambda f: f([3, 1]),
     "Branches": lambda f: f([nn.Dense(2), nn.Dense(3)]),
     "Cell": lambda f: f([[0], [0, 1]], [nn.Dense(4), nn.Dense(4), nn.Dense(4)]),
     "ColumnEmbedding": lambda f: f([(1, 4)], 2),

@@ -19,6 +19,7 @@ from caldera.kernels.reference import (
     random,
     recurrent,
     reduction,
+    skip_gram,
     sorting,
 )
 from caldera.kernels.reference.registry import FUNCTIONS, evaluate, interpret, reference
