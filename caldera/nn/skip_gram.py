@@ -11,21 +11,12 @@ from caldera import op
 from caldera.errors import ConfigError, DataError, NonFiniteError
 from caldera.lazy import compile as compile_plan
 from caldera.op.arguments import as_count
+from caldera.tensor.convert import array_of
 
 _AT_ONCE = 1 << 16
 """Pairs that one run of the plan is given."""
 _ODDS = 1 << 22
 """Places of the table that negatives are drawn from."""
-
-
-def _array(value: Any, where: str, expected: str) -> np.ndarray:
-    try:
-        found = np.asarray(value)
-    except (TypeError, ValueError) as error:
-        raise DataError.build(where, expected=expected, got=str(error)) from error
-    if found.dtype.kind not in "biuf":
-        raise DataError.build(where, expected=expected, got=f"{found.dtype}")
-    return found
 
 
 class SkipGram:
@@ -54,12 +45,14 @@ class SkipGram:
         sample: float = 1e-3,
         seed: int = 0,
     ) -> None:
-        self.counts = _array(counts, "nn.SkipGram", "counts= of words").astype(np.float64)
-        if self.counts.ndim != 1 or not len(self.counts) or not (self.counts >= 0).all():
+        given = array_of(counts, "nn.SkipGram")
+        fits = given.ndim == 1 and len(given) and given.dtype.kind in "iuf" and (given >= 0).all()
+        if not fits:
             raise DataError.build(
                 "nn.SkipGram", expected="counts= of words: numbers of at least 0, one a word",
-                got=f"shape {self.counts.shape}",
+                got=f"{given.dtype} of shape {given.shape}",
             )  # fmt: skip
+        self.counts = given.astype(np.float64)
         if not self.counts.sum():
             raise DataError.build("nn.SkipGram", expected="a word that occurs", got="counts of 0")
         self.width = as_count(width, "width", "nn.SkipGram")
@@ -115,7 +108,7 @@ class SkipGram:
         return losses
 
     def _checked(self, pairs: Any) -> np.ndarray:
-        given = _array(pairs, "nn.SkipGram.fit", "pairs of words")
+        given = array_of(pairs, "nn.SkipGram.fit")
         fits = given.ndim == 2 and given.shape[1] == 2 and given.dtype.kind in "iu"
         if not fits or not len(given):
             raise DataError.build(
