@@ -38,7 +38,6 @@ from caldera.graph.opdef import OPS
 from caldera.kernels.choose import ORACLE, TIMERS
 from caldera.kernels.step_launch import LAUNCH_GROUPERS, STEP_FUSERS
 from caldera.kernels.table import TABLE
-from caldera.lazy.compile import load_kernels
 from caldera.memory import Device
 from caldera.memory import device as find_device
 
@@ -244,7 +243,8 @@ def show(result: Result) -> None:
 def run(options: argparse.Namespace, place: Device) -> list[Result]:
     """Put all kernels of a device on trial, and print what comes out."""
     start = perf_counter()
-    load_kernels(place.kernels)
+    TABLE.load("cpu")
+    TABLE.load(place.kernels)
     names = [name for name in options.networks.split(",") if name]
     problems = list(network_problems(place.kernels, names))
     if options.others:

@@ -14,6 +14,7 @@ import numpy as np
 
 from caldera.errors import ConfigError, DataError
 from caldera.file_limit import check_asked
+from caldera.io.files import created
 from caldera.optional import optional_import
 
 SUFFIXES = (".wav", ".flac", ".ogg")
@@ -87,7 +88,7 @@ def write(path: str | PathLike[str], samples: Any, rate: int) -> None:
             got=f"shape {array.shape}",
         )  # fmt: skip
     whole = np.clip(np.round(array.T * 32768), -32768, 32767).astype("<i2")
-    with wave.open(fspath(path), "wb") as file:
+    with created(path, "wb", "audio.write") as opened, wave.Wave_write(opened) as file:
         file.setnchannels(array.shape[0])
         file.setsampwidth(2)
         file.setframerate(rate)

@@ -20,7 +20,9 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from caldera.errors import ConfigError, DataError
+from caldera.file_cache import write_file
 from caldera.file_limit import check_asked
+from caldera.io.files import created
 
 Form = Literal["binary", "text", "compressed"]
 _FLOATS: dict[str, Any] = {"F": np.dtype("<f4"), "D": np.dtype("<f8")}
@@ -86,7 +88,7 @@ def write_ark(
         )
     given = entries.items() if isinstance(entries, Mapping) else entries
     lines = []
-    with Path(fspath(path)).open("wb") as file:
+    with created(path, "wb", "kaldi.write_ark") as file:
         for key, value in given:
             if not key or any(letter.isspace() for letter in key):
                 raise DataError.build(
@@ -96,7 +98,7 @@ def write_ark(
             lines.append(f"{key} {fspath(path)}:{file.tell()}\n")
             _write(file, np.asarray(value), form, key)
     if scp is not None:
-        Path(fspath(scp)).write_text("".join(lines))
+        write_file(Path(scp), "".join(lines))
 
 
 # --- reading

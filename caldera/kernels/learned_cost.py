@@ -60,8 +60,8 @@ def features(node: Node, kernel: Kernel) -> list[float]:
     15
     """
     specs = [given.outputs[0] for given in node.inputs[:2]]
-    specs += [specs[-1]] * (2 - len(specs)) if specs else [node.spec] * 2
-    specs.append(node.spec)
+    specs += [specs[-1]] * (2 - len(specs)) if specs else [node.outputs[0]] * 2
+    specs.append(node.outputs[0])
     flops = node.op.count_flops(node)
     nbytes = sum(spec.nbytes for spec in specs)
     base = kernel.estimate(node) or (flops + nbytes) / _SPEED
@@ -196,4 +196,4 @@ class CostModel:
 
 def group_of(node: Node, kernel: Kernel) -> Group:
     """The kernels that are predicted together."""
-    return kernel.family, node.op.name, node.dtype.name, kernel.name
+    return kernel.family, node.op.name, node.outputs[0].dtype.name, kernel.name

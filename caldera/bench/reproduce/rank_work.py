@@ -19,6 +19,7 @@ from caldera import data, nn, optim, parallel
 from caldera.bench.measuring import peak_memory
 from caldera.comm import Communicator, world
 from caldera.compress import compressors
+from caldera.file_cache import write_file
 from caldera.nn.layer import Layer
 from caldera.planner import measured_wire
 from caldera.strategy import Strategy
@@ -115,7 +116,7 @@ def main(work: str, options: str, file: str) -> None:
     asked = json.loads(options)
     found = [WORKS[work](everyone, each) for each in asked]
     if everyone.rank == 0:
-        Path(file).write_text(json.dumps(found), encoding="utf-8")
+        write_file(Path(file), json.dumps(found))
 
 
 if __name__ == "__main__":

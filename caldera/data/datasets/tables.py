@@ -177,7 +177,10 @@ def table_inputs(
     return x
 
 
-csv, csv_inputs = table, table_inputs
+csv = table
+"""The same: CSV is what most tables are."""
+csv_inputs = table_inputs
+"""The same, for `csv`."""
 """Their names from when tables were text alone."""
 
 

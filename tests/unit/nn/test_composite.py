@@ -87,6 +87,10 @@ ACTIVATIONS = {
         lambda x: 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * np.expm1(x)),
     ),
     "gelu": (nn.GELU(), lambda x: x * np.array([0.02275013, 0.30853754, 0.5, 0.99865010])),
+    "gelu_tanh": (
+        nn.GELU(approximate=True),
+        lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+    ),
     "silu": (nn.SiLU(), lambda x: x / (1 + np.exp(-x))),
     "softplus": (nn.Softplus(), lambda x: np.log1p(np.exp(x))),
     "hard_sigmoid": (nn.HardSigmoid(), lambda x: np.clip(x / 6 + 0.5, 0, 1)),

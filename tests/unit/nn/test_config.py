@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import caldera as cd
-from caldera import nn, op
+from caldera import audio, nn, op
 from caldera.errors import ConfigError
 
 EXAMPLES: list[nn.Layer] = [
@@ -55,6 +55,8 @@ EXAMPLES: list[nn.Layer] = [
     nn.UpSampling2D((2, 1.5), mode="bilinear"),
     nn.GlobalAveragePool(),
     nn.AdaptiveAveragePool2D((2, 3)),
+    nn.MeanPooling(),
+    nn.Rescale([1.0, 2.0], 0.5),
     nn.BatchNorm(momentum=0.2),
     nn.LayerNorm(axis=(1, 2)),
     nn.GroupNorm(2),
@@ -79,6 +81,11 @@ EXAMPLES: list[nn.Layer] = [
     nn.models.GoogLeNet(10, auxiliary=False),
     nn.models.Inception3(10, rescale_input=True),
     nn.models.GPT(10, context=4, width=6, depth=1, heads=2),
+    audio.FilterBank(8000, bins=23, augment=True),
+    audio.Splice(2, 1),
+    audio.TimeDelay(4, (-2, 0, 2)),
+    audio.StatisticsPooling(),
+    audio.ConformerBlock(2, kernel=7),
 ]
 
 
