@@ -84,7 +84,9 @@ def within_limit(build: Build, room: Room | None, device: Device, *, spread: boo
     found = [each for each in fitting if each is not None]
     if found:
         return min(found, key=lambda each: each[0])[1]
-    least = _smallest(build, plain, facts)
+    # By what does not vary: what is said to be enough must be enough the next time.
+    steady = Facts.of(plain, StepSeconds(plain, device, measured=False), room.host)
+    least = _smallest(build, plain, steady)
     if _fits(least, room.arena):
         return least
     raise _too_little(plain, least, room, device)

@@ -39,19 +39,23 @@ REACHED = 0.5
 
 
 class StepSeconds:
-    """The seconds of steps on a device, each kernel and shape found once."""
+    """The seconds of steps on a device, each kernel and shape found once.
 
-    def __init__(self, schedule: Schedule, device: Device) -> None:
+    Without `measured` they are what steps should take, and the same each time.
+    """
+
+    def __init__(self, schedule: Schedule, device: Device, *, measured: bool = True) -> None:
         self._schedule = schedule
         self._device = device
         self._known: dict[Any, float] = {}
         # Where nothing may be measured a plan is the same each time.
         self._left = 0.0 if settings.deterministic else settings.tune_budget_s
+        self._may_measure = measured
         self._peaks = cpu_peaks() if device.kernels == "cpu" else CARD
 
     def __call__(self, step: Step) -> float:
         """What one step takes."""
-        if step.kernel.op == COPY:
+        if step.kernel.op == COPY or not self._may_measure:
             return self.estimate(step)
         key = (detached(step.node), step.kernel.name, _strides(step))
         if key not in self._known:
@@ -76,7 +80,7 @@ class StepSeconds:
     def _bandwidth(self) -> float:
         """Bytes a second between device and host: the slower of the two ways."""
         device, stream = self._device, self._device.stream
-        if settings.deterministic or stream.capturing:
+        if settings.deterministic or stream.capturing or not self._may_measure:
             return LINK
         there = device.allocate(COPIED, owner="copy that is timed")
         here = host_view(device.allocate_host(COPIED), 0, (COPIED,), np.dtype(np.uint8))
