@@ -247,6 +247,10 @@ import itertools, os, sys
 import numpy as np
 from caldera.train.saving.checkpoint_folder import CheckpointFolder
 
+def tell(event, number):
+    # One write a line (print may take several): a kill must not leave half of one.
+    os.write(1, f"{event} {number}\\n".encode())
+
 def write(first):
     folder = CheckpointFolder(sys.argv[1])
     for step in itertools.count(first):
@@ -254,15 +258,15 @@ def write(first):
         for turn in range(2):
             folder.save(step, {"a": np.full(20_000, step), "b": np.array(step)}, {"step": step})
         folder.wait()
-        print("saved", step, flush=True)
+        tell("saved", step)
 
 for line in sys.stdin:
     child = os.fork()
     if not child:
         write(int(line))
-    print("began", child, flush=True)
+    tell("began", child)
     os.waitpid(child, 0)
-    print("ended", 0, flush=True)
+    tell("ended", 0)
 """
 
 
