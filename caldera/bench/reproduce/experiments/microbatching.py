@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import numpy as np
 
 from caldera import op
-from caldera.bench.reproduce.experiment import (
-    BESIDE,
-    Context,
-    Experiment,
-    Outcome,
-    Plot,
-    Row,
-    holds,
-    in_turns,
-    median,
-)
+from caldera.bench.reproduce.experiment import BESIDE, Context, Outcome, Plot, Row, claim, holds
+from caldera.bench.turns import in_turns
 from caldera.config import settings
 from caldera.kernels.choose import ORACLE, choices
 from caldera.kernels.table import TABLE
@@ -30,6 +23,11 @@ SLICED = " by "
 _EQUAL = 1e-3
 
 
+@claim(
+    "micro-batching", "Keynote, micro-batching",
+    "Under a limit on the workspace, fast algorithms on parts of a batch beat slow ones on "
+    "the whole",
+)  # fmt: skip
 def run(context: Context) -> Outcome:
     """The fastest kernel within a limit that takes the whole batch, and that may cut it."""
     shapes = list(SHAPES.items())[: 1 if context.quick else 2]
@@ -101,9 +99,3 @@ def _named(plan: Plan) -> tuple[str, Plan]:
     """A plan by the kernel that its convolution has."""
     rows = plan.explain(time=False).rows
     return next(row.kernel for row in rows if row.op.startswith("conv2d")), plan
-
-
-EXPERIMENTS = [
-    Experiment("micro-batching", "Keynote, micro-batching", "Under a limit on the workspace, fast "
-               "algorithms on parts of a batch beat slow ones on the whole", run),
-]  # fmt: skip

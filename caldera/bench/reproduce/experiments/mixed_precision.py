@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from caldera import op
-from caldera.bench.reproduce.experiment import (
-    BESIDE,
-    Context,
-    Experiment,
-    Outcome,
-    Plot,
-    Row,
-    holds,
-    in_turns,
-    median,
-)
+from caldera.bench.reproduce.experiment import BESIDE, Context, Outcome, Plot, Row, claim, holds
+from caldera.bench.turns import in_turns
 from caldera.lazy import Expr, compile
 from caldera.plan.plan import Plan
 
@@ -35,6 +27,10 @@ NEAR = 0.05
 """Of the largest number: bfloat16 has eight bits."""
 
 
+@claim(
+    "mixed-precision", "MagmaDNN, figures 5 to 7",
+    "A graph with half precision products, fused, and both, gives the same and is faster",
+)  # fmt: skip
 def run(context: Context) -> Outcome:
     """Two dense layers and their gradients, compiled four ways."""
     sizes = SIZES[:2] if context.quick else SIZES
@@ -82,9 +78,3 @@ def _step(size: int) -> list[Expr]:
     hidden = op.sigmoid(x @ w + b)
     loss = op.mean(op.square(op.tanh(hidden @ v) - x))
     return [hidden, *op.grad(loss, [w, b, v])]
-
-
-EXPERIMENTS = [
-    Experiment("mixed-precision", "MagmaDNN, figures 5 to 7", "A graph with half precision "
-               "products, fused, and both, gives the same and is faster", run),
-]  # fmt: skip
