@@ -73,12 +73,17 @@ def load_per_core() -> float:
 
 
 def _calls(work: Work, least: float) -> int:
-    """How many take so long together; the first one warms up."""
+    """How many take so long together; the first one warms up.
+
+    By the best time so far: one that was disturbed would make all later ones too short.
+    """
     work()
-    calls = 1
-    while (taken := _seconds(work, calls)) < least:
-        calls = max(calls + 1, int(calls * min(16.0, 1.3 * least / max(taken, 1e-9))))
-    return calls
+    calls, best = 1, math.inf
+    while True:
+        best = min(best, _seconds(work, calls) / calls)
+        if calls * best >= least:
+            return calls
+        calls = max(calls + 1, int(calls * min(16.0, 1.3 * least / max(calls * best, 1e-9))))
 
 
 def _seconds(work: Work, calls: int) -> float:
