@@ -278,7 +278,7 @@ class WorkerHandle:
         self._caches.mkdir(parents=True, exist_ok=True)
         device = self._options.get("device", "cpu")
         environment = worker_environment(self._caches, self._threads, device)
-        command = COMMAND
+        command: Sequence[str] = COMMAND
         if self.contestant.sources:
             # -P: without it the folder where this was started comes before all others.
             command = (COMMAND[0], "-P", *COMMAND[1:])
