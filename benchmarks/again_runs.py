@@ -89,6 +89,7 @@ def main() -> None:
               f"| {', '.join(f'{count} {each}' for each, count in verdicts.items())} "
               f"| {statistics.median(ratios):+.1%} ({ratios[0]:+.1%} to {ratios[-1]:+.1%}) |"
               )  # fmt: skip
+    print("\nNo file with every sample stands behind these figures: they are counts of verdicts.")
 
 
 if __name__ == "__main__":

@@ -81,6 +81,7 @@ def main() -> None:
     print(f"Planted errors: {len(found) - len(missed)} of {len(found)} found.\n")
     for about in found:
         print(f"- {about}{': NOT FOUND' if about in missed else ''}")
+    print("\nNo file with every sample stands behind these figures: they are counts of verdicts.")
 
 
 if __name__ == "__main__":
