@@ -1,7 +1,8 @@
 """Questions that vectors of statements should answer, made of the vocabulary itself.
 
 After table 2 of inst2vec: "a is to b as c is to what?" where a and b are one statement with two
-types, with and without an option, or a conversion and its inverse; and whether a statement is
+types, with and without an option, a conversion and its inverse, or the same members as a vector, an
+array and a structure; and whether a statement is
 nearer to one that does the same than to one that does something else.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -19,12 +20,14 @@ from caldera.code.embedding import Embedding
 
 Question = tuple[str, str, str, str]
 TYPES = ("i8", "i16", "i32", "i64", "float", "double")
-OPTIONS = ("nsw", "nuw", "inbounds", "nneg", "exact", "disjoint", "tail")
+OPTIONS = ("nsw", "nuw", "inbounds", "nneg", "exact", "disjoint", "tail", "fast")
 INVERSES = {
     "sext": "trunc", "zext": "trunc", "fpext": "fptrunc", "sitofp": "fptosi", "uitofp": "fptoui",
     "ptrtoint": "inttoptr",
 }  # fmt: skip
 _CONVERSION = re.compile(r"= (\w+)(?: nneg| nuw| nsw)* (\S+) <%ID> to (\S+)$")
+_MEMBERS = re.compile(r"([<\[])(\d+) x (\w+)[>\]]")
+MOST_MEMBERS = 16
 MOST = 2000
 """Questions of a kind that are asked, evenly out of all."""
 
@@ -47,7 +50,8 @@ class Score:
 
 
 def analogy_scores(embedding: Embedding) -> dict[str, Score]:
-    """Types, options and conversions: how often the nearest statement is the right one.
+    """Types, options, conversions and data structures: how often the nearest statement is the right
+    one.
 
     >>> import numpy as np
     >>> from caldera import code
@@ -59,10 +63,7 @@ def analogy_scores(embedding: Embedding) -> dict[str, Score]:
     1 of 1 (100.00%)
     """
     words = embedding.vocabulary.words[1:]
-    return {
-        kind: _asked(embedding, find(words))
-        for kind, find in (("types", _types), ("options", _options), ("conversions", _conversions))
-    }
+    return {kind: _asked(embedding, find(words)) for kind, find in _QUESTIONS.items()}
 
 
 def distance_score(embedding: Embedding) -> Score:
@@ -142,3 +143,39 @@ def _conversions(words: Iterable[str]) -> Iterator[Question]:
     for (a, b), (c, d) in combinations(pairs, 2):
         if len({a, b, c, d}) == 4:
             yield a, b, c, d
+
+
+def _structures(words: Iterable[str]) -> Iterator[Question]:
+    """One statement about the same members in two forms: a vector, an array, a structure."""
+    known = set(words)
+    forms: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
+    for word in sorted(known):
+        for match in _MEMBERS.finditer(word):
+            count, kind = int(match.group(2)), match.group(3)
+            if count > MOST_MEMBERS:
+                continue
+            others = {
+                "vector": f"<{count} x {kind}>",
+                "array": f"[{count} x {kind}]",
+                "structure": "{ " + ", ".join([kind] * count) + " }",
+            }
+            # Each two forms are met from one side alone.
+            own, wanted = ("vector", ["structure"]) if match.group(1) == "<" else (
+                "array", ["structure", "vector"]
+            )  # fmt: skip
+            for form in wanted:
+                other = word.replace(match.group(), others[form])
+                if other in known:
+                    forms[own, form].append((word, other))
+    for pairs in forms.values():
+        for (a, b), (c, d) in combinations(pairs, 2):
+            if len({a, b, c, d}) == 4:
+                yield a, b, c, d
+
+
+_QUESTIONS: dict[str, Callable[[Iterable[str]], Iterator[Question]]] = {
+    "types": _types,
+    "options": _options,
+    "conversions": _conversions,
+    "data structures": _structures,
+}

@@ -52,7 +52,7 @@ def compile_c(source: str | Path, flags: Sequence[str] = ("-O1",), seconds: floa
         ) from error  # fmt: skip
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
-        first = next((line for line in said if "error" in line), "clang said nothing")
+        first = next((line for line in said if "error: " in line), "clang said nothing")
         raise DataError.build(
             "code.compile_c", expected="a C file that clang compiles", got=first,
             hint="headers are found with flags=['-I', folder]",
