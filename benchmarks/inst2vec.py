@@ -13,6 +13,7 @@ installed: pairs a second.
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -71,28 +72,38 @@ class Data:
 
 
 def embedded(data: Data, context: int, width: int, epochs: int) -> tuple[code.Embedding, int]:
-    """Vectors, and how many pairs there were of which at most MOST_PAIRS were taken."""
+    """Vectors, and how many pairs there were, of which about MOST_PAIRS were taken: from each file
+    as many as it has of all statements."""
     words = (word for functions in data.training for f in functions for word in f.words)
     vocabulary = code.Vocabulary.of(words)
-    pairs = code.pairs_of(data.training, vocabulary, context)
-    count = len(pairs)
-    if count > MOST_PAIRS:
-        pairs = pairs[np.random.default_rng(0).choice(count, MOST_PAIRS, replace=False)]
+    share = MOST_PAIRS / sum(vocabulary.counts)
+    random = np.random.default_rng(0)
+    taken, count = [], 0
+    for functions in data.training:
+        pairs = code.pairs_of([functions], vocabulary, context)
+        count += len(pairs)
+        most = int(share * sum(len(f.statements) for f in functions))
+        if len(pairs) > most:
+            pairs = pairs[random.choice(len(pairs), most, replace=False)]
+        taken.append(pairs)
     model = nn.SkipGram(vocabulary.counts, width)
-    model.fit(pairs, epochs)
+    model.fit(np.concatenate(taken), epochs)
     return code.Embedding(vocabulary, model.vectors), count
 
 
 def table_2(data: Data, width: int, epochs: int) -> dict[int, code.Embedding]:
-    """For each context its row, which is printed, and its vectors."""
+    """For each context its vectors, and its row, which is printed: answers among the five nearest,
+    of how many questions; and those that are the nearest."""
     print("\n| context | pairs | types | options | conversions | data structures | distance | s |")
     print("|---|---|---|---|---|---|---|---|")
     found = {}
     for context in (1, 2, 3):
         start = time.perf_counter()
         embedding, count = embedded(data, context, width, epochs)
-        scores = code.analogy_scores(embedding)
-        cells = [f"{count:,}", *scores.values(), code.distance_score(embedding)]
+        five, one = code.analogy_scores(embedding), code.analogy_scores(embedding, among=1)
+        scores = [f"{each}; {one[kind].right}" for kind, each in five.items()]
+        distance = code.distance_score(embedding)
+        cells = [f"{count:,}", *scores, f"{100 * distance.right / distance.asked:.2f}%"]
         took = time.perf_counter() - start
         print(f"| {context} | " + " | ".join(map(str, cells)) + f" | {took:.0f} |", flush=True)
         found[context] = embedding
@@ -273,13 +284,16 @@ def main() -> None:
     data = Data.of(options.folder)
     words = sum(len(f.statements) for functions in data.training for f in functions)
     took = time.perf_counter() - begin
-    print(f"\n{words:,} statements to train on; all compiled and read in {took:.0f} s")
+    spent = sum(os.times()[:4])
+    print(f"\n{words:,} statements to train on, read in {took:.0f} s ({spent:.0f} s of "
+          "processor time)")  # fmt: skip
     embedding = table_2(data, options.width, options.epochs)[2]
     if options.save is not None:
         embedding.save(options.save)
     speeds(data, embedding.vocabulary, options.width)
     table_3(data, embedding, range(options.seeds), options.rounds)
-    print(f"\n{time.perf_counter() - begin:.0f} s in all")
+    spent = sum(os.times()[:4])
+    print(f"\n{time.perf_counter() - begin:.0f} s in all, {spent:.0f} s of processor time")
 
 
 if __name__ == "__main__":

@@ -174,13 +174,18 @@ def test_questions_are_scored() -> None:
     perfect = code.Embedding(vocabulary, vectors.astype(np.float32))
     scores = code.analogy_scores(perfect)
     assert {kind: score.asked for kind, score in scores.items()} == {
-        "types": 15, "options": 15, "conversions": 1, "data structures": 3,
+        "types": 12, "options": 6, "conversions": 7, "data structures": 3,
     }  # fmt: skip
-    assert scores["types"].right == scores["options"].right == 15
+    assert scores["types"].right == 12
+    assert scores["options"].right == 6
     rest = np.random.default_rng(0).normal(size=vectors.shape).astype(np.float32)
-    assert code.analogy_scores(code.Embedding(vocabulary, rest))["types"].right < 8
+    random = code.Embedding(vocabulary, rest)
+    assert code.analogy_scores(random)["types"].right < 9
+    assert code.analogy_scores(random, among=1)["types"].right < 4
+    # Each of four additions with the three others, and 18 statements that do something else.
     distance = code.distance_score(perfect)
-    assert distance.asked == 6
+    assert distance.asked == 3 * 4 * 3 * 18
+    assert distance.right > code.distance_score(random).right
     assert str(code.Score(1, 4)) == "1 of 4 (25.00%)"
 
 
