@@ -12,8 +12,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from caldera.code.module import Function, Statement
-from caldera.errors import ConfigError
+from caldera.code.module import Function, Statement, checked_functions
+from caldera.errors import ConfigError, DataError
+from caldera.op.arguments import as_count
+from caldera.tensor.convert import array_of
 
 Edge = tuple[int, int]
 
@@ -28,6 +30,7 @@ def flow_edges(functions: Sequence[Function]) -> list[Edge]:
     >>> flow_edges(read_ir(text))
     [(0, 1)]
     """
+    functions = checked_functions("code.flow_edges", functions)
     firsts: dict[str, int] = {}
     returns: dict[str, list[int]] = {}
     found: dict[Edge, None] = {}
@@ -76,7 +79,15 @@ def context_pairs(edges: Sequence[Edge], count: int, context: int = 2) -> np.nda
             "code.context_pairs", expected="context= a whole number of at least 1",
             got=repr(context),
         )  # fmt: skip
-    given = np.array(edges, np.int64).reshape(-1, 2)
+    count = as_count(count, "count", "code.context_pairs", least=0)
+    given = array_of(edges, "code.context_pairs")
+    given = np.zeros((0, 2), np.int64) if given.size == 0 else given
+    fits = given.ndim == 2 and given.shape[1] == 2 and given.dtype.kind in "iu"
+    if not fits or (len(given) and not (given.min() >= 0 and given.max() < count)):
+        raise DataError.build(
+            "code.context_pairs", expected=f"edges: pairs of integers from 0 to {count - 1}",
+            got=f"{given.min()} to {given.max()}" if fits else f"{given.dtype} {given.shape}",
+        )  # fmt: skip
     both = np.concatenate([given, given[:, ::-1]])
     both = both[np.lexsort((both[:, 1], both[:, 0]))]
     starts = np.searchsorted(both[:, 0], np.arange(count + 1))
