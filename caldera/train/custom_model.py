@@ -181,7 +181,9 @@ class CustomModel(Layer):
         updates.append(op.assign(self._random, self._random + np.array([0, 1])))
         updates += [self._added(name, value) for name, value in found.items()]
         updates.append(self._added("steps", op.cast(1.0, "float64")))
-        return compile(updates, device=self.device, precision=self.precision, remember=False)
+        return compile(
+            updates, device=self.device_of_plans(), precision=self.precision, remember=False
+        )
 
     def _added(self, name: str, value: Expr) -> Expr:
         if name not in self._sums:
