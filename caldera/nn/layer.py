@@ -105,16 +105,15 @@ class Layer(ABC):
 
     @property
     def pin(self) -> str | None:
-        """The full name of the device it is pinned to; that of a model is not one of its layers."""
-        given = vars(self).get("device")
-        if given is None:
+        """The full name of the device it is pinned to."""
+        if self.device is None:
             return None
-        if not isinstance(given, str):
+        if not isinstance(self.device, str):
             raise ConfigError.build(
-                self.path, expected='device= a name such as "cpu" or "cuda:0"', got=repr(given)
-            )
-        with scope(self.path):
-            return find_device(given).name
+                self.path, expected='device= a name such as "cpu" or "cuda:0"',
+                got=repr(self.device),
+            )  # fmt: skip
+        return find_device(self.device).name
 
     # --- what a layer of your own writes
 

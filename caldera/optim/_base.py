@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NoReturn, Self, TypedDict
 
@@ -254,7 +254,14 @@ class Optimizer(Configurable, ABC):
         """
         self._check(variables, gradients)
         taken = self._create(self._place_of(variables[0]))
-        rate = self._rate(op.cast(taken, "float64"))
+        # An update is computed where its state is.
+        apart = self.device is not None or len({each.tensor.device for each in variables}) > 1
+
+        def at(place: Device) -> AbstractContextManager[None]:
+            return pinned(place.name) if apart else nullcontext()
+
+        with at(taken.tensor.device):
+            rate = self._rate(op.cast(taken, "float64"))
         gradients = [
             op.cast(gradient, promote(variable.dtype, float32))
             for variable, gradient in zip(variables, gradients, strict=True)
@@ -267,18 +274,16 @@ class Optimizer(Configurable, ABC):
         if self.clip is not None:
             gradients = self.clip.clipped(gradients)
         groups = assign_groups(type(self).__name__, self.groups, variables)
-        # An update is computed where its state is.
-        apart = self.device is not None or len({each.tensor.device for each in variables}) > 1
         for variable, gradient in zip(variables, gradients, strict=True):
             group = groups.get(variable)
             own = rate if group is None else rate * group.learning_rate_factor
-            pin = pinned(self._place_of(variable).name) if apart else nullcontext()
-            with updating(variable), pin:
+            with updating(variable), at(self._place_of(variable)):
                 new, kept = self._rule_of(group)._decayed_update(variable, gradient, own, taken)
                 state = self._state_of(variable)
                 assignments.append(_assign(variable, new, ok))
                 assignments += [_assign(state[name], kept[name], ok) for name in state]
-        assignments.append(_assign(taken, taken + 1, ok))
+        with at(taken.tensor.device):
+            assignments.append(_assign(taken, taken + 1, ok))
         return assignments
 
     def train(

@@ -286,6 +286,11 @@ class ModelSettings(Layer):
         self._device = place
         self._forget_plans()
 
+    @property
+    def pin(self) -> str | None:
+        """None: its device is a setting, and not where its own layers are pinned."""
+        return None
+
     def device_of_plans(self, *, several_ranks: bool = False) -> Device | None:
         """Where plans compute what is not pinned; None where `settings.placement` decides, because
         it names a device or because several take part."""

@@ -20,6 +20,7 @@ from caldera.memory import HOST, MANAGED, Device
 from caldera.memory import device as find_device
 from caldera.plan.explain import Copied
 from caldera.plan.operands import can_reach
+from caldera.plan.placement.streaming import streamed
 from caldera.tensor import Tensor
 
 Places = Mapping[Node, Device]
@@ -48,7 +49,7 @@ class Part:
 
     `outputs` has the numbers of the results of the whole program, in the order of those of this
     part; `relays` the tensors that are copied to others before it runs; `sent` those whose copy to
-    the host begins when it has been launched.
+    the other side begins when it has been launched.
     """
 
     device: Device
@@ -93,7 +94,7 @@ def groups_of(program: Program, places: Places, first: Device) -> list[tuple[Dev
 
 def parts_of(program: Program, groups: Sequence[tuple[Device, list[Node]]]) -> list[Part]:
     """The parts in the order in which they are launched."""
-    return _Cutting(program, groups).parts
+    return _Cutting(program, streamed(groups)).parts
 
 
 class _Cutting:
@@ -119,6 +120,10 @@ class _Cutting:
         for position, node in enumerate(program.outputs):
             outputs[self._number[node]].append(position)
         late = self._deliver(program)
+        for number, written in enumerate(self._writes):
+            if self._devices[number].is_host:
+                back = [symbol for symbol in written if not home_of(symbol).is_host]
+                self._sent[number].update(dict.fromkeys(back))
         self.parts = [
             Part(
                 device,

@@ -18,7 +18,7 @@ from caldera.errors import ConfigError
 from caldera.graph.node import Symbol
 from caldera.graph.program import Program
 from caldera.memory import Device
-from caldera.plan.explain import Explanation
+from caldera.plan.explain import Explanation, Row
 from caldera.plan.placement.parts import Part
 from caldera.plan.plan import Plan
 from caldera.plan.schedule import Buffer, Step
@@ -157,7 +157,7 @@ class PlacedPlan(Plan):
                 found = plan.run({name: given[name] for name in plan.inputs})
                 results.update(zip(part.outputs, found, strict=True))
                 for symbol in part.sent:
-                    symbol.value.memory.prefetch("host")
+                    symbol.value.memory.prefetch("device" if part.device.is_host else "host")
         return [results[number] for number in range(len(self.original.outputs))]
 
     def _checked(self, feeds: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -217,7 +217,7 @@ class PlacedPlan(Plan):
 
 
 def _joined(found: Sequence[Explanation], parts: Sequence[Part], reason: str) -> Explanation:
-    rows = []
+    rows: list[Row] = []
     for each, part in zip(found, parts, strict=True):
         base = sum(row.step is not None for row in rows)
         for row in each.rows:

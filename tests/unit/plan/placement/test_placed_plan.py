@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,18 @@ import caldera as cd
 from caldera import nn, op, optim
 from caldera.graph.pins import pinned
 from caldera.lazy import Expr, Variable
+from caldera.plan.placement import streaming
 from caldera.plan.placement.placed_plan import PlacedPlan
 
 DEVICES = ("cpu", "loopback:0", "loopback:1")
 SHAPE = (3, 4)
+
+
+@pytest.fixture(autouse=True)
+def _same_kernels() -> Iterator[None]:
+    """Those of plans that measure, and of plans that will, are the same."""
+    with cd.settings.override(tune_budget_s=0.0):
+        yield
 
 
 def variable(name: str, device: str, seed: int = 0) -> Variable:
@@ -192,3 +201,54 @@ def test_what_cannot_be_is_said() -> None:
     plan = cd.compile([variable("a", "cpu") + variable("b", "loopback")])
     with pytest.raises(cd.ConfigError, match="a value for each of: no inputs"):
         plan.run({"x": 1.0})
+
+
+def large_step(device: str, keeper: str | None) -> tuple[Any, list[Any]]:
+    """A plan of three layers of 64 KiB that Adam trains, and the parameters."""
+    draw = np.random.default_rng(0)
+    weights = [
+        op.var(f"w{i}", (128, 128), fill=draw.normal(size=(128, 128)).astype("float32") / 16,
+               device=device) for i in range(3)
+    ]  # fmt: skip
+    y: Expr = op.input("x", (4, 128))
+    for weight in weights:
+        y = op.tanh(y @ weight)
+    loss = op.sum(op.square(y))
+    updates = optim.Adam(0.01, device=keeper).train(loss, weights)
+    return cd.compile([loss, *updates], device=device, remember=False), weights
+
+
+def test_updates_on_the_host_begin_when_the_first_gradient_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(streaming, "LEAST", 1)
+    plan, weights = large_step("loopback", "cpu")
+    devices = [part.device.name for part in plan.parts]
+    assert devices == ["loopback:0", "cpu", "cpu", "cpu"]
+    # Each has one gradient to wait for, and sends one new weight back.
+    assert [len(part.sent) for part in plan.parts] == [3, 1, 1, 1]
+    plain, alone = large_step("cpu", None)
+    for step in range(3):
+        feeds = {"x": np.full((4, 128), 0.1 * step, "float32")}
+        assert plan.run(feeds)[0].item() == plain.run(feeds)[0].item()
+    for here, there in zip(alone, weights, strict=True):
+        np.testing.assert_array_equal(here.numpy(), there.numpy())
+
+
+def test_a_card_that_has_no_room_for_the_optimizer_trains_with_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    feeds = {"x": np.ones((4, 128), "float32")}
+    for keeper, device in ((None, "loopback:6"), ("cpu", "loopback:7")):
+        # Room for weights and gradients, and for no more than that.
+        monkeypatch.setattr(cd.device(device).pool, "_capacity", 7 * (1 << 16))
+        if keeper is None:
+            with pytest.raises(cd.OutOfMemoryError):
+                large_step(device, keeper)[0].run(feeds)
+            continue
+        plan, weights = large_step(device, keeper)
+        plain, alone = large_step("cpu", None)
+        for _ in range(2):
+            assert plan.run(feeds)[0].item() == plain.run(feeds)[0].item()
+        for here, there in zip(alone, weights, strict=True):
+            np.testing.assert_array_equal(here.numpy(), there.numpy())
