@@ -20,6 +20,8 @@ from caldera.plan.step_seconds import CARD, LAUNCH_S, REACHED, link_bandwidth
 
 USUAL_CPU = Peaks(float32=1e11, float64=5e10, bandwidth=2e10)
 """A processor, where nothing may be measured."""
+VIEWS = frozenset({"reshape", "broadcast_to", "transpose", "slice"})
+"""Ops that usually take no time at all."""
 OVERHEAD_S = 2e-6
 """Of a kernel, on any device."""
 
@@ -41,7 +43,7 @@ class MeasuredCosts:
         self.seconds = cache(self._seconds)
 
     def _seconds(self, node: Node, device: Device) -> float:
-        if node.op is ITEM or node.op.kind in ("leaf", "movement"):
+        if node.op is ITEM or node.op.kind == "leaf" or node.op.name in VIEWS:
             return 0.0
         try:
             verdict = choices.verdict(detached(node), device.kernels, measure=False)
@@ -52,8 +54,10 @@ class MeasuredCosts:
         return self._estimated(node, device) if known is None else known
 
     def _estimated(self, node: Node, device: Device) -> float:
-        nbytes = sum(spec.nbytes for given in node.inputs for spec in given.outputs)
-        nbytes += sum(spec.nbytes for spec in node.outputs)
+        made = sum(spec.nbytes for spec in node.outputs)
+        read = sum(spec.nbytes for given in node.inputs for spec in given.outputs)
+        # Of a table only those rows are read that are asked for.
+        nbytes = 2 * made if node.op.kind == "movement" else made + read
         peaks = CARD
         if device.kernels == "cpu":
             peaks = USUAL_CPU if settings.deterministic else cpu_peaks()

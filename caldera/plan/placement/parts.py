@@ -33,8 +33,13 @@ def is_held(node: Node) -> bool:
 
 
 def is_free(node: Node) -> bool:
-    """Whether any part can have the node for nothing: inputs are fed to all, constants are kept."""
-    return not node.inputs and node.op.kind == "leaf" and not is_held(node)
+    """Whether any part can have the node for nothing: inputs are fed to all, constants are kept,
+    and so are those that are only repeated or turned."""
+    if not node.inputs:
+        return node.op.kind == "leaf" and not is_held(node)
+    return node.op.kind == "movement" and all(
+        given.op.kind != "leaf" or given.op.name == "constant" for given in node.inputs
+    ) and all(map(is_free, node.inputs))  # fmt: skip
 
 
 def home_of(symbol: Symbol) -> Device:

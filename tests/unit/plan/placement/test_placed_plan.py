@@ -139,6 +139,8 @@ def test_of_a_table_on_the_host_only_the_rows_are_copied() -> None:
     assert isinstance(plan, PlacedPlan)
     assert card.counters.h2d_bytes + card.counters.d2h_bytes < 1000 < table.weight.tensor.nbytes
     assert plan.copied_bytes < 1000
+    # Neither is a second table made: rows are changed where they lie.
+    assert plan.arena_bytes + plan.held_bytes < table.weight.tensor.nbytes
 
 
 def test_a_card_goes_on_while_the_host_computes() -> None:
