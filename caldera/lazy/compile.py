@@ -7,7 +7,7 @@ from typing import Any
 
 from caldera.config import settings
 from caldera.errors import DeviceError
-from caldera.graph.node import Node, Symbol
+from caldera.graph.node import Node
 from caldera.graph.pins import pinned, pins_version
 from caldera.graph.program import Program, program_of
 from caldera.kernels.choose import choices
@@ -15,7 +15,7 @@ from caldera.lazy.device_plan import How, plan_on, structures
 from caldera.memory import Device
 from caldera.memory import device as find_device
 from caldera.plan.cache import SharedPlans, program_key
-from caldera.plan.placement.assign import default_device, is_mixed, place_nodes
+from caldera.plan.placement.assign import default_device, homes, is_mixed, place_nodes
 from caldera.plan.placement.costs import MeasuredCosts
 from caldera.plan.placement.parts import parts_of
 from caldera.plan.placement.placed_plan import PlacedPlan
@@ -43,7 +43,7 @@ def compile_nodes(
         program_key(program, communicator), place, tuple(sorted(without)), precision,
         choices.version, settings.memory_limit,
         # Where what is mixed runs depends on more than its nodes.
-        (may_choose, Symbol.moves, pins_version()) if mixed else None,
+        (may_choose, homes(program), pins_version()) if mixed else None,
     )  # fmt: skip
     known = _plans.get(key)
     if known is not None:

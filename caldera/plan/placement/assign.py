@@ -16,7 +16,7 @@ from caldera.graph.node import Node, Symbol
 from caldera.graph.opdef import ITEM
 from caldera.graph.pins import any_pins, pin_of
 from caldera.graph.program import Program
-from caldera.memory import Device
+from caldera.memory import Device, Kind
 from caldera.memory import device as find_device
 from caldera.plan.operands import can_reach
 from caldera.plan.placement.costs import Costs
@@ -58,6 +58,12 @@ def default_device(program: Program, device: Device | None) -> tuple[Device, boo
     if away or held:
         return max(away or held, key=(away or held).__getitem__), True
     return find_device(None), True
+
+
+def homes(program: Program) -> tuple[tuple[Device, Kind], ...]:
+    """Where all tensors of a program are, on which its placement depends."""
+    held = (symbol.value for symbol in _held_symbols(program))
+    return tuple((tensor.device, tensor.kind) for tensor in held)
 
 
 def is_mixed(program: Program, device: Device) -> bool:

@@ -254,3 +254,19 @@ def test_a_card_that_has_no_room_for_the_optimizer_trains_with_the_host(
             assert plan.run(feeds)[0].item() == plain.run(feeds)[0].item()
         for here, there in zip(alone, weights, strict=True):
             np.testing.assert_array_equal(here.numpy(), there.numpy())
+
+
+def test_a_plan_outlives_what_moves_elsewhere_and_is_made_anew_for_what_is_its_own() -> None:
+    a, b, other = (
+        op.var(name, (2,), fill=cd.constant(2.0), device=device)
+        for name, device in (("a", "cpu"), ("b", "loopback"), ("other", "cpu"))
+    )
+    total = a + b
+    plan = cd.compile(total)
+    first = plan.run()[0].numpy().copy()
+    other.move("loopback:1")
+    assert cd.compile(total) is plan
+    np.testing.assert_array_equal(plan.run()[0].numpy(), first)
+    b.move("loopback:1")
+    assert cd.compile(total) is not plan
+    np.testing.assert_array_equal(total.numpy(), first)
