@@ -29,7 +29,7 @@ from caldera.errors import (
     ShapeError,
 )
 from caldera.kernels.choose import choices
-from caldera.lazy import Expr, Variable, compile, forget_plans
+from caldera.lazy import Expr, Variable, compile, forget_plans, pinned
 from caldera.memory import (
     CUDA_MANAGED,
     DEVICE,
@@ -229,6 +229,7 @@ __all__ = [
     "optim",
     "orthogonal",
     "parallel",
+    "pinned",
     "search",
     "seed",
     "serve",

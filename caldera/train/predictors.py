@@ -56,7 +56,10 @@ class Predictors(RecentPlans):
             _, prediction = main_output(outputs, model.objective)
             # It goes with the model.
             plan = compile(
-                prediction, device=model.device, precision=model.precision, remember=False
+                prediction,
+                device=model.device_of_plans(),
+                precision=model.precision,
+                remember=False,
             )
             self.add((count, specs), plan)
         return plan

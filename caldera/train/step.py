@@ -22,7 +22,7 @@ from caldera import op
 from caldera.data import Batch, Loader, Share
 from caldera.errors import DataError
 from caldera.lazy import Expr, Variable, compile
-from caldera.nn.layer import LayerWatch
+from caldera.nn.layer_watch import LayerWatch
 from caldera.nn.metrics import Metric
 from caldera.nn.tracing import Context, trace
 from caldera.optim import LossScale, Optimizer
@@ -187,7 +187,7 @@ class Steps:
             programs.append(graph.training() if kind == TRAINING else graph.evaluation())
         return compile(
             [*self.strategy.program(programs), *values.updates],
-            device=self.model.device,
+            device=self.model.device_of_plans(several_ranks=self.strategy.is_distributed),
             precision=self.model.precision,
             communicator=self.strategy.plan_communicator,
             # Nobody else asks for them, and they hold the data.

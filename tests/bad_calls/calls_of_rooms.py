@@ -270,6 +270,7 @@ FRONT: dict[str, Given] = {
     "load": lambda f: f("missing.caldera"),
     "normal": lambda f: f(),
     "orthogonal": lambda f: f(),
+    "pinned": lambda f: f("cpu"),
     "seed": lambda f: f(3),
     "tensor.seed": lambda f: f(3),
     "tensor": lambda f: f([1.0, 2.0]),
