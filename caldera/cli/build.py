@@ -15,7 +15,7 @@ from caldera.errors import ConfigError
 from caldera.nn.columns import ColumnEmbedding
 from caldera.nn.losses import Loss, losses
 from caldera.nn.normalisation import BatchNorm
-from caldera.nn.scaling import standardised
+from caldera.nn.scaling import Rescale
 from caldera.optim import Optimizer, epoch_rules, schedules
 from caldera.train.callbacks import Callback, EarlyStopping, KeepBest, Target, TimeLimit
 from caldera.train.neural_network import NeuralNetwork
@@ -94,7 +94,7 @@ def make_network(
     series: Data | None = None,
 ) -> NeuralNetwork:
     """The network that the options name, for samples of this shape, or of those it was made for;
-    for those of a `series` it computes in units of one size, and predicts in theirs."""
+    for those of a `series` it brings inputs to one size."""
     name = options["model"]
     network = ZOO[name]
     special = ("model", "normalise", "embedding")
@@ -111,7 +111,7 @@ def make_network(
     if options.get("normalise"):
         layers.insert(1, BatchNorm(name="normalise"))
     if series is not None:
-        layers = standardised(layers[1:], series)
+        layers.insert(1, Rescale.fit(series, name="rescale"))
     loss: Any = make_loss(options)
     weights: Mapping[str, float] = {}
     if network.heads and options.get("auxiliary", True):

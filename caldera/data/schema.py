@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from caldera.data.series import Series, TargetScale
 from caldera.data.tables.date_text import is_format
 from caldera.data.tables.encoders import (
     CYCLES,
@@ -127,6 +128,7 @@ class Schema:
     - `reasons`: why that is so, for each of them.
     - `width`: how many columns the table had.
     - `text`: what makes numbers of texts, for a model that takes those.
+    - `series`: what windows of a time series are, for a model that forecasts it.
 
     >>> from caldera import data
     >>> data.Schema(classes=("cat", "dog")).classes
@@ -141,6 +143,7 @@ class Schema:
     version: int = VERSION
     reasons: tuple[str, ...] = ()
     text: Tokenizer | None = None
+    series: Series | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -177,9 +180,12 @@ class Schema:
         ]
 
     @property
-    def target_scale(self) -> NumberEncoder | None:
+    def target_scale(self) -> TargetScale | None:
         """Mean and deviation of the values that are predicted; None where they are as they are."""
-        return self.target.number if self.target is not None else None
+        if self.series is not None:
+            return self.series.target_scale
+        known = self.target.number if self.target is not None else None
+        return None if known is None else TargetScale(known.mean, known.scale)
 
     def encode(self, table: Table, places: Sequence[int]) -> Features:
         """The features of a table whose columns are at these places."""
@@ -210,6 +216,8 @@ class Schema:
         """
         flat = outputs.reshape(len(outputs), -1)
         name = self.target.name if self.target is not None else ""
+        if self.series is not None:
+            return dict(zip(self.series.outputs, flat.T, strict=True))
         if not self.classes:
             if name and flat.shape[1] == 1:
                 return {name: flat[:, 0]}
@@ -275,6 +283,10 @@ class Schema:
         """What types do not say."""
         if self.text is not None:
             self.text.check(where)
+        if self.series is not None and (wrong := self.series.problem()):
+            raise DataError.build(
+                where, expected="windows of a series", got=wrong, hint="the file is damaged"
+            )
         columns = [*self.columns, *([self.target] if self.target else [])]
         unknown = sorted({column.kind for column in columns} - set(KINDS))
         if unknown:

@@ -251,7 +251,7 @@ def _known_labels(found: Table, column: int, classes: bool | None, schema: Schem
         )
     if schema.classes:
         return known_labels(found, column, schema.classes)
-    known = schema.target_scale
+    known = schema.target.number if schema.target is not None else None
     return read_labels(found, column, False, None if known is None else known.decimal)
 
 
