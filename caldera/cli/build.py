@@ -76,6 +76,30 @@ def held_out(found: Dataset, options: Mapping[str, Any]) -> Dataset:
     return found
 
 
+def make_class_weights(options: Mapping[str, Any]) -> str | dict[str, float] | None:
+    """How much the classes count, as `fit` takes it.
+
+    >>> make_class_weights({"class_weights": ["faulty=10"]})
+    {'faulty': 10.0}
+    """
+    given = options.get("class_weights")
+    if given is None or given == ["balanced"]:
+        return None if given is None else "balanced"
+    found = {}
+    for each in given:
+        name, _, weight = each.rpartition("=")
+        try:
+            found[name] = float(weight)
+        except ValueError:
+            name = ""
+        if not name:
+            raise ConfigError.build(
+                "class_weights", expected="balanced, or CLASS=NUMBER, such as faulty=10",
+                got=repr(each),
+            )  # fmt: skip
+    return found
+
+
 def make_model(options: Mapping[str, Any], found: Dataset) -> NeuralNetwork:
     """The network that the options name, for samples like these."""
     options = resolved(options, found)

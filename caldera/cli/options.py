@@ -158,6 +158,8 @@ TRAINING = (
            "what to make small (cross_entropy for classes, mean_squared for values)"),
     Option("metrics", Names("metric", lambda: metrics), "what else to measure"),
     Option("label_smoothing", Number(), "part of a target that all classes share (cross_entropy)"),
+    Option("class_weights", Texts("CLASS=X,..."), "how much samples of classes count; or balanced, "
+           "which lets all classes count the same"),
     Option("seed", Count(), "of the initial weights, the order of the samples and dropout", 0),
     Option("dtype", Choice("dtype", lambda: ["float32", "float64"]), "of the parameters",
            "float32"),
