@@ -204,7 +204,7 @@ def test_a_page_is_light_or_dark_as_the_reader_asks(built: Path, browser: Browse
         ("predict", "caldera.Model.predict"),
         ("Pipeline", "caldera.data.Pipeline"),
         ("freeze", "caldera.nn.Layer.freeze"),
-        ("missing values", "guides/tables.html#the-same-in-python"),
+        ("missing values", "#what-becomes-of-a-column"),
     ],
 )
 def test_words_are_found_from_any_page(

@@ -24,6 +24,7 @@ from caldera.data.tables.encoders import (
     NumberEncoder,
 )
 from caldera.data.tables.table import Table, Values, is_missing
+from caldera.data.tables.text_encoder import TextEncoder
 from caldera.data.text.tokenizer import Tokenizer
 from caldera.errors import DataError
 from caldera.plain_data import from_plain, to_plain
@@ -31,7 +32,7 @@ from caldera.plain_data import from_plain, to_plain
 VERSION = 2
 _VERSIONS = (1, VERSION)
 """The first had numbers alone, which were taken as they are."""
-KINDS = ("number", "category", "date", "class")
+KINDS = ("number", "category", "date", "text", "class")
 """What a column can hold; a class has a name, and is what is predicted."""
 _MOST_SHOWN = 8
 
@@ -51,6 +52,7 @@ class Column:
     number: NumberEncoder | None = None
     category: CategoryEncoder | None = None
     date: DateEncoder | None = None
+    text: TextEncoder | None = None
 
     @classmethod
     def encoded(cls, name: str, position: int, encoder: Encoder) -> Column:
@@ -59,12 +61,14 @@ class Column:
             return cls(name, "number", position, number=encoder)
         if isinstance(encoder, CategoryEncoder):
             return cls(name, "category", position, category=encoder)
+        if isinstance(encoder, TextEncoder):
+            return cls(name, "text", position, text=encoder)
         return cls(name, "date", position, date=encoder)
 
     @property
     def encoder(self) -> Encoder | None:
         """What makes features of its values; None where numbers are taken as they are."""
-        return self.number or self.category or self.date
+        return self.number or self.category or self.date or self.text
 
     @property
     def width(self) -> int:
@@ -87,6 +91,8 @@ class Column:
             return CategoryEncoder.parse(table, place)
         if self.date is not None:
             return DateEncoder.parse(table, place, self.date.format)
+        if self.text is not None:
+            return TextEncoder.parse(table, place)
         found = NumberEncoder.parse(table, place, self.number.decimal if self.number else ".")
         wrong = np.isinf(found) if self.number else ~np.isfinite(found)
         if wrong.any():
@@ -172,11 +178,11 @@ class Schema:
 
     @property
     def category_spans(self) -> list[tuple[int, int]]:
-        """Which features are the categories of one column, for `nn.ColumnEmbedding`."""
+        """Which features are categories or words of one column, for `nn.ColumnEmbedding`."""
         return [
             (span.start, span.stop)
             for column, span in zip(self.columns, self.spans, strict=True)
-            if column.category is not None and column.width > 1
+            if (column.category or column.text) is not None and column.width > 1
         ]
 
     @property
@@ -406,12 +412,17 @@ def _learnt(column: Column) -> str:
 
 def _problem(column: Column) -> str:
     """What is wrong with the encoder of a column; nothing if it can be used."""
-    encoders = {"number": column.number, "category": column.category, "date": column.date}
+    encoders: dict[str, Encoder | None] = {
+        "number": column.number, "category": column.category, "date": column.date,
+        "text": column.text,
+    }  # fmt: skip
     kinds = [kind for kind, each in encoders.items() if each is not None]
     if kinds and kinds != [column.kind]:
         return f"a {column.kind} that is encoded as {' and '.join(kinds)}"
-    if not kinds and column.kind in ("category", "date"):
+    if not kinds and column.kind in ("category", "date", "text"):
         return f"a {column.kind} without an encoder"
+    if column.text is not None:
+        return column.text.problem()
     numbers = column.date.days if column.date is not None else column.number
     if numbers is not None:
         values = (numbers.mean, numbers.scale, numbers.median)
