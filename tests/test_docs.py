@@ -27,7 +27,7 @@ from tests.built_site import unpack_site
 from tests.markdown_blocks import Block, blocks
 from tests.site_links import broken
 from tests.test_front_door import PUBLIC_ROOMS
-from tools import api_links, docs, griffe_extension
+from tools import api_links, doc_pictures, docs, griffe_extension
 
 PAGES = docs.ROOT / "docs"
 _CHECK = doctest.OutputChecker()
@@ -41,12 +41,13 @@ def _listed() -> list[str]:
     return [page.removesuffix(".md") for page in pages]
 
 
+def _room(page: Path) -> str:
+    """What a page of the reference is about: its title."""
+    return page.read_text().partition("\n")[0].strip("# `")
+
+
 WRITTEN = [page for page in _listed() if not page.startswith("reference/")]
-ROOMS = {
-    page: (PAGES / f"{page}.md").read_text().rpartition("::: ")[2].strip()
-    for page in _listed()
-    if page.startswith("reference/")
-}
+ROOMS = {page: _room(PAGES / f"{page}.md") for page in _listed() if page.startswith("reference/")}
 
 
 @pytest.fixture
@@ -78,6 +79,11 @@ def test_the_code_of_a_page_runs(
             _run_commands(block, where)
         else:
             assert block.language in ("text", "toml"), f"{where}: {block.language}"
+    # The picture of a guide is drawn of what its code leaves.
+    guide = page.removeprefix("guides/")
+    if guide in doc_pictures.PICTURES:
+        assert doc_pictures.PICTURES[guide](names).startswith("<svg")
+        assert f"(../assets/{guide}.svg)" in (PAGES / f"{page}.md").read_text()
 
 
 def _printed(block: Block, names: dict[str, object], where: str) -> str:
@@ -197,6 +203,8 @@ def test_a_page_is_light_or_dark_as_the_reader_asks(built: Path, browser: Browse
         ("fit", "caldera.Model.fit"),
         ("predict", "caldera.Model.predict"),
         ("Pipeline", "caldera.data.Pipeline"),
+        ("freeze", "caldera.nn.Layer.freeze"),
+        ("missing values", "#what-becomes-of-a-column"),
     ],
 )
 def test_words_are_found_from_any_page(
@@ -212,7 +220,7 @@ def test_words_are_found_from_any_page(
     browser.wait_until(focused)
     browser.call("Input.insertText", text=word)
     browser.wait_until(f"{links}.length > 0")
-    assert any(link.endswith(f"#{place}") for link in browser.value(links))
+    assert any(link.endswith(place) for link in browser.value(links))
 
 
 def test_the_index_of_the_search_has_names_and_sentences(built: Path) -> None:

@@ -15,7 +15,7 @@ from caldera.errors import ConfigError
 from caldera.nn.columns import ColumnEmbedding
 from caldera.nn.losses import Loss, losses
 from caldera.nn.normalisation import BatchNorm
-from caldera.nn.scaling import standardised
+from caldera.nn.scaling import Rescale
 from caldera.optim import Optimizer, epoch_rules, schedules
 from caldera.train.callbacks import Callback, EarlyStopping, KeepBest, Target, TimeLimit
 from caldera.train.neural_network import NeuralNetwork
@@ -76,6 +76,30 @@ def held_out(found: Dataset, options: Mapping[str, Any]) -> Dataset:
     return found
 
 
+def make_class_weights(options: Mapping[str, Any]) -> str | dict[str, float] | None:
+    """How much the classes count, as `fit` takes it.
+
+    >>> make_class_weights({"class_weights": ["faulty=10"]})
+    {'faulty': 10.0}
+    """
+    given = options.get("class_weights")
+    if given is None or given == ["balanced"]:
+        return None if given is None else "balanced"
+    found = {}
+    for each in given:
+        name, _, weight = each.rpartition("=")
+        try:
+            found[name] = float(weight)
+        except ValueError:
+            name = ""
+        if not name:
+            raise ConfigError.build(
+                "class_weights", expected="balanced, or CLASS=NUMBER, such as faulty=10",
+                got=repr(each),
+            )  # fmt: skip
+    return found
+
+
 def make_model(options: Mapping[str, Any], found: Dataset) -> NeuralNetwork:
     """The network that the options name, for samples like these."""
     options = resolved(options, found)
@@ -94,7 +118,7 @@ def make_network(
     series: Data | None = None,
 ) -> NeuralNetwork:
     """The network that the options name, for samples of this shape, or of those it was made for;
-    for those of a `series` it computes in units of one size, and predicts in theirs."""
+    for those of a `series` it brings inputs to one size."""
     name = options["model"]
     network = ZOO[name]
     special = ("model", "normalise", "embedding")
@@ -111,7 +135,7 @@ def make_network(
     if options.get("normalise"):
         layers.insert(1, BatchNorm(name="normalise"))
     if series is not None:
-        layers = standardised(layers[1:], series)
+        layers.insert(1, Rescale.fit(series, name="rescale"))
     loss: Any = make_loss(options)
     weights: Mapping[str, float] = {}
     if network.heads and options.get("auxiliary", True):

@@ -191,7 +191,7 @@ def _kind(text: str) -> tuple[int | str, str]:
     if not equals or not column:
         raise ConfigError.build(
             "--kinds", expected="COLUMN=KIND, such as zip=category", got=repr(text),
-            hint="kinds are number, category, date, date:%d/%m/%Y and ignored",
+            hint="kinds are number, category, date, date:%d/%m/%Y, text and ignored",
         )  # fmt: skip
     return column_of(column), kind
 

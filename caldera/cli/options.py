@@ -75,7 +75,7 @@ DATA = (
            "(all others)"),
     Option("ignore_columns", Texts("COLUMN,..."), "names or numbers of columns to leave out"),
     Option("kinds", Texts("COLUMN=KIND,..."), "what columns hold, where the guess is wrong: "
-           "number, category, date, date:%d/%m/%Y, ignored"),
+           "number, category, date, date:%d/%m/%Y, text, ignored"),
     Option("missing", Choice("way with missing values", lambda: MISSING), "fill in what rows lack, "
            "or drop or refuse such rows (default: fill)"),
     Option("missing_values", Texts("TEXT,..."), "texts that stand for a missing value, beside the "
@@ -131,7 +131,7 @@ MODEL = (
            "activation function (mlp, lenet5)"),
     Option("normalise", Flag(), "bring inputs to one scale first, with batch normalisation "
            "(default: for tables)"),
-    Option("embedding", Count(1), "give each category of a table a vector of at most N numbers "
+    Option("embedding", Count(1), "give each category and word of a table a vector of N numbers "
            "(default: a feature of its own)"),
     Option("dropout", Number(), "part of the units to leave out in each step"),
     Option("pooling", Choice("kind of pooling", lambda: ["max", "average"]), "(lenet5)"),
@@ -158,6 +158,8 @@ TRAINING = (
            "what to make small (cross_entropy for classes, mean_squared for values)"),
     Option("metrics", Names("metric", lambda: metrics), "what else to measure"),
     Option("label_smoothing", Number(), "part of a target that all classes share (cross_entropy)"),
+    Option("class_weights", Texts("CLASS=X,..."), "how much samples of classes count; or balanced, "
+           "which lets all classes count the same"),
     Option("seed", Count(), "of the initial weights, the order of the samples and dropout", 0),
     Option("dtype", Choice("dtype", lambda: ["float32", "float64"]), "of the parameters",
            "float32"),

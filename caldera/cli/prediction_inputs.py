@@ -16,6 +16,7 @@ from caldera.data.datasets.texts import (
 )
 from caldera.data.datasets.texts import read_text, text_columns, text_files
 from caldera.data.datasets.windows import number_columns
+from caldera.data.series import Series
 from caldera.data.sources.encoded_images import LARGEST_FILE, SUFFIXES, LabelledImage
 from caldera.data.tables.reading import is_table_file
 from caldera.data.transforms.decode import Size, decode_all
@@ -52,10 +53,8 @@ def read_inputs(
         return _texts(path, schema.text)
     if path.is_dir() or suffix in SUFFIXES:
         names, array = _images(path, shape)
-    elif is_table_file(path) and _is_series(path, shape, schema):
-        # The last steps, from which those after them are forecast.
-        _, series = number_columns(path)
-        names, array = ["forecast"], series[-shape[0] :][None].astype(dtype)
+    elif is_table_file(path) and schema is not None and schema.series is not None:
+        names, array = ["forecast"], _last_steps(path, schema.series)
     elif is_table_file(path):
         array = data.table_inputs(path, schema, **(table or {}))
         names = [str(number) for number in range(len(array))]
@@ -78,12 +77,30 @@ def read_inputs(
     return names, samples.astype(dtype)
 
 
-def _is_series(path: Path, shape: tuple[int, ...], schema: Schema | None) -> bool:
-    """Whether the rows of a table are steps of a series, and not samples of their own."""
-    if len(shape) != 2 or shape[0] == 1 or (schema is not None and schema.columns):
-        return False
-    _, series = number_columns(path)
-    return series.shape[1] == shape[1] and len(series) >= shape[0]
+def _last_steps(path: Path, series: Series) -> np.ndarray:
+    """The last steps of a series, from which those after them are forecast."""
+    names, found = number_columns(path)
+    missing = [name for name in series.columns if name and name not in names]
+    if missing or (not any(series.columns) and found.shape[1] != len(series.columns)):
+        wanted = ", ".join(filter(None, series.columns)) or f"{len(series.columns)} of numbers"
+        raise DataError.build(
+            f"predict {path.name}", expected=f"the columns {wanted}",
+            got=", ".join(names), hint=nearest(missing[0], names) if missing else "",
+        )  # fmt: skip
+    if len(found) < series.past:
+        raise DataError.build(
+            f"predict {path.name}", expected=f"at least {series.past} steps to forecast from",
+            got=f"{len(found)} rows",
+        )  # fmt: skip
+    if any(series.columns):
+        found = found[:, [names.index(name) for name in series.columns]]
+    last = found[-series.past :]
+    if not np.isfinite(last).all():
+        raise DataError.build(
+            f"predict {path.name}", expected=f"a number in each of the last {series.past} rows",
+            got="a gap", hint="fill it in, as np.interp does between the steps beside it",
+        )  # fmt: skip
+    return last[None]
 
 
 def _texts(path: Path, tokenizer: Tokenizer) -> tuple[list[str], np.ndarray]:

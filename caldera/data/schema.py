@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from caldera.data.series import Series, TargetScale
 from caldera.data.tables.date_text import is_format
 from caldera.data.tables.encoders import (
     CYCLES,
@@ -23,6 +24,7 @@ from caldera.data.tables.encoders import (
     NumberEncoder,
 )
 from caldera.data.tables.table import Table, Values, is_missing
+from caldera.data.tables.text_encoder import TextEncoder
 from caldera.data.text.tokenizer import Tokenizer
 from caldera.errors import DataError
 from caldera.plain_data import from_plain, to_plain
@@ -30,7 +32,7 @@ from caldera.plain_data import from_plain, to_plain
 VERSION = 2
 _VERSIONS = (1, VERSION)
 """The first had numbers alone, which were taken as they are."""
-KINDS = ("number", "category", "date", "class")
+KINDS = ("number", "category", "date", "text", "class")
 """What a column can hold; a class has a name, and is what is predicted."""
 _MOST_SHOWN = 8
 
@@ -50,6 +52,7 @@ class Column:
     number: NumberEncoder | None = None
     category: CategoryEncoder | None = None
     date: DateEncoder | None = None
+    text: TextEncoder | None = None
 
     @classmethod
     def encoded(cls, name: str, position: int, encoder: Encoder) -> Column:
@@ -58,12 +61,14 @@ class Column:
             return cls(name, "number", position, number=encoder)
         if isinstance(encoder, CategoryEncoder):
             return cls(name, "category", position, category=encoder)
+        if isinstance(encoder, TextEncoder):
+            return cls(name, "text", position, text=encoder)
         return cls(name, "date", position, date=encoder)
 
     @property
     def encoder(self) -> Encoder | None:
         """What makes features of its values; None where numbers are taken as they are."""
-        return self.number or self.category or self.date
+        return self.number or self.category or self.date or self.text
 
     @property
     def width(self) -> int:
@@ -86,6 +91,8 @@ class Column:
             return CategoryEncoder.parse(table, place)
         if self.date is not None:
             return DateEncoder.parse(table, place, self.date.format)
+        if self.text is not None:
+            return TextEncoder.parse(table, place)
         found = NumberEncoder.parse(table, place, self.number.decimal if self.number else ".")
         wrong = np.isinf(found) if self.number else ~np.isfinite(found)
         if wrong.any():
@@ -127,6 +134,7 @@ class Schema:
     - `reasons`: why that is so, for each of them.
     - `width`: how many columns the table had.
     - `text`: what makes numbers of texts, for a model that takes those.
+    - `series`: what windows of a time series are, for a model that forecasts it.
 
     >>> from caldera import data
     >>> data.Schema(classes=("cat", "dog")).classes
@@ -141,6 +149,7 @@ class Schema:
     version: int = VERSION
     reasons: tuple[str, ...] = ()
     text: Tokenizer | None = None
+    series: Series | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -169,17 +178,20 @@ class Schema:
 
     @property
     def category_spans(self) -> list[tuple[int, int]]:
-        """Which features are the categories of one column, for `nn.ColumnEmbedding`."""
+        """Which features are categories or words of one column, for `nn.ColumnEmbedding`."""
         return [
             (span.start, span.stop)
             for column, span in zip(self.columns, self.spans, strict=True)
-            if column.category is not None and column.width > 1
+            if (column.category or column.text) is not None and column.width > 1
         ]
 
     @property
-    def target_scale(self) -> NumberEncoder | None:
+    def target_scale(self) -> TargetScale | None:
         """Mean and deviation of the values that are predicted; None where they are as they are."""
-        return self.target.number if self.target is not None else None
+        if self.series is not None:
+            return self.series.target_scale
+        known = self.target.number if self.target is not None else None
+        return None if known is None else TargetScale(known.mean, known.scale)
 
     def encode(self, table: Table, places: Sequence[int]) -> Features:
         """The features of a table whose columns are at these places."""
@@ -210,6 +222,8 @@ class Schema:
         """
         flat = outputs.reshape(len(outputs), -1)
         name = self.target.name if self.target is not None else ""
+        if self.series is not None:
+            return dict(zip(self.series.outputs, flat.T, strict=True))
         if not self.classes:
             if name and flat.shape[1] == 1:
                 return {name: flat[:, 0]}
@@ -275,6 +289,10 @@ class Schema:
         """What types do not say."""
         if self.text is not None:
             self.text.check(where)
+        if self.series is not None and (wrong := self.series.problem()):
+            raise DataError.build(
+                where, expected="windows of a series", got=wrong, hint="the file is damaged"
+            )
         columns = [*self.columns, *([self.target] if self.target else [])]
         unknown = sorted({column.kind for column in columns} - set(KINDS))
         if unknown:
@@ -394,12 +412,17 @@ def _learnt(column: Column) -> str:
 
 def _problem(column: Column) -> str:
     """What is wrong with the encoder of a column; nothing if it can be used."""
-    encoders = {"number": column.number, "category": column.category, "date": column.date}
+    encoders: dict[str, Encoder | None] = {
+        "number": column.number, "category": column.category, "date": column.date,
+        "text": column.text,
+    }  # fmt: skip
     kinds = [kind for kind, each in encoders.items() if each is not None]
     if kinds and kinds != [column.kind]:
         return f"a {column.kind} that is encoded as {' and '.join(kinds)}"
-    if not kinds and column.kind in ("category", "date"):
+    if not kinds and column.kind in ("category", "date", "text"):
         return f"a {column.kind} without an encoder"
+    if column.text is not None:
+        return column.text.problem()
     numbers = column.date.days if column.date is not None else column.number
     if numbers is not None:
         values = (numbers.mean, numbers.scale, numbers.median)

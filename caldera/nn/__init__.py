@@ -79,7 +79,7 @@ from caldera.nn.pooling import (
     UpSampling2D,
 )
 from caldera.nn.recurrent import GRU, LSTM, RNN, Bidirectional
-from caldera.nn.scaling import Rescale, standardised
+from caldera.nn.scaling import Rescale
 from caldera.nn.skip_gram import SkipGram
 from caldera.nn.tracing import Context, LayerCall, context, trace
 
@@ -164,7 +164,6 @@ __all__ = [
     "models",
     "network",
     "register",
-    "standardised",
     "to_config",
     "trace",
 ]

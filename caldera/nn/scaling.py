@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from caldera.errors import ConfigError, DataError
 from caldera.lazy import Expr
-from caldera.nn.basic import Input, check_layers, register
+from caldera.nn.basic import register
 from caldera.nn.layer import Layer
+from caldera.tensor.convert import real_array_of
 
 _MOST_SAMPLES = 10_000
 """Samples whose mean and deviation stand for those of all."""
@@ -25,6 +26,8 @@ class Rescale(Layer):
     >>> from caldera import nn
     >>> nn.Rescale([1.0, 10.0], 0.5)([[1.0, 2.0]]).tolist()
     [[1.5, 20.5]]
+
+    `nn.Rescale.fit(samples)` brings inputs to mean 0 and deviation 1.
     """
 
     scale: float | Sequence[float] = 1.0
@@ -40,6 +43,25 @@ class Rescale(Layer):
                 )  # fmt: skip
             setattr(self, name, given.astype(float).tolist())
 
+    @classmethod
+    def fit(cls, samples: Any, name: str = "") -> Self:
+        """The one that brings inputs like those of `samples` to mean 0 and deviation 1, each place
+        along the last axis by itself: a network that begins with it takes them in their own units.
+
+        `samples` are data such as `data.windows(...).train`, or an array.
+
+        >>> import numpy as np
+        >>> from caldera import nn
+        >>> heights = np.array([[150.0], [190.0]])
+        >>> nn.Rescale.fit(heights)(heights).numpy().round().tolist()
+        [[-1.0], [1.0]]
+        """
+        x = _inputs(samples)
+        if x.dtype.kind not in "biuf" or not np.isfinite(x).all():
+            raise DataError.build("nn.Rescale.fit", expected="finite numbers", got=f"{x.dtype}")
+        mean, deviation = _moments(x)
+        return cls((1 / deviation).tolist(), (-mean / deviation).tolist(), name=name)
+
     def forward(self, x: Expr) -> Expr:
         for name in ("scale", "offset"):
             given = getattr(self, name)
@@ -49,47 +71,16 @@ class Rescale(Layer):
         return x * scale + offset
 
 
-def standardised(layers: Sequence[Layer], samples: Any) -> list[Layer]:
-    """Layers between two `Rescale`: one brings inputs like those of `samples` to mean 0 and
-    deviation 1, the other what comes out to the mean and deviation of their targets.
-
-    The network takes and predicts numbers in their own units, and its loss is in those; inside all
-    are of one size. `samples` are data with x and y, such as `data.windows(...).train`.
-
-    >>> import numpy as np
-    >>> from caldera import data, nn
-    >>> series = data.windows(20 + np.sin(np.arange(100.0)), past=8)
-    >>> layers = nn.standardised([nn.Flatten(), nn.Dense(series.outputs)], series.train)
-    >>> [type(layer).__name__ for layer in layers]
-    ['Input', 'Rescale', 'Flatten', 'Dense', 'Rescale']
-    """
-    inner = list(check_layers("nn.standardised", layers))
-    if any(isinstance(layer, Input) for layer in inner):
-        raise ConfigError.build(
-            "nn.standardised", expected="the layers after the input", got="an nn.Input among them"
-        )
-    if not hasattr(samples, "batch") or not hasattr(samples, "__len__") or not len(samples):
-        raise ConfigError.build(
-            "nn.standardised", expected="data with x and y", got=type(samples).__name__,
-            hint="data.as_data((x, y)) makes them of arrays",
-        )  # fmt: skip
+def _inputs(samples: Any) -> np.ndarray:
+    """The inputs of some samples, evenly among all."""
+    is_data = hasattr(samples, "batch")
+    if not is_data:
+        samples = real_array_of(samples, "nn.Rescale.fit")
+    if not (len(samples) if is_data else samples.size):
+        raise DataError.build("nn.Rescale.fit", expected="samples", got="none")
     rows = np.unique(np.linspace(0, len(samples) - 1, min(len(samples), _MOST_SAMPLES)).astype(int))
-    arrays = samples.batch(rows)
-    x, y = arrays[0], arrays[-1]
-    if x is y or y.dtype.kind != "f" or x.dtype.kind != "f":
-        raise DataError.build(
-            "nn.standardised", expected="numbers to predict from numbers",
-            got=f"{x.dtype} and " + ("no targets" if x is y else f"targets of {y.dtype}"),
-            hint="classes have no scale; nn.BatchNorm brings inputs to one",
-        )  # fmt: skip
-    mean, deviation = _moments(x)
-    target_mean, target_deviation = _moments(y)
-    return [
-        Input(x.shape[1:]),
-        Rescale((1 / deviation).tolist(), (-mean / deviation).tolist()),
-        *inner,
-        Rescale(target_deviation.tolist(), target_mean.tolist()),
-    ]
+    found: np.ndarray = samples.batch(rows)[0] if is_data else samples[rows]
+    return found
 
 
 def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

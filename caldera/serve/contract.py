@@ -13,16 +13,16 @@ from caldera.errors import ConfigError
 from caldera.tensor.dtype import canonical, is_complex
 from caldera.train.model import Model
 
-Kind = Literal["table", "image", "array"]
+Kind = Literal["table", "text", "image", "array"]
 
 
 @dataclass(frozen=True)
 class Contract:
     """What a model takes and gives.
 
-    - `kind`: rows of a table, images, or arrays of numbers.
+    - `kind`: rows of a table, texts, images, or arrays of numbers.
     - `shape`, `dtype`: of one sample.
-    - `schema`: the columns of a table.
+    - `schema`: the columns of a table, the words of texts.
     - `classes`: the name of each class; none where values are predicted.
     """
 
@@ -51,6 +51,8 @@ class Contract:
         kind: Kind = "array"
         if schema is not None and schema.columns:
             kind = "table"
+        elif schema is not None and schema.text is not None:
+            kind = "text"
         elif len(shape) == 3 and shape[0] in (1, 3):
             kind = "image"
         names: tuple[str, ...] = ()
@@ -68,7 +70,14 @@ class Contract:
     @property
     def content_types(self) -> tuple[str, ...]:
         """What the body of a request may be."""
-        return ("application/json", "text/csv", *(("image/*",) if self.kind == "image" else ()))
+        more = {"image": ("image/*",), "text": ("text/plain",)}.get(self.kind, ())
+        return ("application/json", "text/csv", *more)
+
+    @property
+    def text_column(self) -> str:
+        """What the column of texts is called, for a model that takes those."""
+        text = self.schema.text if self.schema is not None else None
+        return (text.column if text is not None else "") or "text"
 
     def example(self) -> Any:
         """A sample as it may stand in a request."""
@@ -76,6 +85,8 @@ class Contract:
             values = [each.encoder.example() if each.encoder else 0 for each in self.schema.columns]
             names = self.schema.names
             return dict(zip(names, values, strict=True)) if names else values
+        if self.kind == "text":
+            return "a text"
         return np.zeros(self.shape, np.int64).tolist()
 
     def to_plain(self) -> dict[str, Any]:
@@ -90,6 +101,8 @@ class Contract:
         if self.kind == "table" and self.schema is not None:
             found["columns"] = [_column(each) for each in self.schema.columns]
             found["target"] = self.target
+        if self.kind == "text":
+            found["columns"] = [{"name": self.text_column, "kind": "text"}]
         if self.classes:
             found["classes"] = list(self.classes)
         else:

@@ -62,6 +62,9 @@
       const row = [...form.querySelectorAll('[data-column]')].map((each) => value(each.value));
       return ask('application/json', JSON.stringify({ samples: [row] }));
     }
+    if (kind === 'text') {
+      return ask('application/json', JSON.stringify({ samples: [find('text').value] }));
+    }
     return ask('application/json', `{"samples": [${find('array').value}]}`);
   });
 

@@ -1,4 +1,4 @@
-"""The page on which a model can be tried: a row of a table, a drawn digit, an image, an array."""
+"""The page on which a model can be tried: a row of a table, a text, a drawn digit, an array."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ def policy() -> str:
 def _about(contract: Contract) -> str:
     takes = {
         "table": "Takes rows of a table",
+        "text": "Takes texts",
         "image": f"Takes images, brought to {'x'.join(map(str, contract.shape[1:]))} pixels",
         "array": f"Takes arrays of shape {list(contract.shape)}",
     }[contract.kind]
@@ -74,12 +75,24 @@ def _form(contract: Contract) -> list[Safe]:
         return _table_form(contract)
     if contract.kind == "image":
         return _image_form(contract)
+    if contract.kind == "text":
+        return _text_form(contract)
     example = json.dumps(contract.example())
     return [
         tag("h2", "An array"),
         tag("form",
             tag("label", "One sample, as JSON", for_="array"),
             tag("textarea", example, id="array", rows="8", spellcheck="false"),
+            tag("button", "Predict", type="submit", class_="strong"), id="form"),
+    ]  # fmt: skip
+
+
+def _text_form(contract: Contract) -> list[Safe]:
+    return [
+        tag("h2", "A text"),
+        tag("form",
+            tag("label", contract.text_column, for_="text"),
+            tag("textarea", id="text", rows="8"),
             tag("button", "Predict", type="submit", class_="strong"), id="form"),
     ]  # fmt: skip
 
@@ -111,6 +124,9 @@ def _field(column: Column, anchor: str, number: int) -> Safe:
         return tag("select", *options, tag("option", "missing", value=""), id=anchor,
                    data_column=str(number))  # fmt: skip
     example = column.encoder.example() if column.encoder is not None else 0
+    if column.text is not None:
+        return tag("textarea", id=anchor, data_column=str(number), rows="4",
+                   placeholder=str(example))  # fmt: skip
     settings = {} if column.encoder is not None else {"required": "required"}
     return tag("input", id=anchor, data_column=str(number), type="text", autocomplete="off",
                inputmode="decimal" if column.kind == "number" else "text",

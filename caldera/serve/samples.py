@@ -12,6 +12,7 @@ from caldera.data.schema import Features
 from caldera.data.sources.base import SCALE, scaled
 from caldera.data.tables.delimited_text import parse_text
 from caldera.data.tables.table import MARKS, Table, column_of
+from caldera.data.tables.text_encoder import TextEncoder
 from caldera.data.transforms.decode import Decoder, Size
 from caldera.errors import DataError
 from caldera.io.csv_files import as_float
@@ -20,7 +21,7 @@ from caldera.serve.limits import Limits
 from caldera.serve.refusal import Refusal, shown
 from caldera.tensor.dtype import canonical, is_float
 
-JSON, CSV = "application/json", "text/csv"
+JSON, CSV, PLAIN = "application/json", "text/csv", "text/plain"
 
 
 class Samples:
@@ -39,6 +40,8 @@ class Samples:
             return self._from_json(body)
         if kind == CSV:
             return self._from_csv(body)
+        if kind == PLAIN and self._contract.kind == "text":
+            return self._from_texts([_utf8(body)])
         if kind.startswith("image/") and self._decoder is not None:
             return Features(self._from_image(body, self._decoder), [])
         raise Refusal.build(
@@ -65,7 +68,23 @@ class Samples:
         self._check_count(len(samples))
         if self._contract.kind == "table":
             return self._from_rows(samples)
+        if self._contract.kind == "text":
+            name = self._contract.text_column
+            return self._from_texts([
+                each[name] if isinstance(each, dict) and list(each) == [name] else each
+                for each in samples
+            ])  # fmt: skip
         return Features(self._checked(self._from_lists(samples)), [])
+
+    def _from_texts(self, texts: list[Any]) -> Features:
+        schema = self._contract.schema
+        assert schema is not None
+        assert schema.text is not None
+        for number, each in enumerate(texts):
+            if not isinstance(each, str):
+                expected = f'a text, or {{"{self._contract.text_column}": a text}}'
+                raise self._unreadable(f"sample {number}", expected, _kind_of(each))
+        return Features(schema.text.transform(texts).astype(canonical(self._contract.dtype)), [])
 
     def _from_rows(self, samples: list[Any]) -> Features:
         """Rows of a table, with the names of columns or in their order."""
@@ -140,9 +159,21 @@ class Samples:
                     got=shown(list(table.names)),
                 )  # fmt: skip
             return self._encoded(table)
+        if self._contract.kind == "text":
+            return self._from_text_column(table)
         texts = zip(*(each.tolist() for each in table.columns), strict=True)
         values = [[_number_or_text(each or "") for each in row] for row in texts]
         return Features(self._checked(self._from_lists(values)), [])
+
+    def _from_text_column(self, table: Table) -> Features:
+        name = self._contract.text_column
+        if name not in table.names:
+            raise Refusal.build(
+                422, "row 0", expected=f"the names of columns, {name!r} among them",
+                got=shown(list(table.names)) if table.names else "none",
+            )  # fmt: skip
+        texts = TextEncoder.parse(table, table.names.index(name))
+        return self._from_texts(["" if each is None else each for each in texts])
 
     def _from_image(self, body: bytes, decode: Decoder) -> np.ndarray:
         try:
@@ -203,6 +234,13 @@ class Samples:
 _JSON_NAMES: dict[type, str] = {
     dict: "objects", str: "texts", bool: "true or false", type(None): "null",
 }  # fmt: skip
+
+
+def _utf8(body: bytes) -> str:
+    try:
+        return body.decode("utf-8")
+    except UnicodeDecodeError:
+        raise Refusal.build(400, "body", expected="text as UTF-8", got="other bytes") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -45,10 +45,10 @@ from caldera.train.step import Steps
 from caldera.train.step_graph import (
     AFTER_PARAMETERS,
     Signature,
-    in_units,
     main_output,
     named_outputs,
 )
+from caldera.train.target_units import in_units
 from caldera.train.tracking.history import History
 from caldera.train.tracking.measure_run import profile
 from caldera.train.tracking.summary import Summary, summarise

@@ -10,7 +10,7 @@ import numpy as np
 from caldera import optim
 from caldera.config import settings
 from caldera.data.schema import Schema
-from caldera.data.tables.encoders import NumberEncoder
+from caldera.data.series import TargetScale
 from caldera.errors import ConfigError, DeviceError
 from caldera.lazy import Expr
 from caldera.memory import Device
@@ -110,11 +110,12 @@ class ModelSettings(Layer):
             self._forget_plans()
 
     @property
-    def target_scale(self) -> NumberEncoder | None:
-        """Mean and deviation of the values that are predicted, if these came from a table.
+    def target_scale(self) -> TargetScale | None:
+        """Mean and deviation of the values that are predicted, if these came from a table or a
+        series.
 
         The network itself gives values of mean 0 and deviation 1, and its loss is that of such;
-        predictions and metrics are in the units of the table.
+        predictions and metrics are in the units of the data.
         """
         task = next(iter(self._objective.losses.values())).task()
         if self._schema is None or task is None or task.kind != REGRESSION:

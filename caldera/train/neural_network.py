@@ -67,6 +67,22 @@ class NeuralNetwork(Model):
         if specs is not None:
             self._trace_once(specs)
 
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """Its layers, in their order: those of a trained network may be part of another one.
+
+        >>> import caldera as cd
+        >>> from caldera import nn
+        >>> trained = cd.NeuralNetwork([nn.Input((8,)), nn.Dense(32), nn.ReLU(), nn.Dense(10)])
+        >>> *kept, _ = trained.layers
+        >>> for layer in kept:
+        ...     layer.freeze()
+        >>> model = cd.NeuralNetwork([*kept, nn.Dense(3)])
+        >>> len(model.parameters()), len(model.trainable())
+        (4, 2)
+        """
+        return tuple(self.network.layers)
+
     def sequence(self) -> Sequential | None:
         # A subclass may do more than its list of layers, and only its class can make it again.
         return self.network if type(self) is NeuralNetwork else None

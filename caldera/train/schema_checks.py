@@ -41,12 +41,14 @@ def learn_schema(model: Model, data: Pipeline) -> None:
     if given is None:
         return
     known = model.schema or Schema()
-    if model.schema is None and model.steps_done and given.target is not None:
+    if model.schema is None and model.steps_done:
         # What it gives has a meaning already, which another scale would change.
-        given = replace(given, target=replace(given.target, number=None))
+        target = None if given.target is None else replace(given.target, number=None)
+        given = replace(given, target=target, series=None)
     # More classes may have come since, but none has another number.
     classes = max(known.classes, given.classes, key=len)
-    model.schema = replace(known if known.columns else given, classes=classes)
+    knows = known.columns or known.target or known.series
+    model.schema = replace(known if knows else given, classes=classes)
 
 
 def schema_of_inputs(model: Model, schema: Schema | None) -> Schema | None:

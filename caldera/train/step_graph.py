@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera import op
-from caldera.data.tables.encoders import NumberEncoder
 from caldera.errors import ConfigError, ShapeError
 from caldera.lazy import Expr, Variable
 from caldera.nn.losses import Loss, mean_by_sample
@@ -20,6 +19,7 @@ from caldera.strategy import BatchSums, Gradients, StepProgram
 from caldera.tensor.seeding import seeded
 from caldera.train.batch_source import Values
 from caldera.train.metric_totals import AddedMetric
+from caldera.train.target_units import in_units, on_scale
 
 if TYPE_CHECKING:
     from caldera.train.step import Steps
@@ -207,7 +207,7 @@ class StepGraph:
         target, scale = self._target(output, prediction), self._model.target_scale
         if scale is None or output != next(iter(self._steps.objective.losses)):
             return target
-        return (target - scale.mean) / scale.scale
+        return on_scale(target, scale)
 
     def _weights(self) -> Expr | None:
         return self._value("weights", (), self._model.dtype) if self._steps.weighted else None
@@ -290,11 +290,6 @@ def named_outputs(result: Any) -> dict[str, Expr]:
     if isinstance(result, tuple | list):
         return {f"{MAIN}{i}": each for i, each in enumerate(result)}
     return {MAIN: result}
-
-
-def in_units(prediction: Expr, scale: NumberEncoder) -> Expr:
-    """Predictions of mean 0 and deviation 1, in the units of what is predicted."""
-    return prediction * scale.scale + scale.mean
 
 
 def main_output(outputs: Mapping[str, Expr], objective: Objective) -> tuple[str, Expr]:

@@ -103,7 +103,6 @@ LAYERS: dict[str, Given] = {
     "count_parameters": lambda f: f([nn.Input((4,)), nn.Dense(2)], (4,)),
     "from_config": lambda f: f({"layer": "Dense", "units": 3}),
     "gradient_penalty": lambda f: f(op.square, x(2, 3)),
-    "standardised": lambda f: f([nn.Dense(1)], cd.data.ArrayData(x(8, 4), x(8, 1))),
     "to_config": lambda f: f(nn.Dense(3)),
     "network": lambda f: f([nn.Dense(3)]),
     "register": lambda f: f(nn.Dense),

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from caldera import search
-from caldera.cli.build import VALIDATION_PART, make_callbacks, make_model, resolved
+from caldera.cli.build import (
+    VALIDATION_PART,
+    make_callbacks,
+    make_class_weights,
+    make_model,
+    resolved,
+)
 from caldera.cli.command import Command, UsageError
 from caldera.cli.datasets import augmented, load_data
 from caldera.cli.options import GROUPS, add_option, add_options, given_options, names_of
@@ -71,7 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     study = search.run(
         build, recipe.space, data, objective=objective, folder=folder, seed=options["seed"],
-        epochs=options["epochs"], fit={"callbacks": lambda: make_callbacks(options)},
+        epochs=options["epochs"], fit={"callbacks": lambda: make_callbacks(options),
+                                       "class_weights": make_class_weights(options)},
         verbose=0 if arguments.quiet else None, **recipe.settings,
     )  # fmt: skip
     # Under `caldera run` the other ranks have trained for the first one.

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from caldera.amounts import bytes_text
-from caldera.cli.build import held_out, make_callbacks, make_model, resolved
+from caldera.cli.build import (
+    held_out,
+    make_callbacks,
+    make_class_weights,
+    make_model,
+    resolved,
+)
 from caldera.cli.command import Command, UsageError
 from caldera.cli.datasets import augmented, load_data, split_seed
 from caldera.cli.options import GROUPS, add_options, given_options
@@ -70,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         verbose=0 if arguments.quiet else None,
         callbacks=make_callbacks(options),
         checkpoint=arguments.checkpoint,
+        class_weights=make_class_weights(options),
         resume=arguments.resume,
     )
     seconds = time.perf_counter() - started

@@ -61,12 +61,13 @@ def table(
     connection to a database with a `query`.
 
     What the columns hold is guessed: numbers are brought to mean 0 and deviation 1, a category
-    gets a feature of its own, dates become days and where in year, week and day they are; texts
-    that are all different, identifiers and columns of one value are left out. `schema.describe()`
-    of the result says what became of each, and `kinds` says it where the guess is wrong: "number",
-    "category", "date", "date:%d/%m/%Y" or "ignored", by the names of columns. All of it is learnt
-    from the rows to train with alone, and goes with the model into its file. With `scale=False`
-    numbers stay as they are, and so do the values that are predicted.
+    gets a feature of its own, dates become days and where in year, week and day they are, each of
+    the usual words of free text has a feature; names that are all different, identifiers and
+    columns of one value are left out. `schema.describe()` of the result says what became of each,
+    and `kinds` says it where the guess is wrong: "number", "category", "date", "date:%d/%m/%Y",
+    "text" or "ignored", by the names of columns. All of it is learnt from the rows to train with
+    alone, and goes with the model into its file. With `scale=False` numbers stay as they are, and
+    so do the values that are predicted.
 
     Numbers that are missing become the median, with a feature that says so; `missing` "drop" leaves
     such rows out and "refuse" names the first. `missing_values` are texts that stand for none. Rows
@@ -251,7 +252,7 @@ def _known_labels(found: Table, column: int, classes: bool | None, schema: Schem
         )
     if schema.classes:
         return known_labels(found, column, schema.classes)
-    known = schema.target_scale
+    known = schema.target.number if schema.target is not None else None
     return read_labels(found, column, False, None if known is None else known.decimal)
 
 

@@ -12,7 +12,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from caldera.arguments import within
 from caldera.data.datasets.dataset import Dataset
+from caldera.data.schema import Schema
+from caldera.data.series import Series
 from caldera.data.sources.array_data import ArrayData
+from caldera.data.tables.encoders import NumberEncoder
 from caldera.data.tables.reading import Reading, is_table, read_table
 from caldera.errors import ConfigError, DataError, ShapeError
 from caldera.registry import nearest
@@ -37,8 +40,9 @@ def windows(
     A table, as `data.table` takes it, gives its columns of numbers, each row a step; `target` may
     be the name of one. A window begins every `step` steps. The last part of the series, `test` of
     it, is to test with: what is predicted there comes after all that was trained on. Numbers stay
-    in the units of the series; `nn.standardised(layers, found.train)` brings them to one scale
-    inside the network, and what it predicts back to those units.
+    in the units of the series. A model that is fitted to them computes its loss on targets of mean
+    0 and deviation 1, and predicts in units; `nn.Rescale.fit(found.train)` as its first layer does
+    the same for what it takes.
 
     >>> import numpy as np
     >>> from caldera import data
@@ -75,6 +79,10 @@ def windows(
     train, apart = (_samples(values, rows, past, future, columns) for rows in (trained, tested))
     # Windows that begin less than `future` steps apart predict some of the same steps.
     train.overlap = apart.overlap = (future - 1) // step
+    # Of the steps that are trained on alone.
+    scales = tuple(NumberEncoder.fit(values[:cut, each].astype(np.float64)) for each in columns)
+    known = names or ("",) * values.shape[1]
+    train.schema = apart.schema = Schema(series=Series(known, past, future, tuple(columns), scales))
     return Dataset(train, apart, 0, (), name)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from caldera.data.tables.date_text import ISO, parse_dates
 from caldera.data.tables.number_text import COMMA, POINT, is_plain, plain_number, says_missing
 from caldera.data.tables.table import Table, Values, missing_values, number_name, value_text
+from caldera.data.tables.text_encoder import TextEncoder
 
 MOST_CATEGORIES = 100
 """The most frequent ones have a place of their own."""
@@ -268,7 +269,7 @@ class DateEncoder:
         return moment.strftime(self.format)
 
 
-Encoder = NumberEncoder | CategoryEncoder | DateEncoder
+Encoder = NumberEncoder | CategoryEncoder | DateEncoder | TextEncoder
 
 
 def numbers_of(texts: Values, decimal: str) -> Values:

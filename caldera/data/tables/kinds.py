@@ -1,4 +1,5 @@
-"""What a column holds: numbers, categories, dates, or nothing to learn from. Guessed, and told."""
+"""What a column holds: numbers, categories, dates, texts, or nothing to learn from. Guessed, and
+told."""
 
 from __future__ import annotations
 
@@ -18,11 +19,12 @@ from caldera.data.tables.encoders import (
 )
 from caldera.data.tables.number_text import COMMA, POINT, says_missing
 from caldera.data.tables.table import Table, Values, missing_values
+from caldera.data.tables.text_encoder import TextEncoder, is_free_text
 from caldera.errors import ConfigError
 from caldera.registry import nearest
 
-NUMBER, CATEGORY, DATE, IGNORED = "number", "category", "date", "ignored"
-KINDS = (NUMBER, CATEGORY, DATE, IGNORED)
+NUMBER, CATEGORY, DATE, TEXT, IGNORED = "number", "category", "date", "text", "ignored"
+KINDS = (NUMBER, CATEGORY, DATE, TEXT, IGNORED)
 _MOST_CATEGORIES = 20
 """More different texts than this, and than half of the rows, are no categories."""
 _MOSTLY = 0.9
@@ -46,6 +48,8 @@ class Kind(NamedTuple):
             return NumberEncoder.parse(table, column, self.detail or POINT)
         if self.name == DATE:
             return DateEncoder.parse(table, column, self.detail or ISO)
+        if self.name == TEXT:
+            return TextEncoder.parse(table, column)
         return CategoryEncoder.parse(table, column)
 
     def fit(self, values: Values) -> Encoder:
@@ -54,6 +58,8 @@ class Kind(NamedTuple):
             return NumberEncoder.fit(values, self.detail or POINT)
         if self.name == DATE:
             return DateEncoder.fit(values, self.detail or ISO)
+        if self.name == TEXT:
+            return TextEncoder.fit(values)
         return CategoryEncoder.fit(values)
 
 
@@ -134,6 +140,8 @@ def _text_kind(table: Table, column: int, name: str, decimal: str | None) -> Kin
             f"(--missing-values), or all for categories with kinds={{{shown!r}: 'category'}} "
             f"(--kinds {shown}=category)",
         )  # fmt: skip
+    if is_free_text(texts):
+        return Kind(TEXT)
     if different > max(_MOST_CATEGORIES, len(texts) // 2):
         return Kind(IGNORED, reason=f"{different} different texts in {len(texts)} rows")
     return Kind(CATEGORY)

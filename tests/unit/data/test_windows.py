@@ -40,13 +40,35 @@ def test_predictions_are_in_the_units_of_the_series(tmp_path: Path) -> None:
     time = np.arange(300)
     series = 4000 + 50 * np.sin(time / 5)
     found = data.windows(series, past=12, future=2)
-    layers = nn.standardised([nn.Flatten(), nn.Dense(found.outputs)], found.train)
+    rescale = nn.Rescale.fit(found.train)
+    layers = [nn.Input(found.shape), rescale, nn.Flatten(), nn.Dense(found.outputs)]
     model = cd.NeuralNetwork(layers, "mean_squared", learning_rate=0.05, metrics=["mae"], epochs=20)
     model.fit(found.train, verbose=0)
     again = cd.load(model.save(tmp_path / "series.caldera"))
     last = again.predict(series[-12:].reshape(1, 12, 1).astype("f4"))
     assert abs(last - 4000).max() < 60
     assert again.evaluate(found.test)["mae"] < 10
+
+
+def test_each_column_is_forecast_in_its_own_units(tmp_path: Path) -> None:
+    time = np.arange(200) / 5
+    series = {"level": 4000 + 50 * np.sin(time), "salt": 0.03 + 0.001 * np.cos(time)}
+    found = data.windows(series, past=8, future=2, target=["salt", "level"])
+    layers = [nn.Input(found.shape), nn.Rescale.fit(found.train), nn.Flatten(), nn.Dense(4)]
+    model = cd.NeuralNetwork(layers, "mean_squared", learning_rate=0.05, epochs=30)
+    history = model.fit(found.train, verbose=0)
+    assert history["loss"][-1] < 0.1, "the loss is that of targets of one size"
+    again = cd.load(model.save(tmp_path / "series.caldera"))
+    outputs = again.predict(found.test.x)
+    assert again.schema is not None
+    assert list(again.schema.decode(outputs)) == ["salt +1", "level +1", "salt +2", "level +2"]
+    errors = np.abs(outputs - found.test.batch(range(len(found.test)))[1]).mean(axis=0)
+    assert (errors < [3e-4, 15, 3e-4, 15]).all()
+    known = again.schema
+    # More of the series later: what the outputs mean stays.
+    again.fit(data.windows({name: 2 * each for name, each in series.items()}, past=8, future=2,
+                           target=["salt", "level"]).train, epochs=1, verbose=0)  # fmt: skip
+    assert again.schema == known
 
 
 @pytest.mark.parametrize(("future", "step"), [(1, 1), (5, 1), (5, 2)])
@@ -68,8 +90,7 @@ def test_columns_of_any_size_are_brought_to_one() -> None:
     x[:, 1] = 7.0
     y = 1e4 * x[:, :1].astype("f8")
     given = data.ArrayData(x.astype("f4"), y.astype("f4"))
-    layers = nn.standardised([nn.Dense(1)], given)
-    scaled = layers[1](layers[0](given.x)).numpy()
+    scaled = nn.Rescale.fit(given)(given.x).numpy()
     np.testing.assert_allclose(scaled.mean(0), 0, atol=1e-3)
     np.testing.assert_allclose(scaled.std(0), [1, 0, 1], atol=0.01)
 
@@ -107,5 +128,6 @@ def test_gaps_are_named() -> None:
     for bad in ("abc", [], np.zeros((2, 2, 2)), ["a", "b"], None):
         with pytest.raises(CalderaError):
             data.windows(bad, past=1)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="classes have no scale"):
-        nn.standardised([nn.Dense(1)], data.ArrayData(np.zeros((3, 2), "f4"), [0, 1, 1]))
+    for wrong in (np.zeros((0, 2)), np.array([[np.nan]]), ["a"], None):
+        with pytest.raises(CalderaError):
+            nn.Rescale.fit(wrong)

@@ -334,3 +334,51 @@ def test_malformed_requests_are_answered_with_what_is_wrong(
     began = time.monotonic()
     asyncio.run(all_of_them())
     assert time.monotonic() - began < 60
+
+
+# --- texts
+
+
+@pytest.fixture(scope="module")
+def text_app() -> serve.Application:
+    texts = ["a lovely film", "what a waste", "lovely music", "dull and long"] * 3
+    found = data.texts({"review": texts, "kind": ["good", "bad"] * 6}, text="review", target="kind",
+                       test=0)  # fmt: skip
+    assert found.schema is not None
+    assert found.schema.text is not None
+    size = found.schema.text.size
+    layers = nn.models.text_classifier(size, length=found.shape[0], classes=found.classes)
+    model = cd.NeuralNetwork(layers, learning_rate=0.05, epochs=20)
+    model.fit(found.train, verbose=0)
+    return serve.application(model, name="reviews", limits=serve.Limits(batch_size=4))
+
+
+def test_texts_in_any_form(text_app: serve.Application) -> None:
+    for body, kind in (
+        (samples("lovely film", "dull waste"), "application/json"),
+        (samples({"review": "lovely film"}, {"review": "dull waste"}), "application/json"),
+        (b"number,review\n1,lovely film\n2,dull waste\n", "text/csv"),
+    ):
+        found = reply(text_app, "/predict", body, content_type=kind)
+        assert found.status == 200, found.body
+        assert [each["class"] for each in found.json["predictions"]] == ["good", "bad"]
+    one = reply(text_app, "/predict", b"such lovely music", content_type="text/plain")
+    assert one.json["predictions"][0]["class"] == "good"
+    about = reply(text_app, "/model", method="GET").json
+    assert about["columns"] == [{"name": "review", "kind": "text"}]
+    assert b'<textarea id="text"' in reply(text_app, "/", method="GET").body
+
+
+@pytest.mark.parametrize(("body", "kind", "status", "words"), [
+    (samples(3), "application/json", 422, "expected a text"),
+    (samples({"revew": "a"}), "application/json", 422, "expected a text"),
+    (b"1,lovely\n", "text/csv", 422, "'review' among them"),
+    (b"\xff\xfe", "text/plain", 400, "UTF-8"),
+    (b"a", "image/png", 415, "text/plain"),
+])  # fmt: skip
+def test_what_is_no_text_is_refused(
+    text_app: serve.Application, body: bytes, kind: str, status: int, words: str
+) -> None:
+    found = reply(text_app, "/predict", body, content_type=kind)
+    assert found.status == status
+    assert words in found.error

@@ -1,0 +1,132 @@
+"""Free text in a column of a table: which words of a vocabulary it has; rare ones count more.
+
+A dense layer on these features adds the vectors of a text's words, and so does
+`nn.ColumnEmbedding`: an embedding bag.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from caldera.data.tables.table import Table, Values, missing_values, value_text
+from caldera.data.text.tokenizer import FIRST, LONGEST_CHOSEN, Tokenizer
+
+MOST_WORDS = 500
+"""The words with a feature of their own: those that most texts have."""
+_SHOWN = 6
+_LEAST_WORDS = 4
+"""Texts of fewer words, in the mean, are names or codes."""
+_LENGTH = 2.0
+"""Of the features of a text together; a number has 1 in the mean, and tells less."""
+
+
+@dataclass(frozen=True)
+class TextEncoder:
+    """A feature for each word of a vocabulary: more for a word that few texts have, as in tf-idf,
+    and of one length for all texts. What is missing has a feature too, if some training row was."""
+
+    tokenizer: Tokenizer
+    weights: tuple[float, ...]
+    """How much each word counts."""
+    marks_missing: bool = False
+
+    @staticmethod
+    def parse(table: Table, column: int) -> Values:
+        """The texts of a column; None for those that are missing."""
+        values = table.columns[column]
+        missing = missing_values(values)
+        listed = values.tolist() if values.dtype.kind == "f" else values
+        found = np.empty(len(values), object)
+        found[:] = [
+            None if gone else value_text(each)
+            for each, gone in zip(listed, missing, strict=True)
+        ]  # fmt: skip
+        return found
+
+    @classmethod
+    def fit(cls, values: Values) -> Self:
+        """Learn which words texts have; of one that a single text has, nothing can be learnt."""
+        texts = [each for each in values if each is not None]
+        counts: Counter[str] = Counter()
+        if texts:
+            every = Tokenizer.fit(texts, size=1 << 20, length=1)
+            for row in every.encode(texts):
+                counts.update({every.vocabulary[number - FIRST] for number in row})
+        ordered = sorted(counts, key=lambda word: (-counts[word], word))
+        kept = [word for word in ordered if counts[word] > 1 and word[0].isalnum()][:MOST_WORDS]
+        rareness = [float(np.log((1 + len(texts)) / (1 + counts[word])) + 1) for word in kept]
+        tokenizer = Tokenizer("words", LONGEST_CHOSEN["words"], tuple(kept))
+        return cls(tokenizer, tuple(rareness), any(each is None for each in values))
+
+    @property
+    def width(self) -> int:
+        """How many features a text becomes."""
+        return len(self.weights) + self.marks_missing
+
+    def features(self, name: str) -> list[str]:
+        """What these are called."""
+        missing = [f"{name} is missing"] if self.marks_missing else []
+        return [*(f"{name}: {word}" for word in self.tokenizer.vocabulary), *missing]
+
+    def transform(self, values: Values) -> Values:
+        """Features of texts."""
+        found = np.zeros((len(values), self.width))
+        weights = np.array(self.weights)
+        rows = self.tokenizer.encode(["" if each is None else each for each in values])
+        for row, numbers in zip(found, rows, strict=True):
+            known = np.array([number - FIRST for number in numbers if number >= FIRST], np.int64)
+            if len(known):
+                words = np.log1p(np.bincount(known, minlength=len(weights))) * weights
+                row[: len(weights)] = _LENGTH * words / np.linalg.norm(words)
+        if self.marks_missing:
+            found[:, -1] = [each is None for each in values]
+        return found
+
+    def notes(self, values: Values) -> str:
+        """What is unknown or missing."""
+        missing = sum(each is None for each in values)
+        texts = [each for each in values if each is not None]
+        strange = sum(
+            not any(number >= FIRST for number in row) for row in self.tokenizer.encode(texts)
+        )
+        parts = [f"{strange} texts without a known word"] if strange else []
+        if missing and not self.marks_missing:
+            parts.append(f"{missing} missing, which no training row was")
+        return " and ".join(parts)
+
+    def describe(self) -> str:
+        """What was learnt, in words."""
+        words = ", ".join(self.tokenizer.vocabulary[:_SHOWN])
+        said = f"{len(self.weights)} words: {words}" if words else "no word that two texts have"
+        said += ", ..." if len(self.weights) > _SHOWN else ""
+        return said + ("; missing: said so" if self.marks_missing else "")
+
+    def example(self) -> Any:
+        """A value as it may stand in a row."""
+        return " ".join(self.tokenizer.vocabulary[:3])
+
+    def problem(self) -> str:
+        """What is wrong with one that came from a file; nothing if it can be used."""
+        if len(self.weights) != len(self.tokenizer.vocabulary):
+            return f"{len(self.weights)} weights for {len(self.tokenizer.vocabulary)} words"
+        if self.tokenizer.kind != "words" or not np.isfinite(self.weights).all():
+            return "texts without words or weights"
+        return "" if all(each > 0 for each in self.weights) else "a word of no weight"
+
+
+def is_free_text(texts: Sequence[str]) -> bool:
+    """Whether texts are sentences rather than names: varied, and of several words.
+
+    >>> is_free_text(["the heating is broken again", "a very quiet flat, near the river"])
+    True
+    >>> is_free_text(["flat 1", "flat 2"])
+    False
+    """
+    different = len(set(texts))
+    words = sum(len(each.split()) for each in texts)
+    return different > len(texts) // 2 and words >= _LEAST_WORDS * len(texts)
