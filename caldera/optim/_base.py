@@ -26,6 +26,7 @@ from caldera.optim.group import Group, assign_groups
 from caldera.optim.loss_scale import LossScale
 from caldera.optim.schedule import Schedule, require_count, require_positive
 from caldera.optim.sharding import check_sharded_update, updating
+from caldera.optim.state_place import host_if_full
 from caldera.tensor.dtype import float32, is_complex, promote
 
 Rate = float | Schedule | EpochRule
@@ -68,7 +69,8 @@ class Optimizer(Configurable, ABC):
       change the parameters; what is left at the end of an epoch counts for the next.
     - `groups`: parameters with a learning rate or weight decay of their own.
     - `device`: where what it keeps is, and updates are computed, if not where the parameters are:
-      with "cpu" a card has room for a larger model.
+      with "cpu" a card has room for a larger model. Without it, the host has what a card cannot
+      hold. `apart` is that device once it is known.
 
     A new one names the state it keeps for each parameter in `keeps`, and writes `update`: from the
     parameter, its gradient, its state, the learning rate and the number of this step (from 1) to
@@ -133,6 +135,7 @@ class Optimizer(Configurable, ABC):
         if device is not None and not isinstance(device, str):
             _refuse(name, 'device= a name such as "cpu"', device)
         self.device = device
+        self.apart = device
         self.state: dict[Variable, dict[str, Variable]] = {}
         self._step: Variable | None = None
         self._learning_rate: Variable | None = None
@@ -212,6 +215,7 @@ class Optimizer(Configurable, ABC):
         >>> [variable.name for variable in adam.variables()]
         ['step', 'learning rate', 'w/mean', 'w/square']
         """
+        self._choose_place(variables)
         for variable in variables:
             self._create(self._place_of(variable))
             self._state_of(variable)
@@ -253,9 +257,10 @@ class Optimizer(Configurable, ABC):
         (its number of samples, if its loss is a mean over them).
         """
         self._check(variables, gradients)
+        self._choose_place(variables)
         taken = self._create(self._place_of(variables[0]))
         # An update is computed where its state is.
-        apart = self.device is not None or len({each.tensor.device for each in variables}) > 1
+        apart = bool(self.apart) or len({each.tensor.device for each in variables}) > 1
 
         def at(place: Device) -> AbstractContextManager[None]:
             return pinned(place.name) if apart else nullcontext()
@@ -397,14 +402,17 @@ class Optimizer(Configurable, ABC):
                     "learning rate", (), fill=number, dtype="float64", device=device
                 )
             if self.accumulate > 1:
-                apart = None if self.device is None else device
-                self._accumulation = Accumulation(self.accumulate, device, apart)
+                self._accumulation = Accumulation(self.accumulate, device, self.apart)
         return self._step
 
     def _place_of(self, variable: Variable) -> Device:
         """Where what is kept for a parameter is."""
         device: Device = variable.tensor.device
-        return device if self.device is None else find_device(self.device)
+        return device if self.apart is None else find_device(self.apart)
+
+    def _choose_place(self, variables: Sequence[Variable]) -> None:
+        if self._step is None and self.device is None:
+            self.apart = host_if_full(variables, len(self.keeps))
 
     def _state_of(self, variable: Variable) -> dict[str, Variable]:
         if variable not in self.state:

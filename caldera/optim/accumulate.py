@@ -20,7 +20,7 @@ class Accumulation:
     Sums are `apart` from their parameters if there is such a device.
     """
 
-    def __init__(self, count: int, device: Device, apart: Device | None = None) -> None:
+    def __init__(self, count: int, device: Device, apart: str | None = None) -> None:
         self.count = count
         self._apart = apart
         self.taken = op.var("micro-batches", (), dtype="int64", device=device)
@@ -53,7 +53,7 @@ class Accumulation:
         means = []
         for variable, gradient in zip(variables, gradients, strict=True):
             kept = self.sum_of(variable, gradient.dtype)
-            with nullcontext() if self._apart is None else pinned(self._apart.name):
+            with nullcontext() if self._apart is None else pinned(self._apart):
                 collected = kept + gradient * op.cast(share, gradient.dtype)
                 assignments.append(self._keep(kept, collected, due, ok))
                 means.append(collected / op.cast(total, gradient.dtype))

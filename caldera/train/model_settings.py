@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from caldera import optim
-from caldera.config import settings
 from caldera.data.schema import Schema
 from caldera.data.series import TargetScale
 from caldera.errors import ConfigError, DeviceError
@@ -279,7 +278,7 @@ class ModelSettings(Layer):
         kept = self.optimizer.variables() if self.optimizer.state else []
         stays = self.pinned_variables()
         stays |= {each for variable in stays for each in self.optimizer.kept_for(variable)}
-        if self.optimizer.device is not None:
+        if self.optimizer.apart is not None:
             stays.update(kept)
         for variable in (*self.parameters(), *self.states(), *kept):
             if variable not in stays:
@@ -291,14 +290,6 @@ class ModelSettings(Layer):
     def pin(self) -> str | None:
         """None: its device is a setting, and not where its own layers are pinned."""
         return None
-
-    def device_of_plans(self, *, several_ranks: bool = False) -> Device | None:
-        """Where plans compute what is not pinned; None where `settings.placement` decides, because
-        it names a device or because several take part."""
-        if several_ranks:
-            return self._device
-        mixed = bool(self.pinned_variables()) or self.optimizer.device is not None
-        return None if mixed or settings.placement != "auto" else self._device
 
     # --- copies that Python makes
 

@@ -11,6 +11,7 @@ from caldera.lazy import compile
 from caldera.memory.pool import rounded_up
 from caldera.plan.cache import RecentPlans
 from caldera.plan.plan import Plan
+from caldera.train.plan_device import device_of_plans
 from caldera.train.step import MOST_SIZES
 from caldera.train.step_graph import main_output
 
@@ -57,7 +58,7 @@ class Predictors(RecentPlans):
             # It goes with the model.
             plan = compile(
                 prediction,
-                device=model.device_of_plans(),
+                device=device_of_plans(model),
                 precision=model.precision,
                 remember=False,
             )

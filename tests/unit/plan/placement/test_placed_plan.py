@@ -245,7 +245,8 @@ def test_a_card_that_has_no_room_for_the_optimizer_trains_with_the_host(
         # Room for weights and gradients, and for no more than that.
         monkeypatch.setattr(cd.device(device).pool, "_capacity", 7 * (1 << 16))
         if keeper is None:
-            with pytest.raises(cd.OutOfMemoryError):
+            alone_on_it = cd.settings.override(placement="loopback")
+            with alone_on_it, pytest.raises(cd.OutOfMemoryError):
                 large_step(device, keeper)[0].run(feeds)
             continue
         plan, weights = large_step(device, keeper)
@@ -270,3 +271,21 @@ def test_a_plan_outlives_what_moves_elsewhere_and_is_made_anew_for_what_is_its_o
     b.move("loopback:1")
     assert cd.compile(total) is not plan
     np.testing.assert_array_equal(total.numpy(), first)
+
+
+def test_what_a_card_has_no_room_for_is_kept_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept(device: str, capacity: int | None) -> set[str]:
+        monkeypatch.setattr(cd.device(device).pool, "_capacity", capacity)
+        draw = np.random.default_rng(0)
+        model = cd.NeuralNetwork(
+            [nn.Input((128,)), nn.Dense(256), nn.Dense(3)], optimizer=optim.Adam(0.01),
+            batch_size=16, device=device,
+        )  # fmt: skip
+        model.fit((draw.normal(size=(32, 128)), draw.integers(0, 3, 32)), verbose=0)
+        return {each.tensor.device.name for each in model.optimizer.variables()}
+
+    assert kept("loopback:8", 1 << 30) == {"loopback:8"}
+    # Weights of 132 kB, which with gradients and state are 528.
+    assert kept("loopback:8", 500_000) == {"cpu"}
+    with cd.settings.override(placement="loopback"), pytest.raises(cd.OutOfMemoryError):
+        kept("loopback:8", 400_000)
