@@ -32,6 +32,8 @@ LEAST, MOST = 8, 300
 """Statements that a function must have; functions of a purpose, evenly out of all."""
 MOST_PAIRS = 4_000_000
 """Of an epoch, drawn from all there are: so each context sees as many."""
+SHARES = {1: 1.0, 2: 0.1, 3: 0.025}
+"""Statements whose pairs are found, by context: larger ones have far more than can be taken."""
 Modules = list[list[code.Function]]
 
 
@@ -72,7 +74,7 @@ class Data:
 
 
 def embedded(data: Data, context: int, width: int, epochs: int) -> tuple[code.Embedding, int]:
-    """Vectors, and how many pairs there were, of which about MOST_PAIRS were taken: from each file
+    """Vectors, and how many pairs were found, of which about MOST_PAIRS were taken: from each file
     as many as it has of all statements."""
     words = (word for functions in data.training for f in functions for word in f.words)
     vocabulary = code.Vocabulary.of(words)
@@ -80,7 +82,7 @@ def embedded(data: Data, context: int, width: int, epochs: int) -> tuple[code.Em
     random = np.random.default_rng(0)
     taken, count = [], 0
     for functions in data.training:
-        pairs = code.pairs_of([functions], vocabulary, context)
+        pairs = code.pairs_of([functions], vocabulary, context, SHARES[context])
         count += len(pairs)
         most = int(share * sum(len(f.statements) for f in functions))
         if len(pairs) > most:

@@ -16,7 +16,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,8 @@ class Again:
     """Of a difference as large, if there were none; of runs that are compared by their files."""
     interval: tuple[float, float] | None = None
     """Of the ratio, with 95% confidence; of codes that took turns."""
+    to_file: float = math.nan
+    """The new time over that of the file: what the machine, too, has to do with."""
 
     def __str__(self) -> str:
         if self.verdict == MISSING:
@@ -61,7 +63,7 @@ class Again:
         low, high = (each - 1 for each in self.interval)
         return (
             f"{self.name}: {self.verdict} ({self.ratio - 1:+.1%}, {low:+.1%} to {high:+.1%}, "
-            "in turns with the code of before)"
+            f"in turns with the code of before; {self.to_file - 1:+.1%} to the file)"
         )
 
 
@@ -107,12 +109,15 @@ def compare_reports(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
     """All contestants of two files, by work, case and label; codes that took turns by these."""
     old, new = _entries(before), _entries(after)
     turns = _entries(after, of_before=True)
-    return [
-        compare_in_turns(name, turns[name], new[name])
-        if turns.get(name) and new.get(name)
-        else compare(name, old.get(name, []), new.get(name, []))
-        for name in dict.fromkeys([*old, *new])
-    ]
+    found = []
+    for name in dict.fromkeys([*old, *new]):
+        by_files = compare(name, old.get(name, []), new.get(name, []))
+        if turns.get(name) and new.get(name):
+            in_turns = compare_in_turns(name, turns[name], new[name])
+            found.append(replace(in_turns, to_file=by_files.ratio))
+        else:
+            found.append(by_files)
+    return found
 
 
 def is_clear(entries: Iterable[Entry]) -> bool:

@@ -102,9 +102,11 @@ class Embedding:
 
 
 def pairs_of(
-    modules: Iterable[Sequence[Function]], vocabulary: Vocabulary, context: int = 2
-) -> np.ndarray:
-    """Pairs of statements that are at most `context` dependences apart, as numbers.
+    modules: Iterable[Sequence[Function]], vocabulary: Vocabulary, context: int = 2,
+    share: float = 1.0,
+) -> np.ndarray:  # fmt: skip
+    """Pairs of statements that are at most `context` dependences apart, as numbers: all, or those
+    about a `share` of the statements (see `context_pairs`).
 
     >>> from caldera import code
     >>> module = code.read_ir("define i32 @f(i32 %x) {\\n  %y = add i32 %x, 1\\n  ret i32 %y\\n}")
@@ -116,7 +118,7 @@ def pairs_of(
     for given in modules:
         functions = checked_functions("code.pairs_of", given)
         numbers = vocabulary.numbers(word for function in functions for word in function.words)
-        found.append(numbers[context_pairs(flow_edges(functions), len(numbers), context)])
+        found.append(numbers[context_pairs(flow_edges(functions), len(numbers), context, share)])
     pairs = np.concatenate(found)
     return pairs[(pairs != 0).all(axis=1)]
 

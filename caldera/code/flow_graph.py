@@ -66,8 +66,13 @@ def _edges_of(statements: Sequence[tuple[int, Statement]]) -> Iterator[Edge]:
                     yield min(i, j), max(i, j)
 
 
-def context_pairs(edges: Sequence[Edge], count: int, context: int = 2) -> np.ndarray:
+def context_pairs(
+    edges: Sequence[Edge], count: int, context: int = 2, share: float = 1.0
+) -> np.ndarray:
     """Ordered pairs of statements that are at most `context` edges apart, (pairs, 2).
+
+    Large contexts have many: with a `share` below 1, only those are found in which one is of this
+    part of all statements, which is drawn (each time the same).
 
     >>> context_pairs([(0, 1), (1, 2)], 3, context=1).tolist()
     [[0, 1], [1, 0], [1, 2], [2, 1]]
@@ -79,6 +84,10 @@ def context_pairs(edges: Sequence[Edge], count: int, context: int = 2) -> np.nda
             "code.context_pairs", expected="context= a whole number of at least 1",
             got=repr(context),
         )  # fmt: skip
+    if not 0 < share <= 1:
+        raise ConfigError.build(
+            "code.context_pairs", expected="share= above 0, at most 1", got=repr(share)
+        )
     count = as_count(count, "count", "code.context_pairs", least=0)
     given = array_of(edges, "code.context_pairs")
     given = np.zeros((0, 2), np.int64) if given.size == 0 else given
@@ -92,12 +101,16 @@ def context_pairs(edges: Sequence[Edge], count: int, context: int = 2) -> np.nda
     both = both[np.lexsort((both[:, 1], both[:, 0]))]
     starts = np.searchsorted(both[:, 0], np.arange(count + 1))
     # Pairs as one number each, so that a set of them is a sorted array.
-    reached = np.unique(both[:, 0] * count + both[:, 1])
+    drawn = np.random.default_rng(0).random(count) < share
+    begin = both[drawn[both[:, 0]]]
+    reached = np.unique(begin[:, 0] * count + begin[:, 1])
     newest = reached
     for _ in range(context - 1):
         farther = _one_edge_on(newest, count, starts, both[:, 1])
         newest = np.setdiff1d(farther, reached, assume_unique=True)
         reached = np.union1d(reached, newest)
+    if share < 1:
+        reached = np.union1d(reached, reached % count * count + reached // count)
     return np.stack([reached // count, reached % count], axis=1).astype(np.int32)
 
 

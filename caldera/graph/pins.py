@@ -1,7 +1,7 @@
 """Nodes that somebody wants on a certain device.
 
-A node itself knows no device. What is written inside `pinned(...)` is noted here with the name of
-one, which only the plan reads; so are the nodes of gradients, which belong where their op is.
+A node itself knows no device. What is written inside `pinned(...)` is noted here with one, which
+only the plan looks at; so are the nodes of gradients, which belong where their op is.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from caldera.graph.node import Node
 
-_current: ContextVar[str | None] = ContextVar("caldera_pin", default=None)
-_pins: weakref.WeakKeyDictionary[Node, str] = weakref.WeakKeyDictionary()
+_current: ContextVar[Any] = ContextVar("caldera_pin", default=None)
+_pins: weakref.WeakKeyDictionary[Node, Any] = weakref.WeakKeyDictionary()
 _version = 0
 
 
 @contextmanager
-def pinned(device: str | None) -> Iterator[None]:
-    """Nodes written inside belong on the device of this name; with None they belong nowhere.
+def pinned(device: Any) -> Iterator[None]:
+    """Nodes written inside belong on this device, or that of this name; with None nowhere.
 
     >>> from caldera.graph.ops.leaf import constant
     >>> from caldera.graph.ops.elementwise import exp
@@ -48,13 +48,13 @@ def note(node: Node) -> None:
         _version += 1
 
 
-def current_pin() -> str | None:
+def current_pin() -> Any:
     """The device of what is being written now."""
     return _current.get()
 
 
-def pin_of(node: Node) -> str | None:
-    """The name of the device that a node belongs on, if it does."""
+def pin_of(node: Node) -> Any:
+    """The device that a node belongs on, or its name; None if it belongs nowhere."""
     return _pins.get(node)
 
 

@@ -82,7 +82,7 @@ def pinned(device: Device | str | int) -> Iterator[None]:
     >>> float(plan.run()[0][2])
     3.0
     """
-    with pinned_nodes(find_device(device).name):
+    with pinned_nodes(find_device(device)):
         yield
 
 

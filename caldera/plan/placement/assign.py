@@ -92,12 +92,12 @@ def _pinned(program: Program) -> dict[Node, Device]:
     """The nodes that are computed and belong somewhere; results of one node belong together."""
     found: dict[Node, Device] = {}
     for node in program.order():
-        name = None if not node.inputs else pin_of(node)
+        pin = None if not node.inputs else pin_of(node)
         if node.op is ITEM:
             if node.inputs[0] in found:
                 found[node] = found[node.inputs[0]]
-        elif name is not None:
-            found[node] = find_device(name)
+        elif pin is not None:
+            found[node] = find_device(pin)
     return found
 
 

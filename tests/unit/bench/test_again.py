@@ -129,7 +129,7 @@ def test_turns_go_on_until_the_difference_is_clear(tmp_path: Path) -> None:
     (found,) = compare_reports(report(now).to_json(), report(now, before).to_json())
     assert str(found) == (
         "mlp net, caldera strict: slower (+10.0%, +10.0% to +10.0%, in turns with the code of "
-        "before)"
+        "before; +0.0% to the file)"
     )
 
 

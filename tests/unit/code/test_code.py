@@ -125,6 +125,12 @@ def test_pairs_are_those_within_reach() -> None:
         near = (near.astype(int) @ step) > 0
         expected = np.argwhere(near & ~np.eye(30, dtype=bool))
         np.testing.assert_array_equal(code.context_pairs(edges, 30, context), expected)
+        # A part of the statements, with all that is near to them, in both directions.
+        some = {tuple(pair) for pair in code.context_pairs(edges, 30, context, 0.2).tolist()}
+        centres = {a for a, _ in some if sum(x == a for x, _ in some) == near[a].sum() - 1}
+        assert some < {tuple(pair) for pair in expected.tolist()}
+        assert some == {(b, a) for a, b in some}
+        assert all(a in centres or b in centres for a, b in some)
 
 
 def _many_functions(count: int = 15) -> list[list[code.Function]]:
@@ -195,6 +201,8 @@ def test_questions_are_scored() -> None:
         (lambda: code.read_ir("define i32 @f( {\n"), "LLVM IR in the form of text"),
         (lambda: code.read_ir("nowhere.ll"), "a file of LLVM IR"),
         (lambda: code.context_pairs([], 3, 0), "context="),
+        (lambda: code.context_pairs([(0, 3)], 3), "0 to 2, got 0 to 3"),
+        (lambda: code.context_pairs([], 3, share=0.0), "share="),
         (lambda: code.train_embedding([code.read_ir(LOOP)], least=100), "lower least="),
         (lambda: code.Embedding(code.Vocabulary.of("ab", 1), np.zeros((2, 3))), "each of 3 words"),
         (lambda: code.Embedding(code.Vocabulary.of("ab", 1), np.eye(3))["c"], "code.normalised"),
