@@ -103,6 +103,8 @@ def parts_of(program: Program, groups: Sequence[tuple[Device, list[Node]]]) -> l
 
 
 class _Cutting:
+    """Finds what goes from part to part."""
+
     def __init__(self, program: Program, groups: Sequence[tuple[Device, list[Node]]]) -> None:
         self._groups = groups
         self._devices = [device for device, _ in groups]
@@ -114,6 +116,7 @@ class _Cutting:
         self._copies: list[list[Copied]] = [[] for _ in groups]
         self._new: list[dict[Node, Node]] = [{} for _ in groups]
         self._last_reader: dict[Symbol, int] = {}
+        self._seen_from_host: list[tuple[int, Symbol]] = []
         for number, (_, nodes) in enumerate(groups):
             for node in nodes:
                 self._rebuild(node, number)
@@ -121,29 +124,30 @@ class _Cutting:
             if is_held(node):
                 # Copied at the end: until then it must be what it was.
                 self._last_reader[node.attrs["symbol"]] = len(groups)
-        outputs: list[list[int]] = [[] for _ in groups]
-        for position, node in enumerate(program.outputs):
-            outputs[self._number[node]].append(position)
         late = self._deliver(program)
-        for number, written in enumerate(self._writes):
-            if self._devices[number].is_host:
-                back = [symbol for symbol in written if not home_of(symbol).is_host]
-                self._sent[number].update(dict.fromkeys(back))
-        self.parts = [
-            Part(
-                device,
-                Program(
-                    tuple(self._new[i][program.outputs[each]] for each in outputs[i]),
-                    tuple((symbol, self._new[i][node]) for symbol, node in self._writes[i].items()),
-                ),
-                tuple(outputs[i]),
-                [(source, target) for target, source in self._relays[i].items()],
-                list(self._sent[i]),
-                self._copies[i],
-            )
-            for i, device in enumerate(self._devices)
-        ]
-        self.parts += late
+        self._note_reads(late)
+        self.parts = [self._part(program, number) for number in range(len(groups))] + late
+
+    def _part(self, program: Program, number: int) -> Part:
+        new, device = self._new[number], self._devices[number]
+        outputs = [i for i, node in enumerate(program.outputs) if self._number[node] == number]
+        updates = [(symbol, new[node]) for symbol, node in self._writes[number].items()]
+        relays = [(source, target) for target, source in self._relays[number].items()]
+        sent = list(self._sent[number])
+        if device.is_host:
+            sent += [symbol for symbol, _ in updates if not home_of(symbol).is_host]
+        values = tuple(new[program.outputs[i]] for i in outputs)
+        written = Program(values, tuple(updates))
+        return Part(device, written, tuple(outputs), relays, sent, self._copies[number])
+
+    def _note_reads(self, late: Sequence[Part]) -> None:
+        """Count the copies of variables that the host reads: what no card writes is there."""
+        writes = list(zip(self._devices, self._writes, strict=True))
+        writes += [(part.device, dict(part.program.updates)) for part in late]
+        by_cards = {symbol for device, each in writes if not device.is_host for symbol in each}
+        for number, symbol in self._seen_from_host:
+            if symbol in by_cards:
+                self._note(number, symbol, home_of(symbol), self._devices[number])
 
     # --- reading
 
@@ -165,7 +169,7 @@ class _Cutting:
             self._last_reader[symbol] = number
             if can_reach(device, symbol.value):
                 if device is not home_of(symbol):
-                    self._note(number, symbol, home_of(symbol), device)
+                    self._seen_from_host.append((number, symbol))
                 return node
             return _leaf(self._relayed(node, symbol, number))
         if is_free(node):
