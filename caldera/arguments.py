@@ -146,7 +146,7 @@ def refuse_unknown(function: Callable[..., Any], unknown: Mapping[str, Any]) -> 
     ...     refuse_unknown(fit, unknown)
     >>> fit(class_weight="balanced")
     Traceback (most recent call last):
-    caldera.errors.ConfigError: fit: expected arguments that it takes, got class_weight=;
+    caldera.errors.ConfigError: fit: expected its own arguments, got class_weight=;
     did you mean 'class_weights'?
     """
     for argument in unknown:
@@ -156,7 +156,10 @@ def refuse_unknown(function: Callable[..., Any], unknown: Mapping[str, Any]) -> 
 def _unknown(where: str, argument: str, known: Iterable[str]) -> ConfigError:
     names = [each for each in known if each not in ("self", _ANY_NAME)]
     return ConfigError.build(
-        where, expected="arguments that it takes", got=f"{argument}=", hint=nearest(argument, names)
+        where,
+        expected="its own arguments",
+        got=f"{argument}=",
+        hint=nearest(argument, names) if names else "it takes none",
     )
 
 
