@@ -48,9 +48,10 @@ style: tools
 types: tools
 	$(RUN)/mypy
 
-# Style first, because it is quick; types beside the tests, because they need one core alone.
+# Style first, because it is quick; types beside the tests, because they need one core alone, and
+# after them what else is asked for (BESIDE=wheel).
 test: style
-	$(MAKE) --no-print-directory --jobs=2 types tests
+	$(MAKE) --no-print-directory --jobs=2 types tests $(BESIDE)
 
 tests: tools $(VENV)/mpich $(VENV)/axe
 	$(RUN)/python -m pytest -n auto --dist worksteal --durations=25

@@ -27,6 +27,7 @@ sys.dont_write_bytecode = False
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
+from hypothesis.internal.conjecture import providers  # noqa: E402
 
 import caldera as cd  # noqa: E402
 from caldera import nn  # noqa: E402
@@ -39,6 +40,9 @@ from tests.reporting import *  # noqa: E402, F403 - hooks
 # The same examples every time, and no deadline: a busy machine is not a failure.
 hypothesis.settings.register_profile("caldera", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("caldera")
+# Nor numbers out of the sources of whatever modules happen to be imported, which would make
+# examples depend on the tests before; to parse all sources takes each worker ten seconds.
+providers._get_local_constants = providers.Constants
 # A planner measures what a dozen codecs take, for every link: here on shorter gradients.
 compression_cost._LONG = 1 << 16
 

@@ -30,7 +30,7 @@ from tests.unit.passes.tools import compute, product_flops, program_for
 
 TOLERANCE = {float32: 1e-5, float64: 1e-12}
 common = settings(
-    max_examples=40, deadline=None, derandomize=True, database=None,
+    max_examples=24, deadline=None, derandomize=True, database=None,
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
 any_graph = st.one_of(graphs(float32), graphs(float64))
@@ -165,7 +165,7 @@ def test_all_passes_but_one(graph: Graph, first: int) -> None:
 
 
 @pytest.mark.usefixtures("block")
-@settings(common, max_examples=150)
+@settings(common, max_examples=100)
 @given(graph=any_graph)
 def test_all_passes_together(graph: Graph) -> None:
     check(graph, ())
