@@ -23,9 +23,12 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 import numpy as np
 
 from caldera.errors import CalderaError, ConfigError
+from caldera.registry import nearest
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
+_ANY_NAME = "**"
+"""Among the names of a function's arguments: it takes others too."""
 
 
 @dataclass(frozen=True)
@@ -127,10 +130,37 @@ def refusal_of(
         if kind is not None and not kind.holds(value):
             return refusal(where(name or function.__qualname__), argument, kind.words, value)
     for argument, value in named.items():
+        if argument not in by_name and _ANY_NAME not in by_name:
+            return _unknown(where(name or function.__qualname__), argument, by_name)
         kind = by_name.get(argument)
         if kind is not None and not kind.holds(value):
             return refusal(where(name or function.__qualname__), argument, kind.words, value)
     return None
+
+
+def refuse_unknown(function: Callable[..., Any], unknown: Mapping[str, Any]) -> None:
+    """Refuse arguments of names that a function does not have, which it has caught as `**unknown`:
+    a door around it would be a frame more between a warning and the line that it is about.
+
+    >>> def fit(class_weights=None, **unknown):
+    ...     refuse_unknown(fit, unknown)
+    >>> fit(class_weight="balanced")
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: fit: expected its own arguments, got class_weight=;
+    did you mean 'class_weights'?
+    """
+    for argument in unknown:
+        raise _unknown(function.__name__, argument, kinds_of(function)[1])
+
+
+def _unknown(where: str, argument: str, known: Iterable[str]) -> ConfigError:
+    names = [each for each in known if each not in ("self", _ANY_NAME)]
+    return ConfigError.build(
+        where,
+        expected="its own arguments",
+        got=f"{argument}=",
+        hint=nearest(argument, names) if names else "it takes none",
+    )
 
 
 def within(where: str, argument: str, value: Any, least: int, most: int) -> int:
@@ -177,6 +207,7 @@ def kinds_of(function: Callable[..., Any]) -> Kinds:
     parameters = list(inspect.signature(function).parameters.values())
     for parameter in parameters:
         if parameter.kind is parameter.VAR_KEYWORD:
+            by_name[_ANY_NAME] = None
             continue
         varied = varied or parameter.kind is parameter.VAR_POSITIONAL
         kind = None if varied else _kind_of_parameter(function, parameter)

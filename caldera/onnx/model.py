@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
@@ -164,18 +164,18 @@ class ImportedModel(Model):
         names = [each.name for each in self.program.graph.outputs]
         return dict(zip(names, outputs, strict=True))
 
-    def predict(self, *inputs: Any, batch_size: int | None = None) -> np.ndarray:
+    def predict(self, *inputs: Any, batch_size: int | None = None, **unknown: Never) -> np.ndarray:
         """What the model gives for each sample.
 
         A model that was made for one number of samples gets exactly so many at a time.
         """
         if not self.fixed_batch:
-            return super().predict(*inputs, batch_size=batch_size)
+            return super().predict(*inputs, batch_size=batch_size, **unknown)
         arrays = [np.asarray(each) for each in inputs]
         samples = len(arrays[0])
         missing = -samples % self.fixed_batch if samples else 0
         filled = [np.concatenate([each, each[-1:].repeat(missing, 0)]) for each in arrays]
-        return super().predict(*filled, batch_size=self.fixed_batch)[:samples]
+        return super().predict(*filled, batch_size=self.fixed_batch, **unknown)[:samples]
 
 
 def _spec(declared: Declared) -> tuple[tuple[int, ...], str] | None:

@@ -33,7 +33,9 @@
     for (const [name, part] of Object.entries(found.probabilities ?? {})
       .sort((a, b) => b[1] - a[1]).slice(0, 10)) bars.append(bar(name, part));
   };
-  const number = (value) => Array.isArray(value) ? JSON.stringify(value) : String(value);
+  // float32 has seven digits; more would promise what is not there.
+  const short = (value) => Array.isArray(value) ? value.map(short) : Number(value.toPrecision(7));
+  const number = (value) => Array.isArray(value) ? JSON.stringify(short(value)) : String(short(value));
   const bar = (name, part) => {
     const row = document.createElement('div');
     row.className = 'bar';

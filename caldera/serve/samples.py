@@ -104,6 +104,10 @@ class Samples:
                 expected = "objects with the names of columns, or lists of one length"
                 raise self._unreadable("samples", expected, shown(samples))
             columns = [list(each) for each in zip(*samples, strict=True)]
+            known = self._contract.schema.names if self._contract.schema is not None else ()
+            if len(known) == len(columns):
+                # In their order: what is wrong is told by name all the same.
+                names = list(known)
         found = [column_of(each, f"column {shown(place)}") for place, each in
                  zip(names or range(len(columns)), columns, strict=True)]  # fmt: skip
         return self._encoded(

@@ -12,8 +12,9 @@ import numpy as np
 
 from caldera.data import Data, Dataset, IterableData, Pipeline, RaggedData
 from caldera.data.sources.items import TARGETS, is_data_loader, is_indexed
-from caldera.errors import DataError
+from caldera.errors import ConfigError, DataError
 from caldera.nn.convolution import Convolution
+from caldera.nn.task import REGRESSION
 from caldera.train.arguments import arrays as checked_arrays
 from caldera.train.predictors import filled_up
 
@@ -31,6 +32,8 @@ def joined(model: Model, data: Any, targets: Any, where: str) -> Any:
         data = _by_name(data, _input_names(model), "inputs", where)
     if isinstance(targets, Mapping):
         targets = _by_name(targets, list(model.objective.losses), "targets", where)
+    if targets is None and isinstance(data, tuple) and len(data) == 2:
+        return (data[0], _column(model, data[1]))
     if targets is None:
         return data
     has_targets = isinstance(data, Data | IterableData | Dataset) or is_data_loader(data)
@@ -41,7 +44,24 @@ def joined(model: Model, data: Any, targets: Any, where: str) -> Any:
             hint="give the data alone; validation= takes others to validate with",
         )  # fmt: skip
     inputs = data if isinstance(data, tuple) else (data,)
-    return (*inputs, *(targets if isinstance(targets, tuple) else (targets,)))
+    return (*inputs, *(targets if isinstance(targets, tuple) else (_column(model, targets),)))
+
+
+def _column(model: Model, targets: Any) -> Any:
+    """A number for each sample, as the column that a network gives whose output is one number."""
+    losses = list(model.objective.losses.values())
+    task = losses[0].task()
+    is_row = isinstance(targets, np.ndarray | list) or hasattr(targets, "to_numpy")
+    if not is_row or len(losses) > 1 or task is None or task.kind != REGRESSION:
+        return targets
+    try:
+        (output, *_) = model.signature.outputs.values()
+        found = np.asarray(targets)
+    except (ConfigError, ValueError):
+        # A network without shapes yet, or rows of different lengths: who checks these says so.
+        return targets
+    is_column = output == (1,) and found.ndim == 1 and found.dtype.kind in "iuf"
+    return found[:, None] if is_column else targets
 
 
 def joined_validation(model: Model, given: Any) -> Any:
@@ -50,6 +70,8 @@ def joined_validation(model: Model, given: Any) -> Any:
         return joined(model, given, None, "fit")
     if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], tuple | Mapping):
         return joined(model, *given, "fit")
+    if isinstance(given, tuple) and len(given) == 2:
+        return joined(model, given, None, "fit")
     return given
 
 

@@ -6,12 +6,12 @@ import inspect
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Never, Self
 
 import numpy as np
 
 from caldera import op, optim
-from caldera.arguments import checked, guarded
+from caldera.arguments import checked, guarded, refuse_unknown
 from caldera.data.datasets.tables import table_inputs
 from caldera.data.sources.base import SCALE, scaled
 from caldera.data.tables.reading import is_table
@@ -204,7 +204,7 @@ class Model(ModelSettings):
 
     # --- using it
 
-    def predict(self, *inputs: Any, batch_size: int | None = None) -> np.ndarray:
+    def predict(self, *inputs: Any, batch_size: int | None = None, **unknown: Never) -> np.ndarray:
         """What the network gives for each sample (of its main output).
 
         `batch_size` samples at most are computed at once. Fewer are filled up to one of a few
@@ -222,6 +222,7 @@ class Model(ModelSettings):
         columns or a list of rows; `model.schema.decode` names what it gives. One that was trained
         on texts takes texts, on sequences of different lengths lists of those.
         """
+        refuse_unknown(Model.predict, unknown)
         if self.schema is not None and self.schema.columns and len(inputs) == 1:
             inputs = (table_inputs(inputs[0], self.schema),) if is_table(inputs[0]) else inputs
         ragged = as_ragged(self, inputs)
@@ -269,6 +270,7 @@ class Model(ModelSettings):
         parallel: Strategy | None = None,
         sample_weights: Any = None,
         class_weights: Any = None,
+        **unknown: Never,
     ) -> History:
         """Train on `x, y`, on `(x, y)` or on data; gives back the history of losses and metrics.
 
@@ -297,6 +299,7 @@ class Model(ModelSettings):
         >>> history["accuracy"][-1] > 0.95
         True
         """
+        refuse_unknown(Model.fit, unknown)
         if more:
             raise ConfigError.build(
                 "fit", expected="data, or inputs and targets", got=f"{2 + len(more)} arguments",
@@ -334,6 +337,7 @@ class Model(ModelSettings):
         *,
         batch_size: int | None = None,
         parallel: Strategy | None = None,
+        **unknown: Never,
     ) -> dict[str, Any]:
         """The mean loss and every metric on `x, y`, on `(x, y)` or on data.
 
@@ -348,6 +352,7 @@ class Model(ModelSettings):
         >>> sorted(found), round(found["loss"], 4)
         (['accuracy', 'loss'], 1.0986)
         """
+        refuse_unknown(Model.evaluate, unknown)
         given = joined(self, data, targets, "evaluate")
         return evaluate(self, given, self._count(batch_size, "evaluate"), parallel)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -15,10 +16,14 @@ from caldera.io.files import Source, file_name_of
 from caldera.lazy import Expr
 from caldera.nn.basic import Input, Sequential
 from caldera.nn.config import from_config
+from caldera.nn.convolution import Conv2D
 from caldera.nn.inspection import network
 from caldera.nn.layer import Layer
 from caldera.nn.losses import losses
 from caldera.nn.metrics import metrics
+from caldera.nn.normalisation import BatchNorm
+from caldera.nn.pooling import MaxPool2D
+from caldera.nn.scaling import Rescale
 from caldera.nn.tracing import trace
 from caldera.optim import Optimizer, optimizers
 from caldera.tensor.dtype import canonical, is_float
@@ -35,6 +40,9 @@ from caldera.train.saving.progress import progress_bytes, restore_progress
 from caldera.train.saving.snapshot import assign_all, model_variables
 
 _MOST_INPUTS = 64
+
+_LEAST_PIXELS = 8
+"""A side of images, at least; smaller ones may well be feature maps."""
 
 
 class NeuralNetwork(Model):
@@ -63,6 +71,7 @@ class NeuralNetwork(Model):
                 hint="as in NeuralNetwork([nn.Input((4,)), nn.Dense(3)])",
             )  # fmt: skip
         self.network = Sequential(list(layers))
+        _tell_channels_last(layers)
         specs = self.input_specs()
         if specs is not None:
             self._trace_once(specs)
@@ -112,6 +121,22 @@ class NeuralNetwork(Model):
         if type(self) is not NeuralNetwork or self._signature is None:
             return super().__reduce__()
         return from_pickle, (model_bytes(self), progress_bytes(self), self.device.name)
+
+
+def _tell_channels_last(layers: Sequence[Layer]) -> None:
+    """Warn where a convolution would take the columns of images for their channels."""
+    first = layers[0]
+    if not isinstance(first, Input) or first.layout == "NHWC" or len(first.shape) != 3:
+        return
+    height, width, channels = first.shape
+    looks_so = channels in (1, 3) and height == width and (width or 0) >= _LEAST_PIXELS
+    after = next((each for each in layers[1:] if not isinstance(each, BatchNorm | Rescale)), None)
+    if looks_so and isinstance(after, Conv2D | MaxPool2D):
+        warnings.warn(
+            f"nn.Input({first.shape}) is read as {height} channels of {width} x {channels} pixels; "
+            f"images with the channels last are nn.Input({first.shape}, layout='NHWC')",
+            stacklevel=3,
+        )
 
 
 def from_pickle(model: bytes, progress: bytes, device: str) -> NeuralNetwork:

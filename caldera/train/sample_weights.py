@@ -170,7 +170,7 @@ def _label(given: Any, data: Pipeline) -> int:
     raise DataError.build(
         "fit", expected="class_weights by the numbers of classes, from 0"
         + (f", or their names: {', '.join(names)}" if names else ""),
-        got=repr(given), hint="as in class_weights={1: 5.0}",
+        got=repr(given), hint=f"as in class_weights={{{(names or (1,))[0]!r}: 5.0}}",
     )  # fmt: skip
 
 

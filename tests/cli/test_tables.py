@@ -141,7 +141,7 @@ def test_mixed_columns_from_training_to_prediction(caldera: Caldera, tmp_path: P
     assert "city   left out" in told.out
     refused = caldera("train", "--data", table, "--kinds", "city=poem")
     assert refused.status == 2
-    assert "number, category, date, ignored" in refused.err
+    assert "number, category, date, text, ignored" in refused.err
 
 
 # --- the test data choose nothing
@@ -164,3 +164,24 @@ def test_what_chooses_looks_at_a_part_that_is_held_out(caldera: Caldera, tmp_pat
     refused = caldera(*words, "--validation-part", "0")
     assert refused.status == 2
     assert "validation_part: expected above 0 with keep_best" in refused.err
+
+
+def test_free_text_and_rare_classes(caldera: Caldera, tmp_path: Path) -> None:
+    said = ["the engine is quiet and cold", "smoke and a loud knock in the engine"]
+    rows = [f"{n},{said[n % 8 == 0]} at step {n},{'faulty' if n % 8 == 0 else 'good'}"
+            for n in range(80)]  # fmt: skip
+    table = tmp_path / "engines.csv"
+    table.write_text("\n".join(["heat,notes,state", *rows]))
+    words = "--hidden 8 --epochs 6 --dropout 0 --batch-size 8 --quiet --target-column state"
+    for weights in ("balanced", "faulty=7"):
+        done = caldera("train", "--data", table, *words.split(), "--class-weights", weights,
+                       "--out", tmp_path / "run")  # fmt: skip
+        assert done.status == 0, done.err
+    assert "notes  text" in done.out
+    new = tmp_path / "new.csv"
+    new.write_text('heat,notes\n40,"a loud knock, and smoke"\n41,quiet and cold\n')
+    lines = caldera("predict", tmp_path / "run" / "engines.caldera", new).out.splitlines()
+    assert [line.split(",")[1] for line in lines] == ["state", "faulty", "good"]
+    refused = caldera("train", "--data", table, "--class-weights", "faulty")
+    assert refused.status == 2
+    assert "faulty=10" in refused.err

@@ -106,7 +106,7 @@ def test_a_row_and_what_is_wrong_with_it(ports: dict[str, int], browser: Browser
     browser.value(fill.format(1, "much"))
     browser.value("document.querySelector('form button').click()")
     browser.wait_until("document.querySelector('#said.wrong') !== null")
-    assert "column 'height': expected a number, got 'much'" in browser.value(_SAID)
+    assert "expected a number in column 1 ('height'), got 'much'" in browser.value(_SAID)
     assert _fits(browser)
 
 

@@ -35,9 +35,39 @@ def test_rows_of_probabilities_have_a_loss_of_their_own() -> None:
     model.evaluate(X, rows)
 
 
-def test_one_value_for_each_sample_is_a_column() -> None:
+def test_one_value_for_each_sample_is_taken_for_a_column() -> None:
+    model, again = (
+        cd.NeuralNetwork([nn.Input((X.shape[1],)), nn.Dense(1)], "mse") for _ in range(2)
+    )
+    row = X[:, 0]
+    found = model.fit(X, row, validation=(X, row), verbose=0)
+    wanted = again.fit(X, row[:, None], validation=(X, row[:, None]), verbose=0)
+    for name in ("loss", "mae", "val_loss"):
+        assert found[name] == wanted[name]
+    assert model.evaluate(X, row.tolist()) == again.evaluate((X, row[:, None]))
+    # Not where it would be repeated for each output, or where nobody knows the outputs yet.
+    with pytest.raises(ShapeError, match="should it give one"):
+        fit(3, row, "mse")
     with pytest.raises(ShapeError, match=r"y\[:, None\]"):
-        fit(1, X[:, 0], "mse")
+        cd.NeuralNetwork([nn.Dense(1)], "mse").fit(X, row, verbose=0)
+
+
+def test_arguments_of_other_names_are_told_what_they_are_called_here() -> None:
+    model = cd.NeuralNetwork([nn.Input((X.shape[1],)), nn.Dense(3)])
+    for name, meant in (("class_weight", "class_weights"), ("validation_split", "validation")):
+        with pytest.raises(cd.ConfigError, match=f"got {name}=; did you mean '{meant}'"):
+            model.fit(X, CLASSES, **{name: None})
+    with pytest.raises(cd.ConfigError, match=r"predict: .*got verbose="):
+        model.predict(X, verbose=0)  # type: ignore[arg-type]
+    with pytest.raises(cd.ConfigError, match=r"Dense: .*got use_bias=; did you mean 'bias'"):
+        nn.Dense(3, use_bias=False)  # type: ignore[call-arg]
+
+
+def test_images_with_channels_last_are_told_of() -> None:
+    layers = [nn.Input((16, 16, 3)), nn.Conv2D(2, 3), nn.Flatten(), nn.Dense(2)]
+    with pytest.warns(UserWarning, match="layout='NHWC'") as seen:
+        cd.NeuralNetwork(layers)
+    assert seen[0].filename == __file__
 
 
 def test_one_class_for_each_sample_is_a_row() -> None:
