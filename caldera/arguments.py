@@ -31,6 +31,10 @@ _ANY_NAME = "**"
 """Among the names of a function's arguments: it takes others too."""
 
 
+class ArgumentError(ConfigError, TypeError):
+    """An argument of a name that a function does not have: a TypeError, as of any function."""
+
+
 @dataclass(frozen=True)
 class Kind:
     """A kind of values: how to say it, and what is of it."""
@@ -146,16 +150,16 @@ def refuse_unknown(function: Callable[..., Any], unknown: Mapping[str, Any]) -> 
     ...     refuse_unknown(fit, unknown)
     >>> fit(class_weight="balanced")
     Traceback (most recent call last):
-    caldera.errors.ConfigError: fit: expected its own arguments, got class_weight=;
+    caldera.arguments.ArgumentError: fit: expected its own arguments, got class_weight=;
     did you mean 'class_weights'?
     """
     for argument in unknown:
         raise _unknown(function.__name__, argument, kinds_of(function)[1])
 
 
-def _unknown(where: str, argument: str, known: Iterable[str]) -> ConfigError:
+def _unknown(where: str, argument: str, known: Iterable[str]) -> ArgumentError:
     names = [each for each in known if each not in ("self", _ANY_NAME)]
-    return ConfigError.build(
+    return ArgumentError.build(
         where,
         expected="its own arguments",
         got=f"{argument}=",

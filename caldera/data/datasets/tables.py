@@ -126,6 +126,12 @@ def table(
         )  # fmt: skip
         schema = _fitted(found, chosen, column, labels, train, scale)
     assert schema is not None
+    if not schema.features:
+        raise DataError.build(
+            where, expected="columns that something can be learnt from",
+            got=schema.describe().replace("\n", "; ")[:200],
+            hint="kinds= (--kinds) says what columns hold, where the guess is wrong",
+        )  # fmt: skip
     samples = ArrayData(schema.encode(found, places).x, labels.values)
     samples.schema = schema
     names = labels.class_names

@@ -75,14 +75,17 @@ class TextEncoder:
 
     def transform(self, values: Values) -> Values:
         """Features of texts."""
-        found = np.zeros((len(values), self.width))
-        weights = np.array(self.weights)
-        rows = self.tokenizer.encode(["" if each is None else each for each in values])
-        for row, numbers in zip(found, rows, strict=True):
-            known = np.array([number - FIRST for number in numbers if number >= FIRST], np.int64)
-            if len(known):
-                words = np.log1p(np.bincount(known, minlength=len(weights))) * weights
-                row[: len(weights)] = _LENGTH * words / np.linalg.norm(words)
+        # As the network takes them: there may be many rows, and all have all words.
+        found = np.zeros((len(values), self.width), np.float32)
+        encoded = self.tokenizer.encode(["" if each is None else each for each in values])
+        rows = np.repeat(np.arange(len(values)), [len(each) for each in encoded])
+        numbers = np.array([number for each in encoded for number in each], np.int64)
+        known = numbers >= FIRST
+        np.add.at(found, (rows[known], numbers[known] - FIRST), 1)
+        words = found[:, : len(self.weights)]
+        np.log1p(words, out=words)
+        words *= np.array(self.weights, np.float32)
+        words *= _LENGTH / np.maximum(np.linalg.norm(words, axis=1, keepdims=True), 1e-6)
         if self.marks_missing:
             found[:, -1] = [each is None for each in values]
         return found
