@@ -80,6 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", default="input")
     parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--limit", type=float, default=3600.0, help="seconds for all of them")
     options = parser.parse_args()
     load, taken = os.getloadavg()[0], []
     found: dict[str, list[Again]] = {SAME: [], MORE: []}
@@ -94,12 +95,13 @@ def main() -> None:
             stack.callback(handles[name].close)
             case = WORKLOADS[options.work].quick[0].name
             handles[name].ask(PREPARE, work=options.work, case=case)
-        for _ in range(options.runs):
+        end = time.monotonic() + options.limit
+        while len(taken) < options.runs and time.monotonic() < end:
             start = time.perf_counter()
             for name, each in verdicts(handles).items():
                 found[name].append(each)
             taken.append(time.perf_counter() - start)
-    print(f"# `caldera bench --again`, {options.runs} verdicts on each\n")
+    print(f"# `caldera bench --again`, {len(taken)} verdicts on each\n")
     print(f"`python benchmarks/again_runs.py --work {options.work}` on {platform.machine()}, "
           f"{os.cpu_count()} cores, load {load:.1f} at the start, {os.getloadavg()[0]:.1f} at the "
           f"end; up to {BUDGET:.0f} s of turns, two verdicts took {statistics.median(taken):.0f} s "
@@ -109,7 +111,7 @@ def main() -> None:
     for name, right in ((SAME, WITHIN), (MORE, SLOWER)):
         counts = Counter(each.verdict for each in found[name])
         ratios = sorted(each.ratio - 1 for each in found[name])
-        print(f"| {name} | {right} | {counts[right]} of {options.runs} "
+        print(f"| {name} | {right} | {counts[right]} of {len(taken)} "
               f"| {', '.join(f'{count} {each}' for each, count in counts.items())} "
               f"| {statistics.median(ratios):+.1%} ({ratios[0]:+.1%} to {ratios[-1]:+.1%}) |"
               )  # fmt: skip

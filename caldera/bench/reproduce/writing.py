@@ -148,6 +148,9 @@ def summary_of(
         f"Written by `caldera reproduce{' --quick' if quick else ''}` on {machine['cpu']}, "
         f"{machine['threads']} threads, load {machine['load before']} at the end, "
         f"{machine['time'][:10]}: {totals_text(done.values())}.",
+        "Every sample is in "
+        + ", ".join(f"`{file_name(each, 'json')}`" for each in done)
+        + ", which are not files of the bench: `caldera check` does not read them.",
         *_busy(machine),
         "",
         "| experiment | source | claim | verdict | took | CPU | left out |",
