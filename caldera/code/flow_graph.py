@@ -18,6 +18,7 @@ from caldera.op.arguments import as_count
 from caldera.tensor.convert import array_of
 
 Edge = tuple[int, int]
+MOST_STATEMENTS = 1 << 27
 
 
 def flow_edges(functions: Sequence[Function]) -> list[Edge]:
@@ -89,6 +90,10 @@ def context_pairs(
             "code.context_pairs", expected="share= above 0, at most 1", got=repr(share)
         )
     count = as_count(count, "count", "code.context_pairs", least=0)
+    if count > MOST_STATEMENTS:
+        raise ConfigError.build(
+            "code.context_pairs", expected=f"count= at most {MOST_STATEMENTS}", got=repr(count)
+        )
     given = array_of(edges, "code.context_pairs")
     given = np.zeros((0, 2), np.int64) if given.size == 0 else given
     fits = given.ndim == 2 and given.shape[1] == 2 and given.dtype.kind in "iu"
