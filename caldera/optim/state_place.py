@@ -13,8 +13,10 @@ from caldera.memory.pool import size_class
 def host_if_full(variables: Sequence[Variable], kept: int) -> str | None:
     """The host, if the device of these parameters cannot hold them, a gradient for each and `kept`
     numbers for each of theirs; None if it can, or if somebody has said where plans are to run."""
+    if not variables or not kept or settings.placement != "auto":
+        return None
     device: Device = variables[0].tensor.device
-    if device.is_host or not kept or settings.placement != "auto":
+    if device.is_host:
         return None
     there = device.memory_bytes
     if there is None:
