@@ -38,6 +38,10 @@ def text_width(text: str, size: float, *, bold: bool = False, mono: bool = False
     return size * em * (1.1 if bold else 1.0)
 
 
+_NOT_IN_XML = re.compile("[\x00-\x08\x0b-\x1f\ud800-\udfff\ufffe\uffff]")
+"""Control characters and surrogates, which XML has no way to write."""
+
+
 def number(value: float) -> str:
     """A coordinate without needless digits."""
     return f"{value:.1f}".removesuffix(".0")
@@ -70,12 +74,7 @@ def safe(content: str) -> str:
 
 
 def _printable(content: str) -> str:
-    # XML has no way to write control characters and surrogates.
-    return "".join(
-        c if c in "\n\t" or (c >= " " and not "\ud800" <= c <= "\udfff" and c not in "\ufffe\uffff")
-        else "\ufffd"
-        for c in content
-    )  # fmt: skip
+    return _NOT_IN_XML.sub("\ufffd", content)
 
 
 def path(points: Sequence[Point]) -> str:

@@ -226,19 +226,20 @@ class _Drawing:
         for row in self.rows:
             for left, right in pairwise(row):
                 x[right] = x[left] + self._apart(left, right)
+        apart = [[self._apart(a, b) for a, b in pairwise(row)] for row in self.rows]
+        totals = [sum(force for _, _, force in near) for near in attractions]
+        strength = [[totals[item] or 1e-3 for item in row] for row in self.rows]
         downwards = range(len(self.rows))
         for sweep in range(PLACE_SWEEPS):
             for index in downwards if sweep % 2 == 0 else reversed(downwards):
-                row = self.rows[index]
-                wanted, strength = [], []
+                row, wanted = self.rows[index], []
                 for item in row:
-                    near = attractions[item]
-                    total = sum(each[2] for each in near)
-                    pull = sum((x[other] + away) * force for other, away, force in near)
-                    wanted.append(pull / total if total else x[item])
-                    strength.append(total or 1e-3)
-                apart = [self._apart(a, b) for a, b in pairwise(row)]
-                for item, value in zip(row, _nearest(wanted, strength, apart), strict=True):
+                    pull = sum(
+                        (x[other] + away) * force for other, away, force in attractions[item]
+                    )
+                    wanted.append(pull / totals[item] if totals[item] else x[item])
+                places = _nearest(wanted, strength[index], apart[index])
+                for item, value in zip(row, places, strict=True):
                     x[item] = value
         return x
 

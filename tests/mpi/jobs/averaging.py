@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import caldera as cd
 from caldera import nn, parallel
 from caldera.comm import world
 from caldera.strategy import SingleProcessStrategy, Strategy
+from caldera.train.saving.checkpoint_folder import CheckpointFolder
 
 FEATURES, CLASSES = 6, 3
 generator = np.random.default_rng(1)
@@ -58,11 +60,15 @@ def main(folder: Path) -> None:
         "pairs": lambda: parallel.Gossip("random pairs"),
     }
     for name, make in strategies.items():
-        whole, history = trained(make())
+        whole, history = trained(make(), checkpoint=folder / name)
         bits = everyone.gather_objects([each.tobytes().hex() for each in values(whole).values()])
         assert all(other == bits[0] for other in bits), name
         assert len({str(each) for each in everyone.gather_objects(history.to_dict())}) == 1, name
-        trained(make(), checkpoint=folder / name, epochs=1)
+        # What is left is the checkpoint of the first epoch.
+        if everyone.rank == 0:
+            shutil.rmtree(folder / name / "step-4")
+            assert CheckpointFolder(folder / name).steps() == [2]
+        everyone.Barrier()
         again, _ = trained(make(), checkpoint=folder / name, resume=True)
         for key, value in values(again).items():
             assert value.tobytes() == values(whole)[key].tobytes(), (name, key)

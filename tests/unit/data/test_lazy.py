@@ -48,8 +48,15 @@ STAGES: list[Any] = [
 DTYPES = ["uint8", "float32", "float64", "float16", "bfloat16", "int32"]
 
 
-@pytest.mark.parametrize("stages", STAGES, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
+# The dtypes that images have with every stage, the others in turn.
+CASES = [
+    (stages, dtype)
+    for number, stages in enumerate(STAGES)
+    for dtype in (*DTYPES[:2], DTYPES[2 + number % 4])
+]
+
+
+@pytest.mark.parametrize(("stages", "dtype"), CASES, ids=str)
 def test_stages_do_on_a_device_what_they_do_on_the_host(stages: Any, dtype: str) -> None:
     x = np.random.default_rng(0).integers(0, 256, (9, 3, 8, 8)).astype(dtype)
     check_alike(stages, (x,))

@@ -135,21 +135,21 @@ def test_data_parallel_training(ranks: int) -> None:
     assert predicted(ranks, "DataParallel, ring") == pytest.approx(there, rel=0.2)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize(("ranks", "stage"), [(2, 1), (4, 2), (4, 3)])
 def test_sharded_training(ranks: int, stage: int) -> None:
     there = counted_in_training(ranks, lambda comm: parallel.Sharded(stage, communicator=comm))
     assert predicted(ranks, f"Sharded, stage {stage}") == pytest.approx(there, rel=0.1)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("pattern", ["random pairs", "ring"])
+@pytest.mark.parametrize(
+    ("ranks", "pattern"), [(2, "random pairs"), (4, "random pairs"), (4, "ring")]
+)
 def test_gossip(ranks: int, pattern: str) -> None:
     there = counted_in_training(ranks, lambda comm: parallel.Gossip(pattern, communicator=comm))
     assert predicted(ranks, f"Gossip, {pattern}") == pytest.approx(there, rel=0.25)
 
 
-# --- whatever there is a strategy for
+# --- whatever there is a strategy for; more of them, to the byte, are in test_plan_is_run
 
 
 def wide_network() -> cd.NeuralNetwork:
@@ -161,17 +161,10 @@ def wide_network() -> cd.NeuralNetwork:
 @pytest.mark.parametrize(
     ("ranks", "name"),
     [
-        (2, "ParameterServer, synchronous, 2 servers"),
         (4, "ParameterServer, synchronous, 2 servers"),
-        (4, "ParameterServer, synchronous, 4 servers"),
-        (2, "TensorParallel, model 2"),
         (4, "TensorParallel, model 4"),
-        (4, "Hybrid, data 2 x model 2"),
         (2, "PipelineParallel, pipeline 2, 1F1B of 4"),
-        (3, "PipelineParallel, pipeline 3, fill-drain of 6"),
-        (4, "PipelineParallel, data 2 x pipeline 2, 1F1B of 4"),
         (3, "LocalSGD, every 1 steps"),
-        (2, "DataParallel, factors"),
         (2, "DataParallel, 1 bit"),
         (2, "DataParallel, random 1%"),
         (2, "DataParallel, PowerSGD, rank 4"),
@@ -187,7 +180,7 @@ def test_what_a_rank_sends_in_a_step(
         default_codecs(WIRE), every=1,
     )  # fmt: skip
     (way,) = [way for way in all_ways(setting) if way.name == name]
-    there = sent_in_a_step(wide_network, way, ranks, 128, 4, monkeypatch)
+    there = sent_in_a_step(wide_network, way, ranks, 128, 2, monkeypatch)
     # Short messages, of losses and metrics, go by another algorithm.
     assert way.predict(setting).sent == pytest.approx(there, rel=0.15, abs=1000)
 

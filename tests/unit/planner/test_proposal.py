@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ def network(batch_size: int = 256, width: int = 528, **more: Any) -> cd.NeuralNe
     return cd.NeuralNetwork(layers, batch_size=batch_size, **more)
 
 
+@cache
 def proposal(ranks: int = 8, link: str | None = QUICK, width: int = 528, **more: Any) -> Proposal:
     given = {"speed": "50G"} | more
     return parallel.plan(network(width=width), ranks=ranks, link=link, **given)

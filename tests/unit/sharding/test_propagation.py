@@ -21,7 +21,7 @@ from caldera.sharding.propagation import Distributed, distribute
 from tests.unit.sharding import fuzz
 from tests.unit.sharding.interpreter import interpret
 
-CASES = 300
+CASES = 180
 
 
 @pytest.mark.parametrize("block", range(3))

@@ -13,7 +13,7 @@ APART = "loopback:5"
 
 def history_of(model: Model, given: Any, **options: Any) -> dict[str, list[Any]]:
     """Train; everything in the history but the seconds."""
-    history = model.fit(given, **{"epochs": 3, "verbose": 0, **options})
+    history = model.fit(given, **{"epochs": 2, "verbose": 0, **options})
     return {name: history[name] for name in history if name not in ("seconds", "epoch")}
 
 

@@ -37,8 +37,9 @@ def image_network(**settings: Any) -> NeuralNetwork:
 # --- the same results
 
 
-@pytest.mark.parametrize("batch_size", [8, 10, 50, 64])
-@pytest.mark.parametrize("fraction", [1.0, 0.0])
+@pytest.mark.parametrize(
+    ("batch_size", "fraction"), [(8, 1.0), (10, 1.0), (50, 1.0), (64, 1.0), (8, 0.0), (64, 0.0)]
+)
 def test_a_network_learns_what_it_does_on_the_cpu(batch_size: int, fraction: float) -> None:
     with settings.override(resident_fraction=fraction, memory_limit=1 << 40):
         assert_same(
@@ -104,23 +105,23 @@ def test_samples_and_classes_may_count_differently() -> None:
 
 
 @pytest.mark.parametrize(
-    "stages",
+    ("stages", "fraction"),
     [
-        [],
-        data.Normalise((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)),
-        [data.Crop(8, padding=2), data.Mirror(), data.Cutout(3)],
-        [data.Mirror(), data.Normalise(0.5, 0.25), data.Cutout(2)],
-        [data.Rotate(30), data.Colour(0.2, 0.2, 0.2), data.SubtractMean([0.4, 0.5, 0.6])],
+        ([], 1.0),
+        (data.Normalise((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)), 0.0),
+        ([data.Crop(8, padding=2), data.Mirror(), data.Cutout(3)], 1.0),
+        ([data.Mirror(), data.Normalise(0.5, 0.25), data.Cutout(2)], 1.0),
+        ([data.Mirror(), data.Normalise(0.5, 0.25), data.Cutout(2)], 0.0),
+        ([data.Rotate(30), data.Colour(0.2, 0.2, 0.2), data.SubtractMean([0.4, 0.5, 0.6])], 1.0),
+        ([data.Rotate(30), data.Colour(0.2, 0.2, 0.2), data.SubtractMean([0.4, 0.5, 0.6])], 0.0),
     ],
 )
-@pytest.mark.parametrize("fraction", [1.0, 0.0])
 def test_images_are_changed_on_the_device_as_on_the_host(stages: Any, fraction: float) -> None:
     with settings.override(resident_fraction=fraction, memory_limit=1 << 40):
         assert_same(image_network, data.Pipeline(images(), stages))
 
 
-@pytest.mark.parametrize("fraction", [1.0, 0.0])
-@pytest.mark.parametrize("batch_size", [8, 15])
+@pytest.mark.parametrize(("fraction", "batch_size"), [(1.0, 15), (0.0, 8)])
 def test_samples_are_mixed_on_the_device_as_on_the_host(fraction: float, batch_size: int) -> None:
     def network(**options: Any) -> NeuralNetwork:
         return image_network(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -53,20 +54,23 @@ def run(ranks: int, name: str, folder: Path | None, **how: Any) -> Trained:
 @pytest.mark.parametrize("name", EXACT)
 def test_as_many_ranks_go_on_to_the_bit(name: str, tmp_path: Path) -> None:
     """From the middle of the second epoch, and from the end of the first."""
-    whole = run(3, name, None)
-    models = [made() for _ in range(3)]
+    ranks = 3 if name in ("ring", "pairs") else 2
+    whole = run(ranks, name, None)
+    models = [made() for _ in range(ranks)]
+    middle, end = tmp_path / "middle", tmp_path / "end"
 
     def work(comm: Communicator) -> cd.History:
         return models[comm.rank].fit(
-            DATA, parallel=STRATEGIES[name](comm), verbose=0, checkpoint=tmp_path / "mid",
-            epochs=3, validation=DATA, callbacks=[Halt(6)],
+            DATA, parallel=STRATEGIES[name](comm), verbose=0, checkpoint=middle, epochs=3,
+            validation=DATA, callbacks=[Halt(6)],
         )  # fmt: skip
 
-    cd.comm.run_virtual_ranks(3, work)
-    assert CheckpointFolder(tmp_path / "mid").steps()[0] == 6
-    run(3, name, tmp_path / "end", epochs=1)
-    for place in ("mid", "end"):
-        again = run(3, name, tmp_path / place, resume=True)
+    cd.comm.run_virtual_ranks(ranks, work)
+    assert CheckpointFolder(middle).steps() == [6, 4]
+    shutil.copytree(middle, end)
+    shutil.rmtree(end / "step-6")
+    for place in (middle, end):
+        again = run(ranks, name, place, resume=True)
         for one, other in zip(whole.models, again.models, strict=True):
             assert_same(values(one), values(other))
         # Sums of an epoch that was interrupted are added up in another order.

@@ -32,9 +32,14 @@ def shards(tmp_path: Path) -> data.Shards:
     return data.write_shards(tmp_path / "shards", (images, np.arange(25) % 3), shard_bytes=200)
 
 
-@pytest.mark.parametrize("device", ["cpu", "loopback:{}"])
 @pytest.mark.parametrize(
-    "strategy", [DataParallel, partial(DataParallel, shards=4), partial(Sharded, 2)]
+    ("strategy", "device"),
+    [
+        (DataParallel, "cpu"),
+        (DataParallel, "loopback:{}"),
+        (partial(DataParallel, shards=4), "cpu"),
+        (partial(Sharded, 2), "loopback:{}"),
+    ],
 )
 def test_it_equals_one_process(strategy: Any, device: str, shards: data.Shards) -> None:
     pipeline = data.Pipeline(shards, STAGES)

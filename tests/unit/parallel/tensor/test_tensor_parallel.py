@@ -67,19 +67,18 @@ def one_process(layers: str, dtype: str, count: int) -> Trained:
     return alone(partial(made, layers, dtype), samples(count, dtype), validation=samples(7, dtype))
 
 
-# One step in float32, five in float64; eleven samples do not divide by two, three or four.
+# One step in float32, three in float64; eleven samples do not divide by two, three or four.
+# Dense layers on "2 x 2" are below, with LARS.
 @pytest.mark.parametrize(
     ("layers", "mesh", "dtype", "count"),
     [
         ("dense", "2", "float32", 11),
         ("images", "2 x 2", "float32", 11),
         ("attention", "samples over 3", "float32", 11),
-        ("dense", "3", "float64", 55),
-        ("dense", "2 x 2", "float64", 55),
-        ("images", "3", "float64", 55),
-        ("images", "samples over 2 x 2", "float64", 55),
-        ("attention", "2", "float64", 55),
-        ("attention", "2 x 2", "float64", 55),
+        ("dense", "3", "float64", 33),
+        ("images", "3", "float64", 33),
+        ("images", "samples over 2 x 2", "float64", 33),
+        ("attention", "2 x 2", "float64", 33),
     ],
 )
 def test_it_equals_one_process_on_the_whole_batch(
@@ -96,8 +95,8 @@ def test_it_equals_one_process_on_the_whole_batch(
 
 @pytest.mark.parametrize("samples_over", ["data", "all"])
 def test_shares_may_be_empty(samples_over: str) -> None:
-    """Batches of two samples, and a last one of one, over three groups of two ranks."""
-    data = samples(5)
+    """Batches of two samples over three groups of two ranks."""
+    data = samples(4)
     mesh = {"data": 3, "model": 2}
     found = trained(
         6, partial(made, batch_size=2), watch=False, data=data,
@@ -128,10 +127,11 @@ OPTIMIZERS = {
 def test_every_optimizer_does(optimizer: str) -> None:
     """Lengths are those of whole parameters, whether ranks have parts of them or not."""
     make = partial(made, optimizer=OPTIMIZERS[optimizer])
-    ranks, strategy = MESHES["2 x 2" if optimizer == "lars" else "3"]
-    found = trained(ranks, make, strategy, samples(44), watch=False)
+    meshes = {"lars": "2 x 2", "lamb and clipping": "3"}
+    ranks, strategy = MESHES[meshes.get(optimizer, "2")]
+    found = trained(ranks, make, strategy, samples(33), watch=False)
     assert found.same_on_all_ranks()
-    assert_close(found, alone(make, samples(44)), 1e-12)
+    assert_close(found, alone(make, samples(33)), 1e-12)
 
 
 def test_half_precision_with_a_loss_scale() -> None:
@@ -178,9 +178,9 @@ def test_models_of_all_shapes(mesh: str) -> None:
         model.predict(samples(1)[0])
         return model
 
-    found = trained(ranks, make, strategy, samples(22), watch=False)
+    found = trained(ranks, make, strategy, samples(20), watch=False)
     assert found.same_on_all_ranks()
-    assert_close(found, alone(make, samples(22)), 1e-12)
+    assert_close(found, alone(make, samples(20)), 1e-12)
 
 
 def _over_samples(splits: dict[str, str], comm: Communicator) -> Hybrid:
