@@ -1,4 +1,4 @@
-# `make demo` and `make test` set everything up by themselves, in .venv.
+# `make demo`, `make test` and `make reproduce` set everything up by themselves, in .venv.
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
@@ -7,7 +7,7 @@ RUN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup tools demo test check tests style types test-cuda accept-card-sources lint docs \
-	wheel benchmark clean
+	wheel benchmark reproduce clean
 
 setup: $(VENV)/installed
 tools: $(VENV)/tools
@@ -38,6 +38,12 @@ $(VENV)/axe: | $(RUN)/python
 demo: setup
 	$(RUN)/caldera train --data digits --out out
 	$(RUN)/caldera report out
+
+# The seeds' tables and figures again, in minutes. Peers and MPI take part where they are installed:
+# pip install 'caldera[bench,mpi]'.
+reproduce: setup
+	mkdir -p out
+	$(RUN)/caldera reproduce --quick --html out/reproduce.html
 
 lint: style types
 

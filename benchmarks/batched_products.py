@@ -13,12 +13,12 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
-from time import perf_counter
 
 import numpy as np
 
+from caldera.bench.turns import best_in_turns
 from caldera.config import settings
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import parameter
@@ -79,26 +79,9 @@ def contestants(count: int, size: int) -> tuple[str, dict[str, Run]]:
     return f"{chosen}; {name}", ways
 
 
-def in_turns(ways: dict[str, Run]) -> dict[str, float]:
-    """The best seconds a call of each."""
-    calls = {}
-    for name, run in ways.items():
-        run()
-        start = perf_counter()
-        run()
-        calls[name] = max(1, int(ROUND_S / max(perf_counter() - start, 1e-7)))
-    best = dict.fromkeys(ways, float("inf"))
-    begin = perf_counter()
-    for turn in range(ROUNDS):
-        if turn > 1 and perf_counter() - begin > MOST_S:
-            break
-        for name, run in ways.items():
-            with single_threaded_blas if name in ("batched", "one by one") else nullcontext():
-                start = perf_counter()
-                for _ in range(calls[name]):
-                    run()
-                best[name] = min(best[name], (perf_counter() - start) / calls[name])
-    return best
+def threads_of(name: str) -> AbstractContextManager[None]:
+    """Inside of a plan, threads are Caldera's."""
+    return single_threaded_blas if name in ("batched", "one by one") else nullcontext()
 
 
 def main() -> None:
@@ -115,7 +98,7 @@ def main() -> None:
         for size in map(int, options.sizes.split(",")):
             count = int(min(2_000, max(1, options.flops // (2 * size**3))))
             chosen, ways = contestants(count, size)
-            times = in_turns(ways)
+            times = best_in_turns(ways, ROUNDS, ROUND_S, most=MOST_S, within=threads_of)
             if not names:
                 names = list(ways)
                 print(f"| size | products | {' | '.join(names)} | chosen: batched; single |")

@@ -1,94 +1,130 @@
 """Vectors of statements of LLVM IR, after inst2vec: its table 2, and what a function is for.
 
-    apt-get source --download-only zlib bzip2 lz4 xz-utils gsl musl expat jansson \
-        meschach
-    python benchmarks/inst2vec.py FOLDER                  # where these archives are, or C files
+    python benchmarks/inst2vec.py FOLDER --save vectors.safetensors
 
-Every C file of the packages is compiled by clang (those it does not compile are counted and left
-out). Statements of the packages for training give the vocabulary and the vectors, for contexts 1, 2
-and 3, and the questions of table 2 are asked. Then functions are told apart by what they are for,
-in packages that were never seen: an LSTM over the vectors, the same over vectors that learn with
-it, and a linear model over counts of instructions. Beside gensim, if it is installed: pairs a
-second.
+FOLDER has the C of Debian's source packages, or will have it (see `code_corpus.py`). Statements of
+the packages for training give the vocabulary and the vectors, for contexts 1, 2 and 3, and the
+questions of table 2 are asked. Then functions are told apart by what they are for, in packages that
+were never seen (table 3): an LSTM over the vectors, the same over vectors that learn with it, and
+linear models over counts of instructions and over means of vectors. Beside gensim, if it is
+installed: pairs a second.
 """
 
 from __future__ import annotations
 
 import argparse
-import tarfile
+import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from code_corpus import HEADINGS, corpus
 
 import caldera as cd
 from caldera import code, nn
-from caldera.errors import CalderaError
 
-PURPOSES = {
-    "compression": (("zlib", "bzip2", "lz4"), ("xz",)),
-    "special functions": (("gsl*/specfunc",), ("musl*/src/math",)),
-    "parsing": (("expat",), ("jansson",)),
-    "linear algebra": (("gsl*/linalg", "gsl*/eigen"), ("meschach",)),
-}
-"""What functions are for: folders for training, and those for the test."""
-FLAGS = ["-D_GNU_SOURCE", "-DHAVE_CONFIG_H", "-DXML_POOR_ENTROPY", "-O1"]
-LONGEST = 200
-"""Statements of a function that a network reads."""
+LONGEST = 128
+"""Statements of a function that a network reads, from its beginning."""
+LEAST, MOST = 8, 300
+"""Statements that a function must have; functions of a purpose, evenly out of all."""
+MOST_PAIRS = 4_000_000
+"""Of an epoch, drawn from all there are: so each context sees as many."""
+SHARES = {1: 1.0, 2: 0.1, 3: 0.025}
+"""Statements whose pairs are found, by context: larger ones have far more than can be taken."""
+Modules = list[list[code.Function]]
 
 
-def unpacked(folder: Path) -> Path:
-    """The folder with what its archives hold (nothing leaves it: `data` filter)."""
-    target = folder / "unpacked"
-    for archive in sorted(folder.glob("*.orig.tar.*")):
-        if archive.suffix in (".gz", ".bz2", ".xz") and not list(target.glob(_stem(archive) + "*")):
-            with tarfile.open(archive) as opened:
-                opened.extractall(target, filter="data")
-    return target if target.exists() else folder
+@dataclass
+class Data:
+    """What was compiled."""
+
+    training: Modules = field(default_factory=list)
+    purposes: list[str] = field(default_factory=list)
+    functions: dict[str, list[tuple[int, code.Function]]] = field(
+        default_factory=lambda: {"train": [], "test": []}
+    )
+
+    @classmethod
+    def of(cls, folder: Path) -> Data:
+        """Compile what is there, or read what was compiled before."""
+        data = cls()
+        by_purpose: dict[tuple[str, int], list[code.Function]] = {}
+        print(HEADINGS)
+        for found in corpus(folder):
+            print(found, flush=True)
+            package = found.package
+            if package.part == "train":
+                data.training += [*found.modules, *found.others]
+            if package.purpose is not None:
+                if package.purpose not in data.purposes:
+                    data.purposes.append(package.purpose)
+                label = data.purposes.index(package.purpose)
+                row = by_purpose.setdefault((package.part, label), [])
+                row += [f for each in found.modules for f in each if len(f.statements) >= LEAST]
+        for (part, label), row in by_purpose.items():
+            places = np.linspace(0, len(row) - 1, min(MOST, len(row))).astype(int)
+            data.functions[part] += [(label, row[place]) for place in places]
+        return data
 
 
-def _stem(archive: Path) -> str:
-    return archive.name.split("_")[0].split("-")[0]
+# --- table 2
 
 
-def headers(package: Path) -> list[str]:
-    """Folders of headers; and a config.h, where configure would have made one."""
-    config = next(iter(package.rglob("config.h.in")), None)
-    if config is not None and not (package / "config.h").exists():
-        (package / "config.h").write_text("#define HAVE_STDINT_H 1\n#define HAVE_INTTYPES_H 1\n")
-    folders = {path.parent for path in package.rglob("*.h")} | {package}
-    return [flag for folder in sorted(folders) for flag in ("-I", str(folder))]
+def embedded(data: Data, context: int, width: int, epochs: int) -> tuple[code.Embedding, int]:
+    """Vectors, and how many pairs were found, of which about MOST_PAIRS were taken: from each file
+    as many as it has of all statements."""
+    words = (word for functions in data.training for f in functions for word in f.words)
+    vocabulary = code.Vocabulary.of(words)
+    share = MOST_PAIRS / sum(vocabulary.counts)
+    random = np.random.default_rng(0)
+    taken, count = [], 0
+    for functions in data.training:
+        pairs = code.pairs_of([functions], vocabulary, context, SHARES[context])
+        count += len(pairs)
+        most = int(share * sum(len(f.statements) for f in functions))
+        if len(pairs) > most:
+            pairs = pairs[random.choice(len(pairs), most, replace=False)]
+        taken.append(pairs)
+    model = nn.SkipGram(vocabulary.counts, width)
+    model.fit(np.concatenate(taken), epochs)
+    return code.Embedding(vocabulary, model.vectors), count
 
 
-def modules_of(root: Path, patterns: tuple[str, ...], most: int) -> Iterator[list[code.Function]]:
-    """The functions of each C file in folders that these name; at most so many files of each."""
-    for pattern in patterns:
-        for folder in sorted(root.glob(f"{pattern}*")):
-            package = root / folder.relative_to(root).parts[0]
-            include = headers(package)
-            files = [path for path in sorted(folder.rglob("*.c")) if "test" not in path.name]
-            tried = failed = 0
-            for path in files[:most]:
-                tried += 1
-                try:
-                    yield code.read_ir(code.compile_c(path, [*FLAGS, *include]))
-                except CalderaError:
-                    failed += 1
-            print(f"  {folder.relative_to(root)}: {tried} files, {failed} not compiled", flush=True)
+def table_2(data: Data, width: int, epochs: int) -> dict[int, code.Embedding]:
+    """For each context its vectors, and its row, which is printed: answers among the five nearest,
+    of how many questions; and those that are the nearest."""
+    print("\n| context | pairs | types | options | conversions | data structures | distance | s |")
+    print("|---|---|---|---|---|---|---|---|")
+    found = {}
+    for context in (1, 2, 3):
+        start = time.perf_counter()
+        embedding, count = embedded(data, context, width, epochs)
+        five, one = code.analogy_scores(embedding), code.analogy_scores(embedding, among=1)
+        scores = [f"{each}; {one[kind].right}" for kind, each in five.items()]
+        distance = code.distance_score(embedding)
+        cells = [f"{count:,}", *scores, f"{100 * distance.right / distance.asked:.2f}%"]
+        took = time.perf_counter() - start
+        print(f"| {context} | " + " | ".join(map(str, cells)) + f" | {took:.0f} |", flush=True)
+        found[context] = embedding
+    return found
 
 
-def as_sequences(functions: list[code.Function], vocabulary: code.Vocabulary) -> np.ndarray:
-    """Statements as numbers, 0 behind the last."""
+# --- table 3
+
+
+def as_sequences(functions: Sequence[code.Function], vocabulary: code.Vocabulary) -> np.ndarray:
+    """Statements as numbers, 0 before the first."""
     rows = np.zeros((len(functions), LONGEST), np.int32)
     for row, function in zip(rows, functions, strict=True):
         numbers = vocabulary.numbers(function.words[:LONGEST])
-        row[: len(numbers)] = numbers
+        row[len(row) - len(numbers) :] = numbers
     return rows
 
 
-def opcode_counts(functions: list[code.Function], opcodes: list[str]) -> np.ndarray:
+def opcode_counts(functions: Sequence[code.Function], opcodes: list[str]) -> np.ndarray:
     """How often each instruction occurs, as a share: what was counted by hand before."""
     places = {name: i for i, name in enumerate(opcodes)}
     counts = np.zeros((len(functions), len(opcodes)), np.float32)
@@ -105,129 +141,161 @@ def opcode(word: str) -> str:
     return word.removeprefix("<%ID> = ").removeprefix("tail ").split(" ")[0]
 
 
-def accuracy(layers: list[nn.Layer], train, test, epochs: int, seed: int) -> float:
-    """Of a network on functions of packages that it has not seen."""
+def accuracy(layers: list[nn.Layer], train, test, epochs: int, seed: int) -> tuple[float, float]:
+    """Of a network on functions of packages that it has not seen: of all, and the mean over
+    purposes, as some have many more functions than others."""
     model = cd.NeuralNetwork(
         layers, loss="cross_entropy", optimizer="adam", learning_rate=2e-3, batch_size=64, seed=seed
     )
     model.fit(*train, epochs=epochs, verbose=0, class_weights="balanced")
-    found = model.predict(test[0]).argmax(axis=1)
-    # The mean over purposes: some have many more functions than others.
-    return float(np.mean([(found[test[1] == k] == k).mean() for k in np.unique(test[1])]))
+    right = model.predict(test[0]).argmax(axis=1) == test[1]
+    return float(right.mean()), float(np.mean([right[test[1] == k].mean() for k in set(test[1])]))
 
 
-def classify(corpus, embedding: code.Embedding, seeds: range) -> dict[str, list[float]]:
+def table_3(data: Data, embedding: code.Embedding, seeds: range, epochs: int) -> None:
     """Accuracy by what a network is given, once for each seed."""
-    functions = {part: [f for _, f in rows] for part, rows in corpus.items()}
-    labels = {part: np.array([k for k, _ in rows]) for part, rows in corpus.items()}
+    for part, rows in data.functions.items():
+        numbers = Counter(label for label, _ in rows)
+        print(f"\n{part}: " + ", ".join(f"{numbers[k]} {n}" for k, n in enumerate(data.purposes)))
+    functions = {part: [f for _, f in rows] for part, rows in data.functions.items()}
+    labels = {part: np.array([k for k, _ in rows]) for part, rows in data.functions.items()}
     tokens = {part: as_sequences(rows, embedding.vocabulary) for part, rows in functions.items()}
+    known = {part: float((rows != 0).sum()) for part, rows in tokens.items()}
+    length = {p: sum(min(LONGEST, len(f.words)) for f in rows) for p, rows in functions.items()}
+    print("\nstatements in the vocabulary: " + ", ".join(
+        f"{part} {100 * known[part] / length[part]:.1f}%" for part in known
+    ))  # fmt: skip
     seen = Counter(opcode(word) for f in functions["train"] for word in f.words)
     opcodes = [name for name, _ in seen.most_common(60)]
     counts = {part: opcode_counts(rows, opcodes) for part, rows in functions.items()}
-    vectors = embedding.vectors / max(float(np.abs(embedding.vectors).max()), 1e-9)
+    vectors = embedding.vectors / max(float(embedding.vectors[1:].std()), 1e-9)
+    vectors[0] = 0
     given = {part: vectors[rows].astype(np.float32) for part, rows in tokens.items()}
-    width, classes = vectors.shape[1], len(PURPOSES)
+    means = {
+        part: rows.sum(axis=1) / np.maximum((tokens[part] != 0).sum(axis=1, keepdims=True), 1)
+        for part, rows in given.items()
+    }
+    width, classes = vectors.shape[1], len(data.purposes)
 
-    def recurrent(first: list[nn.Layer]) -> list[nn.Layer]:
+    def linear(size: int) -> list[nn.Layer]:
+        return [nn.Input((size,)), nn.BatchNorm(), nn.Dense(classes)]
+
+    def recurrent(*first: nn.Layer) -> list[nn.Layer]:
         return [*first, nn.LSTM(64), nn.Dropout(0.3), nn.Dense(classes)]
 
-    def scored(inputs, layers, epochs, seed) -> float:
+    words = nn.Input((LONGEST,), dtype="int32")
+    rivals: dict[str, tuple[dict, Callable[[], list[nn.Layer]], int]] = {
+        "counts of instructions, linear": (counts, lambda: linear(len(opcodes)), 100),
+        "mean of vectors, linear": (means, lambda: linear(width), 30),
+        "raw tokens, LSTM": (
+            tokens, lambda: recurrent(words, nn.Embedding(len(vectors), width)), epochs,
+        ),
+        "vectors, LSTM": (given, lambda: recurrent(nn.Input((LONGEST, width))), epochs),
+    }  # fmt: skip
+    print("\n| a network is given | accuracy, % (each seed) | mean over purposes, % | s |")
+    print("|---|---|---|---|")
+    for name, (inputs, layers, rounds) in rivals.items():
+        start = time.perf_counter()
         parts = [(inputs[part], labels[part]) for part in ("train", "test")]
-        return accuracy(layers, *parts, epochs, seed)
-
-    results: dict[str, list[float]] = {"counts": [], "raw tokens": [], "vectors": []}
-    for seed in seeds:
-        linear = [nn.Input((len(opcodes),)), nn.Dense(classes)]
-        results["counts"].append(scored(counts, linear, 200, seed))
-        words = [
-            nn.Input((LONGEST,), dtype="int32"),
-            nn.Embedding(len(embedding.vocabulary), width),
-        ]
-        results["raw tokens"].append(scored(tokens, recurrent(words), 12, seed))
-        fixed = recurrent([nn.Input((LONGEST, width))])
-        results["vectors"].append(scored(given, fixed, 12, seed))
-    return results
+        scores = [accuracy(layers(), *parts, rounds, seed) for seed in seeds]
+        columns = zip(*scores, strict=True)
+        cells = [", ".join(f"{100 * each:.1f}" for each in column) for column in columns]
+        print(f"| {name} | {' | '.join(cells)} | {time.perf_counter() - start:.0f} |", flush=True)
 
 
-def pairs_a_second(pairs: np.ndarray, counts, width: int, negatives: int) -> float:
-    """Of `nn.SkipGram`, plans and all that comes before left out by a first short run."""
-    model = nn.SkipGram(counts, width, negatives)
-    model.fit(pairs[: 1 << 17])
-    begin = time.perf_counter()
-    model.fit(pairs)
-    return len(pairs) / (time.perf_counter() - begin)
+# --- pairs a second
 
 
-def gensim_pairs_a_second(pairs: np.ndarray, width: int, negatives: int) -> float | None:
-    """Of gensim's Word2Vec with as many threads: each pair as a sentence of two words."""
+@dataclass
+class Speed:
+    """Pairs a second, on the clock and of the time that all cores spent: the best round counts."""
+
+    clock: float = 0.0
+    processor: float = 0.0
+
+    def measure(self, train: Callable[[], object], pairs: int) -> None:
+        """One round."""
+        begin, spent = time.perf_counter(), time.process_time()
+        train()
+        self.clock = max(self.clock, pairs / (time.perf_counter() - begin))
+        self.processor = max(self.processor, pairs / (time.process_time() - spent))
+
+
+def speeds(data: Data, vocabulary: code.Vocabulary, width: int, rounds: int = 3) -> None:
+    """Caldera and gensim on the same pairs, taking turns, on two threads and on one.
+
+    gensim makes pairs of sentences, each word with those around it: so functions are cut into
+    pieces of 50 statements, of which each is paired with the five before it and after it. It gets
+    the pieces, Caldera the pairs. No word is left out by chance.
+    """
+    pieces = []
+    for functions in data.training:
+        numbers = vocabulary.numbers(word for f in functions for word in f.words)
+        numbers = numbers[numbers != 0]
+        pieces += [numbers[i : i + 50] for i in range(0, len(numbers) - 49, 50)]
+    pieces = pieces[:1200]
+    near = [(i, j) for i in range(50) for j in range(50) if 0 < abs(i - j) <= 5]
+    pairs = np.concatenate([piece[np.array(near)] for piece in pieces])
     try:
         from gensim.models import Word2Vec
     except ImportError:
-        return None
-    sentences = [[str(a), str(b)] for a, b in pairs[: 1 << 20]]
-    model = Word2Vec(
-        vector_size=width, sg=1, hs=0, negative=negatives, window=1, min_count=1, sample=1e-3,
-        workers=cd.settings.threads,
-    )  # fmt: skip
-    model.build_vocab(sentences)
-    begin = time.perf_counter()
-    model.train(sentences, total_examples=len(sentences), epochs=1)
-    # Both words of a sentence are trained on the other.
-    return 2 * len(sentences) / (time.perf_counter() - begin)
+        Word2Vec = None
+    print(f"\n{len(pairs):,} pairs of {len(vocabulary):,} words, width {width}, 5 negatives")
+    print("\n| threads | who | pairs a second | of processor time |\n|---|---|---|---|")
+    usual = cd.settings.threads
+    for threads in sorted({2, 1}, reverse=True):
+        cd.settings.threads = threads
+        ours = nn.SkipGram(vocabulary.counts, width, sample=0)
+        ours.fit(pairs[: 1 << 17])
+        runs: dict[str, tuple[Speed, Callable[[], object]]] = {
+            "Caldera": (Speed(), lambda ours=ours: ours.fit(pairs)),
+        }
+        if Word2Vec is not None:
+            sentences = [[str(number) for number in piece] for piece in pieces]
+            theirs = Word2Vec(
+                vector_size=width, sg=1, hs=0, negative=5, window=5, min_count=1, sample=0,
+                workers=threads, shrink_windows=False,
+            )  # fmt: skip
+            theirs.build_vocab(sentences)
+            count = len(sentences)
+
+            def train(theirs=theirs, sentences=sentences, count=count) -> None:
+                theirs.train(sentences, total_examples=count, epochs=1)
+
+            runs["gensim"] = (Speed(), train)
+        for _ in range(rounds):
+            for speed, run in runs.values():
+                speed.measure(run, len(pairs))
+        for name, (speed, _) in runs.items():
+            print(
+                f"| {threads} | {name} | {speed.clock:,.0f} | {speed.processor:,.0f} |", flush=True
+            )
+    cd.settings.threads = usual
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--most", type=int, default=200, help="files of a folder")
     parser.add_argument("--width", type=int, default=200)
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=5, help="of the vectors")
+    parser.add_argument("--rounds", type=int, default=12, help="epochs of the networks")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--save", type=Path, help="a file for the vectors of context 2")
     options = parser.parse_args()
-    root = unpacked(options.folder)
     begin = time.perf_counter()
-    corpus: dict[str, list] = {"train": [], "test": []}
-    training: list[list[code.Function]] = []
-    for label, (train, test) in enumerate(PURPOSES.values()):
-        for part, patterns in (("train", train), ("test", test)):
-            for functions in modules_of(root, patterns, options.most):
-                long_enough = [f for f in functions if len(f.words) >= 8]
-                corpus[part] += [(label, function) for function in long_enough]
-                if part == "train":
-                    training.append(functions)
-    words = sum(len(f.words) for functions in training for f in functions)
-    print(f"{words} statements to train on, {time.perf_counter() - begin:.0f} s")
-    for part, rows in corpus.items():
-        print(f"  {part}: " + ", ".join(
-            f"{sum(k == label for k, _ in rows)} {name}" for label, name in enumerate(PURPOSES)
-        ))  # fmt: skip
-
-    print("\n| context | pairs | types | options | conversions | distance | s |")
-    print("|---|---|---|---|---|---|---|")
-    by_context = {}
-    for context in (1, 2, 3):
-        start = time.perf_counter()
-        embedding = code.train_embedding(
-            training, context, width=options.width, epochs=options.epochs
-        )
-        by_context[context] = embedding
-        pairs = code.pairs_of(training, embedding.vocabulary, context)
-        scores = code.analogy_scores(embedding)
-        cells = [len(pairs), *scores.values(), code.distance_score(embedding)]
-        took = time.perf_counter() - start
-        print(f"| {context} | " + " | ".join(map(str, cells)) + f" | {took:.0f} |", flush=True)
-
-    embedding = by_context[2]
-    pairs = code.pairs_of(training, embedding.vocabulary, 2)
-    speed = pairs_a_second(pairs, embedding.vocabulary.counts, options.width, 5)
-    other = gensim_pairs_a_second(pairs, options.width, 5)
-    beside = "not installed" if other is None else f"{other:,.0f}"
-    print(f"\n{len(embedding.vocabulary)} words; pairs a second: {speed:,.0f}, gensim {beside}")
-
-    print("\n| a network is given | accuracy, mean over purposes, of each seed |\n|---|---|")
-    for name, found in classify(corpus, embedding, range(options.seeds)).items():
-        print(f"| {name} | " + ", ".join(f"{100 * each:.1f}" for each in found) + " |", flush=True)
-    print(f"\n{time.perf_counter() - begin:.0f} s in all")
+    data = Data.of(options.folder)
+    words = sum(len(f.statements) for functions in data.training for f in functions)
+    took = time.perf_counter() - begin
+    spent = sum(os.times()[:4])
+    print(f"\n{words:,} statements to train on, read in {took:.0f} s ({spent:.0f} s of "
+          "processor time)")  # fmt: skip
+    embedding = table_2(data, options.width, options.epochs)[2]
+    if options.save is not None:
+        embedding.save(options.save)
+    speeds(data, embedding.vocabulary, options.width)
+    table_3(data, embedding, range(options.seeds), options.rounds)
+    spent = sum(os.times()[:4])
+    print(f"\n{time.perf_counter() - begin:.0f} s in all, {spent:.0f} s of processor time")
 
 
 if __name__ == "__main__":

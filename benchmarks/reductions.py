@@ -9,34 +9,15 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable
-from time import perf_counter
 
 from caldera.bench.reduction_candidates import chosen_reduction, reduction_runners
+from caldera.bench.turns import best_in_turns
 from caldera.config import settings
 from caldera.kernels.common.blas_threads import single_threaded_blas
 
 WAYS = {"rows": (1,), "columns": (0,), "both": (0, 1)}
 COLUMNS = ("native", "two stages", "numpy", "product with ones", "np.sum")
 ROUNDS, ROUND_S = 15, 1e-3
-
-
-def in_turns(runners: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """The best seconds a call of each."""
-    calls = {}
-    for name, run in runners.items():
-        run()
-        start = perf_counter()
-        run()
-        calls[name] = max(1, int(ROUND_S / max(perf_counter() - start, 1e-7)))
-    best = dict.fromkeys(runners, float("inf"))
-    for _ in range(ROUNDS):
-        for name, run in runners.items():
-            start = perf_counter()
-            for _ in range(calls[name]):
-                run()
-            best[name] = min(best[name], (perf_counter() - start) / calls[name])
-    return best
 
 
 def main() -> None:
@@ -57,7 +38,8 @@ def main() -> None:
                 for size in map(int, options.sizes.split(",")):
                     # As in a plan: its threads are Caldera's.
                     with single_threaded_blas:
-                        times = in_turns(reduction_runners((size, size), axes, dtype))
+                        runners = reduction_runners((size, size), axes, dtype)
+                        times = best_in_turns(runners, ROUNDS, ROUND_S)
                     chosen = chosen_reduction((size, size), axes, dtype)
                     ours = times.get(chosen.partition(" on ")[0], times["native"])
                     fastest = min(time for name, time in times.items() if name != "np.sum")

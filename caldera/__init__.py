@@ -29,7 +29,7 @@ from caldera.errors import (
     ShapeError,
 )
 from caldera.kernels.choose import choices
-from caldera.lazy import Expr, Variable, compile, forget_plans
+from caldera.lazy import Expr, Variable, compile, forget_plans, pinned
 from caldera.memory import (
     CUDA_MANAGED,
     DEVICE,
@@ -140,6 +140,9 @@ _LATER: dict[str, tuple[str, str]] = {
 
 # Who trains on several processes without saying how needs a strategy; training knows none itself.
 _provide("default strategy", "caldera.parallel.data.data_parallel", "DataParallel")
+# A file with layers of sound is read without an import of their module.
+for _name in ("ConformerBlock", "FilterBank", "Splice", "StatisticsPooling", "TimeDelay"):
+    _provide(f"layer {_name}", "caldera.audio.layers", _name)
 
 
 def __getattr__(name: str) -> Any:
@@ -226,6 +229,7 @@ __all__ = [
     "optim",
     "orthogonal",
     "parallel",
+    "pinned",
     "search",
     "seed",
     "serve",

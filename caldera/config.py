@@ -22,6 +22,7 @@ ACCELERATORS = ("auto", "cpu", "loopback", "cuda")
 
 
 ACCURACIES = ("strict", "fast")
+PLACEMENTS = ("auto", "cpu", "cuda", "loopback")
 
 
 def _check_accuracy(where: str, value: object) -> str:
@@ -30,6 +31,17 @@ def _check_accuracy(where: str, value: object) -> str:
     raise ConfigError.build(
         where, expected="one of " + ", ".join(ACCURACIES), got=repr(value),
         hint="'fast' admits kernels that round more than a plain sum does",
+    )  # fmt: skip
+
+
+def _check_placement(where: str, value: object) -> str:
+    if isinstance(value, str) and value in PLACEMENTS:
+        return value
+    close = difflib.get_close_matches(str(value), PLACEMENTS, n=1)
+    raise ConfigError.build(
+        where, expected="one of " + ", ".join(PLACEMENTS), got=repr(value),
+        hint=f"did you mean {close[0]!r}?" if close
+        else "pin a single layer with device=, as in nn.Embedding(..., device='cpu')",
     )  # fmt: skip
 
 
@@ -99,6 +111,7 @@ def _check_folder(where: str, value: object) -> Path:
 _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "accelerator": _check_accelerator,
     "accuracy": _check_accuracy,
+    "placement": _check_placement,
     "threads": _whole_number(1),
     "cache_dir": _check_folder,
     "tune_budget_s": _check_seconds,
@@ -155,6 +168,9 @@ class Settings:
       best one this machine has.
     - `accuracy`: "strict" uses only kernels that are as accurate as the plain sum; "fast" admits
       those that are faster and round more, such as Winograd's F(4x4, 3x3).
+    - `placement`: where a plan computes what is not pinned to a device: "cpu", "cuda" or "loopback",
+      or "auto" for the device of its variables; with variables on several, where it is done first
+      by predicted time, copies included.
     - `threads`: workers of the one thread pool (`CALDERA_THREADS`, or the cores it may use, as far
       as affinity, a container's quota and `OMP_NUM_THREADS` allow).
     - `cache_dir`: where tuned choices and compiled kernels are kept (`CALDERA_CACHE`).
@@ -188,6 +204,7 @@ class Settings:
 
     accelerator: str
     accuracy: str
+    placement: str
     threads: int
     cache_dir: Path
     tune_budget_s: float
@@ -202,6 +219,7 @@ class Settings:
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self.accelerator = "auto"
         self.accuracy = "strict"
+        self.placement = "auto"
         self.threads = _number_from(environment, "CALDERA_THREADS") or _threads_from(environment)
         self.cache_dir = _cache_dir_from(environment)
         self.tune_budget_s = 5.0

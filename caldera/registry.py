@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 from importlib import import_module
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from caldera.errors import ConfigError
 
@@ -14,6 +14,9 @@ T = TypeVar("T")
 
 class Registry(Generic[T]):
     """Things of one kind by name. A name is given once; one that nobody has is an error.
+
+    What a higher floor registers when it is imported is found before that, too, if the front door
+    says where it is (`provide("layer FilterBank", ...)`).
 
     >>> from caldera.registry import Registry
     >>> colours: Registry[int] = Registry("colour")
@@ -44,10 +47,13 @@ class Registry(Generic[T]):
                 self.kind, expected="a registered name", got=repr(name),
                 hint=nearest(name, self._entries),
             )  # fmt: skip
+        if name not in self._entries:
+            return cast(T, provided(f"{self.kind} {name}"))
         return self._entries[name]
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self._entries
+        known = isinstance(name, str) and name in self._entries
+        return known or f"{self.kind} {name}" in _providers
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 SOURCES = RESULTS / "readme.json"
 """By the words around a figure: its file, the words around it there, and the number there."""
+NO_SAMPLES = "No file with every sample stands behind these figures"
 _CODE = re.compile(r"```.*?```|`[^`]*`|^    .*?$|^\|.*?$|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
 _TIME = re.compile(r"\d (?:us|ms|s)\b|\d times")
 _NUMBER = re.compile(r"(?<![\w.-])\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?(?![\w-]|\.\d)")
@@ -129,3 +130,17 @@ def test_files_of_the_bench_among_the_results_pass_the_twelve_rules() -> None:
             assert all(each.status == "fine" for each in found.verdicts), f"{path.name}\n{found}"
             checked.append(path.name)
     assert checked
+
+
+def test_every_file_of_results_says_where_its_samples_are() -> None:
+    """A table names the file of samples that it comes from, or says that there is none."""
+    silent = []
+    for path in sorted([*RESULTS.glob("*.md"), *RESULTS.glob("*.txt")]):
+        text = path.read_text()
+        named = [name for name in re.findall(r"[\w-]+\.json", text) if (RESULTS / name).is_file()]
+        if not named and NO_SAMPLES not in text:
+            silent.append(path.name)
+    assert not silent, (
+        f"{silent}: keep the samples beside it and name that file, or say: {NO_SAMPLES}: "
+        "`caldera check` cannot read them."
+    )

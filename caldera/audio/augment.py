@@ -10,6 +10,9 @@ from caldera import op
 from caldera.audio.files import resample
 from caldera.errors import ConfigError, DataError
 from caldera.lazy import Expr, lift
+from caldera.tensor.convert import real_array_of
+
+MOST_SNR = 1000
 
 
 def add_noise(samples: Any, noise: Any, snr: float, seed: int = 0) -> np.ndarray:
@@ -22,8 +25,12 @@ def add_noise(samples: Any, noise: Any, snr: float, seed: int = 0) -> np.ndarray
     >>> round(float(10 * np.log10(np.mean(clean**2) / np.mean(added**2))), 3)
     20.0
     """
-    clean = np.asarray(samples, np.float32)
-    sound = np.asarray(noise, np.float32)
+    clean = real_array_of(samples, "audio.add_noise").astype(np.float32)
+    sound = real_array_of(noise, "audio.add_noise").astype(np.float32)
+    if not -MOST_SNR <= snr <= MOST_SNR:
+        raise ConfigError.build(
+            "audio.add_noise", expected=f"snr= in dB, from -{MOST_SNR} to {MOST_SNR}", got=f"{snr}"
+        )
     if sound.ndim != 1 or not sound.size or clean.ndim != 1:
         raise DataError.build(
             "audio.add_noise", expected="samples and noise of one channel, (samples,)",

@@ -52,8 +52,9 @@ def speech_commands(
     Dataset(commands: 2 samples to train, 2 to test, shape (16000,), 2 classes)
     """
     root = Path(fspath(folder))
-    names = words or tuple(
-        sorted(each.name for each in root.iterdir() if each.is_dir() and each.name[0] != "_")
+    inside = root.iterdir() if root.is_dir() else ()
+    names = tuple(() if words is None else words) or tuple(
+        sorted(each.name for each in inside if each.is_dir() and each.name[0] != "_")
     )
     files = [path for name in names for path in sorted((root / name).glob("*.wav"))]
     if not files:

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from caldera.errors import ConfigError, ShapeError
+from caldera.errors import ConfigError, DataError, ShapeError
+from caldera.tensor.convert import real_array_of
 
 _NEVER = -math.inf
 
@@ -30,6 +31,8 @@ class NGram:
         self.order = order
         self._counts: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
         for text in texts:
+            if not isinstance(text, str):
+                raise DataError.build("NGram", expected="texts", got=f"a {type(text).__name__}")
             words = ["<s>"] * (order - 1) + text.split() + ["</s>"]
             for place in range(order - 1, len(words)):
                 for size in range(order):
@@ -157,7 +160,7 @@ def _add(a: float, b: float) -> float:
 
 
 def _frames(logits: Any, name: str) -> np.ndarray:
-    found = np.asarray(logits.numpy() if hasattr(logits, "numpy") else logits, np.float64)
+    found = real_array_of(logits, "audio decoding").astype(np.float64)
     if found.ndim == 2:
         found = found[None]
     if found.ndim != 3:

@@ -18,6 +18,10 @@ from caldera import op
 from caldera.errors import ConfigError, ShapeError
 from caldera.lazy import Expr, lift
 
+MOST_SAMPLES = 1 << 24
+"""Of a frame."""
+MOST_FRAMES = 1000
+"""That are put beside a frame on one side."""
 _TINY = float(np.finfo(np.float32).eps)
 
 
@@ -57,6 +61,7 @@ def stft(
     >>> spectra.shape, spectra.dtype.name
     ((17, 9), 'complex64')
     """
+    _check_n_fft("audio.stft", n_fft)
     hop = n_fft // 4 if hop is None else hop
     x = _samples(x, "stft")
     if center:
@@ -153,7 +158,7 @@ def cepstra(bands: Any, count: int, lifter: float = 0.0) -> Expr:
     >>> audio.cepstra(cd.tensor([1.0, 1.0, 1.0, 1.0]), count=2).tolist()
     [2.0, 0.0]
     """
-    bands = _expr(bands)
+    bands = _expr(bands, "audio.cepstra", 1)
     size = bands.shape[-1]
     if not 1 <= count <= size:
         raise ConfigError.build(
@@ -179,7 +184,12 @@ def deltas(x: Any, order: int = 2, window: int = 2) -> Expr:
     >>> audio.deltas(line, order=1)[2:4].tolist()
     [[2.0, 1.0], [3.0, 1.0]]
     """
-    x = _expr(x)
+    x = _expr(x, "audio.deltas", 2)
+    if not (0 <= order <= MOST_FRAMES and 1 <= window <= MOST_FRAMES):
+        raise ConfigError.build(
+            "audio.deltas", expected=f"order= from 0 and window= from 1 to {MOST_FRAMES}",
+            got=f"{order} and {window}",
+        )  # fmt: skip
     frames = x.shape[-2]
     kernel, scales = np.ones(1), []
     base = np.arange(-window, window + 1) / (2 * np.sum(np.arange(1, window + 1) ** 2))
@@ -247,7 +257,12 @@ def splice(x: Any, left: int, right: int) -> Expr:
     >>> audio.splice(cd.tensor([[1.0], [2.0], [3.0]]), left=1, right=1).tolist()
     [[1.0, 1.0, 2.0], [1.0, 2.0, 3.0], [2.0, 3.0, 3.0]]
     """
-    x = _expr(x)
+    x = _expr(x, "audio.splice", 2)
+    if not (0 <= left <= MOST_FRAMES and 0 <= right <= MOST_FRAMES):
+        raise ConfigError.build(
+            "audio.splice", expected=f"left= and right= from 0 to {MOST_FRAMES}",
+            got=f"{left} and {right}",
+        )  # fmt: skip
     frames = x.shape[-2]
     parts = [
         op.gather(x, np.clip(np.arange(frames) + offset, 0, frames - 1), axis=-2)
@@ -269,6 +284,7 @@ def mel_filters(
     >>> audio.mel_filters(16000, 512, 40).shape
     (40, 257)
     """
+    _check_n_fft("audio.mel_filters", n_fft)
     top = rate / 2 if high is None else high
     _check_band(bins, low, top, rate)
     to_mel, to_hertz = (_htk_mel, _htk_hertz) if htk else (_slaney_mel, _slaney_hertz)
@@ -347,6 +363,11 @@ def _kaldi_power(
     x: Any, rate: float, frame_length: float, frame_shift: float, preemphasis: float, window: str
 ) -> tuple[Expr, Expr]:
     """Power spectra of the frames, and the energy of each before anything but its mean is gone."""
+    if not all(0 < each < 1e6 for each in (frame_length, frame_shift)):
+        raise ConfigError.build(
+            "audio.fbank", expected="frame_length= and frame_shift= in seconds, above 0",
+            got=f"{frame_length} and {frame_shift}",
+        )  # fmt: skip
     length, hop = round(rate * frame_length), round(rate * frame_shift)
     n_fft = 1 << (length - 1).bit_length()
     frames = frame_signal(x, length, hop)
@@ -364,8 +385,17 @@ def _log_bands(power: Expr, rate: float, bins: int, low: float, high: float) -> 
     return op.log(op.maximum(power @ _constant(filters.T, power), _TINY))
 
 
-def _expr(x: Any) -> Expr:
-    return x if isinstance(x, Expr) else Expr(lift(x))
+def _expr(x: Any, where: str = "", axes: int = 0) -> Expr:
+    found = x if isinstance(x, Expr) else Expr(lift(x))
+    if found.ndim < axes:
+        wanted = "frames of features, (..., frames, bins)" if axes == 2 else "bands along an axis"
+        raise ShapeError.build(where, expected=wanted, got=f"shape {tuple(found.shape)}")
+    return found
+
+
+def _check_n_fft(where: str, n_fft: int) -> None:
+    if not 1 <= n_fft <= MOST_SAMPLES:
+        raise ConfigError.build(where, expected=f"n_fft= from 1 to {MOST_SAMPLES}", got=repr(n_fft))
 
 
 def _samples(x: Any, name: str) -> Expr:

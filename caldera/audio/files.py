@@ -16,8 +16,10 @@ from caldera.errors import ConfigError, DataError
 from caldera.file_limit import check_asked
 from caldera.io.files import created
 from caldera.optional import optional_import
+from caldera.tensor.convert import real_array_of
 
 SUFFIXES = (".wav", ".flac", ".ogg")
+MOST_RATE = 10_000_000
 """Names of files that are sounds."""
 Channels = Literal["mean", "first", "all"]
 _ZEROS = 16
@@ -81,7 +83,8 @@ def write(path: str | PathLike[str], samples: Any, rate: int) -> None:
     >>> audio.read("two.wav").samples.tolist()
     [0.5, -1.0]
     """
-    array = np.atleast_2d(np.asarray(samples, np.float64))
+    array = np.atleast_2d(real_array_of(samples, "audio.write").astype(np.float64))
+    _check_rates("audio.write", rate)
     if array.ndim != 2 or not np.isfinite(array).all():
         raise DataError.build(
             "audio.write", expected="finite samples (samples,) or (channels, samples)",
@@ -147,9 +150,10 @@ def resample(samples: Any, old: int, new: int) -> np.ndarray:
     >>> bool(np.abs(audio.resample(tone, 8000, 16000)[100:-100] - higher[100:-100]).max() < 1e-3)
     True
     """
-    if min(old, new) < 1:
-        raise ConfigError.build("audio.resample", expected="rates above 0", got=f"{old} and {new}")
-    array = np.asarray(samples)
+    _check_rates("audio.resample", old, new)
+    array = real_array_of(samples, "audio.resample")
+    if not array.ndim:
+        raise DataError.build("audio.resample", expected="samples along an axis", got="a number")
     if array.dtype.kind != "f":
         array = array.astype(np.float32)
     ratio = Fraction(new, old)
@@ -165,6 +169,14 @@ def resample(samples: Any, old: int, new: int) -> np.ndarray:
     windows = np.lib.stride_tricks.sliding_window_view(padded, taps.shape[1], axis=-1)
     weights = taps.astype(array.dtype)[np.arange(length) % up]
     return np.einsum("...kw,kw->...k", windows[..., place, :], weights)
+
+
+def _check_rates(where: str, *rates: int) -> None:
+    if not all(1 <= rate <= MOST_RATE for rate in rates):
+        raise ConfigError.build(
+            where, expected=f"samples a second from 1 to {MOST_RATE}",
+            got=" and ".join(map(repr, rates)),
+        )  # fmt: skip
 
 
 @lru_cache(maxsize=32)

@@ -19,10 +19,13 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
+from caldera.arguments import guard as _guard
 from caldera.errors import ConfigError, DataError
 from caldera.file_cache import write_file
 from caldera.file_limit import check_asked
-from caldera.io.files import created
+from caldera.io.files import created, opened
+
+__all__ = ["read_ark", "read_scp", "write_ark"]
 
 Form = Literal["binary", "text", "compressed"]
 _FLOATS: dict[str, Any] = {"F": np.dtype("<f4"), "D": np.dtype("<f8")}
@@ -38,7 +41,7 @@ def read_ark(path: str | PathLike[str]) -> Iterator[tuple[str, np.ndarray]]:
     [('one', [3, 3, 7])]
     """
     name = fspath(path)
-    with Path(name).open("rb") as file:
+    with opened(name, "rb", "kaldi.read_ark") as file:
         held = Path(name).stat().st_size
         while (key := _key(file, name)) is not None:
             yield key, _entry(file, f"{name}, {key}", held)
@@ -52,7 +55,9 @@ def read_scp(path: str | PathLike[str]) -> Iterator[tuple[str, np.ndarray]]:
     beside the script.
     """
     name = Path(fspath(path))
-    for number, line in enumerate(name.read_text().splitlines(), 1):
+    with opened(name, "r", "kaldi.read_scp", encoding="utf-8", errors="replace") as script:
+        lines = script.read().splitlines()
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         key, _, rest = line.strip().partition(" ")
@@ -68,7 +73,7 @@ def read_scp(path: str | PathLike[str]) -> Iterator[tuple[str, np.ndarray]]:
         target = Path(file_name)
         if not target.exists() and not target.is_absolute():
             target = name.parent / file_name
-        with target.open("rb") as file:
+        with opened(target, "rb", f"{name}, line {number}") as file:
             file.seek(int(offset))
             yield key, _entry(file, f"{target}, {key}", target.stat().st_size)
 
@@ -89,8 +94,14 @@ def write_ark(
     given = entries.items() if isinstance(entries, Mapping) else entries
     lines = []
     with created(path, "wb", "kaldi.write_ark") as file:
-        for key, value in given:
-            if not key or any(letter.isspace() for letter in key):
+        for entry in given:
+            if not isinstance(entry, tuple | list) or len(entry) != 2:
+                raise DataError.build(
+                    "kaldi.write_ark", expected="pairs of a key and an array",
+                    got=f"a {type(entry).__name__}",
+                )  # fmt: skip
+            key, value = entry
+            if not isinstance(key, str) or not key or any(letter.isspace() for letter in key):
                 raise DataError.build(
                     "kaldi.write_ark", expected="keys without spaces", got=repr(key)
                 )
@@ -285,3 +296,6 @@ def _write_compressed(file: IO[bytes], array: np.ndarray) -> None:
     file.write(b"\0BCM " + struct.pack("<ffii", low, width, rows, columns))
     file.write(marks.T.astype("<u2").tobytes())
     file.write(np.ascontiguousarray(codes.T.astype(np.uint8)).tobytes())
+
+
+_guard(globals(), where="kaldi.{}".format)

@@ -103,6 +103,7 @@ class TimeDelay(nn.Layer):
     offsets: Sequence[int] = (-1, 0, 1)
 
     def __post_init__(self) -> None:
+        self.offsets = tuple(self.offsets)
         if not self.offsets:
             raise ConfigError.build("TimeDelay", expected="some offsets", got="none")
         self.dense = nn.Dense(self.units)

@@ -8,9 +8,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from caldera import nn
+from caldera.arguments import guard as _guard
 from caldera.audio.layers import ConformerBlock, Splice, StatisticsPooling, TimeDelay
+from caldera.errors import ConfigError
+
+__all__ = ["blstm", "conformer", "frame_dnn", "tdnn"]
 
 Layers = list[nn.Layer]
+MOST_LAYERS = 1000
+
+
+def _depth(layers: int) -> int:
+    if not 0 <= layers <= MOST_LAYERS:
+        raise ConfigError.build(
+            "audio.models", expected=f"a depth from 0 to {MOST_LAYERS}", got=repr(layers)
+        )
+    return layers
 
 
 def _head(classes: int, pooled: bool) -> Layers:
@@ -27,7 +40,7 @@ def frame_dnn(
     >>> nn.count_parameters(audio.models.frame_dnn((98, 40), classes=2000, units=1024, depth=6))
     7749584
     """
-    hidden = [layer for _ in range(depth) for layer in (nn.Dense(units), nn.ReLU())]
+    hidden = [layer for _ in range(_depth(depth)) for layer in (nn.Dense(units), nn.ReLU())]
     return [nn.Input(tuple(input_shape)), Splice(left, right), *hidden, *_head(classes, pooled)]
 
 
@@ -58,7 +71,7 @@ def blstm(
     571914
     """
     layers = [
-        nn.LSTM(units, return_sequences=True, bidirectional=True) for _ in range(depth)
+        nn.LSTM(units, return_sequences=True, bidirectional=True) for _ in range(_depth(depth))
     ]  # fmt: skip
     return [nn.Input(tuple(input_shape)), *layers, *_head(classes, pooled)]
 
@@ -73,8 +86,11 @@ def conformer(
     >>> nn.count_parameters(audio.models.conformer((98, 40), classes=10, width=64, depth=2))
     203722
     """
-    blocks = [ConformerBlock(heads, kernel, dropout=dropout) for _ in range(depth)]
+    blocks = [ConformerBlock(heads, kernel, dropout=dropout) for _ in range(_depth(depth))]
     return [
         nn.Input(tuple(input_shape)), nn.Dense(width), nn.PositionalEmbedding(input_shape[0]),
         *blocks, *_head(classes, pooled),
     ]  # fmt: skip
+
+
+_guard(globals(), where="audio.models.{}".format)

@@ -1,10 +1,13 @@
 """The same run once more: is the difference within noise?
 
-Two runs are compared contestant by contestant, by the fast times of their rounds: other programs
-only ever make times longer, and what disturbs one time of a round disturbs them all, so a round
-counts once, by its fastest tenth. A difference is called one if Welch's
-t-test of the logarithms finds it (1 in 100 by chance) and it is larger than `LEAST`: a machine
-is never twice in quite the same state.
+Where git still has the code of the run before, that code takes turns with the present one
+(`caldera.bench.previous`): both meet the same disturbances, and turns go on until it is clear on
+which side of `LEAST` the difference lies, for `BUDGET` seconds a case at most. What is not clear
+then is called undecided.
+
+Else two runs are compared by their files, contestant by contestant, by the fast times of rounds: a
+difference is called one if Welch's t-test of the logarithms finds it (1 in 100 by chance) and it is
+larger than `LEAST`: a machine is never twice in quite the same state.
 """
 
 from __future__ import annotations
@@ -12,23 +15,25 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from caldera.bench.case_runner import Options
-from caldera.bench.statistics import Rounds
+from caldera.bench.contestants import BEFORE
+from caldera.bench.results import Entry
+from caldera.bench.statistics import Estimate, Rounds, fast_times, paired_ratio
 from caldera.errors import DataError
 
 CHANCE = 0.01
 LEAST = 0.05
-FAST = 10.0
-"""Percent of a round's times that are faster than the one that stands for it. On a machine whose
-load went up and down, a tenth slower was found 15 times of 20 by this one, 12 times by medians."""
+BUDGET = 60.0
+"""Seconds of turns in a case, beyond those that were asked for, until a difference is clear."""
 WITHIN, SLOWER, FASTER, MISSING = "within noise", "slower", "faster", "missing"
+UNDECIDED = "undecided"
 _STEPS = 20_000
 
 
@@ -43,13 +48,45 @@ class Again:
     name: str
     verdict: str
     ratio: float
-    chance: float
-    """Of a difference as large, if there were none."""
+    chance: float = math.nan
+    """Of a difference as large, if there were none; of runs that are compared by their files."""
+    interval: tuple[float, float] | None = None
+    """Of the ratio, with 95% confidence; of codes that took turns."""
+    to_file: float = math.nan
+    """The new time over that of the file: what the machine, too, has to do with."""
 
     def __str__(self) -> str:
         if self.verdict == MISSING:
             return f"{self.name}: {MISSING} in one of the runs"
-        return f"{self.name}: {self.verdict} ({self.ratio - 1:+.1%}, p = {self.chance:.2g})"
+        if self.interval is None:
+            return f"{self.name}: {self.verdict} ({self.ratio - 1:+.1%}, p = {self.chance:.2g})"
+        low, high = (each - 1 for each in self.interval)
+        return (
+            f"{self.name}: {self.verdict} ({self.ratio - 1:+.1%}, {low:+.1%} to {high:+.1%}, "
+            f"in turns with the code of before; {self.to_file - 1:+.1%} to the file)"
+        )
+
+
+def compare_in_turns(name: str, before: Rounds, after: Rounds) -> Again:
+    """Whether two codes differ whose rounds were taken in turns.
+
+    >>> compare_in_turns("a", [[1.0]] * 8, [[1.1]] * 8).verdict
+    'slower'
+    >>> compare_in_turns("a", [[1.0]] * 3, [[1.1]] * 3).verdict
+    'undecided'
+    """
+    ratio = paired_ratio(before, after)
+    return Again(name, _side(ratio), ratio.value, interval=(ratio.low, ratio.high))
+
+
+def _side(ratio: Estimate) -> str:
+    """On which side of the least difference all of an interval lies."""
+    if ratio.low > 1.0 + LEAST:
+        return SLOWER
+    if ratio.high < 1.0 / (1.0 + LEAST):
+        return FASTER
+    inside = ratio.low > 1.0 / (1.0 + LEAST) and ratio.high < 1.0 + LEAST
+    return WITHIN if inside else UNDECIDED
 
 
 def compare(name: str, before: Rounds, after: Rounds) -> Again:
@@ -58,10 +95,7 @@ def compare(name: str, before: Rounds, after: Rounds) -> Again:
     >>> compare("a", [[1.0], [1.01], [0.99]], [[1.2], [1.21], [1.19]]).verdict
     'slower'
     """
-    old, new = (
-        [math.log(np.percentile(each, FAST)) for each in rounds if each]
-        for rounds in (before, after)
-    )
+    old, new = (fast_times(rounds).tolist() for rounds in (before, after))
     if not old or not new:
         return Again(name, MISSING, math.nan, math.nan)
     shift = statistics.fmean(new) - statistics.fmean(old)
@@ -72,16 +106,36 @@ def compare(name: str, before: Rounds, after: Rounds) -> Again:
 
 
 def compare_reports(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Again]:
-    """All contestants of two files, by work, case and label."""
+    """All contestants of two files, by work, case and label; codes that took turns by these."""
     old, new = _entries(before), _entries(after)
-    return [
-        compare(name, old.get(name, []), new.get(name, [])) for name in dict.fromkeys([*old, *new])
-    ]
+    turns = _entries(after, of_before=True)
+    found = []
+    for name in dict.fromkeys([*old, *new]):
+        by_files = compare(name, old.get(name, []), new.get(name, []))
+        if turns.get(name) and new.get(name):
+            in_turns = compare_in_turns(name, turns[name], new[name])
+            found.append(replace(in_turns, to_file=by_files.ratio))
+        else:
+            found.append(by_files)
+    return found
 
 
-def _entries(report: Mapping[str, Any]) -> dict[str, Rounds]:
-    return {f"{each['work']} {each['case']}, {each['label']}": each["rounds"]
-            for each in report["entries"]}  # fmt: skip
+def is_clear(entries: Iterable[Entry]) -> bool:
+    """Whether of all that took turns with the code of before it is known whether they differ."""
+    by_label = {entry.label: entry for entry in entries}
+    for entry in by_label.values():
+        now = by_label.get(entry.label.removesuffix(BEFORE))
+        if now is None or now is entry or now.error or entry.error:
+            continue
+        if compare_in_turns(entry.label, entry.rounds, now.rounds).verdict == UNDECIDED:
+            return False
+    return True
+
+
+def _entries(report: Mapping[str, Any], *, of_before: bool = False) -> dict[str, Rounds]:
+    return {f"{each['work']} {each['case']}, {each['label'].removesuffix(BEFORE)}": each["rounds"]
+            for each in report["entries"]
+            if each["label"].endswith(BEFORE) is of_before}  # fmt: skip
 
 
 def read_report(path: str | Path) -> dict[str, Any]:

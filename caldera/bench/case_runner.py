@@ -162,7 +162,10 @@ class CaseRunner:
 
 
 def rotated(entries: dict[WorkerHandle, Entry], turn: int) -> list[tuple[WorkerHandle, Entry]]:
-    """Everybody, each round beginning with another: nobody always follows the same neighbour."""
+    """Everybody, each round beginning with another and every second one backwards: nobody always
+    follows the same neighbour."""
     order = list(entries.items())
+    if turn % 2:
+        order.reverse()
     start = turn % len(order) if order else 0
     return order[start:] + order[:start]

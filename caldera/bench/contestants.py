@@ -26,6 +26,8 @@ PEERS: Mapping[str, str] = {"torch": "PyTorch", "jax": "JAX"}
 """Frameworks to be compared with, and what they are called."""
 INSTALL: Mapping[str, str] = {"torch": "pip install torch", "jax": "pip install jax"}
 ACCURACIES = ("strict", "fast")
+BEFORE = " before"
+"""Ends the setting of Caldera with the code of a run before."""
 _COMPILER_SECONDS = 60
 
 
@@ -44,12 +46,22 @@ class Contestant:
     """On a card."""
     is_measured: bool = True
     """Whether its time is taken; if not, others are only compared with it."""
+    sources: str = ""
+    """The folder of Caldera's package, if it is not this one."""
 
     @property
     def label(self) -> str:
         """How tables call it."""
         name = f"{self.framework} {self.setting}"
         return f"{name}, {self.precision}" if self.precision else name
+
+    def before(self, sources: str) -> Contestant:
+        """The same one with the code of a run before.
+
+        >>> Contestant("caldera", "strict").before("/tmp/old").label
+        'caldera strict before'
+        """
+        return replace(self, setting=f"{self.setting}{BEFORE}", sources=sources)
 
     def only_compared(self) -> Contestant:
         """The same one, with which others are only compared."""

@@ -71,16 +71,21 @@ def code_version() -> dict[str, str]:
     ['sources', 'version']
     """
     root = Path(caldera.__file__).parent
-    digest = hashlib.blake2b(digest_size=16)
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode())
-        digest.update(path.read_bytes())
-    found = {"version": caldera.__version__, "sources": digest.hexdigest()}
+    found = {"version": caldera.__version__, "sources": sources_digest(root)}
     command = ["git", "-C", str(root), "rev-parse", "HEAD"]
     with suppress(OSError, subprocess.SubprocessError):
         asked = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
         found["commit"] = asked.stdout.strip()
     return found
+
+
+def sources_digest(package: Path) -> str:
+    """Of all Python files of a package: equal sources have equal ones."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(package.rglob("*.py")):
+        digest.update(path.relative_to(package).as_posix().encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _load() -> float | None:

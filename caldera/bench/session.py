@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from caldera.bench.again import BUDGET, is_clear
 from caldera.bench.card_session import CardSession
 from caldera.bench.case_runner import CaseRunner, Options, Tell, rotated
 from caldera.bench.comparison import Comparison
@@ -30,7 +32,7 @@ from caldera.bench.contestants import (
 )
 from caldera.bench.equality import SLACK, TOLERANCES
 from caldera.bench.machine import code_version, machine_facts, package_versions
-from caldera.bench.results import Entry, Report
+from caldera.bench.results import OURS, Entry, Report
 from caldera.bench.worker_process import WorkerHandle
 from caldera.bench.workloads import WORKLOADS, Case, LearningCase, TrainingCase, Workload
 from caldera.bench.workloads.base import write_batches
@@ -40,10 +42,16 @@ BUSY = 0.5
 
 
 class Session:
-    """Measures, and tells what it is doing."""
+    """Measures, and tells what it is doing.
 
-    def __init__(self, options: Options, tell: Tell = lambda line: None) -> None:
+    `before` is a folder with the code of a run before, which takes turns with this one.
+    """
+
+    def __init__(
+        self, options: Options, tell: Tell = lambda line: None, *, before: Path | None = None
+    ) -> None:
         self.options = options
+        self._before = before
         self._tell = tell
         self._missing = missing_peers(options.peers)
         self._peers = [peer for peer in options.peers if peer not in self._missing]
@@ -156,6 +164,7 @@ class Session:
             write_batches(case, data)
         else:
             everybody = contestants(case, self._peers, options.accuracies, compiler=self._compiler)
+        everybody = [each for one in everybody for each in self._with_before(one)]
         handles = [
             WorkerHandle(
                 each, folder / str(number), options.threads, limit=options.limit, data=data
@@ -165,6 +174,22 @@ class Session:
         for handle in handles:
             stack.callback(handle.close)
         return handles
+
+    def _with_before(self, contestant: Contestant) -> list[Contestant]:
+        """A contestant, and if it is Caldera the code of the run before beside it."""
+        if self._before is None or contestant.framework != OURS or self.options.on_card:
+            return [contestant]
+        return [contestant, contestant.before(str(self._before))]
+
+    def _turns(self, entries: Collection[Entry]) -> Iterator[int]:
+        """Numbers of turns: as many as were asked for, and more until it is clear whether the code
+        of before differs."""
+        yield from range(self.options.rounds)
+        end = time.monotonic() + BUDGET
+        turn = self.options.rounds
+        while self._before is not None and time.monotonic() < end and not is_clear(entries):
+            yield turn
+            turn += 1
 
     def _entry(self, work: Workload, case: Case, handle: WorkerHandle) -> Entry:
         entry = Entry(
@@ -221,7 +246,7 @@ class Session:
         if not case.is_large:
             for handle, entry in entries.items():
                 runner.attempt(handle, entry, prepare)
-        for turn in range(self.options.rounds):
+        for turn in self._turns(entries.values()):
             for handle, entry in rotated(entries, turn):
                 runner.tell(case, f"{entry.label}, turn {turn + 1}")
                 if case.is_large:
@@ -241,7 +266,7 @@ class Session:
         for handle, entry in entries.items():
             runner.tell(case, f"{entry.label}, first epoch")
             runner.attempt(handle, entry, partial(runner.first_epoch, case))
-        for turn in range(self.options.rounds):
+        for turn in self._turns(entries.values()):
             for handle, entry in rotated(entries, turn):
                 runner.tell(case, f"{entry.label}, training {turn + 1}")
                 runner.attempt(handle, entry, partial(runner.learn, case, turn))
@@ -258,7 +283,7 @@ class Session:
             runner.attempt(handle, entry, partial(runner.check, case, comparison))
             runner.attempt(handle, entry, partial(runner.prepare, case))
         comparison.judge(list(entries.values()))
-        for turn in range(self.options.rounds):
+        for turn in self._turns(entries.values()):
             for handle, entry in rotated(entries, turn):
                 runner.attempt(handle, entry, partial(runner.measure, case))
 

@@ -22,6 +22,11 @@ Values = NDArray[np.float64]
 DRAWS = 1000
 _TAIL = 2.5
 """Per cent outside the interval on each side."""
+_DEVIATIONS = 1.96
+"""Of a normal distribution, within which 95 of 100 cases lie."""
+FAST = 10.0
+"""Percent of a round's times that are faster than the one that stands for it: other programs only
+ever make times longer."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,49 @@ def mean_ratio_of(pairs: Sequence[tuple[Rounds, Rounds]]) -> Estimate:
     return _estimate(
         math.exp(math.fsum(logarithms) / len(pairs)), np.exp(np.mean(np.stack(drawn), axis=0))
     )
+
+
+def paired_ratio(before: Rounds, after: Rounds) -> Estimate:
+    """How many times as long `after` takes, of rounds that were taken in turns, and the interval.
+
+    Hodges and Lehmann's estimate from the fast times of rounds, with Wilcoxon's interval: a few
+    rounds that were disturbed move neither, however long they took. Fewer than six rounds say
+    nothing with 95% confidence.
+
+    >>> paired_ratio([[1.0]] * 9 + [[50.0]], [[1.1]] * 10).value
+    1.1
+    """
+    count = min(len(before), len(after))
+    differences = fast_times(after[:count]) - fast_times(before[:count])
+    first, second = np.triu_indices(count)
+    means = np.sort((differences[first] + differences[second]) / 2)
+    if not len(means):
+        raise ConfigError.build("bench statistics", expected="rounds of both", got="none")
+    spread = math.sqrt(count * (count + 1) * (2 * count + 1) / 24)
+    cut = math.floor(count * (count + 1) / 4 - _DEVIATIONS * spread)
+    middle = math.exp(float(np.median(means)))
+    if cut < 0:
+        return Estimate(middle, 0.0, math.inf)
+    return Estimate(middle, math.exp(means[cut]), math.exp(means[len(means) - 1 - cut]))
+
+
+def fast_times(rounds: Rounds) -> Values:
+    """The logarithm of each round's fast time.
+
+    >>> fast_times([[1.0, 5.0]] * 2).shape
+    (2,)
+    """
+    found: Values = np.log([_fast(each) for each in rounds if each])
+    return found
+
+
+def _fast(times: Sequence[float]) -> float:
+    """As np.percentile, which takes a hundred times as long for so few."""
+    ordered = sorted(times)
+    place = FAST / 100 * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 def summed(parts: Sequence[Rounds]) -> list[list[float]]:

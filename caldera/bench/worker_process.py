@@ -278,7 +278,12 @@ class WorkerHandle:
         self._caches.mkdir(parents=True, exist_ok=True)
         device = self._options.get("device", "cpu")
         environment = worker_environment(self._caches, self._threads, device)
-        return WorkerProcess(self.contestant.label, environment)
+        command: Sequence[str] = COMMAND
+        if self.contestant.sources:
+            # -P: without it the folder where this was started comes before all others.
+            command = (COMMAND[0], "-P", *COMMAND[1:])
+            environment["PYTHONPATH"] = self.contestant.sources
+        return WorkerProcess(self.contestant.label, environment, command)
 
     def close(self) -> None:
         """End the process; the next request starts a new one with the same caches."""

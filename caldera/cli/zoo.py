@@ -39,7 +39,7 @@ class Network:
         return [name for name in dict.fromkeys(known) if name not in _FROM_DATA]
 
 
-_FROM_DATA = ("input_shape", "classes", "length", "context", "name")
+_FROM_DATA = ("input_shape", "classes", "length", "context", "name", "device")
 
 ZOO: Mapping[str, Network] = {
     "mlp": Network(models.mlp),

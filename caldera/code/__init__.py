@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from caldera.arguments import guard as _guard
 from caldera.code.analogies import Score, analogy_scores, distance_score
 from caldera.code.clang import compile_c
 from caldera.code.embedding import Embedding, pairs_of, train_embedding
@@ -33,3 +34,5 @@ __all__ = [
     "read_ir",
     "train_embedding",
 ]
+
+_guard(globals(), "Function", "Score", "Statement")

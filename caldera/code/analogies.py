@@ -1,30 +1,43 @@
 """Questions that vectors of statements should answer, made of the vocabulary itself.
 
-After table 2 of inst2vec: "a is to b as c is to what?" where a and b are one statement with two
-types, with and without an option, or a conversion and its inverse; and whether a statement is
-nearer to one that does the same than to one that does something else.
+After table 2 of inst2vec: "a is to b as c is to what?" where a and b are one operation with two
+types, with and without an option, an operation and its inverse, or a statement about the same
+members as a vector, an array and a structure; and whether statements of one kind are nearer to each
+other than to all others. An answer counts if it is among the five nearest, as it does there.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 
 from caldera.code.embedding import Embedding
+from caldera.op.arguments import as_count
 
 Question = tuple[str, str, str, str]
-TYPES = ("i8", "i16", "i32", "i64", "float", "double")
-OPTIONS = ("nsw", "nuw", "inbounds", "nneg", "exact", "disjoint", "tail")
-INVERSES = {
-    "sext": "trunc", "zext": "trunc", "fpext": "fptrunc", "sitofp": "fptosi", "uitofp": "fptoui",
-    "ptrtoint": "inttoptr",
-}  # fmt: skip
+_OPERATION = re.compile(
+    r"<%ID> = (?P<name>\w+) (?P<options>(?:[a-z]+ )*)(?P<type>i\d+|half|float|double|<\d+ x \w+>) "
+    r"(?P<operands><\S+>, <\S+>)$"
+)
 _CONVERSION = re.compile(r"= (\w+)(?: nneg| nuw| nsw)* (\S+) <%ID> to (\S+)$")
+_MEMBERS = re.compile(r"([<\[])(\d+) x (\w+)[>\]]")
+INVERSE_OPERATIONS = {"add": "sub", "mul": "sdiv", "fadd": "fsub", "fmul": "fdiv"}
+INVERSE_CONVERSIONS = {
+    "sext": "trunc", "zext": "trunc", "fpext": "fptrunc", "sitofp": "fptosi", "uitofp": "fptoui",
+    "ptrtoint": "inttoptr", "bitcast": "bitcast",
+}  # fmt: skip
+KINDS = (
+    "<%ID> = add ", "<%ID> = fadd ", "<%ID> = sub ", "<%ID> = fsub ", "<%ID> = mul ",
+    "<%ID> = fmul ", "<%ID> = fdiv ", "<%ID> = udiv ", "<%ID> = sdiv ", "ret ",
+    "<%ID> = (?:shl|lshr|ashr|and|or|xor) ",
+)  # fmt: skip
+"""Statements that do the same, for the test of distances."""
+MOST_MEMBERS = 16
 MOST = 2000
 """Questions of a kind that are asked, evenly out of all."""
 
@@ -46,8 +59,9 @@ class Score:
         return f"{self.right} of {self.asked} ({share})"
 
 
-def analogy_scores(embedding: Embedding) -> dict[str, Score]:
-    """Types, options and conversions: how often the nearest statement is the right one.
+def analogy_scores(embedding: Embedding, among: int = 5) -> dict[str, Score]:
+    """Types, options, conversions and data structures: how often the right statement is `among` the
+    nearest.
 
     >>> import numpy as np
     >>> from caldera import code
@@ -55,19 +69,17 @@ def analogy_scores(embedding: Embedding) -> dict[str, Score]:
     ...          for kind in ("i32", "i64")]
     >>> vectors = np.array([[0, 0, 0], [1, 0, 0], [1, 0, 1], [0, 1, 0], [0, 1, 1]])
     >>> embedding = code.Embedding(code.Vocabulary(["<unknown>", *words], [1] * 5), vectors)
-    >>> print(code.analogy_scores(embedding)["types"])
+    >>> print(code.analogy_scores(embedding, among=1)["types"])
     1 of 1 (100.00%)
     """
+    among = as_count(among, "among", "code.analogy_scores")
     words = embedding.vocabulary.words[1:]
-    return {
-        kind: _asked(embedding, find(words))
-        for kind, find in (("types", _types), ("options", _options), ("conversions", _conversions))
-    }
+    return {kind: _asked(embedding, find(words), among) for kind, find in _QUESTIONS.items()}
 
 
 def distance_score(embedding: Embedding) -> Score:
-    """How often a statement is nearer to its like of another type than to one that does something
-    else with its own type.
+    """How often two statements of one kind (additions, divisions, returns, ...) are nearer to each
+    other than the first is to a statement of another kind: over all such three.
 
     >>> import numpy as np
     >>> from caldera import code
@@ -76,69 +88,127 @@ def distance_score(embedding: Embedding) -> Score:
     >>> vectors = np.array([[0, 0, 0], [2, 0, 0], [2, 0, 1], [0, 2, 0], [0, 2, 1]])
     >>> embedding = code.Embedding(code.Vocabulary(["<unknown>", *words], [1] * 5), vectors)
     >>> print(code.distance_score(embedding))
-    2 of 2 (100.00%)
+    8 of 8 (100.00%)
     """
-    groups: dict[str, dict[str, str]] = defaultdict(dict)
-    for word in embedding.vocabulary.words[1:]:
-        match = re.match(r"<%ID> = (\w+) (\S+) <%ID>, <%ID>$", word)
-        if match and match.group(2) in TYPES:
-            groups[match.group(1)][match.group(2)] = word
+    words = embedding.vocabulary.words
     right = asked = 0
-    for operation, others in groups.items():
-        for kind, other_kind in combinations(others, 2):
-            for foreign in groups:
-                if foreign != operation and kind in groups[foreign]:
-                    alike = embedding.similarity(others[kind], others[other_kind])
-                    right += alike > embedding.similarity(others[kind], groups[foreign][kind])
-                    asked += 1
+    for kind in KINDS:
+        alike = np.array([re.match(kind, word) is not None for word in words])
+        alike[0] = False
+        inside = np.flatnonzero(alike)
+        outside = np.flatnonzero(~alike)[1:]
+        for number in inside:
+            near = embedding.similarities(int(number))
+            others = near[inside[inside != number]]
+            right += int(np.searchsorted(np.sort(near[outside]), others).sum())
+            asked += len(others) * len(outside)
     return Score(right, asked)
 
 
-def _asked(embedding: Embedding, questions: Iterable[Question]) -> Score:
+def _asked(embedding: Embedding, questions: Iterable[Question], among: int) -> Score:
     asked = list(questions)
     if len(asked) > MOST:
         asked = [asked[i] for i in np.linspace(0, len(asked) - 1, MOST).astype(int)]
-    right = sum(embedding.analogy(a, b, c)[0][0] == d for a, b, c, d in asked)
+    right = sum(
+        any(word == d for word, _ in embedding.analogy(a, b, c, among)) for a, b, c, d in asked
+    )
     return Score(right, len(asked))
 
 
-def _types(words: Iterable[str]) -> Iterator[Question]:
-    """One statement with two types."""
-    by_template: dict[str, dict[str, str]] = defaultdict(dict)
-    for word in words:
-        used = {kind for kind in TYPES if re.search(rf"\b{kind}\b", word)}
-        if len(used) == 1:
-            [kind] = used
-            by_template[re.sub(rf"\b{kind}\b", "T", word)][kind] = word
-    for first, second in combinations(TYPES, 2):
-        both = [row for row in by_template.values() if first in row and second in row]
-        for one, other in combinations(both, 2):
-            yield one[first], one[second], other[first], other[second]
+def _operations(words: Iterable[str]) -> Iterator[re.Match[str]]:
+    """Statements that compute something of two operands."""
+    return (match for word in sorted(words) if (match := _OPERATION.match(word)) is not None)
 
 
-def _options(words: Iterable[str]) -> Iterator[Question]:
-    """One statement without and with an option."""
-    known = set(words)
-    for option in OPTIONS:
-        having = [word for word in sorted(known) if f" {option} " in f" {word}"]
-        pairs = [(word.replace(f"{option} ", "", 1), word) for word in having]
-        pairs = [pair for pair in pairs if pair[0] in known and pair[0] != pair[1]]
-        for (a, b), (c, d) in combinations(pairs, 2):
-            yield a, b, c, d
-
-
-def _conversions(words: Iterable[str]) -> Iterator[Question]:
-    """A conversion and the one that undoes it."""
-    found: dict[tuple[str, str, str], str] = {}
-    for word in words:
-        match = _CONVERSION.search(word)
-        if match:
-            found.setdefault((match.group(1), match.group(2), match.group(3)), word)
-    pairs = [
-        (word, found[INVERSES[name], target, source])
-        for (name, source, target), word in sorted(found.items())
-        if name in INVERSES and (INVERSES[name], target, source) in found
-    ]
+def _questions(pairs: Iterable[tuple[str, str]]) -> Iterator[Question]:
     for (a, b), (c, d) in combinations(pairs, 2):
         if len({a, b, c, d}) == 4:
             yield a, b, c, d
+
+
+def _types(words: Iterable[str]) -> Iterator[Question]:
+    """Two operations with two types, on the same kinds of operands."""
+    rows: dict[str, dict[tuple[str, str], dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
+    for each in _operations(words):
+        row = rows[each["operands"]][each["name"], each["options"]]
+        row[each["type"]] = each.string
+    for templates in rows.values():
+        for (one, first), (other, second) in combinations(templates.items(), 2):
+            if one[0] == other[0]:
+                continue
+            for kind, another in combinations(sorted(first.keys() & second.keys()), 2):
+                yield first[kind], first[another], second[kind], second[another]
+
+
+def _options(words: Iterable[str]) -> Iterator[Question]:
+    """Two operations without and with an option, of one type."""
+    plain: dict[tuple[str, str, str], str] = {}
+    having: list[re.Match[str]] = []
+    for each in _operations(words):
+        if each["options"]:
+            having.append(each)
+        else:
+            plain[each["name"], each["type"], each["operands"]] = each.string
+    groups: dict[tuple[str, str, str], list[tuple[str, str]]] = defaultdict(list)
+    for each in having:
+        without = plain.get((each["name"], each["type"], each["operands"]))
+        if without is not None:
+            alike = (each["options"], each["type"], each["operands"])
+            groups[alike].append((without, each.string))
+    for pairs in groups.values():
+        yield from _questions(pairs)
+
+
+def _conversions(words: Iterable[str]) -> Iterator[Question]:
+    """A conversion or an operation, and the one that undoes it."""
+    groups: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    found: dict[tuple[str, str, str], str] = {}
+    for word in sorted(words):
+        match = _CONVERSION.search(word)
+        if match:
+            found.setdefault((match.group(1), match.group(2), match.group(3)), word)
+    for (name, source, target), word in found.items():
+        undone = INVERSE_CONVERSIONS.get(name)
+        if (undone, target, source) in found:
+            groups[f"{undone}"].append((word, found[f"{undone}", target, source]))
+    known = set(words)
+    for each in _operations(words):
+        inverse = INVERSE_OPERATIONS.get(each["name"])
+        other = each.string.replace(f" {each['name']} ", f" {inverse} ", 1)
+        if inverse is not None and other in known:
+            groups[each["name"]].append((each.string, other))
+    for pairs in groups.values():
+        yield from _questions(pairs)
+
+
+def _structures(words: Iterable[str]) -> Iterator[Question]:
+    """One statement about the same members in two forms: a vector, an array, a structure."""
+    known = set(words)
+    forms: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
+    for word in sorted(known):
+        for match in _MEMBERS.finditer(word):
+            count, kind = int(match.group(2)), match.group(3)
+            if count > MOST_MEMBERS:
+                continue
+            others = {
+                "structure": "{ " + ", ".join([kind] * count) + " }",
+                "vector": f"<{count} x {kind}>",
+            }
+            # Each two forms are met from one side alone.
+            own, wanted = ("array", ["structure", "vector"])
+            if match.group(1) == "<":
+                own, wanted = "vector", ["structure"]
+            for form in wanted:
+                other = word.replace(match.group(), others[form])
+                if other in known:
+                    forms[own, form].append((word, other))
+    for pairs in forms.values():
+        yield from _questions(pairs)
+
+
+_QUESTIONS: dict[str, Callable[[Iterable[str]], Iterator[Question]]] = {
+    "types": _types,
+    "options": _options,
+    "conversions": _conversions,
+    "data structures": _structures,
+}

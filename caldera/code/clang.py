@@ -7,9 +7,11 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
+from os import PathLike, fspath
 
 from caldera.errors import ConfigError, DataError
+
+MOST_SECONDS = 1e6
 
 
 @lru_cache
@@ -31,7 +33,9 @@ def _version(path: str) -> int:
     return int(found.group(1)) if found else 0
 
 
-def compile_c(source: str | Path, flags: Sequence[str] = ("-O1",), seconds: float = 60.0) -> str:
+def compile_c(
+    source: str | PathLike[str], flags: Sequence[str] = ("-O1",), seconds: float = 60.0
+) -> str:
     """The LLVM IR of a C file, as text.
 
     Flags are clang's, such as `-I` for folders of headers and `-O0` to `-O3`. Nothing is run
@@ -40,7 +44,12 @@ def compile_c(source: str | Path, flags: Sequence[str] = ("-O1",), seconds: floa
     >>> from caldera import code
     >>> text = code.compile_c("sum.c", ["-O2", "-I", "include"])  # doctest: +SKIP
     """
-    command = [find_clang(), "-S", "-emit-llvm", "-w", "-o", "-", *flags, str(source)]
+    if not 0 < seconds <= MOST_SECONDS:
+        raise ConfigError.build(
+            "code.compile_c", expected=f"seconds= above 0, at most {MOST_SECONDS}",
+            got=repr(seconds),
+        )  # fmt: skip
+    command = [find_clang(), "-S", "-emit-llvm", "-w", "-o", "-", *flags, fspath(source)]
     try:
         done = subprocess.run(
             command, capture_output=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL
@@ -52,7 +61,7 @@ def compile_c(source: str | Path, flags: Sequence[str] = ("-O1",), seconds: floa
         ) from error  # fmt: skip
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
-        first = next((line for line in said if "error" in line), "clang said nothing")
+        first = next((line for line in said if "error: " in line), "clang said nothing")
         raise DataError.build(
             "code.compile_c", expected="a C file that clang compiles", got=first,
             hint="headers are found with flags=['-I', folder]",

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from caldera import io, nn
 from caldera.code.flow_graph import context_pairs, flow_edges
-from caldera.code.module import Function
+from caldera.code.module import Function, checked_functions
 from caldera.code.vocabulary import Vocabulary
 from caldera.errors import DataError
+from caldera.tensor.convert import real_array_of
 
 
 class Embedding:
@@ -26,7 +29,8 @@ class Embedding:
     'b'
     """
 
-    def __init__(self, vocabulary: Vocabulary, vectors: np.ndarray) -> None:
+    def __init__(self, vocabulary: Vocabulary, vectors: Any) -> None:
+        vectors = real_array_of(vectors, "code.Embedding")
         if vectors.ndim != 2 or len(vectors) != len(vocabulary):
             raise DataError.build(
                 "code.Embedding", expected=f"a vector for each of {len(vocabulary)} words",
@@ -46,6 +50,11 @@ class Embedding:
         """The cosine of the angle between two statements."""
         return float(self._directions[self._number(a)] @ self._directions[self._number(b)])
 
+    def similarities(self, number: int) -> np.ndarray:
+        """Those of the statement with this number to all."""
+        found: np.ndarray = self._directions @ self._directions[number]
+        return found
+
     def nearest(self, statement: str, count: int = 5) -> list[tuple[str, float]]:
         """The statements most like this one, and how much so."""
         number = self._number(statement)
@@ -57,7 +66,7 @@ class Embedding:
         first, second, third = self._directions[numbers]
         return self._best(second - first + third, {0, *numbers}, count)
 
-    def save(self, path: str | Path) -> Path:
+    def save(self, path: str | PathLike[str]) -> Path:
         """One file of safetensors, with the statements in it."""
         words = {"words": list(self.vocabulary.words), "counts": list(self.vocabulary.counts)}
         kept = {"vocabulary": json.dumps(words)}
@@ -65,7 +74,7 @@ class Embedding:
         return Path(path)
 
     @classmethod
-    def load(cls, path: str | Path) -> Embedding:
+    def load(cls, path: str | PathLike[str]) -> Embedding:
         """What `save` wrote."""
         found = io.load_safetensors_metadata(path).get("vocabulary")
         try:
@@ -93,9 +102,11 @@ class Embedding:
 
 
 def pairs_of(
-    modules: Iterable[Sequence[Function]], vocabulary: Vocabulary, context: int = 2
-) -> np.ndarray:
-    """Pairs of statements that are at most `context` dependences apart, as numbers.
+    modules: Iterable[Sequence[Function]], vocabulary: Vocabulary, context: int = 2,
+    share: float = 1.0,
+) -> np.ndarray:  # fmt: skip
+    """Pairs of statements that are at most `context` dependences apart, as numbers: all, or those
+    about a `share` of the statements (see `context_pairs`).
 
     >>> from caldera import code
     >>> module = code.read_ir("define i32 @f(i32 %x) {\\n  %y = add i32 %x, 1\\n  ret i32 %y\\n}")
@@ -104,9 +115,10 @@ def pairs_of(
     [[1, 2], [2, 1]]
     """
     found = [np.zeros((0, 2), np.int32)]
-    for functions in modules:
+    for given in modules:
+        functions = checked_functions("code.pairs_of", given)
         numbers = vocabulary.numbers(word for function in functions for word in function.words)
-        found.append(numbers[context_pairs(flow_edges(functions), len(numbers), context)])
+        found.append(numbers[context_pairs(flow_edges(functions), len(numbers), context, share)])
     pairs = np.concatenate(found)
     return pairs[(pairs != 0).all(axis=1)]
 
@@ -122,7 +134,8 @@ def train_embedding(
     >>> code.train_embedding([module], width=4, least=1, sample=0)
     Embedding(3 statements, width 4)
     """
-    words = (word for functions in modules for function in functions for word in function.words)
+    read = [checked_functions("code.train_embedding", each) for each in modules]
+    words = (word for functions in read for function in functions for word in function.words)
     vocabulary = Vocabulary.of(words, least)
     pairs = pairs_of(modules, vocabulary, context)
     if not len(pairs):

@@ -12,8 +12,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from caldera.code.module import Function, Statement
-from caldera.errors import ConfigError
+from caldera.code.module import Function, Statement, checked_functions
+from caldera.errors import ConfigError, DataError
+from caldera.op.arguments import as_count
+from caldera.tensor.convert import array_of
 
 Edge = tuple[int, int]
 
@@ -28,6 +30,7 @@ def flow_edges(functions: Sequence[Function]) -> list[Edge]:
     >>> flow_edges(read_ir(text))
     [(0, 1)]
     """
+    functions = checked_functions("code.flow_edges", functions)
     firsts: dict[str, int] = {}
     returns: dict[str, list[int]] = {}
     found: dict[Edge, None] = {}
@@ -63,8 +66,13 @@ def _edges_of(statements: Sequence[tuple[int, Statement]]) -> Iterator[Edge]:
                     yield min(i, j), max(i, j)
 
 
-def context_pairs(edges: Sequence[Edge], count: int, context: int = 2) -> np.ndarray:
+def context_pairs(
+    edges: Sequence[Edge], count: int, context: int = 2, share: float = 1.0
+) -> np.ndarray:
     """Ordered pairs of statements that are at most `context` edges apart, (pairs, 2).
+
+    Large contexts have many: with a `share` below 1, only those are found in which one is of this
+    part of all statements, which is drawn (each time the same).
 
     >>> context_pairs([(0, 1), (1, 2)], 3, context=1).tolist()
     [[0, 1], [1, 0], [1, 2], [2, 1]]
@@ -76,17 +84,33 @@ def context_pairs(edges: Sequence[Edge], count: int, context: int = 2) -> np.nda
             "code.context_pairs", expected="context= a whole number of at least 1",
             got=repr(context),
         )  # fmt: skip
-    given = np.array(edges, np.int64).reshape(-1, 2)
+    if not 0 < share <= 1:
+        raise ConfigError.build(
+            "code.context_pairs", expected="share= above 0, at most 1", got=repr(share)
+        )
+    count = as_count(count, "count", "code.context_pairs", least=0)
+    given = array_of(edges, "code.context_pairs")
+    given = np.zeros((0, 2), np.int64) if given.size == 0 else given
+    fits = given.ndim == 2 and given.shape[1] == 2 and given.dtype.kind in "iu"
+    if not fits or (len(given) and not (given.min() >= 0 and given.max() < count)):
+        raise DataError.build(
+            "code.context_pairs", expected=f"edges: pairs of integers from 0 to {count - 1}",
+            got=f"{given.min()} to {given.max()}" if fits else f"{given.dtype} {given.shape}",
+        )  # fmt: skip
     both = np.concatenate([given, given[:, ::-1]])
     both = both[np.lexsort((both[:, 1], both[:, 0]))]
     starts = np.searchsorted(both[:, 0], np.arange(count + 1))
     # Pairs as one number each, so that a set of them is a sorted array.
-    reached = np.unique(both[:, 0] * count + both[:, 1])
+    drawn = np.random.default_rng(0).random(count) < share
+    begin = both[drawn[both[:, 0]]]
+    reached = np.unique(begin[:, 0] * count + begin[:, 1])
     newest = reached
     for _ in range(context - 1):
         farther = _one_edge_on(newest, count, starts, both[:, 1])
         newest = np.setdiff1d(farther, reached, assume_unique=True)
         reached = np.union1d(reached, newest)
+    if share < 1:
+        reached = np.union1d(reached, reached % count * count + reached // count)
     return np.stack([reached // count, reached % count], axis=1).astype(np.int32)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 
 from llvmlite import binding as llvm
@@ -62,7 +63,7 @@ class Function:
         return [statement.word for statement in self.statements]
 
 
-def read_ir(source: str | Path) -> list[Function]:
+def read_ir(source: str | PathLike[str]) -> list[Function]:
     """The functions that a module of LLVM IR defines: the text of one, or a file of it (.ll).
 
     LLVM reads the text first, so what is wrong is found by it.
@@ -87,6 +88,19 @@ def read_ir(source: str | Path) -> list[Function]:
         Function(name.strip('"'), tuple(_statements(body, structures)))
         for name, body in _DEFINITION.findall(printed)
     ]
+
+
+def checked_functions(where: str, given: object) -> list[Function]:
+    """What `read_ir` gave, and nothing else."""
+    found = []
+    for each in given if isinstance(given, list | tuple) else [given]:
+        if not isinstance(each, Function):
+            raise DataError.build(
+                where, expected="modules: lists of functions, as code.read_ir gives them",
+                got=f"a {type(each).__name__}",
+            )  # fmt: skip
+        found.append(each)
+    return found
 
 
 def _read(path: Path) -> str:

@@ -21,6 +21,7 @@ class Vocabulary:
     """
 
     def __init__(self, words: Sequence[str], counts: Sequence[int]) -> None:
+        words, counts = list(words), list(counts)
         if not words or words[0] != UNKNOWN or len(words) != len(counts):
             raise DataError.build(
                 "code.Vocabulary", expected=f"words that begin with {UNKNOWN!r}, a count for each",

@@ -30,6 +30,8 @@ from caldera.comm.mpi_library import (
     loaded,
     many_threads,
     mpi,
+    nap_until,
+    shares_cores,
     takes_cards,
 )
 from caldera.comm.point_to_point import ANY_SOURCE
@@ -149,7 +151,7 @@ class MpiCommunicator(Communicator):
     def Shrink(self) -> Communicator:
         if not loaded().survives:
             return super().Shrink()
-        made = self._call(self.handle.Shrink)
+        made = self._call(self.handle.Shrink, all_come=False)
         return MpiCommunicator(made, f"{self.label} shrunk", self.generation + 1)
 
     def failure(self, error: Any) -> CommError:
@@ -273,9 +275,12 @@ class MpiCommunicator(Communicator):
 
     # --- helpers
 
-    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def _call(self, function: Callable[..., Any], *arguments: Any, all_come: bool = True) -> Any:
         self.blocked = time.monotonic()
         try:
+            if all_come and shares_cores():
+                # A collective of MPI waits busily for those who are late; nobody is any more.
+                nap_until(self.handle.Ibarrier().Test)
             return function(*arguments)
         except mpi().Exception as error:
             raise self.failure(error) from error

@@ -35,6 +35,7 @@ class MpiImplementation:
       ranks of which each believes that it is alone.
     - `variables`: what its mpiexec needs in its environment.
     - `defaults`: what its ranks need in theirs, if nobody has said otherwise.
+    - `tells_local`: the variable in which its mpiexec tells a rank how many are on its machine.
     """
 
     name: str
@@ -47,6 +48,7 @@ class MpiImplementation:
     startup: str = "PMI"
     variables: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, str] = field(default_factory=dict)
+    tells_local: str = "MPI_LOCALNRANKS"
 
     def starts(self, library: MpiImplementation) -> bool:
         """Whether its mpiexec starts the ranks of a library, as far as that is known."""
@@ -74,6 +76,7 @@ IMPLEMENTATIONS = (
             "OMPI_MCA_btl_tcp_eager_limit": str(1 << 19),
             "OMPI_MCA_btl_tcp_max_send_size": str(1 << 19),
         },
+        tells_local="OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
     MpiImplementation("Intel MPI", r"Intel\(R\) MPI Library\D*(\d[\w.]*)"),
     MpiImplementation("MVAPICH", r"MVAPICH\S* Version\s*:\s*(\S+)"),

@@ -7,7 +7,7 @@ import faulthandler
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -78,6 +78,23 @@ def many_threads() -> bool:
     return bool(mpi().Query_thread() == mpi().THREAD_MULTIPLE)
 
 
+@cache
+def shares_cores() -> bool:
+    """Whether this machine has more ranks than cores: one that waits busily, as MPI does, then
+    takes the time of those for whom it waits, even if it lets them run now and then."""
+    told = os.environ.get(loaded().tells_local, "")
+    # All of the machine's: a scheduler may bind each rank to some of them.
+    return told.isdigit() and int(told) > (os.cpu_count() or 1)
+
+
+def nap_until(is_there: Callable[[], bool]) -> None:
+    """Look again and again, and sleep in between: longer the longer it takes."""
+    nap = SHORTEST_NAP_S
+    while not any(is_there() for _ in range(LOOKS)):
+        time.sleep(nap)
+        nap = min(2 * nap, LONGEST_NAP_S)
+
+
 def do_not_wait_for_the_lost() -> None:
     """When a rank has died: let MPI end without it.
 
@@ -112,6 +129,9 @@ class MpiRequest(Request):
         owner.blocked, owner.peer = time.monotonic(), self._peer
         try:
             if owner.backoff is not None and self._arrives_meanwhile(owner.backoff):
+                return
+            if shares_cores():
+                nap_until(self.test)
                 return
             if self._expected < 0:
                 self._request.Wait()

@@ -16,6 +16,7 @@ from caldera.graph.node import Node, describe
 from caldera.graph.opdef import ITEM, as_tuple, item, parameter
 from caldera.graph.ops.base import conj, full
 from caldera.graph.ops.elementwise import add
+from caldera.graph.pins import pin_of, pinned
 from caldera.tensor.dtype import is_complex, is_inexact
 
 
@@ -92,7 +93,9 @@ def accumulate(
             continue
         if not any(given in active for given in node.inputs):
             continue
-        for given, part in zip(node.inputs, _apply_rule(node, gradient, several), strict=True):
+        with pinned(pin_of(node)):
+            parts = _apply_rule(node, gradient, several)
+        for given, part in zip(node.inputs, parts, strict=True):
             if part is not None and given in active and is_inexact(given.dtype):
                 _add_to(gradient, given, part)
     return [gradient.get(node) for node in wrt]

@@ -16,6 +16,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from caldera.graph import pins
 from caldera.graph.memory_format import Order, order_name
 from caldera.tensor.dtype import DType
 from caldera.tensor.shape import Shape, size
@@ -180,6 +181,7 @@ def _interned(
     if found is not None:
         # Without the lock, for which ranks that are threads would queue up: who finds a node owns
         # it, and who does not looks again.
+        pins.note(found)
         return found
     node = Node()
     node.op = op
@@ -193,6 +195,7 @@ def _interned(
             return found
         node.serial = next(Node._serials)
         _table[key] = node
+    pins.note(node)
     return node
 
 

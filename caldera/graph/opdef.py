@@ -23,6 +23,7 @@ from typing import Any, Literal, NoReturn
 from caldera.errors import CalderaError, DtypeError, ShapeError
 from caldera.graph.complex_support import TAKES_COMPLEX
 from caldera.graph.node import Node, Spec, describe, frozen, intern, intern_like
+from caldera.graph.pins import pin_of, pinned
 
 Kind = Literal[
     "leaf", "elementwise", "reduction", "movement", "product", "random", "state", "control",
@@ -140,12 +141,18 @@ class Op:
 
     def rebuild(self, node: Node, inputs: Nodes) -> Node:
         """The same node over other inputs."""
-        old = node.inputs
-        if inputs == old:
+        if inputs == node.inputs:
             return node
+        pin = pin_of(node)
+        if pin is None:
+            return self._rebuilt(node, inputs)
+        with pinned(pin):
+            return self._rebuilt(node, inputs)
+
+    def _rebuilt(self, node: Node, inputs: Nodes) -> Node:
         if self is ITEM:
             return item(inputs[0], node.attrs["index"])
-        if [given.outputs for given in inputs] == [given.outputs for given in old]:
+        if [given.outputs for given in inputs] == [given.outputs for given in node.inputs]:
             # A rule sees nothing but shapes, dtypes and attributes: it would say the same again.
             return intern_like(node, inputs, tuple([spec.logical for spec in node.outputs]))
         return self.node(*inputs, **node.attrs)

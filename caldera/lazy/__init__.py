@@ -14,7 +14,7 @@ from caldera.lazy.expr import (
     power,
     wrap,
 )
-from caldera.lazy.transforms import compile, grad
+from caldera.lazy.transforms import compile, grad, pinned
 from caldera.lazy.variable import Input, Variable, input, var
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "input",
     "lift",
     "lift_all",
+    "pinned",
     "power",
     "var",
     "wrap",

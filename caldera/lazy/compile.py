@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, partial
 from typing import Any
 
 from caldera.config import settings
 from caldera.errors import DeviceError
-from caldera.graph.node import Node, Symbol
+from caldera.graph.node import Node
+from caldera.graph.pins import pinned, pins_version
 from caldera.graph.program import Program, program_of
-from caldera.kernels import reference  # noqa: F401 - it registers kernels
 from caldera.kernels.choose import choices
-from caldera.kernels.memory_format import wants_channels_last
-from caldera.kernels.table import PRECISION_CHECKS, TABLE, Kernel
+from caldera.lazy.device_plan import How, plan_on, structures
 from caldera.memory import Device
 from caldera.memory import device as find_device
-from caldera.passes.collectives import collectives
-from caldera.passes.pipeline import optimise
-from caldera.passes.structure_cache import StructureCache
 from caldera.plan.cache import SharedPlans, program_key
-from caldera.plan.memory_limit import room_for
+from caldera.plan.placement.assign import default_device, homes, is_mixed, place_nodes
+from caldera.plan.placement.costs import MeasuredCosts
+from caldera.plan.placement.parts import parts_of
+from caldera.plan.placement.placed_plan import PlacedPlan
 from caldera.plan.plan import Plan
 
 _plans = SharedPlans()
-_structures = StructureCache()
 
 
 def compile_nodes(
@@ -39,55 +36,40 @@ def compile_nodes(
 ) -> Plan:
     """The plan for these outputs and assignments: one that exists, or a new one."""
     program = program_of(outputs, updates)
-    place = _device_of(program) if device is None else find_device(device)
-    TABLE.load("cpu")
-    TABLE.load(place.kernels)
+    wanted = None if device is None else find_device(device)
+    place, may_choose = default_device(program, wanted)
+    mixed = is_mixed(program, place)
     key = (
         program_key(program, communicator), place, tuple(sorted(without)), precision,
         choices.version, settings.memory_limit,
+        # Where what is mixed runs depends on more than its nodes.
+        (may_choose, homes(program), pins_version()) if mixed else None,
     )  # fmt: skip
     known = _plans.get(key)
     if known is not None:
         return known
-    if precision is not None and place.kernels in PRECISION_CHECKS:
-        PRECISION_CHECKS[place.kernels](precision)
-    several = communicator is not None and communicator.size > 1
-    run_passes = partial(
-        optimise,
-        has_kernel=lambda name: TABLE.has(name, place.kernels),
-        without=without,
-        precision=precision,
-        channels_last=wants_channels_last(place.kernels),
-        adds_rows=place.kernels == "cpu",
-    )
-    # Collectives are numbered as they are written, and only here from nought.
-    ordered = collectives(program) if several else program
-    how = (place.kernels, TABLE.version, tuple(sorted(without)), precision)
-    optimised = _structures.optimised(ordered, how, run_passes)
-    # Ranks agree on their kernels when a plan is made. Those of a host are quick to measure.
-    soon = not place.is_host and not several
-
-    total = settings.workspace_total
-
-    @cache
-    def limits(measure: bool) -> dict[Node, int]:
-        if total is None:
-            return {}
-        return choices.shared_limits(optimised.order(), place.kernels, total, measure=measure)
-
-    def choose(node: Node, *others: Kernel, measure: bool) -> Kernel:
-        limit = limits(measure).get(node)
-        return choices.kernel(node, place.kernels, others, measure=measure, limit=limit)
-
-    plan = Plan(
-        program, optimised, place, partial(choose, measure=not soon),
-        choose_well=partial(choose, measure=True) if soon else None,
-        in_place="in_place" not in without, communicator=communicator,
-        room=room_for(optimised, place),
-    )  # fmt: skip
+    how = How(tuple(sorted(without)), precision, communicator)
+    # What is being written meanwhile has nothing to do with it.
+    with pinned(None):
+        plan = _placed(program, place, may_choose, how) if mixed else plan_on(program, place, how)
     if remember:
         _plans.add(key, plan)
     return plan
+
+
+def _placed(program: Program, place: Device, may_choose: bool, how: How) -> Plan:
+    """The plan of a program that several devices have a part in."""
+    if how.several_ranks:
+        raise DeviceError.build(
+            "compile", expected="all of a rank's variables and layers on one device",
+            got="some on others", hint="with several ranks, leave out device= of layers and "
+            "move variables with .move(device)",
+        )  # fmt: skip
+    found = place_nodes(program, place, MeasuredCosts() if may_choose else None)
+    parts = parts_of(program, found.groups)
+    if len(parts) == 1 and not parts[0].relays:
+        return plan_on(program, parts[0].device, how)
+    return PlacedPlan(program, parts, lambda part, on: plan_on(part, on, how), found.reason)
 
 
 def forget_plans() -> None:
@@ -103,26 +85,4 @@ def forget_plans() -> None:
     False
     """
     _plans.clear()
-    _structures.clear()
-
-
-def _device_of(program: Program) -> Device:
-    """Where the program's variables are; the default device if they are nowhere in particular."""
-    found: dict[Device, Symbol] = {}
-    host: Device | None = None
-    for node in program.order():
-        symbol = node.attrs.get("symbol")
-        # Inputs and constant arrays go wherever the plan is.
-        if symbol is not None and symbol.role in ("variable", "tensor"):
-            place = symbol.value.device
-            if place.is_host:
-                host = place
-            else:
-                found.setdefault(place, symbol)
-    if len(found) > 1:
-        places = ", ".join(f"{symbol.name} on {place.name}" for place, symbol in found.items())
-        raise DeviceError.build(
-            "eval", expected="all variables on one device", got=places,
-            hint="move them with .to(device=...), or compile with device=",
-        )  # fmt: skip
-    return next(iter(found), None) or host or find_device(None)
+    structures.clear()

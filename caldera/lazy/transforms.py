@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from caldera.arguments import checked, refusal
 from caldera.errors import ConfigError
 from caldera.graph.differentiate import gradients
+from caldera.graph.pins import pinned as pinned_nodes
 from caldera.lazy.compile import compile_nodes
 from caldera.lazy.expr import Expr, lift, wrap
 from caldera.memory import Device
+from caldera.memory import device as find_device
 from caldera.plan.plan import Plan
 
 
@@ -28,10 +31,12 @@ def compile(
     """The plan that computes these expressions together, and performs the assignments among them.
 
     A run gives back the values of the expressions; assignments only take effect.
-    `device` defaults to the one the variables are on. `without` names passes to leave out (see
-    `caldera.passes`). `precision` is None, "float16" or "bfloat16" for mixed precision, or "tf32"
-    for products that tensor cores may round. Plans are remembered for the next time, with the
-    memory they hold, unless `remember` is false: those used last, as long as what they read exists.
+    `device` is where all is computed that is not pinned; without it `settings.placement` decides,
+    which is where the variables are unless they are on several devices. `without` names passes to
+    leave out (see `caldera.passes`). `precision` is None, "float16" or "bfloat16" for mixed
+    precision, or "tf32" for products that tensor cores may round. Plans are remembered for the next
+    time, with the memory they hold, unless `remember` is false: those used last, as long as what
+    they read exists.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -56,6 +61,29 @@ def compile(
         communicator=communicator,
         remember=remember,
     )
+
+
+@checked
+@contextmanager
+def pinned(device: Device | str | int) -> Iterator[None]:
+    """Operations written inside are computed on this device, and so are their gradients.
+
+    What they read from elsewhere is copied there, planned with the rest of the step. Layers are
+    pinned with their `device=`.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = op.var("x", (3,), fill=[3.0, 1.0, 2.0], device="loopback")
+    >>> with cd.pinned("cpu"):
+    ...     y = op.sort(x * 2.0)
+    >>> plan = cd.compile(op.exp(y - 6.0) + x, device="loopback")
+    >>> [part.device.name for part in plan.parts]
+    ['cpu', 'loopback:0']
+    >>> float(plan.run()[0][2])
+    3.0
+    """
+    with pinned_nodes(find_device(device)):
+        yield
 
 
 def grad(

@@ -53,7 +53,8 @@ def _layer_to_config(layer: Layer, written: dict[int, dict[str, Any]]) -> dict[s
     config: dict[str, Any] = {"layer": kind}
     written[id(layer)] = config
     for field in fields(layer):
-        if field.init and not (field.name == "name" and not layer.name):
+        is_unset = field.name in ("name", "device") and not getattr(layer, field.name)
+        if field.init and not is_unset:
             value = getattr(layer, field.name)
             config[field.name] = _value_to_config(value, f"{layer.path} {field.name}=", written)
     if layer.frozen:

@@ -17,7 +17,8 @@ A layer in ten lines:
 makes parameters. `forward` writes the layer down, with its parameters, for the inputs it is given.
 The fields are what a model file keeps of the layer; `nn.register` makes it known there by its name.
 Layers held as attributes, also in lists and dicts, are part of the layer. A layer that is called
-several times uses the same parameters each time.
+several times uses the same parameters each time. With `device=` a layer and all inside it have
+their parameters on that device, and are computed there.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ from caldera.arguments import checked
 from caldera.errors import ConfigError, DtypeError, ShapeError
 from caldera.graph.node import Node, Spec, Symbol, describe
 from caldera.graph.opdef import scope
+from caldera.graph.pins import current_pin, pinned
 from caldera.lazy import Expr, Variable, lift
+from caldera.memory import device as find_device
+from caldera.nn.layer_watch import LayerWatch
 from caldera.nn.tracing import Added, LayerCall, context, is_tracing, resumed
 from caldera.tensor.dtype import canonical, is_complex, is_float
 
@@ -53,6 +57,8 @@ class Layer(ABC):
     """
 
     name: str = field(default="", kw_only=True)
+    device: Any = field(default=None, kw_only=True, repr=False)
+    """The name of the device it is pinned to, such as "cpu" or "cuda"."""
 
     ranges: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """What its arguments may sensibly be, for `search.space_of`: ("around", factor) is a whole
@@ -97,6 +103,18 @@ class Layer(ABC):
         """Whether the parameters exist; they are made by the first call."""
         return self._built
 
+    @property
+    def pin(self) -> str | None:
+        """The full name of the device it is pinned to."""
+        if self.device is None:
+            return None
+        if not isinstance(self.device, str):
+            raise ConfigError.build(
+                self.path, expected='device= a name such as "cpu" or "cuda:0"',
+                got=repr(self.device),
+            )  # fmt: skip
+        return find_device(self.device).name
+
     # --- what a layer of your own writes
 
     def build(self, *inputs: Any, **named: Any) -> None:  # noqa: B027 - most layers need none
@@ -127,7 +145,8 @@ class Layer(ABC):
         now = context()
         path = f"{self.path}/{name}".lstrip("/")
         if now.allocate:
-            where[name] = op.var(path, shape, fill=fill, dtype=now.dtype, device=now.device)
+            place = current_pin() or now.device
+            where[name] = op.var(path, shape, fill=fill, dtype=now.dtype, device=place)
         else:
             spec = Spec(tuple(shape), canonical(now.dtype))
             where[name] = Variable(Symbol(path, spec, "variable"))
@@ -182,7 +201,8 @@ class Layer(ABC):
             raise self.refuse("an input", "None")
         given_by_name = {key: _as_input(value, now.dtype) for key, value in named.items()}
         step = self.path.rpartition("/")[2]
-        with scope(step) if step else nullcontext():
+        pin = self.pin if now.allocate else None
+        with scope(step) if step else nullcontext(), pinned(pin) if pin else nullcontext():
             if not self._built:
                 self.place_children()
                 self.build(*given)
@@ -263,6 +283,14 @@ class Layer(ABC):
         """The parameters that training changes."""
         return _once(p for layer in self.walk() if not layer.frozen for p in layer._own.values())
 
+    def pinned_variables(self) -> set[Variable]:
+        """The parameters and states of those below, or of this layer, that are pinned."""
+        found: set[Variable] = set()
+        for layer in self.walk():
+            if layer.pin is not None:
+                found.update(layer.parameters(), layer.states())
+        return found
+
     @checked
     def freeze(self, frozen: bool = True) -> None:
         """Keep the parameters of this layer and all below it as they are.
@@ -303,47 +331,6 @@ class Layer(ABC):
                     hint="define it with def at the top of a file, or copy with copy.deepcopy",
                 )  # fmt: skip
         return new_layer, (type(self),), self.__getstate__()
-
-
-class LayerWatch:
-    """Tells whether a layer, or one below it, is another than when it was last looked at.
-
-    Somebody may assign to an attribute of a layer, or put another in its place, when plans have
-    been made of it as it was.
-
-    >>> from caldera import nn, op
-    >>> layer = nn.Sequential([nn.LeakyReLU(0.1)])
-    >>> _ = layer(op.input("x", (1, 2)))
-    >>> watch = LayerWatch(layer)
-    >>> layer.layers[0].slope = 0.2
-    >>> watch.saw_change(layer), watch.saw_change(layer)
-    (True, False)
-    """
-
-    _noted: ClassVar[int] = 0
-    """Changes of all layers: as long as it stays, no layer has to be looked at."""
-
-    def __init__(self, layer: Layer) -> None:
-        self._seen = LayerWatch._noted
-        self._marks = _marks(layer)
-
-    @classmethod
-    def note(cls) -> int:
-        """A layer changes; the number of the change."""
-        cls._noted += 1
-        return cls._noted
-
-    def saw_change(self, layer: Layer) -> bool:
-        """Whether the layer has changed since this was last asked."""
-        if self._seen == LayerWatch._noted:
-            return False
-        self._seen = LayerWatch._noted
-        before, self._marks = self._marks, _marks(layer)
-        return before != self._marks
-
-
-def _marks(layer: Layer) -> tuple[tuple[int, int], ...]:
-    return tuple((id(each), each._changed) for each in layer.walk())
 
 
 def new_layer(kind: type[Layer]) -> Layer:

@@ -15,6 +15,7 @@ from caldera.tensor.convert import array_of
 
 _AT_ONCE = 1 << 16
 """Pairs that one run of the plan is given."""
+_MOST_NEGATIVES = 1000
 _ODDS = 1 << 22
 """Places of the table that negatives are drawn from."""
 
@@ -57,11 +58,16 @@ class SkipGram:
             raise DataError.build("nn.SkipGram", expected="a word that occurs", got="counts of 0")
         self.width = as_count(width, "width", "nn.SkipGram")
         self.negatives = as_count(negatives, "negatives", "nn.SkipGram")
+        if self.negatives > _MOST_NEGATIVES:
+            raise ConfigError.build(
+                "nn.SkipGram", expected=f"at most {_MOST_NEGATIVES} negatives", got=repr(negatives)
+            )
         if not sample >= 0:
             raise ConfigError.build(
                 "nn.SkipGram", expected="sample= a number of at least 0", got=repr(sample)
             )
-        self.sample, self.seed, self.epoch = float(sample), seed, 0
+        self.sample, self.epoch = float(sample), 0
+        self.seed = as_count(seed, "seed", "nn.SkipGram", least=0)
         start = np.zeros((2, len(self.counts), self.width), np.float32)
         start[0] = (np.random.default_rng(seed).random(start[0].shape) - 0.5) / self.width
         self._table = op.var("vectors", start.shape, fill=start)
@@ -87,6 +93,10 @@ class SkipGram:
         epochs = as_count(epochs, "epochs", "nn.SkipGram.fit", least=0)
         batch = self._usual_batch() if batch_size is None else batch_size
         batch = as_count(batch, "batch_size", "nn.SkipGram.fit")
+        if not isinstance(rate, int | float | np.number) or not 0 < rate < np.inf:
+            raise ConfigError.build(
+                "nn.SkipGram.fit", expected="rate= a number above 0", got=repr(rate)
+            )
         plans: dict[int, Any] = {}
         losses: list[float] = []
         for epoch in range(epochs):

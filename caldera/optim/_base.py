@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NoReturn, Self, TypedDict
 
@@ -13,8 +14,10 @@ import numpy as np
 from caldera import op
 from caldera.configurable import Configurable, Family
 from caldera.errors import ConfigError, DtypeError
+from caldera.graph.pins import pinned
 from caldera.lazy import Expr, Variable, compile
 from caldera.memory import Device
+from caldera.memory import device as find_device
 from caldera.optim.accumulate import Accumulation
 from caldera.optim.clip import Clip
 from caldera.optim.decay import L2, Decay
@@ -23,6 +26,7 @@ from caldera.optim.group import Group, assign_groups
 from caldera.optim.loss_scale import LossScale
 from caldera.optim.schedule import Schedule, require_count, require_positive
 from caldera.optim.sharding import check_sharded_update, updating
+from caldera.optim.state_place import host_if_full
 from caldera.tensor.dtype import float32, is_complex, promote
 
 Rate = float | Schedule | EpochRule
@@ -52,6 +56,7 @@ class Options(TypedDict, total=False):
     clip: Clip | None
     accumulate: int
     groups: Sequence[Group]
+    device: str | None
 
 
 class Optimizer(Configurable, ABC):
@@ -63,6 +68,9 @@ class Optimizer(Configurable, ABC):
     - `accumulate`: micro-batches whose gradients make one step. Only every so many runs of the plan
       change the parameters; what is left at the end of an epoch counts for the next.
     - `groups`: parameters with a learning rate or weight decay of their own.
+    - `device`: where what it keeps is, and updates are computed, if not where the parameters are:
+      with "cpu" a card has room for a larger model. Without it, the host has what a card cannot
+      hold. `apart` is that device once it is known.
 
     A new one names the state it keeps for each parameter in `keeps`, and writes `update`: from the
     parameter, its gradient, its state, the learning rate and the number of this step (from 1) to
@@ -101,6 +109,7 @@ class Optimizer(Configurable, ABC):
         clip: Clip | None = None,
         accumulate: int = 1,
         groups: Sequence[Group] = (),
+        device: str | None = None,
     ) -> None:
         name = type(self).__name__
         if isinstance(learning_rate, EpochRule):
@@ -123,6 +132,10 @@ class Optimizer(Configurable, ABC):
         self.clip = clip
         self.accumulate = accumulate
         self.groups = tuple(groups)
+        if device is not None and not isinstance(device, str):
+            _refuse(name, 'device= a name such as "cpu"', device)
+        self.device = device
+        self.apart = device
         self.state: dict[Variable, dict[str, Variable]] = {}
         self._step: Variable | None = None
         self._learning_rate: Variable | None = None
@@ -202,8 +215,9 @@ class Optimizer(Configurable, ABC):
         >>> [variable.name for variable in adam.variables()]
         ['step', 'learning rate', 'w/mean', 'w/square']
         """
+        self._choose_place(variables)
         for variable in variables:
-            self._create(variable.tensor.device)
+            self._create(self._place_of(variable))
             self._state_of(variable)
             if self._accumulation is not None:
                 self._accumulation.sum_of(variable, promote(variable.dtype, float32))
@@ -243,8 +257,16 @@ class Optimizer(Configurable, ABC):
         (its number of samples, if its loss is a mean over them).
         """
         self._check(variables, gradients)
-        taken = self._create(variables[0].tensor.device)
-        rate = self._rate(op.cast(taken, "float64"))
+        self._choose_place(variables)
+        taken = self._create(self._place_of(variables[0]))
+        # An update is computed where its state is.
+        apart = bool(self.apart) or len({each.tensor.device for each in variables}) > 1
+
+        def at(place: Device) -> AbstractContextManager[None]:
+            return pinned(place) if apart else nullcontext()
+
+        with at(taken.tensor.device):
+            rate = self._rate(op.cast(taken, "float64"))
         gradients = [
             op.cast(gradient, promote(variable.dtype, float32))
             for variable, gradient in zip(variables, gradients, strict=True)
@@ -260,12 +282,13 @@ class Optimizer(Configurable, ABC):
         for variable, gradient in zip(variables, gradients, strict=True):
             group = groups.get(variable)
             own = rate if group is None else rate * group.learning_rate_factor
-            with updating(variable):
+            with updating(variable), at(self._place_of(variable)):
                 new, kept = self._rule_of(group)._decayed_update(variable, gradient, own, taken)
-            state = self._state_of(variable)
-            assignments.append(_assign(variable, new, ok))
-            assignments += [_assign(state[name], kept[name], ok) for name in state]
-        assignments.append(_assign(taken, taken + 1, ok))
+                state = self._state_of(variable)
+                assignments.append(_assign(variable, new, ok))
+                assignments += [_assign(state[name], kept[name], ok) for name in state]
+        with at(taken.tensor.device):
+            assignments.append(_assign(taken, taken + 1, ok))
         return assignments
 
     def train(
@@ -379,15 +402,24 @@ class Optimizer(Configurable, ABC):
                     "learning rate", (), fill=number, dtype="float64", device=device
                 )
             if self.accumulate > 1:
-                self._accumulation = Accumulation(self.accumulate, device)
+                self._accumulation = Accumulation(self.accumulate, device, self.apart)
         return self._step
+
+    def _place_of(self, variable: Variable) -> Device:
+        """Where what is kept for a parameter is."""
+        device: Device = variable.tensor.device
+        return device if self.apart is None else find_device(self.apart)
+
+    def _choose_place(self, variables: Sequence[Variable]) -> None:
+        if self._step is None and self.device is None:
+            self.apart = host_if_full(variables, len(self.keeps))
 
     def _state_of(self, variable: Variable) -> dict[str, Variable]:
         if variable not in self.state:
             self.state[variable] = {
                 name: op.var(
                     f"{variable.name}/{name}", variable.shape,
-                    dtype=promote(variable.dtype, float32), device=variable.tensor.device,
+                    dtype=promote(variable.dtype, float32), device=self._place_of(variable),
                 )
                 for name in self.keeps
             }  # fmt: skip

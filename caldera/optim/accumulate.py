@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from caldera import op
+from caldera.graph.pins import pinned
 from caldera.lazy import Expr, Variable
 from caldera.memory import Device
 from caldera.tensor.dtype import DType
@@ -15,10 +17,12 @@ class Accumulation:
 
     The weight of a micro-batch is what its loss was divided by (its number of samples, say), so
     that micro-batches of different sizes give exactly the gradient of all their samples together.
+    Sums are `apart` from their parameters if there is such a device.
     """
 
-    def __init__(self, count: int, device: Device) -> None:
+    def __init__(self, count: int, device: Device, apart: str | None = None) -> None:
         self.count = count
+        self._apart = apart
         self.taken = op.var("micro-batches", (), dtype="int64", device=device)
         self.weight = op.var("weight of micro-batches", (), dtype="float64", device=device)
         self.sums: dict[Variable, Variable] = {}
@@ -49,9 +53,10 @@ class Accumulation:
         means = []
         for variable, gradient in zip(variables, gradients, strict=True):
             kept = self.sum_of(variable, gradient.dtype)
-            collected = kept + gradient * op.cast(share, gradient.dtype)
-            assignments.append(self._keep(kept, collected, due, ok))
-            means.append(collected / op.cast(total, gradient.dtype))
+            with nullcontext() if self._apart is None else pinned(self._apart):
+                collected = kept + gradient * op.cast(share, gradient.dtype)
+                assignments.append(self._keep(kept, collected, due, ok))
+                means.append(collected / op.cast(total, gradient.dtype))
         return means, due if ok is None else op.logical_and(due, ok), assignments
 
     def sum_of(self, variable: Variable, dtype: DType) -> Variable:
@@ -59,7 +64,7 @@ class Accumulation:
         if variable not in self.sums:
             self.sums[variable] = op.var(
                 f"{variable.name}/gradient", variable.shape, dtype=dtype,
-                device=variable.tensor.device,
+                device=self._apart or variable.tensor.device,
             )  # fmt: skip
         return self.sums[variable]
 

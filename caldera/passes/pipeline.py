@@ -29,11 +29,12 @@ from caldera.passes.precision import lower_precision
 from caldera.passes.rounded_results import rounded_results
 from caldera.passes.row_products import row_products
 from caldera.passes.update_product import update_product
+from caldera.passes.update_rows import update_rows
 
 NAMES = (
     "losses", "fold", "simplify", "row_products", "pool_first", "epilogue", "norm_epilogue",
-    "rounded_results", "merge", "hoist", "dead", "update_product", "packed_attention", "fuse",
-    "layout", "in_place",
+    "rounded_results", "merge", "hoist", "dead", "update_product", "update_rows",
+    "packed_attention", "fuse", "layout", "in_place",
 )  # fmt: skip
 """Passes that can be switched off. (`in_place` is decided while a plan is laid out.)"""
 
@@ -107,6 +108,7 @@ def passes(
         ("hoist", hoist),
         ("dead", eliminate_dead_code),
         ("update_product", update_product),
+        ("update_rows", update_rows),
         ("algebra again", algebra),
         ("packed_attention", packed_attention),
         ("bodies of loops", lambda program: _in_bodies(program, inside)),

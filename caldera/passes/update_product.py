@@ -8,11 +8,12 @@ in another order than it was written, so its last digit may differ.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from caldera.graph.body import substitute, users_of
 from caldera.graph.node import Node
+from caldera.graph.opdef import Op
 from caldera.graph.ops.base import reshape
 from caldera.graph.ops.elementwise import add, mul, neg, sub, where
 from caldera.graph.ops.epilogue import matmul_accumulate
@@ -24,15 +25,38 @@ from caldera.tensor.dtype import HALVES
 
 def update_product(program: Program) -> Program:
     """Join products with the new value of the variable that they change."""
-    order = program.order()
-    finder = _Finder(order, program)
+    return joined_updates(program, matmul, _accumulated)
+
+
+def joined_updates(
+    program: Program, gradient: Op, joined: Callable[[Node, Update], Node | None]
+) -> Program:
+    """The program with updates by gradients of an op written as `joined` says, where it does."""
+    if not any(node.op is gradient for node in program.order()):
+        return program
+    finder = UpdateFinder(program, gradient)
+    held = {node.attrs["symbol"]: node for node in program.order() if "symbol" in node.attrs}
     replaced: dict[Node, Node] = {}
     for symbol, value in program.updates:
-        weight = next((node for node in order if node.attrs.get("symbol") is symbol), None)
-        found = None if weight is None else finder.find(value, weight)
+        weight = held.get(symbol)
+        update = None if weight is None else finder.find(value, weight)
+        found = None if weight is None or update is None else joined(weight, update)
         if found is not None:
             replaced[value] = found
     return program.with_roots(substitute(program.roots, replaced))
+
+
+def _accumulated(weight: Node, update: Update) -> Node | None:
+    if len(weight.shape) != 2 or weight.dtype in HALVES:
+        return None
+    a, b = update.gradient.inputs
+    alpha, beta = update.alpha, update.beta
+    if update.condition is not None:
+        # A step that is refused adds nothing, whatever its gradient is: alpha = 0 says so.
+        alpha = where(update.condition, alpha, constant(0.0, alpha.dtype))
+        beta = where(update.condition, beta, constant(1.0, beta.dtype))
+    node: Node = matmul_accumulate(weight, a, b, alpha, beta, **update.gradient.attrs)
+    return node
 
 
 @dataclass(frozen=True)
@@ -65,14 +89,28 @@ def _plus(a: Node | None, b: Node | None) -> Node | None:
     return a if b is None else b if a is None else add(a, b)
 
 
-class _Finder:
-    def __init__(self, order: Sequence[Node], program: Program) -> None:
-        self.users = users_of(order)
-        self.roots = set(program.roots)
+@dataclass(frozen=True)
+class Update:
+    """`alpha * gradient + beta * W`, if a truth value (None: always) says so, else W."""
 
-    def find(self, value: Node, weight: Node) -> Node | None:
-        """The accumulation that `value` amounts to, if it does."""
-        if len(value.shape) != 2 or value.dtype in HALVES or value is weight:
+    gradient: Node
+    alpha: Node
+    beta: Node
+    condition: Node | None
+
+
+class UpdateFinder:
+    """Finds new values of variables that are sums of the old one and a gradient of some op, which
+    serves nothing else."""
+
+    def __init__(self, program: Program, gradient: Op) -> None:
+        self.users = users_of(program.order())
+        self.roots = set(program.roots)
+        self._gradient = gradient
+
+    def find(self, value: Node, weight: Node) -> Update | None:
+        """The sum that `value` amounts to, if it does."""
+        if value is weight:
             return None
         products: list[Node] = []
         condition, new = _unless_refused(value, weight)
@@ -82,20 +120,13 @@ class _Finder:
         (product,) = set(products)
         if not self._is_only_for(product, value):
             return None
-        a, b = product.inputs
-        alpha, beta = terms.product, terms.weight
-        if condition is not None:
-            # A step that is refused adds nothing, whatever its gradient is: alpha = 0 says so.
-            alpha = where(condition, alpha, constant(0.0, alpha.dtype))
-            beta = where(condition, beta, constant(1.0, beta.dtype))
-        node: Node = matmul_accumulate(weight, a, b, alpha, beta, **product.attrs)
-        return node
+        return Update(product, terms.product, terms.weight, condition)
 
     def _terms(self, node: Node, weight: Node, products: list[Node]) -> _Terms | None:
         one = constant(1.0, weight.dtype)
         if node is weight:
             return _Terms(weight=one)
-        if node.op is matmul and node.shape == weight.shape:
+        if node.op is self._gradient and node.shape == weight.shape:
             products.append(node)
             return _Terms(product=one) if len(set(products)) == 1 else None
         if node.op is neg:

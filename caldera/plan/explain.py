@@ -68,6 +68,18 @@ class Row:
     """Whether it computes what was dropped, for want of memory."""
     transfer: Literal["", "to host", "from host"] = ""
     """Whether it copies a value to the host or back, for want of memory."""
+    device: str = ""
+    """Where it runs, if steps of the plan run on several devices."""
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A value that goes from one device to another: what it is, how large, from where to where."""
+
+    what: str
+    nbytes: int
+    source: str
+    target: str
 
 
 @dataclass(frozen=True)
@@ -99,6 +111,15 @@ class Explanation:
     flops: int
     seconds: float | None
     peaks: Peaks | None = field(repr=False)
+    copies: tuple[Copied, ...] = ()
+    """What goes from one device to another in a run."""
+    placement: str = ""
+    """Why steps are on the devices they are on, if there are several."""
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes that go from one device to another in a run."""
+        return sum(copy.nbytes for copy in self.copies)
 
     @property
     def recomputed(self) -> list[Row]:
@@ -297,9 +318,10 @@ def _table(explanation: Explanation) -> list[str]:
 
 def _lines(explanation: Explanation) -> list[list[str]]:
     timed = explanation.seconds is not None
+    placed = bool(explanation.placement)
     heading = ["step", "op", "kernel", "shapes", "writes", "bytes", "FLOPs"]
-    lines = [heading + ["time", "share", "roofline"] * timed]
-    return lines + [_cells(row, timed) for row in explanation.rows]
+    lines = [heading + ["time", "share", "roofline"] * timed + ["device"] * placed]
+    return lines + [_cells(row, timed) + [row.device] * placed for row in explanation.rows]
 
 
 def _cells(row: Row, timed: bool) -> list[str]:
@@ -384,6 +406,7 @@ def _footer(found: Explanation) -> Iterator[str]:
             share = "" if not found.seconds else f" ({percent_text(took / found.seconds)})"
             time = f", in {seconds_text(took)}{share}" if share else ""
             yield (f"settings.memory_limit: {bytes_text(nbytes)} {what} by {len(rows)} steps{time}")
+    yield from _placement_lines(found)
     work = flops_text(found.flops)
     if found.seconds:
         work += f" in {seconds_text(found.seconds)} ({flops_text(found.flops / found.seconds)}/s)"
@@ -393,4 +416,18 @@ def _footer(found: Explanation) -> Iterator[str]:
         yield (
             f"roofline: {flops_text(peaks.float32)}/s in float32, {flops_text(peaks.float64)}/s in "
             f"float64, {bytes_text(peaks.bandwidth)}/s; above 100% the data was in cache"
+        )
+
+
+def _placement_lines(found: Explanation) -> Iterator[str]:
+    if not found.placement:
+        return
+    yield found.placement
+    for source, target in dict.fromkeys((copy.source, copy.target) for copy in found.copies):
+        copies = [c for c in found.copies if (c.source, c.target) == (source, target)]
+        nbytes = bytes_text(sum(copy.nbytes for copy in copies))
+        largest = max(copies, key=lambda copy: copy.nbytes)
+        yield (
+            f"{nbytes} from {source} to {target} in {len(copies)} copies, the largest "
+            f"{shortened(largest.what, WIDEST_TARGET)} ({bytes_text(largest.nbytes)})"
         )

@@ -28,15 +28,19 @@ class Operands:
         fed = [symbol for symbol in self.symbols if symbol.role == "input"]
         self.inputs = Inputs(fed, self._orders, device)
         self._others = [symbol for symbol in self.symbols if symbol.role != "input"]
+        self._read = {each.attrs.get("symbol") for each in program.order()}
         # Constant arrays have no place of their own: they are kept on the device.
         self._held: dict[Symbol, Tensor] = {
             symbol: symbol.value.to(device=device, kind=MANAGED)
             for symbol in self._others
-            if symbol.role == "array" and not self._reaches(symbol.value)
+            if symbol.role == "array" and not can_reach(device, symbol.value)
         }
         self._constants: dict[Node, Any] = {}
         self._ready: object = None
         self._moves = Symbol.moves
+        # A plan of the host reads and writes the host's side of what belonged to a device when it
+        # was made.
+        self._foreign: set[Symbol] | None = None
         self._check()
 
     @property
@@ -57,6 +61,9 @@ class Operands:
 
     def make_ready(self) -> None:
         """Have everything on the device that a run reads, and what it writes marked as such."""
+        if self._device.is_host:
+            self._make_ready_on_host()
+            return
         touched = self._device.touched
         # Step after step nobody else was there, and there is nothing to ask.
         if self._ready is touched:
@@ -67,12 +74,20 @@ class Operands:
             symbol.value.memory.on_device(write=True)
         self._ready = touched
 
+    def _make_ready_on_host(self) -> None:
+        """Have those that belong to another device up to date in the memory of the host."""
+        updated = set(self.updated)
+        for symbol in self._foreign or ():
+            written = symbol in updated
+            self._tensor(symbol).host_array(written, written and symbol not in self._read)
+
     def array(self, symbol: Symbol) -> Any:
         """What kernels are given for a symbol."""
         if symbol.role == "input":
             return self.inputs.array(symbol)
         tensor = self._tensor(symbol)
-        array = tensor.host_array() if tensor.kind is HOST else tensor.device_array()
+        on_host = tensor.kind is HOST or symbol in (self._foreign or ())
+        array = tensor.host_array() if on_host else tensor.device_array()
         order = self._orders[symbol]
         return array if order is None else laid_out(array, symbol.spec.shape, order)
 
@@ -88,18 +103,28 @@ class Operands:
         held = self._held.get(symbol)
         return symbol.value if held is None else held
 
-    def _reaches(self, tensor: Tensor) -> bool:
-        if self._device.is_host:
-            return tensor.device.is_host
-        return tensor.device is self._device and tensor.kind is not HOST
-
     def _check(self) -> None:
-        for symbol in self._others:
-            tensor = self._tensor(symbol)
-            if not self._reaches(tensor):
+        tensors = {symbol: self._tensor(symbol) for symbol in self._others}
+        foreign = {
+            symbol for symbol, tensor in tensors.items()
+            if self._device.is_host and not tensor.device.is_host
+        }  # fmt: skip
+        if self._foreign is None:
+            self._foreign = foreign
+        for symbol, tensor in tensors.items():
+            # What has moved away since is no longer where the plan was meant for.
+            moved = symbol in foreign and symbol not in self._foreign
+            if moved or not can_reach(self._device, tensor):
                 raise DeviceError.build(
                     f"{symbol.role} {symbol.name}".strip(),
                     expected=f"memory that {self._device.name} can read",
                     got=f"{tensor.kind.name} memory on {tensor.device.name}",
                     hint=f"move it with .to(device={self._device.name!r})",
                 )
+
+
+def can_reach(device: Device, tensor: Tensor) -> bool:
+    """Whether kernels of a device can use the tensor where it is."""
+    if device.is_host:
+        return tensor.device.is_host or tensor.kind in (HOST, MANAGED)
+    return tensor.device is device and tensor.kind is not HOST

@@ -361,8 +361,7 @@ class Plan:
             self._unbind()
         inputs = self._operands.inputs
         inputs.feed(feeds or {})
-        if not self.device.is_host:
-            self._operands.make_ready()
+        self._operands.make_ready()
         if self._bound[inputs.turn].graph is None:
             arena = SharedArena.of(self.device)
             block = arena.at_least(self.arena_bytes)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from caldera.config import settings
+from caldera.errors import OutOfMemoryError
 from caldera.graph.memory_format import laid_out
 from caldera.graph.opdef import detached
 from caldera.kernels.choose import choices
@@ -78,19 +79,7 @@ class StepSeconds:
 
     @cached_property
     def _bandwidth(self) -> float:
-        """Bytes a second between device and host: the slower of the two ways."""
-        device, stream = self._device, self._device.stream
-        if settings.deterministic or stream.capturing or not self._may_measure:
-            return LINK
-        there = device.allocate(COPIED, owner="copy that is timed")
-        here = host_view(device.allocate_host(COPIED), 0, (COPIED,), np.dtype(np.uint8))
-
-        def there_and_back() -> None:
-            device.copy_in(there, 0, here, stream)
-            device.copy_out(here, there, 0, COPIED, stream)
-            stream.synchronize()
-
-        return 2 * COPIED / min(_seconds(there_and_back) for _ in range(3))
+        return link_bandwidth(self._device) if self._may_measure else LINK
 
     def _found(self, step: Step) -> float:
         if step.node.op.name == "scan":
@@ -116,6 +105,30 @@ class StepSeconds:
         run = step.kernel.bind(call)
         with single_threaded_blas, np.errstate(all="ignore"):
             return min(_seconds(run) for _ in range(3))
+
+
+_links: dict[Device, float] = {}
+
+
+def link_bandwidth(device: Device) -> float:
+    """Bytes a second between a device and the host, the slower of the two ways; measured once."""
+    stream = device.stream
+    if settings.deterministic or stream.capturing:
+        return LINK
+    if device not in _links:
+        try:
+            there = device.allocate(COPIED, owner="copy that is timed")
+        except OutOfMemoryError:
+            return _links.setdefault(device, LINK)
+        here = host_view(device.allocate_host(COPIED), 0, (COPIED,), np.dtype(np.uint8))
+
+        def there_and_back() -> None:
+            device.copy_in(there, 0, here, stream)
+            device.copy_out(here, there, 0, COPIED, stream)
+            stream.synchronize()
+
+        _links[device] = 2 * COPIED / min(_seconds(there_and_back) for _ in range(3))
+    return _links[device]
 
 
 def _made_up() -> Callable[[Buffer], Any]:

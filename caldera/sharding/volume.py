@@ -79,14 +79,15 @@ def moves(source: Layout, target: Layout, terms: int = 1) -> np.ndarray:
         shared = _shared(source, target)
     else:
         shared = _shared_pieces(source, target)
-    places = {rank: place for place, rank in enumerate(target.ranks)}
+    # As `sender_to` says, for all ranks of the target at once: there may be thousands.
+    receivers, places = np.array(target.ranks), np.arange(len(target.ranks))
     for row, owners in enumerate(groups(source)):
         for term in range(terms):
-            copies = copies_of(owners, term, terms)
-            for column, rank in enumerate(target.ranks):
-                if shared[row, column]:
-                    sender = sender_to(rank, copies, places[rank])
-                    found[sender, rank] += shared[row, column]
+            copies = np.array(copies_of(owners, term, terms))
+            senders = copies[places % len(copies)]
+            has_it = np.isin(receivers, copies)
+            senders[has_it] = receivers[has_it]
+            found[senders, receivers] += shared[row]
     return found
 
 

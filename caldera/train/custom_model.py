@@ -12,6 +12,7 @@ import numpy as np
 from caldera import op, optim
 from caldera.arguments import checked, guarded
 from caldera.comm import world
+from caldera.config import settings
 from caldera.data import Loader, Pipeline, as_data
 from caldera.errors import ConfigError, NonFiniteError
 from caldera.lazy import Expr, Variable, compile
@@ -147,6 +148,11 @@ class CustomModel(Layer):
             )  # fmt: skip
         return found
 
+    @property
+    def pin(self) -> str | None:
+        """None: its device is a setting, and not where its own layers are pinned."""
+        return None
+
     # --- a step
 
     def _step(self, arrays: tuple[np.ndarray, ...]) -> None:
@@ -181,7 +187,8 @@ class CustomModel(Layer):
         updates.append(op.assign(self._random, self._random + np.array([0, 1])))
         updates += [self._added(name, value) for name, value in found.items()]
         updates.append(self._added("steps", op.cast(1.0, "float64")))
-        return compile(updates, device=self.device, precision=self.precision, remember=False)
+        place = self.device if settings.placement == "auto" else None
+        return compile(updates, device=place, precision=self.precision, remember=False)
 
     def _added(self, name: str, value: Expr) -> Expr:
         if name not in self._sums:

@@ -98,7 +98,8 @@ class Model(ModelSettings):
         device: Device | str | int | None = None,
         name: str = "",
     ) -> None:
-        super().__init__(name=name)
+        # Its device is a setting, not a pin as that of other layers.
+        self.name = name
         self._path = ""
         self._set(
             loss, optimizer, learning_rate, batch_size, epochs, metrics, loss_weights, dtype,

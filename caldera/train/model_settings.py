@@ -14,7 +14,8 @@ from caldera.errors import ConfigError, DeviceError
 from caldera.lazy import Expr
 from caldera.memory import Device
 from caldera.memory import device as find_device
-from caldera.nn.layer import Layer, LayerWatch
+from caldera.nn.layer import Layer
+from caldera.nn.layer_watch import LayerWatch
 from caldera.nn.losses import Loss, as_loss
 from caldera.nn.metrics import Metric
 from caldera.nn.metrics import metrics as metric_names
@@ -275,10 +276,20 @@ class ModelSettings(Layer):
             return
         # An optimizer has variables once a step has been written down.
         kept = self.optimizer.variables() if self.optimizer.state else []
+        stays = self.pinned_variables()
+        stays |= {each for variable in stays for each in self.optimizer.kept_for(variable)}
+        if self.optimizer.apart is not None:
+            stays.update(kept)
         for variable in (*self.parameters(), *self.states(), *kept):
-            variable.move(place)
+            if variable not in stays:
+                variable.move(place)
         self._device = place
         self._forget_plans()
+
+    @property
+    def pin(self) -> str | None:
+        """None: its device is a setting, and not where its own layers are pinned."""
+        return None
 
     # --- copies that Python makes
 

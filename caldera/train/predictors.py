@@ -11,6 +11,7 @@ from caldera.lazy import compile
 from caldera.memory.pool import rounded_up
 from caldera.plan.cache import RecentPlans
 from caldera.plan.plan import Plan
+from caldera.train.plan_device import device_of_plans
 from caldera.train.step import MOST_SIZES
 from caldera.train.step_graph import main_output
 
@@ -56,7 +57,10 @@ class Predictors(RecentPlans):
             _, prediction = main_output(outputs, model.objective)
             # It goes with the model.
             plan = compile(
-                prediction, device=model.device, precision=model.precision, remember=False
+                prediction,
+                device=device_of_plans(model),
+                precision=model.precision,
+                remember=False,
             )
             self.add((count, specs), plan)
         return plan

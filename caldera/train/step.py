@@ -22,7 +22,7 @@ from caldera import op
 from caldera.data import Batch, Loader, Share
 from caldera.errors import DataError
 from caldera.lazy import Expr, Variable, compile
-from caldera.nn.layer import LayerWatch
+from caldera.nn.layer_watch import LayerWatch
 from caldera.nn.metrics import Metric
 from caldera.nn.tracing import Context, trace
 from caldera.optim import LossScale, Optimizer
@@ -38,6 +38,7 @@ from caldera.train.batch_source import (
     synchronised_stream,
 )
 from caldera.train.metric_totals import MetricTotals
+from caldera.train.plan_device import device_of_plans
 from caldera.train.step_graph import AFTER_PARAMETERS, Objective, StepGraph
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ class Steps:
             programs.append(graph.training() if kind == TRAINING else graph.evaluation())
         return compile(
             [*self.strategy.program(programs), *values.updates],
-            device=self.model.device,
+            device=device_of_plans(self.model, several_ranks=self.strategy.is_distributed),
             precision=self.model.precision,
             communicator=self.strategy.plan_communicator,
             # Nobody else asks for them, and they hold the data.

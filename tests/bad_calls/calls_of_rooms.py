@@ -11,6 +11,7 @@ import numpy as np
 import caldera as cd
 from caldera import compress, nn, op, optim, planner
 from caldera.comm import SingleProcess, Traffic
+from tests.bad_calls import calls_of_applications
 from tests.bad_calls.calls_of_op import labels, x
 from tests.bad_calls.damage import Given
 
@@ -268,6 +269,7 @@ FRONT: dict[str, Given] = {
     "load": lambda f: f("missing.caldera"),
     "normal": lambda f: f(),
     "orthogonal": lambda f: f(),
+    "pinned": lambda f: f("cpu"),
     "seed": lambda f: f(3),
     "tensor.seed": lambda f: f(3),
     "tensor": lambda f: f([1.0, 2.0]),
@@ -337,7 +339,7 @@ PLANNER: dict[str, Given] = {
 ROOMS = {
     "": FRONT, "nn.": LAYERS, "nn.models.": MODELS, "nn.metrics.": METRICS, "optim.": OPTIM,
     "data.": DATA, "io.": IO, "compress.": COMPRESS, "comm.": COMM, "parallel.": PARALLEL,
-    "planner.": PLANNER,
+    "planner.": PLANNER, "audio.": calls_of_applications.AUDIO, "code.": calls_of_applications.CODE,
 }  # fmt: skip
 CALLS: dict[str, Given] = {
     prefix + name: given for prefix, room in ROOMS.items() for name, given in room.items()

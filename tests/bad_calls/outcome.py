@@ -76,6 +76,9 @@ def used(value: Any) -> None:
         x = op.var("x", (2,), fill=cd.constant(3.0))
         value.train(op.sum(x * x), [x])
         return
+    elif isinstance(value, Iterator):
+        next(value, None)
+        return
     parts = value if isinstance(value, list | tuple) else [value]
     nodes = tuple(each.node for each in parts if isinstance(each, Expr))
     order = Program(nodes).order()
@@ -112,7 +115,8 @@ SHAPES = {
     "1D": (2, 4, 8), "2D": (2, 4, 8, 8), "3D": (2, 4, 4, 4, 4),
     "RNN": (2, 3, 4), "GRU": (2, 3, 4), "LSTM": (2, 3, 4),
     "Attention": (2, 3, 4), "Transformer": (2, 3, 4), "Positional": (2, 3, 4),
-    "MeanPooling": (2, 3, 4),
+    "MeanPooling": (2, 3, 4), "Conformer": (2, 3, 4), "Splice": (2, 3, 4), "TimeDelay": (2, 3, 4),
+    "StatisticsPooling": (2, 3, 4), "FilterBank": (2, 800),
     "LocalResponse": (2, 4, 5, 5), "InstanceNorm": (2, 4, 5), "GlobalAverage": (2, 4, 5, 5),
     "Inception": (1, 3, 299, 299),
     "GoogLeNet": (1, 3, 224, 224), "PaddedShortcut": (2, 4, 8, 8), "Branches": (2, 4),

@@ -9,6 +9,7 @@ import pytest
 
 from caldera.bench import contestants, session
 from caldera.bench.worker_process import WorkerError, WorkerHandle
+from caldera.cli.commands import bench as command
 from tests.cli.conftest import Caldera
 
 
@@ -156,11 +157,19 @@ def test_a_training_is_measured_and_again(
     assert {"version", "sources"} <= found["code"].keys()
     assert found["entries"][0]["seeds"] == [0, 1, 2]
     assert caldera("check", files[0]).status == 0
+    monkeypatch.setattr(command, "previous_sources", lambda code, folder: None)
     again = caldera("bench", "--again", files[0])
     assert again.status == 0, again.err
+    assert "compared by their files" in again.err
     assert "1 of 1 within noise" in again.out
     reply["seconds"] = 0.12
     slower = caldera("bench", "--again", files[0])
     assert slower.status == 1
     assert "training digits mlp, caldera strict: slower (+20.0%" in slower.out
+    # The code of before is as slow on this machine today.
+    monkeypatch.setattr(command, "previous_sources", lambda code, folder: folder)
+    beside = caldera("bench", "--again", files[0])
+    assert beside.status == 0, beside.err
+    assert "in turns with the code of before; +20.0% to the file" in beside.out
+    assert "1 of 1 within noise" in beside.out
     assert "expected nothing else to measure" in caldera("bench", "mlp", "--again", files[0]).err

@@ -19,12 +19,12 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_shortest_command_prints_and_plots(caldera: Caldera) -> None:
-    done = caldera("plan", "--ranks", "1024", "--link", "100Gb", "--speed", "1T")
+    done = caldera("plan", "--ranks", "128", "--link", "100Gb", "--speed", "1T")
     assert done.status == 0
     assert done.out.endswith("wrote   plan.html\n")
     assert Path("plan.html").read_text().startswith("<!doctype html>")
-    # 1024 ranks do not share 64 samples: that is a matter of samples, whatever fits.
-    assert "averaging, for 1024 ranks would share a batch of 64 samples." in done.out
+    # 128 ranks do not share 64 samples: that is a matter of samples, whatever fits.
+    assert "averaging, for 128 ranks would share a batch of 64 samples." in done.out
 
 
 def test_both_scalings_are_printed(caldera: Caldera) -> None:

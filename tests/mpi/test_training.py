@@ -10,7 +10,7 @@ from tests.mpi.conftest import Job
 
 FAMILIES = {
     "data": (
-        "usual", "small messages", "no overlap", "ring", "library", "shards", "stage 1", "stage 2",
+        "usual", "ring, small messages", "library, no overlap", "shards", "stage 1", "stage 2",
         "stage 3",
     ),
     "model": ("layers", "both", "samples over all"),

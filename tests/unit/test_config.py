@@ -53,7 +53,7 @@ def test_unknown_names_are_refused_with_the_nearest(settings: Settings) -> None:
     with pytest.raises(ConfigError, match="did you mean 'deterministic'"):
         settings.determinstic = True
     with (
-        pytest.raises(ConfigError, match="known: accelerator, accuracy, threads"),
+        pytest.raises(ConfigError, match="known: accelerator, accuracy, placement"),
         settings.override(zzz=1),
     ):
         pass

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import caldera as cd
-from caldera.registry import Registry
+from caldera.registry import Registry, provide
 
 
 def test_a_name_is_given_once() -> None:
@@ -41,3 +43,12 @@ def test_a_class_that_is_defined_again_takes_its_own_place() -> None:
 
     with pytest.raises(cd.ConfigError, match="name that is free"):
         registry.add("thing", Other)
+
+
+def test_what_is_provided_is_found_before_it_is_registered() -> None:
+    shapes: Registry[type] = Registry("shape of a test")
+    provide("shape of a test round", "pathlib", "Path")
+    assert "round" in shapes
+    assert shapes["round"] is Path
+    assert list(shapes) == []
+    assert "square" not in shapes

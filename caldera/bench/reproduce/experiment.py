@@ -5,22 +5,16 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 from caldera.bench.reproduce import experiments
 
 HOLDS, FAILS, BESIDE = "holds", "does not hold", "beside"
 """A claim of the seed that is found again, one that is not, and a number that only stands beside
 the seed's because the machines cannot be compared."""
-
-
-MORE, SHORT = 7, 1.0
-"""How many times as many turns are taken of what takes no time, and seconds of all of them."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +66,8 @@ class Outcome:
     left_out: list[str] = field(default_factory=list)
     """What a quick run did not do."""
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    """Of this process and of those it started: what a machine without other programs would take."""
 
     @property
     def verdict(self) -> str:
@@ -125,6 +121,26 @@ class Experiment:
         return self.run is not None
 
 
+_FOUND: list[Experiment] = []
+
+
+def claim(
+    name: str, source: str, text: str
+) -> Callable[[Callable[[Context], Outcome]], Callable[[Context], Outcome]]:
+    """Make a function the experiment about what a seed says at some place."""
+
+    def add(run: Callable[[Context], Outcome]) -> Callable[[Context], Outcome]:
+        _FOUND.append(Experiment(name, source, text, run))
+        return run
+
+    return add
+
+
+def not_run(name: str, source: str, claim: str, *, reason: str, nearest: str) -> None:
+    """Say what cannot be run here, why, and what was run instead."""
+    _FOUND.append(Experiment(name, source, claim, reason=reason, nearest=nearest))
+
+
 @cache
 def find_experiments() -> dict[str, Experiment]:
     """All of them by name, those that can be run first.
@@ -132,21 +148,25 @@ def find_experiments() -> dict[str, Experiment]:
     >>> "topk-assumption" in find_experiments()
     True
     """
-    found: list[Experiment] = []
     for module in pkgutil.iter_modules(experiments.__path__):
-        content: Any = importlib.import_module(f"{experiments.__name__}.{module.name}")
-        found += getattr(content, "EXPERIMENTS", [])
-    found.sort(key=lambda each: (not each.can_run, each.source, each.name))
-    return {each.name: each for each in found}
+        importlib.import_module(f"{experiments.__name__}.{module.name}")
+    ordered = sorted(_FOUND, key=lambda each: (not each.can_run, each.source, each.name))
+    return {each.name: each for each in ordered}
 
 
 def run_experiment(experiment: Experiment, context: Context) -> Outcome:
     """Run one, and take its time."""
     assert experiment.run is not None
-    start = time.perf_counter()
+    start, before = time.perf_counter(), _cpu_seconds()
     outcome = experiment.run(context)
     outcome.seconds = time.perf_counter() - start
+    outcome.cpu_seconds = _cpu_seconds() - before
     return outcome
+
+
+def _cpu_seconds() -> float:
+    found = os.times()
+    return found.user + found.system + found.children_user + found.children_system
 
 
 def holds(claim: bool) -> str:
@@ -156,65 +176,3 @@ def holds(claim: bool) -> str:
     'holds'
     """
     return HOLDS if claim else FAILS
-
-
-def seconds_of(work: Callable[[], object], repeats: int, least: float = 2e-3) -> list[float]:
-    """The time of a call, so often; short ones are called many times and divided.
-
-    >>> len(seconds_of(lambda: None, 3))
-    3
-    """
-    work()
-    calls = 1
-    while True:
-        start = time.perf_counter()
-        for _ in range(calls):
-            work()
-        taken = time.perf_counter() - start
-        if taken >= least:
-            break
-        calls = max(calls + 1, int(calls * min(16.0, 1.3 * least / max(taken, 1e-9))))
-    found = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        for _ in range(calls):
-            work()
-        found.append((time.perf_counter() - start) / calls)
-    return found
-
-
-def in_turns(
-    contestants: Mapping[str, Callable[[], object]], repeats: int, least: float = 2e-3
-) -> dict[str, list[float]]:
-    """The times of several, taken in turns: what slows one turn slows all of them.
-
-    Turns that take no time are taken more often, so that one that was disturbed does not count.
-
-    >>> sorted(in_turns({"a": lambda: None, "b": lambda: None}, 2))
-    ['a', 'b']
-    """
-    found: dict[str, list[float]] = {name: [] for name in contestants}
-    start, turns = time.perf_counter(), 0
-    while turns < repeats or (turns < MORE * repeats and time.perf_counter() - start < SHORT):
-        for name, work in contestants.items():
-            found[name] += seconds_of(work, 1, least)
-        turns += 1
-    return found
-
-
-def load_per_core() -> float:
-    """Programs that want a core, for each core: times of several ranks mean little above 1/2.
-
-    >>> load_per_core() >= 0.0
-    True
-    """
-    return os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 0.0
-
-
-def median(values: Sequence[float]) -> float:
-    """The median.
-
-    >>> median([3.0, 1.0, 2.0])
-    2.0
-    """
-    return statistics.median(values)

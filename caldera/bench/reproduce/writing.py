@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -66,9 +68,7 @@ def markdown_of(experiment: Experiment, outcome: Outcome, *, quick: bool) -> str
         "| " + " | ".join(HEAD) + " |",
         "|---|---|---|---|",
     ]
-    for row in outcome.rows:
-        cells = (row.what, row.seed or "-", row.ours, verdict_text(row))
-        lines.append("| " + " | ".join(each.replace("|", "\\|") for each in cells) + " |")
+    lines += [_line(*_cells(row)) for row in outcome.rows]
     lines += ["", f"Verdict: {outcome.verdict}."]
     if BESIDE in {row.verdict for row in outcome.rows}:
         lines.append(
@@ -77,6 +77,14 @@ def markdown_of(experiment: Experiment, outcome: Outcome, *, quick: bool) -> str
     lines += _busy(machine)
     lines += [f"Left out: {each}." for each in outcome.left_out]
     return "\n".join(lines) + "\n"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (row.what, row.seed or "-", row.ours or "-", verdict_text(row))
+
+
+def _line(*cells: str) -> str:
+    return "| " + " | ".join(each.replace("|", "\\|") for each in cells) + " |"
 
 
 def _busy(machine: Mapping[str, Any]) -> list[str]:
@@ -109,6 +117,7 @@ def json_of(experiment: Experiment, outcome: Outcome, *, quick: bool) -> dict[st
         "samples": outcome.samples,
         "left out": outcome.left_out,
         "seconds": outcome.seconds,
+        "cpu seconds": outcome.cpu_seconds,
     }
 
 
@@ -131,32 +140,54 @@ def write_results(
 def summary_of(
     done: Mapping[Experiment, Outcome], others: Sequence[Experiment], *, quick: bool
 ) -> str:
-    """All verdicts on one page, what was left out, and what could not be run."""
-    total = sum(outcome.seconds for outcome in done.values())
+    """All verdicts on one page, every number, what was left out, and what could not be run."""
     machine = machine_facts(settings.threads)
     lines = [
         "# The seeds' experiments",
         "",
         f"Written by `caldera reproduce{' --quick' if quick else ''}` on {machine['cpu']}, "
         f"{machine['threads']} threads, load {machine['load before']} at the end, "
-        f"{machine['time'][:10]}: {len(done)} experiments in {seconds_text(total)}.",
+        f"{machine['time'][:10]}: {totals_text(done.values())}.",
         *_busy(machine),
         "",
-        "| experiment | source | claim | verdict | took | left out |",
-        "|---|---|---|---|---|---|",
+        "| experiment | source | claim | verdict | took | CPU | left out |",
+        "|---|---|---|---|---|---|---|",
     ]
     for each, outcome in done.items():
-        name = f"[{each.name}]({file_name(each, 'md')})"
-        left = "; ".join(outcome.left_out)
-        lines.append(f"| {name} | {each.source} | {each.claim} | {outcome.verdict} "
-                     f"| {seconds_text(outcome.seconds)} | {left} |")  # fmt: skip
+        times = (seconds_text(outcome.seconds), seconds_text(outcome.cpu_seconds))
+        lines.append(_line(f"[{each.name}]({file_name(each, 'md')})", each.source, each.claim,
+                           outcome.verdict, *times, "; ".join(outcome.left_out)))  # fmt: skip
     if others:
         head = "| experiment | source | claim | why not | the nearest thing |"
         lines += ["", "Not run:", "", head, "|---|---|---|---|---|"]
     for each in others:
-        cells = (each.name, each.source, each.claim, each.reason, each.nearest)
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(_line(each.name, each.source, each.claim, each.reason, each.nearest))
+    lines += [
+        "",
+        "Every number:",
+        "",
+        _line("experiment", "what", *HEAD[1:]),
+        "|---|---|---|---|---|",
+    ]
+    for each, outcome in done.items():
+        lines += [_line(each.name, *_cells(row)) for row in outcome.rows]
     return "\n".join(lines) + "\n"
+
+
+def totals_text(outcomes: Collection[Outcome]) -> str:
+    """How many, how long, and how many claims hold.
+
+    >>> totals_text([Outcome([Row("a", "1", "1", "holds")], seconds=2.0, cpu_seconds=3.0)])
+    '1 experiments in 2.0 s (3.0 s of CPU time): 1 holds'
+    """
+    counts = Counter(outcome.verdict for outcome in outcomes)
+    taken = math.fsum(outcome.seconds for outcome in outcomes)
+    cpu = math.fsum(outcome.cpu_seconds for outcome in outcomes)
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    return (
+        f"{len(outcomes)} experiments in {seconds_text(taken)} "
+        f"({seconds_text(cpu)} of CPU time): {verdicts}"
+    )
 
 
 def page_of(done: Mapping[Experiment, Outcome], others: Sequence[Experiment]) -> str:

@@ -259,7 +259,7 @@ class Framework(ABC):
         settings = {
             field.name: getattr(layer, field.name)
             for field in fields(layer)
-            if field.init and field.name != "name"
+            if field.init and field.name not in ("name", "device")
         }
         function = self._activation(ACTIVATION_LAYERS[type(layer)])
         return lambda run, x: function(x, **settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from caldera.bench.contestants import ACCURACIES, INSTALL, PEERS, missing_peers
 from caldera.bench.equality import PRECISIONS
 from caldera.bench.mllog import log_text
 from caldera.bench.page import page
+from caldera.bench.previous import previous_sources
 from caldera.bench.results import Report
 from caldera.bench.session import Session
 from caldera.bench.table import print_report
@@ -128,7 +130,9 @@ def run(arguments: argparse.Namespace) -> int:
                 write_file(target, text(report))
                 written[target] = None
 
-    report = Session(options, _tell).run(keep)
+    with tempfile.TemporaryDirectory(prefix="caldera-before-") as folder:
+        previous = None if before is None else _previous(before, Path(folder))
+        report = Session(options, _tell, before=previous).run(keep)
     print_report(report)
     for target in written:
         print(f"wrote {target}")
@@ -155,6 +159,14 @@ def _same_options(arguments: argparse.Namespace, before: dict[str, Any]) -> Opti
     for name in options.works:
         Choice("work", lambda: WORKLOADS).from_text(name, "--again")
     return options
+
+
+def _previous(before: dict[str, Any], folder: Path) -> Path | None:
+    """The code of the run before, if git has it, to take turns with."""
+    found = previous_sources(before.get("code", {}), folder)
+    if found is None:
+        _tell("the code of that run is not in the history here: runs are compared by their files")
+    return found
 
 
 def _print_again(before: dict[str, Any], report: Report) -> bool:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
-from caldera.amounts import seconds_text
 from caldera.bench.reproduce.experiment import (
     Context,
     Experiment,
@@ -15,10 +14,16 @@ from caldera.bench.reproduce.experiment import (
     find_experiments,
     run_experiment,
 )
-from caldera.bench.reproduce.writing import page_of, summary_of, text_of, write_results
+from caldera.bench.reproduce.writing import (
+    page_of,
+    summary_of,
+    text_of,
+    totals_text,
+    write_results,
+)
 from caldera.cli.command import Command
 from caldera.cli.option_types import Choice
-from caldera.errors import ConfigError
+from caldera.errors import CalderaError, ConfigError
 from caldera.file_cache import write_file
 
 _RESULTS = Path("benchmarks/results")
@@ -53,30 +58,34 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError.build(
             "--html", expected="a file in a folder that exists", got=repr(arguments.html)
         )
+    context = Context(arguments.quick, lambda line: _tell(f"  {line}"))
     done: dict[Experiment, Outcome] = {}
+    failed: list[Experiment] = []
     for experiment in chosen:
         if not experiment.can_run:
             continue
         _tell(f"{experiment.name} ...")
-        context = Context(arguments.quick, lambda line: _tell(f"  {line}"))
-        done[experiment] = run_experiment(experiment, context)
+        try:
+            done[experiment] = run_experiment(experiment, context)
+        except CalderaError as error:
+            # One that fails, ranks that cannot be started perhaps, leaves the others alone.
+            failed.append(replace(experiment, run=None, reason=f"it failed: {error}"))
+            continue
         print(text_of(experiment, done[experiment]), end="\n\n")
         if folder is not None:
             write_results(folder, experiment, done[experiment], quick=arguments.quick)
-    others = [each for each in chosen if not each.can_run]
+    others = [*failed, *(each for each in chosen if not each.can_run)]
     for each in others:
-        print(f"not run: {each.claim} ({each.source}): {each.reason}; nearest: {each.nearest}")
+        print(f"not run: {each.claim} ({each.source}): {each.reason}; "
+              f"nearest: {each.nearest or 'none'}")  # fmt: skip
     if folder is not None and not arguments.names:
         write_file(folder / SUMMARY, summary_of(done, others, quick=arguments.quick))
     if done:
-        counts = Counter(outcome.verdict for outcome in done.values())
-        total = sum(outcome.seconds for outcome in done.values())
-        print(f"{len(done)} experiments in {seconds_text(total)}: "
-              + ", ".join(f"{count} {verdict}" for verdict, count in counts.items()))  # fmt: skip
+        print(totals_text(done.values()))
     if page is not None:
         write_file(page, page_of(done, others))
         print(f"wrote {page}")
-    return 0
+    return 1 if failed else 0
 
 
 def _named(name: str) -> Experiment:

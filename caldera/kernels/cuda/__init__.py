@@ -49,7 +49,7 @@ from caldera.kernels.cuda.convolution.small_channels import kernels
 from caldera.kernels.cuda.elementwise import fused, horizontal_fusion, loop
 from caldera.kernels.cuda.fourier import cufft, stockham
 from caldera.kernels.cuda.indexing import gather, scatter, scatter_few_rows
-from caldera.kernels.cuda.linalg import batched, cusolver
+from caldera.kernels.cuda.linalg import batched, cusolver, hybrid
 from caldera.kernels.cuda.movement import copy, rearrange
 from caldera.kernels.cuda.normalisation import (
     batchnorm,

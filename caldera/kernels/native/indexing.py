@@ -15,12 +15,14 @@ from typing import NoReturn
 import numpy as np
 
 from caldera.graph.node import Node
+from caldera.kernels.common.indexing import may_overwrite
 from caldera.kernels.native.codegen.emitter import I64, Emitter, Pointer, Value, natural_lanes
 from caldera.kernels.native.codegen.kernel import (
     INTEGERS,
     Integer,
     NativeCall,
     NativeKernel,
+    address_of,
     as_integers,
     native_kernel,
 )
@@ -136,7 +138,8 @@ def _bind_gather(call: Call) -> Runner:
 
 def _bind_scatter_add(call: Call) -> Runner:
     (out,), (x, indices, updates) = call.outputs, call.inputs
-    copy = copy_calls(out, x)
+    is_there = address_of(out) == address_of(x)
+    copy = [] if is_there else copy_calls(out, x)
     after = x.ndim - call.node.attrs["axis"] - 1
     update = updates[(0,) * (updates.ndim - after)] if updates.size else updates
     if copy is None or not _is_dense(out, indices, update):
@@ -170,4 +173,7 @@ def _can_add(node: Node) -> bool:
 
 
 TABLE.add(Kernel("gather", "cpu", "native", _bind_gather, _can_gather, priority=10))
-TABLE.add(Kernel("scatter_add", "cpu", "native", _bind_scatter_add, _can_add, priority=10))
+TABLE.add(Kernel(
+    "scatter_add", "cpu", "native", _bind_scatter_add, _can_add, priority=10,
+    in_place=may_overwrite,
+))  # fmt: skip

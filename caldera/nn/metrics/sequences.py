@@ -31,6 +31,13 @@ def edit_distance(found: str | Sequence[Any], wanted: str | Sequence[Any]) -> in
     >>> edit_distance("kitten", "sitting"), edit_distance(["a", "b"], ["b"])
     (3, 1)
     """
+    for name, given in (("found", found), ("wanted", wanted)):
+        # Rows of numbers are not equal or unequal as a whole.
+        if getattr(given, "ndim", 1) != 1 or any(getattr(each, "ndim", 0) for each in given):
+            raise ConfigError.build(
+                "edit_distance", expected=f"{name}, a text or a sequence of words or numbers",
+                got=f"one of shape {np.shape(given)}", hint="give one sequence at a time",
+            )  # fmt: skip
     row = list(range(len(wanted) + 1))
     for i, here in enumerate(found, 1):
         before, row[0] = row[0], i

@@ -42,14 +42,17 @@ def main(folder: Path) -> None:
     cuts = ["2-Dropout", "3-ReLU", "5-Dense"]
     strategies = {
         "one pipeline": lambda: PipelineParallel(cuts, micro_batches=3),
-        "two pipelines": lambda: PipelineParallel(data=2, schedule="fill-drain"),
-        "stages of two ranks": lambda: PipelineParallel(model=2, least=1),
+        "two pipelines": lambda: PipelineParallel(data=2, schedule="fill-drain", micro_batches=2),
+        "stages of two ranks": lambda: PipelineParallel(model=2, least=1, micro_batches=2),
     }
     goes_on = {"one pipeline": DataParallel, "stages of two ranks": partial(Hybrid, MESH)}
     for name, make in strategies.items():
-        trained(make(), epochs=1, checkpoint=folder / name)
-        after = goes_on.get(name, make)()
-        found, history = trained(after, epochs=2, checkpoint=folder / name, resume=True)
+        if name in goes_on:
+            trained(make(), epochs=1, checkpoint=folder / name)
+            after = goes_on[name]()
+            found, history = trained(after, epochs=2, checkpoint=folder / name, resume=True)
+        else:
+            found, history = trained(make(), epochs=2)
         assert found.keys() == expected.keys()
         for key, value in found.items():
             np.testing.assert_allclose(value, expected[key], rtol=1e-12, atol=1e-12, err_msg=name)

@@ -11,6 +11,7 @@ import pytest
 import caldera as cd
 from caldera import audio, nn
 from caldera.audio import models
+from caldera.registry import provided
 
 
 @pytest.mark.parametrize("make", [
@@ -43,6 +44,15 @@ def test_a_network_may_begin_with_samples() -> None:
     x = np.sin(np.arange(800) * np.arange(1, 5)[:, None] / 3).astype(np.float32)
     model.fit((x, np.array([0, 1, 0, 1])), verbose=0)
     assert model.predict(x).shape == (4, 2)
+
+
+def test_a_file_with_layers_of_sound_needs_no_import_of_them() -> None:
+    own = {name: nn.layers[name] for name in nn.layers}
+    own = {name: kind for name, kind in own.items() if kind.__module__.startswith("caldera.audio")}
+    assert own
+    for name, kind in own.items():
+        # What a process has that has not imported caldera.audio.
+        assert provided(f"layer {name}") is kind
 
 
 def _likeliest(frames: np.ndarray) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +14,19 @@ from caldera.bench.again import (
     FASTER,
     MISSING,
     SLOWER,
+    UNDECIDED,
     WITHIN,
     compare,
+    compare_in_turns,
     compare_reports,
+    is_clear,
     options_of,
     read_report,
 )
 from caldera.bench.case_runner import Options
+from caldera.bench.machine import sources_digest
+from caldera.bench.previous import previous_sources
+from caldera.bench.session import Session
 from caldera.errors import DataError
 from tests.unit.bench.reports import entry, report
 
@@ -79,3 +87,75 @@ def test_options_come_back_and_other_files_are_refused(tmp_path: Path) -> None:
             read_report(path)
     with pytest.raises(DataError, match="No such file"):
         read_report(tmp_path / "none")
+
+
+def _in_turns(random: np.random.Generator, factor: float) -> str:
+    """The verdict on two codes on a busy machine: a load that both meet, a round in ten that is
+    lost, and more turns until it is clear."""
+    before: list[list[float]] = []
+    after: list[list[float]] = []
+    found = UNDECIDED
+    while found == UNDECIDED and len(before) < 150:
+        load = np.exp(0.5 * random.standard_normal())
+        for rounds, seconds in ((before, 1.0), (after, factor)):
+            level = load * seconds * np.exp(0.05 * random.standard_normal())
+            lost = 50.0 if random.random() < 0.1 else 1.0
+            rounds.append((lost * level * (1.0 + random.exponential(0.1, 5))).tolist())
+        if len(before) % 6 == 0:
+            found = compare_in_turns("a", before, after).verdict
+    return found
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, WITHIN), (1.1, SLOWER), (1 / 1.1, FASTER)])
+def test_codes_that_take_turns_are_told_apart_on_a_busy_machine(
+    factor: float, verdict: str
+) -> None:
+    random = np.random.default_rng(1)
+    verdicts = [_in_turns(random, factor) for _ in range(40)]
+    assert verdicts.count(verdict) >= 38
+
+
+def test_turns_go_on_until_the_difference_is_clear(tmp_path: Path) -> None:
+    now, before = entry("caldera", "strict", 1.1), entry("caldera", "strict before", 1.0)
+    now.rounds, before.rounds = [[1.1]] * 4, [[1.0]] * 4
+    options = Options(["mlp"], quick=True)
+    assert not is_clear([now, before])
+    session = Session(options, before=tmp_path)
+    assert list(islice(session._turns([now, before]), 9)) == list(range(9))
+    now.rounds, before.rounds = [[1.1]] * 8, [[1.0]] * 8
+    assert is_clear([now, before])
+    assert list(session._turns([now, before])) == [0, 1, 2]
+    assert list(Session(options)._turns([now])) == [0, 1, 2], "nobody to take turns with"
+    (found,) = compare_reports(report(now).to_json(), report(now, before).to_json())
+    assert str(found) == (
+        "mlp net, caldera strict: slower (+10.0%, +10.0% to +10.0%, in turns with the code of "
+        "before; +0.0% to the file)"
+    )
+
+
+def test_the_code_of_before_comes_from_the_history_alone(tmp_path: Path) -> None:
+    package = tmp_path / "clone" / "made"
+    package.mkdir(parents=True)
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(package), "-c", "user.name=a", "-c", "user.email=a@b", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init", "--quiet", "..")
+    (package / "old.py").write_text("old = 1\n")
+    git("add", ".")
+    git("commit", "--quiet", "-m", "old")
+    code = {"commit": git("rev-parse", "HEAD"), "sources": sources_digest(package)}
+    (package / "old.py").write_text("old = 2\n")
+    git("commit", "--quiet", "-a", "-m", "new")
+    found = previous_sources(code, tmp_path / "a", package)
+    assert found is not None
+    assert (found / "made" / "old.py").read_text() == "old = 1\n"
+    other = git("commit-tree", "HEAD^{tree}", "-m", "beside the history")
+    for wrong in (
+        {**code, "sources": "another"},
+        {**code, "commit": other, "sources": sources_digest(package)},
+        {**code, "commit": "HEAD"},
+        {},
+    ):
+        assert previous_sources(wrong, tmp_path / "b", package) is None

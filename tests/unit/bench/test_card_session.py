@@ -104,7 +104,7 @@ def test_a_whole_run_measures_in_a_second_process(
     turns = [line for line in card.log if line.startswith("measure")]
     assert [line.split()[2].strip(",") for line in turns] == [
         *("eager", "0", "1", "2"),
-        *("0", "1", "2", "eager"),
+        *("1", "0", "eager", "2"),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,10 @@ from caldera.bench.reproduce.experiment import (
 from caldera.bench.reproduce.experiments.consistency import TernGrad
 from caldera.bench.reproduce.experiments.topk_assumption import constants
 from caldera.bench.reproduce.writing import markdown_of, page_of, text_of, write_results
+from caldera.bench.turns import best_in_turns, in_turns
 from caldera.cli import main
 from caldera.cli.commands import reproduce as command
+from caldera.errors import CommError
 from tests.cli.conftest import Caldera, Done
 
 
@@ -57,6 +60,7 @@ def test_a_table_with_seed_ours_and_verdict(caldera: Caldera, tmp_path: Path) ->
     assert "1 experiments in " in done.out
     summary = (tmp_path / "reproduce-all.md").read_text()
     assert "| [made](reproduce-made.md) | A paper, table 9 | It is faster | holds |" in summary
+    assert "| made | speed | 1.2 to 2 | 1.4 \\| 1.5 | holds |" in summary
     assert "| other | A paper | On 96 cards | no cards | one card |" in summary
     text = (tmp_path / "reproduce-made.md").read_text()
     assert "Written by `caldera reproduce made --quick`" in text
@@ -64,6 +68,22 @@ def test_a_table_with_seed_ours_and_verdict(caldera: Caldera, tmp_path: Path) ->
     found = json.loads((tmp_path / "reproduce-made.json").read_text())
     assert found["samples"] == {"ours": [2.0, "inf"]}
     assert {"code", "machine", "versions", "quick", "rows"} <= found.keys()
+
+
+def test_an_experiment_that_fails_leaves_the_others_alone(
+    caldera: Caldera, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(context: Context) -> Outcome:
+        raise CommError.build("2 ranks", expected="a result", got="none")
+
+    broken = Experiment("broken", "A paper, table 1", "It scales", fails)
+    monkeypatch.setattr(command, "find_experiments", lambda: {"broken": broken, "made": MADE})
+    done = caldera("reproduce", "--out", tmp_path)
+    assert done.status == 1
+    assert "not run: It scales (A paper, table 1): it failed: 2 ranks: expected" in done.out
+    assert "1 experiments in " in done.out
+    assert "it failed: 2 ranks" in (tmp_path / "reproduce-all.md").read_text()
+    assert not (tmp_path / "reproduce-broken.md").exists()
 
 
 @pytest.mark.parametrize(
@@ -109,11 +129,15 @@ def test_verdicts() -> None:
     assert "Not run" in page_of({}, [OTHER])
 
 
-def test_times_of_short_calls_are_taken_together() -> None:
-    calls = []
-    times = frame.seconds_of(lambda: calls.append(1), 2, least=1e-4)
-    assert len(times) == 2
-    assert len(calls) > 4
+def test_times_of_short_calls_are_taken_together_and_in_turns() -> None:
+    calls: list[str] = []
+    ways = {name: lambda name=name: calls.append(name) for name in "ab"}
+    times = in_turns(ways, 2, least=1e-4, most=0.0)
+    assert [len(each) for each in times.values()] == [2, 2], "after `most` two turns are enough"
+    changes = sum(one != other for one, other in pairwise(calls))
+    assert len(calls) > 8
+    assert changes == 5, "both are counted first; then a, b, a, b"
+    assert best_in_turns(ways, 1, least=1e-5)["a"] < 1e-3
 
 
 def test_the_constant_of_topk_is_small_and_nought_for_everything() -> None:

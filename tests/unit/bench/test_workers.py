@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,8 +136,9 @@ def test_a_worker_for_a_card_does_not_keep_jax_from_it(tmp_path: Path) -> None:
 class _Process:
     """Takes its time to answer."""
 
-    def __init__(self, label: str, environment: dict[str, str]) -> None:
+    def __init__(self, label: str, environment: dict[str, str], command: Sequence[str]) -> None:
         self.allowed: list[float] = []
+        self.environment, self.command = environment, command
 
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         self.allowed.append(seconds)
@@ -169,3 +171,24 @@ def test_a_contestant_has_a_limit_for_all_its_answers(
     assert made[1].allowed[1] > 1000
     with pytest.raises(WorkerError, match=r"jax jit, tf32: expected everything within 0 s"):
         handle.ask("measure")
+
+
+def test_the_code_of_before_is_imported_from_its_own_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = tmp_path / "caldera"
+    (package / "bench").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "bench" / "__init__.py").touch()
+    (package / "bench" / "worker.py").write_text(
+        """import json, sys\nfor line in sys.stdin:\n    print(json.dumps(
+        {"import s": 0, "versions": {}, "file": __file__}), flush=True)"""
+    )
+    # As a user does in a clone: the present code lies in the folder where this is started.
+    monkeypatch.chdir(Path(handle_module.__file__).parents[2])
+    contestant = Contestant("caldera", "strict").before(str(tmp_path))
+    handle = handle_module.WorkerHandle(contestant, tmp_path / "caches", 1)
+    try:
+        assert handle.ask("prepare")["file"] == str(package / "bench" / "worker.py")
+    finally:
+        handle.close()

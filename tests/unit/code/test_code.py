@@ -125,6 +125,12 @@ def test_pairs_are_those_within_reach() -> None:
         near = (near.astype(int) @ step) > 0
         expected = np.argwhere(near & ~np.eye(30, dtype=bool))
         np.testing.assert_array_equal(code.context_pairs(edges, 30, context), expected)
+        # A part of the statements, with all that is near to them, in both directions.
+        some = {tuple(pair) for pair in code.context_pairs(edges, 30, context, 0.2).tolist()}
+        centres = {a for a, _ in some if sum(x == a for x, _ in some) == near[a].sum() - 1}
+        assert some < {tuple(pair) for pair in expected.tolist()}
+        assert some == {(b, a) for a, b in some}
+        assert all(a in centres or b in centres for a, b in some)
 
 
 def _many_functions(count: int = 15) -> list[list[code.Function]]:
@@ -162,7 +168,10 @@ def test_questions_are_scored() -> None:
     ]  # fmt: skip
     conversions = ["<%ID> = sext i32 <%ID> to i64", "<%ID> = trunc i64 <%ID> to i32",
                    "<%ID> = sext i8 <%ID> to i16", "<%ID> = trunc i16 <%ID> to i8"]  # fmt: skip
-    vocabulary = code.Vocabulary([*words, *conversions], [1] * (len(words) + len(conversions)))
+    members = [f"<%ID> = load {form}, ptr <%ID>, align 8" for kind in ("half", "i1") for form in (
+        f"<2 x {kind}>", f"[2 x {kind}]", f"{{ {kind}, {kind} }}")]  # fmt: skip
+    everything = [*words, *conversions, *members]
+    vocabulary = code.Vocabulary(everything, [1] * len(everything))
     # Vectors in which an operation, a flag and a type each have a direction of their own.
     parts = ("add", "sub", "mul", "nsw", "i32", "i64", "sext", "trunc", "i8", "i16")
     vectors = np.array(
@@ -171,13 +180,18 @@ def test_questions_are_scored() -> None:
     perfect = code.Embedding(vocabulary, vectors.astype(np.float32))
     scores = code.analogy_scores(perfect)
     assert {kind: score.asked for kind, score in scores.items()} == {
-        "types": 15, "options": 15, "conversions": 1,
+        "types": 12, "options": 6, "conversions": 7, "data structures": 3,
     }  # fmt: skip
-    assert scores["types"].right == scores["options"].right == 15
+    assert scores["types"].right == 12
+    assert scores["options"].right == 6
     rest = np.random.default_rng(0).normal(size=vectors.shape).astype(np.float32)
-    assert code.analogy_scores(code.Embedding(vocabulary, rest))["types"].right < 8
+    random = code.Embedding(vocabulary, rest)
+    assert code.analogy_scores(random)["types"].right < 9
+    assert code.analogy_scores(random, among=1)["types"].right < 4
+    # Each of four additions with the three others, and 18 statements that do something else.
     distance = code.distance_score(perfect)
-    assert distance.asked == 6
+    assert distance.asked == 3 * 4 * 3 * 18
+    assert distance.right > code.distance_score(random).right
     assert str(code.Score(1, 4)) == "1 of 4 (25.00%)"
 
 
@@ -187,6 +201,8 @@ def test_questions_are_scored() -> None:
         (lambda: code.read_ir("define i32 @f( {\n"), "LLVM IR in the form of text"),
         (lambda: code.read_ir("nowhere.ll"), "a file of LLVM IR"),
         (lambda: code.context_pairs([], 3, 0), "context="),
+        (lambda: code.context_pairs([(0, 3)], 3), "0 to 2, got 0 to 3"),
+        (lambda: code.context_pairs([], 3, share=0.0), "share="),
         (lambda: code.train_embedding([code.read_ir(LOOP)], least=100), "lower least="),
         (lambda: code.Embedding(code.Vocabulary.of("ab", 1), np.zeros((2, 3))), "each of 3 words"),
         (lambda: code.Embedding(code.Vocabulary.of("ab", 1), np.eye(3))["c"], "code.normalised"),

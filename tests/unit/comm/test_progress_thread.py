@@ -28,6 +28,7 @@ class Socket:
 def fake_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SimpleNamespace(Status=lambda: None, Exception=ArithmeticError)
     monkeypatch.setattr(mpi_library, "mpi", lambda: fake)
+    monkeypatch.setattr(mpi_library, "shares_cores", lambda: False)
 
 
 def waiting(socket: Any, size: int) -> tuple[Any, list[float]]:
@@ -65,3 +66,25 @@ def test_nobody_sleeps_while_somebody_waits() -> None:
     # Without that, this would take its naps for ever.
     thread.start(request.wait).wait()
     assert waited
+
+
+@pytest.mark.usefixtures("fake_mpi")
+def test_ranks_that_share_cores_sleep_while_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, naps = count(), []
+    # It has no Wait, which would keep a core busy.
+    late = SimpleNamespace(Test=lambda status: next(calls) >= 30)
+    monkeypatch.setattr(mpi_library, "shares_cores", lambda: True)
+    monkeypatch.setattr(mpi_library.time, "sleep", naps.append)
+    owner: Any = SimpleNamespace(backoff=None, blocked=None)
+    mpi_library.MpiRequest(owner, late, np.zeros(8, np.int8), -1, peer=0).wait()
+    assert naps == [mpi_library.SHORTEST_NAP_S * 2**i for i in range(3)]
+
+
+@pytest.mark.parametrize(("told", "shared"), [("5", True), ("4", False), ("", False)])
+def test_cores_are_shared_by_more_ranks_than_there_are(
+    told: str, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mpi_library, "loaded", lambda: SimpleNamespace(tells_local="RANKS_HERE"))
+    monkeypatch.setattr(mpi_library.os, "cpu_count", lambda: 4)
+    monkeypatch.setenv("RANKS_HERE", told)
+    assert mpi_library.shares_cores.__wrapped__() is shared

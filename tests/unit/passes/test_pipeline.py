@@ -47,7 +47,11 @@ def everything() -> list[Expr]:
     pooled = op.max_pool2d(op.relu(op.conv2d(images, op.reshape(w, (3, 3, 1, 1)))), 2)
     layer = op.layer_norm(x, np.ones(3, np.float32), b) @ w
     named = op.gather(v, np.arange(12) % 3) @ zeros
-    return [loss, op.grad(loss, b), last, images, update, scaled, pooled, layer, named]
+    words = op.var("words", (9, 3), fill=cd.uniform(-1, 1), dtype="float64")
+    slope = op.grad(op.sum(op.gather(words, np.array([1, 2, 1])) * zeros), words)
+    rows_only = op.assign(words, words - 0.5 * slope)
+    made = [loss, op.grad(loss, b), last, images, update, scaled, pooled, layer, named]
+    return [*made, rows_only]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -202,14 +202,6 @@ def test_inputs_are_checked_by_name_shape_and_dtype() -> None:
         plan.run({"x": [0.5, 1.5]})
 
 
-def test_variables_on_two_devices_are_refused() -> None:
-    a, b = _variable("a", 2, device="loopback:0"), _variable("b", 2, device="loopback:1")
-    with pytest.raises(cd.DeviceError, match="a on loopback:0, b on loopback:1"):
-        (a + b).eval()
-    with pytest.raises(cd.DeviceError, match=r"variable a.*move it with"):
-        cd.compile(a + 1.0, device="cpu")
-
-
 def test_a_training_step_on_a_device_copies_nothing_back_and_forth() -> None:
     w = _variable("w", 4, 4, device="loopback:3")
     plan = cd.compile(optim.GradientDescent(0.1).train(op.sum(w * w), [w]))

@@ -11,7 +11,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from caldera.sklearn import CalderaClassifier, CalderaRegressor
 
 # Small and quick: the checks train some two hundred networks.
-QUICK: dict[str, Any] = {"hidden": (24,), "epochs": 60, "learning_rate": 0.02}
+QUICK: dict[str, Any] = {"hidden": (24,), "epochs": 20, "learning_rate": 0.05}
 
 
 @pytest.mark.filterwarnings("ignore")

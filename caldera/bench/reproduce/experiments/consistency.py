@@ -13,15 +13,7 @@ from caldera.bench.levels.reference import SGD, Quantized, Shuffled, TopK
 from caldera.bench.levels.schemes import AllReduce, Compressed
 from caldera.bench.levels.watching import Samples, Watch, watch_training
 from caldera.bench.parts import Array, Compression, Scheme
-from caldera.bench.reproduce.experiment import (
-    BESIDE,
-    Context,
-    Experiment,
-    Outcome,
-    Plot,
-    Row,
-    holds,
-)
+from caldera.bench.reproduce.experiment import BESIDE, Context, Outcome, Plot, Row, claim, holds
 from caldera.bench.reproduce.rank_work import CONSISTENCY
 from caldera.bench.reproduce.ranks import run_ranks
 from caldera.bench.workloads import WORKLOADS, LearningCase
@@ -90,6 +82,11 @@ def trained(
     return found[0][0], sum(each[1] for each in found), [each[2] for each in found]
 
 
+@claim(
+    "consistency", "Keynote, parameter consistency",
+    "Parameters may be less consistent, from synchronous to ensembles, and training still "
+    "converges",
+)  # fmt: skip
 def consistency(context: Context) -> Outcome:
     """Every model's accuracy against time on one plot: the strategies of `caldera.parallel`."""
     epochs, seeds = (8, 1) if context.quick else (20, 3)
@@ -124,6 +121,10 @@ def consistency(context: Context) -> Outcome:
     return Outcome(rows, [plot], raw, left)
 
 
+@claim(
+    "messages", "Keynote, QSGD and TernGrad",
+    "Gradients may be quantised or made sparse and the accuracy stays",
+)  # fmt: skip
 def messages(context: Context) -> Outcome:
     """Compressed messages beside whole ones."""
     made: dict[str, Callable[[], Scheme]] = {"whole gradients": AllReduce}
@@ -158,6 +159,7 @@ def _compared(
     return Outcome(rows, [plot], raw, left)
 
 
+@claim("ensemble", "Keynote, ensembles", "Networks trained apart are better together than one")
 def ensemble(context: Context) -> Outcome:
     """Networks trained apart that vote, beside one of them and beside one that had all samples."""
     epochs, seeds = (6, 2) if context.quick else (20, 5)
@@ -189,14 +191,3 @@ def ensemble(context: Context) -> Outcome:
     ]  # fmt: skip
     left = [f"epochs after {epochs}, seeds after {seeds}"] if context.quick else []
     return Outcome(rows, [], rows_of, left)
-
-
-EXPERIMENTS = [
-    Experiment("consistency", "Keynote, parameter consistency", "Parameters may be less "
-               "consistent, from synchronous to ensembles, and training still converges",
-               consistency),
-    Experiment("messages", "Keynote, QSGD and TernGrad", "Gradients may be quantised or made "
-               "sparse and the accuracy stays", messages),
-    Experiment("ensemble", "Keynote, ensembles", "Networks trained apart are better together than "
-               "one", ensemble),
-]  # fmt: skip

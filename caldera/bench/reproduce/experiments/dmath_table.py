@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 from caldera import nn
 from caldera.bench.reproduce.experiment import (
     BESIDE,
     Context,
-    Experiment,
     Outcome,
     Plot,
     Row,
-    median,
+    claim,
 )
 from caldera.bench.reproduce.prediction import guesses
 from caldera.bench.reproduce.rank_work import NETWORKS
@@ -46,6 +46,7 @@ HERE = {"alexnet": 8, "googlenet": 4, "inception3": 2}
 """Images of a batch that two cores can do in seconds."""
 
 
+@claim("dmath-table", "dMath, table 1", "AlexNet and GoogLeNet scale to 64 cards with one batch")
 def table(context: Context) -> Outcome:
     """The seed's table by the planner, from the seed's rate on one card; and ranks of ours."""
     rows, plots, samples = [], [], {}
@@ -124,6 +125,10 @@ def measured(
                             BESIDE))  # fmt: skip
 
 
+@claim(
+    "inception", "dMath, section 4.3",
+    "Inception v3 is trained at 1443 images/s on 64 cards and at 5150 on 96",
+)  # fmt: skip
 def inception(context: Context) -> Outcome:
     """Inception v3 on 64 and 96 cards, predicted; a step of it here."""
     rows: list[Row] = []
@@ -153,11 +158,3 @@ def inception(context: Context) -> Outcome:
     left = ["a step of Inception v3 on this machine"] if context.quick else []
     plot = Plot("Inception v3, predicted", "cards", "images/s", lines)
     return Outcome(rows, [plot], samples, [*left, "ImageNet, and its accuracy"])
-
-
-EXPERIMENTS = [
-    Experiment("dmath-table", "dMath, table 1", "AlexNet and GoogLeNet scale to 64 cards with one "
-               "batch", table),
-    Experiment("inception", "dMath, section 4.3", "Inception v3 is trained at 1443 images/s on 64 "
-               "cards and at 5150 on 96", inception),
-]  # fmt: skip

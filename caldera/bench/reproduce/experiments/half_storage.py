@@ -5,12 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from caldera import data, nn
-from caldera.bench.reproduce.experiment import BESIDE, Context, Experiment, Outcome, Row, holds
+from caldera.bench.reproduce.experiment import BESIDE, Context, Outcome, Row, claim, holds
 from caldera.train.neural_network import NeuralNetwork
 
 AT_PAR = 0.005
 
 
+@claim(
+    "half-storage", "dMath, section 4.2",
+    "Half precision storage with float32 compute is at par in inference",
+)  # fmt: skip
 def half_storage(context: Context) -> Outcome:
     """Weights stored in half precision and computed with in float32, beside float32 ones."""
     digits = data.digits()
@@ -39,9 +43,3 @@ def half_storage(context: Context) -> Outcome:
     ]  # fmt: skip
     left = [f"epochs after {epochs}, seeds after {seeds}"] if context.quick else []
     return Outcome(rows, [], found, [*left, "GoogLeNet and AlexNet trained on ImageNet"])
-
-
-EXPERIMENTS = [
-    Experiment("half-storage", "dMath, section 4.2", "Half precision storage with float32 compute "
-               "is at par in inference", half_storage),
-]  # fmt: skip

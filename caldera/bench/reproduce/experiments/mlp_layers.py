@@ -8,17 +8,8 @@ import numpy as np
 
 from caldera.bench.frameworks.base import Task
 from caldera.bench.levels.learner import framework_here, frameworks
-from caldera.bench.reproduce.experiment import (
-    BESIDE,
-    Context,
-    Experiment,
-    Outcome,
-    Plot,
-    Row,
-    holds,
-    in_turns,
-    median,
-)
+from caldera.bench.reproduce.experiment import BESIDE, Context, Outcome, Plot, Row, claim, holds
+from caldera.bench.turns import in_turns
 from caldera.bench.workloads import WORKLOADS, TrainingCase
 
 SEED = {"MagmaDNN": 0.6197, "TensorFlow": 1.7524, "Theano (GPU)": 1.5271, "Theano (CPU)": 12.5071}
@@ -27,6 +18,11 @@ STEPS = 5 * 600
 """Five epochs of MNIST in batches of 100."""
 
 
+@claim(
+    "mlp-layers", "MagmaDNN, table 1",
+    "The time of training an MLP grows linearly with its layers, and more slowly than in "
+    "other frameworks",
+)  # fmt: skip
 def run(context: Context) -> Outcome:
     """Steps of the same networks in Caldera and in the peers that are here, in turns."""
     work = WORKLOADS["mlp-depth"]
@@ -42,7 +38,7 @@ def run(context: Context) -> Outcome:
             with framework_here(name) as framework:
                 calls[name] = _stepping(framework.trainer(case, "float32"))
         for name, found in in_turns(calls, context.repeats, least=0.05).items():
-            times[name].append((float(case.depth), STEPS * median(found)))
+            times[name].append((float(case.depth), STEPS * min(found)))
             samples[f"{name}, {case.depth} layers: s a step"] = found
     slopes = {name: _slope(points) for name, points in times.items()}
     rows = [
@@ -77,11 +73,3 @@ def _residual(points: list[tuple[float, float]]) -> float:
     """The largest distance to a straight line, relative to the largest time."""
     x, y = np.array(points).T
     return float(np.abs(y - np.polyval(np.polyfit(x, y, 1), x)).max() / y.max())
-
-
-EXPERIMENTS = [
-    Experiment(
-        "mlp-layers", "MagmaDNN, table 1", "The time of training an MLP grows linearly with its "
-        "layers, and more slowly than in other frameworks", run,
-    )
-]  # fmt: skip

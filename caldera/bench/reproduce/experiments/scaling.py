@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from statistics import median
 
 from caldera import nn
-from caldera.bench.reproduce.experiment import (
-    BESIDE,
-    Context,
-    Experiment,
-    Outcome,
-    Plot,
-    Row,
-    holds,
-    load_per_core,
-    median,
-)
+from caldera.bench.reproduce.experiment import BESIDE, Context, Outcome, Plot, Row, claim, holds
 from caldera.bench.reproduce.prediction import guesses
 from caldera.bench.reproduce.rank_work import NETWORKS
 from caldera.bench.reproduce.ranks import run_ranks
+from caldera.bench.turns import load_per_core
 from caldera.machine import usable_cores
 from caldera.nn.layer import Layer
 from caldera.planner import Compute, Wire
@@ -36,6 +28,10 @@ ALEXNET, RESNET50 = 10_000.0, 2_500.0
 precision: what is asked is what becomes of them on many."""
 
 
+@claim(
+    "allreduce", "MagmaDNN, section 4.2.2",
+    "Allreduce gets around 90% scaling on most training problems",
+)  # fmt: skip
 def allreduce(context: Context) -> Outcome:
     """Ranks with the same work each: measured up to the cores of this machine, predicted beyond."""
     steps = 6 if context.quick else 20
@@ -73,6 +69,10 @@ def allreduce(context: Context) -> Outcome:
     return Outcome(rows, plots, samples, [*left, "more ranks than this machine has cores"])
 
 
+@claim(
+    "many-cards", "MagmaDNN, future work",
+    "Distributed training of AlexNet and ResNet-50 is competitive",
+)  # fmt: skip
 def many_cards(context: Context) -> Outcome:
     """AlexNet and ResNet-50, one batch for all (strong) and one for each (weak)."""
     cases: dict[str, tuple[Callable[[], list[Layer]], float, int]] = {
@@ -103,11 +103,3 @@ def many_cards(context: Context) -> Outcome:
         plots.append(Plot(f"{name}, predicted", "ranks", "images/s", lines, log=True))
     left = ["2, 8, 32, 128 and 256 ranks"] if context.quick else []
     return Outcome(rows, plots, {}, [*left, "a run: there is no card here"])
-
-
-EXPERIMENTS = [
-    Experiment("allreduce", "MagmaDNN, section 4.2.2", "Allreduce gets around 90% scaling on most "
-               "training problems", allreduce),
-    Experiment("many-cards", "MagmaDNN, future work", "Distributed training of AlexNet and "
-               "ResNet-50 is competitive", many_cards),
-]  # fmt: skip

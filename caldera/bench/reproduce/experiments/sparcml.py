@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 
 import numpy as np
 
 from caldera import nn
-from caldera.bench.reproduce.experiment import (
-    BESIDE,
-    Context,
-    Experiment,
-    Outcome,
-    Row,
-    holds,
-    median,
-)
+from caldera.bench.reproduce.experiment import BESIDE, Context, Outcome, Row, claim, holds
 from caldera.bench.reproduce.prediction import guess_way, setting_of
 from caldera.bench.reproduce.ranks import run_ranks
 from caldera.comm import Communicator, run_virtual_ranks
@@ -77,6 +70,10 @@ NETWORKS: Mapping[str, Callable[[], list[Layer]]] = {
 }
 
 
+@claim(
+    "sparcml", "Keynote, SparCML",
+    "Gradients are exchanged many times faster with 4 bits, and as the 16 largest of 512",
+)  # fmt: skip
 def run(context: Context) -> Outcome:
     """Bytes and steps of the MLP, measured; the whole table by the planner."""
     samples: dict[str, list[float]] = {}
@@ -141,9 +138,3 @@ def _steps(context: Context, samples: dict[str, list[float]]) -> list[Row]:
     return [Row(f"MLP on MNIST, {ranks} {what} of this machine: a step, times as fast", "",
                 f"{gain:.2f} (encoding costs more than shared memory)" if gain < 1 else
                 f"{gain:.2f}", BESIDE)]  # fmt: skip
-
-
-EXPERIMENTS = [
-    Experiment("sparcml", "Keynote, SparCML", "Gradients are exchanged many times faster with 4 "
-               "bits, and as the 16 largest of 512", run),
-]  # fmt: skip

@@ -7,12 +7,16 @@ import numpy as np
 from caldera.bench.levels.learner import PROBLEM, learner
 from caldera.bench.levels.schemes import joined, parted
 from caldera.bench.parts import Array
-from caldera.bench.reproduce.experiment import Context, Experiment, Outcome, Plot, Row, holds
+from caldera.bench.reproduce.experiment import Context, Outcome, Plot, Row, claim, holds
 
 RANKS, RATE = 8, 0.2
 SHARES = (0.01, 0.05, 0.2)
 
 
+@claim(
+    "topk-assumption", "Keynote, Assumption 1",
+    "The error of top-k on each rank is a small constant times the gradient, at every step",
+)  # fmt: skip
 def run(context: Context) -> Outcome:
     """The constant xi over the steps of training with error feedback on eight ranks."""
     steps = 60 if context.quick else 400
@@ -67,11 +71,3 @@ def top(values: Array, share: float) -> Array:
     places = np.argpartition(np.abs(values), values.size - kept)[-kept:]
     found[places] = values[places]
     return found
-
-
-EXPERIMENTS = [
-    Experiment(
-        "topk-assumption", "Keynote, Assumption 1", "The error of top-k on each rank is a small "
-        "constant times the gradient, at every step", run,
-    )
-]  # fmt: skip

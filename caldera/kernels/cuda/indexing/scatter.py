@@ -18,6 +18,7 @@ from functools import partial
 from math import isqrt, prod
 
 from caldera.graph.node import Node
+from caldera.kernels.common.indexing import may_overwrite
 from caldera.kernels.cuda.codegen.merged_axes import (
     Array,
     Axis,
@@ -332,12 +333,6 @@ def _sorting_seconds(node: Node) -> float:
     moved = 2 * node.spec.nbytes + 3 * additions * columns * node.dtype.itemsize
     moved += 2 * (passes + 1) * additions * _ITEM
     return LAUNCH_SECONDS * (4 + passes) + moved / BYTES_PER_SECOND
-
-
-def may_overwrite(node: Node) -> bool:
-    """x may be written over, but what is added must not be."""
-    x, positions, updates = node.inputs
-    return x.spec not in (positions.spec, updates.spec)
 
 
 for _op, _geometry in (("scatter_add", _of_scatter_add), ("put_along_axis_add", _of_put_along)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import prod
 
 from caldera.graph.node import Node
+from caldera.kernels.common.indexing import may_overwrite
 from caldera.kernels.cuda.codegen.merged_axes import (
     Axis,
     axes_of,
@@ -30,7 +31,6 @@ from caldera.kernels.cuda.indexing.scatter import (
     BYTES_PER_SECOND,
     LAUNCH_SECONDS,
     in_vectors,
-    may_overwrite,
     vector_of,
 )
 from caldera.kernels.cuda.runtime.launch import CudaRunner

@@ -1,0 +1,260 @@
+"""CPU and card together, beside each alone.
+
+    python benchmarks/placement.py --device cuda --markdown benchmarks/results/placement.md
+    python benchmarks/placement.py --device loopback --small      # whether it runs, without a card
+
+- networks: a training step with `settings.placement` auto, on the CPU and on the card;
+- factorisations: Cholesky, QR and LU (as `solve`) of 4096 and 8192 by each kernel, beside CuPy;
+- embedding: a step with a table on the host, by default larger than what is free on the card;
+- larger: a network whose parameters, gradients and Adam state are 1.5 times a memory limit, with
+  the state and the updates on the host, beside the same network without a limit.
+
+All take turns in one process, and the best turn counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import caldera as cd
+from caldera import nn, op, optim
+from caldera.kernels.choose import choices
+from caldera.kernels.table import TABLE
+from caldera.plan.plan import Plan
+from caldera.train.tracking.measure_run import training_step
+
+Step = Callable[[], None]
+Row = dict[str, Any]
+
+
+def best_of(steps: dict[str, Step], turns: int, repeats: int) -> dict[str, float]:
+    """Seconds a step, the best of so many turns; contestants take turns."""
+    for step in steps.values():
+        for _ in range(3):
+            step()
+    found = dict.fromkeys(steps, float("inf"))
+    for _ in range(turns):
+        for name, step in steps.items():
+            begin = time.perf_counter()
+            for _ in range(repeats):
+                step()
+            found[name] = min(found[name], (time.perf_counter() - begin) / repeats)
+    return found
+
+
+def step_of(plan: Plan, feeds: dict[str, Any]) -> Step:
+    """A run that is waited for, captured if that is possible."""
+    plan.run(feeds)
+    if not plan.device.is_host and plan.can_capture:
+        plan.capture()
+
+    def step() -> None:
+        plan.run(feeds)
+        plan.device.stream.synchronize()
+
+    return step
+
+
+# --- networks
+
+
+def networks(device: str, small: bool) -> list[Row]:
+    """Steps of benchmark networks on each device alone, and where auto places them."""
+    draw = np.random.default_rng(0)
+    cases: dict[str, tuple[Callable[[], list[nn.Layer]], tuple[int, ...], int]] = {
+        "mlp": (lambda: [nn.Input((784,)), *(nn.Dense(528, "relu") for _ in range(3)),
+                         nn.Dense(10)], (784,), 100),
+        "lenet5": (lambda: nn.models.lenet5(input_shape=(1, 28, 28), classes=10), (1, 28, 28), 128),
+    }  # fmt: skip
+    if not small:
+        cases["resnet20"] = (
+            lambda: nn.models.resnet20(input_shape=(3, 32, 32), classes=10), (3, 32, 32), 128,
+        )  # fmt: skip
+    rows = []
+    for name, (layers, shape, batch) in cases.items():
+        data = draw.normal(size=(batch, *shape)).astype("float32"), draw.integers(0, 10, batch)
+        steps: dict[str, Step] = {}
+        for way, place, keeper in (
+            ("cpu", "cpu", None), ("card", device, None), ("auto", device, None),
+            ("card, updates on the host", device, "cpu"),
+        ):  # fmt: skip
+            model = cd.NeuralNetwork(
+                layers(), optimizer=optim.Adam(1e-3, device=keeper), batch_size=batch, device=place,
+            )  # fmt: skip
+            steps[way] = step_of(*training_step(model, data, batch))
+        for way, seconds in best_of(steps, 3 if small else 7, 5 if small else 30).items():
+            rows.append({"case": f"{name}, batch {batch}", "way": way, "ms": 1e3 * seconds})
+    return rows
+
+
+# --- factorisations
+
+
+def factorisations(device: str, sizes: Sequence[int], dtypes: Sequence[str]) -> list[Row]:
+    """Each kernel of the card, and CuPy's own functions."""
+    family = cd.device(device).kernels
+    TABLE.load(family)
+    rows = []
+    for n in sizes:
+        for dtype in dtypes:
+            draw = np.random.default_rng(0)
+            a = draw.normal(size=(n, n)).astype(dtype)
+            positive = (a @ a.T + n * np.eye(n)).astype(dtype)
+            given = {"cholesky": positive, "qr": a, "solve": a + n * np.eye(n, dtype=dtype)}
+            for name, matrix in given.items():
+                steps: dict[str, Step] = {}
+                for kernel in TABLE.names(name, family):
+                    if kernel == "reference" and family != "cpu":
+                        continue
+                    choices.fix(name, kernel, family=family)
+                    steps[kernel] = _factorised(name, matrix, device)
+                    choices.unfix(name, family=family)
+                steps |= _peers(name, matrix, device)
+                for way, seconds in best_of(steps, 3, 1).items():
+                    case = f"{'LU (solve)' if name == 'solve' else name} {n} {dtype}"
+                    rows.append({"case": case, "way": way, "ms": 1e3 * seconds})
+    return rows
+
+
+def _factorised(name: str, matrix: np.ndarray, device: str) -> Step:
+    held = cd.Tensor.from_numpy(matrix, device=device)
+    if name == "solve":
+        found: Any = op.solve(held, cd.Tensor.from_numpy(matrix[:, :1].copy(), device=device))
+    else:
+        found = getattr(op, name)(held)
+    plan = cd.compile(list(found) if isinstance(found, tuple) else [found], remember=False)
+
+    def step() -> None:
+        plan.run()
+        plan.device.stream.synchronize()
+
+    return step
+
+
+def _peers(name: str, matrix: np.ndarray, device: str) -> dict[str, Step]:
+    if not device.startswith("cuda"):
+        return {}
+    import cupy
+
+    held = cupy.asarray(matrix)
+    right = held[:, :1].copy()
+
+    def step() -> None:
+        getattr(cupy.linalg, name)(*([held, right] if name == "solve" else [held]))
+        cupy.cuda.Device().synchronize()
+
+    return {"cupy": step}
+
+
+# --- more than the card holds
+
+
+def embedding(device: str, table_bytes: int, width: int = 64, batch: int = 4096) -> list[Row]:
+    """A step with a table on the host; only rows go to the card."""
+    count = max(table_bytes // (4 * width), 16)
+    draw = np.random.default_rng(0)
+    data = draw.integers(0, count, (batch, 4)), draw.integers(0, 10, batch)
+    model = cd.NeuralNetwork(
+        [nn.Input((4,), dtype="int64"), nn.Embedding(count, width, device="cpu", fill=cd.zero()),
+         nn.Flatten(), nn.Dense(512, "relu"), nn.Dense(10)],
+        optimizer=optim.SGD(0.1), batch_size=batch, device=device,
+    )  # fmt: skip
+    plan, feeds = training_step(model, data, batch)
+    seconds = best_of({"": step_of(plan, feeds)}, 5, 5)[""]
+    copied = plan.explain(feeds, time=False).copied_bytes
+    case = f"embedding of {count * width * 4 / 1e9:.2f} GB on the host, batch {batch}"
+    way = f"{copied / 1e6:.1f} MB copied"
+    return [{"case": case, "way": way, "ms": 1e3 * seconds}]
+
+
+def larger(device: str, limit: int, batch: int = 256) -> list[Row]:
+    """A network whose parameters, gradients and state take 1.5 times the limit."""
+    depth = 4
+    width = int((1.5 * limit / (4 * 4 * depth)) ** 0.5) // 64 * 64
+    draw = np.random.default_rng(0)
+    data = draw.normal(size=(batch, width)).astype("float32"), draw.integers(0, 10, batch)
+    rows = []
+    for way, keeper, bound in (
+        ("limit, state and updates on the host", "cpu", limit), ("limit, card alone", None, limit),
+        ("no limit, card alone", None, None),
+    ):  # fmt: skip
+        place = cd.device(device)
+        cd.forget_plans()
+        cd.empty_cache()
+        before = place.pool._capacity
+        # Of the card alone: the host has more.
+        place.pool._capacity = None if bound is None else bound + place.pool.in_use
+        try:
+            model = cd.NeuralNetwork(
+                [nn.Input((width,)), *(nn.Dense(width, "relu") for _ in range(depth)),
+                 nn.Dense(10)], optimizer=optim.Adam(1e-4, device=keeper), batch_size=batch,
+                device=device,
+            )  # fmt: skip
+            plan, feeds = training_step(model, data, batch)
+            seconds = best_of({"": step_of(plan, feeds)}, 3, 3)[""]
+            rows.append({"way": way, "ms": 1e3 * seconds})
+        except cd.OutOfMemoryError:
+            rows.append({"way": f"{way}: no room", "ms": float("nan")})
+        finally:
+            place.pool._capacity = before
+        model = plan = feeds = None  # type: ignore[assignment]
+    case = f"{depth} layers of {width}, Adam, 1.5 times a limit of {limit / 1e9:.2f} GB"
+    return [{"case": case, **row} for row in rows]
+
+
+def main() -> None:
+    """Run what is asked for, and print or write a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--small", action="store_true", help="sizes for a machine without a card")
+    parser.add_argument("--table-bytes", type=int, help="of the embedding (default: 1.2 times what"
+                        " is free on the card)")  # fmt: skip
+    parser.add_argument("--limit", type=int, default=8 << 30)
+    parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    small = given.small
+    table = given.table_bytes or (64 << 20 if small else int(1.2 * _free_bytes(given.device)))
+    tasks: dict[str, Callable[[], list[Row]]] = {
+        "networks": lambda: networks(given.device, small),
+        "factorisations": lambda: factorisations(
+            given.device, [512] if small else [4096, 8192],
+            ["float32"] if small else ["float32", "float64"],
+        ),
+        "embedding": lambda: embedding(given.device, table, batch=512 if small else 4096),
+        "larger": lambda: larger(given.device, 32 << 20 if small else given.limit),
+    }  # fmt: skip
+    rows: list[Row] = []
+    for name, task in tasks.items():
+        if not given.only or name in given.only:
+            rows += task()
+            cd.forget_plans()
+    lines = ["| case | way | ms |", "|---|---|---:|"]
+    lines += [f"| {row['case']} | {row['way']} | {row['ms']:.3f} |" for row in rows]
+    text = "\n".join(lines)
+    print(text)
+    if given.markdown:
+        given.markdown.write_text(f"# CPU and card together\n\n{text}\n")
+    if given.json:
+        given.json.write_text(json.dumps(rows, indent=1))
+
+
+def _free_bytes(device: str) -> int:
+    if not device.startswith("cuda"):
+        return 1 << 30
+    import cupy
+
+    free: int = cupy.cuda.Device().mem_info[0]
+    return free
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Where an optimizer keeps its state, if the device of the parameters has no room for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from caldera.config import settings
+from caldera.lazy import Variable
+from caldera.memory import Device
+from caldera.memory.pool import size_class
+
+
+def host_if_full(variables: Sequence[Variable], kept: int) -> str | None:
+    """The host, if the device of these parameters cannot hold them, a gradient for each and `kept`
+    numbers for each of theirs; None if it can, or if somebody has said where plans are to run."""
+    device: Device = variables[0].tensor.device
+    if device.is_host or not kept or settings.placement != "auto":
+        return None
+    there = device.memory_bytes
+    if there is None:
+        return None
+    needed = 0
+    for variable in variables:
+        tensor = variable.tensor
+        if tensor.device is device:
+            nbytes = size_class(tensor.nbytes)
+            needed += nbytes * (kept + 1 + (not tensor.memory.has_block))
+    return "cpu" if needed > there - device.pool.in_use else None

@@ -1,0 +1,93 @@
+"""Factorisations by card and host together; NumPy stands in for CuPy, which has its functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from caldera.errors import DataError
+from caldera.graph.ops import factorisation, linalg
+from caldera.kernels.cuda.linalg import hybrid
+from caldera.kernels.reference import evaluate
+from caldera.kernels.table import TABLE, Kernel
+from caldera.memory import Device
+from tests.card.candidates import run_kernel, stand_ins
+from tests.card.emulated import EmulatedCard
+from tests.unit.kernels.checking import compare
+
+
+class HostLink:
+    """A copy that is taken when it is asked for: what is computed later does not change it."""
+
+    def fetched(self, part: Any) -> Callable[[], np.ndarray]:
+        """The part as it is now."""
+        taken = np.array(part)
+        return lambda: taken
+
+
+@pytest.fixture
+def both(card: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
+    """A card, small panels, and NumPy for its library unless it has its own."""
+    monkeypatch.setattr(hybrid, "PANEL", 16)
+    monkeypatch.setattr(hybrid, "SMALLEST", 8)
+    if isinstance(card, EmulatedCard):
+        monkeypatch.setattr(hybrid, "card_count", lambda: 1)
+        monkeypatch.setattr(hybrid, "cupy_array", lambda array: array)
+        monkeypatch.setattr(hybrid, "cupy", lambda: np)
+        monkeypatch.setattr(hybrid, "_Link", HostLink)
+    return card
+
+
+def kernel_of(node: Any) -> Kernel:
+    return next(each for each in TABLE.candidates(node, "cuda") if each.name == "hybrid")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("n", [16, 40])
+def test_factorisations_are_those_of_the_oracle(both: Device, n: int, dtype: str) -> None:
+    draw = np.random.default_rng(n)
+    a = draw.normal(size=(n, n)).astype(dtype)
+    well = (a + 8 * np.eye(n)).astype(dtype)
+    given: list[tuple[Any, tuple[np.ndarray, ...]]] = [
+        (factorisation.cholesky, ((a @ a.T + n * np.eye(n)).astype(dtype),)),
+        (factorisation.qr, (well,)),
+        (factorisation.qr, (draw.normal(size=(n + 9, n)).astype(dtype),)),
+        (factorisation.qr, (well[: n - 7],)),
+        # Rows have to change places.
+        (linalg.solve, (np.roll(well, 5, axis=0), draw.normal(size=(n, 3)).astype(dtype))),
+    ]
+    for op, inputs in given:
+        made = op(*stand_ins(*inputs))
+        node = made[0].inputs[0] if isinstance(made, tuple) else made
+        for mine, right in zip(
+            run_kernel(both, kernel_of(node), node, inputs), evaluate(node, inputs), strict=True
+        ):
+            compare(mine, right)
+
+
+def test_columns_that_need_no_reflection(both: Device) -> None:
+    a = np.triu(np.arange(1.0, 33.0 * 32 + 1)[: 32 * 32].reshape(32, 32))
+    node = factorisation.qr(*stand_ins(a))[0].inputs[0]
+    q, r = run_kernel(both, kernel_of(node), node, (a,))
+    np.testing.assert_allclose(q @ r, a, rtol=1e-12)
+
+
+def test_what_cannot_be_factorised_is_an_error(both: Device) -> None:
+    indefinite, singular = -np.eye(20), np.zeros((20, 20))
+    node = factorisation.cholesky(*stand_ins(indefinite))
+    assert not kernel_of(node).capturable
+    with pytest.raises(DataError, match=r"op\.cholesky: expected symmetric positive definite"):
+        run_kernel(both, kernel_of(node), node, (indefinite,))
+    right = np.ones((20, 1))
+    node = linalg.solve(*stand_ins(singular, right))
+    with pytest.raises(DataError, match=r"op\.solve: expected invertible"):
+        run_kernel(both, kernel_of(node), node, (singular, right))
+
+
+def test_it_does_not_serve_before_it_was_measured(both: Device) -> None:
+    given = np.broadcast_to(np.zeros((), "float32"), (4096, 4096))
+    node = factorisation.cholesky(*stand_ins(given))
+    assert TABLE.candidates(node, "cuda")[-1].name == "hybrid"
