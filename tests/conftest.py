@@ -43,8 +43,9 @@ hypothesis.settings.load_profile("caldera")
 # Nor numbers out of the sources of whatever modules happen to be imported, which would make
 # examples depend on the tests before; to parse all sources takes each worker ten seconds.
 providers._get_local_constants = providers.Constants
-# A planner measures what a dozen codecs take, for every link: here on shorter gradients.
+# A planner measures what a dozen codecs take, for every link: here once, on shorter gradients.
 compression_cost._LONG = 1 << 16
+compression_cost._RUNS = 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

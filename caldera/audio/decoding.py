@@ -13,6 +13,7 @@ import numpy as np
 from caldera.errors import ConfigError, DataError, ShapeError
 from caldera.tensor.convert import real_array_of
 
+MOST_WORDS = 100
 _NEVER = -math.inf
 
 
@@ -26,8 +27,10 @@ class NGram:
     """
 
     def __init__(self, texts: Iterable[str], order: int = 3) -> None:
-        if order < 1:
-            raise ConfigError.build("NGram", expected="an order of at least 1", got=f"{order}")
+        if not 1 <= order <= MOST_WORDS:
+            raise ConfigError.build(
+                "NGram", expected=f"an order of at least 1, at most {MOST_WORDS}", got=f"{order}"
+            )
         self.order = order
         self._counts: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
         for text in texts:
