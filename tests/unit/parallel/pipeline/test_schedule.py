@@ -88,10 +88,10 @@ def test_memory_does_not_grow_with_the_number_of_parts() -> None:
         found = stepped(3, parts, parts * size, schedule=schedule)
         return [plan.arena_bytes for plan, _, _ in found]
 
-    short, long = (arenas("1f1b", parts) for parts in (3, 7))
+    short, long = (arenas("1f1b", parts) for parts in (4, 8))
     # Whatever is packed how, not one activation more.
     assert all(b - a <= size * ACTIVATIONS for a, b in zip(short, long, strict=True))
-    more = [b - a for a, b in zip(*(arenas("fill-drain", p) for p in (3, 7)), strict=True)]
+    more = [b - a for a, b in zip(*(arenas("fill-drain", p) for p in (4, 8)), strict=True)]
     # What a layer gives is kept until the part comes back, four parts longer.
     assert min(more) >= 4 * size * ACTIVATIONS
 
