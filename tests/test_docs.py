@@ -79,11 +79,12 @@ def test_the_code_of_a_page_runs(
             _run_commands(block, where)
         else:
             assert block.language in ("text", "toml"), f"{where}: {block.language}"
-    # The picture of a guide is drawn of what its code leaves.
-    guide = page.removeprefix("guides/")
-    if guide in doc_pictures.PICTURES:
-        assert doc_pictures.PICTURES[guide](names).startswith("<svg")
-        assert f"(../assets/{guide}.svg)" in (PAGES / f"{page}.md").read_text()
+    # The picture of a page is drawn of what its code leaves.
+    if page in doc_pictures.PICTURES:
+        assert doc_pictures.PICTURES[page](names).startswith("<svg")
+        picture = doc_pictures.file_of(page)
+        assert picture.is_file()
+        assert f"assets/{picture.name})" in (PAGES / f"{page}.md").read_text()
 
 
 def _printed(block: Block, names: dict[str, object], where: str) -> str:

@@ -1,4 +1,4 @@
-"""`python -m tools.doc_pictures [PAGE ...]`: the pictures of the guides, of what their code does.
+"""`python -m tools.doc_pictures [PAGE ...]`: the pictures of pages, of what their code does.
 
 The blocks of a page are run as they stand; the names they leave are drawn with the charts of the
 package. The tests run the same functions on the same names.
@@ -117,7 +117,7 @@ def _tables(names: Names) -> str:
     return figure_svg([_chart("price as predicted", "price", lines)])
 
 
-def _notebooks(names: Names) -> str:
+def _curves(names: Names) -> str:
     return str(names["history"].plot().svg)
 
 
@@ -126,23 +126,29 @@ def _troubleshooting(names: Names) -> str:
 
 
 PICTURES: Mapping[str, Callable[[Names], str]] = {
-    "generative": _generative,
-    "imbalance": _imbalance,
-    "notebooks": _notebooks,
-    "physics": _physics,
-    "series": _series,
-    "tables": _tables,
-    "transfer": _transfer,
-    "troubleshooting": _troubleshooting,
+    "guides/generative": _generative,
+    "guides/imbalance": _imbalance,
+    "guides/notebooks": _curves,
+    "guides/physics": _physics,
+    "guides/series": _series,
+    "guides/tables": _tables,
+    "guides/transfer": _transfer,
+    "guides/troubleshooting": _troubleshooting,
+    "index": _curves,
 }
-"""By the names of guides, and of the files in `docs/assets`."""
+"""By their pages; each is a file of `docs/assets`, with the last part of its page's name."""
+
+
+def file_of(page: str) -> Path:
+    """Where the picture of a page is."""
+    return PAGES / "assets" / f"{Path(page).name}.svg"
 
 
 def names_of(page: str) -> dict[str, Any]:
-    """What the code of a guide leaves."""
+    """What the code of a page leaves."""
     names: dict[str, Any] = {"__name__": "__main__"}
     with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
-        for block in blocks((PAGES / f"guides/{page}.md").read_text()):
+        for block in blocks((PAGES / f"{page}.md").read_text()):
             if block.language == "python" and not block.remark:
                 exec(compile(block.code, page, "exec"), names)
     return names
@@ -180,12 +186,11 @@ def photograph_service(path: Path) -> None:
 
 def main() -> None:
     """What the command does."""
-    for page in sys.argv[1:] or (*PICTURES, "serving"):
-        if page == "serving":
+    for page in sys.argv[1:] or (*PICTURES, "guides/serving"):
+        if page == "guides/serving":
             photograph_service(PAGES / "assets/serving.png")
             continue
-        picture = PICTURES[page](names_of(page))
-        (PAGES / "assets" / f"{page}.svg").write_text(picture + os.linesep)
+        file_of(page).write_text(PICTURES[page](names_of(page)) + os.linesep)
 
 
 if __name__ == "__main__":
