@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 MORE, SHORT = 7, 1.0
 """How many times as many turns are taken of what takes no time, and seconds of all of them."""
@@ -47,19 +48,14 @@ def in_turns(
 
 
 def best_in_turns(
-    contestants: Mapping[str, Work],
-    repeats: int,
-    least: float = 2e-3,
-    *,
-    most: float = math.inf,
-    within: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
+    contestants: Mapping[str, Work], repeats: int, least: float = 2e-3, **options: Any
 ) -> dict[str, float]:
-    """The best of each one's times.
+    """The best of each one's times; `options` are those of `in_turns`.
 
     >>> sorted(best_in_turns({"a": lambda: None, "b": lambda: None}, 2))
     ['a', 'b']
     """
-    found = in_turns(contestants, repeats, least, most=most, within=within)
+    found = in_turns(contestants, repeats, least, **options)
     return {name: min(times) for name, times in found.items()}
 
 

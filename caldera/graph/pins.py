@@ -55,7 +55,8 @@ def current_pin() -> Any:
 
 def pin_of(node: Node) -> Any:
     """The device that a node belongs on, or its name; None if it belongs nowhere."""
-    return _pins.get(node)
+    # Every node that a pass writes again is asked about, and mostly nobody has pinned any.
+    return _pins.get(node) if _version else None
 
 
 def pins_version() -> int:

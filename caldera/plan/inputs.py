@@ -21,6 +21,26 @@ from caldera.memory.pool import host_view
 from caldera.tensor.convert import exactly
 
 
+def checked_feeds(feeds: Mapping[str, Any], inputs: Mapping[str, Symbol]) -> dict[str, np.ndarray]:
+    """An array for each input, of its dtype and shape; refused before anything has run."""
+    if feeds.keys() != inputs.keys():
+        keys = [key if isinstance(key, str) else f"a {type(key).__name__}" for key in feeds]
+        raise ConfigError.build(
+            "run", expected=f"a value for each of: {', '.join(inputs) or 'no inputs'}",
+            got=", ".join(keys) or "none", hint="pass them by name, as in plan.run({'x': array})",
+        )  # fmt: skip
+    found = {}
+    for name, given in feeds.items():
+        spec = inputs[name].spec
+        array = found[name] = exactly(given, spec.dtype, f"input {name}")
+        if array.shape != spec.shape:
+            raise ShapeError.build(
+                f"input {name}", expected=f"shape {spec.shape}", got=f"{array.shape}",
+                hint="a plan has one shape; make another input for another one",
+            )  # fmt: skip
+    return found
+
+
 class _Place:
     """One place for one input: what the host writes, and what kernels read."""
 
@@ -80,20 +100,12 @@ class Inputs:
 
     def feed(self, feeds: Mapping[str, Any]) -> None:
         """Bring a value for each input to the place of this turn."""
-        if feeds.keys() != self.by_name.keys():
-            names = ", ".join(self.by_name) or "no inputs"
-            keys = [key if isinstance(key, str) else f"a {type(key).__name__}" for key in feeds]
-            raise ConfigError.build(
-                "run", expected=f"a value for each of: {names}",
-                got=", ".join(keys) or "none",
-                hint="pass them by name, as in plan.run({'x': array})",
-            )  # fmt: skip
-        if not feeds:
+        given = checked_feeds(feeds, self.by_name)
+        if not given:
             return
-        given = [(self.by_name[name], self._checked(name, feeds[name])) for name in feeds]
         self._wait_for_copy()
-        for symbol, array in given:
-            np.copyto(self._place(symbol).target, array)
+        for name, array in given.items():
+            np.copyto(self._place(self.by_name[name]).target, array)
         self._last = self.turn
         if not self._device.is_host:
             self._send()
@@ -110,16 +122,6 @@ class Inputs:
         if symbol not in places:
             places[symbol] = _Place(symbol, self._orders[symbol], self._device)
         return places[symbol]
-
-    def _checked(self, name: str, given: Any) -> np.ndarray:
-        spec = self.by_name[name].spec
-        array = exactly(given, spec.dtype, f"input {name}")
-        if array.shape != spec.shape:
-            raise ShapeError.build(
-                f"input {name}", expected=f"shape {spec.shape}", got=f"{array.shape}",
-                hint="a plan has one shape; make another input for another one",
-            )  # fmt: skip
-        return array
 
     def _wait_for_copy(self) -> None:
         """Wait until the host side of this turn has been read."""

@@ -13,12 +13,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from caldera.arguments import checked
+from caldera.arguments import checked, shown
 from caldera.errors import ConfigError
 from caldera.graph.node import Symbol
 from caldera.graph.program import Program
 from caldera.memory import Device
 from caldera.plan.explain import Explanation, Row
+from caldera.plan.inputs import checked_feeds
 from caldera.plan.placement.parts import Part
 from caldera.plan.plan import Plan
 from caldera.plan.schedule import Buffer, Step
@@ -161,14 +162,15 @@ class PlacedPlan(Plan):
         return [results[number] for number in range(len(self.original.outputs))]
 
     def _checked(self, feeds: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        given = {} if feeds is None else feeds
-        if not isinstance(given, Mapping) or given.keys() != set(self.inputs):
-            got = list(given) if isinstance(given, Mapping) else type(given).__name__
+        """All inputs, before the first part runs: a later one must not find a wrong value when
+        variables have been written already."""
+        if feeds is not None and not isinstance(feeds, Mapping):
             raise ConfigError.build(
-                "run", expected=f"a value for each of: {', '.join(self.inputs) or 'no inputs'}",
-                got=f"{got}", hint="pass them by name, as in plan.run({'x': array})",
+                "Plan.run", expected="feeds= a dict of arrays by the names of inputs",
+                got=shown(feeds),
             )  # fmt: skip
-        return given
+        inputs = {each.name: each for each in self.symbols if each.role == "input"}
+        return checked_feeds(feeds or {}, {name: inputs[name] for name in self.inputs})
 
     def release(self) -> None:
         """Let go of the arrays that calls are tied to, until the next run ties them again."""

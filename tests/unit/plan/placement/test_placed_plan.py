@@ -204,6 +204,28 @@ def test_what_cannot_be_is_said() -> None:
         plan.run({"x": 1.0})
 
 
+def test_wrong_inputs_of_a_later_part_change_nothing() -> None:
+    first, second = variable("a", "cpu"), variable("b", "loopback")
+    shape = first.shape
+    x, y = op.input("x", shape), op.input("y", shape)
+    with cd.pinned("cpu"):
+        new = first + x
+    with cd.pinned("loopback"):
+        other = new * second + y
+    plan = cd.compile([op.assign(first, new), op.assign(second, other)])
+    assert len(plan.parts) > 1
+    before = first.numpy().copy()
+    right = np.ones(shape, "float32")
+    for wrong in (np.ones((9, 9), "float32"), "text"):
+        with pytest.raises(cd.CalderaError, match=r"input y|dtype"):
+            plan.run({"x": right, "y": wrong})
+        np.testing.assert_array_equal(first.numpy(), before)
+    with pytest.raises(cd.ConfigError, match="feeds= a dict"):
+        plan.run([right])
+    plan.run({"x": right, "y": right})
+    np.testing.assert_array_equal(first.numpy(), before + 1)
+
+
 def large_step(device: str, keeper: str | None) -> tuple[Any, list[Any]]:
     """A plan of three layers of 64 KiB that Adam trains, and the parameters."""
     draw = np.random.default_rng(0)
