@@ -67,6 +67,10 @@ STORED: dict[str, int] = {
 }  # fmt: skip
 """In half precision between two products, where its first inputs are: how many of them."""
 
+STATISTICS_GRADIENTS = frozenset({"batch_norm_grad", "layer_norm_grad", "group_norm_grad"})
+"""Gradients by the mean and variance of x. An x that is rounded after these were taken would be
+wrong by many deviations where its mean is large beside them."""
+
 COMPARISONS = frozenset({"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"})
 """Rounding a constant would change what these answer."""
 
@@ -143,6 +147,9 @@ class _Narrowing:
 
     def _inputs(self, node: Node) -> tuple[Node, ...]:
         narrowed = self._how_many(node)
+        if node.op.name in STATISTICS_GRADIENTS and not narrowed:
+            # They take a gradient in half precision beside an x of float32.
+            return (self.new[node.inputs[0]], *map(self._full, node.inputs[1:]))
         return tuple(
             cast(self.new[given], self.half)
             if index < narrowed and given.dtype == float32
@@ -157,6 +164,8 @@ class _Narrowing:
         count = STORED.get(node.op.name, 0)
         if node not in self.before_product:
             return 0
+        if node.op.name in STATISTICS_GRADIENTS:
+            return count if self.new[node.inputs[1]].dtype == self.half else 0
         given = [each for each in node.inputs[:count] if each.dtype == float32]
         stored = [each for each in given if self.new[each].dtype == self.half]
         others = [each for each in given if self.new[each].dtype != self.half]
@@ -169,8 +178,8 @@ class _Narrowing:
             return self._holds(value, exactly=node.op.name in COMPARISONS)
         if given.op.name == "cast":
             return given.inputs[0].dtype == bool_
-        if STORED[node.op.name] != ALL:
-            # A gradient that comes back to a norm, whose input was stored in half precision too.
+        if node.op.name == "local_response_norm_grad":
+            # Of a result that is as large as x, not as x without its mean.
             return True
         # A bias, say. Numbers in variables (a loss scale) may be out of range.
         return _is_parameter(given) and 1 < given.spec.size < node.outputs[0].size

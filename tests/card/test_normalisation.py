@@ -172,6 +172,20 @@ def test_layers_of_many_lengths(card: Device, rows: int, length: int, dtype: str
         check(card, node, (x, scale, shift), layouts=["dense"])
 
 
+def test_gradients_in_half_precision_beside_x_of_float32(card: Device) -> None:
+    shape = (3, 8, 5, 4)
+    x, g = numbers(*shape), numbers(*shape, dtype=BY_NAME["bfloat16"], seed=1)
+
+    def backward(op: Any, own: int, *samples: int, **attrs: Any) -> None:
+        statistics = [numbers(*samples, seed=i, low=0.2) for i in (2, 3)]
+        given = (g, x, *vectors(own, "float32", 1), *statistics)
+        check(card, node_of(op, given, **attrs, eps=EPS), given, layouts=["dense"])
+
+    backward(normalisation.layer_norm_grad, 4, 3, 8, 5, axis=(3,))
+    backward(normalisation.batch_norm_grad, 8, 8, axis=1)
+    backward(normalisation.group_norm_grad, 8, 3, 4, groups=4)
+
+
 @pytest.mark.parametrize("window", [1, 4, 5, 30])
 def test_neighbouring_channels_in_both_orders(card: Device, window: int) -> None:
     x, g = numbers(2, 20, 5, 7), numbers(2, 20, 5, 7, seed=1)

@@ -143,6 +143,21 @@ def test_norms_compute_their_statistics_in_float32() -> None:
     assert [node.dtype for node in of_op(program, "relu")] == [float16]
 
 
+@pytest.mark.parametrize("name", ["batch_norm", "layer_norm"])
+def test_the_gradient_of_a_norm_sees_the_x_of_its_statistics(name: str) -> None:
+    # A mean of hundreds of deviations: rounded to half precision, x would be off by one or more.
+    first = uniform("first", 16, 24)
+    x = 300 + op.exp(uniform("x", 32, 16) @ first)
+    scale, shift, w = uniform("scale", 24), uniform("shift", 24), uniform("w", 24, 24)
+    axis: object = 1 if name == "batch_norm" else (1,)
+    y, _, _ = OPS[name](x.node, scale.node, shift.node, axis=axis, eps=1e-5)
+    slopes = op.grad(op.sum(op.tanh(Expr(y) @ w)), [first, scale])
+    exact = [each.numpy() for each in cd.compile(slopes).run()]
+    for half, allowed in (("float16", 0.01), ("bfloat16", 0.05)):
+        for one, other in zip(cd.compile(slopes, precision=half).run(), exact, strict=True):
+            assert np.linalg.norm(one.numpy() - other) < allowed * np.linalg.norm(other)
+
+
 def _batch_norm(x: Expr, scale: Expr, shift: Expr) -> tuple[Expr, Expr, Expr]:
     made = OPS["batch_norm"](x.node, scale.node, shift.node, axis=1, eps=1e-5)
     return tuple(Expr(node) for node in made)

@@ -178,6 +178,19 @@ def test_layers(shape: tuple[int, ...], axis: tuple[int, ...], dtype: str) -> No
     check("layer_norm_grad", (g, x, scale, *statistics), axis=axis, eps=EPS)
 
 
+def test_gradients_in_half_precision_beside_x_of_float32() -> None:
+    shape = (6, 8, 5, 3)
+    g, x = numbers(*shape, dtype="bfloat16", seed=2), numbers(*shape, dtype="float32", seed=1)
+
+    def backward(name: str, own: int, *samples: int, **attrs: Any) -> None:
+        scale = numbers(own, dtype="float32", seed=3)
+        check(name, (g, x, scale, *_statistics(samples, "float32")), **attrs, eps=EPS)
+
+    backward("layer_norm_grad", 3, 6, 8, 5, axis=(3,))
+    backward("batch_norm_grad", 8, 8, axis=1)
+    backward("group_norm_grad", 8, 6, 4, groups=4)
+
+
 # --- classes
 
 CLASSES = [
