@@ -13,6 +13,7 @@ be run.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import signal
@@ -168,15 +169,17 @@ def _distance(one: np.ndarray, other: np.ndarray) -> float:
 def in_own_process(seed: int, options: argparse.Namespace) -> Outcome:
     """Compare the network of a seed; what kills a process kills no other."""
     command = [sys.executable, str(Path(__file__).resolve()), "--one", "--seed", str(seed)]
-    command += ["--device", options.device, *(["--small"] if options.small else [])]
+    command += ["--device", options.device, "--timeout", str(options.timeout)]
+    command += ["--small"] if options.small else []
     environment = {**os.environ, "CALDERA_THREADS": "1"}
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=options.timeout, check=False,
             env=environment,
         )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return Outcome(seed, "hang", f"after {options.timeout} s")
+    except subprocess.TimeoutExpired as error:
+        where = (error.stderr or b"").decode(errors="replace").strip()
+        return Outcome(seed, "hang", f"after {options.timeout} s\n{where}".strip())
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         said = " | ".join(done.stderr.strip().splitlines()[-3:])
@@ -209,7 +212,8 @@ def summary(found: Sequence[Outcome], sizes: Sizes, device: str) -> str:
     lines = [counted(found)]
     for each in sorted(found, key=lambda each: each.seed):
         if each.what != "agreed":
-            lines += ["", f"# seed {each.seed}: {each.what}: {each.detail}"]
+            told = each.detail.replace("\n", "\n# ")
+            lines += ["", f"# seed {each.seed}: {each.what}: {told}"]
             lines.append(random_network(each.seed, sizes).code(device))
     return "\n".join(lines)
 
@@ -228,6 +232,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     sizes = SMALL if options.small else Sizes()
     if options.one:
+        # Of one that hangs its threads say where, before it is ended.
+        faulthandler.dump_traceback_later(0.9 * options.timeout)
         outcome = compared(random_network(options.seed, sizes), options.device)
         print(json.dumps(vars(outcome)))
         return 0

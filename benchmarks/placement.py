@@ -62,6 +62,10 @@ def step_of(plan: Plan, feeds: dict[str, Any]) -> Step:
     return step
 
 
+def line_of(row: Row) -> str:
+    return f"| {row['case']} | {row['way']} | {row['ms']:.3f} |"
+
+
 # --- networks
 
 
@@ -120,6 +124,7 @@ def factorisations(device: str, sizes: Sequence[int], dtypes: Sequence[str]) -> 
                 for way, seconds in best_of(steps, 3, 1).items():
                     case = f"{'LU (solve)' if name == 'solve' else name} {n} {dtype}"
                     rows.append({"case": case, "way": way, "ms": 1e3 * seconds})
+                    print(line_of(rows[-1]), flush=True)
     return rows
 
 
@@ -218,6 +223,8 @@ def main() -> None:
     parser.add_argument("--table-bytes", type=int, help="of the embedding (default: 1.2 times what"
                         " is free on the card)")  # fmt: skip
     parser.add_argument("--limit", type=int, default=8 << 30)
+    parser.add_argument("--sizes", type=int, nargs="*", default=[4096, 8192], help="of matrices")
+    parser.add_argument("--dtypes", nargs="*", default=["float32", "float64"])
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -226,8 +233,7 @@ def main() -> None:
     tasks: dict[str, Callable[[], list[Row]]] = {
         "networks": lambda: networks(given.device, small),
         "factorisations": lambda: factorisations(
-            given.device, [512] if small else [4096, 8192],
-            ["float32"] if small else ["float32", "float64"],
+            given.device, [512] if small else given.sizes, ["float32"] if small else given.dtypes,
         ),
         "embedding": lambda: embedding(given.device, table, batch=512 if small else 4096),
         "larger": lambda: larger(given.device, 32 << 20 if small else given.limit),
@@ -238,7 +244,7 @@ def main() -> None:
             rows += task()
             cd.forget_plans()
     lines = ["| case | way | ms |", "|---|---|---:|"]
-    lines += [f"| {row['case']} | {row['way']} | {row['ms']:.3f} |" for row in rows]
+    lines += [line_of(row) for row in rows]
     text = "\n".join(lines)
     print(text)
     if given.markdown:
