@@ -39,6 +39,7 @@ __attribute__((noinline)) static void resume(Fiber* fiber) {
 }
 
 static void meet(Barrier& barrier, unsigned& alive) {
+    if (alone) abort();  // taken for a kernel whose threads never meet
     unsigned mine = barrier.generation;
     barrier.arrived++;
     fiber()->awaited = &barrier;

@@ -44,7 +44,7 @@ from caldera.kernels.cuda import (
     sorting,
 )
 from caldera.kernels.cuda.attention import cudnn_sdpa, packed, tensor_core, tiles
-from caldera.kernels.cuda.convolution import cudnn, epilogue, pointwise
+from caldera.kernels.cuda.convolution import cudnn, depthwise, epilogue, pointwise
 from caldera.kernels.cuda.convolution.small_channels import kernels
 from caldera.kernels.cuda.elementwise import fused, horizontal_fusion, loop
 from caldera.kernels.cuda.fourier import cufft, stockham
