@@ -66,6 +66,19 @@ def _mobile() -> list[Layer]:
     return [*layers, nn.GlobalAveragePool(), nn.Dense(100)]
 
 
+def _encoder_decoder() -> list[Layer]:
+    """Images made smaller and larger again, of which the mean is classified."""
+    layers: list[Layer] = [nn.Input((3, 64, 64))]
+    for filters in (32, 64, 128):
+        layers += [nn.Conv2D(filters, 4, stride=2, padding=1), nn.ReLU()]
+    for filters in (64, 32):
+        layers += [nn.ConvTranspose2D(filters, 4, stride=2, padding=1), nn.ReLU()]
+    return [
+        *layers, nn.ConvTranspose2D(16, 4, stride=2, padding=1), nn.GlobalAveragePool(),
+        nn.Dense(10),
+    ]  # fmt: skip
+
+
 CASES = {
     case.name: case
     for case in (
@@ -85,6 +98,10 @@ CASES = {
         TrainingCase(
             "mobile", layers=_mobile, batch=256, shape=(3, 128, 128), classes=100, size="large",
             rule=Rule("sgd", 0.01, momentum=0.9), precisions=("bfloat16",),
+        ),
+        TrainingCase(
+            "encoder-decoder", layers=_encoder_decoder, batch=128, shape=(3, 64, 64), classes=10,
+            size="medium", rule=Rule("adam", 1e-3), precisions=("bfloat16",),
         ),
         *(
             case for work in networks() for case in work.cases

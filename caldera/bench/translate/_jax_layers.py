@@ -145,6 +145,37 @@ class JaxLayers(Framework):
 
         return self.then(apply, layer.activation)
 
+    def conv_transpose2d(self, layer: nn.ConvTranspose2D) -> Function:
+        windows = windows_of_convolution(layer)
+        even = windows.even_padding()
+        if even is None or layer.groups != 1:
+            raise self.refuse(layer, "as much padding on both sides, and one group",
+                              f"padding={layer.padding}, groups={layer.groups}")  # fmt: skip
+        place = self._place(layer.weight)
+        offset = None if layer.offset is None else self._place(layer.offset)
+        kernels, taps = "IOHW", (2, 3)
+        if self.channels_last:
+            kernels, taps = "HWIO", (0, 1)
+            self.reorder(layer.weight, (2, 3, 0, 1))
+        layout = (self.data_format, kernels, self.data_format)
+        more = as_pair(layer.output_padding, "output_padding", layer.path, 0)
+        # A convolution of the image with zeros between its pixels, by the filters turned round.
+        reach = [
+            step * (size - 1) - width
+            for step, size, width in zip(windows.dilation, windows.size, even, strict=True)
+        ]
+        padding = [(width, width + end) for width, end in zip(reach, more, strict=True)]
+
+        def apply(run: Any, x: Any) -> Any:
+            y = self.jax.lax.conv_general_dilated(
+                x, self.jax.numpy.flip(run.factor(place), taps), (1, 1), padding,
+                lhs_dilation=windows.stride, rhs_dilation=windows.dilation,
+                dimension_numbers=layout,
+            )  # fmt: skip
+            return y if offset is None else y + self._by_channel(run.factor(offset), 4)
+
+        return self.then(apply, layer.activation)
+
     # --- pools
 
     def pool(self, layer: Pool) -> Function:

@@ -93,6 +93,19 @@ class TorchLayers(Framework):
             return self.then(lambda run, x: conv(x), layer.activation)
         return self.then(lambda run, x: conv(self._padded(x, windows, 0.0)), layer.activation)
 
+    def conv_transpose2d(self, layer: nn.ConvTranspose2D) -> Function:
+        windows = windows_of_convolution(layer)
+        even = windows.even_padding()
+        if even is None:
+            raise self.refuse(layer, "as much padding on both sides", f"padding={layer.padding}")
+        conv = self.torch.nn.ConvTranspose2d(
+            layer.weight.shape[0], layer.filters, windows.size, windows.stride, even,
+            layer.output_padding, layer.groups, bias=layer.offset is not None,
+            dilation=windows.dilation,
+        )  # fmt: skip
+        self._hold(conv, weight=layer.weight, bias=layer.offset)
+        return self.then(lambda run, x: conv(x), layer.activation)
+
     def pool(self, layer: Pool) -> Function:
         windows = windows_of_pool(layer)
         even = windows.even_padding()

@@ -35,6 +35,7 @@ RULES: dict[type[nn.Layer], str] = {
     nn.Branches: "branches",
     nn.Concat: "concatenation",
     nn.Conv2D: "conv2d",
+    nn.ConvTranspose2D: "conv_transpose2d",
     nn.Dense: "dense",
     nn.Dropout: "dropout",
     nn.Embedding: "embedding",
@@ -313,6 +314,10 @@ class Framework(ABC):
     @abstractmethod
     def conv2d(self, layer: nn.Conv2D) -> Function:
         """A convolution."""
+
+    @abstractmethod
+    def conv_transpose2d(self, layer: nn.ConvTranspose2D) -> Function:
+        """The transpose of a convolution."""
 
     @abstractmethod
     def pool(self, layer: Pool) -> Function:

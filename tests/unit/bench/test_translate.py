@@ -62,6 +62,7 @@ def _windows() -> list[nn.Layer]:
         nn.Input((2, 19, 17)),
         nn.Conv2D(4, 3, stride=2, padding="same", activation="tanh"),
         nn.Conv2D(4, (2, 3), padding=((1, 0), (2, 1)), bias=False),
+        nn.ConvTranspose2D(4, (3, 2), (1, 2), (1, 0), (0, 1), (1, 2), activation="tanh"),
         nn.BatchNorm(momentum=0.3, eps=1e-2),
         nn.MaxPool2D(3, 2, partial_windows=True, padding=((1, 0), (0, 0))),
         nn.MaxPool2D(3, 1, "same"),
