@@ -8,10 +8,14 @@ Optimizer, schedule, batch, augmentation and epochs are ResNet-20's for everybod
 1. New trials begin for `--seconds`; each is judged by a fifth of the training images.
 2. The best three are trained twice more, and so is ResNet-20 with three learning rates: the mean on
    the same images chooses one of each. ResNet-20 gets its best rate; the evolved one keeps 0.1.
-3. Both are trained on all training images with new seeds, and the test images are looked at for the
-   first and only time. All trials are printed.
+3. Both are trained on all training images with new seeds, in turns, and the test images are looked
+   at for the first and only time.
 
-    CALDERA_DATA=folder python benchmarks/search_evolution.py --device cuda --seconds 200
+Every training is printed when it is over. None begins after `--limit` seconds, and the table at the
+end has what was done until then. Workers are processes that share the card. `CALDERA_DATA` names
+the folder of CIFAR-10, in any form that `data.cifar10` takes, such as `cifar10.tar.xz`.
+
+    CALDERA_DATA=folder python benchmarks/search_evolution.py --device cuda --precision bfloat16
     python benchmarks/search_evolution.py --samples 800 --epochs 2 --seconds 9  # made-up images
 """
 
@@ -172,13 +176,18 @@ def augmented(images: data.Dataset) -> data.Dataset:
 
 
 class Printer(search.StudyCallback):
-    """A line for every trial, as soon as it is over."""
+    """A line for every training, as soon as it is over."""
+
+    def __init__(self, began: float) -> None:
+        self.began = began
 
     def trial_ends(self, study: search.Study, trial: search.Trial) -> None:
         shown = "-" if trial.value is None else f"{trial.value:.4f}"
+        size = trial.results.get("parameters")
         print(
-            f"  trial {trial.number}: {trial.state} {shown}, {trial.seconds:.1f} s, "
-            f"{trial.results.get('parameters', 0):.0f} parameters, {trial.point} {trial.reason}",
+            f"  {time.perf_counter() - self.began:4.0f} s: trial {trial.number} {trial.state} "
+            f"{shown}, {trial.seconds:.1f} s, {'' if size is None else f'{size:.0f} parameters, '}"
+            f"{trial.point} {trial.reason}",
             flush=True,
         )
 
@@ -190,34 +199,35 @@ def evolve(setup: Setup, given: argparse.Namespace) -> search.Study:
         method=search.Evolution(population=given.population, sample=given.population // 3 or 1),
         objective=search.metric("val_accuracy"), epochs=setup.epochs, seconds=given.seconds,
         fit={"device": setup.device}, workers=given.workers, seed=given.seed, verbose=0,
-        callbacks=[Printer()],
+        callbacks=[Printer(given.began)],
     )  # fmt: skip
 
 
 def repeated(
     setup: Setup, given: argparse.Namespace, contestants: Mapping[str, Callable[[], cd.Model]],
     repeats: int, *, test: bool,
-) -> dict[str, list[float]]:  # fmt: skip
+) -> dict[str, dict[int, float]]:  # fmt: skip
     """The accuracy of each contestant with several seeds; on the test images all others train."""
     names = list(contestants)
     shown = setup.images.test if test else setup.images.validation
 
-    def accuracy(name: str, repeat: int) -> float:
+    def accuracy(repeat: int, name: str) -> float:
         model = contestants[name]()
         model.seed = 1000 * (1 + test) + repeat
         model.fit(setup.images.train, epochs=setup.epochs, verbose=0, device=setup.device)
         return float(model.evaluate(shown, batch_size=1000)["accuracy"])
 
+    # The names change first, so that all have as many seeds if the time is over.
     study = search.run(
-        accuracy, {"name": search.choice(names), "repeat": search.integer(0, repeats - 1)},
+        accuracy, {"repeat": search.integer(0, repeats - 1), "name": search.choice(names)},
         method="grid", objective=search.metric("value", "max"), workers=given.workers, verbose=0,
+        seconds=max(given.limit - (time.perf_counter() - given.began), 0.0),
+        callbacks=[Printer(given.began)],
     )  # fmt: skip
-    found: dict[str, list[float]] = {name: [] for name in names}
+    found: dict[str, dict[int, float]] = {name: {} for name in names}
     for trial in study.trials:
-        name = trial.parameters["name"]
-        value = float("nan") if trial.value is None else trial.value
-        print(f"  {name}, seed {trial.parameters['repeat']}: {value:.4f} {trial.reason}")
-        found[name].append(value)
+        if trial.value is not None:
+            found[trial.parameters["name"]][trial.parameters["repeat"]] = trial.value
     return found
 
 
@@ -235,28 +245,42 @@ def choose(
     for rate in RATES:
         contestants[f"ResNet-20, rate {rate:g}"] = lambda rate=rate: setup.resnet(rate)  # type: ignore[misc]
     found = repeated(setup, given, contestants, REPEATS, test=False)
-    means = {name: statistics.fmean(values) for name, values in found.items()}
-    best = max(finalists, key=lambda name: means[name])
-    rate = max(RATES, key=lambda rate: means[f"ResNet-20, rate {rate:g}"])
-    print(f"  chosen: {best}, {means[best]:.4f}; ResNet-20 with a rate of {rate:g}, "
-          f"{means[f'ResNet-20, rate {rate:g}']:.4f}")  # fmt: skip
+    means = {name: statistics.fmean(each.values()) for name, each in found.items() if each}
+    best = max(finalists, key=lambda name: means.get(name, 0.0))
+    rate = max(RATES, key=lambda rate: means.get(f"ResNet-20, rate {rate:g}", 0.0))
+    for name, mean in means.items():
+        print(f"  {name}: {mean:.4f}, {len(found[name])} seeds")
+    print(f"  chosen: {best}; ResNet-20 with a rate of {rate:g}", flush=True)
     return finalists[best], rate
 
 
-def compare(
-    setup: Setup, given: argparse.Namespace, best: search.Trial, rate: float
-) -> dict[str, list[float]]:
+def compare(setup: Setup, given: argparse.Namespace, best: search.Trial, rate: float) -> None:
     """Both on the test images, which have chosen nothing."""
-    return repeated(setup, given, {
+    found = repeated(setup, given, {
         "evolved": lambda: setup.evolved(**best.parameters), "ResNet-20": lambda: setup.resnet(rate)
     }, given.seeds, test=True)  # fmt: skip
+    width = largest_width(best.parameters)
+    sizes = {"evolved": parameters_of(width, best.parameters), "ResNet-20": MOST_PARAMETERS}
+    for name, values in found.items():
+        if not values:
+            print(f"{name}: no time was left")
+            return
+        mean = statistics.fmean(values.values())
+        spread = statistics.stdev(values.values()) if len(values) > 1 else 0.0
+        print(f"{name:10} {sizes[name]} parameters, {given.epochs} epochs: test accuracy "
+              f"{mean:.2%} +- {spread:.2%}, {len(values)} seeds")  # fmt: skip
+    ours, theirs = found["evolved"], found["ResNet-20"]
+    both = sorted(ours.keys() & theirs.keys())
+    print(f"evolved is ahead on {sum(ours[k] > theirs[k] for k in both)} of {len(both)} seeds; "
+          f"width {width}, {best.point}")  # fmt: skip
 
 
-def main() -> None:
-    """Everything."""
+def parsed() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=200.0, help="in which trials begin")
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=100.0, help="in which trials begin")
+    parser.add_argument("--limit", type=float, default=210.0, help="after that nothing begins")
+    parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=5, help="of the comparison at the end")
     parser.add_argument("--seed", type=int, default=0, help="of the search")
     parser.add_argument("--population", type=int, default=12)
@@ -264,8 +288,13 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default=None)
     parser.add_argument("--samples", type=int, help="so many made-up images instead of CIFAR-10")
-    given = parser.parse_args()
-    began = time.perf_counter()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Everything."""
+    given = parsed()
+    given.began = began = time.perf_counter()
     images = data.cifar10() if given.samples is None else made_up(given.samples)
     chosen_by = images.hold_out(0.2)
     setup = Setup(augmented(chosen_by), given.epochs, given.device, given.precision)
@@ -273,23 +302,14 @@ def main() -> None:
     print(f"{platform.machine()}, {os.cpu_count()} cores, {given.device}, {given.workers} workers, "
           f"{given.precision or 'float32'}; images read in {time.perf_counter() - began:.0f} s; "
           f"{len(setup.images.train)} to train with, {len(chosen_by.validation or ())} to choose "
-          f"by, {given.epochs} epochs")  # fmt: skip
+          f"by, {len(images.test)} to test, {given.epochs} epochs; trials begin for "
+          f"{given.seconds:g} s", flush=True)  # fmt: skip
     study = evolve(setup, given)
-    print(
-        f"evolution: {study}, {time.perf_counter() - began:.0f} s so far; the best of them again:"
-    )
+    print(f"evolution: {study}; the best of them again:", flush=True)
     best, rate = choose(setup, given, study)
-    print(f"{time.perf_counter() - began:.0f} s so far; on test images:", flush=True)
-    found = compare(whole, given, best, rate)
-    width = largest_width(best.parameters)
-    sizes = {"evolved": parameters_of(width, best.parameters), "ResNet-20": MOST_PARAMETERS}
-    for name, values in found.items():
-        spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        print(f"{name:10} {sizes[name]} parameters, {given.epochs} epochs: test accuracy "
-              f"{statistics.fmean(values):.2%} +- {spread:.2%}, {len(values)} seeds")  # fmt: skip
-    pairs = list(zip(found["evolved"], found["ResNet-20"], strict=True))
-    print(f"evolved is ahead on {sum(a > b for a, b in pairs)} of {len(pairs)} seeds; width "
-          f"{width}, {best.point}; {time.perf_counter() - began:.0f} s in all")  # fmt: skip
+    print("on test images:", flush=True)
+    compare(whole, given, best, rate)
+    print(f"{time.perf_counter() - began:.0f} s in all")
 
 
 if __name__ == "__main__":

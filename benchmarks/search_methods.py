@@ -1,91 +1,199 @@
 """How many epochs searches need: early stopping with TPE beside random search and Optuna alone, and
 population-based training beside the best fixed setting of its population.
 
-On digits (or MNIST with `--data FOLDER`), for each of several seeds:
+On digits, and on MNIST with `--mnist FOLDER` (its first 15,000 training images), for each of
+several seeds, which also divide the samples anew into those to train with and those to choose by:
 
-- random search trains 40 settings for 27 epochs each; the best validation accuracy that one of them
+- random search trains 100 settings for all epochs; the best validation accuracy that one of them
   ends with is the goal;
-- ASHA + TPE, and Optuna's own TPE and successive halving on the same networks and samples, begin 80
-  trials: after how many epochs, over all trials, has one ended with as much?
-- PBT trains 8 members for 27 epochs, and the 8 settings that it began with are trained as long
-  without any change: the best validation loss at the end of both.
+- ASHA + TPE, and Optuna's own TPE and successive halving on the same networks and samples, begin
+  trials until they have used 40% of random search's epochs: after how many, over all trials, has
+  one ended with as much?
+- PBT trains a population, and the settings that it began with are trained as long without any
+  change: the best validation loss at the end of both.
 
-One worker, so that the order of epochs is that of the trials. All trials are printed.
+What is searched is the space of LCBench (Zimmer et al. 2021: learning rate, momentum, weight decay,
+dropout, batch, depth and width of a perceptron that SGD trains), with widths from 16 to 256 and
+batches from 32 to 256, since the networks are to be small.
 
-    python benchmarks/search_methods.py [--seeds 5] [--epochs 27] [--trials 40] [--data FOLDER]
+Each search has one worker, so that the order of epochs is that of the trials, but for random
+search, whose trials do not depend on each other. `--jobs` searches run at once, each on one thread.
+All trials are written to `--out`, a line each, when their search is over.
 
-Half of the samples choose: of 40 settings that are about as good, the best on few samples is the
-luckiest, and what is compared then is luck.
+    python benchmarks/search_methods.py --jobs 16 --out trials.txt [--mnist FOLDER] [--seeds 0 1 2]
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 import platform
-import statistics
+import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
 from typing import Any
 
+import numpy as np
 import optuna
 
 import caldera as cd
 from caldera import data, nn, search
+from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.search.samples import Samples
 from caldera.strategy import SingleProcessStrategy
 
 SPACE = {
     "learning_rate": search.log(1e-4, 1e-1),
-    "weight_decay": search.log(1e-6, 1e-2),
-    "batch_size": search.choice([32, 64, 128]),
-    "hidden": search.integer(32, 256, step=32),
-    "layers": search.integer(1, 3),
-    "activation": search.choice(["relu", "tanh"]),
+    "momentum": search.uniform(0.1, 0.99),
+    "weight_decay": search.log(1e-5, 1e-1),
+    "dropout": search.uniform(0.0, 0.9),
+    "batch_size": search.integer(32, 256, log=True),
+    "layers": search.integer(1, 4),
+    "hidden": search.integer(16, 256, log=True),
 }
-PBT_SPACE = {name: SPACE[name] for name in ("learning_rate", "weight_decay")}
+PBT_SPACE = {name: SPACE[name] for name in ("learning_rate", "momentum", "weight_decay", "dropout")}
+ACCURACY, LOSS = "val_accuracy", "val_loss"
+KINDS = ("random", "asha+tpe", "optuna", "pbt", "fixed")
 Curve = Sequence[float]
 
 
 def build(
-    learning_rate: float, weight_decay: float, batch_size: int = 64, hidden: int = 128,
-    layers: int = 2, activation: str = "relu",
+    learning_rate: float, momentum: float, weight_decay: float, dropout: float,
+    batch_size: int = 64, layers: int = 2, hidden: int = 64,
 ) -> cd.Model:  # fmt: skip
     """The network of a trial."""
-    dense = [nn.Dense(hidden, activation=activation) for _ in range(layers)]
+    dense: list[nn.Layer] = []
+    for _ in range(layers):
+        dense += [nn.Dense(hidden, activation="relu"), nn.Dropout(dropout)]
     return cd.NeuralNetwork(
         [nn.Flatten(), *dense, nn.Dense(10)], batch_size=batch_size, metrics=["accuracy"],
-        optimizer=cd.optim.Adam(learning_rate, weight_decay=weight_decay),
+        optimizer=cd.optim.SGD(learning_rate, momentum=momentum, weight_decay=weight_decay),
     )  # fmt: skip
 
 
-def curves_of(study: search.Study) -> list[Curve]:
-    """The validation accuracy of each trial after each epoch, in the order of the trials."""
-    return [[row["val_accuracy"] for row in trial.curve] for trial in study.trials]
+# --- what a search gives back from its process
 
 
-def show(name: str, seed: int, study: search.Study) -> None:
-    """Every trial in a line."""
-    for trial in study.trials:
-        values = {k: f"{v:.3g}" if isinstance(v, float) else v for k, v in trial.parameters.items()}
-        found = {"val_accuracy": math.nan, "val_loss": math.nan} | trial.results
-        print(
-            f"    {name} seed {seed} trial {trial.number}: {trial.state}, {len(trial.curve)} "
-            f"epochs, accuracy {found['val_accuracy']:.4f}, loss {found['val_loss']:.4f}, "
-            f"{values} {trial.reason}",
-            flush=True,
+@dataclass(frozen=True)
+class Row:
+    """One trial."""
+
+    state: str
+    curve: Curve
+    """Validation accuracies after each epoch."""
+    loss: float
+    parameters: Mapping[str, Any]
+    reason: str = ""
+
+    def __str__(self) -> str:
+        shown = {k: f"{v:.3g}" if isinstance(v, float) else v for k, v in self.parameters.items()}
+        values = ", ".join(f"{name} {value}" for name, value in shown.items())
+        last = self.curve[-1] if self.curve else math.nan
+        return (
+            f"{self.state}, {len(self.curve)} epochs, accuracy {last:.4f}, loss {self.loss:.4f}, "
+            f"{values} {self.reason}".rstrip()
         )
 
 
-def epochs_to(goal: float, curves: Iterable[Curve]) -> float:
-    """How many epochs there were, over all trials, until one ended as well; infinite if none
-    did."""
-    count = 0
-    for curve in curves:
-        count += len(curve)
-        if curve and curve[-1] >= goal:
-            return count
-    return math.inf
+@dataclass(frozen=True)
+class Found:
+    """One search."""
+
+    rows: Sequence[Row]
+    test: float = math.nan
+    """The test accuracy of what it chose."""
+    seconds: float = 0.0
+
+    @property
+    def epochs(self) -> int:
+        return sum(len(row.curve) for row in self.rows)
+
+    @property
+    def best(self) -> float:
+        """The best accuracy that a trial ended with."""
+        return max((row.curve[-1] for row in self.rows if row.curve), default=math.nan)
+
+    def epochs_to(self, goal: float) -> float:
+        """How many epochs there were, over all trials, until one ended as well; infinite if none
+        did."""
+        count = 0
+        for row in self.rows:
+            count += len(row.curve)
+            if row.curve and row.curve[-1] >= goal:
+                return count
+        return math.inf
+
+
+def of_study(study: search.Study) -> Found:
+    """What a study of ours has found."""
+    rows = [
+        Row(
+            trial.state, [row[ACCURACY] for row in trial.curve],
+            trial.results.get(LOSS, math.nan), trial.parameters, trial.reason,
+        )
+        for trial in study.trials
+    ]  # fmt: skip
+    return Found(rows, (study.test or {}).get("accuracy", math.nan))
+
+
+# --- the searches
+
+
+def dataset(given: argparse.Namespace) -> data.Dataset:
+    """Digits, or so many images of MNIST; the test images are all there are."""
+    if given.mnist is None:
+        return data.digits()
+    whole = data.mnist(given.mnist)
+    train = data.Pipeline.of(whole.train).subset(np.arange(given.images))
+    return data.Dataset(train, whole.test, whole.classes, whole.class_names, "mnist")
+
+
+def arguments(given: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """What all searches have in common."""
+    return {
+        "data": dataset(given), "validation": given.part, "epochs": given.epochs, "verbose": 0,
+        "seed": seed, "objective": search.metric(ACCURACY),
+    }  # fmt: skip
+
+
+def random_search(given: argparse.Namespace, seed: int) -> Found:
+    """All settings with all epochs."""
+    return of_study(
+        search.run(
+            build, SPACE, method="random", trials=given.trials, workers=given.workers,
+            **arguments(given, seed),
+        )
+    )  # fmt: skip
+
+
+class TPEWithin(search.TPE):
+    """TPE that begins nothing more once the trials have used so many epochs."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def ask(self, number: int) -> Any:
+        used = sum(len(trial.curve) for trial in self.trials)
+        return super().ask(number) if used < self.most else None
+
+
+def asha_and_tpe(given: argparse.Namespace, seed: int) -> Found:
+    """Ours, with its defaults."""
+    method = TPEWithin(most_epochs(given))
+    study = search.run(
+        build, SPACE, method=method, stop="asha", trials=10 * given.trials, **arguments(given, seed)
+    )
+    return of_study(study)
+
+
+def most_epochs(given: argparse.Namespace) -> int:
+    """What the searches that stop early may use."""
+    return int(given.share * given.trials * given.epochs)
 
 
 class _Report(cd.Callback):
@@ -95,141 +203,201 @@ class _Report(cd.Callback):
         self.trial, self.curve = trial, curve
 
     def epoch_ends(self, run: cd.Run) -> None:
-        self.curve.append(run.history["val_accuracy"][-1])
+        self.curve.append(run.history[ACCURACY][-1])
         self.trial.report(self.curve[-1], len(self.curve))
         if self.trial.should_prune():
             run.stop("pruned")
 
 
-def optuna_alone(samples: Samples, trials: int, epochs: int, seed: int, least: int) -> list[Curve]:
+def optuna_alone(given: argparse.Namespace, seed: int) -> Found:
     """Optuna's own loop: TPE and successive halving with the same rungs."""
-    curves: list[Curve] = []
-    train, validation = samples.parts(None)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    rows: list[Row] = []
+    train, validation = Samples(dataset(given), given.part, None, seed=seed).parts(None)
 
     def objective(trial: Any) -> float:
         model = build(
             learning_rate=trial.suggest_float("learning_rate", 1e-4, 1e-1, log=True),
-            weight_decay=trial.suggest_float("weight_decay", 1e-6, 1e-2, log=True),
-            batch_size=trial.suggest_categorical("batch_size", [32, 64, 128]),
-            hidden=trial.suggest_int("hidden", 32, 256, step=32),
-            layers=trial.suggest_int("layers", 1, 3),
-            activation=trial.suggest_categorical("activation", ["relu", "tanh"]),
+            momentum=trial.suggest_float("momentum", 0.1, 0.99),
+            weight_decay=trial.suggest_float("weight_decay", 1e-5, 1e-1, log=True),
+            dropout=trial.suggest_float("dropout", 0.0, 0.9),
+            batch_size=trial.suggest_int("batch_size", 32, 256, log=True),
+            layers=trial.suggest_int("layers", 1, 4),
+            hidden=trial.suggest_int("hidden", 16, 256, log=True),
         )
         model.seed = 1000 * seed + trial.number
         curve: list[float] = []
-        curves.append(curve)
         history = model.fit(
-            train, validation=validation, epochs=epochs, verbose=0,
+            train, validation=validation, epochs=given.epochs, verbose=0,
             callbacks=[_Report(trial, curve)], parallel=SingleProcessStrategy(),
         )  # fmt: skip
-        stopped = bool(history.stopped) and len(curve) < epochs
-        print(
-            f"    optuna seed {seed} trial {trial.number}: {'stopped' if stopped else 'done'}, "
-            f"{len(curve)} epochs, accuracy {curve[-1]:.4f}, {trial.params}",
-            flush=True,
-        )
+        stopped = bool(history.stopped) and len(curve) < given.epochs
+        loss = history[LOSS][-1]
+        rows.append(Row("stopped" if stopped else "done", curve, loss, trial.params))
         if stopped:
             raise optuna.TrialPruned
         return curve[-1]
 
     study = optuna.create_study(
         direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True),
-        pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=least, reduction_factor=3),
+        pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3),
     )  # fmt: skip
-    while len(study.trials) < trials:
+    while Found(rows).epochs < most_epochs(given):
         study.optimize(objective, n_trials=1)
-    return curves
+    return Found(rows)
 
 
-def stopping(train: Any, given: argparse.Namespace, seed: int) -> tuple[float, float, float]:
-    """The parts of random search's epochs that ASHA + TPE and Optuna alone took to its best."""
-    how = {
-        "data": train, "validation": given.part, "epochs": given.epochs, "verbose": 0, "seed": seed,
-        "objective": search.metric("val_accuracy"),
-    }  # fmt: skip
-    random = search.run(build, SPACE, method="random", trials=given.trials, **how)  # type: ignore[arg-type]
-    show("random", seed, random)
-    goal = max(curve[-1] for curve in curves_of(random) if curve)
-    budget = sum(map(len, curves_of(random)))
-    stop = search.ASHA(least=given.least)
-    ours = search.run(build, SPACE, method="tpe", stop=stop, trials=given.stopped, **how)  # type: ignore[arg-type]
-    show("asha+tpe", seed, ours)
-    samples = Samples(train, given.part, None, seed=seed)
-    theirs = optuna_alone(samples, given.stopped, given.epochs, seed, given.least)
-    itself = epochs_to(goal, curves_of(random))
-    found = [epochs_to(goal, curves) for curves in (curves_of(ours), theirs)]
-    print(
-        f"  seed {seed}: random search's best is {goal:.4f}, after {itself:g} of {budget} epochs; "
-        f"ASHA + TPE needs {found[0]:g} ({found[0] / budget:.0%}), Optuna alone {found[1]:g} "
-        f"({found[1] / budget:.0%})",
-        flush=True,
-    )
-    return found[0] / budget, found[1] / budget, itself / budget
-
-
-def populations(train: Any, given: argparse.Namespace, seed: int) -> tuple[float, float]:
-    """The best validation loss at the end of PBT, and of the settings that it began with."""
-    how = {
-        "data": train, "validation": given.part, "epochs": given.epochs, "verbose": 0, "seed": seed,
-        "objective": search.metric("val_loss"),
-    }  # fmt: skip
+def population(given: argparse.Namespace, seed: int) -> Found:
+    """PBT; the models are kept while it goes on."""
     method = search.PBT(population=given.population, interval=given.interval)
-    pbt = search.run(
-        build, PBT_SPACE, method=method, folder=given.folder and f"{given.folder}/pbt{seed}", **how
-    )  # type: ignore[arg-type]
-    show("pbt", seed, pbt)
-    first = [trial.parameters for trial in pbt.trials[: given.population]]
-    last = pbt.trials[-given.population :]
-    found = min(trial.value for trial in last if trial.value is not None)
-    points = search.choice([tuple(each.values()) for each in first])
-    names = tuple(first[0])
+    how = arguments(given, seed) | {"objective": search.metric(LOSS)}
+    with tempfile.TemporaryDirectory() as folder:
+        return of_study(search.run(build, PBT_SPACE, method=method, folder=folder, **how))
 
-    def fixed(point: Sequence[float]) -> cd.Model:
-        return build(**dict(zip(names, point, strict=True)))
 
-    alone = search.run(fixed, {"point": points}, method="grid", **how)  # type: ignore[arg-type]
-    show("fixed", seed, alone)
-    best = min(trial.value for trial in alone.trials if trial.value is not None)
-    epochs = [sum(len(trial.curve) for trial in study.trials) for study in (pbt, alone)]
+def fixed_settings(given: argparse.Namespace, seed: int) -> Found:
+    """The settings with which PBT begins, for all epochs: those that random search draws first."""
+    how = arguments(given, seed) | {"objective": search.metric(LOSS)}
+    return of_study(search.run(build, PBT_SPACE, method="random", trials=given.population, **how))
+
+
+SEARCHES = dict(
+    zip(KINDS, (random_search, asha_and_tpe, optuna_alone, population, fixed_settings), strict=True)
+)
+
+
+def work(kind: str, given: argparse.Namespace, seed: int) -> Found:
+    """In a process of its own: one search on one thread."""
+    cd.settings.threads = 1
+    began = time.perf_counter()
+    with single_threaded_blas:
+        found = SEARCHES[kind](given, seed)
+    return Found(found.rows, found.test, time.perf_counter() - began)
+
+
+# --- all of them, and what they come to
+
+
+def run_all(given: argparse.Namespace) -> dict[tuple[str, int], Found]:
+    """As many searches at once as there are jobs; each is shown when it is over."""
+    found: dict[tuple[str, int], Found] = {}
+    began = time.perf_counter()
+    with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
+        # The longest first.
+        futures = {
+            pool.submit(work, kind, given, seed): (kind, seed)
+            for kind in given.kinds for seed in given.seeds
+        }  # fmt: skip
+        for future in as_completed(futures):
+            kind, seed = futures[future]
+            found[kind, seed] = one = future.result()
+            print(
+                f"  {time.perf_counter() - began:4.0f} s: {kind} seed {seed}: {len(one.rows)} "
+                f"trials, {one.epochs} epochs, {one.seconds:.0f} s, best {one.best:.4f}",
+                flush=True,
+            )
+            write(given.out, kind, seed, one)
+    return found
+
+
+def write(path: str | None, kind: str, seed: int, found: Found) -> None:
+    """Every trial in a line."""
+    if path is None:
+        return
+    with open(path, "a") as file:
+        for number, row in enumerate(found.rows):
+            file.write(f"{kind} seed {seed} trial {number}: {row}\n")
+
+
+def show_stopping(found: Mapping[tuple[str, int], Found], seeds: Iterable[int]) -> None:
+    """The part of random search's epochs that the others take to its best."""
+    print("seed  random search's best (after epochs, test)  ASHA + TPE (test)  Optuna alone")
+    met, not_behind, count = 0, 0, 0
+    for seed in seeds:
+        if any((kind, seed) not in found for kind in KINDS[:3]):
+            continue
+        random, ours, theirs = (found[kind, seed] for kind in KINDS[:3])
+        goal, budget = random.best, random.epochs
+        shares = [each.epochs_to(goal) / budget for each in (ours, theirs)]
+        count += 1
+        met += shares[0] <= 1 / 3
+        not_behind += shares[0] <= shares[1]
+        cells = [
+            f"{share:.0%}" if share < math.inf else f"not within {each.epochs / budget:.0%}"
+            for share, each in zip(shares, (ours, theirs), strict=True)
+        ]
+        print(
+            f"{seed:4d}  {goal:.4f} ({random.epochs_to(goal):g} of {budget}, {random.test:.4f})"
+            f"  {cells[0]}, best {ours.best:.4f} ({ours.test:.4f})  {cells[1]}, "
+            f"best {theirs.best:.4f}"
+        )
     print(
-        f"  seed {seed}: PBT {found:.4f} after {epochs[0]} epochs; the best of its {len(first)} "
-        f"settings, fixed, {best:.4f} after {epochs[1]}",
-        flush=True,
+        f"ASHA + TPE needs at most a third on {met} of {count} seeds; Optuna alone needs fewer "
+        f"epochs than it on {count - not_behind}"
     )
-    return found, best
+
+
+def show_populations(
+    found: Mapping[tuple[str, int], Found], seeds: Iterable[int], members: int
+) -> None:
+    """The best loss at the end of PBT and of its settings."""
+    print("seed  PBT: validation loss, test accuracy, epochs  the best of its settings, fixed")
+    ahead, count = 0, 0
+    for seed in seeds:
+        if any((kind, seed) not in found for kind in KINDS[3:]):
+            continue
+        pbt, fixed = (found[kind, seed] for kind in KINDS[3:])
+        losses = [min(row.loss for row in rows) for rows in (pbt.rows[-members:], fixed.rows)]
+        count += 1
+        ahead += losses[0] < losses[1]
+        print(
+            f"{seed:4d}  {losses[0]:.4f}, {pbt.test:.4f}, {pbt.epochs}  "
+            f"{losses[1]:.4f}, {fixed.test:.4f}, {fixed.epochs}"
+        )
+    print(f"PBT has the smaller loss on {ahead} of {count} seeds")
+
+
+def parsed() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mnist", help="a folder with MNIST; digits without")
+    parser.add_argument("--images", type=int, default=15_000, help="of MNIST")
+    parser.add_argument("--part", type=float, help="of the samples, to choose by")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--epochs", type=int, help="of a whole trial")
+    parser.add_argument("--trials", type=int, default=100, help="of random search")
+    parser.add_argument("--share", type=float, default=0.4, help="of them for the others")
+    parser.add_argument("--population", type=int, default=16)
+    parser.add_argument("--interval", type=int, help="of PBT, in epochs")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--workers", type=int, default=2, help="of random search, beside --jobs")
+    parser.add_argument("--out", help="a file for all trials")
+    given = parser.parse_args()
+    is_digits = given.mnist is None
+    given.part = given.part or (1 / 2 if is_digits else 1 / 3)
+    given.epochs = given.epochs or (27 if is_digits else 9)
+    given.interval = given.interval or (3 if is_digits else 1)
+    return given
 
 
 def main() -> None:
     """Everything."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=27)
-    parser.add_argument("--trials", type=int, default=40, help="of random search")
-    parser.add_argument("--stopped", type=int, default=80, help="of those that stop early")
-    parser.add_argument("--least", type=int, default=1, help="epochs before the first are stopped")
-    parser.add_argument("--part", type=float, default=0.5, help="of the samples, to choose by")
-    parser.add_argument("--population", type=int, default=8)
-    parser.add_argument("--interval", type=int, default=3)
-    parser.add_argument("--data", help="a folder with MNIST; digits without")
-    parser.add_argument("--folder", help="where PBT keeps its models")
-    given = parser.parse_args()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    began = time.process_time()
-    dataset = data.mnist(given.data) if given.data else data.digits()
-    name = "MNIST" if given.data else "digits"
-    print(f"{platform.machine()}, Python {platform.python_version()}, {name}")
-    print("ASHA + TPE beside random search and Optuna alone")
-    shares = [stopping(dataset.train, given, seed) for seed in range(given.seeds)]
-    print("population-based training beside its settings, fixed")
-    losses = [populations(dataset.train, given, seed) for seed in range(given.seeds)]
-    ours, theirs, itself = (statistics.median(column) for column in zip(*shares, strict=True))
+    given = parsed()
+    began = time.perf_counter()
+    images = dataset(given)
     print(
-        f"median of {given.seeds} seeds: ASHA + TPE takes {ours:.0%} of random search's epochs to "
-        f"its best, Optuna alone {theirs:.0%}, random search itself {itself:.0%}"
+        f"{platform.machine()}, Python {platform.python_version()}, {os.cpu_count()} cores, "
+        f"{given.jobs} jobs; {images.name}, {len(images.train)} samples of which {given.part:.0%} "
+        f"choose, {len(images.test)} to test; {given.epochs} epochs, {given.trials} trials of "
+        f"random search, {most_epochs(given)} epochs for each of the others; PBT of "
+        f"{given.population} members, {given.interval} epochs a stretch",
+        flush=True,
     )
-    ahead = sum(found < best for found, best in losses)
-    print(f"PBT has the smaller loss in {ahead} of {given.seeds} seeds")
-    print(f"{time.process_time() - began:.0f} s of CPU time")
+    found = run_all(given)
+    show_stopping(found, given.seeds)
+    show_populations(found, given.seeds, given.population)
+    print(f"{time.perf_counter() - began:.0f} s in all")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,9 @@ from caldera.memory.gpus import card_count
 FOR_TRIALS = 0.9
 """The part of a card's memory that its workers share; the rest is for the driver and libraries."""
 
+_HIDDEN = ("", "-1")
+"""What `CUDA_VISIBLE_DEVICES` is where nobody shall use a card."""
+
 
 def share_machine(place: int, workers: int) -> None:
     """In the process of a worker: take the share of one of so many, and the card of its place.
@@ -28,6 +31,9 @@ def share_machine(place: int, workers: int) -> None:
 
 def share_card(workers: int) -> None:
     """Limit this process to its part of a card that several workers of the machine use."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDDEN:
+        # To count them would load CuPy, which takes longer than a worker takes to start.
+        return
     cards = card_count()
     if not cards or settings.memory_limit is not None:
         return

@@ -154,6 +154,10 @@ def test_several_workers_of_one_card_limit_their_memory(monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "card_count", lambda: 2)
     monkeypatch.setattr(module, "device", lambda: Played)
     with settings.override(memory_limit=None):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        share_card(4)
+        assert settings.memory_limit is None
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
         share_card(2)
         assert settings.memory_limit is None
         share_card(4)
