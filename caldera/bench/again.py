@@ -80,9 +80,17 @@ class Again:
 class Measured(Protocol):
     """What was measured of one code, as an `Entry` has it."""
 
-    rounds: list[list[float]]
-    cpu_rounds: list[list[float]]
-    lost: list[float]
+    @property
+    def rounds(self) -> list[list[float]]:
+        """Seconds a step, of every round."""
+
+    @property
+    def cpu_rounds(self) -> list[list[float]]:
+        """The same in CPU time."""
+
+    @property
+    def lost(self) -> list[float]:
+        """The share of its cores' time that others had, of every turn."""
 
 
 def compare_in_turns(name: str, before: Measured, after: Measured) -> Again:
