@@ -3,10 +3,12 @@
     python benchmarks/again_runs.py > benchmarks/results/again-$(uname -m).md
 
 As `--again` does, workers with the code of before and workers with the present one take turns until
-it is clear whether they differ, for a minute at most. The present code is once a copy of this one,
-and once a copy whose every call waits for a tenth of its time more. Workers are kept from one
-verdict to the next. What other programs do to this machine meanwhile is in the times, and the load
-is in the first line.
+it is clear whether they differ. The present code is once a copy of this one, and once a copy whose
+every call takes a tenth of its CPU time more. Copies are made of the files here: no history is
+needed.
+
+`--jobs N` looks for N verdicts side by side, each with a core of its own. What other programs do to
+this machine meanwhile is in the times, and the load is in the first line.
 """
 
 from __future__ import annotations
@@ -16,29 +18,56 @@ import os
 import platform
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from multiprocessing import get_context
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import caldera
-from caldera.bench.again import BUDGET, SLOWER, UNDECIDED, WITHIN, Again, compare_in_turns
-from caldera.bench.case_runner import LEAST, SETTLE
+from caldera.bench.again import (
+    BUDGET,
+    CPU_TIME,
+    SLOWER,
+    UNDECIDED,
+    WITHIN,
+    Again,
+    compare_in_turns,
+)
+from caldera.bench.case_runner import CaseRunner, Entries, Options
 from caldera.bench.contestants import Contestant
-from caldera.bench.worker_process import MEASURE, PREPARE, WorkerHandle
+from caldera.bench.paired_turns import paired_round
+from caldera.bench.results import Entry
+from caldera.bench.worker_process import WorkerHandle
 from caldera.bench.workloads import WORKLOADS
 
 BEFORE, SAME, MORE = "before", "the same", "10% slower"
-ROUND_S = 0.05
-_TIMED = "    task.wait()\n    return time.perf_counter() - start\n"
+_TIMED = "    task.wait()\n    return time.perf_counter() - start, time.process_time() - cpu\n"
 _SLOWED = """    task.wait()
-    taken = time.perf_counter() - start
-    while time.perf_counter() - start < 1.1 * taken:
+    more = 0.1 * (time.process_time() - cpu)
+    begun = time.thread_time()
+    while time.thread_time() - begun < more:
         pass
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.process_time() - cpu
 """
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """On both codes, and how long they took."""
+
+    found: dict[str, Again]
+    rounds: int
+    seconds: float
 
 
 def copied(folder: Path, *, slowed: bool = False) -> Path:
@@ -54,25 +83,64 @@ def copied(folder: Path, *, slowed: bool = False) -> Path:
     return folder
 
 
-def verdicts(handles: Mapping[str, WorkerHandle]) -> dict[str, Again]:
+def verdicts(work: str, folder: Path, number: int, deadline: float) -> Verdicts | None:
     """What `--again` would say of each that takes turns with the code of before."""
-    rounds: dict[str, list[list[float]]] = {name: [] for name in handles}
-    end, turn = time.monotonic() + BUDGET, 0
-    while True:
-        order = list(handles)[:: -1 if turn % 2 else 1]
-        for name in order[turn % 3 :] + order[: turn % 3]:
-            time.sleep(SETTLE)
-            times = handles[name].ask(MEASURE, seconds=ROUND_S, least=LEAST)["times"]
-            rounds[name].append(times)
-        turn += 1
-        found = {
-            name: compare_in_turns(name, rounds[BEFORE], rounds[name])
-            for name in handles
-            if name != BEFORE
-        }
-        is_clear = all(each.verdict != UNDECIDED for each in found.values())
-        if turn >= LEAST and (is_clear or time.monotonic() > end):
-            return found
+    if time.time() > deadline:
+        return None
+    start = time.monotonic()
+    runner = CaseRunner(Options([work], quick=True), WORKLOADS[work], _tell, compares=False)
+    case = WORKLOADS[work].quick[0]
+    with ExitStack() as stack:
+        entries: Entries = {}
+        for name in (BEFORE, SAME, MORE):
+            contestant = Contestant("caldera", "strict", {"accuracy": "strict"}).before(
+                str(folder / name)
+            )
+            # Nobody's luck in choosing kernels is handed on to the next verdict.
+            handle = WorkerHandle(contestant, folder / "caches" / f"{number} {name}", 1)
+            stack.callback(handle.close)
+            entries[handle] = Entry(work, case.name, name, "")
+        before, *others = entries.values()
+        for turn in count():
+            paired_round(runner, case, entries, turn)
+            if failed := [each.error for each in entries.values() if each.error]:
+                raise RuntimeError(failed[0])
+            found = {each.framework: compare_in_turns(work, before, each) for each in others}
+            is_clear = all(each.verdict != UNDECIDED for each in found.values())
+            seconds = time.monotonic() - start
+            if is_clear or seconds > BUDGET or time.time() > deadline:
+                _tell(f"{number + 1}: {turn + 1} rounds, {seconds:.0f} s, "
+                      + "; ".join(map(str, found.values())))  # fmt: skip
+                # What the limit of time has cut short is no verdict.
+                cut = not is_clear and seconds <= BUDGET
+                return None if cut else Verdicts(found, turn + 1, seconds)
+    return None
+
+
+def all_verdicts(options: argparse.Namespace, folder: Path) -> Iterator[Verdicts]:
+    """As many as were asked for, or as fit into the limit of time."""
+    context = get_context("spawn")
+    cores = context.Queue()
+    for core in sorted(os.sched_getaffinity(0))[: options.jobs]:
+        cores.put(core)
+    one = partial(verdicts, options.work, folder, deadline=time.time() + options.limit)
+    with ProcessPoolExecutor(options.jobs, context, _take_core, (cores,)) as pool:
+        yield from (each for each in pool.map(_numbered, [one] * options.runs,
+                                              range(options.runs)) if each)  # fmt: skip
+
+
+def _numbered(one: partial[Verdicts | None], number: int) -> Verdicts | None:
+    return one(number=number)
+
+
+def _take_core(cores: object) -> None:
+    """Everything that this process starts stays on one core."""
+    os.sched_setaffinity(0, {cores.get()})  # type: ignore[attr-defined]
+
+
+def _tell(line: str) -> None:
+    if line[:1].isdigit():
+        print(line, file=sys.stderr, flush=True)
 
 
 def main() -> None:
@@ -80,39 +148,37 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", default="input")
     parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--jobs", type=int, default=1, help="verdicts side by side, a core each")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds for all of them")
     options = parser.parse_args()
-    load, taken = os.getloadavg()[0], []
-    found: dict[str, list[Again]] = {SAME: [], MORE: []}
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        handles = {}
+    options.jobs = min(options.jobs, len(os.sched_getaffinity(0)))
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder:
         for name in (BEFORE, SAME, MORE):
-            sources = copied(Path(folder) / name, slowed=name == MORE)
-            contestant = Contestant("caldera", "strict", {"accuracy": "strict"}).before(
-                str(sources)
-            )
-            handles[name] = WorkerHandle(contestant, Path(folder) / "caches" / name, 1)
-            stack.callback(handles[name].close)
-            case = WORKLOADS[options.work].quick[0].name
-            handles[name].ask(PREPARE, work=options.work, case=case)
-        end = time.monotonic() + options.limit
-        while len(taken) < options.runs and time.monotonic() < end:
-            start = time.perf_counter()
-            for name, each in verdicts(handles).items():
-                found[name].append(each)
-            taken.append(time.perf_counter() - start)
-    print(f"# `caldera bench --again`, {len(taken)} verdicts on each\n")
-    print(f"`python benchmarks/again_runs.py --work {options.work}` on {platform.machine()}, "
-          f"{os.cpu_count()} cores, load {load:.1f} at the start, {os.getloadavg()[0]:.1f} at the "
-          f"end; up to {BUDGET:.0f} s of turns, two verdicts took {statistics.median(taken):.0f} s "
-          f"(at most {max(taken):.0f}).\n")  # fmt: skip
-    print("| the present code is | must be called | was | all verdicts | found |")
-    print("|---|---|---|---|---|")
+            copied(Path(folder) / name, slowed=name == MORE)
+        done = list(all_verdicts(options, Path(folder)))
+    if not done:
+        raise SystemExit("no verdict within the limit of time")
+    _print_table(options, done, load)
+
+
+def _print_table(options: argparse.Namespace, done: list[Verdicts], load: float) -> None:
+    taken = [each.seconds for each in done]
+    lost = statistics.fmean(again.lost for each in done for again in each.found.values())
+    print(f"`python benchmarks/again_runs.py --work {options.work} --jobs {options.jobs}` on "
+          f"{platform.machine()}, {os.cpu_count()} cores, load {load:.1f} at the start, "
+          f"{os.getloadavg()[0]:.1f} at the end, others had {lost:.0%} of the cores' time; two "
+          f"verdicts took {statistics.median(taken):.0f} s (at most {max(taken):.0f}) and "
+          f"{statistics.median(each.rounds for each in done):.0f} rounds.\n")  # fmt: skip
+    print("| the present code is | must be called | was | all verdicts | by CPU time | found |")
+    print("|---|---|---|---|---|---|")
     for name, right in ((SAME, WITHIN), (MORE, SLOWER)):
-        counts = Counter(each.verdict for each in found[name])
-        ratios = sorted(each.ratio - 1 for each in found[name])
-        print(f"| {name} | {right} | {counts[right]} of {len(taken)} "
-              f"| {', '.join(f'{count} {each}' for each, count in counts.items())} "
+        found = [each.found[name] for each in done]
+        counts = Counter(each.verdict for each in found)
+        ratios = sorted(each.ratio - 1 for each in found)
+        by_cpu = sum(each.clock == CPU_TIME for each in found)
+        print(f"| {name} | {right} | {counts[right]} of {len(found)} "
+              f"| {', '.join(f'{count} {each}' for each, count in counts.items())} | {by_cpu} "
               f"| {statistics.median(ratios):+.1%} ({ratios[0]:+.1%} to {ratios[-1]:+.1%}) |"
               )  # fmt: skip
     print("\nNo file with every sample stands behind these figures: they are counts of verdicts.")

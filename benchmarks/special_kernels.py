@@ -170,7 +170,7 @@ def step_result(name: str, place: Device) -> Result:
         for form, task in tasks.items():
             # Plans are captured anew where another task has moved variables in between.
             with _without(forms[form], place.kernels):
-                times[form] = min(times[form], *timed(task, 0.1, shortest=CARD_SHORTEST))
+                times[form] = min(times[form], *timed(task, 0.1, shortest=CARD_SHORTEST).wall)
     return Result(name, f"{name}: batch {case.batch} {precision}", times, failures)
 
 

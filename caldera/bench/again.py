@@ -1,9 +1,10 @@
 """The same run once more: is the difference within noise?
 
 Where git still has the code of the run before, that code takes turns with the present one
-(`caldera.bench.previous`): both meet the same disturbances, and turns go on until it is clear on
-which side of `LEAST` the difference lies, for `BUDGET` seconds a case at most. What is not clear
-then is called undecided.
+(`caldera.bench.previous`, `caldera.bench.paired_turns`): both meet the same disturbances, and
+rounds go on until it is clear on which side of `LEAST` the difference lies, for `BUDGET` seconds a
+case at most. What is not clear then is called undecided. Where others had more than `DISTURBED` of
+the cores and the clock does not decide, CPU time does, and the verdict says so.
 
 Else two runs are compared by their files, contestant by contestant, by the fast times of rounds: a
 difference is called one if Welch's t-test of the logarithms finds it (1 in 100 by chance) and it is
@@ -18,7 +19,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -30,8 +31,11 @@ from caldera.errors import DataError
 
 CHANCE = 0.01
 LEAST = 0.05
-BUDGET = 60.0
-"""Seconds of turns in a case, beyond those that were asked for, until a difference is clear."""
+BUDGET = 120.0
+"""Seconds of rounds in a case, beyond those that were asked for, until a difference is clear."""
+DISTURBED = 0.05
+"""Share of its cores' time that others had, above which the wall clock is not the only witness."""
+WALL_TIME, CPU_TIME = "wall time", "CPU time"
 WITHIN, SLOWER, FASTER, MISSING = "within noise", "slower", "faster", "missing"
 UNDECIDED = "undecided"
 _STEPS = 20_000
@@ -51,9 +55,13 @@ class Again:
     chance: float = math.nan
     """Of a difference as large, if there were none; of runs that are compared by their files."""
     interval: tuple[float, float] | None = None
-    """Of the ratio, with 95% confidence; of codes that took turns."""
+    """Of the ratio, with 98% confidence; of codes that took turns."""
     to_file: float = math.nan
     """The new time over that of the file: what the machine, too, has to do with."""
+    lost: float = 0.0
+    """The share of its cores' time that others had; of codes that took turns."""
+    clock: str = WALL_TIME
+    """What decided: this or `CPU_TIME`."""
 
     def __str__(self) -> str:
         if self.verdict == MISSING:
@@ -61,22 +69,46 @@ class Again:
         if self.interval is None:
             return f"{self.name}: {self.verdict} ({self.ratio - 1:+.1%}, p = {self.chance:.2g})"
         low, high = (each - 1 for each in self.interval)
+        others = f"; others had {self.lost:.0%} of the cores" if self.lost > DISTURBED else ""
         return (
-            f"{self.name}: {self.verdict} ({self.ratio - 1:+.1%}, {low:+.1%} to {high:+.1%}, "
-            f"in turns with the code of before; {self.to_file - 1:+.1%} to the file)"
+            f"{self.name}: {self.verdict} by {self.clock} ({self.ratio - 1:+.1%}, {low:+.1%} to "
+            f"{high:+.1%}, in turns with the code of before; {self.to_file - 1:+.1%} to the file"
+            f"{others})"
         )
 
 
-def compare_in_turns(name: str, before: Rounds, after: Rounds) -> Again:
+class Measured(Protocol):
+    """What was measured of one code, as an `Entry` has it."""
+
+    @property
+    def rounds(self) -> list[list[float]]:
+        """Seconds a step, of every round."""
+
+    @property
+    def cpu_rounds(self) -> list[list[float]]:
+        """The same in CPU time."""
+
+    @property
+    def lost(self) -> list[float]:
+        """The share of its cores' time that others had, of every turn."""
+
+
+def compare_in_turns(name: str, before: Measured, after: Measured) -> Again:
     """Whether two codes differ whose rounds were taken in turns.
 
-    >>> compare_in_turns("a", [[1.0]] * 8, [[1.1]] * 8).verdict
+    >>> old = Entry("mlp", "mlp", "caldera", "strict", rounds=[[1.0]] * 9)
+    >>> new = Entry("mlp", "mlp", "caldera", "strict", rounds=[[1.1]] * 9)
+    >>> compare_in_turns("a", old, new).verdict
     'slower'
-    >>> compare_in_turns("a", [[1.0]] * 3, [[1.1]] * 3).verdict
-    'undecided'
     """
-    ratio = paired_ratio(before, after)
-    return Again(name, _side(ratio), ratio.value, interval=(ratio.low, ratio.high))
+    lost = statistics.fmean([*before.lost, *after.lost] or [0.0])
+    ratio, clock = paired_ratio(before.rounds, after.rounds), WALL_TIME
+    if _side(ratio) == UNDECIDED and lost > DISTURBED and before.cpu_rounds and after.cpu_rounds:
+        by_cpu = paired_ratio(before.cpu_rounds, after.cpu_rounds)
+        if _side(by_cpu) != UNDECIDED:
+            ratio, clock = by_cpu, CPU_TIME
+    interval = (ratio.low, ratio.high)
+    return Again(name, _side(ratio), ratio.value, interval=interval, lost=lost, clock=clock)
 
 
 def _side(ratio: Estimate) -> str:
@@ -111,8 +143,9 @@ def compare_reports(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
     turns = _entries(after, of_before=True)
     found = []
     for name in dict.fromkeys([*old, *new]):
-        by_files = compare(name, old.get(name, []), new.get(name, []))
-        if turns.get(name) and new.get(name):
+        old_rounds, new_rounds = (each[name].rounds if name in each else [] for each in (old, new))
+        by_files = compare(name, old_rounds, new_rounds)
+        if name in turns and turns[name].rounds and new_rounds:
             in_turns = compare_in_turns(name, turns[name], new[name])
             found.append(replace(in_turns, to_file=by_files.ratio))
         else:
@@ -127,15 +160,28 @@ def is_clear(entries: Iterable[Entry]) -> bool:
         now = by_label.get(entry.label.removesuffix(BEFORE))
         if now is None or now is entry or now.error or entry.error:
             continue
-        if compare_in_turns(entry.label, entry.rounds, now.rounds).verdict == UNDECIDED:
+        if not entry.rounds or compare_in_turns(entry.label, entry, now).verdict == UNDECIDED:
             return False
     return True
 
 
-def _entries(report: Mapping[str, Any], *, of_before: bool = False) -> dict[str, Rounds]:
-    return {f"{each['work']} {each['case']}, {each['label'].removesuffix(BEFORE)}": each["rounds"]
-            for each in report["entries"]
-            if each["label"].endswith(BEFORE) is of_before}  # fmt: skip
+@dataclass(frozen=True)
+class _Row:
+    """A row of a file; one that was written before there were CPU times has none."""
+
+    rounds: list[list[float]]
+    cpu_rounds: list[list[float]]
+    lost: list[float]
+
+
+def _entries(report: Mapping[str, Any], *, of_before: bool = False) -> dict[str, _Row]:
+    return {
+        f"{each['work']} {each['case']}, {each['label'].removesuffix(BEFORE)}": _Row(
+            each["rounds"], each.get("cpu_rounds", []), each.get("lost", [])
+        )
+        for each in report["entries"]
+        if each["label"].endswith(BEFORE) is of_before
+    }
 
 
 def read_report(path: str | Path) -> dict[str, Any]:

@@ -68,11 +68,15 @@ class Options:
 
 
 SETTLE = 0.1
-"""Seconds between turns, in which threads that wait busily for more work go to sleep."""
+"""Seconds between turns of several threads, in which those that wait busily for more work go to
+sleep."""
 LEAST = 3
 """Times taken in a turn, however long they are."""
+SHORTEST_TURN = 0.05
+"""Seconds."""
 
 Tell = Callable[[str], None]
+Entries = dict[WorkerHandle, Entry]
 
 
 class CaseRunner:
@@ -131,11 +135,16 @@ class CaseRunner:
         if self._compares:
             comparison.add(entry, found)
 
-    def measure(self, case: Case, handle: WorkerHandle, entry: Entry) -> None:
-        """The times of a turn."""
-        time.sleep(SETTLE)
-        reply = handle.ask(MEASURE, seconds=self.options.seconds(case), least=LEAST)
-        entry.rounds.append(reply["times"])
+    def measure(
+        self, case: Case, handle: WorkerHandle, entry: Entry, *, turn: int = 0, turns: int = 1
+    ) -> None:
+        """The times of one of the turns that make up a round."""
+        if self.options.threads > 1:
+            time.sleep(SETTLE)
+        seconds = max(SHORTEST_TURN, self.options.seconds(case) / turns)
+        reply = handle.ask(MEASURE, seconds=seconds, least=LEAST)
+        # Codes of before know no CPU time.
+        entry.add_times(reply["times"], reply.get("cpu"), reply.get("lost"), new_round=turn == 0)
         entry.peak_bytes = max(entry.peak_bytes, reply["peak"])
         entry.growth_bytes = max(entry.growth_bytes, reply["growth"])
 
@@ -148,7 +157,8 @@ class CaseRunner:
     def learn(self, case: Case, seed: int, handle: WorkerHandle, entry: Entry) -> None:
         """A whole training, with the order of samples that a seed gives."""
         reply = handle.ask(LEARN, work=self.work.name, case=case.name, seed=seed, epochs=None)
-        entry.rounds.append([reply["seconds"]])
+        cpu = reply.get("cpu seconds")
+        entry.add_times([reply["seconds"]], None if cpu is None else [cpu], reply.get("lost"))
         entry.seeds.append(seed)
         entry.trainings.append(reply)
         entry.accuracies.append(reply["accuracy"])
@@ -161,7 +171,7 @@ class CaseRunner:
         entry.accuracy = reply["accuracy"]
 
 
-def rotated(entries: dict[WorkerHandle, Entry], turn: int) -> list[tuple[WorkerHandle, Entry]]:
+def rotated(entries: Entries, turn: int) -> list[tuple[WorkerHandle, Entry]]:
     """Everybody, each round beginning with another and every second one backwards: nobody always
     follows the same neighbour."""
     order = list(entries.items())

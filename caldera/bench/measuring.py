@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import resource
 import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from caldera.bench.frameworks.base import Task
@@ -22,33 +24,87 @@ CARD_SHORTEST = 20e-3
 """The same on a card, where waiting for the last call costs tens of microseconds as well."""
 
 
+@dataclass
+class Times:
+    """Seconds a step, taken again and again.
+
+    >>> Times([0.1, 0.1], [0.1, 0.1]).lost
+    0.0
+    """
+
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    """Of all threads of this process: what else runs here is not in it."""
+    lost: float = 0.0
+    """The share of its cores' time meanwhile that others had."""
+
+
 def first_call(task: Task) -> float:
     """Seconds of a call that includes whatever is compiled for it."""
-    return _seconds_of(task, 1)
+    return _seconds_of(task, 1)[0]
 
 
-def timed(task: Task, seconds: float, least: int = 3, *, shortest: float = SHORTEST) -> list[float]:
-    """Seconds a step, again and again for about this long, and at least `least` times.
+def timed(task: Task, seconds: float, least: int = 3, *, shortest: float = SHORTEST) -> Times:
+    """Times of steps, again and again for about this long, and at least `least` times.
 
     Each time is that of so many calls, waited for once, that they take `shortest` together.
     """
     together = max(1, int(shortest / max(_warmed_up(task), 1e-7)))
     # A call that is waited for by itself can take longer than one of many.
-    while (found := _seconds_of(task, together)) < shortest:
+    while (found := _seconds_of(task, together)[0]) < shortest:
         together = max(together + 1, int(together * min(16.0, 1.2 * shortest / found)))
-    times: list[float] = []
+    times, steps = Times(), together * task.steps_per_call
+    watch = OthersWatch()
     end = time.perf_counter() + seconds
-    while len(times) < least or time.perf_counter() < end:
-        times.append(_seconds_of(task, together) / (together * task.steps_per_call))
+    while len(times.wall) < least or time.perf_counter() < end:
+        wall, cpu = _seconds_of(task, together)
+        times.wall.append(wall / steps)
+        times.cpu.append(cpu / steps)
+    times.lost = watch.share()
     return times
 
 
-def _seconds_of(task: Task, calls: int) -> float:
-    start = time.perf_counter()
+class OthersWatch:
+    """How much of its cores' time others had, since it was made.
+
+    >>> 0.0 <= OthersWatch().share() <= 1.0
+    True
+    """
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+        self._busy, self._cores = _busy_seconds()
+
+    def share(self) -> float:
+        """Other programs, and other machines of the host; 0 where the system does not say."""
+        busy = _busy_seconds()[0] - self._busy - (time.process_time() - self._cpu)
+        available = self._cores * (time.perf_counter() - self._wall)
+        return min(1.0, max(0.0, busy / available)) if available > 0.0 else 0.0
+
+
+_STAT = Path("/proc/stat")
+_BUSY = (1, 2, 3, 6, 7, 8)
+"""User, nice, system, interrupts of two kinds, and what the host gave to other machines."""
+
+
+def _busy_seconds() -> tuple[float, int]:
+    """Seconds that the cores of this process were busy since they were started; how many these
+    are."""
+    with suppress(OSError, ValueError, IndexError, AttributeError):
+        cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        rows = [line.split() for line in _STAT.read_text().splitlines()]
+        ticks = [int(row[place]) for row in rows if row and row[0] in cores for place in _BUSY]
+        return sum(ticks) / os.sysconf("SC_CLK_TCK"), len(cores)
+    return 0.0, 0
+
+
+def _seconds_of(task: Task, calls: int) -> tuple[float, float]:
+    """Of the clock, and of this process."""
+    start, cpu = time.perf_counter(), time.process_time()
     for _ in range(calls):
         task.call()
     task.wait()
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.process_time() - cpu
 
 
 def _warmed_up(task: Task) -> float:

@@ -35,6 +35,10 @@ class Entry:
     """Whether the samples are images."""
     rounds: list[list[float]] = field(default_factory=list)
     """Seconds a step, of every round."""
+    cpu_rounds: list[list[float]] = field(default_factory=list)
+    """The same in CPU time of the process."""
+    lost: list[float] = field(default_factory=list)
+    """The share of its cores' time that others had, of every turn."""
     first_cold_s: float | None = None
     first_warm_s: list[float] = field(default_factory=list)
     import_s: float | None = None
@@ -84,6 +88,23 @@ class Entry:
     def counts(self) -> bool:
         """Whether the result is there, and not known to be wrong."""
         return bool(self.rounds) and not self.error and self.equality.holds is not False
+
+    def add_times(
+        self,
+        wall: list[float],
+        cpu: list[float] | None = None,
+        lost: float | None = None,
+        *,
+        new_round: bool = True,
+    ) -> None:
+        """Take in a turn, as a round of its own or as more of the last one."""
+        for rounds, times in ((self.rounds, wall), (self.cpu_rounds, cpu)):
+            if times and new_round:
+                rounds.append(list(times))
+            elif times:
+                rounds[-1] += times
+        if lost is not None:
+            self.lost.append(lost)
 
     def seconds(self) -> Estimate | None:
         """The median time of a step, with its interval."""

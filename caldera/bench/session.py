@@ -20,7 +20,7 @@ from pathlib import Path
 
 from caldera.bench.again import BUDGET, is_clear
 from caldera.bench.card_session import CardSession
-from caldera.bench.case_runner import CaseRunner, Options, Tell, rotated
+from caldera.bench.case_runner import CaseRunner, Entries, Options, Tell, rotated
 from caldera.bench.comparison import Comparison
 from caldera.bench.contestants import (
     REFERENCE,
@@ -32,6 +32,7 @@ from caldera.bench.contestants import (
 )
 from caldera.bench.equality import SLACK, TOLERANCES
 from caldera.bench.machine import code_version, machine_facts, package_versions
+from caldera.bench.paired_turns import paired_round
 from caldera.bench.results import OURS, Entry, Report
 from caldera.bench.worker_process import WorkerHandle
 from caldera.bench.workloads import WORKLOADS, Case, LearningCase, TrainingCase, Workload
@@ -191,6 +192,20 @@ class Session:
             yield turn
             turn += 1
 
+    def _apart(self, entries: Entries) -> tuple[Entries, Entries]:
+        """Contestants of the usual turns; Caldera, if the code of before is compared with it."""
+        ours = {
+            handle: entry
+            for handle, entry in entries.items()
+            if self._before is not None and entry.framework == OURS
+        }
+        return {handle: entries[handle] for handle in entries if handle not in ours}, ours
+
+    def _pairs(self, runner: CaseRunner, case: Case, entries: Entries) -> None:
+        for turn in self._turns(entries.values()) if entries else ():
+            runner.tell(case, f"beside the code of before, round {turn + 1}")
+            paired_round(runner, case, entries, turn)
+
     def _entry(self, work: Workload, case: Case, handle: WorkerHandle) -> Entry:
         entry = Entry(
             work.name, case.name, handle.contestant.framework, handle.contestant.setting,
@@ -243,17 +258,19 @@ class Session:
             handle.close()
         comparison.judge(list(entries.values()))
         prepare, measure = partial(runner.prepare, case), partial(runner.measure, case)
+        others, ours = self._apart(entries)
         if not case.is_large:
-            for handle, entry in entries.items():
+            for handle, entry in others.items():
                 runner.attempt(handle, entry, prepare)
-        for turn in self._turns(entries.values()):
-            for handle, entry in rotated(entries, turn):
+        for turn in range(self.options.rounds):
+            for handle, entry in rotated(others, turn):
                 runner.tell(case, f"{entry.label}, turn {turn + 1}")
                 if case.is_large:
                     runner.attempt(handle, entry, prepare)
                 runner.attempt(handle, entry, measure)
                 if case.is_large:
                     handle.close()
+        self._pairs(runner, case, ours)
 
     # --- trainings
 
@@ -266,8 +283,9 @@ class Session:
         for handle, entry in entries.items():
             runner.tell(case, f"{entry.label}, first epoch")
             runner.attempt(handle, entry, partial(runner.first_epoch, case))
-        for turn in self._turns(entries.values()):
-            for handle, entry in rotated(entries, turn):
+        ours = self._apart(entries)[1]
+        for turn in self._turns(ours.values()):
+            for handle, entry in rotated(entries if turn < self.options.rounds else ours, turn):
                 runner.tell(case, f"{entry.label}, training {turn + 1}")
                 runner.attempt(handle, entry, partial(runner.learn, case, turn))
 
@@ -281,11 +299,14 @@ class Session:
         comparison = Comparison(folder, handles[0].contestant.label)
         for handle, entry in entries.items():
             runner.attempt(handle, entry, partial(runner.check, case, comparison))
-            runner.attempt(handle, entry, partial(runner.prepare, case))
         comparison.judge(list(entries.values()))
-        for turn in self._turns(entries.values()):
-            for handle, entry in rotated(entries, turn):
+        others, ours = self._apart(entries)
+        for handle, entry in others.items():
+            runner.attempt(handle, entry, partial(runner.prepare, case))
+        for turn in range(self.options.rounds):
+            for handle, entry in rotated(others, turn):
                 runner.attempt(handle, entry, partial(runner.measure, case))
+        self._pairs(runner, case, ours)
 
 
 def _first(

@@ -22,8 +22,9 @@ Values = NDArray[np.float64]
 DRAWS = 1000
 _TAIL = 2.5
 """Per cent outside the interval on each side."""
-_DEVIATIONS = 1.96
-"""Of a normal distribution, within which 95 of 100 cases lie."""
+_DEVIATIONS = 2.33
+"""Of a normal distribution, within which 98 of 100 cases lie: who looks after every round, and
+stops when it is clear, has more than one chance to be wrong."""
 FAST = 10.0
 """Percent of a round's times that are faster than the one that stands for it: other programs only
 ever make times longer."""
@@ -80,8 +81,8 @@ def paired_ratio(before: Rounds, after: Rounds) -> Estimate:
     """How many times as long `after` takes, of rounds that were taken in turns, and the interval.
 
     Hodges and Lehmann's estimate from the fast times of rounds, with Wilcoxon's interval: a few
-    rounds that were disturbed move neither, however long they took. Fewer than six rounds say
-    nothing with 95% confidence.
+    rounds that were disturbed move neither, however long they took. Fewer than seven rounds say
+    nothing with 98% confidence.
 
     >>> paired_ratio([[1.0]] * 9 + [[50.0]], [[1.1]] * 10).value
     1.1

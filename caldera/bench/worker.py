@@ -106,7 +106,10 @@ class Worker:
         shortest = CARD_SHORTEST if self.framework.on_card else SHORTEST
         times = timed(self._task, request["seconds"], request["least"], shortest=shortest)
         peak = peak_memory() - self._task.held_for_others
-        return {"times": times, "peak": peak, "growth": max(0, peak - self._base)}
+        return {
+            "times": times.wall, "cpu": times.cpu, "lost": times.lost,
+            "peak": peak, "growth": max(0, peak - self._base),
+        }  # fmt: skip
 
     def _check(self, request: dict[str, Any]) -> dict[str, Any]:
         folder, case = Path(request["folder"]), self._case(request)

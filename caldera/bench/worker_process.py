@@ -282,7 +282,10 @@ class WorkerHandle:
         if self.contestant.sources:
             # -P: without it the folder where this was started comes before all others.
             command = (COMMAND[0], "-P", *COMMAND[1:])
-            environment["PYTHONPATH"] = self.contestant.sources
+            others = environment.get("PYTHONPATH", "").split(os.pathsep)
+            environment["PYTHONPATH"] = os.pathsep.join(
+                [self.contestant.sources, *filter(None, others)]
+            )
         return WorkerProcess(self.contestant.label, environment, command)
 
     def close(self) -> None:

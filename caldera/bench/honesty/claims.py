@@ -30,6 +30,7 @@ WORDS = {
     "seconds_of": ("", "operator", "step", "epoch", "training"),
     "reads": ("", STORAGE, MEMORY, SYNTHETIC),
     "stopped_by": ("", "accuracy", "epochs", "steps", WALL_TIME),
+    "scaling": ("", STRONG, WEAK),
 }
 """What these fields of a run may say."""
 
@@ -111,6 +112,8 @@ class Run:
     """accuracy, epochs, steps or wall time: what ended the run."""
     attempts: int = 0
     """How often it was started, if not once for each number that is shown."""
+    scaling: str = ""
+    """strong or weak, in a report that has both; else the report says which."""
 
     @property
     def trains(self) -> bool:

@@ -10,6 +10,7 @@ from caldera.bench.honesty.claims import (
     NETWORK,
     OPERATOR,
     STRONG,
+    WEAK,
     WHOLE,
     Claims,
     Hardware,
@@ -18,6 +19,7 @@ from caldera.bench.honesty.claims import (
     Tuning,
 )
 from caldera.bench.workloads import WORKLOADS, LearningCase, TrainingCase
+from caldera.bench.workloads.learning import WEAK_SCALING
 from caldera.errors import DataError
 
 
@@ -55,7 +57,7 @@ def claims_of_bench(content: dict[str, Any], where: str) -> Claims:
     if not any(run.trains for run in runs):
         return claims
     return replace(
-        claims, scaling=STRONG, statements={"input": _READING},
+        claims, statements={"input": _READING},
         tuning={system: Tuning(0, source=_SETTINGS) for system in claims.systems()},
     )  # fmt: skip
 
@@ -113,6 +115,7 @@ def _training(entry: dict[str, Any], hardware: Hardware, shared: Options) -> Run
         input_shape=tuple(entry["shape"]),
         usual_shape=_shape_of(entry["work"], entry["case"]),
         stopped_by="accuracy" if reached else "epochs",
+        scaling=WEAK if entry["work"] == WEAK_SCALING else STRONG,
     )
 
 

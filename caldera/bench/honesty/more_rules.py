@@ -113,6 +113,10 @@ def ends_by_work(claims: Claims) -> Verdict:
         )
     for runs in claims.scaled():
         few, many = runs[0], runs[-1]
+        said = many.scaling or claims.scaling
+        if said != STRONG and few.stopped_by == many.stopped_by == "accuracy":
+            # A batch that grows takes more samples to the same accuracy.
+            continue
         if few.seconds and many.seconds and few.samples and many.samples > few.samples:
             before, after = statistics.median(few.seconds), statistics.median(many.seconds)
             if abs(after / before - 1.0) < SAME_TIME and few.seconds_of == "training":
@@ -136,20 +140,21 @@ def honest_scaling(claims: Claims) -> Verdict:
         return fine("all runs of a system have the same number of ranks")
     runs = [run for scaled in claims.scaled() for run in scaled]
     silent = [run for run in runs if not run.batch]
-    if silent or not claims.scaling:
+    if silent or not all(run.scaling or claims.scaling for run in runs):
         return not_shown(
             f"{names(silent)}: no mini-batch" if silent else "strong or weak is not said",
             "Say whether the mini-batch of all ranks together stays (strong) or grows (weak).",
         )
     for scaled in claims.scaled():
         grows = len({run.batch for run in scaled}) > 1
-        if claims.scaling == STRONG and grows:
+        said = scaled[0].scaling or claims.scaling
+        if said == STRONG and grows:
             return violated(
                 f"called strong, but the mini-batch goes from {scaled[0].batch} to "
                 f"{scaled[-1].batch}",
                 "Call it weak scaling, or keep the mini-batch of all ranks together.",
             )
-        if claims.scaling != STRONG and not grows:
+        if said != STRONG and not grows:
             return violated(
                 f"called weak, but the mini-batch stays at {scaled[0].batch}",
                 "Call it strong scaling.",
@@ -159,7 +164,8 @@ def honest_scaling(claims: Claims) -> Verdict:
                 f"the mini-batch grows to {scaled[-1].batch}, and what that costs is not shown",
                 "Give the time of the whole training and its test accuracy for every mini-batch.",
             )
-    return fine(f"{claims.scaling} scaling, by the mini-batch of all ranks together")
+    kinds = sorted({run.scaling or claims.scaling for run in runs})
+    return fine(f"{' and '.join(kinds)} scaling, by the mini-batch of all ranks together")
 
 
 def both_compared(claims: Claims) -> Verdict:

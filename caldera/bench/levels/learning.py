@@ -26,6 +26,7 @@ from caldera.bench.levels.metrics import (
 from caldera.bench.levels.reference import SGD, Quantized, Shuffled, TopK
 from caldera.bench.levels.schemes import AllReduce, Averaging, Compressed, Server
 from caldera.bench.levels.watching import Samples, Watch, watch_training
+from caldera.bench.measuring import OthersWatch
 from caldera.bench.parts import Array, Scheme
 from caldera.bench.workloads import LearningCase
 from caldera.comm import Communicator, run_virtual_ranks
@@ -59,15 +60,17 @@ def learned(
     loaded = time.perf_counter() - start
     networks = [framework.trainer(case.network, "float32") for _ in range(case.ranks)]
     most = case.epochs if epochs is None else epochs
-    began = time.time()
+    began, cpu, others = time.time(), time.process_time(), OthersWatch()
     if not case.scheme:
         watch = _alone(networks[0], case, samples, seed, most)
+        cpu, lost = time.process_time() - cpu, others.share()
         found = _reply(watch)
     else:
         pairs = run_virtual_ranks(
             case.ranks,
             lambda ranks: _as_rank(ranks, networks[ranks.rank], case, samples, seed, most),
         )
+        cpu, lost = time.process_time() - cpu, others.share()
         found = _reply(pairs[0][0])
         apart = max(Difference.of(weights, pairs[0][1]).largest for _, weights in pairs)
         found["metrics"]["ranks apart"] = {"unit": "", "value": apart}
@@ -76,7 +79,8 @@ def learned(
         messages = [_value(watch, "messages sent") for watch, _ in pairs]
         found["metrics"]["messages sent"]["value"] = sum(messages)
     return found | {"load s": loaded, "began": began, "samples": len(samples.y),
-                    "test samples": len(samples.test_y)}  # fmt: skip
+                    "test samples": len(samples.test_y), "lost": lost,
+                    "cpu seconds": cpu}  # fmt: skip
 
 
 def _metrics(case: LearningCase) -> list[Metric]:

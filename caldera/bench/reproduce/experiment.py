@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import pkgutil
 import time
@@ -11,10 +12,13 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from caldera.bench.reproduce import experiments
+from caldera.bench.statistics import paired_ratio
 
-HOLDS, FAILS, BESIDE = "holds", "does not hold", "beside"
-"""A claim of the seed that is found again, one that is not, and a number that only stands beside
-the seed's because the machines cannot be compared."""
+HOLDS, FAILS, BESIDE, UNDECIDED = "holds", "does not hold", "beside", "undecided"
+"""A claim of the seed that is found again, one that is not, a number that only stands beside the
+seed's because the machines cannot be compared, and one whose times are too noisy to tell."""
+LEAST_TURNS = 9
+"""Of times that are to say which is the shorter."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,8 @@ class Outcome:
         if not judged:
             return BESIDE
         measured = [row for row in judged if not row.predicted]
-        found = holds(all(row.verdict == HOLDS for row in measured or judged))
+        verdicts = [row.verdict for row in measured or judged]
+        found = next((each for each in (FAILS, UNDECIDED) if each in verdicts), HOLDS)
         return found if measured else f"{found} (predicted)"
 
 
@@ -176,3 +181,20 @@ def holds(claim: bool) -> str:
     'holds'
     """
     return HOLDS if claim else FAILS
+
+
+def faster(one: Sequence[float], other: Sequence[float]) -> tuple[str, str]:
+    """How many times as fast one is as another, of times taken in turns; the verdict on "faster".
+
+    >>> faster([1.0] * 9, [2.0] * 9)
+    ('2.00 [2.00, 2.00]', 'holds')
+    >>> faster([1.0, 3.0] * 5, [2.0] * 10)[1]
+    'undecided'
+    """
+    if min(*one, *other) <= 0.0:
+        return "-", UNDECIDED
+    ratio = paired_ratio([[each] for each in one], [[each] for each in other])
+    text = f"{ratio.value:.2f}"
+    if ratio.high < math.inf:
+        text += f" [{ratio.low:.2f}, {ratio.high:.2f}]"
+    return text, HOLDS if ratio.low > 1.0 else FAILS if ratio.high < 1.0 else UNDECIDED

@@ -5,6 +5,7 @@ On scikit-learn's digits, which every machine has; with the data pipeline inside
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from caldera import nn
@@ -13,6 +14,7 @@ from caldera.nn.layer import Layer
 
 RANKS = (1, 2, 4)
 SCHEMES = ("allreduce", "server", "averaging", "top-k", "quantized")
+WEAK_SCALING = "weak-scaling"
 _TARGET = 0.95
 
 
@@ -36,6 +38,12 @@ _CNN = TrainingCase(
 )
 
 
+def _grown(ranks: int) -> TrainingCase:
+    """With 48 samples on each rank, and steps as much larger (the linear scaling rule)."""
+    rate = ranks * _MLP.rule.learning_rate
+    return replace(_MLP, batch=ranks * _MLP.batch, rule=replace(_MLP.rule, learning_rate=rate))
+
+
 def _case(name: str, network: TrainingCase, ranks: int = 1, scheme: str = "") -> LearningCase:
     return LearningCase(
         name, network=network, dataset="digits", epochs=40, target=_TARGET, ranks=ranks,
@@ -47,14 +55,20 @@ def learning() -> list[Workload]:
     """Every work that trains to an accuracy.
 
     >>> [work.name for work in learning()]
-    ['training', 'distributed']
+    ['training', 'distributed', 'weak-scaling']
     """
     alone = [_case("digits mlp", _MLP), _case("digits cnn", _CNN)]
     scaled = [_case(f"allreduce, {ranks} ranks", _MLP, ranks, "allreduce") for ranks in RANKS]
     others = [_case(f"{scheme}, 2 ranks", _MLP, 2, scheme) for scheme in SCHEMES[1:]]
+    grown = [
+        _case(f"allreduce, {ranks} ranks, batch of {_grown(ranks).batch}", _grown(ranks), ranks,
+              "allreduce")
+        for ranks in RANKS
+    ]  # fmt: skip
     return [
         Workload("training", "digits to 95% of the test samples, data pipeline included", alone,
                  alone[:1]),
         Workload("distributed", "the same on ranks in threads: strong scaling, compression",
                  [*scaled, *others], [*scaled[:2], others[2]]),
+        Workload(WEAK_SCALING, "the same with a batch that grows with the ranks", grown, grown[:2]),
     ]  # fmt: skip

@@ -23,10 +23,14 @@ from caldera.bench.again import (
     options_of,
     read_report,
 )
-from caldera.bench.case_runner import Options
+from caldera.bench.case_runner import CaseRunner, Options
+from caldera.bench.contestants import Contestant
 from caldera.bench.machine import sources_digest
+from caldera.bench.paired_turns import ROUNDS_OF_PROCESS, TURNS, paired_round
 from caldera.bench.previous import previous_sources
 from caldera.bench.session import Session
+from caldera.bench.worker_process import WorkerHandle
+from caldera.bench.workloads import WORKLOADS
 from caldera.errors import DataError
 from tests.unit.bench.reports import entry, report
 
@@ -89,19 +93,20 @@ def test_options_come_back_and_other_files_are_refused(tmp_path: Path) -> None:
         read_report(tmp_path / "none")
 
 
-def _in_turns(random: np.random.Generator, factor: float) -> str:
+def _in_turns(random: np.random.Generator, factor: float, late: float = 0.1) -> str:
     """The verdict on two codes on a busy machine: a load that both meet, a round in ten that is
-    lost, and more turns until it is clear."""
-    before: list[list[float]] = []
-    after: list[list[float]] = []
+    lost, the luck of each round's memory, times that are `late`, and rounds until it is clear."""
+    before, after = entry("caldera", "strict", 1.0), entry("caldera", "strict", 1.0)
+    before.rounds, after.rounds = [], []
     found = UNDECIDED
-    while found == UNDECIDED and len(before) < 150:
+    while found == UNDECIDED and len(before.rounds) < 150:
         load = np.exp(0.5 * random.standard_normal())
-        for rounds, seconds in ((before, 1.0), (after, factor)):
-            level = load * seconds * np.exp(0.05 * random.standard_normal())
+        for side, seconds in ((before, 1.0), (after, factor)):
+            level = seconds * np.exp(0.05 * random.standard_normal())
             lost = 50.0 if random.random() < 0.1 else 1.0
-            rounds.append((lost * level * (1.0 + random.exponential(0.1, 5))).tolist())
-        if len(before) % 6 == 0:
+            wall = lost * load * level * (1.0 + random.exponential(late, 5))
+            side.add_times(wall.tolist(), [level] * 5, late)
+        if len(before.rounds) % 6 == 0:
             found = compare_in_turns("a", before, after).verdict
     return found
 
@@ -111,8 +116,55 @@ def test_codes_that_take_turns_are_told_apart_on_a_busy_machine(
     factor: float, verdict: str
 ) -> None:
     random = np.random.default_rng(1)
-    verdicts = [_in_turns(random, factor) for _ in range(40)]
-    assert verdicts.count(verdict) >= 38
+    for late in (0.1, 5.0):
+        verdicts = [_in_turns(random, factor, late) for _ in range(40)]
+        assert verdicts.count(verdict) >= 38
+
+
+def test_cpu_time_decides_only_where_others_had_the_cores() -> None:
+    now, before = entry("caldera", "strict", 1.1), entry("caldera", "strict", 1.0)
+    before.rounds = [[1.0], [5.0]] * 6
+    now.rounds = [[5.0], [1.1]] * 6
+    now.cpu_rounds, before.cpu_rounds = [[0.55]] * 12, [[0.5]] * 12
+    assert compare_in_turns("a", before, now).verdict == UNDECIDED
+    now.lost = before.lost = [0.3] * 12
+    found = compare_in_turns("a", before, now)
+    assert (found.verdict, found.clock) == (SLOWER, "CPU time")
+    assert "slower by CPU time (+10.0%" in str(found)
+    assert str(found).endswith("; others had 30% of the cores)")
+    before.cpu_rounds = []
+    assert compare_in_turns("a", before, now).verdict == UNDECIDED, "a code that knows no CPU time"
+    before.rounds, now.rounds = [[1.0]] * 12, [[1.0]] * 12
+    assert compare_in_turns("a", before, now).clock == "wall time", "the clock is asked first"
+
+
+def test_a_round_is_a_task_of_its_own_on_each_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def ask(self: WorkerHandle, do: str, **more: object) -> dict[str, object]:
+        asked.append((self.contestant.setting, do))
+        return {"first s": 0.1, "times": [1.0, 2.0], "cpu": [1.0, 1.0], "lost": 0.1, "peak": 1,
+                "growth": 1}  # fmt: skip
+
+    monkeypatch.setattr(WorkerHandle, "ask", ask)
+    closed: list[str] = []
+    monkeypatch.setattr(WorkerHandle, "close", lambda self: closed.append(self.contestant.setting))
+    entries = {
+        WorkerHandle(Contestant("caldera", name), Path(), 1): entry("caldera", name, 1.0, rounds=[])
+        for name in ("now", "before")
+    }
+    case = WORKLOADS["input"].quick[0]
+    runner = CaseRunner(Options(["input"]), WORKLOADS["input"], print, compares=False)
+    for number in range(ROUNDS_OF_PROCESS + 1):
+        paired_round(runner, case, entries, number)
+    for each in entries.values():
+        assert [len(times) for times in each.rounds] == [2 * TURNS] * (ROUNDS_OF_PROCESS + 1)
+        assert [len(times) for times in each.cpu_rounds] == [len(times) for times in each.rounds]
+    per_round = 2 * (1 + TURNS)
+    rounds = [asked[i : i + per_round] for i in range(0, len(asked), per_round)]
+    assert all({do for _, do in each[:2]} == {"prepare"} for each in rounds)
+    assert len({tuple(each) for each in rounds}) > 2, "another order"
+    assert sorted(closed) == sorted(["now", "before"] * 2), "new processes, for the first and ninth"
 
 
 def test_turns_go_on_until_the_difference_is_clear(tmp_path: Path) -> None:
@@ -128,8 +180,8 @@ def test_turns_go_on_until_the_difference_is_clear(tmp_path: Path) -> None:
     assert list(Session(options)._turns([now])) == [0, 1, 2], "nobody to take turns with"
     (found,) = compare_reports(report(now).to_json(), report(now, before).to_json())
     assert str(found) == (
-        "mlp net, caldera strict: slower (+10.0%, +10.0% to +10.0%, in turns with the code of "
-        "before; +0.0% to the file)"
+        "mlp net, caldera strict: slower by wall time (+10.0%, +10.0% to +10.0%, in turns with the "
+        "code of before; +0.0% to the file)"
     )
 
 

@@ -102,6 +102,14 @@ def test_more_dishonest_reports() -> None:
     grown = replace(with_last(claims, 1, batch=1024, seconds_of="epoch"), scaling="weak")
     assert check(grown)["scaling"].status == VIOLATED
     assert check(replace(with_last(claims, 1, batch=1024), scaling="weak"))["scaling"].passes
+    both = (run("w 1", system="weak", scaling="weak"),
+            run("w 8", "weak", 8, scaling="weak", batch=1024, samples=9_000_000,
+                seconds=(800.0, 810.0)))  # fmt: skip
+    mixed = replace(claims, runs=(*claims.runs, *both))
+    assert check(mixed)["scaling"].passes
+    assert check(mixed)["end"].passes, "more samples, to the same accuracy"
+    assert check(with_last(mixed, -1, stopped_by="epochs"))["end"].status == VIOLATED
+    assert check(with_last(mixed, -1, batch=128))["scaling"].status == VIOLATED
     alone = with_last(claims, 2, seconds=())
     assert check(alone)["both"].status == VIOLATED
     wrong = Run("a", "ours", "mlp", "network", equal_results=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -174,10 +175,27 @@ def test_a_distributed_training_is_measured(trained: Entry) -> None:
 
 
 def test_every_scheme_of_a_case_is_known() -> None:
-    for work in ("training", "distributed"):
+    for work in ("training", "distributed", "weak-scaling"):
         for case in WORKLOADS[work].cases:
             assert isinstance(case, LearningCase)
             assert not case.scheme or case.scheme in SCHEMES
+
+
+def test_a_file_of_strong_and_weak_scaling_is_honest(trained: Entry) -> None:
+    made = report()
+    for work, per_rank in (("distributed", False), ("weak-scaling", True)):
+        for ranks in (1, 2):
+            batch = 48 * ranks if per_rank else 48
+            made.entries.append(
+                replace(trained, work=work, ranks=ranks, batch=batch, seeds=[3, 4],
+                        accuracies=[0.955, 0.957], target=0.95)
+            )  # fmt: skip
+    found = check(json.loads(json.dumps(made.to_json())))
+    assert found["scaling"].passes
+    assert "strong and weak" in found["scaling"].why
+    for each in made.entries:
+        each.batch = 48
+    assert not check(json.loads(json.dumps(made.to_json())))["scaling"].passes
 
 
 def test_a_training_becomes_lines_for_mlperf(trained: Entry) -> None:

@@ -14,11 +14,13 @@ from caldera.bench.reproduce.experiment import (
     BESIDE,
     FAILS,
     HOLDS,
+    UNDECIDED,
     Context,
     Experiment,
     Outcome,
     Plot,
     Row,
+    faster,
     find_experiments,
 )
 from caldera.bench.reproduce.experiments.consistency import TernGrad
@@ -120,7 +122,13 @@ def test_verdicts() -> None:
     rows = [Row("a", "", "", BESIDE), Row("b", "", "", HOLDS)]
     assert Outcome(rows[:1]).verdict == BESIDE
     assert Outcome(rows).verdict == HOLDS
-    assert Outcome([*rows, Row("c", "", "", FAILS)]).verdict == FAILS
+    noisy = Row("e", "", "", UNDECIDED)
+    assert Outcome([*rows, noisy]).verdict == UNDECIDED
+    assert Outcome([*rows, noisy, Row("c", "", "", FAILS)]).verdict == FAILS
+    assert faster([1.0] * 9, [1.1] * 9) == ("1.10 [1.10, 1.10]", HOLDS)
+    assert faster([1.1] * 9, [1.0] * 9)[1] == FAILS
+    assert faster([1.0] * 3, [2.0] * 3)[1] == UNDECIDED, "three turns say nothing"
+    assert faster([1.0, -1.0] * 5, [2.0] * 10)[1] == UNDECIDED, "a slope below nought"
     guess = Row("d", "", "", FAILS, predicted=True)
     assert Outcome([*rows, guess]).verdict == HOLDS, "a prediction outvotes no measurement"
     assert Outcome([guess]).verdict == "does not hold (predicted)"

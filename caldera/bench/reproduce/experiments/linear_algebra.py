@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from caldera import op
-from caldera.bench.reproduce.experiment import BESIDE, Context, Outcome, Plot, Row, claim, holds
+from caldera.bench.reproduce.experiment import (
+    BESIDE,
+    Context,
+    Outcome,
+    Plot,
+    Row,
+    claim,
+    faster,
+    holds,
+)
 from caldera.bench.turns import in_turns
 from caldera.lazy import compile
 
@@ -13,6 +22,7 @@ SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048, 3500)
 QUICK = (16, 64, 256, 1024, 3500)
 NUMBERS = 1 << 18
 """Elements of all matrices of a batch together; at least two matrices."""
+SMALL = 64
 LARGE = 1024
 """From here on a product takes seconds, and once is enough in a quick run."""
 
@@ -25,7 +35,7 @@ def products(context: Context) -> Outcome:
     """Many products of one size as one batch and one after the other."""
     sizes = QUICK if context.quick else SIZES
     lines: dict[str, list[tuple[float, float]]] = {"batched": [], "single": []}
-    samples, gains = {}, []
+    samples, rows = {}, []
     for size in sizes:
         context.tell(f"{size} x {size}")
         count = max(2, NUMBERS // size**2)
@@ -44,13 +54,9 @@ def products(context: Context) -> Outcome:
         for name, seconds in found.items():
             lines[name].append((float(size), work / min(seconds)))
             samples[f"{name}, {count} of {size}: s"] = seconds
-        gains.append(min(found["single"]) / min(found["batched"]))
-    rows = [
-        Row(f"{size}: batched, times as fast as single", "faster while small",
-            f"{gain:.2f}",
-            holds(gain > 1.0) if size <= 64 else BESIDE)
-        for size, gain in zip(sizes, gains, strict=True)
-    ]  # fmt: skip
+        gain, verdict = faster(found["batched"], found["single"])
+        rows.append(Row(f"{size}: batched, times as fast as single", "faster while small", gain,
+                        verdict if size <= SMALL else BESIDE))  # fmt: skip
     missing = [str(size) for size in SIZES if size not in sizes]
     left = [f"sizes {', '.join(missing)}"] if missing else []
     return Outcome(rows, [Plot("C = A B", "size", "GFLOP/s", lines, log=True)], samples, left)
