@@ -22,18 +22,18 @@ $(VENV)/installed: pyproject.toml | $(RUN)/python
 # What only the tests need is larger than all the rest: the demo does without it. Only some of it is
 # ever imported, and compiled then.
 $(VENV)/tools: pyproject.toml | $(RUN)/python
-	$(RUN)/python -m pip install --quiet --no-compile --editable '.[dev]'
+	$(RUN)/python -m tools.install --editable '.[dev]'
 	touch $@ $(VENV)/installed
 
 # MPICH in a folder of its own: its mpiexec would take the place of Open MPI's. Where there is no
 # wheel of it, the tests that need it are skipped and say so.
 $(VENV)/mpich: | $(RUN)/python
-	-$(RUN)/python -m pip install --quiet --no-compile --no-deps --only-binary :all: --prefix $@ mpich
+	-$(RUN)/python -m tools.install --no-deps --only-binary :all: --prefix $@ mpich
 
 # axe-core, which checks pages for those who do not see or use a mouse, out of a wheel whose other
 # parts are not needed.
 $(VENV)/axe: | $(RUN)/python
-	-$(RUN)/python -m pip install --quiet --no-compile --no-deps --target $@ axe-playwright-python
+	-$(RUN)/python -m tools.install --no-deps --target $@ axe-playwright-python
 
 demo: setup
 	$(RUN)/caldera train --data digits --out out

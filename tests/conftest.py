@@ -7,6 +7,8 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,20 @@ providers._get_local_constants = providers.Constants
 # A planner measures what a dozen codecs take, for every link: here once, on shorter gradients.
 compression_cost._LONG = 1 << 16
 compression_cost._RUNS = 1
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Each worker begins to import at another place. In a fresh clone that compiles all of these
+    files and what they import: what one has compiled, others read."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    root = session.config.rootpath
+    files = sorted(file for given in session.config.args for file in Path(given).rglob("test_*.py"))
+    for file in files[len(files) * worker // workers :] if worker else ():
+        # What cannot be imported will be said when it is collected.
+        with suppress(Exception, pytest.skip.Exception):
+            import_module(".".join(file.resolve().relative_to(root).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

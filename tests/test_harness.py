@@ -15,6 +15,7 @@ from tests import object_cache
 from tests.card import accepted
 from tests.object_cache import cached_file
 from tests.reporting import skip_table
+from tools import install
 
 
 def test_a_file_is_made_once_by_many_at_a_time(tmp_path: Path) -> None:
@@ -167,3 +168,45 @@ def test_a_digest_depends_on_what_a_source_uses_of_the_machine(
 def test_skips_are_counted_by_reason() -> None:
     places = [("a.py", 1, "Skipped: no card"), ("b.py", 2, "no card"), ("c.py", 3, "too slow")]
     assert skip_table(places) == "     2  no card\n     1  too slow"
+
+
+@pytest.mark.parametrize(
+    ("settings", "variables"),
+    [
+        ({}, {}),
+        ({"quiet": "1", "no-input": "1"}, {}),
+        (
+            {"find-links": "/a\n/b", "extra-index-url": "file:///c\nfile:///d", "cert": "e.crt"},
+            {"UV_FIND_LINKS": "/a,/b", "UV_INDEX": "file:///c file:///d", "SSL_CERT_FILE": "e.crt"},
+        ),
+        ({"index-url": "file:///c", "timeout": "60"},
+         {"UV_DEFAULT_INDEX": "file:///c", "UV_HTTP_TIMEOUT": "60"}),
+    ],
+)  # fmt: skip
+def test_settings_of_pip_are_those_of_uv(
+    settings: dict[str, str], variables: dict[str, str]
+) -> None:
+    always = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+    assert install.uv_variables(settings) == {**always, **variables}
+
+
+def test_what_uv_has_no_word_for_is_left_to_pip() -> None:
+    assert install.uv_variables({"index-url": "file:///c", "constraint": "versions.txt"}) is None
+
+
+def test_settings_of_pip_are_read_and_variables_are_stronger(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "pip.conf"
+    file.write_text(
+        "[global]\ntimeout = 5\nfind-links =\n    /a\n    /b\n[install]\nretries = 7\n"
+        "[list]\nformat = json\n"
+    )
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(file))
+    monkeypatch.setenv("PIP_TIMEOUT", "9")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    found = install.pip_settings()
+    assert (found["timeout"], found["retries"], found["find-links"].split()) == (
+        "9", "7", ["/a", "/b"],
+    )  # fmt: skip
+    assert "format" not in found
