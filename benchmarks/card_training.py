@@ -110,7 +110,7 @@ def measure(
             print(f"  {contestant.label}: {type(error).__name__}: {str(error)[:200]}", flush=True)
     for turn in range(TURNS):
         for entry in entries[turn % len(entries) :] + entries[: turn % len(entries)]:
-            times = timed(entry.task, SECONDS, shortest=CARD_SHORTEST)
+            times = timed(entry.task, SECONDS, shortest=CARD_SHORTEST).wall
             entry.times.append(min(times))
     ours = min((min(each.times) for each in entries if "caldera" in each.label), default=0.0)
     samples = len(batches[0][0])

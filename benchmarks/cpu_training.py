@@ -55,6 +55,11 @@ def entered(case: TrainingCase, contestant: Any) -> Entry:
     return Entry(contestant.label, task, time.perf_counter() - begin, losses)
 
 
+def wall_seconds(task: Any, seconds: float) -> list[float]:
+    """Seconds of the clock for each step, for about so long in all."""
+    return timed(task, seconds).wall
+
+
 def cpu_seconds(task: Any, seconds: float) -> list[float]:
     """Seconds that the process computed for each step, for about so long in all."""
     times: list[float] = []
@@ -77,7 +82,7 @@ def measure(case: TrainingCase, options: argparse.Namespace) -> None:
         except Exception as error:
             # One that cannot take part must not cost the others their turn.
             print(f"  {contestant.label}: {type(error).__name__}: {str(error)[:200]}", flush=True)
-    clock = cpu_seconds if options.cpu_time else timed
+    clock = cpu_seconds if options.cpu_time else wall_seconds
     for turn in range(options.turns):
         for entry in entries[turn % len(entries) :] + entries[: turn % len(entries)]:
             entry.times.append(min(clock(entry.task, options.seconds)))
