@@ -19,7 +19,7 @@ HOPELESS = 3.0
 """A kernel that starts this many times slower than the best is not timed any further."""
 LOSS = 0.01
 """The part of its time that a choice may be expected to lose: below that nothing is found out."""
-JITTER = 0.02
+JITTER = 0.015
 """Standard deviation, in logarithms of seconds, that a best time has at least."""
 Clock = Callable[[int], float]
 """Runs a kernel so many times, and gives the seconds that one run took."""

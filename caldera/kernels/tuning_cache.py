@@ -192,12 +192,11 @@ def _all_files() -> dict[str, Any]:
     known = _SUMMARY.read_json(_ALL)
     known = known if isinstance(known, dict) else {}
     names = list(_CHOICES)
-    new = [name for name in names if name not in known]
-    known.update((name, _read(name)) for name in new)
-    if len(new) > _MANY:
+    found = {name: known.get(name) or _read(name) for name in names}
+    if sum(held is not None and name not in known for name, held in found.items()) > _MANY:
         with suppress(OSError):
-            _SUMMARY.write_json(_ALL, known)
-    return {name: known[name] for name in names}
+            _SUMMARY.write_json(_ALL, {name: held for name, held in found.items() if held})
+    return found
 
 
 def forget() -> None:

@@ -74,6 +74,25 @@ def test_times_of_shapes_never_seen(seed: int) -> None:
     assert far.spread > found.spread
 
 
+def test_times_of_a_busy_machine_are_taken_beside_a_yardstick() -> None:
+    (kernel,) = _table(FAST).kernels("matmul", "cpu")
+    model = CostModel()
+    for size, load in zip((64, 96, 160, 256, 400), (1.0, 3.0, 1.0, 2.0, 1.0), strict=True):
+        node = product_node(size)
+        times = {FAST: load * _seconds(node, FAST)}
+        rows = {FAST: features(node, kernel)}
+        model.learn("cpu", "matmul", "float32", times, rows, 1e-3 * load)
+    node = product_node(128)
+    found = model.seconds(group_of(node, kernel), features(node, kernel))
+    assert found is not None
+    assert found.seconds == pytest.approx(_seconds(node, FAST), rel=0.05)
+    # Of what an earlier version has written nothing is known of the load.
+    fresh = CostModel()
+    for _ in range(5):
+        fresh.learn("cpu", "matmul", "float32", times, rows, 0.0)
+    assert fresh.seconds(group_of(node, kernel), features(node, kernel)) is None
+
+
 def test_what_has_no_chance_is_not_measured_again(timed: list[list[str]]) -> None:
     choices = Choices(_table(SLOW, FAST, NEAR))
     for size in SIZES:
