@@ -50,7 +50,7 @@ def race(
             if turn > 1 and perf_counter() > deadline:
                 return
             known = timings[name]
-            count = max(1, int(SAMPLE_S / max(known[0], 1e-7))) if known and turn else 1
+            count = max(1, int(SAMPLE_S / max(known[0], 1e-7))) if known else 1
             known.append(clocks[name](count))
             known.sort()
             outcome.times[name] = known[0]
