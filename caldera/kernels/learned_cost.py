@@ -28,6 +28,8 @@ LEAST_SAMPLES = 3
 """Measurements without which nothing is said about a kernel or a ratio."""
 MOST_SAMPLES = 256
 """Measurements that are kept, the latest."""
+FOLLOWING = 0.5
+"""The part of a change of the yardstick that kernels follow: some of their time is memory's."""
 _SPEED = 1e10
 """Operations and bytes a second of kernels that have no estimate."""
 _DIMENSIONS = 4
@@ -189,10 +191,11 @@ class CostModel:
         }
         if not timed or not 0 < pace < math.inf:
             return
-        insort(self._paces.setdefault(family, []), math.log(pace))
+        load = FOLLOWING * math.log(pace)
+        insort(self._paces.setdefault(family, []), load)
         for name, (value, row) in timed.items():
             group = (family, op, dtype, name)
-            self._alone.setdefault(group, _Process(SECONDS)).add(row, value - math.log(pace))
+            self._alone.setdefault(group, _Process(SECONDS)).add(row, value - load)
             for other, (beside, base) in timed.items():
                 if name < other:
                     # One that has an estimate starts from it; others start from the same work.

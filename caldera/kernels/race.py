@@ -17,9 +17,9 @@ SAMPLE_S = 2e-4
 """What one timing should last at least, so that the clock is fine enough."""
 HOPELESS = 3.0
 """A kernel that starts this many times slower than the best is not timed any further."""
-LOSS = 0.01
+LOSS = 0.015
 """The part of its time that a choice may be expected to lose: below that nothing is found out."""
-JITTER = 0.015
+JITTER = 0.02
 """Standard deviation, in logarithms of seconds, that a best time has at least."""
 Clock = Callable[[int], float]
 """Runs a kernel so many times, and gives the seconds that one run took."""

@@ -81,7 +81,7 @@ def test_times_of_a_busy_machine_are_taken_beside_a_yardstick() -> None:
         node = product_node(size)
         times = {FAST: load * _seconds(node, FAST)}
         rows = {FAST: features(node, kernel)}
-        model.learn("cpu", "matmul", "float32", times, rows, 1e-3 * load)
+        model.learn("cpu", "matmul", "float32", times, rows, 1e-3 * load**2)
     node = product_node(128)
     found = model.seconds(group_of(node, kernel), features(node, kernel))
     assert found is not None
