@@ -5,9 +5,10 @@
 
 Each network is tuned from an empty cache, in a process of its own: exhaustively, and by the model,
 which learns while it goes. Cold, kernels are compiled as they are tried; then each process tunes
-again with an empty cache of choices, when all that it tried is compiled. What the model's choices
-take is looked up in the exhaustive times, the better of the two runs; what the second exhaustive
-run would choose by the times of the first, and how far the two are apart, is the noise.
+again with an empty cache of choices, when all that it tried is compiled. Beside it stands what any
+plan has to compile, for the kernels that would be guessed. What the model's choices take is looked
+up in the exhaustive times, the better of the two runs; what the second exhaustive run would choose
+by the times of the first, and how far the two are apart, is the noise.
 
 Then the model is trained on the first exhaustive run and predicts shapes that it has not seen, left
 out one at a time, and those of the other network; an error is that from the mean of the two runs.
@@ -33,19 +34,27 @@ from statistics import median
 from time import perf_counter, process_time, thread_time
 from typing import Any
 
+import numpy as np
+
 import caldera as cd
 from caldera import nn, op
 from caldera.config import settings
-from caldera.graph.node import Node
+from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import detached
 from caldera.kernels import measure, tuning_cache
 from caldera.kernels.choose import Choices
 from caldera.kernels.learned_cost import CostModel
-from caldera.kernels.table import Runner
+from caldera.kernels.table import Call, Runner
 from caldera.kernels.thread_counts import name_on_all_threads
 from caldera.kernels.tuning_cache import Record
 
 WAYS = ("exhaustive", "model")
+PLAN = "plan"
+COLUMNS = (
+    "network", "nodes", "exhaustive, cold", "with the model, cold", "times shorter",
+    "compiled in any case", "times shorter without that", "compiled before",
+    "measured, predicted", "chosen to the best", "more than 3% off", "noise",
+)  # fmt: skip
 
 
 # --- tuning, in a process of its own
@@ -83,6 +92,28 @@ def tuned(
     }
 
 
+def bound(nodes: list[Node], folder: Path, clock: Callable[[], float]) -> float:
+    """Seconds to compile one kernel for each node among several, the one that would be guessed."""
+    choices = Choices()
+    total = 0.0
+    with settings.override(cache_dir=folder):
+        for node in nodes:
+            verdict = choices.verdict(node, "cpu", measure=False)
+            if verdict.source == "only":
+                continue
+            specs = [given.outputs[0] for given in node.inputs]
+            nbytes = max(1, verdict.kernel.workspace(node))
+            arrays, (workspace,) = (
+                tuple(measure._aligned(spec) for spec in each)
+                for each in ((*node.outputs, *specs), [Spec((nbytes,), np.dtype(np.uint8))])
+            )
+            made = len(node.outputs)
+            start = clock()
+            verdict.kernel.bind(Call(node, arrays[:made], arrays[made:], workspace))
+            total += clock() - start
+    return total
+
+
 def _thread_seconds(runner: Runner, count: int) -> float:
     start = thread_time()
     for _ in range(count):
@@ -95,20 +126,29 @@ def tune_here(name: str, way: str, options: argparse.Namespace) -> None:
     if options.cpu_time:
         settings.update(threads=1)
         measure._seconds = _thread_seconds
+    clock = process_time if options.cpu_time else perf_counter
     with tempfile.TemporaryDirectory() as folder:
         with settings.override(cache_dir=Path(folder) / "plan"):
             nodes = nodes_of(name, options.batch)
+        if way == PLAN:
+            print(json.dumps(bound(nodes, Path(folder) / "cold", clock)))
+            return
         runs = [
-            tuned(
-                nodes, Path(folder) / each, all_kernels=way == "exhaustive",
-                clock=process_time if options.cpu_time else perf_counter,
-            )
+            tuned(nodes, Path(folder) / each, all_kernels=way == "exhaustive", clock=clock)
             for each in ("cold", "warm")
-        ]  # fmt: skip
+        ]
     print(json.dumps(runs))
 
 
 # --- what came of it
+
+
+def in_a_process(name: str, way: str, options: argparse.Namespace) -> Any:
+    """What `tune_here` prints there."""
+    command = [sys.executable, __file__, name, "--batch", str(options.batch), "--way", way]
+    command += ["--cpu-time"] if options.cpu_time else []
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @dataclass(frozen=True)
@@ -120,10 +160,7 @@ class Tuned:
     @classmethod
     def of(cls, name: str, way: str, options: argparse.Namespace) -> Tuned:
         """Tune a network in a process of its own."""
-        command = [sys.executable, __file__, name, "--batch", str(options.batch), "--way", way]
-        command += ["--cpu-time"] if options.cpu_time else []
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-        return cls(json.loads(done.stdout.splitlines()[-1]))
+        return cls(in_a_process(name, way, options))
 
     def records(self, run: int) -> list[Record]:
         """What a run has left on disk."""
@@ -212,15 +249,13 @@ def main() -> None:
     parser.add_argument("networks", nargs="+")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--cpu-time", action="store_true")
-    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--way", choices=(*WAYS, PLAN), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.way:
         tune_here(options.networks[0], options.way, options)
         return
-    print("| network | nodes | exhaustive, cold | with the model, cold | times shorter | compiled "
-          "before | measured, predicted | chosen to the best | more than 3% off | noise |"
-          )  # fmt: skip
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print("| " + " | ".join(COLUMNS) + " |")
+    print("|---" * len(COLUMNS) + "|")
     found = {}
     for name in options.networks:
         whole, modelled = (Tuned.of(name, way, options) for way in WAYS)
@@ -230,9 +265,12 @@ def main() -> None:
         ratio, others = quality(better_of_two(whole), [v[0] for v in modelled.runs[0]["verdicts"]])
         noise, _ = quality([v[2] or {} for v in whole.runs[0]["verdicts"]],
                            [v[0] for v in whole.runs[1]["verdicts"]])  # fmt: skip
+        base = in_a_process(name, PLAN, options)
+        beyond = (whole.runs[0]["seconds"] - base) / (modelled.runs[0]["seconds"] - base)
         sources = modelled.sources(0)
         print(f"| {name} | {len(sources)} | {whole.runs[0]['seconds']:.1f} s "
-              f"| {modelled.runs[0]['seconds']:.1f} s | {cold:.2f} | {warm:.2f} "
+              f"| {modelled.runs[0]['seconds']:.1f} s | {cold:.2f} "
+              f"| {base:.1f} s | {beyond:.2f} | {warm:.2f} "
               f"| {sources.count('measured')}, {sources.count('predicted')} "
               f"| {ratio:.3f} | {others} | {noise:.3f} |", flush=True)  # fmt: skip
     report_predictions(found)
