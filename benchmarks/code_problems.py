@@ -172,7 +172,7 @@ def kernel_problems(count: int, seconds: float) -> Iterator[Problem]:
         if len(kernels) < 2 or described in seen:
             continue
         seen.add(described)
-        times = measure(node, kernels, seconds).times
+        times = measure(node, kernels, seconds, thorough=True).times
         ways = {}
         for kernel in kernels:
             if kernel.name in times:

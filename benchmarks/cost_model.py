@@ -1,35 +1,63 @@
 """Tuning with the learnt cost model beside measuring every kernel: how long, and how well chosen.
 
     python benchmarks/cost_model.py resnet50 inception3 --batch 4
+    python benchmarks/cost_model.py resnet50 inception3 --batch 2 --cpu-time
 
-Each network is tuned from an empty cache: exhaustively, and by the model, which learns while it
-goes and leaves out what has no chance. What the model's choices take is looked up in the exhaustive
-times, and so is what a second exhaustive run would choose: that is the noise. At the end the model
-that has seen one network predicts the kernels of the other.
+Each network is tuned from an empty cache, in a process of its own: exhaustively, and by the model,
+which learns while it goes. Cold, kernels are compiled as they are tried; then each process tunes
+again with an empty cache of choices, when all that it tried is compiled. Beside it stands what any
+plan has to compile, for the kernels that would be guessed. What the model's choices take is looked
+up in the exhaustive times, the better of the two runs; what the second exhaustive run would choose
+by the times of the first, and how far the two are apart, is the noise.
+
+Then the model is trained on the first exhaustive run and predicts shapes that it has not seen, left
+out one at a time, and those of the other network; an error is that from the mean of the two runs.
+
+`--cpu-time` is for busy machines: one thread, and the seconds that it computed.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
+import sys
 import tempfile
-from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import reduce
 from math import exp, log
 from operator import add
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time, thread_time
+from typing import Any
+
+import numpy as np
 
 import caldera as cd
 from caldera import nn, op
 from caldera.config import settings
-from caldera.graph.node import Node
+from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import detached
-from caldera.kernels import tuning_cache
-from caldera.kernels.choose import Choices, Verdict
+from caldera.kernels import measure, tuning_cache
+from caldera.kernels.choose import Choices
 from caldera.kernels.learned_cost import CostModel
+from caldera.kernels.table import Call, Runner
 from caldera.kernels.thread_counts import name_on_all_threads
+from caldera.kernels.tuning_cache import Record
+
+WAYS = ("exhaustive", "model")
+PLAN = "plan"
+COLUMNS = (
+    "network", "nodes", "exhaustive, cold", "with the model, cold", "times shorter",
+    "compiled in any case", "times shorter without that", "compiled before",
+    "measured, predicted", "chosen to the best", "more than 3% off", "noise",
+)  # fmt: skip
+
+
+# --- tuning, in a process of its own
 
 
 def nodes_of(name: str, batch: int) -> list[Node]:
@@ -45,52 +73,174 @@ def nodes_of(name: str, batch: int) -> list[Node]:
     return list({detached(step.node): None for step in plan.schedule.steps})
 
 
-def tuned(nodes: list[Node], folder: Path, *, all_kernels: bool) -> tuple[float, list[Verdict]]:
-    """Seconds from an empty cache, and what was chosen."""
+def tuned(
+    nodes: list[Node], folder: Path, *, all_kernels: bool, clock: Callable[[], float] = perf_counter
+) -> dict[str, Any]:
+    """Seconds from an empty cache, and what was chosen: kernel, source, times and features."""
     choices = Choices()
     with settings.override(cache_dir=folder, tune_budget_s=1e6):
-        start = perf_counter()
+        start = clock()
         with choices.exhaustive() if all_kernels else nullcontext():
             found = [choices.verdict(node, "cpu") for node in nodes]
-        return perf_counter() - start, found
+        seconds = clock() - start
+        records = [[r.key, r.chosen, r.times, r.features, r.pace] for r in
+                   tuning_cache.all_records()]  # fmt: skip
+    return {
+        "seconds": seconds,
+        "verdicts": [[each.kernel.name, each.source, each.times] for each in found],
+        "records": records,
+    }
 
 
-def quality(exhaustive: list[Verdict], modelled: list[Verdict]) -> tuple[float, int]:
-    """What the model's choices take beside the best, and how many are others than those."""
+def bound(nodes: list[Node], folder: Path, clock: Callable[[], float]) -> float:
+    """Seconds to compile one kernel for each node among several, the one that would be guessed."""
+    choices = Choices()
+    total = 0.0
+    with settings.override(cache_dir=folder):
+        for node in nodes:
+            verdict = choices.verdict(node, "cpu", measure=False)
+            if verdict.source == "only":
+                continue
+            specs = [given.outputs[0] for given in node.inputs]
+            nbytes = max(1, verdict.kernel.workspace(node))
+            arrays, (workspace,) = (
+                tuple(measure._aligned(spec) for spec in each)
+                for each in ((*node.outputs, *specs), [Spec((nbytes,), np.dtype(np.uint8))])
+            )
+            made = len(node.outputs)
+            start = clock()
+            verdict.kernel.bind(Call(node, arrays[:made], arrays[made:], workspace))
+            total += clock() - start
+    return total
+
+
+def _thread_seconds(runner: Runner, count: int) -> float:
+    start = thread_time()
+    for _ in range(count):
+        runner()
+    return (thread_time() - start) / count
+
+
+def tune_here(name: str, way: str, options: argparse.Namespace) -> None:
+    """Tune twice in this process, and print what was found."""
+    if options.cpu_time:
+        settings.update(threads=1)
+        measure._seconds = _thread_seconds
+    clock = process_time if options.cpu_time else perf_counter
+    with tempfile.TemporaryDirectory() as folder:
+        with settings.override(cache_dir=Path(folder) / "plan"):
+            nodes = nodes_of(name, options.batch)
+        if way == PLAN:
+            print(json.dumps(bound(nodes, Path(folder) / "cold", clock)))
+            return
+        runs = [
+            tuned(nodes, Path(folder) / each, all_kernels=way == "exhaustive", clock=clock)
+            for each in ("cold", "warm")
+        ]
+    print(json.dumps(runs))
+
+
+# --- what came of it
+
+
+def in_a_process(name: str, way: str, options: argparse.Namespace) -> Any:
+    """What `tune_here` prints there."""
+    command = [sys.executable, __file__, name, "--batch", str(options.batch), "--way", way]
+    command += ["--cpu-time"] if options.cpu_time else []
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The two runs, cold and warm, of a way to tune."""
+
+    runs: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, name: str, way: str, options: argparse.Namespace) -> Tuned:
+        """Tune a network in a process of its own."""
+        return cls(in_a_process(name, way, options))
+
+    def records(self, run: int) -> list[Record]:
+        """What a run has left on disk."""
+        return [Record(*each) for each in self.runs[run]["records"]]
+
+    def sources(self, run: int) -> list[str]:
+        """Where the choices among several kernels come from."""
+        return [source for _, source, times in self.runs[run]["verdicts"] if times]
+
+
+def quality(times: Sequence[dict[str, float]], chosen: Sequence[str]) -> tuple[float, int]:
+    """What these choices take beside the best, and how many are more than 3% off."""
     best = taken = 0.0
     others = 0
-    for right, found in zip(exhaustive, modelled, strict=True):
-        times = right.times or {}
-        name = found.kernel.name
-        own = times.get(name, times.get(name_on_all_threads(name)))
-        if own is not None and right.kernel.name in times:
-            best += times[right.kernel.name]
+    for known, name in zip(times, chosen, strict=True):
+        own = known.get(name, known.get(name_on_all_threads(name)))
+        if own is not None:
+            best += min(known.values())
             taken += own
-            others += own > 1.03 * times[right.kernel.name]
+            others += own > 1.03 * min(known.values())
     return taken / best, others
 
 
-def unseen_error(trained: Path, unseen: Path) -> tuple[float, int]:
-    """The median error of predictions for shapes of another network, and how many there are."""
-    model = CostModel()
-    with settings.override(cache_dir=trained):
-        seen = list(tuning_cache.all_records())
-    for record in seen:
-        model.learn(*_group(record, "")[:3], record.times, record.features)
-    known = {str(record.key) for record in seen}
-    with settings.override(cache_dir=unseen):
-        fresh = [each for each in tuning_cache.all_records() if str(each.key) not in known]
-    errors = []
-    for record in fresh:
-        for name, row in record.features.items():
-            found = model.seconds(_group(record, name), row)
-            if found is not None:
-                errors.append(exp(abs(log(found.seconds / record.times[name]))) - 1)
-    return median(errors), len(errors)
+def better_of_two(exhaustive: Tuned) -> list[dict[str, float]]:
+    """The times of each kernel for each node."""
+    found = []
+    for verdicts in zip(*(run["verdicts"] for run in exhaustive.runs), strict=True):
+        known: dict[str, float] = {}
+        for _, _, times in verdicts:
+            for name, seconds in (times or {}).items():
+                known[name] = min(seconds, known.get(name, seconds))
+        found.append(known)
+    return found
 
 
-def _group(record: tuning_cache.Record, name: str) -> tuple[str, str, str, str]:
+def _group(record: Record, name: str) -> tuple[str, str, str, str]:
     return record.key["family"], record.key["op"], record.key["outputs"][0][1], name
+
+
+def model_of(records: Sequence[Record]) -> CostModel:
+    """One that has learnt these."""
+    model = CostModel()
+    for each in records:
+        model.learn(*_group(each, "")[:3], each.times, each.features, each.pace)
+    return model
+
+
+def errors(model: CostModel, unseen: Record, again: Record) -> list[float]:
+    """How far predictions for a node are off the mean of what it took in two runs."""
+    found = []
+    for name, row in unseen.features.items():
+        predicted = model.seconds(_group(unseen, name), row)
+        if predicted is not None and name in again.times and " on " not in name:
+            mean = (log(unseen.times[name]) + log(again.times[name])) / 2
+            found.append(exp(abs(log(predicted.seconds) - mean)) - 1)
+    return found
+
+
+def report_predictions(found: dict[str, Tuned]) -> None:
+    """Print the errors for shapes never seen, and the noise beside them."""
+    for name, exhaustive in found.items():
+        first = exhaustive.records(0)
+        again = {str(each.key): each for each in exhaustive.records(1)}
+        pairs = [(each, again[str(each.key)]) for each in first if str(each.key) in again]
+        noise = [exp(abs(log(each.times[kernel] / other.times[kernel]))) - 1
+                 for each, other in pairs for kernel in each.times
+                 if kernel in other.times and " on " not in kernel]  # fmt: skip
+        left_out: list[float] = []
+        for each, other in pairs:
+            left_out += errors(model_of([r for r in first if r is not each]), each, other)
+        print(f"\n{name}: measured again, times differ by {median(noise):.1%} at the median; "
+              f"shapes left out one at a time are predicted with a median error of "
+              f"{median(left_out):.1%} ({len(left_out)} times)")  # fmt: skip
+        for other_name, other_tuned in found.items():
+            if other_name != name:
+                model = model_of(other_tuned.records(0))
+                known = {str(each.key) for each in other_tuned.records(0)}
+                fresh = [error for each, other in pairs if str(each.key) not in known
+                         for error in errors(model, each, other)]  # fmt: skip
+                print(f"trained on {other_name} alone: {median(fresh):.1%} ({len(fresh)} times)")
 
 
 def main() -> None:
@@ -98,33 +248,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("networks", nargs="+")
     parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--cpu-time", action="store_true")
+    parser.add_argument("--way", choices=(*WAYS, PLAN), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    print("| network | nodes measured | exhaustive | with the model | times shorter | measured, "
-          "predicted | chosen to the best | more than 3% off |")  # fmt: skip
-    print("|---|---|---|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as folder:
-        for name in options.networks:
-            nodes = nodes_of(name, options.batch)
-            # Compiling what is compared belongs to neither.
-            tuned(nodes, Path(folder) / f"{name}-warm", all_kernels=False)
-            modelled_s, modelled = tuned(nodes, Path(folder) / f"{name}-model", all_kernels=False)
-            whole_s, whole = tuned(nodes, Path(folder) / name, all_kernels=True)
-            _, again = tuned(nodes, Path(folder) / f"{name}-again", all_kernels=True)
-            noise, others_again = quality(whole, again)
-            ratio, others = quality(whole, modelled)
-            count = sum(each.source == "measured" for each in whole)
-            sources = Counter(each.source for each in modelled)
-            print(f"{name}: a second exhaustive run by the times of the first: {noise:.3f}, "
-                  f"{others_again} more than 3% off")  # fmt: skip
-            print(f"| {name} | {count} | {whole_s:.1f} s | {modelled_s:.1f} s "
-                  f"| {whole_s / modelled_s:.2f} | {sources['measured']}, "
-                  f"{sources['predicted']} | {ratio:.3f} | {others} |", flush=True)  # fmt: skip
-        for name in options.networks:
-            for other in options.networks:
-                if name != other:
-                    error, count = unseen_error(Path(folder) / name, Path(folder) / other)
-                    print(f"\ntrained on {name}, {count} times of {other}: "
-                          f"median error {error:.1%}")  # fmt: skip
+    if options.way:
+        tune_here(options.networks[0], options.way, options)
+        return
+    print("| " + " | ".join(COLUMNS) + " |")
+    print("|---" * len(COLUMNS) + "|")
+    found = {}
+    for name in options.networks:
+        whole, modelled = (Tuned.of(name, way, options) for way in WAYS)
+        found[name] = whole
+        cold, warm = (a["seconds"] / b["seconds"] for a, b in
+                      zip(whole.runs, modelled.runs, strict=True))  # fmt: skip
+        ratio, others = quality(better_of_two(whole), [v[0] for v in modelled.runs[0]["verdicts"]])
+        noise, _ = quality([v[2] or {} for v in whole.runs[0]["verdicts"]],
+                           [v[0] for v in whole.runs[1]["verdicts"]])  # fmt: skip
+        base = in_a_process(name, PLAN, options)
+        beyond = (whole.runs[0]["seconds"] - base) / (modelled.runs[0]["seconds"] - base)
+        sources = modelled.sources(0)
+        print(f"| {name} | {len(sources)} | {whole.runs[0]['seconds']:.1f} s "
+              f"| {modelled.runs[0]['seconds']:.1f} s | {cold:.2f} "
+              f"| {base:.1f} s | {beyond:.2f} | {warm:.2f} "
+              f"| {sources.count('measured')}, {sources.count('predicted')} "
+              f"| {ratio:.3f} | {others} | {noise:.3f} |", flush=True)  # fmt: skip
+    report_predictions(found)
 
 
 if __name__ == "__main__":

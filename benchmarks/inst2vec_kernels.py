@@ -201,7 +201,7 @@ def by_cost_model(problems: Sequence[Problem]) -> list[str]:
         kernels = [
             each for each in TABLE.candidates(problem.node, "cpu") if each.name in problem.ways
         ]
-        chosen.append(found[its].promising(problem.node, kernels, 0.0)[0].name)
+        chosen.append(found[its].promising(problem.node, kernels)[0].name)
     return chosen
 
 

@@ -85,7 +85,7 @@ def under(node: Node, limit: int) -> Layer:
         rivals = [each for each in fits if each.name != ORACLE] or fits
         chosen = choices.verdict(node, "cpu").kernel
         named = {each.name: each for each in (*rivals, chosen)}
-        outcome = measure(node, list(named.values()), SECONDS)
+        outcome = measure(node, list(named.values()), SECONDS, thorough=True)
     whole = min(rivals, key=lambda each: outcome.times.get(each.name, float("inf")))
     return Layer(whole.name, outcome.times[whole.name], chosen.name, outcome.times[chosen.name])
 
@@ -139,10 +139,10 @@ def in_turns(node: Node, one: int, other: int) -> tuple[float, float, int]:
     ]  # fmt: skip
     first, second = kernels
     if first.name == second.name and first.workspace(node) == second.workspace(node):
-        seconds = measure(node, [first], SECONDS).times[first.name]
+        seconds = measure(node, [first], SECONDS, thorough=True).times[first.name]
         return seconds, seconds, second.workspace(node)
     renamed = [replace(first, name="one"), replace(second, name="other")]
-    times = measure(node, renamed, SECONDS).times
+    times = measure(node, renamed, SECONDS, thorough=True).times
     return times["one"], times["other"], second.workspace(node)
 
 

@@ -108,7 +108,7 @@ def tried(problem: Problem, place: Device, repeats: int) -> Result | None:
     times: dict[str, float] = {}
     failures: dict[str, str] = {}
     for _ in range(repeats):
-        outcome = TIMERS[place.kernels](node, kernels, 5.0, values)
+        outcome = TIMERS[place.kernels](node, kernels, 5.0, values, thorough=True)
         failures |= outcome.failures
         for name, time in outcome.times.items():
             times[name] = min(time, times.get(name, time))

@@ -27,8 +27,9 @@ from caldera.kernels import tuning_cache
 from caldera.kernels.choice_table import ratios, table_row
 from caldera.kernels.common.scratch import at_most_workspace, workspace_limit
 from caldera.kernels.learned_cost import CostModel, features
-from caldera.kernels.measure import Outcome, measure
+from caldera.kernels.measure import measure
 from caldera.kernels.microbatch import SLICED, Batch, best_sizes, divided
+from caldera.kernels.race import Outcome
 from caldera.kernels.table import TABLE, Kernel, KernelTable
 from caldera.kernels.thread_counts import SHORT_S, with_thread_counts
 from caldera.kernels.tuning_cache import Record
@@ -37,7 +38,7 @@ from caldera.plain_data import json_digest
 
 Source = Literal["only", "fixed", "remembered", "measured", "predicted", "guess"]
 Timer = Callable[..., Outcome]
-"""Takes a node, kernels, seconds, and perhaps the inputs to use."""
+"""Takes a node, kernels, seconds, perhaps the inputs to use, and whether to be `thorough`."""
 
 TIMERS: dict[str, Timer] = {"cpu": measure}
 """How to time kernels on a family of devices; on other families the priorities decide. Those of a
@@ -314,9 +315,9 @@ class Choices:
         if timer is None or settings.deterministic:
             return None
         if not self._exhaustive:
-            near = self._model().promising(node, rivals, HYSTERESIS)
+            near = self._model().promising(node, rivals)
             found = self._predict(node, tuning_key, rivals) if len(near) == 1 else None
-            if found is not None and (found.times or {}).get(near[0].name, 0.0) > SHORT_S:
+            if found is not None and self._is_settled(node, near[0], found):
                 return found
             rivals = [kernel for kernel in rivals if kernel in near]
         expected = node.op.count_flops(node) * (len(rivals) + 1) / SLOW_FLOPS[family]()
@@ -324,7 +325,8 @@ class Choices:
             return None
         start = perf_counter()
         try:
-            outcome = timer(node, rivals, left)
+            how = {"thorough": True} if self._exhaustive else {}
+            outcome = timer(node, rivals, left, **how)
         except MemoryError:
             return None
         finally:
@@ -335,8 +337,9 @@ class Choices:
                 stacklevel=2,
             )  # fmt: skip
         kernel = _winner(with_thread_counts(within), outcome.times, node)
-        rows = {each.name: features(node, each) for each in rivals if each.name in outcome.times}
-        record = Record(tuning_key, kernel.name, outcome.times, rows)
+        timed = [each for each in with_thread_counts(rivals) if each.name in outcome.times]
+        rows = {each.name: features(node, each) for each in timed}
+        record = Record(tuning_key, kernel.name, outcome.times, rows, outcome.pace)
         _teach(self._model(), record)
         self._keep(record)
         return Verdict(kernel, outcome.times, "measured")
@@ -374,11 +377,20 @@ class Choices:
         if found is None:
             return None
         times = {name: each.seconds for name, each in found.items()}
-        kernel = self._model().promising(node, rivals, HYSTERESIS)[0]
+        best = next(kernel for kernel in rivals if kernel.name == next(iter(times)))
+        if times[best.name] <= SHORT_S:
+            best = self._model().promising(node, with_thread_counts([best]))[0]
+            times.setdefault(best.name, min(times.values()))
         # A plan that is made later must find the same choice.
-        record = Record(tuning_key, kernel.name, times, is_predicted=True)
+        record = Record(tuning_key, best.name, times, is_predicted=True)
         self._note(json_digest(tuning_key), record)
-        return Verdict(kernel, times, "predicted")
+        return Verdict(best, times, "predicted")
+
+    def _is_settled(self, node: Node, kernel: Kernel, found: Verdict) -> bool:
+        """Whether a prediction leaves nothing to find out: the best number of threads of a kernel
+        that takes long is known."""
+        is_long = min((found.times or {}).values(), default=0.0) > SHORT_S
+        return is_long or len(self._model().promising(node, with_thread_counts([kernel]))) == 1
 
     def _note(self, digest: str, record: Record) -> None:
         """Remember a choice; those made first make room, and are found on disk."""
@@ -494,7 +506,7 @@ def _work(node: Node) -> int:
 def _teach(model: CostModel, record: Record) -> None:
     family, op = str(record.key["family"]), str(record.key["op"])
     dtype = str(record.key["outputs"][0][1])
-    model.learn(family, op, dtype, record.times, record.features)
+    model.learn(family, op, dtype, record.times, record.features, record.pace)
 
 
 def _least_workspace(node: Node, kernels: Sequence[Kernel]) -> int:

@@ -1,16 +1,14 @@
 """Timing the kernels of one node against each other, on arrays of its real shapes.
 
-Each kernel is checked once against the oracle; one that raises or computes something else is out of
-the race. The others run in turns, so that whatever disturbs the machine disturbs all of them, and
-the best round of each counts: noise only ever adds.
+Each kernel is checked once: two that agree vouch for each other, and where they do not, or only one
+is there, the oracle decides. One that raises or computes something else is out of the race.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Sequence
+from functools import lru_cache, partial
 from time import perf_counter
 
 import numpy as np
@@ -19,32 +17,23 @@ from caldera.graph.memory_format import laid_out
 from caldera.graph.node import Node, Spec
 from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.kernels.native.codegen.program import NativeRunner
+from caldera.kernels.race import Clock, Outcome, race
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import Call, Kernel, Runner
 from caldera.kernels.thread_counts import SHORT_S, on_fewer_threads
 from caldera.tensor.dtype import DType, bfloat16, bool_, float16, float32, float64, is_float
 from caldera.tensor.shape import Shape
 
-ROUNDS = 5
-SAMPLE_S = 2e-4
-"""What one timing should last at least, so that the clock is fine enough."""
-HOPELESS = 3.0
-"""A kernel that starts this many times slower than the best is not timed any further."""
 ALIGNMENT = 64
 TOLERANCE: dict[DType, float] = {float64: 1e-10, float32: 1e-4, float16: 1e-2, bfloat16: 4e-2}
 """Largest error, relative to the largest element of the right result."""
 ROUNDED = 5e-3
 """The same where float32 operands may be rounded to tf32."""
-Clock = Callable[[int], float]
-"""Runs a kernel so many times, and gives the seconds that one run took."""
+PATTERN = (1 << 18) + 7
+"""Different numbers in an input; a larger one repeats them."""
 
-
-@dataclass
-class Outcome:
-    """Seconds a call of each kernel that is right, and what is wrong with the others."""
-
-    times: dict[str, float] = field(default_factory=dict)
-    failures: dict[str, str] = field(default_factory=dict)
+YARDSTICK = 192
+"""Rows and columns of what tells how fast the machine is at the moment."""
 
 
 def measure(
@@ -52,16 +41,18 @@ def measure(
     kernels: Sequence[Kernel],
     seconds: float,
     values: Sequence[np.ndarray] | None = None,
+    *,
+    thorough: bool = False,
 ) -> Outcome:
     """Time the kernels on this node for about `seconds`, at least twice each.
 
-    `values` are its inputs, if made-up ones say nothing about these kernels.
+    `values` are its inputs, if made-up ones say nothing about these kernels. With `thorough` the
+    oracle checks them all, and none is left out of the race for being just as fast as another.
     """
     deadline = perf_counter() + seconds
-    generator = np.random.default_rng(0)
     specs = [given.outputs[0] for given in node.inputs]
     if values is None:
-        values = [some_numbers(spec.shape, spec.dtype, generator) for spec in specs]
+        values = [_made_up(index, spec) for index, spec in enumerate(specs)]
     inputs = tuple(_placed(spec, value) for spec, value in zip(specs, values, strict=True))
     outputs = tuple(_aligned(spec) for spec in node.outputs)
     nbytes = max(kernel.workspace(node) for kernel in kernels)
@@ -69,29 +60,114 @@ def measure(
     call = Call(node, outputs, inputs, workspace)
     outcome = Outcome()
     with single_threaded_blas, np.errstate(all="ignore"):
-        right = evaluate(node, inputs) if is_checkable(node) else None
-        runners = _right_runners(kernels, call, right, outcome)
-        race(_clocks(runners), outcome, deadline)
+        before = _pace()
+        judge = _Judge(call, alone=thorough or len(kernels) == 1)
+        runners = _right_runners(kernels, call, judge, outcome)
+        race(_clocks(runners), outcome, deadline, thorough=thorough)
         best = min(kernels, key=lambda each: outcome.times.get(each.name, math.inf))
-        if outcome.times.get(best.name, math.inf) <= SHORT_S and _is_shared(runners[best.name]):
+        if _is_short(best.name, runners, outcome) and _is_shared(runners[best.name]):
             fewer = [each for each in on_fewer_threads(best) if each.workspace(node) <= nbytes]
-            runners = _right_runners(fewer, call, right, outcome)
-            race(_clocks(runners), outcome, deadline)
+            rivals = {best.name: runners[best.name]}
+            rivals.update(_right_runners(fewer, call, judge, outcome))
+            race(_clocks(rivals), outcome, deadline, thorough=thorough)
+        outcome.pace = math.sqrt(before * _pace())
     return outcome
 
 
+def _pace() -> float:
+    """The seconds of the yardstick: a product that any machine computes from its cache."""
+    a, b, c = _yardstick()
+    return min(_seconds(partial(np.matmul, a, b, out=c), 1) for _ in range(3))
+
+
+@lru_cache(maxsize=1)
+def _yardstick() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    a, b = (some_numbers((YARDSTICK, YARDSTICK), float32, np.random.default_rng(0)) for _ in "ab")
+    return a, b, np.empty_like(a)
+
+
 def _right_runners(
-    kernels: Sequence[Kernel], call: Call, right: Sequence[np.ndarray] | None, outcome: Outcome
+    kernels: Sequence[Kernel], call: Call, judge: _Judge, outcome: Outcome
 ) -> dict[str, Runner]:
-    """Those kernels that compute what the oracle does, ready to run; `outcome` notes the others."""
+    """Those kernels that are right, ready to run; `outcome` notes the seconds of their first run,
+    and what is wrong with the others."""
     runners = {}
     for kernel in kernels:
         try:
-            runners[kernel.name] = _checked(kernel, call, right)
+            for output in call.outputs:
+                # What the kernel before it left here must not pass for its own result.
+                output.fill(np.nan if is_float(output.dtype) else 1)
+            runner = kernel.bind(call)
+            seconds = _seconds(runner, 1)
+            judge.hear(kernel.name)
         except Exception as problem:
             # Whatever a candidate raises, the others can still serve.
             outcome.failures[kernel.name] = f"{type(problem).__name__}: {problem}"
+        else:
+            runners[kernel.name] = runner
+            outcome.times[kernel.name] = seconds
+    for name, reason in judge.wrong().items():
+        outcome.failures[name] = reason
+        del runners[name], outcome.times[name]
     return runners
+
+
+class _Judge:
+    """Knows the right results of a call: those that two kernels agree on, or the oracle's.
+
+    With `alone` no kernel's word counts.
+    """
+
+    def __init__(self, call: Call, *, alone: bool) -> None:
+        self._call = call
+        self._right: Sequence[np.ndarray] | None = None
+        self._witness: tuple[str, list[np.ndarray]] | None = None
+        # Integers may be right by chance.
+        self._alone = alone or not all(is_float(output.dtype) for output in call.outputs)
+
+    def hear(self, name: str) -> None:
+        """Take what a kernel has just written; raise if it is known to be wrong."""
+        call = self._call
+        if not is_checkable(call.node):
+            return
+        if self._right is None and not self._alone:
+            if self._witness is None:
+                self._witness = name, [output.copy() for output in call.outputs]
+                return
+            if self._agree(self._witness[1], call.outputs):
+                self._right = self._witness[1]
+                return
+        self._check(call.outputs)
+
+    def wrong(self) -> dict[str, str]:
+        """What is wrong with the first kernel, if no other has confirmed it."""
+        if self._witness is None or self._right is self._witness[1]:
+            return {}
+        (name, results), self._witness = self._witness, None
+        try:
+            self._check(results)
+        except _WrongResultError as problem:
+            return {name: f"{type(problem).__name__}: {problem}"}
+        return {}
+
+    def _agree(self, results: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
+        # What nobody has written to is the same for all.
+        if not all(np.isfinite(each.astype(float32, copy=False)).all() for each in results):
+            return False
+        try:
+            self._compare(others, results)
+        except _WrongResultError:
+            return False
+        return True
+
+    def _check(self, results: Sequence[np.ndarray]) -> None:
+        if self._right is None:
+            self._right = evaluate(self._call.node, self._call.inputs)
+        self._compare(results, self._right)
+
+    def _compare(self, results: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> None:
+        for result, right in zip(results, wanted, strict=True):
+            compare(result, right, tolerance_of(self._call.node, result.dtype))
 
 
 class _WrongResultError(Exception):
@@ -110,17 +186,6 @@ def tolerance_of(node: Node, dtype: DType) -> float:
     """How far a result of this dtype may be off, beside the largest element of the right one."""
     is_rounded = node.attrs.get("compute") == "tf32" and dtype == float32
     return ROUNDED if is_rounded else TOLERANCE.get(dtype, 0.0)
-
-
-def _checked(kernel: Kernel, call: Call, right: Sequence[np.ndarray] | None) -> Runner:
-    for output in call.outputs:
-        # What the kernel before it left here must not pass for its own result.
-        output.fill(np.nan if is_float(output.dtype) else 1)
-    runner = kernel.bind(call)
-    runner()
-    for output, wanted in zip(call.outputs if right else (), right or (), strict=True):
-        compare(output, wanted, tolerance_of(call.node, output.dtype))
-    return runner
 
 
 def compare(output: np.ndarray, wanted: np.ndarray, tolerance: float) -> None:
@@ -160,23 +225,13 @@ def _is_close_at_once(output: np.ndarray, wanted: np.ndarray, tolerance: float) 
     return worst <= 0.5 * tolerance * max(scale, 1e-30)
 
 
-def race(clocks: dict[str, Clock], outcome: Outcome, deadline: float) -> None:
-    """Let the kernels run in turns, and keep the best time of each."""
-    times = outcome.times
-    for _ in range(2):
-        for name, seconds in clocks.items():
-            times[name] = min(times.get(name, math.inf), seconds(1))
-    best = min(times.values(), default=0.0)
-    repeats = {
-        name: max(1, int(SAMPLE_S / max(times[name], 1e-7)))
-        for name in clocks
-        if times[name] <= HOPELESS * best
-    }
-    for _ in range(ROUNDS):
-        for name, count in repeats.items():
-            if perf_counter() > deadline:
-                return
-            times[name] = min(times[name], clocks[name](count))
+def _is_short(name: str, runners: dict[str, Runner], outcome: Outcome) -> bool:
+    """Whether the best kernel may be faster on fewer threads; where a race was over early, it is
+    timed more often to see."""
+    seconds = outcome.times.get(name, math.inf)
+    if SHORT_S < seconds <= 2 * SHORT_S:
+        seconds = outcome.times[name] = min(seconds, *(_seconds(runners[name], 1) for _ in "abc"))
+    return seconds <= SHORT_S
 
 
 def _is_shared(runner: Runner) -> bool:
@@ -207,6 +262,16 @@ def _placed(spec: Spec, value: np.ndarray) -> np.ndarray:
     array = _aligned(spec)
     array[...] = value
     return array
+
+
+def _made_up(index: int, spec: Spec) -> np.ndarray:
+    """Numbers for the input of this index: to make each anew takes longer than to use it."""
+    return np.resize(_pattern(index, spec.dtype), spec.shape)
+
+
+@lru_cache(maxsize=8)
+def _pattern(index: int, dtype: DType) -> np.ndarray:
+    return some_numbers((PATTERN,), dtype, np.random.default_rng(index))
 
 
 def some_numbers(shape: Shape, dtype: DType, generator: np.random.Generator) -> np.ndarray:

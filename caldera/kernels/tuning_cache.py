@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,14 +34,16 @@ _BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 class Record:
     """A choice: the kernel, and the seconds that it and the others took.
 
-    `features` has for each kernel what a model of its time can be trained with. A choice that such
-    a model made, `is_predicted`, is not kept on disk.
+    `features` has for each kernel what a model of its time can be trained with, `pace` the seconds
+    of the yardstick beside them, 0 where that is not known. A choice that such a model made,
+    `is_predicted`, is not kept on disk.
     """
 
     key: dict[str, Any]
     chosen: str
     times: dict[str, float]
     features: dict[str, list[float]] = field(default_factory=dict)
+    pace: float = 0.0
     is_predicted: bool = False
 
 
@@ -123,27 +126,40 @@ def machine_key(family: str = "cpu") -> dict[str, Any]:
 
 
 _CHOICES = FileCache("choices")
+_SUMMARY = FileCache("choices-summary")
+"""All choices in one entry: to open a thousand files takes seconds where a disk is busy."""
+_ALL = "all"
+_MANY = 32
+"""Choices that are not in the summary, from which on it is written anew."""
 
 
 def load(key: dict[str, Any]) -> Record | None:
     """The remembered answer, if there is one that can be trusted."""
-    return _read(json_digest(key))
+    digest = json_digest(key)
+    return _record(_read(digest))
 
 
-def _read(digest: str) -> Record | None:
+def _read(digest: str) -> Any:
+    """What a file holds, if it is what its name says; else None."""
     held = _CHOICES.read_json(digest)
+    try:
+        return held if json_digest(held["key"]) == digest else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _record(held: Any) -> Record | None:
     try:
         key, chosen = held["key"], held["chosen"]
         times = {str(name): float(seconds) for name, seconds in held["times"].items()}
-        # The name of the file vouches for the key.
-        right = held["format"] == FORMAT and json_digest(key) == digest
         known = not {chosen, name_on_all_threads(chosen)}.isdisjoint(key["kernels"])
         features = {
             str(name): [float(each) for each in row]
             for name, row in held.get("features", {}).items()
         }
-        return Record(key, chosen, times, features) if right and known else None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        record = Record(key, chosen, times, features, float(held.get("pace", 0.0)))
+        return record if held["format"] == FORMAT and known else None
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -154,14 +170,14 @@ def store(record: Record) -> None:
 
 def _as_file(record: Record) -> dict[str, Any]:
     held = {"format": FORMAT, "key": record.key, "chosen": record.chosen, "times": record.times}
-    return {**held, "features": record.features}
+    return {**held, "features": record.features, "pace": record.pace}
 
 
 def all_records() -> Iterator[Record]:
     """Every choice remembered for this machine as it is now."""
     here: dict[str, dict[str, Any]] = {}
-    for digest in _CHOICES:
-        record = _read(digest)
+    for held in _all_files().values():
+        record = _record(held)
         if record is None:
             continue
         family = str(record.key.get("family"))
@@ -171,6 +187,19 @@ def all_records() -> Iterator[Record]:
             yield record
 
 
+def _all_files() -> dict[str, Any]:
+    """What the files hold, by name: as the summary has it, and the new ones besides."""
+    known = _SUMMARY.read_json(_ALL)
+    known = known if isinstance(known, dict) else {}
+    names = list(_CHOICES)
+    found = {name: known.get(name) or _read(name) for name in names}
+    if sum(held is not None and name not in known for name, held in found.items()) > _MANY:
+        with suppress(OSError):
+            _SUMMARY.write_json(_ALL, {name: held for name, held in found.items() if held})
+    return found
+
+
 def forget() -> None:
     """Delete every remembered choice, for whatever machine."""
     _CHOICES.clear()
+    _SUMMARY.clear()

@@ -19,10 +19,11 @@ from caldera.graph.opdef import parameter
 from caldera.graph.ops.product import matmul
 from caldera.kernels import choose
 from caldera.kernels.choose import Choices
-from caldera.kernels.measure import Outcome, compare
+from caldera.kernels.measure import compare
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner
+from caldera.kernels.race import Outcome
 from caldera.kernels.table import TABLE, Call, Kernel, KernelTable
 from caldera.kernels.thread_counts import name_on_all_threads, on_fewer_threads
 from caldera.tensor.dtype import float32
@@ -333,7 +334,7 @@ def _slower_on_more_threads(call: Call) -> NativeRunner:
     with at_most_threads(1):
         bound = product.bind(call)
     assert isinstance(bound, NativeRunner)
-    waste = _waste_time.call(x=np.zeros(1), turns=20_000 * (parts - 1), parts=parts)
+    waste = _waste_time.call(x=np.zeros(1), turns=5_000 * (parts - 1), parts=parts)
     return NativeRunner([*bound.calls, waste])
 
 

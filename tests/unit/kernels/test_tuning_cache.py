@@ -118,6 +118,32 @@ def test_bodies_are_written_down_by_structure() -> None:
     assert json.loads(json.dumps(keys)) == keys
 
 
+def test_many_choices_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rows in range(40):
+        key = tuning_cache.tuning_key(product_node(64 + rows), "cpu", []) or {}
+        record = tuning_cache.Record({**key, "kernels": ["a"]}, "a", {"a": 1.0 + rows}, pace=2.0)
+        tuning_cache.store(record)
+    first = list(tuning_cache.all_records())
+    assert len(first) == 40
+    FileCache("choices").path(json_digest(first[0].key)).unlink()
+    tuning_cache.store(tuning_cache.Record({**first[0].key, "op": "new"}, "a", {"a": 1.0}))
+    opened: list[str] = []
+    read = FileCache.read
+
+    def counted(cache: FileCache, key: str) -> bytes | None:
+        opened.append(key)
+        return read(cache, key)
+
+    monkeypatch.setattr(FileCache, "read", counted)
+    again = list(tuning_cache.all_records())
+    assert len(opened) == 2
+    assert len(again) == 40
+    assert first[0] not in again
+    assert all(each in again for each in first[1:])
+    tuning_cache.forget()
+    assert not list(tuning_cache.all_records())
+
+
 def test_what_cannot_be_written_down_is_not_asked() -> None:
     variable = op.var("x", (3,)).node
     assert tuning_cache.tuning_key(variable, "cpu", []) is None

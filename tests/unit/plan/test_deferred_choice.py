@@ -13,7 +13,7 @@ from caldera import op
 from caldera.config import settings
 from caldera.graph.node import Node
 from caldera.kernels import choose
-from caldera.kernels.measure import Outcome
+from caldera.kernels.race import Outcome
 
 
 @pytest.fixture

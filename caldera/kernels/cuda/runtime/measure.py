@@ -22,17 +22,8 @@ from caldera.kernels import measure as on_host
 from caldera.kernels.choose import SLOW_FLOPS, TIMERS
 from caldera.kernels.cuda.runtime import libraries
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.measure import (
-    HOPELESS,
-    SAMPLE_S,
-    Clock,
-    Outcome,
-    compare,
-    is_checkable,
-    race,
-    some_numbers,
-    tolerance_of,
-)
+from caldera.kernels.measure import compare, is_checkable, some_numbers, tolerance_of
+from caldera.kernels.race import HOPELESS, SAMPLE_S, Clock, Outcome, race
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import PRECISION_CHECKS, Call, Kernel, Runner
 from caldera.kernels.tuning_cache import FACTS
@@ -63,15 +54,19 @@ def measure(
     kernels: Sequence[Kernel],
     seconds: float,
     values: Sequence[np.ndarray] | None = None,
+    *,
+    thorough: bool = False,
 ) -> Outcome:
     """Time the kernels on this node for about `seconds`, at least twice each.
 
-    `values` are its inputs, if made-up ones say nothing about these kernels.
+    `values` are its inputs, if made-up ones say nothing about these kernels. With `thorough` none
+    is left out of the race for being just as fast as another.
     """
     if not card_count():
-        return on_host.measure(node, kernels, seconds, values)
+        return on_host.measure(node, kernels, seconds, values, thorough=thorough)
     place = device(f"cuda:{libraries.current_card()}")
-    outcome = _Course(place, node, kernels, values).run(perf_counter() + seconds)
+    course = _Course(place, node, kernels, values)
+    outcome = course.run(perf_counter() + seconds, thorough=thorough)
     # What kernels were tried on may be larger than all that training needs.
     place.trim()
     return outcome
@@ -200,7 +195,7 @@ class _Course:
             for result, spec in zip(results, self._node.outputs, strict=True)
         ]
 
-    def run(self, deadline: float) -> Outcome:
+    def run(self, deadline: float, *, thorough: bool) -> Outcome:
         """Check the kernels, and let them race."""
         outcome = Outcome()
         clocks: dict[str, Clock] = {}
@@ -220,7 +215,7 @@ class _Course:
         # Of a kernel that takes long, one call tells whether it is worth another.
         limit = max(HOPELESS * min(outcome.times.values(), default=0.0), SAMPLE_S)
         race({name: clocks[name] for name in clocks if outcome.times[name] <= limit},
-             outcome, deadline)  # fmt: skip
+             outcome, deadline, thorough=thorough)  # fmt: skip
         # Memory goes back to the pool only when nothing uses it any more.
         self._place.stream.synchronize()
         return outcome
