@@ -205,7 +205,7 @@ def evolve(setup: Setup, given: argparse.Namespace) -> search.Study:
 
 def repeated(
     setup: Setup, given: argparse.Namespace, contestants: Mapping[str, Callable[[], cd.Model]],
-    repeats: int, *, test: bool,
+    repeats: int, *, until: float, test: bool,
 ) -> dict[str, dict[int, float]]:  # fmt: skip
     """The accuracy of each contestant with several seeds; on the test images all others train."""
     names = list(contestants)
@@ -221,7 +221,7 @@ def repeated(
     study = search.run(
         accuracy, {"repeat": search.integer(0, repeats - 1), "name": search.choice(names)},
         method="grid", objective=search.metric("value", "max"), workers=given.workers, verbose=0,
-        seconds=max(given.limit - (time.perf_counter() - given.began), 0.0),
+        seconds=max(until - (time.perf_counter() - given.began), 0.0),
         callbacks=[Printer(given.began)],
     )  # fmt: skip
     found: dict[str, dict[int, float]] = {name: {} for name in names}
@@ -244,7 +244,9 @@ def choose(
     }
     for rate in RATES:
         contestants[f"ResNet-20, rate {rate:g}"] = lambda rate=rate: setup.resnet(rate)  # type: ignore[misc]
-    found = repeated(setup, given, contestants, REPEATS, test=False)
+    # Half of the time that is left is for the comparison.
+    until = (time.perf_counter() - given.began + given.limit) / 2
+    found = repeated(setup, given, contestants, REPEATS, until=until, test=False)
     means = {name: statistics.fmean(each.values()) for name, each in found.items() if each}
     best = max(finalists, key=lambda name: means.get(name, 0.0))
     rate = max(RATES, key=lambda rate: means.get(f"ResNet-20, rate {rate:g}", 0.0))
@@ -258,7 +260,7 @@ def compare(setup: Setup, given: argparse.Namespace, best: search.Trial, rate: f
     """Both on the test images, which have chosen nothing."""
     found = repeated(setup, given, {
         "evolved": lambda: setup.evolved(**best.parameters), "ResNet-20": lambda: setup.resnet(rate)
-    }, given.seeds, test=True)  # fmt: skip
+    }, given.seeds, until=given.limit, test=True)  # fmt: skip
     width = largest_width(best.parameters)
     sizes = {"evolved": parameters_of(width, best.parameters), "ResNet-20": MOST_PARAMETERS}
     for name, values in found.items():
