@@ -31,6 +31,8 @@ from caldera.kernels.native.codegen.emitter import kernel_module as module_of
 from caldera.kernels.native.codegen.kernel import ENTRY, NativeKernel
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.codegen.target import target_machine
+from caldera.kernels.native.product import packed
+from caldera.kernels.native.product.blocking import Tile, tile_of
 from caldera.kernels.table import TABLE, Call, Kernel
 from caldera.lazy import Expr
 
@@ -265,6 +267,53 @@ def unroll_problems(bodies: int, rounds: int) -> Iterator[Problem]:
         yield Problem("fused", ways, "by 1", None, f"body {body}")
 
 
+TILES = ((8, 3), (8, 2), (4, 6), (4, 4), (4, 3), (16, 1), (2, 8))
+"""Rows and vectors of columns of a result that packed products keep in registers."""
+
+
+@contextmanager
+def tile_in_use(height: int, vectors: int) -> Iterator[None]:
+    """Have packed products cut into these tiles."""
+    packed.tile_of = lambda dtype: Tile(height, vectors, tile_of(dtype).lanes)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        packed.tile_of = tile_of  # type: ignore[attr-defined]
+
+
+def tile_problems(count: int, rounds: int) -> Iterator[Problem]:
+    """Products of random sizes on one thread, by packed micro-kernels with tiles of each form."""
+    random = np.random.default_rng(3)
+    usual = tile_of("float32")
+    for number in range(count):
+        m, n, k = (int(2 ** random.uniform(*each)) for each in ((2, 8.5), (4, 8.5), (4, 9)))
+        product = op.matmul(op.input("a", (m, k)), op.input("b", (k, n)))
+        [node] = nodes_of(program_of([product.node]), "cpu")
+        [kernel] = [each for each in TABLE.candidates(node, "cpu") if each.name == "packed"]
+        runners, words = {}, {}
+        for tile in TILES:
+            emitted: list[Emitted] = []
+            with tile_in_use(*tile), noting(emitted):
+                call = call_of(node, kernel.workspace(node))
+                runner = kernel.bind(call)
+            runners[tile] = NativeRunner([replace(each, parts=1) for each in runner.calls])
+            runners[tile]()
+            wanted = call.inputs[0] @ call.inputs[1]
+            np.testing.assert_allclose(call.outputs[0], wanted, rtol=1e-3, atol=1e-3)
+            words[tile] = _words_of(emitted)
+        seconds = raced(runners, rounds)
+        ways = {}
+        for height, vectors in TILES:
+            width = vectors * usual.lanes
+            # What of the last tiles is not there is computed all the same.
+            filled = m / (-(-m // height) * height), n / (-(-n // width) * width)
+            numbers = [*np.log([m, n, k]), height, vectors, *filled]
+            ways[f"{height} x {width}"] = Way(
+                seconds[height, vectors], numbers, words[height, vectors]
+            )
+        yield Problem("matmul", ways, f"{usual.height} x {usual.width}", None, f"size {number}")
+
+
 FACTORS = (1, 2, 4, 8)
 _engines: list[Any] = []
 
@@ -295,7 +344,7 @@ def _unrolled(build: NativeKernel, form: Any, factor: int) -> Any:
     return ENTRY(engine.get_function_address("kernel"))
 
 
-def raced(runners: Mapping[int, Callable[[], object]], rounds: int) -> dict[int, float]:
+def raced(runners: Mapping[Any, Callable[[], object]], rounds: int) -> dict[Any, float]:
     """Seconds of each, taking turns; the best round counts."""
     best = dict.fromkeys(runners, np.inf)
     repeats = {}

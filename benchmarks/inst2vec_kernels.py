@@ -4,7 +4,8 @@
 
 On this CPU, measured in turns: which kernel of the table is the fastest for convolutions, products
 and reductions of random sizes; and whether one thread or two are the faster for fused loops of
-random length and size. A network is given the vectors of the statements that a kernel's code
+random length and size; how far their loops are unrolled; and which tiles a product keeps in
+registers. A network is given the vectors of the statements that a kernel's code
 consists of (an LSTM reads them) and the shapes; beside it the same network with counts of
 instructions, with shapes alone, and Caldera's own model of times. On the H200: the kernels whose
 times are recorded in `results/kernels-h200.md`, from shapes alone, as CUDA's libraries show no
@@ -18,7 +19,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ from code_problems import (
     kernel_problems,
     recorded,
     thread_problems,
+    tile_problems,
     unroll_problems,
 )
 from inst2vec import opcode
@@ -267,35 +269,65 @@ FORMS = {
 }
 
 
+def card(options: argparse.Namespace) -> None:
+    """CPU or card, and kernels of the card."""
+    devices()
+    problems = list(card_problems())
+    compared(
+        "Which kernel, H200", problems, {"shapes": "shapes"}, 2 * options.epochs, options.seeds
+    )
+
+
+def unrolling(options: argparse.Namespace) -> None:
+    """How far loops are unrolled."""
+    problems = list(unroll_problems(options.bodies, 15))
+    compared("Unrolled by 1, 2, 4 or 8, CPU", problems, FORMS, options.epochs, options.seeds)
+
+
+def tiles(options: argparse.Namespace) -> None:
+    """Which tiles products are cut into."""
+    problems = list(tile_problems(options.nodes, 15))
+    best = Counter(min(p.ways, key=lambda n, p=p: p.ways[n].seconds) for p in problems)
+    print(f"\nthe fastest: {dict(best.most_common())}")
+    compared("Tile in registers, CPU", problems, FORMS, options.epochs, options.seeds,
+             the_present_rule=[problem.usual for problem in problems])  # fmt: skip
+
+
+def threads(options: argparse.Namespace) -> None:
+    """One thread or two."""
+    problems = list(thread_problems(options.bodies, 30))
+    compared("One thread or two, CPU", problems, FORMS, options.epochs, options.seeds,
+             the_present_rule=[problem.usual for problem in problems])  # fmt: skip
+
+
+def kernels(options: argparse.Namespace) -> None:
+    """Which kernel of the table."""
+    problems = list(kernel_problems(options.nodes, 0.15))
+    print(dict(Counter(each.kind for each in problems).most_common()))
+    usual = [problem.usual for problem in problems]
+    compared("Which kernel, CPU", problems, FORMS, options.epochs, options.seeds,
+             the_present_guess=usual, a_model_of_times=by_cost_model(problems))  # fmt: skip
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "card": card, "unrolling": unrolling, "tiles": tiles, "threads": threads, "kernels": kernels,
+}  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=160)
     parser.add_argument("--bodies", type=int, default=30)
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", default="", help=f"one of {', '.join(PARTS)}")
     options = parser.parse_args()
-    begin = time.perf_counter()
-    devices()
-    problems = list(card_problems())
-    compared(
-        "Which kernel, H200", problems, {"shapes": "shapes"}, 2 * options.epochs, options.seeds
-    )
-    problems = list(unroll_problems(options.bodies, 15))
-    print(f"\nmeasured after {time.perf_counter() - begin:.0f} s")
-    compared("Unrolled by 1, 2, 4 or 8, CPU", problems, FORMS, options.epochs, options.seeds)
-    problems = list(thread_problems(options.bodies, 30))
-    print(f"\nmeasured after {time.perf_counter() - begin:.0f} s")
-    usual = [problem.usual for problem in problems]
-    compared("One thread or two, CPU", problems, FORMS, options.epochs, options.seeds,
-             the_present_rule=usual)  # fmt: skip
-    CODE.clear()
-    problems = list(kernel_problems(options.nodes, 0.15))
-    print(f"\nmeasured after {time.perf_counter() - begin:.0f} s")
-    print(dict(Counter(each.kind for each in problems).most_common()))
-    usual = [problem.usual for problem in problems]
-    compared("Which kernel, CPU", problems, FORMS, options.epochs, options.seeds,
-             the_present_guess=usual, a_model_of_times=by_cost_model(problems))  # fmt: skip
-    print(f"\n{time.perf_counter() - begin:.0f} s in all")
+    begin = time.process_time()
+    for name, part in PARTS.items():
+        if options.only in name:
+            CODE.clear()
+            part(options)
+            print(f"\n{name}: until {time.process_time() - begin:.0f} s of processor time")
 
 
 if __name__ == "__main__":

@@ -61,29 +61,32 @@ class NGram:
         return sum(self.score(words[:i], word) for i, word in enumerate(words))
 
 
-def greedy(logits: Any, blank: int = 0) -> list[list[int]]:
+def greedy(logits: Any, blank: int = 0, *, lengths: Any = None) -> list[list[int]]:
     """For each sample of (N, frames, classes) the most likely class of each frame, without blanks
     and repetitions.
+
+    `lengths` says how many frames of each sample count; by default all do.
 
     >>> import numpy as np
     >>> from caldera import audio
     >>> audio.greedy(np.eye(3)[[[1, 1, 0, 1, 2, 0]]])
     [[1, 1, 2]]
     """
-    best = _frames(logits, "greedy").argmax(-1)
+    frames = _counted(_frames(logits, "greedy"), lengths, "greedy")
+    best = [each.argmax(-1) for each in frames]
     return [[int(each) for each, _ in groupby(row) if each != blank] for row in best]
 
 
 def beam_search(
     logits: Any, alphabet: Sequence[str], *, width: int = 16, blank: int = 0,
-    language: NGram | None = None, weight: float = 0.5, bonus: float = 0.5,
+    language: NGram | None = None, weight: float = 0.5, bonus: float = 0.5, lengths: Any = None,
 ) -> list[str]:  # fmt: skip
     """The likeliest text of each sample of (N, frames, classes), by prefix beam search.
 
     All ways to write a prefix over the frames are added up, and the `width` best prefixes are kept
     at each frame. `alphabet` has what each class stands for, with anything for the blank. With a
     `language` model each whole word (up to a space) adds `weight` times its logarithm, and `bonus`
-    for being a word.
+    for being a word. `lengths` says how many frames of each sample count.
 
     >>> import numpy as np
     >>> from caldera import audio
@@ -100,7 +103,10 @@ def beam_search(
     below = found - found.max(-1, keepdims=True)
     logarithms = below - np.log(np.exp(below).sum(-1, keepdims=True))
     language_score = _Language(language, weight, bonus)
-    return [_best_text(each, alphabet, width, blank, language_score) for each in logarithms]
+    return [
+        _best_text(each, alphabet, width, blank, language_score)
+        for each in _counted(logarithms, lengths, "beam_search")
+    ]
 
 
 class _Language:
@@ -172,3 +178,21 @@ def _frames(logits: Any, name: str) -> np.ndarray:
             got=f"shape {found.shape}",
         )  # fmt: skip
     return found
+
+
+def _counted(frames: np.ndarray, lengths: Any, name: str) -> list[np.ndarray]:
+    """The frames of each sample that count."""
+    if lengths is None:
+        return list(frames)
+    counts = real_array_of(lengths, f"audio.{name}")
+    samples, most, _ = frames.shape
+    if counts.shape != (samples,) or counts.dtype.kind not in "iu" or not (
+        0 <= counts.min(initial=0) <= counts.max(initial=0) <= most
+    ):  # fmt: skip
+        raise DataError.build(
+            f"audio.{name}", expected=f"lengths, {samples} whole numbers from 0 to {most}",
+            got=f"{counts.dtype} of shape {counts.shape}"
+            if counts.shape != (samples,) or counts.dtype.kind not in "iu"
+            else f"{counts.min()} to {counts.max()}",
+        )  # fmt: skip
+    return [each[:count] for each, count in zip(frames, counts, strict=True)]

@@ -64,14 +64,16 @@ def blstm(
     input_shape: Sequence[int], classes: int, *, units: int = 128, depth: int = 2,
     pooled: bool = False,
 ) -> Layers:  # fmt: skip
-    """LSTMs in both directions.
+    """LSTMs in both directions. A second input, lengths or a mask, says which frames are real, as
+    sequences of different lengths (`data.RaggedData`) have it.
 
     >>> from caldera import audio, nn
     >>> nn.count_parameters(audio.models.blstm((98, 40), classes=10))
     571914
     """
     layers = [
-        nn.LSTM(units, return_sequences=True, bidirectional=True) for _ in range(_depth(depth))
+        nn.LSTM(units, return_sequences=True, bidirectional=True, return_mask=level < depth - 1)
+        for level in range(_depth(depth))
     ]  # fmt: skip
     return [nn.Input(tuple(input_shape)), *layers, *_head(classes, pooled)]
 

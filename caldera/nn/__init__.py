@@ -52,7 +52,7 @@ from caldera.nn.columns import ColumnEmbedding
 from caldera.nn.composite import Add, Branches, Cell, Concat, Residual
 from caldera.nn.config import from_config, to_config
 from caldera.nn.convolution import Conv1D, Conv2D, Conv3D, ConvTranspose2D, DepthwiseConv2D
-from caldera.nn.ctc import CTCLoss
+from caldera.nn.ctc import CTCLoss, ctc_targets
 from caldera.nn.initialisers import fillers
 from caldera.nn.inspection import count_parameters, network
 from caldera.nn.layer import Layer
@@ -155,6 +155,7 @@ __all__ = [
     "activations",
     "context",
     "count_parameters",
+    "ctc_targets",
     "fillers",
     "from_config",
     "gradient_penalty",

@@ -27,26 +27,32 @@ class CTCLoss(Loss):
     `labels` is the length that targets are padded to, which `fit` sees by itself. A sample with
     more labels than frames is refused, and costs nothing with `zero_infinity`.
 
-    All frames count. Where sequences are padded, let the network say blank with certainty at frames
-    behind the end (`op.where(inside, logits, certain)`): that adds nothing to any labels, so the
-    loss is that of the frames before it.
+    Where sequences are padded, not all frames count. With `lengths` each row of the targets begins
+    with how many of the network's frames do, as `nn.ctc_targets` writes them; what the network says
+    behind them has no influence on the loss, its gradient and the error rates.
 
     >>> import caldera as cd
     >>> from caldera import nn, op
     >>> even = cd.tensor([[[0.0, 0.0], [0.0, 0.0]]])
     >>> op.exp(-nn.CTCLoss()(even, cd.tensor([[1, -1]]))).item()
     0.75
+    >>> first = nn.CTCLoss(lengths=True)(even, cd.tensor(nn.ctc_targets([[1]], [1])))
+    >>> op.exp(-first).item()
+    0.5
     """
 
     blank: int = 0
     labels: int | None = None
     zero_infinity: bool = False
+    lengths: bool = False
 
     def per_sample(self, prediction: Expr, target: Expr) -> Expr:
+        labels, frames = (target[:, 1:], target[:, 0]) if self.lengths else (target, None)
         each = op.ctc_loss(
-            prediction, target, blank=self.blank, reduction="none", zero_infinity=self.zero_infinity
-        )
-        count = op.sum(op.cast(target >= 0, "int64"), axis=1)
+            prediction, labels, frames, blank=self.blank, reduction="none",
+            zero_infinity=self.zero_infinity,
+        )  # fmt: skip
+        count = op.sum(op.cast(labels >= 0, "int64"), axis=1)
         return each / op.cast(op.maximum(count, 1), each.dtype)
 
     def target_spec(
@@ -57,12 +63,14 @@ class CTCLoss(Loss):
                 "CTCLoss", expected="to know the length that labels are padded to", got="nothing",
                 hint="say loss=nn.CTCLoss(labels=...), or train first: fit sees it by itself",
             )  # fmt: skip
-        return (prediction_shape[0], self.labels), int64
+        return (prediction_shape[0], self.labels + self.lengths), int64
 
     def for_targets(self, targets: Shape, predictions: Shape) -> Self:
-        return replace(self, labels=targets[1]) if len(targets) == 2 else self
+        known = len(targets) == 2 and targets[1] >= self.lengths
+        return replace(self, labels=targets[1] - self.lengths) if known else self
 
     def check_targets(self, targets: np.ndarray) -> None:
+        targets = targets[:, self.lengths :]
         is_label = targets >= 0
         holes = ~is_label[:, :-1] & is_label[:, 1:]
         if holes.any() or (targets == self.blank).any():
@@ -75,28 +83,88 @@ class CTCLoss(Loss):
 
     def check_room(self, targets: np.ndarray, predictions: Shape) -> None:
         """Refuse labels that are no classes of such predictions, or that have not the frames."""
-        _, frames, classes = predictions
+        _, most, classes = predictions
+        frames = targets[:, 0] if self.lengths else np.full(len(targets), most)
+        targets = targets[:, self.lengths :]
         if targets.size and int(targets.max()) >= classes:
             raise DataError.build(
                 "targets for CTCLoss", expected=f"labels below {classes}, the number of classes",
                 got=f"{int(targets.max())}",
                 hint="give the last layer one more output than there are labels, for the blank",
             )  # fmt: skip
-        needed = [ctc_frames(row[row >= 0]) for row in targets]
-        if not self.zero_infinity and needed and max(needed) > frames:
-            sample = int(np.argmax(needed))
+        if frames.size and not 0 <= frames.min() <= frames.max() <= most:
+            sample = int(np.argmax((frames < 0) | (frames > most)))
             raise DataError.build(
-                "targets for CTCLoss", expected=f"labels that {frames} frames have room for",
+                "targets for CTCLoss", expected=f"lengths from 0 to {most}, the frames that the "
+                "network gives", got=f"{frames[sample]} in sample {sample}",
+                hint="lengths are those of the outputs: a network with strides gives fewer frames",
+            )  # fmt: skip
+        needed = np.array([ctc_frames(row[row >= 0]) for row in targets], np.int64)
+        if not self.zero_infinity and (needed > frames).any():
+            sample = int(np.argmax(needed - frames))
+            raise DataError.build(
+                "targets for CTCLoss",
+                expected=f"labels that {frames[sample]} frames have room for",
                 got=f"some of sample {sample} that need {needed[sample]}",
                 hint="let the network give more frames, or leave such samples out of training with "
                 "nn.CTCLoss(zero_infinity=True)",
             )  # fmt: skip
 
     def task(self) -> Task:
-        return Task(SEQUENCE, logits=True, blank=self.blank)
+        return Task(SEQUENCE, logits=True, blank=self.blank, lengths=self.lengths)
 
     def meaning(self, prediction: Expr) -> Expr:
         return op.softmax(prediction, axis=-1)
 
     def prediction_of(self, meaning: Expr) -> Expr:
         return op.log(op.maximum(meaning, float(np.finfo(np.float32).tiny)))
+
+
+def ctc_targets(
+    labels: Sequence[Any] | np.ndarray, input_lengths: Any, label_lengths: Any = None
+) -> np.ndarray:
+    """Targets for `nn.CTCLoss(lengths=True)`: for each sample the frames that count, and labels.
+
+    `labels` are lists of different lengths, or an array (N, most labels) of which the first
+    `label_lengths` of each row count; without those, what is below 0 is padding. `input_lengths`
+    are in frames as the network gives them, after all strides.
+
+    >>> from caldera import nn
+    >>> nn.ctc_targets([[3, 1, 2], [4]], input_lengths=[20, 11]).tolist()
+    [[20, 3, 1, 2], [11, 4, -1, -1]]
+    >>> nn.ctc_targets([[3, 1], [4, 0]], [20, 11], label_lengths=[2, 1]).tolist()
+    [[20, 3, 1], [11, 4, -1]]
+    """
+    rows = [_whole_numbers(row, f"labels of sample {i}") for i, row in enumerate(labels)]
+    frames = _whole_numbers(input_lengths, "input_lengths")
+    counts = None if label_lengths is None else _whole_numbers(label_lengths, "label_lengths")
+    for name, given in (("input_lengths", frames), ("label_lengths", counts)):
+        if given is not None and (len(given) != len(rows) or given.min(initial=0) < 0):
+            raise DataError.build(
+                "nn.ctc_targets", expected=f"{name}, {len(rows)} numbers from 0 on, one a sample",
+                got=f"{len(given)}" if len(given) != len(rows) else f"{given.min()}",
+            )  # fmt: skip
+    if counts is not None:
+        for sample, (row, count) in enumerate(zip(rows, counts, strict=True)):
+            if count > len(row):
+                raise DataError.build(
+                    "nn.ctc_targets", expected=f"a length of at most {len(row)}, the labels of "
+                    f"sample {sample}", got=f"{count}",
+                )  # fmt: skip
+        rows = [row[:count] for row, count in zip(rows, counts, strict=True)]
+    found = np.full((len(rows), 1 + max(map(len, rows), default=0)), -1, np.int64)
+    for target, length, row in zip(found, frames, rows, strict=True):
+        target[0] = length
+        target[1 : 1 + len(row)] = row
+    return found
+
+
+def _whole_numbers(given: Any, what: str) -> np.ndarray:
+    """A row of whole numbers; an empty one may be of any kind."""
+    array = np.asarray(given)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise DataError.build(
+            "nn.ctc_targets", expected=f"{what}, a row of whole numbers",
+            got=f"{array.dtype} of shape {array.shape}",
+        )  # fmt: skip
+    return array.astype(np.int64)

@@ -16,16 +16,17 @@ class Task:
     - `multi-label`: yes or no for each number by itself; with one number a sample, two classes.
     - `regression`: the numbers themselves.
     - `sequence`: labels in order, fewer than the frames that they are read from; the class `blank`
-      says that a frame has none.
+      says that a frame has none. With `lengths`, targets begin with how many frames count.
 
     With `logits`, sigmoid or softmax make probabilities of predictions.
 
     >>> from caldera.nn.losses import BinaryCrossEntropy
     >>> BinaryCrossEntropy().task()
-    Task(kind='multi-label', axis=-1, logits=True, blank=None)
+    Task(kind='multi-label', axis=-1, logits=True, blank=None, lengths=False)
     """
 
     kind: str
     axis: int = -1
     logits: bool = False
     blank: int | None = None
+    lengths: bool = False

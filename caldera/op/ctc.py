@@ -98,6 +98,9 @@ def _check_values(
 ) -> None:  # fmt: skip
     """Refuse what cannot be right, where labels are written as a plain array."""
     rows, counts, frames = _plain(labels), _plain(label_lengths), _plain(input_lengths)
+    most = None if rows is None or rows.ndim != 2 else rows.shape[1]
+    _check_lengths("input_lengths", frames, shape[0], shape[1])
+    _check_lengths("label_lengths", counts, shape[0], most)
     if rows is None or (label_lengths is not None and counts is None) or rows.ndim != 2:
         return
     counts = (rows >= 0).sum(1) if counts is None else counts
@@ -122,6 +125,25 @@ def _check_values(
                 hint="make frames shorter or leave the sample out; zero_infinity=True counts its "
                 "loss as 0",
             )  # fmt: skip
+
+
+def _check_lengths(name: str, given: np.ndarray | None, samples: int, most: int | None) -> None:
+    if given is None or given.dtype.kind not in "iu":
+        return
+    if given.shape != (samples,):
+        raise ShapeError.build(
+            location(_NAME), expected=f"{name} of shape {(samples,)}, one a sample",
+            got=f"shape {given.shape}",
+        )  # fmt: skip
+    wrong = (given < 0) | (given > (given.max(initial=0) if most is None else most))
+    if wrong.any():
+        sample = int(np.argmax(wrong))
+        end = "" if most is None else f" to {most}"
+        raise DataError.build(
+            location(_NAME),
+            expected=f"{name} from 0{end}",
+            got=f"{given[sample]} in sample {sample}",
+        )
 
 
 def ctc_frames(labels: np.ndarray) -> int:

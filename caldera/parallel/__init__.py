@@ -44,6 +44,7 @@ With those that follow, a rank takes steps of its own, and sends nothing in most
 |---|---|---|
 | `LocalSGD(every=1)` with SGD | `DataParallel()`, but for rounding | 2 (S + state) (n-1)/n |
 | `LocalSGD(every=h)` | the mean of n runs of h steps, again and again | the same |
+| `LocalSGD(h, momentum=m)` | the same, and SGD with momentum on what means move by | the same |
 | `ElasticAveraging(coupling=0)` | n independent runs, to the bit | nothing |
 | `ElasticAveraging(coupling=b)` | EASGD with a moving rate of b / n | 2 S (n-1)/n |
 | `Gossip("ring")` | `mixing_matrix()` times the models of all ranks | 2 S |

@@ -90,6 +90,7 @@ LAYERS: dict[str, Given] = {
     "ConvTranspose2D": lambda f: f(3, 3),
     "DepthwiseConv2D": lambda f: f(3),
     "CTCLoss": lambda f: f(blank=0, labels=3),
+    "ctc_targets": lambda f: f([[1, 2], [3]], [9, 8]),
     "Embedding": lambda f: f(5, 3),
     "GroupNorm": lambda f: f(2),
     "Input": lambda f: f((4,)),

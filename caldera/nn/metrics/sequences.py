@@ -93,11 +93,14 @@ def _edits(found: Expr, wanted: Expr) -> Expr:
     return last[:, -1]
 
 
-def _greedy(prediction: Expr, blank: int) -> Expr:
-    """The most likely class of each frame, and none where it is blank or said before: (N, T)."""
+def _greedy(prediction: Expr, blank: int, frames: Expr | None) -> Expr:
+    """The most likely class of each frame, and none where it is blank, said before, or behind the
+    frames that count: (N, T)."""
     best = op.argmax(prediction, axis=-1)
     before = op.pad(best[:, :-1], ((0, 0), (1, 0)), value=blank)
     said = op.logical_and(best != blank, best != before)
+    if frames is not None:
+        said = op.logical_and(said, op.less(np.arange(best.shape[1]), op.reshape(frames, (-1, 1))))
     return op.where(said, best, NONE)
 
 
@@ -126,6 +129,7 @@ class _ErrorRate(Metric):
 
     blank: int | None
     _blank: ClassVar[int] = 0
+    _lengths: ClassVar[bool] = False
 
     def for_task(self, task: Task | None) -> Self:
         if task is None or task.kind != SEQUENCE:
@@ -136,12 +140,15 @@ class _ErrorRate(Metric):
             )  # fmt: skip
         made = copy.copy(self)
         object.__setattr__(made, "_blank", task.blank or 0)
+        object.__setattr__(made, "_lengths", task.lengths)
         return made
 
     def _labels(self, prediction: Expr, target: Expr) -> tuple[Expr, Expr]:
         """What was found and what was wanted, as numbers with -1 where there is none."""
         blank = self._blank if self.blank is None else self.blank
-        return _greedy(prediction, blank), op.cast(target, "int64")
+        target = op.cast(target, "int64")
+        labels, frames = (target[:, 1:], target[:, 0]) if self._lengths else (target, None)
+        return _greedy(prediction, blank, frames), labels
 
     def sums(self, prediction: Any, target: Any, weights: Any = None) -> dict[str, Expr]:
         if len(prediction.shape) != 3 or len(target.shape) != 2:

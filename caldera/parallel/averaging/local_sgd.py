@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from caldera import op
 from caldera.comm import Communicator
+from caldera.errors import ConfigError
 from caldera.graph.ops.collective import Message, all_reduce, next_number
 from caldera.lazy import Expr, Variable
 from caldera.parallel.averaging.periodic import PeriodicAveraging, sums, wide
 from caldera.parallel.data.sums import mean_over_ranks
 from caldera.parallel.options import check_choice
+from caldera.strategy import RunSetup
 
 STATE = ("average", "keep")
+BEGAN, UPDATE = "block/", "block update/"
 
 
 class LocalSGD(PeriodicAveraging):
@@ -24,6 +27,11 @@ class LocalSGD(PeriodicAveraging):
     the samples it has seen since the last mean (by their weights, if they have some). What the
     optimizer keeps is averaged as well, or with `state="keep"` stays with its rank: then fewer
     bytes are sent.
+
+    `momentum` is block momentum (Chen and Huo, 2016): what the mean of the models has moved by
+    since the last one is a gradient, of which SGD with this momentum makes the next common model.
+    Means make steps smaller, as the ranks' differences cancel; momentum gives that back, and
+    1 - 1 / ranks is what its authors advise.
 
     With `every=1` and SGD, with momentum or without, this is `DataParallel`, but for rounding.
     Batch normalisation is by rank, and the running statistics are averaged with the parameters.
@@ -53,15 +61,35 @@ class LocalSGD(PeriodicAveraging):
         every: int = 8,
         *,
         state: str = "average",
+        momentum: float = 0.0,
         algorithm: str = "auto",
         communicator: Communicator | None = None,
     ) -> None:
         check_choice("LocalSGD", "state", state, STATE)
+        if not 0 <= momentum < 1:
+            raise ConfigError.build(
+                "LocalSGD", expected="0 <= momentum < 1", got=repr(momentum),
+                hint="with 1 what has moved once would never come to rest",
+            )  # fmt: skip
         super().__init__(every, communicator, algorithm)
         self.state = state
+        self.momentum = float(momentum)
+        self._began: dict[Variable, Variable] = {}
+        self._update: dict[Variable, Variable] = {}
 
     def __repr__(self) -> str:
-        return f"LocalSGD(every={self.every}, state={self.state!r})"
+        momentum = f", momentum={self.momentum:g}" if self.momentum else ""
+        return f"LocalSGD(every={self.every}, state={self.state!r}{momentum})"
+
+    def begin(self, setup: RunSetup) -> None:
+        super().begin(setup)
+        self._began, self._update = {}, {}
+        for each in setup.model.trainable() if self.momentum else []:
+            start = wide(each).numpy()
+            for kept, fill in ((self._began, start), (self._update, np.zeros_like(start))):
+                kept[each] = op.var(
+                    each.name, each.shape, fill=fill, dtype=fill.dtype, device=each.tensor.device
+                )
 
     @property
     def is_whole(self) -> bool:
@@ -77,11 +105,30 @@ class LocalSGD(PeriodicAveraging):
         # Whole numbers of samples, and one division at the end: there is no drift by rounding.
         parts = [op.cast(own, each.dtype) * each for each in map(wide, variables)]
         means = [each / op.cast(everyone, each.dtype) for each in sums(parts)]
-        return [
-            op.assign(variable, op.cast(mean, variable.dtype))
-            for variable, mean in zip(variables, means, strict=True)
-        ]
+        found = dict(zip(variables, means, strict=True))
+        updates = []
+        for each, began in self._began.items():
+            update = self.momentum * self._update[each] + (found[each] - began)
+            found[each] = began + update
+            updates += [op.assign(self._update[each], update), op.assign(began, found[each])]
+        own_updates = [op.assign(each, op.cast(new, each.dtype)) for each, new in found.items()]
+        return own_updates + updates
 
     def whole(self, variables: Sequence[Variable]) -> list[np.ndarray]:
         values = [each.numpy() for each in variables]
         return mean_over_ranks(self.communicator, values, float(self.weight.numpy()))
+
+    # --- checkpoints
+
+    def saved(self) -> dict[str, np.ndarray]:
+        kept = {f"{BEGAN}{each.name}": began.numpy() for each, began in self._began.items()}
+        kept |= {f"{UPDATE}{each.name}": update.numpy() for each, update in self._update.items()}
+        return super().saved() | kept
+
+    def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+        for each, began in self._began.items():
+            # A run without block momentum has none of these: then a block begins with the model.
+            began.assign(arrays.get(f"{BEGAN}{each.name}", wide(each).numpy()))
+            still = np.zeros(each.shape, began.dtype)
+            self._update[each].assign(arrays.get(f"{UPDATE}{each.name}", still))
+        super().restore(arrays)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 
 from caldera import audio
 from caldera.audio import kaldi
@@ -38,6 +39,39 @@ def test_channels_and_what_is_no_sound(tmp_path: Path) -> None:
     ]
     with pytest.raises(DataError, match="a file"):
         audio.read(tmp_path / "none.wav")
+
+
+@pytest.mark.parametrize(("name", "subtype", "step"), [
+    ("a.flac", "PCM_16", 1 / 32768), ("a.flac", "PCM_24", 3e-7), ("a.ogg", "VORBIS", 0.05),
+    ("a.wav", "FLOAT", 1e-7), ("a.wav", "ULAW", 0.03),
+])  # fmt: skip
+def test_flac_ogg_and_wav_that_the_standard_library_does_not_know(
+    tmp_path: Path, name: str, subtype: str, step: float
+) -> None:
+    t = np.arange(1600) / 8000
+    x = 0.5 * np.stack([np.sin(2 * np.pi * 300 * t), np.cos(2 * np.pi * 200 * t)])
+    soundfile.write(tmp_path / name, x.T, 8000, subtype=subtype)
+    found = audio.read(tmp_path / name, channels="all")
+    assert (found.samples.shape, found.samples.dtype, found.rate) == ((2, 1600), np.float32, 8000)
+    np.testing.assert_allclose(found.samples, x, atol=step)
+    np.testing.assert_allclose(audio.read(tmp_path / name).samples, x.mean(0), atol=step)
+    assert audio.read(tmp_path / name, rate=4000).samples.shape == (800,)
+
+
+@pytest.mark.parametrize("name", ["a.flac", "a.ogg", "a.wav"])
+def test_damaged_sounds_are_told(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"fLaC OggS RIFF" * 5)
+    with pytest.raises(DataError, match="a sound file"):
+        audio.read(tmp_path / name)
+    whole = tmp_path / f"whole-{name}"
+    soundfile.write(whole, np.sin(np.arange(4000.0)) * 0.5, 8000)
+    (tmp_path / name).write_bytes(whole.read_bytes()[:1500])
+    if name == "a.wav":
+        # What is there can be heard.
+        assert 0 < len(audio.read(tmp_path / name).samples) < 4000
+    else:
+        with pytest.raises(DataError, match="a sound file"):
+            audio.read(tmp_path / name)
 
 
 @pytest.mark.parametrize(("old", "new"), [(8000, 16000), (44100, 16000), (16000, 11025)])
@@ -121,9 +155,11 @@ def test_the_layout_of_librispeech(tmp_path: Path) -> None:
     folder = tmp_path / "84" / "121"
     folder.mkdir(parents=True)
     audio.write(folder / "84-121-0000.wav", np.zeros(10), 8000)
-    (folder / "84-121.trans.txt").write_text("84-121-0000 GO ON\n")
-    (found,) = audio.librispeech(tmp_path)
+    soundfile.write(folder / "84-121-0001.flac", np.zeros(20), 8000)
+    (folder / "84-121.trans.txt").write_text("84-121-0000 GO ON\n84-121-0001 AND ON\n")
+    found, other = audio.librispeech(tmp_path)
     assert (found.text, found.speaker, found.read().shape) == ("GO ON", "84", (10,))
-    (folder / "84-121.trans.txt").write_text("84-121-0001 GO ON\n")
-    with pytest.raises(DataError, match=r"84-121-0001\.flac"):
+    assert (other.text, other.path.suffix, other.read(16000).shape) == ("AND ON", ".flac", (40,))
+    (folder / "84-121.trans.txt").write_text("84-121-0002 GO ON\n")
+    with pytest.raises(DataError, match=r"84-121-0002\.flac"):
         list(audio.librispeech(tmp_path))

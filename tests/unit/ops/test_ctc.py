@@ -111,5 +111,11 @@ def test_misuse() -> None:
         op.ctc_loss(x, cd.tensor([[1.0], [2.0]]))
     with pytest.raises(ShapeError, match="a blank among the 3 classes"):
         op.ctc_loss(x, [[1], [1]], blank=3)
+    with pytest.raises(DataError, match=r"input_lengths from 0 to 5, got 6 in sample 1"):
+        op.ctc_loss(x, [[1], [1]], [5, 6])
+    with pytest.raises(DataError, match=r"label_lengths from 0 to 1, got -1 in sample 0"):
+        op.ctc_loss(x, [[1], [1]], [5, 5], [-1, 1])
+    with pytest.raises(ShapeError, match=r"input_lengths of shape \(2,\), one a sample"):
+        op.ctc_loss(x, [[1], [1]], [5])
     with pytest.raises(ConfigError, match="reduction"):
         op.ctc_loss(x, [[1], [1]], reduction="median")

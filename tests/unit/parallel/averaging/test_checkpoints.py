@@ -20,6 +20,7 @@ from tests.unit.parallel.ranks import Trained, assert_same, network, samples, tr
 DATA = samples(24)
 STRATEGIES: dict[str, Any] = {
     "local": lambda comm: LocalSGD(4, communicator=comm),
+    "blocks": lambda comm: LocalSGD(3, momentum=0.5, communicator=comm),
     "kept": lambda comm: LocalSGD(4, state="keep", communicator=comm),
     "elastic": lambda comm: ElasticAveraging(0.7, 4, communicator=comm),
     "ring": lambda comm: Gossip(every=2, communicator=comm),

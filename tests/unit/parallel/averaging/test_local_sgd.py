@@ -67,6 +67,16 @@ def test_a_mean_after_every_step_is_data_parallel(optimizer: str, dtype: str, co
     assert_close(found, synchronous(optimizer, dtype, count))
 
 
+def test_block_momentum_after_every_step_is_sgd_with_momentum() -> None:
+    rate, data = optim.SGD(0.1), samples(50)
+    found = trained(3, partial(plain, lambda: rate), local(every=1, momentum=0.8), data)
+    assert found.same_on_all_ranks()
+    momentum = partial(plain, lambda: optim.SGD(0.1, momentum=0.8))
+    wanted = alone(momentum, data).models[0].parameters()
+    for one, other in zip(found.models[0].parameters(), wanted, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-10, atol=1e-12)
+
+
 def test_ranks_without_samples_wait_for_nobody_and_change_nothing() -> None:
     """Of a batch of three one rank of four has none, of the last of two two have none.
 
@@ -305,5 +315,7 @@ def test_options_that_make_no_sense_are_refused() -> None:
         LocalSGD(every=0)
     with pytest.raises(ConfigError, match="state= 'average' or 'keep', got 'forget'"):
         LocalSGD(state="forget")
+    with pytest.raises(ConfigError, match="0 <= momentum < 1, got 1.0"):
+        LocalSGD(momentum=1.0)
     with pytest.raises(ConfigError, match="during a run"):
         _ = LocalSGD().model
