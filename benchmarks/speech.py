@@ -46,15 +46,15 @@ def human_recordings(folder: Path, words: tuple[str, ...]) -> tuple[np.ndarray, 
 class Torch(torch.nn.Module):
     """`audio.models.tdnn` in PyTorch."""
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes: int, units: int) -> None:
         super().__init__()
-        widths = [BINS, *[UNITS] * len(OFFSETS)]
+        widths = [BINS, *[units] * len(OFFSETS)]
         self.layers = torch.nn.ModuleList(
-            torch.nn.Linear(width * len(each), UNITS)
+            torch.nn.Linear(width * len(each), units)
             for width, each in zip(widths, OFFSETS, strict=False)
         )
-        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(UNITS) for _ in OFFSETS)
-        self.head = torch.nn.Linear(2 * UNITS, classes)
+        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(units) for _ in OFFSETS)
+        self.head = torch.nn.Linear(2 * units, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         last = x.shape[1] - 1
@@ -79,9 +79,9 @@ class Torch(torch.nn.Module):
 class Ours:
     """The network and its training step in Caldera."""
 
-    def __init__(self, frames: int, classes: int, seed: int) -> None:
+    def __init__(self, frames: int, classes: int, seed: int, units: int = UNITS) -> None:
         layers = audio.models.tdnn(
-            (frames, BINS), classes, units=UNITS, offsets=OFFSETS, pooled=True
+            (frames, BINS), classes, units=units, offsets=OFFSETS, pooled=True
         )
         self.model = cd.NeuralNetwork(
             layers, optimizer=optim.Adam(LEARNING_RATE), batch_size=BATCH, seed=seed
@@ -100,8 +100,8 @@ class Ours:
 class Theirs:
     """The same in PyTorch."""
 
-    def __init__(self, parameters: list[np.ndarray], classes: int) -> None:
-        self.model = Torch(classes)
+    def __init__(self, parameters: list[np.ndarray], classes: int, units: int = UNITS) -> None:
+        self.model = Torch(classes, units)
         self.model.take(parameters)
         self.optimizer = torch.optim.Adam(self.model.parameters(), LEARNING_RATE)
 

@@ -7,7 +7,10 @@ nothing is installed. What comes out:
 - FOLDER/voices: ten words by synthetic speakers, in the layout of Speech Commands; a speaker is an
   accent with a variant of the voice, and those of the test and validation lists are never trained
   on;
-- FOLDER/human: the same words by a human speaker, who is in no list either.
+- FOLDER/human: the same words by a human speaker, who is in no list either;
+- FOLDER/letters: names of letters that are alike in many languages, as LETTER/SPEAKER_nohash_N: in
+  `human` by fifteen human speakers, each of another language or from another package (klettres and
+  the asterisk-core-sounds of Spanish, French and Italian), in `voices` by the synthesiser.
 """
 
 from __future__ import annotations
@@ -15,12 +18,16 @@ from __future__ import annotations
 import argparse
 import gzip
 import os
+import re
 import shutil
 import subprocess
 from itertools import product
 from pathlib import Path
 
-SOUNDS = ("asterisk-core-sounds-en", "asterisk-core-sounds-en-wav")
+SOUNDS = (
+    "asterisk-core-sounds-en", "asterisk-core-sounds-en-wav", "asterisk-core-sounds-es-wav",
+    "asterisk-core-sounds-fr-wav", "asterisk-core-sounds-it-wav", "klettres-data",
+)  # fmt: skip
 SYNTHESISER = (
     "espeak-ng", "espeak-ng-data", "libespeak-ng1", "libpcaudio0", "libsonic0", "libpulse0",
     "libsndfile1", "libasyncns0", "libflac12", "libmp3lame0", "libmpg123-0", "libogg0", "libopus0",
@@ -32,6 +39,12 @@ VARIANTS = ("m1", "m2", "m3", "m4", "m5", "m6", "m7", "f1", "f2", "f3", "f4", "f
 SPEEDS = (130, 165, 200)
 TEST, VALIDATION = ("m3", "m6", "f2", "f5"), ("m7", "f4")
 """Variants that are tested and chosen by, in every accent."""
+LETTERS = ("A", "E", "I", "O", "F", "K", "L", "M", "S", "T")
+LANGUAGES = ("cs", "da", "de", "es", "fr", "hu", "it", "lt", "nb", "nds", "nl", "pt_BR")
+"""Those of klettres whose names for these letters are alike; English has others."""
+SPEAKERS = ("es_MX_f_Allison", "fr_CA_f_June", "it_IT_m_Carlo")
+LETTER_VOICES = ("cs", "da", "de", "es", "fr", "hu", "it", "lt", "nb", "nl", "pt-br")
+LETTER_VARIANTS = ("m1", "m3", "m5", "f1", "f2", "f4")
 
 
 def unpack(folder: Path) -> Path:
@@ -46,13 +59,18 @@ def unpack(folder: Path) -> Path:
     return root
 
 
-def speak(root: Path, folder: Path) -> int:
-    """Have every voice say every word; how many recordings there are."""
+def synthesiser(root: Path) -> tuple[list[str], dict[str, str]]:
+    """The program with what it needs, and its environment."""
     library = next(root.rglob("libespeak-ng.so.1")).parent
     paths = [library, *{path.parent for path in root.rglob("libpulsecommon*.so")}]
-    environment = {**os.environ, "LD_LIBRARY_PATH": ":".join(map(str, paths))}
     data = next(root.rglob("phontab")).parents[1]
-    program = [str(root / "usr/bin/espeak-ng"), f"--path={data}"]
+    environment = {**os.environ, "LD_LIBRARY_PATH": ":".join(map(str, paths))}
+    return [str(root / "usr/bin/espeak-ng"), f"--path={data}"], environment
+
+
+def speak(root: Path, folder: Path) -> int:
+    """Have every voice say every word; how many recordings there are."""
+    program, environment = synthesiser(root)
     lists: dict[str, list[str]] = {"testing": [], "validation": []}
     count = 0
     for word in WORDS:
@@ -77,7 +95,7 @@ def humans(root: Path, folder: Path) -> int:
     opened = gzip.open if listing.suffix == ".gz" else open
     with opened(listing, "rt", encoding="utf-8", errors="replace") as file:
         lines = [line.split(":", 1) for line in file if ":" in line]
-    sounds = next((root / "usr/share/asterisk/sounds").iterdir())
+    sounds = root / "usr/share/asterisk/sounds/en_US_f_Allison"
     count = 0
     for name, text in lines:
         word = text.strip().strip('."').lower()
@@ -89,6 +107,31 @@ def humans(root: Path, folder: Path) -> int:
     return count
 
 
+def letters(root: Path, folder: Path) -> tuple[int, int]:
+    """Names of letters, by humans and by voices."""
+    program, environment = synthesiser(root)
+    klettres = root / "usr/share/klettres"
+    found: list[tuple[str, str, Path]] = []
+    for language in LANGUAGES:
+        text = (klettres / language / "sounds.xml").read_text(encoding="utf-8")
+        alphabet = text[text.index("<alphabet") : text.index("</alphabet")]
+        named = dict(re.findall(r'<sound\s+name="([^"]*)"\s+file="([^"]*)"', alphabet))
+        found += [(each, f"klettres.{language}", klettres / named[each]) for each in LETTERS]
+    for speaker in SPEAKERS:
+        sounds = root / "usr/share/asterisk/sounds" / speaker / "letters"
+        found += [(each, speaker, sounds / f"{each.lower()}.wav") for each in LETTERS]
+    for letter in LETTERS:
+        for part in ("human", "voices"):
+            (folder / part / letter).mkdir(parents=True, exist_ok=True)
+        for voice, variant in product(LETTER_VOICES, LETTER_VARIANTS):
+            name = folder / "voices" / letter / f"{voice}.{variant}_nohash_0.wav"
+            given = ["-v", f"{voice}+{variant}", "-s", "140", "-w", name, letter]
+            subprocess.run([*program, *given], env=environment, check=True)
+    for letter, speaker, path in found:
+        shutil.copy(path, folder / "human" / letter / f"{speaker}_nohash_0{path.suffix}")
+    return len(found), len(LETTERS) * len(LETTER_VOICES) * len(LETTER_VARIANTS)
+
+
 def main() -> None:
     """Make the data set."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -97,6 +140,7 @@ def main() -> None:
     root = unpack(folder)
     print("synthetic", speak(root, folder / "voices"))
     print("human", humans(root, folder / "human"))
+    print("letters, human and synthetic", *letters(root, folder / "letters"))
 
 
 if __name__ == "__main__":

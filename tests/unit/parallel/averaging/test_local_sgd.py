@@ -315,7 +315,7 @@ def test_options_that_make_no_sense_are_refused() -> None:
         LocalSGD(every=0)
     with pytest.raises(ConfigError, match="state= 'average' or 'keep', got 'forget'"):
         LocalSGD(state="forget")
-    with pytest.raises(ConfigError, match="0 <= momentum < 1, got 1.0"):
+    with pytest.raises(ConfigError, match=r"0 <= momentum < 1, got 1\.0"):
         LocalSGD(momentum=1.0)
     with pytest.raises(ConfigError, match="during a run"):
         _ = LocalSGD().model
