@@ -16,8 +16,8 @@ such a thing, or because it serves where the library is absent:
   cuBLASLt for long sums and some small layers, convolutions ahead of cuDNN at a third of the
   problems, all in float32 or float64.
 - `convolution/pointwise`: cuBLASLt itself, on images seen as matrices.
-- `convolution/depthwise`: with a stride a third to a fourteenth of the time of `implicit_gemm`, where
-  cuDNN offered nothing better; without one about half of cuDNN's, where measuring finds it so.
+- `convolution/depthwise`: with a stride a third to a fourteenth of the time of `implicit_gemm`,
+  which was chosen before; without one about half of cuDNN's, where measuring finds it so.
 - `elementwise`, `reduction`, `softmax`, `normalisation`, `pooling`, `movement`, `random`: there is
   no library for fused bodies, any layout and the same bits on every run.
 - `normalisation/batchnorm_cooperative`: 0.51 to 0.66 of the time of three launches.
