@@ -135,7 +135,14 @@ def ctc_targets(
     >>> nn.ctc_targets([[3, 1], [4, 0]], [20, 11], label_lengths=[2, 1]).tolist()
     [[20, 3, 1], [11, 4, -1]]
     """
-    rows = [_whole_numbers(row, f"labels of sample {i}") for i, row in enumerate(labels)]
+    try:
+        samples = list(labels)
+    except TypeError:
+        raise DataError.build(
+            "nn.ctc_targets", expected="labels, a list or an array with a row a sample",
+            got=type(labels).__name__, hint="put the labels of a single sample into a list",
+        ) from None  # fmt: skip
+    rows = [_whole_numbers(row, f"labels of sample {i}") for i, row in enumerate(samples)]
     frames = _whole_numbers(input_lengths, "input_lengths")
     counts = None if label_lengths is None else _whole_numbers(label_lengths, "label_lengths")
     for name, given in (("input_lengths", frames), ("label_lengths", counts)):
@@ -161,7 +168,11 @@ def ctc_targets(
 
 def _whole_numbers(given: Any, what: str) -> np.ndarray:
     """A row of whole numbers; an empty one may be of any kind."""
-    array = np.asarray(given)
+    try:
+        array = np.asarray(given)
+    except ValueError:
+        # Rows of different lengths, say.
+        array = np.empty((1, 1), object)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise DataError.build(
             "nn.ctc_targets", expected=f"{what}, a row of whole numbers",
