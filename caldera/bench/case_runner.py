@@ -43,6 +43,10 @@ class Options:
     """On a card; without any, those of each work."""
     settings: Sequence[str] = ()
     """On a card: words, of which a contestant's label must have one; without any, all take part."""
+    without: Sequence[str] = ()
+    """On the CPU: passes of which each is left out once."""
+    workspaces: Sequence[int] = ()
+    """On the CPU: MiB that kernels may have as scratch memory, one after the other."""
     limit: float | None = None
     """Seconds that a contestant may take for everything in a case."""
 

@@ -78,9 +78,18 @@ def missing_peers(peers: Sequence[str]) -> dict[str, str]:
 
 
 def contestants(
-    case: Case, peers: Sequence[str], accuracies: Sequence[str], *, compiler: bool
+    case: Case,
+    peers: Sequence[str],
+    accuracies: Sequence[str],
+    *,
+    compiler: bool,
+    without: Sequence[str] = (),
+    workspaces: Sequence[int] = (),
 ) -> list[Contestant]:
     """Everybody who takes part in a case; what the others must agree with first, then Caldera.
+
+    In training steps Caldera also takes part without each pass named in `without`, and with so
+    many MiB of workspace, for which convolutions are cut into micro-batches.
 
     >>> from caldera.bench.workloads import WORKLOADS
     >>> case = WORKLOADS["mlp"].cases[0]
@@ -92,10 +101,21 @@ def contestants(
         "jax": lambda: _jax(case),
     }
     ours = [Contestant("caldera", each, {"accuracy": each}) for each in accuracies]
+    if isinstance(case, TrainingCase) and accuracies:
+        first = accuracies[0]
+        ours += [
+            Contestant("caldera", f"{first} without {name}", {"accuracy": first, "without": [name]})
+            for name in without
+        ]
+        ours += [
+            Contestant("caldera", f"{first} with {mib} MiB of workspace",
+                       {"accuracy": first, "workspace_limit": mib << 20})
+            for mib in workspaces
+        ]  # fmt: skip
     theirs = [contestant for peer in peers for contestant in settings[peer]()]
     theirs.sort(key=lambda each: each.framework != REFERENCE)
-    first = [each for each in theirs[:1] if each.framework == REFERENCE]
-    return [*first, *ours, *theirs[len(first) :]]
+    reference = [each for each in theirs[:1] if each.framework == REFERENCE]
+    return [*reference, *ours, *theirs[len(reference) :]]
 
 
 def _torch(case: Case, compiler: bool) -> list[Contestant]:

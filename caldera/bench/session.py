@@ -164,7 +164,10 @@ class Session:
             data = folder / "data"
             write_batches(case, data)
         else:
-            everybody = contestants(case, self._peers, options.accuracies, compiler=self._compiler)
+            everybody = contestants(
+                case, self._peers, options.accuracies, compiler=self._compiler,
+                without=options.without, workspaces=options.workspaces,
+            )  # fmt: skip
         everybody = [each for one in everybody for each in self._with_before(one)]
         handles = [
             WorkerHandle(

@@ -63,6 +63,8 @@ class Steps:
     weighted: bool = False
     targets: int = 1
     source: BatchSource = field(default_factory=HostSource)
+    without: Sequence[str] = ()
+    """Passes that are left out, to see what they are worth."""
     training_totals: MetricTotals = field(init=False)
     evaluation_totals: MetricTotals = field(init=False)
 
@@ -191,6 +193,7 @@ class Steps:
             device=device_of_plans(self.model, several_ranks=self.strategy.is_distributed),
             precision=self.model.precision,
             communicator=self.strategy.plan_communicator,
+            without=self.without,
             # Nobody else asks for them, and they hold the data.
             remember=False,
         )

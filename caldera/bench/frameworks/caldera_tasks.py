@@ -54,12 +54,15 @@ FUNCTIONS = SimpleNamespace(
 class FedTrainer(CalderaTrainer):
     """The plan that `fit` runs, fed with ready batches."""
 
-    def __init__(self, case: TrainingCase, dtype: str, given: Batches) -> None:
+    def __init__(
+        self, case: TrainingCase, dtype: str, given: Batches, without: Sequence[str] = ()
+    ) -> None:
         super().__init__(case, dtype, given)
         self._model = built(case, dtype)
         if dtype != "float32":
             begin(self._model, case)
         self._steps = self._fed = make_steps(self._model, ArrayData(*self.given[0]))
+        self._steps.without = without
         self._count = len(self.given[0][0])
         self._feeds = [self._steps.feeds(each, None) for each in self.given]
 
@@ -117,12 +120,16 @@ class LoaderTask(Task):
 class CalderaFramework(Framework):
     """Caldera with strict or fast accuracy; on a card, in one precision.
 
-    Options on a card: `fit`, whether an epoch of `fit` is timed instead of steps.
+    Options on a card: `fit`, whether an epoch of `fit` is timed instead of steps. On the CPU:
+    `without`, passes that are left out, and `workspace_limit`, the bytes of scratch memory that a
+    kernel may have.
     """
 
     def __init__(self, options: Mapping[str, Any], threads: int) -> None:
         super().__init__(options, threads)
         settings.update(threads=threads, accuracy=options["accuracy"])
+        if "workspace_limit" in options:
+            settings.update(workspace_limit=options["workspace_limit"])
         # So that the time of importing is the framework's, not that of the first step.
         self._place = find_device(self.device)
 
@@ -142,7 +149,7 @@ class CalderaFramework(Framework):
         given = self.batches(case, dtype, batch)
         if self.on_card:
             return ResidentTrainer(case, dtype, given, self.device, self.precision)
-        return FedTrainer(case, dtype, given)
+        return FedTrainer(case, dtype, given, self.options.get("without", ()))
 
     def reset_card_peak(self) -> None:
         self._place.pool.reset_peak()

@@ -26,6 +26,7 @@ from caldera.config import settings
 from caldera.errors import ConfigError
 from caldera.file_cache import write_file
 from caldera.machine import card_state
+from caldera.passes.pipeline import NAMES as PASSES
 
 _CPU, _CARD = "cpu", "cuda"
 _DEVICES = (_CPU, _CARD)
@@ -73,6 +74,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="strict, fast or both (the default): whether Caldera may use less accurate kernels "
         "(on the CPU)",
+    )
+    parser.add_argument(
+        "--without",
+        metavar="PASS,...",
+        help="also Caldera's training steps without each of these passes of the graph (on the CPU)",
+    )
+    parser.add_argument(
+        "--workspace",
+        metavar="MIB,...",
+        help="also with no more scratch memory than this a kernel: convolutions are cut into "
+        "micro-batches (on the CPU)",
     )
     parser.add_argument(
         "--test-accuracy",
@@ -224,6 +236,8 @@ def _options(arguments: argparse.Namespace) -> Options:
         device=device,
         precisions=_precisions(arguments, device),
         settings=_settings(arguments, device),
+        without=_without(arguments, device),
+        workspaces=_workspaces(arguments, device),
         limit=limit or (_LIMIT if device == _CARD else None),
     )
 
@@ -264,6 +278,25 @@ def _settings(arguments: argparse.Namespace, device: str) -> list[str]:
         _refuse_given(arguments.settings, "--settings", "cuda", "leave it out")
     parts = (arguments.settings or "").split(",")
     return [part.strip() for part in parts if part.strip()]
+
+
+def _without(arguments: argparse.Namespace, device: str) -> list[str]:
+    if arguments.without is None:
+        return []
+    if device == _CARD:
+        _refuse_given(arguments.without, "--without", "cpu", "leave it out")
+    return list(
+        dict.fromkeys(Names("pass", lambda: PASSES).from_text(arguments.without, "--without"))
+    )
+
+
+def _workspaces(arguments: argparse.Namespace, device: str) -> list[int]:
+    if arguments.workspace is None:
+        return []
+    if device == _CARD:
+        _refuse_given(arguments.workspace, "--workspace", "cpu", "leave it out")
+    parts = arguments.workspace.split(",")
+    return list(dict.fromkeys(Count(0).from_text(part.strip(), "--workspace") for part in parts))
 
 
 def _refuse_given(value: str | None, flag: str, device: str, hint: str) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 
+import numpy as np
 import pytest
 
 from caldera.bench.case_runner import Options
-from caldera.bench.workloads import WORKLOADS
+from caldera.bench.contestants import contestants
+from caldera.bench.frameworks.caldera_tasks import CalderaFramework
+from caldera.bench.workloads import WORKLOADS, TrainingCase
 from caldera.cli.commands import bench as command
+from caldera.config import settings
 from caldera.errors import ConfigError
 
 
@@ -84,3 +88,44 @@ def test_the_list_for_a_card_has_networks_with_their_precisions(
     assert "ResNet-50, 224 pixels, batch 256; bfloat16" in out
     assert "conv" not in out
     assert "tensorflow" not in out
+
+
+def test_passes_left_out_and_workspaces_take_part_beside_the_usual_step() -> None:
+    found = _options("lenet5", "--without", "fuse,layout,fuse", "--workspace", "0, 8")
+    assert (found.without, found.workspaces) == (["fuse", "layout"], [0, 8])
+    (case,) = WORKLOADS["lenet5"].cases
+    ways = {"without": found.without, "workspaces": found.workspaces}
+    made = contestants(case, [], ["strict", "fast"], compiler=False, **ways)  # type: ignore[arg-type]
+    assert [each.setting for each in made] == [
+        "strict", "fast", "strict without fuse", "strict without layout",
+        "strict with 0 MiB of workspace", "strict with 8 MiB of workspace",
+    ]  # fmt: skip
+    (operators,) = (each.cases[0] for each in (WORKLOADS["elementwise"],))
+    assert len(contestants(operators, [], ["strict"], compiler=False, **ways)) == 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--without", "fusion"), "--without.*fuse"),
+        (("--workspace", "8,-1"), "--workspace.*at least 0"),
+        (("--device", "cuda", "--workspace", "8"), "--workspace.*--device cpu"),
+    ],
+)
+def test_passes_and_workspaces_that_cannot_be(flags: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        _options("lenet5", *flags)
+
+
+def test_a_step_without_a_pass_or_with_less_workspace_gives_the_same() -> None:
+    (case,) = WORKLOADS["lenet5"].cases
+    assert isinstance(case, TrainingCase)
+    losses, calls = [], []
+    for options in ({}, {"without": ["fuse"]}, {"workspace_limit": 0}):
+        with settings.override(workspace_limit=settings.workspace_limit):
+            framework = CalderaFramework({"accuracy": "strict", **options}, settings.threads)
+            task = framework.trainer(case, "float32", 8)
+            losses.append(task.losses(2))
+            calls.append(len(task._steps.training(8).explain(time=False).rows))
+    np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=1e-5)
+    assert calls[1] > calls[0]
