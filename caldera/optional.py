@@ -20,7 +20,8 @@ def optional_import(module: str, package: str, where: str) -> Any:
     """
     try:
         return import_module(module)
-    except ImportError as error:
+    except (ImportError, OSError) as error:
+        # The latter where a library of the machine is missing under the package.
         raise ConfigError.build(
             where,
             expected=f"the package {package}",

@@ -9,6 +9,7 @@ has no word for, if uv cannot be had or does not succeed, pip does it.
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import importlib.util
 import os
 import subprocess
@@ -28,6 +29,9 @@ _VARIABLES = {
     "trusted-host": "UV_INSECURE_HOST",
 }
 """What pip's settings are called by uv."""
+_WITH_LIBRARY = ("soundfile",)
+"""Packages of which uv takes the wheel for any machine, where pip takes the one that brings a
+library for this machine."""
 _WITHOUT_EFFECT = frozenset(
     {"cache-dir", "disable-pip-version-check", "no-cache-dir", "no-color", "no-compile", "no-input",
      "progress-bar", "quiet", "require-virtualenv", "retries", "root-user-action", "verbose"}
@@ -79,10 +83,26 @@ def with_uv(words: Sequence[str]) -> bool:
     return done.returncode == 0
 
 
+def with_their_libraries() -> int:
+    """Let pip install again what uv took without its library; the exit status."""
+    wanted = []
+    for name in _WITH_LIBRARY:
+        try:
+            found = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if "none-any" in (found.read_text("WHEEL") or ""):
+            wanted.append(f"{name}=={found.version}")
+    if not wanted:
+        return 0
+    how = ("--quiet", "--no-compile", "--no-deps", "--force-reinstall")
+    return subprocess.run([*_PIP, "install", *how, *wanted], check=False).returncode
+
+
 def main(words: Sequence[str]) -> int:
     """Install; the exit status."""
     if with_uv(words):
-        return 0
+        return with_their_libraries()
     print("without uv: pip installs it, which takes longer", file=sys.stderr)
     done = subprocess.run([*_PIP, "install", "--quiet", "--no-compile", *words], check=False)
     return done.returncode

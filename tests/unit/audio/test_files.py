@@ -12,7 +12,7 @@ import soundfile
 
 from caldera import audio
 from caldera.audio import kaldi
-from caldera.errors import DataError
+from caldera.errors import ConfigError, DataError
 from tests.unit.audio.oracles import REFERENCE
 
 
@@ -163,3 +163,15 @@ def test_the_layout_of_librispeech(tmp_path: Path) -> None:
     (folder / "84-121.trans.txt").write_text("84-121-0002 GO ON\n")
     with pytest.raises(DataError, match=r"84-121-0002\.flac"):
         list(audio.librispeech(tmp_path))
+
+
+def test_a_package_whose_library_is_missing_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> None:
+        raise OSError("cannot load library 'libsndfile.so'")
+
+    (tmp_path / "a.flac").write_bytes(b"fLaC")
+    monkeypatch.setattr("caldera.optional.import_module", missing)
+    with pytest.raises(ConfigError, match=r"caldera\[audio\].*libsndfile"):
+        audio.read(tmp_path / "a.flac")

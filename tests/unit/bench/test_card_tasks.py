@@ -63,7 +63,7 @@ def test_fit_is_held_after_its_first_step_and_after_each_epoch() -> None:
         task.call()
         done.append(int(task._model.optimizer.step.numpy()))
     assert done == [1, 16, 32]
-    assert len(timed(task, seconds=0.0, least=2)) == 2
+    assert len(timed(task, seconds=0.0, least=2).wall) == 2
 
 
 def test_the_epochs_of_fit_have_the_mean_losses_of_their_steps() -> None:
@@ -149,7 +149,7 @@ class _Slow(Task):
 
 def test_so_many_calls_are_waited_for_together_that_the_wait_does_not_matter() -> None:
     task = _Slow()
-    assert len(timed(task, seconds=0.0, least=3, shortest=20e-3)) == 3
+    assert len(timed(task, seconds=0.0, least=3, shortest=20e-3).wall) == 3
     # One call by itself seems to take 2.1 ms, of which ten would be enough; but many take 0.1 ms.
     assert task.launched[0] == 1
     assert task.launched[-1] >= 20

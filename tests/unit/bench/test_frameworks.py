@@ -136,4 +136,4 @@ def test_loaders_give_every_sample_once_an_epoch() -> None:
 def test_times_are_taken_as_often_as_asked() -> None:
     task = _framework("caldera").task(SMALL[3])
     assert first_call(task) > 0
-    assert len(timed(task, seconds=0.0, least=5)) == 5
+    assert len(timed(task, seconds=0.0, least=5).wall) == 5
