@@ -186,13 +186,11 @@ def _counted(frames: np.ndarray, lengths: Any, name: str) -> list[np.ndarray]:
         return list(frames)
     counts = real_array_of(lengths, f"audio.{name}")
     samples, most, _ = frames.shape
-    if counts.shape != (samples,) or counts.dtype.kind not in "iu" or not (
-        0 <= counts.min(initial=0) <= counts.max(initial=0) <= most
-    ):  # fmt: skip
+    are_counts = counts.shape == (samples,) and counts.dtype.kind in "iu"
+    if not are_counts or not 0 <= counts.min(initial=0) <= counts.max(initial=0) <= most:
+        kind = f"{counts.dtype} of shape {counts.shape}"
         raise DataError.build(
             f"audio.{name}", expected=f"lengths, {samples} whole numbers from 0 to {most}",
-            got=f"{counts.dtype} of shape {counts.shape}"
-            if counts.shape != (samples,) or counts.dtype.kind not in "iu"
-            else f"{counts.min()} to {counts.max()}",
+            got=f"{counts.min()} to {counts.max()}" if are_counts else kind,
         )  # fmt: skip
     return [each[:count] for each, count in zip(frames, counts, strict=True)]

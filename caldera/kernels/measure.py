@@ -99,7 +99,7 @@ def _right_runners(
                 output.fill(np.nan if is_float(output.dtype) else 1)
             runner = kernel.bind(call)
             seconds = _seconds(runner, 1)
-            judge.hear(kernel.name)
+            judge.hear(kernel)
         except Exception as problem:
             # Whatever a candidate raises, the others can still serve.
             outcome.failures[kernel.name] = f"{type(problem).__name__}: {problem}"
@@ -112,30 +112,40 @@ def _right_runners(
     return runners
 
 
+def _module(kernel: Kernel) -> str:
+    """Where a kernel is written."""
+    bind = kernel.bind
+    while isinstance(bind, partial):
+        bind = bind.func
+    return bind.__module__
+
+
 class _Judge:
     """Knows the right results of a call: those that two kernels agree on, or the oracle's.
 
-    With `alone` no kernel's word counts.
+    Kernels of one module share its mistakes, and do not vouch for each other. With `alone` no
+    kernel's word counts.
     """
 
     def __init__(self, call: Call, *, alone: bool) -> None:
         self._call = call
         self._right: Sequence[np.ndarray] | None = None
-        self._witness: tuple[str, list[np.ndarray]] | None = None
+        self._witness: tuple[Kernel, list[np.ndarray]] | None = None
         # Integers may be right by chance.
         self._alone = alone or not all(is_float(output.dtype) for output in call.outputs)
 
-    def hear(self, name: str) -> None:
+    def hear(self, kernel: Kernel) -> None:
         """Take what a kernel has just written; raise if it is known to be wrong."""
         call = self._call
         if not is_checkable(call.node):
             return
         if self._right is None and not self._alone:
             if self._witness is None:
-                self._witness = name, [output.copy() for output in call.outputs]
+                self._witness = kernel, [output.copy() for output in call.outputs]
                 return
-            if self._agree(self._witness[1], call.outputs):
-                self._right = self._witness[1]
+            witness, results = self._witness
+            if _module(witness) != _module(kernel) and self._agree(results, call.outputs):
+                self._right = results
                 return
         self._check(call.outputs)
 
@@ -143,11 +153,11 @@ class _Judge:
         """What is wrong with the first kernel, if no other has confirmed it."""
         if self._witness is None or self._right is self._witness[1]:
             return {}
-        (name, results), self._witness = self._witness, None
+        (kernel, results), self._witness = self._witness, None
         try:
             self._check(results)
         except _WrongResultError as problem:
-            return {name: f"{type(problem).__name__}: {problem}"}
+            return {kernel.name: f"{type(problem).__name__}: {problem}"}
         return {}
 
     def _agree(self, results: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:

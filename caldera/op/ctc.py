@@ -135,7 +135,7 @@ def _check_lengths(name: str, given: np.ndarray | None, samples: int, most: int 
             location(_NAME), expected=f"{name} of shape {(samples,)}, one a sample",
             got=f"shape {given.shape}",
         )  # fmt: skip
-    wrong = (given < 0) | (given > (given.max(initial=0) if most is None else most))
+    wrong = given < 0 if most is None else (given < 0) | (given > most)
     if wrong.any():
         sample = int(np.argmax(wrong))
         end = "" if most is None else f" to {most}"

@@ -68,8 +68,10 @@ STORED: dict[str, int] = {
 """In half precision between two products, where its first inputs are: how many of them."""
 
 STATISTICS_GRADIENTS = frozenset({"batch_norm_grad", "layer_norm_grad", "group_norm_grad"})
-"""Gradients by the mean and variance of x. An x that is rounded after these were taken would be
-wrong by many deviations where its mean is large beside them."""
+"""Gradients by the mean and variance of x, of g and x."""
+NORM_GRADIENTS = STATISTICS_GRADIENTS | {"local_response_norm_grad"}
+"""These read the x that the norm has read. Rounded after its mean was taken, it would be wrong by
+many deviations where the mean is large beside them."""
 
 COMPARISONS = frozenset({"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"})
 """Rounding a constant would change what these answer."""
@@ -164,7 +166,7 @@ class _Narrowing:
         count = STORED.get(node.op.name, 0)
         if node not in self.before_product:
             return 0
-        if node.op.name in STATISTICS_GRADIENTS:
+        if node.op.name in NORM_GRADIENTS:
             return count if self.new[node.inputs[1]].dtype == self.half else 0
         given = [each for each in node.inputs[:count] if each.dtype == float32]
         stored = [each for each in given if self.new[each].dtype == self.half]
@@ -178,9 +180,6 @@ class _Narrowing:
             return self._holds(value, exactly=node.op.name in COMPARISONS)
         if given.op.name == "cast":
             return given.inputs[0].dtype == bool_
-        if node.op.name == "local_response_norm_grad":
-            # Of a result that is as large as x, not as x without its mean.
-            return True
         # A bias, say. Numbers in variables (a loss scale) may be out of range.
         return _is_parameter(given) and 1 < given.spec.size < node.outputs[0].size
 

@@ -100,8 +100,8 @@ def test_passes_left_out_and_workspaces_take_part_beside_the_usual_step() -> Non
         "strict", "fast", "strict without fuse", "strict without layout",
         "strict with 0 MiB of workspace", "strict with 8 MiB of workspace",
     ]  # fmt: skip
-    (operators,) = (each.cases[0] for each in (WORKLOADS["elementwise"],))
-    assert len(contestants(operators, [], ["strict"], compiler=False, **ways)) == 1  # type: ignore[arg-type]
+    operator = WORKLOADS["elementwise"].cases[0]
+    assert len(contestants(operator, [], ["strict"], compiler=False, **ways)) == 1  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,13 @@ def test_what_a_choice_may_be_expected_to_lose() -> None:
 # --- who is right
 
 
-def _kernels(*works: Callable[[Call], object]) -> list[Kernel]:
+def _kernels(*works: Callable[[Call], object], module: str = "module {}") -> list[Kernel]:
     def kernel(index: int, work: Callable[[Call], object]) -> Kernel:
-        return Kernel("matmul", "cpu", f"{index}", lambda call: lambda: work(call))
+        def bind(call: Call) -> Callable[[], object]:
+            return lambda: work(call)
+
+        bind.__module__ = module.format(index)
+        return Kernel("matmul", "cpu", f"{index}", bind)
 
     return [kernel(index, work) for index, work in enumerate(works)]
 
@@ -111,3 +115,10 @@ def test_two_that_agree_are_right_and_else_the_oracle_is_asked(
     assert len(questions) == asked
     measure.measure(product_node(), _kernels(*works), 1.0, thorough=True)
     assert len(questions) == asked + 1
+
+
+def test_kernels_of_one_module_do_not_vouch_for_each_other() -> None:
+    both = _kernels(wrongly, wrongly, module="the same")
+    assert set(measure.measure(product_node(), both, 1.0).failures) == {"0", "1"}
+    right = _kernels(compute, compute, module="the same")
+    assert set(measure.measure(product_node(), right, 1.0).times) == {"0", "1"}

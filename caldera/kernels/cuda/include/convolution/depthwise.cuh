@@ -11,27 +11,24 @@ __host__ __device__ constexpr int floor_quotient(int n, int by) {
     return n >= 0 ? n / by : -((by - 1 - n) / by);
 }
 
-template <int ROWS, int COLUMNS, int STRIDE_Y, int STRIDE_X, int PADDING_Y, int PADDING_X,
-          int DILATION_Y, int DILATION_X>
-struct Window {
-    static const int ROWS_ = ROWS, COLUMNS_ = COLUMNS, TAPS = ROWS * COLUMNS;
-    static const int STRIDE_Y_ = STRIDE_Y, STRIDE_X_ = STRIDE_X;
-    static const int PADDING_Y_ = PADDING_Y, PADDING_X_ = PADDING_X;
-    static const int DILATION_Y_ = DILATION_Y, DILATION_X_ = DILATION_X;
+template <int R, int S, int SY, int SX, int PY, int PX, int DY, int DX> struct Window {
+    static const int ROWS = R, COLUMNS = S, TAPS = R * S;
+    static const int STRIDE_Y = SY, STRIDE_X = SX, PADDING_Y = PY, PADDING_X = PX;
+    static const int DILATION_Y = DY, DILATION_X = DX;
 };
 
 // What a run of L results reads in a row of the image: SPAN pixels from `first` on; result l meets
 // pixel o of them through tap s.
 template <typename W, int L> struct Forward {
-    static const int SPAN = (L - 1) * W::STRIDE_X_ + (W::COLUMNS_ - 1) * W::DILATION_X_ + 1;
+    static const int SPAN = (L - 1) * W::STRIDE_X + (W::COLUMNS - 1) * W::DILATION_X + 1;
     static __device__ __forceinline__ int row(int target, int tap) {
-        return target * W::STRIDE_Y_ + tap * W::DILATION_Y_ - W::PADDING_Y_;
+        return target * W::STRIDE_Y + tap * W::DILATION_Y - W::PADDING_Y;
     }
     static __device__ __forceinline__ int first(int target) {
-        return target * W::STRIDE_X_ - W::PADDING_X_;
+        return target * W::STRIDE_X - W::PADDING_X;
     }
     static __device__ __forceinline__ bool meets(int l, int s, int o) {
-        return l * W::STRIDE_X_ + s * W::DILATION_X_ == o;
+        return l * W::STRIDE_X + s * W::DILATION_X == o;
     }
 };
 
@@ -39,17 +36,17 @@ template <typename W, int L> struct Forward {
 // stride, so that all runs look alike.
 template <typename W, int L> struct Backward {
     static const int LOW =
-        floor_quotient(W::PADDING_X_ - (W::COLUMNS_ - 1) * W::DILATION_X_, W::STRIDE_X_);
-    static const int SPAN = floor_quotient(L - 1 + W::PADDING_X_, W::STRIDE_X_) - LOW + 1;
+        floor_quotient(W::PADDING_X - (W::COLUMNS - 1) * W::DILATION_X, W::STRIDE_X);
+    static const int SPAN = floor_quotient(L - 1 + W::PADDING_X, W::STRIDE_X) - LOW + 1;
     static __device__ __forceinline__ int row(int target, int tap) {
-        int place = target + W::PADDING_Y_ - tap * W::DILATION_Y_;
-        return place >= 0 && place % W::STRIDE_Y_ == 0 ? place / W::STRIDE_Y_ : -1;
+        int place = target + W::PADDING_Y - tap * W::DILATION_Y;
+        return place >= 0 && place % W::STRIDE_Y == 0 ? place / W::STRIDE_Y : -1;
     }
     static __device__ __forceinline__ int first(int target) {
-        return target / W::STRIDE_X_ + LOW;
+        return target / W::STRIDE_X + LOW;
     }
     static __device__ __forceinline__ bool meets(int l, int s, int o) {
-        return l + W::PADDING_X_ - s * W::DILATION_X_ == (o + LOW) * W::STRIDE_X_;
+        return l + W::PADDING_X - s * W::DILATION_X == (o + LOW) * W::STRIDE_X;
     }
 };
 
@@ -88,6 +85,32 @@ __device__ __forceinline__ void read_row(
     }
 }
 
+// `meet(tap, l, v, pixel)` for all pixels that the results l of a run see, and each of V channels.
+template <typename Way, typename W, int V, int L, typename T, typename Meet>
+__device__ __forceinline__ void each_meeting(
+    const T* image, const Run& run, const Planes& planes, Meet meet) {
+    typedef typename Computed<T>::type A;
+#pragma unroll
+    for (int r = 0; r < W::ROWS; r++) {
+        i32 y = Way::row(run.row, r);
+        if ((u32)y >= (u32)planes.height) continue;
+        Pack<T, V> pixels[Way::SPAN];
+        i64 line = ((i64)run.image * planes.height + y) * planes.width;
+        read_row(image + line * planes.channels, Way::first(run.column), planes.width,
+                 planes.channels, pixels);
+#pragma unroll
+        for (int o = 0; o < Way::SPAN; o++)
+#pragma unroll
+            for (int s = 0; s < W::COLUMNS; s++)
+#pragma unroll
+                for (int l = 0; l < L; l++)
+                    if (Way::meets(l, s, o))
+#pragma unroll
+                        for (int v = 0; v < V; v++)
+                            meet(r * W::COLUMNS + s, l, v, (A)wide(pixels[o].at[v]));
+    }
+}
+
 template <typename Way, typename W, int V, int L, typename T>
 __device__ __forceinline__ void depthwise(
     const T* image, const T* filters, T* out, const Planes& planes) {
@@ -108,26 +131,10 @@ __device__ __forceinline__ void depthwise(
         for (int l = 0; l < L; l++)
 #pragma unroll
             for (int v = 0; v < V; v++) sums[l][v] = (A)0;
-#pragma unroll
-        for (int r = 0; r < W::ROWS_; r++) {
-            i32 y = Way::row(run.row, r);
-            if ((u32)y >= (u32)planes.height) continue;
-            Pack<T, V> pixels[Way::SPAN];
-            i64 line = ((i64)run.image * planes.height + y) * planes.width;
-            read_row(image + line * planes.channels + channel, Way::first(run.column),
-                     planes.width, planes.channels, pixels);
-#pragma unroll
-            for (int o = 0; o < Way::SPAN; o++)
-#pragma unroll
-                for (int s = 0; s < W::COLUMNS_; s++)
-#pragma unroll
-                    for (int l = 0; l < L; l++)
-                        if (Way::meets(l, s, o))
-#pragma unroll
-                            for (int v = 0; v < V; v++)
-                                sums[l][v] += (A)wide(pixels[o].at[v]) *
-                                              kept[r * W::COLUMNS_ + s][v];
-        }
+        each_meeting<Way, W, V, L>(
+            image + channel, run, planes, [&](int tap, int l, int v, A pixel) {
+                sums[l][v] += pixel * kept[tap][v];
+            });
         i64 place = ((i64)run.image * planes.rows + run.row) * planes.columns + run.column;
 #pragma unroll
         for (int l = 0; l < L; l++)
@@ -156,29 +163,13 @@ __device__ __forceinline__ void block_depthwise_weight(
         i64 place = ((i64)run.image * planes.rows + run.row) * planes.columns;
         read_row(gradient + place * planes.channels + channel, run.column, planes.columns,
                  planes.channels, slopes);
-#pragma unroll
-        for (int r = 0; r < W::ROWS_; r++) {
-            i32 y = Way::row(run.row, r);
-            if ((u32)y >= (u32)planes.height) continue;
-            Pack<T, V> pixels[Way::SPAN];
-            i64 line = ((i64)run.image * planes.height + y) * planes.width;
-            read_row(image + line * planes.channels + channel, Way::first(run.column),
-                     planes.width, planes.channels, pixels);
-#pragma unroll
-            for (int o = 0; o < Way::SPAN; o++)
-#pragma unroll
-                for (int s = 0; s < W::COLUMNS_; s++)
-#pragma unroll
-                    for (int l = 0; l < L; l++)
-                        if (Way::meets(l, s, o))
-#pragma unroll
-                            for (int v = 0; v < V; v++)
-                                sums[r * W::COLUMNS_ + s][v] +=
-                                    (A)wide(pixels[o].at[v]) * (A)wide(slopes[l].at[v]);
-        }
+        each_meeting<Way, W, V, L>(
+            image + channel, run, planes, [&](int tap, int l, int v, A pixel) {
+                sums[tap][v] += pixel * (A)wide(slopes[l].at[v]);
+            });
     }
-    int wide_row = blockDim.x * V, thread = threadIdx.y * blockDim.x + threadIdx.x;
-    i32 begin = (i32)blockIdx.y * wide_row;
+    int block_channels = blockDim.x * V, thread = threadIdx.y * blockDim.x + threadIdx.x;
+    i32 begin = (i32)blockIdx.y * block_channels;
 #pragma unroll
     for (int tap = 0; tap < W::TAPS; tap++) {
         // What was added up for the tap before has been read by then.
@@ -187,10 +178,10 @@ __device__ __forceinline__ void block_depthwise_weight(
         for (int v = 0; v < V; v++) shared[thread * V + v] = sums[tap][v];
         __syncthreads();
         A* here = partial + ((i64)blockIdx.x * W::TAPS + tap) * planes.channels;
-        for (int i = thread; i < wide_row && begin + i < planes.channels;
+        for (int i = thread; i < block_channels && begin + i < planes.channels;
              i += blockDim.x * blockDim.y) {
             A total = shared[i];
-            for (int y = 1; y < blockDim.y; y++) total += shared[y * wide_row + i];
+            for (int y = 1; y < blockDim.y; y++) total += shared[y * block_channels + i];
             here[begin + i] = total;
         }
     }
