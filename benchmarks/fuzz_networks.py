@@ -6,7 +6,7 @@ edges of tiles are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from caldera import NeuralNetwork, nn
+from caldera.graph.opdef import OPS
+from caldera.kernels.table import TABLE
 from caldera.lazy import Expr
 
 ACTIVATIONS = tuple(nn.activations)
@@ -40,6 +42,8 @@ class Sizes:
     channels: int = 128
     length: int = 24
 
+
+LARGE = Sizes()
 
 SMALL = Sizes(width=40, batch=9, depth=2, side=7, channels=9, length=4)
 """For a card that the host plays."""
@@ -101,9 +105,15 @@ class RandomNetwork:
             batch_size=self.batch, precision=self.precision, seed=self.seed % 1000, device=device,
         )  # fmt: skip
 
-    def code(self, device: str) -> str:
-        """A program that trains it."""
+    def code(self, device: str, kernels: Mapping[str, str]) -> str:
+        """A program that trains it, ops by these kernels where they can be."""
         begin = "import numpy as np\nimport caldera as cd\nfrom caldera import nn\n\n"
+        if kernels:
+            begin += (
+                "from caldera.kernels.choose import choices\n\n"
+                f"for op, kernel in {dict(kernels)}.items():\n"
+                '    choices.fix(op, kernel, "cuda")\n\n'
+            )
         return begin + "\n".join(each._statements(device) for each in (self.before, self) if each)
 
     def _statements(self, device: str) -> str:
@@ -242,7 +252,7 @@ KINDS: tuple[Callable[[_Drawn, int], list[LayerText]], ...] = (
 )  # fmt: skip
 
 
-def random_network(seed: int, sizes: Sizes = Sizes(), *, alone: bool = False) -> RandomNetwork:  # noqa: B008
+def random_network(seed: int, sizes: Sizes = LARGE, *, alone: bool = False) -> RandomNetwork:
     """The network of a seed; `alone`: without another one before it."""
     drawn = _Drawn(seed, sizes)
     random = drawn.random
@@ -257,6 +267,15 @@ def random_network(seed: int, sizes: Sizes = Sizes(), *, alone: bool = False) ->
         seed, tuple(layers), batch, results, random.choice(("cross_entropy", "mse")),
         random.choice(OPTIMIZERS), random.choice(PRECISIONS), before,
     )  # fmt: skip
+
+
+def drawn_kernels(seed: int) -> dict[str, str]:
+    """For each op that has several kernels on a card, which of them serves where it can. What is
+    drawn for a seed changes when there are new kernels."""
+    TABLE.load("cuda")
+    random = Random(f"kernels of {seed}")
+    several = {op: names for op in OPS if len(names := TABLE.names(op, "cuda")) > 1}
+    return {op: random.choice(names) for op, names in several.items()}
 
 
 def state_of(model: NeuralNetwork) -> Sequence[np.ndarray]:
