@@ -2,12 +2,15 @@
 
     python benchmarks/fuzz_card.py --count 200 --jobs 14 --seconds 140
     python benchmarks/fuzz_card.py --seed 17 --count 1
+    python benchmarks/fuzz_card.py --seeds 17,34,3111 --jobs 3
 
-A difference counts only if it is larger than what a rounding does to the CPU's own run: samples,
-first weights and what each layer gives are changed in the last of the bits that the network's
-precision has, or the same is computed by other kernels, those of NumPy. At the end stands how
-many networks crashed, hung, differed or agreed, and each that did not agree as a program that can
-be run.
+The CPU computes by NumPy's functions, which need no compiler; where the card differs from these, by
+its own kernels. A difference counts only if it is larger than what a rounding does to the CPU's own
+run: samples, first weights and what each layer gives are changed in the last of the bits that the
+network's precision has, or the results of every op are, or the same is computed by NumPy. With
+`--draw` kernels of the card are drawn instead of measured, so that also those run which are seldom
+fastest. At the end stands how many networks crashed, hung, differed or agreed, and each that did
+not agree as a program that can be run.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -34,22 +38,28 @@ from fuzz_networks import (
     LayerRounding,
     RandomNetwork,
     Sizes,
+    drawn_kernels,
     random_network,
     state_of,
 )
+from fuzz_rounding import PRECISION_STEP, rounded_ops
 
 from caldera.errors import CalderaError
 from caldera.graph.opdef import OPS
-from caldera.kernels.choose import ORACLE, choices
+from caldera.kernels.choose import choices
 from caldera.kernels.table import TABLE
+from caldera.kernels.verdict import ORACLE
 
-ROUNDING = {None: 2.0**-23, "tf32": 2.0**-10, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-"""The distance of two neighbouring numbers, relative to them."""
 MOST_CHANGES = 8
 """How often the CPU is asked what a rounding does, before a difference counts."""
 MARGIN = 4.0
 """Every op of a step rounds, not only what is given to the first: so many times that counts."""
 TELL_EVERY = 50
+NONE: Mapping[str, str] = {}
+ONE_THREAD = dict.fromkeys(
+    ("CALDERA_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
+)
+"""The processes themselves keep all cores busy."""
 OUTCOMES = ("crash", "hang", "difference", "agreed")
 
 
@@ -65,6 +75,18 @@ class Outcome:
 # --- one network
 
 
+@contextmanager
+def fixed(kernels: Mapping[str, str], family: str) -> Iterator[None]:
+    """Inside, these ops are computed by these kernels, where they can be."""
+    for op, name in kernels.items():
+        choices.fix(op, name, family)
+    try:
+        yield
+    finally:
+        for op in kernels:
+            choices.unfix(op, family)
+
+
 def trained(network: RandomNetwork, device: Any, changed: int | None = None) -> list[np.ndarray]:
     """Losses, what was learnt and predictions; `changed` is the seed of a change by a rounding."""
     if network.before is not None and changed is None and device != "cpu":
@@ -73,7 +95,7 @@ def trained(network: RandomNetwork, device: Any, changed: int | None = None) -> 
     model = network.model(device)
     if changed is not None:
         draw = np.random.default_rng(changed)
-        step = ROUNDING[network.precision]
+        step = PRECISION_STEP[network.precision or "float32"]
 
         def rounded(array: np.ndarray) -> np.ndarray:
             signs = draw.integers(0, 2, array.shape).astype(np.float32) * 2 - 1
@@ -88,9 +110,28 @@ def trained(network: RandomNetwork, device: Any, changed: int | None = None) -> 
     return [np.array(losses), *state_of(model), np.array(model.predict(x), np.float64)]
 
 
-def compared(network: RandomNetwork, device: Any) -> Outcome:
-    """Train a network on a device and on the CPU."""
-    there, here = _or_error(network, device), _or_error(network, "cpu")
+def compared(network: RandomNetwork, device: Any, kernels: Mapping[str, str] = NONE) -> Outcome:
+    """Train a network on a device, ops by these kernels, and on the CPU."""
+    with fixed(kernels, "cuda"):
+        there = _or_error(network, device)
+    by_numpy = _by_numpy(network)
+    if not isinstance(there, str) and not isinstance(by_numpy, str):
+        rounded = _by_numpy(network, 0)
+        if not isinstance(rounded, str):
+            step = PRECISION_STEP[network.precision or "float32"]
+            worst, detail = _worst(there, by_numpy, [rounded], step)
+            if worst <= 1:
+                return Outcome(network.seed, "agreed", detail)
+    return _compared_again(network, device, there, by_numpy)
+
+
+def _compared_again(network: RandomNetwork, device: Any, there: Any, by_numpy: Any) -> Outcome:
+    """What the card gave beside the CPU's own kernels.
+
+    NumPy rounds less often, and its last bits are others: where a tanh is as good as 1, its slope
+    is 0 or not, and Adagrad makes of the smallest gradient as large a step as of any.
+    """
+    here = _or_error(network, "cpu")
     if isinstance(there, str) or isinstance(here, str):
         agreed = isinstance(there, str) and isinstance(here, str)
         detail = f"{device}: {_shown(there)}; cpu: {_shown(here)}"
@@ -99,28 +140,26 @@ def compared(network: RandomNetwork, device: Any) -> Outcome:
     worst, detail = float("inf"), ""
     # What looks like a difference gets more chances: steps of Adam are as large as their sign.
     while worst > 1 and len(changed) < MOST_CHANGES:
-        found = (
-            _by_reference(network) if len(changed) == 1
-            else _or_error(network, "cpu", len(changed))
-        )  # fmt: skip
+        found = by_numpy if len(changed) == 1 else _changed(network, len(changed))
         if isinstance(found, str):
             return Outcome(network.seed, "agreed", "a rounding makes the CPU fail")
         changed.append(found)
-        worst, detail = _worst(there, here, changed, ROUNDING[network.precision])
+        worst, detail = _worst(there, here, changed, PRECISION_STEP[network.precision or "float32"])
     return Outcome(network.seed, "agreed" if worst <= 1 else "difference", detail)
 
 
-def _by_reference(network: RandomNetwork) -> Any:
-    """The same by NumPy's functions, whose last bits are others: where a tanh is as good as 1, its
-    slope is 0 or not, and Adagrad makes of the smallest gradient as large a step as of any."""
+def _changed(network: RandomNetwork, number: int) -> Any:
+    """What a rounding does: in samples, weights and layers, or in every op."""
+    if number % 3 != 2:
+        return _or_error(network, "cpu", number)
+    with rounded_ops(number):
+        return _by_numpy(network)
+
+
+def _by_numpy(network: RandomNetwork, changed: int | None = None) -> Any:
     names = [name for name in OPS if ORACLE in TABLE.names(name, "cpu")]
-    for name in names:
-        choices.fix(name, ORACLE)
-    try:
-        return _or_error(network, "cpu")
-    finally:
-        for name in names:
-            choices.unfix(name)
+    with fixed(dict.fromkeys(names, ORACLE), "cpu"):
+        return _or_error(network, "cpu", changed)
 
 
 def _worst(
@@ -170,8 +209,10 @@ def in_own_process(seed: int, options: argparse.Namespace) -> Outcome:
     """Compare the network of a seed; what kills a process kills no other."""
     command = [sys.executable, str(Path(__file__).resolve()), "--one", "--seed", str(seed)]
     command += ["--device", options.device, "--timeout", str(options.timeout)]
-    command += ["--small"] if options.small else []
-    environment = {**os.environ, "CALDERA_THREADS": "1"}
+    command += ["--small"] * options.small + ["--draw"] * options.draw
+    environment = {**os.environ, **ONE_THREAD}
+    # Each would compile the packages anew.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=options.timeout, check=False,
@@ -195,10 +236,15 @@ def outcomes(options: argparse.Namespace) -> Iterator[Outcome]:
         return in_own_process(seed, options) if perf_counter() < end else None
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        seeds = range(options.seed, options.seed + options.count)
+        seeds = options.seeds or range(options.seed, options.seed + options.count)
         for each in as_completed([pool.submit(one, seed) for seed in seeds]):
             if (found := each.result()) is not None:
                 yield found
+
+
+def sizes_of(options: argparse.Namespace) -> Sizes:
+    """What networks are drawn from."""
+    return SMALL if options.small else Sizes()
 
 
 def counted(found: Sequence[Outcome]) -> str:
@@ -207,14 +253,16 @@ def counted(found: Sequence[Outcome]) -> str:
     return ", ".join(f"{what} {counts[what]}" for what in OUTCOMES)
 
 
-def summary(found: Sequence[Outcome], sizes: Sizes, device: str) -> str:
+def summary(found: Sequence[Outcome], options: argparse.Namespace) -> str:
     """What happened, and the networks that did not agree as programs."""
     lines = [counted(found)]
     for each in sorted(found, key=lambda each: each.seed):
         if each.what != "agreed":
             told = each.detail.replace("\n", "\n# ")
             lines += ["", f"# seed {each.seed}: {each.what}: {told}"]
-            lines.append(random_network(each.seed, sizes).code(device))
+            network = random_network(each.seed, sizes_of(options))
+            kernels = drawn_kernels(each.seed) if options.draw else NONE
+            lines.append(network.code(options.device, kernels))
     return "\n".join(lines)
 
 
@@ -223,25 +271,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=100, help="networks")
     parser.add_argument("--seed", type=int, default=0, help="of the first network")
+    parser.add_argument("--seeds", type=lambda text: [int(each) for each in text.split(",")],
+                        help="these alone")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=1, help="processes at once on one card")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--timeout", type=float, default=90.0, help="seconds until it hangs")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no network after this")
     parser.add_argument("--small", action="store_true", help="small networks")
+    parser.add_argument("--draw", action="store_true", help="draw the kernels of the card")
     parser.add_argument("--one", action="store_true", help="one network in this very process")
     options = parser.parse_args(arguments)
-    sizes = SMALL if options.small else Sizes()
     if options.one:
         # Of one that hangs its threads say where, before it is ended.
         faulthandler.dump_traceback_later(0.9 * options.timeout)
-        outcome = compared(random_network(options.seed, sizes), options.device)
+        network = random_network(options.seed, sizes_of(options))
+        kernels = drawn_kernels(options.seed) if options.draw else NONE
+        outcome = compared(network, options.device, kernels)
         print(json.dumps(vars(outcome)))
         return 0
     found: list[Outcome] = []
     begin = perf_counter()
 
     def tell_and_end(*_: Any) -> None:
-        print(f"ended from outside\n{summary(found, sizes, options.device)}", flush=True)
+        print(f"ended from outside\n{summary(found, options)}", flush=True)
         os._exit(1)
 
     # Who is ended by `timeout` says what was found until then.
@@ -252,7 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if len(found) % TELL_EVERY == 0:
             print(f"{perf_counter() - begin:.0f} s: {counted(found)}", flush=True)
     signal.signal(signal.SIGTERM, before)
-    print(summary(found, sizes, options.device), flush=True)
+    print(summary(found, options), flush=True)
     return int(any(each.what != "agreed" for each in found))
 
 

@@ -23,7 +23,7 @@ def fuzz(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     import fuzz_card
 
     yield fuzz_card
-    for name in ("fuzz_card", "fuzz_networks"):
+    for name in ("fuzz_card", "fuzz_networks", "fuzz_rounding"):
         sys.modules.pop(name, None)
 
 
@@ -32,7 +32,8 @@ SEEDS = (1, 7)
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_small_network_agrees_with_the_cpu(card: Device, fuzz: ModuleType, seed: int) -> None:
-    outcome = fuzz.compared(fuzz.random_network(seed, fuzz.SMALL, alone=True), card)
+    network = fuzz.random_network(seed, fuzz.SMALL, alone=True)
+    outcome = fuzz.compared(network, card, fuzz.drawn_kernels(seed))
     assert outcome.what == "agreed", outcome.detail
 
 
@@ -53,6 +54,18 @@ def test_a_difference_counts_if_a_rounding_makes_less(
     }  # fmt: skip
 
 
+def test_a_rounding_in_every_op_changes_a_little_and_goes(fuzz: ModuleType) -> None:
+    network = fuzz.random_network(1, fuzz.SMALL, alone=True)
+    plain = fuzz._by_numpy(network)
+    with fuzz.rounded_ops(2):
+        changed = fuzz._by_numpy(network)
+    again = fuzz._by_numpy(network)
+    largest = max(np.abs(one - other).max() for one, other in zip(plain, changed, strict=True))
+    assert 0 < largest < 0.1
+    for one, other in zip(plain, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_crashes_and_hangs_are_told_with_the_network_as_a_program(
     fuzz: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,6 +83,6 @@ def test_crashes_and_hangs_are_told_with_the_network_as_a_program(
     said = capsys.readouterr().out
     assert "crash 1, hang 1, difference 0, agreed 1" in said
     for seed in (0, 1):
-        program = fuzz.random_network(seed, fuzz.SMALL).code("cuda")
+        program = fuzz.random_network(seed, fuzz.SMALL).code("cuda", {})
         assert program in said
         compile(program, "network", "exec")
