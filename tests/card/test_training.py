@@ -9,6 +9,7 @@ import pytest
 
 from caldera import data, nn, optim
 from caldera.config import settings
+from caldera.lazy import device_plan
 from caldera.memory import Device
 from caldera.memory.trace import recorded
 from caldera.train import run as training_run
@@ -44,6 +45,18 @@ def compare(make: Any, card: Device, given: Any, **options: Any) -> None:
 def test_a_perceptron_learns_the_same(card: Device, fraction: float) -> None:
     with settings.override(resident_fraction=fraction, memory_limit=1 << 34):
         compare(perceptron, card, points(), validation=points(20))
+
+
+def test_copies_of_weights_change_no_bit(card: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained() -> list[np.ndarray]:
+        model = perceptron(card, precision="bfloat16", optimizer=optim.SGD(0.1))
+        model.fit(points(20), epochs=2, verbose=0)
+        return [each.numpy() for each in model.parameters()]
+
+    found = trained()
+    monkeypatch.setattr(device_plan, "copy_on", lambda *_: None)
+    for one, other in zip(found, trained(), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 CHANGES = [data.Crop(6, padding=1), data.Mirror(), data.Cutout(2), data.Normalise(0.5, 0.25)]

@@ -29,14 +29,17 @@ __device__ __forceinline__ void mma_add(float* c, const Fragment<false>* a, Frag
     mma_tf32(c, rows, b0.high, b1.high);
 }
 
-// a b = high high + high low + low high, the small terms first; low low is below the last bit.
+// a b = high high + high low + low high, the small terms first; low low is below the last bit. Tensor
+// cores cut off what they add: long sums are added outside of them, and rounded.
 __device__ __forceinline__ void mma_add(float* c, const Fragment<true>* a, Fragment<true> b0,
                                         Fragment<true> b1) {
     u32 high[4] = {a[0].high, a[1].high, a[2].high, a[3].high};
     u32 low[4] = {a[0].low, a[1].low, a[2].low, a[3].low};
-    mma_tf32(c, low, b0.high, b1.high);
-    mma_tf32(c, high, b0.low, b1.low);
-    mma_tf32(c, high, b0.high, b1.high);
+    float sums[4] = {0, 0, 0, 0};
+    mma_tf32(sums, low, b0.high, b1.high);
+    mma_tf32(sums, high, b0.low, b1.low);
+    mma_tf32(sums, high, b0.high, b1.high);
+    for (int i = 0; i < 4; i++) c[i] += sums[i];
 }
 
 // Lines of so many elements lie apart by 8 or 24 mod 32: fragments find each bank once, and lines
