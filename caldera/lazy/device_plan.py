@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 from caldera.config import settings
-from caldera.graph.node import Node
+from caldera.graph.node import Node, Symbol
+from caldera.graph.ops.base import cast
+from caldera.graph.ops.leaf import variable
 from caldera.graph.program import Program
 from caldera.kernels import reference  # noqa: F401 - it registers kernels
 from caldera.kernels.choose import choices
 from caldera.kernels.memory_format import wants_channels_last
+from caldera.kernels.shared_limits import shared_limits
 from caldera.kernels.table import PRECISION_CHECKS, TABLE, Kernel
 from caldera.memory import Device
 from caldera.passes.collectives import collectives
-from caldera.passes.pipeline import optimise
+from caldera.passes.pipeline import narrowed, optimise
+from caldera.passes.precision import HALF_NAMES
 from caldera.passes.structure_cache import StructureCache
+from caldera.passes.weight_copies import weight_copies
 from caldera.plan.memory_limit import room_for
 from caldera.plan.plan import Plan
+from caldera.plan.weight_copies import WeightCopies, copy_on
 
 structures = StructureCache()
 
@@ -44,6 +51,15 @@ def plan_on(program: Program, place: Device, how: How) -> Plan:
     precision, several = how.precision, how.several_ranks
     if precision is not None and place.kernels in PRECISION_CHECKS:
         PRECISION_CHECKS[place.kernels](precision)
+    # Collectives are numbered as they are written, and only here from nought.
+    ordered = collectives(program) if several else program
+    originals: dict[Symbol, Symbol] = {}
+    # Where memory is short, a cast that can be made again is better than one that stays.
+    if precision in HALF_NAMES and not place.is_host and settings.memory_limit is None:
+        ordered, originals = weight_copies(
+            narrowed(ordered, precision, how.without), partial(copy_on, place)
+        )
+        precision = None
     run_passes = partial(
         optimise,
         has_kernel=lambda name: TABLE.has(name, place.kernels),
@@ -52,28 +68,40 @@ def plan_on(program: Program, place: Device, how: How) -> Plan:
         channels_last=wants_channels_last(place.kernels),
         adds_rows=place.kernels == "cpu",
     )
-    # Collectives are numbered as they are written, and only here from nought.
-    ordered = collectives(program) if several else program
     passes = (place.kernels, TABLE.version, how.without, precision)
     optimised = structures.optimised(ordered, passes, run_passes)
     # Ranks agree on their kernels when a plan is made. Those of a host are quick to measure.
     soon = not place.is_host and not several
 
     total = settings.workspace_total
+    # A plan that chooses again keeps to what was fixed when it was made.
+    fixed = choices.fixed
 
     @cache
     def limits(measure: bool) -> dict[Node, int]:
         if total is None:
             return {}
-        return choices.shared_limits(optimised.order(), place.kernels, total, measure=measure)
+        return shared_limits(
+            choices, optimised.order(), place.kernels, total, measure=measure, fixed=fixed
+        )
 
     def choose(node: Node, *others: Kernel, measure: bool) -> Kernel:
         limit = limits(measure).get(node)
-        return choices.kernel(node, place.kernels, others, measure=measure, limit=limit)
+        return choices.kernel(
+            node, place.kernels, others, measure=measure, limit=limit, fixed=fixed
+        )
 
     return Plan(
         program, optimised, place, partial(choose, measure=not soon),
         choose_well=partial(choose, measure=True) if soon else None,
         in_place="in_place" not in how.without, communicator=how.communicator,
         room=room_for(optimised, place),
+        copies=_kept_copies(originals, place, how) if originals else None,
     )  # fmt: skip
+
+
+def _kept_copies(originals: Mapping[Symbol, Symbol], place: Device, how: How) -> WeightCopies:
+    made = tuple(
+        (copy, cast(variable(symbol=symbol), copy.spec.dtype)) for copy, symbol in originals.items()
+    )
+    return WeightCopies(originals, plan_on(Program((), made), place, How(how.without, None, None)))

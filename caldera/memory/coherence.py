@@ -69,6 +69,8 @@ class CoherentMemory:
     device: Device
     owner: str
     copies = 0
+    writes = 0
+    """How often somebody asked to write; a plan asks once for all runs that follow each other."""
 
     # What memory starts as. It stands here and not in `__init__`, which every tensor pays for.
     _has_device_side = False
@@ -181,6 +183,7 @@ class CoherentMemory:
     def _write_host(self, discard: bool) -> NDArray[Any]:
         """The host side, up to date unless it will all be overwritten; the other is now stale."""
         array = self._host_array()
+        self.writes += 1
         if not array.flags.writeable:
             raise DeviceError.build(
                 "MemoryManager",
@@ -234,6 +237,7 @@ class CoherentMemory:
             self._move("device", stream)
         self._device_stale = False
         if write:
+            self.writes += 1
             self._host_stale = self._two_sides
         if self._array is None:
             self._array = self.device.array(block, 0, (self.size,), self.dtype)

@@ -278,6 +278,8 @@ class Device(ABC):
         self.pool = pool
         self.counters = TransferCounters()
         self.touched = object()
+        self.last_writer: object = None
+        """The plan (a token of it) that was the last to run of those that update variables."""
         self.trace: Trace | None = None
         self.turn: AbstractContextManager[Any] = (
             nullcontext() if self.is_host else threading.RLock()

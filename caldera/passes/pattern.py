@@ -167,6 +167,8 @@ class Rules:
 
     def once(self, node: Node) -> Node | None:
         """What the first rule that matches makes of `node`; None if none does."""
+        if node.unchanged_by is self:
+            return None
         rows = self._by_op.get(node.op)
         if rows is None:
             rows = [
@@ -187,6 +189,7 @@ class Rules:
                 continue
             assert new.dtype == node.dtype, f"{node} must not become {new}"
             return broadcast_to(new, node.shape)
+        node.unchanged_by = self
         return None
 
     def __call__(self, program: Program) -> Program:

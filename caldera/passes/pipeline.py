@@ -58,17 +58,29 @@ def optimise(
     for name in without:
         if name not in NAMES:
             raise ConfigError.build("passes", expected="one of " + ", ".join(NAMES), got=repr(name))
+    _check_real(program, precision)
+    for _, run in passes(
+        has_kernel, frozenset(without), precision, channels_last=channels_last, adds_rows=adds_rows
+    ):
+        program = run(program)
+    return program
+
+
+def narrowed(program: Program, precision: str, without: Collection[str] = ()) -> Program:
+    """The program as it is after the passes that decide its precision, which come first."""
+    _check_real(program, precision)
+    if "losses" not in without:
+        program = stable_losses.RULES(program)
+    return lower_precision(program, precision)
+
+
+def _check_real(program: Program, precision: str | None) -> None:
     if precision is not None and any(map(has_complex, program.order())):
         raise DtypeError.build(
             "precision", expected="real numbers alone for a precision of their own",
             got=f"complex numbers, and precision={precision!r}",
             hint="leave precision out, or compile the complex part by itself",
         )  # fmt: skip
-    for _, run in passes(
-        has_kernel, frozenset(without), precision, channels_last=channels_last, adds_rows=adds_rows
-    ):
-        program = run(program)
-    return program
 
 
 def passes(

@@ -18,9 +18,9 @@ from caldera.errors import ConfigError, DeviceError
 from caldera.graph.memory_format import laid_out, stored_shape
 from caldera.graph.node import Node, Symbol
 from caldera.graph.program import Program
-from caldera.kernels.choose import ORACLE
 from caldera.kernels.step_launch import LAUNCH_GROUPERS, Piece
 from caldera.kernels.table import TABLE, Kernel, Runner
+from caldera.kernels.verdict import ORACLE
 from caldera.memory import Block, Device
 from caldera.memory.interface import CapturedGraph
 from caldera.plan.arena import SharedArena, Tenant, block_to_keep
@@ -37,6 +37,7 @@ from caldera.plan.roofline import Peaks, cpu_peaks_at_least
 from caldera.plan.schedule import Buffer, Lookup, Root, Schedule, Transfer
 from caldera.plan.step_fusion import can_fuse_step, execute, fuse_step, grouped
 from caldera.plan.timeline import Rehearsal, watch
+from caldera.plan.weight_copies import WeightCopies
 from caldera.tensor import Tensor
 
 
@@ -62,6 +63,7 @@ class Plan:
     any. With `choose_well`, which takes its time, this is asked before the second run: what runs
     only once is not worth it, and a first result comes soon. If its arena would take more than
     there is `room` for, values are dropped and computed again, or moved to the host meanwhile.
+    `copies` are those of weights in half precision that it reads.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -84,6 +86,7 @@ class Plan:
         in_place: bool = True,
         communicator: Any = None,
         room: Room | None = None,
+        copies: WeightCopies | None = None,
     ) -> None:
         self.original = original
         self.optimised = optimised
@@ -94,6 +97,8 @@ class Plan:
         self._has_run = False
         self._in_place = in_place
         self._room = room
+        self._copies = copies
+        self._writer = object()
         self._moved_out: Block | None = None
         self._roots = [Root(node, ("output", i)) for i, node in enumerate(optimised.outputs)]
         self._roots += [Root(node, symbol, overwrites=True) for symbol, node in optimised.updates]
@@ -120,11 +125,13 @@ class Plan:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes it holds on to between runs: inputs, constants and results that are not given away.
+        """Bytes it holds on to between runs: inputs, constants, copies of weights, and results that
+        are not given away.
 
         What runs only use meanwhile is in an arena, which plans share.
         """
-        return self._operands.nbytes + self._outputs.nbytes
+        copies = 0 if self._copies is None else self._copies.nbytes
+        return self._operands.nbytes + self._outputs.nbytes + copies
 
     @property
     def inputs(self) -> list[str]:
@@ -267,6 +274,9 @@ class Plan:
                 self._settle()
             self._has_run = True
             bound = self._prepare(feeds)
+            if self._operands.updated:
+                # Nobody's, should the run fail on its way.
+                self.device.last_writer = None
             if self.device.is_host and bound.graph is None:
                 execute(bound.pieces)
             else:
@@ -275,6 +285,8 @@ class Plan:
                         bound.graph.replay()
                     else:
                         self.device.stream.launch(partial(execute, bound.pieces))
+            if self._operands.updated:
+                self.device.last_writer = self._writer
             self._operands.inputs.launched()
             results = self._outputs.results()
             self._let_go()
@@ -361,7 +373,11 @@ class Plan:
             self._unbind()
         inputs = self._operands.inputs
         inputs.feed(feeds or {})
+        if self._copies is not None:
+            self._copies.make_ready(self._writer)
         self._operands.make_ready()
+        if self._copies is not None:
+            self._copies.note()
         if self._bound[inputs.turn].graph is None:
             arena = SharedArena.of(self.device)
             block = arena.at_least(self.arena_bytes)

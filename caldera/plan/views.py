@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,7 @@ _VIEWS: dict[str, Callable[[Node], ViewFunction]] = {
 }
 
 
+@lru_cache(maxsize=1 << 12)
 def meta_array(spec: Spec) -> np.ndarray:
     """An array with the right shape, dtype and strides, and no memory of its own.
 
