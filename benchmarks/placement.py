@@ -4,12 +4,13 @@
     python benchmarks/placement.py --device loopback --small      # whether it runs, without a card
 
 - networks: a training step with `settings.placement` auto, on the CPU and on the card;
-- factorisations: Cholesky, QR and LU (as `solve`) of 4096 and 8192 by each kernel, beside CuPy;
-- embedding: a step with a table on the host, by default larger than what is free on the card;
+- factorisations: Cholesky, QR and LU (as `solve`) of 4096 and 8192 by each kernel that can run
+  them, beside CuPy;
+- embedding: a step with a table of 20 GB on the host;
 - larger: a network whose parameters, gradients and Adam state are 1.5 times a memory limit, with
   the state and the updates on the host, beside the same network without a limit.
 
-All take turns in one process, and the best turn counts.
+All take turns in one process, and the best turn counts. Rows are printed as they come.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +36,12 @@ Step = Callable[[], None]
 Row = dict[str, Any]
 
 
-def best_of(steps: dict[str, Step], turns: int, repeats: int) -> dict[str, float]:
+def best_of(
+    steps: dict[str, Step], turns: int, repeats: int, unmeasured: int = 3
+) -> dict[str, float]:
     """Seconds a step, the best of so many turns; contestants take turns."""
     for step in steps.values():
-        for _ in range(3):
+        for _ in range(unmeasured):
             step()
     found = dict.fromkeys(steps, float("inf"))
     for _ in range(turns):
@@ -64,6 +68,13 @@ def step_of(plan: Plan, feeds: dict[str, Any]) -> Step:
 
 def line_of(row: Row) -> str:
     return f"| {row['case']} | {row['way']} | {row['ms']:.3f} |"
+
+
+def told(case: str, way: str, seconds: float) -> Row:
+    """A row, printed at once: what comes later may take long."""
+    row = {"case": case, "way": way, "ms": 1e3 * seconds}
+    print(line_of(row), flush=True)
+    return row
 
 
 # --- networks
@@ -93,8 +104,8 @@ def networks(device: str, small: bool) -> list[Row]:
                 layers(), optimizer=optim.Adam(1e-3, device=keeper), batch_size=batch, device=place,
             )  # fmt: skip
             steps[way] = step_of(*training_step(model, data, batch))
-        for way, seconds in best_of(steps, 3 if small else 7, 5 if small else 30).items():
-            rows.append({"case": f"{name}, batch {batch}", "way": way, "ms": 1e3 * seconds})
+        for way, seconds in best_of(steps, 3, 5 if small else 20).items():
+            rows.append(told(f"{name}, batch {batch}", way, seconds))
     return rows
 
 
@@ -113,34 +124,45 @@ def factorisations(device: str, sizes: Sequence[int], dtypes: Sequence[str]) -> 
             positive = (a @ a.T + n * np.eye(n)).astype(dtype)
             given = {"cholesky": positive, "qr": a, "solve": a + n * np.eye(n, dtype=dtype)}
             for name, matrix in given.items():
-                steps: dict[str, Step] = {}
-                for kernel in TABLE.names(name, family):
-                    if kernel == "reference" and family != "cpu":
-                        continue
-                    choices.fix(name, kernel, family=family)
-                    steps[kernel] = _factorised(name, matrix, device)
-                    choices.unfix(name, family=family)
-                steps |= _peers(name, matrix, device)
+                steps = _by_kernel(name, matrix, device) | _peers(name, matrix, device)
+                case = f"{'LU (solve)' if name == 'solve' else name} {n} {dtype}"
                 for way, seconds in best_of(steps, 3, 1).items():
-                    case = f"{'LU (solve)' if name == 'solve' else name} {n} {dtype}"
-                    rows.append({"case": case, "way": way, "ms": 1e3 * seconds})
-                    print(line_of(rows[-1]), flush=True)
+                    rows.append(told(case, way, seconds))
     return rows
 
 
-def _factorised(name: str, matrix: np.ndarray, device: str) -> Step:
+def _by_kernel(name: str, matrix: np.ndarray, device: str) -> dict[str, Step]:
+    """A step for each kernel that can run this, by its name; others are told."""
+    family = cd.device(device).kernels
+    steps: dict[str, Step] = {}
+    for kernel in TABLE.names(name, family):
+        if kernel == "reference" and family != "cpu":
+            continue
+        choices.fix(name, kernel, family=family)
+        try:
+            plan = _factorising(name, matrix, device)
+        finally:
+            choices.unfix(name, family=family)
+        ran = next(s.kernel.name for s in plan.schedule.steps if s.node.op.name == name)
+        if ran != kernel:
+            print(f"  {name} {matrix.shape}: kernel {kernel!r} cannot run it, {ran!r} would")
+            continue
+        steps[kernel] = partial(_waited_for, plan)
+    return steps
+
+
+def _factorising(name: str, matrix: np.ndarray, device: str) -> Plan:
     held = cd.Tensor.from_numpy(matrix, device=device)
     if name == "solve":
         found: Any = op.solve(held, cd.Tensor.from_numpy(matrix[:, :1].copy(), device=device))
     else:
         found = getattr(op, name)(held)
-    plan = cd.compile(list(found) if isinstance(found, tuple) else [found], remember=False)
+    return cd.compile(list(found) if isinstance(found, tuple) else [found], remember=False)
 
-    def step() -> None:
-        plan.run()
-        plan.device.stream.synchronize()
 
-    return step
+def _waited_for(plan: Plan) -> None:
+    plan.run()
+    plan.device.stream.synchronize()
 
 
 def _peers(name: str, matrix: np.ndarray, device: str) -> dict[str, Step]:
@@ -172,11 +194,11 @@ def embedding(device: str, table_bytes: int, width: int = 64, batch: int = 4096)
         optimizer=optim.SGD(0.1), batch_size=batch, device=device,
     )  # fmt: skip
     plan, feeds = training_step(model, data, batch)
-    seconds = best_of({"": step_of(plan, feeds)}, 5, 5)[""]
+    seconds = best_of({"": step_of(plan, feeds)}, 5, 5, unmeasured=1)[""]
     copied = plan.explain(feeds, time=False).copied_bytes
     case = f"embedding of {count * width * 4 / 1e9:.2f} GB on the host, batch {batch}"
     way = f"{copied / 1e6:.1f} MB copied"
-    return [{"case": case, "way": way, "ms": 1e3 * seconds}]
+    return [told(case, way, seconds)]
 
 
 def larger(device: str, limit: int, batch: int = 256) -> list[Row]:
@@ -185,6 +207,7 @@ def larger(device: str, limit: int, batch: int = 256) -> list[Row]:
     width = int((1.5 * limit / (4 * 4 * depth)) ** 0.5) // 64 * 64
     draw = np.random.default_rng(0)
     data = draw.normal(size=(batch, width)).astype("float32"), draw.integers(0, 10, batch)
+    case = f"{depth} layers of {width}, Adam, 1.5 times a limit of {limit / 1e9:.2f} GB"
     rows = []
     for way, keeper, bound in (
         ("limit, state and updates on the host", "cpu", limit), ("limit, card alone", None, limit),
@@ -203,15 +226,14 @@ def larger(device: str, limit: int, batch: int = 256) -> list[Row]:
                 device=device,
             )  # fmt: skip
             plan, feeds = training_step(model, data, batch)
-            seconds = best_of({"": step_of(plan, feeds)}, 3, 3)[""]
-            rows.append({"way": way, "ms": 1e3 * seconds})
+            seconds = best_of({"": step_of(plan, feeds)}, 3, 1, unmeasured=1)[""]
+            rows.append(told(case, way, seconds))
         except cd.OutOfMemoryError:
-            rows.append({"way": f"{way}: no room", "ms": float("nan")})
+            rows.append(told(case, f"{way}: no room", float("nan")))
         finally:
             place.pool._capacity = before
         model = plan = feeds = None  # type: ignore[assignment]
-    case = f"{depth} layers of {width}, Adam, 1.5 times a limit of {limit / 1e9:.2f} GB"
-    return [{"case": case, **row} for row in rows]
+    return rows
 
 
 def main() -> None:
@@ -220,16 +242,15 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--small", action="store_true", help="sizes for a machine without a card")
-    parser.add_argument("--table-bytes", type=int, help="of the embedding (default: 1.2 times what"
-                        " is free on the card)")  # fmt: skip
-    parser.add_argument("--limit", type=int, default=8 << 30)
+    parser.add_argument("--table-bytes", type=int, default=20 * 10**9, help="of the embedding")
+    parser.add_argument("--limit", type=int, default=2 << 30, help="bytes of the card, for larger")
     parser.add_argument("--sizes", type=int, nargs="*", default=[4096, 8192], help="of matrices")
     parser.add_argument("--dtypes", nargs="*", default=["float32", "float64"])
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     small = given.small
-    table = given.table_bytes or (64 << 20 if small else int(1.2 * _free_bytes(given.device)))
+    table = 64 << 20 if small else given.table_bytes
     tasks: dict[str, Callable[[], list[Row]]] = {
         "networks": lambda: networks(given.device, small),
         "factorisations": lambda: factorisations(
@@ -243,23 +264,11 @@ def main() -> None:
         if not given.only or name in given.only:
             rows += task()
             cd.forget_plans()
-    lines = ["| case | way | ms |", "|---|---|---:|"]
-    lines += [line_of(row) for row in rows]
-    text = "\n".join(lines)
-    print(text)
+    text = "\n".join(["| case | way | ms |", "|---|---|---:|", *map(line_of, rows)])
     if given.markdown:
         given.markdown.write_text(f"# CPU and card together\n\n{text}\n")
     if given.json:
         given.json.write_text(json.dumps(rows, indent=1))
-
-
-def _free_bytes(device: str) -> int:
-    if not device.startswith("cuda"):
-        return 1 << 30
-    import cupy
-
-    free: int = cupy.cuda.Device().mem_info[0]
-    return free
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from caldera.graph.node import Node, describe
 from caldera.graph.opdef import ITEM, as_tuple, item, parameter
 from caldera.graph.ops.base import conj, full
 from caldera.graph.ops.elementwise import add
-from caldera.graph.pins import pin_of, pinned
+from caldera.graph.pins import pinned
 from caldera.tensor.dtype import is_complex, is_inexact
 
 
@@ -93,7 +93,7 @@ def accumulate(
             continue
         if not any(given in active for given in node.inputs):
             continue
-        with pinned(pin_of(node)):
+        with pinned(node.pin):
             parts = _apply_rule(node, gradient, several)
         for given, part in zip(node.inputs, parts, strict=True):
             if part is not None and given in active and is_inexact(given.dtype):

@@ -16,8 +16,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from caldera.graph import pins
 from caldera.graph.memory_format import Order, order_name
+from caldera.graph.pins import current_pin
 from caldera.tensor.dtype import DType
 from caldera.tensor.shape import Shape, size
 
@@ -95,7 +95,10 @@ class Symbol:
 class Node:
     """An op applied to inputs. Make one by calling an `Op`; equal calls give the same node."""
 
-    __slots__ = ("__weakref__", "attrs", "attrs_key", "inputs", "op", "outputs", "serial")
+    __slots__ = (
+        "__weakref__", "attrs", "attrs_key", "inputs", "op", "outputs", "pin", "serial",
+        "unchanged_by",
+    )  # fmt: skip
     _serials = itertools.count()
 
     op: Op
@@ -103,7 +106,11 @@ class Node:
     attrs: Mapping[str, Any]
     attrs_key: Hashable
     outputs: tuple[Spec, ...]
+    pin: str | None
+    """The name of the device that it belongs on, wherever others are; see `pins`."""
     serial: int
+    unchanged_by: object
+    """The rules that were tried on it last, if none of them matched: none will."""
 
     @property
     def spec(self) -> Spec:
@@ -176,12 +183,13 @@ def _interned(
     # as long as its entry is.
     operands = tuple(map(id, sorted(inputs, key=_serial) if op.commutative else inputs))
     orders = tuple([spec.order for spec in outputs])
-    key = (op, operands, attrs_key, orders)
+    # What is not computed is where it is.
+    pin = current_pin() if inputs else None
+    key = (op, operands, attrs_key, orders, pin)
     found = _table.get(key)
     if found is not None:
         # Without the lock, for which ranks that are threads would queue up: who finds a node owns
         # it, and who does not looks again.
-        pins.note(found)
         return found
     node = Node()
     node.op = op
@@ -189,13 +197,14 @@ def _interned(
     node.attrs = attrs
     node.attrs_key = attrs_key
     node.outputs = outputs
+    node.pin = pin
     with _lock:
         found = _table.get(key)
         if found is not None:
             return found
         node.serial = next(Node._serials)
+        node.unchanged_by = None
         _table[key] = node
-    pins.note(node)
     return node
 
 

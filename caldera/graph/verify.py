@@ -13,6 +13,7 @@ from caldera.errors import CalderaError
 from caldera.graph.body import Body, topological, users_of
 from caldera.graph.node import Node, Spec, Symbol, describe, intern
 from caldera.graph.opdef import ITEM, OPS, Mismatch, item
+from caldera.graph.pins import pinned
 from caldera.graph.program import Program
 
 NEIGHBOURS = 6
@@ -157,7 +158,9 @@ class _Checker:
         for spec in node.outputs:
             if spec.order is not None and sorted(spec.order) != list(range(spec.rank)):
                 self.fail(node, f"the order {spec.order} is no order of its axes")
-        if intern(node.op, node.inputs, dict(node.attrs), node.outputs) is not node:
+        with pinned(node.pin):
+            found = intern(node.op, node.inputs, dict(node.attrs), node.outputs)
+        if found is not node:
             self.fail(node, "another node of the same structure exists")
 
     def body(self, node: Node, body: Body) -> None:

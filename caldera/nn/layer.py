@@ -76,6 +76,9 @@ class Layer(ABC):
     untraced: ClassVar[frozenset[str]] = frozenset()
     """Attributes that `forward` never reads."""
 
+    settled: ClassVar[frozenset[str]] = frozenset({"device"})
+    """Attributes that stay as they were when the parameters were made."""
+
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
         """Give every layer its books, also one whose `__init__` forgets to call ours."""
         layer = super().__new__(cls)
@@ -88,6 +91,12 @@ class Layer(ABC):
         return layer
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.settled and self._built and value != getattr(self, name):
+            raise ConfigError.build(
+                self.path, expected=f"{name}= when the layer is made, or before its first call",
+                got=f"{name} = {value!r} when its parameters exist",
+                hint=f"make the layer with {name}={value!r}",
+            )  # fmt: skip
         # What `forward` itself notes down belongs to a trace, and does not make it another layer.
         if name[0] != "_" and self._built and not is_tracing() and name not in self.untraced:
             object.__setattr__(self, "_changed", LayerWatch.note())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,65 @@ from tests.card.emulated import EmulatedCard
 from tests.unit.kernels.checking import compare
 
 
-class HostLink:
-    """A copy that is taken when it is asked for: what is computed later does not change it."""
+class Later:
+    """What a stream of copies does, done no sooner than somebody waits for it."""
 
-    def fetched(self, part: Any) -> Callable[[], np.ndarray]:
-        """The part as it is now."""
-        taken = np.array(part)
-        return lambda: taken
+    def __init__(self) -> None:
+        self._queue: list[Callable[[], None]] = []
+
+    def __enter__(self) -> None:
+        """CuPy's streams are used with `with`."""
+
+    def __exit__(self, *_: object) -> None:
+        """See above."""
+
+    def add(self, call: Callable[[], None]) -> None:
+        """Something to be done later."""
+        self._queue.append(call)
+
+    def synchronize(self) -> None:
+        """Do all of it."""
+        while self._queue:
+            self._queue.pop(0)()
+
+    def record(self) -> Later:
+        """An event: whoever waits for it has this stream catch up."""
+        return self
+
+    def wait_event(self, event: Later) -> None:
+        """Nothing of this stream goes on before that."""
+        event.synchronize()
+
+
+class CardArray(np.ndarray):
+    """What CuPy's arrays have besides."""
+
+    def set(self, array: np.ndarray, stream: Later) -> None:
+        """Copy from the host: pinned memory is read when the copy is done."""
+        stream.add(lambda: np.copyto(self, array))
+
+
+class NumPyAsCuPy:
+    """NumPy under the name of CuPy: kernels run at once, copies when they are waited for."""
+
+    def __init__(self) -> None:
+        main = Later()
+        self.cuda = SimpleNamespace(
+            Stream=lambda non_blocking: Later(), get_current_stream=lambda: main,
+            alloc_pinned_memory=bytearray,
+        )  # fmt: skip
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def empty(self, count: int, dtype: Any) -> np.ndarray:
+        """Memory of the card that nobody has written to."""
+        return np.full(count, np.nan, dtype).view(CardArray)
+
+    def asnumpy(self, held: np.ndarray, stream: Later, out: np.ndarray, blocking: bool) -> None:
+        """Copy to the host, at some time."""
+        assert not blocking
+        stream.add(lambda: np.copyto(out, held))
 
 
 @pytest.fixture
@@ -36,8 +89,9 @@ def both(card: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
     if isinstance(card, EmulatedCard):
         monkeypatch.setattr(hybrid, "card_count", lambda: 1)
         monkeypatch.setattr(hybrid, "cupy_array", lambda array: array)
-        monkeypatch.setattr(hybrid, "cupy", lambda: np)
-        monkeypatch.setattr(hybrid, "_Link", HostLink)
+        played = NumPyAsCuPy()
+        monkeypatch.setattr(hybrid, "cupy", lambda: played)
+        hybrid._copy_stream.cache_clear()
     return card
 
 

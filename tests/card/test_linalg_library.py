@@ -18,6 +18,7 @@ from caldera.kernels.cuda.linalg import cusolver
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE
 from caldera.memory import Device
+from caldera.tensor.dtype import BY_NAME
 from tests.card.candidates import nodes_of_cases, run_kernel, stand_ins
 from tests.card.emulated import EmulatedCard
 from tests.unit.kernels.checking import LAYOUTS, compare
@@ -68,10 +69,15 @@ def test_the_cases_of_every_op(libraries: Device, ops: set[str], name: str, dtyp
     assert found == ops
 
 
-def test_halves_are_left_to_kernels_that_can_read_them(libraries: Device) -> None:
-    a = np.eye(2, dtype="float16")
-    node = linalg.inverse(*stand_ins(a))
-    assert "cusolver" not in [each.name for each in TABLE.candidates(node, "cuda")]
+def test_halves_are_computed_in_float32_where_they_can_be_read(libraries: Device) -> None:
+    a = np.array([[3.0, 1.0], [1.0, 2.0]])
+    for dtype, can_read in (("float16", True), ("bfloat16", False)):
+        given = a.astype(BY_NAME[dtype])
+        node = linalg.inverse(*stand_ins(given))
+        found = {each.name: each for each in TABLE.candidates(node, "cuda")}
+        assert ("cusolver" in found) == can_read
+        if can_read:
+            compare(*run_kernel(libraries, found["cusolver"], node, (given,)), np.linalg.inv(a))
 
 
 def test_a_matrix_that_cannot_be_inverted_is_an_error(libraries: Device) -> None:
@@ -91,3 +97,16 @@ def test_large_matrices_are_the_librarys(libraries: Device) -> None:
 
     assert first(16) == "one block"
     assert first(1000) == "cusolver"
+
+
+def test_one_block_is_not_asked_for_large_matrices(libraries: Device) -> None:
+    def names(dtype: str, *shapes: tuple[int, ...]) -> list[str]:
+        given = [np.broadcast_to(np.zeros((), BY_NAME[dtype]), shape) for shape in shapes]
+        return [each.name for each in TABLE.candidates(linalg.solve(*stand_ins(*given)), "cuda")]
+
+    assert names("float32", (4096, 4096), (4096, 1)) == ["cusolver"]
+    assert names("float16", (4, 2000, 2000), (4, 2000, 1)) == ["cusolver"]
+    assert "one block" in names("float32", (64, 512, 512), (64, 512, 1))
+    # Nobody else can.
+    assert names("bfloat16", (2000, 2000), (2000, 1)) == ["one block"]
+    assert names("float32", (2000, 2000), (2000, 0)) == ["one block"]

@@ -14,7 +14,7 @@ from caldera.amounts import seconds_text
 from caldera.config import settings
 from caldera.graph.node import Node, Symbol
 from caldera.graph.opdef import ITEM
-from caldera.graph.pins import any_pins, pin_of
+from caldera.graph.pins import any_pins
 from caldera.graph.program import Program
 from caldera.memory import Device, Kind
 from caldera.memory import device as find_device
@@ -92,12 +92,8 @@ def _pinned(program: Program) -> dict[Node, Device]:
     """The nodes that are computed and belong somewhere; results of one node belong together."""
     found: dict[Node, Device] = {}
     for node in program.order():
-        pin = None if not node.inputs else pin_of(node)
-        if node.op is ITEM:
-            if node.inputs[0] in found:
-                found[node] = found[node.inputs[0]]
-        elif pin is not None:
-            found[node] = find_device(pin)
+        if node.pin is not None:
+            found[node] = find_device(node.pin)
     return found
 
 

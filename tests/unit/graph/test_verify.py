@@ -35,6 +35,7 @@ def raw(made_of: Op, inputs: tuple[Node, ...], attrs: dict[str, Any], *outputs: 
     node.inputs = inputs
     node.attrs = attrs
     node.outputs = outputs
+    node.pin = None
     node.serial = -1
     return node
 

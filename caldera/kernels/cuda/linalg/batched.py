@@ -31,6 +31,7 @@ from caldera.kernels.cuda.codegen.signature import (
 )
 from caldera.kernels.cuda.codegen.source import header_launch
 from caldera.kernels.cuda.codegen.thread_groups import threads_for
+from caldera.kernels.cuda.linalg import cusolver
 from caldera.kernels.cuda.runtime.driver import driver, fits_in_shared
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
@@ -41,6 +42,8 @@ _COLUMNS = 64
 """Right sides that one block solves for; further ones are another block's."""
 _LARGE = 256
 """Rows from which on it is cheaper to eliminate once than once for each block of right sides."""
+_MOST_ROWS = 1024
+"""Of a matrix, or its columns, where a library serves as well."""
 _STEP_SECONDS = 4e-7
 """A step of an algorithm, in which all threads of the block meet a few times."""
 _FLOPS = 5e10
@@ -284,6 +287,14 @@ def _workspace(blocks_of: Callable[[Node], tuple[int, int]], node: Node) -> int:
     return _spare_bytes(node, *blocks_of(node))
 
 
+def _supports(node: Node) -> bool:
+    """One block takes minutes for what cuSOLVER does in milliseconds: where that is there, large
+    matrices are not for this, whatever an estimate says."""
+    given = node.inputs[0]
+    is_large = max(given.shape[-2:]) > _MOST_ROWS
+    return is_float(given.dtype) and not (is_large and cusolver.supports(node))
+
+
 _SWEEPS = 8
 """Passes over all pairs of columns until rotations have nothing left to do."""
 for _op, _bind, _blocks_of, _per_row in (
@@ -296,7 +307,7 @@ for _op, _bind, _blocks_of, _per_row in (
     ("svd", _bind_svd, _svd_blocks, _SWEEPS),
 ):
     TABLE.add(Kernel(
-        _op, "cuda", "one block", _bind, lambda node: is_float(node.inputs[0].dtype),
+        _op, "cuda", "one block", _bind, _supports,
         workspace=partial(_workspace, _blocks_of),
         estimate=partial(_seconds, _blocks_of, _per_row), measured=False,
     ))  # fmt: skip

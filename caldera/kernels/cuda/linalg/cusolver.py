@@ -20,7 +20,7 @@ from caldera.kernels.reference.linalg import named
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.memory.gpus import PACKAGE, card_count, cupy
 from caldera.optional import optional_import
-from caldera.tensor.dtype import FLOATS, HALVES, part_of
+from caldera.tensor.dtype import FLOATS, bfloat16, float16, part_of
 
 _CALL_SECONDS = 2e-4
 _ROW_SECONDS = 2e-6
@@ -103,20 +103,25 @@ def _bind(function: Callable[..., Results], call: Call) -> Runner:
         cupy().broadcast_to(cupy_array(array), (*batch, *array.shape[-2:])) for array in call.inputs
     ]
     state = optional_import("cupyx", PACKAGE, "linear algebra").errstate
+    # The library has no functions for halves: they are computed in float32.
+    widened = node.inputs[0].dtype == float16
 
     def run() -> None:
         with state(linalg="raise"), named(node.op.name):
             for index in np.ndindex(*batch):
-                results = function(*[array[index] for array in inputs])
+                given = [array[index] for array in inputs]
+                results = function(*[each.astype("float32") if widened else each for each in given])
                 for output, result in zip(outputs, results, strict=True):
                     output[index] = result
 
     return run
 
 
-def _supports(node: Node) -> bool:
+def supports(node: Node) -> bool:
+    """Whether the library serves this node: all but bfloat16, which CuPy does not know."""
     sizes = [given.spec.size for given in node.inputs]
-    return card_count() > 0 and part_of(node.inputs[0].dtype) in FLOATS - HALVES and min(sizes) > 0
+    dtype = part_of(node.inputs[0].dtype)
+    return card_count() > 0 and dtype in FLOATS - {bfloat16} and min(sizes) > 0
 
 
 def _seconds(row_seconds: float, node: Node) -> float:
@@ -136,6 +141,6 @@ for _op, _function, _row in (
     ("eig", _eig, _ROTATION_SECONDS),
 ):
     TABLE.add(Kernel(
-        _op, "cuda", "cusolver", partial(_bind, _function), _supports,
+        _op, "cuda", "cusolver", partial(_bind, _function), supports,
         estimate=partial(_seconds, _row), capturable=False, measured=False,
     ))  # fmt: skip

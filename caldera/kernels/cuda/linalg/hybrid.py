@@ -1,10 +1,9 @@
 """Factorisations by card and host together, as MAGMA does it.
 
-A panel, a few hundred columns, is a chain of small steps that wait for each other: a host has it
-done while a card would mostly wait. What the panel changes in the rest of the matrix is one large
-product, which is for the card. While the card multiplies, the host has the next panel already: its
-columns are the first that the card brings up to date (look-ahead), and their copy does not wait for
-the rest.
+A panel, some columns, is a chain of small steps that wait for each other, which a host is good at.
+What the panel changes in the rest of the matrix is one large product, which is for the card. While
+the card multiplies, the host has the next panel already: its columns are the first that the card
+brings up to date (look-ahead), and their copy does not wait for the rest.
 (Tomov, Dongarra and Baboulin, Towards dense linear algebra for hybrid GPU accelerated manycore
 systems, 2010.)
 """
@@ -12,72 +11,119 @@ systems, 2010.)
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from caldera.graph.node import Node
-from caldera.kernels.cuda.runtime.libraries import cupy_array
+from caldera.kernels.cuda.runtime.libraries import cupy_array, current_card
 from caldera.kernels.reference.linalg import named
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.memory.gpus import card_count, cupy
 from caldera.optional import optional_import
 from caldera.tensor.dtype import float32, float64
 
-PANEL = 256
+PANEL = 128
 """Columns of a panel."""
 SMALLEST = 1024
 """Rows below which a card alone is faster, or one panel is nearly all of the matrix."""
 _SECONDS_PER_BYTE = 1e-9
 _FLOPS = 2e12
-"""What both do together: guesses. Nobody has measured these kernels on a card yet, so they serve
-only where somebody fixes them (`choices.fix`), or nothing else can."""
+"""What both do together. On an H200 with 16 cores the panels alone take longer than cuSOLVER takes
+for everything (benchmarks/results/placement-h200.md), so these kernels serve only where somebody
+fixes them (`choices.fix`), or nothing else can."""
 Results = tuple[Any, ...]
 
 
-class _Link:
-    """Copies between host and card beside what the card computes."""
+@cache
+def _copy_stream(card: int) -> Any:
+    """One for each card: CuPy keeps memory apart for every stream that there ever was."""
+    return cupy().cuda.Stream(non_blocking=True)
 
-    def __init__(self) -> None:
-        self._stream = cupy().cuda.Stream(non_blocking=True)
+
+def _pinned(elements: int, dtype: Any) -> np.ndarray:
+    """Memory of the host that a card copies from and to while the host goes on."""
+    size = elements * np.dtype(dtype).itemsize
+    memory = cupy().cuda.alloc_pinned_memory(max(size, 1))
+    return np.frombuffer(memory, dtype, elements)
+
+
+class _Link:
+    """Copies of columns between host and card, beside what the card computes.
+
+    It has room on the card for as many elements as are sent through it in all: what is sent stays
+    where it is, so no copy waits for whatever read that memory before. On the host there is room
+    for `largest` elements each way.
+    """
+
+    def __init__(self, elements: int, largest: int, dtype: Any) -> None:
+        self._main = cupy().cuda.get_current_stream()
+        self._stream = _copy_stream(current_card())
+        self._room = cupy().empty(elements, dtype)
+        self._used = 0
+        self._arriving, self._leaving = _pinned(largest, dtype), _pinned(largest, dtype)
+        self._stream.wait_event(self._main.record())
+        self._left = self._stream.record()
 
     def fetched(self, part: Any) -> Callable[[], np.ndarray]:
-        """Begin to copy a part of a matrix to the host; what is given back waits for it."""
-        main = cupy().cuda.get_current_stream()
-        ready = main.record()
-        self._stream.wait_event(ready)
+        """Begin to copy a part of a matrix to the host; what is given back waits for it. There,
+        columns lie one after the other, as LAPACK has them; the next part takes their place."""
+        rows, columns = part.shape
+        arriving = self._arriving[: rows * columns].reshape(columns, rows)
+        if not part.size:
+            return lambda: arriving.T
+        self._stream.wait_event(self._main.record())
         with self._stream:
-            held = cupy().ascontiguousarray(part)
-            arrived = cupy().asnumpy(held, stream=self._stream, blocking=False)
+            held = cupy().ascontiguousarray(part.T)
+            cupy().asnumpy(held, stream=self._stream, out=arriving, blocking=False)
             done = self._stream.record()
 
         def wait() -> np.ndarray:
             done.synchronize()
-            found: np.ndarray = arrived
-            return found
+            return arriving.T
 
         return wait
+
+    def sent(self, array: np.ndarray) -> Any:
+        """A matrix on the card; what is computed there from now on waits for it."""
+        begin, end = self._used, self._used + array.size
+        self._used = end
+        self._left.synchronize()
+        leaving = self._leaving[: array.size].reshape(array.shape[::-1])
+        np.copyto(leaving, array.T)
+        there = self._room[begin:end].reshape(leaving.shape)
+        there.set(leaving, stream=self._stream)
+        self._left = self._stream.record()
+        self._main.wait_event(self._left)
+        return there.T
+
+    def close(self) -> None:
+        """Wait for all copies: others may be given the memory on the host."""
+        self._stream.synchronize()
+
+
+def _panels(k: int) -> list[tuple[int, int]]:
+    return [(begin, min(begin + PANEL, k)) for begin in range(0, k, PANEL)]
 
 
 def _cholesky(a: Any) -> Results:
     """Left-looking: the product below a diagonal block runs while the host factorises the block."""
     n = len(a)
     lower = cupy().tril((a + a.T) * a.dtype.type(0.5))
-    link = _Link()
-    for begin in range(0, n, PANEL):
-        end = min(begin + PANEL, n)
+    link = _Link(2 * n * PANEL, PANEL * PANEL, a.dtype)
+    for begin, end in _panels(n):
         left = lower[begin:end, :begin]
         lower[begin:end, begin:end] -= left @ left.T
         block = link.fetched(lower[begin:end, begin:end])
         lower[end:, begin:end] -= lower[end:, :begin] @ left.T
-        whole = np.tril(block())
-        found = np.linalg.cholesky(whole + np.tril(whole, -1).T)
+        found = _checked("potrf", block(), lower=1)[0]
+        lower[begin:end, begin:end] = link.sent(found)
         # The inverse of a small triangle makes one more product of the triangular solution.
-        inverse = np.linalg.inv(found).astype(found.dtype)
-        lower[begin:end, begin:end] = cupy().asarray(found)
-        lower[end:, begin:end] = lower[end:, begin:end] @ cupy().asarray(np.tril(inverse)).T
+        inverse = link.sent(_checked("trtri", found, lower=1)[0])
+        lower[end:, begin:end] = lower[end:, begin:end] @ inverse.T
+    link.close()
     return (lower,)
 
 
@@ -86,21 +132,23 @@ def _qr(a: Any) -> Results:
     m, n = a.shape
     k = min(m, n)
     rest = a.copy()
-    link = _Link()
+    link = _Link((m + PANEL) * k, m * PANEL, a.dtype)
     reflections: list[tuple[int, Any, Any]] = []
     panel = link.fetched(rest[:, : min(PANEL, k)])
-    for begin in range(0, k, PANEL):
-        end = min(begin + PANEL, k)
-        v, t, r = _reflected(panel())
-        on_card = cupy().asarray(v), cupy().asarray(t)
-        rest[begin : begin + len(r), begin:end] = cupy().asarray(r)
-        rest[begin + len(r) :, begin:end] = 0
-        reflections.append((begin, *on_card))
+    for begin, end in _panels(k):
+        packed, inner = _reflected(panel())
+        there, t = link.sent(packed), link.sent(inner)
+        width = end - begin
+        v = cupy().tril(there, -1)
+        v[:width] += cupy().eye(width, dtype=a.dtype)
+        rest[begin:, begin:end] = cupy().triu(there)
+        reflections.append((begin, v, t))
         ahead = min(end + PANEL, k)
         # First what the host needs next, then all the rest beside it.
-        _reflect(rest[begin:, end:ahead], *on_card)
+        _reflect(rest[begin:, end:ahead], v, t)
         panel = link.fetched(rest[end:, end:ahead])
-        _reflect(rest[begin:, ahead:], *on_card)
+        _reflect(rest[begin:, ahead:], v, t)
+    link.close()
     q = cupy().eye(m, k, dtype=a.dtype)
     for begin, v, t in reversed(reflections):
         part = q[begin:, begin:]
@@ -110,22 +158,20 @@ def _qr(a: Any) -> Results:
     return q * sign, r * sign[:, None]
 
 
-def _reflected(panel: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """V, T and R of a panel: it is (I - V T Vᵀ) times R below zeros."""
-    raw, tau = np.linalg.qr(panel, mode="raw")
-    packed = raw.T
+def _reflected(panel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """V below R as LAPACK packs them, and T: the panel is (I - V T Vᵀ) times R below zeros."""
+    packed, tau, *_ = _checked("geqrf", panel)
     k = len(tau)
-    v = np.tril(packed[:, :k], -1)
-    v[np.arange(k), np.arange(k)] = 1
+    first = np.tril(packed[:k, :k], -1) + np.eye(k, dtype=panel.dtype)
+    inner = np.triu(first.T @ first + packed[k:, :k].T @ packed[k:, :k], 1)
     # A column that needs no reflection has tau = 0: its row and column of T are 0.
     is_used = tau != 0
-    inner = np.triu(v.T @ v, 1) + np.diag(1 / np.where(is_used, tau, 1))
+    inner += np.diag(1 / np.where(is_used, tau, 1)).astype(panel.dtype)
     inner[:, ~is_used] = inner[~is_used] = 0
     inner[~is_used, ~is_used] = 1
-    t = np.linalg.inv(inner)
+    t = _checked("trtri", inner)[0]
     t[:, ~is_used] = t[~is_used] = 0
-    dtype = panel.dtype
-    return v.astype(dtype), np.triu(t).astype(dtype), np.triu(packed[:k]).astype(dtype)
+    return packed, t
 
 
 def _reflect(part: Any, v: Any, t: Any) -> None:
@@ -137,39 +183,40 @@ def _solve(a: Any, b: Any) -> Results:
     """LU with partial pivoting; the right sides are columns that are eliminated with the rest."""
     n = len(a)
     rest = cupy().concatenate([a, b], axis=1)
-    link = _Link()
+    link = _Link((n + 2 * PANEL) * n, n * PANEL, a.dtype)
     uppers: list[tuple[int, int, Any]] = []
     panel = link.fetched(rest[:, : min(PANEL, n)])
-    for begin in range(0, n, PANEL):
-        end = min(begin + PANEL, n)
-        order, below, inverse, upper = _eliminated(panel())
-        taken, lower = cupy().asarray(order), cupy().asarray(below)
-        first = cupy().asarray(inverse)
-        uppers.append((begin, end, cupy().asarray(upper)))
+    for begin, end in _panels(n):
+        order, packed = _eliminated(panel())
+        lower, upper = (link.sent(each) for each in _inverses(packed[: end - begin]))
+        below, taken = link.sent(packed)[end - begin :], cupy().asarray(order)
+        uppers.append((begin, end, upper))
         ahead = min(end + PANEL, n)
         # First what the host needs next, then all the rest beside it.
-        _eliminate(rest[begin:, end:ahead], taken, lower, first)
+        _eliminate(rest[begin:, end:ahead], taken, below, lower)
         panel = link.fetched(rest[end:, end:ahead])
-        _eliminate(rest[begin:, ahead:], taken, lower, first)
+        _eliminate(rest[begin:, ahead:], taken, below, lower)
+    link.close()
     x = rest[:, n:]
     for begin, end, inverse in reversed(uppers):
         x[begin:end] = inverse @ (x[begin:end] - rest[begin:end, end:n] @ x[end:])
     return (x,)
 
 
-def _eliminated(panel: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The order of rows, L below the first block, and the inverses of L and U of that block."""
-    getrf = _lapack().get_lapack_funcs(("getrf",), (panel,))[0]
-    packed, pivots, failed = getrf(panel)
-    if failed:
-        raise np.linalg.LinAlgError("Singular matrix")
-    order = np.arange(len(panel))
+def _eliminated(panel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The order of rows, and L and U of a panel as LAPACK packs them."""
+    packed, pivots, *_ = _checked("getrf", panel)
+    order = list(range(len(panel)))
     for row, other in enumerate(pivots):
-        order[[row, other]] = order[[other, row]]
-    k = panel.shape[1]
-    lower = np.tril(packed[:k], -1) + np.eye(k, dtype=panel.dtype)
-    inverses = np.tril(np.linalg.inv(lower)), np.triu(np.linalg.inv(np.triu(packed[:k])))
-    return order, packed[k:], *(each.astype(panel.dtype) for each in inverses)
+        order[row], order[other] = order[other], order[row]
+    return np.array(order), packed
+
+
+def _inverses(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Those of L and U of a square block."""
+    lower = _checked("trtri", packed, lower=1, unitdiag=1)[0]
+    upper = _checked("trtri", packed)[0]
+    return np.tril(lower, -1) + np.eye(len(packed), dtype=packed.dtype), np.triu(upper)
 
 
 def _eliminate(part: Any, order: Any, lower: Any, inverse: Any) -> None:
@@ -180,8 +227,13 @@ def _eliminate(part: Any, order: Any, lower: Any, inverse: Any) -> None:
         part[k:] -= lower @ part[:k]
 
 
-def _lapack() -> Any:
-    return optional_import("scipy.linalg.lapack", "scipy", "LU of a panel on the host")
+def _checked(name: str, a: np.ndarray, **how: int) -> tuple[Any, ...]:
+    """What a function of LAPACK gives, but for the last, which says whether it could."""
+    lapack = optional_import("scipy.linalg.lapack", "scipy", "panels on the host")
+    *found, failed = lapack.get_lapack_funcs((name,), (a,))[0](a, **how)
+    if failed:
+        raise np.linalg.LinAlgError("Singular matrix")
+    return tuple(found)
 
 
 def _bind(function: Callable[..., Results], call: Call) -> Runner:
@@ -201,9 +253,8 @@ def _bind(function: Callable[..., Results], call: Call) -> Runner:
 def _supports(node: Node) -> bool:
     is_one = all(len(given.shape) == 2 for given in node.inputs)
     is_large = min(node.inputs[0].shape) >= SMALLEST
-    if node.op.name == "solve" and find_spec("scipy") is None:
-        return False
-    return card_count() > 0 and is_one and is_large and node.inputs[0].dtype in (float32, float64)
+    can_run = card_count() > 0 and find_spec("scipy") is not None
+    return can_run and is_one and is_large and node.inputs[0].dtype in (float32, float64)
 
 
 def _seconds(node: Node) -> float:

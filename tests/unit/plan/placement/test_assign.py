@@ -73,6 +73,20 @@ def test_one_device_is_kept_where_a_division_gains_next_to_nothing() -> None:
     assert len(found.devices) == 1
 
 
+def test_a_pin_is_not_shared_with_the_same_expression_elsewhere() -> None:
+    a = variable("a")
+    free = op.exp(a)
+    with pinned("cpu"):
+        bound = op.exp(a)
+        parts = op.split(a, 2)
+    assert bound.node is not free.node
+    assert parts[1].node.pin == "cpu"
+    assert op.exp(a).node is free.node
+    assert op.grad(op.sum(bound), a).node.pin == "cpu"
+    before = placed([op.log(free)], Table({"exp": 1.0, "log": 1.0}))
+    assert places_of(before) == {"exp": "loopback", "log": "loopback"}
+
+
 def test_pins_hold_against_any_cost() -> None:
     a = variable("a")
     with pinned("cpu"):

@@ -310,3 +310,14 @@ def test_what_a_card_has_no_room_for_is_kept_by_the_host(monkeypatch: pytest.Mon
     assert kept("loopback:8", 500_000) == {"cpu"}
     with cd.settings.override(placement="loopback"), pytest.raises(cd.OutOfMemoryError):
         kept("loopback:8", 400_000)
+
+
+def test_a_layer_is_pinned_before_its_parameters_exist() -> None:
+    layer = nn.Dense(2, device="cpu")
+    layer.device = "loopback"
+    x = op.var("x", (1, 3), device="loopback")
+    layer(x)
+    layer.device = "loopback"
+    with pytest.raises(cd.ConfigError, match=r"device= when the layer is made, .* device = 'cpu'"):
+        layer.device = "cpu"
+    assert layer.parameters()[0].tensor.device.name == "loopback:0"
