@@ -11,11 +11,12 @@ from caldera.graph.memory_format import laid_out
 from caldera.graph.node import Node
 from caldera.graph.opdef import as_tuple, parameter
 from caldera.graph.program import Program
-from caldera.kernels.choose import ORACLE, choices
+from caldera.kernels.choose import choices
 from caldera.kernels.cuda.runtime.libraries import cupy_array
 from caldera.kernels.native.codegen.program import in_sequence
 from caldera.kernels.reference import FUNCTIONS, evaluate
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.verdict import ORACLE
 from caldera.memory import Device
 from caldera.memory.gpus import card_count, cupy
 from caldera.passes.pipeline import passes

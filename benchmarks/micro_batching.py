@@ -20,11 +20,13 @@ from caldera import nn, op
 from caldera.config import settings
 from caldera.graph.node import Node
 from caldera.graph.opdef import detached
-from caldera.kernels.choose import ORACLE, choices
+from caldera.kernels.choose import choices
 from caldera.kernels.common.scratch import at_most_workspace
 from caldera.kernels.measure import measure
 from caldera.kernels.microbatch import SLICED
+from caldera.kernels.shared_limits import shared_limits
 from caldera.kernels.table import TABLE, Kernel
+from caldera.kernels.verdict import ORACLE
 
 MIB = 1 << 20
 SECONDS = 1.0
@@ -124,7 +126,7 @@ def shared(network: str, batch: int, limits: list[int]) -> None:
     print("|---|---|---|---|---|")
     for limit in limits:
         equal = {node: limit // len(nodes) for node in nodes}
-        best = choices.shared_limits(nodes, "cpu", limit)
+        best = shared_limits(choices, nodes, "cpu", limit)
         rows = [in_turns(node, equal[node], best[node]) for node in nodes]
         before, after = sum(row[0] for row in rows), sum(row[1] for row in rows)
         used = sum(row[2] for row in rows)

@@ -20,10 +20,10 @@ import caldera as cd
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import parameter
 from caldera.graph.ops.product import matmul
-from caldera.kernels.choose import ORACLE
 from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.kernels.measure import some_numbers
 from caldera.kernels.table import TABLE, Call
+from caldera.kernels.verdict import ORACLE
 from caldera.tensor.dtype import BY_NAME, DType
 
 SIZES = (

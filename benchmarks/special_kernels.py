@@ -35,9 +35,10 @@ from caldera.bench.measuring import CARD_SHORTEST, timed
 from caldera.bench.workloads.networks import networks
 from caldera.config import settings
 from caldera.graph.opdef import OPS
-from caldera.kernels.choose import ORACLE, TIMERS
+from caldera.kernels.choose import TIMERS
 from caldera.kernels.step_launch import LAUNCH_GROUPERS, STEP_FUSERS
 from caldera.kernels.table import TABLE
+from caldera.kernels.verdict import ORACLE
 from caldera.memory import Device
 from caldera.memory import device as find_device
 

@@ -8,9 +8,10 @@ import numpy as np
 
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import OPS, parameter
-from caldera.kernels.choose import ORACLE, choices
+from caldera.kernels.choose import choices
 from caldera.kernels.measure import some_numbers
 from caldera.kernels.table import TABLE, Call
+from caldera.kernels.verdict import ORACLE
 from caldera.tensor.dtype import BY_NAME
 from caldera.tensor.shape import Shape
 

@@ -1,9 +1,10 @@
-"""A remembered choice as a row of a table."""
+"""Remembered choices as a table."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from caldera.amounts import table_lines
 from caldera.graph.memory_format import order_name
 from caldera.kernels.tuning_cache import Record
 
@@ -14,7 +15,15 @@ def ratios(chosen: str, times: dict[str, float]) -> dict[str, float]:
     return {name: each / own for name, each in times.items() if name != chosen and own > 0}
 
 
-def table_row(record: Record) -> tuple[str, str, str, str]:
+def table_text(fixed: Mapping[str, str], records: Iterable[Record]) -> str:
+    """What was fixed by hand, by op, and what was chosen, to be printed."""
+    rows = [("op", "inputs", "chosen", "beat")]
+    rows += [(op, "any", name, "fixed by hand") for op, name in sorted(fixed.items())]
+    rows += sorted(_row(record) for record in records)
+    return "\n".join(table_lines(rows, left=range(4)))
+
+
+def _row(record: Record) -> tuple[str, str, str, str]:
     """Op, inputs, what was chosen and what it beat."""
     inputs = " ".join(_input(*written) for written in record.key["inputs"])
     chosen = record.chosen

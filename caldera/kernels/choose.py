@@ -11,76 +11,52 @@ from __future__ import annotations
 import difflib
 import threading
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
-from caldera.amounts import table_lines
 from caldera.config import settings
-from caldera.errors import ConfigError, DeviceError
+from caldera.errors import ConfigError
 from caldera.graph.node import Node
-from caldera.graph.opdef import OPS, detached
+from caldera.graph.opdef import OPS
 from caldera.kernels import tuning_cache
-from caldera.kernels.choice_table import ratios, table_row
+from caldera.kernels.choice_table import table_text
 from caldera.kernels.common.scratch import at_most_workspace, workspace_limit
 from caldera.kernels.learned_cost import CostModel, features
 from caldera.kernels.measure import measure
-from caldera.kernels.microbatch import SLICED, Batch, best_sizes, divided
+from caldera.kernels.microbatch import Batch, best_sizes, divided, least_workspace
 from caldera.kernels.race import Outcome
 from caldera.kernels.table import TABLE, Kernel, KernelTable
-from caldera.kernels.thread_counts import SHORT_S, with_thread_counts
+from caldera.kernels.thread_counts import (
+    SHORT_S,
+    with_a_shared_one,
+    with_thread_counts,
+)
 from caldera.kernels.tuning_cache import Record
-from caldera.kernels.workspace_share import Option, best_options, keeping_to
+from caldera.kernels.verdict import ORACLE, Source, Verdict, winner
+from caldera.kernels.workspace_share import keeping_to
 from caldera.plain_data import json_digest
 
-Source = Literal["only", "fixed", "remembered", "measured", "predicted", "guess"]
+Fixed = Mapping[tuple[str, str], str]
+"""By op and family of devices, the kernel that was fixed by hand."""
 Timer = Callable[..., Outcome]
 """Takes a node, kernels, seconds, perhaps the inputs to use, and whether to be `thorough`."""
 
 TIMERS: dict[str, Timer] = {"cpu": measure}
 """How to time kernels on a family of devices; on other families the priorities decide. Those of a
 card put theirs here when they are loaded."""
-ORACLE = "reference"
-"""The kernel that others are checked against. It serves only where there is no other."""
 SMALL = 1 << 14
 """Operations and bytes together, below which calling costs more than computing."""
 MOST_KNOWN = 1 << 14
 """Choices that a process remembers."""
-HYSTERESIS = 0.03
-"""How much faster a kernel must be to displace one of higher priority."""
-MOST_OPTIONS = 12
-"""Limits on its workspace under which a layer is tried where all layers share one."""
 SLICE_S = 5e-6
 """Seconds that a further slice costs, where none was measured."""
 SLOW_FLOPS: dict[str, Callable[[], float]] = {"cpu": lambda: 5e9}
 """Operations a second that any kernel of a family reaches: says ahead which nodes would take too
 long."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Which kernel serves a node, and why.
-
-    `times` has the seconds a call that each kernel took when it was measured, None if it was not.
-
-    >>> from caldera.kernels.choose import Verdict
-    >>> from caldera.kernels.table import Kernel
-    >>> fast = Kernel("matmul", "cpu", "blas", bind=lambda call: lambda: None)
-    >>> Verdict(fast, {"blas": 1e-3, "loop": 2e-3}, "measured").beaten
-    {'loop': 2.0}
-    """
-
-    kernel: Kernel
-    times: dict[str, float] | None
-    source: Source
-
-    @property
-    def beaten(self) -> dict[str, float]:
-        """The other kernels that were measured: how many times as long each took."""
-        return ratios(self.kernel.name, self.times or {})
 
 
 class Choices:
@@ -117,6 +93,19 @@ class Choices:
         limits = (settings.workspace_limit, settings.workspace_total)
         return self._generation, *limits, settings.accuracy
 
+    @property
+    def fixed(self) -> Fixed:
+        """What is fixed by hand now, as a plan that is made now keeps it.
+
+        >>> from caldera.kernels.choose import Choices
+        >>> choices = Choices()
+        >>> choices.fix("matmul", "reference")
+        >>> choices.fixed
+        {('matmul', 'cpu'): 'reference'}
+        """
+        with self._lock:
+            return dict(self._fixed)
+
     # --- choosing
 
     def kernel(
@@ -127,10 +116,12 @@ class Choices:
         *,
         measure: bool = True,
         limit: int | None = None,
+        fixed: Fixed | None = None,
     ) -> Kernel:
         """The kernel that runs this node on devices of this family: one of the table, or of those
         made for this very node."""
-        return self.verdict(node, family, others, measure=measure, limit=limit).kernel
+        found = self.verdict(node, family, others, measure=measure, limit=limit, fixed=fixed)
+        return found.kernel
 
     def verdict(
         self,
@@ -140,29 +131,35 @@ class Choices:
         *,
         measure: bool = True,
         limit: int | None = None,
+        fixed: Fixed | None = None,
     ) -> Verdict:
         """The kernel for this node, with the reason for it.
 
         Without `measure` it is one remembered or guessed. `limit` has the bytes of workspace for
         this node, where they are not those of the settings. A kernel that needs more is given the
-        batch in slices; where no kernel needs so little, the one that needs least serves.
+        batch in slices; where no kernel needs so little, the one that needs least serves. `fixed`
+        has what was fixed by hand when a plan was made, where that may have changed since.
         """
         if limit is not None:
             with at_most_workspace(limit):
-                found = self.verdict(node, family, others, measure=measure)
+                found = self.verdict(node, family, others, measure=measure, fixed=fixed)
             return replace(found, kernel=keeping_to(found.kernel, limit))
         able = self._table.candidates(node, family, others=others)
         if len(able) == 1:
             return Verdict(able[0], None, "only")
         rivals = [kernel for kernel in able if kernel.name != ORACLE] or able
-        allowed = max(workspace_limit(), _least_workspace(node, rivals))
+        name = (self._fixed if fixed is None else fixed).get((node.op.name, family))
+        is_small = name is None and _work(node) < SMALL
+        if is_small and rivals[0].workspace(node) <= workspace_limit():
+            # Most nodes of small networks: the first serves, and nothing is asked of the others.
+            return Verdict(rivals[0], None, "only" if len(rivals) == 1 else "guess")
+        allowed = max(workspace_limit(), least_workspace(node, rivals))
         within = [kernel for kernel in rivals if kernel.workspace(node) <= allowed]
-        name = self._fixed.get((node.op.name, family))
-        fixed = [kernel for kernel in able if kernel.name == name]
-        for kernel in fixed:
+        named = [kernel for kernel in able if kernel.name == name]
+        for kernel in named:
             if kernel.workspace(node) <= allowed:
                 return Verdict(kernel, None, "fixed")
-            for cut in self._divisions(node, fixed, allowed, measure=False)[0]:
+            for cut in self._divisions(node, named, allowed, measure=False)[0]:
                 return Verdict(cut, None, "fixed")
         if len(within) == len(rivals):
             return self._of_several(node, within, able, measure)
@@ -248,50 +245,13 @@ class Choices:
                 found[size] = (verdict.kernel, verdict.times[verdict.kernel.name])
         return found
 
-    def shared_limits(
-        self, nodes: Sequence[Node], family: str, total: int, *, measure: bool = True
-    ) -> dict[Node, int]:
-        """The bytes of workspace that each of these nodes whose batch can be cut may use, so that
-        all of them use no more than `total` and take as little time as they can."""
-        layers = [node for node in nodes if node.op.name in SLICED]
-        known: dict[Node, list[tuple[int, Kernel, float | None]]] = {}
-        for node in layers:
-            if detached(node) not in known:
-                known[detached(node)] = self._under_limits(node, family, total, measure)
-        is_timed = all(time is not None for row in known.values() for _, _, time in row)
-        rows = [
-            [
-                Option(kernel.workspace(node), time if is_timed and time else kernel.estimate(node))
-                for _, kernel, time in known[detached(node)]
-            ]
-            for node in layers
-        ]
-        chosen = best_options(rows, total)
-        return {
-            node: known[detached(node)][position][0]
-            for node, position in zip(layers, chosen, strict=True)
-        }
-
-    def _under_limits(
-        self, node: Node, family: str, total: int, measure: bool
-    ) -> list[tuple[int, Kernel, float | None]]:
-        """What serves a node under ever smaller limits, and how long it takes, if that is known."""
-        found: list[tuple[int, Kernel, float | None]] = []
-        limit = min(total, settings.workspace_limit)
-        while len(found) < MOST_OPTIONS:
-            verdict = self.verdict(node, family, measure=measure, limit=limit)
-            if verdict.times is None:
-                with at_most_workspace(limit):
-                    alone = [verdict.kernel]
-                    timed = self._measured(node, alone, alone, measure)
-                verdict = replace(verdict, times=None if timed is None else timed.times)
-            seconds = None if verdict.times is None else verdict.times.get(verdict.kernel.name)
-            found.append((limit, verdict.kernel, seconds))
-            needed = verdict.kernel.workspace(node)
-            if not needed or needed > limit:
-                break
-            limit = needed * 3 // 4
-        return found
+    def seconds_within(
+        self, node: Node, kernel: Kernel, limit: int, *, measure: bool
+    ) -> dict[str, float] | None:
+        """The seconds that a kernel takes which keeps to a limit of workspace, if that is known."""
+        with at_most_workspace(limit):
+            found = self._measured(node, [kernel], [kernel], measure)
+        return None if found is None else found.times
 
     # --- measuring
 
@@ -315,7 +275,7 @@ class Choices:
         if timer is None or settings.deterministic:
             return None
         if not self._exhaustive:
-            near = self._model().promising(node, rivals)
+            near = with_a_shared_one(self._model().promising(node, rivals), rivals)
             found = self._predict(node, tuning_key, rivals) if len(near) == 1 else None
             if found is not None and self._is_settled(node, near[0], found):
                 return found
@@ -336,7 +296,7 @@ class Choices:
                 f"op.{node.op.name}: kernel {name!r} is left out: {reason}", RuntimeWarning,
                 stacklevel=2,
             )  # fmt: skip
-        kernel = _winner(with_thread_counts(within), outcome.times, node)
+        kernel = winner(with_thread_counts(within), outcome.times, node)
         timed = [each for each in with_thread_counts(rivals) if each.name in outcome.times]
         rows = {each.name: features(node, each) for each in timed}
         record = Record(tuning_key, kernel.name, outcome.times, rows, outcome.pace)
@@ -373,8 +333,9 @@ class Choices:
         self, node: Node, tuning_key: dict[str, Any], rivals: Sequence[Kernel]
     ) -> Verdict | None:
         """The kernel that is expected to be fastest; None if too little is known of one."""
-        found = None if self._exhaustive else self._model().predictions(node, rivals)
-        if found is None:
+        if settings.threads > 1:
+            rivals = [kernel for kernel in rivals if not kernel.serial] or rivals
+        if self._exhaustive or (found := self._model().predictions(node, rivals)) is None:
             return None
         times = {name: each.seconds for name, each in found.items()}
         best = next(kernel for kernel in rivals if kernel.name == next(iter(times)))
@@ -382,8 +343,8 @@ class Choices:
             best = self._model().promising(node, with_thread_counts([best]))[0]
             times.setdefault(best.name, min(times.values()))
         # A plan that is made later must find the same choice.
-        record = Record(tuning_key, best.name, times, is_predicted=True)
-        self._note(json_digest(tuning_key), record)
+        digest = json_digest(tuning_key)
+        self._note(digest, Record(tuning_key, best.name, times, is_predicted=True))
         return Verdict(best, times, "predicted")
 
     def _is_settled(self, node: Node, kernel: Kernel, found: Verdict) -> bool:
@@ -413,7 +374,8 @@ class Choices:
     def fix(self, op: str, kernel_name: str, family: str = "cpu") -> None:
         """Use this kernel for an op wherever it can run, in this process, whatever is faster.
 
-        Plans that exist keep what they have; new ones follow.
+        Plans that exist keep what they have; new ones follow. Where it cannot run, others do:
+        `plan.explain()` shows the kernel of each step.
 
         >>> from caldera.kernels.choose import choices
         >>> choices.fix("matmul", "blas")
@@ -441,14 +403,23 @@ class Choices:
             self._fixed.pop((op, family), None)
             self._generation += 1
 
-    def known(self) -> list[list[Any]]:
-        """The measured choices that plans of this process go by, as JSON can hold them."""
+    def known(self, told: dict[tuple[Path, str], Record] | None = None) -> list[list[Any]]:
+        """The measured choices that plans of this process go by, as JSON can hold them.
+
+        Of those that are in `told` already nothing is said again, and it has all of them after it.
+        """
+        told = {} if told is None else told
         with self._lock:
-            return [
-                [record.key, record.chosen, record.times]
-                for (folder, _), record in self._known.items()
-                if folder == settings.cache_dir
-            ]
+            # Whoever has no room for more may have forgotten what it was told.
+            if len(self._known) >= MOST_KNOWN:
+                told.clear()
+            news = {
+                place: record
+                for place, record in self._known.items()
+                if place[0] == settings.cache_dir and told.get(place) is not record
+            }
+        told.update(news)
+        return [[record.key, record.chosen, record.times] for record in news.values()]
 
     def learn(self, known: Sequence[Sequence[Any]]) -> None:
         """Go by the choices that another process made, as `known` gave them.
@@ -459,7 +430,10 @@ class Choices:
         """
         with self._lock:
             for tuning_key, chosen, times in known:
-                self._note(json_digest(tuning_key), Record(tuning_key, chosen, times))
+                digest = json_digest(tuning_key)
+                record = self._known.get((settings.cache_dir, digest))
+                if record is None or record.is_predicted or record.chosen != chosen:
+                    self._note(digest, Record(tuning_key, chosen, times))
 
     def clear(self) -> None:
         """Forget all measurements, in memory and on disk, and start with a full time budget.
@@ -489,12 +463,7 @@ class Choices:
             for (folder, name), record in self._known.items():
                 if folder == settings.cache_dir:
                     records[name] = record
-            rows = [("op", "inputs", "chosen", "beat")]
-            rows += [
-                (op, "any", name, "fixed by hand") for (op, _), name in sorted(self._fixed.items())
-            ]
-            rows += sorted(table_row(record) for record in records.values())
-        return "\n".join(table_lines(rows, left=range(4)))
+            return table_text({op: name for (op, _), name in self._fixed.items()}, records.values())
 
 
 def _work(node: Node) -> int:
@@ -507,37 +476,6 @@ def _teach(model: CostModel, record: Record) -> None:
     family, op = str(record.key["family"]), str(record.key["op"])
     dtype = str(record.key["outputs"][0][1])
     model.learn(family, op, dtype, record.times, record.features, record.pace)
-
-
-def _least_workspace(node: Node, kernels: Sequence[Kernel]) -> int:
-    """Bytes without which none of these kernels runs, not even an entry of the batch at a time."""
-    found = [kernel.workspace(node) for kernel in kernels]
-    batch = Batch.of(node)
-    if min(found) > workspace_limit() and batch is not None:
-        one = batch.part(1)
-        found += [
-            kernel.workspace(one) + batch.term_bytes for kernel in kernels if kernel.supports(one)
-        ]
-    return min(found)
-
-
-def _winner(within: Sequence[Kernel], times: dict[str, float], node: Node) -> Kernel:
-    """The fastest kernel, with an advantage for those of higher priority."""
-    best: Kernel | None = None
-    for kernel in within:
-        if kernel.name in times and (
-            best is None or times[kernel.name] < times[best.name] * (1 - HYSTERESIS)
-        ):
-            best = kernel
-    if best is None:
-        # All of them failed, so the oracle has to do it.
-        best = next((kernel for kernel in within if kernel.name == ORACLE), None)
-    if best is None:
-        raise DeviceError.build(
-            f"op.{node.op.name}", expected="a kernel that computes what the oracle does",
-            got=f"none of {', '.join(kernel.name for kernel in within)}",
-        )  # fmt: skip
-    return best
 
 
 def _check_op(where: str, op: str) -> None:

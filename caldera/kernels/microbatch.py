@@ -10,7 +10,7 @@ images are written slice by slice; sums over the batch are added up.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
@@ -19,7 +19,7 @@ import numpy as np
 
 from caldera.graph.node import Node, Spec, intern
 from caldera.graph.opdef import detached, parameter
-from caldera.kernels.common.scratch import at_most_workspace, workspace_bytes
+from caldera.kernels.common.scratch import at_most_workspace, workspace_bytes, workspace_limit
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer, natural_lanes
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
@@ -221,3 +221,15 @@ def _add(k: Emitter, total: Pointer, term: Pointer, count: Integer) -> None:
         begin, end, natural_lanes(total.type),
         lambda i, c: total.store(i, total.load(i, c) + term.load(i, c)),
     )  # fmt: skip
+
+
+def least_workspace(node: Node, kernels: Sequence[Kernel]) -> int:
+    """Bytes without which none of these kernels runs, not even an entry of the batch at a time."""
+    found = [kernel.workspace(node) for kernel in kernels]
+    batch = Batch.of(node)
+    if min(found) > workspace_limit() and batch is not None:
+        one = batch.part(1)
+        found += [
+            kernel.workspace(one) + batch.term_bytes for kernel in kernels if kernel.supports(one)
+        ]
+    return min(found)

@@ -72,6 +72,7 @@ class Kernel:
     `shares` names what its calls use besides the arrays they are given, such as counters: calls
     that share something must not run at the same time.
     `limit` has the bytes of workspace that it was given, where they are not those of the settings.
+    `serial` is true for a call of a library that uses one thread, however many there are.
     """
 
     op: str
@@ -88,6 +89,7 @@ class Kernel:
     measured: bool = True
     shares: frozenset[str] = frozenset()
     limit: int | None = None
+    serial: bool = False
 
 
 @dataclass

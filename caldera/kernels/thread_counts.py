@@ -19,6 +19,9 @@ from caldera.threads import at_most_threads
 
 SHORT_S = 5e-4
 """Seconds of a call from which on all threads pay: starting them takes some microseconds."""
+RESUME_S, RESUME_RATIO = 7e-6, 1.25
+"""Seconds to start a run of native kernels again, and what it costs that workers have gone
+meanwhile, as a part of the time for which they were not needed."""
 _WORD = " on {} thread"
 
 
@@ -28,6 +31,27 @@ def on_fewer_threads(kernel: Kernel) -> list[Kernel]:
         return []
     counts = {1, settings.threads // 4, settings.threads // 2} - {0}
     return [_limited(kernel, each) for each in sorted(counts) if each < settings.threads]
+
+
+def seconds_in_plan(kernel: Kernel, seconds: float) -> float:
+    """What a call that takes so long by itself costs within a plan of several threads: one of a
+    library ends a run of native kernels.
+
+    >>> from caldera.kernels.table import Kernel
+    >>> seconds_in_plan(Kernel("sum", "cpu", "native", bind=lambda call: lambda: None), 1e-5)
+    1e-05
+    """
+    if not kernel.serial or settings.threads == 1:
+        return seconds
+    return seconds * RESUME_RATIO + RESUME_S
+
+
+def with_a_shared_one(near: list[Kernel], rivals: Sequence[Kernel]) -> list[Kernel]:
+    """These kernels, with one of the rivals that uses all threads, if there are several: how much
+    several threads gain is for a race to say, which a call of a library on one of them must win."""
+    if settings.threads == 1 or not all(kernel.serial for kernel in near):
+        return near
+    return [*near, *[kernel for kernel in rivals if not kernel.serial][:1]]
 
 
 def with_thread_counts(kernels: Sequence[Kernel]) -> list[Kernel]:

@@ -8,7 +8,7 @@ from typing import Any
 from caldera.config import settings
 from caldera.errors import DeviceError
 from caldera.graph.node import Node
-from caldera.graph.pins import pinned, pins_version
+from caldera.graph.pins import pinned
 from caldera.graph.program import Program, program_of
 from caldera.kernels.choose import choices
 from caldera.lazy.device_plan import How, plan_on, structures
@@ -33,8 +33,13 @@ def compile_nodes(
     precision: str | None = None,
     communicator: Any = None,
     remember: bool = True,
+    sends_from_host: bool = False,
 ) -> Plan:
-    """The plan for these outputs and assignments: one that exists, or a new one."""
+    """The plan for these outputs and assignments: one that exists, or a new one.
+
+    With `sends_from_host` all that ranks run together is pinned to the host, where a token keeps
+    its order: then a rank's program may have parts on several devices.
+    """
     program = program_of(outputs, updates)
     wanted = None if device is None else find_device(device)
     place, may_choose = default_device(program, wanted)
@@ -43,7 +48,7 @@ def compile_nodes(
         program_key(program, communicator), place, tuple(sorted(without)), precision,
         choices.version, settings.memory_limit,
         # Where what is mixed runs depends on more than its nodes.
-        (may_choose, homes(program), pins_version()) if mixed else None,
+        (may_choose, homes(program)) if mixed else None,
     )  # fmt: skip
     known = _plans.get(key)
     if known is not None:
@@ -51,15 +56,20 @@ def compile_nodes(
     how = How(tuple(sorted(without)), precision, communicator)
     # What is being written meanwhile has nothing to do with it.
     with pinned(None):
-        plan = _placed(program, place, may_choose, how) if mixed else plan_on(program, place, how)
+        if mixed:
+            plan = _placed(program, place, may_choose, how, sends_from_host)
+        else:
+            plan = plan_on(program, place, how)
     if remember:
         _plans.add(key, plan)
     return plan
 
 
-def _placed(program: Program, place: Device, may_choose: bool, how: How) -> Plan:
+def _placed(
+    program: Program, place: Device, may_choose: bool, how: How, sends_from_host: bool
+) -> Plan:
     """The plan of a program that several devices have a part in."""
-    if how.several_ranks:
+    if how.several_ranks and not sends_from_host:
         raise DeviceError.build(
             "compile", expected="all of a rank's variables and layers on one device",
             got="some on others", hint="with several ranks, leave out device= of layers and "

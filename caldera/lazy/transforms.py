@@ -68,8 +68,8 @@ def compile(
 def pinned(device: Device | str | int) -> Iterator[None]:
     """Operations written inside are computed on this device, and so are their gradients.
 
-    What they read from elsewhere is copied there, planned with the rest of the step. Layers are
-    pinned with their `device=`.
+    What they read from elsewhere is copied there, planned with the rest of the step; the same
+    operations written elsewhere are not affected. Layers are pinned with their `device=`.
 
     >>> import caldera as cd
     >>> from caldera import op
@@ -82,7 +82,7 @@ def pinned(device: Device | str | int) -> Iterator[None]:
     >>> float(plan.run()[0][2])
     3.0
     """
-    with pinned_nodes(find_device(device)):
+    with pinned_nodes(find_device(device).name):
         yield
 
 

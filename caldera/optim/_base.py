@@ -263,7 +263,7 @@ class Optimizer(Configurable, ABC):
         apart = bool(self.apart) or len({each.tensor.device for each in variables}) > 1
 
         def at(place: Device) -> AbstractContextManager[None]:
-            return pinned(place) if apart else nullcontext()
+            return pinned(place.name) if apart else nullcontext()
 
         with at(taken.tensor.device):
             rate = self._rate(op.cast(taken, "float64"))

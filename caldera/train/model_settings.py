@@ -37,6 +37,7 @@ GivenLoss = OneLoss | Mapping[str, OneLoss]
 class ModelSettings(Layer):
     """The settings of a model, each of which takes another value later as it does at first."""
 
+    settled = frozenset()
     untraced = frozenset({
         "loss", "metrics", "optimizer", "learning_rate", "batch_size", "epochs", "precision",
         "seed", "device", "schema", "epochs_done", "steps_done",

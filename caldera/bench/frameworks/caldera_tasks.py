@@ -43,6 +43,7 @@ from caldera.data import ArrayData, Loader
 from caldera.lazy import Expr, Variable, compile
 from caldera.memory import device as find_device
 from caldera.memory.gpus import cupy
+from caldera.plan.plan import Plan
 from caldera.train.fit import make_steps
 
 FUNCTIONS = SimpleNamespace(
@@ -66,8 +67,13 @@ class FedTrainer(CalderaTrainer):
         self._count = len(self.given[0][0])
         self._feeds = [self._steps.feeds(each, None) for each in self.given]
 
+    @property
+    def plan(self) -> Plan:
+        """The step."""
+        return self._steps.training(self._count)
+
     def call(self) -> None:
-        self._steps.training(self._count).run(self._feeds[self.turn()])
+        self.plan.run(self._feeds[self.turn()])
 
 
 class PlanTask(Task):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from weakref import WeakKeyDictionary
 
 from caldera.graph.body import Body
 from caldera.graph.node import Node
@@ -26,7 +28,7 @@ HEAVY = frozenset({
 """Ops that take tens of instructions."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LoopBody:
     """Operands by their dtypes, steps in order, what is written, and what is reduced."""
 
@@ -34,6 +36,15 @@ class LoopBody:
     steps: tuple[Step, ...]
     outputs: tuple[tuple[str, Reference], ...]
     reductions: tuple[Reduction, ...] = ()
+
+    @cached_property
+    def _text(self) -> str:
+        fields = ("inputs", "steps", "outputs", "reductions")
+        return f"LoopBody({', '.join(f'{name}={getattr(self, name)!r}' for name in fields)})"
+
+    def __repr__(self) -> str:
+        # Kernels are found by it, over and over.
+        return self._text
 
     @property
     def heavy(self) -> int:
@@ -81,15 +92,29 @@ def loop_body_of(node: Node, reduced: tuple[int, ...] = ()) -> LoopBody:
 
     Of a fused node's reductions it has those outputs whose indices are in `reduced`.
     """
+    if node.op.name != "fused":
+        return _loop_of_one(node)
+    known = _known.setdefault(node.attrs["body"], {})
+    if reduced not in known:
+        known[reduced] = _loop_of_body(node.attrs["body"], reduced)
+    return known[reduced]
+
+
+_known: WeakKeyDictionary[Body, dict[tuple[int, ...], LoopBody]] = WeakKeyDictionary()
+
+
+def _loop_of_one(node: Node) -> LoopBody:
     inputs = tuple(NAMES[given.dtype] for given in node.inputs)
     if node.op.kind == "reduction":
         return LoopBody(inputs, (), (), ((node.op.name, inputs[0], ("in", 0)),))
-    if node.op.name != "fused":
-        operands = tuple(("in", index) for index in range(len(inputs)))
-        step = (node.op.name, NAMES[node.dtype], inputs, operands)
-        return LoopBody(inputs, (step,), ((NAMES[node.dtype], ("step", 0)),))
+    operands = tuple(("in", index) for index in range(len(inputs)))
+    step = (node.op.name, NAMES[node.dtype], inputs, operands)
+    return LoopBody(inputs, (step,), ((NAMES[node.dtype], ("step", 0)),))
+
+
+def _loop_of_body(body: Body, reduced: tuple[int, ...]) -> LoopBody:
+    inputs = tuple(NAMES[spec.dtype] for spec in body.parameters)
     reader = _Reader()
-    body: Body = node.attrs["body"]
     for part in body.order():
         if part.op.kind != "reduction":
             reader.read(part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -121,6 +122,22 @@ def test_a_higher_priority_is_worth_three_percent(
         kernels.add(name, priority=priority)
     monkeypatch.setitem(choose.TIMERS, "cpu", lambda node, rivals, limit: Outcome(dict(seconds)))
     assert Choices(kernels.table).kernel(product_node(), "cpu").name == chosen
+
+
+@pytest.mark.parametrize(("threads", "chosen"), [(1, "library"), (2, "native")])
+def test_a_call_that_ends_a_run_of_native_kernels_must_be_worth_it(
+    kernels: FakeKernels, monkeypatch: pytest.MonkeyPatch, threads: int, chosen: str
+) -> None:
+    library = kernels.add("library")
+    kernels.table.forget("matmul")
+    kernels.table.add(replace(library, serial=True))
+    kernels.add("native", priority=1)
+    times = {"native": 1e-4, "library": 0.8e-4}
+    monkeypatch.setitem(choose.TIMERS, "cpu", lambda node, rivals, limit: Outcome(dict(times)))
+    with settings.override(threads=threads):
+        assert Choices(kernels.table).kernel(product_node(), "cpu").name == chosen
+        times["library"] = 0.5e-4
+        assert Choices(kernels.table).kernel(product_node(80), "cpu").name == "library"
 
 
 def test_tiny_nodes_are_not_measured(kernels: FakeKernels) -> None:
@@ -410,3 +427,18 @@ def test_kernels_of_the_cpu_are_loaded_when_one_is_looked_for(
         look(table)
         assert "some_kernels" in sys.modules
         assert table.names("exp", "cpu") == ["plain"]
+
+
+def test_what_was_told_is_not_told_again_unless_it_changed() -> None:
+    """Ranks are sent the choices of rank 0 with every plan: a long run has many of both."""
+    mine, theirs, told = Choices(), Choices(), {}
+    mine.learn([[{"op": "matmul", "size": size}, "blas", {"blas": 1.0}] for size in (1, 2)])
+    assert len(mine.known(told)) == 2
+    assert mine.known(told) == []
+    # What others know already is left as it is, and what they chose differently is not.
+    mine.learn([[{"op": "matmul", "size": 1}, "blas", {}], [{"op": "sum"}, "native", {}]])
+    theirs.learn(mine.known(told))
+    assert theirs.known() == [[{"op": "sum"}, "native", {}]]
+    mine.learn([[{"op": "matmul", "size": 1}, "packed", {}]])
+    assert mine.known(told) == [[{"op": "matmul", "size": 1}, "packed", {}]]
+    assert len(mine.known()) == 3

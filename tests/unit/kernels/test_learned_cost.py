@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from caldera.kernels.choose import Choices
 from caldera.kernels.learned_cost import CostModel, features, group_of
 from caldera.kernels.race import Outcome
 from caldera.kernels.table import Kernel, KernelTable
+from caldera.kernels.verdict import Verdict
 from tests.unit.kernels.fake_kernels import product_node
 
 FAST, SLOW, NEAR = "fast", "slow", "near"
@@ -121,6 +123,22 @@ def test_a_clear_case_is_not_measured_at_all(timed: list[list[str]]) -> None:
     assert choices.verdict(product_node(112), "cpu", measure=False).source == "predicted"
 
 
+def test_a_call_on_one_thread_must_win_a_race(timed: list[list[str]]) -> None:
+    """However clear a case seems: more threads gain more where there is more to do."""
+    table = _table(SLOW)
+    (fast,) = _table(FAST).kernels("matmul", "cpu")
+    table.add(replace(fast, serial=True))
+    choices = Choices(table)
+    with settings.override(threads=4):
+        for size in SIZES:
+            assert choices.verdict(product_node(size), "cpu").source == "measured"
+        assert all(set(names) == {SLOW, FAST} for names in timed)
+        assert choices.kernel(product_node(112), "cpu").name == FAST
+        with settings.override(tune_budget_s=0.0):
+            verdict = choices.verdict(product_node(144), "cpu")
+    assert (verdict.kernel.name, verdict.source) == (SLOW, "predicted")
+
+
 @pytest.mark.parametrize("how", [{"deterministic": True}, {"tune_budget_s": 0.0}])
 def test_where_there_is_no_time_predictions_serve(timed: list[list[str]], how: dict) -> None:
     choices = Choices(_table(SLOW, FAST, NEAR))
@@ -140,6 +158,6 @@ def test_where_there_is_no_time_predictions_serve(timed: list[list[str]], how: d
 def test_explain_says_that_it_was_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = cd.compile([op.var("x", (3, 3)) @ op.var("y", (3, 3))])
     (step,) = plan.schedule.steps
-    found = choose.Verdict(step.kernel, {step.kernel.name: 1.0, "other": 2.0}, "predicted")
+    found = Verdict(step.kernel, {step.kernel.name: 1.0, "other": 2.0}, "predicted")
     monkeypatch.setattr(Choices, "verdict", lambda *given, **named: found)
     assert "(predicted 2.0x other)" in str(plan.explain(time=False))

@@ -14,10 +14,12 @@ from caldera.config import settings
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import parameter
 from caldera.graph.ops import product
-from caldera.kernels.choose import ORACLE, Choices, choices
+from caldera.kernels.choose import Choices, choices
 from caldera.kernels.microbatch import Batch, best_sizes, divided
 from caldera.kernels.reference import evaluate
+from caldera.kernels.shared_limits import shared_limits
 from caldera.kernels.table import TABLE, Call, Kernel, KernelTable, Runner
+from caldera.kernels.verdict import ORACLE
 from caldera.kernels.workspace_share import Option, best_options
 from caldera.tensor.dtype import float32, float64
 
@@ -223,7 +225,7 @@ def test_layers_share_one_limit(tmp_path: Path) -> None:
     with settings.override(cache_dir=tmp_path, deterministic=True):
         for total in (112, 64, 30, 16, 2):
             mine = Choices(table)
-            limits = mine.shared_limits(nodes, "cpu", total)
+            limits = shared_limits(mine, nodes, "cpu", total)
             kernels = [mine.kernel(node, "cpu", limit=limits[node]) for node in nodes]
             taken = [each.workspace(node) for each, node in zip(kernels, nodes, strict=True)]
             assert sum(taken) <= total

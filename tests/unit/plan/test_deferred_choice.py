@@ -97,3 +97,15 @@ def test_a_deterministic_run_keeps_its_first_choice(measured: list[str]) -> None
 def test_kernels_of_the_host_are_measured_when_a_plan_is_made(measured: list[str]) -> None:
     _plan("cpu")
     assert measured == ["matmul"]
+
+
+def test_what_was_fixed_when_a_plan_was_made_stays(measured: list[str]) -> None:
+    choose.choices.fix("matmul", "reference", family="cpu")
+    try:
+        plan = _plan("loopback:1")
+    finally:
+        choose.choices.unfix("matmul", family="cpu")
+    for _ in range(3):
+        plan.run()
+    assert _kernels(plan) == ["reference"]
+    assert not measured

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from caldera import op
 from caldera.errors import ConfigError
 from caldera.file_cache import FileCache
 from caldera.graph.node import Node
-from caldera.kernels.choose import Choices, Verdict, choices
+from caldera.kernels.choose import Choices, choices
 from caldera.kernels.table import TABLE, Kernel, Runner
+from caldera.kernels.verdict import Verdict
 from caldera.memory import Device
 from caldera.plan import profile, roofline
 from caldera.plan.roofline import Peaks, cpu_peaks
@@ -169,9 +171,8 @@ def test_results_written_over_an_input_are_counted() -> None:
 
 def test_beaten_kernels_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     def verdict(
-        self: Choices, node: Node, family: str, others: Sequence[Kernel] = (), *, measure: bool,
-        limit: int | None,
-    ) -> Verdict:  # fmt: skip
+        self: Choices, node: Node, family: str, others: Sequence[Kernel] = (), **_: Any
+    ) -> Verdict:
         (kernel, *_) = TABLE.candidates(node, family)
         times = {kernel.name: 1.0, "slow": 1.8, "slower": 3.0, "slowest": 9.0}
         return Verdict(kernel, times, "measured")

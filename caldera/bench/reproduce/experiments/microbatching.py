@@ -8,8 +8,9 @@ from caldera import op
 from caldera.bench.reproduce.experiment import BESIDE, Context, Outcome, Plot, Row, claim, holds
 from caldera.bench.turns import in_turns
 from caldera.config import settings
-from caldera.kernels.choose import ORACLE, choices
+from caldera.kernels.choose import choices
 from caldera.kernels.table import TABLE
+from caldera.kernels.verdict import ORACLE
 from caldera.lazy import Expr, compile
 from caldera.plan.plan import Plan
 

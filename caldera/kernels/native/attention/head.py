@@ -23,6 +23,7 @@ from caldera.kernels.native.codegen.emitter import (
 from caldera.kernels.native.codegen.half import load_wide, store_narrow
 from caldera.kernels.native.codegen.kernel import Integer
 from caldera.kernels.native.codegen.target import CACHE_LINE
+from caldera.kernels.native.movement import transposed
 from caldera.kernels.native.product.microkernel import Matrix
 from caldera.tensor.dtype import DType
 from caldera.tensor.shape import Shape
@@ -165,6 +166,17 @@ def _copy(k: Emitter, dtype: str, pads: bool, *given: Value) -> None:
     target = Matrix(Pointer(k, to.raw, own if pads else other), down, right)
     source = Matrix(Pointer(k, start.raw, other if pads else own), source_down, source_right)
     read, written = (dtype, computed_name(dtype)) if pads else (computed_name(dtype), dtype)
+    lanes = natural_lanes(own)
+    # Rows and columns that are copied in square blocks: those of a matrix that is turned.
+    blocks = k.variable(0, I64)
+    if pads:
+        with k.if_then(right.equals(1) & source_down.equals(1) & source_right.differs(1)):
+            blocks.value = k.constant(lanes, I64)
+            _turn(
+                k, target, source, (rows // lanes * lanes, columns // lanes * lanes), dtype, scale
+            )
+    turned_rows = blocks.value * (rows // lanes)
+    turned_columns = blocks.value * (columns // lanes)
     with k.loop(0, rows) as row:
         goal, origin = target.row(row), source.row(row)
 
@@ -174,12 +186,25 @@ def _copy(k: Emitter, dtype: str, pads: bool, *given: Value) -> None:
 
         with k.if_else(right.equals(1) & source_right.equals(1)) as (dense, apart):
             with dense:
-                k.vector_loop(0, columns, natural_lanes(own), lambda i, lanes: move(i, i, lanes))
-            with apart, k.loop(0, columns) as i:
+                k.vector_loop(0, columns, lanes, lambda i, n: move(i, i, n))
+            with apart, k.loop(k.select(row < turned_rows, turned_columns, 0), columns) as i:
                 move(i * right, i * source_right, 1)
         if pads:
             with k.loop(columns, down) as i:
                 goal.store(i, 0.0)
+
+
+def _turn(
+    k: Emitter, target: Matrix, source: Matrix, shape: tuple[Value, Value], dtype: str, scale: Value
+) -> None:
+    """Copy a matrix whose columns are dense to where rows are: square blocks change sides in
+    registers. Element by element each would come from another line of the cache."""
+    lanes = natural_lanes(target.pointer.type)
+    with k.loop(0, shape[0], lanes) as top, k.loop(0, shape[1], lanes) as left:
+        columns = [source.transposed.row(left + i) for i in range(lanes)]
+        block = [load_wide(k, each, top, lanes, dtype) * scale for each in columns]
+        for i, line in enumerate(transposed(k, block)):
+            store_narrow(k, target.row(top + i), left, line, computed_name(dtype))
 
 
 @dataclass(frozen=True)

@@ -215,6 +215,10 @@ class Emitter(Arithmetic):
         """The pointer that an integer was."""
         return Pointer(self, self.ir.inttoptr(address.raw, POINTER), kind)
 
+    def either(self, condition: Value, yes: Pointer, no: Pointer) -> Pointer:
+        """One of two places."""
+        return Pointer(self, self.ir.select(condition.raw, yes.raw, no.raw), yes.type)
+
     def call(self, function: ir.Function, *arguments: Value | Pointer) -> Value:
         """Call another function of this module."""
         return Value(self, self.ir.call(function, [each.raw for each in arguments]))
@@ -249,6 +253,15 @@ class Emitter(Arithmetic):
         function = self.declared("llvm.memcpy.p0.p0.i64", kind)
         size = self.constant(count, I64).raw
         self.ir.call(function, [target.raw, source.raw, size, I1(0)])
+
+    def prefetch(self, place: Pointer, *, to_write: bool = False) -> None:
+        """Have the line of memory that holds this element brought nearer: to the nearest cache if
+        it is to be written, else to the second one. It may lie anywhere, even outside of all
+        arrays."""
+        kind = ir.FunctionType(ir.VoidType(), [POINTER, I32, I32, I32])
+        function = self.declared("llvm.prefetch.p0", kind)
+        nearness = 3 if to_write else 2
+        self.ir.call(function, [place.raw, I32(int(to_write)), I32(nearness), I32(1)])
 
     def clear_bytes(self, target: Pointer, count: Number) -> None:
         """Set `count` bytes to zero."""

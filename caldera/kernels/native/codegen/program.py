@@ -126,6 +126,7 @@ class _Team:
         self.words[_YIELD] = _address_of_yield()
         self.address = self.words.ctypes.data
         self._inside: set[int] = set()
+        self._slots: dict[int, np.ndarray] = {}
         self._running = False
         self._lock = threading.Lock()
 
@@ -151,7 +152,10 @@ class _Team:
         self._running = False
 
     def _join(self, number: int) -> None:
-        slots = _slots(_follow, team=self.words, member=number)
+        slots = self._slots.get(number)
+        if slots is None:
+            # Kept, as workers that come one after the other wait for each other's Python.
+            slots = self._slots[number] = _slots(_follow, team=self.words, member=number)
         while True:
             _functions()[1](slots.ctypes.data, 0, 1)
             with self._lock:

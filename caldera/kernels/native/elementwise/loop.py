@@ -53,16 +53,19 @@ def vector_lanes(loop_body: LoopBody) -> int:
     return host_target().lanes(max(widest, 4))
 
 
-def widths(loop_body: LoopBody, modes: str = "") -> tuple[int, ...]:
-    """How many elements are handled at once: first several vectors, so that short chains of
-    instructions overlap and whole cache lines are written; then one vector; then single ones."""
+def widths(loop_body: LoopBody, longest: int, modes: str = "") -> tuple[int, ...]:
+    """How many elements of rows of at most a length are handled at once: first several vectors, so
+    that short chains of instructions overlap and whole cache lines are written; then one vector;
+    then single ones. What no row is long enough for need not be compiled, most of all."""
     lanes = vector_lanes(loop_body)
     most_heavy = FEW_HEAVY if host_target().width >= WIDE else 0
     if "s" in modes or loop_body.heavy > most_heavy or len(loop_body.steps) > MANY_STEPS:
         # Many chains overlap by themselves, and so do elements that are read one by one because
         # they lie apart; both take long to compile.
-        return lanes, 1
-    return 4 * lanes, lanes, 1
+        wanted: tuple[int, ...] = (lanes, 1)
+    else:
+        wanted = (4 * lanes, lanes, 1)
+    return tuple(each for each in wanted if each <= max(longest, 1))
 
 
 def workers(loop_body: LoopBody, elements: int) -> int:
@@ -142,7 +145,7 @@ def _call(loop_body: LoopBody, axes: Axes, arrays: Sequence[np.ndarray]) -> Nati
         operands=strided_arrays(arrays, axes.strides),
         outer=outer_axes(range(len(axes.lengths) - 1), axes.lengths, axes.strides), total=total,
         inner=inner, grain=inner if total // inner >= 4 * parts else GRAIN,
-        loop_body=loop_body, modes=modes, widths=widths(loop_body, modes), parts=parts,
+        loop_body=loop_body, modes=modes, widths=widths(loop_body, inner, modes), parts=parts,
     )  # fmt: skip
 
 

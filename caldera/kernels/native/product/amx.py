@@ -141,7 +141,7 @@ def _cut(
 ) -> tuple[int, int, int, int, int]:
     """Rows and columns of a thread's rectangle, rows and columns packed at once, and elements of
     memory for that."""
-    cut = blocking_of(count, rows, columns, length, parts, _TILE, flipped=False)
+    cut = blocking_of(count, rows, columns, length, parts, _TILE)
     padded = max(TERMS, -(-length // TERMS) * TERMS)
     most = max(SIDE, _CACHED_ELEMENTS // padded // SIDE * SIDE)
     band, strip = (min(most, -(-n // SIDE) * SIDE) for n in (cut.height, cut.width))

@@ -15,11 +15,10 @@ CACHED_ELEMENTS = 1 << 16
 """Elements of the left matrix that are used again and again: half of a cache of second level."""
 WIDEST = 1536
 """Columns of the right matrix that are packed at once."""
-WORTH_PACKING = 4
+WORTH_PACKING = 2
 """How many panels must read a strip of the left matrix for packing it to pay."""
-_PACKING = 1.5
-"""What it costs to pack a vector, in vectors multiplied: a guess, which decides between rectangles
-that are nearly alike."""
+_PACKING = 8.0
+"""What it costs to pack a vector, in vectors multiplied: most of it is waiting for memory."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +62,9 @@ class Blocking:
 
 
 def blocking_of(
-    count: int, rows: int, columns: int, length: int, parts: int, tile: Tile, *, flipped: bool
+    count: int, rows: int, columns: int, length: int, parts: int, tile: Tile
 ) -> Blocking:
-    """For `count` products of this extent on so many threads; `flipped` says that the columns of
-    the left matrix are dense, so that reading its strips needs no packing."""
+    """For `count` products of this extent on so many threads."""
     # Of nothing there are no rectangles, and no work for those of a row and a column.
     count, rows, columns = (max(1, each) for each in (count, rows, columns))
     height, width = min(
@@ -77,8 +75,11 @@ def blocking_of(
     depth = max(1, -(-length // pieces))
     band = max(tile.height, CACHED_ELEMENTS // depth // tile.height * tile.height)
     band = min(band, _up(height, tile.height))
-    packs_left = width >= WORTH_PACKING * tile.width and not (flipped and height <= band)
-    return Blocking(height, width, depth, band, min(_up(width, tile.width), WIDEST), packs_left)
+    packs_left = width >= WORTH_PACKING * tile.width
+    # Panel by panel the next one can be fetched meanwhile; other bands would have to be packed
+    # again for each of them.
+    strip = tile.width if height <= band else WIDEST
+    return Blocking(height, width, depth, band, min(_up(width, tile.width), strip), packs_left)
 
 
 def _rectangles(rows: int, columns: int, parts: int, tile: Tile) -> set[tuple[int, int]]:
@@ -101,7 +102,7 @@ def _cost(
     vectors = -(-min(width, _up(columns, tile.lanes)) // tile.lanes)
     lines = min(height, rows)
     each = _up(lines, max(1, tile.height // 2)) * vectors
-    return -(-tasks // parts) * (each + _PACKING * vectors + lines / tile.lanes)
+    return -(-tasks // parts) * (each + _PACKING * (vectors + lines / tile.lanes))
 
 
 def _up(length: int, grain: int) -> int:

@@ -190,10 +190,11 @@ class Binder:
             table, self.place, parts_for(self.product.work), scales, self.bias, self.epilogue
         )
 
-    def multiply_split_k(self) -> None:
-        """The product of two matrices with its sum cut into pieces, one a thread."""
+    def multiply_split_k(self, most: int | None = None) -> None:
+        """The product of two matrices with its sum cut into pieces, one a thread, or at most so
+        many, each of which threads share in blocks."""
         rows, columns, length = self.product.extent
-        pieces = max(1, min(thread_count(), length))
+        pieces = pieces_of(length, most)
         found = dense((pieces, rows, columns), self.place.array.dtype, self.scratch)
         cuts = np.arange(pieces + 1) * length // pieces
         table = np.stack(
@@ -207,7 +208,7 @@ class Binder:
         )
         goal = as_matrices(found)
         assert goal is not None
-        self.add_products(table, goal, pieces)
+        self.add_products(table, goal, max(pieces, parts_for(self.product.work)))
         self.calls.append(
             _add_up.call(
                 pieces=found, out=self.place.array, count=pieces, rows=rows, columns=columns,
@@ -248,12 +249,17 @@ def bind_product(call: Call, make: type[Binder]) -> Runner:
     return binder.runner()
 
 
-def bind_split_k(call: Call, make: type[Binder]) -> Runner:
+def pieces_of(length: int, most: int | None = None) -> int:
+    """How many pieces a sum of this length is cut into."""
+    return max(1, min(most or thread_count(), length))
+
+
+def bind_split_k(call: Call, make: type[Binder], most: int | None = None) -> Runner:
     """A product with its sum cut into pieces."""
     if call.outputs[0].size == 0:
         return NativeRunner([])
     binder = make(call)
-    binder.multiply_split_k()
+    binder.multiply_split_k(most)
     return binder.runner()
 
 
@@ -294,10 +300,10 @@ def product_workspace(node: Node) -> int:
     return copy_workspace(node) + result_workspace(node)
 
 
-def split_k_workspace(node: Node) -> int:
+def split_k_workspace(node: Node, most: int | None = None) -> int:
     """The same, with room for what the pieces of a sum come to."""
     return product_workspace(node) + workspace_bytes(
-        Spec((thread_count(), *node.shape[-2:]), compute_dtype(node.dtype))
+        Spec((most or thread_count(), *node.shape[-2:]), compute_dtype(node.dtype))
     )
 
 

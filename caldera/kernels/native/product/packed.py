@@ -17,9 +17,11 @@ from caldera.kernels.common.epilogue import NOTHING, Epilogue
 from caldera.kernels.common.matrices import Matrices
 from caldera.kernels.common.scratch import compute_dtype, workspace_bytes
 from caldera.kernels.native.codegen.emitter import (
+    I64,
     Emitter,
     Pointer,
     Value,
+    line_lanes,
     natural_lanes,
 )
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
@@ -32,6 +34,7 @@ from caldera.kernels.native.product.gemm import (
     bind_product,
     bind_split_k,
     has_long_sums,
+    pieces_of,
     product_workspace,
     split_k_workspace,
 )
@@ -76,20 +79,26 @@ def _multiply(
             start = piece * depth
             terms = k.minimum(depth, length - start)
             last_column = k.minimum(first_column + strip, right)
-            corner = first_column * leading_b + start if tb else start * leading_b + first_column
+            corner = other.at(_corner(start, first_column, leading_b, flipped=tb))
             pack_panels(
-                k, panels, other.at(corner), leading_b, terms, last_column - first_column,
+                k, panels, corner, leading_b, terms, last_column - first_column,
                 shape.width, flipped=tb,
             )  # fmt: skip
+            # What is packed next is brought near meanwhile, unless it is packed already.
+            is_last = last_column.equals(right)
+            after = k.select(is_last, start + depth, start), k.select(is_last, left, last_column)
+            next_corner = other.at(_corner(*after, leading_b, flipped=tb))
+            is_ahead = (after[0] < length) & (strip <= shape.width)
             with k.loop(top, bottom, band) as first_row:
                 last_row = k.minimum(first_row + band, bottom)
-                corner = start * leading_a + first_row if ta else first_row * leading_a + start
-                lines = source.at(corner)
+                lines = source.at(_corner(first_row, start, leading_a, flipped=ta))
                 if packs_left:
-                    pack_strips(
-                        k, strips, lines, leading_a, terms, last_row - first_row,
-                        shape.height, flipped=ta,
-                    )  # fmt: skip
+                    # A band that is the only one is still there from the first columns.
+                    with k.if_then(first_column.equals(left) | (bottom - top > band)):
+                        pack_strips(
+                            k, strips, lines, leading_a, terms, last_row - first_row,
+                            shape.height, flipped=ta,
+                        )  # fmt: skip
                 with (
                     k.loop(first_column, last_column, shape.width) as column,
                     k.loop(first_row, last_row, shape.height) as row,
@@ -98,26 +107,45 @@ def _multiply(
                     high = k.minimum(last_row - row, shape.height)
                     wide = k.minimum(last_column - column, shape.width)
                     strip_of_row = strips.at((row - first_row) * terms)
+                    panel = panels.at((column - first_column) * terms)
+                    ahead = _line(k, next_corner, (row - first_row) // shape.height, shape.width,
+                                  leading_b if tb else k.constant(1, I64))  # fmt: skip
                     call_tile(
-                        k, tile_address, strip_of_row if packs_left else lines,
-                        panels.at((column - first_column) * terms), goal,
+                        k, tile_address, strip_of_row if packs_left else lines, panel, goal,
+                        k.either(is_ahead, ahead, panel),
+                        step=k.select(is_ahead, leading_b, shape.width),
                         at=0 if packs_left else row - first_row, down=1 if ta else leading_a,
                         right=leading_a if ta else 1, leading=leading_c, terms=terms, high=high,
                         wide=wide, alpha=alpha, keep=k.select(piece.equals(0), beta, 1.0),
                     )  # fmt: skip
                     if epilogue.changes:
-                        with k.if_then(piece.equals(pieces - 1)), k.loop(0, high) as line:
-                            finished = goal.at(line * leading_c)
-                            _finish(k, finished, wide, column, bias, epilogue)
+                        with k.if_then(piece.equals(pieces - 1)):
+                            _finish(k, goal, leading_c, high, wide, column, bias, epilogue)
+
+
+def _corner(row: Value, column: Value, leading: Value, *, flipped: bool) -> Value:
+    """Where the rest of a matrix begins."""
+    return column * leading + row if flipped else row * leading + column
+
+
+def _line(k: Emitter, corner: Pointer, number: Value, width: int, right: Value) -> Pointer:
+    """Where the cache line of this number begins of those beside each other in a panel; the last
+    one stands for those after it."""
+    lanes = line_lanes(corner.type)
+    return corner.at(k.minimum(number, -(-width // lanes) - 1) * lanes * right)
 
 
 def _finish(
-    k: Emitter, row: Pointer, wide: Value, column: Value, bias: Pointer | None, epilogue: Epilogue
-) -> None:
-    def apply(i: Value, count: int) -> None:
-        row.store(i, apply_epilogue(k, epilogue, bias, row.load(i, count), column + i))
+    k: Emitter, tile: Pointer, leading: Value, high: Value, wide: Value, column: Value,
+    bias: Pointer | None, epilogue: Epilogue,
+) -> None:  # fmt: skip
+    with k.loop(0, high) as line:
+        row = tile.at(line * leading)
 
-    k.vector_loop(0, wide, natural_lanes(row.type), apply)
+        def apply(i: Value, count: int) -> None:
+            row.store(i, apply_epilogue(k, epilogue, bias, row.load(i, count), column + i))
+
+        k.vector_loop(0, wide, natural_lanes(row.type), apply)
 
 
 # --- binding
@@ -134,10 +162,7 @@ class _PackedBinder(Binder):
         rows, columns, _ = self.product.extent
         dtype = goal.array.dtype
         tile = tile_of(dtype.name)
-        cut = blocking_of(
-            len(table), rows, columns, int(table[:, 3].max()), parts, tile,
-            flipped=self.left.transposed,
-        )  # fmt: skip
+        cut = blocking_of(len(table), rows, columns, int(table[:, 3].max()), parts, tile)
         parts = min(parts, len(table) * -(-rows // cut.height) * -(-columns // cut.width))
         room = cut.elements(tile)
         self.calls.append(
@@ -148,7 +173,10 @@ class _PackedBinder(Binder):
                 leading_a=self.left.leading, leading_b=self.right.leading, leading_c=goal.leading,
                 count=len(table), rows=rows, columns=columns, height=cut.height, width=cut.width,
                 depth=cut.depth, band=cut.band, strip=cut.strip, room=room,
-                tile_address=tile_address(dtype, tile, packed=cut.packs_left), scales=list(scales),
+                tile_address=tile_address(
+                    dtype, tile, packed=cut.packs_left, flipped=self.right.transposed
+                ),
+                scales=list(scales),
                 bias=bias, epilogue=epilogue, ta=self.left.transposed, tb=self.right.transposed,
                 packs_left=cut.packs_left, tile=(tile.height, tile.vectors), parts=parts,
             )
@@ -156,14 +184,11 @@ class _PackedBinder(Binder):
 
 
 def _packed_bytes(dtype: DType, count: int, extent: tuple[int, int, int], parts: int) -> int:
-    """What packing takes on all threads, whichever way the left matrix lies."""
+    """What packing takes on all threads."""
     wide = compute_dtype(dtype)
     tile = tile_of(wide.name)
-    rooms = [
-        blocking_of(count, *extent, parts, tile, flipped=flipped).elements(tile)
-        for flipped in (False, True)
-    ]
-    return workspace_bytes(Spec((parts, max(rooms)), wide))
+    room = blocking_of(count, *extent, parts, tile).elements(tile)
+    return workspace_bytes(Spec((parts, room), wide))
 
 
 def _workspace(node: Node) -> int:
@@ -177,12 +202,19 @@ def _workspace(node: Node) -> int:
     )
 
 
-def _split_k_workspace(node: Node) -> int:
+def _split_k_workspace(node: Node, most: int | None = None) -> int:
     rows, columns, length = extent_of(node)[1:]
-    pieces = max(1, min(thread_count(), length))
-    return split_k_workspace(node) + _packed_bytes(
-        node.dtype, pieces, (rows, columns, -(-length // pieces)), pieces
+    pieces = pieces_of(length, most)
+    parts = max(pieces, parts_for(2 * rows * columns * length))
+    return split_k_workspace(node, most) + _packed_bytes(
+        node.dtype, pieces, (rows, columns, -(-length // pieces)), parts
     )
+
+
+def _is_cut_and_shared(node: Node) -> bool:
+    """Whether there are several threads for each piece of a long sum: then they read less than
+    with pieces or blocks alone."""
+    return thread_count() >= 2 * _PIECES and _is_worth_packing(node) and has_long_sums(node)
 
 
 def _is_worth_packing(node: Node) -> bool:
@@ -191,6 +223,8 @@ def _is_worth_packing(node: Node) -> bool:
     return min(rows, columns, length) > 0 and rows >= _FEWEST_ROWS
 
 
+_PIECES = 4
+"""Of sums whose pieces are cut into blocks as well."""
 _FEWEST_ROWS = 4
 """Packing an element of the right matrix takes as long as multiplying it by so many rows."""
 
@@ -206,6 +240,13 @@ for _op in ("matmul", "matmul_epilogue"):
             _op, "cpu", "packed, sums cut", partial(bind_split_k, make=_PackedBinder),
             lambda node: _is_worth_packing(node) and has_long_sums(node), _split_k_workspace,
             priority=7,
+        )
+    )  # fmt: skip
+    TABLE.add(
+        Kernel(
+            _op, "cpu", f"packed, sums cut in {_PIECES}",
+            partial(bind_split_k, make=_PackedBinder, most=_PIECES), _is_cut_and_shared,
+            partial(_split_k_workspace, most=_PIECES), priority=6,
         )
     )  # fmt: skip
 TABLE.add(

@@ -6,6 +6,8 @@ differs with what follows a product, and this is most of what there is to compil
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from llvmlite import ir
 
@@ -16,6 +18,7 @@ from caldera.kernels.native.codegen.emitter import (
     Number,
     Pointer,
     Value,
+    line_lanes,
     vector,
 )
 from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
@@ -25,11 +28,15 @@ from caldera.tensor.dtype import DType
 
 @native_kernel
 def _tile(
-    k: Emitter, a: Pointer, panel: Pointer, goal: Pointer, at: Integer, down: Integer,
-    right: Integer, leading: Integer, terms: Integer, high: Integer, wide: Integer, alpha: Real,
-    keep: Real, shape: tuple[int, int, int], packed: bool,
+    k: Emitter, a: Pointer, panel: Pointer, goal: Pointer, ahead: Pointer, at: Integer,
+    down: Integer, right: Integer, leading: Integer, terms: Integer, high: Integer, wide: Integer,
+    step: Integer, alpha: Real, keep: Real, shape: tuple[int, int, int], packed: bool,
+    flipped: bool,
 ) -> None:  # fmt: skip
     """goal = alpha * lines @ panel + keep * goal for `high` rows and `wide` columns.
+
+    Meanwhile the memory at `ahead` is brought near, a line of cache for each term: from rows that
+    are `step` apart, one line each, or all of a few such rows if they are `flipped`.
 
     The lines of `a` begin with number `at`; the distances between them and inside them are `down`
     and `right`, known if they are `packed`. Whole tiles, and such of half the height, are written
@@ -39,10 +46,17 @@ def _tile(
     scales = k.convert(alpha, goal.type), k.convert(keep, goal.type)
     distances = (k.constant(1, I64), k.constant(tile.height, I64)) if packed else (down, right)
     half = max(1, tile.height // 2)
+    line = line_lanes(goal.type)
+
+    def fetch(term: Value) -> None:
+        place = (term % line) * step + term // line * line if flipped else term * step
+        k.prefetch(ahead.at(place))
 
     def sum_up(height: int, vectors: int, *, whole: bool) -> None:
         rows = _rows(k, a, at, distances[0], height, None if whole else high)
-        sums = _sums(k, tile, rows, distances[1], panel, terms, vectors)
+        if whole:
+            _fetch(k, goal, leading, height, vectors * tile.lanes)
+        sums = _sums(k, tile, rows, distances[1], panel, terms, vectors, fetch)
         if whole:
             _write(k, sums, goal, leading, *scales)
         else:
@@ -62,6 +76,14 @@ def _tile(
                     sum_up(tile.height, count, whole=False)
 
 
+def _fetch(k: Emitter, goal: Pointer, leading: Value, height: int, width: int) -> None:
+    """Have the result brought near while it is summed up."""
+    step = line_lanes(goal.type)
+    for i in range(height):
+        for j in range(0, width, step):
+            k.prefetch(goal.at(leading * i + j), to_write=True)
+
+
 def _rows(
     k: Emitter, a: Pointer, at: Value, down: Value, height: int, count: Value | None
 ) -> list[Pointer]:
@@ -74,11 +96,12 @@ def _rows(
 
 def _sums(
     k: Emitter, tile: Tile, rows: list[Pointer], right: Value, panel: Pointer, terms: Value,
-    vectors: int,
+    vectors: int, fetch: Callable[[Value], None],
 ) -> list[list[Value]]:  # fmt: skip
     lanes, kind = tile.lanes, vector(panel.type, tile.lanes)
     sums = [[k.variable(0.0, kind) for _ in range(vectors)] for _ in rows]
     with k.loop(0, terms) as term:
+        fetch(term)
         across = panel.at(term * tile.width)
         factors = [across.load(j * lanes, lanes) for j in range(vectors)]
         for row, totals in zip(rows, sums, strict=True):
@@ -130,27 +153,26 @@ def _write_some(
                 k.vector_loop(0, wide, lanes, add)
 
 
-def tile_address(dtype: DType, tile: Tile, *, packed: bool) -> int:
+def tile_address(dtype: DType, tile: Tile, *, packed: bool, flipped: bool) -> int:
     """Where the micro-kernel is."""
     nothing = np.empty(1, dtype)
-    arrays = dict.fromkeys(("a", "panel", "goal"), nothing)
-    numbers = dict.fromkeys(("at", "down", "right", "leading", "terms", "high", "wide"), 1)
-    shape = (tile.height, tile.vectors, tile.lanes)
-    _, form = _tile.packed(
-        {**arrays, **numbers, "alpha": 1.0, "keep": 0.0, "shape": shape, "packed": packed}
-    )
+    arrays = dict.fromkeys(("a", "panel", "goal", "ahead"), nothing)
+    numbers = dict.fromkeys(("at", "down", "right", "leading", "terms", "high", "wide", "step"), 1)
+    kinds = {"shape": (tile.height, tile.vectors, tile.lanes), "packed": packed, "flipped": flipped}
+    _, form = _tile.packed({**arrays, **numbers, "alpha": 1.0, "keep": 0.0, **kinds})
     return _tile.address(form)
 
 
 def call_tile(
-    k: Emitter, address: Value, a: Pointer, panel: Pointer, goal: Pointer, *, at: Number,
-    down: Number, right: Number, leading: Number, terms: Number, high: Number, wide: Number,
-    alpha: Value, keep: Value,
+    k: Emitter, address: Value, a: Pointer, panel: Pointer, goal: Pointer, ahead: Pointer, *,
+    at: Number, down: Number, right: Number, leading: Number, terms: Number, high: Number,
+    wide: Number, step: Number, alpha: Value, keep: Value,
 ) -> None:  # fmt: skip
     """Call the micro-kernel from another kernel: its arguments lie in slots, as for all others."""
-    slots = k.alloca(I64, 12)
-    words = [k.pointer_to_int(each) for each in (a, panel, goal)]
-    words += [k.constant(each, I64) for each in (at, down, right, leading, terms, high, wide)]
+    slots = k.alloca(I64, 14)
+    words = [k.pointer_to_int(each) for each in (a, panel, goal, ahead)]
+    numbers = (at, down, right, leading, terms, high, wide, step)
+    words += [k.constant(each, I64) for each in numbers]
     words += [k.bitcast(k.convert(each, F64), I64) for each in (alpha, keep)]
     for i, word in enumerate(words):
         slots.store(i, word)

@@ -29,12 +29,12 @@ def pack_panels(
     left from something else may take very long to multiply.
     """
     whole = columns // width * width
-    with k.loop(0, whole, width) as column:
-        panel = target.at(column * length)
-        if flipped:
+    if flipped:
+        with k.loop(0, whole, width) as column:
+            panel = target.at(column * length)
             _pack_flipped(k, panel, source.at(column * leading), leading, length, width, width)
-        else:
-            _pack_rows(k, panel, source.at(column), leading, length, width)
+    else:
+        _pack_rows(k, target, source, leading, length, whole, width)
     rest = columns - whole
     with k.if_then(rest > 0):
         panel = target.at(whole * length)
@@ -56,13 +56,16 @@ def pack_strips(
 
 
 def _pack_rows(
-    k: Emitter, panel: Pointer, source: Pointer, leading: Value, length: Value, width: int
-) -> None:
-    """A panel whose rows lie in the matrix as they do here."""
-    lanes = min(natural_lanes(panel.type), width)
-    with k.loop(0, length) as row:
+    k: Emitter, target: Pointer, source: Pointer, leading: Value, length: Value, columns: Value,
+    width: int,
+) -> None:  # fmt: skip
+    """Panels whose rows lie in the matrix as they do here. Each row of it is read to its end: what
+    is read in order comes from far caches ahead of time."""
+    lanes = min(natural_lanes(target.type), width)
+    with k.loop(0, length) as row, k.loop(0, columns, width) as column:
+        line, goal = source.at(row * leading + column), target.at(column * length + row * width)
         for i in range(0, width, lanes):
-            panel.store(row * width + i, source.load(row * leading + i, lanes))
+            goal.store(i, line.load(i, lanes))
 
 
 def _pack_some(

@@ -112,7 +112,7 @@ def _along(
         operands=strided_arrays([*arrays[:first], *results], strides),
         outer=outer_axes(range(len(outer)), outer, strides), rows=rows, inner=inner,
         stretch=stretch, loop_body=task.loop_body, modes=modes,
-        widths=widths(task.loop_body, modes),
+        widths=widths(task.loop_body, stretch, modes),
         parts=min(workers(task.loop_body, rows * inner), rows * stretches),
     )  # fmt: skip
     if direct:
@@ -157,7 +157,7 @@ def _across(
         length=length, stretch=stretch,
         width=_group_width(columns, -(-parts // (rows * stretches))),
         strides=[each[-2] for each in strides], loop_body=task.loop_body, modes=modes,
-        widths=widths(task.loop_body, modes), parts=parts,
+        widths=widths(task.loop_body, columns, modes), parts=parts,
     )  # fmt: skip
     if direct:
         return [call]

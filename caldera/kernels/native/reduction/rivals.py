@@ -103,5 +103,7 @@ def _bind_numpy(call: Call) -> Runner:
 for _name in sorted(REDUCTIONS):
     TABLE.add(Kernel(_name, "cpu", "two stages", partial(bind, stretches=SHORT), _has_two_stages,
                      priority=9))  # fmt: skip
-    TABLE.add(Kernel(_name, "cpu", "numpy", _bind_numpy, _is_for_numpy, priority=8))
-TABLE.add(Kernel("sum", "cpu", "product with ones", _bind_product, _is_product, priority=7))
+    TABLE.add(Kernel(_name, "cpu", "numpy", _bind_numpy, _is_for_numpy, priority=8,
+                     serial=True))  # fmt: skip
+TABLE.add(Kernel("sum", "cpu", "product with ones", _bind_product, _is_product, priority=7,
+                 serial=True))  # fmt: skip

@@ -19,7 +19,7 @@ from caldera.kernels.table import TABLE
 from caldera.tensor.dtype import BY_NAME, bfloat16, float32, float64
 from tests.unit.kernels.checking import check_kernel
 
-NAMES = ("packed", "packed, sums cut", "amx")
+NAMES = ("packed", "packed, sums cut", "packed, sums cut in 4", "amx")
 """Those that are put to the test; the last where a machine has such registers."""
 
 
@@ -55,7 +55,7 @@ def test_random_products(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         right = _numbers(draw, *batch, *((columns, length) if tb else (length, columns)))
         inputs = [left, right.astype(dtype)]
         node: Any = _node(draw, inputs, ta=ta, tb=tb)
-        with cd.settings.override(threads=draw.choice([1, 2, 3])):
+        with cd.settings.override(threads=draw.choice([1, 2, 3, 8])):
             kernels = [each for each in TABLE.candidates(node, "cpu") if each.name in NAMES]
             assert kernels
             for kernel in kernels:
@@ -101,7 +101,7 @@ def test_what_is_multiplied_by_0_is_not_looked_at(
 def test_the_rectangles_of_threads_are_about_equal(count: int, parts: int) -> None:
     tile = Tile(8, 3, 16)
     for rows, columns in [(100, 528), (784, 528), (10, 10), (1, 4000), (4000, 1), (2048, 2048)]:
-        cut = blocking_of(count, rows, columns, 300, parts, tile, flipped=False)
+        cut = blocking_of(count, rows, columns, 300, parts, tile)
         tasks = count * -(-rows // cut.height) * -(-columns // cut.width)
         busiest = -(-tasks // parts) * min(cut.height, rows) * min(cut.width, columns)
         # A thread has at most a tile more than its share, in both directions.

@@ -9,9 +9,10 @@ import pytest
 
 from caldera.bench.reduction_candidates import reduction_node
 from caldera.config import settings
-from caldera.kernels.choose import ORACLE, Choices
+from caldera.kernels.choose import Choices
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call
+from caldera.kernels.verdict import ORACLE
 
 SHAPES = [
     ((64, 2048), (1,)), ((64, 1030), (0,)), ((300, 300), (0, 1)), ((4, 5, 4000), (1, 2)),
