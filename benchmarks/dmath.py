@@ -1,26 +1,30 @@
 """Distributed algebra beside its peers: product, QR, Cholesky, SVD and FFT of float64, in turns.
 
     mpiexec -n 16 python benchmarks/dmath.py --sizes 4096,8192 --operations product --scaling 2048
+    mpiexec -n 16 python benchmarks/dmath.py --sizes 1024,2048 --operations svd,fft --samples a.json
 
 Every rank computes with one thread. Each library gets the same matrix in the layout it likes best;
 what is timed is the operation alone, between two barriers, the slowest rank counts, and the best of
 several rounds in which all libraries take their turns. Every result is checked (residuals of
 factorisations, a few rows of a product). Libraries that are not installed are left out; Dask
-computes on threads of rank 0, as many as there are ranks, while the others wait.
+and SciPy compute on threads of rank 0, as many as there are ranks, while the others wait.
 
 `caldera` is the algorithm alone, `dmath` what a user calls, `A @ B` with its program and its
 kernels (see `dm.spmd`). Of both, the bytes that all ranks send are counted, and compared with the
 least that any algorithm can send that begins and ends with one copy of each matrix; `memory` is the
 most that a rank had, over its share of what goes in and comes out; `expected` is what `explain()`
-says. `--variants` times each algorithm for a product that there is.
+says. `--variants` times each algorithm for a product that there is, `--blocks` factorisations by
+panels of each width. `--samples` names the file that gets every time that was taken.
 """
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
+import json
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -42,11 +46,14 @@ from caldera.sharding.algorithms.exchange import rows_to_columns
 from caldera.sharding.algorithms.product_variants import product_variants
 from caldera.sharding.algorithms.registry import ALGORITHMS
 from caldera.sharding.algorithms.variant import Variant
+from caldera.sharding.calibration import measured_links
 from caldera.sharding.distributions import Rows
 from caldera.sharding.layout import Layout
-from caldera.sharding.volume import Links
 
-OPERATIONS = ("product", "qr", "cholesky", "svd", "fft")
+OPERATIONS = ("product", "qr", "cholesky", "solve", "svd", "fft")
+TAKES_TWO = ("product", "solve")
+SAMPLES: list[dict[str, Any]] = []
+"""Every time that was taken, for `--samples`."""
 OP_OF = {"product": "matmul", "fft": "fft"}
 OWN = ("caldera", "dmath")
 
@@ -63,17 +70,22 @@ def matrix(n: int, operation: str) -> np.ndarray:
 # --- Caldera
 
 
-def variant_for(operation: str, n: int, ranks: int) -> Variant:
-    """The variant that costs least from wherever it wants its inputs."""
+def variant_for(operation: str, n: int, comm: Communicator) -> Variant:
+    """The variant that costs least from wherever it wants its inputs, which is free here, as it is
+    for the peers."""
+    links = measured_links(comm)
+    return min(all_variants(operation, n, comm.size), key=lambda each: each.cost.seconds(links))
+
+
+def all_variants(operation: str, n: int, ranks: int) -> list[Variant]:
+    """Those that there are."""
     name = OP_OF.get(operation, operation)
     shape = (n, n)
-    specs = [Spec(shape, np.dtype(np.float64))] * (2 if operation == "product" else 1)
+    specs = [Spec(shape, np.dtype(np.float64))] * (2 if operation in TAKES_TWO else 1)
     attrs = {"ta": False, "tb": False} if operation == "product" else {}
     node = OPS[name].node(*[parameter(i, spec) for i, spec in enumerate(specs)], **attrs)
     layouts = [Rows().of(shape, range(ranks)) for _ in specs]
-    variants = ALGORITHMS[name].variants(node, layouts, ranks)
-    # Where inputs lie is free here, as it is for the peers.
-    return min(variants, key=lambda each: each.cost.seconds(Links()))
+    return ALGORITHMS[name].variants(node, layouts, ranks)
 
 
 def caldera_case(
@@ -83,7 +95,7 @@ def caldera_case(
     if operation == "fft":
         return _fft_case(a, comm)
     name = OP_OF.get(operation, operation)
-    variant = variant or variant_for(operation, len(a), comm.size)
+    variant = variant or variant_for(operation, len(a), comm)
     parts = [layout.part_of(a, comm.rank) for layout in variant.inputs]
     results: list[Any] = []
 
@@ -148,10 +160,11 @@ def dmath_case(operation: str, a: np.ndarray, comm: Communicator) -> Case:
     dm.spmd(comm).limit_cache(0)
     layouts: tuple[Any, ...] = (dm.Rows(),)
     if operation != "fft":
-        layouts = variant_for(operation, len(a), comm.size).inputs
+        layouts = variant_for(operation, len(a), comm).inputs
     given = [dm.array(a, layout=layout) for layout in layouts]
     functions: dict[str, Callable[..., Any]] = {
-        "product": op.matmul, "qr": dm.qr, "cholesky": dm.cholesky, "svd": dm.svd, "fft": dm.fft2,
+        "product": op.matmul, "qr": dm.qr, "cholesky": dm.cholesky, "solve": dm.solve,
+        "svd": dm.svd, "fft": dm.fft2,
     }  # fmt: skip
     made: list[Any] = []
 
@@ -239,18 +252,24 @@ def compare(operation: str, n: int, rounds: int, seconds: float, comm: Communica
     # The first makes plans and communicators.
     once = {name: timed(run, comm) for name, (run, _) in cases.items()}
     turns = {name: max(1, min(rounds, int(seconds / taken))) for name, taken in once.items()}
-    best = dict.fromkeys(cases, float("inf"))
+    times: dict[str, list[float]] = {name: [] for name in cases}
     for turn in range(rounds):
         for name, (run, _) in cases.items():
             if turn < turns[name]:
-                best[name] = min(best[name], timed(run, comm))
+                times[name].append(timed(run, comm))
     for name, (run, check) in cases.items():
         wrong = check()
-        line = f"{operation:9} {n:6}  {name:10} {best[name]:9.4f}  {wrong:.1e}"
+        note(operation, n, name, times[name])
+        line = f"{operation:9} {n:6}  {name:10} {min(times[name]):9.4f}  {wrong:.1e}"
         if name in OWN:
             line += _own_columns(operation, n, run, comm)
         if comm.rank == 0:
             print(line, flush=True)
+
+
+def note(operation: str, n: int, name: str, times: list[float]) -> None:
+    """For the file of samples."""
+    SAMPLES.append({"operation": operation, "n": n, "library": name, "seconds": times})
 
 
 def _own_columns(operation: str, n: int, run: Runner, comm: Communicator) -> str:
@@ -284,13 +303,16 @@ def scaling(n: int, rounds: int, comm: Communicator) -> None:
         size = round(n * ranks**0.5 / 16) * 16
         if some is not None:
             run, _ = caldera_case("product", matrix(size, "product"), some)
-            taken = min(timed(run, some) for _ in range(rounds))
-            each = 2 * size**3 / taken / ranks
+            times = [timed(run, some) for _ in range(rounds)]
+            note("product", size, f"{ranks} ranks", times)
+            each = 2 * size**3 / min(times) / ranks
+            _, together = blas(2048, some)
             first = first or each
             if some.rank == 0:
                 print(
-                    f"{ranks:3} ranks  n {size:6}  {taken:8.4f} s  {each / 1e9:7.1f} GFLOP/s each"
-                    f"  {each / first:5.1%}", flush=True,
+                    f"{ranks:3} ranks  n {size:6}  {min(times):8.4f} s  {each / 1e9:7.1f} GFLOP/s"
+                    f" each  {each / first:5.1%}; {each / together:5.1%} of BLAS on as many cores",
+                    flush=True,
                 )  # fmt: skip
         comm.Barrier()
         ranks *= 2
@@ -301,11 +323,27 @@ def variants(n: int, rounds: int, comm: Communicator) -> None:
     a, rows = matrix(n, "product"), Rows().of((n, n), range(comm.size))
     for variant in product_variants((n, n), (n, n), (False, False), (rows, rows), comm.size, 8):
         run, check = caldera_case("product", a, comm, variant)
-        taken = min(timed(run, comm) for _ in range(rounds))
+        times = [timed(run, comm) for _ in range(rounds)]
+        note("product", n, variant.name, times)
         wrong, sent = check(), bytes_sent(run, comm)
         if comm.rank == 0:
-            print(f"{n:6}  {variant.name:28} {taken:8.4f} s  {wrong:.0e}  {sent / 1e6:9.2f} MB"
+            print(f"{n:6}  {variant.name:28} {min(times):8.4f} s  {wrong:.0e}  {sent / 1e6:9.2f} MB"
                   f"  bound {sent / least_bytes(n, comm.size):.2f}", flush=True)  # fmt: skip
+
+
+def blocks(n: int, rounds: int, comm: Communicator) -> None:
+    """Factorisations by panels of each width, and what is expected of each."""
+    links = measured_links(comm)
+    for operation in ("cholesky", "solve", "qr"):
+        a = matrix(n, operation)
+        for variant in all_variants(operation, n, comm.size):
+            run, check = caldera_case(operation, a, comm, variant)
+            times = [timed(run, comm) for _ in range(rounds + 1)][1:]
+            wrong = check()
+            note(operation, n, variant.name, times)
+            if comm.rank == 0:
+                print(f"{n:6}  {operation:9} {variant.name:34} {min(times):8.4f} s  expected"
+                      f" {variant.cost.seconds(links):8.4f}  {wrong:.0e}", flush=True)  # fmt: skip
 
 
 def main() -> None:
@@ -317,14 +355,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10, help="for the rounds of one library")
     parser.add_argument("--scaling", type=int, default=0, help="weak scaling from this size on")
     parser.add_argument("--variants", type=int, default=0, help="all algorithms for this size")
+    parser.add_argument("--blocks", default="", help="panels of each width for these sizes")
+    parser.add_argument("--samples", default="", help="a file for every time that was taken")
     parser.add_argument("--limit", type=float, default=600, help="seconds after which it ends")
     chosen = parser.parse_args()
     # A peer that hangs says where.
     faulthandler.dump_traceback_later(chosen.limit, exit=True)
     comm = world()
     alone, together = blas(2048 if comm.size > 4 else 1024, comm)
+    links = measured_links(comm)
     if comm.rank == 0:
-        print(f"{comm.size} ranks; BLAS {alone / 1e9:.1f} GFLOP/s on one core, {together / 1e9:.1f}"
+        print(f"{comm.size} ranks; {links}")
+        print(f"BLAS {alone / 1e9:.1f} GFLOP/s on one core, {together / 1e9:.1f}"
               " on each while all compute")  # fmt: skip
         print("operation     n  library      seconds     error    MB sent  bound memory")
     for operation in filter(None, chosen.operations.split(",")):
@@ -332,8 +374,14 @@ def main() -> None:
             compare(operation, n, chosen.rounds, chosen.seconds, comm)
     if chosen.variants:
         variants(chosen.variants, chosen.rounds, comm)
+    for n in map(int, filter(None, chosen.blocks.split(","))):
+        blocks(n, chosen.rounds, comm)
     if chosen.scaling:
         scaling(chosen.scaling, chosen.rounds, comm)
+    if chosen.samples and comm.rank == 0:
+        about = {"ranks": comm.size, "blas alone": alone, "blas together": together}
+        about["links"] = asdict(links)
+        Path(chosen.samples).write_text(json.dumps({**about, "samples": SAMPLES}, indent=1))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +30,8 @@ def residual(operation: str, a: np.ndarray, found: Sequence[np.ndarray]) -> floa
         return relative(found[0][rows], a[rows] @ a, len(a))
     if operation == "fft":
         return relative(found[0], np.fft.fft2(a), len(a))
+    if operation == "solve":
+        return float(np.linalg.norm(a @ found[0] - a) / np.linalg.norm(a))
     if operation == "cholesky":
         lower = np.tril(found[0])
         return float(np.linalg.norm(lower @ lower.T - a) / np.linalg.norm(a))
@@ -45,7 +50,7 @@ def heat_case(operation: str, a: np.ndarray, comm: Communicator) -> Case | None:
     import torch
 
     torch.set_num_threads(1)
-    if operation in ("cholesky", "svd"):
+    if operation in ("cholesky", "svd", "solve"):
         return None
     given = ht.array(a, split=0)
     functions: dict[str, Callable[[], Any]] = {
@@ -167,6 +172,7 @@ def dask_case(operation: str, a: np.ndarray, comm: Communicator) -> Case | None:
         "qr": lambda: da.linalg.qr(given),
         "cholesky": lambda: (da.linalg.cholesky(given, lower=True),),
         "svd": lambda: da.linalg.svd(given),
+        "solve": lambda: (da.linalg.solve(given, given),),
     }
     results: list[np.ndarray] = []
 
@@ -178,12 +184,56 @@ def dask_case(operation: str, a: np.ndarray, comm: Communicator) -> Case | None:
     return run, lambda: residual(operation, a, results) if comm.rank == 0 else 0.0
 
 
+def scipy_case(operation: str, a: np.ndarray, comm: Communicator) -> Case | None:
+    """SciPy in one process, on as many threads as there are ranks; the others wait."""
+    import scipy.fft
+    import scipy.linalg
+
+    threads = comm.size
+    functions: dict[str, Callable[[], Any]] = {
+        "product": lambda: (a @ a,),
+        "qr": lambda: scipy.linalg.qr(a, mode="economic", check_finite=False),
+        "cholesky": lambda: (scipy.linalg.cholesky(a, lower=True, check_finite=False),),
+        "solve": lambda: (scipy.linalg.solve(a, a, check_finite=False),),
+        "svd": lambda: scipy.linalg.svd(a, full_matrices=False, check_finite=False),
+        "fft": lambda: (scipy.fft.fft2(a.astype(complex), workers=threads),),
+    }
+    results: list[np.ndarray] = []
+
+    def run() -> None:
+        results.clear()
+        if comm.rank == 0:
+            with blas_threads(threads):
+                results[:] = functions[operation]()
+
+    return run, lambda: residual(operation, a, results) if comm.rank == 0 else 0.0
+
+
+@contextmanager
+def blas_threads(count: int) -> Iterator[None]:
+    """So many threads for the BLAS of NumPy and of SciPy, and one afterwards."""
+    libraries = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()
+                 if "openblas" in line}  # fmt: skip
+    names = [f"{prefix}openblas_set_num_threads{suffix}"
+             for prefix in ("scipy_", "") for suffix in ("64_", "")]  # fmt: skip
+    setters = [getattr(ctypes.CDLL(path), name) for path in libraries for name in names
+               if hasattr(ctypes.CDLL(path), name)]  # fmt: skip
+    for each in setters:
+        each(count)
+    try:
+        yield
+    finally:
+        for each in setters:
+            each(1)
+
+
 PEERS: dict[str, tuple[str, Callable[[str, np.ndarray, Communicator], Case | None]]] = {
     "scalapack": ("caldera", scalapack_case),
     "heat": ("heat", heat_case),
     "dtensor": ("torch.distributed.tensor", dtensor_case),
     "mpi4py-fft": ("mpi4py_fft", mpi4py_fft_case),
     "dask": ("dask.array", dask_case),
+    "scipy": ("scipy", scipy_case),
 }
 """By name: the module that it needs, and what makes a case of it."""
 

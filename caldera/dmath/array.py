@@ -180,13 +180,14 @@ class Array(Expr):
         """Other values for a part; expressions made of it before keep what it was."""
         bounds = _bounds(key, self.shape)
         if bounds is None:
-            self.node = self.at[key].set(values).node
+            # Where nothing is left of what it was, it is still an array of the ranks.
+            self.node = place(self.at[key].set(values).node, None)
             return
         shape = tuple(len(range(*bound)) for bound in bounds)
         given = op.broadcast(Expr(cast(lift(values, self.dtype), self.dtype)), shape).node
         there = unslice(full(shape, True, bool_), shape=self.shape, bounds=bounds)
         new = unslice(given, shape=self.shape, bounds=bounds)
-        self.node = where(there, new, self.node)
+        self.node = place(where(there, new, self.node), None)
 
     # --- NumPy's habits
 
@@ -256,6 +257,24 @@ class Array(Expr):
     def argmin(self, axis: int | None = None) -> Array:
         """Where the smallest element along an axis is."""
         return _own(op.argmin(self, axis))
+
+    def cumsum(self, axis: int | None = None) -> Array:
+        """Running sums along an axis, or of all elements."""
+        return _own(op.cumsum(self.ravel() if axis is None else self, axis or 0))
+
+    @property
+    def real(self) -> Array:
+        """The real parts; real numbers are their own."""
+        return _own(op.real(self))
+
+    @property
+    def imag(self) -> Array:
+        """The imaginary parts; those of real numbers are 0."""
+        return _own(op.imag(self))
+
+    def conj(self) -> Array:
+        """The conjugates; real numbers are their own."""
+        return _own(op.conj(self))
 
     def dot(self, other: Any) -> Array:
         """The matrix product."""

@@ -29,7 +29,9 @@ class _Current:
     """Whether somebody has connected: else another session may take its place."""
 
 
-def connect(workers: int | None = None, *, threads: int | None = None) -> Session:
+def connect(
+    workers: int | None = None, *, threads: int | None = None, device: str | None = None
+) -> Session:
     """Have ranks that hold arrays and compute; from then on `dmath` uses them.
 
     - Under mpiexec, srun or `caldera run` the first rank is the master and goes on with the
@@ -39,6 +41,8 @@ def connect(workers: int | None = None, *, threads: int | None = None) -> Sessio
       is given. They end with this program.
     - `connect(1)` computes in this process, and so does whoever never connects.
     - `threads` are ranks in threads of this process: for tests.
+    - `device` is where ranks keep their parts and compute: "cpu", or "cuda" for cards, which they
+      share out among themselves, or share. Messages between them go from host to host.
 
     The session can be used in a `with` statement, and ends with it.
 
@@ -51,18 +55,30 @@ def connect(workers: int | None = None, *, threads: int | None = None) -> Sessio
     wanted = _wanted(workers, threads, started)
     before = _Current.session
     if before is not None and before.is_open and _Current.was_asked_for:
-        if before.ranks == wanted and threads is None:
+        if before.ranks == wanted and threads is None and device in (None, before.device):
             return before
+        there, wish = ("", "") if device is None else (f" on {before.device}", f" on {device}")
         raise ConfigError.build(
-            "dm.connect", expected="no open session, or one of as many ranks",
-            got=f"one of {before.ranks} ranks and the wish for {wanted}",
+            "dm.connect", expected=f"no open session, or one of as many ranks{wish}",
+            got=f"one of {before.ranks} ranks{there} and the wish for {wanted}{wish}",
             hint="dm.disconnect() ends it, and its arrays with it",
         )  # fmt: skip
     _Current.session, _Current.was_asked_for = _made(wanted, threads, started), True
+    if device is not None:
+        _on_device(_Current.session, device)
     # Last registered, first called: MPI ends after the workers were told to.
     atexit.unregister(disconnect)
     atexit.register(disconnect)
     return _Current.session
+
+
+def _on_device(session: Session, device: str) -> None:
+    try:
+        session.call("use_device", device)
+        session.device = device
+    except BaseException:
+        disconnect()
+        raise
 
 
 def _wanted(workers: int | None, threads: int | None, started: int) -> int:
@@ -114,9 +130,9 @@ def _thread_session(workers: int) -> Session:
     return Master(first)
 
 
-def spmd(communicator: Communicator | None = None) -> Session:
+def spmd(communicator: Communicator | None = None, *, device: str | None = None) -> Session:
     """Every rank runs the script, and makes the same arrays in the same order; all ranks that were
-    started if no communicator is given.
+    started if no communicator is given. `device` is as in `connect`.
 
     >>> from caldera import dmath as dm
     >>> with dm.spmd() as session:
@@ -126,6 +142,8 @@ def spmd(communicator: Communicator | None = None) -> Session:
     disconnect()
     _Current.session = SpmdSession(world() if communicator is None else communicator)
     _Current.was_asked_for = True
+    if device is not None:
+        _on_device(_Current.session, device)
     return _Current.session
 
 

@@ -29,8 +29,12 @@ def lower(
     rank: int,
     ranks: int,
     links: Links,
+    messages_on: str | None = None,
 ) -> Lowered:
-    """What a rank runs of a program; layouts and links are the same on every rank."""
-    found = distribute(outputs, leaves, wanted, ranks=ranks, rank=rank, links=links)
+    """What a rank runs of a program; layouts and links are the same on every rank. Messages go from
+    the device `messages_on`, where the rest runs on another."""
+    found = distribute(
+        outputs, leaves, wanted, ranks=ranks, rank=rank, links=links, messages_on=messages_on
+    )
     own = tuple(found.leaves[leaf] for leaf in leaves)
     return Lowered(found.outputs, own, found.layouts, found.roots)

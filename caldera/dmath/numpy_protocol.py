@@ -14,6 +14,7 @@ import numpy as np
 
 from caldera import op
 from caldera.errors import ConfigError
+from caldera.sharding.ops import place
 
 Function = Callable[..., Any]
 UFUNCS: dict[Any, Function] = {
@@ -29,6 +30,9 @@ UFUNCS: dict[Any, Function] = {
     np.sqrt: op.sqrt, np.square: op.square, np.reciprocal: op.reciprocal, np.sign: op.sign,
     np.sin: op.sin, np.cos: op.cos, np.tan: op.tan, np.tanh: op.tanh, np.floor: op.floor,
     np.ceil: op.ceil, np.rint: op.round, np.trunc: op.trunc, np.conjugate: op.conj,
+    np.arcsin: op.asin, np.arccos: op.acos, np.arctan: op.atan, np.arctan2: op.atan2,
+    np.sinh: op.sinh, np.cosh: op.cosh, np.arcsinh: op.asinh, np.arccosh: op.acosh,
+    np.arctanh: op.atanh, np.hypot: op.hypot, np.logaddexp: op.logaddexp,
 }  # fmt: skip
 """What is done element by element, and the product."""
 REDUCTIONS: dict[Any, Function] = {
@@ -60,9 +64,29 @@ FUNCTIONS: dict[Any, Function] = {
     np.outer: op.outer,
     np.einsum: op.einsum,
     np.trace: op.trace,
-    np.tril: op.tril,
-    np.triu: op.triu,
+    np.tril: lambda m, k=0: op.tril(m, k),
+    np.triu: lambda m, k=0: op.triu(m, k),
     np.diagonal: op.diagonal,
+    np.diag: lambda v, k=0: _diag(v, k),
+    np.inner: lambda a, b: op.tensordot(a, b, axes=((-1,), (-1,))) if a.ndim and b.ndim else a * b,
+    np.vdot: lambda a, b: op.sum(op.conj(op.reshape(a, (-1,))) * op.reshape(b, (-1,))),
+    np.tensordot: op.tensordot,
+    np.kron: op.kron,
+    np.pad: lambda array, pad_width, mode="constant", constant_values=0: op.pad(
+        array, pad_width, constant_values, mode
+    ),
+    np.split: lambda ary, indices_or_sections, axis=0: _split(ary, indices_or_sections, axis),
+    np.repeat: lambda a, repeats, axis=None: op.repeat(
+        op.reshape(a, (-1,)) if axis is None else a, repeats, axis or 0
+    ),
+    np.take: lambda a, indices, axis=None: op.gather(
+        op.reshape(a, (-1,)) if axis is None else a, indices, axis or 0
+    ),
+    np.diff: lambda a, n=1, axis=-1: _diff(a, n, axis),
+    np.round: lambda a, decimals=0: _round(a, decimals),
+    np.zeros_like: lambda a, dtype=None: _like(a, 0, dtype),
+    np.ones_like: lambda a, dtype=None: _like(a, 1, dtype),
+    np.full_like: lambda a, fill_value, dtype=None: _like(a, fill_value, dtype),
     np.sort: lambda a, axis=-1: op.sort(a, axis),
     np.argsort: lambda a, axis=-1: op.argsort(a, axis),
     np.cumsum: lambda a, axis=None: op.cumsum(
@@ -86,13 +110,16 @@ FUNCTIONS: dict[Any, Function] = {
     np.linalg.det: op.determinant,
     np.linalg.slogdet: op.slogdet,
     np.linalg.eigh: op.eigh,
+    np.linalg.eigvalsh: lambda a: op.eigh(a)[0],
     np.linalg.pinv: op.pinv,
     np.fft.fft: op.fft,
     np.fft.ifft: op.ifft,
-    np.fft.fft2: op.fft2,
-    np.fft.ifft2: op.ifft2,
     np.fft.rfft: op.rfft,
     np.fft.irfft: op.irfft,
+    np.fft.fft2: lambda a, *, norm=None: op.fft2(a, norm or "backward"),
+    np.fft.ifft2: lambda a, *, norm=None: op.ifft2(a, norm or "backward"),
+    np.fft.fftn: lambda a, *, axes=None, norm=None: op.fftn(a, axes, norm or "backward"),
+    np.fft.ifftn: lambda a, *, axes=None, norm=None: op.ifftn(a, axes, norm or "backward"),
 }
 """By NumPy's function, with as much of its signature as there is."""
 
@@ -112,6 +139,73 @@ FUNCTIONS |= {
     np.std: lambda a, axis=None, ddof=0, keepdims=False: op.std(a, axis, bool(keepdims), ddof),
     np.linalg.norm: lambda x, ord=None, axis=None, keepdims=False: _norm(x, ord, axis, keepdims),
 }  # fmt: skip
+
+
+FUNCTIONS |= {
+    np.average: lambda a, axis=None, weights=None: _average(a, axis, weights),
+    np.count_nonzero: lambda a, axis=None, keepdims=False: op.sum(
+        op.cast(op.not_equal(a, 0), "int64"), axis, bool(keepdims)
+    ),
+    np.ptp: lambda a, axis=None, keepdims=False: (
+        op.max(a, axis, bool(keepdims)) - op.min(a, axis, bool(keepdims))
+    ),
+    np.quantile: lambda a, q, axis=None, keepdims=False: op.quantile(a, q, axis, bool(keepdims)),
+    np.percentile: lambda a, q, axis=None, keepdims=False: op.quantile(
+        a, (np.asarray(q) / 100).tolist(), axis, bool(keepdims)
+    ),
+}
+
+
+def _average(a: Any, axis: Any, weights: Any) -> Any:
+    if weights is None:
+        return op.mean(a, axis)
+    if weights.ndim != a.ndim and isinstance(axis, int):
+        # Weights of lines along an axis.
+        weights = op.reshape(weights, [-1 if i == axis % a.ndim else 1 for i in range(a.ndim)])
+    return op.sum(a * weights, axis) / op.sum(op.broadcast(weights, a.shape), axis)
+
+
+def _diag(v: Any, k: int) -> Any:
+    if v.ndim == 2:
+        return op.diagonal(v, k)
+    n = v.shape[0] + abs(k)
+    lines = op.pad(v, ((max(k, 0), max(-k, 0)),))
+    return op.where(op.eye(n, k=k, dtype="bool"), op.unsqueeze(lines, 0), 0)
+
+
+def _diff(a: Any, n: int, axis: int) -> Any:
+    for _ in range(min(n, a.shape[axis])):
+        rest = a.shape[axis] - 1
+        a = op.split(a, (1, rest), axis)[1] - op.split(a, (rest, 1), axis)[0]
+    return a
+
+
+def _round(a: Any, decimals: int) -> Any:
+    if a.dtype.kind not in "iu":
+        return op.round(a * 10.0**decimals) / 10.0**decimals
+    if decimals >= 0:
+        return a
+    # In whole numbers: large ones have no float of their own.
+    unit = 10**-decimals
+    below = a // unit * unit
+    twice = 2 * (a - below)
+    # Halves go to even multiples.
+    is_up = op.logical_or(
+        twice > unit, op.logical_and(op.equal(twice, unit), below // unit % 2 > 0)
+    )
+    return below + unit * op.cast(is_up, a.dtype)
+
+
+def _split(array: Any, parts: Any, axis: int) -> Any:
+    length = array.shape[axis]
+    if not isinstance(parts, int):
+        parts = [int(size) for size in np.diff((0, *np.minimum(parts, length), length))]
+    return list(op.split(array, parts, axis))
+
+
+def _like(a: Any, value: Any, dtype: Any) -> Any:
+    node = op.full(a.shape, value, a.dtype if dtype is None else dtype).node
+    return type(a)(place(node, None))
 
 
 def _matrix(each: Any) -> Any:

@@ -14,6 +14,9 @@ from caldera.dmath.replicas import ReplicaCache, View, with_fetches
 from caldera.errors import CommError
 from caldera.graph.node import Symbol
 from caldera.lazy.compile import compile_nodes
+from caldera.memory import Device
+from caldera.memory.devices import device as find_device
+from caldera.memory.gpus import card_count
 from caldera.plan.plan import Plan
 from caldera.sharding.layout import Layout
 from caldera.sharding.volume import Links
@@ -45,21 +48,24 @@ class Definition:
         layouts, wanted, links = decode(content[_LENGTH_BYTES:end])
         return cls(content[end:], layouts, wanted, links)
 
-    def lowered(self, rank: int, ranks: int) -> Lowered:
+    def lowered(self, rank: int, ranks: int, messages_on: str | None = None) -> Lowered:
         """What a rank runs of it."""
         graph = decode_graph(self.graph)
         leaves = [leaf for leaf in graph.leaves if leaf.role != "array"]
         where = dict(zip(leaves, self.layouts, strict=True))
-        return lower(graph.outputs, where, self.wanted, rank, ranks, self.links)
+        return lower(graph.outputs, where, self.wanted, rank, ranks, self.links, messages_on)
 
 
 class RankProgram:
     """A program on one rank, compiled when it first has values."""
 
     def __init__(
-        self, definition: Definition, communicator: Communicator, cache: ReplicaCache
-    ) -> None:
-        found = definition.lowered(communicator.rank, communicator.size)
+        self, definition: Definition, communicator: Communicator, cache: ReplicaCache,
+        device: Device,
+    ) -> None:  # fmt: skip
+        host = None if device.name == "cpu" else "cpu"
+        found = definition.lowered(communicator.rank, communicator.size, host)
+        self._device = device
         roots, self._fetches = with_fetches(found.roots, found.leaves, cache.limit)
         self._roots = [root for root in roots if root is not None]
         self._count = len(found.outputs)
@@ -78,7 +84,10 @@ class RankProgram:
             if symbol.value is not value:
                 symbol.move(value)
         if self._plan is None:
-            self._plan = compile_nodes(self._roots, communicator=self._communicator, remember=False)
+            self._plan = compile_nodes(
+                self._roots, device=self._device, communicator=self._communicator, remember=False,
+                sends_from_host=True,
+            )  # fmt: skip
         # After the outputs there may be what keeps ranks to one order.
         return self._plan.run()[: self._count]
 
@@ -97,6 +106,7 @@ class Rank:
 
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
+        self.device = find_device("cpu")
         self.cache = ReplicaCache(communicator)
         self.arrays: dict[int, Tensor] = {}
         self._definitions: dict[int, Definition] = {}
@@ -111,6 +121,12 @@ class Rank:
         """Go on with another communicator of the same ranks."""
         self.communicator = communicator
         self.limit_cache(self.cache.limit)
+
+    def use_device(self, name: str) -> None:
+        """Keep arrays on a device from now on, and compute there; ranks take turns with cards."""
+        if name == "cuda":
+            name = f"cuda:{self.communicator.rank % max(card_count(), 1)}"
+        self.device = find_device(name)
 
     def limit_cache(self, nbytes: int) -> None:
         """Keep nothing of what was fetched until now, and from now on at most so many bytes."""
@@ -131,16 +147,20 @@ class Rank:
         """Run a program on arrays; its outputs are numbered from `first` on."""
         program = self._programs.get(number)
         if program is None:
-            program = RankProgram(self._definitions[number], self.communicator, self.cache)
+            program = RankProgram(
+                self._definitions[number], self.communicator, self.cache, self.device
+            )
             self._programs[number] = program
         results = program.run(leaves, [self.part(leaf) for leaf in leaves])
         self._release(self.cache.take_dropped())
         for place, result in enumerate(results):
-            self.arrays[first + place] = result
+            # What has come in a message is still on the host.
+            here = result.device is self.device
+            self.arrays[first + place] = result if here else result.to(self.device)
 
     def put(self, number: int, part: np.ndarray) -> None:
         """Keep this rank's part of an array; it belongs to this from now on."""
-        self.arrays[number] = Tensor.from_numpy(part, copy=False)
+        self.arrays[number] = Tensor.from_numpy(part, copy=False).to(self.device)
 
     def part(self, number: int) -> Tensor:
         """This rank's part of an array."""

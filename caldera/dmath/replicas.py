@@ -25,6 +25,7 @@ from caldera.graph.body import topological
 from caldera.graph.node import Node, Spec, Symbol
 from caldera.graph.opdef import ITEM, item
 from caldera.graph.ops.leaf import tensor
+from caldera.graph.pins import pinned
 from caldera.sharding.layout import Layout
 from caldera.sharding.transfer import redistributed
 from caldera.sharding.volume import volume
@@ -189,6 +190,7 @@ def with_fetches(
         elif len(kept) == len(given):
             new[node] = node.op.rebuild(node, kept)
         else:
-            new[node] = node.op.node(*kept, **node.attrs)
+            with pinned(node.pin):
+                new[node] = node.op.node(*kept, **node.attrs)
     order = sorted(found, key=lambda node: node.attrs["number"])
     return [new[root] for root in roots], [found[node] for node in order]

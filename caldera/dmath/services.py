@@ -56,6 +56,12 @@ def limit_cache(rank: Rank, nbytes: int) -> None:
 
 
 @service
+def use_device(rank: Rank, name: str) -> None:
+    """Keep arrays on a device, and compute there."""
+    rank.use_device(name)
+
+
+@service
 def links(rank: Rank) -> tuple[float, ...]:
     """What messages and products take between ranks; see `Links`."""
     return astuple(measured_links(rank.communicator))

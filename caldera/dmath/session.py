@@ -61,6 +61,7 @@ class Session(ABC):
     """Ranks that hold arrays and run programs on them.
 
     - `ranks`: how many of them hold data.
+    - `device`: where they keep it and compute.
     - `traffic`: what was sent and received here, by operation; `control` are orders to workers.
 
     >>> from caldera import dmath as dm
@@ -72,6 +73,7 @@ class Session(ABC):
 
     ranks: int
     traffic: Traffic
+    device = "cpu"
 
     def __init__(self) -> None:
         self._process = os.getpid()

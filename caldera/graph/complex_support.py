@@ -25,7 +25,7 @@ OWN_RULE = frozenset({
     "abs", "sign", "cast", "conj", "real", "imag", "complex", "view_as_real", "view_as_complex",
     "equal", "not_equal", "isfinite", "isnan", "var", "norm", "inverse", "solve", "slogdet",
     "determinant", "cholesky", "qr", "svd", "eigh", "eig", "pinv", "expm", "scan", "fused",
-    "assign", "spmd", "largest_singular",
+    "assign", "spmd", "largest_singular", "place",
 })  # fmt: skip
 """The gradient rule, or that of each part, knows of complex numbers; or there is no gradient."""
 

@@ -23,7 +23,7 @@ from typing import Any, Literal, NoReturn
 from caldera.errors import CalderaError, DtypeError, ShapeError
 from caldera.graph.complex_support import TAKES_COMPLEX
 from caldera.graph.node import Node, Spec, describe, frozen, intern, intern_like
-from caldera.graph.pins import pin_of, pinned
+from caldera.graph.pins import pinned
 
 Kind = Literal[
     "leaf", "elementwise", "reduction", "movement", "product", "random", "state", "control",
@@ -143,10 +143,9 @@ class Op:
         """The same node over other inputs."""
         if inputs == node.inputs:
             return node
-        pin = pin_of(node)
-        if pin is None:
+        if node.pin is None:
             return self._rebuilt(node, inputs)
-        with pinned(pin):
+        with pinned(node.pin):
             return self._rebuilt(node, inputs)
 
     def _rebuilt(self, node: Node, inputs: Nodes) -> Node:
@@ -248,8 +247,9 @@ ITEM = _register(Op("item", _infer_item, "leaf"))
 
 
 def item(node: Node, index: int) -> Node:
-    """Output `index` of a node with several outputs."""
-    return intern(ITEM, (node,), {"index": index}, (node.outputs[index],))
+    """Output `index` of a node with several outputs; it belongs where the node does."""
+    with pinned(node.pin):
+        return intern(ITEM, (node,), {"index": index}, (node.outputs[index],))
 
 
 @op("parameter", kind="leaf")
@@ -267,4 +267,5 @@ def detached(node: Node) -> Node:
     """The same op on arguments that only have a shape and a dtype: what is known about a node as
     such can be kept without holding on to what it is computed from."""
     inputs = tuple(parameter(index, given.outputs[0]) for index, given in enumerate(node.inputs))
-    return intern_like(node, inputs, node.outputs)
+    with pinned(None):
+        return intern_like(node, inputs, node.outputs)

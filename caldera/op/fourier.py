@@ -174,7 +174,8 @@ def _along(where: str, x: Any, axes: Axes, norm: Norm, *, inverse: bool) -> Expr
     positions = normalise_axes(axes, len(node.shape), where)
     pairs = view_as_real(node)
     count = 1
-    for position in positions:
+    # The last one first, as NumPy does: where rows are shared out over ranks, it is whole.
+    for position in reversed(positions):
         pairs = fourier.fft(pairs, axis=position, inverse=inverse)
         count *= node.shape[position]
     return _finished(pairs, count, norm, inverse=inverse)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -11,11 +13,15 @@ from caldera.config import settings
 from caldera.errors import CommError
 from caldera.graph.ops.collective import TOKEN, start
 from caldera.kernels.choose import choices
+from caldera.kernels.tuning_cache import Record
 from caldera.lazy import Variable
 from caldera.nn.layer import Layer
 from caldera.optim import Optimizer
 from caldera.plain_data import json_digest
 from caldera.plan.plan import Plan
+
+_told: WeakKeyDictionary[Communicator, dict[tuple[Path, str], Record]] = WeakKeyDictionary()
+"""The choices that rank 0 has sent to the others: a long run makes many plans and choices."""
 
 
 def compile_alike(communicator: Communicator, make: Callable[[], Plan]) -> Plan:
@@ -29,7 +35,7 @@ def compile_alike(communicator: Communicator, make: Callable[[], Plan]) -> Plan:
         return make()
     if communicator.rank == 0:
         plan = make()
-        communicator.bcast_object(choices.known())
+        communicator.bcast_object(choices.known(_told.setdefault(communicator, {})))
     else:
         choices.learn(communicator.bcast_object())
         plan = make()

@@ -8,7 +8,7 @@ order. `random_part` has the numbers that a rank's part has of an array of rando
 
 from __future__ import annotations
 
-from caldera.graph.node import Node, Spec, intern
+from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import Nodes, item, op, refuse_shape
 from caldera.graph.ops.base import broadcast_to
 from caldera.graph.ops.collective import TOKEN, Number, next_number
@@ -16,7 +16,7 @@ from caldera.graph.ops.elementwise import mul
 from caldera.graph.ops.leaf import constant
 from caldera.graph.ops.movement import reshape
 from caldera.sharding.layout import CartesianLayout, Layout
-from caldera.tensor.dtype import DType, float64, is_complex, part_of
+from caldera.tensor.dtype import DType, float64, part_of
 
 EVERYONE = "all"
 """As the axis of a message: all ranks."""
@@ -48,9 +48,6 @@ def _(g: Node, y: Node, x: Node, *, layout: Layout | None) -> Nodes:
 
 def place(x: Node, layout: Layout | None) -> Node:
     """The same value, in this layout; None says that ranks have it, wherever that is best."""
-    if is_complex(x.dtype):
-        # It never runs as it stands, so nothing has to take complex numbers apart for it.
-        return intern(_place, (x,), {"layout": layout}, (_place.infer(x.spec, layout=layout),))
     node: Node = _place(x, layout=layout)
     return node
 

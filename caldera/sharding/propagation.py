@@ -9,6 +9,7 @@ same order, which a token keeps.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -18,6 +19,7 @@ from caldera.graph.node import Node, Spec, Symbol, describe
 from caldera.graph.opdef import ITEM, as_tuple, item, parameter
 from caldera.graph.ops.base import complex_, full, imag, real
 from caldera.graph.ops.leaf import tensor
+from caldera.graph.pins import pinned
 from caldera.sharding import kernels  # noqa: F401 - registers them
 from caldera.sharding.axis_split import even_split
 from caldera.sharding.layout import CartesianLayout, Layout, replicated
@@ -96,13 +98,15 @@ def distribute(
     ranks: int,
     rank: int,
     links: Links | None = None,
+    messages_on: str | None = None,
 ) -> Distributed:
     """The graph that a rank runs for these outputs, and where the results are.
 
     `leaves` says which `tensor` leaves are shared out, and how; all others are the same on every
-    rank. `wanted` has a layout for each output, or None for whatever is cheapest.
+    rank. `wanted` has a layout for each output, or None for whatever is cheapest. What ranks run
+    together is pinned to the device `messages_on`, if one is given.
     """
-    graph = Propagation(ranks, rank, leaves, links or Links())
+    graph = Propagation(ranks, rank, leaves, links or Links(), messages_on)
     asked = [None] * len(outputs) if wanted is None else list(wanted)
     graph.settle(outputs)
     made, layouts = [], []
@@ -124,6 +128,7 @@ class Propagation:
     rank: int
     layouts: Mapping[Symbol, Layout]
     links: Links
+    messages_on: str | None = None
     leaves: dict[Symbol, Symbol] = field(default_factory=dict)
     token: Node | None = None
     moves: list[Move] = field(default_factory=list)
@@ -186,6 +191,10 @@ class Propagation:
         if known is None:
             known = self._placed[node, layout] = self._moved(node, layout, node.dtype)
         return known
+
+    def messaging(self) -> AbstractContextManager[None]:
+        """Where nodes are written that ranks run together: on their device, if that is told."""
+        return nullcontext() if self.messages_on is None else pinned(self.messages_on)
 
     def communicate(self, node: Node) -> tuple[Node, ...]:
         """What a node gives that ranks run together: its last output is the next token."""
@@ -367,10 +376,12 @@ class Propagation:
             raise ConfigError.build(
                 "layout", expected=f"one of shape {where.layout.shape}", got=f"{layout.shape}"
             )
-        sent = redistribute.node(
-            part, *self.tokens(), source=where.layout, target=layout, rank=self.rank, dtype=dtype,
-            terms=where.terms, reduce=where.reduce, axis=EVERYONE, number=len(self.moves),
-        )  # fmt: skip
+        with self.messaging():
+            sent = redistribute.node(
+                part, *self.tokens(), source=where.layout, target=layout, rank=self.rank,
+                dtype=dtype, terms=where.terms, reduce=where.reduce, axis=EVERYONE,
+                number=len(self.moves),
+            )  # fmt: skip
         width = (
             min(node.dtype.itemsize, dtype.itemsize) if where.terms == 1 else node.dtype.itemsize
         )

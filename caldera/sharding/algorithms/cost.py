@@ -4,7 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from caldera.graph.node import Node
 from caldera.sharding.volume import Links
+
+SLOWER = {"fft": 15, "rfft": 15, "irfft": 15, "sort": 250}
+"""Operations of products that take as long as one of these ops."""
+
+
+def operations(node: Node) -> int:
+    """What a node computes, in operations of products.
+
+    >>> from caldera.graph.opdef import OPS, parameter
+    >>> import numpy as np
+    >>> from caldera.graph.node import Spec
+    >>> x = parameter(0, Spec((4, 4), np.dtype(float)))
+    >>> operations(OPS["matmul"].node(x, x, ta=False, tb=False))
+    128
+    """
+    return node.op.count_flops(node) * SLOWER.get(node.op.name, 1)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,9 @@ from caldera.errors import NonFiniteError
 from caldera.sharding.algorithms.process_grid import Cuts, even_cuts
 
 MOST_SWEEPS = 40
+ROUGH = 1e-3
+"""The cosine between two columns above which rotations need not be exact: errors of the squares of
+lengths matter only where columns are nearly orthogonal already."""
 _TO_LEFT, _TO_RIGHT = 1, 2
 
 
@@ -94,19 +97,30 @@ def _make_orthogonal(first: Block, second: Block, negligible: float) -> bool:
     limit = np.finfo(columns.dtype).eps * np.sqrt(len(columns)) * 2
     if angles.size == 0 or not (unsorted or np.max(angles) > limit):
         return bool(angles.size) and bool(np.isnan(angles).any())
-    q, r = np.linalg.qr(columns)
-    u, s, vh = np.linalg.svd(r, full_matrices=False)
-    if len(s) < columns.shape[1]:
-        # More columns than rows: the others become zero.
-        vh = np.linalg.qr(vh.conj().T, mode="complete")[0].conj().T
-        vh[: len(s)] = np.linalg.svd(r, full_matrices=False)[2]
-    turned = np.zeros_like(columns)
-    turned[:, : len(s)] = q @ (u * s)
-    rotations = np.concatenate([block.rotations for block in both], 1) @ vh.conj().T
+    turned, v = _rotated(columns, gram, float(np.max(angles)))
+    rotations = np.concatenate([block.rotations for block in both], 1) @ v
     split = both[0].columns.shape[1]
     both[0].columns, both[1].columns = turned[:, :split], turned[:, split:]
     both[0].rotations, both[1].rotations = rotations[:, :split], rotations[:, split:]
     return True
+
+
+def _rotated(columns: np.ndarray, gram: np.ndarray, angle: float) -> tuple[np.ndarray, np.ndarray]:
+    """Columns that are orthogonal, the longer ones first, and the rotations that made them so."""
+    if angle > ROUGH:
+        # Any rotation is right as long as another sweep follows, and this one is soon found.
+        v = np.ascontiguousarray(np.linalg.eigh(gram)[1][:, ::-1])
+        return columns @ v, v
+    q, r = np.linalg.qr(columns)
+    u, s, vh = np.linalg.svd(r, full_matrices=False)
+    if len(s) < columns.shape[1]:
+        # More columns than rows: the others become zero.
+        first = vh
+        vh = np.linalg.qr(vh.conj().T, mode="complete")[0].conj().T
+        vh[: len(s)] = first
+    turned = np.zeros_like(columns)
+    turned[:, : len(s)] = q @ (u * s)
+    return turned, vh.conj().T
 
 
 def _move_on(

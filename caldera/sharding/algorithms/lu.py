@@ -2,7 +2,8 @@
 
 The ranks of a grid's column gather a panel and factorise it alike, by LAPACK: one message for each
 panel instead of one for each of its columns, and exactly the pivots of one process. Rows are then
-exchanged along the columns of the grid, all of a panel's exchanges in one message.
+exchanged along the columns of the grid, all of a panel's exchanges in one message. A panel is
+factorised and sent while all ranks update what lies behind it (look-ahead).
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ import numpy as np
 
 from caldera.errors import DataError
 from caldera.sharding.algorithms.lapack import lu_factor, solve_triangular, subtract_product
-from caldera.sharding.algorithms.process_grid import ProcessGrid, cyclic_indices, gather_rows
+from caldera.sharding.algorithms.process_grid import (
+    Broadcast,
+    ProcessGrid,
+    cyclic_indices,
+    gather_rows,
+)
 
 
 @dataclass
@@ -46,44 +52,77 @@ class Cyclic:
         return slice(*(int(each) for each in np.searchsorted(self.columns, (begin, end))))
 
 
+@dataclass
+class Panel:
+    """A panel of L and U on its way along the rows of the grid: this rank's rows of it, its upper
+    block, and where its rows from `begin` on have come from."""
+
+    begin: int
+    end: int
+    rows: np.ndarray
+    top: np.ndarray
+    moved: np.ndarray
+    arriving: Broadcast
+
+
+def _panel(a: np.ndarray, begin: int, where: Cyclic) -> Panel:
+    """Factorise a panel where it is, and begin to send it to the others."""
+    grid, n = where.grid, where.shape[0]
+    end = min(begin + where.block, n)
+    owner = where.column_owner(begin)
+    rest = where.local_rows(begin, n)
+    rows = np.empty((rest.stop - rest.start, end - begin), a.dtype)
+    top = np.empty((end - begin, end - begin), a.dtype)
+    moved = np.arange(begin, n)
+    if grid.column == owner:
+        whole = _whole_panel(a[rest, where.local_columns(begin, end)], begin, where)
+        factors, exchanged = lu_factor(whole)
+        for row, other in enumerate(exchanged):
+            moved[[row, other]] = moved[[other, row]]
+        rows[:], top[:] = factors[where.rows[rest] - begin], factors[: end - begin]
+    arriving = Broadcast([moved, top, rows], owner, grid.along_row)
+    return Panel(begin, end, rows, top, moved, arriving)
+
+
 def lu(part: np.ndarray, n: int, block: int, grid: ProcessGrid) -> tuple[np.ndarray, np.ndarray]:
     """This rank's part of L (without its diagonal of ones) and U in one matrix, and the rows of A
     in the order in which L U has them."""
     a = np.ascontiguousarray(part).copy()
     where = Cyclic((n, n), block, grid)
     order = np.arange(n)
-    for begin in range(0, n, block):
-        end = min(begin + block, n)
-        width, owner_row = end - begin, int(where.row_owner(begin))
-        owner_column = where.column_owner(begin)
-        moved = np.arange(begin, n)
-        rest = where.local_rows(begin, n)
-        panel = np.empty((rest.stop - rest.start, width), a.dtype)
-        top = np.empty((width, width), a.dtype)
-        if grid.column == owner_column:
-            here = where.local_columns(begin, end)
-            whole = _whole_panel(a[rest, here], begin, where)
-            factors, exchanged = lu_factor(whole)
-            for row, other in enumerate(exchanged):
-                moved[[row, other]] = moved[[other, row]]
-            panel[:], top[:] = factors[where.rows[rest] - begin], factors[:width]
-        grid.along_row.Bcast(moved, owner_column)
-        grid.along_row.Bcast(top, owner_column)
-        grid.along_row.Bcast(panel, owner_column)
-        order[begin:] = order[moved]
-        exchange_rows(a, begin, moved, where)
-        if grid.column == owner_column:
-            a[rest, here] = panel
-        right = where.local_columns(end, n)
-        upper = np.empty((width, right.stop - right.start), a.dtype)
-        if grid.row == owner_row:
-            own = where.local_rows(begin, end)
-            upper[:] = solve_triangular(top, a[own, right], lower=True, unit=True)
-            a[own, right] = upper
-        grid.along_column.Bcast(upper, owner_row)
-        below = where.local_rows(end, n)
-        subtract_product(a[below, right], panel[below.start - rest.start :], upper)
+    ahead = _panel(a, 0, where) if n else None
+    while ahead is not None:
+        panel, ahead = ahead, None
+        begin, end = panel.begin, panel.end
+        panel.arriving.wait()
+        order[begin:] = order[panel.moved]
+        exchange_rows(a, begin, panel.moved, where)
+        if grid.column == where.column_owner(begin):
+            a[where.local_rows(begin, n), where.local_columns(begin, end)] = panel.rows
+        upper = _upper(a, panel, where)
+        below, right = where.local_rows(end, n), where.local_columns(end, n)
+        lower = panel.rows[below.start - where.local_rows(begin, n).start :]
+        soon = where.local_columns(end, min(end + block, n))
+        width = soon.stop - soon.start
+        if end < n:
+            # The next panel is on its way while all ranks update what lies behind it.
+            subtract_product(a[below, soon], lower, upper[:, :width])
+            ahead = _panel(a, end, where)
+        subtract_product(a[below, soon.stop : right.stop], lower, upper[:, width:])
     return a, order
+
+
+def _upper(a: np.ndarray, panel: Panel, where: Cyclic) -> np.ndarray:
+    """The rows of U beside a panel, on all ranks of this column of the grid."""
+    grid, owner = where.grid, int(where.row_owner(panel.begin))
+    right = where.local_columns(panel.end, where.shape[1])
+    upper = np.empty((panel.end - panel.begin, right.stop - right.start), a.dtype)
+    if grid.row == owner:
+        own = where.local_rows(panel.begin, panel.end)
+        upper[:] = solve_triangular(panel.top, a[own, right], lower=True, unit=True)
+        a[own, right] = upper
+    grid.along_column.Bcast(upper, owner)
+    return upper
 
 
 def _whole_panel(part: np.ndarray, begin: int, where: Cyclic) -> np.ndarray:

@@ -21,7 +21,8 @@ from caldera.sharding.layout import CartesianLayout, Layout, replicated
 from caldera.sharding.transfer import redistributed
 from caldera.sharding.volume import Links
 
-WIDEST_BLOCK = 64
+BLOCK = 64
+"""How wide panels are, unless another width was chosen."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,9 @@ def factorisation_grid(ranks: int) -> tuple[int, int]:
     return grid_shapes(ranks)[0]
 
 
-def block_size(n: int, ranks: int) -> int:
+def block_size(n: int, ranks: int, widest: int = BLOCK) -> int:
     """Of a block-cyclic matrix: small enough that all ranks have several blocks."""
-    return max(1, min(WIDEST_BLOCK, n // (2 * max(factorisation_grid(ranks)))))
+    return max(1, min(widest, n // (2 * max(factorisation_grid(ranks)))))
 
 
 def grid_of(comm: Communicator) -> ProcessGrid:
@@ -91,7 +92,9 @@ def is_tall(shape: tuple[int, int], ranks: int) -> bool:
     return shape[0] >= shape[1] * ranks
 
 
-def qr_layouts(shape: tuple[int, int], ranks: int) -> tuple[CartesianLayout, ...]:
+def qr_layouts(
+    shape: tuple[int, int], ranks: int, widest: int = BLOCK
+) -> tuple[CartesianLayout, ...]:
     """Where a matrix must be to be factorised, and where Q and R will be."""
     (m, n), k = shape, min(shape)
     if is_tall(shape, ranks):
@@ -99,17 +102,17 @@ def qr_layouts(shape: tuple[int, int], ranks: int) -> tuple[CartesianLayout, ...
         return (
             rows_layout((m, n), rows), rows_layout((m, k), rows), replicated((k, n), range(ranks))
         )  # fmt: skip
-    block, grid = block_size(k, ranks), factorisation_grid(ranks)
+    block, grid = block_size(k, ranks, widest), factorisation_grid(ranks)
     return tuple(cyclic_layout(each, block, grid) for each in ((m, n), (m, k), (k, n)))
 
 
-def qr(a: Matrix) -> tuple[Matrix, Matrix]:
+def qr(a: Matrix, widest: int = BLOCK) -> tuple[Matrix, Matrix]:
     """Q and R, by TSQR if the matrix is tall, else on a grid."""
     ranks, comm = a.comm.size, a.comm
-    given, of_q, of_r = qr_layouts(a.shape, ranks)
+    given, of_q, of_r = qr_layouts(a.shape, ranks, widest)
     part = a.to(given).part
     if is_tall(a.shape, ranks):
         q, r = tsqr(part, comm)
     else:
-        q, r = qr_on_grid(part, a.shape, block_size(min(a.shape), ranks), grid_of(comm))
+        q, r = qr_on_grid(part, a.shape, block_size(min(a.shape), ranks, widest), grid_of(comm))
     return Matrix(q, of_q, comm), Matrix(r, of_r, comm)

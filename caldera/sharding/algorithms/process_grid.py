@@ -10,6 +10,8 @@ import numpy as np
 from caldera.comm import Communicator
 from caldera.errors import ShapeError
 
+_PANEL = 3
+"""The tag of panels that are sent ahead."""
 Cuts = tuple[int, ...]
 """Where parts of an axis begin, and where the last one ends: one more than there are parts."""
 
@@ -42,6 +44,26 @@ def gather_rows(part: np.ndarray, counts: Sequence[int], comm: Communicator) -> 
     each = int(np.prod(part.shape[1:], dtype=np.int64))
     comm.Allgather(np.ascontiguousarray(part), whole, [count * each for count in counts])
     return whole
+
+
+class Broadcast:
+    """Arrays on their way from one rank to all others, who go on with something else meanwhile.
+
+    The root sends to each of them: the ranks of one row of a grid are few.
+    """
+
+    def __init__(self, arrays: Sequence[np.ndarray], root: int, comm: Communicator) -> None:
+        some = [each for each in arrays if each.size]
+        if comm.rank == root:
+            others = [rank for rank in range(comm.size) if rank != root]
+            self._requests = [comm.Isend(each, rank, _PANEL) for rank in others for each in some]
+        else:
+            self._requests = [comm.Irecv(each, root, _PANEL) for each in some]
+
+    def wait(self) -> None:
+        """Until they are there, or may be changed again."""
+        for request in self._requests:
+            request.wait()
 
 
 def sum_over(part: np.ndarray, comm: Communicator) -> np.ndarray:

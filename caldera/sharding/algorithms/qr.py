@@ -3,7 +3,8 @@
 A panel is factorised by TSQR along its column of the grid, log2(rows) messages instead of one for
 each of its columns, and its Householder vectors are found from Q (Ballard et al., Reconstructing
 Householder vectors from TSQR, 2014). They update what is right of the panel as in LAPACK:
-H = I - Y T Yᴴ, by products alone.
+H = I - Y T Yᴴ, by products alone. A panel is factorised and sent while all ranks reflect what lies
+behind it (look-ahead).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from caldera.sharding.algorithms.lapack import (
     subtract_product,
 )
 from caldera.sharding.algorithms.lu import Cyclic, diagonal_of
-from caldera.sharding.algorithms.process_grid import ProcessGrid, sum_over
+from caldera.sharding.algorithms.process_grid import Broadcast, ProcessGrid, sum_over
 from caldera.sharding.algorithms.tsqr import tsqr
 
 
@@ -47,7 +48,7 @@ def qr(
     m, n = shape
     k = min(m, n)
     where = Cyclic(shape, block, grid)
-    found = [_step(a, begin, min(begin + block, k), where) for begin in range(0, k, block)]
+    found = _reflected(a, k, where)
     of_q = Cyclic((m, k), block, grid)
     q = (of_q.rows[:, None] == of_q.columns).astype(a.dtype)
     for step in reversed(found):
@@ -62,9 +63,31 @@ def qr(
     return _with_positive_diagonal(q, r, (k, n), block, grid)
 
 
-def _step(a: np.ndarray, begin: int, end: int, where: Cyclic) -> Reflectors:
-    """Factorise one panel, and reflect what is right of it."""
-    grid, (m, n) = where.grid, where.shape
+def _reflected(a: np.ndarray, k: int, where: Cyclic) -> list[Reflectors]:
+    """The reflections that make zeros below the diagonal of `a`, which becomes R."""
+    grid, (m, n), block = where.grid, where.shape, where.block
+    found = []
+    ahead = _panel(a, 0, min(block, k), where) if k else None
+    while ahead is not None:
+        (step, arriving), ahead = ahead, None
+        arriving.wait()
+        rows, end = where.local_rows(step.begin, m), step.begin + len(step.t)
+        right = where.local_columns(end, n)
+        if end < k:
+            # The next panel is on its way while all ranks reflect what lies behind it.
+            soon = where.local_columns(end, min(end + block, k))
+            if soon.stop > soon.start:
+                step.apply(a[rows, soon], grid, adjoint=True)
+            ahead = _panel(a, end, min(end + block, k), where)
+            right = slice(soon.stop, right.stop)
+        step.apply(a[rows, right], grid, adjoint=True)
+        found.append(step)
+    return found
+
+
+def _panel(a: np.ndarray, begin: int, end: int, where: Cyclic) -> tuple[Reflectors, Broadcast]:
+    """Factorise a panel where it is, and begin to send its reflections to the others."""
+    grid, m = where.grid, where.shape[0]
     owner_row, owner_column = int(where.row_owner(begin)), where.column_owner(begin)
     rows, own = where.local_rows(begin, m), where.local_rows(begin, end)
     y = np.empty((rows.stop - rows.start, end - begin), a.dtype)
@@ -85,12 +108,7 @@ def _step(a: np.ndarray, begin: int, end: int, where: Cyclic) -> Reflectors:
         if is_top:
             y[: end - begin] = lower
             a[own, here] = sign[:, None] * r
-    grid.along_row.Bcast(y, owner_column)
-    grid.along_row.Bcast(t, owner_column)
-    step = Reflectors(begin, y, t)
-    right = where.local_columns(end, n)
-    step.apply(a[rows, right], grid, adjoint=True)
-    return step
+    return Reflectors(begin, y, t), Broadcast([y, t], owner_column, grid.along_row)
 
 
 def _signed_lu(top: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -19,10 +19,12 @@ from caldera.sharding.algorithms.axis_variants import CUMSUM, FFT, ORDERED_SUM, 
 from caldera.sharding.algorithms.cholesky import cholesky
 from caldera.sharding.algorithms.cost import Cost
 from caldera.sharding.algorithms.matrix import (
+    BLOCK,
     Matrix,
     block_size,
     factorisation_grid,
     grid_of,
+    is_tall,
     qr,
     qr_layouts,
 )
@@ -44,50 +46,80 @@ Parts = Sequence[np.ndarray]
 Layouts = Sequence[Layout]
 Size = tuple[int, int]
 TOGETHER, ALIKE = "together", "alike"
-PANELS = {"cholesky": (13, 2e-4), "qr": (75, 1.2e-3), "solve": (14, 3e-4)}
+PANELS = {"cholesky": (3, 1.5e-3), "qr": (17, 4e-3), "slogdet": (3, 2e-3), "solve": (3, 4e-3)}
 """What a panel takes beside the operations that are counted: as many for each of its elements and
-columns, for they are much slower than those of products, and seconds for what calls them."""
+columns, for they are much slower than those of products, and seconds for its messages and calls."""
+WHOLE_PANELS = ("solve", "inverse", "slogdet")
+"""What factorises panels on all ranks of a column alike."""
+BLOCKS = (32, 64, 128, 256)
+"""How wide panels may be: wide ones are fewer, narrow ones are sooner done."""
+SPECTRAL = {"svd": (27, 200), "eigh": (10, 330)}
+"""Operations of LAPACK for the square of a size times the size and some more, at the speed of
+products."""
+SWEEPS, ROTATING, MEETING_S = 6, 300, 2e-3
+"""Of block Jacobi: sweeps, operations for the cube of the size, and seconds for two blocks that
+meet."""
 LOCAL_BYTES = 16 << 20
 """What LAPACK may be given on every rank: a bounded buffer, whatever the size of the array."""
 
 
 def _matrices(
-    layouts: Callable[[Node, int], tuple[Layouts, Layouts]],
-    cost: Callable[[Node, int], Cost],
-    name: str,
+    layouts: Callable[[Node, int, int], tuple[Layouts, Layouts]], name: str
 ) -> Callable[[Node, Layouts, int], list[Variant]]:
-    """The one way of an op on matrices; batches of them are no business of algorithms."""
+    """An op on matrices, by panels of several widths; batches of them are no business of
+    algorithms. `options` are the width."""
 
     def variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
         if any(len(each.shape) != 2 for each in node.inputs):
             return []
-        inputs, outputs = layouts(node, ranks)
-        return [Variant(name, tuple(inputs), tuple(outputs), cost(node, ranks))]
+        if node.op.name == "qr" and is_tall(_shape(node), ranks):
+            inputs, outputs = layouts(node, ranks, BLOCK)
+            return [
+                Variant("TSQR", tuple(inputs), tuple(outputs), _tsqr_cost(node, ranks), (BLOCK,))
+            ]
+        found = {}
+        for widest in BLOCKS:
+            inputs, outputs = layouts(node, ranks, widest)
+            block = block_size(min(node.inputs[0].shape), ranks, widest)
+            cost = _grid_cost(node, ranks, block)
+            title = f"{name}, blocks of {block}"
+            # Small matrices have narrow panels whatever is wished.
+            found[block] = Variant(title, tuple(inputs), tuple(outputs), cost, (block,))
+        return list(found.values())
 
     return variants
 
 
-def _cyclic(node: Node, ranks: int) -> list[Layout]:
+def _cyclic(node: Node, ranks: int, widest: int) -> list[Layout]:
     """All inputs block-cyclic with the block of the first."""
-    block, grid = block_size(node.inputs[0].shape[0], ranks), factorisation_grid(ranks)
+    block, grid = block_size(node.inputs[0].shape[0], ranks, widest), factorisation_grid(ranks)
     return [cyclic_layout((m, n), block, grid) for m, n in (each.shape for each in node.inputs)]
 
 
-def _grid_cost(node: Node, ranks: int) -> Cost:
+def _grid_cost(node: Node, ranks: int, block: int) -> Cost:
     """Panels of half a matrix along rows and columns of the grid, for each input; and what the
     panels themselves take, which one column of the grid has to do while the others wait."""
     rows, columns = factorisation_grid(ranks)
     elements = sum(each.spec.size for each in node.inputs)
     (m, n), itemsize = node.inputs[0].shape, node.inputs[0].dtype.itemsize
-    block = block_size(min(m, n), ranks)
     steps = -(-min(m, n) // block)
     slower, overhead = PANELS.get(node.op.name, PANELS["solve"])
-    panels = Cost(flops=slower * m * min(m, n) * block // rows, overhead=steps * overhead)
+    shared = 1 if node.op.name in WHOLE_PANELS else rows
+    panels = Cost(flops=slower * m * min(m, n) * block // shared, overhead=steps * overhead)
     work = Cost(flops=node.op.count_flops(node) // ranks)
     if ranks == 1:
         return work + panels
     sent = elements * itemsize * (rows + columns) // (2 * rows * columns)
     return work + panels + Cost(sent, 4 * steps)
+
+
+def _tsqr_cost(node: Node, ranks: int) -> Cost:
+    """Of a rank's own rows, and of triangles up the tree and down again."""
+    (m, n), levels = _shape(node), (ranks - 1).bit_length()
+    triangle = n * n * node.inputs[0].dtype.itemsize
+    # LAPACK has a sixth of the speed of products for columns that are few.
+    flops = 6 * (4 * (m // ranks) * n * n + levels * 10 * n**3)
+    return Cost(2 * levels * triangle, 3 * levels, flops, overhead=levels * 1e-4)
 
 
 # --- one function for each op
@@ -97,20 +129,15 @@ def _run_cholesky(
     parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
 ) -> Parts:
     a = Matrix(parts[0], inputs[0], comm).hermitian(inputs[0])
-    n = a.shape[0]
-    return [cholesky(a.part, n, block_size(n, comm.size), grid_of(comm))]
-
-
-def _factorised(part: np.ndarray, n: int, comm: Communicator) -> tuple[np.ndarray, np.ndarray]:
-    return lu.lu(part, n, block_size(n, comm.size), grid_of(comm))
+    return [cholesky(a.part, a.shape[0], options[0], grid_of(comm))]
 
 
 def _run_solve(
     parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
 ) -> Parts:
     n, columns = inputs[1].shape
-    block, grid = block_size(n, comm.size), grid_of(comm)
-    factors, order = _factorised(parts[0], n, comm)
+    block, grid = options[0], grid_of(comm)
+    factors, order = lu.lu(parts[0], n, block, grid)
     lu.check_invertible(factors, n, block, grid)
     return [lu.solve_lu(factors, order, parts[1], columns, block, grid)]
 
@@ -119,7 +146,7 @@ def _run_inverse(
     parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
 ) -> Parts:
     n = inputs[0].shape[0]
-    where = lu.Cyclic((n, n), block_size(n, comm.size), grid_of(comm))
+    where = lu.Cyclic((n, n), options[0], grid_of(comm))
     identity = (where.rows[:, None] == where.columns).astype(parts[0].dtype)
     return _run_solve((parts[0], identity), (inputs[0], inputs[0]), outputs, options, comm)
 
@@ -128,15 +155,15 @@ def _run_slogdet(
     parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
 ) -> Parts:
     n = inputs[0].shape[0]
-    factors, order = _factorised(parts[0], n, comm)
-    sign, logarithm = lu.slogdet(factors, order, block_size(n, comm.size), grid_of(comm))
+    factors, order = lu.lu(parts[0], n, options[0], grid_of(comm))
+    sign, logarithm = lu.slogdet(factors, order, options[0], grid_of(comm))
     return [np.asarray(sign), np.asarray(logarithm)]
 
 
 def _run_qr(
     parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
 ) -> Parts:
-    return [each.part for each in qr(Matrix(parts[0], inputs[0], comm))]
+    return [each.part for each in qr(Matrix(parts[0], inputs[0], comm), options[0])]
 
 
 def _run_svd(
@@ -158,17 +185,18 @@ def _run_eigh(
 # --- where inputs must be and outputs will be
 
 
-def _in_place(node: Node, ranks: int) -> tuple[Layouts, Layouts]:
-    given = _cyclic(node, ranks)
+def _in_place(node: Node, ranks: int, widest: int) -> tuple[Layouts, Layouts]:
+    given = _cyclic(node, ranks, widest)
     return given, given[-1:]
 
 
-def _numbers(node: Node, ranks: int) -> tuple[Layouts, Layouts]:
-    return _cyclic(node, ranks), [replicated(spec.shape, range(ranks)) for spec in node.outputs]
+def _numbers(node: Node, ranks: int, widest: int) -> tuple[Layouts, Layouts]:
+    everywhere = [replicated(spec.shape, range(ranks)) for spec in node.outputs]
+    return _cyclic(node, ranks, widest), everywhere
 
 
-def _of_qr(node: Node, ranks: int) -> tuple[Layouts, Layouts]:
-    given, *made = qr_layouts(_shape(node), ranks)
+def _of_qr(node: Node, ranks: int, widest: int) -> tuple[Layouts, Layouts]:
+    given, *made = qr_layouts(_shape(node), ranks, widest)
     return [given], made
 
 
@@ -217,6 +245,13 @@ def _run_largest(
     )
 
 
+def _sweeps(k: int, ranks: int, itemsize: int) -> Cost:
+    """About six sweeps, in each of which every block goes round and is rotated with every other."""
+    meetings = SWEEPS * (2 * ranks - 1)
+    nbytes = SWEEPS * 2 * 2 * k * k * itemsize if ranks > 1 else 0
+    return Cost(nbytes, 4 * meetings, ROTATING * k**3 // ranks, overhead=meetings * MEETING_S)
+
+
 def _spectral(
     layouts: Callable[[Node, int], tuple[Layouts, Layouts]],
 ) -> Callable[[Node, Layouts, int], list[Variant]]:
@@ -227,12 +262,12 @@ def _spectral(
             return []
         inputs, outputs = (tuple(each) for each in layouts(node, ranks))
         k, itemsize = min(_shape(node)), node.inputs[0].dtype.itemsize
-        cost, square = _grid_cost(node, ranks), k * k * itemsize
-        # About six sweeps, in each of which every block goes round.
-        sweeps = Cost(6 * 2 * square, 6 * 4 * ranks, 100 * k**3 // ranks)
-        found = [Variant("one-sided block Jacobi", inputs, outputs, cost + sweeps, (TOGETHER,))]
+        cost, square = _grid_cost(node, ranks, block_size(k, ranks)), k * k * itemsize
+        jacobi = cost + _sweeps(k, ranks, itemsize)
+        found = [Variant("one-sided block Jacobi", inputs, outputs, jacobi, (TOGETHER,))]
         if square <= LOCAL_BYTES:
-            alone = Cost(square, ranks, 22 * k**3, workspace=3 * square)
+            factor, small = SPECTRAL[node.op.name]
+            alone = Cost(square, ranks, factor * k * k * (k + small), workspace=3 * square)
             found.append(Variant("LAPACK on each rank", inputs, outputs, cost + alone, (ALIKE,)))
         return found
 
@@ -253,11 +288,11 @@ ALGORITHMS: dict[str, Algorithm] = {
     "top_k": TOP_K,
     "cumsum": CUMSUM,
     ops.ordered_sum.name: ORDERED_SUM,
-    "cholesky": Algorithm(_matrices(_in_place, _grid_cost, "blocked Cholesky"), _run_cholesky),
-    "solve": Algorithm(_matrices(_in_place, _grid_cost, "LU, partial pivoting"), _run_solve),
-    "inverse": Algorithm(_matrices(_in_place, _grid_cost, "LU, partial pivoting"), _run_inverse),
-    "slogdet": Algorithm(_matrices(_numbers, _grid_cost, "LU, partial pivoting"), _run_slogdet),
-    "qr": Algorithm(_matrices(_of_qr, _grid_cost, "QR by TSQR"), _run_qr),
+    "cholesky": Algorithm(_matrices(_in_place, "blocked Cholesky"), _run_cholesky),
+    "solve": Algorithm(_matrices(_in_place, "LU, partial pivoting"), _run_solve),
+    "inverse": Algorithm(_matrices(_in_place, "LU, partial pivoting"), _run_inverse),
+    "slogdet": Algorithm(_matrices(_numbers, "LU, partial pivoting"), _run_slogdet),
+    "qr": Algorithm(_matrices(_of_qr, "QR by TSQR"), _run_qr),
     "svd": Algorithm(_spectral(_of_svd), _run_svd),
     ops.largest_singular.name: Algorithm(_largest_variants, _run_largest),
     "eigh": Algorithm(_spectral(_of_eigh), _run_eigh),

@@ -71,7 +71,8 @@ def _way(graph: Propagation, node: Node, variant: Variant) -> Way:
 
 def _write(graph: Propagation, node: Node, variant: Variant, parts: Sequence[Node]) -> Nodes:
     number = len(graph.moves)
-    made = spmd_node(node, variant, parts, graph.tokens(), rank=graph.rank, number=number)
+    with graph.messaging():
+        made = spmd_node(node, variant, parts, graph.tokens(), rank=graph.rank, number=number)
     return graph.communicate(made)
 
 

@@ -136,10 +136,11 @@ def _with_halo(
     assert split is not None
     cuts = cuts_of(layout, axis, split.parts)
     assert cuts is not None
-    made = halo.node(
-        part, *graph.tokens(), axis=axis, cuts=cuts, wanted=tuple(wanted), peers=peers,
-        rank=graph.rank, number=len(graph.moves),
-    )  # fmt: skip
+    with graph.messaging():
+        made = halo.node(
+            part, *graph.tokens(), axis=axis, cuts=cuts, wanted=tuple(wanted), peers=peers,
+            rank=graph.rank, number=len(graph.moves),
+        )  # fmt: skip
     return graph.communicate(made)[0]
 
 

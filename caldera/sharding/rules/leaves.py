@@ -87,10 +87,12 @@ def _(graph: Propagation, node: Node) -> Lazy:
         if layout.is_replicated:
             made: Node = node.op(own, first, **node.attrs)
             return made
-        return random_part(
-            own, first, layout=layout, rank=graph.rank, dtype=node.dtype,
-            stream=node.attrs["stream"], normal=node.op.name == "random_normal",
-        )  # fmt: skip
+        with graph.messaging():
+            # Its kernel is the host's, as are those that send.
+            return random_part(
+                own, first, layout=layout, rank=graph.rank, dtype=node.dtype,
+                stream=node.attrs["stream"], normal=node.op.name == "random_normal",
+            )  # fmt: skip
 
     return Lazy(make, _free)
 

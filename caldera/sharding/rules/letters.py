@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera.graph.node import Node
-from caldera.sharding.axis_split import AxisSplit
+from caldera.sharding.algorithms.cost import operations
+from caldera.sharding.axis_split import AxisSplit, even_split
 from caldera.sharding.layout import CartesianLayout, Layout
 from caldera.sharding.rules.registry import Placement, Way
 from caldera.tensor.shape import Shape
@@ -57,6 +58,23 @@ class Assignment:
             assert split is not None
             splits[letter] = split
         return cls(splits, np.array(kept.ranks).reshape(kept.mesh))
+
+    @classmethod
+    def turned(cls, layout: CartesianLayout, letters: Letters) -> Iterator[Assignment]:
+        """Those in which axes without a letter become whole, and another axis is shared out over
+        the same ranks instead: as in a transform along each axis in turn."""
+        split = layout.split_axes
+        kept = [place for place, axis in enumerate(split) if letters[axis] is not None]
+        free = [place for place, axis in enumerate(split) if letters[axis] is None]
+        if not free:
+            return
+        mesh = np.array(layout.ranks).reshape(layout.mesh).transpose(*kept, *free, len(split))
+        parts = prod(mesh.shape[len(kept) : -1])
+        mesh = mesh.reshape(*mesh.shape[: len(kept)], parts, mesh.shape[-1])
+        splits = cls.of(layout, letters).splits
+        for axis, letter in enumerate(letters):
+            if letter is not None and letter not in splits and layout.shape[axis] >= parts:
+                yield cls({**splits, letter: even_split(layout.shape[axis], parts)}, mesh)
 
     def key(self) -> Any:
         """Equal for equal assignments."""
@@ -121,7 +139,7 @@ def _computing(graph: Propagation, node: Node, layouts: Sequence[Layout], share:
         prod(layout.local_shape(layout.ranks[0])) * spec.dtype.itemsize
         for spec, layout in zip(specs, layouts, strict=True)
     )
-    flops = node.op.count_flops(node) / share
+    flops = operations(node) / share
     return max(flops / graph.links.flops, nbytes / graph.links.copying)
 
 
@@ -132,13 +150,14 @@ def _maker(node: Node, make: Any, layouts: Any) -> Callable[[Sequence[Node]], An
 
 
 def _assignments(graph: Propagation, node: Node, signature: Signature) -> Iterator[Assignment]:
-    """What may be shared out: as each input is, as two of them are together, or nothing."""
+    """What may be shared out: as each input is, or another axis where that one has to be whole; as
+    two of them are together; or nothing."""
     seen = set()
     made: list[Assignment] = []
     for given, letters in zip(node.inputs, signature.inputs, strict=True):
         layout = graph.suited(given)
         if layout is not None:
-            made.append(Assignment.of(layout, letters))
+            made += [Assignment.of(layout, letters), *Assignment.turned(layout, letters)]
     if not made:
         output = signature.outputs[0]
         made.append(Assignment.of(graph.default(node.outputs[0]), output))

@@ -41,6 +41,17 @@ def elementwise(graph: Propagation, node: Node) -> list[Way] | Lazy:
     return [*_table_ways(graph, node), *ways]
 
 
+@rule("view_as_real", "view_as_complex")
+def _(graph: Propagation, node: Node) -> list[Way]:
+    """The two parts of complex numbers, side by side along a last axis, are on one rank."""
+    given, made = node.inputs[0].shape, node.shape
+    letters = names(min(len(given), len(made)))
+    pairs: Letters = (*letters, None)
+    inputs = pairs if len(given) > len(made) else tuple(letters)
+    outputs = pairs if len(made) > len(given) else tuple(letters)
+    return letter_ways(graph, node, Signature((inputs,), (outputs,)))
+
+
 def _lazy(graph: Propagation, node: Node, inputs: tuple[Letters, ...], output: Letters) -> Lazy:
     """Of values that are made anywhere the result is, too."""
 
@@ -243,6 +254,24 @@ def _(graph: Propagation, node: Node) -> list[Way]:
     given = tuple(None if i == axis else n for i, n in enumerate(rows))
     output = (*rows[:axis], *found, *rows[axis + 1 :])
     return letter_ways(graph, node, Signature((given, tuple(found)), (output,)))
+
+
+@rule("scatter_add")
+def _(graph: Propagation, node: Node) -> list[Way]:
+    places = node.inputs[1]
+    axis, rows = node.attrs["axis"], names(len(node.shape))
+    kept = tuple(None if i == axis else n for i, n in enumerate(rows))
+    every: Letters = (None,) * len(places.shape)
+    updates = (*rows[:axis], *every, *rows[axis + 1 :])
+    return letter_ways(graph, node, Signature((kept, every, updates), (kept,)))
+
+
+@rule("put_along_axis_add")
+def _(graph: Propagation, node: Node) -> list[Way]:
+    kept = tuple(
+        None if i == node.attrs["axis"] else n for i, n in enumerate(names(len(node.shape)))
+    )
+    return letter_ways(graph, node, Signature((kept,) * 3, (kept,)))
 
 
 @rule("conj", "real", "imag", "complex")

@@ -62,6 +62,19 @@ def test_to_another_layout_dtype_and_ranks() -> None:
     assert back.numpy().tobytes() == a.tobytes()
 
 
+def test_complex_numbers_move_as_others_do() -> None:
+    values = numbers(6, 4) + 1j * numbers(6, 4)
+    moved = spread(values, dm.Rows()).to(layout=dm.Columns()).T.to(layout=dm.Grid(2, 2))
+    np.testing.assert_array_equal(moved.numpy(), values.T)
+
+
+def test_an_array_of_which_nothing_is_left_is_still_one() -> None:
+    found = spread(numbers(2, 3), dm.Rows())
+    found[np.array([0, 1])] = 1.0
+    assert isinstance(found.reshape(-1), dm.Array)
+    np.testing.assert_array_equal(found.numpy(), np.ones((2, 3)))
+
+
 def test_creation() -> None:
     assert dm.zeros((2, 3)).numpy().tolist() == [[0.0] * 3] * 2
     assert dm.arange(1, 4, 0.5).numpy().tolist() == np.arange(1, 4, 0.5).tolist()
@@ -119,7 +132,7 @@ def test_what_explain_says_is_what_moves() -> None:
 def test_methods_are_those_of_numpy() -> None:
     a = numbers(5, 4)
     x = spread(a, dm.Columns())
-    for name in ("sum", "mean", "max", "min", "prod", "var", "std", "argmax", "argmin"):
+    for name in ("sum", "mean", "max", "min", "prod", "var", "std", "argmax", "argmin", "cumsum"):
         for axis in (None, 0, 1):
             made, right = getattr(x, name)(axis=axis).numpy(), getattr(a, name)(axis=axis)
             np.testing.assert_allclose(made, right, rtol=1e-12)
@@ -129,6 +142,8 @@ def test_methods_are_those_of_numpy() -> None:
     assert x.sum().item() == pytest.approx(a.sum())
     assert np.array_equal(np.asarray(x), a)
     assert float(x[0, 0]) == a[0, 0]
+    z = spread(a + 2j * a[::-1], dm.Rows())
+    np.testing.assert_array_equal((z.conj().real + z.conj().imag).numpy(), a - 2 * a[::-1])
 
 
 @pytest.mark.parametrize(
@@ -178,6 +193,15 @@ def test_numpys_functions_stay_on_the_ranks() -> None:
         (np.fft.fft2(x), np.fft.fft2(a)),
         (np.cumsum(x), np.cumsum(a)),
         (np.clip(x, -1, 1), np.clip(a, -1, 1)),
+        (np.diag(x[:, 0], k=-2), np.diag(a[:, 0], k=-2)),
+        (np.percentile(x, [10, 50], axis=0), np.percentile(a, [10, 50], axis=0)),
+        (np.split(x, [1, 4])[1], a[1:4]),
+        (np.diff(x, 2, axis=0), np.diff(a, 2, axis=0)),
+        (np.average(x, 0, np.arange(6.0)), np.average(a, 0, np.arange(6.0))),
+        (np.inner(y, x.T), np.inner(b, a.T)),
+        (np.full_like(x, 3.0), np.full_like(a, 3.0)),
+        (np.fft.fftn(x, axes=(0,)), np.fft.fftn(a, axes=(0,))),
+        (np.take(x, [1, -1], axis=0), a[[1, -1]]),
     ]
     for made, right in pairs:
         assert type(made) is dm.Array
@@ -190,7 +214,7 @@ def test_numpys_functions_stay_on_the_ranks() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda x: np.arctan2(x, x),
+        lambda x: np.fmod(x, x),
         lambda x: np.add.accumulate(x),
         lambda x: np.histogram(x),
         lambda x: np.linalg.svd(x),
@@ -229,3 +253,22 @@ def test_any_key_of_numpy_can_be_assigned_to(key: Any) -> None:
     found[key] = 7.0
     expected[key] = 7.0
     np.testing.assert_array_equal(found.numpy(), expected)
+
+
+def test_whole_numbers_are_rounded_as_whole_numbers() -> None:
+    large = np.array([2**60 + 1, -(2**60) - 7, 25, 35, -25, -26, 0, 4], np.int64)
+    for decimals, wanted in (
+        (0, large), (2, large),
+        (-1, [2**60 + 4, -(2**60) - 4, 20, 40, -20, -30, 0, 0]),
+    ):  # fmt: skip
+        found = np.round(spread(large, dm.Rows()), decimals)
+        assert found.dtype == np.int64
+        np.testing.assert_array_equal(found.numpy(), wanted)
+
+
+def test_differences_and_cuts_beyond_the_end_are_empty() -> None:
+    line = numbers(5)
+    assert np.diff(spread(line, dm.Rows()), 7).numpy().shape == np.diff(line, 7).shape
+    parts = np.split(spread(line, dm.Rows()), [2, 9])
+    for found, wanted in zip(parts, np.split(line, [2, 9]), strict=True):
+        np.testing.assert_array_equal(found.numpy(), wanted)

@@ -72,3 +72,19 @@ def test_the_table_has_bytes_and_seconds_of_ways(session: dm.Session) -> None:
     assert "before" in text
     assert "more" in text
     assert "in all" in text
+
+
+@pytest.mark.parametrize(
+    ("computed", "itemsize"),
+    [(np.fft.fft2, 16), (lambda x: np.sort(x, axis=0), 8), (lambda x: x[np.arange(191, 0, -3)], 8)],
+    ids=["fft2", "sort", "rows"],
+)
+def test_an_axis_that_must_be_whole_takes_one_transpose(
+    session: dm.Session, computed: Any, itemsize: int
+) -> None:
+    a = np.random.default_rng(0).normal(size=(192, 192))
+    found = computed(dm.array(a, layout=dm.Rows()))
+    explanation, before = found.explain(), _sent(session)
+    np.testing.assert_allclose(found.numpy(), computed(a), rtol=1e-10, atol=1e-10)
+    assert _sent(session) - before == explanation.nbytes <= a.size * itemsize * 3 // 4
+    assert not found.layout.is_replicated
