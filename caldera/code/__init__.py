@@ -5,6 +5,7 @@
 - `flow_edges` and `context_pairs`: which statements depend on each other
 - `train_embedding`: vectors of statements; `Embedding`: asking them
 - `analogy_scores`, `distance_score`: how much they have understood
+- `poj104`: the programs of POJ-104
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from caldera.arguments import guard as _guard
 from caldera.code.analogies import Score, analogy_scores, distance_score
 from caldera.code.clang import compile_c
+from caldera.code.corpora import Program, poj104
 from caldera.code.embedding import Embedding, pairs_of, train_embedding
 from caldera.code.flow_graph import context_pairs, flow_edges
 from caldera.code.module import Function, Statement, read_ir
@@ -21,6 +23,7 @@ from caldera.code.vocabulary import Vocabulary
 __all__ = [
     "Embedding",
     "Function",
+    "Program",
     "Score",
     "Statement",
     "Vocabulary",
@@ -31,8 +34,9 @@ __all__ = [
     "flow_edges",
     "normalised",
     "pairs_of",
+    "poj104",
     "read_ir",
     "train_embedding",
 ]
 
-_guard(globals(), "Function", "Score", "Statement")
+_guard(globals(), "Function", "Program", "Score", "Statement")

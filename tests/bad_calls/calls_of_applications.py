@@ -67,6 +67,7 @@ CODE: dict[str, Given] = {
     "distance_score": lambda f: f(_vectors()),
     "flow_edges": lambda f: f(code.read_ir(_TEXT)),
     "normalised": lambda f: f("%4 = add nsw i32 %3, -16"),
+    "poj104": lambda f: f("missing", seed=0),
     "pairs_of": lambda f: f([code.read_ir(_TEXT)], _words(), 1),
     "read_ir": lambda f: f(_TEXT),
     "train_embedding": lambda f: f([code.read_ir(_TEXT)], 1, 4, 1, 1, 2, 0.025, 0.0, 0),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from caldera import code
+from caldera.code import corpora
 from caldera.errors import CalderaError
 
 LOOP = """
@@ -228,3 +229,50 @@ def test_c_is_compiled_and_read(tmp_path: Path) -> None:
     source.write_text("int twice(int x) { return y; }")
     with pytest.raises(CalderaError, match=r"a C file that clang compiles, got .*undeclared"):
         code.compile_c(source)
+
+
+# --- corpora
+
+
+def test_poj104_as_its_authors_give_it_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for problem in (1, 2, 104):
+        place = tmp_path / "ProgramData" / str(problem)
+        place.mkdir(parents=True)
+        for number in range(1, 11):
+            # Comments are in GBK, and there are no headers.
+            source = b"int main() { int n; cin >> n; } // \xd0\xa1\n"
+            (place / f"{number}.txt").write_bytes(source)
+    (tmp_path / "ProgramData" / "readme.txt").write_text("")
+    found = code.poj104(tmp_path)
+    assert found == code.poj104(tmp_path / "ProgramData")
+    assert sorted({each.problem for each in found}) == [1, 2, 104]
+    parts = [each.part for each in found if each.problem == 104]
+    assert [parts.count(name) for name in ("train", "validation", "test")] == [6, 2, 2]
+    assert [each.part for each in code.poj104(tmp_path, seed=1)] != [each.part for each in found]
+    given: list[tuple[bytes, Sequence[str]]] = []
+
+    def compiled(path: Path, flags: Sequence[str]) -> str:
+        given.append((path.read_bytes(), flags))
+        return LOOP
+
+    monkeypatch.setattr(corpora, "compile_c", compiled)
+    assert next(each.name for each in found[0].functions(["-O2"])) == "sum"
+    assert given[0][0].startswith(b"#include <cstdio>\n")
+    assert given[0][0].endswith(found[0].path.read_bytes())
+    assert given[0][1] == ["-std=c++11", "-O2"]
+
+
+def test_poj104_as_inst2vec_divides_it(tmp_path: Path) -> None:
+    for part, numbers in (("ir_train", (3, 12)), ("ir_val", (5,)), ("ir_test", (7,))):
+        (tmp_path / part / "9").mkdir(parents=True)
+        for number in numbers:
+            (tmp_path / part / "9" / f"{number}_O1.ll").write_text(LOOP)
+            (tmp_path / part / "9" / f"{number}_O1_seq.rec").write_bytes(b"\0\0\0\0")
+    found = code.poj104(tmp_path)
+    assert [(each.path.name, each.part) for each in found] == [
+        ("3_O1.ll", "train"), ("12_O1.ll", "train"), ("5_O1.ll", "validation"), ("7_O1.ll", "test"),
+    ]  # fmt: skip
+    assert {each.problem for each in found} == {9}
+    assert next(each.name for each in found[0].functions()) == "sum"
+    with pytest.raises(CalderaError, match=r"expected ProgramData/PROBLEM/\*\.txt"):
+        code.poj104(tmp_path / "ir_train" / "9")
