@@ -5,11 +5,11 @@ from __future__ import annotations
 from tests.mpi.conftest import Job
 
 
-def test_mpi_keeps_the_contract_at_1_2_3_4_and_8_ranks(job: Job) -> None:
-    done = job(8, "contract")
+def test_mpi_keeps_the_contract_at_1_to_5_ranks(job: Job) -> None:
+    done = job(5, "contract")
     assert done.returncode == 0, done.stderr
     found = sorted(line for line in done.stdout.splitlines() if line.startswith("kept"))
-    assert found == [f"kept by {ranks} ranks" for ranks in (1, 2, 2, 2, 2, 3, 4, 8)]
+    assert found == [f"kept by {ranks} ranks" for ranks in (1, 2, 3, 4, 5)]
     assert "given as they are" in done.stdout
 
 

@@ -14,6 +14,7 @@ from caldera import nn, optim
 from caldera.comm import world
 from caldera.parallel import DataParallel, Hybrid, PipelineParallel
 from caldera.strategy import SingleProcessStrategy, Strategy
+from tests.mpi.jobs.one_process import of_rank_0
 
 FEATURES, CLASSES = 6, 3
 WIDE = 1500
@@ -38,7 +39,7 @@ def trained(strategy: Strategy, **how: Any) -> tuple[dict[str, np.ndarray], cd.H
 
 def main(folder: Path) -> None:
     everyone = world()
-    expected, alone = trained(SingleProcessStrategy(), epochs=2)
+    expected, alone = of_rank_0(everyone, lambda: trained(SingleProcessStrategy(), epochs=2))
     cuts = ["2-Dropout", "3-ReLU", "5-Dense"]
     strategies = {
         "one pipeline": lambda: PipelineParallel(cuts, micro_batches=3),

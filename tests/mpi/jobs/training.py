@@ -14,6 +14,7 @@ import caldera as cd
 from caldera import nn, parallel
 from caldera.comm import world
 from caldera.strategy import SingleProcessStrategy, Strategy
+from tests.mpi.jobs.one_process import of_rank_0
 
 FEATURES, CLASSES = 6, 3
 UNEVEN = ("usual", "both")
@@ -68,8 +69,10 @@ def main(folder: Path, family: str, only: list[str]) -> None:
     everyone = world()
 
     @cache
-    def one_process(count: int) -> tuple[dict[str, np.ndarray], cd.History]:
-        return trained(samples(count), SingleProcessStrategy(), verbose=0)
+    def one_process(count: int) -> tuple[dict[str, np.ndarray], dict[str, list[float]]]:
+        return of_rank_0(everyone, lambda: trained(
+            samples(count), SingleProcessStrategy(), verbose=0
+        ))  # fmt: skip
 
     for name in only or FAMILIES[family]:
         count = 25 if name in UNEVEN else 20

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tarfile
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -211,18 +213,30 @@ def test_cifar_that_is_not_there(tmp_path: Path) -> None:
 
 
 @needs("cifar10.tar.xz")
-def test_the_real_cifar10(request: pytest.FixtureRequest) -> None:
-    # Decoding 60,000 files takes a quarter of a minute; the next run finds them decoded.
-    assert request.config.cache is not None
-    with cd.settings.override(cache_dir=request.config.cache.mkdir("caldera")):
-        found = data.cifar10(FOLDER)
-    assert (len(found.train), len(found.test), found.shape) == (50000, 10000, (3, 32, 32))
+def test_the_real_cifar10(tmp_path: Path) -> None:
+    # One in so many of the 60,000 files: to decode all takes a third of a minute.
+    every = 25
+    files = Counter[str]()
+    with (
+        tarfile.open(FOLDER / "cifar10.tar.xz") as given,
+        tarfile.open(tmp_path / "cifar10.tar", "w") as part,
+    ):
+        for member in given:
+            if member.isfile():
+                folder = str(Path(member.name).parent)
+                if files[folder] % every == 0:
+                    part.addfile(member, given.extractfile(member))
+                files[folder] += 1
+    with cd.settings.override(cache_dir=tmp_path):
+        found = data.cifar10(tmp_path)
+    assert sorted(files.values()) == [1000] * 10 + [5000] * 10
+    assert (len(found.train), len(found.test), found.shape) == (2000, 400, (3, 32, 32))
     assert found.class_names == tuple(NAMES)
     assert found.train.y is not None
-    assert np.bincount(found.train.y).tolist() == [5000] * 10
+    assert np.bincount(found.train.y).tolist() == [200] * 10
     assert found.test.y is not None
-    assert np.bincount(found.test.y).tolist() == [1000] * 10
-    # The published statistics; the images have been through JPEG.
+    assert np.bincount(found.test.y).tolist() == [40] * 10
+    # The published statistics; the images have been through JPEG, and are a few of them.
     normalise = data.Normalise.of(found.train)
-    np.testing.assert_allclose(normalise.mean, [0.4914, 0.4822, 0.4465], atol=2e-3)
-    np.testing.assert_allclose(normalise.std, [0.2470, 0.2435, 0.2616], atol=3e-3)
+    np.testing.assert_allclose(normalise.mean, [0.4914, 0.4822, 0.4465], atol=1e-2)
+    np.testing.assert_allclose(normalise.std, [0.2470, 0.2435, 0.2616], atol=1e-2)

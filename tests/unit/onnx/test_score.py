@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from onnx.reference.ops import op_pool_common
+
 from caldera.onnx import score
 
 EVERY = 20
+_pool = op_pool_common.pool
+
+
+def pooled(
+    padded: np.ndarray, x_shape: Sequence[int], kernel: Sequence[int], strides: Sequence[int],
+    out_shape: Sequence[int], kind: str, *rest: Any, p: int = 1, **more: Any,
+) -> np.ndarray:  # fmt: skip
+    """What ONNX computes window by window in Python: its three large cases take half of the time of
+    all."""
+    if len(kernel) < 3 or set(strides) != {1} or rest or more or padded.shape != tuple(x_shape):
+        return np.asarray(
+            _pool(padded, x_shape, kernel, strides, out_shape, kind, *rest, p=p, **more)
+        )
+    axes = tuple(range(2, padded.ndim))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, tuple(kernel), axes)
+    inside = tuple(range(padded.ndim, windows.ndim))
+    if kind == "LPPOOL":
+        return (np.abs(windows) ** p).sum(inside) ** (1.0 / p)
+    return windows.max(inside) if kind == "MAX" else windows.mean(inside)
 
 
 def test_the_tests_of_onnx_pass_but_those_with_a_reason() -> None:
     # One test, because the cases take seconds to make.
-    cases = score.cases()
+    with mock.patch.object(op_pool_common, "pool", pooled):
+        cases = score.cases()
     outcomes = [score.run_case(case, compiled=False) for case in cases]
     assert score.surprises(outcomes) == []
     assert sum(each.has_passed for each in outcomes) >= 2010
