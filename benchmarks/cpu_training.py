@@ -7,6 +7,9 @@ that the process may use are the threads that each framework gets, so a call und
 column of a table over threads. `caldera bench` gives each contestant a process of its own and
 checks more; this says in seconds where a network stands, and prints after each of them.
 
+`--profile FOLDER` also writes the table of Caldera's step, kernel by kernel, and `--samples FILE`
+the best time of every turn.
+
 On a machine that others keep busy, `taskset -c 0 ... --cpu-time` counts what this process computed,
 on one core, and not what it waited for.
 """
@@ -14,10 +17,12 @@ on one core, and not what it waited for.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 # Before NumPy or any of the frameworks is imported, which read it once.
@@ -26,6 +31,7 @@ os.environ["MKL_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"]
 
 from caldera.bench.contestants import contestants, has_compiler
 from caldera.bench.frameworks import FRAMEWORKS
+from caldera.bench.frameworks.caldera_tasks import FedTrainer
 from caldera.bench.measuring import timed
 from caldera.bench.workloads import TrainingCase
 from caldera.bench.workloads.networks import networks
@@ -86,6 +92,8 @@ def measure(case: TrainingCase, options: argparse.Namespace) -> None:
     for turn in range(options.turns):
         for entry in entries[turn % len(entries) :] + entries[: turn % len(entries)]:
             entry.times.append(min(clock(entry.task, options.seconds)))
+    if options.samples:
+        keep_samples(options.samples, case, entries)
     ours = min((min(each.times) for each in entries if "caldera" in each.label), default=0.0)
     print(f"\n{case.name}, {THREADS} threads")
     print("| setting | ms a step | to Caldera | first step | losses |")
@@ -95,6 +103,24 @@ def measure(case: TrainingCase, options: argparse.Namespace) -> None:
         losses = " ".join(f"{loss:.4f}" for loss in entry.losses)
         print(f"| {entry.label} | {best * 1e3:,.3f} | {best / ours:.2f} | {entry.first_s:.1f} s "
               f"| {losses} |", flush=True)  # fmt: skip
+    if options.profile:
+        write_profile(options.profile, case, entries)
+
+
+def keep_samples(path: Path, case: TrainingCase, entries: list[Entry]) -> None:
+    """Add the times of a network to a file of them."""
+    known = json.loads(path.read_text()) if path.exists() else {}
+    known.setdefault(str(THREADS), {})[case.name] = {each.label: each.times for each in entries}
+    path.write_text(json.dumps(known, indent=1) + "\n")
+
+
+def write_profile(folder: Path, case: TrainingCase, entries: list[Entry]) -> None:
+    """The kernels of Caldera's step, and the time of each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for entry in entries:
+        if isinstance(entry.task, FedTrainer):
+            explanation = entry.task.plan.explain()
+            (folder / f"{case.name}-{THREADS}.txt").write_text(f"{explanation}\n")
 
 
 def main() -> None:
@@ -105,6 +131,8 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="torch.compile, too")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.4, help="of a turn")
+    parser.add_argument("--profile", type=Path, help="a folder for tables of Caldera's kernels")
+    parser.add_argument("--samples", type=Path, help="a JSON file for the times of all turns")
     parser.add_argument("--cpu-time", action="store_true", help="of one core, not of the clock")
     options = parser.parse_args()
     if options.cpu_time and THREADS > 1:

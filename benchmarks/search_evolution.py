@@ -22,6 +22,7 @@ the folder of CIFAR-10, in any form that `data.cifar10` takes, such as `cifar10.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import statistics
@@ -233,10 +234,12 @@ def repeated(
 
 def choose(
     setup: Setup, given: argparse.Namespace, study: search.Study
-) -> tuple[search.Trial, float]:
+) -> tuple[dict[str, Any], float]:
     """The network that is best with several seeds, and ResNet-20's best learning rate."""
     done = [trial for trial in study.trials if trial.is_feasible and trial.value is not None]
     done.sort(key=lambda trial: -(trial.value or 0.0))
+    if not done:
+        raise SystemExit("expected a trial that came to its end; got none: give more --seconds")
     finalists = {f"trial {trial.number}": trial for trial in done[:FINALISTS]}
     contestants: dict[str, Callable[[], cd.Model]] = {
         name: lambda trial=trial: setup.evolved(**trial.parameters)  # type: ignore[misc]
@@ -252,17 +255,19 @@ def choose(
     rate = max(RATES, key=lambda rate: means.get(f"ResNet-20, rate {rate:g}", 0.0))
     for name, mean in means.items():
         print(f"  {name}: {mean:.4f}, {len(found[name])} seeds")
-    print(f"  chosen: {best}; ResNet-20 with a rate of {rate:g}", flush=True)
-    return finalists[best], rate
+    chosen = dict(finalists[best].parameters)
+    print(f"  chosen: {best}; ResNet-20 with a rate of {rate:g}: the comparison alone is "
+          f"--chosen '{json.dumps(chosen)}' --rate {rate:g}", flush=True)  # fmt: skip
+    return chosen, rate
 
 
-def compare(setup: Setup, given: argparse.Namespace, best: search.Trial, rate: float) -> None:
+def compare(setup: Setup, given: argparse.Namespace, best: Mapping[str, Any], rate: float) -> None:
     """Both on the test images, which have chosen nothing."""
     found = repeated(setup, given, {
-        "evolved": lambda: setup.evolved(**best.parameters), "ResNet-20": lambda: setup.resnet(rate)
+        "evolved": lambda: setup.evolved(**best), "ResNet-20": lambda: setup.resnet(rate)
     }, given.seeds, until=given.limit, test=True)  # fmt: skip
-    width = largest_width(best.parameters)
-    sizes = {"evolved": parameters_of(width, best.parameters), "ResNet-20": MOST_PARAMETERS}
+    width = largest_width(best)
+    sizes = {"evolved": parameters_of(width, best), "ResNet-20": MOST_PARAMETERS}
     for name, values in found.items():
         if not values:
             print(f"{name}: no time was left")
@@ -274,7 +279,7 @@ def compare(setup: Setup, given: argparse.Namespace, best: search.Trial, rate: f
     ours, theirs = found["evolved"], found["ResNet-20"]
     both = sorted(ours.keys() & theirs.keys())
     print(f"evolved is ahead on {sum(ours[k] > theirs[k] for k in both)} of {len(both)} seeds; "
-          f"width {width}, {best.point}")  # fmt: skip
+          f"width {width}, {best}")  # fmt: skip
 
 
 def parsed() -> argparse.Namespace:
@@ -289,6 +294,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default=None)
+    parser.add_argument("--chosen", type=json.loads, help="a network chosen before: part 3 "
+                        "alone")  # fmt: skip
+    parser.add_argument("--rate", type=float, default=RATE, help="of ResNet-20 beside --chosen")
     parser.add_argument("--samples", type=int, help="so many made-up images instead of CIFAR-10")
     return parser.parse_args()
 
@@ -306,9 +314,11 @@ def main() -> None:
           f"{len(setup.images.train)} to train with, {len(chosen_by.validation or ())} to choose "
           f"by, {len(images.test)} to test, {given.epochs} epochs; trials begin for "
           f"{given.seconds:g} s", flush=True)  # fmt: skip
-    study = evolve(setup, given)
-    print(f"evolution: {study}; the best of them again:", flush=True)
-    best, rate = choose(setup, given, study)
+    best, rate = given.chosen, given.rate
+    if best is None:
+        study = evolve(setup, given)
+        print(f"evolution: {study}; the best of them again:", flush=True)
+        best, rate = choose(setup, given, study)
     print("on test images:", flush=True)
     compare(whole, given, best, rate)
     print(f"{time.perf_counter() - began:.0f} s in all")
