@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
+import linecache
 import pkgutil
 import subprocess
 import sys
@@ -136,6 +137,8 @@ def test_examples_in_docstrings_run(
 ) -> None:
     # Examples may write files.
     monkeypatch.chdir(tmp_path)
+    # The debugger that doctest prepares for each example would look at every source file again.
+    monkeypatch.setattr(linecache, "checkcache", lambda filename=None: None)
     module = importlib.import_module(name)
     failures, _ = doctest.testmod(
         module, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS, raise_on_error=False

@@ -333,6 +333,11 @@ class Communicator(PointToPoint):
         communicator of its own."""
         return True
 
+    @property
+    def in_one_process(self) -> bool:
+        """Whether the ranks are threads of this process, so that each knows what the others do."""
+        return False
+
     def describe(self) -> str:
         """What carries the data, with its version: what was measured with one is not true of
         another."""

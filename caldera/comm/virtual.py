@@ -88,6 +88,10 @@ class VirtualRank(Communicator):
         self._splits = 0
         self._background: VirtualRank | None = None
 
+    @property
+    def in_one_process(self) -> bool:
+        return True
+
     def _start_send(self, buffer: np.ndarray, dest: int, tag: int) -> Request:
         return self._group.boxes.send(self.rank, dest, tag, buffer)
 
