@@ -149,6 +149,36 @@ class Optimizer(Configurable, ABC):
 
     # --- what it knows
 
+    def __repr__(self) -> str:
+        return repr(type(self)(**self.arguments())) if self._changed() else super().__repr__()
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments that make one like this: those it was made with, and what was assigned
+        to it since.
+
+        >>> from caldera import optim
+        >>> descent = optim.SGD(0.1, momentum=0.9)
+        >>> descent.momentum = 0.5
+        >>> descent.arguments()["momentum"]
+        0.5
+        """
+        changed = self._changed()
+        if "decay" in changed:
+            # Only one of the two may be given.
+            changed["weight_decay"] = None
+        return super().arguments() | changed
+
+    def _changed(self) -> dict[str, Any]:
+        """The attributes named as arguments are that one made with the same arguments has not."""
+        args, named = self._made_with
+        fresh = type(self)(*args, **named)
+        both = [name for name in super().arguments() if name in vars(self) and name in vars(fresh)]
+        return {
+            name: getattr(self, name)
+            for name in both
+            if not _alike(getattr(self, name), getattr(fresh, name))
+        }
+
     @property
     def step(self) -> Variable:
         """How many steps have been taken: a variable, so plans and checkpoints know it."""
@@ -442,6 +472,13 @@ class Optimizer(Configurable, ABC):
 
 
 optimizers: Family[Optimizer] = Family("optimizer", Optimizer)
+
+
+def _alike(value: Any, other: Any) -> bool:
+    """Whether two arguments say the same."""
+    if isinstance(value, Configurable) and type(value) is type(other):
+        return value is other or value.arguments() == other.arguments()
+    return bool(np.all(value == other))
 
 
 def _refuse(where: str, expected: str, got: object) -> NoReturn:

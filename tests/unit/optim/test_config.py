@@ -47,6 +47,28 @@ def test_an_optimizer_that_was_read_back_is_the_same(given: optim.Optimizer) -> 
         np.testing.assert_array_equal(left, right)
 
 
+@pytest.mark.parametrize("name", list(optim.optimizers))
+def test_what_was_assigned_to_an_optimizer_is_written(name: str) -> None:
+    changed = optim.get(name)
+    numbers = [key for key, value in changed.arguments().items() if type(value) is float]
+    assigned = {key: 0.625 for key in numbers if key != "learning_rate"}
+    for key, value in {**assigned, "accumulate": 3, "clip": optim.ClipNorm(2.0)}.items():
+        setattr(changed, key, value)
+    read = optim.optimizers.from_config(changed.config())
+    assert {key: getattr(read, key) for key in assigned} == assigned
+    assert read.accumulate == 3
+    assert read.clip.arguments() == {"limit": 2.0}
+    assert read.config() == changed.config()
+    assert "accumulate=3" in repr(changed)
+
+
+def test_another_decay_that_was_assigned_takes_the_place_of_the_first() -> None:
+    changed = optim.Adam(1e-3, weight_decay=0.5)
+    changed.decay = optim.L1(0.25)
+    read = optim.optimizers.from_config(changed.config())
+    assert (type(read.decay), read.decay.arguments()) == (optim.L1, {"strength": 0.25})
+
+
 def test_a_group_of_variables_is_written_as_their_names() -> None:
     v = op.var("odd[1]*name", ())
     config = optim.Group([v, "bias"], weight_decay=0.0).config()
