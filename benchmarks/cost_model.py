@@ -69,7 +69,7 @@ def nodes_of(name: str, batch: int) -> list[Node]:
     outputs = list(result.values()) if isinstance(result, dict) else [result]
     loss = reduce(add, (op.mean(each * each) for each in outputs))
     with settings.override(tune_budget_s=0.0):
-        plan = cd.compile([op.grad(loss, each) for each in network.parameters()])
+        plan = cd.compile(op.grad(loss, network.parameters()))
     return list({detached(step.node): None for step in plan.schedule.steps})
 
 

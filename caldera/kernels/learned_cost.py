@@ -3,8 +3,8 @@
 For each kernel a Gaussian process predicts the logarithm of its seconds from the shapes of a node,
 around the kernel's own estimate; for each two kernels that were measured in turns another one
 predicts their ratio, which does not depend on how busy the machine was. They are trained on what
-was measured on this machine, anew whenever there is more of that, and say how far off they may be:
-where one does not know, its spread is wide. Ahead of a measurement they leave out the kernels of
+was measured on this machine, to which each measurement adds, and say how far off they may be: where
+one does not know, its spread is wide. Ahead of a measurement they leave out the kernels of
 which nothing can be expected; where there is no time to measure, or nothing to find out, they
 answer instead.
 """
@@ -15,6 +15,7 @@ import math
 from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -22,16 +23,17 @@ from caldera.graph.node import Node
 from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.kernels.race import LOSS, expected_loss
 from caldera.kernels.table import Kernel
+from caldera.tensor.dtype import NAMES
 from caldera.tensor.shape import Shape
 
-LEAST_SAMPLES = 3
-"""Measurements without which nothing is said about a kernel or a ratio."""
 MOST_SAMPLES = 256
-"""Measurements that are kept, the latest."""
+"""Measurements that are kept; when there are more, a quarter of them goes, the oldest."""
 FOLLOWING = 0.5
 """The part of a change of the yardstick that kernels follow: some of their time is memory's."""
 _SPEED = 1e10
 """Operations and bytes a second of kernels that have no estimate."""
+_LARGEST = 1e3
+"""Features are logarithms: what is larger was written by no measurement."""
 _DIMENSIONS = 4
 _VECTOR = 16
 """Numbers that kernels take at a time: what is left over is computed as if it were so many."""
@@ -96,14 +98,15 @@ def features(node: Node, kernel: Kernel) -> list[float]:
     return found
 
 
-def _sides(shape: Shape) -> list[float]:
+@lru_cache(maxsize=4096)
+def _sides(shape: Shape) -> tuple[float, ...]:
     padded = ((1,) * _DIMENSIONS + shape)[-_DIMENSIONS:]
     batch, channels, height, width = (max(1, length) for length in padded)
     rests = [_left_empty(each) for each in (channels, height * width, width)]
-    return [
+    return (
         math.log(batch), math.log(channels), math.log(height * width) / 2,
         math.log(height / width), *rests,
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
 def _left_empty(length: int) -> float:
@@ -114,44 +117,87 @@ def _left_empty(length: int) -> float:
 FEATURES = 3 + 3 * 7
 
 
+@dataclass(frozen=True)
+class _Fit:
+    """What a process has made of its samples.
+
+    `whitening` is the inverse of the Cholesky factor of their covariance. When `whole` of them were
+    there it was last computed from the beginning, and `middle` is that of the features of these.
+    """
+
+    middle: np.ndarray
+    known: np.ndarray
+    whitening: np.ndarray
+    weights: np.ndarray
+    wider: float
+    whole: int
+
+
 @dataclass
 class _Process:
     """A Gaussian process over what is known: features, and what is to be predicted from them."""
 
     prior: Prior
     samples: list[tuple[list[float], float]] = field(default_factory=list)
-    _fit: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, float] | None = None
+    _fit: _Fit | None = None
 
     def add(self, given: list[float], value: float) -> None:
         """A measurement more."""
         self.samples.append((given, value))
-        del self.samples[:-MOST_SAMPLES]
-        self._fit = None
+        if len(self.samples) > MOST_SAMPLES:
+            # Many at once: without the first of them all is computed anew.
+            del self.samples[: MOST_SAMPLES // 4]
+            self._fit = None
 
     def predict(self, given: list[float]) -> tuple[float, float]:
         """The mean and the standard deviation for these features."""
-        if self._fit is None:
+        fit = self._fit
+        if fit is None or len(fit.known) < len(self.samples):
             # Several threads for a matrix of this size wait for each other on a busy machine.
             with single_threaded_blas:
-                self._fit = self._fitted()
-        middle, known, inverse, weights, wider = self._fit
-        here = np.array([given[1:]]) - middle
-        beside = self._covariance(here, known)[0]
-        variance = float(self._covariance(here, here)[0, 0] - beside @ inverse @ beside)
-        return float(beside @ weights), wider * math.sqrt(max(variance, 1e-6))
+                fit = self._fit = self._fitted(fit)
+        here = np.array([given[1:]]) - fit.middle
+        beside = self._covariance(here, fit.known)[0]
+        explained = fit.whitening @ beside
+        variance = float(self._covariance(here, here)[0, 0] - explained @ explained)
+        return float(beside @ fit.weights), fit.wider * math.sqrt(max(variance, 1e-6))
 
-    def _fitted(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, float]:
-        known = np.array([each[1:] for each, _ in self.samples])
-        values = np.array([value for _, value in self.samples])
-        middle = known.mean(0)
-        known -= middle
-        noise = self.prior.noise**2 * np.eye(len(known))
-        inverse = np.linalg.inv(self._covariance(known, known) + noise)
-        weights = inverse @ values
+    def _fitted(self, before: _Fit | None) -> _Fit:
+        """All samples taken in: those that were not there before are added to what was computed,
+        until there are twice as many as when that was done from the beginning."""
+        count = len(self.samples)
+        if before is None or count >= 2 * before.whole:
+            known = np.array([each[1:] for each, _ in self.samples])
+            middle = known.mean(0)
+            known -= middle
+            whitening, whole = np.linalg.inv(np.linalg.cholesky(self._noisy(known))), count
+        else:
+            middle, whole, first = before.middle, before.whole, len(before.known)
+            new = np.array([each[1:] for each, _ in self.samples[first:]]) - middle
+            known = np.concatenate([before.known, new])
+            whitening = self._extended(before, new)
+        weights = whitening.T @ (whitening @ np.array([value for _, value in self.samples]))
         # How far each sample is from what the others say of it, in spreads: on a busy machine
         # measurements are off by more than the usual noise.
-        apart = weights / np.sqrt(np.diag(inverse))
-        return middle, known, inverse, weights, max(1.0, math.sqrt(float(np.mean(apart**2))))
+        apart = weights / np.sqrt((whitening**2).sum(0))
+        wider = max(1.0, math.sqrt(float(np.mean(apart**2))))
+        return _Fit(middle, known, whitening, weights, wider, whole)
+
+    def _extended(self, before: _Fit, new: np.ndarray) -> np.ndarray:
+        """The inverse factor with rows for new samples, from that without them."""
+        count = len(before.known)
+        explained = before.whitening @ self._covariance(before.known, new)
+        rest = self._noisy(new) - explained.T @ explained
+        corner = np.linalg.inv(np.linalg.cholesky(rest))
+        found = np.zeros((count + len(new),) * 2)
+        found[:count, :count] = before.whitening
+        found[count:, :count] = -corner @ (explained.T @ before.whitening)
+        found[count:, count:] = corner
+        return found
+
+    def _noisy(self, known: np.ndarray) -> np.ndarray:
+        """How much samples tell about each other, their noise included."""
+        return self._covariance(known, known) + self.prior.noise**2 * np.eye(len(known))
 
     def _covariance(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """How much measurements tell about each other."""
@@ -167,9 +213,12 @@ class CostModel:
     """Predictions for all kernels, by what was measured.
 
     >>> model = CostModel()
-    >>> model.learn("cpu", "sum", "float32", {"a": 1.0}, {"a": [0.0] * FEATURES})
-    >>> model.seconds(("cpu", "sum", "float32", "a"), [0.0] * FEATURES) is None
+    >>> group, row = ("cpu", "sum", "float32", "a"), [0.0] * FEATURES
+    >>> model.seconds(group, row) is None
     True
+    >>> model.learn("cpu", "sum", "float32", {"a": 1.0}, {"a": row})
+    >>> round(model.seconds(group, row).seconds)
+    1
     """
 
     _alone: dict[Group, _Process] = field(default_factory=dict)
@@ -187,7 +236,8 @@ class CostModel:
             for name, row in rows.items()
             if times.get(name, 0.0) > 0
             and len(row) == FEATURES
-            and all(map(math.isfinite, (*row, times[name])))
+            and all(abs(each) < _LARGEST for each in row)
+            and math.isfinite(times[name])
         }
         if not timed or not 0 < pace < math.inf:
             return
@@ -207,7 +257,7 @@ class CostModel:
         """The time of a kernel for a node of these features, when the machine is as busy as it
         usually was; None if too little is known of it."""
         process = self._alone.get(group)
-        if process is None or len(process.samples) < LEAST_SAMPLES:
+        if process is None:
             return None
         mean, spread = process.predict(row)
         paces = self._paces[group[0]]
@@ -262,7 +312,7 @@ class CostModel:
             return -mean, spread
         row, beside = rows[kernel.name], rows[other.name]
         process = self._ratios.get((group_of(node, kernel), other.name))
-        if process is None or len(process.samples) < LEAST_SAMPLES:
+        if process is None:
             return 0.0, math.inf
         mean, spread = process.predict(row)
         return mean + row[0] - beside[0], spread
@@ -270,4 +320,4 @@ class CostModel:
 
 def group_of(node: Node, kernel: Kernel) -> Group:
     """The kernels that are predicted together."""
-    return kernel.family, node.op.name, node.outputs[0].dtype.name, kernel.name
+    return kernel.family, node.op.name, NAMES[node.outputs[0].dtype], kernel.name

@@ -228,7 +228,7 @@ def test_all_nodes_share_one_budget(kernels: FakeKernels) -> None:
     with settings.override(tune_budget_s=0.003):
         # The first measurement takes longer than that: each call of "slow" does.
         assert choices.verdict(product_node(64), "cpu").source == "measured"
-        assert choices.verdict(product_node(65), "cpu").source == "guess"
+        assert choices.verdict(product_node(65), "cpu").source == "predicted"
     choices.clear()
     with settings.override(tune_budget_s=0.003):
         assert choices.verdict(product_node(65), "cpu").source == "measured"

@@ -16,7 +16,13 @@ from caldera.config import settings
 from caldera.graph.node import Node
 from caldera.kernels import choose
 from caldera.kernels.choose import Choices
-from caldera.kernels.learned_cost import CostModel, features, group_of
+from caldera.kernels.learned_cost import (
+    FEATURES,
+    MOST_SAMPLES,
+    CostModel,
+    features,
+    group_of,
+)
 from caldera.kernels.race import Outcome
 from caldera.kernels.table import Kernel, KernelTable
 from caldera.kernels.verdict import Verdict
@@ -93,6 +99,29 @@ def test_times_of_a_busy_machine_are_taken_beside_a_yardstick() -> None:
     for _ in range(5):
         fresh.learn("cpu", "matmul", "float32", times, rows, 0.0)
     assert fresh.seconds(group_of(node, kernel), features(node, kernel)) is None
+
+
+def test_measurements_that_come_one_by_one_count_as_if_they_had_come_together() -> None:
+    generator = np.random.default_rng(0)
+    count = MOST_SAMPLES + 1
+    rows = generator.normal(0, 1, (count, FEATURES))
+    times = np.exp(rows @ generator.normal(0, 0.02, FEATURES))
+    group, place = ("cpu", "sum", "float32", "a"), list(generator.normal(0, 1, FEATURES))
+    together, in_turn = CostModel(), CostModel()
+    for row, seconds in zip(rows, times, strict=True):
+        for model in (together, in_turn):
+            model.learn(*group[:3], {"a": float(seconds)}, {"a": list(row)})
+        known = len(in_turn._alone[group].samples)
+        assert known <= MOST_SAMPLES
+        if known % 9 == 0:
+            in_turn.seconds(group, place)
+        if known in (3, 31, 200):
+            together._alone[group]._fit = None
+            all_at_once, added = together.seconds(group, place), in_turn.seconds(group, place)
+            assert added.seconds == pytest.approx(all_at_once.seconds, rel=0.01)
+            assert added.spread == pytest.approx(all_at_once.spread, rel=0.05)
+    # The oldest make room, many at once.
+    assert known < MOST_SAMPLES
 
 
 def test_what_has_no_chance_is_not_measured_again(timed: list[list[str]]) -> None:
