@@ -58,6 +58,9 @@ def measure(
     outputs = tuple(_aligned(spec) for spec in node.outputs)
     nbytes = max(kernel.workspace(node) for kernel in kernels)
     workspace = _aligned(Spec((nbytes,), np.dtype(np.uint8))) if nbytes else None
+    if workspace is not None:
+        # Within a plan it has been used before: the first kernel must not pay for getting it.
+        workspace.fill(0)
     call = Call(node, outputs, inputs, workspace)
     outcome = Outcome()
     with single_threaded_blas, np.errstate(all="ignore"):
