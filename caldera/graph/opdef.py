@@ -15,7 +15,7 @@ and reference value then follow from that, and a backend may still bring a kerne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal, NoReturn
@@ -197,34 +197,34 @@ def composite(name: str, kind: Kind = "other") -> Callable[[Callable[..., Any]],
     """Decorate a decomposition (nodes to nodes): makes and registers the op `name`."""
 
     def define(decomposition: Callable[..., Any]) -> Op:
-        known: dict[Hashable, tuple[Spec, ...]] = {}
+        known: dict[Hashable, tuple[tuple[Spec, ...], int]] = {}
 
-        def infer(*inputs: Spec, **attrs: Any) -> tuple[Spec, ...]:
-            key = (inputs, tuple((key, frozen(value)) for key, value in attrs.items()))
+        def facts(inputs: tuple[Spec, ...], attrs: Mapping[str, Any]) -> tuple[Any, int]:
+            """What it gives, and the operations of its parts."""
+            key = (inputs, tuple([(key, frozen(value)) for key, value in attrs.items()]))
             found = known.get(key)
             if found is None:
                 stand_ins = [parameter(i, spec) for i, spec in enumerate(inputs)]
                 result = as_tuple(decomposition(*stand_ins, **attrs))
                 if len(known) >= MOST_KNOWN:
                     known.clear()
-                found = known[key] = tuple(node.spec for node in result)
+                found = known[key] = tuple(node.spec for node in result), _total_flops(result)
             return found
 
-        created = _register(Op(name, infer, kind))
+        created = _register(Op(name, lambda *inputs, **attrs: facts(inputs, attrs)[0], kind))
         created.decompose = decomposition
-        created.count_flops = lambda node: decomposed_flops(created, node)
+        created.count_flops = lambda node: facts(
+            tuple([given.spec.logical for given in node.inputs]), node.attrs
+        )[1]
         return created
 
     return define
 
 
-def decomposed_flops(composed: Op, node: Node) -> int:
-    """The operations of a composite node: those of its parts."""
-    stand_ins = [parameter(i, given.spec) for i, given in enumerate(node.inputs)]
-    assert composed.decompose is not None
-    pending = list(as_tuple(composed.decompose(*stand_ins, **node.attrs)))
+def _total_flops(results: Nodes) -> int:
+    """The operations of all that these are made of."""
+    pending, total = list(results), 0
     seen: set[Node] = set()
-    total = 0
     while pending:
         part = pending.pop()
         if part not in seen:
