@@ -20,12 +20,12 @@ class TiledLayout:
         """The shapes of the convolution."""
         return Geometry.of(self.node)
 
-    @property
+    @cached_property
     def is_gradient(self) -> bool:
         """Whether it is the input gradient: a convolution of the output's gradient."""
         return self.node.op.name == "conv2d_input"
 
-    @property
+    @cached_property
     def is_sum(self) -> bool:
         """Whether it is the weight gradient: sums over all tiles."""
         return self.node.op.name == "conv2d_weight"
@@ -37,12 +37,12 @@ class TiledLayout:
         rows, columns = self.geometry.taps
         return (rows - 1 - top, columns - 1 - left) if self.is_gradient else (top, left)
 
-    @property
+    @cached_property
     def inner(self) -> int:
         """Channels of the images that are transformed."""
         return self.geometry.results if self.is_gradient else self.geometry.channels
 
-    @property
+    @cached_property
     def columns(self) -> int:
         """Channels of the other images: those that are written, or, for the weight gradient, the
         output's gradient."""

@@ -11,8 +11,6 @@ import numpy as np
 
 from caldera.graph.node import Node
 from caldera.kernels.common.geometry import Geometry, forward, input_phases, steps
-from caldera.kernels.native.codegen.dtypes import computed_type
-from caldera.kernels.native.codegen.emitter import natural_lanes
 from caldera.kernels.native.codegen.program import NativeCall
 from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.native.convolution import PRIORITY
@@ -52,8 +50,7 @@ def _supports(node: Node) -> bool:
     if not (size(geometry.image) and size(geometry.output) and size(geometry.filters)):
         return False
     planes = _planes(node)
-    lanes = natural_lanes(computed_type(geometry.dtype.name))
-    return planes.work.results <= lanes and planes.terms <= MOST_TERMS
+    return planes.work.results <= planes.lanes and planes.terms <= MOST_TERMS
 
 
 def _lengths(node: Node, planes: Planes) -> list[int]:

@@ -15,7 +15,7 @@ from caldera.kernels.common.geometry import Correlation
 from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import natural_lanes
 from caldera.kernels.native.codegen.target import host_target
-from caldera.tensor.dtype import DType
+from caldera.tensor.dtype import NAMES, DType
 from caldera.threads import thread_count
 
 STRIP_BYTES = 1 << 17
@@ -31,22 +31,22 @@ class Planes:
     work: Correlation
     dtype: DType
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         """Places of a vector."""
-        return natural_lanes(computed_type(self.dtype.name))
+        return natural_lanes(computed_type(NAMES[self.dtype]))
 
-    @property
+    @cached_property
     def pitch(self) -> int:
         """From one row of a plane to the next."""
         return self.work.target[1] + self.work.reach[1] - 1
 
-    @property
+    @cached_property
     def terms(self) -> int:
         """Taps of all input channels."""
         return self.work.channels * self.work.taps[0] * self.work.taps[1]
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Output rows of a strip."""
         planes = (self.work.channels + self.work.results) * self.pitch * self.dtype.itemsize
@@ -64,7 +64,7 @@ class Planes:
         """Strips of the whole batch."""
         return self.work.batch * self.a_image
 
-    @property
+    @cached_property
     def vectors(self) -> int:
         """Vectors of a strip's places."""
         return -(-((self.rows - 1) * self.pitch + self.work.target[1]) // self.lanes)
@@ -96,7 +96,7 @@ class Planes:
         """The output channels, in whole tiles."""
         return -(-self.work.results // tile) * tile
 
-    @property
+    @cached_property
     def input_plane(self) -> int:
         """Elements of a channel of the input, with what tiles over the end read, and what whole
         vectors write behind the last row."""
@@ -104,7 +104,7 @@ class Planes:
         reach = self.work.reach
         return _in_lines(places + (reach[0] - 1) * self.pitch + reach[1] - 1 + self.lanes)
 
-    @property
+    @cached_property
     def output_plane(self) -> int:
         """Elements of a channel of the output."""
         places = -(-self.vectors // self.tile[1]) * self.tile[1] * self.lanes

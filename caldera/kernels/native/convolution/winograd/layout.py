@@ -20,6 +20,7 @@ from caldera.kernels.native.convolution.microkernel import best_shape
 from caldera.kernels.native.convolution.reorder import staging_bytes
 from caldera.kernels.native.convolution.tiled_layout import TiledLayout
 from caldera.kernels.native.convolution.winograd.transforms import reach
+from caldera.tensor.dtype import NAMES
 from caldera.threads import thread_count
 
 _BLOCKS_OF_OUR_PRODUCTS = (60, 30, 12)
@@ -51,7 +52,7 @@ class Layout(TiledLayout):
     size: int
     """Outputs that a tile has along an axis."""
 
-    @property
+    @cached_property
     def points(self) -> int:
         """How many products of matrices there are."""
         return reach(self.size) ** 2
@@ -62,7 +63,7 @@ class Layout(TiledLayout):
         height, width = (self.geometry.image if self.is_gradient else self.geometry.output)[2:]
         return -(-height // self.size), -(-width // self.size)
 
-    @property
+    @cached_property
     def tiles(self) -> int:
         """How many there are in all images."""
         return self.geometry.batch * self.grid[0] * self.grid[1]
@@ -106,9 +107,9 @@ class Layout(TiledLayout):
         few = self.register_tile is not None and self.inner <= _FEW_CHANNELS
         return self.inner if few else 0
 
-    @property
+    @cached_property
     def _lanes(self) -> int:
-        return natural_lanes(computed_type(self.geometry.dtype.name))
+        return natural_lanes(computed_type(NAMES[self.geometry.dtype]))
 
     @property
     def lanes(self) -> int:
@@ -116,19 +117,19 @@ class Layout(TiledLayout):
         fewest = min(self.inner, self.columns)
         return min(self._lanes, 1 << (fewest.bit_length() - 1))
 
-    @property
+    @cached_property
     def panel(self) -> int:
         """Columns of the filters' matrices that lie together."""
         if self.register_tile is None or self.is_sum:
             return self.columns
         return self.register_tile[1] * self._lanes
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Columns of the matrices of the other images: whole panels."""
         return -(-self.columns // self.panel) * self.panel
 
-    @property
+    @cached_property
     def _sizes(self) -> tuple[int, ...]:
         if not self.is_apart:
             return _BLOCKS_TOGETHER
@@ -148,7 +149,7 @@ class Layout(TiledLayout):
         rows = 1 if self.register_tile is None or self.is_sum else self.register_tile[0]
         return min(most, -(-even // rows) * rows)
 
-    @property
+    @cached_property
     def workers(self) -> int:
         """How many parts transforms are done in."""
         count = -(-self.tiles // self.block) if self.is_apart else self.block
@@ -166,7 +167,7 @@ class Layout(TiledLayout):
 
     # --- memory, in elements
 
-    @property
+    @cached_property
     def filter_step(self) -> int:
         """From one point of the filters to the next."""
         return self._step(self.inner * self.width)
@@ -181,7 +182,7 @@ class Layout(TiledLayout):
         """From one point of a block of the other tiles to the next."""
         return self._step(self.block * self.width)
 
-    @property
+    @cached_property
     def border(self) -> int:
         """Workspace for the pixel that stands for those outside of images."""
         return self._step(max(self.inner, self.columns))
