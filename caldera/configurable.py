@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -66,6 +66,44 @@ class Configurable:
             for key, value in self.arguments().items()
         }
         return {"kind": family.kind, "name": name, "arguments": arguments}
+
+
+class Adjustable(Configurable):
+    """One to whose attributes may be assigned: its arguments are then those that are true of it.
+
+    >>> from caldera import optim
+    >>> descent = optim.SGD(0.1, momentum=0.9)
+    >>> descent.momentum = 0.5
+    >>> descent.arguments()["momentum"]
+    0.5
+    """
+
+    gives_way: ClassVar[Mapping[str, str]] = {}
+    """Which argument says nothing any more where another one was assigned, by the name of that."""
+
+    def __repr__(self) -> str:
+        return repr(type(self)(**self.arguments())) if self._assigned() else super().__repr__()
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments that make one like this: those it was made with, and what was assigned."""
+        assigned = self._assigned()
+        void = {self.gives_way[name]: None for name in assigned if name in self.gives_way}
+        return super().arguments() | void | assigned
+
+    def _assigned(self) -> dict[str, Any]:
+        """The attributes, named as arguments are, in which it differs from one just made."""
+        args, named = self._made_with
+        fresh = type(self)(*args, **named)
+        names = [name for name in super().arguments() if name in vars(self) and name in vars(fresh)]
+        own = {name: getattr(self, name) for name in names}
+        return {name: own[name] for name in names if not _alike(own[name], getattr(fresh, name))}
+
+
+def _alike(value: Any, other: Any) -> bool:
+    """Whether two arguments say the same."""
+    if isinstance(value, Configurable) and type(value) is type(other):
+        return value is other or value.arguments() == other.arguments()
+    return bool(np.all(value == other))
 
 
 T = TypeVar("T", bound=Configurable)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NoReturn, Self, TypedDict
 import numpy as np
 
 from caldera import op
-from caldera.configurable import Configurable, Family
+from caldera.configurable import Adjustable, Family
 from caldera.errors import ConfigError, DtypeError
 from caldera.graph.pins import pinned
 from caldera.lazy import Expr, Variable, compile
@@ -59,7 +59,7 @@ class Options(TypedDict, total=False):
     device: str | None
 
 
-class Optimizer(Configurable, ABC):
+class Optimizer(Adjustable, ABC):
     """Turns gradients into new values of variables.
 
     - `learning_rate`: a number, a `Schedule` (a function of the step) or an `EpochRule`.
@@ -74,8 +74,7 @@ class Optimizer(Configurable, ABC):
 
     A new one names the state it keeps for each parameter in `keeps`, and writes `update`: from the
     parameter, its gradient, its state, the learning rate and the number of this step (from 1) to
-    the new parameter and the new state. Everything is an expression, so a whole training step is
-    one graph. All of the above work for it as well.
+    the new parameter and the new state, as expressions: a whole training step is one graph.
 
     >>> import caldera as cd
     >>> from caldera import op, optim
@@ -97,6 +96,7 @@ class Optimizer(Configurable, ABC):
     }
     """What its arguments may sensibly be, for `search.space_of`: see `Layer.ranges`; ("near",
     factor) is any number so many times smaller or larger."""
+    gives_way: ClassVar[Mapping[str, str]] = {"decay": "weight_decay"}
     decays_inside: ClassVar[bool] = False
     """Whether `update` itself makes decoupled decay part of the step, with `self.pull`."""
 
@@ -148,36 +148,6 @@ class Optimizer(Configurable, ABC):
         """The new parameter and the new state."""
 
     # --- what it knows
-
-    def __repr__(self) -> str:
-        return repr(type(self)(**self.arguments())) if self._changed() else super().__repr__()
-
-    def arguments(self) -> dict[str, Any]:
-        """The arguments that make one like this: those it was made with, and what was assigned
-        to it since.
-
-        >>> from caldera import optim
-        >>> descent = optim.SGD(0.1, momentum=0.9)
-        >>> descent.momentum = 0.5
-        >>> descent.arguments()["momentum"]
-        0.5
-        """
-        changed = self._changed()
-        if "decay" in changed:
-            # Only one of the two may be given.
-            changed["weight_decay"] = None
-        return super().arguments() | changed
-
-    def _changed(self) -> dict[str, Any]:
-        """The attributes named as arguments are that one made with the same arguments has not."""
-        args, named = self._made_with
-        fresh = type(self)(*args, **named)
-        both = [name for name in super().arguments() if name in vars(self) and name in vars(fresh)]
-        return {
-            name: getattr(self, name)
-            for name in both
-            if not _alike(getattr(self, name), getattr(fresh, name))
-        }
 
     @property
     def step(self) -> Variable:
@@ -472,13 +442,6 @@ class Optimizer(Configurable, ABC):
 
 
 optimizers: Family[Optimizer] = Family("optimizer", Optimizer)
-
-
-def _alike(value: Any, other: Any) -> bool:
-    """Whether two arguments say the same."""
-    if isinstance(value, Configurable) and type(value) is type(other):
-        return value is other or value.arguments() == other.arguments()
-    return bool(np.all(value == other))
 
 
 def _refuse(where: str, expected: str, got: object) -> NoReturn:
