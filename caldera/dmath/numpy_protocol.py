@@ -112,6 +112,9 @@ FUNCTIONS: dict[Any, Function] = {
     np.linalg.eigh: op.eigh,
     np.linalg.eigvalsh: lambda a: op.eigh(a)[0],
     np.linalg.pinv: op.pinv,
+    np.linalg.lstsq: lambda a, b, rcond=None: _lstsq(a, b, rcond),
+    np.linalg.matrix_rank: lambda A, tol=None, *, rtol=None: _rank(op.svd(A)[1], A, rtol, tol),
+    np.linalg.cond: lambda x, p=None: _condition(x, p),
     np.fft.fft: op.fft,
     np.fft.ifft: op.ifft,
     np.fft.rfft: op.rfft,
@@ -220,6 +223,50 @@ def _svd(a: Any, full_matrices: bool) -> Any:
             hint="the reduced factors have all there is to know",
         )  # fmt: skip
     return op.svd(a)
+
+
+def _lstsq(a: Any, b: Any, rcond: float | None) -> tuple[Any, Any, int, Any]:
+    """The shortest x with the least squares of a x - b, these, the rank, and a's singular values.
+
+    The rank is a number, and whether there are residuals depends on it: it is computed at once.
+    """
+    u, s, vh = op.svd(a)
+    b = b if hasattr(b, "ndim") else np.asarray(b)
+    right = op.unsqueeze(b, 1) if b.ndim == 1 else b
+    large = _counting(s, a, rcond)
+    inverse = op.where(large, op.reciprocal(op.where(large, s, 1)), 0)
+    turned = op.matmul(op.conj(op.transpose(u, (1, 0))), right)
+    x = op.matmul(op.conj(op.transpose(vh, (1, 0))), op.unsqueeze(inverse, 1) * turned)
+    rank = int(op.sum(op.cast(large, "int64")))
+    rows, columns = a.shape
+    left = np.zeros(0, s.dtype)
+    if rank == columns < rows:
+        left = op.sum(op.square(op.abs(right - op.matmul(a, x))), 0)
+    return op.reshape(x, (columns, *b.shape[1:])), left, rank, s
+
+
+def _counting(s: Any, a: Any, rtol: float | None, tol: float | None = None) -> Any:
+    """Which singular values of a matrix count as different from 0."""
+    if tol is not None:
+        return s > tol
+    if rtol is None:
+        rtol = max(a.shape[-2:]) * float(np.finfo(np.dtype(s.dtype)).eps)
+    return s > rtol * op.max(s, -1, True)
+
+
+def _rank(s: Any, a: Any, rtol: float | None, tol: float | None) -> Any:
+    return op.sum(op.cast(_counting(s, a, rtol, tol), "int64"), -1)
+
+
+def _condition(x: Any, order: Any) -> Any:
+    if order not in (None, 2, -2):
+        raise ConfigError.build(
+            "np.linalg.cond", expected="p None, 2 or -2 for an array of dmath", got=repr(order),
+            hint="for others multiply np.linalg.norm(x, p) by that of np.linalg.inv(x)",
+        )  # fmt: skip
+    s = op.svd(x)[1]
+    largest, smallest = op.max(s, -1), op.min(s, -1)
+    return smallest / largest if order == -2 else largest / smallest
 
 
 def _norm(x: Any, order: Any, axis: Any, keepdims: bool) -> Any:

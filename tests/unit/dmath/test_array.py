@@ -211,9 +211,30 @@ def test_numpys_functions_stay_on_the_ranks() -> None:
     assert np.shape(x) == (6, 4)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_least_squares_as_numpy_gives_them(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    rows, columns, rank = random.integers(1, 7, 3)
+    a = random.standard_normal((rows, rank)) @ random.standard_normal((rank, columns))
+    b = random.standard_normal([(rows,), (rows, 3)][seed % 2])
+    made = np.linalg.lstsq(spread(a, dm.Rows()), b)
+    right = np.linalg.lstsq(a, b)
+    assert made[2] == right[2] == np.linalg.matrix_rank(spread(a, dm.Columns())).numpy()
+    for each, numpys in zip(
+        (made[0], made[1], made[3]), (right[0], right[1], right[3]), strict=True
+    ):
+        assert each.shape == numpys.shape
+        np.testing.assert_allclose(np.asarray(each), numpys, rtol=1e-9, atol=1e-9)
+    whole = random.standard_normal((3, 3))
+    np.testing.assert_allclose(
+        np.linalg.cond(spread(whole, dm.Rows())).numpy(), np.linalg.cond(whole), rtol=1e-9
+    )
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
+        lambda x: np.linalg.cond(x, 1),
         lambda x: np.fmod(x, x),
         lambda x: np.add.accumulate(x),
         lambda x: np.histogram(x),
