@@ -198,14 +198,10 @@ def _interned(
     node.attrs_key = attrs_key
     node.outputs = outputs
     node.pin = pin
+    node.unchanged_by = None
     with _lock:
-        found = _table.get(key)
-        if found is not None:
-            return found
         node.serial = next(Node._serials)
-        node.unchanged_by = None
-        _table[key] = node
-    return node
+        return _table.setdefault(key, node)
 
 
 def describe(node: Node, depth: int = 2) -> str:

@@ -7,16 +7,28 @@ gradient belong where their op is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 
 _current: ContextVar[str | None] = ContextVar("caldera_pin", default=None)
 _is_used = False
 
 
-@contextmanager
-def pinned(device: str | None) -> Iterator[None]:
+class _Pinned:
+    """A block of code: one of every few nodes is written in one, so it is entered quickly."""
+
+    __slots__ = ("_device", "_token")
+
+    def __init__(self, device: str | None) -> None:
+        self._device = device
+
+    def __enter__(self) -> None:
+        self._token: Token[str | None] = _current.set(self._device)
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)
+
+
+def pinned(device: str | None) -> _Pinned:
     """Nodes written inside belong on the device of this name; with None nowhere.
 
     >>> from caldera.graph.ops.leaf import constant
@@ -30,11 +42,7 @@ def pinned(device: str | None) -> Iterator[None]:
     """
     global _is_used
     _is_used = _is_used or device is not None
-    token = _current.set(device)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return _Pinned(device)
 
 
 def current_pin() -> str | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 from caldera.config import settings
 from caldera.graph.node import Node, Symbol
+from caldera.graph.opdef import detached
 from caldera.graph.ops.base import cast
 from caldera.graph.ops.leaf import variable
 from caldera.graph.program import Program
@@ -85,11 +86,22 @@ def plan_on(program: Program, place: Device, how: How) -> Plan:
             choices, optimised.order(), place.kernels, total, measure=measure, fixed=fixed
         )
 
+    chosen: dict[Hashable, Kernel] = {}
+
     def choose(node: Node, *others: Kernel, measure: bool) -> Kernel:
         limit = limits(measure).get(node)
-        return choices.kernel(
+        # Layers repeat, and kernels see no more of what a node reads than its shape, unless that
+        # may lie anyhow in memory.
+        is_alone = others or any(given.op.kind == "movement" for given in node.inputs)
+        key = None if is_alone else (detached(node), limit, measure)
+        if key in chosen:
+            return chosen[key]
+        kernel = choices.kernel(
             node, place.kernels, others, measure=measure, limit=limit, fixed=fixed
         )
+        if key is not None:
+            chosen[key] = kernel
+        return kernel
 
     return Plan(
         program, optimised, place, partial(choose, measure=not soon),

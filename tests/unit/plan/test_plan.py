@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 import caldera as cd
 from caldera import op, optim
+from caldera.graph.node import Node
+from caldera.kernels.choose import Choices
+from caldera.kernels.table import Kernel
 from caldera.lazy import Expr
 from caldera.plan import arena
 
@@ -41,6 +46,24 @@ def test_buffers_that_live_together_never_overlap(seed: int) -> None:
             together = first[i] <= last[j] and first[j] <= last[i]
             apart = offsets[i] + sizes[i] <= offsets[j] or offsets[j] + sizes[j] <= offsets[i]
             assert apart or not together
+
+
+def test_equal_layers_are_asked_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def kernel(choices: Choices, node: Node, *given: Any, **named: Any) -> Kernel:
+        asked.append(node)
+        return choices.verdict(node, *given, **named).kernel
+
+    monkeypatch.setattr(Choices, "kernel", kernel)
+    y: cd.Expr = _variable("x", 32, 32)
+    for i in range(4):
+        y = op.matmul(y, _variable(f"w{i}", 32, 32))
+    plan = cd.compile([y, y[::-1] @ y])
+    # What lies otherwise in memory may take another kernel.
+    assert [node.op.name for node in asked] == ["matmul", "matmul"]
+    products = [step.kernel for step in plan.schedule.steps][:4]
+    assert all(each is products[0] for each in products)
 
 
 def test_a_chain_needs_little_memory() -> None:
