@@ -21,7 +21,7 @@ import ctypes
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cached_property, update_wrapper
+from functools import cache, cached_property, update_wrapper
 from itertools import count
 from types import NoneType, UnionType
 from typing import (
@@ -206,8 +206,9 @@ _SINGLE: dict[Any, _Kind] = {
 }  # fmt: skip
 
 
+@cache
 def _kind_of(hint: Any) -> _Kind:
-    """What an annotation asks for."""
+    """What an annotation asks for. Many kernels take the same groups."""
     if hint in _SINGLE:
         return _SINGLE[hint]
     origin, inner = get_origin(hint), get_args(hint)
