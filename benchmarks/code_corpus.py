@@ -2,10 +2,11 @@
 
     python benchmarks/code_corpus.py FOLDER           # downloads, unpacks, compiles; then tells
 
-`apt-get source --download-only` fetches a package that FOLDER lacks (apt's sources must have a line
-of type deb-src). Nothing of a package is run: no configure, no make. What configure would have
-written is made of its `config.h.in`: headers are asked of clang, the rest is in the table below. A
-file that does not compile is counted and told, and what was compiled is kept (FOLDER/ir).
+`apt-get source --download-only` fetches the packages that FOLDER lacks, from where the machine has
+its own from; the lists of sources lie in FOLDER, and nothing of the machine changes. Nothing of a
+package is run: no configure, no make. What configure would have written is made of its
+`config.h.in`: headers are asked of clang, the rest is in the table below. A file that does not
+compile is counted and told, and what was compiled is kept (FOLDER/ir).
 
 Files of training are compiled twice, with -O1 and with one of `OTHER_FLAGS`, in turn: so there are
 statements with and without flags, as in inst2vec's data. Functions that are to be told apart are
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import lzma
 import os
 import platform
 import re
@@ -27,7 +29,10 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from pathlib import Path
+
+import numpy as np
 
 from caldera import code
 from caldera.errors import CalderaError
@@ -145,13 +150,30 @@ PACKAGES = (
 """By what functions are for, packages for training first and those of the test after them."""
 
 
+@dataclass(frozen=True)
+class Module:
+    """The statements of a compiled file, by function, and which of them depend on each other (they
+    are counted through all functions)."""
+
+    functions: list[list[str]]
+    edges: np.ndarray
+
+    @property
+    def words(self) -> Iterator[str]:
+        """All statements."""
+        return chain.from_iterable(self.functions)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.functions))
+
+
 @dataclass
 class Compiled:
     """The modules of a package, and what became of its files."""
 
     package: Package
-    modules: list[list[code.Function]] = field(default_factory=list)
-    others: list[list[code.Function]] = field(default_factory=list)
+    modules: list[Module] = field(default_factory=list)
+    others: list[Module] = field(default_factory=list)
     """The same files with other flags."""
     archive: str = ""
     files: int = 0
@@ -159,13 +181,18 @@ class Compiled:
     problem: Counter[str] = field(default_factory=Counter)
     """What clang said first, by how many files it said it of."""
 
+    @property
+    def statements(self) -> int:
+        """With the usual flags."""
+        return sum(map(len, self.modules))
+
     def __str__(self) -> str:
-        statements = sum(len(f.statements) for module in self.modules for f in module)
         purpose = self.package.purpose or "-"
         most = "; ".join(f"{n} x {text}" for text, n in self.problem.most_common(1))
+        most = most[:90].replace("|", " ")
         return (
             f"| {self.archive or self.package.source} | {purpose} | {self.package.part} "
-            f"| {self.files} | {self.failed} | {statements:,} | {most[:90].replace('|', ' ')} |"
+            f"| {self.files} | {self.failed} | {self.statements:,} | {most} |"
         )
 
 
@@ -178,20 +205,62 @@ HEADINGS = (
 # --- sources
 
 
-def sources_of(package: Package, folder: Path) -> tuple[Path, str]:
-    """Where a package is unpacked, and the name of its archive; fetched first where it is not."""
-    archives = _archives(folder, package.source)
+def fetch(folder: Path) -> None:
+    """Have the archives of all packages in the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = dict.fromkeys(package.source for package in PACKAGES)
+    missing = [each for each in sources if not _archives(folder, each)]
+    if missing:
+        options = _lists_of_sources(folder)
+        # All at once, and if apt does not know one of them, one by one.
+        _apt(folder, "source", *options, "--download-only", *missing)
+        for each in missing:
+            if not _archives(folder, each):
+                _apt(folder, "source", *options, "--download-only", each)
+
+
+def _lists_of_sources(folder: Path) -> list[str]:
+    """apt-get's options for lists of source packages in the folder, from the machine's own places
+    for packages."""
+    apt = (folder / "apt").resolve()
+    places, lists, cache = apt / "sources.list.d", apt / "lists", apt / "cache"
+    options = [
+        f"-oDir::Etc::SourceList={apt / 'none'}", f"-oDir::Etc::SourceParts={places}",
+        f"-oDir::State::Lists={lists}", f"-oDir::Cache={cache}", "-oAPT::Sandbox::User=root",
+    ]  # fmt: skip
+    if not lists.exists():
+        for each in (places, lists / "partial", cache / "archives" / "partial"):
+            each.mkdir(parents=True, exist_ok=True)
+        system = Path("/etc/apt")
+        for given in [system / "sources.list", *sorted((system / "sources.list.d").glob("*"))]:
+            if given.is_file() and given.suffix in (".list", ".sources"):
+                wanted = re.sub(r"^deb(?= )", "deb-src", given.read_text(), flags=re.MULTILINE)
+                wanted = re.sub(r"^Types:.*$", "Types: deb-src", wanted, flags=re.MULTILINE)
+                with created(places / given.name, "w", "corpus") as file:
+                    file.write(wanted)
+        _apt(folder, "update", *options)
+    return options
+
+
+def _apt(folder: Path, *words: str) -> None:
+    command = ["apt-get", "-qq", *words]
+    subprocess.run(command, cwd=folder, capture_output=True, check=False, timeout=600)
+
+
+def unpacked(source: str, folder: Path) -> tuple[Path, str] | str:
+    """Where a package is unpacked, and the name of its archive; or why it is not."""
+    archives = _archives(folder, source)
     if not archives:
-        command = ["apt-get", "source", "--download-only", "-qq", package.source]
-        subprocess.run(command, cwd=folder, capture_output=True, check=False, timeout=300)
-        archives = _archives(folder, package.source)
-    if not archives:
-        raise FileNotFoundError(f"apt-get source found no {package.source}")
-    target = folder / "sources" / package.source
+        return f"apt-get source found no {source}"
+    target = folder / "sources" / source
     if not target.exists():
         beside = target.with_name(f"{target.name}.{os.getpid()}")
-        with tarfile.open(archives[0]) as opened:
-            opened.extractall(beside, filter="data")
+        try:
+            with tarfile.open(archives[0]) as opened:
+                opened.extractall(beside, filter="data")
+        except (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError) as error:
+            shutil.rmtree(beside, ignore_errors=True)
+            return f"{archives[0].name}: {error}"
         beside.rename(target)
     inside = list(target.iterdir())
     return (inside[0] if len(inside) == 1 else target), archives[0].name
@@ -272,18 +341,21 @@ class _Task:
     kept: Path
 
 
-def _functions(task: _Task) -> list[code.Function] | str:
-    """The functions of a file; or what was wrong with it."""
+def _module(task: _Task) -> Module | str:
+    """What is in a file; or what was wrong with it."""
     try:
         if not task.kept.exists():
             text = code.compile_c(task.path, task.flags)
             task.kept.parent.mkdir(parents=True, exist_ok=True)
             with created(task.kept, "wb", "corpus") as file:
                 file.write(gzip.compress(text.encode(), compresslevel=1, mtime=0))
-        text = gzip.decompress(task.kept.read_bytes()).decode()
+        else:
+            text = gzip.decompress(task.kept.read_bytes()).decode()
         if text.count("\n") > MOST_STATEMENTS:
             return f"more than {MOST_STATEMENTS} lines"
-        return code.read_ir(text)
+        functions = code.read_ir(text)
+        edges = np.array(code.flow_edges(functions), np.int32).reshape(-1, 2)
+        return Module([function.words for function in functions], edges)
     except CalderaError as error:
         said = re.search(r"error: (.*)", str(error))
         return (
@@ -314,27 +386,41 @@ def _tasks(package: Package, root: Path, ir: Path) -> Iterator[tuple[bool, _Task
 
 def corpus(folder: Path, workers: int = 2, most: int | None = None) -> Iterator[Compiled]:
     """Every package, compiled; one that cannot be had is told by what is in `problem`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    fetch(folder)
+    (folder / "sources").mkdir(exist_ok=True)
+    sources = list(dict.fromkeys(package.source for package in PACKAGES))
     with ProcessPoolExecutor(workers) as pool:
+        places = dict(zip(sources, pool.map(unpacked, sources, repeat(folder)), strict=True))
+        given = []
         for package in PACKAGES:
-            found = Compiled(package)
-            try:
-                root, found.archive = sources_of(package, folder)
-            except (OSError, tarfile.TarError, subprocess.SubprocessError) as error:
-                found.problem[str(error)] += 1
-                yield found
-                continue
-            tasks = list(_tasks(package, root, folder / "ir"))[:most]
-            for (usual, _), got in zip(
-                tasks, pool.map(_functions, (task for _, task in tasks), chunksize=4), strict=True
-            ):
-                found.files += usual
-                if isinstance(got, list):
-                    (found.modules if usual else found.others).append(got)
-                elif usual:
-                    found.failed += 1
-                    found.problem[got] += 1
-            yield found
+            place = places[package.source]
+            own = [] if isinstance(place, str) else list(_tasks(package, place[0], folder / "ir"))
+            given.append(own[:most])
+        # All in one row, so that nobody waits for the last file of a package.
+        done = pool.map(_module, (task for own in given for _, task in own), chunksize=4)
+        for package, own in zip(PACKAGES, given, strict=True):
+            yield _compiled(package, places[package.source], own, done)
+
+
+def _compiled(
+    package: Package, place: tuple[Path, str] | str, tasks: list[tuple[bool, _Task]],
+    done: Iterator[Module | str],
+) -> Compiled:  # fmt: skip
+    """A package, with the next of what was done."""
+    found = Compiled(package)
+    if isinstance(place, str):
+        found.problem[place] += 1
+        return found
+    found.archive = place[1]
+    for usual, _ in tasks:
+        got = next(done)
+        found.files += usual
+        if isinstance(got, Module):
+            (found.modules if usual else found.others).append(got)
+        elif usual:
+            found.failed += 1
+            found.problem[got] += 1
+    return found
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ from code_problems import (
     tile_problems,
     unroll_problems,
 )
-from inst2vec import opcode
+from inst2vec import opcode, side_by_side
 
 import caldera as cd
 from caldera import code, nn, op
@@ -44,6 +44,8 @@ from caldera.kernels.table import TABLE
 from caldera.lazy import Expr
 
 LONGEST, WIDTH, FOLDS = 96, 48, 5
+Found = dict[str, Any]
+"""What was measured and chosen, by the title of its table."""
 
 
 # --- predicting
@@ -210,7 +212,7 @@ def by_cost_model(problems: Sequence[Problem]) -> list[str]:
 # --- the tables
 
 
-def report(title: str, problems: Sequence[Problem], rivals: dict[str, list[list[str]]]) -> None:
+def report(title: str, problems: Sequence[Problem], rivals: dict[str, list[list[str]]]) -> Found:
     """Accuracy, and speed beside always the same and beside the best; one list for each seed."""
     base = rivals["always the same"][0]
     first = [p.ways[name].seconds for p, name in zip(problems, base, strict=True)]
@@ -231,20 +233,27 @@ def report(title: str, problems: Sequence[Problem], rivals: dict[str, list[list[
         speeds = [f"{row[2]:.3f}" for row in rows], [f"{row[3]:.3f}" for row in rows]
         print(f"| {name} | " + " | ".join(", ".join(each) for each in (*cells, *speeds)) + " |",
               flush=True)  # fmt: skip
+    times = [
+        {"kind": p.kind, "group": p.group, "seconds": {n: way.seconds for n, way in p.ways.items()}}
+        for p in problems
+    ]
+    return {title: {"problems": times, "chosen": rivals}}
 
 
 def compared(title: str, problems: list[Problem], forms: dict[str, str], epochs: int, seeds: int,
-             **others: list[str]) -> None:  # fmt: skip
+             **others: list[str]) -> Found:  # fmt: skip
     samples = Samples.of(problems)
     rivals = {"always the same": [always(problems)]}
     rivals |= {name.replace("_", " "): [run] for name, run in others.items()}
+    work = [(form, seed) for form in reversed(forms.values()) for seed in range(seeds)]
+    runs = side_by_side(lambda each: predicted(problems, samples, each[0], epochs, each[1]), work)
+    chosen = dict(zip(work, runs, strict=True))
     for name, form in forms.items():
-        runs = [predicted(problems, samples, form, epochs, seed) for seed in range(seeds)]
-        rivals[name] = runs
-    report(title, problems, rivals)
+        rivals[name] = [chosen[form, seed] for seed in range(seeds)]
+    return report(title, problems, rivals)
 
 
-def devices() -> None:
+def devices() -> Found:
     """Which device is the faster, by what is recorded."""
     best: list[dict[tuple[str, str], float]] = []
     for name in ("kernels-x86_64.md", "kernels-h200.md"):
@@ -260,6 +269,8 @@ def devices() -> None:
         f"the card is the faster at {np.mean(ratios > 1) * 100:.1f}%, "
         f"{np.exp(np.log(ratios).mean()):.0f} times in the geometric mean; the CPU at: {slower}"
     )
+    named = [" ".join(each) for each in common]
+    return {"CPU or card": dict(zip(named, ratios.tolist(), strict=True))}
 
 
 FORMS = {
@@ -269,65 +280,73 @@ FORMS = {
 }
 
 
-def card(options: argparse.Namespace) -> None:
+def card(options: argparse.Namespace) -> Found:
     """CPU or card, and kernels of the card."""
-    devices()
-    problems = list(card_problems())
-    compared(
+    found, problems = devices(), list(card_problems())
+    return found | compared(
         "Which kernel, H200", problems, {"shapes": "shapes"}, 2 * options.epochs, options.seeds
     )
 
 
-def unrolling(options: argparse.Namespace) -> None:
+def unrolling(options: argparse.Namespace) -> Found:
     """How far loops are unrolled."""
     problems = list(unroll_problems(options.bodies, 15))
-    compared("Unrolled by 1, 2, 4 or 8, CPU", problems, FORMS, options.epochs, options.seeds)
+    return compared("Unrolled by 1, 2, 4 or 8, CPU", problems, FORMS, options.epochs, options.seeds)
 
 
-def tiles(options: argparse.Namespace) -> None:
+def tiles(options: argparse.Namespace) -> Found:
     """Which tiles products are cut into."""
     problems = list(tile_problems(options.nodes, 15))
     best = Counter(min(p.ways, key=lambda n, p=p: p.ways[n].seconds) for p in problems)
     print(f"\nthe fastest: {dict(best.most_common())}")
-    compared("Tile in registers, CPU", problems, FORMS, options.epochs, options.seeds,
-             the_present_rule=[problem.usual for problem in problems])  # fmt: skip
+    usual = [problem.usual for problem in problems]
+    return compared("Tile in registers, CPU", problems, FORMS, options.epochs, options.seeds,
+                    the_present_rule=usual)  # fmt: skip
 
 
-def threads(options: argparse.Namespace) -> None:
+def threads(options: argparse.Namespace) -> Found:
     """One thread or two."""
     problems = list(thread_problems(options.bodies, 30))
-    compared("One thread or two, CPU", problems, FORMS, options.epochs, options.seeds,
-             the_present_rule=[problem.usual for problem in problems])  # fmt: skip
+    usual = [problem.usual for problem in problems]
+    return compared("One thread or two, CPU", problems, FORMS, options.epochs, options.seeds,
+                    the_present_rule=usual)  # fmt: skip
 
 
-def kernels(options: argparse.Namespace) -> None:
+def kernels(options: argparse.Namespace) -> Found:
     """Which kernel of the table."""
     problems = list(kernel_problems(options.nodes, 0.15))
     print(dict(Counter(each.kind for each in problems).most_common()))
     usual = [problem.usual for problem in problems]
-    compared("Which kernel, CPU", problems, FORMS, options.epochs, options.seeds,
-             the_present_guess=usual, a_model_of_times=by_cost_model(problems))  # fmt: skip
+    return compared("Which kernel, CPU", problems, FORMS, options.epochs, options.seeds,
+                    the_present_guess=usual, a_model_of_times=by_cost_model(problems))  # fmt: skip
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
+PARTS: dict[str, Callable[[argparse.Namespace], Found]] = {
     "card": card, "unrolling": unrolling, "tiles": tiles, "threads": threads, "kernels": kernels,
 }  # fmt: skip
 
 
+def measured(options: argparse.Namespace, only: str = "") -> Found:
+    """All parts: tables are printed, samples given back."""
+    found: Found = {}
+    for name, part in PARTS.items():
+        if only in name:
+            begin = time.perf_counter()
+            CODE.clear()
+            found |= part(options)
+            print(f"\n{name}: {time.perf_counter() - begin:.0f} s", flush=True)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--nodes", type=int, default=160)
-    parser.add_argument("--bodies", type=int, default=30)
-    parser.add_argument("--epochs", type=int, default=60)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--nodes", type=int, default=100)
+    parser.add_argument("--bodies", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--only", default="", help=f"one of {', '.join(PARTS)}")
     options = parser.parse_args()
-    begin = time.process_time()
-    for name, part in PARTS.items():
-        if options.only in name:
-            CODE.clear()
-            part(options)
-            print(f"\n{name}: until {time.process_time() - begin:.0f} s of processor time")
+    measured(options, options.only)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,9 @@ _DEFINITION = re.compile(
     r'^define [^@\n]*@("[^"]*"|[-\w$.]+)\([^\n]*\{\n(.*?)^\}', re.MULTILINE | re.DOTALL
 )
 _LABEL = re.compile(r'^("[^"]*"|[-\w$.]+):')
+_WRITTEN = re.compile(r'(%(?:"[^"]*"|[-\w$.]+)) = ')
+_JUMP = re.compile(r"label %(\"[^\"]*\"|[-\w$.]+)")
+_INCOMING = re.compile(r"\[ (%[^ ,]+),")
 _CALLEE = re.compile(r'\b(?:call|invoke)\b[^@"]*@("[^"]*"|[-\w$.]+)\(')
 
 
@@ -77,7 +80,7 @@ def read_ir(source: str | PathLike[str]) -> list[Function]:
     try:
         # A context of its own: in a shared one, structures of a name get a number behind it.
         printed = str(llvm.parse_assembly(text, llvm.create_context()))
-    except RuntimeError as error:
+    except (RuntimeError, UnicodeError) as error:
         raise DataError.build(
             "code.read_ir", expected="LLVM IR in the form of text", got=str(error).strip(),
             hint="code.compile_c makes it from C; another LLVM's may differ: "
@@ -124,28 +127,36 @@ def _statements(body: str, structures: dict[str, str]) -> Iterator[Statement]:
 
 
 def _whole_lines(body: str) -> Iterator[str]:
-    """The lines of the body; a statement that goes on over several is one of them."""
+    """The lines of the body; a statement that goes on over several, which are farther in, is one of
+    them."""
     pending = ""
-    for line in body.splitlines():
-        pending = f"{pending} {line.strip()}".strip()
-        if pending.startswith(";") or pending.count("[") <= pending.count("]"):
-            yield pending
-            pending = ""
+    for line in body.split("\n"):
+        text = line.strip()
+        if text.startswith("#dbg_"):
+            continue
+        if pending and (line.startswith("   ") or text.startswith("]")):
+            pending = f"{pending} {text}"
+            continue
+        yield pending
+        pending = text
+    yield pending
 
 
 def _statement(line: str, block: str, structures: dict[str, str]) -> Statement:
     text = line.split(", !")[0]
-    head, assigned, rest = text.partition(" = ")
-    is_written = bool(assigned) and head.startswith("%")
-    jumps = tuple(re.findall(r"label %(\"[^\"]*\"|[-\w$.]+)", text))
-    given = [f"%{name}" for name in LOCAL_NAME.findall(rest if is_written else text)]
-    reads = [name for name in given if name not in structures and name[1:] not in jumps]
-    if " = phi " in text:
+    written = _WRITTEN.match(text)
+    rest = text if written is None else text[written.end() :]
+    jumps = tuple(_JUMP.findall(text)) if "label %" in text else ()
+    if rest.startswith("phi "):
         # Each value is followed by the block it comes from.
-        reads = re.findall(r"\[ (%[^ ,]+),", text)
-    callee = _CALLEE.search(text)
+        reads = _INCOMING.findall(rest)
+    else:
+        given = [f"%{name}" for name in LOCAL_NAME.findall(rest)]
+        reads = [name for name in given if name not in structures and name[1:] not in jumps]
+    callee = _CALLEE.search(text) if "@" in text else None
     return Statement(
-        word=normalised(line, structures), block=block, writes=head if is_written else None,
+        word=normalised(line, structures), block=block,
+        writes=None if written is None else written.group(1),
         reads=tuple(dict.fromkeys(reads)), jumps=jumps,
-        calls=None if callee is None else callee.group(1),
+        calls=None if callee is None else callee.group(1).strip('"'),
     )  # fmt: skip

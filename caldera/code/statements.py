@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 LOCAL, GLOBAL, INTEGER, FLOAT = "<%ID>", "<@ID>", "<INT>", "<FLOAT>"
 _NAME = r'(?:"[^"]*"|[-\w$.]+)'
@@ -24,6 +25,9 @@ _ATTRIBUTES = re.compile(
 _FLOAT = re.compile(r"(?<![\w.%@])(?:-?\d+\.\d+(?:e[+-]?\d+)?|0x[KLMHR]?[0-9A-F]+)")
 _KEPT_NUMBER = r"(?:\b(?:align|addrspace\(|syncscope\()\s*\d+|[\[<]\d+ x |\bvscale x \d+ x )"
 _NUMBER = re.compile(_KEPT_NUMBER + r"|(?<![\w.%@<#])-?\d+(?![\w.])")
+MOST_CHARACTERS, MOST_LEVELS = 1 << 14, 64
+"""Of a structure written as its members: a larger or deeper one keeps its name. Two of the one
+before in each would fill any memory."""
 _PARAMETER_ALIGN = re.compile(r"(?<=ptr) align \d+(?= )")
 
 
@@ -37,15 +41,27 @@ def normalised(statement: str, structures: Mapping[str, str] | None = None) -> s
     >>> normalised("%p = getelementptr %s, ptr %0, i64 2", {"%s": "{ i8, [4 x i32] }"})
     '<%ID> = getelementptr { i8, [4 x i32] }, ptr <%ID>, i64 <INT>'
     """
-    text = _METADATA.sub("", statement.strip())
-    for name, members in (structures or {}).items():
-        if name in text:
-            text = members.join(re.split(re.escape(name) + r"(?![-\w$.])", text))
+    text = statement.strip()
+    if "!" in text or "#" in text or ";" in text:
+        text = _METADATA.sub("", text)
+    if '"' in text:
+        text = _STRING.sub("<STRING>", text)
+    known = structures or {}
+
+    def members_or_name(found: re.Match[str]) -> str:
+        members = known.get(found.group())
+        return LOCAL if members is None else LOCAL_NAME.sub(LOCAL, members)
+
+    return _without_numbers(LOCAL_NAME.sub(members_or_name, text))
+
+
+@lru_cache(1 << 16)
+def _without_numbers(text: str) -> str:
+    """A statement without its names: so few of them differ that each is rarely met first."""
     if text.startswith("switch"):
         text = _CASES.sub("", text)
     text = _PARAMETER_ALIGN.sub("", _ATTRIBUTES.sub("", text))
-    text = _GLOBAL_NAME.sub(GLOBAL, LOCAL_NAME.sub(LOCAL, _STRING.sub("<STRING>", text)))
-    text = _FLOAT.sub(FLOAT, text)
+    text = _FLOAT.sub(FLOAT, _GLOBAL_NAME.sub(GLOBAL, text))
     text = _NUMBER.sub(_kept_or_number, text)
     return re.sub(r"\s+", " ", text)
 
@@ -64,13 +80,15 @@ def structures_of(module: str) -> dict[str, str]:
     found = dict(re.findall(rf"^(%{_NAME}) = type (.*)$", module, re.MULTILINE))
     done: dict[str, str] = {}
 
-    def members(name: str) -> str:
-        if name not in done:
+    def members(name: str, depth: int = 0) -> str:
+        if name not in done and depth < MOST_LEVELS:
             done[name] = name
-            done[name] = LOCAL_NAME.sub(
-                lambda inner: members(inner.group()) if inner.group() in found else inner.group(),
+            whole = LOCAL_NAME.sub(
+                lambda inner: members(inner.group(), depth + 1) if inner.group() in found
+                else inner.group(),
                 found[name],
-            )
-        return done[name]
+            )  # fmt: skip
+            done[name] = whole if len(whole) <= MOST_CHARACTERS else name
+        return done.get(name, name)
 
     return {name: members(name) for name in found}

@@ -34,6 +34,11 @@ class Vocabulary:
     def of(cls, statements: Iterable[str], least: int = 5) -> Vocabulary:
         """All statements that occur at least so often."""
         counted = Counter(statements)
+        wrong = next((word for word in counted if not isinstance(word, str)), None)
+        if wrong is not None:
+            raise DataError.build(
+                "code.Vocabulary.of", expected="statements: strings", got=repr(wrong)
+            )
         kept = [(word, n) for word, n in counted.items() if n >= least]
         kept.sort(key=lambda each: (-each[1], each[0]))
         rest = sum(counted.values()) - sum(n for _, n in kept)

@@ -16,8 +16,11 @@ from caldera.tensor.convert import array_of
 _AT_ONCE = 1 << 16
 """Pairs that one run of the plan is given."""
 _MOST_NEGATIVES = 1000
-_ODDS = 1 << 22
-"""Places of the table that negatives are drawn from."""
+_PLACES, _MOST_PLACES = 256, 1 << 22
+"""Of the table that negatives are drawn from: so many for each word, and in all. A small table is
+read from a cache."""
+_LINE = 16
+"""Numbers of a cache line, in whole ones of which vectors lie: what is added stays 0."""
 
 
 class SkipGram:
@@ -54,8 +57,11 @@ class SkipGram:
                 got=f"{given.dtype} of shape {given.shape}",
             )  # fmt: skip
         self.counts = given.astype(np.float64)
-        if not self.counts.sum():
-            raise DataError.build("nn.SkipGram", expected="a word that occurs", got="counts of 0")
+        if not 0 < self.counts.sum() < np.inf:
+            raise DataError.build(
+                "nn.SkipGram", expected="a word that occurs, and a number of all of them",
+                got=f"counts of {self.counts.sum():g} in all",
+            )  # fmt: skip
         self.width = as_count(width, "width", "nn.SkipGram")
         self.negatives = as_count(negatives, "negatives", "nn.SkipGram")
         if self.negatives > _MOST_NEGATIVES:
@@ -68,17 +74,20 @@ class SkipGram:
             )
         self.sample, self.epoch = float(sample), 0
         self.seed = as_count(seed, "seed", "nn.SkipGram", least=0)
-        start = np.zeros((2, len(self.counts), self.width), np.float32)
-        start[0] = (np.random.default_rng(seed).random(start[0].shape) - 0.5) / self.width
+        columns = -(-self.width // _LINE) * _LINE if self.width > _LINE else self.width
+        start = np.zeros((2, len(self.counts), columns), np.float32)
+        draws = np.random.default_rng(seed).random((len(self.counts), self.width))
+        start[0, :, : self.width] = (draws - 0.5) / self.width
         self._table = op.var("vectors", start.shape, fill=start)
         odds = self.counts**0.75
-        edges = np.cumsum(odds / odds.sum()) * _ODDS
-        self._draws = np.searchsorted(edges, np.arange(_ODDS) + 0.5).astype(np.int32)
+        places = min(1 << (_PLACES * len(odds) - 1).bit_length(), _MOST_PLACES)
+        edges = np.cumsum(odds / odds.sum()) * places
+        self._draws = np.searchsorted(edges, np.arange(places) + 0.5).astype(np.int32)
 
     @property
     def vectors(self) -> np.ndarray:
         """Those of the words, (words, width)."""
-        return self._table.numpy()[0].copy()
+        return self._table.numpy()[0, :, : self.width].copy()
 
     def fit(
         self, pairs: Any, epochs: int = 1, rate: float = 0.025, batch_size: int | None = None
@@ -101,12 +110,14 @@ class SkipGram:
         losses: list[float] = []
         for epoch in range(epochs):
             total, seen = 0.0, 0
-            for part, done in self._parts(given, batch):
-                speed = rate * max(0.01, 1 - (epoch + done) / epochs)
-                if len(part) not in plans:
-                    plans[len(part)] = self._plan(len(part), batch)
-                total += self._run(plans[len(part)], part, speed)
-                seen += len(part)
+            for words, contexts, done in self._parts(given, batch):
+                speed = np.float32(rate * max(0.01, 1 - (epoch + done) / epochs))
+                size = len(words)
+                if size not in plans:
+                    plans[size] = self._plan(size, batch)
+                feeds = {"words": words, "contexts": contexts, "rate": speed}
+                total += float(plans[size].run(feeds)[0].item())
+                seen += size
             losses.append(total / max(seen, 1))
             self.epoch += 1
             if not np.isfinite(losses[-1]):
@@ -132,19 +143,27 @@ class SkipGram:
             )  # fmt: skip
         return given.astype(np.int32, copy=False)
 
-    def _parts(self, pairs: np.ndarray, batch: int) -> Iterator[tuple[np.ndarray, float]]:
-        """All pairs that are kept in this epoch, in its order, with what is drawn for them; and how
-        far it has come. Parts are of few sizes, as each has a plan of its own."""
+    def _parts(
+        self, pairs: np.ndarray, batch: int
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, float]]:
+        """The words of all pairs that are kept in this epoch, in its order; their contexts, with
+        those that are drawn behind them; and how far it has come."""
         random = np.random.default_rng((self.seed, self.epoch))
-        shuffled = pairs[random.permutation(len(pairs))]
-        kept = shuffled[random.random(len(pairs)) < self._kept[shuffled].prod(axis=1)]
+        # A pair is one number here, so that it is moved once.
+        whole = np.ascontiguousarray(pairs).view(np.int64)[:, 0]
+        kept = random.permutation(whole).view(np.int32).reshape(-1, 2)
+        if self.sample:
+            odds = self._kept
+            kept = kept[random.random(len(kept)) < odds[kept[:, 0]] * odds[kept[:, 1]]]
         first = 0
         while first < len(kept):
-            left = len(kept) - first
-            size = next(n for n in (_AT_ONCE // batch * batch, batch, left) if 0 < n <= left)
-            drawn = self._draws[random.integers(0, _ODDS, (size, self.negatives))]
-            yield np.concatenate([kept[first : first + size], drawn], axis=1), first / len(kept)
-            first += size
+            part = kept[first : first + _part_size(batch, len(kept) - first)]
+            contexts = np.empty((len(part), 1 + self.negatives), np.int32)
+            contexts[:, 0] = part[:, 1]
+            places = random.integers(0, len(self._draws), contexts[:, 1:].shape, np.uint32)
+            contexts[:, 1:] = self._draws.take(places)
+            yield np.ascontiguousarray(part[:, 0]), contexts, first / len(kept)
+            first += len(part)
 
     def _usual_batch(self) -> int:
         often = self.counts * self._kept
@@ -165,6 +184,14 @@ class SkipGram:
         after, losses = op.skip_gram(self._table, words, contexts, speed, batch=batch_size)
         return compile_plan([op.sum(losses), op.assign(self._table, after)])
 
-    def _run(self, plan: Any, part: np.ndarray, speed: float) -> float:
-        feeds = {"words": part[:, 0], "contexts": part[:, 1:], "rate": np.float32(speed)}
-        return float(plan.run(feeds)[0].item())
+
+def _part_size(batch: int, left: int) -> int:
+    """Pairs that are given to a plan at once: whole batches, and of few sizes, as each has a plan
+    of its own."""
+    at_once = _AT_ONCE
+    while at_once > batch:
+        size = at_once // batch * batch
+        if size <= left:
+            return size
+        at_once //= 4
+    return min(batch, left)

@@ -7,8 +7,8 @@ reads a row for each word and writes it, where the ops below make an array of al
 
 from __future__ import annotations
 
-from caldera.graph.node import Node
-from caldera.graph.opdef import composite, refuse_dtype, refuse_shape
+from caldera.graph.node import Node, Spec
+from caldera.graph.opdef import op, refuse_dtype, refuse_shape
 from caldera.graph.ops.activation import softplus
 from caldera.graph.ops.base import full, reshape, sum_
 from caldera.graph.ops.elementwise import (
@@ -26,7 +26,15 @@ from caldera.graph.ops.movement import concat, narrow
 from caldera.tensor.dtype import int64, is_float, is_integer
 
 
-def _check(vectors: Node, words: Node, contexts: Node, rate: Node) -> None:
+@op("skip_gram")
+def skip_gram(
+    vectors: Spec, words: Spec, contexts: Spec, rate: Spec, *, batch: int
+) -> tuple[Spec, Spec]:
+    """The vectors after a step for each `batch` of these pairs, and each pair's loss before its.
+
+    The first context of a pair is its own, the others are drawn; one of them that is the first
+    says nothing, and is left out.
+    """
     if len(vectors.shape) != 3 or vectors.shape[0] != 2:
         refuse_shape("vectors of shape (2, words, width): those of words, and those of contexts")
     if len(words.shape) != 1 or len(contexts.shape) != 2 or contexts.shape[0] != words.shape[0]:
@@ -39,18 +47,20 @@ def _check(vectors: Node, words: Node, contexts: Node, rate: Node) -> None:
         refuse_dtype("vectors and a learning rate of one floating-point dtype")
     if not (is_integer(words.dtype) and is_integer(contexts.dtype)):
         refuse_dtype("words and contexts that are integers: rows of the vectors")
+    return Spec(vectors.shape, vectors.dtype), Spec(words.shape, vectors.dtype)
 
 
-@composite("skip_gram")
-def skip_gram(
+@skip_gram.flops
+def _flops(node: Node) -> int:
+    """A score, a word's step and a context's for each context of a pair. The parts would say the
+    same, but a thousand batches have twenty thousand of them."""
+    vectors, _, contexts, _ = node.inputs
+    return 6 * contexts.spec.size * vectors.shape[2]
+
+
+def _decomposed(
     vectors: Node, words: Node, contexts: Node, rate: Node, *, batch: int
 ) -> tuple[Node, Node]:
-    """The vectors after a step for each `batch` of these pairs, and each pair's loss before its.
-
-    The first context of a pair is its own, the others are drawn; one of them that is the first
-    says nothing, and is left out.
-    """
-    _check(vectors, words, contexts, rate)
     count, width = vectors.shape[1:]
     pairs = words.shape[0]
     of_words, of_contexts = (
@@ -65,6 +75,9 @@ def skip_gram(
     halves = tuple(reshape(table, (1, count, width)) for table in (of_words, of_contexts))
     after = concat(halves, 0)
     return after, concat(tuple(losses), 0) if losses else full((0,), 0, vectors.dtype)
+
+
+skip_gram.decompose = _decomposed
 
 
 def _step(

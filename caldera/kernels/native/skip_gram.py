@@ -1,43 +1,50 @@
 """Skip-gram with negative sampling: rows are read where they are and written where they are.
 
-First each pair has its scores, its loss, and the sum of its contexts' vectors that its word will be
-moved by. Then contexts are moved, and words after them, each part with columns of its own: so
-the order of sums is that of the pairs, whatever the number of threads.
+Threads share out the columns of the vectors, so that nobody ever reads what another wrote but for
+sums: each adds up the scores of a batch over its own columns, and when all have done so, knows all
+slopes and moves its own columns of words and contexts; then it goes on to the next batch. That is
+one meeting a batch. Columns are cut into the same slices however many threads there are, and their
+sums are added up in one order: so bits are the same on any number of threads.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import inf
 from typing import NoReturn
 
 import numpy as np
-from llvmlite import ir
 
 from caldera.graph.node import Node
 from caldera.kernels.native.codegen.emitter import I1, I64, Emitter, Pointer, Value, natural_lanes
-from caldera.kernels.native.codegen.kernel import Integer, NativeCall, address_of, native_kernel
+from caldera.kernels.native.codegen.kernel import Integer, address_of, native_kernel
 from caldera.kernels.native.codegen.math import exp_of_negative, log1p, maximum
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.codegen.strides import any_layout
+from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.native.codegen.values import shrinking, vector
 from caldera.kernels.native.movement import copy_calls
-from caldera.kernels.native.softmax.operands import lane_of
 from caldera.kernels.reference.indexing import check_range
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.dtype import float32, float64, int32, int64
+from caldera.tensor.shape import Shape
 from caldera.threads import thread_count
 
 _AT_ONCE = 8
 """Contexts whose scores are summed up side by side: they and a few more fit into registers."""
+_MOST_SLICES = 8
 _WORTH_SPLITTING = 1 << 14
 """Elements read from which on a second thread pays."""
 
 
-def _row(k: Emitter, table: Pointer, index: Value, count: Value, width: Value) -> Pointer:
-    """The row with this index; negative ones count from the end."""
-    return table.at(k.select(index < 0, index + count, index) * width)
+def _slices(width: int, lanes: int) -> int:
+    """Into how many parts columns are cut, two vectors wide at least: a power of two, so that two
+    threads and four have the same number of them."""
+    vectors, found = -(-width // lanes), 1
+    while found < _MOST_SLICES and vectors >= 4 * found:
+        found *= 2
+    return found
 
 
 def _index(k: Emitter, indices: Pointer, place: Value) -> Value:
@@ -57,113 +64,230 @@ def _check_rows(
                 status.store(0, 1)
 
 
-def _dots(k: Emitter, word: Pointer, contexts: Sequence[Pointer], width: Value) -> list[Value]:
-    """The word's vector times that of each context, all sums in registers."""
-    lanes = natural_lanes(word.type)
-    whole = width // lanes * lanes
-    sums = [k.variable(k.constant(0.0, vector(word.type, lanes))) for _ in contexts]
-    with k.loop(0, whole, lanes) as place:
-        given = word.load(place, lanes)
-        for each, context in zip(sums, contexts, strict=True):
-            each.value = k.fma(given, context.load(place, lanes), each.value)
-    totals = [k.variable(k.reduce_lanes(each.value, operator.add)) for each in sums]
-    with k.loop(whole, width) as place:
-        given = word.load(place)
-        for each, context in zip(totals, contexts, strict=True):
-            each.value = k.fma(given, context.load(place), each.value)
-    return [each.value for each in totals]
+# --- what becomes of one pair
 
 
-def _loss(k: Emitter, wrong: Value) -> tuple[Value, Value]:
-    """log(1 + exp(wrong)), and its derivative, without overflow."""
-    small = exp_of_negative(k, k.minimum(wrong, -wrong))
-    likely = k.select(wrong > 0.0, 1.0, small) / (small + 1.0)
-    return maximum(k, wrong, 0.0) + log1p(k, small), likely
+@dataclass
+class _Tables:
+    """The vectors of words and contexts, and which of their columns are a thread's own."""
+
+    k: Emitter
+    vectors: Pointer
+    count: Value
+    width: Value
+    many: int
+    slices: int
+
+    @property
+    def chunks(self) -> list[range]:
+        """The contexts of a pair, as many at once as fit into registers."""
+        firsts = range(0, self.many, _AT_ONCE)
+        return [range(first, min(first + _AT_ONCE, self.many)) for first in firsts]
+
+    def word(self, words: Pointer, pair: Value) -> Pointer:
+        """Where the vector of a pair's word is."""
+        return self._row(self.vectors, _index(self.k, words, pair))
+
+    def contexts(self, contexts: Pointer, pair: Value, numbers: range) -> list[Pointer]:
+        """Where those of its contexts are."""
+        base = self.vectors.at(self.count * self.width)
+        places = [pair * self.many + number for number in numbers]
+        return [self._row(base, _index(self.k, contexts, place)) for place in places]
+
+    def _row(self, table: Pointer, index: Value) -> Pointer:
+        """The row with this index; negative ones count from the end."""
+        return table.at(self.k.select(index < 0, index + self.count, index) * self.width)
+
+    def edge(self, number: Value) -> Value:
+        """Where a slice begins."""
+        lanes = natural_lanes(self.vectors.type)
+        blocks = (self.width + (lanes - 1)) // lanes
+        return self.k.minimum(blocks * number // self.slices * lanes, self.width)
+
+    def scores(self, word: Pointer, rows: Sequence[Pointer], number: Value) -> Value:
+        """The word's vector times that of each context over the columns of a slice."""
+        k, kind = self.k, word.type
+        lanes = natural_lanes(kind)
+        first, last = self.edge(number), self.edge(number + 1)
+        whole = first + (last - first) // lanes * lanes
+        sums = [k.variable(k.constant(0.0, vector(kind, lanes))) for _ in rows]
+        with k.loop(first, whole, lanes) as place:
+            given = word.load(place, lanes)
+            for each, row in zip(sums, rows, strict=True):
+                each.value = k.fma(given, row.load(place, lanes), each.value)
+        total = k.variable(_lane_sums(k, [each.value for each in sums]))
+        with k.loop(whole, last) as place:
+            given = k.vector_of([row.load(place) for row in rows])
+            total.value = k.fma(given, word.load(place), total.value)
+        return total.value
+
+    def says_nothing(self, contexts: Pointer, pair: Value, numbers: range) -> Value:
+        """Which contexts were drawn and are the pair's own."""
+        k = self.k
+        drawn = k.vector_of([k.constant(int(number > 0), I1) for number in numbers])
+        given = contexts.load(pair * self.many + numbers.start, len(numbers))
+        return given.equals(contexts.load(pair * self.many)) & drawn
+
+    def gather(
+        self, rows: Sequence[Pointer], shares: Sequence[Value], move: Pointer, first: Value,
+        last: Value, *, anew: bool,
+    ) -> None:  # fmt: skip
+        """What contexts move the word by."""
+        k, kind = self.k, self.vectors.type
+
+        def add(place: Value, lanes: int) -> None:
+            total = k.constant(0.0, vector(kind, lanes)) if anew else move.load(place, lanes)
+            for row, share in zip(rows, shares, strict=True):
+                total = k.fma(row.load(place, lanes), k.splat(share, lanes), total)
+            move.store(place, total)
+
+        k.vector_loops(first, last, shrinking(natural_lanes(kind)), add)
+
+    def scatter(
+        self, word: Pointer, rows: Sequence[Pointer], shares: Sequence[Value], first: Value,
+        last: Value,
+    ) -> None:  # fmt: skip
+        """Move contexts by the word."""
+        k = self.k
+
+        def add(place: Value, lanes: int) -> None:
+            given = word.load(place, lanes)
+            for row, share in zip(rows, shares, strict=True):
+                row.store(place, k.fma(given, k.splat(share, lanes), row.load(place, lanes)))
+
+        k.vector_loops(first, last, shrinking(natural_lanes(word.type)), add)
+
+    def shares(self, slopes: Pointer, pair: Value, numbers: range) -> list[Value]:
+        """By how much of each context a pair's word is moved: towards its own, away from others."""
+        found = [slopes.load(pair * self.many + number) for number in numbers]
+        return [-each if number else each for number, each in zip(numbers, found, strict=True)]
 
 
-def _signs(k: Emitter, kind: ir.Type, first: int, count: int) -> Value:
-    """By which scores are multiplied: they are to be high for a pair's own context alone."""
-    return k.vector_of([k.constant(1.0 if i == 0 else -1.0, kind) for i in range(first, count)])
+def _lane_sums(k: Emitter, given: Sequence[Value]) -> Value:
+    """The sum over the lanes of each of these vectors, as the lanes of one."""
+    lanes, count = given[0].lanes, len(given)
+    rows = list(given)
+    while len(rows) & (len(rows) - 1):
+        rows.append(k.constant(0.0, given[0].type))
+    segment = lanes
+    # Two vectors become one: of each the sums of halves, side by side.
+    while segment > 1 and len(rows) > 1:
+        segment //= 2
+        low = [first + i for first in range(0, 2 * lanes, 2 * segment) for i in range(segment)]
+        high = [pick + segment for pick in low]
+        pairs = zip(rows[::2], rows[1::2], strict=True)
+        rows = [k.shuffle(a, b, low) + k.shuffle(a, b, high) for a, b in pairs]
+    while segment > 1:
+        segment //= 2
+        low = [first + i for first in range(0, rows[0].lanes, 2 * segment) for i in range(segment)]
+        high = [pick + segment for pick in low]
+        rows = [k.shuffle(row, None, low) + k.shuffle(row, None, high) for row in rows]
+    sums = [row.lane(lane) for row in rows for lane in range(row.lanes)]
+    return k.vector_of(sums[:count])
 
 
-@native_kernel
-def _score(
-    k: Emitter, vectors: Pointer, words: Pointer, contexts: Pointer, rate: Pointer,
-    losses: Pointer, slopes: Pointer, moves: Pointer, pairs: Integer, many: int, count: Integer,
-    width: Integer,
+# --- all pairs of a batch
+
+
+@dataclass
+class _Batch:
+    """Pairs, and how wrong each score is, in sums over slices: (slices, stride), in a row a pair's
+    contexts are side by side."""
+
+    words: Pointer
+    contexts: Pointer
+    sums: Pointer
+    pairs: Integer
+
+
+def _wrong(k: Emitter, batch: _Batch, place: Value, slices: int, stride: Value) -> Value:
+    """How wrong scores are, as many as fit into a vector."""
+    lanes = natural_lanes(batch.sums.type)
+    total = batch.sums.load(place, lanes)
+    for number in range(1, slices):
+        total = total + batch.sums.load(stride * number + place, lanes)
+    return total
+
+
+def _slopes(
+    k: Emitter, batch: _Batch, slopes: Pointer, speed: Value, many: int, slices: int, stride: Value
+) -> None:
+    """The derivative of log(1 + exp(wrong)) times the rate."""
+    with k.loop(0, batch.pairs * many, natural_lanes(slopes.type)) as place:
+        wrong = _wrong(k, batch, place, slices, stride)
+        small = exp_of_negative(k, k.minimum(wrong, -wrong))
+        likely = k.select(wrong > 0.0, 1.0, small) / (small + 1.0)
+        slopes.store(place, k.select(wrong.equals(-inf), 0.0, likely * speed))
+
+
+def _losses(
+    k: Emitter, batch: _Batch, losses: Pointer, terms: Pointer, many: int, slices: int,
+    stride: Value,
 ) -> None:  # fmt: skip
-    """Losses of pairs, the slopes of their scores times the rate, and what moves their words."""
-    kind = vectors.type
-    of_contexts = vectors.at(count * width)
-    speed = rate.load(0)
-    first, last = k.part_range(pairs)
+    """Of this part's pairs: the sums of log(1 + exp(wrong)), without overflow."""
+    first, last = k.part_range(batch.pairs)
+    with k.loop(first * many, last * many, natural_lanes(terms.type)) as place:
+        wrong = _wrong(k, batch, place, slices, stride)
+        small = exp_of_negative(k, k.minimum(wrong, -wrong))
+        term = maximum(k, wrong, 0.0) + log1p(k, small)
+        terms.store(place, k.select(wrong.equals(-inf), 0.0, term))
     with k.loop(first, last) as pair:
-        word = _row(k, vectors, _index(k, words, pair), count, width)
-        move = moves.at(pair * width)
-        loss = k.variable(k.constant(0.0, kind))
-        own = _index(k, contexts, pair * many)
-        for begin in range(0, many, _AT_ONCE):
-            numbers = range(begin, min(begin + _AT_ONCE, many))
-            indices = [_index(k, contexts, pair * many + number) for number in numbers]
-            rows = [_row(k, of_contexts, index, count, width) for index in indices]
-            signs = _signs(k, kind, begin, numbers.stop)
-            added, likely = _loss(k, -signs * k.vector_of(_dots(k, word, rows, width)))
-            for number, index in zip(numbers, indices, strict=True):
-                lane = number - begin
-                says_nothing = index.equals(own) if number else k.constant(0, I1)
-                its_loss, slope = lane_of(added, lane), lane_of(signs * likely, lane) * speed
-                loss.value = loss.value + k.select(says_nothing, 0.0, its_loss)
-                slopes.store(pair * many + number, k.select(says_nothing, 0.0, slope))
-            shares = [slopes.load(pair * many + number) for number in numbers]
-
-            def add(
-                place: Value, lanes: int, is_first: bool = begin == 0, move: Pointer = move,
-                rows: list[Pointer] = rows, shares: list[Value] = shares,
-            ) -> None:  # fmt: skip
-                total = (
-                    k.constant(0.0, vector(kind, lanes)) if is_first else move.load(place, lanes)
-                )
-                for row, share in zip(rows, shares, strict=True):
-                    total = k.fma(row.load(place, lanes), k.splat(share, lanes), total)
-                move.store(place, total)
-
-            k.vector_loops(0, width, shrinking(natural_lanes(kind)), add)
-        losses.store(pair, loss.value)
+        total = terms.load(pair * many)
+        for number in range(1, many):
+            total = total + terms.load(pair * many + number)
+        losses.store(pair, total)
 
 
-@native_kernel
 def _move(
-    k: Emitter, vectors: Pointer, words: Pointer, contexts: Pointer, slopes: Pointer,
-    moves: Pointer, pairs: Integer, many: int, count: Integer, width: Integer,
+    k: Emitter, tables: _Tables, batch: _Batch, slopes: Pointer, moves: Pointer,
+    columns: tuple[Value, Value],
 ) -> None:  # fmt: skip
-    """Contexts by the words they stand with, then words. Shared out by column."""
-    of_contexts = vectors.at(count * width)
-    widths = shrinking(natural_lanes(vectors.type))
-    first, last = k.part_range(width, widths[0])
-    with k.loop(0, pairs) as pair:
-        word = _row(k, vectors, _index(k, words, pair), count, width)
-        for begin in range(0, many, _AT_ONCE):
-            places = [pair * many + n for n in range(begin, min(begin + _AT_ONCE, many))]
-            rows = [_row(k, of_contexts, _index(k, contexts, n), count, width) for n in places]
-            shares = [slopes.load(n) for n in places]
-
-            def add(
-                place: Value, lanes: int, word: Pointer = word, rows: list[Pointer] = rows,
-                shares: list[Value] = shares,
-            ) -> None:  # fmt: skip
-                given = word.load(place, lanes)
-                for row, share in zip(rows, shares, strict=True):
-                    row.store(place, k.fma(given, k.splat(share, lanes), row.load(place, lanes)))
-
-            k.vector_loops(first, last, widths, add)
-    with k.loop(0, pairs) as pair:
-        word = _row(k, vectors, _index(k, words, pair), count, width)
-        move = moves.at(pair * width)
+    """Contexts by the words they stand with, then words, by what contexts were before."""
+    with k.loop(0, batch.pairs) as pair:
+        move = moves.at(pair * tables.width)
+        for numbers in tables.chunks:
+            rows = tables.contexts(batch.contexts, pair, numbers)
+            shares = tables.shares(slopes, pair, numbers)
+            tables.gather(rows, shares, move, *columns, anew=numbers.start == 0)
+    with k.loop(0, batch.pairs) as pair:
+        word = tables.word(batch.words, pair)
+        for numbers in tables.chunks:
+            rows = tables.contexts(batch.contexts, pair, numbers)
+            tables.scatter(word, rows, tables.shares(slopes, pair, numbers), *columns)
+    with k.loop(0, batch.pairs) as pair:
+        word, move = tables.word(batch.words, pair), moves.at(pair * tables.width)
 
         def follow(place: Value, lanes: int, word: Pointer = word, move: Pointer = move) -> None:
             word.store(place, word.load(place, lanes) + move.load(place, lanes))
 
-        k.vector_loops(first, last, widths, follow)
+        k.vector_loops(*columns, shrinking(natural_lanes(word.type)), follow)
+
+
+@native_kernel
+def _step(
+    k: Emitter, vectors: Pointer, last: _Batch, following: _Batch, rate: Pointer, losses: Pointer,
+    slopes: Pointer, moves: Pointer, stride: Integer, many: int, slices: int, count: Integer,
+    width: Integer,
+) -> None:  # fmt: skip
+    """What one batch changes, and the scores of the next, in a part's own columns."""
+    tables = _Tables(k, vectors, count, width, many, slices)
+    own = k.part_range(slices)
+    columns = tables.edge(own[0]), tables.edge(own[1])
+    slopes = slopes.at(k.part * 2 * stride)
+    _slopes(k, last, slopes, rate.load(0), many, slices, stride)
+    _losses(k, last, losses, slopes.at(stride), many, slices, stride)
+    _move(k, tables, last, slopes, moves, columns)
+    with k.loop(0, following.pairs) as pair:
+        word = tables.word(following.words, pair)
+        for numbers in tables.chunks:
+            rows = tables.contexts(following.contexts, pair, numbers)
+            ones = [k.constant(1.0 if number else -1.0, vectors.type) for number in numbers]
+            signs = k.vector_of(ones)
+            nothing = tables.says_nothing(following.contexts, pair, numbers)
+            place = pair * many + numbers.start
+            with k.loop(*own) as number:
+                scores = k.select(nothing, -inf, signs * tables.scores(word, rows, number))
+                following.sums.store(stride * number + place, scores)
 
 
 def _refusal(words: np.ndarray, contexts: np.ndarray, count: int) -> Callable[[], NoReturn]:
@@ -182,41 +306,47 @@ def _bind(call: Call) -> Runner | None:
     copy = [] if in_place else copy_calls(after, vectors)
     if not dense or copy is None:
         return None
-    count = vectors.shape[1]
-    batch, status = call.node.attrs["batch"], np.zeros(1, np.int64)
+    (_, count, width), (pairs, many) = vectors.shape, contexts.shape
+    status = np.zeros(1, np.int64)
     check = _check_rows.call(
-        words=words, contexts=contexts, status=status, pairs=len(words), many=contexts.shape[1],
-        count=count,
-    )  # fmt: skip
+        words=words, contexts=contexts, status=status, pairs=pairs, many=many, count=count
+    )
     calls = [replace(check, refuse=_refusal(words, contexts, count)), *copy]
-    for first in range(0, len(words), batch):
-        part = slice(first, first + batch)
-        calls += _batch_calls(call, after, words[part], contexts[part], rate, losses[part])
+    batch = max(1, min(call.node.attrs["batch"], pairs))
+    slices, stride = _sizes(vectors.shape, vectors.itemsize, batch * many)
+    moves, rest = np.split(call.workspace.view(vectors.dtype), [batch * width])
+    first, second, slopes = np.split(rest, [slices * stride, 2 * slices * stride])
+    given = {"vectors": after, "rate": rate, "slopes": slopes, "moves": moves, "stride": stride,
+             "many": many, "slices": slices, "count": count, "width": width}  # fmt: skip
+    parts = min(thread_count(), slices) if batch * many * width >= _WORTH_SPLITTING else 1
+    nothing = {"words": words[:0], "contexts": contexts[:0], "sums": second, "pairs": 0}
+    last, its_losses = nothing, losses
+    for number in range(-(-pairs // batch) + 1):
+        part = slice(number * batch, (number + 1) * batch)
+        here = words[part]
+        following = {"words": here, "contexts": contexts[part], "pairs": len(here),
+                     "sums": second if number % 2 else first}  # fmt: skip
+        calls.append(
+            _step.call(**given, last=last, following=following, losses=its_losses, parts=parts)
+        )
+        last, its_losses = following, losses[part]
     return NativeRunner(calls)
 
 
-def _batch_calls(
-    call: Call, vectors: np.ndarray, words: np.ndarray, contexts: np.ndarray, rate: np.ndarray,
-    losses: np.ndarray,
-) -> list[NativeCall]:  # fmt: skip
-    (_, count, width), (pairs, many) = vectors.shape, contexts.shape
-    workspace = call.workspace.view(vectors.dtype)
-    moves, slopes = workspace[: pairs * width], workspace[pairs * width :]
-    arrays = {
-        "vectors": vectors, "words": words, "contexts": contexts, "slopes": slopes, "moves": moves,
-    }  # fmt: skip
-    sizes = {"pairs": pairs, "many": many, "count": count, "width": width}
-    parts = thread_count() if pairs * many * width >= _WORTH_SPLITTING else 1
-    return [
-        _score.call(**arrays, **sizes, rate=rate, losses=losses, parts=parts),
-        _move.call(**arrays, **sizes, parts=parts),
-    ]
+def _sizes(shape: Shape, itemsize: int, scores: int) -> tuple[int, int]:
+    """How many slices there are, and the distance of a batch's scores in them: whole vectors, and
+    one more that is computed and not used."""
+    lanes = host_target().lanes(itemsize)
+    return _slices(shape[2], lanes), -(-scores // lanes) * lanes + lanes
 
 
 def _workspace(node: Node) -> int:
+    """What words are moved by; the sums of two batches; slopes and losses for each part."""
     vectors, words, contexts, _ = (each.spec for each in node.inputs)
-    pairs = min(words.shape[0], node.attrs["batch"])
-    return pairs * (vectors.shape[2] + contexts.shape[1]) * vectors.dtype.itemsize
+    pairs = max(1, min(words.shape[0], node.attrs["batch"]))
+    size = vectors.dtype.itemsize
+    slices, stride = _sizes(vectors.shape, size, pairs * contexts.shape[1])
+    return (pairs * vectors.shape[2] + 4 * slices * stride) * size
 
 
 def _supports(node: Node) -> bool:

@@ -100,6 +100,53 @@ def test_normalised(given: str, word: str) -> None:
     assert code.normalised(given) == word
 
 
+def test_structures_of_any_size_and_depth() -> None:
+    """Each with two of the one before, and each with one: neither memory nor stack is filled."""
+    twice = "".join(f"%t{i} = type {{ %t{i - 1}, %t{i - 1} }}\n" for i in range(1, 60))
+    deep = "".join(f"%d{i} = type {{ %d{i - 1} }}\n" for i in range(1, 2000))
+    function = (
+        "define void @f(ptr %p) {\n  %x = getelementptr %t2, ptr %p, i64 1\n"
+        "  %y = getelementptr %t59, ptr %p, i64 1\n  %z = getelementptr %d1999, ptr %p, i64 1\n"
+        "  ret void\n}\n"
+    )
+    text = f"%t0 = type {{ i8 }}\n%d0 = type {{ i8 }}\n{twice}{deep}{function}"
+    small, large, deepest, _ = code.read_ir(text)[0].words
+    inner = "{ { i8 }, { i8 } }"
+    assert small == f"<%ID> = getelementptr {{ {inner}, {inner} }}, ptr <%ID>, i64 <INT>"
+    assert max(len(large), len(deepest)) < 20_000
+
+
+def test_statements_over_several_lines_and_quoted_names() -> None:
+    text = """
+define void @"a[b"(ptr %p) personality ptr null {
+  %"x = y" = load i32, ptr %p, align 4
+  invoke void @"a[b"(ptr %p)
+          to label %fine unwind label %wrong
+
+fine:
+  ret void
+
+wrong:
+  %1 = landingpad { ptr, i32 }
+          cleanup
+          catch ptr null
+  resume { ptr, i32 } %1
+}
+"""
+    [function] = code.read_ir(text)
+    assert function.words == [
+        "<%ID> = load i32, ptr <%ID>, align 4",
+        "invoke void <@ID>(ptr <%ID>) to label <%ID> unwind label <%ID>",
+        "ret void",
+        "<%ID> = landingpad { ptr, i32 } cleanup catch ptr null",
+        "resume { ptr, i32 } <%ID>",
+    ]
+    assert function.statements[0].writes == '%"x = y"'
+    call = function.statements[1]
+    assert (call.jumps, call.calls) == (("fine", "wrong"), "a[b")
+    assert {(1, 2), (1, 3), (0, 1)} <= set(code.flow_edges([function]))
+
+
 def test_dependences_by_data_and_control() -> None:
     functions = code.read_ir(LOOP)
     edges = set(code.flow_edges(functions))
@@ -201,6 +248,8 @@ def test_questions_are_scored() -> None:
     [
         (lambda: code.read_ir("define i32 @f( {\n"), "LLVM IR in the form of text"),
         (lambda: code.read_ir("nowhere.ll"), "a file of LLVM IR"),
+        (lambda: code.read_ir("; \udcff\n"), "LLVM IR in the form of text"),
+        (lambda: code.Vocabulary.of(["a", ("b",)]), "statements: strings"),
         (lambda: code.context_pairs([], 3, 0), "context="),
         (lambda: code.context_pairs([(0, 3)], 3), "0 to 2, got 0 to 3"),
         (lambda: code.context_pairs([], 3, share=0.0), "share="),

@@ -19,8 +19,8 @@ def _two_topics(count: int = 6000) -> np.ndarray:
     return random.integers(0, 5, (count, 2)) + topics
 
 
-def _model(**options: object) -> nn.SkipGram:
-    return nn.SkipGram(np.full(10, 600), width=16, negatives=4, sample=0, seed=3, **options)
+def _model(width: int = 16) -> nn.SkipGram:
+    return nn.SkipGram(np.full(10, 600), width, negatives=4, sample=0, seed=3)
 
 
 def test_words_of_a_topic_are_alike() -> None:
@@ -35,18 +35,30 @@ def test_words_of_a_topic_are_alike() -> None:
 
 def test_the_same_seed_gives_the_same_vectors_on_any_number_of_threads() -> None:
     found = []
-    for threads in (1, 2):
+    for threads in (1, 2, 3):
         with cd.settings.override(threads=threads):
-            model = _model()
-            model.fit(_two_topics(20_000), epochs=2, batch_size=512)
+            # So wide that columns are shared out, and no whole number of vectors.
+            model = _model(width=155)
+            model.fit(_two_topics(10_100), epochs=2, batch_size=500)
             found.append(model.vectors)
-    np.testing.assert_array_equal(*found)
+    assert found[0].shape == (10, 155)
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+
+
+def test_pairs_are_given_to_plans_of_few_sizes() -> None:
+    """Each size has a plan, which takes longer to make than a small one to run."""
+    model = _model()
+    sizes = [len(words) for words, _, _ in model._parts(_two_topics(99_999).astype(np.int32), 100)]
+    assert sum(sizes) == 99_999
+    assert len(sizes) < 20
+    assert all(size % 100 == 0 for size in sizes[:-1])
 
 
 def test_frequent_words_are_left_out_of_some_pairs() -> None:
     pairs = np.zeros((20_000, 2), np.int64)
     kept = nn.SkipGram([10_000, 10], width=4, sample=1e-3)
-    number = sum(len(part) for part, _ in kept._parts(pairs.astype(np.int32), 64))
+    number = sum(len(words) for words, _, _ in kept._parts(pairs.astype(np.int32), 64))
     share = (np.sqrt(1e-3) + 1e-3) ** 2
     assert abs(number - 20_000 * share) < 5 * np.sqrt(20_000 * share)
 
@@ -63,6 +75,7 @@ def test_only_rows_that_are_named_change() -> None:
     [
         (lambda: nn.SkipGram([]), "one a word"),
         (lambda: nn.SkipGram([0, 0]), "counts of 0"),
+        (lambda: nn.SkipGram([np.inf, 1]), "counts of inf"),
         (lambda: nn.SkipGram([1, 2], width=0), "width= a whole number"),
         (lambda: nn.SkipGram([1, 2], sample=-1), "sample="),
         (lambda: _model().fit([0, 1]), r"shape \(pairs, 2\)"),
