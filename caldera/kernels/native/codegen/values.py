@@ -178,7 +178,9 @@ class Value:
         return self.k.compare("!=", self, other)
 
     def lane(self, index: int) -> Value:
-        """One lane as a scalar."""
+        """One lane as a scalar; a scalar itself, which has no other."""
+        if not isinstance(self.raw.type, ir.VectorType):
+            return self
         return Value(self.k, self.k.ir.extract_element(self.raw, I32(index)))
 
 

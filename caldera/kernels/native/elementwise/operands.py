@@ -62,7 +62,7 @@ class Operand:
             self.place.store(index, raw)
             return
         for lane in range(raw.lanes):
-            single = raw.lane(lane) if raw.lanes > 1 else raw
+            single = raw.lane(lane)
             self.element(index + lane).store(0, single)
 
 

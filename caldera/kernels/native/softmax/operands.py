@@ -38,19 +38,19 @@ class Operand:
             self.base.store(place, value)
             return
         for lane in range(value.lanes):
-            self.base.store(place + self._offset(lane), lane_of(value, lane))
+            self.base.store(place + self._offset(lane), value.lane(lane))
 
     def load_at(self, index: Value) -> Value:
         """The class that `index` names for each sample."""
-        places = [self._element(lane_of(index, lane), lane) for lane in range(index.lanes)]
+        places = [self._element(index.lane(lane), lane) for lane in range(index.lanes)]
         return self.k.vector_of([self.base.load(place) for place in places])
 
     def store_at(self, index: Value, value: Value, condition: Value) -> None:
         """Write the class that `index` names for each sample, where the condition holds."""
         for lane in range(index.lanes):
-            with self.k.if_then(lane_of(condition, lane)):
-                place = self._element(lane_of(index, lane), lane)
-                self.base.store(place, lane_of(value, lane))
+            with self.k.if_then(condition.lane(lane)):
+                place = self._element(index.lane(lane), lane)
+                self.base.store(place, value.lane(lane))
 
     def _element(self, index: Value, lane: int) -> Value:
         place = self._place(index)
@@ -63,11 +63,6 @@ class Operand:
     def _offset(self, lane: int) -> Value:
         assert self.apart is not None
         return self.apart * lane
-
-
-def lane_of(value: Value, lane: int) -> Value:
-    """One lane; the value itself where there is only one."""
-    return value.lane(lane) if value.lanes > 1 else value
 
 
 @dataclass(frozen=True)
@@ -89,4 +84,4 @@ class Single:
     def store(self, value: Value) -> None:
         """Write it."""
         for lane in range(value.lanes):
-            self.base.store(self.apart * lane, lane_of(value, lane))
+            self.base.store(self.apart * lane, value.lane(lane))
