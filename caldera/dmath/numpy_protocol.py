@@ -239,7 +239,7 @@ def _lstsq(a: Any, b: Any, rcond: float | None) -> tuple[Any, Any, int, Any]:
     x = op.matmul(op.conj(op.transpose(vh, (1, 0))), op.unsqueeze(inverse, 1) * turned)
     rank = int(op.sum(op.cast(large, "int64")))
     rows, columns = a.shape
-    left = np.zeros(0, s.dtype)
+    left: Any = np.zeros(0, s.dtype)
     if rank == columns < rows:
         left = op.sum(op.square(op.abs(right - op.matmul(a, x))), 0)
     return op.reshape(x, (columns, *b.shape[1:])), left, rank, s
