@@ -103,17 +103,19 @@ class Arguments:
         return self.points.passed(passed), self.others.passed(passed)
 
     def fetch_ahead(self, tile: Value, point: Value, to_write: tuple[bool, bool]) -> None:
-        """Have the pixels brought nearer that tiles below those of the block at `tile` will take.
+        """Have the pixels brought nearer that the tiles after the block at `tile` will take, or,
+        if it is less than a row of them, those below it.
 
         It is done bit by bit, point by point: memory has time while products are computed. In
         images that do not lie in one piece some are fetched in vain.
         """
         k = self.k
+        ahead = k.maximum(self.block, self.across)
         for image, top, writes in zip(self.images, (1, 0), to_write, strict=True):
             pixels = image.channels * (self.size * self.size)
             share = self.block * pixels // self.area
             # Tiles of the first image reach a row further.
-            start = (tile + self.across) * pixels + point * share + image.row_step * top
+            start = (tile + ahead) * pixels + point * share + image.row_step * top
             place = image.memory.at(start)
             with k.loop(0, share, CACHE_LINE // itemsize(place.type)) as index:
                 k.prefetch(place.at(index), to_write=writes)
