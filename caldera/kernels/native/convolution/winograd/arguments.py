@@ -14,8 +14,9 @@ import numpy as np
 from caldera.kernels.common.geometry import steps
 from caldera.kernels.native.codegen.blas import blas
 from caldera.kernels.native.codegen.dtypes import computed_type
-from caldera.kernels.native.codegen.emitter import Emitter, Number, Pointer, Value
+from caldera.kernels.native.codegen.emitter import Emitter, Number, Pointer, Value, itemsize
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, NativeKernel
+from caldera.kernels.native.codegen.target import CACHE_LINE
 from caldera.kernels.native.convolution.winograd.layout import Layout
 from caldera.kernels.native.convolution.winograd.tiles import (
     Image,
@@ -62,6 +63,8 @@ class Arguments:
     gemm: Integer
     area: Integer
     """Read, though it is known: LLVM would write loops over points out if it knew it."""
+    kept: Integer
+    """How many points of a block are in memory at once."""
     chunks: Integer
     size: int
     lanes: int
@@ -96,14 +99,39 @@ class Arguments:
 
     def scratch(self, number: Number) -> tuple[Points, Points]:
         """The points of both sets of tiles in one of the scratch memories."""
-        passed = self.area * number
+        passed = self.kept * number
         return self.points.passed(passed), self.others.passed(passed)
 
+    def fetch_ahead(self, tile: Value, point: Value, to_write: tuple[bool, bool]) -> None:
+        """Have the pixels brought nearer that the tiles after the block at `tile` will take, or,
+        if it is less than a row of them, those below it.
+
+        It is done bit by bit, point by point: memory has time while products are computed. In
+        images that do not lie in one piece some are fetched in vain.
+        """
+        k = self.k
+        ahead = k.maximum(self.block, self.across)
+        for image, top, writes in zip(self.images, (1, 0), to_write, strict=True):
+            pixels = image.channels * (self.size * self.size)
+            share = self.block * pixels // self.area
+            # Tiles of the first image reach a row further.
+            start = (tile + ahead) * pixels + point * share + image.row_step * top
+            place = image.memory.at(start)
+            with k.loop(0, share, CACHE_LINE // itemsize(place.type)) as index:
+                k.prefetch(place.at(index), to_write=writes)
+
     def transform_tiles(
-        self, name: str, image: Image, points: Points, numbers: tuple[Value, Value]
+        self,
+        name: str,
+        image: Image,
+        points: Points,
+        numbers: tuple[Value, Value],
+        only: int | None = None,
     ) -> None:
-        """Transform tiles of an image."""
-        transform_tiles(self.k, name, self.tiles, image, points, numbers, self.border, self.lanes)
+        """Transform tiles of an image to all their points, or those of one row."""
+        transform_tiles(
+            self.k, name, self.tiles, image, points, numbers, self.border, self.lanes, only
+        )
 
 
 def winograd_call(
@@ -117,6 +145,8 @@ def winograd_call(
 ) -> NativeCall:
     """Call a kernel for some of the tiles; `memory` has the lengths the layout says."""
     matrices, points, others, border = memory
+    if layout.in_place:
+        others = points
     known = blas()
     down, across = layout.grid
     given = {
@@ -128,7 +158,7 @@ def winograd_call(
         "others": {"memory": others, "step": layout.other_step, "width": layout.width},
         "borders": border, "border_step": layout.border,
         "gemm": 0 if known is None else known.gemm(computed_type(images[0].dtype.name)),
-        "area": layout.points, "chunks": layout.chunks, "size": layout.size,
+        "area": layout.points, "kept": layout.kept, "chunks": layout.chunks, "size": layout.size,
         "lanes": layout.lanes,
     }  # fmt: skip
     return kernel.call(given=given, parts=parts, **parameters)

@@ -34,6 +34,8 @@ from caldera.kernels.native.convolution.winograd.layout import Layout
 from caldera.kernels.native.convolution.winograd.tiles import Points, inverse_transform
 
 Rows = tuple[Number, Value]
+_WRITTEN_OUT = 16
+"""Vectors of filters up to which a product is written without a loop."""
 
 
 @dataclass(frozen=True)
@@ -102,19 +104,25 @@ def _by_panels(
 
         def multiply(lines: Sequence[Number], length: Number) -> None:
             tile = Tile(k, height, vectors, [first.at(line * length) for line in lines])
-            tile.add(panel, 0, k.constant(length, I64))
+            if isinstance(length, int) and length * vectors <= _WRITTEN_OUT:
+                tile.add_known(panel, k.constant(0, I64), length)
+            else:
+                tile.add(panel, 0, k.constant(length, I64))
             tile.store([goal.at(line * width) for line in lines])
 
-        # Below the last row that row is computed again.
-        some = [k.minimum(k.constant(line, I64), rows - 1 - top) for line in range(height)]
+        def multiply_last() -> None:
+            # Below the last row that row is computed again.
+            left = rows - 1 - top
+            multiply([k.minimum(k.constant(i, I64), left) for i in range(height)], inner)
+
         if channels:
             with k.if_else(top + height <= rows) as (whole, partial):
                 with whole:
                     multiply(range(height), channels)
                 with partial:
-                    multiply(some, inner)
+                    multiply_last()
         else:
-            multiply(some, inner)
+            multiply_last()
 
 
 @native_kernel
@@ -131,6 +139,7 @@ def _apart(
         tiles = begin, k.minimum(begin + block, end)
         given.transform_tiles("points", given.images[0], scratch[0], tiles)
         with k.loop(0, given.area) as point:
+            given.fetch_ahead(begin, point, (False, True))
             given.multiply(scratch, (0, tiles[1] - begin), point, register_tile, channels)
         given.inverse_transform(scratch[1], tiles)
 

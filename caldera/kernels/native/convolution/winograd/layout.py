@@ -23,7 +23,9 @@ from caldera.kernels.native.convolution.winograd.transforms import reach
 from caldera.tensor.dtype import NAMES
 from caldera.threads import thread_count
 
+_BLOCKS_IN_PLACE = (12, 6)
 _BLOCKS_OF_OUR_PRODUCTS = (60, 30, 12)
+_BLOCKS_BY_ROWS = (16, 8)
 _BLOCKS_OF_BLAS = (128, 64, 32, 16, 8)
 _BLOCKS_TOGETHER = (256, 128, 64, 32, 16, 8)
 """Tiles in a block, the most first."""
@@ -35,6 +37,8 @@ _OUR_PRODUCTS = 1 << 15
 _OUR_SUMS = 1 << 12
 """Up to so many, matrices are multiplied by a kernel of our own: BLAS would spend more time on
 rearranging them."""
+_FEW_SUMS = 1 << 8
+"""Up to so many, it pays to read a block's pixels again for each row of points."""
 _FEW_CHANNELS = 32
 """Sums of at most so many terms take no longer than finding out where their rows begin."""
 _TRANSFORMED = 0.4e-9
@@ -56,6 +60,18 @@ class Layout(TiledLayout):
     def points(self) -> int:
         """How many products of matrices there are."""
         return reach(self.size) ** 2
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether a block's points are computed row by row: then so few of them, and of their
+        sums, are in use at once that they stay in the nearest cache."""
+        few = self.size == 2 and self.inner * self.columns <= _FEW_SUMS
+        return self.is_sum and few and self.is_apart and self.register_tile is not None
+
+    @property
+    def kept(self) -> int:
+        """How many points of a block are in memory at once."""
+        return reach(self.size) if self.by_rows else self.points
 
     @cached_property
     def grid(self) -> tuple[int, int]:
@@ -130,11 +146,22 @@ class Layout(TiledLayout):
         return -(-self.columns // self.panel) * self.panel
 
     @cached_property
+    def in_place(self) -> bool:
+        """Whether products are written over the points they come from: rows of results as long as
+        those, each of which is in registers as a whole before it is written."""
+        ours = self.register_tile is not None and not self.is_sum
+        return ours and self.is_apart and self.inner == self.width == self.panel
+
+    @cached_property
     def _sizes(self) -> tuple[int, ...]:
         if not self.is_apart:
             return _BLOCKS_TOGETHER
         if self.register_tile is None:
             return _BLOCKS_OF_BLAS
+        if self.in_place:
+            return _BLOCKS_IN_PLACE
+        if self.by_rows:
+            return _BLOCKS_BY_ROWS
         near = [n for n in _BLOCKS_OF_OUR_PRODUCTS if self._block_bytes(n) <= _NEAREST_CACHE]
         return tuple(near) or _BLOCKS_OF_OUR_PRODUCTS
 
@@ -200,10 +227,11 @@ class Layout(TiledLayout):
     @property
     def lengths(self) -> tuple[int, int, int, int]:
         """Points of filters, of the transformed tiles and of the others, and border pixels."""
+        others = 0 if self.in_place else self.scratches * self.kept * self.other_step
         return (
             self.sums * self.points * self.filter_step,
-            self.scratches * self.points * self.step,
-            self.scratches * self.points * self.other_step,
+            self.scratches * self.kept * self.step,
+            others,
             self.workers * self.border,
         )
 
@@ -211,16 +239,19 @@ class Layout(TiledLayout):
         """At most so many bytes are needed with blocks of this size."""
         copies = thread_count() if self.is_apart else 1
         sums = copies if self.is_sum else 1
-        tiles = self._step(block * self.inner) + self._step(block * self.width)
-        elements = self.points * (sums * self.filter_step + copies * tiles)
+        elements = self.points * sums * self.filter_step
+        elements += self.kept * copies * self._tile_elements(block)
         return (elements + thread_count() * self.border) * self.geometry.dtype.itemsize
 
     def _block_bytes(self, block: int) -> int:
         """What one worker goes through for a block."""
-        elements = (
-            self.filter_step + self._step(block * self.inner) + self._step(block * self.width)
-        )
-        return self.points * elements * self.geometry.dtype.itemsize
+        elements = self.filter_step + self._tile_elements(block)
+        return self.kept * elements * self.geometry.dtype.itemsize
+
+    def _tile_elements(self, block: int) -> int:
+        """Of a point, in both sets of tiles."""
+        others = 0 if self.in_place else self._step(block * self.width)
+        return self._step(block * self.inner) + others
 
     def _step(self, elements: int) -> int:
         """Whole cache lines, an odd number of them: else the same row of all matrices would be in

@@ -6,9 +6,10 @@ channels. A tile that reaches over the border reads zeros there, and writes to n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -22,10 +23,16 @@ from caldera.kernels.native.codegen.emitter import (
     itemsize,
 )
 from caldera.kernels.native.codegen.kernel import Integer
-from caldera.kernels.native.convolution.winograd.transforms import in_two_dimensions, lengths
+from caldera.kernels.native.convolution.winograd.transforms import (
+    TRANSFORMS,
+    Vector,
+    in_two_dimensions,
+    lengths,
+    transform_rows,
+)
 
 Pixels = list[list[Pointer]]
-"""Where the pixels of a tile are, row by row."""
+"""Where the pixels of a tile are, column by column."""
 
 
 def image_arguments(array: np.ndarray, top: int, left: int) -> dict[str, np.ndarray | int]:
@@ -90,12 +97,15 @@ class Points:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a tile lies: the number of its image, and its first row and column there."""
+class Run:
+    """Neighbouring tiles of one row of them: how many came before, the number of their image, the
+    row and column of the first, both counted in tiles, and how many they are."""
 
+    before: Value
     image: Value
     row: Value
     column: Value
+    count: Value
 
 
 @dataclass(frozen=True)
@@ -107,25 +117,26 @@ class Tiles:
     across: Value
 
     @contextmanager
-    def loop(self, k: Emitter, numbers: tuple[Value, Value]) -> Iterator[tuple[Value, Place]]:
-        """A loop over tiles: how many came before, and where each lies.
+    def runs(self, k: Emitter, numbers: tuple[Value, Value]) -> Iterator[Run]:
+        """A loop over the rows that some tiles lie in.
 
-        Only the first is looked for: to divide takes longer than to transform a vector.
+        Only the first tile is looked for: to divide takes longer than to transform a vector.
         """
         begin, end = numbers
         within = self.down * self.across
-        image = _quotient(begin, within)
-        rest = begin - image * within
-        row = _quotient(rest, self.across)
-        place = [k.variable(each) for each in (image, row, rest - row * self.across)]
-        with k.loop(0, end - begin) as count:
-            image, row, column = (each.value for each in place)
-            yield count, Place(image, row * self.size, column * self.size)
-            is_last = (column + 1).equals(self.across)
-            is_lowest = is_last & (row + 1).equals(self.down)
-            place[0].value = k.select(is_lowest, image + 1, image)
-            place[1].value = k.select(is_lowest, 0, k.select(is_last, row + 1, row))
-            place[2].value = k.select(is_last, 0, column + 1)
+        first = _quotient(begin, within)
+        rest = begin - first * within
+        down = _quotient(rest, self.across)
+        places = (k.constant(0, I64), first, down, rest - down * self.across)
+        before, image, row, column = (k.variable(each) for each in places)
+        with k.while_loop(lambda: before.value < end - begin):
+            count = k.minimum(end - begin - before.value, self.across - column.value)
+            yield Run(before.value, image.value, row.value, column.value, count)
+            is_lowest = (row.value + 1).equals(self.down)
+            image.value = k.select(is_lowest, image.value + 1, image.value)
+            row.value = k.select(is_lowest, 0, row.value + 1)
+            column.value = 0
+            before.value = before.value + count
 
 
 def _quotient(a: Value, b: Value) -> Value:
@@ -133,6 +144,63 @@ def _quotient(a: Value, b: Value) -> Value:
     k = a.k
     short = [k.convert(each, I32).raw for each in (a, b)]
     return k.convert(Value(k, k.ir.udiv(*short)), I64, unsigned=True)
+
+
+@dataclass(frozen=True)
+class Strip:
+    """The rows of an image that a run of tiles lies in, from the first column of the first tile on.
+
+    A row outside of the image is one pixel of memory, `outside`, again and again. `within` says
+    from which tile on, and before which, tiles reach over neither end of a row.
+    """
+
+    size: int
+    side: int
+    rows: list[Pointer]
+    steps: list[Value]
+    left: Value
+    width: Value
+    outside: Pointer
+    run: Run
+    within: tuple[Value, Value]
+
+    @classmethod
+    def of(cls, k: Emitter, size: int, side: int, image: Image, run: Run, outside: Pointer) -> Self:
+        """Of tiles with `side` pixels along an axis, which begin `size` pixels apart."""
+        top, left = run.row * size - image.top, run.column * size - image.left
+        first = image.memory.at(run.image * image.image_step + left * image.pixel_step)
+        rows, steps = [], []
+        for i in range(side):
+            inside = k.compare("<", top + i, image.height, unsigned=True)
+            rows.append(k.either(inside, first.at((top + i) * image.row_step), outside))
+            steps.append(k.select(inside, image.pixel_step, 0))
+        by = size.bit_length() - 1
+        begin = k.minimum(k.maximum((-left + (size - 1)) >> by, 0), run.count)
+        end = k.minimum(((image.width - side - left) >> by) + 1, run.count)
+        within = begin, k.maximum(begin, end)
+        return cls(size, side, rows, steps, left, image.width, outside, run, within)
+
+    def column(self, tile: Value, number: int) -> list[Pointer]:
+        """The pixels of a column of a tile that reaches over neither end of a row."""
+        place = tile * self.size + number
+        return [row.at(step * place) for row, step in zip(self.rows, self.steps, strict=True)]
+
+    def pixels(self, tile: Value) -> Pixels:
+        """All pixels of such a tile."""
+        return [self.column(tile, number) for number in range(self.side)]
+
+    @contextmanager
+    def over_ends(self, k: Emitter) -> Iterator[tuple[Value, Pixels]]:
+        """A loop over the other tiles: which it is, and where its pixels are."""
+        begin, end = self.within
+        with k.loop(0, begin + self.run.count - end) as index:
+            tile = k.select(index < begin, index, index - begin + end)
+            left = self.left + tile * self.size
+            pixels = []
+            for number, column in enumerate(self.pixels(tile)):
+                inside = k.compare("<", left + number, self.width, unsigned=True)
+                pixels.append([k.either(inside, pixel, self.outside) for pixel in column])
+            yield tile, pixels
 
 
 def transform_tiles(
@@ -144,26 +212,61 @@ def transform_tiles(
     numbers: tuple[Value, Value],
     zeros: Pointer,
     lanes: int,
+    only: int | None = None,
 ) -> None:
     """Transform tiles `numbers[0]` to `numbers[1]` of an image; `zeros` is room for its channels.
 
-    `points` starts with the row of the first of them.
+    `points` starts with the row of the first of them; it has all points, or those of one row if
+    `only` that is asked for. Where neighbouring tiles overlap, the columns that the next one shares
+    stay in registers, transformed.
     """
     k.clear_bytes(zeros, image.channels * itemsize(zeros.type))
     side, count = lengths(name, tiles.size)
     places = [points.step * index for index in range(count * count)]
-    with tiles.loop(k, numbers) as (number, place):
-        row = points.at(number).memory
+    rows = range(count) if only is None else range(only, only + 1)
+    shared = side - tiles.size
 
-        def transform(pixels: Pixels) -> None:
+    def transformed(column: list[Pointer], channel: Value) -> Vector:
+        values = [pixel.load(channel, lanes) for pixel in column]
+        found = TRANSFORMS[name][tiles.size](k, values)
+        return [found[row] for row in rows]
+
+    with tiles.runs(k, numbers) as run:
+        strip = Strip.of(k, tiles.size, side, image, run, zeros)
+
+        def finish(tile: Value, channel: Value, columns: list[Vector]) -> None:
+            row = points.at(run.before + tile).memory
+            transform_rows(
+                k, name, tiles.size, columns,
+                lambda i, j, value: row.store(places[i * count + j] + channel, value),
+            )  # fmt: skip
+
+        def alone(tile: Value, pixels: Pixels) -> None:
             with overlapping(k, image.channels, lanes) as c:
-                in_two_dimensions(
-                    k, name, tiles.size,
-                    lambda i, j: pixels[i][j].load(c, lanes),
-                    lambda i, j, value: row.store(places[i * count + j] + c, value),
-                )  # fmt: skip
+                finish(tile, c, [transformed(column, c) for column in pixels])
 
-        _with_pixels(k, image, place, side, zeros, transform)
+        def in_a_row(begin: Value, end: Value) -> None:
+            with k.if_then(begin < end), overlapping(k, image.channels, lanes) as c:
+                known = [
+                    [k.variable(each) for each in transformed(strip.column(begin, i), c)]
+                    for i in range(shared)
+                ]
+                with k.loop(begin, end) as tile:
+                    columns = [[each.value for each in column] for column in known]
+                    fresh = [strip.column(tile, i) for i in range(shared, side)]
+                    columns += [transformed(column, c) for column in fresh]
+                    for column, values in zip(known, columns[tiles.size :], strict=True):
+                        for variable, value in zip(column, values, strict=True):
+                            variable.value = value
+                    finish(tile, c, columns)
+
+        with strip.over_ends(k) as (tile, pixels):
+            alone(tile, pixels)
+        if shared:
+            in_a_row(*strip.within)
+        else:
+            with k.loop(*strip.within) as tile:
+                alone(tile, strip.pixels(tile))
 
 
 def inverse_transform(
@@ -179,18 +282,22 @@ def inverse_transform(
     """Write tiles `numbers[0]` to `numbers[1]` of an image; `nowhere` is room for its channels."""
     count, side = lengths(name, tiles.size)
     places = [points.step * index for index in range(count * count)]
-    with tiles.loop(k, numbers) as (number, place):
-        row = points.at(number).memory
+    with tiles.runs(k, numbers) as run:
+        strip = Strip.of(k, tiles.size, side, image, run, nowhere)
 
-        def transform(pixels: Pixels) -> None:
+        def transform(tile: Value, pixels: Pixels) -> None:
+            row = points.at(run.before + tile).memory
             with overlapping(k, image.channels, lanes) as c:
                 in_two_dimensions(
                     k, name, tiles.size,
                     lambda i, j: row.load(places[i * count + j] + c, lanes),
-                    lambda i, j, value: pixels[i][j].store(c, value),
+                    lambda i, j, value: pixels[j][i].store(c, value),
                 )  # fmt: skip
 
-        _with_pixels(k, image, place, side, nowhere, transform)
+        with strip.over_ends(k) as (tile, pixels):
+            transform(tile, pixels)
+        with k.loop(*strip.within) as tile:
+            transform(tile, strip.pixels(tile))
 
 
 @contextmanager
@@ -199,50 +306,3 @@ def overlapping(k: Emitter, count: Value, lanes: int) -> Iterator[Value]:
     again, which takes less code than doing what is left one by one."""
     with k.loop(0, count, lanes) as index:
         yield k.minimum(index, count - lanes)
-
-
-def _with_pixels(
-    k: Emitter, image: Image, place: Place, side: int, outside: Pointer,
-    body: Callable[[Pixels], None],
-) -> None:  # fmt: skip
-    """`body` with the places of a tile's pixels; `outside` for those that are not in the image.
-
-    It is written twice: for tiles within the image, whose pixels lie at the same distances from
-    each other, and for those over its border, whose places are looked up one by one, which takes
-    as long as transforming a vector of channels.
-    """
-    top, left = place.row - image.top, place.column - image.left
-    first = image.memory.at(place.image * image.image_step + left * image.pixel_step)
-    rows_inside = (top >= 0) & (top + side <= image.height)
-    with k.if_else(rows_inside & (left >= 0) & (left + side <= image.width)) as (inside, across):
-        with inside:
-            rows = [first.at((top + i) * image.row_step) for i in range(side)]
-            body([[row.at(image.pixel_step * j) for j in range(side)] for row in rows])
-        with across:
-            body(_pixels_at_border(k, image, first, (top, left), side, outside))
-
-
-def _pixels_at_border(
-    k: Emitter, image: Image, first: Pointer, corner: tuple[Value, Value], side: int,
-    outside: Pointer,
-) -> Pixels:  # fmt: skip
-    places = k.alloca(I64, side * side)
-    top, left = corner
-
-    def is_within(place: Value, end: Value) -> Value:
-        return k.compare("<", place, end, unsigned=True)
-
-    # Loops over pixels, and not a copy of their body for each of them: code is short.
-    with k.loop(0, side) as down:
-        row = first.at((top + down) * image.row_step)
-        in_rows = is_within(top + down, image.height)
-        with k.loop(0, side) as right:
-            within = in_rows & is_within(left + right, image.width)
-            there = k.pointer_to_int(row.at(image.pixel_step * right))
-            place = k.select(within, there, k.pointer_to_int(outside))
-            places.store(down * side + right, place)
-    kind = image.memory.type
-    return [
-        [k.int_to_pointer(places.load(i * side + j), kind) for j in range(side)]
-        for i in range(side)
-    ]

@@ -16,6 +16,8 @@ from caldera.kernels.native.codegen.emitter import Emitter, Value
 
 Vector = list[Value]
 Transform = Callable[[Emitter, Sequence[Value]], Vector]
+Store = Callable[[int, int, Value], None]
+"""Takes a row, a column, and the value that belongs there."""
 
 TAPS = 3
 """The length of the filters."""
@@ -145,13 +147,20 @@ def in_two_dimensions(
     name: str,
     size: int,
     load: Callable[[int, int], Value],
-    store: Callable[[int, int, Value], None],
+    store: Store,
 ) -> None:
     """Transform what `load(row, column)` gives, and `store(row, column, value)` the results."""
+    taken, _ = lengths(name, size)
     transform = TRANSFORMS[name][size]
-    taken, given = lengths(name, size)
     columns = [transform(k, [load(row, column) for row in range(taken)]) for column in range(taken)]
-    for row in range(given):
-        results = transform(k, [columns[column][row] for column in range(taken)])
+    transform_rows(k, name, size, columns, store)
+
+
+def transform_rows(
+    k: Emitter, name: str, size: int, columns: Sequence[Vector], store: Store
+) -> None:
+    """The second half: from columns that are transformed, or some rows of them, to results."""
+    for row in range(len(columns[0])):
+        results = TRANSFORMS[name][size](k, [column[row] for column in columns])
         for column, value in enumerate(results):
             store(row, column, value)

@@ -31,17 +31,23 @@ from caldera.kernels.native.convolution.winograd.arguments import (
 from caldera.kernels.native.convolution.winograd.filters import filter_gradient
 from caldera.kernels.native.convolution.winograd.layout import Layout
 from caldera.kernels.native.convolution.winograd.tiles import Points
+from caldera.kernels.native.convolution.winograd.transforms import reach
 
 
 @dataclass(frozen=True)
 class _Arguments(Arguments):
     """The images are the image and the output's gradient, the matrices sums of their products."""
 
-    def transform_both(self, scratch: tuple[Points, Points], numbers: tuple[Value, Value]) -> None:
+    def transform_both(
+        self,
+        scratch: tuple[Points, Points],
+        numbers: tuple[Value, Value],
+        only: int | None = None,
+    ) -> None:
         """Transform tiles of the image and of the gradient."""
         image, gradient = self.images
-        self.transform_tiles("points", image, scratch[0], numbers)
-        self.transform_tiles("gradient", gradient, scratch[1], numbers)
+        self.transform_tiles("points", image, scratch[0], numbers, only)
+        self.transform_tiles("gradient", gradient, scratch[1], numbers, only)
 
     def add(
         self,
@@ -113,8 +119,9 @@ def _broadcast_rows(k: Emitter, rows: Pointer, height: int, lanes: int) -> list[
 
 @native_kernel
 def _apart(
-    k: Emitter, given: _Arguments, register_tile: tuple[int, int] | None, numbers: Steps | None
-) -> None:
+    k: Emitter, given: _Arguments, register_tile: tuple[int, int] | None, numbers: Steps | None,
+    by_rows: bool,
+) -> None:  # fmt: skip
     """Blocks of tiles; each worker has a sum of its own."""
     given = given.known(numbers)
     scratch = given.scratch(k.part)
@@ -123,12 +130,15 @@ def _apart(
     with k.loop(start, stop) as index:
         begin = first + index * block
         tiles = begin, k.minimum(begin + block, end)
-        given.transform_both(scratch, tiles)
-        with k.loop(0, given.area) as point:
-            given.add(
-                scratch, tiles[1] - begin, (0, given.matrices.width), k.part * given.area + point,
-                point, index.equals(start), register_tile,
-            )  # fmt: skip
+        for row in range(reach(given.size)) if by_rows else (None,):
+            given.transform_both(scratch, tiles, row)
+            with k.loop(0, given.kept) as number:
+                point = number + given.kept * (row or 0)
+                given.fetch_ahead(begin, point, (False, False))
+                given.add(
+                    scratch, tiles[1] - begin, (0, given.matrices.width),
+                    k.part * given.area + point, number, index.equals(start), register_tile,
+                )  # fmt: skip
 
 
 @native_kernel
@@ -164,6 +174,7 @@ def weight_calls(
         calls.append(winograd_call(
             _apart, layout, pair, memory, (0, layout.tiles), layout.workers,
             register_tile=layout.register_tile, numbers=steps_of(layout, pair),
+            by_rows=layout.by_rows,
         ))  # fmt: skip
     else:
         sums = layout.points * layout.chunks
