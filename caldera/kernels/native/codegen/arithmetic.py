@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 from llvmlite import ir
@@ -45,16 +46,16 @@ class Arithmetic:
         """A scalar in all lanes of a vector."""
         if count == 1:
             return value
-        kind = ir.VectorType(value.type, count)
+        kind = vector(value.type, count)
         single = self.ir.insert_element(ir.Constant(kind, ir.Undefined), value.raw, I32(0))
-        mask = ir.Constant(ir.VectorType(I32, count), None)
+        mask = ir.Constant(vector(I32, count), None)
         return Value(self, self.ir.shuffle_vector(single, ir.Constant(kind, ir.Undefined), mask))
 
     def vector_of(self, values: Sequence[Value]) -> Value:
         """Scalars as the lanes of a vector; the scalar itself if there is but one."""
         if len(values) == 1:
             return values[0]
-        raw = ir.Constant(ir.VectorType(values[0].type, len(values)), ir.Undefined)
+        raw = ir.Constant(vector(values[0].type, len(values)), ir.Undefined)
         for index, value in enumerate(values):
             raw = self.ir.insert_element(raw, value.raw, I32(index))
         return Value(self, raw)
@@ -62,8 +63,7 @@ class Arithmetic:
     def shuffle(self, a: Value, b: Value | None, picks: Sequence[int]) -> Value:
         """Lanes picked from `a` (0, 1, ...) and then `b`."""
         other = ir.Constant(a.type, ir.Undefined) if b is None else b.raw
-        mask = ir.Constant(ir.VectorType(I32, len(picks)), list(picks))
-        return Value(self, self.ir.shuffle_vector(a.raw, other, mask))
+        return Value(self, self.ir.shuffle_vector(a.raw, other, _mask(tuple(picks))))
 
     def broadcast_lane(self, a: Value, lane: int) -> Value:
         """One lane of a vector in all lanes."""
@@ -214,3 +214,9 @@ def _signed(value: int, width: int) -> int:
     """The integer with these low bits, as LLVM writes it."""
     value &= (1 << width) - 1
     return value - (1 << width) if width > 1 and value >> (width - 1) else value
+
+
+@cache
+def _mask(picks: tuple[int, ...]) -> ir.Constant:
+    """Which lanes a shuffle takes: kernels repeat a few of these, and each is long to write."""
+    return ir.Constant(ir.VectorType(I32, len(picks)), list(picks))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, Union
 
 from llvmlite import ir
@@ -41,8 +42,10 @@ def lanes(kind: ir.Type) -> int:
     return int(kind.count) if isinstance(kind, ir.VectorType) else 1
 
 
+@cache
 def vector(kind: ir.Type, count: int) -> ir.Type:
-    """The type of `count` lanes; the scalar itself for one."""
+    """The type of `count` lanes; the scalar itself for one. Always the same object, as each one
+    writes its name anew."""
     return ir.VectorType(kind, count) if count > 1 else kind
 
 
