@@ -138,7 +138,8 @@ class OptunaMethod(Method, ABC):
             state=states.COMPLETE if done else states.PRUNED if stopped else states.FAIL,
             values=list(trial.values or ()) if done else list(steps.values()) or None,
             params=values, distributions=distributions, intermediate_values=steps,
-            user_attrs={_CONSTRAINT: [float(len(trial.violations))]} if trial.violations else {},
+            # Where Optuna keeps what `constraints_func` said of a trial that it has asked for.
+            system_attrs={"constraints": [float(len(trial.violations))]},
         )  # fmt: skip
 
     def restore(self) -> None:
