@@ -9,6 +9,8 @@ several seeds, which also divide the samples anew into those to train with and t
 - ASHA + TPE, and Optuna's own TPE and successive halving on the same networks and samples, begin
   trials until they have used 40% of random search's epochs: after how many, over all trials, has
   one ended with as much?
+- promotion + TPE is the kind of ASHA that goes on later with trials which it has stopped
+  (`--kinds promotion`);
 - PBT trains a population, and the settings that it began with are trained as long without any
   change: the best validation loss at the end of both.
 
@@ -57,7 +59,7 @@ SPACE = {
 }
 PBT_SPACE = {name: SPACE[name] for name in ("learning_rate", "momentum", "weight_decay", "dropout")}
 ACCURACY, LOSS = "val_accuracy", "val_loss"
-KINDS = ("random", "asha+tpe", "optuna", "pbt", "fixed")
+KINDS = ("random", "asha+tpe", "optuna", "pbt", "fixed", "promotion")
 Curve = Sequence[float]
 
 
@@ -170,8 +172,8 @@ def random_search(given: argparse.Namespace, seed: int) -> Found:
     )  # fmt: skip
 
 
-class TPEWithin(search.TPE):
-    """TPE that begins nothing more once the trials have used so many epochs."""
+class _Within(search.Method):
+    """Begins nothing more once the trials have used so many epochs."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -182,6 +184,14 @@ class TPEWithin(search.TPE):
         return super().ask(number) if used < self.most else None
 
 
+class TPEWithin(_Within, search.TPE):
+    """TPE that ends."""
+
+
+class PromotionWithin(_Within, search.Promotion):
+    """Promotion that ends."""
+
+
 def asha_and_tpe(given: argparse.Namespace, seed: int) -> Found:
     """Ours, with its defaults."""
     method = TPEWithin(most_epochs(given))
@@ -189,6 +199,17 @@ def asha_and_tpe(given: argparse.Namespace, seed: int) -> Found:
         build, SPACE, method=method, stop="asha", trials=10 * given.trials, **arguments(given, seed)
     )
     return of_study(study)
+
+
+def promotion_and_tpe(given: argparse.Namespace, seed: int) -> Found:
+    """The kind that promotes, with its defaults; a model that waits is in a folder meanwhile."""
+    method = PromotionWithin(most_epochs(given))
+    with tempfile.TemporaryDirectory() as folder:
+        study = search.run(
+            build, SPACE, method=method, trials=10 * given.trials, folder=folder,
+            **arguments(given, seed),
+        )  # fmt: skip
+        return of_study(study)
 
 
 def most_epochs(given: argparse.Namespace) -> int:
@@ -262,7 +283,11 @@ def fixed_settings(given: argparse.Namespace, seed: int) -> Found:
 
 
 SEARCHES = dict(
-    zip(KINDS, (random_search, asha_and_tpe, optuna_alone, population, fixed_settings), strict=True)
+    zip(
+        KINDS,
+        (random_search, asha_and_tpe, optuna_alone, population, fixed_settings, promotion_and_tpe),
+        strict=True,
+    )
 )
 
 
@@ -331,6 +356,12 @@ def show_stopping(found: Mapping[tuple[str, int], Found], seeds: Iterable[int]) 
             f"  {cells[0]}, best {ours.best:.4f} ({ours.test:.4f})  {cells[1]}, "
             f"best {theirs.best:.4f}"
         )
+        if ("promotion", seed) in found:
+            promoted = found["promotion", seed]
+            print(
+                f"      promotion + TPE {promoted.epochs_to(goal) / budget:.0%}, "
+                f"best {promoted.best:.4f} ({promoted.test:.4f})"
+            )
     print(
         f"ASHA + TPE needs at most a third on {met} of {count} seeds; Optuna alone needs fewer "
         f"epochs than it on {count - not_behind}"
@@ -344,9 +375,9 @@ def show_populations(
     print("seed  PBT: validation loss, test accuracy, epochs  the best of its settings, fixed")
     ahead, count = 0, 0
     for seed in seeds:
-        if any((kind, seed) not in found for kind in KINDS[3:]):
+        if any((kind, seed) not in found for kind in KINDS[3:5]):
             continue
-        pbt, fixed = (found[kind, seed] for kind in KINDS[3:])
+        pbt, fixed = (found[kind, seed] for kind in KINDS[3:5])
         losses = [min(row.loss for row in rows) for rows in (pbt.rows[-members:], fixed.rows)]
         count += 1
         ahead += losses[0] < losses[1]

@@ -21,6 +21,7 @@ from caldera.search.algorithms.optuna_samplers import (
     QuasiRandom,
 )
 from caldera.search.algorithms.pbt import PBT
+from caldera.search.algorithms.promotion import Promotion
 from caldera.search.algorithms.random import Random, Threshold
 from caldera.search.algorithms.swarm import Swarm
 from caldera.search.architecture import cell, hierarchy, layers, make_cell, make_layers, repeat
@@ -67,6 +68,7 @@ __all__ = [
     "Median",
     "Method",
     "Objective",
+    "Promotion",
     "Proposal",
     "QuasiRandom",
     "Random",

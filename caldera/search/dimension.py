@@ -377,6 +377,9 @@ def choice(values: Sequence[Any] | Mapping[Any, Any]) -> Choice:
     if not isinstance(values, Mapping):
         return Choice([each.item() if isinstance(each, np.generic) else each for each in values])
     made = Choice(list(values))
+    if len({str(label) for label in made.labels}) < len(made.labels):
+        # 1 and "1" are told apart by what they look like, since a text names what each opens.
+        made.labels = [repr(value) for value in made.values]
     for label, opened in zip(made.labels, values.values(), strict=True):
         if opened is not None and not isinstance(opened, Mapping):
             raise ConfigError.build(

@@ -8,6 +8,7 @@ that open parameters and lists of layers need nothing else: what is not met is n
 from __future__ import annotations
 
 import inspect
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
@@ -347,4 +348,5 @@ def describe(part: Any) -> Any:
         return {**part.describe(), "opens": describe(part.opens)}
     if isinstance(part, Dimension | Part):
         return part.describe()
-    return {"kind": "fixed", "value": repr(part)}
+    # Where an object lies in memory is another place in every process.
+    return {"kind": "fixed", "value": re.sub(r" at 0x[0-9a-f]+", "", repr(part))}

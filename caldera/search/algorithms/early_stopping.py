@@ -133,5 +133,5 @@ class Median(_Stopper):
         others = self.others_at(trial, step)
         if step < self.least or len(others) < self.startup:
             return False
-        best = min(self.objective.loss(row) for row in trial.curve[:step])
-        return best > median(others)
+        losses = [self.objective.loss(row) for row in trial.curve[:step]]
+        return min(each for each in losses if not math.isnan(each)) > median(others)

@@ -48,6 +48,8 @@ class OptunaMethod(Method, ABC):
             )  # fmt: skip
         self._optuna = import_optuna(repr(self))
         self._asked: dict[int, Any] = {}
+        self._numbers: dict[int, int] = {}
+        """What Optuna calls the trials that it knows."""
         directions = ["maximize" if mode == "max" else "minimize" for mode in self.objective.modes]
         with _quiet(self._optuna):
             self._study = self._optuna.create_study(
@@ -64,7 +66,7 @@ class OptunaMethod(Method, ABC):
             self._study.sampler = self._seeded(self.seed, number)
         with _quiet(self._optuna):
             trial = self._study.ask()
-            self._asked[number] = trial
+            self._asked[number], self._numbers[number] = trial, trial.number
             return self.space.walk(lambda path, each: self._suggested(trial, path, each))[0]
 
     def _suggested(self, trial: Any, path: str, dimension: Dimension) -> Stored:
@@ -89,7 +91,7 @@ class OptunaMethod(Method, ABC):
         asked = self._asked.pop(trial.number, None)
         with _quiet(self._optuna):
             if asked is None:
-                self._study.add_trial(self._frozen(trial))
+                self._tell_unasked(trial)
                 return
             if trial.violations:
                 asked.set_user_attr(_CONSTRAINT, [float(len(trial.violations))])
@@ -101,6 +103,18 @@ class OptunaMethod(Method, ABC):
                 self._study.tell(asked, state=states.PRUNED)
             else:
                 self._study.tell(asked, state=states.FAIL)
+
+    def _tell_unasked(self, trial: Trial) -> None:
+        """Tell it of a trial of others, or of one that has come farther than when it was told."""
+        made = self._frozen(trial)
+        known = self._study.get_trials(deepcopy=False)
+        if trial.number not in self._numbers:
+            self._numbers[trial.number] = len(known)
+            self._study.add_trial(made)
+            return
+        kept = known[self._numbers[trial.number]]
+        kept.state, kept.values = made.state, made.values
+        kept.intermediate_values = made.intermediate_values
 
     def _frozen(self, trial: Trial) -> Any:
         """A trial that this sampler has not asked for, as Optuna keeps it."""
@@ -124,7 +138,8 @@ class OptunaMethod(Method, ABC):
             state=states.COMPLETE if done else states.PRUNED if stopped else states.FAIL,
             values=list(trial.values or ()) if done else list(steps.values()) or None,
             params=values, distributions=distributions, intermediate_values=steps,
-            user_attrs={_CONSTRAINT: [float(len(trial.violations))]} if trial.violations else {},
+            # Where Optuna keeps what `constraints_func` said of a trial that it has asked for.
+            system_attrs={"constraints": [float(len(trial.violations))]},
         )  # fmt: skip
 
     def restore(self) -> None:
@@ -140,7 +155,7 @@ class OptunaMethod(Method, ABC):
                 told += 1
             if self.ask(trial.number) != trial.point:
                 # Another method asked for it, or another version of Optuna.
-                del self._asked[trial.number]
+                del self._asked[trial.number], self._numbers[trial.number]
         for trial in waiting:
             self.tell(trial)
 

@@ -100,7 +100,7 @@ def _mixed(kind: str, rate: float, step: float, size: int = 0, share: float = 0.
     return abs(math.log(rate) + 3) + step + (size if kind == "a" else 2 * share)
 
 
-@pytest.mark.parametrize("name", [*SMART, "random", "asha", "median"])
+@pytest.mark.parametrize("name", [*SMART, "random", "asha", "median", "promotion"])
 def test_the_same_seed_and_going_on_give_the_same_trials(name: str, tmp_path: Path) -> None:
     def go(trials: int, **more: Any) -> search.Study:
         method = SMART[name]() if name in SMART else name
@@ -239,9 +239,6 @@ def test_a_sampler_learns_from_stopped_trials() -> None:
     assert np.mean(late) < 0.35
 
 
-# --- population-based training
-
-
 def _blobs() -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(0)
     y = random.integers(0, 2, 120)
@@ -250,6 +247,77 @@ def _blobs() -> tuple[np.ndarray, np.ndarray]:
 
 def _build(rate: float) -> cd.Model:
     return cd.NeuralNetwork([nn.Input((3,)), nn.Dense(2)], learning_rate=rate, batch_size=24)
+
+
+def _settings(study: search.Study) -> dict[float, list[Trial]]:
+    """The trials of each setting, in order."""
+    found: dict[float, list[Trial]] = {}
+    for trial in study.trials:
+        found.setdefault(trial.parameters["x"], []).append(trial)
+    return found
+
+
+def test_what_waits_goes_on_when_worse_ones_have_come() -> None:
+    space = {"x": search.uniform(0, 1)}
+    method = search.Promotion("random")
+    study = search.run(_curve, space, method=method, trials=60, epochs=27, seed=2)
+    first = study.trials[:3]
+    assert [len(trial.curve) for trial in first[:2]] == [1, 1]  # Nobody to compare them with.
+    came = {x: len(trials[-1].curve) for x, trials in _settings(study).items()}
+    for rung in (1, 3, 9):
+        there = sorted(x for x, length in came.items() if length >= rung)
+        on = [x for x in there if came[x] > rung]
+        # Who is among the best third now has gone on; a few more were, when there were fewer.
+        assert set(there[: len(there) // 3]) <= set(on)
+        assert rung > 1 or len(on) < len(there) / 2
+    for trials in _settings(study).values():
+        assert [t.parent for t in trials] == [None, *(t.number for t in trials[:-1])]
+        assert len({t.seed for t in trials}) == 1
+    assert study.best.parameters["x"] == min(came)
+
+
+def test_a_sampler_hears_of_a_promoted_trial_as_of_one_that_came_farther() -> None:
+    space = {"x": search.uniform(0, 1)}
+    method = search.Promotion("tpe")
+    study = search.run(_curve, space, method=method, trials=40, epochs=27, seed=1)
+    known = method._proposer._study.trials  # type: ignore[attr-defined]
+    settings = _settings(study)
+    assert len(known) == len(settings)
+    for each in known:
+        last = settings[each.params["x"]][-1]
+        assert (each.state.name == "COMPLETE") == (last.state == "done")
+        assert each.value == pytest.approx(last.value)
+    late = [trial.parameters["x"] for trial in study.trials[25:]]
+    assert np.mean(late) < 0.35
+
+
+def test_promoted_models_go_on_where_they_were(tmp_path: Path) -> None:
+    data = cd.data.arrays(*_blobs(), test=0.2)
+    space = {"rate": search.log(1e-5, 1e-1)}
+    study = search.run(
+        _build, space, data, method=search.Promotion("random"), epochs=3, trials=9,
+        folder=tmp_path,
+    )  # fmt: skip
+    later = [trial for trial in study.trials if trial.parent is not None]
+    assert later
+    for trial in later:
+        before = study.trials[trial.parent or 0]
+        assert (before.results["epochs"], before.state) == (len(before.curve), "stopped")
+        assert trial.curve[0]["epochs"] == before.results["epochs"] + 1
+    done = next(trial for trial in later if trial.state == "done")
+    weights = study.remake(done).parameters()[0].numpy()
+    assert np.array_equal(weights, done.model.parameters()[0].numpy())
+    for more, words in (
+        ({"method": search.Promotion("pbt"), "epochs": 3}, "which saves models itself"),
+        ({"method": "promotion"}, "epochs= of the search"),
+        ({"method": "promotion", "epochs": 3, "objective": search.metric("val_loss", seeds=2)},
+         "a mean over seeds"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=words):
+            search.run(_build, space, data, trials=2, folder=tmp_path / words, **more)  # type: ignore[arg-type]
+
+
+# --- population-based training
 
 
 def test_members_go_on_with_the_models_of_better_ones(tmp_path: Path) -> None:
