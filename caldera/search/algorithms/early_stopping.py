@@ -134,4 +134,4 @@ class Median(_Stopper):
         if step < self.least or len(others) < self.startup:
             return False
         losses = [self.objective.loss(row) for row in trial.curve[:step]]
-        return min(each for each in losses if not math.isnan(each)) > median(others)
+        return min((n for n in losses if not math.isnan(n)), default=math.inf) > median(others)
