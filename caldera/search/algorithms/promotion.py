@@ -76,10 +76,11 @@ class Promotion(Method):
             rung *= self.factor
         while rung >= self.least:
             for number in self._best_at(rung):
-                waiting = last[number]
-                if waiting.state == STOPPED and len(self._losses[number]) == rung:
+                waiting, came = last[number], len(self._losses[number])
+                # A worker may have gone a little farther before it heard that it should stop.
+                if waiting.state == STOPPED and came < rung * self.factor:
                     # Only a model knows how many epochs it has behind it.
-                    left = self.epochs - rung if "epochs" in waiting.results else None
+                    left = self.epochs - came if "epochs" in waiting.results else None
                     return Proposal(dict(waiting.point), left, waiting.number, keep=True)
             rung //= self.factor
         return None

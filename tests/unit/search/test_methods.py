@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -274,6 +275,22 @@ def test_what_waits_goes_on_when_worse_ones_have_come() -> None:
         assert [t.parent for t in trials] == [None, *(t.number for t in trials[:-1])]
         assert len({t.seed for t in trials}) == 1
     assert study.best.parameters["x"] == min(came)
+
+
+def test_what_heard_late_that_it_should_stop_goes_on_too() -> None:
+    def slow(x: float) -> Iterator[float]:
+        for value in _curve(x):
+            yield value
+            time.sleep(0.004)
+
+    space = {"x": search.uniform(0, 1)}
+    method = search.Promotion("random")
+    study = search.run(slow, space, method=method, trials=40, epochs=27, workers="threads:3")
+    came = {x: len(trials[-1].curve) for x, trials in _settings(study).items()}
+    assert any(trial.parent is not None for trial in study.trials)
+    best = sorted(came)[: len(came) // 3]
+    # The last ones may not have been asked for any more.
+    assert sum(came[x] < 3 for x in best) <= 3
 
 
 def test_a_sampler_hears_of_a_promoted_trial_as_of_one_that_came_farther() -> None:
