@@ -119,7 +119,7 @@ class SkipGram:
         for epoch in range(epochs):
             total, seen = 0.0, 0
             for words, contexts, done in self._parts(given, batch):
-                speed = np.float32(rate * max(0.01, 1 - (epoch + done) / epochs))
+                speed = np.array(rate * max(0.01, 1 - (epoch + done) / epochs), np.float32)
                 feeds = {"words": words, "contexts": contexts, "rate": speed}
                 total += self._run(feeds, batch)
                 seen += len(words)
