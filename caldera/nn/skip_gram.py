@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from caldera import op
+from caldera.config import settings
 from caldera.errors import ConfigError, DataError, NonFiniteError
 from caldera.lazy import compile as compile_plan
 from caldera.op.arguments import as_count
 from caldera.tensor.convert import array_of
+from caldera.threads import at_most_threads
 
 _AT_ONCE = 1 << 16
 """Pairs that one run of the plan is given."""
+_TURNS = 2
+"""That all threads have, and one, before the faster goes on."""
+_MOST_PLANS = 32
 _MOST_NEGATIVES = 1000
 _PLACES, _MOST_PLACES = 256, 1 << 22
 """Of the table that negatives are drawn from: so many for each word, and in all. A small table is
@@ -79,6 +85,9 @@ class SkipGram:
         draws = np.random.default_rng(seed).random((len(self.counts), self.width))
         start[0, :, : self.width] = (draws - 0.5) / self.width
         self._table = op.var("vectors", start.shape, fill=start)
+        # By pairs, batch and threads; and the seconds that parts took, by threads.
+        self._plans: dict[tuple[int, int, int], Any] = {}
+        self._turns: dict[tuple[int, int], dict[int, list[float]]] = {}
         odds = self.counts**0.75
         places = min(1 << (_PLACES * len(odds) - 1).bit_length(), _MOST_PLACES)
         edges = np.cumsum(odds / odds.sum()) * places
@@ -106,18 +115,14 @@ class SkipGram:
             raise ConfigError.build(
                 "nn.SkipGram.fit", expected="rate= a number above 0", got=repr(rate)
             )
-        plans: dict[int, Any] = {}
         losses: list[float] = []
         for epoch in range(epochs):
             total, seen = 0.0, 0
             for words, contexts, done in self._parts(given, batch):
                 speed = np.float32(rate * max(0.01, 1 - (epoch + done) / epochs))
-                size = len(words)
-                if size not in plans:
-                    plans[size] = self._plan(size, batch)
                 feeds = {"words": words, "contexts": contexts, "rate": speed}
-                total += float(plans[size].run(feeds)[0].item())
-                seen += size
+                total += self._run(feeds, batch)
+                seen += len(words)
             losses.append(total / max(seen, 1))
             self.epoch += 1
             if not np.isfinite(losses[-1]):
@@ -177,12 +182,31 @@ class SkipGram:
         share = np.maximum(self.counts / self.counts.sum(), 1e-12)
         return np.minimum(1.0, np.sqrt(self.sample / share) + self.sample / share)
 
+    def _run(self, feeds: dict[str, Any], batch: int) -> float:
+        """Train on a part, and its loss. All threads and one take turns, and then whichever was the
+        faster: what two cores gain depends on how much of them is shared. Bits are the same."""
+        pairs = len(feeds["words"])
+        turns = self._turns.setdefault((batch, settings.threads), {settings.threads: [], 1: []})
+        is_open = min(map(len, turns.values())) < _TURNS
+        threads = min(turns, key=lambda n: len(turns[n]) if is_open else min(turns[n]))
+        plan = self._plans.get((pairs, batch, threads))
+        if plan is None:
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+            with at_most_threads(threads):
+                plan = self._plans[pairs, batch, threads] = self._plan(pairs, batch)
+        begin = perf_counter()
+        loss = float(plan.run(feeds)[0].item())
+        if is_open and pairs > _AT_ONCE // 2:
+            turns[threads].append(perf_counter() - begin)
+        return loss
+
     def _plan(self, pairs: int, batch_size: int) -> Any:
         words = op.input("words", (pairs,), dtype="int32")
         contexts = op.input("contexts", (pairs, 1 + self.negatives), dtype="int32")
         speed = op.input("rate", ())
         after, losses = op.skip_gram(self._table, words, contexts, speed, batch=batch_size)
-        return compile_plan([op.sum(losses), op.assign(self._table, after)])
+        return compile_plan([op.sum(losses), op.assign(self._table, after)], remember=False)
 
 
 def _part_size(batch: int, left: int) -> int:
