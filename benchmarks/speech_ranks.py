@@ -191,7 +191,8 @@ def main() -> None:
     print(text)
     if given.out is not None:
         given.out.write_text(text)
-        given.out.with_suffix(".json").write_text(json.dumps(runs, indent=1) + "\n")
+        text = json.dumps({"trained": runs}, indent=1)
+        given.out.with_suffix(".json").write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ class SkipGram:
         for epoch in range(epochs):
             total, seen = 0.0, 0
             for words, contexts, done in self._parts(given, batch):
-                speed = np.array(rate * max(0.01, 1 - (epoch + done) / epochs), np.float32)
+                speed = np.float32(rate * max(0.01, 1 - (epoch + done) / epochs))
                 feeds = {"words": words, "contexts": contexts, "rate": speed}
                 total += self._run(feeds, batch)
                 seen += len(words)
@@ -182,7 +182,7 @@ class SkipGram:
         share = np.maximum(self.counts / self.counts.sum(), 1e-12)
         return np.minimum(1.0, np.sqrt(self.sample / share) + self.sample / share)
 
-    def _run(self, feeds: dict[str, np.ndarray], batch: int) -> float:
+    def _run(self, feeds: dict[str, Any], batch: int) -> float:
         """Train on a part, and its loss. All threads and one take turns, and then whichever was the
         faster: what two cores gain depends on how much of them is shared. Bits are the same."""
         pairs = len(feeds["words"])
