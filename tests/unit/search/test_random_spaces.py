@@ -81,7 +81,7 @@ def _points(study: search.Study) -> str:
 METHODS = ["tpe", "evolution", "cmaes", "controller", "nsga2", "promotion"]
 
 
-@pytest.mark.parametrize(("seed", "method"), enumerate(METHODS))
+@pytest.mark.parametrize(("seed", "method"), list(enumerate(METHODS)))
 def test_every_method_searches_any_space(seed: int, method: str, tmp_path: Path) -> None:
     space, random = _space(seed), np.random.default_rng(seed)
     dimensions = space.dimensions()
