@@ -30,11 +30,7 @@ from caldera.kernels.measure import measure
 from caldera.kernels.microbatch import Batch, best_sizes, divided, least_workspace
 from caldera.kernels.race import Outcome
 from caldera.kernels.table import TABLE, Kernel, KernelTable
-from caldera.kernels.thread_counts import (
-    SHORT_S,
-    with_a_shared_one,
-    with_thread_counts,
-)
+from caldera.kernels.thread_counts import SHORT_S, with_a_shared_one, with_thread_counts
 from caldera.kernels.tuning_cache import Record
 from caldera.kernels.verdict import ORACLE, Source, Verdict, winner
 from caldera.kernels.workspace_share import keeping_to
@@ -434,6 +430,13 @@ class Choices:
                 record = self._known.get((settings.cache_dir, digest))
                 if record is None or record.is_predicted or record.chosen != chosen:
                     self._note(digest, Record(tuning_key, chosen, times))
+
+    def hold(self) -> None:
+        """Take what was predicted until now for chosen, as who is told of it by `learn` does."""
+        with self._lock:
+            for place, record in self._known.items():
+                if record.is_predicted:
+                    self._known[place] = replace(record, is_predicted=False)
 
     def clear(self) -> None:
         """Forget all measurements, in memory and on disk, and start with a full time budget.

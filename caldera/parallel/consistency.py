@@ -35,9 +35,12 @@ def compile_alike(communicator: Communicator, make: Callable[[], Plan]) -> Plan:
         return make()
     if communicator.rank == 0:
         plan = make()
-        communicator.bcast_object(
-            [] if communicator.in_one_process else choices.known(_told.setdefault(communicator, {}))
-        )
+        if communicator.in_one_process:
+            # The others have these choices, and must not make them again.
+            choices.hold()
+            communicator.bcast_object([])
+        else:
+            communicator.bcast_object(choices.known(_told.setdefault(communicator, {})))
     else:
         choices.learn(communicator.bcast_object())
         plan = make()

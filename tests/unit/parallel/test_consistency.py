@@ -12,6 +12,9 @@ import caldera as cd
 from caldera import compress, nn, optim, parallel
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.errors import CommError
+from caldera.kernels.choose import Choices
+from caldera.kernels.tuning_cache import Record
+from caldera.parallel import consistency
 from caldera.strategy import Strategy
 from caldera.train.data_digest import data_digest
 from tests.unit.parallel.families import FAMILIES
@@ -21,6 +24,27 @@ from tests.unit.parallel.ranks import CLASSES, FEATURES, network, samples
 def small(drop: float = 0.1, **more: Any) -> cd.NeuralNetwork:
     layers = [nn.Input((FEATURES,)), nn.Dense(8), nn.Dropout(drop), nn.Dense(8), nn.Dense(CLASSES)]
     return network(layers=layers, **more)
+
+
+def test_ranks_of_one_process_do_not_choose_again_what_rank_0_predicted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = Choices()
+    monkeypatch.setattr(consistency, "choices", own)
+    key = {"op": "matmul"}
+
+    def work(comm: Communicator) -> list[bool]:
+        def make() -> cd.Plan:
+            if comm.rank == 0:
+                own._note("a digest", Record(key, "blas", {"blas": 1.0}, is_predicted=True))
+            seen.extend(record.is_predicted for record in own._known.values() if comm.rank)
+            return cd.compile(cd.tensor([1.0]) * 2.0)
+
+        seen: list[bool] = []
+        consistency.compile_alike(comm, make)
+        return seen
+
+    assert run_virtual_ranks(3, work) == [[], [False], [False]]
 
 
 class Broken(cd.Callback):
