@@ -82,7 +82,11 @@ class Adjustable(Configurable):
     """Which argument says nothing any more where another one was assigned, by the name of that."""
 
     def __repr__(self) -> str:
-        return repr(type(self)(**self.arguments())) if self._assigned() else super().__repr__()
+        if not self._assigned():
+            return super().__repr__()
+        # Not that of one made with these: what was assigned may be what no constructor takes.
+        given = [f"{name}={value!r}" for name, value in self.arguments().items()]
+        return f"{type(self).__name__}({', '.join(given)})"
 
     def arguments(self) -> dict[str, Any]:
         """The arguments that make one like this: those it was made with, and what was assigned."""

@@ -62,6 +62,14 @@ def test_what_was_assigned_to_an_optimizer_is_written(name: str) -> None:
     assert "accumulate=3" in repr(changed)
 
 
+def test_what_no_constructor_takes_is_shown_and_refused_when_it_is_read() -> None:
+    changed = optim.SGD(0.1)
+    changed.accumulate = 0
+    assert "accumulate=0" in repr(changed)
+    with pytest.raises(cd.ConfigError, match="accumulate"):
+        optim.optimizers.from_config(changed.config())
+
+
 def test_another_decay_that_was_assigned_takes_the_place_of_the_first() -> None:
     changed = optim.Adam(1e-3, weight_decay=0.5)
     changed.decay = optim.L1(0.25)
