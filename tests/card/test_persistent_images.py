@@ -39,7 +39,17 @@ def _odd_sizes() -> list[nn.Layer]:
     ]
 
 
-@pytest.mark.parametrize("layers", [_few_channels, _odd_sizes])
+def _mean_of_pixels() -> list[nn.Layer]:
+    """Of which the gradient is one number for all pixels of a channel."""
+    return [
+        nn.Input((2, 9, 7)),
+        nn.Conv2D(4, 3, padding=1, activation="selu"),
+        nn.GlobalAveragePool(),
+        nn.Dense(CLASSES),
+    ]
+
+
+@pytest.mark.parametrize("layers", [_few_channels, _odd_sizes, _mean_of_pixels])
 def test_training_equals_the_cpu_and_is_one_launch_a_step(card: Device, layers: Any) -> None:
     draw = np.random.default_rng(0)
     shape = layers()[0].shape
@@ -78,6 +88,26 @@ def test_the_first_of_equal_elements_and_a_nan_win(card: Device) -> None:
 
     for one, other in zip(results("cpu"), results(card), strict=True):
         np.testing.assert_array_equal(other, one)
+
+
+@pytest.mark.parametrize("shape", [(6, 1, 5, 7), (6, 3, 1, 1), (6, 3, 1, 7)])
+def test_what_a_block_made_is_spread_over_its_image(card: Device, shape: tuple[int, ...]) -> None:
+    draw = np.random.default_rng(0)
+    images, filters, factors = (
+        draw.standard_normal(each, np.float32) for each in [(6, 2, 5, 7), (3, 2, 3, 3), shape]
+    )
+
+    def results(device: Any) -> np.ndarray:
+        x, w, s = (
+            op.var(name, each.shape, fill=each, device=device)
+            for name, each in [("x", images), ("w", filters), ("s", factors)]
+        )
+        plan = cd.compile([op.tanh(op.conv2d(x, w, padding=1)) * op.tanh(s)])
+        if device is card:
+            plan.capture()
+        return np.array(plan.run()[0].numpy())
+
+    np.testing.assert_allclose(results(card), results("cpu"), rtol=1e-5, atol=1e-5)
 
 
 def test_a_step_with_much_work_for_each_image_stays_many_kernels(card: Device) -> None:

@@ -66,8 +66,9 @@ class SharedImage(SharedTile):
         return f"block_bring_image<{', '.join(map(str, numbers))}>({to}, &{start});"
 
     def element(self, to: str, here: Sequence[str]) -> str:
-        """An element, to be read or written."""
-        _, channel, y, x = here
+        """An element, to be read or written; one pixel or channel may stand for all of a loop."""
+        counts = self.array.shape[1:]
+        channel, y, x = ("0" if n == 1 else at for n, at in zip(counts, here[1:], strict=True))
         top, left = self.border
         row = f"(({y}) + {top}) * {self.padded[1]}"
         return f"({to})[({row} + ({x}) + {left}) * {self.apart} + ({channel})]"
