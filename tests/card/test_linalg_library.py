@@ -102,7 +102,9 @@ def test_large_matrices_are_the_librarys(libraries: Device) -> None:
 def test_one_block_is_not_asked_for_large_matrices(libraries: Device) -> None:
     def names(dtype: str, *shapes: tuple[int, ...]) -> list[str]:
         given = [np.broadcast_to(np.zeros((), BY_NAME[dtype]), shape) for shape in shapes]
-        return [each.name for each in TABLE.candidates(linalg.solve(*stand_ins(*given)), "cuda")]
+        found = [each.name for each in TABLE.candidates(linalg.solve(*stand_ins(*given)), "cuda")]
+        # A real card is helped by the host's processors as well.
+        return [name for name in found if name != "hybrid"]
 
     assert names("float32", (4096, 4096), (4096, 1)) == ["cusolver"]
     assert names("float16", (4, 2000, 2000), (4, 2000, 1)) == ["cusolver"]
