@@ -7,7 +7,8 @@ Every rank computes with one thread. Each library gets the same matrix in the la
 what is timed is the operation alone, between two barriers, the slowest rank counts, and the best of
 several rounds in which all libraries take their turns. Every result is checked (residuals of
 factorisations, a few rows of a product). Libraries that are not installed are left out; Dask
-and SciPy compute on threads of rank 0, as many as there are ranks, while the others wait.
+and SciPy compute on threads of rank 0, as many as there are ranks, while the others wait: started
+with `mpiexec --bind-to none`, they find all cores.
 
 `caldera` is the algorithm alone, `dmath` what a user calls, `A @ B` with its program and its
 kernels (see `dm.spmd`). Of both, the bytes that all ranks send are counted, and compared with the
@@ -241,11 +242,14 @@ def least_bytes(n: int, ranks: int) -> float:
 # --- what is printed
 
 
-def compare(operation: str, n: int, rounds: int, seconds: float, comm: Communicator) -> None:
+def compare(
+    operation: str, n: int, rounds: int, seconds: float, peers: list[str], comm: Communicator
+) -> None:
     """All libraries in turns."""
     a = matrix(n, operation)
     cases = {"caldera": caldera_case(operation, a, comm), "dmath": dmath_case(operation, a, comm)}
-    for name, (module, make) in PEERS.items():
+    for name in peers:
+        module, make = PEERS[name]
         made = make(operation, a, comm) if installed(module) else None
         if made is not None:
             cases[name] = made
@@ -356,6 +360,7 @@ def main() -> None:
     parser.add_argument("--scaling", type=int, default=0, help="weak scaling from this size on")
     parser.add_argument("--variants", type=int, default=0, help="all algorithms for this size")
     parser.add_argument("--blocks", default="", help="panels of each width for these sizes")
+    parser.add_argument("--peers", default=",".join(PEERS), help="libraries beside Caldera")
     parser.add_argument("--samples", default="", help="a file for every time that was taken")
     parser.add_argument("--limit", type=float, default=600, help="seconds after which it ends")
     chosen = parser.parse_args()
@@ -369,19 +374,26 @@ def main() -> None:
         print(f"BLAS {alone / 1e9:.1f} GFLOP/s on one core, {together / 1e9:.1f}"
               " on each while all compute")  # fmt: skip
         print("operation     n  library      seconds     error    MB sent  bound memory")
+
+    def keep() -> None:
+        """Write what was measured so far, lest a peer that hangs takes it along."""
+        if chosen.samples and comm.rank == 0:
+            about = {"ranks": comm.size, "blas alone": alone, "blas together": together}
+            found = {**about, "links": asdict(links), "samples": SAMPLES}
+            Path(chosen.samples).write_text(json.dumps(found, indent=1))
+
+    peers = list(filter(None, chosen.peers.split(",")))
     for operation in filter(None, chosen.operations.split(",")):
         for n in map(int, chosen.sizes.split(",")):
-            compare(operation, n, chosen.rounds, chosen.seconds, comm)
+            compare(operation, n, chosen.rounds, chosen.seconds, peers, comm)
+            keep()
     if chosen.variants:
         variants(chosen.variants, chosen.rounds, comm)
     for n in map(int, filter(None, chosen.blocks.split(","))):
         blocks(n, chosen.rounds, comm)
     if chosen.scaling:
         scaling(chosen.scaling, chosen.rounds, comm)
-    if chosen.samples and comm.rank == 0:
-        about = {"ranks": comm.size, "blas alone": alone, "blas together": together}
-        about["links"] = asdict(links)
-        Path(chosen.samples).write_text(json.dumps({**about, "samples": SAMPLES}, indent=1))
+    keep()
 
 
 if __name__ == "__main__":
