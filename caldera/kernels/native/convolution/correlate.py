@@ -6,158 +6,53 @@ one block after the other, and within a block one tile of pixels after the other
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 
 import numpy as np
 
-from caldera.kernels.common.geometry import Correlation, steps
-from caldera.kernels.native.codegen.dtypes import computed_type
+from caldera.kernels.common.geometry import steps
 from caldera.kernels.native.codegen.emitter import I64, Emitter, Pointer, Value, natural_lanes
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
-from caldera.kernels.native.convolution.microkernel import (
-    Tile,
-    best_shape,
-    by_lanes,
-    depthwise_shape,
-)
+from caldera.kernels.native.convolution.correlation_blocking import Packing
+from caldera.kernels.native.convolution.microkernel import Tile, by_lanes
 from caldera.kernels.native.convolution.packing import Loop, gather
-from caldera.kernels.native.convolution.strip_mining import (
-    Filling,
-    Strips,
-    cut,
-    filling,
-    pixel_table,
-)
-from caldera.tensor.dtype import DType
-from caldera.threads import thread_count
+from caldera.kernels.native.convolution.strip_mining import Filling, filling, pixel_table
 
 FEW, FEW_SINGLE = 12, 32
 """Inputs of a tap (or a row of taps) for which it pays to compile a kernel without inner loops,
 where they are used lane by lane, and where they are loaded one by one."""
 LONGEST_SUM = 512
 """Terms after which a sum is put aside, and another one begun."""
-ITEMS_A_THREAD = 4
-"""Strips a worker should have at least, so that all finish at about the same time."""
-WORTH_SPLITTING = 1 << 17
-"""Products from which on a second thread pays."""
-
-
-@dataclass(frozen=True)
-class Packing:
-    """A correlation with the tile it is computed by, and the memory it takes."""
-
-    work: Correlation
-    dtype: DType
-
-    @property
-    def is_depthwise(self) -> bool:
-        """Whether channels are the lanes of vectors on both sides."""
-        return self.work.channels == self.work.results == 1 and self.work.groups > 1
-
-    @property
-    def groups(self) -> int:
-        """Parts of the channels that are convolved by themselves."""
-        return 1 if self.is_depthwise else self.work.groups
-
-    @property
-    def results(self) -> int:
-        """Output channels of such a part."""
-        return self.work.groups if self.is_depthwise else self.work.results
-
-    @property
-    def lanes(self) -> int:
-        """Numbers in a vector."""
-        return natural_lanes(computed_type(self.dtype.name))
-
-    @cached_property
-    def tile(self) -> tuple[int, int]:
-        """Pixels and vectors of output channels."""
-        if self.is_depthwise:
-            return depthwise_shape(self.results, self.lanes)
-        pixels = max(1, self.strips.images * self.strips.rows * self.work.target[1])
-        return best_shape(self.results, pixels, self.lanes)
-
-    @property
-    def width(self) -> int:
-        """Output channels of a block."""
-        return self.tile[1] * self.lanes
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of output channels in a group."""
-        return -(-self.results // self.width)
-
-    @property
-    def panel(self) -> int:
-        """Elements of the filters of a block."""
-        return self.work.taps[0] * self.work.taps[1] * self.work.channels * self.width
-
-    @property
-    def filters(self) -> int:
-        """Elements of all packed filters."""
-        return self.groups * self.blocks * self.panel
-
-    @cached_property
-    def strips(self) -> Strips:
-        """How the batch is cut. Vectors that hang over the last channel read what lies behind."""
-        slack = 4 * self.lanes if self.is_depthwise else 0
-        channels = self.work.groups * self.work.channels
-        wanted = ITEMS_A_THREAD * thread_count()
-        return cut(self.work, channels, self.dtype.itemsize, wanted, slack=slack)
-
-    @property
-    def reads_in_place(self) -> bool:
-        """Whether strips need not be copied."""
-        hangs_over = self.is_depthwise and self.results % self.width != 0
-        return self.work.needs_no_padding and not hangs_over
-
-    @property
-    def chunks(self) -> int:
-        """Parts that the blocks are shared out in, where there are not enough strips."""
-        wanted, items = 2 * thread_count(), self.strips.items
-        return 1 if items >= wanted else min(self.groups * self.blocks, -(-wanted // max(1, items)))
-
-    @property
-    def parts(self) -> int:
-        """Workers that may take part, each with a strip of its own."""
-        pixels = self.work.batch * self.work.target[0] * self.work.target[1]
-        if pixels * self.filters < WORTH_SPLITTING:
-            return 1
-        return max(1, min(2 * thread_count(), self.strips.items * self.chunks))
-
-    @property
-    def scratch(self) -> int:
-        """Elements of all workers' strips."""
-        return 0 if self.reads_in_place else self.parts * self.strips.length
 
 
 def pack_filters(
-    packing: Packing, filters: np.ndarray, target: np.ndarray, strides: tuple[int, ...]
+    packing: Packing, part: int, filters: np.ndarray, packed: np.ndarray, strides: tuple[int, ...]
 ) -> NativeCall:
-    """Filters as [group][block][row][column][channel][width]. `filters` begins at the first tap;
-    `strides` lead to the next group, output channel, input channel, row and column of taps."""
-    work = packing.work
+    """The filters of a part as [group][block][row][column][channel][width]. `filters` begins at
+    its first tap; `strides` lead to the next group, output channel, input channel, row and column
+    of taps."""
+    work = packing.parts[part].work
     rows, columns = work.taps
     width = packing.width
     of_group, of_output, of_input, of_row, of_column = strides
     neighbour = of_group if packing.is_depthwise else of_output
     return gather(
-        filters, target,
+        filters, packed[packing.starts[part] : packing.starts[part + 1]],
         (
-            Loop(packing.groups, of_group, packing.blocks * packing.panel),
+            Loop(packing.groups, of_group, packing.blocks * packing.panel(work)),
             Loop(work.channels, of_input, width),
             Loop(rows, of_row, columns * work.channels * width),
             Loop(columns, of_column, work.channels * width),
         ),
-        length=packing.results, neighbour=neighbour, width=width, block_step=packing.panel,
+        length=packing.results, neighbour=neighbour, width=width, block_step=packing.panel(work),
         padded=True,
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _Numbers:
-    """The strips, the target, the taps and the blocks of filters, in numbers and distances."""
+    """The strips, the target and the blocks of filters, in numbers and distances."""
 
     copied: Integer
     items: Integer
@@ -167,23 +62,49 @@ class _Numbers:
     a_image: Integer
     batch: Integer
     target_rows: Integer
-    target_columns: Integer
     target_image_step: Integer
-    target_row_step: Integer
     stride_rows: Integer
     reach_rows: Integer
-    tap_rows: Integer
-    tap_columns: Integer
-    tap_row_step: Integer
-    tap_column_step: Integer
-    length: Integer
     blocks: Integer
     block_count: Integer
-    panel: Integer
     results: Integer
     group_inputs: Integer
     block_inputs: Integer
     strip_length: Integer
+    parts: Integer
+
+
+@dataclass(frozen=True)
+class _PartNumbers:
+    """One of the correlations, as a row of a table: its pixels, where it begins in the strip, in
+    the target, in the filters and in the tables of pixels, and its taps."""
+
+    rows: Value
+    columns: Value
+    source_start: Value
+    target_start: Value
+    target_row_step: Value
+    filters_start: Value
+    places_start: Value
+    tap_rows: Value
+    tap_columns: Value
+    tap_row_step: Value
+    tap_column_step: Value
+    length: Value
+    panel: Value
+
+    @classmethod
+    def load(cls, table: Pointer, index: Value) -> _PartNumbers:
+        """A row of the table."""
+        names = [field.name for field in fields(cls)]
+        row = table.at(index * len(names))
+        return cls(**{name: row.load(i) for i, name in enumerate(names)})
+
+    @classmethod
+    def table(cls, rows: Iterable[dict[str, int]]) -> np.ndarray:
+        """All rows, with their numbers in order."""
+        names = [field.name for field in fields(cls)]
+        return np.array([[row[name] for name in names] for row in rows], np.int64)
 
 
 def correlate(
@@ -193,55 +114,80 @@ def correlate(
     target: np.ndarray,
     scratch: np.ndarray,
 ) -> NativeCall:
-    """The correlation of `source` with packed filters, written to `target`; both are images
+    """The correlations of `source` with packed filters, written to `target`; both are images
     (N, C, H, W) whose channels lie side by side."""
-    work, strips = packing.work, packing.strips
+    window, strips = packing.window, packing.strips
     of_source, of_target = steps(source), steps(target)
     in_place = packing.reads_in_place
     inside = (of_source[0], of_source[2], of_source[3])
     if not in_place:
         inside = (strips.image_step, strips.row_step, strips.pitch)
-    channels = work.groups * work.channels
-    # Along a row of taps the channels of neighbouring pixels are neighbours, if all are wanted.
-    joined = work.groups == 1 and work.dilation[1] == 1 and inside[2] == channels
-    by_output = (inside[0], inside[1] * work.stride[0], inside[2] * work.stride[1])
-    outputs = (of_target[0], of_target[2], of_target[3])
-    table = (strips.images, strips.rows, work.target[1])
-    blocks = packing.groups * packing.blocks
+    channels = window.groups * window.channels
     values = {
         "copied": not in_place, "items": strips.items, "chunks": packing.chunks,
         "images": strips.images, "rows": strips.rows, "a_image": strips.a_image,
-        "batch": work.batch, "target_rows": work.target[0], "target_columns": work.target[1],
-        "target_image_step": of_target[0], "target_row_step": of_target[2],
-        "stride_rows": work.stride[0], "reach_rows": work.reach[0], "tap_rows": work.taps[0],
-        "tap_columns": 1 if joined else work.taps[1],
-        "tap_row_step": inside[1] * work.dilation[0],
-        "tap_column_step": inside[2] * work.dilation[1],
-        "length": work.channels * (work.taps[1] if joined else 1),
-        "blocks": packing.blocks, "block_count": blocks, "panel": packing.panel,
-        "results": packing.results, "group_inputs": 0 if packing.is_depthwise else work.channels,
+        "batch": window.batch, "target_rows": window.target[0],
+        "target_image_step": of_target[0], "stride_rows": window.stride[0],
+        "reach_rows": window.reach[0], "blocks": packing.blocks,
+        "block_count": packing.groups * packing.blocks, "results": packing.results,
+        "group_inputs": 0 if packing.is_depthwise else window.channels,
         "block_inputs": packing.width if packing.is_depthwise else 0,
-        "strip_length": strips.length,
+        "strip_length": strips.length, "parts": len(packing.parts),
     }  # fmt: skip
+    rows: list[dict[str, int]] = []
+    source_places: list[np.ndarray] = []
+    target_places: list[np.ndarray] = []
+    for part, start in zip(packing.parts, packing.starts, strict=False):
+        work = part.work
+        by_output = (inside[0], inside[1] * work.stride[0], inside[2] * work.stride[1])
+        outputs = (of_target[0], of_target[2] * part.step[0], of_target[3] * part.step[1])
+        # Along a row of taps the channels of neighbouring pixels are neighbours, if all are wanted.
+        joined = work.groups == 1 and work.dilation[1] == 1 and inside[2] == channels
+        down, right = (
+            own - all_of_it for own, all_of_it in zip(work.start, window.start, strict=True)
+        )
+        rows.append({
+            "rows": work.target[0], "columns": work.target[1],
+            "source_start": (down * inside[1] + right * inside[2]) if work.taps[0] else 0,
+            "target_start": part.first[0] * of_target[2] + part.first[1] * of_target[3],
+            "target_row_step": outputs[1], "filters_start": start,
+            "places_start": sum(map(len, source_places)), "tap_rows": work.taps[0],
+            "tap_columns": 1 if joined else work.taps[1],
+            "tap_row_step": inside[1] * work.dilation[0],
+            "tap_column_step": inside[2] * work.dilation[1],
+            "length": work.channels * (work.taps[1] if joined else 1),
+            "panel": packing.panel(work),
+        })  # fmt: skip
+        size = (strips.images, min(strips.rows, work.target[0]), work.target[1])
+        source_places.append(pixel_table(*size, by_output))
+        target_places.append(pixel_table(*size, outputs))
     pixels, vectors = packing.tile
-    length, few = values["length"], FEW if by_lanes() else FEW_SINGLE
-    is_known = length <= few and packing.panel <= LONGEST_SUM * packing.width
     return _correlate.call(
         source=source, filters=filters, target=target, scratch=scratch,
-        source_places=pixel_table(*table, by_output), target_places=pixel_table(*table, outputs),
+        source_places=np.concatenate(source_places), target_places=np.concatenate(target_places),
+        table=_PartNumbers.table(rows),
         filling=filling(
-            strips, work.source, channels, (of_source[0], of_source[2], of_source[3]), work.start
+            strips, window.source, channels, (of_source[0], of_source[2], of_source[3]),
+            window.start,
         ),
         n=values, pixels=pixels, vectors=vectors, depthwise=packing.is_depthwise,
-        length=length if is_known else 0, parts=packing.parts,
+        length=_known_length(rows, packing.width), parts=packing.workers,
     )  # fmt: skip
+
+
+def _known_length(rows: list[dict[str, int]], width: int) -> int:
+    """The length of runs of inputs, if all are of one that is worth a kernel of its own, else 0."""
+    few = FEW if by_lanes() else FEW_SINGLE
+    lengths = {row["length"] for row in rows if row["tap_rows"]}
+    is_known = len(lengths) == 1 and max(row["panel"] for row in rows) <= LONGEST_SUM * width
+    return lengths.pop() if is_known and max(lengths) <= few else 0
 
 
 @native_kernel
 def _correlate(
     k: Emitter, source: Pointer, filters: Pointer, target: Pointer, scratch: Pointer,
-    source_places: Pointer, target_places: Pointer, filling: Filling, n: _Numbers, pixels: int,
-    vectors: int, depthwise: bool, length: int,
+    source_places: Pointer, target_places: Pointer, table: Pointer, filling: Filling, n: _Numbers,
+    pixels: int, vectors: int, depthwise: bool, length: int,
 ) -> None:  # fmt: skip
     """`length` is that of a run of inputs if the kernel is made for it, else 0."""
     wide = source.type
@@ -253,38 +199,44 @@ def _correlate(
         item, chunk = index // n.chunks, index % n.chunks
         image, row = item // n.a_image * n.images, item % n.a_image * n.rows
         images = k.minimum(n.images, n.batch - image)
-        rows = k.minimum(n.rows, n.target_rows - row)
-        count = images * rows * n.target_columns
         with k.if_then(n.copied.differs(0)):
+            rows = k.minimum(n.rows, n.target_rows - row)
             reached = (rows - 1) * n.stride_rows + n.reach_rows
             filling.fill(k, strip, source, image, images, row * n.stride_rows, reached)
         top = row * n.stride_rows + filling.start_row
         first = image * filling.image_step + top * filling.row_step
         in_place = source.at(first + filling.start_column * filling.pixel_step)
         start = _pick(k, n.copied.differs(0), strip, in_place)
-        place = target.at(image * n.target_image_step + row * n.target_row_step)
         first_block = n.block_count * chunk // n.chunks
-        with k.loop(first_block, n.block_count * (chunk + 1) // n.chunks) as block:
+        end_block = n.block_count * (chunk + 1) // n.chunks
+        with k.loop(0, n.parts) as number, k.loop(first_block, end_block) as block:
+            part = _PartNumbers.load(table, number)
             group, inner = block // n.blocks, block % n.blocks
-            inputs = start.at(group * n.group_inputs + inner * n.block_inputs)
-            outputs = place.at(group * n.results + inner * width)
+            place = image * n.target_image_step + row * part.target_row_step + part.target_start
+            outputs = target.at(place + group * n.results + inner * width)
+            given = group * n.group_inputs + inner * n.block_inputs
+            inputs = start.at(part.source_start + given)
             valid = k.minimum(n.results - inner * width, width)
-            panel = filters.at(block * n.panel)
+            panel = filters.at(part.filters_start + block * part.panel)
+            sources, targets = (
+                each.at(part.places_start) for each in (source_places, target_places)
+            )
+            # A part may have fewer rows than another.
+            count = images * k.minimum(n.rows, part.rows - row) * part.columns
             with k.loop(0, count, pixels) as pixel:
                 # Tiles over the edge repeat the last pixel, and are written aside first.
                 whole = (pixel + pixels <= count) & valid.equals(width)
                 numbers = [k.minimum(pixel + i, count - 1) for i in range(pixels)]
-                sources = [inputs.at(source_places.load(number)) for number in numbers]
-                tile = Tile(k, pixels, vectors, sources)
-                _taps(k, n, tile, panel, depthwise, length)
+                tile = Tile(k, pixels, vectors, [inputs.at(sources.load(i)) for i in numbers])
+                _taps(k, part, tile, panel, depthwise, length)
                 tile.store(
                     [
-                        _pick(k, whole, outputs.at(target_places.load(number)), aside.at(i * width))
+                        _pick(k, whole, outputs.at(targets.load(number)), aside.at(i * width))
                         for i, number in enumerate(numbers)
                     ]
                 )
                 with k.if_then(~whole), k.loop(0, k.minimum(pixels, count - pixel)) as i:
-                    to = outputs.at(target_places.load(pixel + i))
+                    to = outputs.at(targets.load(pixel + i))
                     held = aside.at(i * width)
                     k.vector_loop(0, valid, tile.lanes, lambda e, c: to.store(e, held.load(e, c)))
 
@@ -294,7 +246,7 @@ def _pick(k: Emitter, condition: Value, yes: Pointer, no: Pointer) -> Pointer:
 
 
 def _taps(
-    k: Emitter, n: _Numbers, tile: Tile, panel: Pointer, depthwise: bool, length: int
+    k: Emitter, n: _PartNumbers, tile: Tile, panel: Pointer, depthwise: bool, length: int
 ) -> None:
     if depthwise or length:
         with k.loop(0, n.tap_rows) as row, k.loop(0, n.tap_columns) as column:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from caldera.graph.node import Node
 from caldera.kernels.common.geometry import Geometry, forward
-from caldera.kernels.native.convolution.correlate import Packing
-from caldera.kernels.native.convolution.direct import packings
+from caldera.kernels.native.convolution.correlation_blocking import Packing
+from caldera.kernels.native.convolution.direct import packing
 from caldera.kernels.native.convolution.weight_blocking import Gradient
 from caldera.tensor.shape import size
 
@@ -31,7 +31,7 @@ def direct_seconds(node: Node) -> float:
     """Direct convolution, forward or either gradient."""
     geometry = Geometry.of(node)
     if node.op.name != "conv2d_weight":
-        return _moving(geometry) + sum(_correlating(part) for part in packings(node))
+        return _moving(geometry) + _correlating(packing(node))
     copied = (size(geometry.image) + size(geometry.output)) * geometry.dtype.itemsize / COPY
     if geometry.is_depthwise:
         return copied + geometry.flops / (PEAK / 3)
@@ -45,13 +45,15 @@ def direct_seconds(node: Node) -> float:
 
 
 def _correlating(packing: Packing) -> float:
-    work, strips = packing.work, packing.strips
+    strips = packing.strips
     tile_pixels, _ = packing.tile
-    pixels = work.batch * work.target[0] * work.target[1]
-    a_strip = strips.images * strips.rows * work.target[1]
+    a_strip = strips.images * strips.rows * packing.window.target[1]
     rounded = -(-a_strip // tile_pixels) * tile_pixels / max(1, a_strip)
-    flops = 2 * pixels * rounded * packing.filters
+    flops = 2 * packing.products * rounded
     efficiency = 0.33 if packing.is_depthwise else 0.98
+    pixels = sum(
+        part.work.batch * part.work.target[0] * part.work.target[1] for part in packing.parts
+    )
     overhead = pixels * packing.groups * packing.blocks * 1e-9
     copied = 0 if packing.reads_in_place else strips.items * strips.length * packing.dtype.itemsize
     return flops / (PEAK * efficiency) + overhead + copied / MEMORY + packing.filters * ELEMENT

@@ -6,14 +6,13 @@ the output's gradient with some of the taps in reverse order; a stride of 1 has 
 
 from __future__ import annotations
 
-from itertools import chain
-
 import numpy as np
 
 from caldera.graph.node import Node
 from caldera.kernels.common.geometry import Geometry, forward, input_phases, steps
 from caldera.kernels.native.codegen.program import NativeCall
-from caldera.kernels.native.convolution.correlate import Packing, correlate, pack_filters
+from caldera.kernels.native.convolution.correlate import correlate, pack_filters
+from caldera.kernels.native.convolution.correlation_blocking import Packing, Part
 from caldera.kernels.native.convolution.reorder import (
     Workspace,
     bind_staged,
@@ -23,79 +22,66 @@ from caldera.kernels.native.convolution.reorder import (
 from caldera.kernels.table import Call, Runner
 
 
-def packings(node: Node) -> list[Packing]:
+def packing(node: Node) -> Packing:
     """The correlations that a convolution or its input gradient consists of."""
     geometry = Geometry.of(node)
     if node.op.name == "conv2d":
-        return [Packing(forward(geometry), geometry.dtype)]
-    return [Packing(work, geometry.dtype) for _, _, work in input_phases(geometry)]
+        return Packing((Part(forward(geometry)),), geometry.dtype)
+    phases = (
+        Part(work, (row.first, column.first), (row.step, column.step))
+        for row, column, work in input_phases(geometry)
+    )
+    return Packing(tuple(phases), geometry.dtype)
 
 
-def _lengths(parts: list[Packing]) -> list[int]:
-    """Packed filters of each, and one piece of memory for the strips of all, one after another."""
-    return [*(part.filters for part in parts), max(part.scratch for part in parts)]
+def _lengths(packing: Packing) -> list[int]:
+    """Packed filters, and strips."""
+    return [packing.filters, packing.scratch]
 
 
 def workspace(node: Node) -> int:
     """Bytes of packed filters and strips, and of images that have to be copied."""
-    return scratch_bytes(_lengths(packings(node)), Geometry.of(node).dtype) + staging_bytes(node)
+    return scratch_bytes(_lengths(packing(node)), Geometry.of(node).dtype) + staging_bytes(node)
 
 
 def bind(call: Call) -> Runner:
     """Pack the filters, then correlate."""
     geometry = Geometry.of(call.node)
-    parts = packings(call.node)
-    lengths = _lengths(parts)
-    is_forward = call.node.op.name == "conv2d"
+    own = packing(call.node)
+    lengths = _lengths(own)
+    pack = _pack_forward if call.node.op.name == "conv2d" else _pack_phases
 
     def compute(workspace: Workspace, arrays: list[np.ndarray]) -> list[NativeCall]:
         source, filters, target = arrays
-        *packed, scratch = (workspace.array(length, geometry.dtype) for length in lengths)
-        if is_forward:
-            return _forward_calls(parts[0], source, filters, target, packed[0], scratch)
-        return _input_calls(geometry, parts, source, filters, target, packed, scratch)
+        packed, scratch = (workspace.array(length, geometry.dtype) for length in lengths)
+        return [
+            *pack(geometry, own, filters, packed),
+            correlate(own, source, packed, target, scratch),
+        ]
 
     return bind_staged(call, lengths, compute)
 
 
-def _forward_calls(
-    packing: Packing,
-    source: np.ndarray,
-    filters: np.ndarray,
-    target: np.ndarray,
-    packed: np.ndarray,
-    scratch: np.ndarray,
+def _pack_forward(
+    geometry: Geometry, packing: Packing, filters: np.ndarray, packed: np.ndarray
 ) -> list[NativeCall]:
     of_output, of_input, of_row, of_column = steps(filters)
-    strides = (packing.work.results * of_output, of_output, of_input, of_row, of_column)
-    return [
-        pack_filters(packing, filters, packed, strides),
-        correlate(packing, source, packed, target, scratch),
-    ]
+    strides = (geometry.results * of_output, of_output, of_input, of_row, of_column)
+    return [pack_filters(packing, 0, filters, packed, strides)]
 
 
-def _input_calls(
-    geometry: Geometry,
-    parts: list[Packing],
-    source: np.ndarray,
-    filters: np.ndarray,
-    target: np.ndarray,
-    packed: list[np.ndarray],
-    scratch: np.ndarray,
+def _pack_phases(
+    geometry: Geometry, packing: Packing, filters: np.ndarray, packed: np.ndarray
 ) -> list[NativeCall]:
     of_output, of_input, of_row, of_column = steps(filters)
-    group = geometry.results * of_output
-    calls: list[tuple[NativeCall, NativeCall]] = []
-    for (row, column, _), packing, own in zip(input_phases(geometry), parts, packed, strict=True):
+    calls = []
+    for part, (row, column, work) in enumerate(input_phases(geometry)):
+        if not work.taps[0]:
+            continue
         strides = (
-            group, of_input, of_output, -of_row * row.tap_step, -of_column * column.tap_step
+            geometry.results * of_output, of_input, of_output, -of_row * row.tap_step,
+            -of_column * column.tap_step,
         )  # fmt: skip
         taps = filters[:, :, row.last_tap :, column.last_tap :]
-        pixels = target[:, :, row.first :: row.step, column.first :: column.step]
-        calls.append(
-            (
-                pack_filters(packing, taps, own, strides),
-                correlate(packing, source, own, pixels, scratch),
-            )
-        )
-    return list(chain.from_iterable(calls))
+        calls.append(pack_filters(packing, part, taps, packed, strides))
+    return calls

@@ -81,8 +81,7 @@ class Tile:
                     spread = [k.broadcast_lane(each, lane) for each in inputs]
                     self._multiply(spread, row.at(lane * self.width))
         with k.loop(start, length) as index:
-            inputs = [k.splat(each.load(index + place), self.lanes) for each in self.source]
-            self._multiply(inputs, filters.at(index * self.width))
+            self._multiply_singles(index + place, filters.at(index * self.width))
 
     def add_known(self, filters: Pointer, place: Value, length: int) -> None:
         """The same for a small number of inputs that is known, without any loop."""
@@ -94,8 +93,7 @@ class Tile:
                 spread = [k.broadcast_lane(each, lane) for each in inputs]
                 self._multiply(spread, filters.at((first + lane) * self.width))
         for index in range(known, length):
-            inputs = [k.splat(each.load(place + index), self.lanes) for each in self.source]
-            self._multiply(inputs, filters.at(index * self.width))
+            self._multiply_singles(place + index, filters.at(index * self.width))
 
     def add_alike(self, filters: Pointer, place: Value) -> None:
         """Add the products of vectors of inputs with as many filters, channel by channel."""
@@ -105,6 +103,15 @@ class Tile:
             for pixel, source in enumerate(self.source):
                 total = self.sums[pixel][vector_index]
                 given = source.load(place + start, self.lanes)
+                total.value = self.k.fma(given, weight, total.value)
+
+    def _multiply_singles(self, place: Value, filters: Pointer) -> None:
+        """Add the products of the one input at `place` of each pixel, loaded just before it is
+        used: all of them at once would take more registers than there are."""
+        weights = [filters.load(j * self.lanes, self.lanes) for j in range(self.vectors)]
+        for row, source in zip(self.sums, self.source, strict=True):
+            given = self.k.splat(source.load(place), self.lanes)
+            for total, weight in zip(row, weights, strict=True):
                 total.value = self.k.fma(given, weight, total.value)
 
     def _multiply(self, inputs: Sequence[Value], filters: Pointer) -> None:

@@ -232,14 +232,18 @@ class _Sums:
         k = self.k
         given = [y.load(j * self.lanes, self.lanes) for j in range(self.vectors)]
         start = self.neighbours // self.lanes * self.lanes if by_lanes() else 0
-        inputs = []
         for first in range(0, start, self.lanes):
             loaded = x.load(first, self.lanes)
-            inputs += [k.broadcast_lane(loaded, lane) for lane in range(self.lanes)]
-        inputs += [k.splat(x.load(i), self.lanes) for i in range(start, self.neighbours)]
-        for row, value in zip(self.sums, inputs, strict=True):
-            for total, outputs in zip(row, given, strict=True):
-                total.value = k.fma(value, outputs, total.value)
+            inputs = [k.broadcast_lane(loaded, lane) for lane in range(self.lanes)]
+            for lane, value in enumerate(inputs):
+                self._multiply(first + lane, value, given)
+        # One by one, just before each is used: all at once would not fit into the registers.
+        for index in range(start, self.neighbours):
+            self._multiply(index, k.splat(x.load(index), self.lanes), given)
+
+    def _multiply(self, neighbour: int, value: Value, given: list[Value]) -> None:
+        for total, outputs in zip(self.sums[neighbour], given, strict=True):
+            total.value = self.k.fma(value, outputs, total.value)
 
     def add_to(self, place: Pointer, row_step: int, adds: Value) -> None:
         """Write the sums, or add them to what is there."""

@@ -12,7 +12,7 @@ from caldera.graph.memory_format import NHWC, Order, laid_out
 from caldera.graph.node import Node, Spec
 from caldera.kernels.common.geometry import Geometry, forward, input_phases
 from caldera.kernels.native.convolution import strip_mining
-from caldera.kernels.native.convolution.direct import packings
+from caldera.kernels.native.convolution.direct import packing
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
 from tests.unit.kernels.native.convolution.cases import convolution_nodes
@@ -125,6 +125,18 @@ def test_results_do_not_depend_on_the_number_of_threads(name: str) -> None:
                 np.testing.assert_array_equal(found[0], other)
 
 
+@pytest.mark.parametrize("threads", [1, 4])
+def test_pixels_of_a_phase_may_be_fewer_than_those_of_another(threads: int) -> None:
+    """Several images in a strip, whose gradient consists of phases with 3 and 2 rows, or none."""
+    wide = {"x": (9, 5, 9, 13), "w": (6, 5, 3, 3), "stride": (4, 2), "padding": ((2, 3), (0, 1))}
+    unseen = {"x": (9, 2, 1, 1), "w": (3, 2, 1, 1), "stride": (4, 4), "padding": PAD}
+    with settings.override(threads=threads):
+        for case in (wide, unseen):
+            for node in convolution_nodes(**case):
+                for kernel in _kernels(node):
+                    _check(node, kernel)
+
+
 def test_every_kernel_was_there_to_be_checked() -> None:
     seen = {kernel.name for name in CASES for node in convolution_nodes(**CASES[name])
             for kernel in _kernels(node)}  # fmt: skip
@@ -156,8 +168,7 @@ def test_phases_share_out_the_pixels_and_the_taps(name: str) -> None:
 
 def test_a_strip_fits_its_share_of_the_cache() -> None:
     (node, *_) = convolution_nodes((4, 64, 100, 100), (64, 64, 3, 3), padding=PAD)
-    (packing,) = packings(node)
-    held = packing.strips
+    held = packing(node).strips
     assert held.length * 4 <= strip_mining.STRIP_BYTES
     assert held.a_image > 1
     assert held.items == 4 * held.a_image

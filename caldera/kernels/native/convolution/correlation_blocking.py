@@ -1,0 +1,152 @@
+"""Direct convolution of images that lie channels last: its tile, and the memory it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+from caldera.kernels.common.geometry import Correlation, Pair
+from caldera.kernels.native.codegen.dtypes import computed_type
+from caldera.kernels.native.codegen.emitter import natural_lanes
+from caldera.kernels.native.convolution.microkernel import best_shape, depthwise_shape
+from caldera.kernels.native.convolution.strip_mining import Strips, cut
+from caldera.tensor.dtype import DType
+from caldera.threads import thread_count
+
+ITEMS_A_THREAD = 4
+"""Strips a worker should have at least, so that all finish at about the same time."""
+WORTH_SPLITTING = 1 << 17
+"""Products from which on a second thread pays."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A correlation, and which pixels of the target it computes: every `step`th from `first` on."""
+
+    work: Correlation
+    first: Pair = (0, 0)
+    step: Pair = (1, 1)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Correlations of the same images, with the tile they are computed by, and the memory they
+    take. They differ in the pixels that they compute, in their taps and where those begin; all are
+    computed for a strip before the next one, while it and what is written are in the cache."""
+
+    parts: tuple[Part, ...]
+    dtype: DType
+
+    @cached_property
+    def window(self) -> Correlation:
+        """A correlation that sees whatever one of the parts does."""
+        works = [part.work for part in self.parts]
+        if len(works) == 1:
+            return works[0]
+        targets = zip(*(work.target for work in works), strict=True)
+        # Those without taps see nothing, wherever they begin.
+        works = [work for work in works if work.taps[0]] or works[:1]
+        start = tuple(map(min, zip(*(work.start for work in works), strict=True)))
+        reach = [
+            max(work.start[axis] + work.reach[axis] for work in works) - start[axis]
+            for axis in (0, 1)
+        ]
+        return replace(
+            works[0], target=tuple(map(max, targets)), taps=tuple(reach), dilation=(1, 1),
+            start=start,
+        )  # fmt: skip
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether channels are the lanes of vectors on both sides."""
+        return self.window.channels == self.window.results == 1 and self.window.groups > 1
+
+    @property
+    def groups(self) -> int:
+        """Parts of the channels that are convolved by themselves."""
+        return 1 if self.is_depthwise else self.window.groups
+
+    @property
+    def results(self) -> int:
+        """Output channels of such a part."""
+        return self.window.groups if self.is_depthwise else self.window.results
+
+    @property
+    def lanes(self) -> int:
+        """Numbers in a vector."""
+        return natural_lanes(computed_type(self.dtype.name))
+
+    @cached_property
+    def tile(self) -> tuple[int, int]:
+        """Pixels and vectors of output channels."""
+        if self.is_depthwise:
+            return depthwise_shape(self.results, self.lanes)
+        pixels = max(1, self.strips.images * self.strips.rows * self.window.target[1])
+        return best_shape(self.results, pixels, self.lanes)
+
+    @property
+    def width(self) -> int:
+        """Output channels of a block."""
+        return self.tile[1] * self.lanes
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of output channels in a group."""
+        return -(-self.results // self.width)
+
+    def panel(self, work: Correlation) -> int:
+        """Elements of a part's filters of a block."""
+        return work.taps[0] * work.taps[1] * work.channels * self.width
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """Where the packed filters of each part begin, and where all of them end."""
+        blocks = self.groups * self.blocks
+        return [0, *accumulate(blocks * self.panel(part.work) for part in self.parts)]
+
+    @property
+    def filters(self) -> int:
+        """Elements of all packed filters."""
+        return self.starts[-1]
+
+    @property
+    def products(self) -> int:
+        """Multiplications, those with zeros that fill up a block among them."""
+        sizes = (end - start for start, end in pairwise(self.starts))
+        return sum(
+            part.work.batch * part.work.target[0] * part.work.target[1] * size
+            for part, size in zip(self.parts, sizes, strict=True)
+        )
+
+    @cached_property
+    def strips(self) -> Strips:
+        """How the batch is cut. Vectors that hang over the last channel read what lies behind."""
+        slack = 4 * self.lanes if self.is_depthwise else 0
+        channels = self.window.groups * self.window.channels
+        wanted = ITEMS_A_THREAD * thread_count()
+        return cut(self.window, channels, self.dtype.itemsize, wanted, slack=slack)
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether strips need not be copied."""
+        hangs_over = self.is_depthwise and self.results % self.width != 0
+        return self.window.needs_no_padding and not hangs_over
+
+    @property
+    def chunks(self) -> int:
+        """Parts that the blocks are shared out in, where there are not enough strips."""
+        wanted, items = 2 * thread_count(), self.strips.items
+        return 1 if items >= wanted else min(self.groups * self.blocks, -(-wanted // max(1, items)))
+
+    @property
+    def workers(self) -> int:
+        """Workers that may take part, each with a strip of its own."""
+        if self.products < WORTH_SPLITTING:
+            return 1
+        return max(1, min(2 * thread_count(), self.strips.items * self.chunks))
+
+    @property
+    def scratch(self) -> int:
+        """Elements of all workers' strips."""
+        return 0 if self.reads_in_place else self.workers * self.strips.length
