@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -155,7 +156,7 @@ def _read_one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
 def _read_object(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise _refused(where, kind.__name__, value)
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     needed = {each.name for each in fields(kind) if each.default is MISSING}
     problems = sorted(needed - set(value)) + sorted(set(value) - set(hints))
     if problems:
@@ -163,6 +164,12 @@ def _read_object(kind: Any, value: Any, where: str) -> Any:
             where, expected=", ".join(hints), got=f"another set of keys: {', '.join(problems[:5])}"
         )
     return kind(**{name: _read(hints[name], v, f"{where}.{name}") for name, v in value.items()})
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    """The kinds of a dataclass's fields: Python compiles every one of them anew when asked."""
+    return get_type_hints(kind)
 
 
 def _not_in_json(value: Any) -> bool:

@@ -16,11 +16,10 @@ import numpy as np
 from caldera.graph.memory_format import laid_out
 from caldera.graph.node import Node, Spec
 from caldera.kernels.common.blas_threads import single_threaded_blas
-from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.race import Clock, Outcome, race
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import Call, Kernel, Runner
-from caldera.kernels.thread_counts import SHORT_S, on_fewer_threads, seconds_in_plan
+from caldera.kernels.thread_counts import SHORT_S, is_shared, on_fewer_threads, seconds_in_plan
 from caldera.tensor.dtype import DType, bfloat16, bool_, float16, float32, float64, is_float
 from caldera.tensor.shape import Shape
 
@@ -72,7 +71,7 @@ def measure(
             kernels,
             key=lambda each: seconds_in_plan(each, outcome.times.get(each.name, math.inf)),
         )
-        if _is_short(best.name, runners, outcome) and _is_shared(runners[best.name]):
+        if _is_short(best.name, runners, outcome) and is_shared(runners[best.name]):
             fewer = [each for each in on_fewer_threads(best) if each.workspace(node) <= nbytes]
             rivals = {best.name: runners[best.name]}
             rivals.update(_right_runners(fewer, call, judge, outcome))
@@ -251,15 +250,10 @@ def _is_short(name: str, runners: dict[str, Runner], outcome: Outcome) -> bool:
     return seconds <= SHORT_S
 
 
-def _is_shared(runner: Runner) -> bool:
-    """Whether several threads compute it."""
-    return isinstance(runner, NativeRunner) and any(call.parts > 1 for call in runner.calls)
-
-
 def _clocks(runners: dict[str, Runner]) -> dict[str, Clock]:
     """Those that several threads compute run once before they are timed, where workers may have
     gone back to the pool meanwhile: within a plan they are there."""
-    shared = {name for name, each in runners.items() if _is_shared(each)}
+    shared = {name for name, each in runners.items() if is_shared(each)}
     stay = len(shared) == len(runners)
     for name in sorted(shared)[: int(stay)]:
         _warm_seconds(runners[name], 1)

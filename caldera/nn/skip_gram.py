@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,9 @@ from caldera.errors import ConfigError, DataError, NonFiniteError
 from caldera.lazy import compile as compile_plan
 from caldera.op.arguments import as_count
 from caldera.tensor.convert import array_of
-from caldera.threads import at_most_threads
 
 _AT_ONCE = 1 << 16
 """Pairs that one run of the plan is given."""
-_TURNS = 2
-"""That all threads have, and one, before the faster goes on."""
 _MOST_PLANS = 32
 _MOST_NEGATIVES = 1000
 _PLACES, _MOST_PLACES = 256, 1 << 22
@@ -85,9 +81,8 @@ class SkipGram:
         draws = np.random.default_rng(seed).random((len(self.counts), self.width))
         start[0, :, : self.width] = (draws - 0.5) / self.width
         self._table = op.var("vectors", start.shape, fill=start)
-        # By pairs, batch and threads; and the seconds that parts took, by threads.
+        # By pairs, batch and threads.
         self._plans: dict[tuple[int, int, int], Any] = {}
-        self._turns: dict[tuple[int, int], dict[int, list[float]]] = {}
         odds = self.counts**0.75
         places = min(1 << (_PLACES * len(odds) - 1).bit_length(), _MOST_PLACES)
         edges = np.cumsum(odds / odds.sum()) * places
@@ -183,23 +178,14 @@ class SkipGram:
         return np.minimum(1.0, np.sqrt(self.sample / share) + self.sample / share)
 
     def _run(self, feeds: dict[str, Any], batch: int) -> float:
-        """Train on a part, and its loss. All threads and one take turns, and then whichever was the
-        faster: what two cores gain depends on how much of them is shared. Bits are the same."""
-        pairs = len(feeds["words"])
-        turns = self._turns.setdefault((batch, settings.threads), {settings.threads: [], 1: []})
-        is_open = min(map(len, turns.values())) < _TURNS
-        threads = min(turns, key=lambda n: len(turns[n]) if is_open else min(turns[n]))
-        plan = self._plans.get((pairs, batch, threads))
+        """Train on a part, and its loss."""
+        key = (len(feeds["words"]), batch, settings.threads)
+        plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
-            with at_most_threads(threads):
-                plan = self._plans[pairs, batch, threads] = self._plan(pairs, batch)
-        begin = perf_counter()
-        loss = float(plan.run(feeds)[0].item())
-        if is_open and pairs > _AT_ONCE // 2:
-            turns[threads].append(perf_counter() - begin)
-        return loss
+            plan = self._plans[key] = self._plan(key[0], batch)
+        return float(plan.run(feeds)[0].item())
 
     def _plan(self, pairs: int, batch_size: int) -> Any:
         words = op.input("words", (pairs,), dtype="int32")

@@ -16,7 +16,6 @@ from caldera.search.algorithms.grid import Grid
 from caldera.search.algorithms.optuna_samplers import (
     CMAES,
     NSGA2,
-    TPE,
     GaussianProcess,
     QuasiRandom,
 )
@@ -24,6 +23,7 @@ from caldera.search.algorithms.pbt import PBT
 from caldera.search.algorithms.promotion import Promotion
 from caldera.search.algorithms.random import Random, Threshold
 from caldera.search.algorithms.swarm import Swarm
+from caldera.search.algorithms.tpe import TPE
 from caldera.search.architecture import cell, hierarchy, layers, make_cell, make_layers, repeat
 from caldera.search.dimension import Dimension, choice, integer, log, uniform
 from caldera.search.importance import Importance

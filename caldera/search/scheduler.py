@@ -237,9 +237,9 @@ class Scheduler:
 
     def _check(self, trial: Trial, outcome: Outcome) -> None:
         """End the search if all trials fail in the same way from the beginning."""
-        over = [each for each in self.study.trials if each.is_over]
-        if any(each.state != FAILED for each in over):
+        if any(each.is_over and each.state != FAILED for each in self.study.trials):
             return
+        over = [each for each in self.study.trials if each.is_over]
         if outcome.misconfigured:
             raise MissingMetric(trial.reason.partition(": ")[2])
         if len(over) >= _FIRST_FAILURES:

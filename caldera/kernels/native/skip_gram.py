@@ -27,6 +27,7 @@ from caldera.kernels.native.codegen.values import shrinking, vector
 from caldera.kernels.native.movement import copy_calls
 from caldera.kernels.reference.indexing import check_range
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.thread_counts import taking_turns
 from caldera.tensor.dtype import float32, float64, int32, int64
 from caldera.tensor.shape import Shape
 from caldera.threads import thread_count
@@ -357,7 +358,7 @@ def _supports(node: Node) -> bool:
 
 TABLE.add(
     Kernel(
-        "skip_gram", "cpu", "native", any_layout(_bind), _supports, priority=10,
+        "skip_gram", "cpu", "native", taking_turns(any_layout(_bind)), _supports, priority=10,
         workspace=_workspace, in_place=lambda node: True, measured=False,
     )
 )  # fmt: skip

@@ -1,4 +1,5 @@
-"""Samplers of Optuna: TPE, CMA-ES, a Gaussian process, quasi-random numbers, NSGA-II.
+"""Samplers of Optuna: CMA-ES, a Gaussian process, quasi-random numbers, NSGA-II; TPE has a file of
+its own.
 
 A sampler works on a study in memory, which is told every trial; what is in the folder of the study
 holds plain facts only, so nothing that a sampler keeps is ever read from a file. With a seed for
@@ -18,7 +19,7 @@ import numpy as np
 
 from caldera.errors import ConfigError
 from caldera.optional import optional_import
-from caldera.search.dimension import Choice, Dimension, Stored, Uniform
+from caldera.search.dimension import Dimension, Stored, Uniform
 from caldera.search.method import Method, methods
 from caldera.search.record import import_optuna
 from caldera.search.space import Point
@@ -56,10 +57,12 @@ class OptunaMethod(Method, ABC):
                 directions=directions, sampler=self._seeded(self.seed)
             )
 
+    def _seed_of(self, *seed: int) -> int:
+        return int(np.random.SeedSequence(seed).generate_state(1)[0])
+
     def _seeded(self, *seed: int) -> Any:
-        number = int(np.random.SeedSequence(seed).generate_state(1)[0])
         with _quiet(self._optuna):
-            return self.sampler(self._optuna.samplers, number)
+            return self.sampler(self._optuna.samplers, self._seed_of(*seed))
 
     def ask(self, number: int) -> Point | None:
         if not self.has_state:
@@ -71,15 +74,31 @@ class OptunaMethod(Method, ABC):
 
     def _suggested(self, trial: Any, path: str, dimension: Dimension) -> Stored:
         kind = self._distribution(dimension)
-        found: Stored
         if isinstance(kind, self._optuna.distributions.CategoricalDistribution):
             found = trial.suggest_categorical(path, kind.choices)
-            return found
-        if isinstance(kind, self._optuna.distributions.IntDistribution):
-            index = trial.suggest_int(path, kind.low, kind.high, step=kind.step, log=kind.log)
-            return dimension.at(index) if _has_steps(dimension) else int(index)
-        found = trial.suggest_float(path, kind.low, kind.high, step=kind.step, log=kind.log)
+        elif isinstance(kind, self._optuna.distributions.IntDistribution):
+            found = trial.suggest_int(path, kind.low, kind.high, step=kind.step, log=kind.log)
+        else:
+            found = trial.suggest_float(path, kind.low, kind.high, step=kind.step, log=kind.log)
+        return self._stored(dimension, found)
+
+    def _stored(self, dimension: Dimension, suggested: Any) -> Stored:
+        found: Stored = dimension.at(suggested) if _has_steps(dimension) else suggested
         return found
+
+    def _suggestions(self, point: Point) -> tuple[Point, dict[str, Any]]:
+        """What Optuna would have suggested for a point, and out of which distributions."""
+        values: Point = {}
+        distributions: dict[str, Any] = {}
+
+        def pick(path: str, dimension: Dimension) -> Stored:
+            kept: Any = point[path]
+            distributions[path] = self._distribution(dimension)
+            values[path] = dimension.index(kept) if _has_steps(dimension) else kept
+            return point[path]
+
+        self.space.walk(pick)
+        return values, distributions
 
     def _distribution(self, dimension: Dimension) -> Any:
         """Steps are counted, so that a value which was stored is the one that was suggested."""
@@ -119,16 +138,7 @@ class OptunaMethod(Method, ABC):
     def _frozen(self, trial: Trial) -> Any:
         """A trial that this sampler has not asked for, as Optuna keeps it."""
         states = self._optuna.trial.TrialState
-        distributions: dict[str, Any] = {}
-        values: Point = {}
-
-        def pick(path: str, dimension: Dimension) -> Stored:
-            kept: Any = trial.point[path]
-            distributions[path] = self._distribution(dimension)
-            values[path] = dimension.index(kept) if _has_steps(dimension) else kept
-            return trial.point[path]
-
-        self.space.walk(pick)
+        values, distributions = self._suggestions(trial.point)
         done = trial.state == DONE and trial.values is not None
         stopped = trial.state == STOPPED and len(self.objective.modes) == 1 and trial.curve
         steps = {}
@@ -169,7 +179,7 @@ def _violations(frozen: Any) -> Sequence[float]:
     return found
 
 
-def _violations_if_any(frozen: Any) -> Sequence[float]:
+def violations_if_any(frozen: Any) -> Sequence[float]:
     """The same for samplers that need no number where there is nothing to keep: it takes time."""
     found: Sequence[float] = frozen.user_attrs.get(_CONSTRAINT, ())
     return found
@@ -186,58 +196,6 @@ def _quiet(optuna: Any) -> Iterator[None]:
             yield
     finally:
         optuna.logging.set_verbosity(before)
-
-
-@methods.register("tpe")
-class TPE(OptunaMethod):
-    """Tree-structured Parzen estimators (Bergstra et al. 2011): draws where good trials are dense.
-
-    `startup` trials are drawn at random first.
-
-    >>> from caldera import search
-    >>> space = {"x": search.uniform(-4, 4)}
-    >>> study = search.run(lambda x: (x - 1) ** 2, space, method="tpe", trials=40, verbose=0)
-    >>> study.best.value < 0.02
-    True
-    """
-
-    def __init__(self, startup: int = 10) -> None:
-        self.startup = startup
-
-    def prepare(self) -> None:
-        # To find out what is searched takes Optuna longer with every trial; here it stays the same,
-        # unless choices open parameters: then groups are what they open together.
-        lowest = self.space.walk(lambda path, dimension: dimension.stored(0.0))[0]
-        known = self.space.dimensions()
-        opens = any(isinstance(each, Choice) and each.opens for each in known.values())
-        self._is_fixed = not opens and lowest.keys() == known.keys()
-        self._fixed: type | None = None
-        super().prepare()
-
-    def sampler(self, samplers: Any, seed: int) -> Any:
-        kind = samplers.TPESampler
-        if self._is_fixed:
-            self._fixed = kind = self._fixed or _fixed_space(kind, self._distributions())
-        return kind(
-            n_startup_trials=self.startup, multivariate=True, group=not self._is_fixed,
-            constant_liar=True, seed=seed, constraints_func=_violations_if_any,
-            warn_independent_sampling=False,
-        )  # fmt: skip
-
-    def _distributions(self) -> dict[str, Any]:
-        """Of all dimensions that have more than one value, as Optuna orders them."""
-        found = {path: self._distribution(d) for path, d in self.space.dimensions().items()}
-        return {path: found[path] for path in sorted(found) if not found[path].single()}
-
-
-def _fixed_space(sampler: Any, distributions: dict[str, Any]) -> Any:
-    """A sampler that is told what is searched."""
-
-    class Sampler(sampler):
-        def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
-            return distributions
-
-    return Sampler
 
 
 @methods.register("cmaes")

@@ -10,6 +10,7 @@ import queue
 import selectors
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -98,14 +99,18 @@ class Worker:
         with selectors.DefaultSelector() as selector:
             selector.register(self._channel, selectors.EVENT_READ)
             selector.register(self._ear, selectors.EVENT_READ)
+            beat = time.monotonic() + BEAT_S
             while not self._channel.closed:
-                ready = [key.fileobj for key, _ in selector.select(BEAT_S)]
+                ready = [key.fileobj for key, _ in selector.select(beat - time.monotonic())]
                 if self._ear in ready:
                     return
                 if ready:
                     for message in self._channel.read():
                         self._take(message)
-                self._channel.send({"kind": "beat"})
+                # Not for every message: each beat wakes the master up.
+                if time.monotonic() >= beat:
+                    self._channel.send({"kind": "beat"})
+                    beat = time.monotonic() + BEAT_S
         self._tasks.put(None)
         if self._last_words is None:
             self._alone()

@@ -293,10 +293,26 @@ def test_what_heard_late_that_it_should_stop_goes_on_too() -> None:
     assert sum(came[x] < 3 for x in best) <= 3
 
 
-def test_a_sampler_hears_of_a_promoted_trial_as_of_one_that_came_farther() -> None:
+def test_tpe_hears_of_a_promoted_trial_as_of_one_that_came_farther() -> None:
     space = {"x": search.uniform(0, 1)}
     method = search.Promotion("tpe")
     study = search.run(_curve, space, method=method, trials=40, epochs=27, seed=1)
+    known = method._proposer._ranking._ranks  # type: ignore[attr-defined]
+    settings = _settings(study)
+    assert len(known) == len(settings)
+    for number, rank in known.items():
+        last = settings[study.trials[number].parameters["x"]][-1]
+        assert (rank[0] == 0) == (last.state == "done")
+        assert rank[-1] == pytest.approx(last.value)
+    late = [trial.parameters["x"] for trial in study.trials[25:]]
+    assert np.mean(late) < 0.35
+
+
+def test_optuna_hears_of_a_promoted_trial_as_of_one_that_came_farther() -> None:
+    # A parameter that only some trials have makes the sampler Optuna's.
+    space = {"x": search.uniform(0, 1), "other": search.repeat(search.uniform(0, 1), 1, 2)}
+    method = search.Promotion("tpe")
+    study = search.run(lambda x, other: _curve(x), space, method=method, trials=40, epochs=27)
     known = method._proposer._study.trials  # type: ignore[attr-defined]
     settings = _settings(study)
     assert len(known) == len(settings)
@@ -304,8 +320,6 @@ def test_a_sampler_hears_of_a_promoted_trial_as_of_one_that_came_farther() -> No
         last = settings[each.params["x"]][-1]
         assert (each.state.name == "COMPLETE") == (last.state == "done")
         assert each.value == pytest.approx(last.value)
-    late = [trial.parameters["x"] for trial in study.trials[25:]]
-    assert np.mean(late) < 0.35
 
 
 def test_promoted_models_go_on_where_they_were(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from caldera import search
 from caldera.search import record
+from caldera.search.trial import Trial
 
 SPACE = {
     "x": search.uniform(-5, 5), "rate": search.log(1e-4, 1.0), "units": search.integer(1, 9),
@@ -43,7 +44,84 @@ def test_trials_are_those_of_optunas_own_sampler() -> None:
             "same": trial.suggest_categorical("same", ["one"]),
         }
         theirs.tell(trial, _value(**point))
-        assert study.trials[number].parameters == point
+        assert study.trials[number].parameters == _nearly(point)
+
+
+def _nearly(point: dict[str, Any]) -> dict[str, Any]:
+    """Sums of ours and Optuna's differ in their last digits."""
+    return {
+        name: pytest.approx(value, rel=1e-9) if isinstance(value, float) else value
+        for name, value in point.items()
+    }
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_runs_was_stopped_or_breaks_constraints_counts_as_with_optuna(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    mode = str(random.choice(["min", "max"]))
+    method = search.TPE(startup=5)
+    trials: list[Trial] = []
+    method.begin(search.Space(SPACE), search.metric("loss", mode=mode), seed, trials)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _side_by_side(method, optuna.create_study(direction=f"{mode}imize"), random, trials)
+
+
+def _side_by_side(
+    method: search.TPE, theirs: optuna.Study, random: np.random.Generator, trials: list[Trial]
+) -> None:
+    kinds = {name: each.distribution(optuna) for name, each in method.space.dimensions().items()}
+    running: list[tuple[Trial, optuna.Trial]] = []
+    for number in range(60):
+        if len(running) == 3:
+            trial, asked = running.pop(random.integers(3))
+            # Some of them equal.
+            loss = round(_value(**trial.point), 1)  # type: ignore[arg-type]
+            trial.violations = ["size"] * int(random.choice([0, 0, 0, 0, 1, 2]))
+            asked.set_user_attr("constraint", [float(len(trial.violations))])
+            trial.state = str(random.choice(["done", "done", "stopped", "failed"]))
+            if trial.state == "done":
+                trial.values = (loss,)
+                theirs.tell(asked, loss)
+            elif trial.state == "stopped":
+                trial.curve = [{"loss": loss}] * int(random.integers(1, 4))
+                asked.report(loss, len(trial.curve))
+                theirs.tell(asked, state=optuna.trial.TrialState.PRUNED)
+            else:
+                theirs.tell(asked, state=optuna.trial.TrialState.FAIL)
+            method.tell(trial)
+        point = method.ask(number)
+        assert point is not None
+        theirs.sampler = optuna.samplers.TPESampler(
+            multivariate=True, constant_liar=True, n_startup_trials=5,
+            seed=int(np.random.SeedSequence([method.seed, number]).generate_state(1)[0]),
+            constraints_func=lambda frozen: frozen.user_attrs["constraint"],
+        )  # fmt: skip
+        asked = theirs.ask(kinds)
+        assert point == _nearly(asked.params)
+        trials.append(Trial(number, point, dict(point), seed=0))
+        running.append((trials[-1], asked))
+
+
+def test_a_resumed_search_knows_what_runs() -> None:
+    def asked(*, resumed: bool) -> Any:
+        method = search.TPE(startup=2)
+        trials: list[Trial] = []
+        method.begin(search.Space(SPACE), search.metric("loss"), 0, trials)
+        for number in range(8):
+            point = method.ask(number)
+            assert point is not None
+            trials.append(Trial(number, point, dict(point), seed=0))
+        for told, trial in enumerate(trials[:5]):
+            trial.state, trial.values, trial.told = "done", (float(told),), told
+            method.tell(trial)
+        if resumed:
+            method = search.TPE(startup=2)
+            method.begin(search.Space(SPACE), search.metric("loss"), 0, trials)
+            method.restore()
+        return method.ask(8)
+
+    assert asked(resumed=True) == asked(resumed=False)
 
 
 def test_lists_of_varying_length_are_searched_as_groups() -> None:

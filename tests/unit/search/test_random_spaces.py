@@ -17,7 +17,7 @@ import pytest
 from caldera import search
 from caldera.errors import ConfigError
 from caldera.search.dimension import Choice, Dimension, Uniform
-from caldera.search.space import Space
+from caldera.search.space import Point, Space
 
 NAMES = ["rate", "learning rate", "größe", "x-y", "a:b", "0", "None", "count", "seed", "lambda"]
 VALUES = [1, True, 1.0, "1", None, "None", (1, 2), [3], math.inf, -0.0, "", len, 1e300]
@@ -121,9 +121,14 @@ def test_tpe_proposes_what_optuna_alone_does(seed: int) -> None:
                 return each.at(asked.suggest_int(path, 0, each.steps))
             return asked._suggest(path, each.distribution(optuna))
 
-        point, parameters = space.walk(pick)
-        assert json.dumps(point) == json.dumps(study.trials[number].point)
-        theirs.tell(asked, _value(**parameters))
+        assert _rounded(space.walk(pick)[0]) == _rounded(study.trials[number].point)
+        # Not that of its own point: the last digit of a parameter changes it altogether.
+        theirs.tell(asked, study.trials[number].value)
+
+
+def _rounded(point: Point) -> Any:
+    """Sums of ours and Optuna's differ in their last digits; kinds are the same."""
+    return json.loads(json.dumps(point), parse_float="{:.9}".format)
 
 
 def test_values_that_read_alike_open_what_is_theirs() -> None:

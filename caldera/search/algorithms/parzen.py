@@ -1,0 +1,191 @@
+"""Parzen estimators over a search space: mixtures of kernels, one for each trial and one as wide as
+the space, from which candidates are drawn and by which they are judged.
+
+The same estimator as that of Optuna 5's multivariate `TPESampler`, which draws the same candidates
+from the same seed (a test compares them). Here trials stand in arrays and all kernels are evaluated
+at once, where Optuna walks over all trials.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+_ALL_COUNT = 25
+"""So many trials, the last ones, count in full; those before less and less."""
+_NARROWEST = 100.0
+"""A kernel is no narrower than this part of the range."""
+_LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+
+
+class Axes:
+    """What is searched, from Optuna's distributions by name: numbers in the scale in which they are
+    searched, and choices by their index."""
+
+    def __init__(self, distributions: Mapping[str, Any]) -> None:
+        self.distributions = dict(distributions)
+        kinds = list(self.distributions.values())
+        self.choices = {i: len(k.choices) for i, k in enumerate(kinds) if hasattr(k, "choices")}
+        self.numbers = [i for i in range(len(kinds)) if i not in self.choices]
+        ranges = [kinds[i] for i in self.numbers]
+        self.is_log = np.array([each.log for each in ranges], bool)
+        # A value with steps stands for all that would be rounded to it.
+        self.step = np.array([each.step or 0.0 for each in ranges])
+        self.first = np.array([each.low for each in ranges], float)
+        self.last = np.array([each.high for each in ranges], float)
+        self.low = self.scaled(self.first - self.step / 2)
+        self.high = self.scaled(self.last + self.step / 2)
+
+    def scaled(self, values: np.ndarray) -> np.ndarray:
+        """Numbers in the scale of their axes, the last dimension."""
+        return np.log(values, out=np.array(values, float), where=self.is_log)
+
+    def row(self, values: Mapping[str, Any]) -> np.ndarray:
+        """One point, as a row of what `ParzenEstimator` takes."""
+        found = np.array([kind.to_internal_repr(values[name])
+                          for name, kind in self.distributions.items()], float)  # fmt: skip
+        found[self.numbers] = self.scaled(found[self.numbers])
+        return found
+
+    def values(self, row: np.ndarray) -> dict[str, Any]:
+        """The point of a row, whose numbers are not scaled."""
+        return {
+            name: kind.to_external_repr(each)
+            for (name, kind), each in zip(self.distributions.items(), row.tolist(), strict=True)
+        }
+
+
+class ParzenEstimator:
+    """The estimator of the points in `rows`, in the order of their trials."""
+
+    def __init__(self, axes: Axes, rows: np.ndarray) -> None:
+        self._axes = axes
+        count = len(rows)
+        ramp = np.linspace(1.0 / max(count, 1), 1.0, max(count - _ALL_COUNT, 0))
+        weights = np.append(ramp, np.ones(min(count, _ALL_COUNT) + 1))
+        self.weights = weights / weights.sum()
+        self._tables = {i: _table(rows[:, i].astype(int), n) for i, n in axes.choices.items()}
+        points = rows[:, axes.numbers]
+        width = axes.high - axes.low
+        self._centres = np.vstack([points, 0.5 * (axes.low + axes.high)])
+        self._widths = np.vstack([_bandwidths(points, axes.low, axes.high), width])
+        self._lowest = (axes.low - self._centres) / self._widths
+        self._highest = (axes.high - self._centres) / self._widths
+        # Centres lie within the range: nothing cancels.
+        self._left, self._right = _ndtr(self._lowest), _ndtr(-self._highest)
+        self._mass = 1.0 - self._right - self._left
+
+    def draw(self, random: np.random.RandomState, count: int) -> np.ndarray:
+        """So many points, as rows whose numbers are not scaled."""
+        axes = self._axes
+        found = np.empty((count, len(axes.distributions)))
+        chosen = random.choice(len(self.weights), p=self.weights, size=count)
+        for i, table in self._tables.items():
+            below = np.cumsum(table[chosen, :-1], axis=1) < random.rand(count)[:, None]
+            found[:, i] = below.sum(axis=1)
+        if axes.numbers:
+            drawn = self._truncated_normal(chosen, random.uniform(size=(len(axes.numbers), count)))
+            np.exp(drawn, out=drawn, where=axes.is_log)
+            steps = np.where(axes.step > 0, axes.step, 1.0)
+            rounded = axes.first + np.round((drawn - axes.first) / steps) * steps
+            drawn = np.where(axes.step > 0, rounded, drawn)
+            found[:, axes.numbers] = np.clip(drawn, axes.first, axes.last)
+        return found
+
+    def _truncated_normal(self, chosen: np.ndarray, quantiles: np.ndarray) -> np.ndarray:
+        part = quantiles.T * self._mass[chosen]
+        left = self._left[chosen] + part
+        # From the nearer end: close to 1 there are no digits left.
+        right = self._right[chosen] + (self._mass[chosen] - part)
+        unit = np.where(left < right, 1.0, -1.0) * _ndtri(np.minimum(left, right))
+        unit = np.clip(unit, self._lowest[chosen], self._highest[chosen])
+        found: np.ndarray = unit * self._widths[chosen] + self._centres[chosen]
+        return found
+
+    def log_density(self, points: np.ndarray) -> np.ndarray:
+        """Of points that `draw` gave."""
+        axes = self._axes
+        found = np.tile(np.log(self.weights), (len(points), 1))
+        for i, table in self._tables.items():
+            found += np.log(table.T[points[:, i].astype(int)])
+        numbers = points[:, axes.numbers]
+        smooth = axes.step == 0
+        if smooth.any():
+            x = axes.scaled(numbers)[:, None, smooth]
+            unit = (x - self._centres[:, smooth]) / self._widths[:, smooth]
+            area = np.log(self._mass[:, smooth] * self._widths[:, smooth])
+            found -= (0.5 * unit * unit + area + _LOG_SQRT_2PI).sum(axis=2)
+        with np.errstate(divide="ignore"):  # What is too far to be counted.
+            for axis in np.flatnonzero(~smooth):
+                found += np.log(self._rounded_mass(numbers[:, axis], axis))
+        most = found.max(axis=1)
+        return np.log(np.exp(found - most[:, None]).sum(axis=1)) + most
+
+    def _rounded_mass(self, numbers: np.ndarray, axis: np.intp) -> np.ndarray:
+        """How much of each kernel is rounded to each number on an axis with steps."""
+        axes = self._axes
+        # There are few numbers, so few kernels that differ.
+        numbers, of_number = np.unique(numbers, return_inverse=True)
+        kernels = self._centres[:, axis] + 1j * self._widths[:, axis]
+        kernels, of_kernel = np.unique(kernels, return_inverse=True)
+        ends = np.stack([numbers - axes.step[axis] / 2, numbers + axes.step[axis] / 2])
+        if axes.is_log[axis]:
+            ends = np.log(ends)
+        left, right = (ends[:, :, None] - kernels.real) / kernels.imag
+        # In the left tail, where probabilities are small and have all their digits.
+        turned = left > 0
+        left, right = np.where(turned, -right, left), np.where(turned, -left, right)
+        mass = np.maximum(_ndtr(right) - _ndtr(left), 0.0)[of_number][:, of_kernel]
+        found: np.ndarray = mass / self._mass[:, axis]
+        return found
+
+
+def _elementwise(function: Callable[[float], float]) -> Callable[[np.ndarray], np.ndarray]:
+    """A function of Python's for arrays of a few thousand numbers."""
+
+    def applied(values: np.ndarray) -> np.ndarray:
+        return np.array([function(each) for each in values.ravel().tolist()]).reshape(values.shape)
+
+    return applied
+
+
+_erfc = _elementwise(math.erfc)
+_inverse = _elementwise(NormalDist().inv_cdf)
+
+
+def _ndtr(values: np.ndarray) -> np.ndarray:
+    """The normal distribution function."""
+    return 0.5 * _erfc(values * -math.sqrt(0.5))
+
+
+def _ndtri(probabilities: np.ndarray) -> np.ndarray:
+    """Its inverse, of what is above 0."""
+    return _inverse(np.maximum(probabilities, 1e-300))
+
+
+def _table(seen: np.ndarray, choices: int) -> np.ndarray:
+    """Each kernel's probability of each choice, the last row that of the kernel for all."""
+    kernels = len(seen) + 1
+    table = np.full((kernels, choices), 1.0 / kernels)
+    table[np.arange(len(seen)), seen] += 1.0
+    found: np.ndarray = table / table.sum(axis=1, keepdims=True)
+    return found
+
+
+def _bandwidths(points: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """As wide as the larger gap to a neighbour on each axis, within limits."""
+    count = len(points)
+    order = np.argsort(points, axis=0)
+    gaps = np.diff(np.vstack([low, np.take_along_axis(points, order, 0), high]), axis=0)
+    widths = np.maximum(gaps[:-1], gaps[1:])
+    if count >= 2:
+        # The ends of the range are no neighbours.
+        widths[0], widths[-1] = gaps[1], gaps[-2]
+    found = np.empty_like(points)
+    np.put_along_axis(found, order, widths, 0)
+    clipped: np.ndarray = np.clip(found, (high - low) / min(_NARROWEST, 2.0 + count), high - low)
+    return clipped
