@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 import struct
-import threading
 import weakref
+from _weakref import _remove_dead_weakref  # type: ignore[attr-defined]
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -132,8 +132,21 @@ class Node:
         return f"<{describe(self)}>"
 
 
-_table: weakref.WeakValueDictionary[Hashable, Node] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
+class _Entry(weakref.ref[Node]):
+    """What the table has of a node, which it does not keep alive."""
+
+    __slots__ = ("key",)
+    key: Hashable
+
+
+_table: dict[Hashable, _Entry] = {}
+"""All nodes. With a WeakValueDictionary, which threads may not share without a lock, a new node
+took twice as long, and planning is mostly new nodes."""
+
+
+def _forget(entry: _Entry) -> None:
+    # Only if it is still there, and dead: a node like it may have been made in the meantime.
+    _remove_dead_weakref(_table, entry.key)
 
 
 def frozen(value: Any) -> Hashable:
@@ -150,10 +163,6 @@ def frozen(value: Any) -> Hashable:
     if isinstance(value, Symbol):
         return Symbol, id(value)
     return type(value), value
-
-
-def _serial(node: Node) -> int:
-    return node.serial
 
 
 def intern(
@@ -181,16 +190,19 @@ def _interned(
     # `a + b` and `b + a` are one node, which keeps the order in which it was first written.
     # Keys hold on to nothing: a node keeps alive what it is made of, so numbers of objects are good
     # as long as its entry is.
-    operands = tuple(map(id, sorted(inputs, key=_serial) if op.commutative else inputs))
+    if op.commutative and inputs[0].serial > inputs[1].serial:
+        operands = tuple(map(id, inputs[::-1]))
+    else:
+        operands = tuple(map(id, inputs))
     orders = tuple([spec.order for spec in outputs])
     # What is not computed is where it is.
     pin = current_pin() if inputs else None
     key = (op, operands, attrs_key, orders, pin)
-    found = _table.get(key)
-    if found is not None:
-        # Without the lock, for which ranks that are threads would queue up: who finds a node owns
-        # it, and who does not looks again.
-        return found
+    known = _table.get(key)
+    if known is not None:
+        found = known()
+        if found is not None:
+            return found
     node = Node()
     node.op = op
     node.inputs = inputs
@@ -199,9 +211,17 @@ def _interned(
     node.outputs = outputs
     node.pin = pin
     node.unchanged_by = None
-    with _lock:
-        node.serial = next(Node._serials)
-        return _table.setdefault(key, node)
+    node.serial = next(Node._serials)
+    entry = _Entry(node, _forget)
+    entry.key = key
+    while True:
+        # One step for threads: of several that make the same node, all get that of the first.
+        known = _table.setdefault(key, entry)
+        found = known()
+        if found is not None:
+            return found
+        # Another thread is about to forget it.
+        _forget(known)
 
 
 def describe(node: Node, depth: int = 2) -> str:

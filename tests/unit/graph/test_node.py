@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import sys
 import threading
 import weakref
 from typing import Any
@@ -229,6 +230,28 @@ def test_threads_that_write_the_same_expression_get_the_same_node() -> None:
     for thread in threads:
         thread.join()
     assert len(set(found)) == 1
+
+
+def test_threads_may_drop_nodes_that_others_write() -> None:
+    x = leaf("x", 2)
+    others: list[Node] = []
+
+    def write() -> None:
+        for _ in range(3000):
+            node = exp(add(x, x))
+            if exp(add(x, x)) is not node:
+                others.append(node)
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    before, _ = sys.getswitchinterval(), sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not others
 
 
 # --- reading them
