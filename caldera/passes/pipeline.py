@@ -26,6 +26,7 @@ from caldera.passes.packed_attention import packed_attention
 from caldera.passes.pattern import Rules
 from caldera.passes.pool_first import pool_first
 from caldera.passes.precision import lower_precision
+from caldera.passes.residual_norm import residual_norm
 from caldera.passes.rounded_results import rounded_results
 from caldera.passes.row_products import row_products
 from caldera.passes.update_product import update_product
@@ -33,10 +34,16 @@ from caldera.passes.update_rows import update_rows
 
 NAMES = (
     "losses", "fold", "simplify", "row_products", "pool_first", "epilogue", "norm_epilogue",
-    "rounded_results", "merge", "hoist", "dead", "update_product", "update_rows",
+    "rounded_results", "residual_norm", "merge", "hoist", "dead", "update_product", "update_rows",
     "packed_attention", "fuse", "layout", "in_place",
 )  # fmt: skip
 """Passes that can be switched off. (`in_place` is decided while a plan is laid out.)"""
+NEEDED = {
+    "update_product": "matmul_accumulate", "norm_epilogue": "batch_norm_relu",
+    "rounded_results": "layer_norm_rounded", "residual_norm": "layer_norm_residual",
+    "packed_attention": attention_backward_packed.name,
+}  # fmt: skip
+"""Passes that serve only devices with a kernel for what they make."""
 
 Pass = Callable[[Program], Program]
 
@@ -115,6 +122,7 @@ def passes(
         ("epilogue", lambda program: epilogue(program, has_kernel)),
         ("norm_epilogue", norm_epilogue),
         ("rounded_results", rounded_results),
+        ("residual_norm", residual_norm),
         ("lower", lambda program: lower(program, has_kernel)),
         ("merge", cse.merge_loops),
         ("hoist", hoist),
@@ -127,15 +135,7 @@ def passes(
         ("fuse", fuse),
         ("layout", layout),
     ]
-    missing: set[str] = set()
-    if not has_kernel("matmul_accumulate"):
-        missing.add("update_product")
-    if not has_kernel("batch_norm_relu"):
-        missing.add("norm_epilogue")
-    if not has_kernel("layer_norm_rounded"):
-        missing.add("rounded_results")
-    if not has_kernel(attention_backward_packed.name):
-        missing.add("packed_attention")
+    missing = {name for name, kernel in NEEDED.items() if not has_kernel(kernel)}
     if not adds_rows:
         missing.add("row_products")
     if in_loop or not channels_last:

@@ -101,6 +101,7 @@ class FakeCublasLt:
         self.compute_types: list[int] = []
         self.ranks: list[int] = []
         self.limits: set[int] = set()
+        self.row_bytes: list[tuple[int, ...]] = []
 
     def _new(self, **facts: Any) -> int:
         number = next(self._numbers)
@@ -177,6 +178,10 @@ class FakeCublasLt:
         )  # fmt: skip
         return seen.swapaxes(1, 2) if transposed else seen
 
+    def _row_bytes(self, number: int) -> int:
+        facts = self.alive[number]
+        return int(facts["leading"] * BY_NAME[TYPES[facts["kind"]]].itemsize)
+
     def matmul(
         self, handle: int, product: int, alpha: int, a: int, a_layout: int, b: int, b_layout: int,
         beta: int, c: int, c_layout: int, d: int, d_layout: int, algorithm: int, workspace: int,
@@ -207,6 +212,9 @@ class FakeCublasLt:
             result = (0.5 * result * (1 + np.tanh(inner))).astype(wide)
         target = self._operand(d, d_layout, 0)
         target[...] = result
+        self.row_bytes.append(
+            tuple(self._row_bytes(each) for each in (a_layout, b_layout, d_layout))
+        )
         self.epilogues.append(epilogue.name)
         self.compute_types.append(facts["compute"])
         self.ranks.append(rank)

@@ -30,8 +30,9 @@ BATCH = {
     "batch_norm_grad", "batch_norm_relu_grad",
 }  # fmt: skip
 OTHERS = {
-    "layer_norm", "layer_norm_rounded", "layer_norm_grad", "group_norm", "group_norm_grad",
-    "local_response_norm", "local_response_norm_grad",
+    "layer_norm", "layer_norm_rounded", "layer_norm_residual", "layer_norm_grad",
+    "layer_norm_grad_residual", "group_norm", "group_norm_grad", "local_response_norm",
+    "local_response_norm_grad",
 }  # fmt: skip
 EPS = 1e-3
 RESPONSE = {"alpha": 0.8, "beta": 0.75, "k": 1.5}
@@ -172,6 +173,41 @@ def test_layers_of_many_lengths(card: Device, rows: int, length: int, dtype: str
         check(card, node, (x, scale, shift), layouts=["dense"])
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "more", "rounded", "layout"),
+    [
+        ((2, 3, 256), "float32", "bfloat16", "bfloat16", "dense"),
+        ((1700, 12), "float32", "float32", "float16", "dense"),
+        ((3, 1000), "float32", "float16", None, "dense"),
+        ((3, 33000), "float32", "bfloat16", "bfloat16", "dense"),
+        ((3, 2052), "bfloat16", "bfloat16", "float16", "dense"),
+        ((2, 5, 40), "float64", "float16", None, "dense"),
+        ((4, 30), "float32", "bfloat16", "bfloat16", "with gaps"),
+        ((0, 30), "float32", "bfloat16", "bfloat16", "dense"),
+        ((3, 0), "float32", "bfloat16", "bfloat16", "dense"),
+    ],
+)  # fmt: skip
+def test_residual_blocks(
+    card: Device, shape: tuple[int, ...], dtype: str, more: str, rounded: str | None, layout: str
+) -> None:
+    wide = "float64" if dtype == "float64" else "float32"
+    x = numbers(*shape, dtype=BY_NAME[dtype])
+    g, other = (numbers(*shape, dtype=BY_NAME[more], seed=i) for i in (1, 2))
+    scale, shift = vectors(shape[-1], wide, 2)
+    statistics = [numbers(*shape[:-1], dtype=wide, seed=i, low=0.2) for i in (3, 4)]
+    attrs: Any = {"axis": (len(shape) - 1,), "eps": EPS}
+    given = (x, other, scale, shift)
+    narrow = BY_NAME[rounded or dtype]
+    node = node_of(epilogue.layer_norm_residual, given, **attrs, dtype=narrow)
+    check(card, node, given, layouts=[layout])
+    around = () if rounded is None and dtype == "float32" else (other,)
+    given = (g, x, scale, *statistics, *around)
+    for summed in (False, True):
+        ending = {"dtype": rounded and narrow, "summed": summed}
+        node = node_of(epilogue.layer_norm_grad_residual, given, **attrs, **ending)
+        check(card, node, given, layouts=[layout])
+
+
 def test_gradients_in_half_precision_beside_x_of_float32(card: Device) -> None:
     shape = (3, 8, 5, 4)
     x, g = numbers(*shape), numbers(*shape, dtype=BY_NAME["bfloat16"], seed=1)
@@ -214,6 +250,14 @@ def test_results_may_be_written_over_inputs(card: Device) -> None:
     assert check_in_place(card, node, (x, scale, shift)) == 1
     given = (g, x, scale, mean[:6], variance[:6])
     assert check_in_place(card, node_of(normalisation.layer_norm_grad, given, **attrs), given) == 4
+    half = {"dtype": BY_NAME["bfloat16"]}
+    more, narrow = (numbers(6, 8, dtype=BY_NAME["bfloat16"], seed=i) for i in (2, 3))
+    added = (x, more, scale, shift)
+    node = node_of(epilogue.layer_norm_residual, added, **attrs, **half)
+    assert check_in_place(card, node, added) == 2
+    around = (narrow, x, scale, mean[:6], variance[:6], g)
+    node = node_of(epilogue.layer_norm_grad_residual, around, **attrs, **half, summed=True)
+    assert check_in_place(card, node, around) == 6
     statistics = [numbers(6, 2, seed=i, low=0.2) for i in (3, 4)]
     grouped = (g, x, scale, *statistics)
     node = node_of(normalisation.group_norm_grad, grouped, groups=2, eps=EPS)

@@ -14,9 +14,10 @@ from caldera.graph.opdef import parameter
 from caldera.graph.ops import epilogue, product
 from caldera.graph.ops.epilogue import ACTIVATIONS
 from caldera.kernels.common.epilogue import Epilogue
-from caldera.kernels.cuda.product import tiled
+from caldera.kernels.cuda.product import padded, tiled
 from caldera.kernels.cuda.product.epilogue import EpilogueCode
 from caldera.kernels.cuda.product.tiling import TILES, Tile, Tiling
+from caldera.kernels.cuda.runtime import libraries
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call
 from caldera.memory import Device
@@ -75,6 +76,19 @@ def test_tiles(card: Device, case: tuple[Shape, Shape, bool, bool], dtype: str) 
     a, b, ta, tb = case
     node = products(a, b, ta=ta, tb=tb, dtype=dtype)
     assert "tiles" in check(card, node, numbers(a, b, dtype=dtype), layouts=FEW_LAYOUTS)
+
+
+def test_rows_that_begin_anywhere(card: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a real card the library computes them too, from rows that are made longer."""
+    monkeypatch.setattr(padded, "FEWEST_FLOPS", 0)
+    for a, b, ta, tb, dtype in (
+        ((33, 70), (70, 41), False, False, "bfloat16"),
+        ((70, 36), (70, 99), True, False, "float32"),
+        ((40, 21), (24, 21), False, True, "bfloat16"),
+    ):  # fmt: skip
+        node = products(a, b, ta=ta, tb=tb, dtype=dtype)
+        found = check(card, node, numbers(a, b, dtype=dtype), layouts=FEW_LAYOUTS)
+        assert ("cublas padded" in found) == (libraries.cublas_lt() is not None)
 
 
 @pytest.fixture(params=TILES, ids=lambda tile: f"{tile.side}")

@@ -15,7 +15,7 @@ from caldera.config import settings
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import parameter
 from caldera.graph.ops import epilogue, product
-from caldera.kernels.cuda.product import cublas
+from caldera.kernels.cuda.product import cublas, padded
 from caldera.kernels.cuda.product.cublas import WORKSPACE_ALIGNMENT
 from caldera.kernels.cuda.runtime import cublaslt, libraries
 from caldera.kernels.cuda.runtime.driver import driver
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(card_count() > 0, reason="a real card has the re
 
 
 def _forget() -> None:
-    for known in (cublaslt.handle, cublaslt.algorithms, cublas._found):
+    for known in (cublaslt.handle, cublaslt.algorithms, cublas._found, padded._found):
         known.cache_clear()
 
 
@@ -144,6 +144,72 @@ def test_tensor_cores_round_only_where_they_are_asked_to(card: Device, lt: FakeC
         node = product.matmul(*plain.inputs, ta=False, tb=False, **how)
         _check(card, node, numbers((20, 30), (30, 40), dtype=dtype))
         assert lt.compute_types[-1] == wanted
+
+
+# --- rows that begin anywhere
+
+
+@pytest.fixture
+def any_size(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Products of every size are worth a copy."""
+    monkeypatch.setattr(padded, "FEWEST_FLOPS", 0)
+    padded._found.cache_clear()
+    yield
+    padded._found.cache_clear()
+
+
+def _check_padded(card: Device, node: Node, inputs: tuple[np.ndarray, ...]) -> None:
+    kernels = [each for each in _kernels(node) if "padded" in each.name]
+    assert kernels
+    (right,) = evaluate(node, inputs)
+    for kernel in kernels[:2]:
+        (result,) = run_kernel(card, kernel, node, inputs, times=2)
+        compare(result, right)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("a", "b", "ta", "tb"),
+    [
+        ((40, 30), (30, 50), False, False), ((30, 41), (30, 64), True, False),
+        ((24, 50), (33, 50), False, True), ((50, 24), (30, 50), True, True),
+        ((2, 3, 17), (17, 64), False, False), ((2, 16, 9), (2, 9, 10), False, False),
+    ],
+)  # fmt: skip
+def test_odd_rows_are_made_longer(
+    card: Device, lt: FakeCublasLt, any_size: None, a: Shape, b: Shape, ta: bool, tb: bool,
+    dtype: str,
+) -> None:  # fmt: skip
+    node = products(a, b, ta=ta, tb=tb, dtype=dtype)
+    inputs = numbers(a, b, dtype=dtype)
+    _check_padded(card, node, inputs)
+    assert not any(each % 16 for row in lt.row_bytes for each in row)
+    # Operands may be parts of larger arrays.
+    _check_padded(card, node, tuple(LAYOUTS["with gaps"](array) for array in inputs))
+
+
+def test_odd_rows_with_an_ending(card: Device, lt: FakeCublasLt, any_size: None) -> None:
+    shapes = [(20, 30), (30, 42), (42,)]
+    for activation in (None, "relu", "tanh"):
+        inputs = [parameter(i, Spec(each, BY_NAME["bfloat16"])) for i, each in enumerate(shapes)]
+        node = epilogue.matmul_epilogue(
+            *inputs, ta=False, tb=False, activation=activation, attributes=()
+        )
+        _check_padded(card, node, numbers(*shapes, dtype="bfloat16"))
+
+
+def test_rows_that_are_fine_stay_where_they_are(
+    card: Device, lt: FakeCublasLt, any_size: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    even = products((16, 32), (32, 64), dtype="float16")
+    odd = products((16, 32), (32, 65), dtype="float16")
+    names = [[each.name for each in _kernels(node)] for node in (even, odd)]
+    assert not any("padded" in name for name in names[0])
+    assert names[1][-1].startswith("cublas padded")
+    with settings.override(deterministic=True):
+        assert [each.name for each in _kernels(odd)] == ["cublas"]
+    monkeypatch.setattr(padded, "FEWEST_FLOPS", 1 << 27)
+    assert not any("padded" in each.name for each in _kernels(odd))
 
 
 # --- endings

@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from caldera.graph.node import Node
-from caldera.graph.opdef import OPS, Nodes, composite, refuse_shape
+from caldera.graph.opdef import OPS, Nodes, composite, refuse_dtype, refuse_shape
 from caldera.graph.ops import activation
-from caldera.graph.ops.base import Axes, cast, full
+from caldera.graph.ops.base import Axes, cast, full, sum_
 from caldera.graph.ops.elementwise import add, equal, greater, mul, relu, where
 from caldera.graph.ops.leaf import constant
 from caldera.graph.ops.loss import cross_entropy, cross_entropy_grad
@@ -17,11 +17,12 @@ from caldera.graph.ops.normalisation import (
     batch_norm_grad,
     batch_norm_inference,
     layer_norm,
+    layer_norm_grad,
 )
 from caldera.graph.ops.pooling import max_pool2d
 from caldera.graph.ops.product import conv2d, matmul
 from caldera.graph.ops.widening import widen, widened
-from caldera.tensor.dtype import DType
+from caldera.tensor.dtype import HALVES, DType
 
 ACTIVATIONS = frozenset(
     op.name
@@ -186,6 +187,44 @@ def layer_norm_rounded(
     """layer_norm(x) in `dtype`, with the mean and the variance."""
     y, mean, variance = layer_norm(x, scale, shift, axis=axis, eps=eps)
     return cast(y, dtype), mean, variance
+
+
+def _widened_to(more: Node, like: Node) -> Node:
+    """What a residual block adds: of the dtype of `like`, or in half precision beside it."""
+    if more.dtype not in {like.dtype, *(HALVES if widen(like) is like else ())}:
+        refuse_dtype(f"{like.dtype.name} to add, or half precision to add to more")
+    if more.shape != like.shape:
+        refuse_shape(f"something of shape {like.shape} to add")
+    return cast(more, like.dtype)
+
+
+@composite("layer_norm_residual")
+def layer_norm_residual(
+    x: Node, more: Node, scale: Node, shift: Node, *, axis: Axes, eps: float, dtype: DType
+) -> Nodes:
+    """x + more, layer_norm of that in `dtype`, and the mean and the variance."""
+    total = add(x, _widened_to(more, x))
+    return total, *layer_norm_rounded(total, scale, shift, axis=axis, eps=eps, dtype=dtype)
+
+
+@composite("layer_norm_grad_residual")
+def layer_norm_grad_residual(
+    g: Node, x: Node, scale: Node, mean: Node, variance: Node, *more: Node,
+    axis: Axes, eps: float, dtype: DType | None, summed: bool,
+) -> Nodes:  # fmt: skip
+    """The gradients of layer_norm with respect to x, scale and shift; `more`, if it is there, is
+    added to the first, which then follows in `dtype` (unless that is None), and, if `summed`, its
+    sum over samples, of the shape of the scale."""
+    dx, for_scale, for_shift = layer_norm_grad(g, x, scale, mean, variance, axis=axis, eps=eps)
+    for each in more:
+        dx = add(dx, _widened_to(each, dx))
+    found = [dx, for_scale, for_shift]
+    if dtype is not None:
+        found.append(cast(dx, dtype))
+    if summed:
+        others = tuple(index for index in range(len(x.shape)) if index not in axis)
+        found.append(sum_(dx, others, keepdims=False))
+    return tuple(found)
 
 
 @composite("cross_entropy_with_gradient")

@@ -19,7 +19,7 @@ from tests.unit.passes.tools import names
 
 
 def has_kernel(name: str) -> bool:
-    return name == "layer_norm_rounded" or TABLE.has(name, "cpu")
+    return name in ("layer_norm_rounded", "layer_norm_residual") or TABLE.has(name, "cpu")
 
 
 def optimised(*outputs: Expr, without: tuple[str, ...] = ()) -> list[str]:
@@ -46,12 +46,13 @@ def everything() -> list[Expr]:
     scaled = op.relu(op.batch_norm(x, np.ones(3, np.float32), b)[0])
     pooled = op.max_pool2d(op.relu(op.conv2d(images, op.reshape(w, (3, 3, 1, 1)))), 2)
     layer = op.layer_norm(x, np.ones(3, np.float32), b) @ w
+    block = op.layer_norm(x + layer, np.ones(3, np.float32), b)
     named = op.gather(v, np.arange(12) % 3) @ zeros
     words = op.var("words", (9, 3), fill=cd.uniform(-1, 1), dtype="float64")
     slope = op.grad(op.sum(op.gather(words, np.array([1, 2, 1])) * zeros), words)
     rows_only = op.assign(words, words - 0.5 * slope)
     made = [loss, op.grad(loss, b), last, images, update, scaled, pooled, layer, named]
-    return [*made, rows_only]
+    return [*made, rows_only, block]
 
 
 @pytest.mark.parametrize("name", NAMES)

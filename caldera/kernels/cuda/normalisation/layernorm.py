@@ -1,7 +1,8 @@
 """Layer normalisation and its gradient: a sample is a row, read once and kept in registers.
 
 The gradients of scale and shift are sums over samples. Every block adds up those of its rows while
-it computes the gradient of x, and a second kernel adds up the blocks.
+it computes the gradient of x, and a second kernel adds up the blocks. What a residual block adds to
+x, or to its gradient, is added on the way.
 """
 
 from __future__ import annotations
@@ -107,78 +108,96 @@ def _rows(
 
 
 def _bind(call: Call) -> Runner:
-    x, scale, shift = call.inputs
-    y, mean, variance = call.outputs
+    x, *more, scale, shift = call.inputs
+    *total, y, mean, variance = call.outputs
     if mean.size == 0:
         return CudaRunner([])
+    # Where nothing is added these two are not looked at.
+    other, whole = (more[0], total[0]) if more else (x, x)
     axes = call.node.attrs["axis"]
-    seen = _rows(x.shape, axes, [x, y], [mean, variance], [scale, shift], _MOST_KEPT)
+    images = [x, other, whole, y]
+    seen = _rows(x.shape, axes, images, [mean, variance], [scale, shift], _MOST_KEPT)
     signature = Signature({
-        "x": const_pointer(x), "y": pointer(y), "scale": const_pointer(scale),
-        "shift": const_pointer(shift), "mean": pointer(mean), "variance": pointer(variance),
+        "x": const_pointer(x), "more": const_pointer(other), "total": pointer(whole),
+        "y": pointer(y), "scale": const_pointer(scale), "shift": const_pointer(shift),
+        "mean": pointer(mean), "variance": pointer(variance),
         **seen.parameters(seen.row, mean.size, scale.size, call.node),
     })  # fmt: skip
     return CudaRunner([header_launch(
         _HEADER, "layer_norm_rows", seen.group.blocks(mean.size), seen.group.threads, signature,
-        f"layer_norm<{seen.options}>({signature.names});",
+        f"layer_norm<{flags(bool(more))}, {seen.options}>({signature.names});",
     )])  # fmt: skip
 
 
 def _bind_gradient(call: Call) -> Runner:
-    g, x, scale, mean, variance = call.inputs
-    dx, for_scale, for_shift = call.outputs
+    g, x, scale, mean, variance, *more = call.inputs
+    dx, for_scale, for_shift, *rest = call.outputs
     if for_scale.size == 0:
         return CudaRunner([])
+    rounds, sums = _ending(call.node)
+    # What is not added or not written is not looked at.
+    other, rounded = more[0] if more else g, rest[0] if rounds else dx
+    totals = [for_scale, for_shift, *(rest[-1:] if sums else ())]
     axes, length = call.node.attrs["axis"], scale.size
-    arrays = [x, g, dx], [mean, variance], [scale, for_scale, for_shift]
+    arrays = [x, g, dx, other, rounded], [mean, variance], [scale, *totals]
     seen = _rows(x.shape, axes, *arrays, _MOST_KEPT)
     if seen.group.kind != "warp":
         seen = _rows(x.shape, axes, *arrays, _MOST_KEPT_OF_BLOCK)
     seen = replace(seen, group=seen.group.exactly(length))
-    *own, scale_steps, first, second = seen.row.strides
-    row = StridedLayout(seen.row.sizes, (*own, scale_steps))
+    strides = seen.row.strides
+    images_and_scale = len(arrays[0]) + 1
+    row = StridedLayout(seen.row.sizes, strides[:images_and_scale])
     spec = _partial(call.node)
     partial = Scratch(call.workspace).array(spec.shape, spec.dtype)
     all_blocks = seen.group.blocks(mean.size)
     few = _FEW_BLOCKS * driver().multiprocessors
     blocks = min(all_blocks, max(all_blocks // _ROWS_IN_TURN, few), len(partial))
-    totals = parameter_gradients(
-        partial, blocks, 2 * length, StridedLayout(seen.row.sizes, (first, second)), for_scale,
-        for_shift, large=seen.large,
+    adding = parameter_gradients(
+        partial, blocks, len(totals) * length,
+        StridedLayout(seen.row.sizes, strides[images_and_scale:]), *totals, large=seen.large,
     )  # fmt: skip
     if mean.size == 0:
-        return CudaRunner([totals])
+        return CudaRunner([adding])
     signature = Signature({
         "x": const_pointer(x), "g": const_pointer(g), "dx": pointer(dx),
+        "more": const_pointer(other), "rounded": pointer(rounded),
         "scale": const_pointer(scale), "mean": const_pointer(mean),
         "variance": const_pointer(variance),
         **seen.parameters(row, mean.size, length, call.node), "partial": pointer(partial),
     })  # fmt: skip
+    ending = flags(bool(more), rounds, sums)
     main = header_launch(
         _HEADER, "layer_gradients", blocks, seen.group.threads, signature,
-        f"block_layer_gradients<{seen.options}>({signature.names});",
+        f"block_layer_gradients<{ending}, {seen.options}>({signature.names});",
     )  # fmt: skip
-    return CudaRunner([main, totals])
+    return CudaRunner([main, adding])
+
+
+def _ending(node: Node) -> tuple[bool, bool]:
+    """Whether a gradient is rounded as well, and whether it is added up."""
+    return node.attrs.get("dtype") is not None, node.attrs.get("summed", False)
 
 
 def _partial(node: Node) -> Spec:
-    """For each block, its sums for shift and scale."""
+    """For each block, its sums for shift and scale, and of the gradient if it is added up."""
     length = max(node.inputs[2].spec.size, 1)
     rows = node.outputs[0].size // length
     blocks = min(rows, _MOST_BLOCKS * driver().multiprocessors)
-    return Spec((blocks, 2 * length), compute_dtype(node.outputs[0].dtype))
+    _, sums = _ending(node)
+    return Spec((blocks, (2 + sums) * length), compute_dtype(node.outputs[0].dtype))
 
 
 def _in_place(node: Node) -> bool:
     # A mean must not be written over a scale that later rows need, nor over elements.
-    return node.outputs[1] not in (node.inputs[1].spec, node.outputs[0])
+    return node.outputs[-1] not in (*(given.spec for given in node.inputs), node.outputs[0])
 
 
-for _op in ("layer_norm", "layer_norm_rounded"):
+for _op in ("layer_norm", "layer_norm_rounded", "layer_norm_residual"):
     TABLE.add(Kernel(_op, "cuda", "rows", _bind, in_place=_in_place))
-TABLE.add(
-    Kernel(
-        "layer_norm_grad", "cuda", "rows", _bind_gradient,
-        workspace=lambda node: workspace_bytes(_partial(node)), in_place=lambda node: True,
-    )
-)  # fmt: skip
+for _op in ("layer_norm_grad", "layer_norm_grad_residual"):
+    TABLE.add(
+        Kernel(
+            _op, "cuda", "rows", _bind_gradient,
+            workspace=lambda node: workspace_bytes(_partial(node)), in_place=lambda node: True,
+        )
+    )  # fmt: skip

@@ -13,6 +13,7 @@ from caldera.kernels.cuda.codegen.signature import (
     Parameter,
     Signature,
     const_pointer,
+    null_pointer,
     pointer,
     real,
     type_of,
@@ -75,14 +76,16 @@ def gradient_sums(
 
 def parameter_gradients(
     partial: Array, parts: int, apart: int, row: StridedLayout, for_scale: Array,
-    for_shift: Array, *, large: bool,
+    for_shift: Array, *third: Array, large: bool,
 ) -> Launch:  # fmt: skip
-    """The gradients of scale and shift from sums of parts that lie `apart`."""
+    """The gradients of scale and shift from sums of parts that lie `apart`, and a third sum if that
+    is wanted; `row` is the walk over all of these."""
     channels = size(row.sizes)
     signature = Signature({
         "partial": const_pointer(partial), "parts": index(parts, large),
         "apart": index(apart, large), "channels": index(channels, large),
         "for_scale": pointer(for_scale), "for_shift": pointer(for_shift),
+        "third": pointer(third[0]) if third else null_pointer(type_of(for_shift)),
         "row": row.parameter(large),
     })  # fmt: skip
     return header_launch(

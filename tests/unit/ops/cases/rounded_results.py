@@ -1,4 +1,5 @@
-"""Cases for norms and losses that round what they write, which a pass makes."""
+"""Cases for norms and losses that round what they write, or add what they read, which passes
+make."""
 
 from __future__ import annotations
 
@@ -6,7 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from caldera.graph.ops.epilogue import cross_entropy_with_gradient, layer_norm_rounded
+from caldera.graph.ops.epilogue import (
+    cross_entropy_with_gradient,
+    layer_norm_grad_residual,
+    layer_norm_residual,
+    layer_norm_rounded,
+)
 from caldera.graph.ops.widening import widen
 from caldera.lazy import Expr, wrap
 from tests.unit.ops.case import Case, numbers
@@ -26,6 +32,33 @@ def _normalised(x: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> Any:
     return unit * scale + shift, mean, variance
 
 
+def _residual(*given: Expr) -> Any:
+    nodes = [each.node for each in given]
+    return wrap(layer_norm_residual(*nodes, axis=(1,), eps=EPS, dtype=nodes[0].dtype))
+
+
+def _added(x: np.ndarray, more: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> Any:
+    return x + more, *_normalised(x + more, scale, shift)
+
+
+def _gradient(g: Expr, x: Expr, scale: Expr, mean: Expr, variance: Expr, more: Expr) -> Any:
+    statistics = [widen(each.node) for each in (mean, variance)]
+    found = layer_norm_grad_residual(
+        g.node, x.node, scale.node, *statistics, more.node, axis=(1,), eps=EPS,
+        dtype=x.node.dtype, summed=True,
+    )  # fmt: skip
+    return wrap(found)
+
+
+def _gradients(g: np.ndarray, x: np.ndarray, scale: np.ndarray, *rest: np.ndarray) -> Any:
+    mean, variance, more = rest
+    inverse = 1 / np.sqrt(variance + EPS)[:, None]
+    unit, scaled = (x - mean[:, None]) * inverse, g * scale
+    slant = (scaled * unit).mean(1, keepdims=True)
+    dx = inverse * (scaled - scaled.mean(1, keepdims=True) - unit * slant) + more
+    return dx, (g * unit).sum(0), g.sum(0), dx, dx.sum(0)
+
+
 def _loss(g: Expr, x: Expr, labels: Expr) -> Any:
     return wrap(cross_entropy_with_gradient(widen(g.node), x.node, labels.node, axis=1))
 
@@ -39,6 +72,11 @@ def _losses(g: np.ndarray, x: np.ndarray, labels: np.ndarray) -> Any:
 CASES = [
     Case("layer_norm_rounded", _norm, (numbers(2, 5), numbers(5, seed=1), numbers(5, seed=2)),
          _normalised),
+    Case("layer_norm_residual", _residual,
+         (numbers(2, 5), numbers(2, 5, seed=3), numbers(5, seed=1), numbers(5, seed=2)), _added),
+    Case("layer_norm_grad_residual", _gradient,
+         (numbers(3, 5), numbers(3, 5, seed=3), numbers(5, seed=1), numbers(3, seed=2),
+          numbers(3, seed=4, low=0.5), numbers(3, 5, seed=5)), _gradients),
     Case("cross_entropy_with_gradient", _loss, (numbers(4, seed=1), numbers(4, 3), _LABELS),
          _losses),
 ]  # fmt: skip

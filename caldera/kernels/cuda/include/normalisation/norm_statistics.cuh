@@ -157,29 +157,32 @@ __device__ __forceinline__ Strided<T, I> strided(T* first, I step) {
     return {first, step};
 }
 
-// Both sums of a channel over all parts: `blockDim.y` threads share a channel, and the first of
-// them is given the result.
-template <typename S, typename I>
+// All sums of a channel over all parts: `blockDim.y` threads share a channel, and the first of them
+// is given the result.
+template <typename S, typename I, int SUMS>
 __device__ __forceinline__ void block_totals(
-    const S* partial, I parts, I apart, I channels, I channel, double* both) {
-    __shared__ double kept[2][512];
+    const S* partial, I parts, I apart, I channels, I channel, double (&found)[SUMS]) {
+    __shared__ double kept[SUMS][512];
     int thread = thread_of_block();
-    both[0] = both[1] = 0.0;
+#pragma unroll
+    for (int sum = 0; sum < SUMS; sum++) found[sum] = 0.0;
     if (channel < channels) {
 #pragma unroll 4
         for (I part = threadIdx.y; part < parts; part += blockDim.y) {
             const S* sums = partial + (i64)part * apart;
-            both[0] += (double)sums[channel];
-            both[1] += (double)sums[channels + channel];
+#pragma unroll
+            for (int sum = 0; sum < SUMS; sum++)
+                found[sum] += (double)sums[sum * channels + channel];
         }
     }
-    kept[0][thread] = both[0];
-    kept[1][thread] = both[1];
+#pragma unroll
+    for (int sum = 0; sum < SUMS; sum++) kept[sum][thread] = found[sum];
     __syncthreads();
     if (threadIdx.y == 0)
         for (int row = 1; row < blockDim.y; row++) {
-            both[0] += kept[0][row * blockDim.x + threadIdx.x];
-            both[1] += kept[1][row * blockDim.x + threadIdx.x];
+#pragma unroll
+            for (int sum = 0; sum < SUMS; sum++)
+                found[sum] += kept[sum][row * blockDim.x + threadIdx.x];
         }
 }
 
@@ -323,16 +326,19 @@ __device__ __forceinline__ void warp_group_gradients(
 }
 
 // The gradients of scale and shift from sums of parts, plain ones before those of products; `row`
-// leads to the elements of both.
-template <typename S, typename P, int R, typename I>
+// leads to the elements of both, and to those of what a third sum is written to, if there is one.
+template <typename S, typename P, typename Q, int R, int SUMS, typename I>
 __device__ __forceinline__ void block_parameter_gradients(
-    const S* partial, I parts, I apart, I channels, P* for_scale, P* for_shift,
-    const StridedLayout<R, 2, I>& row) {
-    I channel = blockIdx.x * blockDim.x + threadIdx.x, places[2];
-    double both[2];
-    block_totals(partial, parts, apart, channels, channel, both);
+    const S* partial, I parts, I apart, I channels, P* for_scale, P* for_shift, Q* third,
+    const StridedLayout<R, SUMS, I>& row) {
+    I channel = blockIdx.x * blockDim.x + threadIdx.x, places[SUMS];
+    double found[SUMS];
+    block_totals(partial, parts, apart, channels, channel, found);
     if (threadIdx.y || channel >= channels) return;
+    typedef typename Computed<P>::type A;
     row.at(channel, places);
-    for_scale[places[0]] = Stored<P>::from((typename Computed<P>::type)both[1]);
-    for_shift[places[1]] = Stored<P>::from((typename Computed<P>::type)both[0]);
+    for_scale[places[0]] = Stored<P>::from((A)found[1]);
+    for_shift[places[1]] = Stored<P>::from((A)found[0]);
+    if constexpr (SUMS > 2)
+        third[places[2]] = Stored<Q>::from((typename Computed<Q>::type)found[2]);
 }
