@@ -20,10 +20,16 @@ SPACE = {
 }  # fmt: skip
 
 
+needs_optuna_5 = pytest.mark.skipif(
+    optuna.__version__.split(".")[0] != "5", reason="proposals are those of Optuna 5"
+)
+
+
 def _value(x: float, rate: float, units: int, kind: str, same: str) -> float:
     return x * x + abs(np.log10(rate) + 2) + (units - 4) ** 2 + (kind != "b")
 
 
+@needs_optuna_5
 def test_trials_are_those_of_optunas_own_sampler() -> None:
     study = search.run(_value, SPACE, method="tpe", trials=30, seed=3, verbose=0)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -55,6 +61,7 @@ def _nearly(point: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@needs_optuna_5
 @pytest.mark.parametrize("seed", range(4))
 def test_what_runs_was_stopped_or_breaks_constraints_counts_as_with_optuna(seed: int) -> None:
     random = np.random.default_rng(seed)
