@@ -25,6 +25,7 @@ from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_ke
 from caldera.kernels.native.convolution.blocked_strips import BlockedFilling, filling
 from caldera.kernels.native.convolution.microkernel import by_lanes
 from caldera.kernels.native.convolution.packing import Loop, scatter
+from caldera.kernels.native.convolution.reorder import is_uniform
 from caldera.kernels.native.convolution.strip_mining import pixel_table
 from caldera.kernels.native.convolution.weight_blocking import Gradient, strips_of_worker
 
@@ -59,6 +60,7 @@ class _Numbers:
     y_group: Integer
     x_length: Integer
     y_length: Integer
+    y_copied: Integer
 
 
 def gradient_calls(
@@ -118,6 +120,8 @@ def _sum_call(
         "x_tile": neighbours if joined else x_blocks.block_step,
         "y_group": y_blocks.count * y_blocks.block_step,
         "x_length": x_blocks.length, "y_length": y_blocks.length,
+        # Where a tile has all channels, pixels that follow each other are a strip as they are.
+        "y_copied": not (work.groups == 1 and work.results == gradient.step and is_uniform(y)),
     }  # fmt: skip
     by_output = (
         x_blocks.image_step, x_blocks.row_step * work.stride[0], x_blocks.width * work.stride[1]
@@ -157,7 +161,10 @@ def _sum(
         reached = (rows - 1) * n.stride_rows + n.reach_rows
         x_width = joined or neighbours
         x_blocks.fill(k, x_width, own_x, x, image, images, row * n.stride_rows, reached)
-        y_blocks.fill(k, step, own_y, y, image, images, row, rows)
+        with k.if_then(n.y_copied.differs(0)):
+            y_blocks.fill(k, step, own_y, y, image, images, row, rows)
+        in_place = y.at(image * y_blocks.image_step + row * y_blocks.row_step)
+        given = k.either(n.y_copied.differs(0), own_y, in_place)
         with (
             k.loop(0, n.groups) as group,
             k.loop(0, n.tap_rows) as tap_row,
@@ -167,7 +174,7 @@ def _sum(
             tap = (tap_row * n.tap_columns + tap_column) * n.length * step
             at_tap = _Tap(
                 k, n, y_blocks.block_step, (neighbours, neighbours_left), step,
-                own_x.at(group * n.x_group + taps), own_y.at(group * n.y_group),
+                own_x.at(group * n.x_group + taps), given.at(group * n.y_group),
                 sums.at(group * tiles * n.block + tap), places,
                 images * rows * n.target_columns, adds,
             )  # fmt: skip
