@@ -26,7 +26,11 @@ from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.native.convolution.blocked_strips import BlockedFilling, Blocks, filling
 from caldera.kernels.native.convolution.packing import ONCE, Loop, scatter
 from caldera.kernels.native.convolution.strip_mining import Strips, cut, pixel_table
-from caldera.kernels.native.convolution.weight_blocking import strips_wanted
+from caldera.kernels.native.convolution.weight_blocking import (
+    strips_of_worker,
+    strips_wanted,
+    workers_of,
+)
 from caldera.tensor.dtype import DType
 
 
@@ -88,16 +92,21 @@ class DepthwiseGradient:
 
     @property
     def sums(self) -> int:
-        """Partial sums, one a worker."""
+        """Partial sums; the same for any number of threads."""
         return min(strips_wanted(self.work), self.strips.items)
+
+    @property
+    def workers(self) -> int:
+        """Workers that may take part, each with strips of its own."""
+        return workers_of(self.sums)
 
     @property
     def lengths(self) -> list[int]:
         """Scratch memory: partial sums, strips of images and of gradients."""
         return [
             self.sums * self.size,
-            self.sums * self.input_blocks.length,
-            self.sums * self.output_blocks.length,
+            self.workers * self.input_blocks.length,
+            self.workers * self.output_blocks.length,
         ]
 
     def tap_table(self) -> np.ndarray:
@@ -123,6 +132,7 @@ class _Numbers:
     stride_rows: Integer
     reach_rows: Integer
     taps: Integer
+    sums: Integer
     size: Integer
     x_length: Integer
     y_length: Integer
@@ -149,8 +159,8 @@ def _sum_call(
         "items": strips.items, "images": strips.images, "rows": strips.rows,
         "a_image": strips.a_image, "batch": work.batch, "target_rows": work.target[0],
         "target_columns": work.target[1], "stride_rows": work.stride[0],
-        "reach_rows": work.reach[0], "taps": gradient.taps, "size": gradient.size,
-        "x_length": x_blocks.length, "y_length": y_blocks.length,
+        "reach_rows": work.reach[0], "taps": gradient.taps, "sums": gradient.sums,
+        "size": gradient.size, "x_length": x_blocks.length, "y_length": y_blocks.length,
     }  # fmt: skip
     by_output = (
         x_blocks.image_step, x_blocks.row_step * work.stride[0], x_blocks.width * work.stride[1]
@@ -163,7 +173,7 @@ def _sum_call(
         places=table, taps=gradient.tap_table(),
         x_blocks=filling(x_blocks, work.source, of_x, work.start),
         y_blocks=filling(y_blocks, work.target, of_y, (0, 0)), n=values, together=together,
-        vectors=vectors, parts=max(1, gradient.sums),
+        vectors=vectors, parts=gradient.workers,
     )  # fmt: skip
 
 
@@ -177,16 +187,14 @@ def _sum(
     width = vectors * natural_lanes(wide)
     own_x = input_scratch.at(k.part * n.x_length)
     own_y = output_scratch.at(k.part * n.y_length)
-    sums = partial.at(k.part * n.size)
-    first_item, end_item = n.items * k.part // k.parts, n.items * (k.part + 1) // k.parts
-    with k.loop(first_item, end_item) as item:
+    with strips_of_worker(k, k.part, k.parts, n.sums, n.items) as (number, item, adds):
+        sums = partial.at(number * n.size)
         image, row = item // n.a_image * n.images, item % n.a_image * n.rows
         images = k.minimum(n.images, n.batch - image)
         rows = k.minimum(n.rows, n.target_rows - row)
         reached = (rows - 1) * n.stride_rows + n.reach_rows
         x_blocks.fill(k, width, own_x, x, image, images, row * n.stride_rows, reached)
         y_blocks.fill(k, width, own_y, y, image, images, row, rows)
-        adds = item.differs(first_item)
         with k.loop(0, x_blocks.count) as block, k.loop(0, n.taps, together) as tap:
             seen = own_x.at(block * x_blocks.block_step)
             inputs = [seen.at(taps.load(tap + i)) for i in range(together)]

@@ -81,6 +81,10 @@ def cut(
         rows = min(height, max(rows, -(-FEWEST_PIXELS // width)))
         # Strips of an image should have about the same number of rows.
         rows = -(-height // -(-height // rows))
+    else:
+        # About as many for each worker.
+        items = -(-work.batch // images)
+        images = -(-work.batch // (-(-items // wanted) * wanted))
     a_image = -(-height // rows)
     items = -(-work.batch // images) if images > 1 else work.batch * a_image
     return Strips(images, rows, a_image, items, source_rows(rows), columns, pitch, slack)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from caldera.kernels.common.geometry import Correlation
 from caldera.kernels.native.codegen.dtypes import computed_type
-from caldera.kernels.native.codegen.emitter import natural_lanes
+from caldera.kernels.native.codegen.emitter import Emitter, Number, Value, natural_lanes
 from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.native.convolution.blocked_strips import Blocks
 from caldera.kernels.native.convolution.microkernel import by_lanes
@@ -17,7 +19,8 @@ from caldera.threads import thread_count
 
 SUM_BYTES = 1 << 24
 """What all partial sums may take."""
-MOST_SUMS = 8
+FEW_SUMS, MOST_SUMS = 8, 16
+"""Partial sums of many output channels, which more threads can share out, and of few."""
 PIXELS_A_STRIP = 256
 """Pixels that make up for adding a strip's sums to memory."""
 
@@ -26,6 +29,24 @@ def strips_wanted(work: Correlation) -> int:
     """Into how many strips a batch should be cut at least; the same for any number of threads."""
     pixels = work.batch * work.target[0] * work.target[1]
     return max(2, min(MOST_SUMS, pixels // PIXELS_A_STRIP))
+
+
+def workers_of(sums: int) -> int:
+    """Workers for so many partial sums: no more than keep all threads busy to the end, as memory
+    that a worker has used before is in its cache."""
+    return max(1, min(sums, 2 * thread_count()))
+
+
+@contextmanager
+def strips_of_worker(
+    k: Emitter, worker: Value, workers: Number, sums: Value, items: Value
+) -> Iterator[tuple[Value, Value, Value]]:
+    """The strips of a worker: the partial sum that each is added to, its number, and whether it is
+    not the first of that sum."""
+    with k.loop(sums * worker // workers, sums * (worker + 1) // workers) as number:
+        first = items * number // sums
+        with k.loop(first, items * (number + 1) // sums) as item:
+            yield number, item, item.differs(first)
 
 
 @dataclass(frozen=True)
@@ -112,7 +133,8 @@ class Gradient:
     def sums(self) -> int:
         """Partial sums; the same for any number of threads."""
         most = SUM_BYTES // max(1, self.size * self.dtype.itemsize)
-        return min(max(2, min(strips_wanted(self.work), most)), self.strips.items)
+        wanted = min(strips_wanted(self.work), max(FEW_SUMS, MOST_SUMS // self.tiles))
+        return min(max(2, min(wanted, most)), self.strips.items)
 
     @property
     def splits(self) -> int:
@@ -120,9 +142,14 @@ class Gradient:
         return max(1, min(self.tiles, -(-thread_count() // max(1, self.sums))))
 
     @property
+    def workers(self) -> int:
+        """Workers that the partial sums are dealt to, each with strips of its own."""
+        return workers_of(self.sums)
+
+    @property
     def parts(self) -> int:
         """Workers that may take part."""
-        return self.sums * self.splits
+        return self.workers * self.splits
 
     @property
     def lengths(self) -> list[int]:

@@ -25,8 +25,9 @@ from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_ke
 from caldera.kernels.native.convolution.blocked_strips import BlockedFilling, filling
 from caldera.kernels.native.convolution.microkernel import by_lanes
 from caldera.kernels.native.convolution.packing import Loop, scatter
+from caldera.kernels.native.convolution.reorder import is_uniform
 from caldera.kernels.native.convolution.strip_mining import pixel_table
-from caldera.kernels.native.convolution.weight_blocking import Gradient
+from caldera.kernels.native.convolution.weight_blocking import Gradient, strips_of_worker
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,14 @@ class _Numbers:
     block: Integer
     size: Integer
     sums: Integer
+    workers: Integer
     splits: Integer
     x_group: Integer
     x_tile: Integer
     y_group: Integer
     x_length: Integer
     y_length: Integer
+    y_copied: Integer
 
 
 def gradient_calls(
@@ -112,11 +115,13 @@ def _sum_call(
         "tap_row_step": x_blocks.row_step * work.dilation[0],
         "tap_column_step": x_blocks.width * work.dilation[1], "length": gradient.length,
         "padded": gradient.width, "block": gradient.block, "size": gradient.size,
-        "sums": gradient.sums, "splits": gradient.splits,
+        "sums": gradient.sums, "workers": gradient.workers, "splits": gradient.splits,
         "x_group": x_blocks.count * x_blocks.block_step,
         "x_tile": neighbours if joined else x_blocks.block_step,
         "y_group": y_blocks.count * y_blocks.block_step,
         "x_length": x_blocks.length, "y_length": y_blocks.length,
+        # Where a tile has all channels, pixels that follow each other are a strip as they are.
+        "y_copied": not (work.groups == 1 and work.results == gradient.step and is_uniform(y)),
     }  # fmt: skip
     by_output = (
         x_blocks.image_step, x_blocks.row_step * work.stride[0], x_blocks.width * work.stride[1]
@@ -141,22 +146,25 @@ def _sum(
 ) -> None:  # fmt: skip
     wide = x.type
     step = vectors * natural_lanes(wide)
-    number, split = k.part // n.splits, k.part % n.splits
+    worker, split = k.part // n.splits, k.part % n.splits
     own_x = input_scratch.at(k.part * n.x_length)
     own_y = output_scratch.at(k.part * n.y_length)
-    sums = partial.at(number * n.size)
-    first_item, end_item = n.items * number // n.sums, n.items * (number + 1) // n.sums
     whole = n.padded // step
     tiles = (n.padded + (step - 1)) // step
     first_tile, end_tile = tiles * split // n.splits, tiles * (split + 1) // n.splits
-    with k.loop(first_item, end_item) as item:
+    shared = strips_of_worker(k, worker, n.workers, n.sums, n.items)
+    with shared as (number, item, adds):
+        sums = partial.at(number * n.size)
         image, row = item // n.a_image * n.images, item % n.a_image * n.rows
         images = k.minimum(n.images, n.batch - image)
         rows = k.minimum(n.rows, n.target_rows - row)
         reached = (rows - 1) * n.stride_rows + n.reach_rows
         x_width = joined or neighbours
         x_blocks.fill(k, x_width, own_x, x, image, images, row * n.stride_rows, reached)
-        y_blocks.fill(k, step, own_y, y, image, images, row, rows)
+        with k.if_then(n.y_copied.differs(0)):
+            y_blocks.fill(k, step, own_y, y, image, images, row, rows)
+        in_place = y.at(image * y_blocks.image_step + row * y_blocks.row_step)
+        given = k.either(n.y_copied.differs(0), own_y, in_place)
         with (
             k.loop(0, n.groups) as group,
             k.loop(0, n.tap_rows) as tap_row,
@@ -166,9 +174,9 @@ def _sum(
             tap = (tap_row * n.tap_columns + tap_column) * n.length * step
             at_tap = _Tap(
                 k, n, y_blocks.block_step, (neighbours, neighbours_left), step,
-                own_x.at(group * n.x_group + taps), own_y.at(group * n.y_group),
+                own_x.at(group * n.x_group + taps), given.at(group * n.y_group),
                 sums.at(group * tiles * n.block + tap), places,
-                images * rows * n.target_columns, item.differs(first_item),
+                images * rows * n.target_columns, adds,
             )  # fmt: skip
             with k.loop(first_tile, k.minimum(end_tile, whole)) as tile:
                 at_tap.column(tile, vectors)
