@@ -10,19 +10,15 @@ from caldera.kernels.native import (
     complex_numbers,
     convolution,
     ctc,
+    fourier,
     indexing,
     movement,
     pooling,
     random,
     skip_gram,
 )
-from caldera.kernels.native.convolution import (
-    amx_columns,
-    fourier,
-    planes,
-    pointwise,
-    winograd,
-)
+from caldera.kernels.native.convolution import amx_columns, planes, pointwise, winograd
+from caldera.kernels.native.convolution import fourier as fourier_convolution
 from caldera.kernels.native.elementwise import fused, loop
 from caldera.kernels.native.normalisation import batchnorm, groupnorm, layernorm, local_response
 from caldera.kernels.native.product import amx, gemm, packed, small

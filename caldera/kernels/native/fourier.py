@@ -1,0 +1,97 @@
+"""Fourier transforms by pocketfft, shared out among threads: NumPy's for float64, which writes
+where it is told to, and SciPy's for float32, where that is installed and about twice as fast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from caldera.graph.node import Node
+from caldera.kernels.native.codegen.strides import any_layout
+from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.tensor.dtype import float32, float64
+from caldera.tensor.shape import size
+from caldera.threads import parallel_for, thread_count
+
+COMPLEX = {float32: np.complex64, float64: np.complex128}
+BLOCK_BYTES = 1 << 18
+"""Signals that are transformed together: those that lie one after the other stay in the cache."""
+WORTH_SPLITTING = 1 << 15
+"""Numbers from which on a second thread pays."""
+
+Transform = Callable[[np.ndarray, np.ndarray], object]
+"""Of the first array, written to the second."""
+
+
+@cache
+def _scipy() -> Any | None:
+    return import_module("scipy.fft") if find_spec("scipy") is not None else None
+
+
+def _transform(node: Node) -> Transform:
+    attrs = dict(node.attrs)
+    # Sums without a factor: NumPy divides the inverse ones by their length unless told otherwise.
+    name = node.op.name
+    if name == "irfft" or attrs.pop("inverse", False):
+        name, attrs["norm"] = "irfft" if name == "irfft" else "ifft", "forward"
+    scipy = _scipy() if node.inputs[0].dtype == float32 else None
+    if scipy is None:
+        in_numpy = getattr(np.fft, name)
+        return lambda given, out: in_numpy(given, out=out, **attrs)
+    in_scipy = getattr(scipy, name)
+    return lambda given, out: np.copyto(out, in_scipy(given, **attrs))
+
+
+def _pieces(shape: tuple[int, ...], axis: int, nbytes: int) -> list[tuple[slice, ...]]:
+    """What is shared out: signals along `axis` that lie side by side."""
+    others = [each for each in range(len(shape)) if each != axis]
+    if not others:
+        return [()]
+    along = max(others, key=lambda each: shape[each])
+    wanted = thread_count() if size(shape) >= WORTH_SPLITTING else 1
+    if along < axis:
+        wanted = max(wanted, nbytes // BLOCK_BYTES)
+    count = max(1, min(wanted, shape[along]))
+    ends = [shape[along] * index // count for index in range(count + 1)]
+    return [(slice(None),) * along + (slice(*each),) for each in pairwise(ends)]
+
+
+def _bind(call: Call) -> Runner | None:
+    """None for pairs whose parts are no neighbours."""
+    (given,), (result,), node = call.inputs, call.outputs, call.node
+    transform = _transform(node)
+    source = given if node.op.name == "rfft" else _as_complex(given)
+    target = result if node.op.name == "irfft" else _as_complex(result)
+    if source is None or target is None:
+        return None
+    nbytes = max(source.nbytes, target.nbytes)
+    pieces = _pieces(source.shape, node.attrs["axis"], nbytes)
+
+    def work(worker: int, workers: int) -> None:
+        for piece in pieces[worker::workers]:
+            transform(source[piece], target[piece])
+
+    workers = min(len(pieces), thread_count())
+    return partial(work, 0, 1) if workers == 1 else partial(parallel_for, work, workers)
+
+
+def _as_complex(pairs: np.ndarray) -> np.ndarray | None:
+    """The memory of pairs as complex numbers."""
+    if pairs.strides[-1] != pairs.itemsize:
+        return None
+    found: np.ndarray = pairs.view(COMPLEX[pairs.dtype])[..., 0]
+    return found
+
+
+def _supports(node: Node) -> bool:
+    return node.inputs[0].dtype in COMPLEX
+
+
+for _op in ("fft", "rfft", "irfft"):
+    TABLE.add(Kernel(_op, "cpu", "pocketfft", any_layout(_bind), _supports, priority=10))
