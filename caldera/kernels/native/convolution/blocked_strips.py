@@ -7,11 +7,15 @@ lies in one piece: few pages, few cache lines, and none of them shared with othe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from caldera.kernels.common.geometry import Pair
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, itemsize, natural_lanes
 from caldera.kernels.native.codegen.kernel import Integer
-from caldera.kernels.native.convolution.strip_mining import Strips, between, image_at
+from caldera.kernels.native.convolution.padded_images import PaddedImages, padded_images
+from caldera.kernels.native.convolution.strip_mining import Strips
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class BlockedFilling:
-    """What filling goes by: the blocks, the size and steps of the images, and where in them the
-    strip of the first output begins."""
+    """What filling goes by: the blocks, and the images that they are filled from."""
 
     groups: Integer
     channels: Integer
@@ -62,13 +65,7 @@ class BlockedFilling:
     rows: Integer
     columns: Integer
     block_step: Integer
-    height: Integer
-    width: Integer
-    image_step: Integer
-    row_step: Integer
-    pixel_step: Integer
-    start_row: Integer
-    start_column: Integer
+    images: PaddedImages
 
     def fill(
         self,
@@ -82,15 +79,14 @@ class BlockedFilling:
         row_count: Value,
     ) -> None:
         """Copy `row_count` padded rows of some images into a strip, from row `first_row` on."""
-        left = between(k, -self.start_column, self.columns)
-        inside = k.maximum(between(k, self.width - self.start_column, self.columns), left)
+        own = self.images
+        left, inside = own.columns(k, self.columns)
         with k.loop(0, image_count) as i, k.loop(0, row_count) as j:
-            row = first_row + j + self.start_row
-            outside = (row < 0) | (row >= self.height)
+            row = first_row + j + own.start_row
+            outside = (row < 0) | (row >= own.height)
             begin = k.select(outside, self.columns, left)
             end = k.select(outside, self.columns, inside)
-            start = (first_image + i) * self.image_step + row * self.row_step
-            pixels = images.at(start + (begin + self.start_column) * self.pixel_step)
+            pixels = own.pixel(images, first_image + i, first_row + j, begin)
             line = strip.at((i * self.rows + j) * self.columns * width)
             with k.loop(0, self.groups) as group, k.loop(0, self.count) as block:
                 to = line.at((group * self.count + block) * self.block_step)
@@ -99,18 +95,18 @@ class BlockedFilling:
                 _clear(k, to, begin * width)
                 with k.if_else(valid.equals(width)) as (whole, part):
                     with whole, k.loop(0, end - begin) as x:
-                        _copy(to.at((begin + x) * width), source.at(x * self.pixel_step), width)
+                        _copy(to.at((begin + x) * width), source.at(x * own.pixel_step), width)
                     with part, k.loop(0, end - begin) as x, k.loop(0, valid) as c:
-                        to.store((begin + x) * width + c, source.load(x * self.pixel_step + c))
+                        to.store((begin + x) * width + c, source.load(x * own.pixel_step + c))
                 _clear(k, to.at(end * width), (self.columns - end) * width)
 
 
-def filling(blocks: Blocks, image: Pair, steps: tuple[int, ...], start: Pair) -> dict[str, int]:
+def filling(blocks: Blocks, images: np.ndarray, start: Pair) -> dict[str, Any]:
     """A `BlockedFilling` as a kernel is given it."""
     return {
         "groups": blocks.groups, "channels": blocks.channels, "count": blocks.count,
         "rows": blocks.strips.source_rows, "columns": blocks.strips.source_columns,
-        "block_step": blocks.block_step, **image_at(image, steps, start),
+        "block_step": blocks.block_step, "images": padded_images(images, start),
     }  # fmt: skip
 
 

@@ -166,10 +166,7 @@ def correlate(
         source=source, filters=filters, target=target, scratch=scratch,
         source_places=np.concatenate(source_places), target_places=np.concatenate(target_places),
         table=_PartNumbers.table(rows),
-        filling=filling(
-            strips, window.source, channels, (of_source[0], of_source[2], of_source[3]),
-            window.start,
-        ),
+        filling=filling(strips, source, channels, window.start),
         n=values, pixels=pixels, vectors=vectors, depthwise=packing.is_depthwise,
         length=_known_length(rows, packing.width), parts=packing.workers,
     )  # fmt: skip
@@ -203,10 +200,8 @@ def _correlate(
             rows = k.minimum(n.rows, n.target_rows - row)
             reached = (rows - 1) * n.stride_rows + n.reach_rows
             filling.fill(k, strip, source, image, images, row * n.stride_rows, reached)
-        top = row * n.stride_rows + filling.start_row
-        first = image * filling.image_step + top * filling.row_step
-        in_place = source.at(first + filling.start_column * filling.pixel_step)
-        start = _pick(k, n.copied.differs(0), strip, in_place)
+        in_place = filling.images.pixel(source, image, row * n.stride_rows, 0)
+        start = k.either(n.copied.differs(0), strip, in_place)
         first_block = n.block_count * chunk // n.chunks
         end_block = n.block_count * (chunk + 1) // n.chunks
         with k.loop(0, n.parts) as number, k.loop(first_block, end_block) as block:
@@ -231,7 +226,7 @@ def _correlate(
                 _taps(k, part, tile, panel, depthwise, length)
                 tile.store(
                     [
-                        _pick(k, whole, outputs.at(targets.load(number)), aside.at(i * width))
+                        k.either(whole, outputs.at(targets.load(number)), aside.at(i * width))
                         for i, number in enumerate(numbers)
                     ]
                 )
@@ -239,10 +234,6 @@ def _correlate(
                     to = outputs.at(targets.load(pixel + i))
                     held = aside.at(i * width)
                     k.vector_loop(0, valid, tile.lanes, lambda e, c: to.store(e, held.load(e, c)))
-
-
-def _pick(k: Emitter, condition: Value, yes: Pointer, no: Pointer) -> Pointer:
-    return Pointer(k, k.ir.select(condition.raw, yes.raw, no.raw), yes.type)
 
 
 def _taps(

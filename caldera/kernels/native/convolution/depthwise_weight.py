@@ -153,7 +153,6 @@ def _sum_call(
     gradient: DepthwiseGradient, x: np.ndarray, y: np.ndarray, scratch: list[np.ndarray]
 ) -> NativeCall:
     work, strips = gradient.work, gradient.strips
-    of_x, of_y = (tuple(steps(each)[axis] for axis in (0, 2, 3)) for each in (x, y))
     x_blocks, y_blocks = gradient.input_blocks, gradient.output_blocks
     values = {
         "items": strips.items, "images": strips.images, "rows": strips.rows,
@@ -171,8 +170,8 @@ def _sum_call(
     return _sum.call(
         x=x, y=y, partial=partial, input_scratch=input_scratch, output_scratch=output_scratch,
         places=table, taps=gradient.tap_table(),
-        x_blocks=filling(x_blocks, work.source, of_x, work.start),
-        y_blocks=filling(y_blocks, work.target, of_y, (0, 0)), n=values, together=together,
+        x_blocks=filling(x_blocks, x, work.start),
+        y_blocks=filling(y_blocks, y, (0, 0)), n=values, together=together,
         vectors=vectors, parts=gradient.workers,
     )  # fmt: skip
 

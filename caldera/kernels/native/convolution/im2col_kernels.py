@@ -10,7 +10,7 @@ from caldera.kernels.native.codegen.blas import gemm
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, itemsize, natural_lanes
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.target import host_target
-from caldera.kernels.native.convolution.strip_mining import between
+from caldera.kernels.native.convolution.padded_images import between
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,14 @@ around it into a worker's own memory, so that the innermost loops need not look 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from caldera.kernels.common.geometry import Correlation, Pair
-from caldera.kernels.native.codegen.emitter import Emitter, Number, Pointer, Value, itemsize
+from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, itemsize
 from caldera.kernels.native.codegen.kernel import Integer
+from caldera.kernels.native.convolution.padded_images import PaddedImages, padded_images
 
 STRIP_BYTES = 1 << 18
 """What a strip may take: it should stay in the second-level cache, beside a block of filters."""
@@ -101,20 +103,14 @@ def pixel_table(images: int, rows: int, columns: int, steps: tuple[int, int, int
 
 @dataclass(frozen=True)
 class Filling:
-    """What filling a strip goes by: its rows from image to image, its columns and pitch, the size
-    and steps of the images, and where in them the strip of the first output begins."""
+    """What filling a strip goes by: its rows from image to image, its columns and pitch, and the
+    images that it is filled from."""
 
     rows: Integer
     columns: Integer
     pitch: Integer
     channels: Integer
-    height: Integer
-    width: Integer
-    image_step: Integer
-    row_step: Integer
-    pixel_step: Integer
-    start_row: Integer
-    start_column: Integer
+    images: PaddedImages
 
     def fill(
         self,
@@ -128,52 +124,35 @@ class Filling:
     ) -> None:
         """Copy `rows` padded rows of `count` images into a strip, from `first_row` on."""
         size = itemsize(strip.type)
-        left = between(k, -self.start_column, self.columns)
-        inside = between(k, self.width - self.start_column, self.columns)
-        inside = k.maximum(inside, left)
-        dense = self.pixel_step.equals(self.channels) & self.pitch.equals(self.channels)
+        own = self.images
+        left, inside = own.columns(k, self.columns)
+        dense = own.pixel_step.equals(self.channels) & self.pitch.equals(self.channels)
         with k.loop(0, count) as i, k.loop(0, rows) as j:
             target = strip.at((i * self.rows + j) * self.columns * self.pitch)
-            row = first_row + j + self.start_row
-            is_inside = (row >= 0) & (row < self.height)
+            row = first_row + j + own.start_row
+            is_inside = (row >= 0) & (row < own.height)
             with k.if_else(is_inside) as (copied, empty):
                 with empty:
                     k.clear_bytes(target, self.columns * self.pitch * size)
                 with copied:
                     k.clear_bytes(target, left * self.pitch * size)
-                    source = images.at((first_image + i) * self.image_step + row * self.row_step)
-                    source = source.at((left + self.start_column) * self.pixel_step)
+                    source = own.pixel(images, first_image + i, first_row + j, left)
                     to = target.at(left * self.pitch)
                     with k.if_else(dense) as (at_once, one_by_one):
                         with at_once:
                             k.copy_bytes(to, source, (inside - left) * self.channels * size)
                         with one_by_one, k.loop(0, inside - left) as x:
                             k.copy_bytes(
-                                to.at(x * self.pitch), source.at(x * self.pixel_step),
+                                to.at(x * self.pitch), source.at(x * own.pixel_step),
                                 self.channels * size,
                             )  # fmt: skip
                     rest = (self.columns - inside) * self.pitch
                     k.clear_bytes(target.at(inside * self.pitch), rest * size)
 
 
-def filling(
-    strips: Strips, image: Pair, channels: int, steps: tuple[int, int, int], start: Pair
-) -> dict[str, int]:
+def filling(strips: Strips, images: np.ndarray, channels: int, start: Pair) -> dict[str, Any]:
     """A `Filling` as a kernel is given it."""
     return {
         "rows": strips.source_rows, "columns": strips.source_columns, "pitch": strips.pitch,
-        "channels": channels, **image_at(image, steps, start),
+        "channels": channels, "images": padded_images(images, start),
     }  # fmt: skip
-
-
-def image_at(image: Pair, steps: tuple[int, ...], start: Pair) -> dict[str, int]:
-    """The size and steps of images, and where in them the strip of the first output begins."""
-    return {
-        "height": image[0], "width": image[1], "image_step": steps[0], "row_step": steps[1],
-        "pixel_step": steps[2], "start_row": start[0], "start_column": start[1],
-    }  # fmt: skip
-
-
-def between(k: Emitter, value: Value, most: Number) -> Value:
-    """The value, but at least 0 and at most `most`."""
-    return k.minimum(k.maximum(value, 0), most)

@@ -102,7 +102,6 @@ def _sum_call(
     output_scratch: np.ndarray,
 ) -> NativeCall:
     work, strips = gradient.work, gradient.strips
-    of_x, of_y = (tuple(steps(each)[axis] for axis in (0, 2, 3)) for each in (x, y))
     x_blocks, y_blocks = gradient.input_blocks, gradient.output_blocks
     neighbours, vectors = gradient.tile
     joined = gradient.joined
@@ -129,8 +128,8 @@ def _sum_call(
     table = pixel_table(strips.images, strips.rows, work.target[1], by_output)
     return _sum.call(
         x=x, y=y, partial=partial, input_scratch=input_scratch, output_scratch=output_scratch,
-        places=table, x_blocks=filling(x_blocks, work.source, of_x, work.start),
-        y_blocks=filling(y_blocks, work.target, of_y, (0, 0)), n=values, neighbours=neighbours,
+        places=table, x_blocks=filling(x_blocks, x, work.start),
+        y_blocks=filling(y_blocks, y, (0, 0)), n=values, neighbours=neighbours,
         vectors=vectors, neighbours_left=gradient.length % neighbours,
         vectors_left=gradient.width // gradient.lanes % vectors,
         joined=x_blocks.width if joined else 0, parts=gradient.parts,
@@ -163,7 +162,7 @@ def _sum(
         x_blocks.fill(k, x_width, own_x, x, image, images, row * n.stride_rows, reached)
         with k.if_then(n.y_copied.differs(0)):
             y_blocks.fill(k, step, own_y, y, image, images, row, rows)
-        in_place = y.at(image * y_blocks.image_step + row * y_blocks.row_step)
+        in_place = y_blocks.images.pixel(y, image, row, 0)
         given = k.either(n.y_copied.differs(0), own_y, in_place)
         with (
             k.loop(0, n.groups) as group,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -10,9 +11,9 @@ from caldera.kernels.common.geometry import steps
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, natural_lanes, vector
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.convolution.packing import Loop, gather
+from caldera.kernels.native.convolution.padded_images import padded_images
 from caldera.kernels.native.convolution.planes.layout import Planes
 from caldera.kernels.native.convolution.planes.moving import FEW, PlaneFilling, write_row
-from caldera.kernels.native.convolution.strip_mining import image_at
 
 
 def pack_filters(
@@ -36,12 +37,12 @@ def pack_filters(
     )  # fmt: skip
 
 
-def filling_of(planes: Planes, source: np.ndarray) -> dict[str, int]:
+def filling_of(planes: Planes, source: np.ndarray) -> dict[str, Any]:
     """How a strip of the input becomes planes."""
-    work, own = planes.work, steps(source)
+    work = planes.work
     return {
         "channels": work.channels, "plane": planes.input_plane, "pitch": planes.pitch,
-        **image_at(work.source, (own[0], own[2], own[3]), work.start),
+        "images": padded_images(source, work.start),
     }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from caldera.kernels.native.codegen.emitter import (
     vector,
 )
 from caldera.kernels.native.codegen.kernel import Integer
-from caldera.kernels.native.convolution.strip_mining import between
+from caldera.kernels.native.convolution.padded_images import PaddedImages
 
 FEW = 8
 """Channels up to which pixels are taken apart in registers; more are read one by one."""
@@ -29,19 +29,12 @@ Pick = tuple[int, int]
 
 @dataclass(frozen=True)
 class PlaneFilling:
-    """What filling goes by: the planes, the size and steps of the images, and where in them the
-    strip of the first output begins."""
+    """What filling goes by: the planes, and the images that they are filled from."""
 
     channels: Integer
     plane: Integer
     pitch: Integer
-    height: Integer
-    width: Integer
-    image_step: Integer
-    row_step: Integer
-    pixel_step: Integer
-    start_row: Integer
-    start_column: Integer
+    images: PaddedImages
 
     def fill(
         self,
@@ -56,14 +49,14 @@ class PlaneFilling:
         """Copy `rows` padded rows of an image, from `first_row` on; `few` is the number of channels
         if it is small. Vectors over the end of a row write zeros, where the next one follows."""
         k.clear_bytes(planes, self.channels * self.plane * itemsize(planes.type))
-        left = between(k, -self.start_column, self.pitch)
-        count = k.maximum(between(k, self.width - self.start_column, self.pitch) - left, 0)
-        first = first_row + self.start_row
+        own = self.images
+        left, inside = own.columns(k, self.pitch)
+        count = inside - left
+        first = first_row + own.start_row
         begin = k.maximum(-first, 0)
-        end = k.minimum(self.height - first, rows)
+        end = k.minimum(own.height - first, rows)
         with k.loop(begin, end) as j:
-            start = image * self.image_step + (first + j) * self.row_step
-            pixels = images.at(start + (left + self.start_column) * self.pixel_step)
+            pixels = own.pixel(images, image, first_row + j, left)
             to = planes.at(j * self.pitch + left)
             if few:
                 self._in_registers(k, to, pixels, count, few)
@@ -85,15 +78,15 @@ class PlaneFilling:
         in_blocks(k, count, lanes, few, block)
 
     def _one_by_one(self, k: Emitter, to: Pointer, pixels: Pointer, count: Value) -> None:
-        lanes = natural_lanes(to.type)
+        lanes, step = natural_lanes(to.type), self.images.pixel_step
         whole = count // lanes * lanes
         with k.loop(0, self.channels) as channel:
             plane, start = to.at(channel * self.plane), pixels.at(channel)
             with k.loop(0, whole, lanes) as x:
-                read = [start.load((x + lane) * self.pixel_step) for lane in range(lanes)]
+                read = [start.load((x + lane) * step) for lane in range(lanes)]
                 plane.store(x, k.vector_of(read))
             with k.loop(whole, count) as x:
-                plane.store(x, start.load(x * self.pixel_step))
+                plane.store(x, start.load(x * step))
 
 
 def write_row(

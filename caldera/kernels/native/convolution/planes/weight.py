@@ -16,10 +16,10 @@ from caldera.kernels.native.codegen.emitter import (
     vector,
 )
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
+from caldera.kernels.native.convolution.padded_images import padded_images
 from caldera.kernels.native.convolution.planes.correlate import filling_of
 from caldera.kernels.native.convolution.planes.layout import Planes
 from caldera.kernels.native.convolution.planes.moving import FEW, PlaneFilling
-from caldera.kernels.native.convolution.strip_mining import image_at
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def gradient_calls(
 def _sum_call(
     planes: Planes, x: np.ndarray, y: np.ndarray, partial: np.ndarray, scratch: np.ndarray
 ) -> NativeCall:
-    work, of_y = planes.work, steps(y)
+    work = planes.work
     results, taps = planes.sum_tile
     groups = -(-planes.terms // taps)
     numbers = {
@@ -60,7 +60,7 @@ def _sum_call(
     }  # fmt: skip
     y_filling = {
         "channels": work.results, "plane": planes.output_plane, "pitch": planes.pitch,
-        **image_at(work.target, (of_y[0], of_y[2], of_y[3]), (0, 0)),
+        "images": padded_images(y, (0, 0)),
     }  # fmt: skip
     return _sum.call(
         x=x, y=y, partial=partial, scratch=scratch, offsets=_offsets(planes, groups * taps),
