@@ -26,6 +26,7 @@ from caldera.graph.ops import (
     product,
     random,
     reduction,
+    relu_mask,
     special,
     sync_batch_norm,
     trigonometry,

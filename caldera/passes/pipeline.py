@@ -26,6 +26,7 @@ from caldera.passes.packed_attention import packed_attention
 from caldera.passes.pattern import Rules
 from caldera.passes.pool_first import pool_first
 from caldera.passes.precision import lower_precision
+from caldera.passes.relu_mask import relu_mask
 from caldera.passes.residual_norm import residual_norm
 from caldera.passes.rounded_results import rounded_results
 from caldera.passes.row_products import row_products
@@ -33,15 +34,15 @@ from caldera.passes.update_product import update_product
 from caldera.passes.update_rows import update_rows
 
 NAMES = (
-    "losses", "fold", "simplify", "row_products", "pool_first", "epilogue", "norm_epilogue",
-    "rounded_results", "residual_norm", "merge", "hoist", "dead", "update_product", "update_rows",
-    "packed_attention", "fuse", "layout", "in_place",
+    "losses", "fold", "simplify", "row_products", "pool_first", "epilogue", "relu_mask",
+    "norm_epilogue", "rounded_results", "residual_norm", "merge", "hoist", "dead",
+    "update_product", "update_rows", "packed_attention", "fuse", "layout", "in_place",
 )  # fmt: skip
 """Passes that can be switched off. (`in_place` is decided while a plan is laid out.)"""
 NEEDED = {
     "update_product": "matmul_accumulate", "norm_epilogue": "batch_norm_relu",
     "rounded_results": "layer_norm_rounded", "residual_norm": "layer_norm_residual",
-    "packed_attention": attention_backward_packed.name,
+    "packed_attention": attention_backward_packed.name, "relu_mask": "relu_mask",
 }  # fmt: skip
 """Passes that serve only devices with a kernel for what they make."""
 
@@ -120,6 +121,7 @@ def passes(
         ("pool_first", pool_first),
         ("lower all but activations", lambda program: lower(program, is_kept)),
         ("epilogue", lambda program: epilogue(program, has_kernel)),
+        ("relu_mask", relu_mask),
         ("norm_epilogue", norm_epilogue),
         ("rounded_results", rounded_results),
         ("residual_norm", residual_norm),

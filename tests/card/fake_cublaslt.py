@@ -102,6 +102,7 @@ class FakeCublasLt:
         self.ranks: list[int] = []
         self.limits: set[int] = set()
         self.row_bytes: list[tuple[int, ...]] = []
+        self.depths: set[int] = set()
 
     def _new(self, **facts: Any) -> int:
         number = next(self._numbers)
@@ -199,6 +200,7 @@ class FakeCublasLt:
         left = self._operand(a, a_layout, facts[MatmulDescAttribute.TRANSA]).astype(wide)
         right = self._operand(b, b_layout, facts[MatmulDescAttribute.TRANSB]).astype(wide)
         result = np.matmul(left, right)
+        self.depths.add(left.shape[-1])
         epilogue = Epilogue(facts.get(MatmulDescAttribute.EPILOGUE, 1))
         if "BIAS" in epilogue.name:
             dtype = BY_NAME[TYPES[facts[MatmulDescAttribute.BIAS_DATA_TYPE]]]

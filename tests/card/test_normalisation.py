@@ -181,7 +181,7 @@ def test_layers_of_many_lengths(card: Device, rows: int, length: int, dtype: str
         ((3, 1000), "float32", "float16", None, "dense"),
         ((3, 33000), "float32", "bfloat16", "bfloat16", "dense"),
         ((3, 2052), "bfloat16", "bfloat16", "float16", "dense"),
-        ((2, 5, 40), "float64", "float16", None, "dense"),
+        ((2, 5, 40), "float64", "float64", None, "dense"),
         ((4, 30), "float32", "bfloat16", "bfloat16", "with gaps"),
         ((0, 30), "float32", "bfloat16", "bfloat16", "dense"),
         ((3, 0), "float32", "bfloat16", "bfloat16", "dense"),

@@ -78,8 +78,8 @@ def test_tiles(card: Device, case: tuple[Shape, Shape, bool, bool], dtype: str) 
     assert "tiles" in check(card, node, numbers(a, b, dtype=dtype), layouts=FEW_LAYOUTS)
 
 
-def test_rows_that_begin_anywhere(card: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a real card the library computes them too, from rows that are made longer."""
+def test_sides_of_any_length(card: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a real card the library computes them too, with zeros beside them."""
     monkeypatch.setattr(padded, "FEWEST_FLOPS", 0)
     for a, b, ta, tb, dtype in (
         ((33, 70), (70, 41), False, False, "bfloat16"),

@@ -146,7 +146,7 @@ def test_tensor_cores_round_only_where_they_are_asked_to(card: Device, lt: FakeC
         assert lt.compute_types[-1] == wanted
 
 
-# --- rows that begin anywhere
+# --- sides of any length
 
 
 @pytest.fixture
@@ -176,29 +176,22 @@ def _check_padded(card: Device, node: Node, inputs: tuple[np.ndarray, ...]) -> N
         ((2, 3, 17), (17, 64), False, False), ((2, 16, 9), (2, 9, 10), False, False),
     ],
 )  # fmt: skip
-def test_odd_rows_are_made_longer(
+def test_odd_sides_are_made_longer(
     card: Device, lt: FakeCublasLt, any_size: None, a: Shape, b: Shape, ta: bool, tb: bool,
     dtype: str,
 ) -> None:  # fmt: skip
     node = products(a, b, ta=ta, tb=tb, dtype=dtype)
     inputs = numbers(a, b, dtype=dtype)
+    inner, step = a[-2 if ta else -1], 16 // inputs[0].itemsize
     _check_padded(card, node, inputs)
     assert not any(each % 16 for row in lt.row_bytes for each in row)
+    # The sums are made longer where their terms lie side by side.
+    assert lt.depths == {inner if ta and not tb else -(-inner // step) * step}
     # Operands may be parts of larger arrays.
     _check_padded(card, node, tuple(LAYOUTS["with gaps"](array) for array in inputs))
 
 
-def test_odd_rows_with_an_ending(card: Device, lt: FakeCublasLt, any_size: None) -> None:
-    shapes = [(20, 30), (30, 42), (42,)]
-    for activation in (None, "relu", "tanh"):
-        inputs = [parameter(i, Spec(each, BY_NAME["bfloat16"])) for i, each in enumerate(shapes)]
-        node = epilogue.matmul_epilogue(
-            *inputs, ta=False, tb=False, activation=activation, attributes=()
-        )
-        _check_padded(card, node, numbers(*shapes, dtype="bfloat16"))
-
-
-def test_rows_that_are_fine_stay_where_they_are(
+def test_sides_that_are_fine_stay_as_they_are(
     card: Device, lt: FakeCublasLt, any_size: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     even = products((16, 32), (32, 64), dtype="float16")

@@ -38,6 +38,7 @@ def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     if request.param == "in parts":
         for name, value in (
             ("LONGEST_ROW", 4), ("SHORTEST_PART", 3), ("MOST_ROWS", 2), ("FEWEST_ROWS", 2),
+            ("BUSY_ROWS", 1),
         ):  # fmt: skip
             monkeypatch.setattr(cuda_reduction, name, value)
 
@@ -187,6 +188,28 @@ def test_bodies_with_reductions(card: Device, shape: tuple[int, ...]) -> None:
         node = _body(shape, axes)[0].inputs[0]
         inputs = (_numbers(shape), _numbers(shape[-1:]))
         assert check(card, node, inputs, layouts=["dense", "columns first"])
+
+
+def test_a_loop_that_computes_much_has_many_blocks(card: Device) -> None:
+    (y, *_), inputs = _body((300, 24), [("sum", (0,))]), (_numbers((300, 24)), _numbers((24,)))
+    assert check(card, y.inputs[0], inputs, layouts=["dense"])
+    using = driver()
+    if isinstance(using, EmulatedDriver):
+        assert set(using.launches) == {"reduce", "join"}
+
+
+def test_blocks_of_a_loop_that_computes_much() -> None:
+    spec = Spec((2048, 1024), BY_NAME["bfloat16"])
+    x = parameter(0, spec)
+    y = elementwise.exp(x)
+    node = sum_(cast(y, BY_NAME["float32"]), (0,))
+    body = loop_body_of(fused.node(x, body=Body([x], [y, node])), (1,))
+    result = with_axes(described(node.spec), (0,), 2)
+    arrays = [described(spec)], [described(spec)], [result]
+    plan = cuda_reduction.planned(ReductionTask(body, spec.shape, (0,), *arrays))
+    assert plan.cut.blocks * plan.cut.parts >= 132
+    totals = plan.cut.parts * plan.totals * 8
+    assert totals <= cuda_reduction.workspace_of(spec.shape, (0,), ["sum"], busy=True)
 
 
 # --- the pieces

@@ -48,7 +48,7 @@ from caldera.kernels.cuda import (
 from caldera.kernels.cuda.attention import cudnn_sdpa, packed, tensor_core, tiles
 from caldera.kernels.cuda.convolution import cudnn, depthwise, epilogue, pointwise
 from caldera.kernels.cuda.convolution.small_channels import kernels
-from caldera.kernels.cuda.elementwise import fused, horizontal_fusion, loop
+from caldera.kernels.cuda.elementwise import fused, horizontal_fusion, loop, relu_mask
 from caldera.kernels.cuda.fourier import cufft, stockham
 from caldera.kernels.cuda.indexing import gather, scatter, scatter_few_rows
 from caldera.kernels.cuda.linalg import batched, cusolver, hybrid

@@ -38,8 +38,9 @@ def _of_nothing(call: Call, body: Body) -> list[Launch]:
 def _workspace(node: Node) -> int:
     body: Body = node.attrs["body"]
     shape = loop_shape(node)
+    busy = any(output.op.kind == "elementwise" for output in body.outputs)
     sizes = [
-        workspace_of(shape, axes, [body.outputs[index].op.name for index in indices])
+        workspace_of(shape, axes, [body.outputs[index].op.name for index in indices], busy=busy)
         for axes, indices in reductions_by_axes(body).items()
     ]
     # Loops follow each other, so the next may use the room of the one before.

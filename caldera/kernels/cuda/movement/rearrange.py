@@ -178,7 +178,7 @@ def _lanes(axes: Sequence[_Axis], target: np.ndarray, source: np.ndarray) -> int
     return 1
 
 
-def _placed(
+def placing_calls(
     target: np.ndarray, source: np.ndarray, starts: Sequence[int], steps: Sequence[int], fill: float
 ) -> list[Launch]:
     """The source at regular places of the target, and a number everywhere else."""
@@ -260,13 +260,13 @@ def _bind_pad(call: Call) -> Runner:
     widths = call.node.attrs["widths"]
     starts, steps = [before for before, _ in widths], [1] * len(widths)
     value = call.node.attrs["value"]
-    return CudaRunner(_placed(call.outputs[0], call.inputs[0], starts, steps, value))
+    return CudaRunner(placing_calls(call.outputs[0], call.inputs[0], starts, steps, value))
 
 
 def _bind_unslice(call: Call) -> Runner:
     starts = [start for start, _, _ in call.node.attrs["bounds"]]
     steps = [step for _, _, step in call.node.attrs["bounds"]]
-    return CudaRunner(_placed(call.outputs[0], call.inputs[0], starts, steps, 0))
+    return CudaRunner(placing_calls(call.outputs[0], call.inputs[0], starts, steps, 0))
 
 
 # --- numbers in a row

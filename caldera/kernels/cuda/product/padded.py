@@ -1,8 +1,8 @@
-"""Products of matrices whose rows do not begin at multiples of 16 bytes, as those of 100 numbers in
-half precision.
+"""Products of matrices whose sides are no multiples of 16 bytes, as those of 100 numbers in half
+precision.
 
 Tensor cores are fed by an engine that takes no others, and without it cuBLASLt needs several times
-as long. Such operands are copied to the workspace with longer rows, and such results from there.
+as long. Such operands are copied to the workspace with zeros beside them, and results from there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import detached
 from caldera.kernels.common.matrices import as_matrices
 from caldera.kernels.common.scratch import Scratch, workspace_bytes, workspace_limit
-from caldera.kernels.cuda.movement.copy import copy_calls, copying
+from caldera.kernels.cuda.movement.copy import copy_calls
+from caldera.kernels.cuda.movement.rearrange import placing_calls
 from caldera.kernels.cuda.product import cublas, tiled
 from caldera.kernels.cuda.product.problem import Multiplication, described, described_call
 from caldera.kernels.cuda.runtime import libraries
@@ -24,7 +25,7 @@ from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 ALIGNMENT = 16
-"""Bytes between rows, or a multiple of them."""
+"""Bytes of which the sides that lie side by side in memory are a multiple."""
 RANKS = 4
 """Algorithms that are tried."""
 FEWEST_FLOPS = 1 << 27
@@ -33,40 +34,42 @@ FEWEST_FLOPS = 1 << 27
 
 @dataclass(frozen=True)
 class _Padded:
-    """An array that lies in the workspace with longer rows: its memory there, and the part of it
-    that the array is."""
+    """Memory for an array of a product and what is beside it: its rows, or its columns if it is
+    `transposed`."""
 
     spec: Spec
-    length: int
     transposed: bool
-
-    @classmethod
-    def of(cls, array: Array) -> _Padded | None:
-        """How an array would lie there; None if it is fine as it is, or nothing helps it."""
-        found = as_matrices(array)
-        if found is None:
-            return None
-        rows, columns = array.shape[-2:]
-        lines, length = (columns, rows) if found.transposed else (rows, columns)
-        if lines <= 1 or found.leading * array.itemsize % ALIGNMENT == 0:
-            return None
-        step = ALIGNMENT // array.itemsize
-        shape = (*array.shape[:-2], lines, -(-length // step) * step)
-        return cls(Spec(shape, array.dtype), length, found.transposed)
 
     def within(self, memory: Array) -> Array:
         """The array in such memory."""
-        part = memory[..., : self.length]
-        return part.swapaxes(-1, -2) if self.transposed else part
+        return memory.swapaxes(-1, -2) if self.transposed else memory
 
 
 def _paddings(product: Multiplication) -> dict[str, _Padded]:
-    """By their names, the arrays of a product that are better off in the workspace."""
-    names = ["left", "right"]
-    if product.accumulation is None and product.epilogue.activation is None:
-        names.append("out")
-    found = {name: _Padded.of(getattr(product, name)) for name in names}
-    return {name: padded for name, padded in found.items() if padded is not None}
+    """By their names, the arrays of a product that are made larger; none if the library cannot take
+    one of them as it lies."""
+    rows, columns, length = product.extent
+    step = ALIGNMENT // product.out.itemsize
+    sides = {"left": (rows, length), "right": (length, columns), "out": (rows, columns)}
+    # Equal sides are one side here: to make one more of them longer does no harm.
+    longer: dict[int, int] = {}
+    transposed: dict[str, bool] = {}
+    for name, (down, across) in sides.items():
+        found = as_matrices(getattr(product, name))
+        if found is None:
+            return {}
+        transposed[name] = found.transposed
+        inner = down if found.transposed else across
+        longer[inner] = -(-inner // step) * step
+    made = {}
+    for name, (down, across) in sides.items():
+        shape = (longer.get(down, down), longer.get(across, across))
+        if shape != (down, across):
+            array = getattr(product, name)
+            stored = shape[::-1] if transposed[name] else shape
+            spec = Spec((*array.shape[:-2], *stored), array.dtype)
+            made[name] = _Padded(spec, transposed[name])
+    return made
 
 
 def _bytes(padded: dict[str, _Padded]) -> int:
@@ -92,9 +95,14 @@ def _bind(rank: int, call: Call) -> Runner:
     if calls is None:
         # Arrays that the library cannot take as they lie are our own kernels' business.
         return CudaRunner(tiled.launches(product, call.workspace))
-    pairs = [(inside.left, product.left), (inside.right, product.right)]
-    before = copying([(to, given) for to, given in pairs if to is not given])
-    after = [] if inside.out is product.out else copy_calls(product.out, inside.out)
+    before = []
+    for to, given in ((inside.left, product.left), (inside.right, product.right)):
+        if to is not given:
+            before += placing_calls(to, given, [0] * to.ndim, [1] * to.ndim, 0)
+    after = []
+    if inside.out is not product.out:
+        rows, columns, _ = product.extent
+        after = copy_calls(product.out, inside.out[..., :rows, :columns])
     return CudaRunner([*before, *calls, *after])
 
 
@@ -123,8 +131,7 @@ def _workspace(node: Node) -> int:
 
 for _rank in range(RANKS):
     _name = "cublas padded" if _rank == 0 else f"cublas padded {_rank + 1}"
-    for _op in ("matmul", "matmul_epilogue"):
-        TABLE.add(Kernel(
-            _op, "cuda", _name, partial(_bind, _rank), partial(_supports, _rank), _workspace,
-            priority=1,
-        ))  # fmt: skip
+    TABLE.add(Kernel(
+        "matmul", "cuda", _name, partial(_bind, _rank), partial(_supports, _rank), _workspace,
+        priority=1,
+    ))  # fmt: skip

@@ -40,6 +40,8 @@ LONGEST_ROW, SHORTEST_PART = 1 << 16, 1 << 14
 """Elements of a row that one block reduces, and the least that are worth a part."""
 MOST_ROWS, FEWEST_ROWS = 512, 128
 """The same for rows that are taken together column by column."""
+BUSY_ROWS = 32
+"""Those rows of a loop that has more to do with each element than to reduce it."""
 COLUMNS, MOST_LANES = 32, 16
 """Items side by side that a block takes, and the most elements of one of them."""
 NARROW, NARROW_ROWS, NARROW_BLOCKS = 2, 4096, 48
@@ -47,16 +49,17 @@ NARROW, NARROW_ROWS, NARROW_BLOCKS = 2, 4096, 48
 blocks are as good as more blocks and a second launch."""
 
 
-def _parts(kept: int, reduced: int, lanes: int = 1, *, along: bool) -> int:
+def _parts(kept: int, reduced: int, lanes: int = 1, *, along: bool, busy: bool) -> int:
     """How many parts reduced elements are cut into, at most, in items of so many elements."""
     if along:
         if reduced <= LONGEST_ROW:
             return 1
         return min(-(-reduced // SHORTEST_PART), max(ENOUGH_BLOCKS // kept, 1))
-    if reduced <= MOST_ROWS:
+    most, fewest = (FEWEST_ROWS, BUSY_ROWS) if busy else (MOST_ROWS, FEWEST_ROWS)
+    if reduced <= most:
         return 1
     columns = -(-kept // (lanes * COLUMNS))
-    return min(-(-reduced // FEWEST_ROWS), max(ENOUGH_BLOCKS // columns, 1))
+    return min(-(-reduced // fewest), max(ENOUGH_BLOCKS // columns, 1))
 
 
 def _is_narrow(kept: int, reduced: int) -> bool:
@@ -68,13 +71,25 @@ def _total_bytes(op: str) -> int:
     return 16 if op.startswith("arg") else 8
 
 
-def workspace_of(shape: Shape, axes: Sequence[int], ops: Sequence[str]) -> int:
+def _is_busy(loop: Loop) -> bool:
+    """Whether a loop computes much, and writes elements besides: few blocks would take long."""
+    return bool(loop.loop_body.heavy) and len(loop.operands) > len(loop.loop_body.inputs)
+
+
+def workspace_of(
+    shape: Shape, axes: Sequence[int], ops: Sequence[str], *, busy: bool = False
+) -> int:
     """Bytes that the parts' totals take: the layout, which may differ, decides on their number."""
     reduced = prod(shape[axis] for axis in axes)
     kept = prod(n for axis, n in enumerate(shape) if axis not in axes)
     if not kept or not reduced:
         return 0
-    parts = max(_parts(kept, reduced, MOST_LANES, along=along) for along in (True, False))
+    # Not all loops of a busy body are busy.
+    parts = max(
+        _parts(kept, reduced, MOST_LANES, along=along, busy=some)
+        for along in (True, False)
+        for some in {False, busy}
+    )
     return parts * kept * sum(map(_total_bytes, ops)) if parts > 1 else 0
 
 
@@ -152,8 +167,9 @@ def _cut(loop: Loop, lanes: int) -> Cut:
     reduced = prod(loop.axes(loop.reduced, lanes))
     all_kept = prod(loop.lengths[axis] for axis in loop.kept)
     all_reduced = prod(loop.lengths[axis] for axis in loop.reduced)
-    parts = _parts(all_kept, all_reduced, lanes, along=loop.along)
-    if not loop.along and _is_narrow(kept, reduced):
+    busy = _is_busy(loop)
+    parts = _parts(all_kept, all_reduced, lanes, along=loop.along, busy=busy)
+    if not loop.along and not busy and _is_narrow(kept, reduced):
         parts = 1
     unroll = 1
     if is_light(loop.loop_body):
@@ -175,7 +191,7 @@ def _block(loop: Loop, cut: Cut) -> tuple[int, int]:
         width = min(sharing, MOST_THREADS)
         rows = _below(cut.kept // (2 * driver().multiprocessors))
         return width, max(min(rows, THREADS // width), 32 // width, 1)
-    if cut.parts == 1 and _is_narrow(cut.kept, cut.chunk):
+    if cut.parts == 1 and not _is_busy(loop) and _is_narrow(cut.kept, cut.chunk):
         return NARROW, MOST_THREADS // NARROW
     width = min(COLUMNS, next_power_of_two(cut.kept))
     most = THREADS if cut.kept * cut.parts >= PLENTY // 8 else MOST_THREADS

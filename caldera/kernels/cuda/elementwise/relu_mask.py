@@ -1,0 +1,128 @@
+"""A relu that keeps in bits where it let something through, and its gradient: see
+include/relu_mask.cuh."""
+
+from __future__ import annotations
+
+import ctypes
+
+from caldera.graph.node import Node, Spec
+from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
+from caldera.kernels.cuda.codegen.merged_axes import blocks_for, element_strides
+from caldera.kernels.cuda.codegen.signature import (
+    Parameter,
+    Signature,
+    const_pointer,
+    i32,
+    i64,
+    null_pointer,
+    pointer,
+    type_of,
+)
+from caldera.kernels.cuda.codegen.source import flags, header_launch
+from caldera.kernels.cuda.codegen.strided import index
+from caldera.kernels.cuda.normalisation.layout import TOTALS_BLOCK
+from caldera.kernels.cuda.runtime.driver import driver
+from caldera.kernels.cuda.runtime.launch import CudaRunner
+from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.memory.device_array import address_of
+
+HEADER = "relu_mask.cuh"
+THREADS = 256
+BLOCK = (32, 8, 1)
+"""Threads of a block of a gradient: bytes of a row, and rows."""
+ENOUGH_BLOCKS = 1 << 10
+"""Blocks of a gradient that keep a card busy: how it is cut depends on its shape alone."""
+FEWEST_ROWS = 32
+"""Rows of a chunk, of which a block adds up the columns."""
+
+
+class MatrixSteps(ctypes.Structure):
+    """`MatrixSteps` of relu_mask.cuh."""
+
+    _fields_ = [("row", ctypes.c_longlong), ("column", ctypes.c_longlong)]
+
+
+def _steps(array: Array) -> Parameter:
+    row, column = element_strides(array)
+    return Parameter("MatrixSteps", MatrixSteps(row=row, column=column))
+
+
+def _is_whole(*matrices: Array) -> bool:
+    """Whether every 8 neighbours of these lie side by side, at addresses that vectors take."""
+    for array in matrices:
+        row, column = element_strides(array)
+        nbytes = min(8 * array.itemsize, 16)
+        fits = row * array.itemsize % nbytes == 0 and address_of(array) % nbytes == 0
+        if column != 1 or array.shape[1] % 8 or not fits:
+            return False
+    return True
+
+
+def _bind(call: Call) -> Runner:
+    (x,), (y, mask) = call.inputs, call.outputs
+    if not x.size:
+        return CudaRunner([])
+    signature = Signature({
+        "x": const_pointer(x), "y": pointer(y), "mask": pointer(mask), "of_x": _steps(x),
+        "of_y": _steps(y), "of_mask": _steps(mask), "total": index(mask.size, mask.size >= 2**31),
+        "columns": i32(x.shape[1]), "bytes": i32(mask.shape[1]),
+    })  # fmt: skip
+    blocks = blocks_for(mask.size, THREADS, driver().multiprocessors)
+    return CudaRunner([header_launch(
+        HEADER, "relu_mask", blocks, THREADS, signature,
+        f"relu_bits<{flags(_is_whole(x, y))}>({signature.names});",
+    )])  # fmt: skip
+
+
+def _chunks(rows: int, columns: int) -> tuple[int, int]:
+    """Rows of a chunk, and how many chunks there are."""
+    across = max(1, -(-columns // (8 * BLOCK[0])))
+    wanted = max(1, ENOUGH_BLOCKS // across)
+    chunk = max(FEWEST_ROWS, -(-rows // wanted))
+    return chunk, -(-rows // chunk)
+
+
+def _partial(node: Node) -> Spec:
+    """The sums of the columns of each chunk."""
+    rows, columns = node.inputs[0].shape
+    dtype = compute_dtype(node.outputs[0].dtype)
+    return Spec((_chunks(rows, columns)[1] if node.attrs["summed"] else 0, columns), dtype)
+
+
+def _bind_gradient(call: Call) -> Runner:
+    (g, mask), (out, *sums) = call.inputs, call.outputs
+    (rows, columns), spec = g.shape, _partial(call.node)
+    partial = Scratch(call.workspace).array(spec.shape, spec.dtype)
+    calls = []
+    chunk, chunks = _chunks(rows, columns)
+    if g.size:
+        kind = type_of(partial)
+        signature = Signature({
+            "g": const_pointer(g), "mask": const_pointer(mask), "out": pointer(out),
+            "of_g": _steps(g), "of_mask": _steps(mask), "of_out": _steps(out),
+            "rows": i64(rows), "columns": i32(columns), "chunk": i64(chunk),
+            "partial": pointer(partial) if sums else null_pointer(kind),
+        })  # fmt: skip
+        grid = (-(-columns // (8 * BLOCK[0])), chunks, 1)
+        calls.append(header_launch(
+            HEADER, "masked", grid, BLOCK, signature,
+            f"block_masked<{flags(_is_whole(g, out), bool(sums))}>({signature.names});",
+        ))  # fmt: skip
+    if sums and columns:
+        (total,) = sums
+        signature = Signature({
+            "partial": const_pointer(partial), "parts": i32(chunks if g.size else 0),
+            "columns": i32(columns), "sums": pointer(total), "step": i64(*element_strides(total)),
+        })  # fmt: skip
+        calls.append(header_launch(
+            HEADER, "column_sums", -(-columns // TOTALS_BLOCK[0]), TOTALS_BLOCK, signature,
+            f"block_column_sums({signature.names});",
+        ))  # fmt: skip
+    return CudaRunner(calls)
+
+
+TABLE.add(Kernel("relu_mask", "cuda", "bits", _bind, in_place=lambda node: True))
+TABLE.add(Kernel(
+    "relu_mask_grad", "cuda", "bits", _bind_gradient,
+    workspace=lambda node: workspace_bytes(_partial(node)), in_place=lambda node: True,
+))  # fmt: skip
