@@ -24,12 +24,14 @@ _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 class Axes:
     """What is searched, from Optuna's distributions by name: numbers in the scale in which they are
-    searched, and choices by their index."""
+    searched, and choices, which are of the kind `categorical`, by their index."""
 
-    def __init__(self, distributions: Mapping[str, Any]) -> None:
+    def __init__(self, distributions: Mapping[str, Any], categorical: type) -> None:
         self.distributions = dict(distributions)
         kinds = list(self.distributions.values())
-        self.choices = {i: len(k.choices) for i, k in enumerate(kinds) if hasattr(k, "choices")}
+        self.choices = {
+            i: len(kind.choices) for i, kind in enumerate(kinds) if isinstance(kind, categorical)
+        }
         self.numbers = [i for i in range(len(kinds)) if i not in self.choices]
         ranges = [kinds[i] for i in self.numbers]
         self.is_log = np.array([each.log for each in ranges], bool)

@@ -47,7 +47,9 @@ class TPE(OptunaMethod):
         if is_fixed and len(self.objective.modes) == 1:
             self._kinds = {path: self._distribution(known[path]) for path in sorted(known)}
             several = {path: kind for path, kind in self._kinds.items() if not kind.single()}
-            self._ranking = Ranking(Axes(several))
+            self._ranking = Ranking(
+                Axes(several, self._optuna.distributions.CategoricalDistribution)
+            )
             # Optuna's kind; to seed one takes a tenth of the time that it takes to make one.
             self._random = np.random.RandomState()
 
@@ -66,7 +68,7 @@ class TPE(OptunaMethod):
         def pick(path: str, dimension: Dimension) -> Stored:
             kind = self._kinds[path]
             if kind.single():
-                values[path] = kind.choices[0] if hasattr(kind, "choices") else kind.low
+                values[path] = self._only_value(kind)
             elif random is not None:
                 # It goes by no study and no trial.
                 values[path] = random.sample_independent(None, None, path, kind)
@@ -75,6 +77,10 @@ class TPE(OptunaMethod):
         point = self.space.walk(pick)[0]
         self._ranking.begin(number, values)
         return point
+
+    def _only_value(self, kind: Any) -> Any:
+        is_choice = isinstance(kind, self._optuna.distributions.CategoricalDistribution)
+        return kind.choices[0] if is_choice else kind.low
 
     def tell(self, trial: Trial) -> None:
         if self._ranking is None:

@@ -14,22 +14,21 @@ from caldera import search
 from caldera.search import record
 from caldera.search.trial import Trial
 
+optuna_5 = pytest.mark.skipif(
+    int(optuna.__version__.split(".")[0]) < 5,
+    reason="kernels were of another width before Optuna 5",
+)
 SPACE = {
     "x": search.uniform(-5, 5), "rate": search.log(1e-4, 1.0), "units": search.integer(1, 9),
     "kind": search.choice(["a", "b", "c"]), "same": search.choice(["one"]),
 }  # fmt: skip
 
 
-needs_optuna_5 = pytest.mark.skipif(
-    optuna.__version__.split(".")[0] != "5", reason="proposals are those of Optuna 5"
-)
-
-
 def _value(x: float, rate: float, units: int, kind: str, same: str) -> float:
     return x * x + abs(np.log10(rate) + 2) + (units - 4) ** 2 + (kind != "b")
 
 
-@needs_optuna_5
+@optuna_5
 def test_trials_are_those_of_optunas_own_sampler() -> None:
     study = search.run(_value, SPACE, method="tpe", trials=30, seed=3, verbose=0)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -61,7 +60,7 @@ def _nearly(point: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@needs_optuna_5
+@optuna_5
 @pytest.mark.parametrize("seed", range(4))
 def test_what_runs_was_stopped_or_breaks_constraints_counts_as_with_optuna(seed: int) -> None:
     random = np.random.default_rng(seed)

@@ -18,7 +18,7 @@ from caldera import search
 from caldera.errors import ConfigError
 from caldera.search.dimension import Choice, Dimension, Uniform
 from caldera.search.space import Point, Space
-from tests.unit.search.test_optuna_samplers import needs_optuna_5
+from tests.unit.search.test_optuna_samplers import optuna_5
 
 NAMES = ["rate", "learning rate", "größe", "x-y", "a:b", "0", "None", "count", "seed", "lambda"]
 VALUES = [1, True, 1.0, "1", None, "None", (1, 2), [3], math.inf, -0.0, "", len, 1e300]
@@ -102,7 +102,7 @@ def test_every_method_searches_any_space(seed: int, method: str, tmp_path: Path)
     assert failed <= {"value is NaN", "ValueError: a bad day"}
 
 
-@needs_optuna_5
+@optuna_5
 @pytest.mark.parametrize("seed", [9, 12])
 def test_tpe_proposes_what_optuna_alone_does(seed: int) -> None:
     space = _space(seed)
