@@ -26,7 +26,7 @@ class Axes:
     """What is searched, from Optuna's distributions by name: numbers in the scale in which they are
     searched, and choices, which are of the kind `categorical`, by their index."""
 
-    def __init__(self, distributions: Mapping[str, Any], categorical: type) -> None:
+    def __init__(self, distributions: Mapping[str, Any], categorical: Any) -> None:
         self.distributions = dict(distributions)
         kinds = list(self.distributions.values())
         self.choices = {
