@@ -87,7 +87,9 @@ class TernGrad(DenseCompressor):
 @compressors.register("one_bit")
 class OneBit(DenseCompressor):
     """The signs, with two means for each `bucket` values; the error is kept and added to the next
-    gradient, both of what a rank sends and of the sums (Seide and others, 2014).
+    gradient, both of what a rank sends and of the sums (Seide and others, 2014). What is kept acts
+    like momentum, of which an optimizer then needs none of its own; a learning rate and a weight
+    decay that suit dense sums without momentum suit it too.
 
     >>> from caldera import compress
     >>> compress.OneBit(bucket=1024).code.size(8192)
