@@ -25,7 +25,8 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_random_signals(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     draw = np.random.default_rng(seed)
     monkeypatch.setattr(fourier, "WORTH_SPLITTING", 1)
-    monkeypatch.setattr(fourier, "BLOCK_BYTES", int(draw.integers(1, 4096)))
+    for dtype in fourier.BLOCK_BYTES:
+        monkeypatch.setitem(fourier.BLOCK_BYTES, dtype, int(draw.integers(1, 4096)))
     shape = tuple(int(n) for n in draw.integers(1, 14, draw.integers(1, 4)))
     axis = int(draw.integers(len(shape)))
     kind = np.complex64 if seed % 2 else np.complex128
