@@ -15,6 +15,9 @@ such a thing, or because it serves where the library is absent:
   they judge the libraries' results where the oracle would take too long. Products are ahead of
   cuBLASLt for long sums and some small layers, convolutions ahead of cuDNN at a third of the
   problems, all in float32 or float64.
+- `product/padded`: cuBLASLt itself, for sides such as 100 classes, where measuring finds it so.
+- `elementwise/relu_mask`: the gradient of a large relu reads bits; 50 to 80 us of 3.2 ms in a wide
+  perceptron.
 - `convolution/pointwise`: cuBLASLt itself, on images seen as matrices.
 - `convolution/depthwise`: with a stride a third to a fourteenth of the time of `implicit_gemm`,
   which was chosen before; without one about half of cuDNN's, where measuring finds it so.
