@@ -6,8 +6,9 @@ one block after the other, and within a block one tile of pixels after the other
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -101,6 +102,15 @@ class _PartNumbers:
         return cls(**{name: row.load(i) for i, name in enumerate(names)})
 
     @classmethod
+    def load_only(cls, k: Emitter, table: Pointer) -> _PartNumbers:
+        """The only row: it begins at the beginning of everything, which saves registers."""
+        zero = k.constant(0, I64)
+        return replace(
+            cls.load(table, zero), source_start=zero, target_start=zero, filters_start=zero,
+            places_start=zero,
+        )  # fmt: skip
+
+    @classmethod
     def table(cls, rows: Iterable[dict[str, int]]) -> np.ndarray:
         """All rows, with their numbers in order."""
         names = [field.name for field in fields(cls)]
@@ -168,7 +178,8 @@ def correlate(
         table=_PartNumbers.table(rows),
         filling=filling(strips, source, channels, window.start),
         n=values, pixels=pixels, vectors=vectors, depthwise=packing.is_depthwise,
-        length=_known_length(rows, packing.width), parts=packing.workers,
+        length=_known_length(rows, packing.width), several=len(rows) > 1,
+        parts=packing.workers,
     )  # fmt: skip
 
 
@@ -184,13 +195,15 @@ def _known_length(rows: list[dict[str, int]], width: int) -> int:
 def _correlate(
     k: Emitter, source: Pointer, filters: Pointer, target: Pointer, scratch: Pointer,
     source_places: Pointer, target_places: Pointer, table: Pointer, filling: Filling, n: _Numbers,
-    pixels: int, vectors: int, depthwise: bool, length: int,
+    pixels: int, vectors: int, depthwise: bool, length: int, several: bool,
 ) -> None:  # fmt: skip
-    """`length` is that of a run of inputs if the kernel is made for it, else 0."""
+    """`length` is that of a run of inputs if the kernel is made for it, else 0; `several` is
+    whether there is more than one part."""
     wide = source.type
     width = vectors * natural_lanes(wide)
     aside = k.alloca(wide, pixels * width)
     strip = scratch.at(k.part * n.strip_length)
+    only = None if several else _PartNumbers.load_only(k, table)
     begin, end = k.part_range(n.items * n.chunks)
     with k.loop(begin, end) as index:
         item, chunk = index // n.chunks, index % n.chunks
@@ -204,8 +217,8 @@ def _correlate(
         start = k.either(n.copied.differs(0), strip, in_place)
         first_block = n.block_count * chunk // n.chunks
         end_block = n.block_count * (chunk + 1) // n.chunks
-        with k.loop(0, n.parts) as number, k.loop(first_block, end_block) as block:
-            part = _PartNumbers.load(table, number)
+        every = _parts(k, n.parts, table) if only is None else nullcontext(only)
+        with every as part, k.loop(first_block, end_block) as block:
             group, inner = block // n.blocks, block % n.blocks
             place = image * n.target_image_step + row * part.target_row_step + part.target_start
             outputs = target.at(place + group * n.results + inner * width)
@@ -234,6 +247,12 @@ def _correlate(
                     to = outputs.at(targets.load(pixel + i))
                     held = aside.at(i * width)
                     k.vector_loop(0, valid, tile.lanes, lambda e, c: to.store(e, held.load(e, c)))
+
+
+@contextmanager
+def _parts(k: Emitter, count: Value, table: Pointer) -> Iterator[_PartNumbers]:
+    with k.loop(0, count) as number:
+        yield _PartNumbers.load(table, number)
 
 
 def _taps(
