@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import itertools
 import struct
-import weakref
-from _weakref import _remove_dead_weakref  # type: ignore[attr-defined]
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from caldera.graph.memory_format import Order, order_name
 from caldera.graph.pins import current_pin
+from caldera.graph.weak_table import WeakTable
 from caldera.tensor.dtype import DType
 from caldera.tensor.shape import Shape, size
 
@@ -132,21 +131,7 @@ class Node:
         return f"<{describe(self)}>"
 
 
-class _Entry(weakref.ref[Node]):
-    """What the table has of a node, which it does not keep alive."""
-
-    __slots__ = ("key",)
-    key: Hashable
-
-
-_table: dict[Hashable, _Entry] = {}
-"""All nodes. With a WeakValueDictionary, which threads may not share without a lock, a new node
-took twice as long, and planning is mostly new nodes."""
-
-
-def _forget(entry: _Entry) -> None:
-    # Only if it is still there, and dead: a node like it may have been made in the meantime.
-    _remove_dead_weakref(_table, entry.key)
+_table: WeakTable[Node] = WeakTable()
 
 
 def frozen(value: Any) -> Hashable:
@@ -198,11 +183,9 @@ def _interned(
     # What is not computed is where it is.
     pin = current_pin() if inputs else None
     key = (op, operands, attrs_key, orders, pin)
-    known = _table.get(key)
-    if known is not None:
-        found = known()
-        if found is not None:
-            return found
+    found = _table.get(key)
+    if found is not None:
+        return found
     node = Node()
     node.op = op
     node.inputs = inputs
@@ -212,16 +195,7 @@ def _interned(
     node.pin = pin
     node.unchanged_by = None
     node.serial = next(Node._serials)
-    entry = _Entry(node, _forget)
-    entry.key = key
-    while True:
-        # One step for threads: of several that make the same node, all get that of the first.
-        known = _table.setdefault(key, entry)
-        found = known()
-        if found is not None:
-            return found
-        # Another thread is about to forget it.
-        _forget(known)
+    return _table.setdefault(key, node)
 
 
 def describe(node: Node, depth: int = 2) -> str:
