@@ -34,10 +34,10 @@ from typing import Any
 import numpy as np
 from fuzz_networks import (
     EPOCHS,
+    LARGE,
     SMALL,
     LayerRounding,
     RandomNetwork,
-    Sizes,
     drawn_kernels,
     random_network,
     state_of,
@@ -211,6 +211,7 @@ def in_own_process(seed: int, options: argparse.Namespace) -> Outcome:
     command = [sys.executable, str(Path(__file__).resolve()), "--one", "--seed", str(seed)]
     command += ["--device", options.device, "--timeout", str(options.timeout)]
     command += ["--small"] * options.small + ["--draw"] * options.draw
+    command += ["--blocks"] * options.blocks
     environment = {**os.environ, **ONE_THREAD}
     # Each would compile the packages anew.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -243,9 +244,9 @@ def outcomes(options: argparse.Namespace) -> Iterator[Outcome]:
                 yield found
 
 
-def sizes_of(options: argparse.Namespace) -> Sizes:
-    """What networks are drawn from."""
-    return SMALL if options.small else Sizes()
+def network_of(seed: int, options: argparse.Namespace) -> RandomNetwork:
+    """What is drawn for a seed."""
+    return random_network(seed, SMALL if options.small else LARGE, blocks=options.blocks)
 
 
 def counted(found: Sequence[Outcome]) -> str:
@@ -261,7 +262,7 @@ def summary(found: Sequence[Outcome], options: argparse.Namespace) -> str:
         if each.what != "agreed":
             told = each.detail.replace("\n", "\n# ")
             lines += ["", f"# seed {each.seed}: {each.what}: {told}"]
-            network = random_network(each.seed, sizes_of(options))
+            network = network_of(each.seed, options)
             kernels = drawn_kernels(each.seed) if options.draw else NONE
             lines.append(network.code(options.device, kernels))
     return "\n".join(lines)
@@ -279,13 +280,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=90.0, help="seconds until it hangs")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no network after this")
     parser.add_argument("--small", action="store_true", help="small networks")
+    parser.add_argument("--blocks", action="store_true", help="networks of residual blocks")
     parser.add_argument("--draw", action="store_true", help="draw the kernels of the card")
     parser.add_argument("--one", action="store_true", help="one network in this very process")
     options = parser.parse_args(arguments)
     if options.one:
         # Of one that hangs its threads say where, before it is ended.
         faulthandler.dump_traceback_later(0.9 * options.timeout)
-        network = random_network(options.seed, sizes_of(options))
+        network = network_of(options.seed, options)
         kernels = drawn_kernels(options.seed) if options.draw else NONE
         outcome = compared(network, options.device, kernels)
         print(json.dumps(vars(outcome)))

@@ -59,12 +59,17 @@ class LayerText:
 
     def build(self) -> nn.Layer:
         """The layer."""
-        layer: nn.Layer = getattr(nn, self.name)(*self.given, **self.named)
+        given = [_built(each) for each in self.given]
+        layer: nn.Layer = getattr(nn, self.name)(*given, **self.named)
         return layer
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         named = (f"{name}={value!r}" for name, value in self.named.items())
         return f"nn.{self.name}({', '.join([*map(repr, self.given), *named])})"
+
+
+def _built(given: Any) -> Any:
+    return [layer.build() for layer in given] if isinstance(given, list) else given
 
 
 @dataclass(frozen=True)
@@ -246,23 +251,51 @@ class _Drawn:
             features = units * (1 + both)
         return [*found, LayerText("Flatten"), LayerText("Dense", (results,))]
 
+    def blocks(self, results: int) -> list[LayerText]:
+        """Blocks that are added to what they are given, as transformers have them."""
+        length, features = self.size(self.sizes.length), self.size(self.sizes.width // 8)
+        found = [LayerText("Input", ((length, features),))]
+        for _ in range(self.depth()):
+            if self.random.random() < 0.5:
+                heads = [n for n in (1, 2, 3, 4, 8) if features % n == 0]
+                named = {
+                    "causal": self.random.random() < 0.5,
+                    "ratio": self.random.choice((0.5, 1.0, 4.0)), **self.activation(),
+                }  # fmt: skip
+                found.append(LayerText("TransformerBlock", (self.random.choice(heads),), named))
+                self.work += length * features**2 * (4 + 2 * named["ratio"])
+                continue
+            width = self.size(self.sizes.width // 4)
+            within = [
+                LayerText("Dense", (width,), self.activation()), LayerText("Dense", (features,)),
+            ]  # fmt: skip
+            within.insert(self.random.randint(0, 2), LayerText("LayerNorm"))
+            named = {"activation": self.random.choice((None, None, "relu", "gelu"))}
+            found.append(LayerText("Residual", (within,), named))
+            self.work += 2 * length * features * width
+        last = self.random.choice(("LayerNorm", None))
+        found += [LayerText(last)] if last else []
+        return [*found, LayerText("Flatten"), LayerText("Dense", (results,))]
+
 
 KINDS: tuple[Callable[[_Drawn, int], list[LayerText]], ...] = (
     _Drawn.dense, _Drawn.dense, _Drawn.image, _Drawn.sequence
 )  # fmt: skip
 
 
-def random_network(seed: int, sizes: Sizes = LARGE, *, alone: bool = False) -> RandomNetwork:
-    """The network of a seed; `alone`: without another one before it."""
+def random_network(
+    seed: int, sizes: Sizes = LARGE, *, alone: bool = False, blocks: bool = False
+) -> RandomNetwork:
+    """The network of a seed; `alone`: without another one before it; `blocks`: of residual ones."""
     drawn = _Drawn(seed, sizes)
     random = drawn.random
     results = drawn.size(min(sizes.width, 50), 2)
-    layers = random.choice(KINDS)(drawn, results)
+    layers = (_Drawn.blocks if blocks else random.choice(KINDS))(drawn, results)
     batch = min(drawn.size(sizes.batch), max(1, int(MOST_WORK / max(drawn.work, 1))))
     follows = random.random() < 0.3
     before = None
     if follows and not alone:
-        before = random_network(seed + 1_000_003, sizes, alone=True)
+        before = random_network(seed + 1_000_003, sizes, alone=True, blocks=blocks)
     return RandomNetwork(
         seed, tuple(layers), batch, results, random.choice(("cross_entropy", "mse")),
         random.choice(OPTIMIZERS), random.choice(PRECISIONS), before,

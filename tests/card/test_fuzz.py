@@ -28,12 +28,20 @@ def fuzz(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 SEEDS = (1, 7)
+BLOCKS = (2,)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_small_network_agrees_with_the_cpu(card: Device, fuzz: ModuleType, seed: int) -> None:
     network = fuzz.random_network(seed, fuzz.SMALL, alone=True)
     outcome = fuzz.compared(network, card, fuzz.drawn_kernels(seed))
+    assert outcome.what == "agreed", outcome.detail
+
+
+@pytest.mark.parametrize("seed", BLOCKS)
+def test_residual_blocks_agree_with_the_cpu(card: Device, fuzz: ModuleType, seed: int) -> None:
+    network = fuzz.random_network(seed, fuzz.SMALL, alone=True, blocks=True)
+    outcome = fuzz.compared(network, card)
     assert outcome.what == "agreed", outcome.detail
 
 
