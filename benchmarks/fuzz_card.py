@@ -9,8 +9,9 @@ its own kernels. A difference counts only if it is larger than what a rounding d
 run: samples, first weights and what each layer gives are changed in the last of the bits that the
 network's precision has, or the results of every op are, or the same is computed by NumPy. With
 `--draw` kernels of the card are drawn instead of measured, so that also those run which are seldom
-fastest; with `--blocks` networks are made of residual blocks, as transformers are. At the end stands how many networks crashed, hung, differed or agreed, and each that did
-not agree as a program that can be run.
+fastest; with `--blocks` networks are made of residual blocks, as transformers are. At the end
+stands how many networks crashed, hung, differed or agreed, and each that did not agree as a program
+that can be run.
 """
 
 from __future__ import annotations
