@@ -9,6 +9,7 @@ import numpy as np
 
 from caldera.graph.node import Node, Spec, Symbol
 from caldera.graph.ops.base import full
+from caldera.graph.ops.elementwise import greater
 from caldera.graph.ops.leaf import array as array_leaf
 from caldera.kernels.reference import evaluate
 from caldera.tensor import Tensor
@@ -31,6 +32,11 @@ def uniform(node: Node) -> Number | None:
         node = node.inputs[0]
     value: Number | None = node.attrs["value"] if node.op.name == "constant" else None
     return value
+
+
+def is_positive_test(node: Node, value: Node) -> bool:
+    """Whether `node` is value > 0."""
+    return node.op is greater and node.inputs[0] is value and uniform(node.inputs[1]) == 0
 
 
 def is_known(node: Node) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from caldera.graph.body import topological, users_of
 from caldera.graph.node import Node
 from caldera.graph.opdef import ITEM, Nodes, item
-from caldera.graph.ops.elementwise import add, greater, relu, where
+from caldera.graph.ops.elementwise import add, relu, where
 from caldera.graph.ops.epilogue import (
     batch_norm_inference_relu,
     batch_norm_relu,
@@ -21,7 +21,8 @@ from caldera.graph.ops.epilogue import (
 )
 from caldera.graph.ops.normalisation import batch_norm, batch_norm_grad, batch_norm_inference
 from caldera.graph.program import Program
-from caldera.passes.constants import uniform
+from caldera.passes.constants import is_positive_test, uniform
+from caldera.passes.dependency_order import dependency_order
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class _Finder:
         """Whether nobody reads the value but `reader`, and those who ask whether it is positive."""
         if value in self.roots:
             return False
-        return all(user is reader or _asks_positive(user, value) for user in self.users[value])
+        return all(user is reader or is_positive_test(user, value) for user in self.users[value])
 
     def gradients(self, matches: dict[Node, _Match]) -> dict[Node, Node]:
         """The gradients of normalisations with relu, and the gradient before the relu of each."""
@@ -111,7 +112,8 @@ class _Finder:
             statistics = mean.attrs["index"] == 1 and variance.attrs.get("index") == 2
             condition, slope, nothing = masked.inputs
             tested = condition.inputs[0] if condition.inputs else condition
-            is_mask = _asks_positive(condition, tested) and tested in (match.end, *match.end.inputs)
+            ends = (match.end, *match.end.inputs)
+            is_mask = is_positive_test(condition, tested) and tested in ends
             fits = slope.shape == masked.shape and uniform(nothing) == 0 and not _is_spread(slope)
             if same and statistics and is_mask and fits and len(self.users[masked]) == 1:
                 found[node] = slope
@@ -134,11 +136,6 @@ def _uses_statistics(value: Node) -> bool:
         node.op is ITEM and node.attrs["index"] > 0 and node.inputs[0].op is batch_norm
         for node in topological([value])
     )
-
-
-def _asks_positive(node: Node, value: Node) -> bool:
-    """Whether `node` is value > 0."""
-    return node.op is greater and node.inputs[0] is value and uniform(node.inputs[1]) == 0
 
 
 def _rebuilt(program: Program, matches: dict[Node, _Match], gradients: dict[Node, Node]) -> Program:
@@ -168,16 +165,8 @@ def _rebuilt(program: Program, matches: dict[Node, _Match], gradients: dict[Node
             return batch_norm_relu_grad.node(*inputs, **node.attrs)
         return node.op.rebuild(node, inputs)
 
-    pending = list(program.roots)
-    while pending:
-        node = pending[-1]
-        missing = [each for each in needs(node) if each not in new]
-        if node not in new and not missing:
-            new[node] = convert(node)
-        if missing:
-            pending.extend(missing)
-        else:
-            pending.pop()
+    for node in dependency_order(program.roots, needs):
+        new[node] = convert(node)
     return program.with_roots([new[root] for root in program.roots])
 
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from caldera.graph.body import users_of
 from caldera.graph.node import Node
 from caldera.graph.opdef import Nodes, item
-from caldera.graph.ops.elementwise import greater, where
+from caldera.graph.ops.elementwise import where
 from caldera.graph.ops.epilogue import matmul_epilogue
 from caldera.graph.ops.product import matmul
 from caldera.graph.ops.relu_mask import relu_mask as relu_with_mask
 from caldera.graph.ops.relu_mask import relu_mask_grad
 from caldera.graph.ops.widening import accumulator
 from caldera.graph.program import Program
-from caldera.passes.constants import uniform
+from caldera.passes.constants import is_positive_test, uniform
 
 LARGE = 1 << 22
 """Activations of a layer from which on it is worth it."""
@@ -86,7 +86,7 @@ def _match(product: Node, users: dict[Node, list[Node]], roots: set[Node]) -> _M
         return None
     if len(product.shape) != 2 or product.spec.size < LARGE:
         return None
-    tests = [user for user in users[product] if user.op is greater and _is_test(user, product)]
+    tests = [user for user in users[product] if is_positive_test(user, product)]
     readers = [user for test in tests for user in users[test]]
     if len(tests) != 1 or tests[0] in roots or len(readers) != 1 or readers[0].op is not where:
         return None
@@ -97,11 +97,6 @@ def _match(product: Node, users: dict[Node, list[Node]], roots: set[Node]) -> _M
     if test is not tests[0] or not fits or gradient.op.kind == "elementwise":
         return None
     return _Match(product, masked, gradient, _sums(masked, users))
-
-
-def _is_test(node: Node, value: Node) -> bool:
-    """Whether `node` is value > 0."""
-    return node.inputs[0] is value and uniform(node.inputs[1]) == 0
 
 
 def _sums(masked: Node, users: dict[Node, list[Node]]) -> Nodes:

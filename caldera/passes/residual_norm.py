@@ -22,6 +22,7 @@ from caldera.graph.ops.epilogue import (
 )
 from caldera.graph.ops.normalisation import layer_norm, layer_norm_grad
 from caldera.graph.program import Program
+from caldera.passes.dependency_order import dependency_order
 from caldera.tensor.dtype import HALVES, DType
 
 _VIEWS = ("reshape", "transpose", "slice")
@@ -112,16 +113,8 @@ def _rebuilt(
             return item(inputs[0], node.attrs["index"] + 1)
         return node.op.rebuild(node, inputs)
 
-    pending = list(program.roots)
-    while pending:
-        node = pending[-1]
-        missing = [each for each in needs(node) if each not in new]
-        if not missing and node not in new:
-            new[node] = convert(node)
-        if missing:
-            pending.extend(missing)
-        else:
-            pending.pop()
+    for node in dependency_order(program.roots, needs):
+        new[node] = convert(node)
     return program.with_roots([new[root] for root in program.roots])
 
 

@@ -16,6 +16,7 @@ from caldera.graph.ops.epilogue import cross_entropy_with_gradient, layer_norm_r
 from caldera.graph.ops.loss import cross_entropy, cross_entropy_grad
 from caldera.graph.ops.normalisation import layer_norm
 from caldera.graph.program import Program
+from caldera.passes.dependency_order import dependency_order
 from caldera.tensor.dtype import HALVES, DType
 
 
@@ -57,15 +58,7 @@ def _in_order(program: Program, losses: dict[Node, Node]) -> list[Node]:
     also: dict[Node, tuple[Node, ...]] = {}
     for loss, gradient in losses.items():
         also[loss], also[gradient] = gradient.inputs, (loss,)
-    found: dict[Node, None] = {}
-    pending = list(program.roots)
-    while pending:
-        node = pending[-1]
-        missing = [each for each in (*node.inputs, *also.get(node, ())) if each not in found]
-        pending.extend(missing)
-        if not missing:
-            found[pending.pop()] = None
-    return list(found)
+    return dependency_order(program.roots, lambda node: (*node.inputs, *also.get(node, ())))
 
 
 def _source(cast: Node) -> Node | None:

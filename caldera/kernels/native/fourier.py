@@ -15,11 +15,10 @@ import numpy as np
 from caldera.graph.node import Node
 from caldera.kernels.native.codegen.strides import any_layout
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.tensor.dtype import float32, float64
+from caldera.tensor.dtype import complex_of, float32, float64
 from caldera.tensor.shape import Shape, size
 from caldera.threads import parallel_for, thread_count
 
-COMPLEX = {float32: np.complex64, float64: np.complex128}
 BLOCK_BYTES = {float32: 1 << 18, float64: 1 << 62}
 """Signals that are transformed together, if they lie one after the other: of float32 both libraries
 take fewer faster."""
@@ -88,12 +87,12 @@ def _as_complex(pairs: np.ndarray) -> np.ndarray | None:
     """The memory of pairs as complex numbers."""
     if pairs.strides[-1] != pairs.itemsize:
         return None
-    found: np.ndarray = pairs.view(COMPLEX[pairs.dtype])[..., 0]
+    found: np.ndarray = pairs.view(complex_of(pairs.dtype))[..., 0]
     return found
 
 
 def _supports(node: Node) -> bool:
-    return node.inputs[0].dtype in COMPLEX
+    return node.inputs[0].dtype in BLOCK_BYTES
 
 
 for _op in ("fft", "rfft", "irfft"):

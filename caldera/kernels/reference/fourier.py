@@ -6,13 +6,12 @@ import numpy as np
 
 from caldera.graph.memory_format import as_pairs
 from caldera.kernels.reference.registry import reference
-
-_COMPLEX = {"float32": np.complex64, "float64": np.complex128}
+from caldera.tensor.dtype import complex_of
 
 
 def _as_complex(pairs: np.ndarray) -> np.ndarray:
     # A view of the pairs keeps infinities, which real + 1j * imaginary would turn into nan.
-    return np.ascontiguousarray(pairs).view(_COMPLEX[pairs.dtype.name])[..., 0]
+    return np.ascontiguousarray(pairs).view(complex_of(pairs.dtype))[..., 0]
 
 
 @reference("fft")
