@@ -3,7 +3,8 @@
 Prints: `eval()` of a planned graph of ten small element-wise nodes (beside NumPy's ten calls), what
 a run of plans takes whose results are dropped, kept until the next, or kept in a list, the time to
 build, differentiate and plan a chain of 1000 nodes, and the planned memory of the training
-step of an MLP with eight layers beside what it would take without planning.
+step of an MLP with eight layers beside what it would take without planning, and what the metrics
+of `caldera bench` take while they look at a step.
 
     python benchmarks/overhead.py
 """
@@ -21,6 +22,8 @@ import numpy as np
 
 import caldera as cd
 from caldera import op, optim
+from caldera.bench.levels import metrics
+from caldera.bench.levels.watching import Watch
 
 
 def microseconds(function: Callable[[], object], calls: int = 2000, repeats: int = 9) -> float:
@@ -128,6 +131,16 @@ def mlp(layers: int, width: int = 528, batch: int = 100) -> tuple[cd.Expr, list[
     return op.cross_entropy(h, labels), parameters
 
 
+def watching_steps() -> None:
+    """All metrics that look at steps, at steps that do nothing."""
+    looking = [metrics.WallTime(), metrics.FlopRate(), metrics.DatasetLatency(),
+               metrics.TimeToAccuracy(0.9), metrics.Memory(), metrics.Communication()]  # fmt: skip
+    watched = Watch(metrics.Watched("training"), looking)
+    alone = Watch(metrics.Watched("training"), [])
+    taken = [microseconds(lambda each=each: each.timed(int)) for each in (watched, alone)]
+    print(f"six metrics that look at a step           {taken[0] - taken[1]:8.1f} us")
+
+
 def import_time() -> None:
     """How long `import caldera` takes in a new process."""
     code = "import time; t = time.perf_counter(); import caldera; print(time.perf_counter() - t)"
@@ -142,3 +155,4 @@ if __name__ == "__main__":
     kept_results()
     long_chain()
     mlp_memory()
+    watching_steps()

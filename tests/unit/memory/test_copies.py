@@ -13,6 +13,7 @@ import pytest
 from caldera.errors import DtypeError, ShapeError
 from caldera.memory import CUDA_MANAGED, DEVICE, HOST, MANAGED, Kind, MemoryManager, device
 from caldera.memory.coherence import Side, cheapest_path
+from tests.transfers import counted_from_now
 
 KINDS = list(Kind)
 PLACES = [("cpu", "cpu"), ("loopback:0", "loopback:0"), ("loopback:0", "loopback:1")]
@@ -61,8 +62,7 @@ def transfers(place: str) -> tuple[int, int, int]:
 
 def reset(*places: str) -> None:
     for place in places:
-        device(place).stream.synchronize()
-        device(place).counters.reset()
+        counted_from_now(device(place))
 
 
 @pytest.mark.parametrize("places", PLACES, ids=" to ".join)

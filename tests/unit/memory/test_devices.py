@@ -13,6 +13,7 @@ from caldera.config import settings
 from caldera.errors import DeviceError
 from caldera.memory import Device, MemoryManager, device, devices, gpus, memory_report
 from caldera.memory.gpus import card_count
+from tests.transfers import counted_from_now
 
 BYTE = np.dtype(np.uint8)
 NAMES = ["cpu", "loopback:0"]
@@ -116,8 +117,7 @@ def test_copies_move_bytes_and_are_counted(name: str) -> None:
     here = device(name)
     first, second = here.allocate(16), here.allocate(16)
     given, back = np.arange(4, dtype="int32"), np.zeros(2, "int32")
-    here.stream.synchronize()
-    here.counters.reset()
+    counted_from_now(here)
     here.copy_in(first, 0, given, here.stream)
     here.copy_within(second, 0, first, 8, 8, here.stream)
     here.copy_out(back, second, 0, 8, here.stream)
@@ -301,8 +301,7 @@ def test_captured_work_runs_only_when_replayed(name: str) -> None:
     here = device(name)
     block, back = here.allocate(4), np.zeros(4, np.uint8)
     here.copy_in(block, 0, np.array([0, 10, 20, 30], np.uint8), here.stream)
-    here.stream.synchronize()
-    here.counters.reset()
+    counted_from_now(here)
     graph = captured_increment(here, block)
     here.copy_out(back, block, 0, 4, here.stream)
     here.stream.synchronize()

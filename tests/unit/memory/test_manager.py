@@ -11,6 +11,7 @@ import pytest
 
 from caldera.errors import ConfigError, DeviceError, DtypeError, ShapeError
 from caldera.memory import CUDA_MANAGED, DEVICE, HOST, MANAGED, Kind, MemoryManager, device
+from tests.transfers import counted_from_now
 
 KINDS = list(Kind)
 PLACES = ["cpu", "loopback:0"]
@@ -94,12 +95,10 @@ def test_get_and_set(kind: Kind, place: str) -> None:
 def test_single_numbers_of_device_memory_are_small_transfers() -> None:
     memory = MemoryManager(1000, "float64", DEVICE, "loopback")
     memory.set(7, 2.5)
-    memory.sync()
-    memory.device.counters.reset()
+    counters = counted_from_now(memory.device)
     assert memory.get(7) == 2.5
     memory.set(8, 1.0)
     memory.sync()
-    counters = memory.device.counters
     assert (counters.d2h, counters.d2h_bytes) == (1, 8)
     assert (counters.h2d, counters.h2d_bytes) == (1, 8)
     assert memory.copies == 3
@@ -180,11 +179,10 @@ def test_repeating_an_access_makes_no_copies(kind: Kind, access: str, place: str
     ACCESS[access](memory)
     memory.sync()
     before = memory.copies
-    memory.device.counters.reset()
+    counters = counted_from_now(memory.device)
     for _ in range(3):
         ACCESS[access](memory)
     memory.sync()
-    counters = memory.device.counters
     assert memory.copies == before
     assert counters.h2d + counters.d2h + counters.d2d == 0
 
@@ -237,7 +235,7 @@ def test_prefetch_does_not_wait_and_access_does() -> None:
     memory = MemoryManager(3, "int32", device="loopback")
     memory.host(write=True)[:] = [1, 2, 3]
     here = memory.device
-    here.counters.reset()
+    counted_from_now(here)
     gate = gated(here.copy_stream)
     memory.prefetch("device")
     assert here.counters.h2d == 0
@@ -253,7 +251,7 @@ def test_prefetch_overlaps_with_kernels() -> None:
     memory = MemoryManager(3, "int32", device="loopback")
     memory.host(write=True)[:] = [1, 2, 3]
     here = memory.device
-    here.counters.reset()
+    counted_from_now(here)
     gate = gated(here.stream)
     memory.prefetch("device")
     here.copy_stream.synchronize()

@@ -10,6 +10,7 @@ import pytest
 
 from caldera.config import settings
 from caldera.memory import DEVICE, HOST, MANAGED, MemoryManager, device
+from tests.transfers import counted_from_now
 
 APART = "loopback:7"
 
@@ -63,7 +64,7 @@ def test_a_reading_raises_what_went_wrong_before_it() -> None:
 @pytest.mark.parametrize("name", ["cpu", APART])
 def test_waits_are_counted(name: str) -> None:
     here = device(name)
-    here.counters.reset()
+    counted_from_now(here)
     here.stream.synchronize()
     event = here.stream.record()
     event.synchronize()
@@ -79,7 +80,7 @@ def test_waits_are_counted(name: str) -> None:
 
 def test_settling_waits_if_there_is_something_to_wait_for() -> None:
     here = device(APART)
-    here.counters.reset()
+    counted_from_now(here)
     gate = held(here.stream)
     event = here.stream.record()
     threading.Timer(0.05, gate.set).start()

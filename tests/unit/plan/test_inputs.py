@@ -13,6 +13,7 @@ import caldera as cd
 from caldera import op
 from caldera.memory import device
 from caldera.memory.trace import recorded
+from tests.transfers import counted_from_now
 
 APART = "loopback:6"
 
@@ -56,8 +57,7 @@ def test_the_next_batch_is_copied_while_a_run_goes_on(captured: bool) -> None:
         plan.capture()
     for number in (1, 2):
         plan.run(batch(number))
-    where.stream.synchronize()
-    where.counters.reset()
+    counted_from_now(where)
     gate = held(where.stream)
     for number in (3, 4):
         plan.run(batch(number))

@@ -14,6 +14,7 @@ from caldera.kernels.choose import Choices
 from caldera.kernels.table import Kernel
 from caldera.lazy import Expr
 from caldera.plan import arena
+from tests.transfers import counted_from_now
 
 
 def _variable(name: str, *shape: int, device: str = "cpu") -> cd.Variable:
@@ -229,9 +230,7 @@ def test_a_training_step_on_a_device_copies_nothing_back_and_forth() -> None:
     w = _variable("w", 4, 4, device="loopback:3")
     plan = cd.compile(optim.GradientDescent(0.1).train(op.sum(w * w), [w]))
     plan.run()
-    counters = cd.device("loopback:3").counters
-    cd.device("loopback:3").stream.synchronize()
-    counters.reset()
+    counters = counted_from_now(cd.device("loopback:3"))
     for _ in range(5):
         plan.run()
     cd.device("loopback:3").stream.synchronize()

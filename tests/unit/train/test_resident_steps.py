@@ -17,6 +17,7 @@ from caldera.train.callbacks import Callback
 from caldera.train.debug import nonfinite
 from caldera.train.neural_network import NeuralNetwork
 from caldera.train.run import Run
+from tests.transfers import counted_from_now
 from tests.unit.train.apart import APART, assert_same
 from tests.unit.train.small import classifier, points, same_bits, values
 
@@ -76,7 +77,7 @@ def test_an_epoch_needs_the_order_and_a_few_numbers() -> None:
             taken.append(where.counters.h2d_bytes)
             where.counters.reset()
 
-    where.counters.reset()
+    counted_from_now(where)
     model.fit(points(100), epochs=4, callbacks=[Count()], verbose=0)
     # The first has the data and the parameters as well; then the order, the batch and the totals.
     assert taken[0] > 100 * (2 * 4 + 8) + 800

@@ -14,6 +14,7 @@ from caldera.graph.pins import pinned
 from caldera.lazy import Expr, Variable
 from caldera.plan.placement import streaming
 from caldera.plan.placement.placed_plan import PlacedPlan
+from tests.transfers import counted_from_now
 
 DEVICES = ("cpu", "loopback:0", "loopback:1")
 SHAPE = (3, 4)
@@ -131,8 +132,7 @@ def test_of_a_table_on_the_host_only_the_rows_are_copied() -> None:
     feeds = {"words": np.arange(8)}
     plan.run(feeds)
     card = cd.device("loopback")
-    card.stream.synchronize()
-    card.counters.reset()
+    counted_from_now(card)
     plan.run(feeds)
     card.stream.synchronize()
     assert isinstance(plan, PlacedPlan)
