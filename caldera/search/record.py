@@ -82,24 +82,25 @@ class Record:
 
     @property
     def exists(self) -> bool:
-        """Whether a study has been begun here."""
-        return self._study is not None
+        """Whether a study has been begun here, and said what it is."""
+        return self._study is not None and bool(self.facts())
 
     # --- what the study is
 
     def begin(self, space: Space, objective: Objective, facts: Mapping[str, Any]) -> None:
         """Begin the study, or make sure that it is this one which goes on."""
         described = {"space": space.describe(), "objective": objective.describe(), **facts}
+        directions = [
+            self._optuna.study.StudyDirection.MAXIMIZE if mode == "max"
+            else self._optuna.study.StudyDirection.MINIMIZE
+            for mode in objective.modes
+        ]  # fmt: skip
         # Another program may have begun it meanwhile.
         self._study = self._study if self._study is not None else self._find()
         if self._study is None:
-            directions = [
-                self._optuna.study.StudyDirection.MAXIMIZE if mode == "max"
-                else self._optuna.study.StudyDirection.MINIMIZE
-                for mode in objective.modes
-            ]  # fmt: skip
             with _quiet(self._optuna):
                 self._study = self._storage.create_new_study(directions, self.name)
+        if self._is_unnamed(directions):
             self.note(_KEY, described)
             return
         known = self.facts()
@@ -113,6 +114,14 @@ class Record:
                 )  # fmt: skip
         if known != described:
             self.note(_KEY, described)
+
+    def _is_unnamed(self, directions: list[Any]) -> bool:
+        """Whether the study is new, or whoever began it was killed before it said what it is."""
+        return (
+            not self.notes()
+            and not self._storage.get_n_trials(self._study)
+            and self._storage.get_study_directions(self._study) == directions
+        )
 
     def facts(self) -> dict[str, Any]:
         """What the study is: its space, objective, method, seed."""

@@ -17,6 +17,7 @@ from caldera import nn, search
 from caldera.errors import CalderaError, ConfigError
 from caldera.search.overview import Overview
 from caldera.search.page import study_page
+from caldera.search.record import Record
 from tests.unit.search import made_up
 
 LINE = {"x": search.uniform(-4.0, 4.0)}
@@ -76,6 +77,28 @@ def test_what_was_running_when_the_process_died_is_run_again(tmp_path: Path) -> 
     study = search.run(fragile, space, method="grid", folder=tmp_path / "study")
     assert [trial.parameters["x"] for trial in study.trials] == [0, 1, 2, 3, 4]
     assert {trial.state for trial in study.trials} == {"done"}
+
+
+def test_a_study_whose_first_process_died_at_once_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(*given: object) -> None:
+        raise Killed
+
+    space = {"x": search.integer(0, 2)}
+    with monkeypatch.context() as patch:
+        # It has a name in the journal by then, and neither a space nor an objective.
+        patch.setattr(Record, "note", killed)
+        with pytest.raises(Killed):
+            search.run(lambda x: float(x), space, method="grid", folder=tmp_path, verbose=0)
+    with pytest.raises(ConfigError, match="none, or an empty one"):
+        search.load(tmp_path)
+    study = search.run(lambda x: float(x), space, method="grid", folder=tmp_path, verbose=0)
+    assert [trial.value for trial in study.trials] == [0.0, 1.0, 2.0]
+    assert len(search.load(tmp_path).trials) == 3
 
 
 def test_optuna_reads_the_journal(tmp_path: Path) -> None:
