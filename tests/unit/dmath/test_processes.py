@@ -92,6 +92,8 @@ def _started(workers: int) -> tuple[subprocess.Popen[str], list[int]]:
     job = subprocess.Popen(
         [sys.executable, "-m", "tests.unit.dmath.jobs.works", str(workers)],
         stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        # Whoever runs the tests in the background may ignore interrupts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     assert job.stdout is not None
     processes = [int(word) for word in job.stdout.readline().split()]
