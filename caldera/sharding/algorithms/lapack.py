@@ -31,6 +31,12 @@ def _has_scipy() -> bool:
 
 
 @cache
+def _lapack(name: str, dtype: np.dtype) -> Any:
+    """A routine of LAPACK, as SciPy wraps it."""
+    return getattr(_scipy("lapack"), KINDS[dtype.char] + name)
+
+
+@cache
 def _routine(name: str) -> Any:
     """A routine of BLAS; all its arguments are addresses."""
     capsule = _scipy("cython_blas").__pyx_capi__[name]
@@ -148,8 +154,41 @@ def solve_right(x: np.ndarray, a: np.ndarray, *, lower: bool, adjoint: bool = Fa
         x[:] = solve_triangular(a.T, x.T, lower=not lower).T
 
 
+def cholesky_factor(a: np.ndarray) -> np.ndarray:
+    """The lower factor of a matrix of which the lower triangle is read; nan if there is none."""
+    factor, failed = _lapack("potrf", a.dtype)(a, lower=1)
+    return np.full_like(a, np.nan) if failed else factor
+
+
 def lu_factor(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """L and U in one array, and for each row the one it was exchanged with."""
-    (getrf,) = _scipy("lapack").get_lapack_funcs(("getrf",), (a,))
-    factors, exchanged, _ = getrf(a)
+    factors, exchanged, _ = _lapack("getrf", a.dtype)(a)
     return np.ascontiguousarray(factors), exchanged
+
+
+def householder(a: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Y, T and R of a matrix: it is R, with zeros below, reflected by I - Y T Yᴴ.
+
+    All reflections are one block: LAPACK then finds T on its way, by products, and `reflected`
+    makes Q by products alone. For 64 columns that takes a quarter of the time of NumPy's QR.
+
+    >>> a = np.array([[3.0, 1.0], [4.0, 2.0], [0.0, 2.0]])
+    >>> y, t, r = householder(a)
+    >>> bool(np.allclose(a, reflected(y, t, r)))
+    True
+    """
+    k = min(a.shape)
+    if not k:
+        return a[:, :0], np.empty((0, 0), a.dtype), a[:0]
+    factors, t, _ = _lapack("geqrt", a.dtype)(k, a)
+    y = np.tril(factors[:, :k], -1)
+    np.fill_diagonal(y, 1)
+    # It leaves alone what is below the diagonal of T.
+    return y, np.triu(t), np.triu(factors[:k])
+
+
+def reflected(y: np.ndarray, t: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """(I - Y T Yᴴ) x, where x has its first rows alone: all others are 0."""
+    found = y @ -(t @ (y[: len(x)].conj().T @ x))
+    found[: len(x)] += x
+    return found

@@ -17,6 +17,7 @@ from caldera.sharding.algorithms.lapack import lu_factor, solve_triangular, subt
 from caldera.sharding.algorithms.process_grid import (
     Broadcast,
     ProcessGrid,
+    cyclic_count,
     cyclic_indices,
     gather_rows,
 )
@@ -45,11 +46,23 @@ class Cyclic:
 
     def local_rows(self, begin: int, end: int) -> slice:
         """This rank's rows of a range."""
-        return slice(*(int(each) for each in np.searchsorted(self.rows, (begin, end))))
+        block, grid = self.block, self.grid
+        first, last = (cyclic_count(at, block, grid.rows, grid.row) for at in (begin, end))
+        return slice(first, last)
 
     def local_columns(self, begin: int, end: int) -> slice:
         """This rank's columns of a range."""
-        return slice(*(int(each) for each in np.searchsorted(self.columns, (begin, end))))
+        block, grid = self.block, self.grid
+        first, last = (cyclic_count(at, block, grid.columns, grid.column) for at in (begin, end))
+        return slice(first, last)
+
+    def row_counts(self, begin: int) -> list[int]:
+        """How many rows each row of the grid has from `begin` on."""
+        block, parts, m = self.block, self.grid.rows, self.shape[0]
+        return [
+            cyclic_count(m, block, parts, part) - cyclic_count(begin, block, parts, part)
+            for part in range(parts)
+        ]
 
 
 @dataclass
@@ -129,9 +142,7 @@ def _whole_panel(part: np.ndarray, begin: int, where: Cyclic) -> np.ndarray:
     """All rows of a panel from `begin` on, on every rank of this column of the grid."""
     grid, n = where.grid, where.shape[0]
     owner = np.asarray(where.row_owner(np.arange(begin, n)))
-    gathered = gather_rows(
-        part, np.bincount(owner, minlength=grid.rows).tolist(), grid.along_column
-    )
+    gathered = gather_rows(part, where.row_counts(begin), grid.along_column)
     whole = np.empty((n - begin, part.shape[1]), part.dtype)
     whole[np.argsort(owner, kind="stable")] = gathered
     return whole
