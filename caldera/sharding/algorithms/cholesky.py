@@ -10,7 +10,6 @@ on the other: n² / 2 numbers over the number of rows, and as many over that of 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cache
 
 import numpy as np
 
@@ -31,6 +30,8 @@ from caldera.sharding.algorithms.process_grid import (
 
 ROWS_AT_A_TIME = 256
 """Of what is left: the more rows, the more is computed above the diagonal for nothing."""
+Places = slice | np.ndarray
+ALL, NONE = slice(None), slice(0, 0)
 _PANEL = 4
 """The tag of a panel's rows."""
 
@@ -55,25 +56,37 @@ class Factorisation:
         self.n, self.block, self.grid = n, block, grid
         self.where = Cyclic((n, n), block, grid)
         self.failed = -1
+        self._shared: dict[tuple[int, int], tuple[np.ndarray, ...]] = {}
 
-        @cache
-        def shared(row: int, column: int) -> tuple[np.ndarray, ...]:
-            rows = cyclic_indices(n, block, grid.rows, row)
-            columns = cyclic_indices(n, block, grid.columns, column)
-            return np.intersect1d(rows, columns, assume_unique=True, return_indices=True)
-
-        self._shared = shared
-
-    def shared(self, row: int, column: int, begin: int) -> tuple[np.ndarray, np.ndarray]:
+    def shared(self, row: int, column: int, begin: int) -> tuple[Places, Places]:
         """Where the indices from `begin` on that a row and a column of the grid have in common are
         among all from there that the row has, and among those of the column."""
-        both, rows, columns = self._shared(row, column)
+        grid, block = self.grid, self.block
+        if grid.rows == grid.columns:
+            # Blocks on the diagonal are on the diagonal of the grid.
+            return (ALL, ALL) if row == column else (NONE, NONE)
+        if (row, column) not in self._shared:
+            rows = cyclic_indices(self.n, block, grid.rows, row)
+            columns = cyclic_indices(self.n, block, grid.columns, column)
+            found = np.intersect1d(rows, columns, assume_unique=True, return_indices=True)
+            self._shared[row, column] = found
+        both, at_rows, at_columns = self._shared[row, column]
         first = int(np.searchsorted(both, begin))
-        before = [
-            cyclic_count(begin, self.block, self.grid.rows, row),
-            cyclic_count(begin, self.block, self.grid.columns, column),
-        ]
-        return rows[first:] - before[0], columns[first:] - before[1]
+        if first == len(both):
+            return NONE, NONE
+        return (
+            at_rows[first:] - cyclic_count(begin, block, grid.rows, row),
+            at_columns[first:] - cyclic_count(begin, block, grid.columns, column),
+        )
+
+    def _rows_of(self, row: int, begin: int, places: Places) -> int:
+        """How many rows those are that a row of the grid has at some places."""
+        if not isinstance(places, slice):
+            return len(places)
+        if places == NONE:
+            return 0
+        n, block, rows = self.n, self.block, self.grid.rows
+        return cyclic_count(n, block, rows, row) - cyclic_count(begin, block, rows, row)
 
     def panel(self, begin: int) -> Panel:
         """Factorise a panel where it is, and begin to send it to the others."""
@@ -89,10 +102,11 @@ class Factorisation:
                 grid.comm.Irecv(panel.rows, grid.rank_at(grid.row, owner), _PANEL)
             )
         for row in range(grid.rows):
-            here, _ = self.shared(row, grid.column, end)
-            if row != grid.row and len(here):
-                piece = np.empty((len(here), end - begin), self.a.dtype)
-                panel.pieces[row] = piece
+            if row == grid.row:
+                continue
+            count = self._rows_of(row, end, self.shared(row, grid.column, end)[0])
+            if count:
+                piece = panel.pieces[row] = np.empty((count, end - begin), self.a.dtype)
                 panel.requests.append(grid.comm.Irecv(piece, grid.rank_at(row, owner), _PANEL))
         return panel
 
@@ -120,8 +134,7 @@ class Factorisation:
         grid = self.grid
         for step in range(1, grid.columns + 1):
             column = (grid.column + step) % grid.columns
-            some, _ = self.shared(grid.row, column, panel.end)
-            piece = panel.rows if len(some) == len(panel.rows) else panel.rows[some]
+            piece = panel.rows[self.shared(grid.row, column, panel.end)[0]]
             for row in range(grid.rows):
                 sent = panel.rows if row == grid.row else piece
                 rank = grid.rank_at(row, column)
@@ -135,9 +148,7 @@ class Factorisation:
         grid, end = self.grid, panel.end
         columns = self.where.local_columns(end, self.n)
         count = columns.stop - columns.start
-        own, _ = self.shared(grid.row, grid.column, end)
-        if len(own):
-            panel.pieces[grid.row] = panel.rows if len(own) == len(panel.rows) else panel.rows[own]
+        panel.pieces[grid.row] = panel.rows[self.shared(grid.row, grid.column, end)[0]]
         found = next((each for each in panel.pieces.values() if len(each) == count), None)
         if found is None:
             found = np.empty((count, end - panel.begin), self.a.dtype)

@@ -8,7 +8,7 @@ It is loaded when it is first used; products do without it.
 from __future__ import annotations
 
 import ctypes
-from functools import cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -26,7 +26,8 @@ def _scipy(module: str) -> Any:
 
 
 @cache
-def _has_scipy() -> bool:
+def has_scipy() -> bool:
+    """Whether there is anything but products."""
     return find_spec("scipy") is not None
 
 
@@ -48,16 +49,21 @@ def _routine(name: str) -> Any:
     return ctypes.CFUNCTYPE(None)(address_of(capsule, name_of(capsule)))
 
 
+# Arguments are kept: to make them took longer than a product of small matrices.
+
+
+@lru_cache(maxsize=1 << 14)
 def _int(value: int) -> Any:
     return ctypes.byref(ctypes.c_int(value))
 
 
+@cache
 def _scalar(value: float, dtype: np.dtype) -> Any:
     return np.array(value, dtype).ctypes.data_as(ctypes.c_void_p)
 
 
 def _at(x: np.ndarray) -> Any:
-    return ctypes.c_void_p(x.ctypes.data)
+    return ctypes.c_void_p(x.__array_interface__["data"][0])
 
 
 def _rows_apart(x: np.ndarray) -> int | None:
@@ -95,7 +101,7 @@ def accumulate_product(c: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float
     apart = _rows_apart(c)
     kind = KINDS.get(c.dtype.char)
     is_plain = kind is not None and a.dtype == b.dtype == c.dtype
-    if apart is None or not is_plain or not _has_scipy():
+    if apart is None or not is_plain or not has_scipy():
         c += (a @ b) * c.dtype.type(scale)
         return
     (left, left_apart, turn_left), (right, right_apart, turn_right) = _operand(b), _operand(a)
@@ -180,11 +186,18 @@ def householder(a: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     k = min(a.shape)
     if not k:
         return a[:, :0], np.empty((0, 0), a.dtype), a[:0]
-    factors, t, _ = _lapack("geqrt", a.dtype)(k, a)
-    y = np.tril(factors[:, :k], -1)
-    np.fill_diagonal(y, 1)
-    # It leaves alone what is below the diagonal of T.
-    return y, np.triu(t), np.triu(factors[:k])
+    # A copy in the order of LAPACK, of which Y remains.
+    y, t, _ = _lapack("geqrt", a.dtype)(k, np.array(a, order="F"), overwrite_a=True)
+    r, top = np.triu(y[:k]), y[:k, :k]
+    top[_upper(k)] = 0
+    np.fill_diagonal(top, 1)
+    return y[:, :k], t, r
+
+
+@lru_cache(maxsize=64)
+def _upper(n: int) -> np.ndarray:
+    """What is above the diagonal."""
+    return ~np.tri(n, dtype=bool)
 
 
 def reflected(y: np.ndarray, t: np.ndarray, x: np.ndarray) -> np.ndarray:

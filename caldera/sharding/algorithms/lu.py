@@ -35,6 +35,9 @@ class Cyclic:
         grid, block = self.grid, self.block
         self.rows = cyclic_indices(self.shape[0], block, grid.rows, grid.row)
         self.columns = cyclic_indices(self.shape[1], block, grid.columns, grid.column)
+        # How many of them are before an index, asked for many times a panel.
+        self._rows_before = _counts_before(self.rows, self.shape[0])
+        self._columns_before = _counts_before(self.columns, self.shape[1])
 
     def row_owner(self, row: int | np.ndarray) -> int | np.ndarray:
         """Which row of the grid has a row."""
@@ -46,15 +49,11 @@ class Cyclic:
 
     def local_rows(self, begin: int, end: int) -> slice:
         """This rank's rows of a range."""
-        block, grid = self.block, self.grid
-        first, last = (cyclic_count(at, block, grid.rows, grid.row) for at in (begin, end))
-        return slice(first, last)
+        return slice(self._rows_before[begin], self._rows_before[end])
 
     def local_columns(self, begin: int, end: int) -> slice:
         """This rank's columns of a range."""
-        block, grid = self.block, self.grid
-        first, last = (cyclic_count(at, block, grid.columns, grid.column) for at in (begin, end))
-        return slice(first, last)
+        return slice(self._columns_before[begin], self._columns_before[end])
 
     def row_counts(self, begin: int) -> list[int]:
         """How many rows each row of the grid has from `begin` on."""
@@ -63,6 +62,11 @@ class Cyclic:
             cyclic_count(m, block, parts, part) - cyclic_count(begin, block, parts, part)
             for part in range(parts)
         ]
+
+
+def _counts_before(indices: np.ndarray, length: int) -> list[int]:
+    found: list[int] = np.searchsorted(indices, np.arange(length + 1)).tolist()
+    return found
 
 
 @dataclass
