@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from caldera.amounts import bytes_text, seconds_text, table_lines
 
@@ -96,7 +96,7 @@ class Traffic:
 
     def operation(self, name: str) -> AbstractContextManager[None]:
         """Around an operation: its time, and whatever is sent meanwhile, count under `name`."""
-        if getattr(self._thread, "count", None) is not None:
+        if getattr(self._thread, "running", None) is not None:
             return _INSIDE
         return _Operation(self, name)
 
@@ -107,19 +107,19 @@ class Traffic:
 
     def sent(self, nbytes: int, messages: int = 1) -> None:
         """Count messages that the running operation sent, with their bytes together."""
-        count: Count = self._thread.count
-        count.messages += messages
-        count.bytes_sent += nbytes
+        running: _Operation = self._thread.running
+        running.messages += messages
+        running.bytes_sent += nbytes
 
     def received(self, nbytes: int) -> None:
         """Count bytes that the running operation received."""
-        count: Count = self._thread.count
-        count.bytes_received += nbytes
+        running: _Operation = self._thread.running
+        running.bytes_received += nbytes
 
     def mark(self) -> Counts:
         """The counts of all operations that have ended, for `since`."""
         with self._lock:
-            return Counts(self._counts)
+            return Counts((name, replace(count)) for name, count in self._counts.items())
 
     def since(self, mark: Counts) -> Counts:
         """What was counted after a mark."""
@@ -133,27 +133,39 @@ class Traffic:
 
 
 class _Operation(AbstractContextManager[None]):
-    """One operation of one thread, which adds what it counted when it ends."""
+    """One operation of one thread, which adds what it counted when it ends.
 
-    __slots__ = ("_began", "_count", "_name", "_outer", "_traffic")
+    It counts by itself: to make a `Count` for each message takes longer than to send a short one.
+    """
+
+    __slots__ = (
+        "_began", "_name", "_outer", "_traffic", "bytes_received", "bytes_sent", "messages"
+    )  # fmt: skip
 
     def __init__(self, traffic: Traffic, name: str) -> None:
         self._traffic = traffic
         self._name = name
-        self._count = Count(calls=1)
+        self.messages = self.bytes_sent = self.bytes_received = 0
 
     def __enter__(self) -> None:
         thread = self._traffic._thread
-        self._outer = getattr(thread, "count", None)
-        thread.count = self._count
+        self._outer = getattr(thread, "running", None)
+        thread.running = self
         self._began = time.perf_counter()
 
     def __exit__(self, *error: object) -> None:
-        self._count.seconds = time.perf_counter() - self._began
+        seconds = time.perf_counter() - self._began
         traffic = self._traffic
-        traffic._thread.count = self._outer
+        traffic._thread.running = self._outer
         with traffic._lock:
-            traffic._counts[self._name] += self._count
+            total = traffic._counts.get(self._name)
+            if total is None:
+                total = traffic._counts[self._name] = Count()
+            total.calls += 1
+            total.messages += self.messages
+            total.bytes_sent += self.bytes_sent
+            total.bytes_received += self.bytes_received
+            total.seconds += seconds
 
 
 _INSIDE: AbstractContextManager[None] = nullcontext()

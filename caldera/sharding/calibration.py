@@ -17,7 +17,11 @@ from caldera.comm import Communicator
 from caldera.comm.autotune import machine_key
 from caldera.config import settings
 from caldera.file_cache import FileCache
+from caldera.sharding.algorithms.lapack import has_scipy
+from caldera.sharding.algorithms.matrix import grid_of
 from caldera.sharding.algorithms.process_grid import gather_rows
+from caldera.sharding.algorithms.qr import qr
+from caldera.sharding.algorithms.variant import cyclic_layout
 from caldera.sharding.distributions import Columns, Rows
 from caldera.sharding.transfer import redistributed
 from caldera.sharding.volume import Links, volume
@@ -27,6 +31,8 @@ LONG_BYTES = 4 << 20
 """What each rank has of a matrix that is moved: more than its caches keep for it."""
 PRODUCT = 512
 """The size of matrices whose product is near to a core's full speed, and soon done."""
+PANELS, NARROW = 16, 8
+"""Of a small matrix: panels, and the columns of each."""
 _LINKS = FileCache("links")
 
 
@@ -55,7 +61,7 @@ def measured_links(comm: Communicator) -> Links:
 
 
 def measure(comm: Communicator) -> Links:
-    """The same without a look at what was measured before: a tenth of a second.
+    """The same without a look at what was measured before: a fifth of a second.
 
     >>> from caldera.comm import run_virtual_ranks
     >>> first, second = run_virtual_ranks(2, measure)
@@ -78,7 +84,18 @@ def measure(comm: Communicator) -> Links:
         collective=part.nbytes * (ranks - 1) / gathered,
         flops=2 * PRODUCT**3 / product,
         copying=2 * part.nbytes / copy,
+        panel=_panel(comm),
     )
+
+
+def _panel(comm: Communicator) -> float:
+    """Seconds for a panel of QR that is too small for anything but messages and calls."""
+    if not has_scipy():
+        return Links.panel
+    n, grid = PANELS * NARROW, grid_of(comm)
+    layout = cyclic_layout((n, n), NARROW, (grid.rows, grid.columns))
+    part = np.ones(layout.local_shape(comm.rank))
+    return _seconds(comm, lambda: qr(part, (n, n), NARROW, grid)) / PANELS
 
 
 def _moving(comm: Communicator, n: int) -> tuple[float, int, int]:

@@ -23,6 +23,7 @@ class Links:
       change, with taking them apart and putting them together; `collective`: the same where parts
       of a product travel along the ranks.
     - `flops`: operations a second in products; `copying`: bytes a second that it reads and writes.
+    - `panel`: seconds for the messages and calls that a panel of QR takes, however small it is.
     """
 
     latency: float = 2e-5
@@ -30,6 +31,7 @@ class Links:
     collective: float = 4e9
     flops: float = 3e10
     copying: float = 1e10
+    panel: float = 1e-3
 
 
 @dataclass(frozen=True)

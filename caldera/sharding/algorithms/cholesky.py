@@ -2,81 +2,174 @@
 
 A step factorises the block on the diagonal, solves for the panel below it, and takes the panel's
 product with itself off what remains: first off the next panel, which is factorised and sent while
-all ranks work on the rest (look-ahead). A rank needs the panel's rows that are its rows (sent along
-the row of the grid) and those that are its columns (gathered along the column of the grid): n² / 2
-numbers over the number of rows, and as many over that of columns.
+all ranks work on the rest (look-ahead). A rank needs the panel's rows that are its rows and those
+that are its columns. Who has found them sends it both, so that nobody has to wait for one to pass
+on the other: n² / 2 numbers over the number of rows, and as many over that of columns.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from caldera.comm.request import Request
 from caldera.errors import DataError
-from caldera.sharding.algorithms.lapack import solve_right, subtract_product
+from caldera.sharding.algorithms.lapack import (
+    cholesky_factor,
+    solve_right,
+    subtract_product,
+)
+from caldera.sharding.algorithms.lu import Cyclic
 from caldera.sharding.algorithms.process_grid import (
     Broadcast,
     ProcessGrid,
+    cyclic_count,
     cyclic_indices,
-    gather_rows,
 )
 
 ROWS_AT_A_TIME = 256
 """Of what is left: the more rows, the more is computed above the diagonal for nothing."""
+Places = slice | np.ndarray
+ALL, NONE = slice(None), slice(0, 0)
+_PANEL = 4
+"""The tag of a panel's rows."""
 
 
 @dataclass
 class Panel:
-    """The rows below a block of the diagonal, on their way along the rows of the grid."""
+    """The rows below a block of the diagonal that are this rank's rows, and by row of the grid
+    those that are its columns, on their way to it and from it."""
 
     begin: int
     end: int
     rows: np.ndarray
-    arriving: Broadcast
+    pieces: dict[int, np.ndarray] = field(default_factory=dict)
+    requests: list[Request] = field(default_factory=list)
 
 
 class Factorisation:
-    """A rank's part of the matrix while it is factorised, and the indices it has."""
+    """A rank's part of the matrix while it is factorised, and who has which indices."""
 
     def __init__(self, part: np.ndarray, n: int, block: int, grid: ProcessGrid) -> None:
         self.a = np.ascontiguousarray(part).copy()
         self.n, self.block, self.grid = n, block, grid
-        self.rows = cyclic_indices(n, block, grid.rows, grid.row)
-        self.columns = cyclic_indices(n, block, grid.columns, grid.column)
+        self.where = Cyclic((n, n), block, grid)
         self.failed = -1
+        self._shared: dict[tuple[int, int], tuple[np.ndarray, ...]] = {}
+
+    def shared(self, row: int, column: int, begin: int) -> tuple[Places, Places]:
+        """Where the indices from `begin` on that a row and a column of the grid have in common are
+        among all from there that the row has, and among those of the column."""
+        grid, block = self.grid, self.block
+        if grid.rows == grid.columns:
+            # Blocks on the diagonal are on the diagonal of the grid.
+            return (ALL, ALL) if row == column else (NONE, NONE)
+        if (row, column) not in self._shared:
+            rows = cyclic_indices(self.n, block, grid.rows, row)
+            columns = cyclic_indices(self.n, block, grid.columns, column)
+            found = np.intersect1d(rows, columns, assume_unique=True, return_indices=True)
+            self._shared[row, column] = found
+        both, at_rows, at_columns = self._shared[row, column]
+        first = int(np.searchsorted(both, begin))
+        if first == len(both):
+            return NONE, NONE
+        return (
+            at_rows[first:] - cyclic_count(begin, block, grid.rows, row),
+            at_columns[first:] - cyclic_count(begin, block, grid.columns, column),
+        )
+
+    def _rows_of(self, row: int, begin: int, places: Places) -> int:
+        """How many rows those are that a row of the grid has at some places."""
+        if not isinstance(places, slice):
+            return len(places)
+        if places == NONE:
+            return 0
+        n, block, rows = self.n, self.block, self.grid.rows
+        return cyclic_count(n, block, rows, row) - cyclic_count(begin, block, rows, row)
 
     def panel(self, begin: int) -> Panel:
         """Factorise a panel where it is, and begin to send it to the others."""
-        a, grid = self.a, self.grid
+        grid, where = self.grid, self.where
         end = min(begin + self.block, self.n)
-        owner_row = (begin // self.block) % grid.rows
-        owner_column = (begin // self.block) % grid.columns
-        below = int(np.searchsorted(self.rows, end))
-        found = np.empty((len(self.rows) - below, end - begin), a.dtype)
-        if grid.column == owner_column:
-            here = slice(*np.searchsorted(self.columns, (begin, end)))
-            diagonal = np.empty((end - begin, end - begin), a.dtype)
-            if grid.row == owner_row:
-                _factorise(a, slice(*np.searchsorted(self.rows, (begin, end))), here, diagonal)
-            grid.along_column.Bcast(diagonal, owner_row)
-            if self.failed < 0 and np.isnan(diagonal[0, 0]):
-                self.failed = end
-            solve_right(a[below:, here], diagonal, lower=True, adjoint=True)
-            found[:] = a[below:, here]
-        return Panel(begin, end, found, Broadcast([found], owner_column, grid.along_row))
+        below, owner = where.local_rows(end, self.n), where.column_owner(begin)
+        panel = Panel(begin, end, np.empty((below.stop - below.start, end - begin), self.a.dtype))
+        if grid.column == owner:
+            self._solve(panel, below)
+            self._send(panel)
+        elif panel.rows.size:
+            panel.requests.append(
+                grid.comm.Irecv(panel.rows, grid.rank_at(grid.row, owner), _PANEL)
+            )
+        for row in range(grid.rows):
+            if row == grid.row:
+                continue
+            count = self._rows_of(row, end, self.shared(row, grid.column, end)[0])
+            if count:
+                piece = panel.pieces[row] = np.empty((count, end - begin), self.a.dtype)
+                panel.requests.append(grid.comm.Irecv(piece, grid.rank_at(row, owner), _PANEL))
+        return panel
+
+    def _solve(self, panel: Panel, below: slice) -> None:
+        """The block on the diagonal, then the rows below it."""
+        a, grid, where, width = self.a, self.grid, self.where, panel.end - panel.begin
+        here = where.local_columns(panel.begin, panel.end)
+        owner = int(where.row_owner(panel.begin))
+        diagonal = np.empty((width, width), a.dtype)
+        if grid.row == owner:
+            own = where.local_rows(panel.begin, panel.end)
+            # nan, which all ranks of the column will see, if it has none.
+            diagonal[:] = cholesky_factor(a[own, here])
+            a[own, here] = diagonal
+        Broadcast([diagonal], owner, grid.along_column).wait()
+        if self.failed < 0 and np.isnan(diagonal[0, 0]):
+            self.failed = panel.end
+        panel.rows[:] = a[below, here]
+        solve_right(panel.rows, diagonal, lower=True, adjoint=True)
+        a[below, here] = panel.rows
+
+    def _send(self, panel: Panel) -> None:
+        """To each rank the rows that are its rows, or else those that are its columns: first to
+        those who factorise the next panel."""
+        grid = self.grid
+        for step in range(1, grid.columns + 1):
+            column = (grid.column + step) % grid.columns
+            piece = panel.rows[self.shared(grid.row, column, panel.end)[0]]
+            for row in range(grid.rows):
+                sent = panel.rows if row == grid.row else piece
+                rank = grid.rank_at(row, column)
+                if sent.size and rank != grid.comm.rank:
+                    panel.requests.append(grid.comm.Isend(sent, rank, _PANEL))
+
+    def arrived(self, panel: Panel) -> np.ndarray:
+        """Waits for a panel: the adjoint of its rows at the indices of this rank's columns."""
+        for request in panel.requests:
+            request.wait()
+        grid, end = self.grid, panel.end
+        columns = self.where.local_columns(end, self.n)
+        count = columns.stop - columns.start
+        panel.pieces[grid.row] = panel.rows[self.shared(grid.row, grid.column, end)[0]]
+        found = next((each for each in panel.pieces.values() if len(each) == count), None)
+        if found is None:
+            found = np.empty((count, end - panel.begin), self.a.dtype)
+            for row, piece in panel.pieces.items():
+                found[self.shared(row, grid.column, end)[1]] = piece
+        return found.conj().T
 
     def update(self, panel: Panel, top: np.ndarray, begin: int, end: int) -> None:
         """Take a panel's product with itself off the columns from `begin` to `end`; `top` has its
         rows at the indices of this rank's columns."""
-        below = int(np.searchsorted(self.rows, panel.end))
-        after, left, right = np.searchsorted(self.columns, (panel.end, begin, end))
-        for first in range(below, len(self.rows), ROWS_AT_A_TIME):
+        where = self.where
+        below = where.local_rows(panel.end, self.n)
+        after = where.local_columns(panel.end, begin).start
+        columns = where.local_columns(begin, end)
+        for first in range(below.start, below.stop, ROWS_AT_A_TIME):
             # Only what lies below the diagonal is ever read.
-            last = min(first + ROWS_AT_A_TIME, len(self.rows))
-            until = min(np.searchsorted(self.columns, self.rows[last - 1], side="right"), right)
+            last = min(first + ROWS_AT_A_TIME, below.stop)
+            left = columns.start
+            until = where.local_columns(begin, min(int(where.rows[last - 1]) + 1, end)).stop
             if until > left:
-                own = panel.rows[first - below : last - below]
+                own = panel.rows[first - below.start : last - below.start]
                 part = top[:, left - after : until - after]
                 subtract_product(self.a[first:last, left:until], own, part)
 
@@ -88,12 +181,7 @@ def cholesky(part: np.ndarray, n: int, block: int, grid: ProcessGrid) -> np.ndar
     ahead = found.panel(0) if n else None
     while ahead is not None:
         panel, ahead = ahead, None
-        panel.arriving.wait()
-        end = panel.end
-        across = _rows_that_are_columns(
-            panel.rows, found.rows[np.searchsorted(found.rows, end) :], n, end, block, grid
-        )
-        top = across.conj().T
+        top, end = found.arrived(panel), panel.end
         done = min(end + block, n)
         if end < n:
             # The next panel is on its way while all ranks update what lies behind it.
@@ -101,18 +189,8 @@ def cholesky(part: np.ndarray, n: int, block: int, grid: ProcessGrid) -> np.ndar
             ahead = found.panel(end)
         found.update(panel, top, done, n)
     _check(found.failed, grid)
-    found.a[found.rows[:, None] < found.columns] = 0
+    found.a[found.where.rows[:, None] < found.where.columns] = 0
     return found.a
-
-
-def _factorise(a: np.ndarray, rows: slice, columns: slice, diagonal: np.ndarray) -> None:
-    """The block on the diagonal; nan, which all ranks of the column will see, if it has none."""
-    lower = np.tril(a[rows, columns])
-    try:
-        diagonal[:] = np.linalg.cholesky(lower + np.tril(lower, -1).conj().T)
-    except np.linalg.LinAlgError:
-        diagonal[:] = np.nan
-    a[rows, columns] = diagonal
 
 
 def _check(failed: int, grid: ProcessGrid) -> None:
@@ -125,18 +203,3 @@ def _check(failed: int, grid: ProcessGrid) -> None:
             got=f"one whose leading {found[0]} rows and columns are none",
             hint="add a small multiple of the identity to it",
         )  # fmt: skip
-
-
-def _rows_that_are_columns(
-    panel: np.ndarray, rows: np.ndarray, n: int, begin: int, block: int, grid: ProcessGrid
-) -> np.ndarray:
-    """The rows of a panel at the indices of this rank's columns, from `begin` on."""
-    wanted = cyclic_indices(n, block, grid.columns, grid.column)
-    wanted = wanted[np.searchsorted(wanted, begin) :]
-    owner = (wanted // block) % grid.rows
-    own = panel[np.searchsorted(rows, wanted[owner == grid.row])]
-    gathered = gather_rows(own, np.bincount(owner, minlength=grid.rows).tolist(), grid.along_column)
-    # They come rank by rank.
-    found = np.empty_like(gathered)
-    found[np.argsort(owner, kind="stable")] = gathered
-    return found

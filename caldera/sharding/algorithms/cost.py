@@ -27,10 +27,11 @@ def operations(node: Node) -> int:
 @dataclass(frozen=True)
 class Cost:
     """Of the rank that has most to do: bytes and messages that it sends, operations, the bytes it
-    needs beside what it is given and what it makes, and seconds for what is none of these.
+    needs beside what it is given and what it makes, seconds for what is none of these, and panels
+    of a factorisation, each with messages and calls that are as many as those of QR.
 
     >>> Cost(bytes=8, messages=1) + Cost(bytes=4, flops=10)
-    Cost(bytes=12, messages=1, flops=10, workspace=0, overhead=0.0)
+    Cost(bytes=12, messages=1, flops=10, workspace=0, overhead=0.0, panels=0.0)
     """
 
     bytes: int = 0
@@ -38,6 +39,7 @@ class Cost:
     flops: int = 0
     workspace: int = 0
     overhead: float = 0.0
+    panels: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -46,9 +48,10 @@ class Cost:
             self.flops + other.flops,
             max(self.workspace, other.workspace),
             self.overhead + other.overhead,
+            self.panels + other.panels,
         )
 
     def seconds(self, links: Links) -> float:
         """How long that takes where nothing overlaps."""
         sending = self.bytes / links.collective + self.messages * links.latency
-        return sending + self.flops / links.flops + self.overhead
+        return sending + self.flops / links.flops + self.overhead + self.panels * links.panel

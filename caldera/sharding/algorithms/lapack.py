@@ -8,7 +8,7 @@ It is loaded when it is first used; products do without it.
 from __future__ import annotations
 
 import ctypes
-from functools import cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -26,8 +26,15 @@ def _scipy(module: str) -> Any:
 
 
 @cache
-def _has_scipy() -> bool:
+def has_scipy() -> bool:
+    """Whether there is anything but products."""
     return find_spec("scipy") is not None
+
+
+@cache
+def _lapack(name: str, dtype: np.dtype) -> Any:
+    """A routine of LAPACK, as SciPy wraps it."""
+    return getattr(_scipy("lapack"), KINDS[dtype.char] + name)
 
 
 @cache
@@ -42,16 +49,21 @@ def _routine(name: str) -> Any:
     return ctypes.CFUNCTYPE(None)(address_of(capsule, name_of(capsule)))
 
 
+# Arguments are kept: to make them took longer than a product of small matrices.
+
+
+@lru_cache(maxsize=1 << 14)
 def _int(value: int) -> Any:
     return ctypes.byref(ctypes.c_int(value))
 
 
+@cache
 def _scalar(value: float, dtype: np.dtype) -> Any:
     return np.array(value, dtype).ctypes.data_as(ctypes.c_void_p)
 
 
 def _at(x: np.ndarray) -> Any:
-    return ctypes.c_void_p(x.ctypes.data)
+    return ctypes.c_void_p(x.__array_interface__["data"][0])
 
 
 def _rows_apart(x: np.ndarray) -> int | None:
@@ -89,7 +101,7 @@ def accumulate_product(c: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float
     apart = _rows_apart(c)
     kind = KINDS.get(c.dtype.char)
     is_plain = kind is not None and a.dtype == b.dtype == c.dtype
-    if apart is None or not is_plain or not _has_scipy():
+    if apart is None or not is_plain or not has_scipy():
         c += (a @ b) * c.dtype.type(scale)
         return
     (left, left_apart, turn_left), (right, right_apart, turn_right) = _operand(b), _operand(a)
@@ -148,8 +160,48 @@ def solve_right(x: np.ndarray, a: np.ndarray, *, lower: bool, adjoint: bool = Fa
         x[:] = solve_triangular(a.T, x.T, lower=not lower).T
 
 
+def cholesky_factor(a: np.ndarray) -> np.ndarray:
+    """The lower factor of a matrix of which the lower triangle is read; nan if there is none."""
+    factor, failed = _lapack("potrf", a.dtype)(a, lower=1)
+    return np.full_like(a, np.nan) if failed else factor
+
+
 def lu_factor(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """L and U in one array, and for each row the one it was exchanged with."""
-    (getrf,) = _scipy("lapack").get_lapack_funcs(("getrf",), (a,))
-    factors, exchanged, _ = getrf(a)
+    factors, exchanged, _ = _lapack("getrf", a.dtype)(a)
     return np.ascontiguousarray(factors), exchanged
+
+
+def householder(a: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Y, T and R of a matrix: it is R, with zeros below, reflected by I - Y T Yᴴ.
+
+    All reflections are one block: LAPACK then finds T on its way, by products, and `reflected`
+    makes Q by products alone. For 64 columns that takes a quarter of the time of NumPy's QR.
+
+    >>> a = np.array([[3.0, 1.0], [4.0, 2.0], [0.0, 2.0]])
+    >>> y, t, r = householder(a)
+    >>> bool(np.allclose(a, reflected(y, t, r)))
+    True
+    """
+    k = min(a.shape)
+    if not k:
+        return a[:, :0], np.empty((0, 0), a.dtype), a[:0]
+    # A copy in the order of LAPACK, of which Y remains.
+    y, t, _ = _lapack("geqrt", a.dtype)(k, np.array(a, order="F"), overwrite_a=True)
+    r, top = np.triu(y[:k]), y[:k, :k]
+    top[_upper(k)] = 0
+    np.fill_diagonal(top, 1)
+    return y[:, :k], t, r
+
+
+@lru_cache(maxsize=64)
+def _upper(n: int) -> np.ndarray:
+    """What is above the diagonal."""
+    return ~np.tri(n, dtype=bool)
+
+
+def reflected(y: np.ndarray, t: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """(I - Y T Yᴴ) x, where x has its first rows alone: all others are 0."""
+    found = y @ -(t @ (y[: len(x)].conj().T @ x))
+    found[: len(x)] += x
+    return found

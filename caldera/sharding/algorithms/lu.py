@@ -17,6 +17,7 @@ from caldera.sharding.algorithms.lapack import lu_factor, solve_triangular, subt
 from caldera.sharding.algorithms.process_grid import (
     Broadcast,
     ProcessGrid,
+    cyclic_count,
     cyclic_indices,
     gather_rows,
 )
@@ -34,6 +35,9 @@ class Cyclic:
         grid, block = self.grid, self.block
         self.rows = cyclic_indices(self.shape[0], block, grid.rows, grid.row)
         self.columns = cyclic_indices(self.shape[1], block, grid.columns, grid.column)
+        # How many of them are before an index, asked for many times a panel.
+        self._rows_before = _counts_before(self.rows, self.shape[0])
+        self._columns_before = _counts_before(self.columns, self.shape[1])
 
     def row_owner(self, row: int | np.ndarray) -> int | np.ndarray:
         """Which row of the grid has a row."""
@@ -45,11 +49,24 @@ class Cyclic:
 
     def local_rows(self, begin: int, end: int) -> slice:
         """This rank's rows of a range."""
-        return slice(*(int(each) for each in np.searchsorted(self.rows, (begin, end))))
+        return slice(self._rows_before[begin], self._rows_before[end])
 
     def local_columns(self, begin: int, end: int) -> slice:
         """This rank's columns of a range."""
-        return slice(*(int(each) for each in np.searchsorted(self.columns, (begin, end))))
+        return slice(self._columns_before[begin], self._columns_before[end])
+
+    def row_counts(self, begin: int) -> list[int]:
+        """How many rows each row of the grid has from `begin` on."""
+        block, parts, m = self.block, self.grid.rows, self.shape[0]
+        return [
+            cyclic_count(m, block, parts, part) - cyclic_count(begin, block, parts, part)
+            for part in range(parts)
+        ]
+
+
+def _counts_before(indices: np.ndarray, length: int) -> list[int]:
+    found: list[int] = np.searchsorted(indices, np.arange(length + 1)).tolist()
+    return found
 
 
 @dataclass
@@ -129,9 +146,7 @@ def _whole_panel(part: np.ndarray, begin: int, where: Cyclic) -> np.ndarray:
     """All rows of a panel from `begin` on, on every rank of this column of the grid."""
     grid, n = where.grid, where.shape[0]
     owner = np.asarray(where.row_owner(np.arange(begin, n)))
-    gathered = gather_rows(
-        part, np.bincount(owner, minlength=grid.rows).tolist(), grid.along_column
-    )
+    gathered = gather_rows(part, where.row_counts(begin), grid.along_column)
     whole = np.empty((n - begin, part.shape[1]), part.dtype)
     whole[np.argsort(owner, kind="stable")] = gathered
     return whole

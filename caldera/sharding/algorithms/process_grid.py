@@ -36,6 +36,16 @@ def cyclic_indices(length: int, block: int, parts: int, part: int) -> np.ndarray
     return indices[(indices // block) % parts == part]
 
 
+def cyclic_count(length: int, block: int, parts: int, part: int) -> int:
+    """How many of an axis' first indices a part has, if blocks are dealt to the parts in turns.
+
+    >>> cyclic_count(10, 2, 3, 0)
+    4
+    """
+    rounds, rest = divmod(length, block * parts)
+    return rounds * block + min(max(rest - part * block, 0), block)
+
+
 def gather_rows(part: np.ndarray, counts: Sequence[int], comm: Communicator) -> np.ndarray:
     """All ranks' rows, one rank after the other; rank r has `counts[r]` of them."""
     if comm.size == 1:
@@ -88,6 +98,7 @@ class ProcessGrid:
     along_column: Communicator
     along_row: Communicator
     comm: Communicator
+    is_transposed: bool = False
 
     @property
     def rows(self) -> int:
@@ -109,6 +120,12 @@ class ProcessGrid:
         """In which column this rank is."""
         return self.place[2]
 
+    def rank_at(self, row: int, column: int) -> int:
+        """Which rank of the communicator is at a place of this rank's layer."""
+        if self.is_transposed:
+            return self.transposed.rank_at(column, row)
+        return (self.place[0] * self.rows + row) * self.columns + column
+
     @property
     def transposed(self) -> ProcessGrid:
         """The same ranks, with rows and columns exchanged."""
@@ -117,6 +134,7 @@ class ProcessGrid:
         return ProcessGrid(
             (layers, columns, rows), (layer, column, row),
             self.along_layers, self.along_row, self.along_column, self.comm,
+            not self.is_transposed,
         )  # fmt: skip
 
 

@@ -171,7 +171,7 @@ def product_cost(
     >>> product_cost(STATIONARY_C, (1, 2, 2), [halves, halves, halves, halves], 8).bytes
     16384
     >>> product_cost(STATIONARY_C, (1, 4, 1), [even_cuts(64, 4), whole, even_cuts(64, 4), whole], 8)
-    Cost(bytes=24576, messages=3, flops=131072, workspace=40960, overhead=0.0)
+    Cost(bytes=24576, messages=3, flops=131072, workspace=40960, overhead=0.0, panels=0.0)
     """
     layers, rows, columns = grid
     m, inner_a, inner_b, n = (product.longest(each) for each in cuts)

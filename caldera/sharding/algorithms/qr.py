@@ -1,10 +1,10 @@
-"""QR on a grid of ranks, block-cyclic, communication-avoiding.
+"""QR on a grid of ranks, block-cyclic.
 
-A panel is factorised by TSQR along its column of the grid, log2(rows) messages instead of one for
-each of its columns, and its Householder vectors are found from Q (Ballard et al., Reconstructing
-Householder vectors from TSQR, 2014). They update what is right of the panel as in LAPACK:
-H = I - Y T Yᴴ, by products alone. A panel is factorised and sent while all ranks reflect what lies
-behind it (look-ahead).
+The ranks of a grid's column gather a panel and factorise it alike, by LAPACK: one message for each
+panel instead of one for each of its columns. (TSQR along the column would compute as much where the
+rows of a grid are few: its tree factorises triangles, and its Q has to be made reflections again.)
+They update what is right of the panel as in LAPACK: H = I - Y T Yᴴ, by products alone. A panel is
+factorised and sent while all ranks reflect what lies behind it (look-ahead).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caldera.sharding.algorithms.lapack import (
-    solve_right,
-    solve_triangular,
-    subtract_product,
-)
+from caldera.sharding.algorithms.lapack import householder, subtract_product
 from caldera.sharding.algorithms.lu import Cyclic, diagonal_of
-from caldera.sharding.algorithms.process_grid import Broadcast, ProcessGrid, sum_over
-from caldera.sharding.algorithms.tsqr import tsqr
+from caldera.sharding.algorithms.process_grid import (
+    Broadcast,
+    ProcessGrid,
+    gather_rows,
+    sum_over,
+)
 
 
 @dataclass
@@ -55,9 +55,7 @@ def qr(
         # What is left of this column has nothing but zeros in the rows that are reflected.
         right = of_q.local_columns(step.begin, k)
         rows = of_q.local_rows(step.begin, m)
-        some = np.ascontiguousarray(q[rows, right])
-        step.apply(some, grid, adjoint=False)
-        q[rows, right] = some
+        step.apply(q[rows, right], grid, adjoint=False)
     r = a[: where.local_rows(0, k).stop]
     r[where.rows[: len(r), None] > where.columns] = 0
     return _with_positive_diagonal(q, r, (k, n), block, grid)
@@ -87,41 +85,36 @@ def _reflected(a: np.ndarray, k: int, where: Cyclic) -> list[Reflectors]:
 
 def _panel(a: np.ndarray, begin: int, end: int, where: Cyclic) -> tuple[Reflectors, Broadcast]:
     """Factorise a panel where it is, and begin to send its reflections to the others."""
-    grid, m = where.grid, where.shape[0]
-    owner_row, owner_column = int(where.row_owner(begin)), where.column_owner(begin)
-    rows, own = where.local_rows(begin, m), where.local_rows(begin, end)
-    y = np.empty((rows.stop - rows.start, end - begin), a.dtype)
-    t = np.empty((end - begin, end - begin), a.dtype)
-    if grid.column == owner_column:
+    grid, m, width = where.grid, where.shape[0], end - begin
+    owner = where.column_owner(begin)
+    rows = where.local_rows(begin, m)
+    # T above Y: one message.
+    both = np.empty((width + rows.stop - rows.start, width), a.dtype)
+    t, y = both[:width], both[width:]
+    if grid.column == owner:
         here = where.local_columns(begin, end)
-        q, r = tsqr(a[rows, here], grid.along_column)
-        is_top = grid.row == owner_row
-        top = q[: end - begin] if is_top else np.empty_like(t)
-        factors, sign = _signed_lu(top) if is_top else (np.empty_like(t), np.empty(len(t), t.dtype))
-        grid.along_column.Bcast(factors, owner_row)
-        grid.along_column.Bcast(sign, owner_row)
-        upper = np.triu(factors)
-        y[:] = q
-        solve_right(y, upper, lower=False)
-        lower = np.tril(factors, -1) + np.eye(len(t), dtype=t.dtype)
-        t[:] = -solve_triangular(lower, (upper * sign.conj()).conj().T, lower=True).conj().T
-        if is_top:
-            y[: end - begin] = lower
-            a[own, here] = sign[:, None] * r
-    return Reflectors(begin, y, t), Broadcast([y, t], owner_column, grid.along_row)
+        whole, own = _whole_panel(a[rows, here], begin, where)
+        all_y, t[:], r = householder(whole)
+        y[:] = all_y[own]
+        if grid.row == where.row_owner(begin):
+            a[where.local_rows(begin, end), here] = r
+    return Reflectors(begin, y, t), Broadcast([both], owner, grid.along_row)
 
 
-def _signed_lu(top: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """L and U of top - diag(sign), with signs that make every pivot 1 or more: no exchanges."""
-    a, sign = top.copy(), np.empty(len(top), top.dtype)
-    for step in range(len(a)):
-        pivot = a[step, step]
-        size = abs(pivot)
-        sign[step] = -pivot / size if size else -1
-        a[step, step] = pivot - sign[step]
-        a[step + 1 :, step] /= a[step, step]
-        a[step + 1 :, step + 1 :] -= np.outer(a[step + 1 :, step], a[step, step + 1 :])
-    return a, sign
+def _whole_panel(part: np.ndarray, begin: int, where: Cyclic) -> tuple[np.ndarray, slice]:
+    """All rows of a panel from `begin` on, as LAPACK has them, and which of them are this rank's.
+
+    The first are those of the diagonal; the order of the others is that of the ranks, for it is of
+    no consequence to reflections.
+    """
+    grid, counts = where.grid, where.row_counts(begin)
+    gathered = gather_rows(part, counts, grid.along_column)
+    total = len(gathered)
+    first = sum(counts[: int(where.row_owner(begin))])
+    whole = np.empty(gathered.shape, part.dtype, order="F")
+    whole[: total - first], whole[total - first :] = gathered[first:], gathered[:first]
+    at = (sum(counts[: grid.row]) - first) % max(total, 1)
+    return whole, slice(at, at + counts[grid.row])
 
 
 def _with_positive_diagonal(
@@ -131,9 +124,10 @@ def _with_positive_diagonal(
     diagonal = diagonal_of(r, shape, block, grid)
     size = np.abs(diagonal)
     sign = np.where(size == 0, 1, diagonal / np.where(size == 0, 1, size)).astype(r.dtype)
-    r = r * sign.conj()[where.rows, None]
+    r *= sign.conj()[where.rows, None]
     if np.iscomplexobj(r):
         # What rounding left beside the real diagonal.
         r[where.rows[:, None] == where.columns] = size[np.intersect1d(where.rows, where.columns)]
     columns = Cyclic((1, shape[0]), block, grid).columns
-    return q * sign[columns], r
+    q *= sign[columns]
+    return q, r

@@ -46,10 +46,11 @@ Parts = Sequence[np.ndarray]
 Layouts = Sequence[Layout]
 Size = tuple[int, int]
 TOGETHER, ALIKE = "together", "alike"
-PANELS = {"cholesky": (3, 1.5e-3), "qr": (17, 4e-3), "slogdet": (3, 2e-3), "solve": (3, 4e-3)}
+PANELS = {"cholesky": (3, 0.5), "qr": (3.5, 1.0), "slogdet": (3, 0.8), "solve": (3, 1.8)}
 """What a panel takes beside the operations that are counted: as many for each of its elements and
-columns, for they are much slower than those of products, and seconds for its messages and calls."""
-WHOLE_PANELS = ("solve", "inverse", "slogdet")
+columns, for they are much slower than those of products, and how often the messages and calls of a
+panel of QR."""
+WHOLE_PANELS = ("solve", "inverse", "slogdet", "qr")
 """What factorises panels on all ranks of a column alike."""
 BLOCKS = (32, 64, 128, 256)
 """How wide panels may be: wide ones are fewer, narrow ones are sooner done."""
@@ -102,23 +103,28 @@ def _grid_cost(node: Node, ranks: int, block: int) -> Cost:
     rows, columns = factorisation_grid(ranks)
     elements = sum(each.spec.size for each in node.inputs)
     (m, n), itemsize = node.inputs[0].shape, node.inputs[0].dtype.itemsize
-    steps = -(-min(m, n) // block)
-    slower, overhead = PANELS.get(node.op.name, PANELS["solve"])
+    k = min(m, n)
+    slower, calls = PANELS.get(node.op.name, PANELS["solve"])
     shared = 1 if node.op.name in WHOLE_PANELS else rows
-    panels = Cost(flops=slower * m * min(m, n) * block // shared, overhead=steps * overhead)
+    panels = Cost(flops=int(slower * m * k * block) // shared, panels=calls * -(-k // block))
     work = Cost(flops=node.op.count_flops(node) // ranks)
     if ranks == 1:
         return work + panels
-    sent = elements * itemsize * (rows + columns) // (2 * rows * columns)
-    return work + panels + Cost(sent, 4 * steps)
+    if node.op.name == "qr":
+        # Panels gathered down a column and sent along rows, and sums of products with them, once
+        # for R and once for Q.
+        reflections = (m - k / 2) * k / rows * (rows + columns - 2) / columns
+        sums = 2 * (rows - 1) / rows * n * k / columns
+        return work + panels + Cost(int((reflections + sums) * itemsize))
+    return work + panels + Cost(elements * itemsize * (rows + columns) // (2 * rows * columns))
 
 
 def _tsqr_cost(node: Node, ranks: int) -> Cost:
     """Of a rank's own rows, and of triangles up the tree and down again."""
     (m, n), levels = _shape(node), (ranks - 1).bit_length()
     triangle = n * n * node.inputs[0].dtype.itemsize
-    # LAPACK has a sixth of the speed of products for columns that are few.
-    flops = 6 * (4 * (m // ranks) * n * n + levels * 10 * n**3)
+    # LAPACK has a quarter of the speed of products for columns that are few.
+    flops = 4 * (4 * (m // ranks) * n * n + levels * 10 * n**3)
     return Cost(2 * levels * triangle, 3 * levels, flops, overhead=levels * 1e-4)
 
 

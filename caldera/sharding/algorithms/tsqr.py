@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from caldera.comm import Communicator
+from caldera.sharding.algorithms.lapack import householder, reflected
 
 _UP, _DOWN = 1, 2
 """Tags of messages towards the root of the tree and away from it."""
@@ -20,9 +21,9 @@ def tsqr(part: np.ndarray, comm: Communicator) -> tuple[np.ndarray, np.ndarray]:
     Q has as many columns as the matrix has, or as it has rows where those are fewer.
     """
     columns = part.shape[1]
-    q, r = np.linalg.qr(part)
+    y, t, r = householder(part)
     heights = _heights(len(part), columns, comm)
-    levels: list[tuple[int, int, np.ndarray]] = []
+    levels: list[tuple[int, int, np.ndarray, np.ndarray]] = []
     distance = 1
     while distance < comm.size:
         if comm.rank % (2 * distance):
@@ -32,9 +33,9 @@ def tsqr(part: np.ndarray, comm: Communicator) -> tuple[np.ndarray, np.ndarray]:
         if other < comm.size:
             below = np.empty((heights[distance][other], columns), part.dtype)
             comm.Recv(below, other, _UP)
-            inner, combined = np.linalg.qr(np.concatenate((r, below)))
-            levels.append((other, len(r), inner))
-            r = combined
+            above = len(r)
+            inner_y, inner_t, r = householder(np.concatenate((r, below)))
+            levels.append((other, above, inner_y, inner_t))
         distance *= 2
     whole = np.empty((heights[distance if comm.rank == 0 else 0][0], columns), part.dtype)
     if comm.rank == 0:
@@ -45,11 +46,11 @@ def tsqr(part: np.ndarray, comm: Communicator) -> tuple[np.ndarray, np.ndarray]:
     if comm.rank:
         factor = np.empty((heights[distance][comm.rank], len(whole)), part.dtype)
         comm.Recv(factor, comm.rank - distance, _DOWN)
-    for other, above, inner in reversed(levels):
-        product = inner @ factor
+    for other, above, inner_y, inner_t in reversed(levels):
+        product = reflected(inner_y, inner_t, factor)
         comm.Send(np.ascontiguousarray(product[above:]), other, _DOWN)
         factor = product[:above]
-    return q @ factor, whole
+    return reflected(y, t, factor), whole
 
 
 def _heights(rows: int, columns: int, comm: Communicator) -> dict[int, list[int]]:

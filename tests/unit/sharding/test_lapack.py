@@ -11,6 +11,9 @@ import pytest
 
 from caldera.sharding.algorithms.lapack import (
     accumulate_product,
+    cholesky_factor,
+    householder,
+    reflected,
     solve_right,
     solve_triangular,
     subtract_product,
@@ -70,3 +73,24 @@ def test_triangles_are_solved_from_both_sides(dtype: str) -> None:
         np.array([[9.0, 9.0], [2.0, 9.0]]), np.ones((2, 1)), lower=True, unit=True
     )
     assert unit.ravel().tolist() == [1.0, -1.0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_reflections_are_those_of_qr(dtype: str) -> None:
+    for m, n in ((5, 3), (3, 3), (2, 4), (1, 1), (0, 2), (3, 0), (70, 40)):
+        for a in views(m, n, dtype):
+            y, t, r = householder(a)
+            q = reflected(y, t, np.eye(min(m, n), dtype=dtype))
+            close(q @ r, a, dtype)
+            close(q.conj().T @ q, np.eye(min(m, n)), dtype)
+            assert not np.tril(r, -1).any()
+            assert not householder(np.zeros_like(a))[2].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_factor_reads_the_lower_triangle_alone(dtype: str) -> None:
+    for b in views(6, 6, dtype):
+        a = np.asarray(b @ b.conj().T + 6 * np.eye(6), dtype)
+        factor = cholesky_factor(np.tril(a) + np.triu(np.full_like(a, 9), 1))
+        close(factor, np.linalg.cholesky(a), dtype)
+    assert np.isnan(cholesky_factor(-np.eye(2, dtype=dtype))).all()
