@@ -52,6 +52,7 @@ class Way(NamedTuple):
 
 
 RATES = (0.3, 0.6)
+RATES_WITH_MOMENTUM = (0.1, 0.2)
 DECAYS = (0.0, 0.01, 0.03, 0.1)
 """Of weights: what is chosen from. The learning rate falls along half a cosine."""
 
@@ -62,16 +63,19 @@ def compressed(compressor: Callable[[], Any]) -> Callable[[], Any]:
 
 
 WAYS: dict[str, Way] = {
-    "dense, momentum 0.9": Way(parallel.DataParallel, (0.1,), 0.9),
+    "dense, momentum 0.9": Way(parallel.DataParallel, RATES_WITH_MOMENTUM, 0.9),
     "dense, no momentum": Way(parallel.DataParallel, RATES),
     "1-bit SGD, means of 512": Way(compressed(OneBit), RATES),
     "1-bit SGD after 6 dense epochs": Way(compressed(OneBit), (0.3,), dense=6),
     "1-bit SGD, means of 64": Way(compressed(lambda: OneBit(bucket=64)), RATES),
-    "top-k, 1%": Way(compressed(lambda: TopK(0.01)), (0.8,)),
-    "top 8 of 512, 4 bits": Way(compressed(lambda: TopK(8, block=512, bits=4)), (0.3,)),
-    "means every 8 steps": Way(lambda: parallel.LocalSGD(8, state="keep"), (0.1,), 0.9),
+    "top-k, 1%": Way(compressed(lambda: TopK(0.01)), (*RATES, 0.8)),
+    "top-k, 5%": Way(compressed(lambda: TopK(0.05)), RATES),
+    "top 8 of 512, 4 bits": Way(compressed(lambda: TopK(8, block=512, bits=4)), RATES),
+    "means every 8 steps": Way(
+        lambda: parallel.LocalSGD(8, state="keep"), RATES_WITH_MOMENTUM, 0.9
+    ),
     "block momentum 0.75, every 8": Way(
-        lambda: parallel.LocalSGD(8, state="keep", momentum=0.75), (0.1,), 0.6
+        lambda: parallel.LocalSGD(8, state="keep", momentum=0.75), RATES_WITH_MOMENTUM, 0.6
     ),
 }
 
