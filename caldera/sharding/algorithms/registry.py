@@ -298,7 +298,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "solve": Algorithm(_matrices(_in_place, "LU, partial pivoting"), _run_solve),
     "inverse": Algorithm(_matrices(_in_place, "LU, partial pivoting"), _run_inverse),
     "slogdet": Algorithm(_matrices(_numbers, "LU, partial pivoting"), _run_slogdet),
-    "qr": Algorithm(_matrices(_of_qr, "QR by TSQR"), _run_qr),
+    "qr": Algorithm(_matrices(_of_qr, "blocked QR"), _run_qr),
     "svd": Algorithm(_spectral(_of_svd), _run_svd),
     ops.largest_singular.name: Algorithm(_largest_variants, _run_largest),
     "eigh": Algorithm(_spectral(_of_eigh), _run_eigh),
