@@ -7,13 +7,16 @@ they lie. Passes choose orders, plans lay memory out by them, kernels may rely o
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from caldera.tensor.dtype import part_of
+from caldera.tensor.dtype import complex_of, part_of
 from caldera.tensor.shape import Shape
+
+if TYPE_CHECKING:
+    from caldera.graph.node import Spec
 
 Order = tuple[int, ...]
 
@@ -84,6 +87,31 @@ def same_memory(shape: Shape, one: Order | None, other: Order | None) -> bool:
         for order in (one, other)
     )
     return first == second
+
+
+def seen_as(array: Any, spec: Spec) -> Any:
+    """Memory without gaps as another array with as many bytes.
+
+    >>> import numpy as np
+    >>> from caldera.graph.node import Spec
+    >>> seen_as(np.array([[1 + 2j]]), Spec((1, 2), np.dtype(float))).tolist()
+    [[1.0, 2.0]]
+    """
+    if (array.shape, array.dtype) == (spec.shape, spec.dtype):
+        return array
+    rows = array.transpose(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
+    return laid_out(rows.reshape(-1, copy=False).view(spec.dtype), spec.shape, spec.order)
+
+
+def as_numbers(pairs: Any) -> Any:
+    """The memory of pairs along a last axis as complex numbers; a ValueError where the two parts
+    are no neighbours.
+
+    >>> import numpy as np
+    >>> as_numbers(np.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
+    [(1+2j), (3+4j)]
+    """
+    return pairs.view(complex_of(pairs.dtype))[..., 0]
 
 
 def as_pairs(x: Any) -> Any:

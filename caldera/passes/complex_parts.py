@@ -19,7 +19,7 @@ from caldera.graph.ops.base import cast, complex_, full, reshape
 from caldera.graph.ops.control import items, scan
 from caldera.graph.ops.elementwise import add, sub
 from caldera.graph.ops.leaf import constant
-from caldera.graph.ops.movement import concat, narrow, view_as_real
+from caldera.graph.ops.movement import concat, narrow, view_as_complex, view_as_real
 from caldera.graph.ops.product import matmul
 from caldera.graph.program import Program
 from caldera.passes.complex_functions import FUNCTIONS, Parts, is_real, nonzero
@@ -104,7 +104,12 @@ class _Splitter:
         if isinstance(value, Node):
             return value
         if node not in self.whole:
-            self.whole[node] = complex_(*value)
+            known = self.pairs.get(node)
+            if known is None or not known.inputs or known.op.kind == "movement":
+                self.whole[node] = complex_(*value)
+            else:
+                # What a kernel writes as pairs is in memory as complex numbers are.
+                self.whole[node] = view_as_complex(known)
         return self.whole[node]
 
     def _split(self, node: Node, whole: Node) -> Parts:

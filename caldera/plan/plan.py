@@ -15,7 +15,7 @@ from caldera.arguments import checked, shown
 from caldera.draw.graph import draw_graph
 from caldera.draw.svg import Picture
 from caldera.errors import ConfigError, DeviceError
-from caldera.graph.memory_format import laid_out, stored_shape
+from caldera.graph.memory_format import laid_out, seen_as, stored_shape
 from caldera.graph.node import Node, Symbol
 from caldera.graph.program import Program
 from caldera.kernels.step_launch import LAUNCH_GROUPERS, Piece
@@ -432,7 +432,8 @@ class Plan:
                 return self._operands.array(root.key)
             assert isinstance(root.key, tuple)
             number = root.key[1]
-            return self._outputs.slots[number].array() if outputs is None else outputs[number]
+            found = self._outputs.slots[number].array() if outputs is None else outputs[number]
+            return seen_as(found, buffer.spec)
 
         return lookup
 

@@ -2,8 +2,9 @@
 
 The calls that touch an output are bound twice, to two places. What differs between the two is where
 that output enters: in native calls these are addresses among the numbers they are given, which can
-be written over before a run. Where anything else differs (a kernel of NumPy, one with memory of its
-own) the output stays where it is, and results are copied from there.
+be written over before a run; an `AddressedRunner` says what its addresses are. Where anything else
+differs (most kernels of NumPy, one with memory of its own) the output stays where it is, and
+results are copied from there.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 from caldera.graph.memory_format import laid_out, stored_shape
 from caldera.graph.node import Spec
+from caldera.kernels.addressed_runner import AddressedRunner
 from caldera.kernels.native.codegen.kernel import NativeCall, address_of
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.table import Call, Runner
@@ -75,10 +77,12 @@ def bind_movable(
         touched = set(_outputs_of(step))
         if not touched:
             continue
-        found = None
-        if isinstance(bound[number][1], NativeRunner):
+        found, runner = None, bound[number][1]
+        if isinstance(runner, NativeRunner):
             call = schedule.call(step, lookup(there.arrays), communicator)
-            found = _differences(bound[number][1], step.kernel.bind(call), here, there)
+            found = _differences(runner, step.kernel.bind(call), here, there)
+        elif isinstance(runner, AddressedRunner):
+            found = list(_addressed(runner, here))
         if found is None:
             unlike.append(number)
             for output in touched:
@@ -140,6 +144,14 @@ def _differences(
             offset = given - here.ranges[output][0]
             found.append((output, Patch(one.slots, position, offset)))
     return found
+
+
+def _addressed(runner: AddressedRunner, here: Placeholders) -> Iterator[tuple[int, Patch]]:
+    """Where addresses of outputs stand in a runner."""
+    for position, address in enumerate(runner.slots.tolist()):
+        for output, (begin, end) in enumerate(here.ranges):
+            if begin <= address <= end:
+                yield output, Patch(runner.slots, position, address - begin)
 
 
 def _output_at(given: int, moved: int, here: Placeholders, there: Placeholders) -> int | None:

@@ -18,7 +18,7 @@ from caldera.graph.opdef import ITEM
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.plan import arena
 from caldera.plan.node_order import in_order, is_heavy
-from caldera.plan.views import ViewFunction, meta_array, view_of
+from caldera.plan.views import ViewFunction, is_all_of, meta_array, view_of
 
 Place = Literal["arena", "external", "constant", "host"]
 Key = Symbol | Node | tuple[str, int]
@@ -252,8 +252,12 @@ class Schedule:
 
     def _can_write_directly(self, root: Root, value: Value, target: Buffer) -> bool:
         buffer = value.buffer
-        if buffer.place != "arena" or value.views or buffer.shared is not None:
+        if buffer.place != "arena" or buffer.shared is not None:
             return False
+        if value.views and not is_all_of(value.meta_array, buffer.spec, root.node.spec):
+            return False
+        if value.views and not (isinstance(root.key, tuple) and root.key[0] == "output"):
+            return False  # the places of loops and of variables may have gaps
         if not root.overwrites:
             return True
         made = self._made_by[buffer]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from caldera.graph.memory_format import as_pairs, dense_strides, laid_out
+from caldera.graph.memory_format import as_numbers, as_pairs, dense_strides, laid_out
 from caldera.graph.node import Node, Spec
 from caldera.tensor.shape import Shape
 
@@ -57,6 +57,7 @@ _VIEWS: dict[str, Callable[[Node], ViewFunction]] = {
     "arrange": _arranged,
     "broadcast_to": lambda node: lambda x: _broadcast(x, node.shape),
     "view_as_real": lambda node: as_pairs,
+    "view_as_complex": lambda node: as_numbers,
 }
 
 
@@ -80,3 +81,10 @@ def view_of(node: Node, base: np.ndarray) -> tuple[ViewFunction, np.ndarray] | N
         return function, function(base)
     except ValueError:
         return None
+
+
+def is_all_of(seen: np.ndarray, base: Spec, spec: Spec) -> bool:
+    """Whether a view has all bytes of its base, in the order of a spec."""
+    wanted = dense_strides(spec.shape, spec.order, spec.dtype.itemsize)
+    pairs = zip(spec.shape, seen.strides, wanted, strict=True)
+    return base.nbytes == spec.nbytes and all(n == 1 or step == other for n, step, other in pairs)

@@ -4,7 +4,7 @@ where it is told to, and SciPy's for float32, where that is installed and about 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from caldera.graph.node import Node
+from caldera.kernels.addressed_runner import AddressedRunner
 from caldera.kernels.native.codegen.strides import any_layout
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.dtype import complex_of, float32, float64
@@ -75,12 +76,19 @@ def _bind(call: Call) -> Runner | None:
     blocks = nbytes // BLOCK_BYTES[node.inputs[0].dtype]
     pieces = _pieces(source.shape, node.attrs["axis"], blocks)
 
-    def work(worker: int, workers: int) -> None:
-        for piece in pieces[worker::workers]:
-            transform(source[piece], target[piece])
-
     workers = min(len(pieces), thread_count())
-    return partial(work, 0, 1) if workers == 1 else partial(parallel_for, work, workers)
+
+    def run(source: np.ndarray, target: np.ndarray) -> None:
+        def work(worker: int, workers: int) -> None:
+            for piece in pieces[worker::workers]:
+                transform(source[piece], target[piece])
+
+        if workers == 1:
+            work(0, 1)
+        else:
+            parallel_for(work, workers)
+
+    return AddressedRunner(run, source, target)
 
 
 def _as_complex(pairs: np.ndarray) -> np.ndarray | None:

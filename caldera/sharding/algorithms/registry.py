@@ -113,9 +113,10 @@ def _grid_cost(node: Node, ranks: int, block: int) -> Cost:
     if node.op.name == "qr":
         # Panels gathered down a column and sent along rows, and sums of products with them, once
         # for R and once for Q.
-        reflections = (m - k / 2) * k / rows * (rows + columns - 2) / columns
-        sums = 2 * (rows - 1) / rows * n * k / columns
-        return work + panels + Cost(int((reflections + sums) * itemsize))
+        reflections = (m - k / 2 + block / 2) * (rows + columns - 2) / rows
+        sums = 2 * (rows - 1) / rows * n
+        sent = (reflections + block * (columns - 1) + sums) * k / columns
+        return work + panels + Cost(int(sent * itemsize))
     return work + panels + Cost(elements * itemsize * (rows + columns) // (2 * rows * columns))
 
 
@@ -298,7 +299,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "solve": Algorithm(_matrices(_in_place, "LU, partial pivoting"), _run_solve),
     "inverse": Algorithm(_matrices(_in_place, "LU, partial pivoting"), _run_inverse),
     "slogdet": Algorithm(_matrices(_numbers, "LU, partial pivoting"), _run_slogdet),
-    "qr": Algorithm(_matrices(_of_qr, "QR by TSQR"), _run_qr),
+    "qr": Algorithm(_matrices(_of_qr, "blocked QR"), _run_qr),
     "svd": Algorithm(_spectral(_of_svd), _run_svd),
     ops.largest_singular.name: Algorithm(_largest_variants, _run_largest),
     "eigh": Algorithm(_spectral(_of_eigh), _run_eigh),

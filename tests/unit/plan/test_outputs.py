@@ -51,6 +51,9 @@ PROGRAMS: dict[str, Callable[[cd.Variable], list[Expr]]] = {
     "none read": lambda x: [op.broadcast(2.0, (2,)), op.sum(x)],
     "gathered": lambda x: [op.gather(x, np.array([1, 0])), op.gather(x, np.array([2])) * 2.0],
     "empty": lambda x: [x[:0], x + 1.0],
+    "transforms": lambda x: [op.fft(x), op.ifft2(x), op.rfft(x), op.irfft(x), op.abs(op.fft(x))],
+    "seen otherwise": lambda x: [op.reshape(op.exp(x), (9,)), op.reshape(op.fft(x), (9,))],
+    "read and seen": lambda x: [op.reshape(op.exp(x), (9,)), op.exp(x), op.exp(x) @ x],
     "loop": lambda x: [op.scan(lambda h, r: (op.tanh(h + r), h), x[0], x)[0]],
 }
 
@@ -115,6 +118,31 @@ def test_large_results_are_written_to_their_own_memory_without_binding(
         assert len(bindings) == 1
     assert [float(each[0]) for each in kept] == [1.0, 2.0, 3.0, 4.0]
     assert not copies, "a native kernel writes its result where it stays"
+
+
+def test_a_transform_writes_its_result_where_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = np.random.default_rng(0).normal(size=(600, 500)) + 1j
+    x = op.var("x", given.shape, fill=given, dtype="complex128")
+    plan = cd.compile(op.fft2(x))
+    assert [step.node.op.name for step in plan.schedule.steps] == ["fft", "fft"]
+    kept = [plan.run()[0] for _ in range(3)]
+    copies = _count_copies(monkeypatch)
+    kept += [plan.run()[0] for _ in range(3)]
+    assert not copies
+    assert len({each.memory.address for each in kept}) == 6
+    for each in kept:
+        np.testing.assert_allclose(each.numpy(), np.fft.fft2(given), rtol=1e-12)
+
+
+def test_a_result_that_is_seen_otherwise_takes_no_copy() -> None:
+    x = op.var("x", (6, 4), fill=np.zeros((6, 4)))
+    for seen, steps in (
+        (op.reshape(op.softmax(x), (3, 8)), 1),
+        (op.transpose(op.softmax(x)), 2),
+        (op.softmax(x)[1:], 2),
+        (op.reshape(op.softmax(x)[:, ::-1], (-1,)), 2),
+    ):
+        assert len(cd.compile(seen).schedule.steps) == steps
 
 
 def _count_copies(monkeypatch: pytest.MonkeyPatch) -> list[None]:

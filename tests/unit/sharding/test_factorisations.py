@@ -9,10 +9,15 @@ import numpy as np
 import pytest
 
 from caldera.comm import Communicator, run_virtual_ranks
+from caldera.graph.node import Spec
+from caldera.graph.opdef import OPS, parameter
 from caldera.sharding.algorithms.cholesky import cholesky
+from caldera.sharding.algorithms.matrix import grid_of
 from caldera.sharding.algorithms.process_grid import ProcessGrid, grid_shapes, process_grid
 from caldera.sharding.algorithms.qr import qr
+from caldera.sharding.algorithms.registry import ALGORITHMS
 from caldera.sharding.algorithms.variant import cyclic_layout
+from caldera.sharding.distributions import Rows
 from tests.unit.sharding.algorithm_cases import NUMBERS, numbers
 
 GRIDS = [shape for ranks in (1, 4, 6) for shape in grid_shapes(ranks)]
@@ -88,3 +93,22 @@ def test_a_panel_takes_few_messages() -> None:
     assert _messages(lambda part, grid: cholesky(part, 72, 4, grid), 18) < 2.1
     # Gathered and sent by a third of the ranks; a sum for the rest, for the next, and for Q.
     assert _messages(lambda part, grid: qr(part, (72, 72), 4, grid), 18) < 7
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 6, 9])
+def test_qr_sends_what_its_cost_says(ranks: int) -> None:
+    n = 96
+    a = np.random.default_rng(ranks).normal(size=(n, n))
+    node = OPS["qr"].node(parameter(0, Spec((n, n), np.dtype(np.float64))))
+    variant = ALGORITHMS["qr"].variants(node, [Rows().of((n, n), range(ranks))], ranks)[0]
+
+    def run(comm: Communicator) -> int:
+        grid = grid_of(comm)
+        every = {id(each): each for each in (comm, grid.along_row, grid.along_column)}
+        part = variant.inputs[0].part_of(a, comm.rank)
+        marks = [(each, each.traffic.mark()) for each in every.values()]
+        ALGORITHMS["qr"].run([part], variant.inputs, variant.outputs, variant.options, comm)
+        return sum(each.traffic.since(mark).total.bytes_sent for each, mark in marks)
+
+    sent = sum(run_virtual_ranks(ranks, run))
+    assert 0.7 < variant.cost.bytes * ranks / sent < 1.4, sent
