@@ -20,6 +20,8 @@ from caldera.comm import Communicator, run_virtual_ranks
 from caldera.config import settings
 from caldera.errors import CommError, ConfigError
 from caldera.search import workers as search_workers
+from caldera.search.conditions import Conditions
+from caldera.search.job import digest_of
 from caldera.search.workers import ranks
 from caldera.search.workers.channel import Channel
 from caldera.search.workers.rank_pool import RankWorkers
@@ -245,6 +247,10 @@ def test_two_ranks_train_a_trial_together(monkeypatch: pytest.MonkeyPatch) -> No
             assert len(mine.curve) == len(other.curve) == 3
             # What was to be stopped after its last epoch is done.
             assert mine.state == other.state == "done"
+            assert Conditions.from_plain(mine.conditions).ranks == 2
+    # The master trains it again alone, and adds up as the ranks did.
+    study = together[0]
+    assert digest_of(study.remake(study.best)) == study.best.digest
 
 
 def test_a_rank_that_was_given_up_comes_again(
