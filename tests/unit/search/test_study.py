@@ -22,6 +22,7 @@ from caldera.search.conditions import Conditions
 from caldera.search.job import digest_of
 from caldera.search.overview import Overview
 from caldera.search.page import study_page
+from caldera.search.trial import Outcome
 from tests.unit.search import made_up
 
 LINE = {"x": search.uniform(-4.0, 4.0)}
@@ -212,13 +213,13 @@ def test_the_best_model_can_be_made_again_bit_for_bit(tmp_path: Path) -> None:
 
 def _wide(rate: float, batch_size: int) -> cd.Model:
     """Products that several kernels compute, each with an order of its own."""
-    layers = [nn.Input((40,)), nn.Dense(64, activation="tanh"), nn.Dense(2)]
+    layers = [nn.Input((90,)), nn.Dense(70, activation="tanh"), nn.Dense(2)]
     return cd.NeuralNetwork(layers, learning_rate=rate, batch_size=batch_size)
 
 
 def _wide_samples() -> tuple[Any, Any]:
     random = np.random.default_rng(5)
-    return random.normal(size=(150, 40)).astype("float32"), random.integers(0, 2, 150)
+    return random.normal(size=(150, 90)).astype("float32"), random.integers(0, 2, 150)
 
 
 def _any_kernel(
@@ -249,6 +250,14 @@ def test_a_trial_is_made_again_by_the_kernels_that_it_had(
             assert conditions.threads == (1 if workers == 2 else 2)
             assert conditions.choices.kernels
         assert cd.settings.threads == 2
+
+
+def test_a_study_that_kept_no_conditions_can_be_read() -> None:
+    plain = Outcome(3, "done", values=[0.5]).to_plain()
+    del plain["conditions"]
+    outcome = Outcome.from_plain(plain)
+    assert (outcome.number, outcome.values, outcome.conditions) == (3, [0.5], {})
+    assert Conditions.from_plain(outcome.conditions).threads == cd.settings.threads
 
 
 def test_a_trial_of_several_seeds_is_made_again() -> None:
