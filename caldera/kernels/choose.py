@@ -1,10 +1,9 @@
 """Choosing among the kernels of an op by measuring them on the real shapes.
 
-The order in which an answer is looked for: a choice that was fixed by hand; the only kernel there
-is; one that is held, since something is computed again; one remembered on disk from an earlier
-measurement; a measurement, if the time for it is not used up, of those kernels that have a chance
-by what was measured before; a prediction by that; else the kernel with the highest priority. A
-deterministic run measures nothing.
+An answer is looked for in this order: a choice fixed by hand; the only kernel there is; one that is
+held, since something is computed again; one remembered on disk; a measurement, if the time for it
+is not used up, of those kernels that have a chance by what was measured before; a prediction by
+that; else the kernel with the highest priority. A deterministic run measures nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from caldera.graph.opdef import OPS
 from caldera.kernels import tuning_cache
 from caldera.kernels.choice_table import table_text
 from caldera.kernels.common.scratch import at_most_workspace, workspace_limit
-from caldera.kernels.held_choices import held_choices
+from caldera.kernels.held_choices import held_or
 from caldera.kernels.learned_cost import CostModel, features
 from caldera.kernels.measure import measure
 from caldera.kernels.microbatch import SLICED, Batch, best_sizes, divided, least_workspace
@@ -186,22 +185,17 @@ class Choices:
         tuning_key = tuning_cache.tuning_key(node, within[0].family, within)
         if tuning_key is None:
             return None
-        digest, held = json_digest(tuning_key), held_choices()
-        # What serves a first run alone is a choice of its own.
-        held_as = digest if measure else f"{digest} at first"
+        digest = json_digest(tuning_key)
+
+        def choose() -> Verdict | None:
+            known = self._recall(digest, tuning_key, within)
+            if measure and (known is None or known.source == "predicted"):
+                known = self._decide(node, tuning_key, within) or known
+            return known or self._predict(node, tuning_key, rivals)
+
+        may_cut = node.op.name in SLICED
         with self._lock:
-            found = None if held is None else held.find(held_as, with_thread_counts(within))
-            if found is not None:
-                return found
-            found = self._recall(digest, tuning_key, within)
-            if measure and (found is None or found.source == "predicted"):
-                found = self._decide(node, tuning_key, within) or found
-            found = found or self._predict(node, tuning_key, rivals)
-        if held is not None:
-            # The times of what can be cut say how it is.
-            guess = Verdict(rivals[0], None, "guess")
-            held.note(held_as, found or guess, is_timed=node.op.name in SLICED)
-        return found
+            return held_or(choose, digest, with_thread_counts(within), measure, is_timed=may_cut)
 
     # --- in slices
 
@@ -264,10 +258,8 @@ class Choices:
 
     # --- measuring
 
-    def _recall(
-        self, digest: str, tuning_key: dict[str, Any], within: Sequence[Kernel]
-    ) -> Verdict | None:
-        record = self._known.get((settings.cache_dir, digest)) or tuning_cache.load(tuning_key)
+    def _recall(self, digest: str, key: dict[str, Any], within: Sequence[Kernel]) -> Verdict | None:
+        record = self._known.get((settings.cache_dir, digest)) or tuning_cache.load(key)
         if record is None:
             return None
         self._note(digest, record)

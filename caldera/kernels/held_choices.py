@@ -8,7 +8,7 @@ for itself, the time for measuring is used up. Who has to compute the same again
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -38,12 +38,6 @@ class HeldChoices:
         kernel = next((each for each in kernels if each.name == name), None)
         return None if kernel is None else Verdict(kernel, self.times.get(digest), "remembered")
 
-    def note(self, digest: str, verdict: Verdict, *, is_timed: bool) -> None:
-        """Hold a choice, and with `is_timed` what it was chosen by."""
-        self.kernels[digest] = verdict.kernel.name
-        if is_timed and verdict.times is not None:
-            self.times[digest] = dict(verdict.times)
-
 
 @contextmanager
 def holding(held: HeldChoices) -> Iterator[HeldChoices]:
@@ -59,4 +53,28 @@ def holding(held: HeldChoices) -> Iterator[HeldChoices]:
 def held_choices() -> HeldChoices | None:
     """Those that plans of this thread go by; None if they choose freely."""
     found: HeldChoices | None = getattr(_here, "held", None)
+    return found
+
+
+def held_or(
+    choose: Callable[[], Verdict | None], digest: str, kernels: Sequence[Kernel], is_final: bool,
+    *, is_timed: bool,
+) -> Verdict | None:  # fmt: skip
+    """What is held for a node, else what `choose` chooses, which is held from now on. None, the
+    first kernel as a guess, is held too.
+
+    What is not `is_final` serves a first run alone, and is a choice of its own. With `is_timed`,
+    where a batch can be cut, the times of all kernels are held: they say how it is.
+    """
+    held = held_choices()
+    if held is None:
+        return choose()
+    word = digest if is_final else f"{digest} at first"
+    known = held.find(word, kernels)
+    if known is not None:
+        return known
+    found = choose()
+    held.kernels[word] = (kernels[0] if found is None else found.kernel).name
+    if is_timed and found is not None and found.times is not None:
+        held.times[word] = dict(found.times)
     return found
