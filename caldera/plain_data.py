@@ -157,7 +157,11 @@ def _read_object(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise _refused(where, kind.__name__, value)
     hints = _hints(kind)
-    needed = {each.name for each in fields(kind) if each.default is MISSING}
+    needed = {
+        each.name
+        for each in fields(kind)
+        if each.default is MISSING and each.default_factory is MISSING
+    }
     problems = sorted(needed - set(value)) + sorted(set(value) - set(hints))
     if problems:
         raise DataError.build(

@@ -1,9 +1,9 @@
 """Choosing among the kernels of an op by measuring them on the real shapes.
 
-The order in which an answer is looked for: a choice that was fixed by hand; the only kernel there
-is; one remembered on disk from an earlier measurement; a measurement, if the time for it is not
-used up, of those kernels that have a chance by what was measured before; a prediction by that; else
-the kernel with the highest priority. A deterministic run measures nothing.
+An answer is looked for in this order: a choice fixed by hand; the only kernel there is; one that is
+held, since something is computed again; one remembered on disk; a measurement, if the time for it
+is not used up, of those kernels that have a chance by what was measured before; a prediction by
+that; else the kernel with the highest priority. A deterministic run measures nothing.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from caldera.graph.opdef import OPS
 from caldera.kernels import tuning_cache
 from caldera.kernels.choice_table import table_text
 from caldera.kernels.common.scratch import at_most_workspace, workspace_limit
+from caldera.kernels.held_choices import held_or
 from caldera.kernels.learned_cost import CostModel, features
 from caldera.kernels.measure import measure
-from caldera.kernels.microbatch import Batch, best_sizes, divided, least_workspace
+from caldera.kernels.microbatch import SLICED, Batch, best_sizes, divided, least_workspace
 from caldera.kernels.race import Outcome
 from caldera.kernels.table import TABLE, Kernel, KernelTable
 from caldera.kernels.thread_counts import SHORT_S, with_a_shared_one, with_thread_counts
@@ -184,11 +185,17 @@ class Choices:
         tuning_key = tuning_cache.tuning_key(node, within[0].family, within)
         if tuning_key is None:
             return None
-        with self._lock:
-            known = self._recall(tuning_key, within)
+        digest = json_digest(tuning_key)
+
+        def choose() -> Verdict | None:
+            known = self._recall(digest, tuning_key, within)
             if measure and (known is None or known.source == "predicted"):
                 known = self._decide(node, tuning_key, within) or known
             return known or self._predict(node, tuning_key, rivals)
+
+        may_cut = node.op.name in SLICED
+        with self._lock:
+            return held_or(choose, digest, with_thread_counts(within), measure, is_timed=may_cut)
 
     # --- in slices
 
@@ -251,12 +258,11 @@ class Choices:
 
     # --- measuring
 
-    def _recall(self, tuning_key: dict[str, Any], within: Sequence[Kernel]) -> Verdict | None:
-        place = (settings.cache_dir, json_digest(tuning_key))
-        record = self._known.get(place) or tuning_cache.load(tuning_key)
+    def _recall(self, digest: str, key: dict[str, Any], within: Sequence[Kernel]) -> Verdict | None:
+        record = self._known.get((settings.cache_dir, digest)) or tuning_cache.load(key)
         if record is None:
             return None
-        self._note(place[1], record)
+        self._note(digest, record)
         named = (each for each in with_thread_counts(within) if each.name == record.chosen)
         source: Source = "predicted" if record.is_predicted else "remembered"
         return Verdict(next(named), record.times, source)

@@ -15,8 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caldera.comm import Communicator, run_virtual_ranks
+from caldera.config import settings
 from caldera.errors import ConfigError
 from caldera.file_cache import write_file
+from caldera.kernels.held_choices import holding
+from caldera.parallel import DataParallel
+from caldera.search.conditions import Conditions, Written
 from caldera.search.objective import KNOWN_EARLY, MEASURED, Constraint, MissingMetric, Objective
 from caldera.search.samples import Samples
 from caldera.search.space import Space
@@ -61,7 +66,11 @@ class Job:
             if self.samples is None:
                 self._call(task, recorder)
             else:
-                self._train(task, recorder, parallel or SingleProcessStrategy())
+                strategy = parallel or SingleProcessStrategy()
+                made = Conditions(settings.threads, strategy.communicator.size)
+                with holding(made.choices):
+                    self._train(task, recorder, strategy)
+                recorder.conditions = made.to_plain()
             return recorder.outcome()
         except (Exception, SystemExit) as error:
             # A trial may end as it likes; the study goes on.
@@ -167,8 +176,22 @@ class Job:
             self.save(model, task.number)
             recorder.saved = True
 
-    def train_again(self, task: Task, epochs: int) -> Model:
+    def train_again(self, task: Task, epochs: int, conditions: Conditions) -> Model:
         """The model of a trial, trained as it was (with several seeds or folds, on the first)."""
+        with settings.override(threads=conditions.threads):
+            if conditions.ranks == 1:
+                return self._fit_again(task, epochs, conditions, SingleProcessStrategy())
+
+            # Ranks that were processes are threads now, which add up in the same order.
+            def work(rank: Communicator) -> Model:
+                strategy = DataParallel(communicator=rank)
+                return self._fit_again(task, epochs, conditions, strategy)
+
+            return run_virtual_ranks(conditions.ranks, work)[0]
+
+    def _fit_again(
+        self, task: Task, epochs: int, conditions: Conditions, parallel: Strategy
+    ) -> Model:
         assert self.samples is not None
         model = self.model(task)
         train, validation = self.samples.parts(0 if self.objective.folds > 1 else None)
@@ -176,10 +199,15 @@ class Job:
         make_callbacks = given.pop("callbacks", None)
         callbacks = [] if make_callbacks is None else list(make_callbacks())
         # It is told as many epochs as it was told then, since schedules may go by them.
-        model.fit(
-            train, validation=validation, epochs=task.epochs or self.epochs, verbose=0,
-            callbacks=[*callbacks, _EndAfter(epochs)], parallel=SingleProcessStrategy(), **given,
-        )  # fmt: skip
+        ends: Callback = _EndAfter(epochs)
+        if max(self.objective.seeds, self.objective.folds) > 1:
+            # A step of such a trial is no epoch: each of its trainings ends by itself.
+            ends = _Watcher(_Recorder(self, task, lambda number, row: ""), speaks=False)
+        with holding(conditions.choices):
+            model.fit(
+                train, validation=validation, epochs=task.epochs or self.epochs, verbose=0,
+                callbacks=[*callbacks, ends], parallel=parallel, **given,
+            )  # fmt: skip
         return model
 
     @cached_property
@@ -237,6 +265,7 @@ class _Recorder:
         self.reason = ""
         self.digest = ""
         self.saved = False
+        self.conditions: Written = {}
         self.violations: list[str] = []
 
     @property
@@ -277,7 +306,7 @@ class _Recorder:
     def _over(self, state: str, reason: str, values: list[float] | None) -> Outcome:
         return Outcome(
             self.task.number, state, reason, values, self.violated(), self.curve, self.seconds,
-            digest=self.digest, saved=self.saved,
+            digest=self.digest, saved=self.saved, conditions=self.conditions,
         )  # fmt: skip
 
     def failed(self, error: BaseException) -> Outcome:

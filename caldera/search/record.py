@@ -251,6 +251,7 @@ def apply(trial: Trial, outcome: Outcome, told: int | None, ended: float | None)
     trial.violations, trial.curve = list(outcome.violations), list(outcome.curve)
     trial.seconds, trial.details = outcome.seconds, outcome.details
     trial.digest, trial.saved = outcome.digest, outcome.saved
+    trial.conditions = outcome.conditions
     trial.told, trial.ended = told, ended
 
 

@@ -13,6 +13,7 @@ from caldera.arguments import checked
 from caldera.draw.svg import Picture
 from caldera.errors import CalderaError, ConfigError, DataError
 from caldera.search.charts import plot_study, study_html
+from caldera.search.conditions import Conditions
 from caldera.search.importance import Importance
 from caldera.search.job import Job, digest_of
 from caldera.search.luck import Luck
@@ -244,16 +245,18 @@ class Study:
         return model
 
     def remake(self, trial: Trial) -> Any:
-        """Train a trial again as it was trained: the same seed, the same samples, as many epochs.
+        """Train a trial again as it was trained: the same seed, the same samples, as many epochs,
+        and on as many threads and ranks by the same kernels, which the study has kept.
 
-        The weights are the same to the bit, unless other kernels serve this machine than the one
+        The weights are the same to the bit, unless this is another kind of machine than the one
         that it ran on; then a warning says so.
         """
-        model = self._job().train_again(trial.task(), len(trial.curve))
+        conditions = Conditions.from_plain(trial.conditions)
+        model = self._job().train_again(trial.task(), len(trial.curve), conditions)
         if trial.digest and digest_of(model) != trial.digest:
             warnings.warn(
                 f"study: trial {trial.number} was trained again, and its weights differ in some "
-                "bits: other kernels, another machine or other data?", stacklevel=3,
+                "bits: another machine, other data, or more than two ranks?", stacklevel=3,
             )  # fmt: skip
         return model
 

@@ -12,12 +12,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 from caldera.config import settings
 from caldera.errors import CommError
 from caldera.plain_data import decoded
+from caldera.search.conditions import of_all_ranks
 from caldera.search.scheduler import Scheduler
 from caldera.search.trial import FAILED, Outcome
 from caldera.search.workers.pool import LOST, Member, Said, WorkerPool
@@ -115,7 +117,11 @@ class Dispatcher:
         failed = [each for each in found if each.state == FAILED]
         member.task = None
         self._in_vain = 0
-        self._close((failed or found)[0])
+        outcome = (failed or found)[0]
+        if len(found) > 1:
+            conditions = of_all_ranks([each.conditions for each in found])
+            outcome = replace(outcome, conditions=conditions)
+        self._close(outcome)
 
     def _close(self, outcome: Outcome) -> None:
         self._lost_with.pop(outcome.number, None)

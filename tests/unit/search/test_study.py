@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,15 @@ import pytest
 import caldera as cd
 from caldera import nn, search
 from caldera.errors import CalderaError, ConfigError
+from caldera.kernels.choose import Choices
+from caldera.kernels.table import Kernel
+from caldera.kernels.verdict import Verdict
+from caldera.search.conditions import Conditions
+from caldera.search.job import digest_of
 from caldera.search.overview import Overview
 from caldera.search.page import study_page
 from caldera.search.record import Record
+from caldera.search.trial import Outcome
 from tests.unit.search import made_up
 
 LINE = {"x": search.uniform(-4.0, 4.0)}
@@ -226,6 +232,61 @@ def test_the_best_model_can_be_made_again_bit_for_bit(tmp_path: Path) -> None:
     assert _weights(again.best.model) == _weights(saved)
     with pytest.raises(ConfigError, match="a study that knows build and data"):
         _ = search.load(tmp_path).best.model
+
+
+def _wide(rate: float, batch_size: int) -> cd.Model:
+    """Products that several kernels compute, each with an order of its own."""
+    layers = [nn.Input((90,)), nn.Dense(70, activation="tanh"), nn.Dense(2)]
+    return cd.NeuralNetwork(layers, learning_rate=rate, batch_size=batch_size)
+
+
+def _wide_samples() -> tuple[Any, Any]:
+    random = np.random.default_rng(5)
+    return random.normal(size=(150, 90)).astype("float32"), random.integers(0, 2, 150)
+
+
+def _any_kernel(
+    self: Choices, node: Any, tuning_key: Any, within: Sequence[Kernel]
+) -> Verdict | None:
+    """What a race may come to on a machine where each takes as long as the others."""
+    rivals = [kernel for kernel in within if kernel.name != "reference"]
+    return Verdict(random.SystemRandom().choice(rivals), None, "measured")
+
+
+@pytest.mark.parametrize("workers", [1, 2, "threads:2"])
+def test_a_trial_is_made_again_by_the_kernels_that_it_had(
+    workers: int | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is chosen since: by another process, after a prediction, for more threads."""
+    monkeypatch.setattr(Choices, "_recall", lambda *given: None)
+    monkeypatch.setattr(Choices, "_decide", _any_kernel)
+    space = {"rate": search.log(1e-3, 1e-1), "batch_size": search.choice([48, 64])}
+    how = {"trials": 3, "epochs": 2, "verbose": 0, "folder": tmp_path}
+    with cd.settings.override(threads=2):
+        search.run(_wide, space, _wide_samples(), workers=workers, **how)  # type: ignore[arg-type]
+        # As whoever opens the study later.
+        study = search.run(_wide, space, _wide_samples(), **how)  # type: ignore[arg-type]
+        assert cd.settings.threads == 2
+        for trial in study.trials:
+            assert digest_of(study.remake(trial)) == trial.digest
+            conditions = Conditions.from_plain(trial.conditions)
+            assert conditions.threads == (1 if workers == 2 else 2)
+            assert conditions.choices.kernels
+        assert cd.settings.threads == 2
+
+
+def test_a_study_that_kept_no_conditions_can_be_read() -> None:
+    plain = Outcome(3, "done", values=[0.5]).to_plain()
+    del plain["conditions"]
+    outcome = Outcome.from_plain(plain)
+    assert (outcome.number, outcome.values, outcome.conditions) == (3, [0.5], {})
+    assert Conditions.from_plain(outcome.conditions).threads == cd.settings.threads
+
+
+def test_a_trial_of_several_seeds_is_made_again() -> None:
+    objective = search.metric("val_loss", seeds=3)
+    study = search.run(_build, MODELS, _blobs(), trials=1, epochs=4, objective=objective, verbose=0)
+    assert digest_of(study.remake(study.best)) == study.best.digest
 
 
 def test_a_build_that_takes_the_seed_is_given_it() -> None:

@@ -20,6 +20,8 @@ from caldera.comm import Communicator, run_virtual_ranks
 from caldera.config import settings
 from caldera.errors import CommError, ConfigError
 from caldera.search import workers as search_workers
+from caldera.search.conditions import Conditions
+from caldera.search.job import digest_of
 from caldera.search.workers import ranks
 from caldera.search.workers.channel import Channel
 from caldera.search.workers.rank_pool import RankWorkers
@@ -245,6 +247,26 @@ def test_two_ranks_train_a_trial_together(monkeypatch: pytest.MonkeyPatch) -> No
             assert len(mine.curve) == len(other.curve) == 3
             # What was to be stopped after its last epoch is done.
             assert mine.state == other.state == "done"
+
+
+def test_what_two_ranks_have_trained_is_made_again_by_one_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It adds up as they did: the means of each rank's samples first."""
+    random = np.random.default_rng(4)
+    x, y = random.normal(size=(60, 12)).astype("float32"), random.integers(0, 3, 60)
+
+    def build(learning_rate: float) -> cd.Model:
+        layers = [nn.Input((12,)), nn.Dense(24, activation="tanh"), nn.Dense(3)]
+        return cd.NeuralNetwork(layers, learning_rate=learning_rate, batch_size=16)
+
+    study = run_on_virtual_ranks(
+        3, monkeypatch, ranks_per_trial=2, build=build, data=(x, y), method="grid", epochs=2,
+        space={"learning_rate": search.choice([0.01, 0.1])},
+    )[0]  # fmt: skip
+    for trial in study.trials:
+        assert Conditions.from_plain(trial.conditions).ranks == 2
+        assert digest_of(study.remake(trial)) == trial.digest
 
 
 def test_a_rank_that_was_given_up_comes_again(
