@@ -17,6 +17,7 @@ def words(drawn: Drawn, results: int) -> list[Made]:
     random, sizes = drawn.random, drawn.sizes
     length, width = drawn.size(sizes.length), drawn.size(sizes.width // 8)
     masked = random.random() < 0.4
+    named: dict[str, Any]
     found = [Made("Input", ((length,),), {"dtype": "int64"})]
     found.append(Made("Embedding", (WORDS, width), {"mask_zero": True} if masked else {}))
     if not masked and random.random() < 0.5:
