@@ -3,15 +3,22 @@
     python benchmarks/fuzz_card.py --count 200 --jobs 14 --seconds 140
     python benchmarks/fuzz_card.py --seed 17 --count 1
     python benchmarks/fuzz_card.py --seeds 17,34,3111 --jobs 3
+    PYTHONPATH=. python benchmarks/fuzz_card.py --device played --small --varied
 
 The CPU computes by NumPy's functions, which need no compiler; where the card differs from these, by
 its own kernels. A difference counts only if it is larger than what a rounding does to the CPU's own
 run: samples, first weights and what each layer gives are changed in the last of the bits that the
-network's precision has, or the results of every op are, or the same is computed by NumPy. With
-`--draw` kernels of the card are drawn instead of measured, so that also those run which are seldom
-fastest; with `--blocks` networks are made of residual blocks, as transformers are. At the end
-stands how many networks crashed, hung, differed or agreed, and each that did not agree as a program
-that can be run.
+network's precision has, or the results of every op are, or the same is computed by NumPy. What a
+rounding does is not in proportion to it everywhere: of a gradient next to 0 Adam makes a step up or
+down, and a relu lets a number through or not. Such a turn is taken by one correct run in five, say,
+and moves all that follows; so what looks like a difference is compared with many changes, the later
+of which are of two roundings and count half.
+
+With `--draw` kernels of the card are drawn instead of measured, so that also those run which are
+seldom fastest; with `--blocks` networks are made of residual blocks, as transformers are; with
+`--varied` of more kinds of layers, and trained in more ways. The device "played" is the card that
+the tests play on the host. At the end stands how many networks crashed, hung, differed or agreed,
+and each that did not agree as a program that can be run.
 """
 
 from __future__ import annotations
@@ -28,13 +35,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from fuzz_networks import (
-    EPOCHS,
     LARGE,
     SMALL,
     LayerRounding,
@@ -45,23 +53,37 @@ from fuzz_networks import (
 )
 from fuzz_rounding import PRECISION_STEP, rounded_ops
 
+from caldera import NeuralNetwork, load
 from caldera.errors import CalderaError
 from caldera.graph.opdef import OPS
 from caldera.kernels.choose import choices
+from caldera.kernels.cuda.runtime import driver
 from caldera.kernels.table import TABLE
 from caldera.kernels.verdict import ORACLE
 
-MOST_CHANGES = 8
+MOST_CHANGES = 40
 """How often the CPU is asked what a rounding does, before a difference counts."""
+SMALL_CHANGES = 8
+"""So many of these are of one rounding, the others of two."""
 MARGIN = 4.0
 """Every op of a step rounds, not only what is given to the first: so many times that counts."""
+TIME_FOR_CHANGES = 0.6
+"""The part of the time until a network hangs after which no change is begun."""
+PLAYED = "played"
 TELL_EVERY = 50
 NONE: Mapping[str, str] = {}
 ONE_THREAD = dict.fromkeys(
     ("CALDERA_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
 )
 """The processes themselves keep all cores busy."""
-OUTCOMES = ("crash", "hang", "difference", "agreed")
+OUTCOMES = ("crash", "hang", "difference", "agreed", "refused")
+
+
+class Change(NamedTuple):
+    """A change of a run by so many roundings, drawn from a seed."""
+
+    seed: int
+    roundings: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -88,106 +110,137 @@ def fixed(kernels: Mapping[str, str], family: str) -> Iterator[None]:
             choices.unfix(op, family)
 
 
-def trained(network: RandomNetwork, device: Any, changed: int | None = None) -> list[np.ndarray]:
-    """Losses, what was learnt and predictions; `changed` is the seed of a change by a rounding."""
-    if network.before is not None and changed is None and device != "cpu":
+def trained(network: RandomNetwork, device: Any, change: Change | None = None) -> list[np.ndarray]:
+    """Losses, what was learnt and predictions."""
+    if network.before is not None and change is None and device != "cpu":
         # What it leaves behind counts, not whether its own values stay finite.
-        _or_error(network.before, device)
+        or_error(network.before, device)
     x, y = network.data()
     model = network.model(device)
-    if changed is not None:
-        draw = np.random.default_rng(changed)
-        step = PRECISION_STEP[network.precision or "float32"]
+    if change is not None:
+        draw = np.random.default_rng(change.seed)
+        step = change.roundings * PRECISION_STEP[network.precision or "float32"]
 
         def rounded(array: np.ndarray) -> np.ndarray:
             signs = draw.integers(0, 2, array.shape).astype(np.float32) * 2 - 1
             return (array * (1 + np.float32(step) * signs)).astype(array.dtype)
 
-        x = rounded(x)
+        x = x if network.words else rounded(x)
         first = [rounded(np.array(each.numpy())) for each in model.parameters()]
-        model = network.model(device, lambda index: LayerRounding(step, (changed, index)))
+        model = network.model(device, lambda index: LayerRounding(step, (change.seed, index)))
         for each, weights in zip(model.parameters(), first, strict=True):
             each.assign(weights)
-    losses = model.fit((x, y), epochs=EPOCHS, shuffle=False, verbose=0)["loss"]
-    return [np.array(losses), *state_of(model), np.array(model.predict(x), np.float64)]
+    losses: list[float] = []
+    for number in range(network.settings.fits):
+        if number and network.settings.saved:
+            model = _through_a_file(model).to(device)
+        losses += model.fit((x, y), **network.options())["loss"]
+    if network.settings.evaluated:
+        losses.append(model.evaluate((x, y))["loss"])
+    found = [np.array(losses), *state_of(model), np.array(model.predict(x), np.float64)]
+    if network.settings.saved:
+        found.append(np.array(_through_a_file(model).predict(x), np.float64))
+    return found
 
 
-def compared(network: RandomNetwork, device: Any, kernels: Mapping[str, str] = NONE) -> Outcome:
-    """Train a network on a device, ops by these kernels, and on the CPU."""
+def _through_a_file(model: NeuralNetwork) -> NeuralNetwork:
+    """What is read of the file that a model writes; on the CPU."""
+    with TemporaryDirectory() as folder:
+        return load(model.save(Path(folder) / "fuzz.caldera"))
+
+
+def compared(
+    network: RandomNetwork, device: Any, kernels: Mapping[str, str] = NONE, seconds: float = inf
+) -> Outcome:
+    """Train a network on a device, ops by these kernels, and on the CPU; no change is begun after
+    so many seconds."""
+    end = perf_counter() + seconds
     with fixed(kernels, "cuda"):
-        there = _or_error(network, device)
+        there = or_error(network, device)
+    return judged(network, str(device), there, end)
+
+
+def judged(network: RandomNetwork, name: str, there: Any, end: float = inf) -> Outcome:
+    """What came elsewhere beside what comes on the CPU."""
     by_numpy = _by_numpy(network)
     if not isinstance(there, str) and not isinstance(by_numpy, str):
-        rounded = _by_numpy(network, 0)
+        rounded = _by_numpy(network, Change(0))
         if not isinstance(rounded, str):
             step = PRECISION_STEP[network.precision or "float32"]
-            worst, detail = _worst(there, by_numpy, [rounded], step)
+            worst, detail = _worst(there, by_numpy, [(1.0, rounded)], step)
             if worst <= 1:
                 return Outcome(network.seed, "agreed", detail)
-    return _compared_again(network, device, there, by_numpy)
+    return _judged_again(network, name, there, by_numpy, end)
 
 
-def _compared_again(network: RandomNetwork, device: Any, there: Any, by_numpy: Any) -> Outcome:
-    """What the card gave beside the CPU's own kernels.
+def _judged_again(
+    network: RandomNetwork, name: str, there: Any, by_numpy: Any, end: float
+) -> Outcome:
+    """What came elsewhere beside the CPU's own kernels.
 
     NumPy rounds less often, and its last bits are others: where a tanh is as good as 1, its slope
     is 0 or not, and Adagrad makes of the smallest gradient as large a step as of any.
     """
-    here = _or_error(network, "cpu")
+    here = or_error(network, "cpu")
     if isinstance(there, str) or isinstance(here, str):
         agreed = isinstance(there, str) and isinstance(here, str)
-        detail = f"{device}: {_shown(there)}; cpu: {_shown(here)}"
+        detail = f"{name}: {_shown(there)}; cpu: {_shown(here)}"
         return Outcome(network.seed, "agreed" if agreed else "difference", detail)
-    changed: list[list[np.ndarray]] = []
-    worst, detail = float("inf"), ""
-    # What looks like a difference gets more chances: steps of Adam are as large as their sign.
-    while worst > 1 and len(changed) < MOST_CHANGES:
-        found = by_numpy if len(changed) == 1 else _changed(network, len(changed))
+    changed: list[tuple[float, list[np.ndarray]]] = []
+    worst, detail = inf, ""
+    while worst > 1 and len(changed) < MOST_CHANGES and (not changed or perf_counter() < end):
+        roundings = 1.0 if len(changed) < SMALL_CHANGES else 2.0
+        change = Change(len(changed), roundings)
+        found = by_numpy if len(changed) == 1 else _changed(network, change)
         if isinstance(found, str):
             return Outcome(network.seed, "agreed", "a rounding makes the CPU fail")
-        changed.append(found)
+        changed.append((roundings, found))
         worst, detail = _worst(there, here, changed, PRECISION_STEP[network.precision or "float32"])
+    detail = f"{detail}, {len(changed)} changes"
     return Outcome(network.seed, "agreed" if worst <= 1 else "difference", detail)
 
 
-def _changed(network: RandomNetwork, number: int) -> Any:
-    """What a rounding does: in samples, weights and layers, or in every op."""
-    if number % 3 != 2:
-        return _or_error(network, "cpu", number)
-    with rounded_ops(number):
+def _changed(network: RandomNetwork, change: Change) -> Any:
+    """What roundings do: in samples, weights and layers, or in every op."""
+    if change.seed % 2:
+        return or_error(network, "cpu", change)
+    with rounded_ops(change.seed, change.roundings):
         return _by_numpy(network)
 
 
-def _by_numpy(network: RandomNetwork, changed: int | None = None) -> Any:
+def _by_numpy(network: RandomNetwork, change: Change | None = None) -> Any:
     names = [name for name in OPS if ORACLE in TABLE.names(name, "cpu")]
     with fixed(dict.fromkeys(names, ORACLE), "cpu"):
-        return _or_error(network, "cpu", changed)
+        return or_error(network, "cpu", change)
 
 
 def _worst(
-    there: list[np.ndarray], here: list[np.ndarray], changed: list[list[np.ndarray]], step: float
+    there: list[np.ndarray],
+    here: list[np.ndarray],
+    changed: Sequence[tuple[float, list[np.ndarray]]],
+    step: float,
 ) -> tuple[float, str]:
-    """The largest difference of two runs, over what changes by a rounding make of it; in words."""
+    """The largest difference of two runs, over what changes by so many roundings make of it; in
+    words."""
     worst, where = 0.0, "equal"
     for index, (one, other) in enumerate(zip(there, here, strict=True)):
-        usual = max(_distance(each[index], other) for each in changed)
+        usual = max(distance(each[index], other) / roundings for roundings, each in changed)
         allowed = MARGIN * usual + step * float(np.linalg.norm(other)) + 1e-12
-        distance = _distance(one, other)
-        if distance and distance / allowed > worst:
-            worst = distance / allowed
-            # The first result is the losses, the last are the predictions.
-            part = {0: "losses", len(here) - 1: "predictions"}.get(index, f"parameter {index - 1}")
+        off = distance(one, other)
+        if off and off / allowed > worst:
+            worst = off / allowed
+            # After the losses and the parameters come predictions.
+            shown = "predictions" if other.shape == here[-1].shape else f"parameter {index - 1}"
+            part = shown if index else "losses"
             size = float(np.linalg.norm(other))
-            where = (
-                f"{worst:.3g} of what is allowed: {part} {other.shape} {distance:.3g} of {size:.3g}"
-            )
+            where = f"{worst:.3g} of what is allowed: {part} {other.shape} {off:.3g} of {size:.3g}"
     return worst, where
 
 
-def _or_error(network: RandomNetwork, device: Any, changed: int | None = None) -> Any:
+def or_error(network: RandomNetwork, device: Any, change: Change | None = None) -> Any:
     """What a run gives, or the name of the error with which a network is refused."""
     try:
-        return trained(network, device, changed)
+        return trained(network, device, change)
     except CalderaError as error:
         return f"{type(error).__name__}: {error}"
 
@@ -196,11 +249,11 @@ def _shown(result: Any) -> str:
     return " ".join(result.split())[:300] if isinstance(result, str) else "ran"
 
 
-def _distance(one: np.ndarray, other: np.ndarray) -> float:
+def distance(one: np.ndarray, other: np.ndarray) -> float:
     """Of two arrays; infinite where one is finite and the other is not."""
     finite = np.isfinite(one)
     if (finite != np.isfinite(other)).any():
-        return float("inf")
+        return inf
     return float(np.linalg.norm(one[finite] - other[finite]))
 
 
@@ -212,7 +265,7 @@ def in_own_process(seed: int, options: argparse.Namespace) -> Outcome:
     command = [sys.executable, str(Path(__file__).resolve()), "--one", "--seed", str(seed)]
     command += ["--device", options.device, "--timeout", str(options.timeout)]
     command += ["--small"] * options.small + ["--draw"] * options.draw
-    command += ["--blocks"] * options.blocks
+    command += ["--blocks"] * options.blocks + ["--varied"] * options.varied
     environment = {**os.environ, **ONE_THREAD}
     # Each would compile the packages anew.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -247,7 +300,18 @@ def outcomes(options: argparse.Namespace) -> Iterator[Outcome]:
 
 def network_of(seed: int, options: argparse.Namespace) -> RandomNetwork:
     """What is drawn for a seed."""
-    return random_network(seed, SMALL if options.small else LARGE, blocks=options.blocks)
+    sizes = SMALL if options.small else LARGE
+    return random_network(seed, sizes, blocks=options.blocks, varied=options.varied)
+
+
+def device_of(name: str) -> Any:
+    """The device of a name, which may be the card that tests play."""
+    if name != PLAYED:
+        return name
+    from tests.card.emulated import EmulatedDriver, emulated_card
+
+    driver.use(EmulatedDriver())
+    return emulated_card()
 
 
 def counted(found: Sequence[Outcome]) -> str:
@@ -265,7 +329,8 @@ def summary(found: Sequence[Outcome], options: argparse.Namespace) -> str:
             lines += ["", f"# seed {each.seed}: {each.what}: {told}"]
             network = network_of(each.seed, options)
             kernels = drawn_kernels(each.seed) if options.draw else NONE
-            lines.append(network.code(options.device, kernels))
+            device = "cuda" if options.device == PLAYED else options.device
+            lines.append(network.code(device, kernels))
     return "\n".join(lines)
 
 
@@ -282,6 +347,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no network after this")
     parser.add_argument("--small", action="store_true", help="small networks")
     parser.add_argument("--blocks", action="store_true", help="networks of residual blocks")
+    parser.add_argument("--varied", action="store_true", help="more layers, trained in more ways")
     parser.add_argument("--draw", action="store_true", help="draw the kernels of the card")
     parser.add_argument("--one", action="store_true", help="one network in this very process")
     options = parser.parse_args(arguments)
@@ -290,7 +356,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         faulthandler.dump_traceback_later(0.9 * options.timeout)
         network = network_of(options.seed, options)
         kernels = drawn_kernels(options.seed) if options.draw else NONE
-        outcome = compared(network, options.device, kernels)
+        seconds = TIME_FOR_CHANGES * options.timeout
+        outcome = compared(network, device_of(options.device), kernels, seconds)
         print(json.dumps(vars(outcome)))
         return 0
     found: list[Outcome] = []

@@ -7,16 +7,27 @@ edges of tiles are.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
 import numpy as np
+from fuzz_kinds import VARIED, WORDS
+from fuzz_settings import (
+    PLAIN,
+    TARGETS,
+    Made,
+    Settings,
+    drawn_optimizer,
+    drawn_settings,
+    with_dropout,
+)
 
 from caldera import NeuralNetwork, nn
 from caldera.graph.opdef import OPS
 from caldera.kernels.table import TABLE
 from caldera.lazy import Expr
+from caldera.tensor.dtype import is_float
 
 ACTIVATIONS = tuple(nn.activations)
 OPTIMIZERS = (
@@ -50,53 +61,53 @@ SMALL = Sizes(width=40, batch=9, depth=2, side=7, channels=9, length=4)
 
 
 @dataclass(frozen=True)
-class LayerText:
-    """A layer: its class and what it is made with."""
-
-    name: str
-    given: tuple[Any, ...] = ()
-    named: dict[str, Any] = field(default_factory=dict)
-
-    def build(self) -> nn.Layer:
-        """The layer."""
-        given = [_built(each) for each in self.given]
-        layer: nn.Layer = getattr(nn, self.name)(*given, **self.named)
-        return layer
-
-    def __repr__(self) -> str:
-        named = (f"{name}={value!r}" for name, value in self.named.items())
-        return f"nn.{self.name}({', '.join([*map(repr, self.given), *named])})"
-
-
-def _built(given: Any) -> Any:
-    return [layer.build() for layer in given] if isinstance(given, list) else given
-
-
-@dataclass(frozen=True)
 class RandomNetwork:
     """A network with its data and its settings; `before` is trained before it in the process."""
 
     seed: int
-    layers: tuple[LayerText, ...]
+    layers: tuple[Made, ...]
     batch: int
     results: int
     loss: str
-    optimizer: str
+    optimizer: str | Made
     precision: str | None
     before: RandomNetwork | None = None
+    settings: Settings = PLAIN
+    dtype: str = "float32"
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of a sample."""
         return tuple(self.layers[0].given[0])
 
+    @property
+    def words(self) -> bool:
+        """Whether samples are whole numbers."""
+        return "dtype" in self.layers[0].named
+
+    @property
+    def count(self) -> int:
+        """Of samples."""
+        return BATCHES * self.batch + self.settings.rest
+
     def data(self) -> tuple[np.ndarray, np.ndarray]:
         """Samples and targets."""
-        draw, count = np.random.default_rng(self.seed), BATCHES * self.batch
-        x = draw.standard_normal((count, *self.shape), np.float32)
-        if self.loss == "cross_entropy":
-            return x, draw.integers(0, self.results, count)
-        return x, draw.standard_normal((count, self.results), np.float32)
+        draw, shape = np.random.default_rng(self.seed), (self.count, *self.shape)
+        x = (
+            draw.integers(0, WORDS, shape)
+            if self.words
+            else draw.standard_normal(shape, np.float32)
+        )
+        return x, TARGETS[self.loss].draw(draw, self.count, self.results)
+
+    def options(self) -> dict[str, Any]:
+        """What `fit` is given besides."""
+        found: dict[str, Any] = {
+            "epochs": EPOCHS, "shuffle": self.settings.shuffle, "verbose": 0
+        }  # fmt: skip
+        if self.settings.weighted:
+            found["sample_weights"] = (np.arange(self.count) % 4).astype(np.float32)
+        return found
 
     def model(
         self, device: Any, after: Callable[[int], nn.Layer] | None = None
@@ -105,14 +116,18 @@ class RandomNetwork:
         layers = []
         for index, layer in enumerate(self.layers):
             layers += [layer.build()] if after is None else [layer.build(), after(index)]
+        optimizer = self.optimizer
+        if isinstance(optimizer, Made):
+            optimizer = optimizer.build()
         return NeuralNetwork(
-            layers, loss=self.loss, optimizer=self.optimizer,
+            layers, loss=self.loss, optimizer=optimizer,
             batch_size=self.batch, precision=self.precision, seed=self.seed % 1000, device=device,
+            dtype=self.dtype,
         )  # fmt: skip
 
     def code(self, device: str, kernels: Mapping[str, str]) -> str:
         """A program that trains it, ops by these kernels where they can be."""
-        begin = "import numpy as np\nimport caldera as cd\nfrom caldera import nn\n\n"
+        begin = "import numpy as np\nimport caldera as cd\nfrom caldera import nn, optim\n\n"
         if kernels:
             begin += (
                 "from caldera.kernels.choose import choices\n\n"
@@ -122,36 +137,48 @@ class RandomNetwork:
         return begin + "\n".join(each._statements(device) for each in (self.before, self) if each)
 
     def _statements(self, device: str) -> str:
-        count = BATCHES * self.batch
-        targets = f"draw.standard_normal(({count}, {self.results}), np.float32)"
-        if self.loss == "cross_entropy":
-            targets = f"draw.integers(0, {self.results}, {count})"
+        shape = (self.count, *self.shape)
+        samples = f"draw.standard_normal({shape}, np.float32)"
+        if self.words:
+            samples = f"draw.integers(0, {WORDS}, {shape})"
+        targets = TARGETS[self.loss].code.format(count=self.count, results=self.results)
         layers = "".join(f"    {layer},\n" for layer in self.layers)
+        options = f"epochs={EPOCHS}, shuffle={self.settings.shuffle}, verbose=0"
+        if self.settings.weighted:
+            options += f", sample_weights=np.arange({self.count}, dtype=np.float32) % 4"
+        place = f"device={device!r}" + (f", dtype={self.dtype!r}" * (self.dtype != "float32"))
+        fit = f"print(model.fit((x, y), {options})['loss'])\n"
+        between = ""
+        if self.settings.saved:
+            between = f"model = cd.load(model.save('fuzz.caldera')).to({device!r})\n"
         return (
             f"draw = np.random.default_rng({self.seed})\n"
-            f"x = draw.standard_normal({(count, *self.shape)}, np.float32)\n"
+            f"x = {samples}\n"
             f"y = {targets}\n"
             f"model = cd.NeuralNetwork([\n{layers}], loss={self.loss!r}, "
             f"optimizer={self.optimizer!r}, batch_size={self.batch},\n"
-            f"    precision={self.precision!r}, seed={self.seed % 1000}, device={device!r})\n"
-            f"print(model.fit((x, y), epochs={EPOCHS}, shuffle=False, verbose=0)['loss'])\n"
+            f"    precision={self.precision!r}, seed={self.seed % 1000}, {place})\n"
+            f"{between.join([fit] * self.settings.fits)}"
         )
 
 
+@nn.register
+@dataclass(eq=False)
 class LayerRounding(nn.Layer):
     """Changes each number of a sample by a rounding, up or down; its gradient is changed alike."""
 
-    def __init__(self, step: float, seed: Sequence[int]) -> None:
-        super().__init__()
-        self.step, self.seed = step, tuple(seed)
+    step: float
+    signs: Sequence[int]
 
-    def forward(self, x: Expr) -> Expr:
-        """x with changes that are the same for all samples."""
-        signs = np.random.default_rng(self.seed).integers(0, 2, x.shape[1:]) * 2 - 1
-        return x * (1 + self.step * signs).astype(np.float32)
+    def forward(self, x: Expr, *mask: Expr) -> Any:
+        """x with changes that are the same for all samples; whole numbers stay as they are."""
+        if is_float(x.dtype):
+            signs = np.random.default_rng(self.signs).integers(0, 2, x.shape[1:]) * 2 - 1
+            x = x * (1 + self.step * signs).astype(np.float32)
+        return (x, *mask) if mask else x
 
 
-class _Drawn:
+class Drawn:
     """Draws layers, and counts what they are of work for a sample."""
 
     def __init__(self, seed: int, sizes: Sizes) -> None:
@@ -174,42 +201,42 @@ class _Drawn:
         """How many layers."""
         return self.random.randint(1, self.sizes.depth)
 
-    def dense(self, results: int) -> list[LayerText]:
+    def dense(self, results: int) -> list[Made]:
         """Dense layers, some of them normalised."""
         features = self.size(self.sizes.width)
-        found = [LayerText("Input", ((features,),))]
+        found = [Made("Input", ((features,),))]
         alike = self.random.random() < 0.5
         width = self.size(self.sizes.width)
         for _ in range(self.depth()):
             width = width if alike else self.size(self.sizes.width)
-            found.append(LayerText("Dense", (width,), self.activation()))
+            found.append(Made("Dense", (width,), self.activation()))
             norm = self.random.choice((None, None, None, "BatchNorm", "LayerNorm"))
-            found += [LayerText(norm)] if norm else []
+            found += [Made(norm)] if norm else []
             self.work += features * width
             features = width
-        return [*found, LayerText("Dense", (results,))]
+        return [*found, Made("Dense", (results,))]
 
-    def image(self, results: int) -> list[LayerText]:
+    def image(self, results: int) -> list[Made]:
         """Convolutions of all kinds, norms and pools."""
         channels = self.size(self.sizes.channels)
         side = [self.size(self.sizes.side, 3) for _ in range(2)]
-        found = [LayerText("Input", ((channels, *side),))]
+        found = [Made("Input", ((channels, *side),))]
         for _ in range(self.depth()):
             layer, channels, side = self._convolution(channels, side)
             found.append(layer)
             norm = self.random.choice((None, "BatchNorm", "GroupNorm"))
             if norm == "GroupNorm":
                 groups = [n for n in range(1, channels + 1) if channels % n == 0]
-                found.append(LayerText(norm, (self.random.choice(groups),)))
+                found.append(Made(norm, (self.random.choice(groups),)))
             elif norm:
-                found.append(LayerText(norm))
+                found.append(Made(norm))
             if min(side) >= 4 and self.random.random() < 0.3:
-                found.append(LayerText(self.random.choice(("MaxPool2D", "AveragePool2D")), (2,)))
+                found.append(Made(self.random.choice(("MaxPool2D", "AveragePool2D")), (2,)))
                 side = [n // 2 for n in side]
         last = self.random.choice(("GlobalAveragePool", "Flatten"))
-        return [*found, LayerText(last), LayerText("Dense", (results,))]
+        return [*found, Made(last), Made("Dense", (results,))]
 
-    def _convolution(self, channels: int, side: list[int]) -> tuple[LayerText, int, list[int]]:
+    def _convolution(self, channels: int, side: list[int]) -> tuple[Made, int, list[int]]:
         kind = self.random.choice(("Conv2D", "Conv2D", "DepthwiseConv2D", "ConvTranspose2D"))
         kernel = self.random.choice([k for k in (1, 2, 3, 5) if k <= min(side)])
         padding = self.random.randint(0, kernel // 2)
@@ -228,33 +255,33 @@ class _Drawn:
             filters, each = self.size(self.sizes.channels), channels
             given = (filters, kernel)
         self.work += each * filters * kernel**2 * after[0] * after[1]
-        return LayerText(kind, given, named), filters, after
+        return Made(kind, given, named), filters, after
 
-    def sequence(self, results: int) -> list[LayerText]:
+    def sequence(self, results: int) -> list[Made]:
         """Recurrent layers or attention."""
         length, features = self.size(self.sizes.length), self.size(self.sizes.width // 4)
-        found = [LayerText("Input", ((length, features),))]
+        found = [Made("Input", ((length, features),))]
         kinds = [self.random.choice(("LSTM", "GRU", "MultiHeadAttention"))
                  for _ in range(self.random.randint(1, min(self.sizes.depth, 3)))]  # fmt: skip
         for kind in kinds:
             if kind == "MultiHeadAttention":
                 heads = [n for n in (1, 2, 3, 4, 8) if features % n == 0]
                 causal = {"causal": self.random.random() < 0.5}
-                found.append(LayerText(kind, (self.random.choice(heads),), causal))
+                found.append(Made(kind, (self.random.choice(heads),), causal))
                 self.work += 4 * length * features**2
                 continue
             units = self.size(self.sizes.width // 8)
             both = self.random.random() < 0.3
             named = {"return_sequences": True, "bidirectional": both}
-            found.append(LayerText(kind, (units,), named))
+            found.append(Made(kind, (units,), named))
             self.work += 4 * length * units * (features + units) * (1 + both)
             features = units * (1 + both)
-        return [*found, LayerText("Flatten"), LayerText("Dense", (results,))]
+        return [*found, Made("Flatten"), Made("Dense", (results,))]
 
-    def blocks(self, results: int) -> list[LayerText]:
+    def blocks(self, results: int) -> list[Made]:
         """Blocks that are added to what they are given, as transformers have them."""
         length, features = self.size(self.sizes.length), self.size(self.sizes.width // 8)
-        found = [LayerText("Input", ((length, features),))]
+        found = [Made("Input", ((length, features),))]
         for _ in range(self.depth()):
             if self.random.random() < 0.5:
                 heads = [n for n in (1, 2, 3, 4, 8) if features % n == 0]
@@ -262,43 +289,59 @@ class _Drawn:
                     "causal": self.random.random() < 0.5,
                     "ratio": self.random.choice((0.5, 1.0, 4.0)), **self.activation(),
                 }  # fmt: skip
-                found.append(LayerText("TransformerBlock", (self.random.choice(heads),), named))
+                found.append(Made("TransformerBlock", (self.random.choice(heads),), named))
                 self.work += length * features**2 * (4 + 2 * named["ratio"])
                 continue
             width = self.size(self.sizes.width // 4)
             within = [
-                LayerText("Dense", (width,), self.activation()), LayerText("Dense", (features,)),
+                Made("Dense", (width,), self.activation()), Made("Dense", (features,)),
             ]  # fmt: skip
-            within.insert(self.random.randint(0, 2), LayerText("LayerNorm"))
+            within.insert(self.random.randint(0, 2), Made("LayerNorm"))
             named = {"activation": self.random.choice((None, None, "relu", "gelu"))}
-            found.append(LayerText("Residual", (within,), named))
+            found.append(Made("Residual", (within,), named))
             self.work += 2 * length * features * width
         last = self.random.choice(("LayerNorm", None))
-        found += [LayerText(last)] if last else []
-        return [*found, LayerText("Flatten"), LayerText("Dense", (results,))]
+        found += [Made(last)] if last else []
+        return [*found, Made("Flatten"), Made("Dense", (results,))]
 
 
-KINDS: tuple[Callable[[_Drawn, int], list[LayerText]], ...] = (
-    _Drawn.dense, _Drawn.dense, _Drawn.image, _Drawn.sequence
+KINDS: tuple[Callable[[Drawn, int], list[Made]], ...] = (
+    Drawn.dense, Drawn.dense, Drawn.image, Drawn.sequence
 )  # fmt: skip
 
 
 def random_network(
-    seed: int, sizes: Sizes = LARGE, *, alone: bool = False, blocks: bool = False
+    seed: int,
+    sizes: Sizes = LARGE,
+    *,
+    alone: bool = False,
+    blocks: bool = False,
+    varied: bool = False,
 ) -> RandomNetwork:
-    """The network of a seed; `alone`: without another one before it; `blocks`: of residual ones."""
-    drawn = _Drawn(seed, sizes)
+    """The network of a seed.
+
+    `alone`: without another one before it; `blocks`: of residual ones; `varied`: of more kinds of
+    layers, losses and optimizers, and trained in more ways.
+    """
+    drawn = Drawn(seed, sizes)
     random = drawn.random
     results = drawn.size(min(sizes.width, 50), 2)
-    layers = (_Drawn.blocks if blocks else random.choice(KINDS))(drawn, results)
+    kinds = (*KINDS, *VARIED) if varied else (Drawn.blocks,) if blocks else KINDS
+    layers = (kinds[0] if len(kinds) == 1 else random.choice(kinds))(drawn, results)
     batch = min(drawn.size(sizes.batch), max(1, int(MOST_WORK / max(drawn.work, 1))))
     follows = random.random() < 0.3
     before = None
     if follows and not alone:
-        before = random_network(seed + 1_000_003, sizes, alone=True, blocks=blocks)
-    return RandomNetwork(
+        before = random_network(seed + 1_000_003, sizes, alone=True, blocks=blocks, varied=varied)
+    network = RandomNetwork(
         seed, tuple(layers), batch, results, random.choice(("cross_entropy", "mse")),
         random.choice(OPTIMIZERS), random.choice(PRECISIONS), before,
+    )  # fmt: skip
+    if not varied:
+        return network
+    return replace(
+        network, layers=tuple(with_dropout(random, layers)), loss=random.choice(tuple(TARGETS)),
+        optimizer=drawn_optimizer(random), settings=drawn_settings(random, batch),
     )  # fmt: skip
 
 

@@ -32,8 +32,8 @@ INEXACT = frozenset({
 
 
 @contextmanager
-def rounded_ops(seed: int) -> Iterator[None]:
-    """Inside, what NumPy computes for such an op is changed by a rounding of its largest result."""
+def rounded_ops(seed: int, roundings: float = 1.0) -> Iterator[None]:
+    """Inside, what NumPy computes for such an op is changed by roundings of its largest result."""
     evaluate = registry.evaluate
     numbers = count()
 
@@ -42,7 +42,8 @@ def rounded_ops(seed: int) -> Iterator[None]:
         if node.op.name not in INEXACT:
             return results
         draw = np.random.default_rng((seed, next(numbers)))
-        return tuple(_rounded(each, node.attrs.get("compute"), draw) for each in results)
+        compute = node.attrs.get("compute")
+        return tuple(_rounded(each, compute, roundings, draw) for each in results)
 
     registry.evaluate = changed
     try:
@@ -51,11 +52,13 @@ def rounded_ops(seed: int) -> Iterator[None]:
         registry.evaluate = evaluate
 
 
-def _rounded(result: np.ndarray, compute: str | None, draw: np.random.Generator) -> np.ndarray:
+def _rounded(
+    result: np.ndarray, compute: str | None, roundings: float, draw: np.random.Generator
+) -> np.ndarray:
     step = PRECISION_STEP.get(compute or result.dtype.name)
     if step is None or not is_float(result.dtype) or not result.size:
         return result
     wide = result.astype(np.float64)
     largest = np.abs(wide[np.isfinite(wide)]).max(initial=0.0)
     signs = draw.integers(0, 2, result.shape) * 2 - 1
-    return np.asarray(wide + step * largest * signs).astype(result.dtype)
+    return np.asarray(wide + roundings * step * largest * signs).astype(result.dtype)

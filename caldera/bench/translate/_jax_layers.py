@@ -11,7 +11,7 @@ import numpy as np
 
 from caldera import nn
 from caldera.bench.translate._recurrent import directions, jax_loop
-from caldera.bench.translate._walk import Framework, Function, Pool, values
+from caldera.bench.translate._walk import Framework, Function, Pool, groups_of, values
 from caldera.bench.translate._windows import (
     Windows,
     channels_last_axis,
@@ -125,7 +125,7 @@ class JaxLayers(Framework):
 
         return self.then(apply, layer.activation)
 
-    def conv2d(self, layer: nn.Conv2D) -> Function:
+    def conv2d(self, layer: nn.Conv2D | nn.DepthwiseConv2D) -> Function:
         windows = windows_of_convolution(layer)
         place = self._place(layer.weight)
         offset = None if layer.offset is None else self._place(layer.offset)
@@ -139,7 +139,7 @@ class JaxLayers(Framework):
             y = self.jax.lax.conv_general_dilated(
                 x, run.factor(place), windows.stride, windows.padding(self._image(x)),
                 rhs_dilation=windows.dilation, dimension_numbers=layout,
-                feature_group_count=layer.groups,
+                feature_group_count=groups_of(layer),
             )  # fmt: skip
             return y if offset is None else y + self._by_channel(run.factor(offset), 4)
 
@@ -285,6 +285,21 @@ class JaxLayers(Framework):
 
         return apply
 
+    def group_norm(self, layer: nn.GroupNorm) -> Function:
+        scale, shift = self._place(layer.weight), self._place(layer.bias)
+
+        def apply(run: Any, given: Any) -> Any:
+            x = self.to_ours(self._wide(given))
+            parts = x.reshape(x.shape[0], layer.groups, -1)
+            centred = parts - parts.mean(2, keepdims=True)
+            variance = (centred * centred).mean(2, keepdims=True)
+            y = (centred * self.jax.lax.rsqrt(variance + layer.eps)).reshape(x.shape)
+            each = (-1, *[1] * (x.ndim - 2))
+            y = y * run.params[scale].reshape(each) + run.params[shift].reshape(each)
+            return self.from_ours(y.astype(given.dtype))
+
+        return apply
+
     def local_response_norm(self, layer: nn.LocalResponseNorm) -> Function:
         lax = self.jax.lax
 
@@ -392,6 +407,7 @@ class JaxLayers(Framework):
             "elu": lambda x, alpha=1.0: functions.elu(x, alpha),
             "selu": functions.selu,
             "gelu": lambda x, approximate=False: functions.gelu(x, approximate),
+            "gelu_tanh": lambda x: functions.gelu(x, True),
             "silu": functions.silu,
             "softplus": functions.softplus,
             "hard_sigmoid": functions.hard_sigmoid,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from caldera import nn
-from caldera.bench.translate._walk import Framework, Function, Pool
+from caldera.bench.translate._walk import Framework, Function, Pool, groups_of
 from caldera.bench.translate._windows import Windows, windows_of_convolution, windows_of_pool
 from caldera.lazy import Variable
 from caldera.nn.models import PaddedShortcut
@@ -80,13 +80,14 @@ class TorchLayers(Framework):
         (top, bottom), (left, right) = windows.padding(x.shape[2:])
         return self.torch.nn.functional.pad(x, (left, right, top, bottom), value=value)
 
-    def conv2d(self, layer: nn.Conv2D) -> Function:
+    def conv2d(self, layer: nn.Conv2D | nn.DepthwiseConv2D) -> Function:
         windows = windows_of_convolution(layer)
         even = windows.even_padding()
-        channels = layer.weight.shape[1] * layer.groups
+        filters, groups = layer.weight.shape[0], groups_of(layer)
+        channels = layer.weight.shape[1] * groups
         conv = self.torch.nn.Conv2d(
-            channels, layer.filters, windows.size, windows.stride, even or 0, windows.dilation,
-            layer.groups, bias=layer.offset is not None,
+            channels, filters, windows.size, windows.stride, even or 0, windows.dilation,
+            groups, bias=layer.offset is not None,
         )  # fmt: skip
         self._hold(conv, weight=layer.weight, bias=layer.offset)
         if even is not None:
@@ -189,6 +190,11 @@ class TorchLayers(Framework):
     def layer_norm(self, layer: nn.LayerNorm) -> Function:
         self.last_axes(layer)
         norm = self.torch.nn.LayerNorm(layer.weight.shape, layer.eps)
+        self._hold(norm, weight=layer.weight, bias=layer.bias)
+        return lambda run, x: norm(x)
+
+    def group_norm(self, layer: nn.GroupNorm) -> Function:
+        norm = self.torch.nn.GroupNorm(layer.groups, layer.weight.shape[0], layer.eps)
         self._hold(norm, weight=layer.weight, bias=layer.bias)
         return lambda run, x: norm(x)
 
@@ -321,6 +327,7 @@ def _activations(torch: Any) -> dict[str, Callable[..., Any]]:
         "gelu": lambda x, approximate=False: f.gelu(
             x, approximate="tanh" if approximate else "none"
         ),
+        "gelu_tanh": lambda x: f.gelu(x, approximate="tanh"),
         "silu": f.silu,
         # Above PyTorch's own threshold of 20 it would leave out 2e-9.
         "softplus": lambda x: f.softplus(x, threshold=40.0),

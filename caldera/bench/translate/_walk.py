@@ -37,11 +37,13 @@ RULES: dict[type[nn.Layer], str] = {
     nn.Conv2D: "conv2d",
     nn.ConvTranspose2D: "conv_transpose2d",
     nn.Dense: "dense",
+    nn.DepthwiseConv2D: "conv2d",
     nn.Dropout: "dropout",
     nn.Embedding: "embedding",
     nn.Flatten: "flatten",
     nn.GRU: "recurrent",
     nn.GlobalAveragePool: "global_average_pool",
+    nn.GroupNorm: "group_norm",
     nn.Input: "identity",
     nn.LSTM: "recurrent",
     nn.LayerNorm: "layer_norm",
@@ -312,7 +314,7 @@ class Framework(ABC):
         """A dense layer."""
 
     @abstractmethod
-    def conv2d(self, layer: nn.Conv2D) -> Function:
+    def conv2d(self, layer: nn.Conv2D | nn.DepthwiseConv2D) -> Function:
         """A convolution."""
 
     @abstractmethod
@@ -338,6 +340,10 @@ class Framework(ABC):
     @abstractmethod
     def layer_norm(self, layer: nn.LayerNorm) -> Function:
         """Normalisation over the last axes."""
+
+    @abstractmethod
+    def group_norm(self, layer: nn.GroupNorm) -> Function:
+        """Normalisation of groups of channels."""
 
     @abstractmethod
     def local_response_norm(self, layer: nn.LocalResponseNorm) -> Function:
@@ -378,6 +384,13 @@ class Framework(ABC):
     @abstractmethod
     def recurrent(self, layer: Recurrent) -> Function:
         """LSTM or GRU."""
+
+
+def groups_of(layer: nn.Conv2D | nn.DepthwiseConv2D) -> int:
+    """How many groups of channels a convolution does not mix."""
+    if isinstance(layer, nn.DepthwiseConv2D):
+        return int(layer.weight.shape[0] // layer.multiplier)
+    return layer.groups
 
 
 def values(variables: Sequence[Variable]) -> list[np.ndarray]:

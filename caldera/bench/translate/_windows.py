@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.nn.convolution import Conv2D, ConvTranspose2D
+from caldera.nn.convolution import Conv2D, ConvTranspose2D, DepthwiseConv2D
 from caldera.nn.pooling import AveragePool2D, MaxPool2D, Pooling2D
 from caldera.op.windows import as_padding, as_pair, beyond_padding
 
@@ -67,7 +67,7 @@ class Windows:
         return before, after + beyond_padding(length, self.size[axis], self.stride[axis], widths)
 
 
-def windows_of_convolution(layer: Conv2D | ConvTranspose2D) -> Windows:
+def windows_of_convolution(layer: Conv2D | ConvTranspose2D | DepthwiseConv2D) -> Windows:
     """The windows of a convolution, or of the one whose transpose it is."""
     return Windows(
         layer.path,

@@ -87,6 +87,8 @@ def _dilated() -> list[nn.Layer]:
         nn.Input((4, 9, 9)),
         nn.Conv2D(6, 3, padding="same", dilation=(1, 2), groups=2),
         nn.Conv2D(2, 3, dilation=2),
+        nn.DepthwiseConv2D(2, 3, stride=2, padding=1, activation="gelu_tanh"),
+        nn.GroupNorm(3, eps=1e-2),
     ]
 
 
