@@ -302,7 +302,7 @@ class Choices:
         timed = [each for each in with_thread_counts(rivals) if each.name in outcome.times]
         rows = {each.name: features(node, each) for each in timed}
         record = Record(tuning_key, kernel.name, outcome.times, rows, outcome.pace)
-        _teach(self._model(), record)
+        self._model().learn(*record.kind, record.times, record.features, record.pace)
         self._keep(record)
         return Verdict(kernel, outcome.times, "measured")
 
@@ -328,7 +328,7 @@ class Choices:
         if model is None:
             model = self._models[settings.cache_dir] = CostModel()
             for record in tuning_cache.all_records():
-                _teach(model, record)
+                model.learn(*record.kind, record.times, record.features, record.pace)
         return model
 
     def _predict(
@@ -479,12 +479,6 @@ def _work(node: Node) -> int:
     """Operations and bytes of a node."""
     specs = [given.spec for given in node.inputs] + list(node.outputs)
     return node.op.count_flops(node) + sum(spec.nbytes for spec in specs)
-
-
-def _teach(model: CostModel, record: Record) -> None:
-    family, op = str(record.key["family"]), str(record.key["op"])
-    dtype = str(record.key["outputs"][0][1])
-    model.learn(family, op, dtype, record.times, record.features, record.pace)
 
 
 def _check_op(where: str, op: str) -> None:

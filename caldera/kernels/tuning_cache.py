@@ -46,6 +46,11 @@ class Record:
     pace: float = 0.0
     is_predicted: bool = False
 
+    @property
+    def kind(self) -> tuple[str, str, str]:
+        """Family of devices, op and dtype: what has a model of its own."""
+        return str(self.key["family"]), str(self.key["op"]), str(self.key["outputs"][0][1])
+
 
 class _NoKeyError(Exception):
     """Something in a node has no written form."""
