@@ -197,6 +197,7 @@ def batch_norm_grad_elementwise(
     axis: int, eps: float,
 ) -> Node:  # fmt: skip
     """The gradient of batch_norm with respect to x, where those of scale and shift are known."""
+    _check_wide(x)
     share = x.shape[axis] / x.spec.size if x.spec.size else 0.0
     column = tuple(n if i == axis else 1 for i, n in enumerate(x.shape))
     inverse = rsqrt(add(variance, constant(eps, variance.dtype)))
@@ -208,9 +209,16 @@ def batch_norm_grad_elementwise(
     return node
 
 
+def _check_wide(x: Node) -> None:
+    """Statistics are those of what is stored: in half precision that is not what was computed."""
+    if widen(x) is not x:
+        refuse_dtype("float32 or float64, in which sums are kept")
+
+
 @composite("conv2d_moments", kind="product")
 def conv2d_moments(x: Node, w: Node, **how: Any) -> Nodes:
     """conv2d(x, w), with the mean and the variance of each channel."""
+    _check_wide(x)
     y: Node = conv2d(x, w, **how)
     average = mean_of(y, axis=(0, 2, 3), keepdims=True)
     variance = mean_of(square(sub(y, average)), axis=(0, 2, 3), keepdims=False)
@@ -229,6 +237,7 @@ def conv2d_input_norm_reduce(
     through is 0: `mask` says whether that is seen from "x", with the shift in `rest`, or from "y",
     the relu's result, which then is in `rest`; None if there is no relu.
     """
+    _check_wide(g)
     slope: Node = conv2d_input(g, w, **how)
     if len(rest) != added + (mask is not None):
         refuse_shape("something to add if it is said, and what the mask is seen from")

@@ -168,19 +168,13 @@ def _bind(call: Call, convolve: Convolve) -> Runner | None:
     return in_sequence([NativeRunner(sums.before), convolved, NativeRunner(last)])
 
 
-def _supports(node: Node, kernel: Kernel) -> bool:
-    # Statistics are those of what is stored: in half precision that is not what was computed.
-    wide = node.outputs[0].dtype == compute_dtype(node.outputs[0].dtype)
-    return wide and kernel.supports(convolution_of(node))
-
-
 def _offer(op: str, kernel: Kernel, convolve: Convolve) -> None:
     def workspace(node: Node) -> int:
         return workspace_bytes(*_specs(node)) + kernel.workspace(convolution_of(node))
 
     TABLE.add(replace(
         kernel, op=op, bind=any_layout(partial(_bind, convolve=convolve), lambda node: NHWC),
-        supports=partial(_supports, kernel=kernel), workspace=workspace,
+        supports=lambda node: kernel.supports(convolution_of(node)), workspace=workspace,
         estimate=lambda node: kernel.estimate(convolution_of(node)),
     ))  # fmt: skip
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from caldera.graph.memory_format import NHWC, Order
 from caldera.graph.node import Node, Spec
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.native.codegen.kernel import NativeCall
@@ -150,18 +149,25 @@ def _bind_elementwise(call: Call) -> Runner | None:
     g, x, scale, mean, variance, for_scale, for_shift = call.inputs
     (dx,) = call.outputs
     layout = batch_layout([x, g, dx], call.node.attrs["axis"])
-    if layout is None or not layout.last:
+    if layout is None:
         return None
     work = _Work(call, layout)
     prepare = kernels.given_gradients.call(
-        eps=work.eps, scale=vector(scale), mean=vector(mean), variance=vector(variance),
-        for_scale=vector(for_scale), for_shift=vector(for_shift), factors=work.factors, **work.rows,
+        rows=layout.images * layout.pixels, channels=layout.channels, eps=work.eps,
+        scale=vector(scale), mean=vector(mean), variance=vector(variance),
+        for_scale=vector(for_scale), for_shift=vector(for_shift), factors=work.factors,
     )  # fmt: skip
-    apply = kernels.differentiate_rows.call(
-        g=layout.rows(1, g), x=layout.rows(0, x), dx=layout.rows(2, dx), **work.rows, given=None,
-        factors=work.factors, parts=work.parts,
-    )  # fmt: skip
-    return NativeRunner([prepare, apply])
+    given: dict[str, Any] = {"factors": work.factors, "parts": work.parts}
+    operand = layout.rows if layout.last else layout.images_of
+    for index, (name, array) in enumerate((("x", x), ("g", g), ("dx", dx))):
+        given[name] = operand(index, array)
+    if layout.last:
+        return NativeRunner([
+            prepare, kernels.differentiate_rows.call(**given, **work.rows, given=None)
+        ])  # fmt: skip
+    return NativeRunner([
+        prepare, kernels.differentiate_given_planes.call(**given, **work.planes)
+    ])  # fmt: skip
 
 
 # --- workspace
@@ -186,11 +192,6 @@ def _in_place(node: Node) -> bool:
     return len(node.outputs[0].shape) > 1
 
 
-def _last(node: Node) -> Order | None:
-    """How copies lie for the one kernel that takes rows alone."""
-    return NHWC if node.op.name == "batch_norm_grad_elementwise" else None
-
-
 _BINDS: dict[str, Callable[[Call], Runner | None]] = {
     "batch_norm": _bind,
     "batch_norm_relu": _bind,
@@ -203,7 +204,7 @@ _BINDS: dict[str, Callable[[Call], Runner | None]] = {
 for _op, _its_bind in _BINDS.items():
     TABLE.add(
         Kernel(
-            _op, "cpu", "native", any_layout(_its_bind, _last),
+            _op, "cpu", "native", any_layout(_its_bind),
             workspace=lambda node: workspace_bytes(*_specs(node)), priority=10, in_place=_in_place,
         )
     )  # fmt: skip

@@ -13,6 +13,7 @@ from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
 from caldera.kernels.native.normalisation.apply import (
     CENTRE,
     FACTOR,
+    FACTORS,
     LEVEL,
     MEAN,
     SHIFT,
@@ -210,3 +211,15 @@ def differentiate_planes(
         with k.loop(0, images) as image:
             planes = [each.plane(image, channel) for each in (g, x, dx)]
             gradient_of_plane(k, pixels, planes, factors, mask)
+
+
+@native_kernel
+def differentiate_given_planes(
+    k: Emitter, g: Images, x: Images, dx: Images, images: Integer, channels: Integer,
+    pixels: Integer, factors: Pointer,
+) -> None:  # fmt: skip
+    """The gradient of all planes, by factors that are known."""
+    with k.loop(*k.part_range(images * channels)) as which:
+        image, channel = which // channels, which % channels
+        planes = [each.plane(image, channel) for each in (g, x, dx)]
+        gradient_of_plane(k, pixels, planes, factors_of(factors, channels, channel, range(FACTORS)))
