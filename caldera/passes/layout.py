@@ -50,6 +50,9 @@ IMAGES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "batch_norm_relu": ((0, 3), (0,)),
     "batch_norm_inference_relu": ((0, 5), (0,)),
     "batch_norm_relu_grad": ((0, 1), (0,)),
+    "batch_norm_grad_elementwise": ((0, 1), (0,)),
+    "conv2d_moments": ((0,), (0,)),
+    "conv2d_input_norm_reduce": ((0, 2, 6, 7), (0,)),
     "group_norm": ((0,), (0,)),
     "group_norm_grad": ((0, 1), (0,)),
     "local_response_norm": ((0,), (0,)),
@@ -163,8 +166,10 @@ def _uses_of_images(node: Node) -> Uses:
     # Normalisation also takes vectors and volumes, and its channels may be elsewhere.
     if image.rank != len(NHWC) or node.attrs.get("axis", 1) != 1 or not is_float(image.dtype):
         inputs = outputs = ()
+    # What may be an image or a vector is an image if it looks like one.
+    images = {i for i, given in enumerate(node.inputs) if given.spec.rank == len(NHWC)}
     return (
-        tuple("last" if index in inputs else "rows" for index in range(len(node.inputs))),
+        tuple("last" if i in images and i in inputs else "rows" for i in range(len(node.inputs))),
         tuple("last" if index in outputs else "rows" for index in range(len(node.outputs))),
     )
 

@@ -114,13 +114,13 @@ class _Finder:
             tested = condition.inputs[0] if condition.inputs else condition
             ends = (match.end, *match.end.inputs)
             is_mask = is_positive_test(condition, tested) and tested in ends
-            fits = slope.shape == masked.shape and uniform(nothing) == 0 and not _is_spread(slope)
+            fits = slope.shape == masked.shape and uniform(nothing) == 0 and not is_spread(slope)
             if same and statistics and is_mask and fits and len(self.users[masked]) == 1:
                 found[node] = slope
         return found
 
 
-def _is_spread(value: Node) -> bool:
+def is_spread(value: Node) -> bool:
     """Whether a value is broadcast: the mask reads that for nothing, a normalisation copies it."""
     while value.op.name in ("slice", "transpose", "flip"):
         value = value.inputs[0]

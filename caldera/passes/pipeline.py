@@ -22,6 +22,7 @@ from caldera.passes.hoist import hoist
 from caldera.passes.layout import layout
 from caldera.passes.lower import HasKernel, lower
 from caldera.passes.norm_epilogue import norm_epilogue
+from caldera.passes.norm_sums import norm_sums
 from caldera.passes.packed_attention import packed_attention
 from caldera.passes.pattern import Rules
 from caldera.passes.pool_first import pool_first
@@ -35,12 +36,13 @@ from caldera.passes.update_rows import update_rows
 
 NAMES = (
     "losses", "fold", "simplify", "row_products", "pool_first", "epilogue", "relu_mask",
-    "norm_epilogue", "rounded_results", "residual_norm", "merge", "hoist", "dead",
+    "norm_epilogue", "norm_sums", "rounded_results", "residual_norm", "merge", "hoist", "dead",
     "update_product", "update_rows", "packed_attention", "fuse", "layout", "in_place",
 )  # fmt: skip
 """Passes that can be switched off. (`in_place` is decided while a plan is laid out.)"""
 NEEDED = {
     "update_product": "matmul_accumulate", "norm_epilogue": "batch_norm_relu",
+    "norm_sums": "conv2d_moments",
     "rounded_results": "layer_norm_rounded", "residual_norm": "layer_norm_residual",
     "packed_attention": attention_backward_packed.name, "relu_mask": "relu_mask",
 }  # fmt: skip
@@ -123,6 +125,7 @@ def passes(
         ("epilogue", lambda program: epilogue(program, has_kernel)),
         ("relu_mask", relu_mask),
         ("norm_epilogue", norm_epilogue),
+        ("norm_sums", norm_sums),
         ("rounded_results", rounded_results),
         ("residual_norm", residual_norm),
         ("lower", lambda program: lower(program, has_kernel)),
@@ -143,6 +146,9 @@ def passes(
     if in_loop or not channels_last:
         # What a loop hands from step to step lies row major, and so does all that is inside.
         missing.add("layout")
+    if "layout" in without | missing:
+        # Sums are taken while rows of channels are written.
+        missing.add("norm_sums")
     return [(name, run) for name, run in steps if name not in without | missing]
 
 

@@ -8,8 +8,18 @@ from typing import Any
 from caldera.graph.node import Node
 from caldera.graph.opdef import OPS, Nodes, composite, refuse_dtype, refuse_shape
 from caldera.graph.ops import activation
-from caldera.graph.ops.base import Axes, cast, full, sum_
-from caldera.graph.ops.elementwise import add, equal, greater, mul, relu, where
+from caldera.graph.ops.base import Axes, cast, full, reshape, sum_
+from caldera.graph.ops.elementwise import (
+    add,
+    equal,
+    greater,
+    mul,
+    relu,
+    rsqrt,
+    square,
+    sub,
+    where,
+)
 from caldera.graph.ops.leaf import constant
 from caldera.graph.ops.loss import cross_entropy, cross_entropy_grad
 from caldera.graph.ops.normalisation import (
@@ -20,7 +30,8 @@ from caldera.graph.ops.normalisation import (
     layer_norm_grad,
 )
 from caldera.graph.ops.pooling import max_pool2d
-from caldera.graph.ops.product import conv2d, matmul
+from caldera.graph.ops.product import conv2d, conv2d_input, matmul
+from caldera.graph.ops.reduction import mean as mean_of
 from caldera.graph.ops.widening import widen, widened
 from caldera.tensor.dtype import HALVES, DType
 
@@ -178,6 +189,67 @@ def batch_norm_relu_grad(
     masked = where(greater(y, constant(0, y.dtype)), g, full(g.shape, 0, g.dtype))
     gradients: Nodes = batch_norm_grad(masked, x, scale, mean, variance, axis=axis, eps=eps)
     return gradients
+
+
+@composite("batch_norm_grad_elementwise")
+def batch_norm_grad_elementwise(
+    g: Node, x: Node, scale: Node, mean: Node, variance: Node, for_scale: Node, for_shift: Node, *,
+    axis: int, eps: float,
+) -> Node:  # fmt: skip
+    """The gradient of batch_norm with respect to x, where those of scale and shift are known."""
+    _check_wide(x)
+    share = x.shape[axis] / x.spec.size if x.spec.size else 0.0
+    column = tuple(n if i == axis else 1 for i, n in enumerate(x.shape))
+    inverse = rsqrt(add(variance, constant(eps, variance.dtype)))
+    gain, slant = mul(scale, inverse), mul(for_scale, inverse)
+    centred = sub(x, reshape(mean, column))
+    common = add(reshape(for_shift, column), mul(centred, reshape(slant, column)))
+    less = sub(g, mul(common, constant(share, g.dtype)))
+    node: Node = mul(less, reshape(gain, column))
+    return node
+
+
+def _check_wide(x: Node) -> None:
+    """Statistics are those of what is stored: in half precision that is not what was computed."""
+    if widen(x) is not x:
+        refuse_dtype("float32 or float64, in which sums are kept")
+
+
+@composite("conv2d_moments", kind="product")
+def conv2d_moments(x: Node, w: Node, **how: Any) -> Nodes:
+    """conv2d(x, w), with the mean and the variance of each channel."""
+    _check_wide(x)
+    y: Node = conv2d(x, w, **how)
+    average = mean_of(y, axis=(0, 2, 3), keepdims=True)
+    variance = mean_of(square(sub(y, average)), axis=(0, 2, 3), keepdims=False)
+    return y, reshape(average, variance.shape), variance
+
+
+@composite("conv2d_input_norm_reduce", kind="product")
+def conv2d_input_norm_reduce(
+    g: Node, w: Node, x: Node, scale: Node, mean: Node, variance: Node, *rest: Node,
+    added: bool, mask: str | None, eps: float, **how: Any,
+) -> Nodes:  # fmt: skip
+    """The gradient with respect to the result of batch_norm(x), maybe after a relu, if that is what
+    a convolution was given; and the gradients of scale and shift, which are sums of it.
+
+    `rest` begins with what is `added` to the convolution's gradient. Where the relu let nothing
+    through is 0: `mask` says whether that is seen from "x", with the shift in `rest`, or from "y",
+    the relu's result, which then is in `rest`; None if there is no relu.
+    """
+    _check_wide(g)
+    slope: Node = conv2d_input(g, w, **how)
+    if len(rest) != added + (mask is not None):
+        refuse_shape("something to add if it is said, and what the mask is seen from")
+    if added:
+        slope = add(slope, rest[0])
+    if mask is not None:
+        seen = rest[-1]
+        if mask == "x":
+            seen = batch_norm_inference(x, scale, seen, mean, variance, axis=1, eps=eps)
+        slope = where(greater(seen, constant(0, seen.dtype)), slope, full(slope.shape, 0, g.dtype))
+    _, for_scale, for_shift = batch_norm_grad(slope, x, scale, mean, variance, axis=1, eps=eps)
+    return slope, for_scale, for_shift
 
 
 @composite("layer_norm_rounded")

@@ -17,7 +17,13 @@ from caldera.kernels.native import (
     random,
     skip_gram,
 )
-from caldera.kernels.native.convolution import amx_columns, planes, pointwise, winograd
+from caldera.kernels.native.convolution import (
+    amx_columns,
+    norm_sums,
+    planes,
+    pointwise,
+    winograd,
+)
 from caldera.kernels.native.convolution import fourier as fourier_convolution
 from caldera.kernels.native.elementwise import fused, loop
 from caldera.kernels.native.normalisation import batchnorm, groupnorm, layernorm, local_response

@@ -54,8 +54,11 @@ def everything() -> list[Expr]:
     words = op.var("words", (9, 3), fill=cd.uniform(-1, 1), dtype="float64")
     slope = op.grad(op.sum(op.gather(words, np.array([1, 2, 1])) * zeros), words)
     rows_only = op.assign(words, words - 0.5 * slope)
+    filters = op.reshape(zeros + np.eye(3), (3, 3, 1, 1))
+    convolved = op.conv2d(op.reshape(op.cast(x, "float64"), (1, 3, 2, 2)), filters)
+    normal = op.batch_norm(convolved, np.ones(3), np.zeros(3))[0]
     made = [loss, op.grad(loss, b), last, images, update, scaled, pooled, layer, named]
-    return [*made, rows_only, block, rising]
+    return [*made, rows_only, block, rising, normal]
 
 
 @pytest.mark.parametrize("name", NAMES)

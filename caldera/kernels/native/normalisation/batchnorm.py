@@ -16,6 +16,7 @@ from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.codegen.strides import any_layout, parts_for
 from caldera.kernels.native.normalisation import batchnorm_kernels as kernels
 from caldera.kernels.native.normalisation.apply import FACTORS
+from caldera.kernels.native.normalisation.block_sums import SUMS, sums_of_blocks
 from caldera.kernels.native.normalisation.layout import Layout, batch_layout, vector
 from caldera.kernels.native.normalisation.statistics import BLOCK_ROWS
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
@@ -35,6 +36,7 @@ class _Work:
         )
         self.parts = parts_for(layout.size)
         self.rows = {"rows": layout.pixels, "channels": layout.channels}
+        self.sums = {**self.rows, "length": BLOCK_ROWS, "partial": self.partial}
         self.planes = {
             "images": layout.images, "channels": layout.channels, "pixels": layout.pixels
         }  # fmt: skip
@@ -82,14 +84,13 @@ def _bind(call: Call) -> Runner | None:
         return NativeRunner([
             kernels.normalise_planes.call(**applied, **given, **work.planes, parts=parts)
         ])  # fmt: skip
-    sums = kernels.sums_of_rows.call(
-        x=layout.rows(0, x), partial=work.partial, **work.rows, parts=work.parts
-    )
+    sums = {**work.sums, "values": layout.rows(0, x), "slopes": None}
     statistics = kernels.statistics.call(
-        x=x, partial=work.partial, totals=work.totals, factors=work.factors, **given, **work.rows,
+        sums=sums, totals=work.totals, factors=work.factors, **given,
         parts=parts_for(work.partial.size),
     )  # fmt: skip
-    return NativeRunner([sums, statistics, work.normalise(x, y, more)])
+    taken = sums_of_blocks.call(sums=sums, parts=work.parts)
+    return NativeRunner([taken, statistics, work.normalise(x, y, more)])
 
 
 def _bind_given(call: Call) -> Runner | None:
@@ -116,31 +117,57 @@ def _bind_gradient(call: Call) -> Runner | None:
         calls.append(work.given_statistics(work.given, scale, shift[0], mean, variance))
     given = work.given if work.relu else None
     statistics: dict[str, Any] = {
-        "eps": work.eps, "scale": vector(scale), "means": mean, "variances": variance,
-        "for_scale": for_scale, "for_shift": for_shift,
+        "eps": work.eps, "scale": vector(scale), "for_scale": for_scale, "for_shift": for_shift
     }  # fmt: skip
     if not layout.last:
         calls.append(kernels.differentiate_planes.call(
             g=layout.images_of(1, g), x=layout.images_of(0, x), dx=layout.images_of(2, dx),
-            **statistics, **work.planes, given=given, parts=min(work.parts, layout.channels),
+            means=mean, variances=variance, **statistics, **work.planes, given=given,
+            parts=min(work.parts, layout.channels),
         ))  # fmt: skip
         return NativeRunner(calls)
-    operands: dict[str, Any] = {
-        "g": layout.rows(1, g), "x": layout.rows(0, x), **work.rows, "given": given
+    slopes = {
+        "x": layout.rows(0, x), "means": mean, "more": None, "y": None, "given": given,
+        "writes": False,
     }  # fmt: skip
+    sums = {**work.sums, "values": layout.rows(1, g), "slopes": slopes}
     calls += [
-        kernels.gradient_sums_of_rows.call(
-            **operands, partial=work.partial, means=mean, parts=work.parts
-        ),
+        sums_of_blocks.call(sums=sums, parts=work.parts),
         kernels.gradient_statistics.call(
-            **statistics, **work.rows, partial=work.partial, totals=work.totals,
-            factors=work.factors, parts=parts_for(work.partial.size),
+            sums=sums, means=vector(mean), variances=vector(variance), **statistics,
+            totals=work.totals, factors=work.factors, parts=parts_for(work.partial.size),
         ),
         kernels.differentiate_rows.call(
-            **operands, dx=layout.rows(2, dx), factors=work.factors, parts=work.parts
+            g=layout.rows(1, g), x=layout.rows(0, x), dx=layout.rows(2, dx), **work.rows,
+            given=given, factors=work.factors, parts=work.parts,
         ),
     ]  # fmt: skip
     return NativeRunner(calls)
+
+
+def _bind_elementwise(call: Call) -> Runner | None:
+    g, x, scale, mean, variance, for_scale, for_shift = call.inputs
+    (dx,) = call.outputs
+    layout = batch_layout([x, g, dx], call.node.attrs["axis"])
+    if layout is None:
+        return None
+    work = _Work(call, layout)
+    prepare = kernels.given_gradients.call(
+        rows=layout.images * layout.pixels, channels=layout.channels, eps=work.eps,
+        scale=vector(scale), mean=vector(mean), variance=vector(variance),
+        for_scale=vector(for_scale), for_shift=vector(for_shift), factors=work.factors,
+    )  # fmt: skip
+    given: dict[str, Any] = {"factors": work.factors, "parts": work.parts}
+    operand = layout.rows if layout.last else layout.images_of
+    for index, (name, array) in enumerate((("x", x), ("g", g), ("dx", dx))):
+        given[name] = operand(index, array)
+    if layout.last:
+        return NativeRunner([
+            prepare, kernels.differentiate_rows.call(**given, **work.rows, given=None)
+        ])  # fmt: skip
+    return NativeRunner([
+        prepare, kernels.differentiate_given_planes.call(**given, **work.planes)
+    ])  # fmt: skip
 
 
 # --- workspace
@@ -153,7 +180,7 @@ def _specs(node: Node) -> tuple[Spec, Spec, Spec, Spec]:
     rows = image.size // max(channels, 1)
     dtype = compute_dtype(image.dtype)
     return (
-        Spec((-(-rows // BLOCK_ROWS) * 2 * channels,), dtype),
+        Spec((-(-rows // BLOCK_ROWS) * SUMS * channels,), dtype),
         Spec((2 * channels,), float64),
         Spec((FACTORS * channels,), dtype),
         Spec((FACTORS * channels,), dtype),
@@ -172,6 +199,7 @@ _BINDS: dict[str, Callable[[Call], Runner | None]] = {
     "batch_norm_inference_relu": _bind_given,
     "batch_norm_grad": _bind_gradient,
     "batch_norm_relu_grad": _bind_gradient,
+    "batch_norm_grad_elementwise": _bind_elementwise,
 }
 for _op, _its_bind in _BINDS.items():
     TABLE.add(

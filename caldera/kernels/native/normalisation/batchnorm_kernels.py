@@ -13,6 +13,7 @@ from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
 from caldera.kernels.native.normalisation.apply import (
     CENTRE,
     FACTOR,
+    FACTORS,
     LEVEL,
     MEAN,
     SHIFT,
@@ -25,19 +26,16 @@ from caldera.kernels.native.normalisation.apply import (
     gradient_of_rows,
     store_factors,
 )
+from caldera.kernels.native.normalisation.block_sums import BlockSums
 from caldera.kernels.native.normalisation.layout import Images, Rows, Vector
 from caldera.kernels.native.normalisation.statistics import (
     finite_or_zero,
     gradient_factors,
-    gradient_rows,
     gradient_sums,
     inverse_deviation,
     moments,
-    pivoted_rows,
     pivoted_sums,
     share_of,
-    sum_blocks,
-    total_blocks,
 )
 
 
@@ -50,47 +48,26 @@ def _factor_of(k: Emitter, scale: Value, variance: Value, eps: Value) -> Value:
 
 
 @native_kernel
-def sums_of_rows(k: Emitter, x: Rows, rows: Integer, channels: Integer, partial: Pointer) -> None:
-    """Of x less its first row, and of the squares of that."""
-    sum_blocks(k, partial, rows, channels, pivoted_rows(k, x))
-
-
-@native_kernel
-def gradient_sums_of_rows(
-    k: Emitter, g: Rows, x: Rows, rows: Integer, channels: Integer, partial: Pointer,
-    means: Pointer, given: Pointer | None,
-) -> None:  # fmt: skip
-    """Of the gradient, and of its product with x less the mean."""
-
-    def mask(channel: Value, count: int) -> tuple[Value, Value]:
-        assert given is not None
-        factor, shift = factors_of(given, channels, channel, range(FACTOR, SHIFT + 1), count)
-        return factor, shift
-
-    terms = gradient_rows(k, g, x, means.load, None if given is None else mask)
-    sum_blocks(k, partial, rows, channels, terms)
-
-
-@native_kernel
 def statistics(
-    k: Emitter, x: ElementPointer, rows: Integer, channels: Integer, partial: Pointer,
-    totals: Pointer, eps: Real, scale: Vector, shift: Vector, means: Pointer, variances: Pointer,
-    factors: Pointer,
+    k: Emitter, sums: BlockSums, totals: Pointer, means: Pointer, variances: Pointer, eps: Real,
+    scale: Vector | None, shift: Vector | None, factors: Pointer | None,
 ) -> None:  # fmt: skip
-    """Mean, variance, and the factors of y = (x - mean) * factor + shift."""
-    kind = factors.type
-    share = share_of(k, rows)
-    begin, end = total_blocks(k, partial, rows, channels, totals)
+    """Mean and variance; with a scale and a shift, also the factors of y = (x - mean) * factor +
+    shift."""
+    share = share_of(k, sums.rows)
+    begin, end = sums.total(k, totals)
     with k.loop(begin, end) as channel:
-        pivot = k.convert(finite_or_zero(k, x.load(channel)), F64)
-        one, two = totals.load(channel), totals.load(channel + channels)
-        mean, variance = (k.convert(value, kind) for value in moments(k, one, two, pivot, share))
-        factor = _factor_of(k, scale.load(channel), variance, eps)
-        offset = shift.load(channel)
+        pivot = sums.pivot(k, 0, channel)
+        one, two = totals.load(channel), totals.load(channel + sums.channels)
+        wide = moments(k, one, two, pivot, share)
+        mean, variance = (k.convert(value, means.type) for value in wide)
+        if scale is not None and shift is not None and factors is not None:
+            # Before the outputs, which may lie where scale and shift do.
+            factor = _factor_of(k, scale.load(channel), variance, eps)
+            values = {MEAN: mean, FACTOR: factor, SHIFT: shift.load(channel)}
+            store_factors(k, factors, sums.channels, channel, values)
         means.store(channel, mean)
         variances.store(channel, variance)
-        values = {MEAN: mean, FACTOR: factor, SHIFT: offset}
-        store_factors(k, factors, channels, channel, values)
 
 
 @native_kernel
@@ -107,23 +84,40 @@ def given_statistics(
 
 @native_kernel
 def gradient_statistics(
-    k: Emitter, rows: Integer, channels: Integer, partial: Pointer, totals: Pointer, eps: Real,
-    scale: Vector, variances: Pointer, means: Pointer, for_scale: ElementPointer,
-    for_shift: ElementPointer, factors: Pointer,
+    k: Emitter, sums: BlockSums, totals: Pointer, eps: Real, scale: Vector, variances: Vector,
+    means: Vector, for_scale: ElementPointer, for_shift: ElementPointer, factors: Pointer | None,
 ) -> None:  # fmt: skip
     """The gradients of scale and shift, and the factors of that of x."""
-    share = share_of(k, rows)
-    begin, end = total_blocks(k, partial, rows, channels, totals)
+    share = share_of(k, sums.rows)
+    begin, end = sums.total(k, totals)
     with k.loop(begin, end) as channel:
-        one, two = totals.load(channel), totals.load(channel + channels)
-        gain = k.convert(scale.load(channel), F64)
+        one, two = totals.load(channel), totals.load(channel + sums.channels)
         inverse = inverse_deviation(k, variances.load(channel), eps)
-        f, a, b = gradient_factors(one, two, gain, inverse, share)
-        # The outputs may lie where the statistics do: these are kept with the factors.
-        values = {CENTRE: means.load(channel), SLOPE_FACTOR: f, LEVEL: a, SLANT: b}
-        store_factors(k, factors, channels, channel, values)
+        if factors is not None:
+            gain = k.convert(scale.load(channel), F64)
+            f, a, b = gradient_factors(one, two, gain, inverse, share)
+            # The outputs may lie where the statistics do: these are kept with the factors.
+            values = {CENTRE: means.load(channel), SLOPE_FACTOR: f, LEVEL: a, SLANT: b}
+            store_factors(k, factors, sums.channels, channel, values)
         for_scale.store(channel, k.convert(two * inverse, for_scale.computed))
         for_shift.store(channel, k.convert(one, for_shift.computed))
+
+
+@native_kernel
+def given_gradients(
+    k: Emitter, rows: Integer, channels: Integer, eps: Real, scale: Vector, mean: Vector,
+    variance: Vector, for_scale: Vector, for_shift: Vector, factors: Pointer,
+) -> None:  # fmt: skip
+    """The factors of the gradient of x from those of scale and shift."""
+    share = share_of(k, rows)
+    with k.loop(0, channels) as channel:
+        gain, one, two = (
+            k.convert(each.load(channel), F64) for each in (scale, for_shift, for_scale)
+        )
+        inverse = inverse_deviation(k, variance.load(channel), eps)
+        f, a, b = gradient_factors(one, two / inverse, gain, inverse, share)
+        values = {CENTRE: mean.load(channel), SLOPE_FACTOR: f, LEVEL: a, SLANT: b}
+        store_factors(k, factors, channels, channel, values)
 
 
 @native_kernel
@@ -217,3 +211,15 @@ def differentiate_planes(
         with k.loop(0, images) as image:
             planes = [each.plane(image, channel) for each in (g, x, dx)]
             gradient_of_plane(k, pixels, planes, factors, mask)
+
+
+@native_kernel
+def differentiate_given_planes(
+    k: Emitter, g: Images, x: Images, dx: Images, images: Integer, channels: Integer,
+    pixels: Integer, factors: Pointer,
+) -> None:  # fmt: skip
+    """The gradient of all planes, by factors that are known."""
+    with k.loop(*k.part_range(images * channels)) as which:
+        image, channel = which // channels, which % channels
+        planes = [each.plane(image, channel) for each in (g, x, dx)]
+        gradient_of_plane(k, pixels, planes, factors_of(factors, channels, channel, range(FACTORS)))

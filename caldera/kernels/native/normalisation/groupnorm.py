@@ -62,9 +62,10 @@ def _normalise_rows(
         source, target = x.rows(image), y.rows(image)
         sums = totals.at(image * channels * 2)
         own = factors.at(image * channels * FACTORS)
-        image_sums(
-            k, sums, blocks.at(image * channels * 2), pixels, channels, pivoted_rows(k, source)
+        terms = pivoted_rows(
+            source, lambda channel, count: finite_or_zero(k, source.base.load(channel, count))
         )
+        image_sums(k, sums, blocks.at(image * channels * 2), pixels, channels, terms)
         with k.loop(0, groups) as group:
             begin, end = group * each, (group + 1) * each
             total, spread = k.variable(0.0, F64), k.variable(0.0, F64)
@@ -105,7 +106,7 @@ def _differentiate_rows(
         centres = own.at(channels * CENTRE)
         with k.loop(0, channels) as channel:
             centres.store(channel, means.load(image * groups + channel // each))
-        terms = gradient_rows(k, slopes, values, centres.load)
+        terms = gradient_rows(slopes, values, centres.load)
         image_sums(k, sums, blocks.at(image * channels * 2), pixels, channels, terms)
         with k.loop(0, groups) as group:
             inverse = inverse_deviation(k, variances.load(image * groups + group), eps)

@@ -36,7 +36,9 @@ BLOCK_ELEMENTS = 2048
 VECTORS_TOGETHER = 4
 """Vectors of a plane that are handled at once."""
 _ROWS_TOGETHER = 4
-"""Rows that are added up before a sum in memory is touched."""
+"""Rows that are added up before a sum is touched."""
+_FEW_VECTORS = 4
+"""Vectors of channels up to which sums stay in registers."""
 
 Terms = tuple[Value, Value, Value]
 """a, b, c: to the first sum goes a, to the second b * c."""
@@ -46,18 +48,16 @@ Prepare = Callable[[Value, int], OfRow]
 """For a channel and a number of lanes, what all rows share is prepared once."""
 Load = Callable[[Value, int], Value]
 """From an index and a number of lanes to the values there."""
-Mask = Callable[[Value, int], tuple[Value, Value]]
-"""The same for the factor and shift that gave what a relu was given."""
 
 
 # --- what is added up
 
 
-def pivoted_rows(k: Emitter, x: Rows) -> Prepare:
-    """x less its first row, and the square of that."""
+def pivoted_rows(x: Rows, pivots: Load) -> Prepare:
+    """x less a pivot for each channel, and the square of that."""
 
     def terms(channel: Value, count: int) -> OfRow:
-        pivot = finite_or_zero(k, x.base.load(channel, count))
+        pivot = pivots(channel, count)
 
         def of_row(row: Value) -> Terms:
             difference = x.load(row, channel, count) - pivot
@@ -68,17 +68,15 @@ def pivoted_rows(k: Emitter, x: Rows) -> Prepare:
     return terms
 
 
-def gradient_rows(k: Emitter, g: Rows, x: Rows, means: Load, mask: Mask | None = None) -> Prepare:
+def gradient_rows(g: Rows, x: Rows, means: Load) -> Prepare:
     """The gradient, and its product with x less the mean."""
 
     def terms(channel: Value, count: int) -> OfRow:
         mean = means(channel, count)
-        factors = None if mask is None else mask(channel, count)
 
         def of_row(row: Value) -> Terms:
-            centred = x.load(row, channel, count) - mean
-            slope = masked(k, g.load(row, channel, count), centred, factors)
-            return slope, slope, centred
+            slope = g.load(row, channel, count)
+            return slope, slope, x.load(row, channel, count) - mean
 
         return of_row
 
@@ -154,55 +152,75 @@ def column_sums(
     channels: Value,
     terms: Prepare,
 ) -> None:
-    """Two sums over some rows for each channel, to totals[0:channels] and after these."""
+    """Two sums over some rows for each channel, to totals[0:channels] and after these.
+
+    Sums of a few channels stay in registers, vector by vector; with many, rows are read one after
+    the other, as they lie in memory.
+    """
+    kind = totals.type
+    lanes = line_lanes(kind)
+    with k.if_else(channels <= _FEW_VECTORS * lanes) as (few, many):
+        with few:
+            _sums_in_registers(k, totals, rows, channels, terms)
+        with many:
+            _sums_in_memory(k, totals, rows, channels, terms)
+
+
+def _sums_in_registers(
+    k: Emitter, totals: Pointer, rows: tuple[Number, Number], channels: Value, terms: Prepare
+) -> None:
+    def visit(channel: Value, count: int) -> None:
+        of_row = terms(channel, count)
+        kind = vector(totals.type, count) if count > 1 else totals.type
+        one, two = (k.variable(0.0, kind) for _ in range(2))
+
+        def together(several: list[Value]) -> None:
+            a, b = _added(k, [of_row(row) for row in several])
+            one.value = one.value + a
+            two.value = two.value + b
+
+        _over_rows(k, rows, together)
+        totals.store(channel, one.value)
+        totals.store(channel + channels, two.value)
+
+    k.vector_loops(0, channels, shrinking(line_lanes(totals.type)), visit)
+
+
+def _sums_in_memory(
+    k: Emitter, totals: Pointer, rows: tuple[Number, Number], channels: Value, terms: Prepare
+) -> None:
     kind = totals.type
     k.clear_bytes(totals, channels * (2 * itemsize(kind)))
 
     def visit(several: list[Value], channel: Value, count: int) -> None:
         of_row = terms(channel, count)
-        found = [of_row(row) for row in several]
-        one = pairwise([a for a, _, _ in found])
-        halves = [_products(k, found[i::2]) for i in range(min(2, len(found)))]
-        two = pairwise(halves)
+        one, two = _added(k, [of_row(row) for row in several])
         totals.store(channel, totals.load(channel, count) + one)
         place = channel + channels
         totals.store(place, totals.load(place, count) + two)
 
-    def together(row: Value, count: int) -> None:
-        several = [row + i for i in range(count)]
+    def together(several: list[Value]) -> None:
         k.vector_loops(0, channels, shrinking(line_lanes(kind)), lambda c, n: visit(several, c, n))
 
+    _over_rows(k, rows, together)
+
+
+def _over_rows(
+    k: Emitter, rows: tuple[Number, Number], together: Callable[[list[Value]], None]
+) -> None:
+    """`together` for a few rows at a time."""
     first, last = (k.constant(each, I64) for each in rows)
     middle = first + (last - first) // _ROWS_TOGETHER * _ROWS_TOGETHER
     with k.loop(first, middle, _ROWS_TOGETHER) as row:
-        together(row, _ROWS_TOGETHER)
+        together([row + i for i in range(_ROWS_TOGETHER)])
     with k.loop(middle, last) as row:
-        together(row, 1)
+        together([row])
 
 
-def sum_blocks(k: Emitter, partial: Pointer, rows: Value, channels: Value, terms: Prepare) -> None:
-    """The sums of this worker's blocks of rows."""
-    blocks = (rows + (BLOCK_ROWS - 1)) // BLOCK_ROWS
-    with k.loop(*k.part_range(blocks)) as block:
-        first = block * BLOCK_ROWS
-        last = k.minimum(first + BLOCK_ROWS, rows)
-        column_sums(k, partial.at(block * channels * 2), (first, last), channels, terms)
-
-
-def total_blocks(
-    k: Emitter, partial: Pointer, rows: Value, channels: Value, totals: Pointer
-) -> tuple[Value, Value]:
-    """This worker's channels; their sums over all blocks go to `totals`, in float64."""
-    blocks = (rows + (BLOCK_ROWS - 1)) // BLOCK_ROWS
-    lanes = 4 * natural_lanes(partial.type)
-    begin, end = k.part_range(channels, lanes)
-
-    def add_up(channel: Value, count: int) -> None:
-        for place in (channel, channel + channels):
-            totals.store(place, block_total(k, partial, place, count, blocks, channels))
-
-    k.vector_loops(begin, end, shrinking(lanes), add_up)
-    return begin, end
+def _added(k: Emitter, found: list[Terms]) -> tuple[Value, Value]:
+    """What a few rows add to both sums."""
+    halves = [_products(k, found[i::2]) for i in range(min(2, len(found)))]
+    return pairwise([a for a, _, _ in found]), pairwise(halves)
 
 
 def image_sums(
@@ -232,19 +250,19 @@ def column_totals(
 
     def add_up(channel: Value, count: int) -> None:
         for output, place in ((plain, channel), (products, channel + channels)):
-            total = block_total(k, partial, place, count, blocks, channels)
+            total = block_total(k, partial, place, count, blocks, channels * 2)
             output.store(channel, k.convert(total, output.computed))
 
     k.vector_loops(begin, end, shrinking(widest), add_up)
 
 
 def block_total(
-    k: Emitter, partial: Pointer, place: Value, count: int, blocks: Value, channels: Value
+    k: Emitter, partial: Pointer, place: Value, count: int, blocks: Value, width: Value
 ) -> Value:
-    """The sum over all blocks of what lies at `place` in each, in float64."""
+    """The sum over all blocks, `width` apart, of what lies at `place` in each, in float64."""
     total = k.variable(k.convert(partial.load(place, count), F64))
     with k.loop(1, blocks) as block:
-        more = partial.load(block * channels * 2 + place, count)
+        more = partial.load(block * width + place, count)
         total.value = total.value + k.convert(more, F64)
     return total.value
 

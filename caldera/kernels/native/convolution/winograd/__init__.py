@@ -8,6 +8,7 @@ much, so it is offered only where `settings.accuracy` is "fast".
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -50,9 +51,13 @@ def _seconds(node: Node, size: int) -> float:
     return Layout(node, size).seconds
 
 
-def _bind(call: Call, size: int) -> Runner:
+def bind(call: Call, size: int, sums: dict[str, Any] | None = None) -> Runner:
+    """Tie the kernel to arrays; it takes `sums` of the image it writes if `takes_sums` says so."""
     layout = Layout(call.node, size)
-    calls_for = weight_calls if layout.is_sum else convolution_calls
+    if layout.is_sum:
+        calls_for = weight_calls
+    else:
+        calls_for = partial(convolution_calls, sums=sums if layout.row_block else None)
 
     def compute(workspace: Workspace, arrays: list[np.ndarray]) -> list[NativeCall]:
         # Groups come one after the other, so the same memory serves all of them.
@@ -61,6 +66,11 @@ def _bind(call: Call, size: int) -> Runner:
         return [each for group in groups for each in calls_for(layout, memory, list(group))]
 
     return bind_staged(call, layout.lengths, compute)
+
+
+def takes_sums(node: Node, size: int) -> bool:
+    """Whether sums over blocks of rows are taken while the rows are written."""
+    return Layout(node, size).row_block is not None
 
 
 def _in_groups(layout: Layout, arrays: list[np.ndarray]) -> list[list[np.ndarray]]:
@@ -72,11 +82,14 @@ def _in_groups(layout: Layout, arrays: list[np.ndarray]) -> list[list[np.ndarray
     ]
 
 
+KERNELS = {f"winograd {size}x{size}": size for size in SIZES}
+"""The sizes of tiles, by the names of kernels."""
+
 for _op in ("conv2d", "conv2d_input", "conv2d_weight"):
-    for _size in SIZES:
+    for _name, _size in KERNELS.items():
         TABLE.add(
             Kernel(
-                _op, "cpu", f"winograd {_size}x{_size}", partial(_bind, size=_size),
+                _op, "cpu", _name, partial(bind, size=_size),
                 partial(_supports, size=_size), partial(_workspace, size=_size), PRIORITY,
                 estimate=partial(_seconds, size=_size),
             )

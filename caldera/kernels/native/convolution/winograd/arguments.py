@@ -6,6 +6,7 @@ memories for the points of two sets of tiles.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -102,21 +103,28 @@ class Arguments:
         passed = self.kept * number
         return self.points.passed(passed), self.others.passed(passed)
 
-    def fetch_ahead(self, tile: Value, point: Value, to_write: tuple[bool, bool]) -> None:
+    def fetch_ahead(
+        self, tile: Value, point: Value, to_write: tuple[bool, bool], also: Sequence[Pointer] = ()
+    ) -> None:
         """Have the pixels brought nearer that the tiles after the block at `tile` will take, or,
-        if it is less than a row of them, those below it.
+        if it is less than a row of them, those below it; `also` those of images like the second.
 
         It is done bit by bit, point by point: memory has time while products are computed. In
         images that do not lie in one piece some are fetched in vain.
         """
+        first, second = self.images
+        # Tiles of the first image reach a row further.
+        wanted = [
+            (first, first.memory.at(first.row_step), to_write[0]),
+            (second, second.memory, to_write[1]),
+            *((second, memory, False) for memory in also),
+        ]
         k = self.k
         ahead = k.maximum(self.block, self.across)
-        for image, top, writes in zip(self.images, (1, 0), to_write, strict=True):
+        for image, memory, writes in wanted:
             pixels = image.channels * (self.size * self.size)
             share = self.block * pixels // self.area
-            # Tiles of the first image reach a row further.
-            start = (tile + ahead) * pixels + point * share + image.row_step * top
-            place = image.memory.at(start)
+            place = memory.at((tile + ahead) * pixels + point * share)
             with k.loop(0, share, CACHE_LINE // itemsize(place.type)) as index:
                 k.prefetch(place.at(index), to_write=writes)
 

@@ -21,7 +21,7 @@ from caldera.kernels.native.codegen.emitter import (
     Value,
     natural_lanes,
 )
-from caldera.kernels.native.codegen.kernel import NativeCall, native_kernel
+from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.convolution.microkernel import Tile
 from caldera.kernels.native.convolution.winograd.arguments import (
     Arguments,
@@ -32,6 +32,7 @@ from caldera.kernels.native.convolution.winograd.arguments import (
 from caldera.kernels.native.convolution.winograd.filters import filter_points
 from caldera.kernels.native.convolution.winograd.layout import Layout
 from caldera.kernels.native.convolution.winograd.tiles import Points, inverse_transform
+from caldera.kernels.native.normalisation.block_sums import BlockSums
 
 Rows = tuple[Number, Value]
 _WRITTEN_OUT = 16
@@ -128,20 +129,27 @@ def _by_panels(
 @native_kernel
 def _apart(
     k: Emitter, given: _Arguments, register_tile: tuple[int, int] | None, channels: int,
-    numbers: Steps | None,
+    numbers: Steps | None, grain: Integer, sums: BlockSums | None,
 ) -> None:  # fmt: skip
-    """Blocks of tiles, each by one worker from beginning to end."""
+    """Blocks of tiles, each by one worker from beginning to end. Workers share the tiles by
+    `grain`; if there are `sums` to take, so many write a block of rows."""
     given = given.known(numbers)
     scratch = given.scratch(k.part)
-    first, end, block = given.first, given.end, given.block
-    with k.loop(*k.part_range((end - first + block - 1) // block)) as index:
-        begin = first + index * block
+    first, block = given.first, given.block
+    start, stop = k.part_range((given.end - first + grain - 1) // grain)
+    end = k.minimum(first + stop * grain, given.end)
+    rows = k.variable(start)
+    with k.loop(first + start * grain, end, block) as begin:
         tiles = begin, k.minimum(begin + block, end)
         given.transform_tiles("points", given.images[0], scratch[0], tiles)
         with k.loop(0, given.area) as point:
-            given.fetch_ahead(begin, point, (False, True))
+            given.fetch_ahead(begin, point, (False, True), () if sums is None else sums.others)
             given.multiply(scratch, (0, tiles[1] - begin), point, register_tile, channels)
         given.inverse_transform(scratch[1], tiles)
+        if sums is not None:
+            with k.while_loop(lambda: (rows.value + 1) * grain <= tiles[1]):
+                sums.add_up(k, rows.value)
+                rows.value = rows.value + 1
 
 
 @native_kernel
@@ -174,11 +182,15 @@ def _inverse_together(k: Emitter, given: _Arguments) -> None:
 
 
 def convolution_calls(
-    layout: Layout, memory: list[np.ndarray], arrays: list[np.ndarray]
+    layout: Layout,
+    memory: list[np.ndarray],
+    arrays: list[np.ndarray],
+    sums: dict[str, Any] | None = None,
 ) -> list[NativeCall]:
     """The calls that convolve one group: a source, filters and a target.
 
-    Images lie channels last; `memory` has the lengths that the layout says.
+    Images lie channels last; `memory` has the lengths that the layout says. `sums` over blocks of
+    rows of the target are taken where the layout has such blocks.
     """
     source, filters, target = arrays
     images = source, target
@@ -192,7 +204,10 @@ def convolution_calls(
     calls = [filter_points(filters, matrices, layout)]
     if layout.is_apart:
         tiles = 0, layout.tiles
-        tiled["numbers"] = steps_of(layout, images)
+        tiled |= {
+            "numbers": steps_of(layout, images), "sums": sums,
+            "grain": layout.block if sums is None else layout.row_block,
+        }  # fmt: skip
         apart = winograd_call(_apart, layout, images, memory, tiles, layout.workers, **tiled)
         return [*calls, apart]
     for first in range(0, layout.tiles, layout.block):

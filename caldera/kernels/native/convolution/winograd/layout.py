@@ -20,6 +20,7 @@ from caldera.kernels.native.convolution.microkernel import best_shape
 from caldera.kernels.native.convolution.reorder import staging_bytes
 from caldera.kernels.native.convolution.tiled_layout import TiledLayout
 from caldera.kernels.native.convolution.winograd.transforms import reach
+from caldera.kernels.native.normalisation.block_sums import rows_of_image
 from caldera.tensor.dtype import NAMES
 from caldera.threads import thread_count
 
@@ -41,6 +42,8 @@ _FEW_SUMS = 1 << 8
 """Up to so many, it pays to read a block's pixels again for each row of points."""
 _FEW_CHANNELS = 32
 """Sums of at most so many terms take no longer than finding out where their rows begin."""
+_BLOCKS_OF_A_WORKER = 4
+"""Blocks of rows that a worker has at least if it takes their sums: they are shared as a whole."""
 _TRANSFORMED = 0.4e-9
 """Seconds for an element of a transformed tile."""
 _FILTER = 1e-9
@@ -73,16 +76,34 @@ class Layout(TiledLayout):
         """How many points of a block are in memory at once."""
         return reach(self.size) if self.by_rows else self.points
 
+    @property
+    def written(self) -> tuple[int, int]:
+        """Height and width of the images that tiles are counted in."""
+        return self.geometry.source if self.is_gradient else self.geometry.target
+
     @cached_property
     def grid(self) -> tuple[int, int]:
         """Tiles from top to bottom and from left to right."""
-        height, width = (self.geometry.image if self.is_gradient else self.geometry.output)[2:]
+        height, width = self.written
         return -(-height // self.size), -(-width // self.size)
 
     @cached_property
     def tiles(self) -> int:
         """How many there are in all images."""
         return self.geometry.batch * self.grid[0] * self.grid[1]
+
+    @cached_property
+    def row_block(self) -> int | None:
+        """How many tiles write a block of rows of pixels whose sums a worker takes at once; None
+        where rows of blocks are not written by one worker alone, or blocks are few."""
+        height, width = self.written
+        rows = rows_of_image(height, width)
+        if self.is_sum or not self.is_apart or self.geometry.groups > 1 or rows is None:
+            return None
+        if rows % self.size and rows != height:
+            return None
+        tiles = -(-rows // self.size) * self.grid[1]
+        return tiles if self.tiles >= _BLOCKS_OF_A_WORKER * thread_count() * tiles else None
 
     @property
     def seconds(self) -> float:

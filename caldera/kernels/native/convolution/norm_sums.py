@@ -1,0 +1,187 @@
+"""Convolutions that also give what batch normalisation needs of their result: the mean and the
+variance of each channel, or, for the input gradient, the gradients of scale and shift.
+
+Every way to convolve is offered. Winograd's takes the sums of a block of rows as soon as that is
+written, while it is in the worker's cache; behind the others a call of its own takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from caldera.graph.memory_format import NHWC
+from caldera.graph.node import Node, Spec, intern
+from caldera.graph.ops.product import conv2d, conv2d_input
+from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
+from caldera.kernels.native.codegen.kernel import NativeCall
+from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
+from caldera.kernels.native.codegen.strides import any_layout, parts_for
+
+# All that convolve register first: what they offer is offered here as well.
+from caldera.kernels.native.convolution import (
+    amx_columns,  # noqa: F401
+    fourier,  # noqa: F401
+    planes,  # noqa: F401
+    pointwise,  # noqa: F401
+    winograd,
+)
+from caldera.kernels.native.normalisation import batchnorm_kernels as kernels
+from caldera.kernels.native.normalisation.apply import FACTORS
+from caldera.kernels.native.normalisation.block_sums import (
+    BLOCK_ROWS,
+    SUMS,
+    rows_of_image,
+    sums_of_blocks,
+)
+from caldera.kernels.native.normalisation.layout import batch_layout, vector
+from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.tensor.dtype import float64
+
+CONVOLUTIONS = {"conv2d_moments": conv2d, "conv2d_input_norm_reduce": conv2d_input}
+"""What the ops convolve by."""
+_OWN = ("added", "mask", "eps")
+"""Attributes that are not the convolution's."""
+Convolve = Callable[[Call, "_Sums"], tuple[Runner, bool]]
+"""Convolves, and says whether it took the sums as well."""
+
+
+def convolution_of(node: Node) -> Node:
+    """The convolution alone."""
+    attrs = {name: value for name, value in node.attrs.items() if name not in _OWN}
+    return intern(CONVOLUTIONS[node.op.name], node.inputs[:2], attrs, node.outputs[:1])
+
+
+def _block_length(spec: Spec) -> int:
+    """Rows in a block."""
+    _, _, height, width = spec.shape
+    rows = rows_of_image(height, width)
+    return BLOCK_ROWS if rows is None else rows * width
+
+
+def _specs(node: Node) -> tuple[Spec, Spec, Spec]:
+    """Sums of blocks, their totals, and the factors that a relu's mask comes from."""
+    image = node.outputs[0]
+    channels = image.shape[1]
+    dtype = compute_dtype(image.dtype)
+    blocks = -(-(image.size // max(channels, 1)) // max(_block_length(image), 1))
+    return (
+        Spec((blocks * SUMS * channels,), dtype), Spec((2 * channels,), float64),
+        Spec((FACTORS * channels,), dtype),
+    )  # fmt: skip
+
+
+class _Sums:
+    """The sums of one call: what kernels are given, and the calls before and after."""
+
+    def __init__(self, call: Call, scratch: Scratch) -> None:
+        self.call = call
+        self.partial, self.totals, self.factors = (
+            scratch.array(spec.shape, spec.dtype) for spec in _specs(call.node)
+        )
+        self.before: list[NativeCall] = []
+        self.arguments: dict[str, Any] | None = None
+        """Those of `BlockSums`; None if the arrays do not lie in rows."""
+        self.is_gradient = call.node.op.name == "conv2d_input_norm_reduce"
+        images = [call.outputs[0]]
+        attrs = call.node.attrs
+        if self.is_gradient:
+            rest = list(call.inputs[6:])
+            self.more = rest.pop(0) if attrs["added"] else None
+            self.seen = rest.pop() if attrs["mask"] else None
+            images += [call.inputs[2]]
+            images += [self.more] if self.more is not None else []
+            images += [self.seen] if attrs["mask"] == "y" else []
+        vectors = call.outputs[1:] if not self.is_gradient else (call.inputs[4], *call.outputs[1:])
+        layout = batch_layout(images, 1)
+        if layout is None or not layout.last or not all(v.flags.c_contiguous for v in vectors):
+            return
+        rows = [layout.rows(index, image) for index, image in enumerate(images)]
+        self.rows = layout.pixels
+        self.arguments = {
+            "values": rows.pop(0), "rows": layout.pixels, "channels": layout.channels,
+            "length": _block_length(call.node.outputs[0]), "partial": self.partial,
+            "slopes": self._slopes(rows) if self.is_gradient else None,
+        }  # fmt: skip
+
+    def _slopes(self, rows: list[dict[str, Array | int]]) -> dict[str, Any]:
+        attrs = self.call.node.attrs
+        _, _, _, scale, mean, variance = self.call.inputs[:6]
+        given = None
+        if attrs["mask"] == "x":
+            given = self.factors
+            self.before.append(kernels.given_statistics.call(
+                channels=mean.size, eps=attrs["eps"], factors=given, scale=vector(scale),
+                shift=vector(self.seen), mean=vector(mean), variance=vector(variance),
+            ))  # fmt: skip
+        return {
+            "x": rows.pop(0), "means": mean, "more": rows.pop(0) if attrs["added"] else None,
+            "y": rows.pop() if attrs["mask"] == "y" else None, "given": given, "writes": True,
+        }  # fmt: skip
+
+    def taken(self) -> NativeCall:
+        """All sums in a call of their own."""
+        return sums_of_blocks.call(sums=self.arguments, parts=parts_for(self.call.outputs[0].size))
+
+    def after(self) -> NativeCall:
+        """From sums to results."""
+        how: dict[str, Any] = {
+            "sums": self.arguments, "totals": self.totals, "factors": None,
+            "parts": parts_for(self.partial.size),
+        }  # fmt: skip
+        one, two = self.call.outputs[1:]
+        if not self.is_gradient:
+            return kernels.statistics.call(
+                means=one, variances=two, eps=0.0, scale=None, shift=None, **how
+            )
+        scale, mean, variance = self.call.inputs[3:6]
+        return kernels.gradient_statistics.call(
+            eps=self.call.node.attrs["eps"], scale=vector(scale), means=vector(mean),
+            variances=vector(variance), for_scale=one, for_shift=two, **how,
+        )  # fmt: skip
+
+
+# --- ways to convolve
+
+
+def _alone(call: Call, sums: _Sums, kernel: Kernel) -> tuple[Runner, bool]:
+    return kernel.bind(call), False
+
+
+def _winograd(call: Call, sums: _Sums, size: int) -> tuple[Runner, bool]:
+    return winograd.bind(call, size, sums.arguments), winograd.takes_sums(call.node, size)
+
+
+def _bind(call: Call, convolve: Convolve) -> Runner | None:
+    scratch = Scratch(call.workspace)
+    sums = _Sums(call, scratch)
+    if sums.arguments is None:
+        return None
+    inner = Call(
+        convolution_of(call.node), call.outputs[:1], call.inputs[:2],
+        scratch.rest if scratch.rest.size else None,
+    )  # fmt: skip
+    convolved, is_done = convolve(inner, sums)
+    last = [sums.after()] if is_done else [sums.taken(), sums.after()]
+    return in_sequence([NativeRunner(sums.before), convolved, NativeRunner(last)])
+
+
+def _offer(op: str, kernel: Kernel, convolve: Convolve) -> None:
+    def workspace(node: Node) -> int:
+        return workspace_bytes(*_specs(node)) + kernel.workspace(convolution_of(node))
+
+    TABLE.add(replace(
+        kernel, op=op, bind=any_layout(partial(_bind, convolve=convolve), lambda node: NHWC),
+        supports=lambda node: kernel.supports(convolution_of(node)), workspace=workspace,
+        estimate=lambda node: kernel.estimate(convolution_of(node)),
+    ))  # fmt: skip
+
+
+for _op, _inner in CONVOLUTIONS.items():
+    for _kernel in TABLE.kernels(_inner.name, "cpu"):
+        if _kernel.name in winograd.KERNELS:
+            _offer(_op, _kernel, partial(_winograd, size=winograd.KERNELS[_kernel.name]))
+        elif _kernel.name != "reference":
+            _offer(_op, _kernel, partial(_alone, kernel=_kernel))

@@ -1,0 +1,196 @@
+"""Sums over blocks of rows: what the statistics of batch normalisation and its gradient come from.
+
+They are taken in a call of their own, or by whoever writes the rows, block by block, while these
+are still in its cache. Blocks are of a size that the shape alone decides, so that sums are the same
+either way, and for any number of threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from caldera.kernels.native.codegen.emitter import (
+    F64,
+    Emitter,
+    Number,
+    Pointer,
+    Value,
+    line_lanes,
+    natural_lanes,
+    shrinking,
+)
+from caldera.kernels.native.codegen.kernel import Integer, native_kernel
+from caldera.kernels.native.normalisation.apply import FACTOR, SHIFT, factors_of
+from caldera.kernels.native.normalisation.layout import Rows
+from caldera.kernels.native.normalisation.statistics import (
+    BLOCK_ROWS,
+    OfRow,
+    Prepare,
+    Terms,
+    block_total,
+    column_sums,
+    finite_or_zero,
+    masked,
+    pivoted_rows,
+)
+
+SUMS = 3
+"""Numbers for each channel of a block: two sums, and what x is less in them."""
+_MOST_ROWS = 1024
+"""Rows of an image that is not cut, because its height is odd, at most."""
+
+
+def rows_of_image(height: int, width: int) -> int | None:
+    """How many rows of pixels of an image make a block, so that all blocks are alike: an even
+    number, or all of them. None if there is no such number.
+
+    >>> rows_of_image(32, 32), rows_of_image(7, 7), rows_of_image(149, 149)
+    (8, 7, None)
+    """
+    if height * width <= BLOCK_ROWS:
+        return height
+    even = [n for n in range(2, height + 1, 2) if height % n == 0]
+    within = [n for n in even if n * width <= BLOCK_ROWS] or even[:1]
+    if within:
+        return within[-1]
+    return height if height * width <= _MOST_ROWS else None
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """What the sums of a gradient take besides it: the x that was normalised, and its means.
+
+    `more` is added to the gradient first. It is 0 where a relu let nothing through: where `y`, its
+    result, is not positive, or, by the factors that are `given`, what it was given. If it `writes`,
+    that takes the place of the gradient.
+    """
+
+    x: Rows
+    means: Pointer
+    more: Rows | None
+    y: Rows | None
+    given: Pointer | None
+    writes: bool
+
+    def terms(self, k: Emitter, values: Rows, channels: Value) -> Prepare:
+        """The gradient, and its product with x less the mean."""
+
+        def prepare(channel: Value, count: int) -> OfRow:
+            mean = self.means.load(channel, count)
+            factors = None
+            if self.given is not None:
+                which = range(FACTOR, SHIFT + 1)
+                factor, shift = factors_of(self.given, channels, channel, which, count)
+                factors = factor, shift
+
+            def of_row(row: Value) -> Terms:
+                centred = self.x.load(row, channel, count) - mean
+                slope = values.load(row, channel, count)
+                if self.more is not None:
+                    slope = slope + self.more.load(row, channel, count)
+                slope = masked(k, slope, centred, factors)
+                if self.y is not None:
+                    slope = k.select(self.y.load(row, channel, count) > 0.0, slope, 0.0)
+                if self.writes:
+                    values.store(row, channel, slope)
+                return slope, slope, centred
+
+            return of_row
+
+        return prepare
+
+
+@dataclass(frozen=True)
+class BlockSums:
+    """Rows of channels, and the two sums of each block of them: of x less the first row of the
+    block and of the square of that, or those of a gradient."""
+
+    values: Rows
+    rows: Integer
+    channels: Integer
+    length: Integer
+    """Rows in a block; the last may have fewer."""
+    partial: Pointer
+    slopes: Slopes | None
+
+    @property
+    def blocks(self) -> Value:
+        """How many there are."""
+        return (self.rows + self.length - 1) // self.length
+
+    @property
+    def others(self) -> list[Pointer]:
+        """Where the images are that are read besides the values."""
+        if self.slopes is None:
+            return []
+        images = (self.slopes.x, self.slopes.more, self.slopes.y)
+        return [image.base.place for image in images if image is not None]
+
+    @property
+    def width(self) -> Value:
+        """What a block has in `partial`: two sums of each channel, and the rows they are less."""
+        return self.channels * SUMS
+
+    def add_up(self, k: Emitter, block: Value) -> None:
+        """The sums of one block."""
+        first = block * self.length
+        last = k.minimum(first + self.length, self.rows)
+        place = self.partial.at(block * self.width)
+        if self.slopes is not None:
+            terms = self.slopes.terms(k, self.values, self.channels)
+            column_sums(k, place, (first, last), self.channels, terms)
+            return
+        pivots = place.at(self.channels * 2)
+
+        def keep(channel: Value, count: int) -> None:
+            pivots.store(channel, finite_or_zero(k, self.values.load(first, channel, count)))
+
+        k.vector_loops(0, self.channels, shrinking(line_lanes(place.type)), keep)
+        terms = pivoted_rows(self.values, pivots.load)
+        column_sums(k, place, (first, last), self.channels, terms)
+
+    def total(self, k: Emitter, totals: Pointer) -> tuple[Value, Value]:
+        """This worker's channels; their sums over all blocks go to `totals`, in float64.
+
+        Those of x become sums of x less its first row.
+        """
+        lanes = 4 * natural_lanes(self.partial.type)
+        begin, end = k.part_range(self.channels, lanes)
+
+        def add_up(channel: Value, count: int) -> None:
+            if self.slopes is None:
+                self._total_from_pivots(k, totals, channel, count)
+                return
+            for place in (channel, channel + self.channels):
+                total = block_total(k, self.partial, place, count, self.blocks, self.width)
+                totals.store(place, total)
+
+        k.vector_loops(begin, end, shrinking(lanes), add_up)
+        return begin, end
+
+    def pivot(self, k: Emitter, block: Number, channel: Value, count: int = 1) -> Value:
+        """What was taken from the rows of a block, in float64."""
+        place = self.width * block + self.channels * 2 + channel
+        return k.convert(self.partial.load(place, count), F64)
+
+    def _total_from_pivots(self, k: Emitter, totals: Pointer, channel: Value, count: int) -> None:
+        common = self.pivot(k, 0, channel, count)
+        one, two = (k.variable(0.0, common.type) for _ in range(2))
+        with k.loop(0, self.blocks) as block:
+            length = k.convert(k.minimum(self.length, self.rows - block * self.length), F64)
+            place = block * self.width + channel
+            a = k.convert(self.partial.load(place, count), F64)
+            b = k.convert(self.partial.load(place + self.channels, count), F64)
+            # From this block's pivot to the common one: less d more.
+            d = self.pivot(k, block, channel, count) - common
+            one.value = one.value + (a + d * length)
+            two.value = two.value + (b + d * (a * 2.0 + d * length))
+        totals.store(channel, one.value)
+        totals.store(channel + self.channels, two.value)
+
+
+@native_kernel
+def sums_of_blocks(k: Emitter, sums: BlockSums) -> None:
+    """The sums of all blocks."""
+    with k.loop(*k.part_range(sums.blocks)) as block:
+        sums.add_up(k, block)
