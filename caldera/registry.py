@@ -66,6 +66,10 @@ def _same_definition(old: object, new: object) -> bool:
     return isinstance(old, type) and isinstance(new, type) and repr(old) == repr(new)
 
 
+MOST_NAMED = 40
+"""Names that a hint lists: there are hundreds of ops."""
+
+
 def nearest(name: object, known: Iterable[str]) -> str:
     """The hint for a name that does not exist.
 
@@ -77,7 +81,10 @@ def nearest(name: object, known: Iterable[str]) -> str:
     """
     names = list(known)
     close = difflib.get_close_matches(str(name), names, n=1)
-    return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(names)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return "known: " + ", ".join(names[:MOST_NAMED]) + more
 
 
 _providers: dict[str, tuple[str, str]] = {}

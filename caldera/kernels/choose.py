@@ -8,7 +8,6 @@ that; else the kernel with the highest priority. A deterministic run measures no
 
 from __future__ import annotations
 
-import difflib
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -36,6 +35,7 @@ from caldera.kernels.tuning_cache import Record
 from caldera.kernels.verdict import ORACLE, Source, Verdict, winner
 from caldera.kernels.workspace_share import keeping_to
 from caldera.plain_data import json_digest
+from caldera.registry import nearest
 
 Fixed = Mapping[tuple[str, str], str]
 """By op and family of devices, the kernel that was fixed by hand."""
@@ -483,11 +483,7 @@ def _work(node: Node) -> int:
 
 def _check_op(where: str, op: str) -> None:
     if op not in OPS:
-        close = difflib.get_close_matches(op, OPS, n=1)
-        raise ConfigError.build(
-            where, expected="the name of an op", got=repr(op),
-            hint=f"did you mean {close[0]!r}?" if close else "",
-        )  # fmt: skip
+        raise ConfigError.build(where, expected="an op's name", got=repr(op), hint=nearest(op, OPS))
 
 
 choices = Choices()

@@ -143,12 +143,10 @@ def passes(
     missing = {name for name, kernel in NEEDED.items() if not has_kernel(kernel)}
     if not adds_rows:
         missing.add("row_products")
-    if in_loop or not channels_last:
-        # What a loop hands from step to step lies row major, and so does all that is inside.
-        missing.add("layout")
-    if "layout" in without | missing:
-        # Sums are taken while rows of channels are written.
-        missing.add("norm_sums")
+    if in_loop or not channels_last or "layout" in without:
+        # What a loop hands from step to step lies row major, and so does all that is inside; sums
+        # are taken while rows of channels are written.
+        missing |= {"layout", "norm_sums"}
     return [(name, run) for name, run in steps if name not in without | missing]
 
 
