@@ -5,13 +5,16 @@
 
 Each network is tuned from an empty cache, in a process of its own: exhaustively, and by the model,
 which learns while it goes. Cold, kernels are compiled as they are tried; then each process tunes
-again with an empty cache of choices, when all that it tried is compiled. Beside it stands what any
+again with an empty cache of choices, when all kernels are compiled. Beside it stands what any
 plan has to compile, for the kernels that would be guessed. What the model's choices take is looked
 up in the exhaustive times, the better of the two runs; what the second exhaustive run would choose
 by the times of the first, and how far the two are apart, is the noise.
 
 Then the model is trained on the first exhaustive run and predicts shapes that it has not seen, left
-out one at a time, and those of the other network; an error is that from the mean of the two runs.
+out one at a time, those of each network by the others, and by them and the rest of its own; an
+error is that from the mean of the two runs. A machine may be twice as fast in one run as in the
+other, which says nothing about predictions: so times are compared as they would be at the usual
+pace of the yardstick beside them, and as they were.
 
 `--cpu-time` is for busy machines: one thread, and the seconds that it computed.
 """
@@ -43,7 +46,7 @@ from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import detached
 from caldera.kernels import measure, tuning_cache
 from caldera.kernels.choose import Choices
-from caldera.kernels.learned_cost import CostModel
+from caldera.kernels.learned_cost import CostModel, following
 from caldera.kernels.table import Call, Runner
 from caldera.kernels.thread_counts import name_on_all_threads
 from caldera.kernels.tuning_cache import Record
@@ -62,7 +65,7 @@ COLUMNS = (
 
 def nodes_of(name: str, batch: int) -> list[Node]:
     """What a training step of a network is made of, each kind once."""
-    side = {"inception3": 299, "resnet20": 32}.get(name, 224)
+    side = {"inception3": 299, "resnet20": 32, "resnet56": 32}.get(name, 224)
     network = nn.Sequential(getattr(nn.models, name)())
     with nn.trace(training=True, random=op.random_state()):
         result = network(op.input("x", (batch, 3, side, side)))
@@ -133,10 +136,12 @@ def tune_here(name: str, way: str, options: argparse.Namespace) -> None:
         if way == PLAN:
             print(json.dumps(bound(nodes, Path(folder) / "cold", clock)))
             return
-        runs = [
-            tuned(nodes, Path(folder) / each, all_kernels=way == "exhaustive", clock=clock)
-            for each in ("cold", "warm")
-        ]
+        runs = []
+        for each in ("cold", "warm"):
+            runs.append(tuned(nodes, Path(folder) / each, all_kernels=way != "model", clock=clock))
+            if way == "model":
+                # What it leaves out now it may try in the second run.
+                tuned(nodes, Path(folder) / f"all after {each}", all_kernels=True, clock=clock)
     print(json.dumps(runs))
 
 
@@ -208,39 +213,73 @@ def model_of(records: Sequence[Record]) -> CostModel:
     return model
 
 
-def errors(model: CostModel, unseen: Record, again: Record) -> list[float]:
-    """How far predictions for a node are off the mean of what it took in two runs."""
-    found = []
-    for name, row in unseen.features.items():
-        predicted = model.seconds(_group(unseen, name), row)
-        if predicted is not None and name in again.times and " on " not in name:
-            mean = (log(unseen.times[name]) + log(again.times[name])) / 2
-            found.append(exp(abs(log(predicted.seconds) - mean)) - 1)
-    return found
+Pair = tuple[Record, Record]
+"""What was measured for a node in the first run, and in the second."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Times as they would be when the yardstick takes `usual` seconds; as they were with none."""
+
+    usual: float | None
+
+    def log_time(self, record: Record, name: str) -> float:
+        """The logarithm of a kernel's seconds."""
+        if self.usual is None:
+            return log(record.times[name])
+        off = following(record.features[name]) * log(record.pace / self.usual)
+        return log(record.times[name]) - off
+
+    def apart(self, pair: Pair) -> list[float]:
+        """How far the times of two runs are apart."""
+        first, again = pair
+        return [
+            abs(self.log_time(first, name) - self.log_time(again, name)) for name in _timed(pair)
+        ]
+
+    def errors(self, model: CostModel, pair: Pair) -> list[float]:
+        """How far predictions for a node are off the mean of the two runs."""
+        first, again = pair
+        found = []
+        for name in _timed(pair):
+            predicted = model.seconds(_group(first, name), first.features[name])
+            if predicted is not None:
+                mean = (self.log_time(first, name) + self.log_time(again, name)) / 2
+                found.append(abs(log(predicted.seconds) - mean))
+        return found
+
+
+def _timed(pair: Pair) -> list[str]:
+    return [name for name in pair[0].features if name in pair[1].features and " on " not in name]
+
+
+def _shown(errors: Sequence[float]) -> str:
+    return f"{exp(median(errors)) - 1:.1%} ({len(errors)})" if errors else "none"
 
 
 def report_predictions(found: dict[str, Tuned]) -> None:
-    """Print the errors for shapes never seen, and the noise beside them."""
+    """Print the errors for shapes never seen, and the noise beside them: medians of how many."""
+    print("\n| network | times | measured again | left out one at a time | by the others | by the "
+          "others and the rest of its own |\n|---|---|---|---|---|---|")  # fmt: skip
     for name, exhaustive in found.items():
         first = exhaustive.records(0)
         again = {str(each.key): each for each in exhaustive.records(1)}
         pairs = [(each, again[str(each.key)]) for each in first if str(each.key) in again]
-        noise = [exp(abs(log(each.times[kernel] / other.times[kernel]))) - 1
-                 for each, other in pairs for kernel in each.times
-                 if kernel in other.times and " on " not in kernel]  # fmt: skip
-        left_out: list[float] = []
-        for each, other in pairs:
-            left_out += errors(model_of([r for r in first if r is not each]), each, other)
-        print(f"\n{name}: measured again, times differ by {median(noise):.1%} at the median; "
-              f"shapes left out one at a time are predicted with a median error of "
-              f"{median(left_out):.1%} ({len(left_out)} times)")  # fmt: skip
-        for other_name, other_tuned in found.items():
-            if other_name != name:
-                model = model_of(other_tuned.records(0))
-                known = {str(each.key) for each in other_tuned.records(0)}
-                fresh = [error for each, other in pairs if str(each.key) not in known
-                         for error in errors(model, each, other)]  # fmt: skip
-                print(f"trained on {other_name} alone: {median(fresh):.1%} ({len(fresh)} times)")
+        others = [each for other, tuned in found.items() if other != name
+                  for each in tuned.records(0)]  # fmt: skip
+        for words in ("at the usual pace", "as they were"):
+            cells: list[list[float]] = [[], [], [], []]
+            for pair in pairs:
+                rest = [each for each in first if each is not pair[0]]
+                elsewhere = [each for each in others if each.key != pair[0].key]
+                # As busy as the machine usually was for whoever is asked.
+                for cell, known in zip(cells[1:], (rest, elsewhere, elsewhere + rest), strict=True):
+                    if known:
+                        usual = sorted(each.pace for each in known)[len(known) // 2]
+                        pace = Pace(usual if words == "at the usual pace" else None)
+                        cell += pace.errors(model_of(known), pair)
+                cells[0] += Pace(1.0 if words == "at the usual pace" else None).apart(pair)
+            print(f"| {name} | {words} | " + " | ".join(map(_shown, cells)) + " |", flush=True)
 
 
 def main() -> None:
@@ -249,6 +288,7 @@ def main() -> None:
     parser.add_argument("networks", nargs="+")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--cpu-time", action="store_true")
+    parser.add_argument("--out", help="a file for all times, as JSON")
     parser.add_argument("--way", choices=(*WAYS, PLAN), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.way:
@@ -256,7 +296,8 @@ def main() -> None:
         return
     print("| " + " | ".join(COLUMNS) + " |")
     print("|---" * len(COLUMNS) + "|")
-    found = {}
+    found: dict[str, Tuned] = {}
+    samples: dict[str, Any] = {}
     for name in options.networks:
         whole, modelled = (Tuned.of(name, way, options) for way in WAYS)
         found[name] = whole
@@ -273,7 +314,14 @@ def main() -> None:
               f"| {base:.1f} s | {beyond:.2f} | {warm:.2f} "
               f"| {sources.count('measured')}, {sources.count('predicted')} "
               f"| {ratio:.3f} | {others} | {noise:.3f} |", flush=True)  # fmt: skip
+        samples[name] = {
+            way: [[[r.key["op"], [spec[0] for spec in r.key["inputs"]], r.times, r.pace]
+                   for r in tuned.records(run)] for run in range(len(tuned.runs))]
+            for way, tuned in zip(WAYS, (whole, modelled), strict=True)
+        }  # fmt: skip
     report_predictions(found)
+    if options.out:
+        Path(options.out).write_text(json.dumps(samples))
 
 
 if __name__ == "__main__":

@@ -28,8 +28,11 @@ from caldera.tensor.shape import Shape
 
 MOST_SAMPLES = 256
 """Measurements that are kept; when there are more, a quarter of them goes, the oldest."""
-FOLLOWING = 0.5
-"""The part of a change of the yardstick that kernels follow: some of their time is memory's."""
+FOLLOWING, FROM_MEMORY = 0.85, 0.35
+"""The part of a change of the yardstick that kernels follow, and that of those whose operands come
+from memory: that is as slow whether a core is shared with somebody or not."""
+CACHED = 1 << 22
+"""Numbers in operands and result from which on they come from memory."""
 _SPEED = 1e10
 """Operations and bytes a second of kernels that have no estimate."""
 _LARGEST = 1e3
@@ -114,7 +117,19 @@ def _left_empty(length: int) -> float:
     return math.log(-(-length // _VECTOR) * _VECTOR / length) if length >= _VECTOR else 0.0
 
 
-FEATURES = 3 + 3 * 7
+_FIRST, _PER_SHAPE = 3, 7
+FEATURES = _FIRST + 3 * _PER_SHAPE
+
+
+def following(row: Sequence[float]) -> float:
+    """The part of a change of the yardstick that a node of these features follows.
+
+    >>> following([0.0] * FEATURES) == FOLLOWING
+    True
+    """
+    starts = range(_FIRST, FEATURES, _PER_SHAPE)
+    count = sum(math.exp(row[at] + row[at + 1] + 2 * row[at + 2]) for at in starts)
+    return FOLLOWING if count < CACHED else FROM_MEMORY
 
 
 @dataclass(frozen=True)
@@ -223,7 +238,9 @@ class CostModel:
 
     _alone: dict[Group, _Process] = field(default_factory=dict)
     _ratios: dict[tuple[Group, str], _Process] = field(default_factory=dict)
+    _first_pace: dict[str, float] = field(default_factory=dict)
     _paces: dict[str, list[float]] = field(default_factory=dict)
+    """Logarithms of all of them, beside the first."""
 
     def learn(
         self, family: str, op: str, dtype: str, times: Mapping[str, float],
@@ -241,11 +258,12 @@ class CostModel:
         }
         if not timed or not 0 < pace < math.inf:
             return
-        load = FOLLOWING * math.log(pace)
+        load = math.log(pace / self._first_pace.setdefault(family, pace))
         insort(self._paces.setdefault(family, []), load)
         for name, (value, row) in timed.items():
             group = (family, op, dtype, name)
-            self._alone.setdefault(group, _Process(SECONDS)).add(row, value - load)
+            value_alone = value - following(row) * load
+            self._alone.setdefault(group, _Process(SECONDS)).add(row, value_alone)
             for other, (beside, base) in timed.items():
                 if name < other:
                     # One that has an estimate starts from it; others start from the same work.
@@ -261,7 +279,8 @@ class CostModel:
             return None
         mean, spread = process.predict(row)
         paces = self._paces[group[0]]
-        return Prediction(math.exp(mean + row[0] + paces[len(paces) // 2]), spread)
+        usual = following(row) * paces[len(paces) // 2]
+        return Prediction(math.exp(mean + row[0] + usual), spread)
 
     def predictions(self, node: Node, kernels: Sequence[Kernel]) -> dict[str, Prediction] | None:
         """The times of all of these kernels, the one that is expected to be fastest first; None if

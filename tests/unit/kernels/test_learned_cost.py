@@ -18,9 +18,12 @@ from caldera.kernels import choose
 from caldera.kernels.choose import Choices
 from caldera.kernels.learned_cost import (
     FEATURES,
+    FOLLOWING,
+    FROM_MEMORY,
     MOST_SAMPLES,
     CostModel,
     features,
+    following,
     group_of,
 )
 from caldera.kernels.race import Outcome
@@ -89,7 +92,7 @@ def test_times_of_a_busy_machine_are_taken_beside_a_yardstick() -> None:
         node = product_node(size)
         times = {FAST: load * _seconds(node, FAST)}
         rows = {FAST: features(node, kernel)}
-        model.learn("cpu", "matmul", "float32", times, rows, 1e-3 * load**2)
+        model.learn("cpu", "matmul", "float32", times, rows, 1e-3 * load ** (1 / FOLLOWING))
     node = product_node(128)
     found = model.seconds(group_of(node, kernel), features(node, kernel))
     assert found is not None
@@ -99,6 +102,21 @@ def test_times_of_a_busy_machine_are_taken_beside_a_yardstick() -> None:
     for _ in range(5):
         fresh.learn("cpu", "matmul", "float32", times, rows, 0.0)
     assert fresh.seconds(group_of(node, kernel), features(node, kernel)) is None
+
+
+def test_what_comes_from_memory_follows_the_yardstick_less() -> None:
+    """A core that is shared computes more slowly, and fetches as fast."""
+    (kernel,) = _table(FAST).kernels("matmul", "cpu")
+    assert following(features(product_node(256), kernel)) == FOLLOWING
+    large = product_node(1 << 16)
+    assert following(features(large, kernel)) == FROM_MEMORY < FOLLOWING
+    model = CostModel()
+    for load in (1.0, 1.0, 2.0):
+        times = {FAST: load**FROM_MEMORY * _seconds(large, FAST)}
+        model.learn("cpu", "matmul", "float32", times, {FAST: features(large, kernel)}, 1e-3 * load)
+    found = model.seconds(group_of(large, kernel), features(large, kernel))
+    assert found is not None
+    assert found.seconds == pytest.approx(_seconds(large, FAST), rel=0.02)
 
 
 def test_measurements_that_come_one_by_one_count_as_if_they_had_come_together() -> None:

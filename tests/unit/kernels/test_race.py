@@ -122,3 +122,14 @@ def test_kernels_of_one_module_do_not_vouch_for_each_other() -> None:
     assert set(measure.measure(product_node(), both, 1.0).failures) == {"0", "1"}
     right = _kernels(compute, compute, module="the same")
     assert set(measure.measure(product_node(), right, 1.0).times) == {"0", "1"}
+
+
+@pytest.mark.parametrize("seconds", [(3e-4, 1e-4), (1e-4, 3e-4)])
+def test_the_best_time_of_the_yardstick_counts_as_that_of_kernels_does(
+    seconds: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is disturbed for a moment is not disturbed for all of a race."""
+    left = iter(seconds)
+    monkeypatch.setattr(measure, "_pace", lambda: next(left))
+    kernel = Kernel("matmul", "cpu", "one", lambda call: lambda: compute(call))
+    assert measure.measure(product_node(), [kernel], 1.0).pace == 1e-4
