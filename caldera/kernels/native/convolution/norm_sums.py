@@ -103,7 +103,7 @@ class _Sums:
         self.arguments = {
             "values": rows.pop(0), "rows": layout.pixels, "channels": layout.channels,
             "length": _block_length(call.node.outputs[0]), "partial": self.partial,
-            "slopes": self._slopes(rows) if self.is_gradient else None,
+            "slopes": self._slopes(rows) if self.is_gradient else None, "known": 0,
         }  # fmt: skip
 
     def _slopes(self, rows: list[dict[str, Array | int]]) -> dict[str, Any]:

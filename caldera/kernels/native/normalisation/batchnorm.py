@@ -36,7 +36,7 @@ class _Work:
         )
         self.parts = parts_for(layout.size)
         self.rows = {"rows": layout.pixels, "channels": layout.channels}
-        self.sums = {**self.rows, "length": BLOCK_ROWS, "partial": self.partial}
+        self.sums = {**self.rows, "length": BLOCK_ROWS, "partial": self.partial, "known": 0}
         self.planes = {
             "images": layout.images, "channels": layout.channels, "pixels": layout.pixels
         }  # fmt: skip

@@ -7,10 +7,11 @@ either way, and for any number of threads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from caldera.kernels.native.codegen.emitter import (
     F64,
+    I64,
     Emitter,
     Number,
     Pointer,
@@ -112,6 +113,12 @@ class BlockSums:
     """Rows in a block; the last may have fewer."""
     partial: Pointer
     slopes: Slopes | None
+    known: int
+    """The number of channels, where code is made for so many; else 0."""
+
+    def with_channels(self, count: int) -> BlockSums:
+        """The same, if it is known when code is written how many there are."""
+        return replace(self, channels=self.partial.k.constant(count, I64), known=count)
 
     @property
     def blocks(self) -> Value:
@@ -138,7 +145,7 @@ class BlockSums:
         place = self.partial.at(block * self.width)
         if self.slopes is not None:
             terms = self.slopes.terms(k, self.values, self.channels)
-            column_sums(k, place, (first, last), self.channels, terms)
+            column_sums(k, place, (first, last), self.channels, terms, self.known)
             return
         pivots = place.at(self.channels * 2)
 
@@ -147,7 +154,7 @@ class BlockSums:
 
         k.vector_loops(0, self.channels, shrinking(line_lanes(place.type)), keep)
         terms = pivoted_rows(self.values, pivots.load)
-        column_sums(k, place, (first, last), self.channels, terms)
+        column_sums(k, place, (first, last), self.channels, terms, self.known)
 
     def total(self, k: Emitter, totals: Pointer) -> tuple[Value, Value]:
         """This worker's channels; their sums over all blocks go to `totals`, in float64.

@@ -151,14 +151,17 @@ def column_sums(
     rows: tuple[Number, Number],
     channels: Value,
     terms: Prepare,
+    known: int = 0,
 ) -> None:
     """Two sums over some rows for each channel, to totals[0:channels] and after these.
 
     Sums of a few channels stay in registers, vector by vector; with many, rows are read one after
-    the other, as they lie in memory.
+    the other, as they lie in memory. Where `known` says how many there are, no other code is made.
     """
-    kind = totals.type
-    lanes = line_lanes(kind)
+    lanes = line_lanes(totals.type)
+    if 0 < known <= _FEW_VECTORS * lanes:
+        _sums_in_registers(k, totals, rows, channels, terms, whole=known % lanes == 0)
+        return
     with k.if_else(channels <= _FEW_VECTORS * lanes) as (few, many):
         with few:
             _sums_in_registers(k, totals, rows, channels, terms)
@@ -167,8 +170,16 @@ def column_sums(
 
 
 def _sums_in_registers(
-    k: Emitter, totals: Pointer, rows: tuple[Number, Number], channels: Value, terms: Prepare
+    k: Emitter,
+    totals: Pointer,
+    rows: tuple[Number, Number],
+    channels: Value,
+    terms: Prepare,
+    *,
+    whole: bool = False,
 ) -> None:
+    """`whole`: channels are a multiple of what a vector has."""
+
     def visit(channel: Value, count: int) -> None:
         of_row = terms(channel, count)
         kind = vector(totals.type, count) if count > 1 else totals.type
@@ -183,7 +194,8 @@ def _sums_in_registers(
         totals.store(channel, one.value)
         totals.store(channel + channels, two.value)
 
-    k.vector_loops(0, channels, shrinking(line_lanes(totals.type)), visit)
+    lanes = line_lanes(totals.type)
+    k.vector_loops(0, channels, (lanes,) if whole else shrinking(lanes), visit)
 
 
 def _sums_in_memory(

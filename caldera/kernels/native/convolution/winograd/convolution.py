@@ -134,6 +134,8 @@ def _apart(
     """Blocks of tiles, each by one worker from beginning to end. Workers share the tiles by
     `grain`; if there are `sums` to take, so many write a block of rows."""
     given = given.known(numbers)
+    if sums is not None and numbers is not None:
+        sums = sums.with_channels(numbers.channels[1])
     scratch = given.scratch(k.part)
     first, block = given.first, given.block
     start, stop = k.part_range((given.end - first + grain - 1) // grain)
