@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from caldera.config import settings
+from caldera.config import DEFAULT_WORKSPACE, settings
 from caldera.graph.node import Node, Symbol
 from caldera.graph.opdef import detached
 from caldera.graph.ops.base import cast
@@ -61,15 +61,19 @@ def plan_on(program: Program, place: Device, how: How) -> Plan:
             narrowed(ordered, precision, how.without), partial(copy_on, place)
         )
         precision = None
+    without = how.without
+    if settings.workspace_total is not None or settings.workspace_limit < DEFAULT_WORKSPACE:
+        # The batch of a convolution that takes sums as well cannot be cut.
+        without = (*without, "norm_sums")
     run_passes = partial(
         optimise,
         has_kernel=lambda name: TABLE.has(name, place.kernels),
-        without=how.without,
+        without=without,
         precision=precision,
         channels_last=wants_channels_last(place.kernels),
         adds_rows=place.kernels == "cpu",
     )
-    passes = (place.kernels, TABLE.version, how.without, precision)
+    passes = (place.kernels, TABLE.version, without, precision)
     optimised = structures.optimised(ordered, passes, run_passes)
     # Ranks agree on their kernels when a plan is made. Those of a host are quick to measure.
     soon = not place.is_host and not several

@@ -127,3 +127,14 @@ def test_a_gradient_of_statistics_that_need_it_stays(net: _Net) -> None:
     given = (g, op.exp(g), net.scales[0], mean, variance)
     slopes = batch_norm_grad(*[each.node for each in given], axis=1, eps=0.1)
     assert "conv2d_input_norm_reduce" not in _found(_joined(*map(Expr, slopes)))
+
+
+def test_where_workspace_is_limited_batches_can_be_cut(net: _Net) -> None:
+    def ops() -> set[str]:
+        plan = cd.compile(op.sum(net.norm(net.convolved(net.x, 0), 0)))
+        return {step.node.op.name for step in plan.schedule.steps}
+
+    assert "conv2d_moments" in ops()
+    for limit in ({"workspace_limit": 1 << 20}, {"workspace_total": 1 << 24}):
+        with cd.settings.override(**limit):
+            assert not ops() & set(JOINED)
