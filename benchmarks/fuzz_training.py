@@ -58,6 +58,12 @@ def comparable(network: RandomNetwork) -> RandomNetwork:
         optimizer = replace(optimizer, name="Adam")
     if optimizer.name != "SGD":
         optimizer = replace(optimizer, named={**optimizer.named, "epsilon": EPSILON})
+    decay = optimizer.named.get("decay")
+    if isinstance(decay, Made) and decay.name == "L1":
+        # A whole step of the sign of a weight that is 0 but for roundings.
+        optimizer = replace(
+            optimizer, named={**optimizer.named, "decay": replace(decay, name="L2")}
+        )
     layers = tuple(layer for layer in network.layers if layer.name != "Dropout")
     settings = replace(network.settings, shuffle=False, saved=False, evaluated=True)
     return replace(
