@@ -113,7 +113,7 @@ def test_without_scikit_learn_and_scipy(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(caldera.ConfigError, match=r"pip install 'caldera\[sklearn\]'"):
         importlib.import_module("caldera.sklearn")
-    for cached in (lapack._scipy, lapack._has_scipy, lapack._routine):
+    for cached in (lapack._scipy, lapack._lapack, lapack.has_scipy, lapack._routine):
         cached.cache_clear()
     try:
         c = np.ones((2, 2))
@@ -122,7 +122,7 @@ def test_without_scikit_learn_and_scipy(monkeypatch: pytest.MonkeyPatch) -> None
         with pytest.raises(caldera.ConfigError, match=r"pip install 'caldera\[dmath\]'"):
             lapack.solve_triangular(c, c, lower=True)
     finally:
-        for cached in (lapack._scipy, lapack._has_scipy, lapack._routine):
+        for cached in (lapack._scipy, lapack._lapack, lapack.has_scipy, lapack._routine):
             cached.cache_clear()
 
 
