@@ -100,7 +100,7 @@ def seen_as(array: Any, spec: Spec) -> Any:
     if (array.shape, array.dtype) == (spec.shape, spec.dtype):
         return array
     rows = array.transpose(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
-    return laid_out(rows.reshape(-1, copy=False).view(spec.dtype), spec.shape, spec.order)
+    return laid_out(rows.reshape(-1).view(spec.dtype), spec.shape, spec.order)
 
 
 def as_numbers(pairs: Any) -> Any:

@@ -150,7 +150,7 @@ def _addressed(runner: AddressedRunner, here: Placeholders) -> Iterator[tuple[in
     """Where addresses of outputs stand in a runner."""
     for position, address in enumerate(runner.slots.tolist()):
         for output, (begin, end) in enumerate(here.ranges):
-            if begin <= address <= end:
+            if begin <= address < end:
                 yield output, Patch(runner.slots, position, address - begin)
 
 
