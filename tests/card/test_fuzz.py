@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -12,19 +11,13 @@ import numpy as np
 import pytest
 
 from caldera.memory import Device
-
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+from tests.benchmark_scripts import imported_script
 
 
 @pytest.fixture
-def fuzz(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The script, which finds its neighbour as scripts do."""
-    monkeypatch.syspath_prepend(FOLDER)
-    import fuzz_card
-
-    yield fuzz_card
-    for name in [each for each in sys.modules if each.startswith("fuzz_")]:
-        del sys.modules[name]
+def fuzz() -> Iterator[ModuleType]:
+    with imported_script("fuzz_card") as script:
+        yield script
 
 
 SEEDS = (1, 7)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from time import perf_counter, sleep
 from types import ModuleType
 from typing import Any
@@ -20,19 +19,13 @@ from caldera.kernels.measure import measure
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.memory import device
-
-FOLDER = Path(__file__).parents[3] / "benchmarks"
+from tests.benchmark_scripts import imported_script
 
 
 @pytest.fixture
-def trial(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The script, which finds its neighbours as scripts do."""
-    monkeypatch.syspath_prepend(FOLDER)
-    import special_kernels
-
-    yield special_kernels
-    for name in ("special_kernels", "kernel_problems", "kernel_rivals"):
-        sys.modules.pop(name, None)
+def trial() -> Iterator[ModuleType]:
+    with imported_script("special_kernels") as script:
+        yield script
 
 
 def _problems(trial: ModuleType, *outputs: Any) -> list[Any]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 
 from caldera.graph.node import Node
 from caldera.graph.ops.leaf import assign, constant
 from caldera.graph.program import Program, program_of
+from caldera.graph.verify import verify
 from caldera.kernels.reference import interpret
-from caldera.lazy import var
+from caldera.lazy import Expr, var
 from caldera.passes.lower import lower
 from caldera.passes.pattern import Rules
 from caldera.tensor.dtype import float32
@@ -34,6 +37,16 @@ def rewritten(rules: Rules, node: Node) -> Node:
 def names(program: Program) -> list[str]:
     """The ops of a program that are not leaves, in order."""
     return [node.op.name for node in program.order() if node.op.kind != "leaf"]
+
+
+def joined(run: Callable[[Program], Program], outputs: Sequence[Expr], near: float) -> Program:
+    """What a pass makes of outputs; it must compute the same."""
+    result = run(program_of([output.node for output in outputs]))
+    verify(result)
+    for before, after in zip(outputs, result.outputs, strict=True):
+        found = Expr(after).numpy()
+        np.testing.assert_allclose(found, before.numpy(), rtol=near, atol=near, strict=True)
+    return result
 
 
 def compute(nodes: tuple[Node, ...], values: dict[Node, np.ndarray]) -> list[np.ndarray]:

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from caldera import NeuralNetwork
-
-FOLDER = Path(__file__).parents[3] / "benchmarks"
+from tests.benchmark_scripts import imported_script
 
 
 @pytest.fixture
-def fuzz(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The script, which finds its neighbours as scripts do."""
-    monkeypatch.syspath_prepend(FOLDER)
-    import fuzz_training
-
-    yield fuzz_training
-    for name in [each for each in sys.modules if each.startswith("fuzz_")]:
-        del sys.modules[name]
+def fuzz() -> Iterator[ModuleType]:
+    with imported_script("fuzz_training") as script:
+        yield script
 
 
 NETWORKS = [(4, {}), (11, {}), (2, {"blocks": True}), (3, {"varied": True}), (6, {"varied": True})]

@@ -11,8 +11,9 @@ import pytest
 from caldera.config import settings
 from caldera.graph.memory_format import laid_out
 from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import parameter
+from caldera.graph.opdef import as_tuple, parameter
 from caldera.graph.ops.activation import softmax
+from caldera.graph.ops.epilogue import conv2d_moments
 from caldera.graph.ops.product import matmul
 from caldera.kernels.measure import compare, some_numbers, tolerance_of
 from caldera.kernels.native import families  # noqa: F401 - registers its kernels
@@ -40,6 +41,10 @@ def _nodes() -> Iterator[tuple[str, Node]]:
     forward, *_ = convolution_nodes((2, 16, 6, 6), (16, 16, 3, 3), padding=((1, 1), (1, 1)))
     yield "direct", forward
     yield "winograd 2x2", forward
+    forward, *_ = convolution_nodes((4, 16, 16, 16), (16, 16, 3, 3), padding=((1, 1), (1, 1)))
+    # Sums of what is written are taken on the way.
+    image, *_ = as_tuple(conv2d_moments(*forward.inputs, **forward.attrs))
+    yield "winograd 2x2", image.inputs[0]
     for few in convolution_nodes((2, 1, 9, 20), (6, 1, 5, 5), padding=((2, 2), (2, 2))):
         # Narrow vectors are filled by channels.
         if any(kernel.name == "planes" for kernel in TABLE.candidates(few, "cpu")):
