@@ -5,15 +5,17 @@ wider a stage is than the one before, the activation and how images are halved. 
 then the largest with which a network has no more parameters than ResNet-20, so no trial is larger.
 Optimizer, schedule, batch, augmentation and epochs are ResNet-20's for everybody.
 
-1. New trials begin for `--seconds`; each is judged by a fifth of the training images.
-2. The best three are trained twice more, and so is ResNet-20 with three learning rates: the mean on
-   the same images chooses one of each. ResNet-20 gets its best rate; the evolved one keeps 0.1.
+1. New trials begin for `--seconds`; each is trained for `--search-epochs` with a learning rate of
+   0.1 and judged by a fifth of the training images.
+2. The best two and ResNet-20 are trained for `--epochs` with the same three learning rates, twice:
+   the mean on the same images chooses a network, and a rate for each side.
 3. Both are trained on all training images with new seeds, in turns, and the test images are looked
    at for the first and only time.
 
-Every training is printed when it is over. None begins after `--limit` seconds, and the table at the
-end has what was done until then. Workers are processes that share the card. `CALDERA_DATA` names
-the folder of CIFAR-10, in any form that `data.cifar10` takes, such as `cifar10.tar.xz`.
+Every training is printed when it is over, and is in the file of `--out` by then. None begins that
+would not be over after `--limit` seconds if it took as long as the longest of part 2, and the table
+at the end has what was done until then. Workers are processes that share the card. `CALDERA_DATA`
+names the folder of CIFAR-10, in any form that `data.cifar10` takes, such as `cifar10.tar.xz`.
 
     CALDERA_DATA=folder python benchmarks/search_evolution.py --device cuda --precision bfloat16
     python benchmarks/search_evolution.py --samples 800 --epochs 2 --seconds 9  # made-up images
@@ -28,7 +30,9 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,12 +44,13 @@ BATCH, CLASSES = 128, 10
 SHAPE = (3, 32, 32)
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)
 RATE = 0.1
+"""Of all trials of the evolution."""
 RATES = (0.05, 0.1, 0.2)
-"""ResNet-20 may choose among them."""
+"""The best two networks and ResNet-20 choose among them."""
 WIDTHS = range(8, 160, 4)
 MOST_PARAMETERS = 269_722
 """ResNet-20's."""
-FINALISTS, REPEATS = 3, 2
+FINALISTS, REPEATS = 2, 2
 SPACE = {
     "blocks": {f"stage{stage}": search.integer(1, 5) for stage in range(3)},
     "widening": {f"stage{stage}": search.choice([1.0, 1.5, 2.0]) for stage in (1, 2)},
@@ -139,9 +144,9 @@ class Setup:
     device: str
     precision: str | None
 
-    def model(self, layers: Layers, rate: float = RATE, *, samples: int | None = None) -> cd.Model:
+    def model(self, layers: Layers, rate: float) -> cd.Model:
         """A network with ResNet-20's optimizer and schedule."""
-        steps = -(-(samples or len(self.images.train)) // BATCH) * self.epochs
+        steps = -(-len(self.images.train) // BATCH) * self.epochs
         schedule = optim.OneCycle(rate, steps=steps, rising=0.3)
         return cd.NeuralNetwork(
             layers, loss="cross_entropy", metrics=["accuracy"], batch_size=BATCH,
@@ -149,9 +154,13 @@ class Setup:
             precision=self.precision,
         )  # fmt: skip
 
-    def evolved(self, **chosen: Any) -> cd.Model:
-        """The network of a trial."""
-        return self.model(network(largest_width(chosen), **chosen))
+    def trial(self, **chosen: Any) -> cd.Model:
+        """What the evolution trains."""
+        return self.evolved(chosen, RATE)
+
+    def evolved(self, chosen: Mapping[str, Any], rate: float) -> cd.Model:
+        """A network of the space."""
+        return self.model(network(largest_width(chosen), **chosen), rate)
 
     def resnet(self, rate: float) -> cd.Model:
         """ResNet-20."""
@@ -176,31 +185,45 @@ def augmented(images: data.Dataset) -> data.Dataset:
 # --- the three parts
 
 
-class Printer(search.StudyCallback):
-    """A line for every training, as soon as it is over."""
+class Record(search.StudyCallback):
+    """A line for every training, as soon as it is over, and all of them in a file."""
 
-    def __init__(self, began: float) -> None:
-        self.began = began
+    def __init__(self, began: float, out: Path | None) -> None:
+        self.began, self.out = began, out
+        self.part = ""
+        self.trainings: list[dict[str, Any]] = []
 
     def trial_ends(self, study: search.Study, trial: search.Trial) -> None:
         shown = "-" if trial.value is None else f"{trial.value:.4f}"
-        size = trial.results.get("parameters")
+        size, parent = trial.results.get("parameters"), trial.note.get("parent")
         print(
             f"  {time.perf_counter() - self.began:4.0f} s: trial {trial.number} {trial.state} "
             f"{shown}, {trial.seconds:.1f} s, {'' if size is None else f'{size:.0f} parameters, '}"
-            f"{trial.point} {trial.reason}",
+            f"{'' if parent is None else f'child of {parent}, '}{trial.point} {trial.reason}",
             flush=True,
         )
+        self.trainings.append({
+            "part": self.part, "number": trial.number, "state": trial.state, "value": trial.value,
+            "seconds": round(trial.seconds, 2), "parameters": size, "parent": parent,
+            "point": trial.point,
+        })  # fmt: skip
+        if self.out is not None:
+            self.out.write_text("[\n" + ",\n".join(map(json.dumps, self.trainings)) + "\n]\n")
+
+    def longest(self, part: str) -> float:
+        """How many seconds the longest training of a part took."""
+        return max((each["seconds"] for each in self.trainings if each["part"] == part), default=0)
 
 
 def evolve(setup: Setup, given: argparse.Namespace) -> search.Study:
     """Networks that are judged by images which none of them was trained on."""
+    given.record.part = "evolution"
     return search.run(
-        setup.evolved, SPACE, setup.images.train, validation=setup.images.validation,
+        setup.trial, SPACE, setup.images.train, validation=setup.images.validation,
         method=search.Evolution(population=given.population, sample=given.population // 3 or 1),
         objective=search.metric("val_accuracy"), epochs=setup.epochs, seconds=given.seconds,
         fit={"device": setup.device}, workers=given.workers, seed=given.seed, verbose=0,
-        callbacks=[Printer(given.began)],
+        callbacks=[given.record],
     )  # fmt: skip
 
 
@@ -223,7 +246,7 @@ def repeated(
         accuracy, {"repeat": search.integer(0, repeats - 1), "name": search.choice(names)},
         method="grid", objective=search.metric("value", "max"), workers=given.workers, verbose=0,
         seconds=max(until - (time.perf_counter() - given.began), 0.0),
-        callbacks=[Printer(given.began)],
+        callbacks=[given.record],
     )  # fmt: skip
     found: dict[str, dict[int, float]] = {name: {} for name in names}
     for trial in study.trials:
@@ -234,38 +257,57 @@ def repeated(
 
 def choose(
     setup: Setup, given: argparse.Namespace, study: search.Study
-) -> tuple[dict[str, Any], float]:
-    """The network that is best with several seeds, and ResNet-20's best learning rate."""
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """The network that is best with several seeds, and the best learning rate of both sides."""
     done = [trial for trial in study.trials if trial.is_feasible and trial.value is not None]
     done.sort(key=lambda trial: -(trial.value or 0.0))
     if not done:
         raise SystemExit("expected a trial that came to its end; got none: give more --seconds")
-    finalists = {f"trial {trial.number}": trial for trial in done[:FINALISTS]}
-    contestants: dict[str, Callable[[], cd.Model]] = {
-        name: lambda trial=trial: setup.evolved(**trial.parameters)  # type: ignore[misc]
-        for name, trial in finalists.items()
+    given.record.part = "choice"
+    networks: dict[str, Callable[[float], cd.Model]] = {
+        f"trial {trial.number}": partial(setup.evolved, trial.parameters)
+        for trial in done[:FINALISTS]
     }
-    for rate in RATES:
-        contestants[f"ResNet-20, rate {rate:g}"] = lambda rate=rate: setup.resnet(rate)  # type: ignore[misc]
+    networks["ResNet-20"] = setup.resnet
+    entries = {
+        f"{name}, rate {rate:g}": (name, rate) for rate in RATES for name in networks
+    }  # fmt: skip
+    contestants = {
+        entry: partial(networks[name], rate) for entry, (name, rate) in entries.items()
+    }  # fmt: skip
     # Half of the time that is left is for the comparison.
     until = (time.perf_counter() - given.began + given.limit) / 2
     found = repeated(setup, given, contestants, REPEATS, until=until, test=False)
-    means = {name: statistics.fmean(each.values()) for name, each in found.items() if each}
-    best = max(finalists, key=lambda name: means.get(name, 0.0))
-    rate = max(RATES, key=lambda rate: means.get(f"ResNet-20, rate {rate:g}", 0.0))
-    for name, mean in means.items():
-        print(f"  {name}: {mean:.4f}, {len(found[name])} seeds")
-    chosen = dict(finalists[best].parameters)
-    print(f"  chosen: {best}; ResNet-20 with a rate of {rate:g}: the comparison alone is "
-          f"--chosen '{json.dumps(chosen)}' --rate {rate:g}", flush=True)  # fmt: skip
-    return chosen, rate
+    means = {entry: statistics.fmean(each.values()) for entry, each in found.items() if each}
+    for entry, mean in means.items():
+        print(f"  {entry}: {mean:.4f}, {len(found[entry])} seeds")
+
+    def best(ours: bool) -> tuple[str, float]:
+        those = [entry for entry in means if (entries[entry][0] != "ResNet-20") == ours]
+        if not those:
+            raise SystemExit(
+                "expected trainings of both sides; no time was left: give a larger --limit"
+            )
+        return entries[max(those, key=means.__getitem__)]
+
+    (name, rate), (_, resnet_rate) = best(True), best(False)
+    chosen = next(trial.parameters for trial in done if f"trial {trial.number}" == name)
+    rates = {"evolved": rate, "ResNet-20": resnet_rate}
+    print(f"  chosen: {name}; the comparison alone is --chosen '{json.dumps(chosen)}' "
+          f"--rates '{json.dumps(rates)}'", flush=True)  # fmt: skip
+    return dict(chosen), rates
 
 
-def compare(setup: Setup, given: argparse.Namespace, best: Mapping[str, Any], rate: float) -> None:
+def compare(
+    setup: Setup, given: argparse.Namespace, best: Mapping[str, Any], rates: Mapping[str, float]
+) -> None:
     """Both on the test images, which have chosen nothing."""
+    until = given.limit - given.record.longest("choice")
+    given.record.part = "test"
     found = repeated(setup, given, {
-        "evolved": lambda: setup.evolved(**best), "ResNet-20": lambda: setup.resnet(rate)
-    }, given.seeds, until=given.limit, test=True)  # fmt: skip
+        "evolved": partial(setup.evolved, best, rates["evolved"]),
+        "ResNet-20": partial(setup.resnet, rates["ResNet-20"]),
+    }, given.seeds, until=until, test=True)  # fmt: skip
     width = largest_width(best)
     sizes = {"evolved": parameters_of(width, best), "ResNet-20": MOST_PARAMETERS}
     for name, values in found.items():
@@ -274,8 +316,8 @@ def compare(setup: Setup, given: argparse.Namespace, best: Mapping[str, Any], ra
             return
         mean = statistics.fmean(values.values())
         spread = statistics.stdev(values.values()) if len(values) > 1 else 0.0
-        print(f"{name:10} {sizes[name]} parameters, {given.epochs} epochs: test accuracy "
-              f"{mean:.2%} +- {spread:.2%}, {len(values)} seeds")  # fmt: skip
+        print(f"{name:10} {sizes[name]} parameters, {given.epochs} epochs, rate {rates[name]:g}: "
+              f"test accuracy {mean:.2%} +- {spread:.2%}, {len(values)} seeds")  # fmt: skip
     ours, theirs = found["evolved"], found["ResNet-20"]
     both = sorted(ours.keys() & theirs.keys())
     print(f"evolved is ahead on {sum(ours[k] > theirs[k] for k in both)} of {len(both)} seeds; "
@@ -286,8 +328,10 @@ def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=100.0, help="in which trials begin")
-    parser.add_argument("--limit", type=float, default=210.0, help="after that nothing begins")
+    parser.add_argument("--limit", type=float, default=210.0, help="in which all is over")
     parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--search-epochs", type=int, help="of the evolution's trials; all unless "
+                        "told")  # fmt: skip
     parser.add_argument("--seeds", type=int, default=5, help="of the comparison at the end")
     parser.add_argument("--seed", type=int, default=0, help="of the search")
     parser.add_argument("--population", type=int, default=12)
@@ -296,7 +340,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--precision", default=None)
     parser.add_argument("--chosen", type=json.loads, help="a network chosen before: part 3 "
                         "alone")  # fmt: skip
-    parser.add_argument("--rate", type=float, default=RATE, help="of ResNet-20 beside --chosen")
+    parser.add_argument("--rates", type=json.loads, help="of both sides beside --chosen",
+                        default={"evolved": RATE, "ResNet-20": RATE})  # fmt: skip
+    parser.add_argument("--out", type=Path, help="a file for all trainings, as JSON")
     parser.add_argument("--samples", type=int, help="so many made-up images instead of CIFAR-10")
     return parser.parse_args()
 
@@ -305,6 +351,8 @@ def main() -> None:
     """Everything."""
     given = parsed()
     given.began = began = time.perf_counter()
+    given.record = Record(began, given.out)
+    given.search_epochs = given.search_epochs or given.epochs
     images = data.cifar10() if given.samples is None else made_up(given.samples)
     chosen_by = images.hold_out(0.2)
     setup = Setup(augmented(chosen_by), given.epochs, given.device, given.precision)
@@ -312,15 +360,16 @@ def main() -> None:
     print(f"{platform.machine()}, {os.cpu_count()} cores, {given.device}, {given.workers} workers, "
           f"{given.precision or 'float32'}; images read in {time.perf_counter() - began:.0f} s; "
           f"{len(setup.images.train)} to train with, {len(chosen_by.validation or ())} to choose "
-          f"by, {len(images.test)} to test, {given.epochs} epochs; trials begin for "
-          f"{given.seconds:g} s", flush=True)  # fmt: skip
-    best, rate = given.chosen, given.rate
+          f"by, {len(images.test)} to test, {given.epochs} epochs ({given.search_epochs} in the "
+          f"search); trials begin for {given.seconds:g} s", flush=True)  # fmt: skip
+    best, rates = given.chosen, given.rates
     if best is None:
-        study = evolve(setup, given)
-        print(f"evolution: {study}; the best of them again:", flush=True)
-        best, rate = choose(setup, given, study)
+        study = evolve(replace(setup, epochs=given.search_epochs), given)
+        children = sum("parent" in trial.note for trial in study.trials)
+        print(f"evolution: {study}; {children} have a parent; the best again:", flush=True)
+        best, rates = choose(setup, given, study)
     print("on test images:", flush=True)
-    compare(whole, given, best, rate)
+    compare(whole, given, best, rates)
     print(f"{time.perf_counter() - began:.0f} s in all")
 
 
