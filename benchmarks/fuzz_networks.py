@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from random import Random
 from typing import Any
 
@@ -40,6 +41,8 @@ BATCHES = 3
 EPOCHS = 2
 MOST_WORK = 4e8
 """Multiplications in a forward pass: a CPU has to do the same."""
+MOST_NUMBERS = 4e6
+"""In the samples of a batch, for the same reason: few multiplications each take NumPy long, too."""
 
 
 @dataclass(frozen=True)
@@ -328,7 +331,8 @@ def random_network(
     results = drawn.size(min(sizes.width, 50), 2)
     kinds = (*KINDS, *VARIED) if varied else (Drawn.blocks,) if blocks else KINDS
     layers = (kinds[0] if len(kinds) == 1 else random.choice(kinds))(drawn, results)
-    batch = min(drawn.size(sizes.batch), max(1, int(MOST_WORK / max(drawn.work, 1))))
+    most = min(MOST_WORK / max(drawn.work, 1), MOST_NUMBERS / prod(layers[0].given[0]))
+    batch = min(drawn.size(sizes.batch), max(1, int(most)))
     follows = random.random() < 0.3
     before = None
     if follows and not alone:

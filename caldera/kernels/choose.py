@@ -14,7 +14,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from caldera.config import settings
@@ -31,6 +30,7 @@ from caldera.kernels.microbatch import SLICED, Batch, best_sizes, divided, least
 from caldera.kernels.race import Outcome
 from caldera.kernels.table import TABLE, Kernel, KernelTable
 from caldera.kernels.thread_counts import SHORT_S, with_a_shared_one, with_thread_counts
+from caldera.kernels.tuning_budget import TuningBudget
 from caldera.kernels.tuning_cache import Record
 from caldera.kernels.verdict import ORACLE, Source, Verdict, winner
 from caldera.kernels.workspace_share import keeping_to
@@ -72,7 +72,7 @@ class Choices:
         self._known: dict[tuple[Path, str], Record] = {}
         self._models: dict[Path, CostModel] = {}
         self._exhaustive = 0
-        self._spent_s = 0.0
+        self._budget = TuningBudget()
         self._lock = threading.RLock()
         self._generation = 0
 
@@ -273,7 +273,7 @@ class Choices:
         rivals = [kernel for kernel in within if kernel.name != ORACLE] or within
         family = rivals[0].family
         timer = TIMERS.get(family)
-        left = settings.tune_budget_s - self._spent_s
+        left = self._budget.left
         if timer is None or settings.deterministic:
             return None
         if not self._exhaustive:
@@ -285,14 +285,12 @@ class Choices:
         expected = node.op.count_flops(node) * (len(rivals) + 1) / SLOW_FLOPS[family]()
         if left <= expected:
             return None
-        start = perf_counter()
         try:
-            how = {"thorough": True} if self._exhaustive else {}
-            outcome = timer(node, rivals, left, **how)
+            with self._budget.spending():
+                how = {"thorough": True} if self._exhaustive else {}
+                outcome = timer(node, rivals, left, **how)
         except MemoryError:
             return None
-        finally:
-            self._spent_s += perf_counter() - start
         for name, reason in outcome.failures.items():
             warnings.warn(
                 f"op.{node.op.name}: kernel {name!r} is left out: {reason}", RuntimeWarning,
@@ -456,7 +454,7 @@ class Choices:
         with self._lock:
             self._known.clear()
             self._models.clear()
-            self._spent_s = 0.0
+            self._budget.reset()
             self._generation += 1
             tuning_cache.forget()
 

@@ -1,0 +1,79 @@
+"""How long measuring may take: at once, again, and in all."""
+
+from __future__ import annotations
+
+import pytest
+
+from caldera.config import settings
+from caldera.kernels import tuning_budget
+from caldera.kernels.tuning_budget import TuningBudget
+
+
+class Clock:
+    """Time that passes only when told to."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(tuning_budget, "perf_counter", clock)
+    monkeypatch.setattr(tuning_budget, "BACK_AFTER_S", 50.0)
+    return clock
+
+
+def spend(budget: TuningBudget, clock: Clock, seconds: float) -> None:
+    with budget.spending():
+        clock.now += seconds
+
+
+def test_what_is_spent_comes_back_within_fifty_seconds(clock: Clock) -> None:
+    with settings.override(tune_budget_s=5.0):
+        budget = TuningBudget()
+        assert budget.left == 5.0
+        spend(budget, clock, 5.0)
+        clock.now += 5.0
+        assert budget.left == pytest.approx(1.0)
+        clock.now += 100.0
+        assert budget.left == 5.0
+
+
+def test_time_that_passed_before_is_not_saved_up(clock: Clock) -> None:
+    with settings.override(tune_budget_s=5.0):
+        budget = TuningBudget()
+        clock.now += 10_000.0
+        spend(budget, clock, 5.0)
+        assert budget.left == pytest.approx(0.5)
+
+
+def test_measuring_all_the_time_it_may_takes_a_tenth(clock: Clock) -> None:
+    spent, began = 0.0, clock.now
+    with settings.override(tune_budget_s=5.0):
+        budget = TuningBudget()
+        while clock.now < began + 2000.0:
+            now = max(budget.left, 0.0)
+            spend(budget, clock, now)
+            spent += now
+            clock.now += 1.0
+    assert 0.09 * 2000 < spent < 5.0 + 0.1 * 2000
+
+
+def test_one_that_took_too_long_has_to_be_made_up_for(clock: Clock) -> None:
+    with settings.override(tune_budget_s=1.0):
+        budget = TuningBudget()
+        spend(budget, clock, 3.0)
+        clock.now += 50.0
+        assert budget.left < 0.0
+        budget.reset()
+        assert budget.left == 1.0
+
+
+def test_no_budget_stays_none(clock: Clock) -> None:
+    with settings.override(tune_budget_s=0.0):
+        budget = TuningBudget()
+        clock.now += 1e6
+        assert budget.left == 0.0
