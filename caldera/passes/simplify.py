@@ -194,7 +194,17 @@ def _direct_cast(x: Node, through: Node, node: Node) -> Node | None:
     return cast(x, node.dtype)
 
 
-CASTS = Rules((p.cast(p.cast(x, name="through"), name="node"), _direct_cast))
+def _position_of_given(x: Node, through: Node, node: Node) -> Node | None:
+    """The largest is where it was before numbers were made wider, as predictions for accuracy."""
+    exact = is_float(x.dtype) and through.dtype in _EXACT.get(x.dtype, ())
+    return node.op.rebuild(node, (x,)) if exact else None
+
+
+CASTS = Rules(
+    (p.cast(p.cast(x, name="through"), name="node"), _direct_cast),
+    (p.argmax(p.cast(x, name="through"), name="node"), _position_of_given),
+    (p.argmin(p.cast(x, name="through"), name="node"), _position_of_given),
+)
 
 
 # --- movement

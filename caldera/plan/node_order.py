@@ -17,9 +17,10 @@ def in_order(nodes: Sequence[Node], written: Mapping[Any, Node]) -> list[Node]:
     What is sent to other ranks comes as early as it can, so that it is on its way while the rest is
     computed; what comes from them where it is needed.
 
-    Results that only loops read, such as gradients of parameters, come as soon as they can, and so
-    do the nodes given: then what they are made of need not be kept. Before something is
-    overwritten, all come that read it.
+    Results that only loops read, such as gradients of parameters and what metrics count, come as
+    soon as they can, and so do the nodes given: then what they are made of need not be kept, and a
+    gradient may be written over the scores it is of. Before a variable is overwritten, all come
+    that read it.
     """
     order = topological(nodes)
     sent = [node for node in order if node.op is start or node.op is turn]
@@ -36,7 +37,10 @@ def in_order(nodes: Sequence[Node], written: Mapping[Any, Node]) -> list[Node]:
     for node in reversed(order):
         if node in leads_on or is_heavy(node):
             leads_on.update(node.inputs)
-    soon = {node: depth[node] for node in order if is_heavy(node) and node not in leads_on}
+    soon = {
+        node: depth[node] for node in order
+        if node not in leads_on and (is_heavy(node) or node.op.kind == "reduction")
+    }  # fmt: skip
     after = {node: depth[node] for node in nodes}
     for node in order:
         for given in node.inputs:

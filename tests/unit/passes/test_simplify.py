@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from caldera.graph.node import Node
+from caldera.graph.opdef import Op
 from caldera.graph.ops import elementwise as e
 from caldera.graph.ops.base import broadcast_to, cast, full, reshape, sum_
 from caldera.graph.ops.leaf import constant, iota
 from caldera.graph.ops.movement import flip, slice_, split, transpose
 from caldera.graph.ops.product import matmul
-from caldera.graph.ops.reduction import max_, prod
+from caldera.graph.ops.reduction import argmax, argmin, max_, prod
 from caldera.passes.simplify import RULES
 from caldera.tensor.dtype import bfloat16, float16, float32, float64, int32, int64, uint8
 from tests.unit.passes.tools import compute, number, rewritten, variable
@@ -143,6 +144,18 @@ def test_casts_by_way_of_a_wider_dtype() -> None:
     assert simple(cast(cast(half, float32), float64)) is cast(half, float64)
     assert simple(cast(cast(half, float32), bfloat16)) is cast(half, bfloat16)
     assert simple(cast(cast(t, float32), int64)) is cast(t, int64)
+
+
+@pytest.mark.parametrize("position", [argmax, argmin])
+def test_the_place_of_the_largest_needs_no_wider_dtype(position: Op) -> None:
+    half, whole = variable(3, 4, dtype="bfloat16"), variable(3, 4, dtype="int32")
+    wide = position(cast(half, float32), axis=1, keepdims=False)
+    assert simple(wide) is position(half, axis=1, keepdims=False)
+    for node in (
+        position(cast(half, float16), axis=1, keepdims=False),
+        position(cast(whole, float64), axis=1, keepdims=False),
+    ):
+        assert simple(node) is node
 
 
 def test_casts_by_way_of_a_narrower_dtype_round() -> None:

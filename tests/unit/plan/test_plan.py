@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 import caldera as cd
-from caldera import op, optim
+from caldera import nn, op, optim
 from caldera.graph.node import Node
 from caldera.kernels.choose import Choices
 from caldera.kernels.table import Kernel
 from caldera.lazy import Expr
 from caldera.plan import arena
+from caldera.train.tracking.measure_run import training_step
 from tests.transfers import counted_from_now
 
 
@@ -279,6 +280,22 @@ def test_gradients_of_parameters_come_before_what_they_need_is_forgotten() -> No
     plan = cd.compile(updates)
     assert plan.arena_bytes <= (layers + 4) * batch * width * 4
     assert all(step.kernel.op != "copy" for step in plan.schedule.steps)
+
+
+@pytest.mark.parametrize("precision", [None, "bfloat16"])
+def test_counting_right_answers_keeps_no_copy_of_the_scores(precision: str | None) -> None:
+    """Counted before the gradient is written over them, and no wider for it."""
+    batch, classes = 64, 5000
+    data = np.zeros((batch, 20), np.float32), np.zeros(batch, np.int64)
+
+    def arena_bytes(metrics: list[str]) -> int:
+        model = cd.NeuralNetwork(
+            [nn.Input((20,)), nn.Dense(30), nn.Dense(classes)], loss="cross_entropy",
+            metrics=metrics, precision=precision,
+        )  # fmt: skip
+        return training_step(model, data, batch)[0].arena_bytes
+
+    assert arena_bytes(["accuracy"]) - arena_bytes([]) < batch * classes / 10
 
 
 def test_a_result_without_elements_may_be_kept_at_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
