@@ -7,12 +7,14 @@ found an optimum if it is within what the table says is near: the best 0.5% of t
 and Branin, and for Ackley, which has an optimum in each of its waves, the wave of the best.
 
     pip install nevergrad
-    python benchmarks/search_functions.py [--trials 200] [--seeds 5] [--jobs 16]
+    python benchmarks/search_functions.py [--trials 200] [--seeds 5] [--jobs 16] [--out FILE.json]
+    python benchmarks/search_functions.py --methods gp tpe
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import statistics
@@ -22,6 +24,7 @@ from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from importlib.util import find_spec
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -171,7 +174,13 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--out", type=Path, help="a file for every value, as JSON")
     given = parser.parse_args()
+    # The Gaussian process is PyTorch's, which takes every core in each process otherwise.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    chosen = [who for who in contestants() if who[1] in given.methods]
+    kept: list[dict[str, Any]] = []
     limits = {name: near(name) for name in FUNCTIONS}
     print(
         f"Optuna {version('optuna')}; {given.trials} trials (gp 60, grid {STEPS**2}), median of "
@@ -183,15 +192,19 @@ def main() -> None:
             (*who, function): [
                 pool.submit(work, *who, function, given.trials, seed) for seed in range(given.seeds)
             ]
-            for who in contestants() for function in FUNCTIONS
+            for who in chosen for function in FUNCTIONS
         }  # fmt: skip
-        for who in contestants():
+        for who in chosen:
             cells = []
             for function, limit in limits.items():
                 found = [each.result() for each in futures[*who, function]]
+                kept.append({"library": who[0], "method": who[1], "function": function,
+                             "trials": given.trials, "values": found})  # fmt: skip
                 good = sum(value < limit for value in found)
                 cells.append(f"{function} {statistics.median(found):8.2g} {good}/{len(found)}")
             print(f"{who[0]:10s}{who[1]:14s}" + "   ".join(cells), flush=True)
+            if given.out is not None:
+                given.out.write_text("[\n" + ",\n".join(map(json.dumps, kept)) + "\n]\n")
 
 
 if __name__ == "__main__":

@@ -24,8 +24,14 @@ def last_words(study: Study) -> list[dict[str, Any]]:
     """A study as what JSON can hold, in pieces."""
     names = [each.name for each in fields(Trial) if each.name not in _MADE_HERE]
     trials = [{name: getattr(trial, name) for name in names} for trial in study.trials]
-    pieces = [trials[i : i + _TRIALS] for i in range(0, len(trials), _TRIALS)]
-    return [{"notes": encoded(study.record.notes())}, *({"trials": encoded(p)} for p in pieces)]
+    words = [{"notes": encoded(study.record.notes())}]
+    kept = study.record.conditions()
+    for begin in range(0, len(trials), _TRIALS):
+        piece = trials[begin : begin + _TRIALS]
+        named = {trial["conditions"] for trial in piece} & kept.keys()
+        conditions = {name: kept[name] for name in named}
+        words.append({"trials": encoded(piece), "conditions": conditions})
+    return words
 
 
 def take_over(study: Study, said: Sequence[dict[str, Any]]) -> None:
@@ -42,3 +48,5 @@ def take_over(study: Study, said: Sequence[dict[str, Any]]) -> None:
     for piece in said:
         for key, value in decoded(piece.get("notes", {})).items():
             study.record.note(key, value)
+        for name, text in piece.get("conditions", {}).items():
+            study.record.keep_conditions(name, text)
