@@ -19,6 +19,7 @@ from caldera.kernels.choose import Choices
 from caldera.kernels.table import Kernel
 from caldera.kernels.verdict import Verdict
 from caldera.search.job import digest_of
+from caldera.search.journal import Journal
 from caldera.search.overview import Overview
 from caldera.search.page import study_page
 from caldera.search.record import Record
@@ -351,3 +352,21 @@ def test_a_damaged_study_is_refused_or_shown(tmp_path: Path) -> None:
         except CalderaError:
             refused += 1
     assert 10 < refused < 55
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_journal_reads_what_everybody_wrote(seed: int, tmp_path: Path) -> None:
+    """Its own lines, which it does not read from the file, among those of others."""
+    chance = random.Random(seed)
+    path = tmp_path / "journal.log"
+    journals = [Journal(path), Journal(path)]
+    written: list[dict[str, Any]] = []
+    for number in range(120):
+        journal = chance.choice(journals)
+        if chance.random() < 0.5:
+            lines = [{"n": number, "i": i, "text": "x\n" * i} for i in range(chance.randint(0, 3))]
+            journal.append_logs(lines)
+            written += lines
+        begin = chance.choice([0, len(written) - 1, len(written), chance.randint(0, len(written))])
+        begin = max(begin, 0)
+        assert list(journal.read_logs(begin)) == written[begin:]
