@@ -7,12 +7,14 @@ found an optimum if it is within what the table says is near: the best 0.5% of t
 and Branin, and for Ackley, which has an optimum in each of its waves, the wave of the best.
 
     pip install nevergrad
-    python benchmarks/search_functions.py [--trials 200] [--seeds 5] [--jobs 16]
+    python benchmarks/search_functions.py [--trials 200] [--seeds 5] [--jobs 16] [--out FILE.json]
+    python benchmarks/search_functions.py --methods gp tpe
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import statistics
@@ -22,6 +24,7 @@ from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from importlib.util import find_spec
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,6 +63,11 @@ STEPS = 14
 """Of the grid: as many points as trials, about."""
 
 
+def count_of(method: str, trials: int) -> int:
+    """How many trials a method gets: a Gaussian process takes long, and a grid is what it is."""
+    return {"gp": 60, "grid": STEPS**2}.get(method, trials)
+
+
 def near(name: str) -> float:
     """What counts as found."""
     if name == "ackley":
@@ -89,10 +97,9 @@ def ours(method: str, function: str, trials: int, seed: int) -> float:
         name: search.uniform(low, high, step)
         for name, (low, high), step in zip("xy", box, steps, strict=True)
     }
-    count = 60 if method == "gp" else trials
     study = search.run(
-        value, space, method=METHODS[method](), trials=count, epochs=trials // 10, seed=seed,
-        verbose=0,
+        value, space, method=METHODS[method](), trials=count_of(method, trials),
+        epochs=trials // 10, seed=seed, verbose=0,
     )  # fmt: skip
     assert study.best.value is not None
     return study.best.value
@@ -117,7 +124,7 @@ def optunas(method: str, function: str, trials: int, seed: int) -> float:
     study = optuna.create_study(sampler=sampler)
     study.optimize(
         lambda trial: value(*(trial.suggest_float(n, *b) for n, b in zip("xy", box, strict=True))),
-        n_trials=60 if method == "gp" else trials,
+        n_trials=count_of(method, trials),
     )
     return float(study.best_value)
 
@@ -171,7 +178,13 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--out", type=Path, help="a file for every value, as JSON")
     given = parser.parse_args()
+    # The Gaussian process is PyTorch's, which takes every core in each process otherwise.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    chosen = [who for who in contestants() if who[1] in given.methods]
+    kept: list[dict[str, Any]] = []
     limits = {name: near(name) for name in FUNCTIONS}
     print(
         f"Optuna {version('optuna')}; {given.trials} trials (gp 60, grid {STEPS**2}), median of "
@@ -183,15 +196,20 @@ def main() -> None:
             (*who, function): [
                 pool.submit(work, *who, function, given.trials, seed) for seed in range(given.seeds)
             ]
-            for who in contestants() for function in FUNCTIONS
+            for who in chosen for function in FUNCTIONS
         }  # fmt: skip
-        for who in contestants():
+        for who in chosen:
             cells = []
             for function, limit in limits.items():
                 found = [each.result() for each in futures[*who, function]]
+                count = count_of(who[1], given.trials)
+                kept.append({"library": who[0], "method": who[1], "function": function,
+                             "trials": count, "values": found})  # fmt: skip
                 good = sum(value < limit for value in found)
                 cells.append(f"{function} {statistics.median(found):8.2g} {good}/{len(found)}")
             print(f"{who[0]:10s}{who[1]:14s}" + "   ".join(cells), flush=True)
+            if given.out is not None:
+                given.out.write_text("[\n" + ",\n".join(map(json.dumps, kept)) + "\n]\n")
 
 
 if __name__ == "__main__":

@@ -23,16 +23,22 @@ T = TypeVar("T")
 _NOT_IN_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
-def plain(value: Any, convert: Callable[[Any], Any], *, dicts: bool = True) -> Any:
-    """The value with `convert` applied to all that is no list, tuple or (with `dicts`) dict.
+def plain(
+    value: Any, convert: Callable[[Any], Any], *, dicts: bool = True,
+    is_plain: Callable[[dict[Any, Any]], bool] = lambda value: False,
+) -> Any:  # fmt: skip
+    """The value with `convert` applied to all that is no list, tuple or (with `dicts`) dict, except
+    in dicts of which `is_plain` says that it would change nothing.
 
     >>> plain({"a": (1, 2j)}, lambda part: str(part) if isinstance(part, complex) else part)
     {'a': [1, '2j']}
     """
     if isinstance(value, list | tuple):
-        return [plain(each, convert, dicts=dicts) for each in value]
+        return [plain(each, convert, dicts=dicts, is_plain=is_plain) for each in value]
     if dicts and isinstance(value, dict):
-        return {str(key): plain(each, convert) for key, each in value.items()}
+        if is_plain(value):
+            return dict(value)
+        return {str(key): plain(each, convert, is_plain=is_plain) for key, each in value.items()}
     return convert(value)
 
 
@@ -57,6 +63,18 @@ def json_digest(content: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+def _has_numbers_alone(value: Mapping[Any, Any]) -> bool:
+    """Whether a dict has floats by name and nothing else: rows of numbers are most of what is
+    written of trainings, and this looks at all of one at once."""
+    return set(map(type, value.values())) == {float} and set(map(type, value)) == {str}
+
+
+def _is_row(value: dict[Any, Any]) -> bool:
+    """Whether JSON can hold a row of numbers as it is: what is finite has a finite sum, or one that
+    is too large, which only takes longer."""
+    return _has_numbers_alone(value) and math.isfinite(sum(value.values()))
+
+
 # --- values of any kind: numbers that JSON does not have are {"float": "nan"} and the like
 
 
@@ -66,7 +84,11 @@ def encoded(value: Any) -> Any:
     >>> encoded({"best": float("inf")})
     {'best': {'float': 'inf'}}
     """
-    return plain(value, lambda part: {"float": str(part)} if _not_in_json(part) else part)
+
+    def convert(part: Any) -> Any:
+        return {"float": str(part)} if _not_in_json(part) else part
+
+    return plain(value, convert, is_plain=_is_row)
 
 
 def decoded(value: Any) -> Any:
@@ -77,8 +99,10 @@ def decoded(value: Any) -> Any:
     """
 
     def revive(part: Mapping[str, Any]) -> Any:
-        if part.keys() == {"float"} and part["float"] in _NOT_IN_JSON:
-            return _NOT_IN_JSON[part["float"]]
+        if _has_numbers_alone(part):
+            return dict(part)
+        if part.keys() == {"float"} and isinstance(part["float"], str):
+            return _NOT_IN_JSON.get(part["float"], dict(part))
         return {key: decoded(each) for key, each in part.items()}
 
     return revived(value, revive)
@@ -100,7 +124,7 @@ def to_plain(value: Any) -> Any:
             return {field.name: to_plain(getattr(part, field.name)) for field in fields(part)}
         return str(part) if _not_in_json(part) else part
 
-    return plain(value, convert)
+    return plain(value, convert, is_plain=_is_row)
 
 
 def from_plain(kind: type[T], value: Any, where: str) -> T:
@@ -128,6 +152,8 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         # Of any length, of one kind.
         return tuple(_read(arguments[0], each, f"{where}[{i}]") for i, each in enumerate(value))
     if origin is dict and isinstance(value, dict):
+        if arguments[1] is float and _has_numbers_alone(value):
+            return dict(value)
         return {str(key): _read(arguments[1], v, f"{where}.{key}") for key, v in value.items()}
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)

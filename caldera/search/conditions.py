@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from caldera.config import settings
 from caldera.kernels.held_choices import HeldChoices
 from caldera.plain_data import from_plain, to_plain
-
-Written = dict[str, int | dict[str, dict[str, str | dict[str, float]]]]
-"""As what JSON can hold."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +19,7 @@ class Conditions:
     of its own.
 
     >>> from caldera.search.conditions import Conditions
-    >>> Conditions.from_plain(Conditions(threads=2).to_plain())
+    >>> Conditions.from_text(Conditions(threads=2).to_text())
     Conditions(threads=2, ranks=1, choices=HeldChoices(kernels={}, times={}))
     """
 
@@ -29,26 +27,26 @@ class Conditions:
     ranks: int = 1
     choices: HeldChoices = field(default_factory=HeldChoices)
 
-    def to_plain(self) -> Written:
-        """As what JSON can hold."""
-        found: Written = to_plain(self)
-        return found
+    def to_text(self) -> str:
+        """As JSON, the same for the same ones. The master of a search passes it on as it is: they
+        are half of what it hears of a trial, and it needs nothing of them."""
+        return json.dumps(to_plain(self), sort_keys=True, separators=(",", ":"))
 
     @classmethod
-    def from_plain(cls, given: Written) -> Conditions:
-        """What `to_plain` wrote; for a trial of a study that has not kept them, those of here."""
-        return from_plain(cls, given, "conditions") if given else cls(settings.threads)
+    def from_text(cls, given: str) -> Conditions:
+        """What `to_text` wrote; for a trial of a study that has not kept them, those of here."""
+        return from_plain(cls, json.loads(given), "conditions") if given else cls(settings.threads)
 
 
-def of_all_ranks(written: Sequence[Written]) -> Written:
+def of_all_ranks(written: Sequence[str]) -> str:
     """Those of a trial that several ranks have trained: their samples may have different shapes,
     so that each has choices of its own. Where they have the same they agree."""
-    found = [Conditions.from_plain(each) for each in written if each]
+    found = [Conditions.from_text(each) for each in written if each]
     if not found:
         # A function that trains nothing.
-        return {}
+        return ""
     choices = HeldChoices()
     for each in reversed(found):
         choices.kernels.update(each.choices.kernels)
         choices.times.update(each.choices.times)
-    return Conditions(found[0].threads, found[0].ranks, choices).to_plain()
+    return Conditions(found[0].threads, found[0].ranks, choices).to_text()

@@ -21,7 +21,7 @@ from caldera.errors import ConfigError
 from caldera.file_cache import write_file
 from caldera.kernels.held_choices import holding
 from caldera.parallel import DataParallel
-from caldera.search.conditions import Conditions, Written
+from caldera.search.conditions import Conditions
 from caldera.search.objective import KNOWN_EARLY, MEASURED, Constraint, MissingMetric, Objective
 from caldera.search.samples import Samples
 from caldera.search.space import Space
@@ -70,7 +70,7 @@ class Job:
                 made = Conditions(settings.threads, strategy.communicator.size)
                 with holding(made.choices):
                     self._train(task, recorder, strategy)
-                recorder.conditions = made.to_plain()
+                recorder.conditions = made.to_text()
             return recorder.outcome()
         except (Exception, SystemExit) as error:
             # A trial may end as it likes; the study goes on.
@@ -265,7 +265,7 @@ class _Recorder:
         self.reason = ""
         self.digest = ""
         self.saved = False
-        self.conditions: Written = {}
+        self.conditions = ""
         self.violations: list[str] = []
 
     @property

@@ -13,8 +13,9 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from caldera.errors import DataError
 
@@ -45,18 +46,27 @@ class Journal:
         self.path = path
         self._offsets = [0]
         """Where each line begins, and where the last one ends."""
+        self._own: tuple[int, int, list[bytes]] = (0, 0, [])
+        """The last lines that were written here: the number of the first, where the last ends."""
         self._last_sync = 0.0
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-        with self._locked():
-            _cut_unfinished_line(path)
+        with open(path, "r+b") as file, _held_by(file):
+            _cut_unfinished_line(file)
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
         """The lines from this number on; one that is still being written is left for later."""
-        if os.stat(self.path).st_size > _MOST_BYTES:
+        size = os.stat(self.path).st_size
+        if size > _MOST_BYTES:
             raise DataError.build(
                 str(self.path), expected="a journal of a study", got="a huge file"
             )
+        number, end, lines = self._own
+        if (number, end) == (log_number_from, size):
+            # As Optuna asks after each line that it has written, if nobody else has written any.
+            for line in lines:
+                yield self._parsed(line, number)
+            return
         number = min(log_number_from, len(self._offsets) - 1)
         with open(self.path, "rb") as file:
             file.seek(self._offsets[number])
@@ -84,57 +94,62 @@ class Journal:
     def append_logs(self, logs: Sequence[dict[str, Any]]) -> None:
         """Write lines at the end, all of them or none."""
         lines = _lines(logs)
-        with self._locked(), open(self.path, "ab") as file:
-            file.write(lines)
+        with open(self.path, "ab") as file, _held_by(file):
+            begin = os.fstat(file.fileno()).st_size
+            file.writelines(lines)
             file.flush()
+            if begin == self._offsets[-1]:
+                number = len(self._offsets) - 1
+                self._offsets += [*accumulate(map(len, lines), initial=begin)][1:]
+                self._own = (number, self._offsets[-1], lines)
             if time.monotonic() - self._last_sync > _SYNC_EVERY_S:
                 os.fsync(file.fileno())
                 self._last_sync = time.monotonic()
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with held_lock(self.path.with_suffix(".lock")):
-            yield
+
+def _lines(logs: Iterable[dict[str, Any]]) -> list[bytes]:
+    return [json.dumps(log, separators=(",", ":")).encode() + b"\n" for log in logs]
 
 
-def _lines(logs: Iterable[dict[str, Any]]) -> bytes:
-    return b"".join(json.dumps(log, separators=(",", ":")).encode() + b"\n" for log in logs)
-
-
-def _cut_unfinished_line(path: Path) -> None:
-    with open(path, "r+b") as file:
-        end = file.seek(0, os.SEEK_END)
-        size = end
-        while size > 0:
-            start = max(size - 65536, 0)
-            file.seek(start)
-            found = file.read(size - start).rfind(b"\n")
-            if found >= 0:
-                size = start + found + 1
-                break
-            size = start
-        if size < end:
-            file.truncate(size)
+def _cut_unfinished_line(file: BinaryIO) -> None:
+    end = file.seek(0, os.SEEK_END)
+    size = end
+    while size > 0:
+        start = max(size - 65536, 0)
+        file.seek(start)
+        found = file.read(size - start).rfind(b"\n")
+        if found >= 0:
+            size = start + found + 1
+            break
+        size = start
+    if size < end:
+        file.truncate(size)
 
 
 @contextmanager
 def held_lock(path: Path, within_s: float | None = None) -> Iterator[bool]:
     """Hold a lock that ends with this process; False if another still has it after so long."""
+    with open(path, "ab") as file, _held_by(file, within_s) as is_held:
+        yield is_held
+
+
+@contextmanager
+def _held_by(file: BinaryIO, within_s: float | None = None) -> Iterator[bool]:
+    """The same with the lock of an open file."""
     if fcntl is None:
         yield True
         return
-    with open(path, "ab") as file:
-        if within_s is None:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        elif not _locked_within(file.fileno(), within_s):
-            yield False
-            return
-        _held.add(file.fileno())
-        try:
-            yield True
-        finally:
-            _held.discard(file.fileno())
-            fcntl.flock(file, fcntl.LOCK_UN)
+    if within_s is None:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    elif not _locked_within(file.fileno(), within_s):
+        yield False
+        return
+    _held.add(file.fileno())
+    try:
+        yield True
+    finally:
+        _held.discard(file.fileno())
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _locked_within(file: int, seconds: float) -> bool:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from datetime import datetime
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from caldera.errors import ConfigError, DataError
 from caldera.optional import optional_import
 from caldera.plain_data import decoded, encoded, json_digest
+from caldera.search.conditions import Conditions
 from caldera.search.database import Database
 from caldera.search.journal import Journal
 from caldera.search.objective import Objective
@@ -21,6 +24,7 @@ NAME = "caldera"
 _KEY = "caldera"
 _OUTCOME = "outcome"
 _OWNER = "owner"
+_CONDITIONS = "caldera:conditions:"
 _REPORT_EVERY_S = 0.5
 """How often a running trial's curve is written at most; all of it is, once the trial is over."""
 
@@ -47,6 +51,8 @@ class Record:
         self._mine: set[int] = set()
         """The trials that this program runs, or has run."""
         self._reported: dict[int, float] = {}
+        self._kept: set[str] | None = None
+        """The names of conditions that are written down, once somebody has looked."""
         self._study = self._find()
 
     def _find(self) -> int | None:
@@ -135,6 +141,38 @@ class Record:
         """All that was written down about the whole study."""
         found: dict[str, Any] = decoded(self._storage.get_study_user_attrs(self._study))
         return found
+
+    # --- conditions of trials, each once: trials of the same network have mostly the same
+
+    def with_kept_conditions(self, outcome: Outcome) -> Outcome:
+        """The outcome with the name of its conditions, which are written down by then."""
+        if not outcome.conditions:
+            return outcome
+        name = blake2b(outcome.conditions.encode(), digest_size=8).hexdigest()
+        self.keep_conditions(name, outcome.conditions)
+        return replace(outcome, conditions=name)
+
+    def keep_conditions(self, name: str, text: str) -> None:
+        """Write conditions down, unless they are."""
+        if self._kept is None:
+            self._kept = set(self.conditions())
+        if name not in self._kept:
+            # No attribute of the user's: tools show those.
+            self._storage.set_study_system_attr(self._study, _CONDITIONS + name, text)
+            self._kept.add(name)
+
+    def conditions(self) -> dict[str, str]:
+        """All that are kept, by their names."""
+        found = self._storage.get_study_system_attrs(self._study)
+        return {
+            key.removeprefix(_CONDITIONS): str(text)
+            for key, text in found.items() if key.startswith(_CONDITIONS)
+        }  # fmt: skip
+
+    def conditions_of(self, trial: Trial) -> Conditions:
+        """Those under which a trial was trained; those of here if the study has not kept them."""
+        kept = self.conditions() if trial.conditions else {}
+        return Conditions.from_text(kept.get(trial.conditions, ""))
 
     # --- trials
 
@@ -229,6 +267,9 @@ class Record:
         if _OUTCOME in frozen.user_attrs:
             kept = dict(frozen.user_attrs[_OUTCOME])
             told, ended = kept.pop("told"), kept.pop("ended")
+            if not isinstance(kept.get("conditions"), str):
+                # Of before studies kept them, or kept them with each trial.
+                kept["conditions"] = ""
             try:
                 apply(trial, Outcome.from_plain(kept), told, ended)
             except TypeError as problem:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,15 +147,14 @@ def _go(scheduler: Scheduler, job: Job, ways: dict[str, Any]) -> None:
     """Run all trials, then look at the test samples. Ctrl-C leaves a study that can go on."""
     study = scheduler.study
 
-    def end() -> dict[str, Any]:
+    def end() -> None:
         _look_at_test(study)
         keep_network(study)
-        return last_words(study)
 
     for each in scheduler.callbacks:
         each.study_begins(study)
     try:
-        run_trials(scheduler, job, end, **ways)
+        run_trials(scheduler, job, end, partial(last_words, study), **ways)
     except KeyboardInterrupt:
         scheduler.is_cancelled = True
     finally:

@@ -138,6 +138,7 @@ class Scheduler:
             if trial.is_over:
                 # Somebody was thought dead, and was not.
                 return trial
+            outcome = self.study.record.with_kept_conditions(outcome)
             apply(trial, outcome, self._told, now())
             self.study.record.finish(trial, outcome)
         self._hear(trial)

@@ -13,7 +13,6 @@ from caldera.arguments import checked
 from caldera.draw.svg import Picture
 from caldera.errors import CalderaError, ConfigError, DataError
 from caldera.search.charts import plot_study, study_html
-from caldera.search.conditions import Conditions
 from caldera.search.importance import Importance
 from caldera.search.job import Job, digest_of
 from caldera.search.luck import Luck
@@ -251,7 +250,7 @@ class Study:
         The weights are the same to the bit, unless this is another kind of machine than the one
         that it ran on; then a warning says so.
         """
-        conditions = Conditions.from_plain(trial.conditions)
+        conditions = self.record.conditions_of(trial)
         model = self._job().train_again(trial.task(), len(trial.curve), conditions)
         if trial.digest and digest_of(model) != trial.digest:
             warnings.warn(

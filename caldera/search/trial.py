@@ -9,7 +9,6 @@ from typing import Any
 from caldera.amounts import shortened
 from caldera.errors import ConfigError, DataError
 from caldera.plain_data import decoded, encoded, from_plain
-from caldera.search.conditions import Written
 from caldera.search.space import Point
 
 WAITING, RUNNING, DONE, STOPPED, FAILED = "waiting", "running", "done", "stopped", "failed"
@@ -69,8 +68,8 @@ class Outcome:
     """Whether the model is in the folder of the study."""
     misconfigured: bool = False
     """Whether it failed because the objective names what is not reported."""
-    conditions: Written = field(default_factory=dict)
-    """Those under which it was trained, as `Conditions` writes them."""
+    conditions: str = ""
+    """Those under which it was trained, as `Conditions` writes them; in a study their name."""
 
     def to_plain(self) -> dict[str, Any]:
         """As what JSON can hold."""
@@ -134,8 +133,8 @@ class Trial:
     details: str = ""
     digest: str = ""
     saved: bool = False
-    conditions: Written = field(default_factory=dict)
-    """Those under which it was trained, as `Conditions` writes them."""
+    conditions: str = ""
+    """By which name the study keeps those under which it was trained."""
     make: Callable[[Trial], Any] | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -3,7 +3,8 @@ the space, from which candidates are drawn and by which they are judged.
 
 The same estimator as that of Optuna 5's multivariate `TPESampler`, which draws the same candidates
 from the same seed (a test compares them). Here trials stand in arrays and all kernels are evaluated
-at once, where Optuna walks over all trials.
+at once, where Optuna walks over all trials. Arrays are small, so what counts is how often NumPy is
+called, and that its functions which are written in Python (`clip`, `vstack`) are not.
 """
 
 from __future__ import annotations
@@ -37,14 +38,18 @@ class Axes:
         self.is_log = np.array([each.log for each in ranges], bool)
         # A value with steps stands for all that would be rounded to it.
         self.step = np.array([each.step or 0.0 for each in ranges])
+        self.are_log, self.have_steps = bool(self.is_log.any()), bool(self.step.any())
         self.first = np.array([each.low for each in ranges], float)
         self.last = np.array([each.high for each in ranges], float)
         self.low = self.scaled(self.first - self.step / 2)
         self.high = self.scaled(self.last + self.step / 2)
+        self.width = self.high - self.low
+        self.columns = np.arange(len(ranges))
 
     def scaled(self, values: np.ndarray) -> np.ndarray:
         """Numbers in the scale of their axes, the last dimension."""
-        return np.log(values, out=np.array(values, float), where=self.is_log)
+        found = np.array(values, float)
+        return np.log(found, out=found, where=self.is_log) if self.are_log else found
 
     def row(self, values: Mapping[str, Any]) -> np.ndarray:
         """One point, as a row of what `ParzenEstimator` takes."""
@@ -67,18 +72,20 @@ class ParzenEstimator:
     def __init__(self, axes: Axes, rows: np.ndarray) -> None:
         self._axes = axes
         count = len(rows)
-        ramp = np.linspace(1.0 / max(count, 1), 1.0, max(count - _ALL_COUNT, 0))
-        weights = np.append(ramp, np.ones(min(count, _ALL_COUNT) + 1))
+        weights = np.ones(count + 1)
+        if count > _ALL_COUNT:
+            weights[: count - _ALL_COUNT] = np.linspace(1.0 / count, 1.0, count - _ALL_COUNT)
         self.weights = weights / weights.sum()
         self._tables = {i: _table(rows[:, i].astype(int), n) for i, n in axes.choices.items()}
         points = rows[:, axes.numbers]
-        width = axes.high - axes.low
-        self._centres = np.vstack([points, 0.5 * (axes.low + axes.high)])
-        self._widths = np.vstack([_bandwidths(points, axes.low, axes.high), width])
+        self._centres = np.empty((count + 1, len(axes.numbers)))
+        self._centres[:-1], self._centres[-1] = points, 0.5 * (axes.low + axes.high)
+        self._widths = np.empty_like(self._centres)
+        self._widths[:-1], self._widths[-1] = _bandwidths(points, axes), axes.width
         self._lowest = (axes.low - self._centres) / self._widths
         self._highest = (axes.high - self._centres) / self._widths
         # Centres lie within the range: nothing cancels.
-        self._left, self._right = _ndtr(self._lowest), _ndtr(-self._highest)
+        self._left, self._right = _ndtr(np.array([self._lowest, -self._highest]))
         self._mass = 1.0 - self._right - self._left
 
     def draw(self, random: np.random.RandomState, count: int) -> np.ndarray:
@@ -91,39 +98,43 @@ class ParzenEstimator:
             found[:, i] = below.sum(axis=1)
         if axes.numbers:
             drawn = self._truncated_normal(chosen, random.uniform(size=(len(axes.numbers), count)))
-            np.exp(drawn, out=drawn, where=axes.is_log)
-            steps = np.where(axes.step > 0, axes.step, 1.0)
-            rounded = axes.first + np.round((drawn - axes.first) / steps) * steps
-            drawn = np.where(axes.step > 0, rounded, drawn)
-            found[:, axes.numbers] = np.clip(drawn, axes.first, axes.last)
+            if axes.are_log:
+                np.exp(drawn, out=drawn, where=axes.is_log)
+            if axes.have_steps:
+                steps = np.where(axes.step > 0, axes.step, 1.0)
+                rounded = axes.first + np.round((drawn - axes.first) / steps) * steps
+                drawn = np.where(axes.step > 0, rounded, drawn)
+            found[:, axes.numbers] = _clipped(drawn, axes.first, axes.last)
         return found
 
     def _truncated_normal(self, chosen: np.ndarray, quantiles: np.ndarray) -> np.ndarray:
-        part = quantiles.T * self._mass[chosen]
+        mass = self._mass[chosen]
+        part = quantiles.T * mass
         left = self._left[chosen] + part
         # From the nearer end: close to 1 there are no digits left.
-        right = self._right[chosen] + (self._mass[chosen] - part)
+        right = self._right[chosen] + (mass - part)
         unit = np.where(left < right, 1.0, -1.0) * _ndtri(np.minimum(left, right))
-        unit = np.clip(unit, self._lowest[chosen], self._highest[chosen])
+        unit = _clipped(unit, self._lowest[chosen], self._highest[chosen])
         found: np.ndarray = unit * self._widths[chosen] + self._centres[chosen]
         return found
 
     def log_density(self, points: np.ndarray) -> np.ndarray:
         """Of points that `draw` gave."""
         axes = self._axes
-        found = np.tile(np.log(self.weights), (len(points), 1))
+        found = np.empty((len(points), len(self.weights)))
+        found[:] = np.log(self.weights)
         for i, table in self._tables.items():
             found += np.log(table.T[points[:, i].astype(int)])
         numbers = points[:, axes.numbers]
-        smooth = axes.step == 0
-        if smooth.any():
-            x = axes.scaled(numbers)[:, None, smooth]
-            unit = (x - self._centres[:, smooth]) / self._widths[:, smooth]
-            area = np.log(self._mass[:, smooth] * self._widths[:, smooth])
-            found -= (0.5 * unit * unit + area + _LOG_SQRT_2PI).sum(axis=2)
-        with np.errstate(divide="ignore"):  # What is too far to be counted.
-            for axis in np.flatnonzero(~smooth):
-                found += np.log(self._rounded_mass(numbers[:, axis], axis))
+        smooth: Any = axes.step == 0 if axes.have_steps else slice(None)
+        x = axes.scaled(numbers)[:, None, smooth]
+        unit = (x - self._centres[:, smooth]) / self._widths[:, smooth]
+        area = np.log(self._mass[:, smooth] * self._widths[:, smooth])
+        found -= (0.5 * unit * unit + area + _LOG_SQRT_2PI).sum(axis=2)
+        if axes.have_steps:
+            with np.errstate(divide="ignore"):  # What is too far to be counted.
+                for axis in np.flatnonzero(~smooth):
+                    found += np.log(self._rounded_mass(numbers[:, axis], axis))
         most = found.max(axis=1)
         return np.log(np.exp(found - most[:, None]).sum(axis=1)) + most
 
@@ -178,16 +189,21 @@ def _table(seen: np.ndarray, choices: int) -> np.ndarray:
     return found
 
 
-def _bandwidths(points: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+def _clipped(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    return np.minimum(np.maximum(values, low), high)
+
+
+def _bandwidths(points: np.ndarray, axes: Axes) -> np.ndarray:
     """As wide as the larger gap to a neighbour on each axis, within limits."""
     count = len(points)
-    order = np.argsort(points, axis=0)
-    gaps = np.diff(np.vstack([low, np.take_along_axis(points, order, 0), high]), axis=0)
+    order = points.argsort(axis=0)
+    ends = np.empty((count + 2, len(axes.numbers)))
+    ends[0], ends[1:-1], ends[-1] = axes.low, points[order, axes.columns], axes.high
+    gaps = ends[1:] - ends[:-1]
     widths = np.maximum(gaps[:-1], gaps[1:])
     if count >= 2:
         # The ends of the range are no neighbours.
         widths[0], widths[-1] = gaps[1], gaps[-2]
     found = np.empty_like(points)
-    np.put_along_axis(found, order, widths, 0)
-    clipped: np.ndarray = np.clip(found, (high - low) / min(_NARROWEST, 2.0 + count), high - low)
-    return clipped
+    found[order, axes.columns] = widths
+    return _clipped(found, axes.width / min(_NARROWEST, 2.0 + count), axes.width)

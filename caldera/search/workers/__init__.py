@@ -44,21 +44,23 @@ def is_master() -> bool:
 def run_trials(
     scheduler: Scheduler | None,
     job: Job,
-    last_words: Callable[[], dict[str, Any]] = dict,
+    at_end: Callable[[], None] = lambda: None,
+    last_words: Callable[[], list[dict[str, Any]]] = list,
     *,
     workers: int | str = 1,
     ranks_per_trial: int = 1,
     retries: int = 2,
     hung_after: float | None = None,
-) -> dict[str, Any]:
+) -> list[dict[str, Any]]:
     """Run all trials of a scheduler, which ranks other than the master do not have. When there are
-    no more, all ranks get the master's last words."""
+    no more, `at_end` is called on the master, and all ranks get its last words; without ranks
+    nobody has to hear any, and there are none."""
     kind, count = parse_workers(workers)
     ranks = world()
     if ranks.size > 1:
         return run_on_ranks(
-            ranks, scheduler, job, last_words, ranks_per_trial=ranks_per_trial, retries=retries,
-            hung_after=hung_after,
+            ranks, scheduler, job, at_end, last_words, ranks_per_trial=ranks_per_trial,
+            retries=retries, hung_after=hung_after,
         )  # fmt: skip
     if ranks_per_trial != 1:
         raise ConfigError.build(
@@ -68,10 +70,11 @@ def run_trials(
     assert scheduler is not None
     if kind == "here":
         run_here(scheduler, job)
-        return last_words()
-    pool: WorkerPool = KINDS[kind](job, count)
-    Dispatcher(scheduler, pool, retries=retries, hung_after=hung_after).run(last_words)
-    return pool.last_words
+        at_end()
+    else:
+        pool: WorkerPool = KINDS[kind](job, count)
+        Dispatcher(scheduler, pool, retries=retries, hung_after=hung_after).run(at_end)
+    return []
 
 
 def run_here(scheduler: Scheduler, job: Job) -> None:

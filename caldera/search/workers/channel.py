@@ -37,7 +37,7 @@ class Channel:
         connection.settimeout(SEND_S)
         self._socket = connection
         self._lock = threading.Lock()
-        self._unread = b""
+        self._unread = bytearray()
         self.closed = False
 
     def fileno(self) -> int:
@@ -65,7 +65,11 @@ class Channel:
         if not piece:
             self.closed = True
             return []
-        *lines, self._unread = (self._unread + piece).split(b"\n")
+        self._unread += piece
+        lines: list[bytearray] = []
+        # Not for every piece of a message that is still coming: a long one has many.
+        if b"\n" in piece:
+            *lines, self._unread = self._unread.split(b"\n")
         if len(self._unread) > LONGEST:
             raise CommError.build(
                 "a search's worker", expected=f"messages of at most {LONGEST} bytes", got="a longer"
@@ -91,7 +95,7 @@ class Channel:
             return
 
 
-def _message(line: bytes) -> dict[str, Any]:
+def _message(line: bytes | bytearray) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except ValueError:

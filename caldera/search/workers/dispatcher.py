@@ -58,8 +58,9 @@ class Dispatcher:
         self._nothing_new = False
         """Whether the scheduler had nothing to hand out, and nothing has happened since."""
 
-    def run(self, last_words: Callable[[], dict[str, Any]] = dict) -> None:
-        """Until there are no more trials and none is running; workers then hear the last words."""
+    def run(self, at_end: Callable[[], None] = lambda: None) -> None:
+        """Until there are no more trials and none is running; `at_end` is called while the workers
+        are still there."""
         with _deferred_interrupts() as interrupts, self._pool:
             size = len(self._pool.members)
             while not (self._nothing_new and not self._pool.busy):
@@ -72,7 +73,7 @@ class Dispatcher:
                     self._take(said)
                 self._give_up_the_hung()
                 self._hand_out()
-            self._pool.last_words = last_words()
+            at_end()
 
     def _hand_out(self) -> None:
         for member in self._pool.idle:

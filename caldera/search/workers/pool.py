@@ -62,7 +62,6 @@ class WorkerPool(ABC):
 
     def __init__(self) -> None:
         self.members: list[Member] = []
-        self.last_words: dict[str, Any] = {}
         self._selector = selectors.DefaultSelector()
         self._of_channel: dict[Channel, Member] = {}
 
@@ -80,9 +79,14 @@ class WorkerPool(ABC):
         """End all workers, which have nothing to do, or `at_once` whatever they do."""
         for member in list(self.members):
             if not at_once:
-                member.send({"kind": "end", **self.last_words})
+                for message in self._farewell():
+                    member.send(message)
             self._forget(member)
         self._selector.close()
+
+    def _farewell(self) -> list[dict[str, Any]]:
+        """What tells a worker that there are no more trials."""
+        return [{"kind": "end"}]
 
     def wait(self, seconds: float) -> bool:
         """Wait until a worker says something, at most so long. Takes nothing: what comes is there

@@ -49,6 +49,8 @@ class RankWorkers(WorkerPool):
         self._rank_of: dict[Channel, int] = {}
         self._left_over: list[Channel] = []
         self._hung: set[int] = set()
+        self.last_words: list[dict[str, Any]] = []
+        """What all ranks hear at the end: they go on with the program, and with its study."""
 
     def start(self) -> None:
         self._selector.register(self._listening, selectors.EVENT_READ)
@@ -68,10 +70,15 @@ class RankWorkers(WorkerPool):
             if not member.ready:
                 self._hung.update(member.ranks)
         for channel in self._left_over:
-            channel.send({"kind": "end", **self.last_words})
+            for message in self._farewell():
+                channel.send(message)
             channel.close()
         self._listening.close()
         super().end(at_once=at_once)
+
+    def _farewell(self) -> list[dict[str, Any]]:
+        words = [{"kind": "word", "word": each} for each in self.last_words]
+        return [*words, *super()._farewell()]
 
     def end_the_hung(self, *, with_mpi: bool) -> None:
         """Ranks that hang never come to the end of the program, where MPI waits for all."""

@@ -35,12 +35,13 @@ def run_on_ranks(
     communicator: Communicator,
     scheduler: Scheduler | None,
     job: Job,
-    last_words: Callable[[], dict[str, Any]],
+    at_end: Callable[[], None],
+    last_words: Callable[[], list[dict[str, Any]]],
     *,
     ranks_per_trial: int = 1,
     retries: int = 2,
     hung_after: float | None = None,
-) -> dict[str, Any]:
+) -> list[dict[str, Any]]:
     """Run the trials of a scheduler, which rank 0 has, on all other ranks. Every rank calls this,
     and comes back when there are no more, with the last words of the master."""
     groups = groups_of(communicator.size, ranks_per_trial)
@@ -50,7 +51,12 @@ def run_on_ranks(
         communicator.bcast_object(pool.address, MASTER)
         communicator.Split(None)
         _say_who_is_left_over(communicator.size, groups)
-        Dispatcher(scheduler, pool, retries=retries, hung_after=hung_after).run(last_words)
+
+        def speak() -> None:
+            at_end()
+            pool.last_words = last_words()
+
+        Dispatcher(scheduler, pool, retries=retries, hung_after=hung_after).run(speak)
         pool.end_the_hung(with_mpi=isinstance(communicator, MpiCommunicator))
         return pool.last_words
     address = communicator.bcast_object(None, MASTER)
@@ -89,7 +95,7 @@ def _say_who_is_left_over(ranks: int, groups: Sequence[range]) -> None:
 
 def serve_rank(
     address: Mapping[str, Any], rank: int, job: Job, own: Communicator | None
-) -> dict[str, Any]:
+) -> list[dict[str, Any]]:
     """Run trials with the other ranks of `own` until the master says that there are no more.
 
     A rank that was given up, because its trial took too long, joins again when it is free.

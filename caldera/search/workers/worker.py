@@ -54,11 +54,13 @@ class Worker:
         self._alone = alone
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._reasons: dict[int, str] = {}
-        self._last_words: dict[str, Any] | None = None
+        self._last_words: list[dict[str, Any]] = []
+        self._has_ended = False
+        """Whether the master has said that there are no more trials."""
         # To wake the listener up when the worker leaves by itself.
         self._bell, self._ear = socket.socketpair()
 
-    def serve(self, **hello: Any) -> dict[str, Any] | None:
+    def serve(self, **hello: Any) -> list[dict[str, Any]] | None:
         """Run trials until there are no more; the master's last words, or None if it gave this
         worker up or is gone."""
         listener = threading.Thread(target=self._listen, name=f"{self._name} listens", daemon=True)
@@ -72,7 +74,7 @@ class Worker:
             listener.join()
             self._ear.close()
             self._channel.close()
-        return self._last_words
+        return self._last_words if self._has_ended else None
 
     def _run(self, task: Task) -> None:
         try:
@@ -112,7 +114,7 @@ class Worker:
                     self._channel.send({"kind": "beat"})
                     beat = time.monotonic() + BEAT_S
         self._tasks.put(None)
-        if self._last_words is None:
+        if not self._has_ended:
             self._alone()
 
     def _take(self, message: dict[str, Any]) -> None:
@@ -123,6 +125,8 @@ class Worker:
             self._tasks.put(task)
         elif message["kind"] == "stop":
             self._reasons[int(message["number"])] = str(message["reason"])
+        elif message["kind"] == "word":
+            self._last_words.append(message["word"])
         elif message["kind"] == "end":
-            self._last_words = message
+            self._has_ended = True
             self._tasks.put(None)

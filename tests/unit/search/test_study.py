@@ -18,12 +18,11 @@ from caldera.errors import CalderaError, ConfigError
 from caldera.kernels.choose import Choices
 from caldera.kernels.table import Kernel
 from caldera.kernels.verdict import Verdict
-from caldera.search.conditions import Conditions
 from caldera.search.job import digest_of
+from caldera.search.journal import Journal
 from caldera.search.overview import Overview
 from caldera.search.page import study_page
 from caldera.search.record import Record
-from caldera.search.trial import Outcome
 from tests.unit.search import made_up
 
 LINE = {"x": search.uniform(-4.0, 4.0)}
@@ -269,18 +268,39 @@ def test_a_trial_is_made_again_by_the_kernels_that_it_had(
         assert cd.settings.threads == 2
         for trial in study.trials:
             assert digest_of(study.remake(trial)) == trial.digest
-            conditions = Conditions.from_plain(trial.conditions)
+            conditions = study.record.conditions_of(trial)
             assert conditions.threads == (1 if workers == 2 else 2)
             assert conditions.choices.kernels
         assert cd.settings.threads == 2
 
 
-def test_a_study_that_kept_no_conditions_can_be_read() -> None:
-    plain = Outcome(3, "done", values=[0.5]).to_plain()
-    del plain["conditions"]
-    outcome = Outcome.from_plain(plain)
-    assert (outcome.number, outcome.values, outcome.conditions) == (3, [0.5], {})
-    assert Conditions.from_plain(outcome.conditions).threads == cd.settings.threads
+def test_conditions_are_kept_once_for_all_trials_that_have_them(tmp_path: Path) -> None:
+    space = {"rate": search.log(1e-3, 1e-1), "batch_size": search.choice([64])}
+    how = {"epochs": 2, "verbose": 0, "folder": tmp_path}
+    search.run(_wide, space, _wide_samples(), trials=2, **how)  # type: ignore[arg-type]
+    # Nor again by the program that goes on with it.
+    study = search.run(_wide, space, _wide_samples(), trials=6, **how)  # type: ignore[arg-type]
+    text = study.record.conditions_of(study.trials[0]).to_text()
+    assert len(study.record.conditions()) < 6
+    written = (tmp_path / "journal.log").read_text()
+    assert written.count(json.dumps(text)[1:-1]) == 1
+
+
+@pytest.mark.parametrize("kept", [None, {"threads": 3}])
+def test_a_study_that_kept_conditions_otherwise_can_be_read(kept: Any, tmp_path: Path) -> None:
+    """Those of trials before there were any, and before they were kept once."""
+    search.run(lambda x: x, {"x": search.uniform(0, 1)}, trials=2, folder=tmp_path, verbose=0)
+    journal = tmp_path / "journal.log"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    for line in lines:
+        if "outcome" in line.get("user_attr", {}):
+            line["user_attr"]["outcome"].pop("conditions")
+            if kept is not None:
+                line["user_attr"]["outcome"]["conditions"] = kept
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    study = search.load(tmp_path)
+    assert study.counts()["done"] == 2
+    assert study.record.conditions_of(study.trials[0]).threads == cd.settings.threads
 
 
 def test_a_trial_of_several_seeds_is_made_again() -> None:
@@ -332,3 +352,21 @@ def test_a_damaged_study_is_refused_or_shown(tmp_path: Path) -> None:
         except CalderaError:
             refused += 1
     assert 10 < refused < 55
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_journal_reads_what_everybody_wrote(seed: int, tmp_path: Path) -> None:
+    """Its own lines, which it does not read from the file, among those of others."""
+    chance = random.Random(seed)
+    path = tmp_path / "journal.log"
+    journals = [Journal(path), Journal(path)]
+    written: list[dict[str, Any]] = []
+    for number in range(120):
+        journal = chance.choice(journals)
+        if chance.random() < 0.5:
+            lines = [{"n": number, "i": i, "text": "x\n" * i} for i in range(chance.randint(0, 3))]
+            journal.append_logs(lines)
+            written += lines
+        begin = chance.choice([0, len(written) - 1, len(written), chance.randint(0, len(written))])
+        begin = max(begin, 0)
+        assert list(journal.read_logs(begin)) == written[begin:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -20,9 +21,8 @@ from caldera.comm import Communicator, run_virtual_ranks
 from caldera.config import settings
 from caldera.errors import CommError, ConfigError
 from caldera.search import workers as search_workers
-from caldera.search.conditions import Conditions
 from caldera.search.job import digest_of
-from caldera.search.workers import ranks
+from caldera.search.workers import channel, last_words, ranks
 from caldera.search.workers.channel import Channel
 from caldera.search.workers.rank_pool import RankWorkers
 from caldera.search.workers.resources import share_card
@@ -225,6 +225,24 @@ def test_every_rank_gets_the_study_of_the_master(
         assert [each.value for each in study.trials] == [each.value for each in studies[0].trials]
 
 
+def test_a_study_that_no_message_can_hold_reaches_every_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channel, "LONGEST", 4000)
+    monkeypatch.setattr(last_words, "_TRIALS", 5)
+    studies = run_on_virtual_ranks(3, monkeypatch, build=squared, space=GRID, method="grid")
+    for study in studies:
+        assert [each.parameters["x"] for each in study.trials] == list(range(24))
+
+
+def test_only_ranks_hear_of_the_study_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes and threads are over then."""
+    monkeypatch.setattr(last_words, "encoded", None)
+    for workers in (1, "threads:2", "processes:2"):
+        study = search.run(squared, GRID, method="grid", workers=workers, verbose=0)
+        assert len(study.trials) == 24
+
+
 def test_two_ranks_train_a_trial_together(monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.linspace(-1, 1, 40, dtype="float32")[:, None]
 
@@ -260,13 +278,14 @@ def test_what_two_ranks_have_trained_is_made_again_by_one_process(
         layers = [nn.Input((12,)), nn.Dense(24, activation="tanh"), nn.Dense(3)]
         return cd.NeuralNetwork(layers, learning_rate=learning_rate, batch_size=16)
 
-    study = run_on_virtual_ranks(
+    studies = run_on_virtual_ranks(
         3, monkeypatch, ranks_per_trial=2, build=build, data=(x, y), method="grid", epochs=2,
         space={"learning_rate": search.choice([0.01, 0.1])},
-    )[0]  # fmt: skip
-    for trial in study.trials:
-        assert Conditions.from_plain(trial.conditions).ranks == 2
-        assert digest_of(study.remake(trial)) == trial.digest
+    )  # fmt: skip
+    for study in studies[::2]:
+        for trial in study.trials:
+            assert study.record.conditions_of(trial).ranks == 2
+            assert digest_of(study.remake(trial)) == trial.digest
 
 
 def test_a_rank_that_was_given_up_comes_again(
@@ -317,15 +336,31 @@ def test_strangers_are_not_let_in() -> None:
         assert not pool.idle
 
 
+def test_messages_are_whole_however_they_come() -> None:
+    random = np.random.default_rng(5)
+    sent = [{"kind": "word", "word": "ab\n" * int(n)} for n in random.integers(0, 300, 40)]
+    line = b"".join(json.dumps(each).encode() + b"\n" for each in sent)
+    cuts = np.sort(random.integers(0, len(line), 60)).tolist()
+    ours, theirs = socket.socketpair()
+    reader, found = Channel(ours), []
+    for begin, end in zip([0, *cuts], [*cuts, len(line)], strict=True):
+        if begin < end:
+            theirs.sendall(line[begin:end])
+            found += reader.read()
+    assert found == sent
+    theirs.close()
+    reader.close()
+
+
 def test_what_is_no_message_is_refused() -> None:
     ours, theirs = socket.socketpair()
-    channel = Channel(ours)
+    reader = Channel(ours)
     for line in (b"no json", b"[1]", b'{"kind": 3}'):
         theirs.sendall(line + b"\n")
         with pytest.raises(CommError, match="a JSON object with its kind"):
-            channel.read()
+            reader.read()
     theirs.close()
-    assert channel.read() == []
-    assert channel.closed
-    channel.send({"kind": "beat"})
-    channel.close()
+    assert reader.read() == []
+    assert reader.closed
+    reader.send({"kind": "beat"})
+    reader.close()
