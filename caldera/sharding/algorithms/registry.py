@@ -135,8 +135,7 @@ def _tsqr_cost(node: Node, ranks: int) -> Cost:
 def _run_cholesky(
     parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
 ) -> Parts:
-    a = Matrix(parts[0], inputs[0], comm).hermitian(inputs[0])
-    return [cholesky(a.part, a.shape[0], options[0], grid_of(comm))]
+    return [cholesky(parts[0], inputs[0].shape[0], options[0], grid_of(comm), average=True)]
 
 
 def _run_solve(
