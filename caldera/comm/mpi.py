@@ -2,8 +2,8 @@
 
 Short buffers go through MPI's own collectives, long ones through ours, which keep a slow link
 busier; for an allreduce it is measured, and an allgather within a machine is always MPI's: memory
-is no slow link, and segments cost more than they save there. A buffer on a card goes to MPI as it is if MPI says that it
-can read it, else through pinned host memory.
+is no slow link, and segments cost more than they save there. A buffer on a card goes to MPI as it
+is if MPI says that it can read it, else through pinned host memory.
 
 Threads: a communicator of ours is used by one thread at a time, but two threads may use two of
 them at once, which takes MPI_THREAD_MULTIPLE. An MPI that does not have it still works: what should

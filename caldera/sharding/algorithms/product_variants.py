@@ -170,8 +170,10 @@ def product_cost(
     >>> whole, halves = (0, 64), even_cuts(64, 2)
     >>> product_cost(STATIONARY_C, (1, 2, 2), [halves, halves, halves, halves], 8).bytes
     16384
-    >>> product_cost(STATIONARY_C, (1, 4, 1), [even_cuts(64, 4), whole, even_cuts(64, 4), whole], 8)
-    Cost(bytes=24576, messages=3, flops=131072, workspace=20480, overhead=0.0, panels=0.0)
+    >>> quarters = even_cuts(64, 4)
+    >>> cost = product_cost(STATIONARY_C, (1, 4, 1), [quarters, whole, quarters, whole], 8)
+    >>> cost.bytes, cost.messages, cost.flops, cost.workspace
+    (24576, 3, 131072, 20480)
     """
     layers, rows, columns = grid
     m, inner_a, inner_b, n = (product.longest(each) for each in cuts)
