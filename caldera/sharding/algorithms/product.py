@@ -20,7 +20,7 @@ receive. Sums over ranks are formed in the order of `ReduceScatter`: the same bi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -82,8 +82,8 @@ class Slice:
 
 
 def slices(inner_a: Cuts, inner_b: Cuts, bytes_each: int) -> list[list[Slice]]:
-    """The inner axis in stretches that have one owner each, all of them in as many slices. Those of
-    two steps, one that is multiplied and one that is on its way, are a panel at most.
+    """The inner axis in stretches that have one owner each, all of them in as many slices; those of
+    a step are a panel at most.
 
     >>> [(each.begin, each.column, each.row) for (each,) in slices((0, 4, 8), (0, 2, 8), 8)]
     [(0, 0, 0), (2, 0, 1), (4, 1, 1)]
@@ -91,7 +91,7 @@ def slices(inner_a: Cuts, inner_b: Cuts, bytes_each: int) -> list[list[Slice]]:
     stretches = list(pairwise(sorted({*inner_a, *inner_b})))
     if not stretches:
         return []
-    widest = max(PANEL_BYTES // max(2 * bytes_each, 1), NARROWEST)
+    widest = max(PANEL_BYTES // max(bytes_each, 1), NARROWEST)
     count = -(-max(end - begin for begin, end in stretches) // widest)
     return [
         [
@@ -109,21 +109,6 @@ def slices(inner_a: Cuts, inner_b: Cuts, bytes_each: int) -> list[list[Slice]]:
 
 def _owner(cuts: Cuts, index: int) -> int:
     return int(np.searchsorted(cuts, index, "right")) - 1
-
-
-@dataclass
-class Step:
-    """A slice of both matrices, on their way, and what has to stay until they have left."""
-
-    a: np.ndarray
-    b: np.ndarray
-    requests: list[Request] = field(default_factory=list)
-    leaving: list[np.ndarray] = field(default_factory=list)
-
-    def wait(self) -> None:
-        """Until both are here, and what this rank has sent with them has left."""
-        for request in self.requests:
-            request.wait()
 
 
 def stationary_c(
@@ -158,62 +143,64 @@ def stationary_c(
         first = inner_b[grid.row]
         return b[part.begin - first : part.end - first]
 
-    def begin(step: int) -> Step:
+    def send(step: int) -> list[Request]:
+        """What others multiply in a step; a request keeps what it sends."""
+        found = []
+        for column in range(grid.columns):
+            part = slice_of(grid.row, column, step)
+            if column != grid.column == part.column:
+                found += _sent(own_a(part), transposed[0], column, grid.along_row)
+        for row in range(grid.rows):
+            part = slice_of(row, grid.column, step)
+            if row != grid.row == part.row:
+                found += _sent(own_b(part), transposed[1], row, grid.along_column)
+        return found
+
+    def receive(step: int) -> tuple[np.ndarray, np.ndarray, list[Request]]:
         part = slice_of(grid.row, grid.column, step)
-        width, requests = part.end - part.begin, []
+        width, found = part.end - part.begin, []
         if part.column == grid.column:
             of_a = own_a(part)
         else:
             of_a = _room((a.shape[0], width), a.dtype, transposed[0])
-            requests += _received(of_a, transposed[0], part.column, grid.along_row)
+            found += _received(of_a, transposed[0], part.column, grid.along_row)
         if part.row == grid.row:
             of_b = own_b(part)
         else:
             of_b = _room((width, b.shape[1]), b.dtype, transposed[1])
-            requests += _received(of_b, transposed[1], part.row, grid.along_column)
-        made = Step(of_a, of_b, requests)
-        for column in range(grid.columns):
-            theirs = slice_of(grid.row, column, step)
-            if column != grid.column == theirs.column:
-                made.leaving.append(_straight(own_a(theirs), transposed[0]))
-                made.requests += _sent(made.leaving[-1], column, grid.along_row)
-        for row in range(grid.rows):
-            theirs = slice_of(row, grid.column, step)
-            if row != grid.row == theirs.row:
-                made.leaving.append(_straight(own_b(theirs), transposed[1]))
-                made.requests += _sent(made.leaving[-1], row, grid.along_column)
-        return made
+            found += _received(of_b, transposed[1], part.row, grid.along_column)
+        return of_a, of_b, found
 
-    c = np.empty((a.shape[0], b.shape[1]), a.dtype) if steps else None
-    ahead = begin(0) if steps else None
+    if not steps:
+        return np.zeros((a.shape[0], b.shape[1]), a.dtype)
+    c = np.empty((a.shape[0], b.shape[1]), a.dtype)
+    leaving = send(0)
     for step in range(steps):
-        assert ahead is not None
-        now = ahead
-        now.wait()
-        # The next slices are on their way while these are multiplied.
-        ahead = begin(step + 1) if step + 1 < steps else None
+        of_a, of_b, arriving = receive(step)
+        for request in (*arriving, *leaving):
+            request.wait()
+        # Who is ready before this rank has multiplied finds what comes next.
+        leaving = send(step + 1) if step + 1 < steps else []
         if step:
-            accumulate_product(c, now.a, now.b)
+            accumulate_product(c, of_a, of_b)
         else:
-            np.matmul(now.a, now.b, out=c)
-    return np.zeros((a.shape[0], b.shape[1]), a.dtype) if c is None else c
+            np.matmul(of_a, of_b, out=c)
+    return c
 
 
 def _room(shape: tuple[int, int], dtype: np.dtype, transposed: bool) -> np.ndarray:
     return np.empty(shape[::-1], dtype).T if transposed else np.empty(shape, dtype)
 
 
-def _straight(x: np.ndarray, transposed: bool) -> np.ndarray:
-    """What is sent of a matrix, in one piece; without a copy where it is one."""
-    return np.ascontiguousarray(x.T if transposed else x)
-
-
 def _received(x: np.ndarray, transposed: bool, source: int, comm: Communicator) -> list[Request]:
     return [comm.Irecv(x.T if transposed else x, source, _SLICE)] if x.size else []
 
 
-def _sent(x: np.ndarray, dest: int, comm: Communicator) -> list[Request]:
-    return [comm.Isend(x, dest, _SLICE)] if x.size else []
+def _sent(x: np.ndarray, transposed: bool, dest: int, comm: Communicator) -> list[Request]:
+    """In one piece; without a copy where it is one."""
+    if not x.size:
+        return []
+    return [comm.Isend(np.ascontiguousarray(x.T if transposed else x), dest, _SLICE)]
 
 
 def stationary_b(

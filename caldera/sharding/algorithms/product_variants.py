@@ -173,7 +173,7 @@ def product_cost(
     >>> quarters = even_cuts(64, 4)
     >>> cost = product_cost(STATIONARY_C, (1, 4, 1), [quarters, whole, quarters, whole], 8)
     >>> cost.bytes, cost.messages, cost.flops, cost.workspace
-    (24576, 3, 131072, 20480)
+    (24576, 3, 131072, 12288)
     """
     layers, rows, columns = grid
     m, inner_a, inner_b, n = (product.longest(each) for each in cuts)
@@ -188,8 +188,8 @@ def product_cost(
         every = [each for stretch in parts for each in stretch]
         messages = sum((each.column > 0) + (each.row > 0) for each in every)
         widest = max((each.end - each.begin for each in every), default=0)
-        # One step's slices are multiplied while the next one's are on their way.
-        workspace = min(2, len(every)) * (m + n) * widest + (m * n if layers > 1 else 0)
+        # What others will multiply next is a copy where it is no stretch of memory.
+        workspace = (2 * m + n) * widest + (m * n if layers > 1 else 0)
         return Cost(
             batch * sent * itemsize, batch * (messages + layers - 1), batch * flops,
             workspace * itemsize,
