@@ -1,8 +1,9 @@
 """Ranks that are processes, through MPI: mpi4py over whichever MPI it finds.
 
 Short buffers go through MPI's own collectives, long ones through ours, which keep a slow link
-busier; for an allreduce it is measured. A buffer on a card goes to MPI as it is if MPI says that it
-can read it, else through pinned host memory.
+busier; for an allreduce it is measured, and an allgather within a machine is always MPI's: memory
+is no slow link, and segments cost more than they save there. A buffer on a card goes to MPI as it
+is if MPI says that it can read it, else through pinned host memory.
 
 Threads: a communicator of ours is used by one thread at a time, but two threads may use two of
 them at once, which takes MPI_THREAD_MULTIPLE. An MPI that does not have it still works: what should
@@ -227,7 +228,7 @@ class MpiCommunicator(Communicator):
             super()._reduce_scatter(send, receive, counts, op)
 
     def _allgather(self, send: np.ndarray, receive: np.ndarray, counts: list[int]) -> None:
-        if on_card(send) or receive.nbytes <= SEGMENT_BYTES:
+        if on_card(send) or receive.nbytes <= SEGMENT_BYTES or self._gathers_in_memory:
             self._count(volume.allgather_volume(self.rank, counts), receive)
             part = receive.reshape(-1)[slice(*bounds(counts)[self.rank])]
             given = mpi().IN_PLACE if same_memory(part, send) else _bytes_of(send)
@@ -235,6 +236,12 @@ class MpiCommunicator(Communicator):
             self._call(self.handle.Allgatherv, given, [*_bytes_of(receive)[:1], sizes, mpi().BYTE])
         else:
             super()._allgather(send, receive, counts)
+
+    @property
+    def _gathers_in_memory(self) -> bool:
+        """Whether all ranks are on one machine, and somebody waits: MPI waits busily, which is no
+        way to wait beside others who compute."""
+        return self.backoff is None and len(set(self.nodes)) == 1
 
     def _alltoall(
         self, send: np.ndarray, receive: np.ndarray, leaving: list[int], arriving: list[int]

@@ -23,7 +23,9 @@ class Links:
       change, with taking them apart and putting them together; `collective`: the same where parts
       of a product travel along the ranks.
     - `flops`: operations a second in products; `copying`: bytes a second that it reads and writes.
-    - `panel`: seconds for the messages and calls that a panel of QR takes, however small it is.
+    - `transforms`: operations a second in Fourier transforms, counted as 5 n log2 n.
+    - `cholesky_panel`, `qr_panel`, `solve_panel`: seconds for the messages and calls that a panel
+      takes, however small it is.
     """
 
     latency: float = 2e-5
@@ -31,7 +33,16 @@ class Links:
     collective: float = 4e9
     flops: float = 3e10
     copying: float = 1e10
-    panel: float = 1e-3
+    transforms: float = 2e9
+    cholesky_panel: float = 5e-4
+    qr_panel: float = 1e-3
+    solve_panel: float = 1.8e-3
+
+    def panel(self, name: str) -> float:
+        """What a panel of a factorisation takes: "cholesky", "qr" or "solve"."""
+        return {
+            "cholesky": self.cholesky_panel, "qr": self.qr_panel, "solve": self.solve_panel
+        }[name]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from caldera.comm import Communicator
 from caldera.graph.node import Node
 from caldera.graph.ops.fourier import frequencies
 from caldera.sharding.algorithms import fourier
-from caldera.sharding.algorithms.cost import Cost, operations
+from caldera.sharding.algorithms.cost import Cost, computing
 from caldera.sharding.algorithms.process_grid import Cuts, even_cuts
 from caldera.sharding.algorithms.sorting import cumulative_sum, sort, top_k
 from caldera.sharding.algorithms.variant import Algorithm, Options, Variant, contiguous, cuts_of
@@ -47,13 +47,13 @@ def _fft_cost(node: Node, n: int, ranks: int) -> Cost:
     """Everything to everybody if it is short, else three transposes (Bluestein's: five times)."""
     elements = max(given.spec.size for given in (*node.inputs, node))
     nbytes = elements * node.dtype.itemsize
-    flops = operations(node)
     if ranks == 1:
-        return Cost(flops=flops)
+        return computing(node)
     if n <= fourier.SHORT:
-        return Cost(nbytes * (ranks - 1) // ranks, ranks - 1, flops)
+        return Cost(nbytes * (ranks - 1) // ranks, ranks - 1) + computing(node)
     times = 3 if fourier.factors(n, ranks) else 24
-    return Cost(times * nbytes // ranks, times * (ranks - 1), flops * (times // 3) // ranks)
+    work = computing(node, ranks).transforms * (times // 3)
+    return Cost(times * nbytes // ranks, times * (ranks - 1), transforms=work)
 
 
 def _fft_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
@@ -105,7 +105,7 @@ def _sort_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
         return []
     layout = axis_layout(x.shape, 0, _kept_cuts(given[0], 0, ranks))
     moved = 2 * x.spec.size * (x.dtype.itemsize + 8) // ranks
-    cost = Cost(moved if ranks > 1 else 0, 5 * (ranks - 1), operations(node) // ranks)
+    cost = Cost(moved if ranks > 1 else 0, 5 * (ranks - 1)) + computing(node, ranks)
     options = (bool(node.attrs["descending"]),)
     return [Variant("sample sort", (layout,), (layout, layout), cost, options)]
 

@@ -5,10 +5,14 @@ product with itself off what remains: first off the next panel, which is factori
 all ranks work on the rest (look-ahead). A rank needs the panel's rows that are its rows and those
 that are its columns. Who has found them sends it both, so that nobody has to wait for one to pass
 on the other: n² / 2 numbers over the number of rows, and as many over that of columns.
+
+Only the lower triangle is read. Where that of (A + Aᴴ) / 2 is wanted, each number above the
+diagonal goes to who has the one below it, all of two ranks in one message, and none the other way.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,9 +35,11 @@ from caldera.sharding.algorithms.process_grid import (
 ROWS_AT_A_TIME = 256
 """Of what is left: the more rows, the more is computed above the diagonal for nothing."""
 Places = slice | np.ndarray
+Tile = tuple[tuple[int, int], tuple[int, int]]
+"""Where the rows and the columns of a block begin and end."""
 ALL, NONE = slice(None), slice(0, 0)
-_PANEL = 4
-"""The tag of a panel's rows."""
+_PANEL, _ABOVE = 4, 5
+"""The tags of a panel's rows, and of what lies above the diagonal."""
 
 
 @dataclass
@@ -52,7 +58,7 @@ class Factorisation:
     """A rank's part of the matrix while it is factorised, and who has which indices."""
 
     def __init__(self, part: np.ndarray, n: int, block: int, grid: ProcessGrid) -> None:
-        self.a = np.ascontiguousarray(part).copy()
+        self.a = np.array(part, order="C")
         self.n, self.block, self.grid = n, block, grid
         self.where = Cyclic((n, n), block, grid)
         self.failed = -1
@@ -87,6 +93,60 @@ class Factorisation:
             return 0
         n, block, rows = self.n, self.block, self.grid.rows
         return cyclic_count(n, block, rows, row) - cyclic_count(begin, block, rows, row)
+
+    def average(self) -> None:
+        """The lower triangle becomes that of (A + Aᴴ) / 2."""
+        grid = self.grid
+        here, dtype = (grid.row, grid.column), self.a.dtype
+        others = [(row, column) for row in range(grid.rows) for column in range(grid.columns)]
+        others.remove(here)
+        arriving, leaving = [], []
+        for place in others:
+            tiles = list(self._tiles(place, here))
+            if tiles:
+                numbers = np.empty(sum(_size(*tile) for tile in tiles), dtype)
+                request = grid.comm.Irecv(numbers, grid.rank_at(*place), _ABOVE)
+                arriving.append((tiles, numbers, request))
+        for place in others:
+            above = [self._above(*tile).reshape(-1) for tile in self._tiles(here, place)]
+            if above:
+                sent = np.concatenate(above)
+                leaving.append(grid.comm.Isend(sent, grid.rank_at(*place), _ABOVE))
+        for tile in self._tiles(here, here):
+            self._take(*tile, self._above(*tile).copy())
+        for tiles, numbers, request in arriving:
+            request.wait()
+            taken = 0
+            for tile in tiles:
+                count = _size(*tile)
+                self._take(*tile, numbers[taken : taken + count].reshape(_length(tile[0]), -1))
+                taken += count
+        for request in leaving:
+            request.wait()
+
+    def _tiles(self, source: tuple[int, int], target: tuple[int, int]) -> Iterator[Tile]:
+        """The blocks on the diagonal and above it that a place of the grid has, and another what
+        lies as far below it."""
+        grid, block, n = self.grid, self.block, self.n
+        for row in range(-(-n // block)):
+            if (row % grid.rows, row % grid.columns) != (source[0], target[1]):
+                continue
+            for column in range(row, -(-n // block)):
+                if (column % grid.rows, column % grid.columns) == (target[0], source[1]):
+                    yield (
+                        (row * block, min((row + 1) * block, n)),
+                        (column * block, min((column + 1) * block, n)),
+                    )
+
+    def _above(self, rows: tuple[int, int], columns: tuple[int, int]) -> np.ndarray:
+        return self.a[self.where.local_rows(*rows), self.where.local_columns(*columns)]
+
+    def _take(self, rows: tuple[int, int], columns: tuple[int, int], above: np.ndarray) -> None:
+        """Average a block below the diagonal with that above it, which lies in one piece: caches
+        keep it while it is turned, and not what is a part of rows of some thousand numbers."""
+        below = self.a[self.where.local_rows(*columns), self.where.local_columns(*rows)]
+        below += above.conj().T
+        below *= below.dtype.type(0.5)
 
     def panel(self, begin: int) -> Panel:
         """Factorise a panel where it is, and begin to send it to the others."""
@@ -174,10 +234,22 @@ class Factorisation:
                 subtract_product(self.a[first:last, left:until], own, part)
 
 
-def cholesky(part: np.ndarray, n: int, block: int, grid: ProcessGrid) -> np.ndarray:
+def _length(part: tuple[int, int]) -> int:
+    return part[1] - part[0]
+
+
+def _size(rows: tuple[int, int], columns: tuple[int, int]) -> int:
+    return _length(rows) * _length(columns)
+
+
+def cholesky(
+    part: np.ndarray, n: int, block: int, grid: ProcessGrid, *, average: bool = False
+) -> np.ndarray:
     """This rank's part of the lower triangular L with L Lᴴ = A, of whose upper triangle nothing is
-    read; all parts are block-cyclic with square blocks."""
+    read, or with L Lᴴ = (A + Aᴴ) / 2; all parts are block-cyclic with square blocks."""
     found = Factorisation(part, n, block, grid)
+    if average:
+        found.average()
     ahead = found.panel(0) if n else None
     while ahead is not None:
         panel, ahead = ahead, None
@@ -189,7 +261,11 @@ def cholesky(part: np.ndarray, n: int, block: int, grid: ProcessGrid) -> np.ndar
             ahead = found.panel(end)
         found.update(panel, top, done, n)
     _check(found.failed, grid)
-    found.a[found.where.rows[:, None] < found.where.columns] = 0
+    where = found.where
+    for begin in range(0, n, block):
+        # Blocks on the diagonal have zeros of LAPACK.
+        end = min(begin + block, n)
+        found.a[where.local_rows(begin, end), where.local_columns(end, n)] = 0
     return found.a
 
 

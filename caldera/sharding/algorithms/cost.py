@@ -7,31 +7,36 @@ from dataclasses import dataclass
 from caldera.graph.node import Node
 from caldera.sharding.volume import Links
 
-SLOWER = {"fft": 15, "rfft": 15, "irfft": 15, "sort": 250}
-"""Operations of products that take as long as one of these ops."""
+TRANSFORMS = ("fft", "rfft", "irfft")
+SORTING = 250
+"""Operations of products that take as long as one of sorting."""
 
 
-def operations(node: Node) -> int:
-    """What a node computes, in operations of products.
+def computing(node: Node, share: int = 1) -> Cost:
+    """What a node computes, or each of `share` ranks that have equal parts of it.
 
     >>> from caldera.graph.opdef import OPS, parameter
     >>> import numpy as np
     >>> from caldera.graph.node import Spec
     >>> x = parameter(0, Spec((4, 4), np.dtype(float)))
-    >>> operations(OPS["matmul"].node(x, x, ta=False, tb=False))
-    128
+    >>> computing(OPS["matmul"].node(x, x, ta=False, tb=False), 2).flops
+    64
     """
-    return node.op.count_flops(node) * SLOWER.get(node.op.name, 1)
+    flops = node.op.count_flops(node)
+    if node.op.name in TRANSFORMS:
+        return Cost(transforms=flops // share)
+    return Cost(flops=flops * (SORTING if node.op.name == "sort" else 1) // share)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of the rank that has most to do: bytes and messages that it sends, operations, the bytes it
-    needs beside what it is given and what it makes, seconds for what is none of these, and panels
-    of a factorisation, each with messages and calls that are as many as those of QR.
+    """Of the rank that has most to do: bytes and messages that it sends, operations in products,
+    the bytes it needs beside what it is given and what it makes, seconds for what is none of these,
+    operations in Fourier transforms, bytes that it reads and writes beside products, and panels by
+    the name of the factorisation, each with messages and calls of its own.
 
-    >>> Cost(bytes=8, messages=1) + Cost(bytes=4, flops=10)
-    Cost(bytes=12, messages=1, flops=10, workspace=0, overhead=0.0, panels=0.0)
+    >>> Cost(bytes=8, messages=1) + Cost(bytes=4, flops=10, panels=(("qr", 4),))
+    Cost(bytes=12, messages=1, flops=10, ..., panels=(('qr', 4),))
     """
 
     bytes: int = 0
@@ -39,7 +44,9 @@ class Cost:
     flops: int = 0
     workspace: int = 0
     overhead: float = 0.0
-    panels: float = 0.0
+    transforms: int = 0
+    copied: int = 0
+    panels: tuple[tuple[str, float], ...] = ()
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -48,10 +55,14 @@ class Cost:
             self.flops + other.flops,
             max(self.workspace, other.workspace),
             self.overhead + other.overhead,
-            self.panels + other.panels,
+            self.transforms + other.transforms,
+            self.copied + other.copied,
+            (*self.panels, *other.panels),
         )
 
     def seconds(self, links: Links) -> float:
         """How long that takes where nothing overlaps."""
         sending = self.bytes / links.collective + self.messages * links.latency
-        return sending + self.flops / links.flops + self.overhead + self.panels * links.panel
+        computing = self.flops / links.flops + self.transforms / links.transforms
+        panels = sum(count * links.panel(name) for name, count in self.panels)
+        return sending + computing + panels + self.copied / links.copying + self.overhead

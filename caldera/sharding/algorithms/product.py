@@ -2,8 +2,10 @@
 
 C = A B has three matrices, of which one stays where it is while parts of the other two travel:
 
-- *stationary C*: panels of A travel along the rows of the grid and panels of B along its columns
+- *stationary C*: slices of A travel along the rows of the grid and slices of B along its columns
   (van de Geijn and Watts, SUMMA, 1997). On a grid of one column only B travels, of one row only A.
+  Each rank begins with another part of the inner axis, as in Cannon's algorithm (1969): at each
+  step a rank sends to one other and receives from one, and what it has itself is never copied.
 - *stationary B*: panels of A travel along the rows, and sums of C along the columns.
 - *stationary A*: the same with rows and columns exchanged.
 
@@ -11,18 +13,20 @@ With several layers (Solomonik and Demmel, 2011) each layer takes a part of the 
 layers' sums are added up. One layer for each rank and nothing else is the inner product in one
 dimension: neither A nor B travel.
 
-Panels take a piece from every owner, so each of their parts is as long as the others and all ranks
-send as much as they receive. Sums over ranks are formed in the order of `ReduceScatter`: the same
-bits in each run.
+Where sums travel, panels take a piece from every owner, so that all ranks send as much as they
+receive. Sums over ranks are formed in the order of `ReduceScatter`: the same bits in each run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from caldera.comm import Communicator
+from caldera.comm.request import Request
 from caldera.sharding.algorithms.lapack import accumulate_product
 from caldera.sharding.algorithms.process_grid import Cuts, ProcessGrid, gather_rows
 
@@ -30,6 +34,8 @@ PANEL_BYTES = 16 << 20
 """What the panels of one step may take on a rank, unless that is less than a column of them."""
 NARROWEST = 64
 """A panel this wide is computed at nearly full speed: thinner ones save no time."""
+_SLICE = 5
+"""The tag of slices."""
 
 
 class Panels:
@@ -64,6 +70,47 @@ def counts(panel: np.ndarray, cuts: Cuts) -> list[int]:
     return [int(each) for each in np.diff(np.searchsorted(panel, cuts))]
 
 
+@dataclass(frozen=True)
+class Slice:
+    """A stretch of the inner axis, the column of the grid that has it of A, and the row that has it
+    of B."""
+
+    begin: int
+    end: int
+    column: int
+    row: int
+
+
+def slices(inner_a: Cuts, inner_b: Cuts, bytes_each: int) -> list[list[Slice]]:
+    """The inner axis in stretches that have one owner each, all of them in as many slices; those of
+    a step are a panel at most.
+
+    >>> [(each.begin, each.column, each.row) for (each,) in slices((0, 4, 8), (0, 2, 8), 8)]
+    [(0, 0, 0), (2, 0, 1), (4, 1, 1)]
+    """
+    stretches = list(pairwise(sorted({*inner_a, *inner_b})))
+    if not stretches:
+        return []
+    widest = max(PANEL_BYTES // max(bytes_each, 1), NARROWEST)
+    count = -(-max(end - begin for begin, end in stretches) // widest)
+    return [
+        [
+            Slice(
+                begin + (end - begin) * number // count,
+                begin + (end - begin) * (number + 1) // count,
+                _owner(inner_a, begin),
+                _owner(inner_b, begin),
+            )
+            for number in range(count)
+        ]
+        for begin, end in stretches
+    ]
+
+
+def _owner(cuts: Cuts, index: int) -> int:
+    return int(np.searchsorted(cuts, index, "right")) - 1
+
+
 def stationary_c(
     a: np.ndarray,
     b: np.ndarray,
@@ -72,19 +119,88 @@ def stationary_c(
     inner_a: Cuts,
     inner_b: Cuts,
     columns: Cuts,
+    transposed: tuple[bool, bool] = (False, False),
 ) -> np.ndarray:
     """This rank's block of A B, for its blocks of A (rows, inner_a) and B (inner_b, columns).
 
-    The first axis of each is cut over the rows of the grid, the second over its columns.
+    The first axis of each is cut over the rows of the grid, the second over its columns. A matrix
+    that lies `transposed` in memory, on all ranks, travels so.
     """
-    c = np.zeros((a.shape[0], b.shape[1]), a.dtype)
     bytes_each = (longest(rows) + longest(columns)) * a.itemsize
-    for panel in Panels(inner_a[-1], (inner_a, inner_b), bytes_each):
-        own_a, own_b = owned(panel, inner_a, grid.column), owned(panel, inner_b, grid.row)
-        rows_of_a = gather_rows(_rows(a.T, own_a), counts(panel, inner_a), grid.along_row)
-        rows_of_b = gather_rows(_rows(b, own_b), counts(panel, inner_b), grid.along_column)
-        accumulate_product(c, rows_of_a.T, rows_of_b)
+    stretches = slices(inner_a, inner_b, bytes_each)
+    each = len(stretches[0]) if stretches else 0
+    steps = len(stretches) * each
+
+    def slice_of(row: int, column: int, step: int) -> Slice:
+        """What a rank multiplies in a step: no two of a row, or of a column, the same."""
+        return stretches[(row + column + step // each) % len(stretches)][step % each]
+
+    def own_a(part: Slice) -> np.ndarray:
+        first = inner_a[grid.column]
+        return a[:, part.begin - first : part.end - first]
+
+    def own_b(part: Slice) -> np.ndarray:
+        first = inner_b[grid.row]
+        return b[part.begin - first : part.end - first]
+
+    def send(step: int) -> list[Request]:
+        """What others multiply in a step; a request keeps what it sends."""
+        found = []
+        for column in range(grid.columns):
+            part = slice_of(grid.row, column, step)
+            if column != grid.column == part.column:
+                found += _sent(own_a(part), transposed[0], column, grid.along_row)
+        for row in range(grid.rows):
+            part = slice_of(row, grid.column, step)
+            if row != grid.row == part.row:
+                found += _sent(own_b(part), transposed[1], row, grid.along_column)
+        return found
+
+    def receive(step: int) -> tuple[np.ndarray, np.ndarray, list[Request]]:
+        part = slice_of(grid.row, grid.column, step)
+        width, found = part.end - part.begin, []
+        if part.column == grid.column:
+            of_a = own_a(part)
+        else:
+            of_a = _room((a.shape[0], width), a.dtype, transposed[0])
+            found += _received(of_a, transposed[0], part.column, grid.along_row)
+        if part.row == grid.row:
+            of_b = own_b(part)
+        else:
+            of_b = _room((width, b.shape[1]), b.dtype, transposed[1])
+            found += _received(of_b, transposed[1], part.row, grid.along_column)
+        return of_a, of_b, found
+
+    if not steps:
+        return np.zeros((a.shape[0], b.shape[1]), a.dtype)
+    c = np.empty((a.shape[0], b.shape[1]), a.dtype)
+    leaving = send(0)
+    for step in range(steps):
+        of_a, of_b, arriving = receive(step)
+        for request in (*arriving, *leaving):
+            request.wait()
+        # Who is ready before this rank has multiplied finds what comes next.
+        leaving = send(step + 1) if step + 1 < steps else []
+        if step:
+            accumulate_product(c, of_a, of_b)
+        else:
+            np.matmul(of_a, of_b, out=c)
     return c
+
+
+def _room(shape: tuple[int, int], dtype: np.dtype, transposed: bool) -> np.ndarray:
+    return np.empty(shape[::-1], dtype).T if transposed else np.empty(shape, dtype)
+
+
+def _received(x: np.ndarray, transposed: bool, source: int, comm: Communicator) -> list[Request]:
+    return [comm.Irecv(x.T if transposed else x, source, _SLICE)] if x.size else []
+
+
+def _sent(x: np.ndarray, transposed: bool, dest: int, comm: Communicator) -> list[Request]:
+    """In one piece; without a copy where it is one."""
+    if not x.size:
+        return []
+    return [comm.Isend(np.ascontiguousarray(x.T if transposed else x), dest, _SLICE)]
 
 
 def stationary_b(

@@ -170,8 +170,10 @@ def product_cost(
     >>> whole, halves = (0, 64), even_cuts(64, 2)
     >>> product_cost(STATIONARY_C, (1, 2, 2), [halves, halves, halves, halves], 8).bytes
     16384
-    >>> product_cost(STATIONARY_C, (1, 4, 1), [even_cuts(64, 4), whole, even_cuts(64, 4), whole], 8)
-    Cost(bytes=24576, messages=3, flops=131072, workspace=40960, overhead=0.0, panels=0.0)
+    >>> quarters = even_cuts(64, 4)
+    >>> cost = product_cost(STATIONARY_C, (1, 4, 1), [quarters, whole, quarters, whole], 8)
+    >>> cost.bytes, cost.messages, cost.flops, cost.workspace
+    (24576, 3, 131072, 12288)
     """
     layers, rows, columns = grid
     m, inner_a, inner_b, n = (product.longest(each) for each in cuts)
@@ -180,23 +182,32 @@ def product_cost(
         inner = max(inner_a * columns, inner_b * rows)
         sent = m * inner * (columns - 1) // columns + n * inner * (rows - 1) // rows
         sent += m * n * (layers - 1) // layers
-        held, messages = m + n, columns + rows - 2
-        flops, panels = 2 * m * inner * n, _panels(inner, held * itemsize)
-        extra = m * n if layers > 1 else 0
-    elif form == STATIONARY_B:
+        flops = 2 * m * inner * n
+        # Of each layer alike.
+        parts = product.slices(cuts[1][: columns + 1], cuts[2][: rows + 1], (m + n) * itemsize)
+        every = [each for stretch in parts for each in stretch]
+        messages = sum((each.column > 0) + (each.row > 0) for each in every)
+        widest = max((each.end - each.begin for each in every), default=0)
+        # What others will multiply next is a copy where it is no stretch of memory.
+        workspace = (2 * m + n) * widest + (m * n if layers > 1 else 0)
+        return Cost(
+            batch * sent * itemsize, batch * (messages + layers - 1), batch * flops,
+            workspace * itemsize,
+        )  # fmt: skip
+    if form == STATIONARY_B:
         sent = (total_m * inner_a * (columns - 1)) // columns + total_m * n * (rows - 1) // rows
-        held, extra = inner_a + 2 * n, 0
+        held = inner_a + 2 * n
         messages, panels = columns + rows - 2, _panels(total_m, (inner_a + 2 * n) * itemsize)
         flops = 2 * total_m * inner_a * n
     else:
         sent = (total_n * inner_b * (rows - 1)) // rows + total_n * m * (columns - 1) // columns
-        held, extra = inner_b + 2 * m, 0
+        held = inner_b + 2 * m
         messages, panels = columns + rows - 2, _panels(total_n, (inner_b + 2 * m) * itemsize)
         flops = 2 * total_n * inner_b * m
     widest = -(-max(cuts[1][-1], 1) // panels)
     return Cost(
         batch * sent * itemsize, batch * (messages * panels + layers - 1), batch * flops,
-        (held * widest + extra) * itemsize,
+        held * widest * itemsize,
     )  # fmt: skip
 
 
@@ -232,7 +243,7 @@ def run_matmul(
 def _multiply(
     a: np.ndarray, b: np.ndarray, options: Options, out: Layout, comm: Communicator
 ) -> np.ndarray:
-    form, (layers, rows, columns), (m, inner_a, inner_b, n), _ = options
+    form, (layers, rows, columns), (m, inner_a, inner_b, n), transposed = options
     if comm.size == 1:
         return a @ b
     grid = process_grid(comm, rows, columns, layers)
@@ -243,7 +254,7 @@ def _multiply(
         return product.stationary_a(a, b.T, grid, m, inner_b, n, even_cuts(n[-1], columns))
     inner_a = _of_layer(inner_a, layer, columns)
     inner_b = _of_layer(inner_b, layer, rows)
-    c = product.stationary_c(a, b, grid, m, inner_a, inner_b, n)
+    c = product.stationary_c(a, b, grid, m, inner_a, inner_b, n, transposed)
     if layers == 1:
         return c
     own = even_cuts(m[grid.row + 1] - m[grid.row], layers)

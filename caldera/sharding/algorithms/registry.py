@@ -46,10 +46,17 @@ Parts = Sequence[np.ndarray]
 Layouts = Sequence[Layout]
 Size = tuple[int, int]
 TOGETHER, ALIKE = "together", "alike"
-PANELS = {"cholesky": (3, 0.5), "qr": (3.5, 1.0), "slogdet": (3, 0.8), "solve": (3, 1.8)}
-"""What a panel takes beside the operations that are counted: as many for each of its elements and
-columns, for they are much slower than those of products, and how often the messages and calls of a
-panel of QR."""
+PANELS = {
+    "cholesky": ("cholesky", 1.7, 1.0), "slogdet": ("solve", 7.3, 0.45),
+    "solve": ("solve", 7.3, 1.0), "inverse": ("solve", 7.3, 1.0),
+}  # fmt: skip
+QR_PANELS = ("qr", 7, 1.0)
+"""What a panel takes: whose messages and calls, as they are measured; as many operations for each
+of its elements and columns, for they are much slower than those of products; and how often those
+messages and calls. Others begin with a QR."""
+AVERAGING = 21
+"""How often what Cholesky does for each element of a matrix, most of it to make it symmetric, takes
+as long as to read it: it goes through memory the other way round."""
 WHOLE_PANELS = ("solve", "inverse", "slogdet", "qr")
 """What factorises panels on all ranks of a column alike."""
 BLOCKS = (32, 64, 128, 256)
@@ -104,20 +111,38 @@ def _grid_cost(node: Node, ranks: int, block: int) -> Cost:
     elements = sum(each.spec.size for each in node.inputs)
     (m, n), itemsize = node.inputs[0].shape, node.inputs[0].dtype.itemsize
     k = min(m, n)
-    slower, calls = PANELS.get(node.op.name, PANELS["solve"])
+    like, slower, calls = PANELS.get(node.op.name, QR_PANELS)
     shared = 1 if node.op.name in WHOLE_PANELS else rows
-    panels = Cost(flops=int(slower * m * k * block) // shared, panels=calls * -(-k // block))
-    work = Cost(flops=node.op.count_flops(node) // ranks)
+    work = Cost(
+        flops=int(slower * m * k * block) // shared + node.op.count_flops(node) // ranks,
+        copied=int(_updated(node) / block + elements * AVERAGING * (like == "cholesky"))
+        * itemsize // ranks,
+        panels=((like, calls * -(-k // block)),),
+    )  # fmt: skip
     if ranks == 1:
-        return work + panels
-    if node.op.name == "qr":
+        return work
+    if like == "qr":
         # Panels gathered down a column and sent along rows, and sums of products with them, once
         # for R and once for Q.
         reflections = (m - k / 2 + block / 2) * (rows + columns - 2) / rows
         sums = 2 * (rows - 1) / rows * n
         sent = (reflections + block * (columns - 1) + sums) * k / columns
-        return work + panels + Cost(int(sent * itemsize))
-    return work + panels + Cost(elements * itemsize * (rows + columns) // (2 * rows * columns))
+        return work + Cost(int(sent * itemsize))
+    return work + Cost(elements * itemsize * (rows + columns) // (2 * rows * columns))
+
+
+def _updated(node: Node) -> float:
+    """How many elements all panels of one column together read and write of what lies behind
+    them, of which the products with a narrow panel are made."""
+    m, n = _shape(node)
+    k = min(m, n)
+    if node.op.name == "cholesky":
+        return n**3 / 3
+    if node.op.name in ("solve", "inverse", "slogdet"):
+        columns = {"solve": node.inputs[-1].shape[-1], "inverse": n}.get(node.op.name, 0)
+        return 2 * (n**3 / 3 + n * n * columns)
+    # Read twice and written once, for R and for Q.
+    return 3 * sum(m * c * k - (m + c) * k * k / 2 + k**3 / 3 for c in (n, k))
 
 
 def _tsqr_cost(node: Node, ranks: int) -> Cost:
@@ -135,8 +160,7 @@ def _tsqr_cost(node: Node, ranks: int) -> Cost:
 def _run_cholesky(
     parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
 ) -> Parts:
-    a = Matrix(parts[0], inputs[0], comm).hermitian(inputs[0])
-    return [cholesky(a.part, a.shape[0], options[0], grid_of(comm))]
+    return [cholesky(parts[0], inputs[0].shape[0], options[0], grid_of(comm), average=True)]
 
 
 def _run_solve(

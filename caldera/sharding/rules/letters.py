@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera.graph.node import Node
-from caldera.sharding.algorithms.cost import operations
+from caldera.sharding.algorithms.cost import computing
 from caldera.sharding.axis_split import AxisSplit, even_split
 from caldera.sharding.layout import CartesianLayout, Layout
 from caldera.sharding.rules.registry import Placement, Way
@@ -139,8 +139,8 @@ def _computing(graph: Propagation, node: Node, layouts: Sequence[Layout], share:
         prod(layout.local_shape(layout.ranks[0])) * spec.dtype.itemsize
         for spec, layout in zip(specs, layouts, strict=True)
     )
-    flops = operations(node) / share
-    return max(flops / graph.links.flops, nbytes / graph.links.copying)
+    work = computing(node, share).seconds(graph.links)
+    return max(work, nbytes / graph.links.copying)
 
 
 def _maker(node: Node, make: Any, layouts: Any) -> Callable[[Sequence[Node]], Any]:

@@ -89,7 +89,10 @@ def _matrices(name: str, rng: np.random.Generator) -> Case:
         return [a], {}
     a = numbers(rng, dtype, n, n)
     if name == "cholesky":
-        return [(a @ a.conj().T + np.eye(n) * max(n, 1)).astype(dtype)], {}
+        # What is not symmetric has no part in it.
+        skew = numbers(rng, dtype, n, n) * (rng.random() < 0.5)
+        positive = a @ a.conj().T + np.eye(n) * max(n, 1)
+        return [(positive + skew - skew.conj().T).astype(dtype)], {}
     if name == "eigh":
         return [a if rng.random() < 0.8 else np.eye(n, dtype=dtype)], {}
     a = (a + 2 * np.sqrt(n) * np.eye(n)).astype(dtype)

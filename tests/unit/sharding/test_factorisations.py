@@ -88,6 +88,34 @@ def _messages(work: Callable[[np.ndarray, ProcessGrid], object], panels: int) ->
     return max(run_virtual_ranks(9, run)) / panels
 
 
+def _sent(work: Callable[[Communicator], object], ranks: int) -> int:
+    """Bytes that all ranks send together, along a grid for factorisations too."""
+
+    def run(comm: Communicator) -> int:
+        grid = grid_of(comm)
+        every = {id(each): each for each in (comm, grid.along_row, grid.along_column)}
+        marks = [(each, each.traffic.mark()) for each in every.values()]
+        work(comm)
+        return sum(each.traffic.since(mark).total.bytes_sent for each, mark in marks)
+
+    return sum(run_virtual_ranks(ranks, run))
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 6])
+def test_what_is_not_symmetric_moves_one_triangle_at_most(ranks: int) -> None:
+    n, block = 48, 4
+    rng = np.random.default_rng(ranks)
+    a = rng.normal(size=(n, n)) + 20 * np.eye(n)
+
+    def lower(comm: Communicator, average: bool) -> np.ndarray:
+        grid = grid_of(comm)
+        part = cyclic_layout((n, n), block, (grid.rows, grid.columns)).part_of(a, comm.rank)
+        return cholesky(part, n, block, grid, average=average)
+
+    more = _sent(lambda comm: lower(comm, True), ranks) - _sent(lambda c: lower(c, False), ranks)
+    assert 0 < more <= a.nbytes / 2
+
+
 def test_a_panel_takes_few_messages() -> None:
     # Its owners send to those of their row and those of one column; one of them its diagonal.
     assert _messages(lambda part, grid: cholesky(part, 72, 4, grid), 18) < 2.1
@@ -102,13 +130,9 @@ def test_qr_sends_what_its_cost_says(ranks: int) -> None:
     node = OPS["qr"].node(parameter(0, Spec((n, n), np.dtype(np.float64))))
     variant = ALGORITHMS["qr"].variants(node, [Rows().of((n, n), range(ranks))], ranks)[0]
 
-    def run(comm: Communicator) -> int:
-        grid = grid_of(comm)
-        every = {id(each): each for each in (comm, grid.along_row, grid.along_column)}
+    def run(comm: Communicator) -> None:
         part = variant.inputs[0].part_of(a, comm.rank)
-        marks = [(each, each.traffic.mark()) for each in every.values()]
         ALGORITHMS["qr"].run([part], variant.inputs, variant.outputs, variant.options, comm)
-        return sum(each.traffic.since(mark).total.bytes_sent for each, mark in marks)
 
-    sent = sum(run_virtual_ranks(ranks, run))
+    sent = _sent(run, ranks)
     assert 0.7 < variant.cost.bytes * ranks / sent < 1.4, sent
