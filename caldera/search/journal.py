@@ -96,7 +96,8 @@ class Journal:
         lines = _lines(logs)
         with open(self.path, "ab") as file, _held_by(file):
             begin = os.fstat(file.fileno()).st_size
-            file.writelines(lines)
+            # At once: who is killed between two writes would leave a part.
+            file.write(b"".join(lines))
             file.flush()
             if begin == self._offsets[-1]:
                 number = len(self._offsets) - 1
