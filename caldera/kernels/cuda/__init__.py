@@ -54,7 +54,14 @@ from caldera.kernels.cuda.convolution.small_channels import kernels
 from caldera.kernels.cuda.elementwise import fused, horizontal_fusion, loop, relu_mask
 from caldera.kernels.cuda.fourier import cufft, stockham
 from caldera.kernels.cuda.indexing import gather, scatter, scatter_few_rows
-from caldera.kernels.cuda.linalg import batched, cusolver, hybrid
+from caldera.kernels.cuda.linalg import (
+    batched,
+    blocked_cholesky,
+    blocked_qr,
+    blocked_solve,
+    cusolver,
+    hybrid,
+)
 from caldera.kernels.cuda.movement import copy, rearrange
 from caldera.kernels.cuda.normalisation import (
     batchnorm,
