@@ -199,7 +199,8 @@ class FakeCublasLt:
             np.frombuffer((ctypes.c_char * room).from_address(workspace), np.uint8)[:] = 0xEE
         left = self._operand(a, a_layout, facts[MatmulDescAttribute.TRANSA]).astype(wide)
         right = self._operand(b, b_layout, facts[MatmulDescAttribute.TRANSB]).astype(wide)
-        result = np.matmul(left, right)
+        with np.errstate(all="ignore"):
+            result = np.matmul(left, right)
         if (factor, kept) != (1, 0):
             # What is multiplied by 0 is not read.
             before = self._operand(d, d_layout, 0) if kept else np.zeros_like(result)
