@@ -35,7 +35,7 @@ def blocked(card: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """A card that takes small matrices for large ones; NumPy for its libraries, unless it has its
     own."""
     monkeypatch.setattr(panels, "SMALLEST", 8)
-    for module in (blocked_cholesky, blocked_qr):
+    for module in (blocked_cholesky, blocked_qr, blocked_solve):
         monkeypatch.setattr(module, "GROUP", 256)
     if isinstance(card, EmulatedCard):
         fake = FakeCublasLt()

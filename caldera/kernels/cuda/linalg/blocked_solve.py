@@ -17,6 +17,7 @@ from caldera.graph.node import Node, Spec
 from caldera.kernels.cuda.codegen.signature import const_pointer, pointer, type_of, u32
 from caldera.kernels.cuda.linalg import cusolver
 from caldera.kernels.cuda.linalg.panels import (
+    GROUP,
     PANEL,
     Panels,
     can_run,
@@ -64,25 +65,41 @@ class _Elimination(Panels):
             "n": u32(n),
         }, f"butterfly_matrix<{type_of(self.a)}, double>({{a, a_down, a_right}}, {{out, n, 1}},"
            " n);")  # fmt: skip
-        for number, (begin, end) in enumerate(panels(0, n)):
-            width = end - begin
-            beside, below = self.mixed[begin:end, end:], self.mixed[end:, begin:end]
-            lower = self.panel[end:, :width]
-            self.inverse(self.inverses[number], self.mixed[begin:end, begin:end])
-            self.multiply(lower, below, self.inverses[number, :width, :width])
-            self.multiply(self.mixed[end:, end:], lower, beside, alpha=-1.0, beta=1.0)
-            self.copy(below, lower)
+        for start, last in panels(0, n, GROUP):
+            for begin, end in panels(start, last):
+                self._eliminate(begin, end, last)
+            # What lies right of the group: first its own rows, then all below.
+            for begin, end in panels(start, last):
+                self._subtract(slice(end, last), slice(begin, end), slice(last, n))
+            self._subtract(slice(last, n), slice(start, last), slice(last, n))
+
+    def _eliminate(self, begin: int, end: int, last: int) -> None:
+        """A panel of L, and the columns from it to `last` without it."""
+        inverse = self.inverses[begin // PANEL]
+        below, lower = self.mixed[end:, begin:end], self.panel[end:, : end - begin]
+        self.inverse(inverse, self.mixed[begin:end, begin:end])
+        self.multiply(lower, below, inverse[: end - begin, : end - begin])
+        self.copy(below, lower)
+        self._subtract(slice(end, len(self.a)), slice(begin, end), slice(end, last))
+
+    def _subtract(self, rows: slice, between: slice, columns: slice) -> None:
+        """Take L times U out of what is left."""
+        out, left, right = (
+            self.mixed[rows, columns], self.mixed[rows, between], self.mixed[between, columns],
+        )  # fmt: skip
+        self.multiply(out, left, right, alpha=-1.0, beta=1.0)
 
     def solve(self, right: Array, *, adds: bool) -> None:
         """x = the solution for a right side, or that and what it was."""
         self._mix("mix_right", right, self.right, solution=False, adds=False)
-        pieces = list(enumerate(panels(0, len(self.a))))
-        for _, (begin, end) in pieces:
+        pieces = panels(0, len(self.a))
+        for begin, end in pieces:
             below = self.mixed[end:, begin:end]
             self.multiply(self.right[end:], below, self.right[begin:end], alpha=-1.0, beta=1.0)
-        for number, (begin, end) in reversed(pieces):
+        for begin, end in reversed(pieces):
             width, found = end - begin, self.solved[begin:end]
-            self.multiply(found, self.inverses[number, :width, :width], self.right[begin:end])
+            inverse = self.inverses[begin // PANEL, :width, :width]
+            self.multiply(found, inverse, self.right[begin:end])
             above = self.mixed[:begin, begin:end]
             self.multiply(self.right[:begin], above, found, alpha=-1.0, beta=1.0)
         self._mix("mix_solution", self.solved, self.x, solution=True, adds=adds)
