@@ -121,19 +121,19 @@ def test_qr(alone: Device) -> None:
 
 def test_qr_of_ill_conditioned_matrices(blocked: Device) -> None:
     draw = np.random.default_rng(0)
-    left, right = (np.linalg.qr(draw.normal(size=(200, 200)))[0] for _ in range(2))
+    left, right = (np.linalg.qr(draw.normal(size=(140, 140)))[0] for _ in range(2))
     for dtype, conditions in (("float32", (1e5, 1e12)), ("float64", (1e5, 1e12, 1e20))):
         for condition in conditions:
-            given = (left * np.geomspace(1, 1 / condition, 200)) @ right
+            given = (left * np.geomspace(1, 1 / condition, 140)) @ right
             _check_qr(blocked, given.astype(dtype))
-    for given in (np.zeros((200, 200)), np.ones((200, 150)), np.eye(200) * 1e-30):
+    for given in (np.zeros((40, 40)), np.ones((140, 30)), np.eye(30) * 1e-30):
         for dtype in TYPES:
             _check_qr(blocked, given.astype(dtype))
 
 
 def _check_solve(card: Device, a: np.ndarray, b: np.ndarray) -> None:
     node = linalg.solve(*stand_ins(a, b))
-    (x,) = run_kernel(card, kernel_of(node), node, (a, b), times=2)
+    (x,) = run_kernel(card, kernel_of(node), node, (a, b))
     wide, right = a.astype("float64"), b.astype("float64")
     residual = np.abs(right - wide @ x).max(axis=0)
     reach = np.abs(wide).sum(axis=1).max() * np.abs(x.astype("float64")).max(axis=0)
@@ -149,7 +149,7 @@ def test_solve(alone: Device) -> None:
 
 
 def test_solve_where_rows_have_to_change_places(blocked: Device) -> None:
-    n = 150
+    n = 135
     draw = np.random.default_rng(0)
     wilkinson = np.eye(n) - np.tril(np.ones((n, n)), -1)
     wilkinson[:, -1] = 1
