@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from caldera.config import settings
 from caldera.errors import DataError
 from caldera.graph.ops import factorisation, linalg
 from caldera.kernels.cuda.linalg import (
@@ -170,3 +171,30 @@ def test_what_cannot_be_factorised_is_an_error(blocked: Device) -> None:
     node = linalg.solve(*stand_ins(singular, right))
     with pytest.raises(DataError, match=r"op\.solve: expected invertible"):
         run_kernel(blocked, kernel_of(node), node, (singular, right))
+
+
+def names(op: Any, *shapes: tuple[int, ...], dtype: str = "float32") -> list[str]:
+    made = op(*stand_ins(*[np.broadcast_to(np.zeros((), dtype), shape) for shape in shapes]))
+    node = made[0].inputs[0] if isinstance(made, tuple) else made
+    found = TABLE.candidates(node, "cuda", settings.workspace_limit)
+    return [each.name for each in found]
+
+
+LARGE = (8192, 8192)
+
+
+def test_it_serves_large_matrices(blocked: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(panels, "SMALLEST", 1024)
+    for dtype in TYPES:
+        assert names(factorisation.cholesky, LARGE, dtype=dtype)[0] == "blocked"
+        assert names(factorisation.qr, LARGE, dtype=dtype)[0] == "blocked"
+        assert names(linalg.solve, LARGE, (8192, 16), dtype=dtype)[0] == "blocked"
+    assert "blocked" not in names(linalg.solve, LARGE, (8192, 100))
+    assert "blocked" not in names(factorisation.qr, (8192, 1000))
+    assert "blocked" not in names(factorisation.qr, (4, 2048, 2048))
+
+
+@pytest.mark.played(capability=(8, 6))
+def test_it_does_not_serve_where_float64_is_slow(blocked: Device) -> None:
+    if isinstance(blocked, EmulatedCard):
+        assert "blocked" not in names(factorisation.qr, LARGE)

@@ -22,6 +22,7 @@ from caldera.kernels.cuda.linalg.panels import (
 )
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
+_COLUMN_SECONDS, _FLOPS = 5e-7, 2e13
 _STRIP = 1024
 """Columns of the rest that one product updates: what it writes above the diagonal is wasted."""
 
@@ -59,6 +60,6 @@ def _workspace(node: Node) -> int:
 
 
 TABLE.add(Kernel(
-    "cholesky", "cuda", "blocked", _bind, can_run, _workspace, estimate=seconds, capturable=False,
-    measured=False,
+    "cholesky", "cuda", "blocked", _bind, can_run, _workspace,
+    estimate=partial(seconds, _COLUMN_SECONDS, _FLOPS), capturable=False, measured=False,
 ))  # fmt: skip

@@ -38,6 +38,7 @@ SINGULAR = 1e-12
 """The inverse of a condition below which a matrix may as well be singular: the library knows."""
 _SURE = 1e-12
 """A tolerance below which the first solution never counts: it is refined without asking."""
+_COLUMN_SECONDS, _FLOPS = 9e-7, 5e13
 _THREADS = 128
 
 
@@ -187,6 +188,6 @@ def _workspace(node: Node) -> int:
 
 
 TABLE.add(Kernel(
-    "solve", "cuda", "blocked", SolveRunner, _supports, _workspace, estimate=seconds,
-    capturable=False, measured=False,
+    "solve", "cuda", "blocked", SolveRunner, _supports, _workspace,
+    estimate=partial(seconds, _COLUMN_SECONDS, _FLOPS), capturable=False, measured=False,
 ))  # fmt: skip

@@ -45,12 +45,10 @@ GROUP = 4 * PANEL
 """Columns after which all the columns behind them are brought up to date at once: deep products are
 faster. Until then panels change only what lies in their group."""
 SMALLEST = 1024
-"""Rows and columns below which the library is as fast."""
+"""Rows and columns from which on this was measured, and ahead of the library."""
 FAST_FLOAT64 = {(8, 0), (9, 0), (10, 0)}
 """Cards whose tensor cores multiply float64."""
 _CALL_SECONDS = 2e-4
-_COLUMN_SECONDS = 5e-7
-_FLOPS = 2e13
 _HEADER = "panels.cuh"
 _THREADS = 256
 _TILE = 32
@@ -82,10 +80,10 @@ def panel_bytes(*specs: Spec) -> int:
                            Spec((1,), BY_NAME["int32"]), *specs)  # fmt: skip
 
 
-def seconds(node: Node) -> float:
-    """About how long a factorisation takes."""
+def seconds(column_seconds: float, flops: float, node: Node) -> float:
+    """About how long a factorisation takes: steps that wait for each other, and products."""
     columns = min(node.inputs[0].shape[-2:])
-    return _CALL_SECONDS + columns * _COLUMN_SECONDS + node.op.count_flops(node) / _FLOPS
+    return _CALL_SECONDS + columns * column_seconds + node.op.count_flops(node) / flops
 
 
 class Panels:
