@@ -191,15 +191,20 @@ class FakeCublasLt:
         facts = self.alive[product]
         wide = SCALES[facts["compute"]]
         number = ctypes.c_double if wide == "float64" else ctypes.c_float
-        assert number.from_address(alpha).value == 1
-        assert number.from_address(beta).value == 0
+        factor, kept = number.from_address(alpha).value, number.from_address(beta).value
+        assert (c, c_layout) == (d, d_layout)
         rank = ctypes.c_uint64.from_address(algorithm).value - 0xA190
         assert room >= self._workspace * rank
         if room:
             np.frombuffer((ctypes.c_char * room).from_address(workspace), np.uint8)[:] = 0xEE
         left = self._operand(a, a_layout, facts[MatmulDescAttribute.TRANSA]).astype(wide)
         right = self._operand(b, b_layout, facts[MatmulDescAttribute.TRANSB]).astype(wide)
-        result = np.matmul(left, right)
+        with np.errstate(all="ignore"):
+            result = np.matmul(left, right)
+        if (factor, kept) != (1, 0):
+            # What is multiplied by 0 is not read.
+            before = self._operand(d, d_layout, 0) if kept else np.zeros_like(result)
+            result = (factor * result + kept * before).astype(wide)
         self.depths.add(left.shape[-1])
         epilogue = Epilogue(facts.get(MatmulDescAttribute.EPILOGUE, 1))
         if "BIAS" in epilogue.name:

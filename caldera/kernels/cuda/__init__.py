@@ -29,6 +29,9 @@ such a thing, or because it serves where the library is absent:
 - `attention`: any mask and heads that share, in a fixed order. `tensor_core` serves half precision
   where cuDNN does not (masks, odd sizes, without the library), `tiles` everything else; it judges
   the two.
+- `linalg/blocked_cholesky`, `blocked_qr`, `blocked_solve`: one large matrix, by cuBLASLt and a
+  kernel for blocks on the diagonal; QR and solve in a third to two thirds of CuPy's time with
+  cuSOLVER, Cholesky in three quarters to nine tenths (placement-h200.md).
 - `linalg/batched`: for many small matrices in one launch, inside captured graphs; there it takes a
   tenth to a thousandth of cuSOLVER's time, which serves large ones.
 - `recurrent`: all steps of a recurrent layer in one launch; no library takes any cell.
@@ -54,7 +57,14 @@ from caldera.kernels.cuda.convolution.small_channels import kernels
 from caldera.kernels.cuda.elementwise import fused, horizontal_fusion, loop, relu_mask
 from caldera.kernels.cuda.fourier import cufft, stockham
 from caldera.kernels.cuda.indexing import gather, scatter, scatter_few_rows
-from caldera.kernels.cuda.linalg import batched, cusolver, hybrid
+from caldera.kernels.cuda.linalg import (
+    batched,
+    blocked_cholesky,
+    blocked_qr,
+    blocked_solve,
+    cusolver,
+    hybrid,
+)
 from caldera.kernels.cuda.movement import copy, rearrange
 from caldera.kernels.cuda.normalisation import (
     batchnorm,

@@ -7,7 +7,6 @@ and a matrix that cannot be factorised or inverted is an error as it is on the C
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -95,8 +94,10 @@ def _sign_of_columns(vectors: Any) -> Any:
     return _sign(deciding)
 
 
-def _bind(function: Callable[..., Results], call: Call) -> Runner:
+def bind(call: Call) -> Runner:
+    """What runs an op by the library, one matrix after the other."""
     node = call.node
+    function, _ = _LIBRARY[node.op.name]
     outputs = [cupy_array(array) for array in call.outputs]
     batch = node.shape[:-2] if node.op.name == "solve" else node.inputs[0].shape[:-2]
     inputs = [
@@ -124,23 +125,26 @@ def supports(node: Node) -> bool:
     return card_count() > 0 and dtype in FLOATS - {bfloat16} and min(sizes) > 0
 
 
-def _seconds(row_seconds: float, node: Node) -> float:
+def _seconds(node: Node) -> float:
     *batch, m, n = node.inputs[0].shape
+    _, row_seconds = _LIBRARY[node.op.name]
     each = _CALL_SECONDS + min(m, n) * row_seconds
     return float(np.prod(batch, dtype=float)) * each + node.op.count_flops(node) / _FLOPS
 
 
-for _op, _function, _row in (
-    ("solve", _solve, _ROW_SECONDS),
-    ("inverse", _inverse, _ROW_SECONDS),
-    ("slogdet", _slogdet, _ROW_SECONDS),
-    ("cholesky", _cholesky, _ROW_SECONDS),
-    ("qr", _qr, _ROW_SECONDS),
-    ("eigh", _eigh, _ROTATION_SECONDS),
-    ("svd", _svd, _ROTATION_SECONDS),
-    ("eig", _eig, _ROTATION_SECONDS),
-):
+_LIBRARY: dict[str, tuple[Callable[..., Results], float]] = {
+    "solve": (_solve, _ROW_SECONDS),
+    "inverse": (_inverse, _ROW_SECONDS),
+    "slogdet": (_slogdet, _ROW_SECONDS),
+    "cholesky": (_cholesky, _ROW_SECONDS),
+    "qr": (_qr, _ROW_SECONDS),
+    "eigh": (_eigh, _ROTATION_SECONDS),
+    "svd": (_svd, _ROTATION_SECONDS),
+    "eig": (_eig, _ROTATION_SECONDS),
+}
+"""By op, what computes it, and the seconds of a row."""
+for _op in _LIBRARY:
     TABLE.add(Kernel(
-        _op, "cuda", "cusolver", partial(_bind, _function), supports,
-        estimate=partial(_seconds, _row), capturable=False, measured=False,
+        _op, "cuda", "cusolver", bind, supports, estimate=_seconds, capturable=False,
+        measured=False,
     ))  # fmt: skip

@@ -182,17 +182,23 @@ def algorithms(problem: Problem, card: int) -> np.ndarray:
 
 
 class LtCall:
-    """One call of cublasLtMatmul with everything it needs."""
+    """One call of cublasLtMatmul with everything it needs: out = alpha left right + beta out."""
 
     def __init__(
-        self, product: Multiplication, problem: Problem, algorithm: np.ndarray, workspace: Array
+        self,
+        product: Multiplication,
+        problem: Problem,
+        algorithm: np.ndarray,
+        workspace: Array,
+        alpha: float = 1.0,
+        beta: float = 0.0,
     ) -> None:
         self._lt = libraries.cublas_lt()
         bias = 0 if product.bias is None else address_of(product.bias)
         self._descriptors = Descriptors(self._lt, problem, bias)
         self._algorithm = algorithm.copy()
         number = ctypes.c_double if problem.compute == COMPUTE_64F else ctypes.c_float
-        self._scales = (number(1.0), number(0.0))
+        self._scales = (number(alpha), number(beta))
         self._kept = (product, workspace)
         found, out = self._descriptors, address_of(product.out)
         nbytes = 0 if workspace is None else workspace.nbytes
