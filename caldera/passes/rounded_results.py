@@ -1,8 +1,10 @@
-"""A norm and a loss write what a product reads: their results are rounded on the way out.
+"""A norm, a loss and the samples of a batch are written as a product reads them: they are rounded
+on the way out.
 
-In mixed precision a norm of float32 is followed by a cast, and between the products of a classifier
-there are casts before and after the loss and its gradient: of a large vocabulary these are most of
-the memory that a step moves. Nothing is rounded that was not before, nor more often.
+In mixed precision a norm of float32 is followed by a cast, as are the samples that are gathered for
+a batch, and between the products of a classifier there are casts before and after the loss and its
+gradient: of a large vocabulary these are most of the memory that a step moves. Nothing is rounded
+that was not before, nor more often.
 """
 
 from __future__ import annotations
@@ -12,23 +14,35 @@ from collections.abc import Sequence
 from caldera.graph.body import topological, users_of
 from caldera.graph.node import Node
 from caldera.graph.opdef import ITEM, item
-from caldera.graph.ops.epilogue import cross_entropy_with_gradient, layer_norm_rounded
+from caldera.graph.ops.epilogue import (
+    cross_entropy_with_gradient,
+    gather_rounded,
+    layer_norm_rounded,
+)
+from caldera.graph.ops.indexing import gather
 from caldera.graph.ops.loss import cross_entropy, cross_entropy_grad
 from caldera.graph.ops.normalisation import layer_norm
 from caldera.graph.program import Program
 from caldera.passes.dependency_order import dependency_order
-from caldera.tensor.dtype import HALVES, DType
+from caldera.tensor.dtype import HALVES, DType, float32
+from caldera.tensor.shape import size
+
+LARGE = 1 << 20
+"""Numbers in a batch from which on it is worth it: kernels that take whole small networks would not
+know it."""
 
 
 def rounded_results(program: Program) -> Program:
-    """Join layer norms and cross entropy with the casts around them."""
+    """Join layer norms, cross entropy and large gathers with the casts around them."""
     order = program.order()
     finder = _Finder(program, order)
     norms = {node: dtype for node in order if (dtype := finder.norm(node)) is not None}
+    gathers = {node: dtype for node in order if (dtype := finder.gather(node)) is not None}
     losses = finder.losses()
-    if not norms and not losses:
+    if not norms and not losses and not gathers:
         return program
     gradients = set(losses.values())
+    rounded = gradients | set(gathers)
     new: dict[Node, Node] = {}
 
     def convert(node: Node) -> Node:
@@ -36,13 +50,16 @@ def rounded_results(program: Program) -> Program:
             return layer_norm_rounded.node(
                 *[new[given] for given in node.inputs], **node.attrs, dtype=norms[node]
             )
+        if node in gathers:
+            x, indices = (new[given] for given in node.inputs)
+            return gather_rounded.node(x, indices, **node.attrs, dtype=gathers[node])
         if node in losses:
             (narrow,), labels = node.inputs[0].inputs, node.inputs[1]
             both = (losses[node].inputs[0], narrow, labels)
             found = cross_entropy_with_gradient.node(*[new[each] for each in both], **node.attrs)
             new[losses[node]] = item(found, 1)
             return item(found, 0)
-        if node.op.name == "cast" and (node.inputs[0] in gradients or _source(node) in norms):
+        if node.op.name == "cast" and (node.inputs[0] in rounded or _source(node) in norms):
             # It has been rounded already.
             return new[node.inputs[0]]
         return node.op.rebuild(node, tuple(new[given] for given in node.inputs))
@@ -79,6 +96,12 @@ class _Finder:
             return None
         results = [user for user in self.users[node] if user.attrs["index"] == 0]
         return self._rounded_to(results[0]) if results else None
+
+    def gather(self, node: Node) -> DType | None:
+        """The same of a large gather."""
+        if node.op is not gather or node.dtype != float32 or size(node.shape) < LARGE:
+            return None
+        return self._rounded_to(node)
 
     def _rounded_to(self, value: Node) -> DType | None:
         readers = self.users[value]

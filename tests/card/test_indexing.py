@@ -7,7 +7,10 @@ import pytest
 
 import caldera as cd
 from caldera import op
+from caldera.graph.node import Node
+from caldera.graph.ops.epilogue import gather_rounded
 from caldera.graph.ops.indexing import gather, take_along_axis
+from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE
 from caldera.memory import Device
 from caldera.tensor.dtype import ALL, BY_NAME, INTEGERS
@@ -18,10 +21,32 @@ from tests.unit.kernels.checking import DTYPES
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_cases_of_every_op(card: Device, dtype: str) -> None:
     found = set()
-    for node, inputs in nodes_of_cases({"gather", "take_along_axis"}, dtype):
+    for node, inputs in nodes_of_cases({"gather", "gather_rounded", "take_along_axis"}, dtype):
         assert check(card, node, inputs, by=same_bits)
         found.add(node.op.name)
-    assert found == {"gather", "take_along_axis"}
+    assert found == {"gather", "gather_rounded", "take_along_axis"}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rows_are_rounded_on_the_way(card: Device, dtype: str) -> None:
+    generator = np.random.default_rng(1)
+    positions = np.array([[2, -7], [5, 0]])
+    for width in (1, 6, 12):
+        x = generator.normal(size=(6, width)).astype("float32")
+        given = stand_ins(x, positions)
+        (right,) = evaluate(gather(*given, axis=0), (x, positions.clip(-6)))
+        right[0, 1] = np.nan  # There is no such row.
+        (kernel,) = (
+            each for each in TABLE.candidates(rounded_node(*given, dtype), "cuda")
+            if each.name == "lines"
+        )  # fmt: skip
+        (result,) = run_kernel(card, kernel, rounded_node(*given, dtype), (x, positions))
+        expected = right.astype(BY_NAME[dtype]).astype("float32")
+        np.testing.assert_array_equal(result.astype("float32"), expected)
+
+
+def rounded_node(x: Node, positions: Node, dtype: str) -> Node:
+    return gather_rounded.node(x, positions, axis=0, dtype=BY_NAME[dtype])
 
 
 @pytest.mark.parametrize("dtype", [dtype.name for dtype in ALL])

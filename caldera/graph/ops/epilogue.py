@@ -20,6 +20,7 @@ from caldera.graph.ops.elementwise import (
     sub,
     where,
 )
+from caldera.graph.ops.indexing import gather
 from caldera.graph.ops.leaf import constant
 from caldera.graph.ops.loss import cross_entropy, cross_entropy_grad
 from caldera.graph.ops.normalisation import (
@@ -250,6 +251,12 @@ def conv2d_input_norm_reduce(
         slope = where(greater(seen, constant(0, seen.dtype)), slope, full(slope.shape, 0, g.dtype))
     _, for_scale, for_shift = batch_norm_grad(slope, x, scale, mean, variance, axis=1, eps=eps)
     return slope, for_scale, for_shift
+
+
+@composite("gather_rounded")
+def gather_rounded(x: Node, indices: Node, *, axis: int, dtype: DType) -> Node:
+    """gather(x, indices) in `dtype`."""
+    return cast(gather(x, indices, axis=axis), dtype)
 
 
 @composite("layer_norm_rounded")

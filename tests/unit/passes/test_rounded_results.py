@@ -1,4 +1,4 @@
-"""Norms and losses round what products read."""
+"""Norms, losses and gathers round what products read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from caldera import op
 from caldera.graph.program import Program, program_of
 from caldera.graph.verify import verify
 from caldera.lazy import Expr, Variable
-from caldera.passes.rounded_results import rounded_results
+from caldera.passes.rounded_results import LARGE, rounded_results
 from tests.unit.passes.tools import names
 
 LABELS = np.array([2, 0, 1, 3])
@@ -44,6 +44,17 @@ def test_a_norm_that_somebody_reads_as_it_is_stays() -> None:
     y = normalised()
     for more in (y, op.exp(y), op.cast(y, "float16")):
         assert "layer_norm" in names(rounded(op.exp(op.cast(y, "bfloat16")), more))
+
+
+def test_the_samples_of_a_large_batch_are_rounded_while_they_are_gathered() -> None:
+    x = variable("x", 3, LARGE)
+    batch = op.gather(x, np.array([2, 0]))
+    y = op.cast(batch, "bfloat16")
+    assert "cast" not in names(found := rounded(op.exp(y), y[:1]))
+    assert "gather_rounded" in names(found)
+    assert "gather_rounded" not in names(rounded(op.exp(y), op.exp(batch)))
+    few = op.cast(op.gather(x[:, :9], np.array([2, 0])), "bfloat16")
+    assert "gather_rounded" not in names(rounded(op.exp(few)))
 
 
 def trained(loss_weight: Expr | None = None) -> tuple[Expr, Expr, Expr]:

@@ -1,4 +1,4 @@
-"""Reading at computed positions: `gather` and `take_along_axis`.
+"""Reading at computed positions: `gather`, also with its result rounded, and `take_along_axis`.
 
 A run on a card cannot stop at a position that an array does not have. Nothing outside the array is
 read; the element that would have been read is nan, or -1 for integers, or false.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from caldera.graph.node import Node
 from caldera.kernels.cuda.codegen.merged_axes import (
     Array,
     Axis,
@@ -33,25 +34,58 @@ from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.memory.device_array import address_of
+from caldera.tensor.dtype import is_float
 
 _THREADS = 256
 _UNITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "uint4"}
 """What elements are moved as: only their size matters."""
 
 
-def _bind_gather(call: Call) -> Runner:
-    (out,), (x, positions) = call.outputs, call.inputs
-    axis = call.node.attrs["axis"]
+def _gathered_axes(out: Array, x: Array, positions: Array, axis: int) -> list[Axis]:
+    """The axes of a gather's result, with strides of out, x and positions."""
     steps = element_strides(x)
-    new = positions.ndim
-    nowhere = (0,) * new
-    axes = axes_of(
+    nowhere = (0,) * positions.ndim
+    return axes_of(
         out.shape,
         element_strides(out),
         (*steps[:axis], *nowhere, *steps[axis + 1 :]),
         (*(0,) * axis, *element_strides(positions), *(0,) * (x.ndim - axis - 1)),
     )
-    return _reading(out, x, positions, axes, axis)
+
+
+def _bind_gather(call: Call) -> Runner:
+    (out,), (x, positions) = call.outputs, call.inputs
+    axis = call.node.attrs["axis"]
+    return _reading(out, x, positions, _gathered_axes(out, x, positions, axis), axis)
+
+
+def _bind_rounded(call: Call) -> Runner:
+    (out,), (x, positions) = call.outputs, call.inputs
+    axis = call.node.attrs["axis"]
+    lines = merged(_gathered_axes(out, x, positions, axis))
+    count = elements(lines)
+    if count == 0:
+        return CudaRunner([])
+    step = element_strides(x)[axis]
+    row = lines.pop().length if lines and lines[-1].strides == (1, 1, 0) else 1
+    rows_begin = [row, step, *[n for a in lines for n in a.strides[:2]]]
+    places = [address_of(out) // out.itemsize, address_of(x) // x.itemsize, *rows_begin]
+    together = next(many for many in (4, 2, 1) if all(place % many == 0 for place in places))
+    index = index_type(count)
+    signature = Signature({
+        "out": pointer(out), "x": const_pointer(x), "positions": const_pointer(positions),
+        "lines": strided_axes(lines, 3), "step": i64(step), "length": i64(x.shape[axis]),
+        "units": counted(index, row // together), "count": counted(index, count // together),
+    })  # fmt: skip
+    return CudaRunner([header_launch(
+        "gather.cuh", "gather_and_round",
+        blocks_for(count // together, _THREADS, driver().multiprocessors), _THREADS, signature,
+        f"gather_rounded<{together}>({signature.names});", bounded=False,
+    )])  # fmt: skip
+
+
+def _rounds(node: Node) -> bool:
+    return is_float(node.inputs[0].dtype) and is_float(node.dtype)
 
 
 def _bind_take_along_axis(call: Call) -> Runner:
@@ -105,4 +139,5 @@ def _unit_bytes(out: Array, x: Array, distances: Sequence[int]) -> int:
 
 
 TABLE.add(Kernel("gather", "cuda", "lines", _bind_gather))
+TABLE.add(Kernel("gather_rounded", "cuda", "lines", _bind_rounded, _rounds))
 TABLE.add(Kernel("take_along_axis", "cuda", "lines", _bind_take_along_axis))

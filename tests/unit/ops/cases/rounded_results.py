@@ -1,5 +1,5 @@
-"""Cases for norms and losses that round what they write, or add what they read, which passes
-make."""
+"""Cases for norms, losses and gathers that round what they write, or add what they read, which
+passes make."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from caldera.graph.ops.epilogue import (
     cross_entropy_with_gradient,
+    gather_rounded,
     layer_norm_grad_residual,
     layer_norm_residual,
     layer_norm_rounded,
@@ -69,7 +70,13 @@ def _losses(g: np.ndarray, x: np.ndarray, labels: np.ndarray) -> Any:
     return -np.log((shares * own).sum(1)), g[:, None] * (shares - own)
 
 
+def _gather(x: Expr, indices: Expr) -> Any:
+    return Expr(gather_rounded(x.node, indices.node, axis=1, dtype=x.node.dtype))
+
+
 CASES = [
+    Case("gather_rounded", _gather, (numbers(2, 5, 4), np.array([[3, 0, -1], [1, 1, 4]])),
+         lambda x, indices: x[:, indices]),
     Case("layer_norm_rounded", _norm, (numbers(2, 5), numbers(5, seed=1), numbers(5, seed=2)),
          _normalised),
     Case("layer_norm_residual", _residual,
