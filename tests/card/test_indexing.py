@@ -12,7 +12,9 @@ from caldera.graph.ops.epilogue import gather_rounded
 from caldera.graph.ops.indexing import gather, take_along_axis
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE
+from caldera.lazy import forget_plans
 from caldera.memory import Device
+from caldera.passes import rounded_results
 from caldera.tensor.dtype import ALL, BY_NAME, INTEGERS
 from tests.card.candidates import check, nodes_of_cases, run_kernel, same_bits, stand_ins
 from tests.unit.kernels.checking import DTYPES
@@ -43,6 +45,28 @@ def test_rows_are_rounded_on_the_way(card: Device, dtype: str) -> None:
         (result,) = run_kernel(card, kernel, rounded_node(*given, dtype), (x, positions))
         expected = right.astype(BY_NAME[dtype]).astype("float32")
         np.testing.assert_array_equal(result.astype("float32"), expected)
+
+
+def test_a_batch_in_mixed_precision_is_rounded_while_it_is_gathered(
+    card: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = np.random.default_rng(2).normal(size=(9, 12)).astype("float32")
+    rows = np.array([4, 0, 8, 4])
+
+    def product(large: int) -> tuple[np.ndarray, list[str]]:
+        monkeypatch.setattr(rounded_results, "LARGE", large)
+        forget_plans()
+        x = op.var("x", samples.shape, fill=samples, device=card)
+        w = op.var("w", (12, 5), fill=samples[:5].T.copy(), device=card)
+        plan = cd.compile(op.gather(x, rows) @ w, device=card, precision="bfloat16")
+        (result,) = plan.run()
+        return result.numpy(), [row.op for row in plan.explain(time=False).rows]
+
+    (plain, before), (found, after) = product(1 << 20), product(0)
+    assert found.tobytes() == plain.tobytes()
+    assert "gather" in before
+    assert "gather_rounded" in after
+    assert after.count("cast") == before.count("cast") - 1
 
 
 def rounded_node(x: Node, positions: Node, dtype: str) -> Node:

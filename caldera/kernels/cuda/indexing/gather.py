@@ -78,7 +78,7 @@ def _bind_rounded(call: Call) -> Runner:
         "units": counted(index, row // together), "count": counted(index, count // together),
     })  # fmt: skip
     return CudaRunner([header_launch(
-        "gather.cuh", "gather_and_round",
+        "gather_rounded.cuh", "gather_and_round",
         blocks_for(count // together, _THREADS, driver().multiprocessors), _THREADS, signature,
         f"gather_rounded<{together}>({signature.names});", bounded=False,
     )])  # fmt: skip

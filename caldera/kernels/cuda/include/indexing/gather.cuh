@@ -1,6 +1,5 @@
 // Reading at computed positions. A position that an array does not have reads as `missing`.
 #pragma once
-#include "math.cuh"
 #include "strided_index.cuh"
 
 __device__ __forceinline__ void repeat(u8& unit, u32 byte) { unit = (u8)byte; }
@@ -40,28 +39,5 @@ __device__ __forceinline__ void gather_lines(
         Unit value = missing;
         if (place >= 0) value = x[at[1] + place * step + (i64)unit];
         out[at[0] + (i64)unit] = value;
-    }
-}
-
-// The same rounded: V numbers at a time, and nan where there is none.
-template <int V, typename T, typename To, typename Position, typename Index>
-__device__ __forceinline__ void gather_rounded(
-    To* __restrict__ out, const T* __restrict__ x, const Position* __restrict__ positions,
-    const StridedAxes<3>& lines, i64 step, i64 length, Index units, Index count) {
-    auto infinity = infinity_like(wide(T()));
-#pragma unroll 4
-    for (Index i = grid_index<Index>(); i < count; i += grid_stride<Index>()) {
-        Index line = i / units;
-        i64 unit = (i64)(i - line * units) * V, at[3];
-        locate(lines, line, at);
-        i64 place = place_of(positions[at[2]], length);
-        Pack<T, V> read;
-        Pack<To, V> rounded;
-        if (place >= 0) read = *(const Pack<T, V>*)(x + at[1] + place * step + unit);
-#pragma unroll
-        for (int v = 0; v < V; v++)
-            rounded.each[v] = Stored<To>::from(
-                place >= 0 ? wide(read.each[v]) : infinity - infinity);
-        *(Pack<To, V>*)(out + at[0] + unit) = rounded;
     }
 }
