@@ -7,7 +7,7 @@ found an optimum if it is within what the table says is near: the best 0.5% of t
 and Branin, and for Ackley, which has an optimum in each of its waves, the wave of the best.
 
     pip install nevergrad
-    python benchmarks/search_functions.py [--trials 200] [--seeds 5] [--jobs 16] [--out FILE.json]
+    python benchmarks/search_functions.py [--trials 200] [--seeds 5] [--jobs 16] [--out FILE.jsonl]
     python benchmarks/search_functions.py --methods gp tpe
 """
 
@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--out", type=Path, help="a file for every value, as JSON")
+    parser.add_argument("--out", type=Path, help="a file for every value, as lines of JSON")
     given = parser.parse_args()
     # The Gaussian process is PyTorch's, which takes every core in each process otherwise.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -209,7 +209,7 @@ def main() -> None:
                 cells.append(f"{function} {statistics.median(found):8.2g} {good}/{len(found)}")
             print(f"{who[0]:10s}{who[1]:14s}" + "   ".join(cells), flush=True)
             if given.out is not None:
-                given.out.write_text("[\n" + ",\n".join(map(json.dumps, kept)) + "\n]\n")
+                given.out.write_text("".join(json.dumps(each) + "\n" for each in kept))
 
 
 if __name__ == "__main__":
