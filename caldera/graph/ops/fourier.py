@@ -2,7 +2,7 @@
 
 Here, as for kernels, a complex number is a pair (real, imaginary) on a last axis of length 2; the
 public functions go from complex dtypes to pairs and back.
-A real transform keeps the n // 2 + 1 frequencies that determine the rest.
+A real transform keeps the n // 2 + 1 frequencies that determine the rest, and `mirror` adds those.
 
 All three primitives are sums without a factor in front; the public inverse transforms divide by n.
 So each one's gradient is another of them: the adjoint of a transform is its inverse times n.
@@ -15,6 +15,7 @@ from caldera.graph.opdef import Nodes, op, refuse_dtype, refuse_shape
 from caldera.graph.ops.base import full
 from caldera.graph.ops.elementwise import equal, logical_or, mul, where
 from caldera.graph.ops.leaf import constant, iota
+from caldera.graph.ops.movement import concat, flip, narrow
 from caldera.tensor.dtype import DType, int64, is_float
 
 
@@ -85,6 +86,43 @@ def irfft(x: Spec, *, axis: int, n: int) -> Spec:
             hint="an even length has n / 2 + 1 of them, an odd one (n + 1) / 2",
         )
     return Spec((*x.shape[:axis], n, *x.shape[axis + 1 : -1]), x.dtype)
+
+
+@op("mirror", kind="movement")
+def mirror(x: Spec, *, axis: int, begin: int, end: int, others: tuple[int, ...]) -> Spec:
+    """x, followed along `axis` by the conjugates of what it has from `begin` to `end`, in reverse
+    order; along `others`, index i of these is what x has at -i.
+
+    >>> from caldera.graph.ops.leaf import constant
+    >>> mirror(full((4, 3, 2), 0, constant(0.0).dtype), axis=1, begin=1, end=2, others=(0,)).shape
+    (4, 4, 2)
+    """
+    _check_pairs(x)
+    if not 0 <= axis < x.rank - 1 or not 0 <= begin <= end <= x.shape[axis]:
+        refuse_shape(f"frequencies {begin} to {end} along axis {axis}")
+    return Spec((*x.shape[:axis], x.shape[axis] + end - begin, *x.shape[axis + 1 :]), x.dtype)
+
+
+def _mirrored(x: Node, *, axis: int, begin: int, end: int, others: tuple[int, ...]) -> Node:
+    if begin == end:
+        return x
+    found = flip(narrow(x, axis, begin, end - begin), (axis,))
+    for other in others:
+        rest = flip(narrow(found, other, 1, found.shape[other] - 1), (other,))
+        found = concat((narrow(found, other, 0, 1), rest), other)
+    imaginary = equal(iota(shape=(2,), axis=0, dtype=int64), constant(1, int64))
+    signs = where(imaginary, full((2,), -1, x.dtype), full((2,), 1, x.dtype))
+    return concat((x, mul(found, signs)), axis)
+
+
+mirror.decompose = _mirrored
+
+
+def all_frequencies(half: Node, axis: int, n: int, others: tuple[int, ...] = ()) -> Node:
+    """All n frequencies along `axis` of real signals whose first n // 2 + 1 are given; `others` are
+    the axes along which they were transformed as well."""
+    node: Node = mirror(half, axis=axis, begin=1, end=(n - 1) // 2 + 1, others=others)
+    return node
 
 
 # A frequency that is kept stands for itself and its mirror image, except 0 and n / 2, which stand

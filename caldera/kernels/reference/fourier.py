@@ -27,6 +27,17 @@ def _rfft(x: np.ndarray, *, axis: int) -> np.ndarray:
     return as_pairs(np.fft.rfft(x, axis=axis))
 
 
+@reference("mirror")
+def _mirror(
+    x: np.ndarray, *, axis: int, begin: int, end: int, others: tuple[int, ...]
+) -> np.ndarray:
+    signal = _as_complex(x)
+    found = np.flip(np.take(signal, np.arange(begin, end), axis), axis).conj()
+    for other in others:
+        found = np.roll(np.flip(found, other), 1, other)
+    return as_pairs(np.concatenate((signal, found), axis))
+
+
 @reference("irfft")
 def _irfft(x: np.ndarray, *, axis: int, n: int) -> np.ndarray:
     return np.fft.irfft(_as_complex(x), n=n, axis=axis, norm="forward")

@@ -280,6 +280,38 @@ def _(graph: Propagation, node: Node) -> list[Way]:
     return letter_ways(graph, node, Signature((letters,) * len(node.inputs), (letters,)))
 
 
+@rule("mirror")
+def _(graph: Propagation, node: Node) -> list[Way]:
+    """With the axis shared out as it is: who has a frequency has that which mirrors it."""
+    (x,), attrs = node.inputs, node.attrs
+    axis, begin, end = attrs["axis"], attrs["begin"], attrs["end"]
+    whole = {axis, *attrs["others"], len(x.shape) - 1}
+    letters = tuple(None if i in whole else n for i, n in enumerate(names(len(x.shape))))
+    ways = letter_ways(graph, node, Signature((letters,), (letters,)))
+    given = graph.suited(x)
+    if given is None or begin == end or set(given.split_axes) & whole != {axis}:
+        return ways
+    split = given.splits[axis]
+    assert split is not None
+    made = split.joined(split.sliced(begin, end).flipped())
+    layout = CartesianLayout(
+        node.shape, (*given.splits[:axis], made, *given.splits[axis + 1 :]), given.ranks
+    )
+
+    def make(parts: Sequence[Node]) -> Node:
+        """A rank's own stretch of what is mirrored; its parts follow each other in order."""
+        place = given.coordinates(graph.rank)
+        assert place is not None
+        part = place[given.split_axes.index(axis)]
+        before = sum(min(e, begin) - min(b, begin) for b, e in split.intervals[part])
+        until = sum(min(e, end) - min(b, end) for b, e in split.intervals[part])
+        own: Node = node.op(parts[0], **{**attrs, "begin": before, "end": until})
+        return own
+
+    seconds = (x.spec.nbytes + node.spec.nbytes) / split.parts / graph.links.copying
+    return [*ways, Way("mirrored parts", (given,), (Placement(layout),), make, seconds)]
+
+
 @rule("fft", "rfft", "irfft")
 def _(graph: Propagation, node: Node) -> list[Way]:
     """The axis whole; pairs of numbers stand along the last axis of what is complex."""

@@ -27,6 +27,7 @@ def test_random_signals(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(fourier, "WORTH_SPLITTING", 1)
     for dtype in fourier.BLOCK_BYTES:
         monkeypatch.setitem(fourier.BLOCK_BYTES, dtype, int(draw.integers(1, 4096)))
+        monkeypatch.setitem(fourier.SIDE_BY_SIDE, dtype, int(draw.integers(1, 8)))
     shape = tuple(int(n) for n in draw.integers(1, 14, draw.integers(1, 4)))
     axis = int(draw.integers(len(shape)))
     kind = np.complex64 if seed % 2 else np.complex128
@@ -37,6 +38,8 @@ def test_random_signals(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
         (op.fft(x, axis=axis), np.fft.fft(x, axis=axis)),
         (op.ifft(x, axis=axis), np.fft.ifft(x, axis=axis)),
         (op.rfft(real, axis=axis), np.fft.rfft(real, axis=axis)),
+        (op.fft(real, axis=axis), np.fft.fft(real, axis=axis)),
+        (op.fftn(real), np.fft.fftn(real)),
         (op.irfft(x, n=5, axis=axis), np.fft.irfft(x, n=5, axis=axis)),
         # Pairs that do not lie side by side.
         (op.fft(op.conj(op.transpose(x)) + 1.0, axis=0), np.fft.fft(x.T.conj() + 1.0, axis=0)),

@@ -42,6 +42,12 @@ CASES += [
 ]  # fmt: skip
 
 CASES += [
+    Case("mirror", lambda x, a=axes: op.square(op.fftn(x, a)), (numbers(*shape),),
+         lambda x, a=axes: np.fft.fftn(x, axes=a) ** 2, name=f"axes {axes}", order=2)
+    for shape, axes in (((2, 3), None), ((3, 4), None), ((2, 3, 4), (2, 0)), ((2, 1, 2), None))
+]  # fmt: skip
+
+CASES += [
     Case("rfft", lambda x: op.rfft(x) * op.rfft(x), (numbers(n),),
          lambda x: np.fft.rfft(x) ** 2, name=f"{n}", order=2)
     for n in _LENGTHS
