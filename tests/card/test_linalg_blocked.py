@@ -149,6 +149,17 @@ def test_solve(alone: Device) -> None:
             _check_solve(alone, LAYOUTS[layout](a), LAYOUTS[layout](b))
 
 
+def test_solve_with_pivots_of_nothing(alone: Device) -> None:
+    draw = np.random.default_rng(0)
+    n = 140
+    sparse = np.where(draw.random((n, n)) < 0.9, 0, draw.normal(size=(n, n)))
+    # The first number stays 0, mixed or not.
+    quarter = n // 4
+    sparse[np.ix_(range(0, n, quarter), range(0, n, quarter))] = 0
+    for dtype in TYPES:
+        _check_solve(alone, sparse.astype(dtype), draw.normal(size=(n, 1)).astype(dtype))
+
+
 def test_solve_where_rows_have_to_change_places(blocked: Device) -> None:
     n = 135
     draw = np.random.default_rng(0)
@@ -166,11 +177,18 @@ def test_what_cannot_be_factorised_is_an_error(blocked: Device) -> None:
     assert not kernel_of(node).capturable
     with pytest.raises(DataError, match=r"op\.cholesky: expected symmetric positive definite"):
         run_kernel(blocked, kernel_of(node), node, (indefinite,))
-    singular, right = np.ones((20, 20)), np.ones((20, 1))
+
+
+def test_a_singular_matrix_is_an_error(blocked: Device) -> None:
+    singular = np.ones((20, 20))
     singular[3:] *= 2
-    node = linalg.solve(*stand_ins(singular, right))
-    with pytest.raises(DataError, match=r"op\.solve: expected invertible"):
-        run_kernel(blocked, kernel_of(node), node, (singular, right))
+    # Of the second there are solutions.
+    for right in (np.ones((20, 1)), singular[:, :2]):
+        for dtype in TYPES:
+            given = singular.astype(dtype), right.astype(dtype)
+            node = linalg.solve(*stand_ins(*given))
+            with pytest.raises(DataError, match=r"op\.solve: expected invertible"):
+                run_kernel(blocked, kernel_of(node), node, given)
 
 
 def names(op: Any, *shapes: tuple[int, ...], dtype: str = "float32") -> list[str]:

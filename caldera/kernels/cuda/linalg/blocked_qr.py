@@ -107,7 +107,7 @@ def _check(run: Panels, q: Array, panel: Array, spare: Array) -> None:
     tried, found = memory[:k].reshape(k, 1), memory[k : 2 * k].reshape(k, 1)
     blocks = -(-k // _THREADS)
     run.launch("try_vector", blocks, _THREADS, {"out": pointer(tried), "n": u32(k)},
-               "write_tried_vector(out, n);")  # fmt: skip
+               "write_tried_vector(out, n, 1);")  # fmt: skip
     run.multiply(image, q, tried)
     run.multiply(found, q.T, image)
     run.launch("check_vector", blocks, _THREADS, {

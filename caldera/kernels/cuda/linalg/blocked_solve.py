@@ -35,7 +35,8 @@ MOST_COLUMNS = 16
 """Right sides: residuals are computed for one after the other."""
 MOST_REFINEMENTS = 3
 SINGULAR = 1e-12
-"""The inverse of a condition below which a matrix may as well be singular: the library knows."""
+"""The inverse of a condition below which a matrix may as well be singular, in float32 the rounding
+of a number: the library knows."""
 _SURE = 1e-12
 """A tolerance below which the first solution never counts: it is refined without asking."""
 _COLUMN_SECONDS, _FLOPS = 9e-7, 5e13
@@ -47,15 +48,20 @@ class _Elimination(Panels):
 
     def __init__(self, call: Call) -> None:
         super().__init__(call)
-        (self.out,), (self.a, self.b) = call.outputs, call.inputs
-        n, columns = self.b.shape
+        (self.out,), (self.a, b) = call.outputs, call.inputs
+        n, columns = len(b), b.shape[1] + 1
         self.mixed = self.array((n, n), float64)
         self.inverses = self.array((len(panels(0, n)), PANEL, PANEL), float64)
         self.panel = self.array((n, PANEL), float64)
-        self.right, self.solved, self.x, self.residual = (
-            self.array((n, columns), float64) for _ in range(4)
+        self.b, self.right, self.solved, self.x, self.residual = (
+            self.array((n, columns), float64) for _ in range(5)
         )
         self.sizes = self.array((n,), float64)
+        (self.copy if b.dtype == float64 else self.convert)(self.b[:, :-1], b)
+        # One more right side, that no singular matrix has a solution for but by great chance.
+        self.launch("try_vector", -(-n // _THREADS), _THREADS, {
+            "out": pointer(self.b[:, -1]), "n": u32(n), "columns": u32(columns),
+        }, "write_tried_vector(out, n, columns);")  # fmt: skip
 
     def factorise(self) -> None:
         """U with the blocks on the diagonal, and L, which has the identity there."""
@@ -120,10 +126,9 @@ class _Elimination(Panels):
         n, columns = self.b.shape
         self.launch("residual", -(-n // (_THREADS // 32)), _THREADS, {
             "a": const_pointer(self.a), **strides_of("a", self.a), "b": const_pointer(self.b),
-            **strides_of("b", self.b), "x": const_pointer(self.x),
-            "residual": pointer(self.residual), "sizes": pointer(self.sizes), "n": u32(n),
-            "columns": u32(columns),
-        }, f"warp_residual<{type_of(self.a)}>({{a, a_down, a_right}}, {{b, b_down, b_right}},"
+            "x": const_pointer(self.x), "residual": pointer(self.residual),
+            "sizes": pointer(self.sizes), "n": u32(n), "columns": u32(columns),
+        }, f"warp_residual<{type_of(self.a)}>({{a, a_down, a_right}}, {{b, columns, 1}},"
            " {x, columns, 1}, {residual, columns, 1}, sizes, n, columns);")  # fmt: skip
 
     def taken(self) -> CudaRunner:
@@ -144,7 +149,7 @@ class SolveRunner(CudaRunner):
         made.solve(made.residual, adds=True)
         made.subtract()
         self._refine = made.taken()
-        (made.convert if made.out.dtype != float64 else made.copy)(made.out, made.x)
+        (made.copy if made.out.dtype == float64 else made.convert)(made.out, made.x[:, :-1])
         self._finish = made.taken()
         super().__init__([*self._first.calls, *self._refine.calls, *self._finish.calls])
         self._results = [cupy_array(each) for each in (made.residual, made.x, made.sizes, made.b)]
@@ -155,14 +160,15 @@ class SolveRunner(CudaRunner):
         self._first()
         if self._tolerance < _SURE:
             self._refine()
-        for _ in range(MOST_REFINEMENTS):
+        for left in reversed(range(MOST_REFINEMENTS + 1)):
             error, condition = self._judged()
-            if not condition * SINGULAR < 1:
+            if not condition * max(SINGULAR, self._tolerance) < 1:
                 break
             if error <= self._tolerance:
                 self._finish()
                 return
-            self._refine()
+            if left:
+                self._refine()
         self._otherwise()()
 
     def _judged(self) -> tuple[float, float]:
@@ -181,7 +187,7 @@ def _supports(node: Node) -> bool:
 def _workspace(node: Node) -> int:
     n, columns = node.inputs[1].shape
     blocks = Spec((len(panels(0, n)), PANEL, PANEL), float64)
-    sides = [Spec((n, columns), float64)] * 4
+    sides = [Spec((n, columns + 1), float64)] * 5
     return panel_bytes(
         Spec((n, n), float64), blocks, Spec((n, PANEL), float64), *sides, Spec((n,), float64)
     )

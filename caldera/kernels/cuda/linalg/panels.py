@@ -129,12 +129,12 @@ class Panels:
            " {lower, lower_down, lower_right}, inverse, size, least, failed);")  # fmt: skip
 
     def inverse(self, inverse: Array, a: Array) -> None:
-        """The inverse of a block, without exchanges of rows."""
+        """The inverse of a block without exchanges of rows, or of one nearby if it has none."""
         name = type_of(a)
         self.launch("inverse", 1, _THREADS, {
             "a": const_pointer(a), **strides_of("a", a), "inverse": pointer(inverse),
-            "size": u32(len(a)), "failed": pointer(self.failed),
-        }, f"block_inverse<{name}>({{a, a_down, a_right}}, inverse, size, failed);")  # fmt: skip
+            "size": u32(len(a)),
+        }, f"block_inverse<{name}>({{a, a_down, a_right}}, inverse, size);")  # fmt: skip
 
     def symmetric_part(self, lower: Array, out: Array, a: Array) -> None:
         """The lower triangle of (a + aᵀ) / 2; above the blocks on the diagonal, `out` is 0."""

@@ -92,24 +92,28 @@ __device__ __forceinline__ void butterfly_columns(View<const T> given, View<C> o
     }
 }
 
-// b - a x, and for each row the sum of the magnitudes of a; a warp has a row.
+// b - a x, and for each row the sum of the magnitudes of a; a warp has a row, and two columns at once.
 template <typename T>
-__device__ __forceinline__ void warp_residual(View<const T> a, View<const T> b, View<const double> x,
-                                              View<double> residual, double* sizes, u32 n,
-                                              u32 columns) {
+__device__ __forceinline__ void warp_residual(View<const T> a, View<const double> b,
+                                              View<const double> x, View<double> residual,
+                                              double* sizes, u32 n, u32 columns) {
     const u32 row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= n) return;
-    for (u32 column = 0; column < columns; column++) {
-        double sum = 0, size = 0;
+    for (u32 column = 0; column < columns; column += 2) {
+        const u32 next = column + 1 < columns ? column + 1 : column;
+        double sum = 0, other = 0, size = 0;
         for (u32 k = lane; k < n; k += 32) {
             const double value = (double)a(row, k);
             sum += value * x(k, column);
+            other += value * x(k, next);
             size += fabs(value);
         }
         sum = warp_total(sum);
+        other = warp_total(other);
         size = warp_total(size);
         if (lane) continue;
-        residual(row, column) = (double)b(row, column) - sum;
+        residual(row, column) = b(row, column) - sum;
+        residual(row, next) = b(row, next) - other;
         sizes[row] = size;
     }
 }

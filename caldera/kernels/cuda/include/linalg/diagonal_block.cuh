@@ -20,10 +20,30 @@ template <typename C> struct Part {
     __device__ __forceinline__ u32 j(u32 q) const { return column + TILE * q; }
 };
 
+// The largest magnitude of the block, for all threads.
+template <typename C>
+__device__ __forceinline__ C block_largest_of(const Part<C>& part, C (&sizes)[TILE * TILE / 32]) {
+    C largest = 0;
+#pragma unroll
+    for (u32 p = 0; p < TILES; p++) {
+#pragma unroll
+        for (u32 q = 0; q < TILES; q++) {
+            const C size = size_of(part.at[p][q]);
+            if (size > largest) largest = size;
+        }
+    }
+    largest = warp_largest(largest);
+    if (threadIdx.x % 32 == 0) sizes[threadIdx.x / 32] = largest;
+    __syncthreads();
+    for (u32 warp = 0; warp < TILE * TILE / 32; warp++)
+        if (sizes[warp] > largest) largest = sizes[warp];
+    return largest;
+}
+
 // Elimination without exchanges of rows in one tile, of which each thread has a number. If it is
 // SYMMETRIC, with L Lᵀ for it, L^-1 is left on and below the diagonal, and above it Lᵀ; else its
-// inverse. A pivot that is not above `least` times what it was at first sets `failed`, or a pivot
-// of 0.
+// inverse. There a pivot that is not above `least` times what it was at first sets `failed`; here one
+// that is 0 but for rounding is taken for `least`.
 template <bool SYMMETRIC, typename C>
 __device__ __forceinline__ C block_eliminated_tile(
     C value, const C* before, C least, u32 row, u32 column, i32* failed) {
@@ -35,9 +55,11 @@ __device__ __forceinline__ C block_eliminated_tile(
         if (row == step) beside[column] = value;
         if (column == step) below[row] = value;
         __syncthreads();
-        const C pivot = below[step], factor = SYMMETRIC ? inverse_root(pivot) : 1 / pivot;
-        if (threadIdx.x == 0 && !(SYMMETRIC ? pivot > least * before[step] : pivot != 0))
-            *failed = 1;
+        const C found = below[step];
+        if (SYMMETRIC && threadIdx.x == 0 && !(found > least * before[step])) *failed = 1;
+        const C nothing = 16 * square_root(Limits<C>::epsilon()) * least;
+        const C pivot = !SYMMETRIC && size_of(found) <= nothing ? least : found;
+        const C factor = SYMMETRIC ? inverse_root(pivot) : 1 / pivot;
         const C scaled = column == step ? factor : beside[column] * factor;
         const C multiple = SYMMETRIC ? below[row] * factor : below[row];
         if (row == step)
@@ -149,10 +171,12 @@ __device__ __forceinline__ void block_cholesky_inverse(
     }
 }
 
-// The inverse of a block by elimination without exchanges of rows; a pivot of 0 sets `failed`.
+// The inverse of a block by elimination without exchanges of rows. A pivot of 0 is taken for one that
+// takes half of the digits of the rest: refinement gives them back.
 template <typename C>
-__device__ __forceinline__ void block_inverse(View<const C> a, C* inverse, u32 size, i32* failed) {
+__device__ __forceinline__ void block_inverse(View<const C> a, C* inverse, u32 size) {
     __shared__ SharedTile<C> below[TILES], beside[TILES], own;
+    __shared__ C sizes[TILE * TILE / 32];
     Part<C> part;
     const u32 row = part.row, column = part.column;
 #pragma unroll
@@ -163,6 +187,7 @@ __device__ __forceinline__ void block_inverse(View<const C> a, C* inverse, u32 s
             part.at[p][q] = i < size && j < size ? a(i, j) : i == j ? 1 : 0;
         }
     }
+    const C least = block_largest_of(part, sizes) * square_root(Limits<C>::epsilon());
 #pragma unroll
     for (u32 k = 0; k < TILES; k++) {
 #pragma unroll
@@ -171,7 +196,7 @@ __device__ __forceinline__ void block_inverse(View<const C> a, C* inverse, u32 s
             beside[x][row][column] = part.at[k][x];
         }
         const C value = block_eliminated_tile<false, C>(
-            part.at[k][k], nullptr, 0, row, column, failed);
+            part.at[k][k], nullptr, least, row, column, nullptr);
         own[row][column] = value;
         __syncthreads();
         // The row of tiles times the inverse of the one on the diagonal.

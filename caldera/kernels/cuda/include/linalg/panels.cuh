@@ -3,14 +3,15 @@
 #include "butterfly.cuh"
 #include "diagonal_block.cuh"
 
-// Whether columns are orthonormal is seen in what they make of a vector: QᵀQ leaves it as it is.
+// A vector of 1 and -1. Whether columns are orthonormal is seen in what they make of it: QᵀQ leaves it
+// as it is. Whether a matrix is singular is seen in the solution for it.
 __device__ __forceinline__ double tried_vector(u32 index) {
     return random_bits(index, LEFT) & 1u ? 1 : -1;
 }
 
-__device__ __forceinline__ void write_tried_vector(double* out, u32 n) {
+__device__ __forceinline__ void write_tried_vector(double* out, u32 n, u32 apart) {
     const u32 index = blockIdx.x * blockDim.x + threadIdx.x;
-    if (index < n) out[index] = tried_vector(index);
+    if (index < n) out[(u64)index * apart] = tried_vector(index);
 }
 
 __device__ __forceinline__ void check_tried_vector(
