@@ -15,6 +15,7 @@ from caldera.code.flow_graph import context_pairs, flow_edges
 from caldera.code.module import Function, checked_functions
 from caldera.code.vocabulary import Vocabulary
 from caldera.errors import DataError
+from caldera.io.safetensors_files import safetensors_arrays
 from caldera.tensor.convert import real_array_of
 
 
@@ -84,7 +85,7 @@ class Embedding:
             raise DataError.build(
                 "code.Embedding.load", expected="a file that Embedding.save wrote", got=str(path)
             ) from error
-        return cls(vocabulary, io.load_safetensors(path)["vectors"].numpy())
+        return cls(vocabulary, safetensors_arrays(path)["vectors"])
 
     def _best(self, wanted: np.ndarray, without: set[int], count: int) -> list[tuple[str, float]]:
         scores = self._directions @ (wanted / max(float(np.linalg.norm(wanted)), 1e-12))

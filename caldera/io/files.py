@@ -156,7 +156,24 @@ def read_tensor(file: IO[bytes], shape: Shape, dtype: DType, where: str) -> Tens
     [97, 98]
     """
     memory = MemoryManager(size(shape), dtype, owner=where)
-    elements = memory.host(write=True, discard=True)
+    _fill(memory.host(write=True, discard=True), file, where)
+    return Tensor._wrap(memory, shape, dtype)
+
+
+def read_array(file: IO[bytes], shape: Shape, dtype: DType, where: str) -> NDArray[Any]:
+    """The same as an array of the host, for which nobody has to ask what cards there are: a process
+    that has asked can no longer be copied.
+
+    >>> import io
+    >>> read_array(io.BytesIO(b"ab"), (2,), np.dtype("uint8"), "load")
+    array([97, 98], dtype=uint8)
+    """
+    found = np.empty(shape, dtype)
+    _fill(found, file, where)
+    return found
+
+
+def _fill(elements: NDArray[Any], file: IO[bytes], where: str) -> None:
     wanted = bytes_of(elements)
     filled = 0
     while filled < wanted.nbytes:
@@ -167,9 +184,8 @@ def read_tensor(file: IO[bytes], shape: Shape, dtype: DType, where: str) -> Tens
                 hint="the file is truncated",
             )  # fmt: skip
         filled += count
-    if dtype == bool_ and elements.size and elements.view(np.uint8).max() > 1:
+    if elements.dtype == bool_ and elements.size and elements.view(np.uint8).max() > 1:
         raise DataError.build(where, expected="0 or 1 for each bool", got="other bytes")
-    return Tensor._wrap(memory, shape, dtype)
 
 
 def _reason(path: Path, error: OSError) -> str:

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from io import BytesIO
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caldera.errors import DataError, DtypeError
 from caldera.file_limit import check_asked
-from caldera.io.files import PathLike, array_to_save, created, file_size, named, opened, read_tensor
+from caldera.io.files import (
+    PathLike,
+    array_to_save,
+    created,
+    file_size,
+    named,
+    opened,
+    read_array,
+    read_tensor,
+)
 from caldera.tensor.dtype import DType, bfloat16, canonical
 from caldera.tensor.shape import Shape, size
 from caldera.tensor.tensor import Tensor
+
+T = TypeVar("T")
 
 # Deflate cannot shrink anything further than this.
 _LARGEST_COMPRESSION = 1032
@@ -111,20 +122,37 @@ def load_npz(path: PathLike) -> dict[str, Tensor]:
     >>> cd.io.load_npz(path)["a"].tolist()
     [0, 1, 2]
     """
+    return _members(path, _read)
+
+
+def npz_arrays(path: PathLike) -> dict[str, NDArray[Any]]:
+    """The same as arrays of the host.
+
+    >>> import tempfile, pathlib
+    >>> import numpy as np
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "t.npz"
+    >>> np.savez(path, a=np.arange(3))
+    >>> npz_arrays(path)
+    {'a': array([0, 1, 2])}
+    """
+    return _members(path, _read_array)
+
+
+def _members(path: PathLike, read: Callable[[IO[bytes], int, str], T]) -> dict[str, T]:
     where = named("load_npz", path)
     with opened(path, "rb", where) as file:
         try:
             with zipfile.ZipFile(file) as archive:
                 members = archive.infolist()
                 _check_members(members, file_size(file), where)
-                tensors = {}
+                found = {}
                 for member in members:
                     name = member.filename.removesuffix(".npy")
                     with archive.open(member) as content:
-                        tensors[name] = _read(content, member.file_size, f"{where}, {name!r}")
+                        found[name] = read(content, member.file_size, f"{where}, {name!r}")
                         # The checksum is compared when the end is met.
                         content.read(1)
-                return tensors
+                return found
         except DataError:
             raise
         except _DAMAGE as error:
@@ -145,13 +173,27 @@ def _array(tensor: Tensor | NDArray[Any], where: str) -> NDArray[Any]:
 
 def _read(file: IO[bytes], total: int, where: str) -> Tensor:
     """One npy file of `total` bytes."""
-    shape, column_major, stored = _header(file, where)
-    dtype = _checked_dtype(stored, where)
-    _check_size(shape, dtype, total - file.tell(), where)
-    tensor = read_tensor(file, shape[::-1] if column_major else shape, dtype, where)
+    shape, column_major, stored = _checked_header(file, total, where)
+    tensor = read_tensor(file, shape, canonical(stored), where)
     if not stored.isnative:
         tensor.host_array(write=True).byteswap(inplace=True)
     return tensor.T.copy() if column_major else tensor
+
+
+def _read_array(file: IO[bytes], total: int, where: str) -> NDArray[Any]:
+    """The same as an array."""
+    shape, column_major, stored = _checked_header(file, total, where)
+    array = read_array(file, shape, canonical(stored), where)
+    if not stored.isnative:
+        array.byteswap(inplace=True)
+    return np.ascontiguousarray(array.T) if column_major else array
+
+
+def _checked_header(file: IO[bytes], total: int, where: str) -> tuple[Shape, bool, DType]:
+    """The shape in which elements lie, whether that is the other way round, and their dtype."""
+    shape, column_major, stored = _header(file, where)
+    _check_size(shape, _checked_dtype(stored, where), total - file.tell(), where)
+    return shape[::-1] if column_major else shape, column_major, stored
 
 
 def _checked_dtype(stored: DType, where: str) -> DType:

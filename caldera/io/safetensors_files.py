@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,12 +27,15 @@ from caldera.io.files import (
     file_size,
     named,
     opened,
+    read_array,
     read_tensor,
 )
 from caldera.tensor import dtype as dtypes
 from caldera.tensor.convert import little_endian
 from caldera.tensor.shape import Shape, size
 from caldera.tensor.tensor import Tensor
+
+T = TypeVar("T")
 
 _DTYPES: dict[str, dtypes.DType] = {
     "BOOL": dtypes.bool_,
@@ -128,18 +131,41 @@ def load_safetensors(path: Source) -> dict[str, Tensor]:
     >>> cd.io.load_safetensors(path)["w"]
     Tensor([1.5], shape=(1,), dtype=bfloat16, kind=MANAGED, device=cpu)
     """
+    tensors = _entries(path, read_tensor)
+    if sys.byteorder == "big":
+        for tensor in tensors.values():
+            elements = tensor.host_array(write=True)
+            elements[...] = little_endian(elements)
+    return tensors
+
+
+def safetensors_arrays(path: Source) -> dict[str, NDArray[Any]]:
+    """The same as arrays of the host.
+
+    >>> import tempfile, pathlib
+    >>> import caldera as cd
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "t.safetensors"
+    >>> cd.io.save_safetensors(path, {"w": cd.tensor([1.5, 2, 3])})
+    >>> safetensors_arrays(path)["w"].tolist()
+    [1.5, 2.0, 3.0]
+    """
+    found = _entries(path, read_array)
+    if sys.byteorder == "big":
+        return {name: little_endian(array) for name, array in found.items()}
+    return found
+
+
+def _entries(
+    path: Source, read: Callable[[IO[bytes], Shape, dtypes.DType, str], T]
+) -> dict[str, T]:
     where = named("load_safetensors", path)
     with opened(path, "rb", where) as file:
         header = _read_header(file, where)
-        tensors = {}
+        found = {}
         for name, entry in header.entries.items():
             file.seek(header.data_start + entry.begin)
-            tensor = read_tensor(file, entry.shape, entry.dtype, f"{where}, {name!r}")
-            if sys.byteorder == "big":
-                elements = tensor.host_array(write=True)
-                elements[...] = little_endian(elements)
-            tensors[name] = tensor
-        return tensors
+            found[name] = read(file, entry.shape, entry.dtype, f"{where}, {name!r}")
+        return found
 
 
 def map_safetensors(path: PathLike) -> dict[str, NDArray[Any]]:

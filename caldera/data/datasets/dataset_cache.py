@@ -14,6 +14,7 @@ from caldera.errors import DataError
 from caldera.file_cache import atomic_write
 from caldera.file_names import checked_file_name
 from caldera.io.files import PathLike, opened
+from caldera.io.numpy_files import npz_arrays
 
 ENVIRONMENT = "CALDERA_DATA"
 _PIECE = 1 << 20
@@ -81,7 +82,7 @@ def cached_arrays(key: str, make: Callable[[], dict[str, Array]]) -> dict[str, A
     path = cache_folder() / f"{checked_file_name(key, 'data cache')}.npz"
     if path.is_file():
         try:
-            return {name: tensor.numpy() for name, tensor in io.load_npz(path).items()}
+            return npz_arrays(path)
         except DataError:
             pass
     made = make()

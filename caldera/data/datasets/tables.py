@@ -12,7 +12,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera import io
 from caldera.data.datasets.dataset import Dataset, arrays, split_rows
 from caldera.data.schema import Column, Schema
 from caldera.data.sources.array_data import ArrayData
@@ -25,6 +24,7 @@ from caldera.data.tables.targets import Labels, known_labels, read_labels
 from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
 from caldera.io.csv_files import Header, as_float
 from caldera.io.files import PathLike, file_name_of, named
+from caldera.io.numpy_files import npz_arrays
 
 Missing = Literal["fill", "drop", "refuse"]
 MISSING = ("fill", "drop", "refuse")
@@ -360,7 +360,7 @@ def npz(
     Dataset(points: 8 samples to train, 2 to test, shape (3,), 2 classes)
     """
     where = named("data.npz", path)
-    found = {name: tensor.numpy() for name, tensor in io.load_npz(path).items()}
+    found = npz_arrays(path)
     stem = Path(path).stem
     held_out: float | tuple[Array, Array]
     if set(found) == {"x", "y"}:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from caldera.errors import CheckpointError
-from caldera.io import load_safetensors
+from caldera.io.safetensors_files import safetensors_arrays
 from caldera.nn.inspection import network, sample_input
 from caldera.nn.layer import Layer
 from caldera.nn.models.gpt import GPT
@@ -58,7 +58,7 @@ def load_huggingface(
     if not all(layer.built for layer in whole.walk() if layer is not whole):
         whole(sample_input(whole))
     where = f"load_huggingface({str(path)!r})"
-    given = {name: tensor.numpy() for name, tensor in load_safetensors(path).items()}
+    given = safetensors_arrays(path)
     gpt = next((layer for layer in whole.walk() if isinstance(layer, GPT)), None)
     if gpt is not None:
         _assign_gpt(gpt, given, where)

@@ -15,7 +15,7 @@ import numpy as np
 
 from caldera.arguments import refusal
 from caldera.errors import CheckpointError
-from caldera.io import load_safetensors
+from caldera.io.safetensors_files import safetensors_arrays
 from caldera.lazy import Variable
 from caldera.nn.attention import MultiHeadAttention
 from caldera.nn.basic import Dense
@@ -105,7 +105,7 @@ def load_torchvision(
     whole = network(layers)
     if not all(layer.built for layer in whole.walk() if layer is not whole):
         whole(sample_input(whole))
-    given = {name: tensor.numpy() for name, tensor in load_safetensors(path).items()}
+    given = safetensors_arrays(path)
     assign_by_torch_names(whole, given, tuple(skip), f"load_torchvision({str(path)!r})")
 
 

@@ -17,8 +17,9 @@ import numpy as np
 
 from caldera.errors import CalderaError, CheckpointError
 from caldera.file_cache import sync, write_file
-from caldera.io import load_safetensors, save_safetensors
+from caldera.io import save_safetensors
 from caldera.io.files import bytes_of
+from caldera.io.safetensors_files import safetensors_arrays
 from caldera.plain_data import decoded, encoded
 from caldera.tensor.convert import little_endian
 from caldera.tensor.dtype import canonical
@@ -92,7 +93,7 @@ def read_checkpoint(path: Path, step: int) -> Checkpoint:
         raise CheckpointError.build(
             where, expected=f"{wanted} bytes of tensors", got=f"a file of {there} bytes"
         )
-    tensors = {name: each.numpy() for name, each in load_safetensors(path / TENSORS).items()}
+    tensors = safetensors_arrays(path / TENSORS)
     problems = differences(content["tensors"], tensors)
     if problems:
         raise CheckpointError.build(

@@ -29,8 +29,9 @@ import numpy as np
 from caldera.data import Schema
 from caldera.errors import CheckpointError, ConfigError, DataError
 from caldera.file_cache import atomic_write
-from caldera.io import load_safetensors, load_safetensors_metadata, save_safetensors
+from caldera.io import load_safetensors_metadata, save_safetensors
 from caldera.io.files import Source, file_name_of, file_size, opened
+from caldera.io.safetensors_files import safetensors_arrays
 from caldera.nn.config import to_config
 from caldera.tensor.dtype import canonical
 from caldera.train.saving.checkpoint_file import described, differences, digest, nbytes
@@ -138,7 +139,7 @@ def load_weights(model: Model, path: Source) -> None:
         tensors = read_tensors(path, content)
         model.schema = read_schema(content, file_name_of(path)) or model.schema
     else:
-        tensors = {name: each.numpy() for name, each in load_safetensors(path).items()}
+        tensors = safetensors_arrays(path)
     assign_all(model_variables(model), tensors, file_name_of(path))
 
 
@@ -206,7 +207,7 @@ def read_schema(content: Mapping[str, Any], where: str) -> Schema | None:
 
 def read_tensors(path: Source, content: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The tensors of a file, compared with what `content` says about them."""
-    tensors = {name: each.numpy() for name, each in load_safetensors(path).items()}
+    tensors = safetensors_arrays(path)
     problems = differences(content["tensors"], tensors)
     if problems:
         raise CheckpointError.build(

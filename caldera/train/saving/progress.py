@@ -11,7 +11,8 @@ import json
 from typing import TYPE_CHECKING
 
 from caldera.errors import DataError
-from caldera.io import load_safetensors, load_safetensors_metadata, save_safetensors
+from caldera.io import load_safetensors_metadata, save_safetensors
+from caldera.io.safetensors_files import safetensors_arrays
 from caldera.optim import EpochRule, epoch_rules
 from caldera.train.saving.checkpoint_file import state_of, state_text
 from caldera.train.saving.snapshot import assign_all, by_name, model_variables
@@ -68,7 +69,7 @@ def restore_progress(model: Model, content: bytes) -> None:
             _WHERE, expected="what progress_bytes wrote", got=f"{type(problem).__name__}: {problem}"
         ) from None
     kept = by_name(optimizer.variables()) if optimizer.state else {}
-    tensors = {name: each.numpy() for name, each in load_safetensors(file).items()}
+    tensors = safetensors_arrays(file)
     assign_all(kept, tensors, _WHERE)
 
 
