@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -355,8 +356,14 @@ def _slower_on_more_threads(call: Call) -> NativeRunner:
     return NativeRunner([*bound.calls, waste])
 
 
+def _slower_than_a_busy_machine(call: Call) -> None:
+    """Four threads that share two cores with others may wait for some milliseconds."""
+    time.sleep(0.03)
+    compute(call)
+
+
 def test_an_op_gets_the_number_of_threads_it_is_fastest_with(kernels: FakeKernels) -> None:
-    kernels.add("slow", slowly)
+    kernels.add("slow", _slower_than_a_busy_machine)
     kernels.table.add(Kernel("matmul", "cpu", "native", _slower_on_more_threads, priority=1))
     with settings.override(threads=4):
         verdict = Choices(kernels.table).verdict(product_node(), "cpu")
