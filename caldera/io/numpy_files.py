@@ -186,7 +186,7 @@ def _read_array(file: IO[bytes], total: int, where: str) -> NDArray[Any]:
     array = read_array(file, shape, canonical(stored), where)
     if not stored.isnative:
         array.byteswap(inplace=True)
-    return np.ascontiguousarray(array.T) if column_major else array
+    return array.T.copy() if column_major else array
 
 
 def _checked_header(file: IO[bytes], total: int, where: str) -> tuple[Shape, bool, DType]:
