@@ -174,7 +174,7 @@ class Settings:
     - `threads`: workers of the one thread pool (`CALDERA_THREADS`, or the cores it may use, as far
       as affinity, a container's quota and `OMP_NUM_THREADS` allow).
     - `cache_dir`: where tuned choices and compiled kernels are kept (`CALDERA_CACHE`).
-    - `tune_budget_s`: seconds that measuring kernels may take at once; they are back after 50 s.
+    - `tune_budget_s`: seconds that measuring kernels may take at once; a tenth of the time comes back.
     - `deterministic`: never change a kernel choice during a run.
     - `workspace_limit`: bytes a kernel may use as scratch memory. Where a convolution needs more,
       it is given the batch in slices.

@@ -53,7 +53,7 @@ compression_cost._RUNS = 1
 # Workers of tests share the cores: a thread that waits for more work takes them from another.
 program._LINGER = 10
 # Nor is a tenth of their time for measuring kernels: they have what a process has at first.
-tuning_budget.BACK_AFTER_S = float("inf")
+tuning_budget.BACK_A_SECOND = 0.0
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,9 +1,9 @@
 """How long measuring kernels may take.
 
-A process may spend `settings.tune_budget_s` at once. What it has spent comes back, all of it
-within fifty seconds. Otherwise a large network would leave nothing for those that the same process
-trains after it: their kernels would be guessed, however long they are trained. So measuring takes
-a tenth of a long run at the most.
+A process may spend `settings.tune_budget_s` at once. What it has spent comes back, a tenth of a
+second in each second that it does something else. Otherwise a large network would leave nothing
+for those that the same process trains after it: their kernels would be guessed, however long they
+are trained. So measuring takes a tenth of a long run at the most.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from time import perf_counter
 
 from caldera.config import settings
 
-BACK_AFTER_S = 50.0
-"""Seconds after which a budget that was used up is whole again."""
+BACK_A_SECOND = 0.1
+"""Seconds that come back in each second."""
 
 
 class TuningBudget:
@@ -60,13 +60,13 @@ class TuningBudget:
         ...     pass
         """
         self._refill()
-        start = perf_counter()
         try:
             yield
         finally:
-            self._spent_s += perf_counter() - start
+            now = perf_counter()
+            self._spent_s, self._as_of = self._spent_s + now - self._as_of, now
 
     def _refill(self) -> None:
         now = perf_counter()
-        back = settings.tune_budget_s * (now - self._as_of) / BACK_AFTER_S
+        back = BACK_A_SECOND * (now - self._as_of)
         self._spent_s, self._as_of = max(self._spent_s - back, 0.0), now
