@@ -1,12 +1,15 @@
-"""Training steps in half of their memory, beside PyTorch's activation checkpointing.
+"""Training steps in half of their memory, beside PyTorch's checkpointing and off-loading.
 
     python benchmarks/memory_limit.py --networks resnet50:8 gpt:16 --markdown out.md
+    python benchmarks/memory_limit.py --device cuda --networks resnet50:256 gpt2:8
 
 Each network trains unlimited and with `settings.memory_limit` so that its arena is half as large,
-and in PyTorch as it is and with `torch.utils.checkpoint` around each block. All take turns in one
-process, and the best turn counts. What PyTorch takes is the growth of the peak resident set of a
-process of its own that makes the network and two steps; the same is said of Caldera, where
-measuring kernels is a part of it, beside the planned arena.
+and in PyTorch as it is, with `torch.utils.checkpoint` around each block, with what backward needs
+kept on the host (`save_on_cpu`, on a card), compiled, and compiled with half of the budget for
+activations. All take turns in one process, and the best turn counts. What each takes is the growth
+of the peak in a process of its own that makes the network and some steps: of the resident set,
+where measuring kernels is a part of it, or on a card of what the framework's allocator has given
+out in the later steps. On a card both have the batch there, and compute in bfloat16.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +35,40 @@ import numpy as np
 import caldera as cd
 from caldera import nn
 from caldera.config import settings
+from caldera.data import Loader, as_data
 from caldera.plan.memory_limit import room_for
-from caldera.train.tracking.measure_run import training_step
+from caldera.train.fit import make_steps
+from caldera.train.resident import resident
 
 THREADS = len(os.sched_getaffinity(0))
-Step = Callable[[], float]
-CONTESTANTS = ("caldera", "caldera half", "torch", "torch checkpoint")
-CLASSES, WORDS, CONTEXT, LAYERS, WIDTH, HEADS = 1000, 512, 128, 6, 192, 6
+Step = Callable[[], None]
+USUAL = ("caldera", "caldera half", "torch", "torch checkpoint")
+CONTESTANTS = (*USUAL, "torch offload", "torch compiled", "torch compiled half")
+CLASSES = 1000
 AMPLE = 1 << 42
+
+
+@dataclass(frozen=True)
+class Gpt:
+    """The sizes of a transformer."""
+
+    words: int
+    context: int
+    layers: int
+    width: int
+    heads: int
+
+
+GPTS = {"gpt": Gpt(512, 128, 6, 192, 6), "gpt2": Gpt(50304, 1024, 12, 768, 12)}
 
 
 def batch_of(name: str, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Made-up numbers of the right shapes."""
     draw = np.random.default_rng(0)
-    if name == "gpt":
-        return draw.integers(0, WORDS, (count, CONTEXT)), draw.integers(0, WORDS, (count, CONTEXT))
+    if name in GPTS:
+        sizes = GPTS[name]
+        x, y = (draw.integers(0, sizes.words, (count, sizes.context)) for _ in "xy")
+        return x, y
     images = draw.normal(size=(count, 3, 224, 224)).astype("float32")
     return images, draw.integers(0, CLASSES, count)
 
@@ -52,16 +76,27 @@ def batch_of(name: str, count: int) -> tuple[np.ndarray, np.ndarray]:
 # --- Caldera
 
 
-def caldera_step(name: str, count: int, part: float | None) -> tuple[Step, dict[str, Any]]:
+def caldera_step(
+    name: str, count: int, part: float | None, device: str
+) -> tuple[Step, dict[str, Any]]:
     """A training step, and what is known about its plan."""
-    if name == "gpt":
-        layers = nn.models.gpt(WORDS, CONTEXT, depth=LAYERS, width=WIDTH, heads=HEADS)
+    if name in GPTS:
+        of = GPTS[name]
+        layers = nn.models.gpt(
+            of.words, of.context, depth=of.layers, width=of.width, heads=of.heads
+        )
     else:
         layers = nn.models.resnet50()
-    optimizer = cd.optim.SGD(0.01, momentum=0.9)
-    model = cd.NeuralNetwork(layers, optimizer=optimizer, batch_size=count, seed=0)
-    data = batch_of(name, count)
-    plan, feeds = training_step(model, data, count)
+    model = cd.NeuralNetwork(
+        layers, optimizer=cd.optim.SGD(0.01, momentum=0.9), batch_size=count, seed=0,
+        device=device, precision="bfloat16" if device != "cpu" else None,
+    )  # fmt: skip
+    data = as_data(batch_of(name, count))
+    source = resident(model, data)
+    loader = Loader(data, count, shuffle=False)
+    steps = make_steps(model, data, source=source)
+    batch = next(iter(steps.batches(loader)))
+    plan = steps.training(batch)
     begin = time.perf_counter()
     if part is not None:
         with settings.override(memory_limit=AMPLE):
@@ -69,17 +104,19 @@ def caldera_step(name: str, count: int, part: float | None) -> tuple[Step, dict[
         assert room is not None
         limit = AMPLE - room.arena + int(part * plan.arena_bytes)
         with settings.override(memory_limit=limit):
-            plan, feeds = training_step(model, data, count)
-    steps = plan.schedule.steps
+            steps = make_steps(model, data, source=source)
+            plan = steps.training(batch)
+    made = plan.schedule.steps
     facts = {
         "arena": plan.arena_bytes, "planning_s": time.perf_counter() - begin,
-        "again": sum(step.is_again for step in steps), "steps": len(steps),
+        "again": sum(step.is_again for step in made), "steps": len(made),
+        "moved": sum(step.transfer is not None for step in made),
     }  # fmt: skip
-    loss = model.parameters()[0]
 
-    def step() -> float:
-        plan.run(feeds)
-        return float(loss.numpy().ravel()[0])
+    def step() -> None:
+        # Others of this process hold more than the limit, which the plan has kept to.
+        steps.train(batch)
+        model.device.stream.synchronize()
 
     return step, facts
 
@@ -87,31 +124,50 @@ def caldera_step(name: str, count: int, part: float | None) -> tuple[Step, dict[
 # --- PyTorch
 
 
-def torch_step(name: str, count: int, *, checkpointed: bool) -> tuple[Step, dict[str, Any]]:
-    """The same network and optimizer; blocks are checkpointed, or not."""
+def torch_step(name: str, count: int, way: str, device: str) -> tuple[Step, dict[str, Any]]:
+    """The same network and optimizer, in one of PyTorch's ways."""
     import torch
     from torch.utils.checkpoint import checkpoint
 
     torch.manual_seed(0)
     torch.set_num_threads(THREADS)
-    blocks, head, shape = torch_gpt() if name == "gpt" else torch_resnet50()
+    on_card = device != "cpu"
+    blocks, head, shape = torch_gpt(GPTS[name]) if name in GPTS else torch_resnet50()
+    for part in (*blocks, head):
+        part.to(device)
     parameters = [p for part in (*blocks, head) for p in part.parameters()]
-    optimizer = torch.optim.SGD(parameters, 0.01, momentum=0.9)
-    x, y = (torch.from_numpy(each) for each in batch_of(name, count))
-    if name != "gpt":
+    optimizer = torch.optim.SGD(parameters, 0.01, momentum=0.9, fused=on_card)
+    x, y = (torch.from_numpy(each).to(device) for each in batch_of(name, count))
+    if name not in GPTS:
         x = x.contiguous(memory_format=torch.channels_last)
 
-    def step() -> float:
-        optimizer.zero_grad(set_to_none=True)
-        h: Any = x
+    def loss_of(x: Any, y: Any) -> Any:
+        h = x
         for number, block in enumerate(blocks):
             # The input needs no gradient: its block is computed as it is.
-            h = checkpoint(block, h, use_reentrant=False) if checkpointed and number else block(h)
-        loss = torch.nn.functional.cross_entropy(head(h).reshape(-1, shape), y.reshape(-1))
+            again = "checkpoint" in way and number
+            h = checkpoint(block, h, use_reentrant=False) if again else block(h)
+        return torch.nn.functional.cross_entropy(head(h).reshape(-1, shape), y.reshape(-1))
+
+    if "compiled" in way:
+        import torch._functorch.config as partitioner
+
+        # Read when the first step is compiled, by what recomputes activations to save memory.
+        partitioner.activation_memory_budget = 0.5 if "half" in way else 1.0
+        torch._dynamo.reset()
+        loss_of = torch.compile(loss_of)
+    saved = torch.autograd.graph.save_on_cpu(pin_memory=True) if "offload" in way else nullcontext()
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device, torch.bfloat16, enabled=on_card), saved:
+            loss = loss_of(x, y)
         loss.backward()
         optimizer.step()
-        return float(loss.detach())
+        if on_card:
+            torch.cuda.synchronize()
 
+    step()
     return step, {}
 
 
@@ -150,16 +206,18 @@ def torch_resnet50() -> tuple[list[Any], Any, int]:
     return [b.to(memory_format=last) for b in blocks], head, CLASSES
 
 
-def torch_gpt() -> tuple[list[Any], Any, int]:
+def torch_gpt(sizes: Gpt) -> tuple[list[Any], Any, int]:
     """Pre-norm blocks with causal attention, the head, and the number of words."""
     import torch
     from torch import nn as tn
 
+    width = sizes.width
+
     class Embedding(tn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.words = tn.Embedding(WORDS, WIDTH)
-            self.places = tn.Parameter(torch.zeros(CONTEXT, WIDTH))
+            self.words = tn.Embedding(sizes.words, width)
+            self.places = tn.Parameter(torch.zeros(sizes.context, width))
 
         def forward(self, x: Any) -> Any:
             return self.words(x) + self.places
@@ -167,103 +225,132 @@ def torch_gpt() -> tuple[list[Any], Any, int]:
     class Block(tn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.second = tn.LayerNorm(WIDTH), tn.LayerNorm(WIDTH)
-            self.qkv, self.out = tn.Linear(WIDTH, 3 * WIDTH), tn.Linear(WIDTH, WIDTH)
-            hidden = (tn.Linear(WIDTH, 4 * WIDTH), tn.GELU(), tn.Linear(4 * WIDTH, WIDTH))
+            self.first, self.second = tn.LayerNorm(width), tn.LayerNorm(width)
+            self.qkv, self.out = tn.Linear(width, 3 * width), tn.Linear(width, width)
+            hidden = (tn.Linear(width, 4 * width), tn.GELU(), tn.Linear(4 * width, width))
             self.mlp = tn.Sequential(*hidden)
 
         def forward(self, x: Any) -> Any:
             n, t, _ = x.shape
-            parts = self.qkv(self.first(x)).view(n, t, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+            parts = self.qkv(self.first(x)).view(n, t, 3, sizes.heads, -1).permute(2, 0, 3, 1, 4)
             seen = tn.functional.scaled_dot_product_attention(*parts, is_causal=True)
-            x = x + self.out(seen.transpose(1, 2).reshape(n, t, WIDTH))
+            x = x + self.out(seen.transpose(1, 2).reshape(n, t, width))
             return x + self.mlp(self.second(x))
 
-    head = tn.Sequential(tn.LayerNorm(WIDTH), tn.Linear(WIDTH, WORDS))
-    return [Embedding(), *(Block() for _ in range(LAYERS))], head, WORDS
+    head = tn.Sequential(tn.LayerNorm(width), tn.Linear(width, sizes.words))
+    return [Embedding(), *(Block() for _ in range(sizes.layers))], head, sizes.words
 
 
 # --- measuring
 
 
-def make(contestant: str, name: str, count: int) -> tuple[Step, dict[str, Any]]:
+def make(contestant: str, name: str, count: int, device: str) -> tuple[Step, dict[str, Any]]:
     """A contestant's step on a network."""
     if contestant.startswith("torch"):
-        return torch_step(name, count, checkpointed="checkpoint" in contestant)
-    return caldera_step(name, count, 0.5 if "half" in contestant else None)
+        return torch_step(name, count, contestant, device)
+    return caldera_step(name, count, 0.5 if "half" in contestant else None, device)
 
 
-def peak_bytes() -> int:
+def resident_peak() -> int:
     """The most this process has had resident."""
     # Not getrusage, which begins with what the parent had.
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.split("VmHWM:")[1].split()[0])
 
 
-def memory_of(contestant: str, name: str, count: int) -> None:
-    """In a process of its own: print by how much a network and two steps raise the peak."""
+def memory_of(contestant: str, name: str, count: int, device: str) -> None:
+    """In a process of its own: print by how much a network and its steps raise the peak."""
     if contestant.startswith("torch"):
-        import torch  # noqa: F401 - a framework by itself is no part of it
-    before = peak_bytes()
-    step, _ = make(contestant, name, count)
+        import torch
+    before = resident_peak()
+    step, _ = make(contestant, name, count, device)
     step()
+    if device == "cpu":
+        step()
+        print(json.dumps(resident_peak() - before))
+        return
+    # Kernels have been measured by now, and steps captured.
     step()
-    print(json.dumps(peak_bytes() - before))
+    if contestant.startswith("torch"):
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        print(json.dumps(torch.cuda.max_memory_allocated()))
+    else:
+        pool = cd.device(device).pool
+        pool.reset_peak()
+        step()
+        print(json.dumps(pool.peak))
 
 
-def memory(contestant: str, network: str) -> int:
+def memory(contestant: str, network: str, device: str) -> int:
     """What a contestant takes, found by such a process."""
-    command = [sys.executable, __file__, "--memory", contestant, "--networks", network]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = [
+        sys.executable, __file__, "--memory", contestant, "--networks", network, "--device", device,
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{contestant} on {network}: {done.stderr}")
     return int(json.loads(done.stdout.splitlines()[-1]))
 
 
-def measure(network: str, turns: int) -> list[str]:
-    """All contestants on a network: rows of a table."""
+def measure(network: str, options: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
+    """All contestants on a network: rows of a table, and every time."""
     name, count = network.split(":")
-    made = {each: make(each, name, int(count)) for each in CONTESTANTS}
-    times: dict[str, list[float]] = {each: [] for each in CONTESTANTS}
-    for turn in range(turns + 1):
+    asked = options.contestants
+    made = {each: make(each, name, int(count), options.device) for each in asked}
+    times: dict[str, list[float]] = {each: [] for each in asked}
+    for turn in range(options.turns + 1):
         for contestant, (step, _) in made.items():
             begin = time.perf_counter()
-            step()
+            for _ in range(options.repeats):
+                step()
             if turn:
-                times[contestant].append(time.perf_counter() - begin)
-                print(f"{network} {contestant}: {times[contestant][-1]:.3f} s", flush=True)
-    rows = []
+                times[contestant].append((time.perf_counter() - begin) / options.repeats)
+    rows, samples = [], {}
     for contestant, (_, facts) in made.items():
         base = "torch" if "torch" in contestant else "caldera"
-        best, rss = min(times[contestant]), memory(contestant, network)
+        best, peak = min(times[contestant]), memory(contestant, network, options.device)
         arena = f"{facts['arena'] / 2**20:,.0f}" if facts else ""
-        again = f"{facts['again']} of {facts['steps']}" if facts else ""
+        again = f"{facts['again']}, {facts['moved']} of {facts['steps']}" if facts else ""
         plan = f"{facts['planning_s']:.1f}" if facts.get("again") else ""
         rows.append(
-            f"| {name}, batch {count} | {contestant} | {best * 1e3:,.0f} | "
-            f"{best / min(times[base]):.2f} | {arena} | {rss / 2**20:,.0f} | {again} | {plan} |"
+            f"| {name}, batch {count} | {contestant} | {best * 1e3:,.1f} | "
+            f"{best / min(times[base]):.2f} | {arena} | {peak / 2**20:,.0f} | {again} | {plan} |"
         )
+        samples[contestant] = {"seconds": times[contestant], "peak": peak, **facts}
         print(rows[-1], flush=True)
-    return rows
+    return rows, samples
 
 
 def main() -> None:
     """Measure, print, and write a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--networks", nargs="+", default=["resnet50:8", "gpt:16"])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=USUAL)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=1, help="steps of a turn")
     parser.add_argument("--markdown", type=Path)
-    parser.add_argument("--memory", choices=CONTESTANTS)
+    parser.add_argument("--json", type=Path, help="a file for every time")
+    parser.add_argument("--memory", choices=CONTESTANTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.memory:
         name, count = options.networks[0].split(":")
-        memory_of(options.memory, name, int(count))
+        memory_of(options.memory, name, int(count), options.device)
         return
+    kind = "growth of resident set" if options.device == "cpu" else "memory of the card"
     lines = [
-        "| network | | ms a step | to the same without a limit | arena, MiB | "
-        "growth of resident set, MiB | steps again | planning, s |",
+        f"| network | | ms a step | to the same without a limit | arena, MiB | {kind}, MiB "
+        "| computed again, moved | planning, s |",
         "|---|---|---|---|---|---|---|---|",
     ]
+    print("\n".join(lines), flush=True)
+    found = {}
     for network in options.networks:
-        lines += measure(network, options.turns)
+        rows, found[network] = measure(network, options)
+        lines += rows
+        if options.json:
+            options.json.write_text(json.dumps(found))
     if options.markdown:
         options.markdown.write_text("\n".join(lines) + "\n")
 
