@@ -163,11 +163,20 @@ def test_solve_with_pivots_of_nothing(alone: Device) -> None:
 def test_solve_where_rows_have_to_change_places(blocked: Device) -> None:
     n = 135
     draw = np.random.default_rng(0)
+    for dtype in TYPES:
+        for a in (np.eye(n)[::-1], np.roll(np.eye(n), 7, axis=0)):
+            _check_solve(blocked, a.astype(dtype), draw.normal(size=(n, 1)).astype(dtype))
+
+
+def test_solve_where_exchanged_rows_do_not_help(blocked: Device) -> None:
+    if not isinstance(blocked, EmulatedCard):
+        pytest.skip("how a real card rounds decides whether the library serves, which cannot")
+    n = 135
     wilkinson = np.eye(n) - np.tril(np.ones((n, n)), -1)
     wilkinson[:, -1] = 1
+    right = np.random.default_rng(0).normal(size=(n, 1))
     for dtype in TYPES:
-        for a in (np.eye(n)[::-1], np.roll(np.eye(n), 7, axis=0), wilkinson):
-            _check_solve(blocked, a.astype(dtype), draw.normal(size=(n, 1)).astype(dtype))
+        _check_solve(blocked, wilkinson.astype(dtype), right.astype(dtype))
 
 
 def test_what_cannot_be_factorised_is_an_error(blocked: Device) -> None:
