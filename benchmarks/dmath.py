@@ -7,8 +7,7 @@ Every rank computes with one thread. Each library gets the same matrix in the la
 what is timed is the operation alone, between two barriers, the slowest rank counts, and the best of
 several rounds in which all libraries take their turns. Every result is checked (residuals of
 factorisations, a few rows of a product). Libraries that are not installed are left out; Dask
-and SciPy compute on threads of rank 0, as many as there are ranks, while the others wait: started
-with `mpiexec --bind-to none`, they find all cores.
+and SciPy compute on threads of rank 0, as many as there are ranks, while the others sleep.
 
 `caldera` is the algorithm alone, `dmath` what a user calls, `A @ B` with its program and its
 kernels (see `dm.spmd`). Of both, the bytes that all ranks send are counted, and compared with the
@@ -22,12 +21,14 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import gc
 import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from threading import Event, Thread
 from time import perf_counter
 from typing import Any
 
@@ -35,7 +36,15 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from dmath_peers import PEERS, Case, Runner, installed, relative, residual
+from dmath_peers import (
+    PEERS,
+    Case,
+    Runner,
+    installed,
+    part_of_product_error,
+    relative,
+    residual,
+)  # fmt: skip
 
 from caldera import dmath as dm
 from caldera import op
@@ -119,12 +128,8 @@ def caldera_case(
 
 
 def _product_error(part: np.ndarray, layout: Layout, a: np.ndarray, comm: Communicator) -> float:
-    """Of some rows of every rank's part; nothing has to be brought together."""
-    rows, columns = (layout.axis_indices(comm.rank, axis) for axis in (0, 1))
-    some = slice(0, None, max(len(rows) // 4, 1))
-    wrong = np.array([relative(part[some], a[rows[some]] @ a[:, columns], len(a))])
-    comm.Allreduce(wrong, wrong, "max")
-    return float(wrong[0])
+    every = [layout.axis_indices(comm.rank, axis) for axis in (0, 1)]
+    return part_of_product_error(part, every[0], every[1], a, comm)
 
 
 def _whole(part: np.ndarray, layout: Layout, comm: Communicator) -> np.ndarray:
@@ -216,21 +221,29 @@ def bytes_sent(run: Runner, comm: Communicator) -> int:
 
 
 def peak_bytes(run: Runner, comm: Communicator) -> int:
-    """The most memory that a run takes on a rank beside what was there before it."""
-    before = _resident("VmRSS")
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return 0
+    """The most memory that a run takes on a rank beside what was there before it, as a thread sees
+    that looks each millisecond: not every kernel forgets its high-water mark when asked."""
+    gc.collect()
+    before = most = _resident()
+    done = Event()
+
+    def look() -> None:
+        nonlocal most
+        while not done.wait(0.001):
+            most = max(most, _resident())
+
+    watcher = Thread(target=look)
+    watcher.start()
     run()
-    most = np.array([_resident("VmHWM") - before])
-    comm.Allreduce(most, most, "max")
-    return int(most[0])
+    done.set()
+    watcher.join()
+    found = np.array([max(most, _resident()) - before])
+    comm.Allreduce(found, found, "max")
+    return int(found[0])
 
 
-def _resident(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(key)), 0)
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def least_bytes(n: int, ranks: int) -> float:
@@ -243,27 +256,32 @@ def least_bytes(n: int, ranks: int) -> float:
 
 
 def compare(
-    operation: str, n: int, rounds: int, seconds: float, peers: list[str], comm: Communicator
+    operation: str, n: int, chosen: argparse.Namespace, keep: Callable[[], None], comm: Communicator
 ) -> None:
     """All libraries in turns."""
     a = matrix(n, operation)
     cases = {"caldera": caldera_case(operation, a, comm), "dmath": dmath_case(operation, a, comm)}
-    for name in peers:
+    for name in filter(None, chosen.peers.split(",")):
         module, make = PEERS[name]
         made = make(operation, a, comm) if installed(module) else None
         if made is not None:
             cases[name] = made
-    # The first makes plans and communicators.
-    once = {name: timed(run, comm) for name, (run, _) in cases.items()}
-    turns = {name: max(1, min(rounds, int(seconds / taken))) for name, taken in once.items()}
-    times: dict[str, list[float]] = {name: [] for name in cases}
-    for turn in range(rounds):
+    turns: dict[str, int] = {}
+    times: dict[str, list[float]] = {}
+    for name, (run, _) in cases.items():
+        # The first makes plans and communicators: it counts where it leaves no time for another.
+        taken = timed(run, comm)
+        turns[name] = min(chosen.rounds, int(chosen.seconds / taken))
+        times[name] = [] if turns[name] else [taken]
+        note(operation, n, name, times[name])
+        keep()
+    for turn in range(chosen.rounds):
         for name, (run, _) in cases.items():
             if turn < turns[name]:
                 times[name].append(timed(run, comm))
+        keep()
     for name, (run, check) in cases.items():
         wrong = check()
-        note(operation, n, name, times[name])
         line = f"{operation:9} {n:6}  {name:10} {min(times[name]):9.4f}  {wrong:.1e}"
         if name in OWN:
             line += _own_columns(operation, n, run, comm)
@@ -281,7 +299,8 @@ def _own_columns(operation: str, n: int, run: Runner, comm: Communicator) -> str
     line = f"  {sent / 1e6:9.2f}"
     if operation == "product" and comm.size > 1:
         share = 3 * 8 * n * n / comm.size
-        memory = (peak_bytes(run, comm) + share * 2 / 3) / share
+        # What was there before it: both matrices and the product of the last run.
+        memory = (peak_bytes(run, comm) + share) / share
         line += f"  {sent / least_bytes(n, comm.size):5.2f}  {memory:5.2f}"
     if hasattr(run, "expected"):
         line += f"  expected {run.expected():.4f}"
@@ -382,11 +401,9 @@ def main() -> None:
             found = {**about, "links": asdict(links), "samples": SAMPLES}
             Path(chosen.samples).write_text(json.dumps(found, indent=1))
 
-    peers = list(filter(None, chosen.peers.split(",")))
     for operation in filter(None, chosen.operations.split(",")):
         for n in map(int, chosen.sizes.split(",")):
-            compare(operation, n, chosen.rounds, chosen.seconds, peers, comm)
-            keep()
+            compare(operation, n, chosen, keep, comm)
     if chosen.variants:
         variants(chosen.variants, chosen.rounds, comm)
     for n in map(int, filter(None, chosen.blocks.split(","))):

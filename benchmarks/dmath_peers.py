@@ -9,13 +9,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import numpy as np
 
 from caldera.comm import Communicator
 from caldera.sharding.algorithms import scalapack
-from caldera.sharding.algorithms.process_grid import grid_shapes, process_grid
+from caldera.sharding.algorithms.process_grid import ProcessGrid, grid_shapes, process_grid
 from caldera.sharding.algorithms.variant import cyclic_layout
 
 Runner = Callable[[], Any]
@@ -24,19 +25,32 @@ Case = tuple[Runner, Callable[[], float]]
 
 
 def residual(operation: str, a: np.ndarray, found: Sequence[np.ndarray]) -> float:
-    """How far a result is from right, relative to the matrix."""
-    if operation == "product":
-        rows = slice(0, None, max(len(a) // 8, 1))
-        return relative(found[0][rows], a[rows] @ a, len(a))
+    """How far some rows of a result are from right, relative to the matrix."""
     if operation == "fft":
         return relative(found[0], np.fft.fft2(a), len(a))
+    rows = slice(0, None, max(len(a) // 64, 1))
     if operation == "solve":
-        return float(np.linalg.norm(a @ found[0] - a) / np.linalg.norm(a))
-    if operation == "cholesky":
+        made = a[rows] @ found[0]
+    elif operation == "cholesky":
         lower = np.tril(found[0])
-        return float(np.linalg.norm(lower @ lower.T - a) / np.linalg.norm(a))
-    product = found[0] @ found[1] if operation == "qr" else (found[0] * found[1]) @ found[2]
-    return float(np.linalg.norm(product - a) / np.linalg.norm(a))
+        made = lower[rows] @ lower.T
+    elif operation == "qr":
+        made = found[0][rows] @ found[1]
+    elif operation == "svd":
+        made = (found[0][rows] * found[1]) @ found[2]
+    else:
+        return relative(found[0][rows], a[rows] @ a, len(a))
+    return float(np.linalg.norm(made - a[rows]) / np.linalg.norm(a[rows]))
+
+
+def part_of_product_error(
+    part: np.ndarray, rows: np.ndarray, columns: np.ndarray, a: np.ndarray, comm: Communicator
+) -> float:
+    """Of some rows of every rank's part of a product; nothing has to be brought together."""
+    some = slice(0, None, max(len(rows) // 4, 1))
+    wrong = np.array([relative(part[some], a[rows[some]] @ a[:, columns], len(a))])
+    comm.Allreduce(wrong, wrong, "max")
+    return float(wrong[0])
 
 
 def relative(found: np.ndarray, right: np.ndarray, n: int) -> float:
@@ -65,7 +79,14 @@ def heat_case(operation: str, a: np.ndarray, comm: Communicator) -> Case | None:
         made = functions[operation]()
         results[:] = list(made) if isinstance(made, tuple) else [made]
 
-    return run, lambda: residual(operation, a, [each.numpy() for each in results])
+    def check() -> float:
+        if operation == "product":
+            made = results[0]
+            every = [np.arange(len(a))[each] for each in made.comm.chunk(made.shape, made.split)[2]]
+            return part_of_product_error(made.larray.numpy(), every[0], every[1], a, comm)
+        return residual(operation, a, [each.numpy() for each in results])
+
+    return run, check
 
 
 def dtensor_case(operation: str, a: np.ndarray, comm: Communicator) -> Case | None:
@@ -98,7 +119,15 @@ def dtensor_case(operation: str, a: np.ndarray, comm: Communicator) -> Case | No
 
     def check() -> float:
         assert isinstance(results[0], DTensor)
-        return residual(operation, a, [results[0].full_tensor().numpy()])
+        part = results[0].to_local().numpy()
+        begins = [
+            min(at * -(-len(a) // count), len(a))
+            for at, count in zip(mesh.get_coordinate(), mesh.shape, strict=True)
+        ]
+        every = [
+            begin + np.arange(length) for begin, length in zip(begins, part.shape, strict=True)
+        ]
+        return part_of_product_error(part, every[0], every[1], a, comm)
 
     return run, check
 
@@ -125,36 +154,87 @@ def mpi4py_fft_case(operation: str, a: np.ndarray, comm: Communicator) -> Case |
 
 def scalapack_case(operation: str, a: np.ndarray, comm: Communicator) -> Case | None:
     """ScaLAPACK on the squarest grid, in blocks of 128 for products and 64 else."""
-    if scalapack.library_of(comm) is None or operation not in ("product", "cholesky", "qr"):
+    if scalapack.library_of(comm) is None or operation == "fft":
         return None
     n, block = len(a), 128 if operation == "product" else 64
     rows, columns = grid_shapes(comm.size)[0]
     grid = process_grid(comm, rows, columns)
     layout = cyclic_layout((n, n), block, (rows, columns))
     part = np.ascontiguousarray(layout.part_of(a, comm.rank))
+    functions: dict[str, Callable[[], Any]] = {
+        "product": lambda: (scalapack.multiply(part, part, (n, n, n), (block,) * 3, grid),),
+        "cholesky": lambda: (scalapack.cholesky(part, n, block, grid),),
+        "qr": lambda: scalapack.qr(part, n, block, grid),
+        "solve": lambda: (_scalapack_solve(part, n, block, grid),),
+        "svd": lambda: _scalapack_svd(part, n, block, grid),
+    }
     results: list[np.ndarray] = []
 
     def run() -> None:
         results.clear()
-        if operation == "product":
-            results.append(scalapack.multiply(part, part, (n, n, n), (block,) * 3, grid))
-        elif operation == "cholesky":
-            results.append(scalapack.cholesky(part, n, block, grid))
-        else:
-            results[:] = scalapack.qr(part, n, block, grid)
+        results[:] = functions[operation]()
 
     def check() -> float:
+        if operation == "product":
+            every = [layout.axis_indices(comm.rank, axis) for axis in (0, 1)]
+            return part_of_product_error(results[0], every[0], every[1], a, comm)
         wholes = []
         for each in results:
+            if each.ndim == 1:
+                wholes.append(each)
+                continue
             whole = np.zeros((n, n))
             layout.put(whole, comm.rank, each)
             comm.Allreduce(whole, whole)
             wholes.append(whole)
         if operation == "qr":
             wholes[1] = np.triu(wholes[1])
+        if operation == "solve":
+            # It was given the transpose of the matrix, on both sides.
+            return residual(operation, a.T, [wholes[0].T])
         return residual(operation, a, wholes)
 
     return run, check
+
+
+def _scalapack_solve(part: np.ndarray, n: int, block: int, grid: ProcessGrid) -> np.ndarray:
+    """The transpose of Aᵀ's inverse times Aᵀ: LU with partial pivoting, as many right sides."""
+    a, b = part.copy(), part.copy()
+    context, failed = scalapack.context_of(grid), ctypes.c_int()
+    describe = context.describe(a, (n, n), (block, block))
+    pivots = np.empty(n + block, np.int32)
+    one, size = ctypes.byref(ctypes.c_int(1)), ctypes.byref(ctypes.c_int(n))
+    at = [each.ctypes.data_as(ctypes.c_void_p) for each in (a, pivots, b)]
+    context.call(
+        "gesv", a.dtype, size, size, at[0], one, one, describe, at[1], at[2], one, one, describe,
+        ctypes.byref(failed),
+    )  # fmt: skip
+    assert not failed.value
+    return b
+
+
+def _scalapack_svd(
+    part: np.ndarray, n: int, block: int, grid: ProcessGrid
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Both factors and the singular values; of the transpose, so the factors change places."""
+    a, u, vt, s = part.copy(), np.empty_like(part), np.empty_like(part), np.empty(n)
+    context, failed = scalapack.context_of(grid), ctypes.c_int()
+    describe = context.describe(a, (n, n), (block, block))
+    one, size = ctypes.byref(ctypes.c_int(1)), ctypes.byref(ctypes.c_int(n))
+    work, length = np.empty(1), -1
+    for _ in range(2):
+        # Asked first how much room it needs.
+        at = [each.ctypes.data_as(ctypes.c_void_p) for each in (a, s, u, vt, work)]
+        context.call(
+            "gesvd", a.dtype, b"V", b"V", size, size, at[0], one, one, describe, at[1],
+            at[2], one, one, describe, at[3], one, one, describe,
+            at[4], ctypes.byref(ctypes.c_int(length)), ctypes.byref(failed),
+        )  # fmt: skip
+        if length < 0:
+            length = int(work[0])
+            work = np.empty(max(length, 1))
+    assert not failed.value
+    return vt, s, u
 
 
 def dask_case(operation: str, a: np.ndarray, comm: Communicator) -> Case | None:
@@ -178,8 +258,9 @@ def dask_case(operation: str, a: np.ndarray, comm: Communicator) -> Case | None:
 
     def run() -> None:
         results.clear()
-        if comm.rank == 0:
-            results[:] = da.compute(*functions[operation](), num_workers=comm.size)
+        with first_alone(comm) as first:
+            if first:
+                results[:] = da.compute(*functions[operation](), num_workers=comm.size)
 
     return run, lambda: residual(operation, a, results) if comm.rank == 0 else 0.0
 
@@ -202,11 +283,29 @@ def scipy_case(operation: str, a: np.ndarray, comm: Communicator) -> Case | None
 
     def run() -> None:
         results.clear()
-        if comm.rank == 0:
-            with blas_threads(threads):
+        with first_alone(comm) as first, blas_threads(threads if first else 1):
+            if first:
                 results[:] = functions[operation]()
 
     return run, lambda: residual(operation, a, results) if comm.rank == 0 else 0.0
+
+
+@contextmanager
+def first_alone(comm: Communicator) -> Iterator[bool]:
+    """The first rank on all cores, wherever it is bound; the others sleep until it is done, since
+    ranks that wait for a message keep their cores busy."""
+    path = Path(comm.bcast_object(tempfile.mktemp() if comm.rank == 0 else None))
+    bound = os.sched_getaffinity(0)
+    if comm.rank == 0:
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    try:
+        yield comm.rank == 0
+    finally:
+        if comm.rank == 0:
+            os.sched_setaffinity(0, bound)
+            path.touch()
+    while not path.exists():
+        sleep(0.001)
 
 
 @contextmanager
