@@ -38,7 +38,7 @@ def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     if request.param == "in parts":
         for name, value in (
             ("LONGEST_ROW", 4), ("SHORTEST_PART", 3), ("MOST_ROWS", 2), ("FEWEST_ROWS", 2),
-            ("BUSY_ROWS", 1),
+            ("BUSY_ROWS", 2), ("FEWEST_BUSY_ROWS", 1),
         ):  # fmt: skip
             monkeypatch.setattr(cuda_reduction, name, value)
 

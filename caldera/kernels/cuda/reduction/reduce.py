@@ -38,15 +38,16 @@ ENOUGH_BLOCKS = 1 << 10
 """Blocks that keep a card busy: with fewer, reduced axes are cut into parts."""
 LONGEST_ROW, SHORTEST_PART = 1 << 16, 1 << 14
 """Elements of a row that one block reduces, and the least that are worth a part."""
-MOST_ROWS, FEWEST_ROWS = 512, 128
-"""The same for rows that are taken together column by column."""
-BUSY_ROWS = 32
+MOST_ROWS, FEWEST_ROWS, ROW_BLOCKS = 512, 16, 512
+"""The same for rows that are taken together column by column, and blocks that are enough for them:
+what more of them leave to the second launch takes longer than what they save."""
+BUSY_ROWS, FEWEST_BUSY_ROWS = 128, 32
 """Those rows of a loop that has more to do with each element than to reduce it."""
 COLUMNS, MOST_LANES = 32, 16
 """Items side by side that a block takes, and the most elements of one of them."""
-NARROW, NARROW_ROWS, NARROW_BLOCKS = 2, 4096, 48
-"""Items side by side in blocks that have so many rows at most to themselves, and how many of these
-blocks are as good as more blocks and a second launch."""
+NARROW, NARROW_ROWS, NARROW_BLOCKS, NARROW_ELEMENTS = 2, 4096, 48, 1 << 18
+"""Items side by side in blocks that have so many rows at most to themselves, how many of these
+blocks are as good as more blocks and a second launch, and of how many elements at most."""
 
 
 def _parts(kept: int, reduced: int, lanes: int = 1, *, along: bool, busy: bool) -> int:
@@ -55,16 +56,20 @@ def _parts(kept: int, reduced: int, lanes: int = 1, *, along: bool, busy: bool) 
         if reduced <= LONGEST_ROW:
             return 1
         return min(-(-reduced // SHORTEST_PART), max(ENOUGH_BLOCKS // kept, 1))
-    most, fewest = (FEWEST_ROWS, BUSY_ROWS) if busy else (MOST_ROWS, FEWEST_ROWS)
+    most, fewest, blocks = (
+        (BUSY_ROWS, FEWEST_BUSY_ROWS, ENOUGH_BLOCKS) if busy
+        else (MOST_ROWS, FEWEST_ROWS, ROW_BLOCKS)
+    )  # fmt: skip
     if reduced <= most:
         return 1
     columns = -(-kept // (lanes * COLUMNS))
-    return min(-(-reduced // fewest), max(ENOUGH_BLOCKS // columns, 1))
+    return min(-(-reduced // fewest), max(blocks // columns, 1))
 
 
-def _is_narrow(kept: int, reduced: int) -> bool:
+def _is_narrow(kept: int, reduced: int, lanes: int) -> bool:
     """Whether blocks of few columns do without parts; `kept` counts items."""
-    return MOST_ROWS < reduced <= NARROW_ROWS and kept >= NARROW * NARROW_BLOCKS
+    is_small = kept * lanes * reduced <= NARROW_ELEMENTS
+    return is_small and MOST_ROWS < reduced <= NARROW_ROWS and kept >= NARROW * NARROW_BLOCKS
 
 
 def _total_bytes(op: str) -> int:
@@ -169,7 +174,7 @@ def _cut(loop: Loop, lanes: int) -> Cut:
     all_reduced = prod(loop.lengths[axis] for axis in loop.reduced)
     busy = _is_busy(loop)
     parts = _parts(all_kept, all_reduced, lanes, along=loop.along, busy=busy)
-    if not loop.along and not busy and _is_narrow(kept, reduced):
+    if not loop.along and not busy and _is_narrow(kept, reduced, lanes):
         parts = 1
     unroll = 1
     if is_light(loop.loop_body):
@@ -191,7 +196,7 @@ def _block(loop: Loop, cut: Cut) -> tuple[int, int]:
         width = min(sharing, MOST_THREADS)
         rows = _below(cut.kept // (2 * driver().multiprocessors))
         return width, max(min(rows, THREADS // width), 32 // width, 1)
-    if cut.parts == 1 and not _is_busy(loop) and _is_narrow(cut.kept, cut.chunk):
+    if cut.parts == 1 and not _is_busy(loop) and _is_narrow(cut.kept, cut.chunk, cut.lanes):
         return NARROW, MOST_THREADS // NARROW
     width = min(COLUMNS, next_power_of_two(cut.kept))
     most = THREADS if cut.kept * cut.parts >= PLENTY // 8 else MOST_THREADS
