@@ -308,7 +308,12 @@ class CostModel:
         return [best] + [
             kernel
             for kernel in kernels
-            if kernel is not best and expected_loss(*self._behind(node, kernel, best, rows)) > LOSS
+            if kernel is not best
+            and (
+                best.varies
+                or kernel.varies
+                or expected_loss(*self._behind(node, kernel, best, rows)) > LOSS
+            )
         ]
 
     def _leader(

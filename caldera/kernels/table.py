@@ -73,6 +73,8 @@ class Kernel:
     that share something must not run at the same time.
     `limit` has the bytes of workspace that it was given, where they are not those of the settings.
     `serial` is true for a call of a library that uses one thread, however many there are.
+    `varies` is true for what a library names first, or second, for each shape: that may be another
+    algorithm each time, so that what it took for one shape says nothing about others.
     """
 
     op: str
@@ -90,6 +92,7 @@ class Kernel:
     shares: frozenset[str] = frozenset()
     limit: int | None = None
     serial: bool = False
+    varies: bool = False
 
 
 @dataclass

@@ -75,5 +75,5 @@ from caldera.kernels.cuda.normalisation import (
 )
 from caldera.kernels.cuda.product import cublas, padded, tiled
 from caldera.kernels.cuda.recurrent import persistent as recurrent
-from caldera.kernels.cuda.reduction import cumsum, reduce
+from caldera.kernels.cuda.reduction import cumsum, ones, reduce
 from caldera.kernels.cuda.runtime import measure

@@ -170,6 +170,18 @@ def test_a_clear_case_is_not_measured_at_all(timed: list[list[str]]) -> None:
     assert choices.verdict(product_node(112), "cpu", measure=False).source == "predicted"
 
 
+def test_what_a_library_names_anew_for_each_shape_is_measured_for_each(
+    timed: list[list[str]],
+) -> None:
+    table = _table(FAST, NEAR)
+    (slow,) = _table(SLOW).kernels("matmul", "cpu")
+    table.add(replace(slow, varies=True))
+    choices = Choices(table)
+    for size in SIZES:
+        assert choices.verdict(product_node(size), "cpu").source == "measured"
+    assert all(SLOW in names for names in timed)
+
+
 def test_a_call_on_one_thread_must_win_a_race(timed: list[list[str]]) -> None:
     """However clear a case seems: more threads gain more where there is more to do."""
     table = _table(SLOW)

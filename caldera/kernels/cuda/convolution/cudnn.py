@@ -252,5 +252,6 @@ for _rank in range(RANKS):
             Kernel(
                 _op, "cuda", _name + (f" {_rank + 1}" if _rank else ""), partial(_bind, _rank),
                 partial(_supports, _rank), partial(_workspace, _rank), priority=10 - _rank,
+                varies=True,
             )
         )  # fmt: skip

@@ -221,7 +221,7 @@ for _rank in range(RANKS):
     for _op in ("matmul", "matmul_epilogue", "matmul_accumulate"):
         _kernel = Kernel(
             _op, "cuda", _name, partial(_bind, _rank), partial(_supports, _rank), _workspace,
-            priority=10 - _rank,
+            priority=10 - _rank, varies=True,
         )  # fmt: skip
         if _op == "matmul_accumulate":
             _kernel = replace(_kernel, in_place=tiled.accumulates_in_place)

@@ -234,7 +234,8 @@ def of_nothing(node: Node, result: np.ndarray) -> list[Launch]:
     return loop_calls(loop_body, result.shape, [], [result])
 
 
-def _bind(call: Call) -> Runner:
+def bind(call: Call) -> Runner:
+    """What runs a reduction as a loop."""
     node, (x,), (out,) = call.node, call.inputs, call.outputs
     if not out.size:
         return CudaRunner([])
@@ -251,9 +252,10 @@ def _axes(node: Node) -> tuple[int, ...]:
     return (axis,) if isinstance(axis, int) else axis
 
 
-def _workspace(node: Node) -> int:
+def workspace(node: Node) -> int:
+    """Bytes that the loop of a reduction needs."""
     return workspace_of(node.inputs[0].shape, _axes(node), [node.op.name])
 
 
 for _name in (*sorted(REDUCTIONS), "argmax", "argmin"):
-    TABLE.add(Kernel(_name, "cuda", "loop", _bind, workspace=_workspace))
+    TABLE.add(Kernel(_name, "cuda", "loop", bind, workspace=workspace))

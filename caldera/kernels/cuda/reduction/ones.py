@@ -1,0 +1,127 @@
+"""Sums of columns as products with a row of ones.
+
+For these cuBLASLt has kernels that need one launch where a loop in parts needs two, and read a
+matrix as fast as its memory gives it. They add up in float32, so that sums are not long.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from caldera.config import settings
+from caldera.graph.node import Node, Spec
+from caldera.graph.opdef import detached
+from caldera.kernels.common.scratch import workspace_limit
+from caldera.kernels.cuda.product import cublas
+from caldera.kernels.cuda.product.problem import Multiplication, described
+from caldera.kernels.cuda.reduction import reduce
+from caldera.kernels.cuda.runtime import libraries
+from caldera.kernels.cuda.runtime.launch import CudaRunner
+from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.memory import device
+from caldera.memory.gpus import card_count
+from caldera.tensor.dtype import DType, bfloat16, float16, float32
+from caldera.tensor.shape import size
+
+MOST_TERMS = 4096
+"""Of sums in float32 that are taken one after the other: beyond, digits are lost."""
+FEWEST_ELEMENTS = 1 << 16
+"""Below them every way is the time of a launch."""
+
+
+class _Ones:
+    """A row of ones on the card, which lives as long as somebody multiplies with it."""
+
+    def __init__(self, terms: int, dtype: DType) -> None:
+        # What plays a card has the host's memory.
+        place = device(f"cuda:{libraries.current_card()}" if card_count() else "cpu")
+        self._block = place.allocate(terms * dtype.itemsize, owner="ones")
+        place.copy_in(self._block, 0, np.ones(terms, dtype).view(np.uint8), place.stream)
+        place.stream.synchronize()
+        self.array: Array = place.array(self._block, 0, (1, terms), dtype)
+
+
+_known: WeakValueDictionary[tuple[int, int, str], _Ones] = WeakValueDictionary()
+
+
+def _ones(terms: int, dtype: DType) -> _Ones:
+    """Such a row; products of one length share it."""
+    key = libraries.current_card(), terms, dtype.name
+    found = _known.get(key)
+    if found is None:
+        found = _known[key] = _Ones(terms, dtype)
+    return found
+
+
+class _ProductRunner(CudaRunner):
+    """A product, and the ones that it reads."""
+
+    def __init__(self, ones: _Ones, product: Multiplication, call: Call) -> None:
+        calls = cublas.bind_product(product, call.workspace)
+        super().__init__([reduce.bind(call)] if calls is None else calls)
+        self._ones = ones
+
+
+def _sides(node: Node) -> tuple[int, int] | None:
+    """Terms and results, where the terms of each result lie at the beginning of the shape."""
+    spec, axes = node.inputs[0].outputs[0], tuple(sorted(node.attrs["axis"]))
+    if spec.order is not None or not axes or axes != tuple(range(len(axes))):
+        return None
+    terms = size(spec.shape[: len(axes)])
+    return terms, size(spec.shape[len(axes) :])
+
+
+def _bind(call: Call) -> Runner:
+    (x,), (out,) = call.inputs, call.outputs
+    sides = _sides(call.node)
+    assert sides is not None
+    if not (x.flags.c_contiguous and out.flags.c_contiguous):
+        return reduce.bind(call)
+    ones = _ones(sides[0], x.dtype)
+    product = Multiplication(ones.array, x.reshape(sides), out.reshape(1, sides[1]))
+    return _ProductRunner(ones, product, call)
+
+
+@lru_cache(maxsize=4096)
+def _found(node: Node, accuracy: str, limit: int) -> tuple[int, int]:
+    """The library's workspace for a sum under these settings, and how many algorithms it has."""
+    sides = _sides(node)
+    if sides is None or node.dtype not in (float16, bfloat16, float32):
+        return 0, 0
+    terms, results = sides
+    is_exact = terms <= MOST_TERMS or accuracy == "fast"
+    if not is_exact or terms < 2 or terms * results < FEWEST_ELEMENTS:
+        return 0, 0
+    row, x, out = (
+        described(Spec(shape, node.dtype)) for shape in ((1, terms), sides, (1, results))
+    )
+    return cublas.workspace(Multiplication(row, x, out))
+
+
+def _supports(node: Node) -> bool:
+    if libraries.cublas_lt() is None or not libraries.may_measure():
+        return False
+    return _found(detached(node), settings.accuracy, workspace_limit())[1] > 0
+
+
+def _workspace(node: Node) -> int:
+    # Arrays that lie otherwise are reduced by a loop.
+    own = _found(detached(node), settings.accuracy, workspace_limit())[0]
+    return max(own, reduce.workspace(node))
+
+
+TABLE.add(
+    Kernel(
+        "sum",
+        "cuda",
+        "product with ones",
+        _bind,
+        _supports,
+        _workspace,
+        priority=-1,
+        varies=True,
+    )
+)

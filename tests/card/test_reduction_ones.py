@@ -1,0 +1,94 @@
+"""Sums of columns as products with ones, by the card's library or by what plays it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from caldera.config import settings
+from caldera.graph.node import Node, Spec
+from caldera.graph.opdef import OPS, parameter
+from caldera.kernels.cuda.reduction import ones
+from caldera.kernels.cuda.runtime import cublaslt, libraries
+from caldera.kernels.reference import evaluate
+from caldera.kernels.table import TABLE, Kernel
+from caldera.memory import Device
+from caldera.memory.gpus import card_count
+from caldera.tensor.dtype import BY_NAME
+from tests.card.candidates import run_kernel, stand_ins
+from tests.card.fake_cublaslt import FakeCublasLt
+from tests.unit.kernels.checking import LAYOUTS, compare
+
+NAME = "product with ones"
+
+
+@pytest.fixture(autouse=True)
+def _library(card: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if not card_count():
+        fake = FakeCublasLt()
+        monkeypatch.setattr(libraries, "cublas_lt", lambda: fake)
+        monkeypatch.setattr(libraries, "may_measure", lambda: True)
+    monkeypatch.setattr(ones, "FEWEST_ELEMENTS", 8)
+    caches = (cublaslt.handle, cublaslt.algorithms, ones._found)
+    for known in caches:
+        known.cache_clear()
+    yield
+    for known in caches:
+        known.cache_clear()
+
+
+def _kernel(node: Node) -> Kernel | None:
+    return {each.name: each for each in TABLE.candidates(node, "cuda")}.get(NAME)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((5, 8), (0,)), ((64, 24), (0,)), ((3, 4, 16), (0, 1)), ((70, 3, 8), (0,)),
+                        ((40,), (0,)), ((12, 16), (0, 1))],
+)  # fmt: skip
+def test_sums_of_columns(
+    card: Device, shape: tuple[int, ...], axis: tuple[int, ...], dtype: str
+) -> None:
+    x = np.random.default_rng(0).normal(size=shape).astype(BY_NAME[dtype])
+    for keepdims in (False, True):
+        node = OPS["sum"](*stand_ins(x), axis=axis, keepdims=keepdims)
+        kernel = _kernel(node)
+        assert kernel is not None
+        for layout in LAYOUTS.values():
+            given = (layout(x),)
+            (found,) = run_kernel(card, kernel, node, given)
+            (right,) = evaluate(node, given)
+            compare(found, right)
+
+
+def _offered(shape: tuple[int, ...], axis: tuple[int, ...], dtype: str = "float32") -> bool:
+    node = OPS["sum"](parameter(0, Spec(shape, BY_NAME[dtype])), axis=axis, keepdims=False)
+    return _kernel(node) is not None
+
+
+def test_only_short_sums_of_columns_of_floats() -> None:
+    assert _offered((4096, 64), (0,))
+    assert not _offered((4097, 64), (0,))
+    with settings.override(accuracy="fast"):
+        assert _offered((4097, 64), (0,))
+    assert not _offered((64, 64), (1,))
+    assert not _offered((4, 64, 64), (1,))
+    assert not _offered((64, 64), (0,), "float64")
+    assert not _offered((64, 64), (0,), "int32")
+    assert not _offered((0, 64), (0,))
+
+
+def test_ones_live_as_long_as_somebody_needs_them(card: Device) -> None:
+    x = np.ones((16, 8), "float32")
+    node = OPS["sum"](*stand_ins(x), axis=(0,), keepdims=False)
+    kernel = _kernel(node)
+    assert kernel is not None
+    first, second = ones._ones(16, BY_NAME["float32"]), ones._ones(16, BY_NAME["float32"])
+    assert first is second
+    run_kernel(card, kernel, node, (x,))
+    del first, second
+    gc.collect()
+    assert not ones._known
