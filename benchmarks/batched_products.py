@@ -1,11 +1,13 @@
 """Many products of one size: batched in one call, one after the other, NumPy's and PyTorch's.
 
     python benchmarks/batched_products.py --sizes 2,4,8,16,32,64,128,256,512,1024,2048,3500
+    python benchmarks/batched_products.py --device cuda --flops 4e9 --most 4096
 
 Square matrices in float32, as many as make some work (`--flops`), at least one and at most 2,000.
 Caldera's kernels are measured one by one as candidates for the batched product, and the one that
 is chosen is named. All take turns, and the best turn counts; GFLOP/s. PyTorch (`torch.bmm`) is left
-out where it is not installed.
+out where it is not installed. On a card all are captured calls by the card's clock; one by one is
+what a product alone takes, as often as there are products.
 """
 
 from __future__ import annotations
@@ -17,18 +19,22 @@ from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 
 import numpy as np
+from captured_torch import seconds_of_a_call
 
+import caldera as cd
 from caldera.bench.turns import best_in_turns
 from caldera.config import settings
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import parameter
 from caldera.graph.ops.product import matmul
-from caldera.kernels.choose import choices
+from caldera.kernels.choose import TIMERS, choices
 from caldera.kernels.common.blas_threads import single_threaded_blas
-from caldera.kernels.table import Call
+from caldera.kernels.table import TABLE, Call
 from caldera.tensor.dtype import float32
 
 ROUNDS, ROUND_S, MOST_S = 12, 5e-3, 4.0
+CARD_S = 0.3
+"""For the kernels of a product on a card."""
 Run = Callable[[], object]
 
 
@@ -84,23 +90,48 @@ def threads_of(name: str) -> AbstractContextManager[None]:
     return single_threaded_blas if name in ("batched", "one by one") else nullcontext()
 
 
+def on_host(count: int, size: int) -> tuple[str, dict[str, float]]:
+    """Which kernels are chosen, and the seconds of each way."""
+    chosen, ways = contestants(count, size)
+    return chosen, best_in_turns(ways, ROUNDS, ROUND_S, most=MOST_S, within=threads_of)
+
+
+def on_card(count: int, size: int) -> tuple[str, dict[str, float]]:
+    """The same on a card."""
+    best = {}
+    for products in (count, 1):
+        node = product(products, size)
+        found = TIMERS["cuda"](node, TABLE.candidates(node, "cuda"), CARD_S, thorough=True).times
+        best[products] = min(found.items(), key=lambda each: each[1])
+    times = {"batched": best[count][1], "one by one": count * best[1][1]}
+    if find_spec("torch"):
+        import torch
+
+        a, b = (torch.randn(count, size, size, device="cuda") for _ in range(2))
+        times["torch.bmm"] = seconds_of_a_call(lambda: torch.bmm(a, b))
+    return f"{best[count][0]}; {best[1][0]}", times
+
+
 def main() -> None:
     """Read the command line, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--sizes", default="2,4,8,16,32,64,128,256,512,1024,2048,3500")
     parser.add_argument("--flops", type=float, default=2e7)
+    parser.add_argument("--most", type=int, default=2_000, help="products of a size")
     options = parser.parse_args()
+    TABLE.load(cd.device(options.device).kernels)
+    measured = on_host if options.device == "cpu" else on_card
     with (
         tempfile.TemporaryDirectory() as folder,
         settings.override(cache_dir=folder, tune_budget_s=1e6),
     ):
         names: list[str] = []
         for size in map(int, options.sizes.split(",")):
-            count = int(min(2_000, max(1, options.flops // (2 * size**3))))
-            chosen, ways = contestants(count, size)
-            times = best_in_turns(ways, ROUNDS, ROUND_S, most=MOST_S, within=threads_of)
+            count = int(min(options.most, max(1, options.flops // (2 * size**3))))
+            chosen, times = measured(count, size)
             if not names:
-                names = list(ways)
+                names = list(times)
                 print(f"| size | products | {' | '.join(names)} | chosen: batched; single |")
                 print("|---" * (len(names) + 3) + "|")
             speeds = [f"{2e-9 * count * size**3 / times[name]:.2f}" for name in names]
