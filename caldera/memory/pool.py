@@ -1,8 +1,9 @@
 """Memory in size classes: freed blocks are kept and handed out again.
 
 A request is rounded up to the next of 512, 640, 768, 896, 1024, 1280, ... bytes (four steps to
-each power of two), so a block is less than 25% larger than what was asked, small ones aside; of
-those above 32 MiB, which are few and alike, less than 4% (32 steps).
+each power of two), so a block is less than 25% larger than what was asked, small ones aside. The
+larger, the fewer and the more alike they are, and the more is wasted on each: above 1 MiB there are
+8 steps, above 32 MiB 32 and above 512 MiB, where arenas are, 512.
 
 Who may have a block is decided by Python's reference counts alone. A `Block` goes back to its pool
 when the last reference to it is gone, and every array over it (`host_view`) holds such a
@@ -30,8 +31,9 @@ from caldera.errors import OutOfMemoryError, ShapeError
 
 ALIGNMENT = 128
 SMALLEST = 512
-LARGE = 32 << 20
-"""Bytes from which on a request is rounded up in finer steps."""
+STEPS = ((512 << 20, 512), (32 << 20, 32), (1 << 20, 8), (0, 4))
+"""Requests of more bytes than this are rounded up in so many steps to each power of two."""
+SMALL = STEPS[-2][0]
 OWNERS_SHOWN = 5
 UNNAMED = "unnamed"
 
@@ -128,7 +130,7 @@ def size_class(nbytes: int) -> int:
         if nbytes < 0:
             raise ShapeError.build("allocate", expected="0 bytes or more", got=str(nbytes))
         return SMALLEST
-    return rounded_up(nbytes, steps=4 if nbytes <= LARGE else 32)
+    return rounded_up(nbytes, next(steps for above, steps in STEPS if nbytes > above))
 
 
 def rounded_up(number: int, steps: int = 4) -> int:
@@ -186,7 +188,7 @@ class Pool:
         >>> Pool("example").allocate(100, owner="bias")
         Block(100 bytes of example, owner='bias')
         """
-        if SMALLEST < nbytes <= LARGE:
+        if SMALLEST < nbytes <= SMALL:
             # `size_class`, without the cost of a call.
             last = nbytes - 1
             shift = last.bit_length() - 3

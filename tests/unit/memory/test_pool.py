@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from caldera.config import settings
 from caldera.errors import OutOfMemoryError, ShapeError
-from caldera.memory.pool import Block, Pool, host_view, size_class, take_host_memory
+from caldera.memory.pool import ALIGNMENT, Block, Pool, host_view, size_class, take_host_memory
 
 FLOAT = np.dtype(np.float32)
 
@@ -45,8 +45,22 @@ def test_size_classes_are_ordered(first: int, second: int) -> None:
     assert size_class(min(first, second)) <= size_class(max(first, second))
 
 
-def test_four_classes_to_each_power_of_two() -> None:
-    assert len({size_class(nbytes) for nbytes in range(1025, 2049)}) == 4
+@pytest.mark.parametrize(
+    ("above", "steps"), [(1 << 10, 4), (1 << 20, 8), (16 << 20, 8), (32 << 20, 32), (1 << 30, 512)]
+)
+def test_classes_to_each_power_of_two(above: int, steps: int) -> None:
+    asked = range(above + 1, 2 * above + 1, above // 1024)
+    assert len({size_class(nbytes) for nbytes in asked}) == steps
+
+
+@given(st.integers(1, 2**31))
+@example((1 << 20) - 1)
+@example(1 << 20)
+@example((1 << 20) + 1)
+def test_a_block_takes_what_its_class_says(nbytes: int) -> None:
+    pool = Pool("test", take=lambda size: (ALIGNMENT, size))
+    block = pool.allocate(nbytes)
+    assert (pool.in_use, block.nbytes) == (size_class(nbytes), nbytes)
 
 
 def test_negative_size_is_refused(pool: Pool) -> None:
