@@ -64,7 +64,7 @@ class Array(Expr):
         if known is not None and isinstance(known.value, Handle):
             layout: Layout = known.value.layout
             return layout
-        return self.explain().layout
+        return self._explained(again=False).layout
 
     def to(
         self,
@@ -102,7 +102,10 @@ class Array(Expr):
         ...     (a + a.to(layout=dm.Columns())).explain().nbytes
         16384
         """
-        return explained(_with_leaves([self.node], but=self.node)[0], current())
+        return self._explained(again=True)
+
+    def _explained(self, *, again: bool) -> Explanation:
+        return explained(_with_leaves([self.node], but=self.node)[0], current(), again=again)
 
     def draw(self, path: str | PathLike[str] | None = None) -> Picture:
         """A picture of its layout, which a notebook shows; with a path it is also a file.

@@ -52,14 +52,17 @@ class Explanation:
     __repr__ = __str__
 
 
-def explained(node: Node, session: Session) -> Explanation:
-    """What computing a node of whole values in a session means."""
+def explained(node: Node, session: Session, *, again: bool = False) -> Explanation:
+    """What computing a node of whole values in a session means; with `again` by what ranks know by
+    now of the time that it takes, if the script can ask them."""
     leaves = {}
     for each in topological([node]):
         symbol = each.attrs.get("symbol")
         if symbol is not None and isinstance(symbol.value, Handle):
             leaves[symbol] = symbol.value.layout
-    links = session.links([symbol.spec for symbol in leaves])
+    # Where all ranks run the script, one of them may ask alone.
+    again = again and session.one_script
+    links = session.links([symbol.spec for symbol in leaves], again=again)
     found = distribute([node], leaves, ranks=session.ranks, rank=0, links=links)
     return Explanation(found.moves, found.choices, found.layouts[0])
 

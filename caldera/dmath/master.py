@@ -75,6 +75,8 @@ _KINDS |= {
 class Master(Session):
     """A session whose ranks are workers of a team."""
 
+    one_script = True
+
     def __init__(self, team: Team) -> None:
         super().__init__()
         self._team = team

@@ -1,15 +1,18 @@
-"""What messages and products take here, measured once and remembered on this machine.
+"""What messages and products take here, measured now and then and remembered on this machine.
 
 Ranks measure together, and the slowest of them counts. Rank 0 keeps what was found beside what
 `comm` has measured of its algorithms, and says what all of them use, so they never disagree.
+
+Others who compute here make all of it slower for a while: so it is measured again after a pause,
+the longer the more is known, and the best of what is remembered counts.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, astuple, fields, replace
 from functools import partial
 
 import numpy as np
@@ -28,8 +31,13 @@ from caldera.sharding.transfer import redistributed
 from caldera.sharding.volume import Links, volume
 
 SWEEPS, ROUNDS = 3, 2
-"""How often everything is measured, and how often each thing in a row: who else computes here, does
-so for a while."""
+"""How often everything is measured at first, and how often each thing in a row."""
+PAUSE_S, LONGEST_PAUSE_S = 1.0, 3600.0
+"""Until it is measured once more; each pause is twice the one before."""
+REMEMBERED = 16
+"""Sweeps whose best counts: a machine that is slower for good is believed in the end."""
+CLEARLY = 1.1
+"""How many times as good something has to be for ways to be chosen anew."""
 LONG_BYTES = 4 << 20
 """What each rank has of a matrix that is moved: more than its caches keep for it."""
 PRODUCT = 768
@@ -40,6 +48,7 @@ SIGNALS = 512
 """As many transforms of that length, along both axes of a matrix."""
 _SECONDS = ("latency", "cholesky_panel", "qr_panel", "solve_panel")
 """What is the better the less it is; the others are speeds."""
+_NAMES = [field.name for field in fields(Links)]
 _LINKS = FileCache("links")
 
 
@@ -56,15 +65,48 @@ def measured_links(comm: Communicator) -> Links:
     if comm.size == 1 or comm.name == "threads" or settings.deterministic:
         return Links()
     key = machine_key(comm) if comm.rank == 0 else None
-    known = comm.bcast_object(None if key is None else _read(key))
-    if known is None:
+    known = [] if key is None else _read(key)
+    due = sweeps_due([sweep["at"] for sweep in known], time.time())
+    known, due = comm.bcast_object((known, due))
+    if due:
         with comm.traffic.apart("tuning"):
-            found = measure(comm)
-        known = asdict(found)
+            new = [{"at": time.time(), **asdict(_sweep(comm))} for _ in range(due)]
+        known = [*known, *new][-REMEMBERED:]
         if key is not None:
             with suppress(OSError):
                 _LINKS.write_json(key, known)
-    return Links(**known)
+    return best_of(known)
+
+
+def sweeps_due(times: Sequence[float], now: float) -> int:
+    """How often everything is to be measured now, if that was done at these times.
+
+    >>> sweeps_due([], 100.0), sweeps_due([100, 100, 100], 100.5), sweeps_due([100, 100, 100], 102)
+    (3, 0, 1)
+    """
+    if not times:
+        return SWEEPS
+    pause = min(PAUSE_S * 2 ** max(len(times) - SWEEPS, 0), LONGEST_PAUSE_S)
+    # A clock may have been set back.
+    return int(not 0 <= now - times[-1] < pause)
+
+
+def best_of(sweeps: Sequence[dict[str, float]]) -> Links:
+    """The best of each field of `Links`."""
+    return Links(**{
+        name: (min if name in _SECONDS else max)(sweep[name] for sweep in sweeps)
+        for name in _NAMES
+    })  # fmt: skip
+
+
+def is_clearly_other(links: Links, before: Links) -> bool:
+    """Whether anything differs by more than what two measurements do.
+
+    >>> is_clearly_other(Links(flops=31e9), Links(flops=30e9))
+    False
+    """
+    pairs = zip(astuple(links), astuple(before), strict=True)
+    return any(max(pair) > CLEARLY * min(pair) for pair in pairs)
 
 
 def measure(comm: Communicator) -> Links:
@@ -75,11 +117,7 @@ def measure(comm: Communicator) -> Links:
     >>> first == second, first.bandwidth > 0
     (True, True)
     """
-    sweeps = [asdict(_sweep(comm)) for _ in range(SWEEPS)]
-    return Links(**{
-        name: (min if name in _SECONDS else max)(each[name] for each in sweeps)
-        for name in sweeps[0]
-    })  # fmt: skip
+    return best_of([asdict(_sweep(comm)) for _ in range(SWEEPS)])
 
 
 def _sweep(comm: Communicator) -> Links:
@@ -143,23 +181,26 @@ def _moving(comm: Communicator, n: int) -> tuple[float, int, int]:
 
 
 def _seconds(comm: Communicator, work: Callable[[], object]) -> float:
-    """The best of some rounds after a first one, on the slowest rank: others who compute here make
-    it longer now and then, and never shorter."""
+    """The best of some rounds after a first one, each as long as its slowest rank took: a rank that
+    came late to one has found what others had sent it before."""
     times = []
     for _ in range(ROUNDS + 1):
         comm.Barrier()
         began = time.perf_counter()
         work()
         times.append(time.perf_counter() - began)
-    return float(max(comm.gather_objects(min(times[1:]))))
+    rounds = zip(*comm.gather_objects(times[1:]), strict=True)
+    return float(min(max(each) for each in rounds))
 
 
-def _read(key: str) -> dict[str, float] | None:
-    """What was measured before; whatever cannot be read counts as not there."""
-    found = _LINKS.read_json(key)
-    names = [field.name for field in fields(Links)]
+def _read(key: str) -> list[dict[str, float]]:
+    """What was measured before, and when; whatever cannot be read counts as not there."""
     try:
-        known = {name: float(found[name]) for name in names}
+        found = [
+            {name: float(sweep[name]) for name in ("at", *_NAMES)}
+            for sweep in _LINKS.read_json(key)
+        ]
     except (KeyError, TypeError, ValueError):
-        return None
-    return known if all(0 < value < float("inf") for value in known.values()) else None
+        return []
+    is_right = all(0 < value < float("inf") for sweep in found for value in sweep.values())
+    return found if is_right else []

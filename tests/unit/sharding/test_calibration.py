@@ -1,32 +1,46 @@
-"""What messages and products take: measured once, and the same for all ranks."""
+"""What messages and products take: measured now and then, and the same for all ranks."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from caldera import dmath as dm
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.config import settings
+from caldera.dmath import services
 from caldera.sharding import calibration
-from caldera.sharding.calibration import measured_links
+from caldera.sharding.calibration import measured_links, sweeps_due
 from caldera.sharding.volume import Links
 
-KNOWN = Links(1e-6, 2e9, 3e9, 4e9, 5e9)
+QUIET = Links(1e-6, 2e9, 3e9, 4e9, 5e9)
+BUSY = Links(3e-6, 1e9, 1e9, 2e9, 2e9, 1e9, 1e-3, 2e-3, 4e-3)
+
+
+class Machine:
+    """Others compute on it or do not, and its clock stands still."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.state = QUIET
+        self.sweeps = 0
+
+    def sweep(self, comm: Communicator) -> Links:
+        self.sweeps += comm.rank == 0
+        return self.state
 
 
 @pytest.fixture
-def measured(monkeypatch: Any, tmp_path: Any) -> list[int]:
-    """Threads as if they were processes, and a measurement that is noted."""
-    seen: list[int] = []
-
-    def measure(comm: Communicator) -> Links:
-        seen.append(comm.rank)
-        return KNOWN
-
-    monkeypatch.setattr(calibration, "measure", measure)
-    return seen
+def machine(monkeypatch: Any, tmp_path: Any) -> Any:
+    """Threads as if they were processes, on a machine of which all is known."""
+    found = Machine()
+    monkeypatch.setattr(calibration, "_sweep", found.sweep)
+    monkeypatch.setattr(calibration.time, "time", lambda: found.now)
+    with settings.override(cache_dir=tmp_path):
+        yield found
 
 
 def _as_processes(comm: Communicator) -> Links:
@@ -34,34 +48,127 @@ def _as_processes(comm: Communicator) -> Links:
     return measured_links(comm)
 
 
-def test_it_is_measured_once_and_remembered(measured: list[int], tmp_path: Any) -> None:
-    with settings.override(cache_dir=tmp_path):
-        assert run_virtual_ranks(2, _as_processes) == [KNOWN, KNOWN]
-        assert sorted(measured) == [0, 1]
-        assert run_virtual_ranks(2, _as_processes) == [KNOWN, KNOWN]
-        assert len(measured) == 2
-        # Other ranks, another measurement.
-        run_virtual_ranks(3, _as_processes)
-        assert len(measured) == 5
+def _links(ranks: int = 2) -> Links:
+    first, *others = run_virtual_ranks(ranks, _as_processes)
+    assert all(each == first for each in others)
+    return first
 
 
-def test_what_cannot_be_read_is_measured_again(
-    measured: list[int], tmp_path: Any, monkeypatch: Any
-) -> None:
+def test_it_is_measured_and_remembered(machine: Machine) -> None:
+    assert _links() == QUIET
+    assert machine.sweeps == 3
+    assert _links() == QUIET
+    assert machine.sweeps == 3
+    # Other ranks, another measurement.
+    _links(3)
+    assert machine.sweeps == 6
+
+
+def test_what_was_measured_while_others_computed_is_mended(machine: Machine) -> None:
+    machine.state = BUSY
+    assert _links() == BUSY
+    machine.state, machine.now = QUIET, machine.now + 2
+    assert _links() == QUIET
+    assert machine.sweeps == 4
+    # And it stays, if they come back: for hours at least.
+    machine.state = BUSY
+    for _ in range(15):
+        machine.now += 600
+        assert _links() == QUIET
+
+
+def test_the_best_of_each_counts(machine: Machine) -> None:
+    machine.state = replace(BUSY, flops=QUIET.flops)
+    _links()
+    machine.state, machine.now = replace(QUIET, flops=BUSY.flops), machine.now + 2
+    assert _links() == QUIET
+
+
+def test_a_machine_that_is_slower_for_good_is_believed_in_the_end(machine: Machine) -> None:
+    _links()
+    machine.state = BUSY
+    for _ in range(100):
+        machine.now += 3600
+        found = _links()
+    assert found == BUSY
+
+
+def test_it_is_measured_less_and_less_often() -> None:
+    times = [0.0, 0.0, 0.0]
+    for second in range(24 * 3600):
+        times += [float(second)] * sweeps_due(times, float(second))
+    assert len(times) < 3 + 12 + 24
+    # A clock that was set back does not stop it.
+    assert sweeps_due([1e9] * 20, 5.0) == 1
+
+
+def test_what_cannot_be_read_is_measured_again(machine: Machine, monkeypatch: Any) -> None:
+    known = {"at": 1000.0, **asdict(BUSY)}
     spoiled: list[Any] = [
-        None, {}, [], {"latency": 1}, {**asdict(KNOWN), "flops": 0},
-        {**asdict(KNOWN), "latency": "x"}, {**asdict(KNOWN), "copying": float("nan")},
+        None, {}, [], [{"latency": 1}], [{**known, "flops": 0}], [known, 1], known,
+        [{**known, "latency": "x"}], [{**known, "copying": float("nan")}], [asdict(BUSY)],
     ]  # fmt: skip
-    with settings.override(cache_dir=tmp_path):
-        for content in spoiled:
-            monkeypatch.setattr(calibration._LINKS, "read_json", lambda key, c=content: c)
-            measured.clear()
-            assert run_virtual_ranks(2, _as_processes) == [KNOWN, KNOWN]
-            assert len(measured) == 2, content
+    for content in spoiled:
+        monkeypatch.setattr(calibration._LINKS, "read_json", lambda key, c=content: c)
+        machine.sweeps = 0
+        assert _links() == QUIET
+        assert machine.sweeps == 3, content
 
 
-def test_choices_stay_the_same_where_that_is_asked_for(measured: list[int]) -> None:
+def test_choices_stay_the_same_where_that_is_asked_for(machine: Machine) -> None:
     with settings.override(deterministic=True):
-        assert run_virtual_ranks(2, _as_processes) == [Links(), Links()]
+        assert _links() == Links()
     assert run_virtual_ranks(2, measured_links) == [Links(), Links()]
-    assert not measured
+    assert not machine.sweeps
+
+
+def test_a_round_takes_as_long_as_its_slowest_rank(monkeypatch: Any) -> None:
+    class Late:
+        """Another rank that came late to the second round and not to the first."""
+
+        def Barrier(self) -> None:
+            pass
+
+        def gather_objects(self, own: list[float]) -> list[list[float]]:
+            return [own, [4.0, 1.0]]
+
+    # A round that does not count, then one of 1 and one of 5 seconds.
+    clock = iter([0.0, 9.0, 10.0, 11.0, 20.0, 25.0])
+    monkeypatch.setattr(calibration.time, "perf_counter", lambda: next(clock))
+    late: Any = Late()
+    assert calibration._seconds(late, lambda: None) == 4.0
+
+
+def test_a_session_asks_again_what_explain_needs(monkeypatch: Any) -> None:
+    known = [BUSY]
+    monkeypatch.setattr(services, "measured_links", lambda comm: known[0])
+    with dm.connect(threads=2):
+        a = dm.array(np.ones((512, 512)))
+        slow = (a @ a).explain().seconds
+        known[0] = replace(BUSY, flops=1.05 * BUSY.flops)
+        assert (a @ a).explain().seconds == slow
+        known[0] = QUIET
+        assert (a @ a).explain().seconds < 0.7 * slow
+
+
+def test_ranks_that_run_the_script_ask_again_when_programs_are_made(monkeypatch: Any) -> None:
+    known = [BUSY]
+    asked = []
+
+    def links(comm: Communicator) -> Links:
+        asked.append(comm.rank)
+        return known[0]
+
+    monkeypatch.setattr(services, "measured_links", links)
+    with dm.spmd() as session:
+        a = dm.array(np.ones((512, 512)))
+        for power in range(9):
+            dm.evaluate([a + power])
+            known[0] = QUIET
+            before = len(asked)
+            # One rank alone may print it.
+            (a @ a).explain()
+            assert len(asked) == before
+        assert session.links([]) == QUIET
+    # Before the first program, and with the second, third, fifth and ninth.
+    assert len(asked) == 5
