@@ -20,6 +20,7 @@ from caldera.kernels.native.codegen.kernel import Integer, NativeCall, NativeKer
 from caldera.kernels.native.codegen.target import CACHE_LINE
 from caldera.kernels.native.convolution.winograd.layout import Layout
 from caldera.kernels.native.convolution.winograd.tiles import (
+    Cursor,
     Image,
     Points,
     Tiles,
@@ -133,12 +134,13 @@ class Arguments:
         name: str,
         image: Image,
         points: Points,
-        numbers: tuple[Value, Value],
+        cursor: Cursor,
+        number: Value,
         only: int | None = None,
     ) -> None:
-        """Transform tiles of an image to all their points, or those of one row."""
+        """Transform the next tiles of an image to all their points, or those of one row."""
         transform_tiles(
-            self.k, name, self.tiles, image, points, numbers, self.border, self.lanes, only
+            self.k, name, self.tiles, image, points, cursor, number, self.border, self.lanes, only
         )
 
 

@@ -31,7 +31,7 @@ from caldera.kernels.native.convolution.winograd.arguments import (
 )
 from caldera.kernels.native.convolution.winograd.filters import filter_points
 from caldera.kernels.native.convolution.winograd.layout import Layout
-from caldera.kernels.native.convolution.winograd.tiles import Points, inverse_transform
+from caldera.kernels.native.convolution.winograd.tiles import Cursor, Points, inverse_transform
 from caldera.kernels.native.normalisation.block_sums import BlockSums
 
 Rows = tuple[Number, Value]
@@ -43,15 +43,16 @@ _WRITTEN_OUT = 16
 class _Arguments(Arguments):
     """The images are the source and the target, the matrices those of the filters."""
 
-    def inverse_transform(self, products: Points, numbers: tuple[Value, Value]) -> None:
-        """Write tiles of the target."""
+    def inverse_transform(self, products: Points, cursor: Cursor, number: Value) -> None:
+        """Write the next tiles of the target."""
         inverse_transform(
             self.k,
             "outputs",
             self.tiles,
             products,
             self.images[1],
-            numbers,
+            cursor,
+            number,
             self.border,
             self.lanes,
         )
@@ -63,6 +64,7 @@ class _Arguments(Arguments):
         point: Value,
         register_tile: tuple[int, int] | None,
         channels: int,
+        padded: bool = False,
     ) -> None:
         """Multiply rows `rows[0]` to `rows[1]` of a point's matrix with the filters' matrix."""
         k = self.k
@@ -73,8 +75,9 @@ class _Arguments(Arguments):
         count = rows[1] - begin
         if register_tile is not None:
             _by_panels(
-                k, left, points.width, right, target, products.width, count, register_tile, channels
-            )
+                k, left, points.width, right, target, products.width, count, register_tile,
+                channels, padded,
+            )  # fmt: skip
             return
         gemm(
             k, self.gemm, (count, products.width, points.width), (left, points.width),
@@ -92,10 +95,13 @@ def _by_panels(
     rows: Value,
     register_tile: tuple[int, int],
     channels: int,
+    padded: bool,
 ) -> None:
     """target = left @ right for a right matrix in panels as wide as the tile in registers.
 
-    Where the length of sums is known, as `channels`, one address serves all rows of a tile.
+    Where the length of sums is known, as `channels`, one address serves all rows of a tile. If the
+    matrices are `padded` with rows up to a whole tile, these are multiplied as well, whatever they
+    hold: to find out where a last row is takes longer.
     """
     height, vectors = register_tile
     columns = vectors * natural_lanes(left.type)
@@ -116,7 +122,9 @@ def _by_panels(
             left = rows - 1 - top
             multiply([k.minimum(k.constant(i, I64), left) for i in range(height)], inner)
 
-        if channels:
+        if padded:
+            multiply(range(height), channels or inner)
+        elif channels:
             with k.if_else(top + height <= rows) as (whole, partial):
                 with whole:
                     multiply(range(height), channels)
@@ -129,7 +137,7 @@ def _by_panels(
 @native_kernel
 def _apart(
     k: Emitter, given: _Arguments, register_tile: tuple[int, int] | None, channels: int,
-    numbers: Steps | None, grain: Integer, sums: BlockSums | None,
+    padded: bool, numbers: Steps | None, grain: Integer, sums: BlockSums | None,
 ) -> None:  # fmt: skip
     """Blocks of tiles, each by one worker from beginning to end. Workers share the tiles by
     `grain`; if there are `sums` to take, so many write a block of rows."""
@@ -141,15 +149,16 @@ def _apart(
     start, stop = k.part_range((given.end - first + grain - 1) // grain)
     end = k.minimum(first + stop * grain, given.end)
     rows = k.variable(start)
+    cursor = given.tiles.cursor(k, first + start * grain)
     with k.loop(first + start * grain, end, block) as begin:
-        tiles = begin, k.minimum(begin + block, end)
-        given.transform_tiles("points", given.images[0], scratch[0], tiles)
+        count = k.minimum(block, end - begin)
+        given.transform_tiles("points", given.images[0], scratch[0], cursor.copy(k), count)
         with k.loop(0, given.area) as point:
             given.fetch_ahead(begin, point, (False, True), () if sums is None else sums.others)
-            given.multiply(scratch, (0, tiles[1] - begin), point, register_tile, channels)
-        given.inverse_transform(scratch[1], tiles)
+            given.multiply(scratch, (0, count), point, register_tile, channels, padded)
+        given.inverse_transform(scratch[1], cursor, count)
         if sums is not None:
-            with k.while_loop(lambda: (rows.value + 1) * grain <= tiles[1]):
+            with k.while_loop(lambda: (rows.value + 1) * grain <= begin + count):
                 sums.add_up(k, rows.value)
                 rows.value = rows.value + 1
 
@@ -158,9 +167,8 @@ def _apart(
 def _transform_together(k: Emitter, given: _Arguments) -> None:
     begin, stop = k.part_range(given.end - given.first)
     points = given.scratch(0)[0].at(begin)
-    given.transform_tiles(
-        "points", given.images[0], points, (given.first + begin, given.first + stop)
-    )
+    cursor = given.tiles.cursor(k, given.first + begin)
+    given.transform_tiles("points", given.images[0], points, cursor, stop - begin)
 
 
 @native_kernel
@@ -180,7 +188,8 @@ def _multiply_together(
 def _inverse_together(k: Emitter, given: _Arguments) -> None:
     begin, stop = k.part_range(given.end - given.first)
     products = given.scratch(0)[1].at(begin)
-    given.inverse_transform(products, (given.first + begin, given.first + stop))
+    cursor = given.tiles.cursor(k, given.first + begin)
+    given.inverse_transform(products, cursor, stop - begin)
 
 
 def convolution_calls(
@@ -207,7 +216,7 @@ def convolution_calls(
     if layout.is_apart:
         tiles = 0, layout.tiles
         tiled |= {
-            "numbers": steps_of(layout, images), "sums": sums,
+            "padded": layout.padded, "numbers": steps_of(layout, images), "sums": sums,
             "grain": layout.block if sums is None else layout.row_block,
         }  # fmt: skip
         apart = winograd_call(_apart, layout, images, memory, tiles, layout.workers, **tiled)

@@ -197,6 +197,13 @@ class Layout(TiledLayout):
         rows = 1 if self.register_tile is None or self.is_sum else self.register_tile[0]
         return min(most, -(-even // rows) * rows)
 
+    @property
+    def padded(self) -> bool:
+        """Whether a worker's scratch memory has room for whole tiles of registers."""
+        if self.register_tile is None or self.is_sum or not self.is_apart:
+            return False
+        return self.block % self.register_tile[0] == 0
+
     @cached_property
     def workers(self) -> int:
         """How many parts transforms are done in."""

@@ -20,6 +20,7 @@ from caldera.kernels.native.codegen.emitter import (
     Emitter,
     Pointer,
     Value,
+    Variable,
     itemsize,
 )
 from caldera.kernels.native.codegen.kernel import Integer
@@ -109,6 +110,25 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Cursor:
+    """Where a tile is: its image, its row and its column."""
+
+    image: Variable
+    row: Variable
+    column: Variable
+
+    def copy(self, k: Emitter) -> Cursor:
+        """Another one at the same tile."""
+        return Cursor(*(k.variable(each.value) for each in (self.image, self.row, self.column)))
+
+    def move_to(self, other: Cursor) -> None:
+        """Go to the tile where another one is."""
+        self.image.value = other.image.value
+        self.row.value = other.row.value
+        self.column.value = other.column.value
+
+
+@dataclass(frozen=True)
 class Tiles:
     """How the tiles of all images are numbered: image by image, row by row."""
 
@@ -116,27 +136,30 @@ class Tiles:
     down: Value
     across: Value
 
-    @contextmanager
-    def runs(self, k: Emitter, numbers: tuple[Value, Value]) -> Iterator[Run]:
-        """A loop over the rows that some tiles lie in.
-
-        Only the first tile is looked for: to divide takes longer than to transform a vector.
-        """
-        begin, end = numbers
+    def cursor(self, k: Emitter, number: Value) -> Cursor:
+        """Look for a tile: to divide takes longer than to transform a vector, so it is done once,
+        and from there on tiles are counted."""
         within = self.down * self.across
-        first = _quotient(begin, within)
-        rest = begin - first * within
-        down = _quotient(rest, self.across)
-        places = (k.constant(0, I64), first, down, rest - down * self.across)
-        before, image, row, column = (k.variable(each) for each in places)
-        with k.while_loop(lambda: before.value < end - begin):
-            count = k.minimum(end - begin - before.value, self.across - column.value)
-            yield Run(before.value, image.value, row.value, column.value, count)
-            is_lowest = (row.value + 1).equals(self.down)
+        image = _quotient(number, within)
+        rest = number - image * within
+        row = _quotient(rest, self.across)
+        return Cursor(*(k.variable(each) for each in (image, row, rest - row * self.across)))
+
+    @contextmanager
+    def runs(self, k: Emitter, cursor: Cursor, count: Value) -> Iterator[Run]:
+        """A loop over the rows that the next `count` tiles lie in; the cursor passes them."""
+        image, row, column = cursor.image, cursor.row, cursor.column
+        before = k.variable(0, I64)
+        with k.while_loop(lambda: before.value < count):
+            some = k.minimum(count - before.value, self.across - column.value)
+            yield Run(before.value, image.value, row.value, column.value, some)
+            before.value = before.value + some
+            after = column.value + some
+            is_last = after.equals(self.across)
+            is_lowest = k.select(is_last, row.value + 1, row.value).equals(self.down)
+            column.value = k.select(is_last, 0, after)
+            row.value = k.select(is_lowest, 0, k.select(is_last, row.value + 1, row.value))
             image.value = k.select(is_lowest, image.value + 1, image.value)
-            row.value = k.select(is_lowest, 0, row.value + 1)
-            column.value = 0
-            before.value = before.value + count
 
 
 def _quotient(a: Value, b: Value) -> Value:
@@ -151,7 +174,8 @@ class Strip:
     """The rows of an image that a run of tiles lies in, from the first column of the first tile on.
 
     A row outside of the image is one pixel of memory, `outside`, again and again. `within` says
-    from which tile on, and before which, tiles reach over neither end of a row.
+    from which tile on, and before which, tiles reach over neither end of a row, `right` before
+    which they do not reach over the right one.
     """
 
     size: int
@@ -163,25 +187,26 @@ class Strip:
     outside: Pointer
     run: Run
     within: tuple[Value, Value]
+    right: Value
 
     @classmethod
     def of(cls, k: Emitter, size: int, side: int, image: Image, run: Run, outside: Pointer) -> Self:
         """Of tiles with `side` pixels along an axis, which begin `size` pixels apart."""
         top, left = run.row * size - image.top, run.column * size - image.left
-        first = image.memory.at(run.image * image.image_step + left * image.pixel_step)
+        origin = image.memory.at(run.image * image.image_step + left * image.pixel_step)
         rows, steps = [], []
         for i in range(side):
             inside = k.compare("<", top + i, image.height, unsigned=True)
-            rows.append(k.either(inside, first.at((top + i) * image.row_step), outside))
+            rows.append(k.either(inside, origin.at((top + i) * image.row_step), outside))
             steps.append(k.select(inside, image.pixel_step, 0))
         by = size.bit_length() - 1
         begin = k.minimum(k.maximum((-left + (size - 1)) >> by, 0), run.count)
-        end = k.minimum(((image.width - side - left) >> by) + 1, run.count)
-        within = begin, k.maximum(begin, end)
-        return cls(size, side, rows, steps, left, image.width, outside, run, within)
+        right = k.minimum(k.maximum(((image.width - side - left) >> by) + 1, 0), run.count)
+        within = begin, k.maximum(begin, right)
+        return cls(size, side, rows, steps, left, image.width, outside, run, within, right)
 
     def column(self, tile: Value, number: int) -> list[Pointer]:
-        """The pixels of a column of a tile that reaches over neither end of a row."""
+        """The pixels of a column of a tile, where that reaches over neither end of a row."""
         place = tile * self.size + number
         return [row.at(step * place) for row, step in zip(self.rows, self.steps, strict=True)]
 
@@ -189,18 +214,24 @@ class Strip:
         """All pixels of such a tile."""
         return [self.column(tile, number) for number in range(self.side)]
 
+    def checked_column(self, k: Emitter, tile: Value, number: int) -> list[Pointer]:
+        """The pixels of a column of any tile."""
+        place = self.left + tile * self.size + number
+        inside = k.compare("<", place, self.width, unsigned=True)
+        return [k.either(inside, pixel, self.outside) for pixel in self.column(tile, number)]
+
+    def end_of_inner(self, k: Emitter, number: int) -> Value:
+        """Before which tile no column from `number` on lies outside of the image; 0 if one of the
+        first tile lies left of it."""
+        return k.select(self.left + number < 0, 0, self.right)
+
     @contextmanager
     def over_ends(self, k: Emitter) -> Iterator[tuple[Value, Pixels]]:
-        """A loop over the other tiles: which it is, and where its pixels are."""
+        """A loop over the tiles that reach over an end: which it is, and where its pixels are."""
         begin, end = self.within
         with k.loop(0, begin + self.run.count - end) as index:
             tile = k.select(index < begin, index, index - begin + end)
-            left = self.left + tile * self.size
-            pixels = []
-            for number, column in enumerate(self.pixels(tile)):
-                inside = k.compare("<", left + number, self.width, unsigned=True)
-                pixels.append([k.either(inside, pixel, self.outside) for pixel in column])
-            yield tile, pixels
+            yield tile, [self.checked_column(k, tile, number) for number in range(self.side)]
 
 
 def transform_tiles(
@@ -209,12 +240,13 @@ def transform_tiles(
     tiles: Tiles,
     image: Image,
     points: Points,
-    numbers: tuple[Value, Value],
+    cursor: Cursor,
+    number: Value,
     zeros: Pointer,
     lanes: int,
     only: int | None = None,
 ) -> None:
-    """Transform tiles `numbers[0]` to `numbers[1]` of an image; `zeros` is room for its channels.
+    """Transform the next `number` tiles of an image; `zeros` is room for its channels.
 
     `points` starts with the row of the first of them; it has all points, or those of one row if
     `only` that is asked for. Where neighbouring tiles overlap, the columns that the next one shares
@@ -225,13 +257,14 @@ def transform_tiles(
     places = [points.step * index for index in range(count * count)]
     rows = range(count) if only is None else range(only, only + 1)
     shared = side - tiles.size
+    first = k.constant(0, I64)
 
     def transformed(column: list[Pointer], channel: Value) -> Vector:
         values = [pixel.load(channel, lanes) for pixel in column]
         found = TRANSFORMS[name][tiles.size](k, values)
         return [found[row] for row in rows]
 
-    with tiles.runs(k, numbers) as run:
+    with tiles.runs(k, cursor, number) as run:
         strip = Strip.of(k, tiles.size, side, image, run, zeros)
 
         def finish(tile: Value, channel: Value, columns: list[Vector]) -> None:
@@ -241,32 +274,42 @@ def transform_tiles(
                 lambda i, j, value: row.store(places[i * count + j] + channel, value),
             )  # fmt: skip
 
-        def alone(tile: Value, pixels: Pixels) -> None:
+        def in_a_row() -> None:
             with overlapping(k, image.channels, lanes) as c:
-                finish(tile, c, [transformed(column, c) for column in pixels])
-
-        def in_a_row(begin: Value, end: Value) -> None:
-            with k.if_then(begin < end), overlapping(k, image.channels, lanes) as c:
                 known = [
-                    [k.variable(each) for each in transformed(strip.column(begin, i), c)]
+                    [k.variable(each) for each in transformed(strip.checked_column(k, first, i), c)]
                     for i in range(shared)
                 ]
-                with k.loop(begin, end) as tile:
+
+                def transform(tile: Value, fresh: Pixels) -> None:
                     columns = [[each.value for each in column] for column in known]
-                    fresh = [strip.column(tile, i) for i in range(shared, side)]
                     columns += [transformed(column, c) for column in fresh]
                     for column, values in zip(known, columns[tiles.size :], strict=True):
                         for variable, value in zip(column, values, strict=True):
                             variable.value = value
                     finish(tile, c, columns)
 
-        with strip.over_ends(k) as (tile, pixels):
-            alone(tile, pixels)
-        if shared:
-            in_a_row(*strip.within)
-        else:
+                new = range(shared, side)
+                middle = strip.end_of_inner(k, shared)
+                with k.loop(0, middle) as tile:
+                    transform(tile, [strip.column(tile, i) for i in new])
+                with k.loop(middle, run.count) as tile:
+                    transform(tile, [strip.checked_column(k, tile, i) for i in new])
+
+        def one_by_one() -> None:
+            def transform(tile: Value, pixels: Pixels) -> None:
+                with overlapping(k, image.channels, lanes) as c:
+                    finish(tile, c, [transformed(column, c) for column in pixels])
+
+            with strip.over_ends(k) as (tile, pixels):
+                transform(tile, pixels)
             with k.loop(*strip.within) as tile:
-                alone(tile, strip.pixels(tile))
+                transform(tile, strip.pixels(tile))
+
+        if shared:
+            in_a_row()
+        else:
+            one_by_one()
 
 
 def inverse_transform(
@@ -275,14 +318,15 @@ def inverse_transform(
     tiles: Tiles,
     points: Points,
     image: Image,
-    numbers: tuple[Value, Value],
+    cursor: Cursor,
+    number: Value,
     nowhere: Pointer,
     lanes: int,
 ) -> None:
-    """Write tiles `numbers[0]` to `numbers[1]` of an image; `nowhere` is room for its channels."""
+    """Write the next `number` tiles of an image; `nowhere` is room for its channels."""
     count, side = lengths(name, tiles.size)
     places = [points.step * index for index in range(count * count)]
-    with tiles.runs(k, numbers) as run:
+    with tiles.runs(k, cursor, number) as run:
         strip = Strip.of(k, tiles.size, side, image, run, nowhere)
 
         def transform(tile: Value, pixels: Pixels) -> None:

@@ -30,7 +30,7 @@ from caldera.kernels.native.convolution.winograd.arguments import (
 )
 from caldera.kernels.native.convolution.winograd.filters import filter_gradient
 from caldera.kernels.native.convolution.winograd.layout import Layout
-from caldera.kernels.native.convolution.winograd.tiles import Points
+from caldera.kernels.native.convolution.winograd.tiles import Cursor, Points
 from caldera.kernels.native.convolution.winograd.transforms import reach
 
 
@@ -41,13 +41,14 @@ class _Arguments(Arguments):
     def transform_both(
         self,
         scratch: tuple[Points, Points],
-        numbers: tuple[Value, Value],
+        cursor: Cursor,
+        number: Value,
         only: int | None = None,
     ) -> None:
-        """Transform tiles of the image and of the gradient."""
+        """Transform the next tiles of the image and of the gradient."""
         image, gradient = self.images
-        self.transform_tiles("points", image, scratch[0], numbers, only)
-        self.transform_tiles("gradient", gradient, scratch[1], numbers, only)
+        self.transform_tiles("points", image, scratch[0], cursor.copy(self.k), number, only)
+        self.transform_tiles("gradient", gradient, scratch[1], cursor, number, only)
 
     def add(
         self,
@@ -127,18 +128,22 @@ def _apart(
     scratch = given.scratch(k.part)
     first, end, block = given.first, given.end, given.block
     start, stop = k.part_range((end - first + block - 1) // block)
+    cursor = given.tiles.cursor(k, first + start * block)
     with k.loop(start, stop) as index:
         begin = first + index * block
-        tiles = begin, k.minimum(begin + block, end)
+        count = k.minimum(block, end - begin)
+        after = cursor
         for row in range(reach(given.size)) if by_rows else (None,):
-            given.transform_both(scratch, tiles, row)
+            after = cursor.copy(k)
+            given.transform_both(scratch, after, count, row)
             with k.loop(0, given.kept) as number:
                 point = number + given.kept * (row or 0)
                 given.fetch_ahead(begin, point, (False, False))
                 given.add(
-                    scratch, tiles[1] - begin, (0, given.matrices.width),
+                    scratch, count, (0, given.matrices.width),
                     k.part * given.area + point, number, index.equals(start), register_tile,
                 )  # fmt: skip
+        cursor.move_to(after)
 
 
 @native_kernel
@@ -146,7 +151,8 @@ def _transform_together(k: Emitter, given: _Arguments) -> None:
     first = given.first
     begin, stop = k.part_range(given.end - first)
     image, gradient = given.scratch(0)
-    given.transform_both((image.at(begin), gradient.at(begin)), (first + begin, first + stop))
+    cursor = given.tiles.cursor(k, first + begin)
+    given.transform_both((image.at(begin), gradient.at(begin)), cursor, stop - begin)
 
 
 @native_kernel
