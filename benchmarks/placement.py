@@ -104,7 +104,7 @@ def networks(device: str, small: bool) -> list[Row]:
                 layers(), optimizer=optim.Adam(1e-3, device=keeper), batch_size=batch, device=place,
             )  # fmt: skip
             steps[way] = step_of(*training_step(model, data, batch))
-        for way, seconds in best_of(steps, 3, 5 if small else 20).items():
+        for way, seconds in best_of(steps, 8, 5 if small else 20).items():
             rows.append(told(f"{name}, batch {batch}", way, seconds))
     return rows
 
