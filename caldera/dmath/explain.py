@@ -13,6 +13,8 @@ from caldera.sharding.explanation import moves_table, shortened, summary
 from caldera.sharding.layout import Layout
 from caldera.sharding.propagation import Choice, Move, distribute
 
+CALL_S = 2e-4
+"""To begin with a move or with what is computed, however small it is."""
 SHOWN = 4
 """Ways that were beaten, the nearest first; of others there is only the number."""
 
@@ -33,8 +35,9 @@ class Explanation:
 
     @property
     def seconds(self) -> float:
-        """What moving and computing are thought to take."""
-        return sum(move.seconds for move in self.moves) + sum(c.seconds for c in self.choices)
+        """What moving and computing are thought to take, and the calls for each of them."""
+        steps = [*self.moves, *self.choices]
+        return sum(step.seconds + CALL_S for step in steps)
 
     def __str__(self) -> str:
         lines = moves_table(self.moves)

@@ -38,8 +38,9 @@ REMEMBERED = 16
 """Sweeps whose best counts: a machine that is slower for good is believed in the end."""
 CLEARLY = 1.1
 """How many times as good something has to be for ways to be chosen anew."""
-LONG_BYTES = 4 << 20
-"""What each rank has of a matrix that is moved: more than its caches keep for it."""
+LONG_BYTES, GATHERED_BYTES = 8 << 20, 4 << 20
+"""What each rank has of a matrix that is moved, and of one that all of them get: more than its
+caches keep for it."""
 PRODUCT = 768
 """The size of matrices whose product is near to a core's full speed, and soon done."""
 PANELS, NARROW = 16, 8
@@ -123,8 +124,8 @@ def measure(comm: Communicator) -> Links:
 def _sweep(comm: Communicator) -> Links:
     ranks = comm.size
     short, messages, _ = _moving(comm, 8 * ranks)
-    n = int((LONG_BYTES * ranks / 8) ** 0.5) // ranks * ranks
-    long, _, nbytes = _moving(comm, n)
+    long, _, nbytes = _moving(comm, _size(LONG_BYTES, ranks))
+    n = _size(GATHERED_BYTES, ranks)
     part = np.ones((n // ranks, n))
     gathered = _seconds(comm, lambda: gather_rows(part, [len(part)] * ranks, comm))
     a = np.ones((PRODUCT, PRODUCT))
@@ -145,6 +146,11 @@ def _sweep(comm: Communicator) -> Links:
         links, cholesky_panel=_panel("cholesky", comm), qr_panel=_panel("qr", comm),
         solve_panel=_panel("solve", comm),
     )  # fmt: skip
+
+
+def _size(nbytes: int, ranks: int) -> int:
+    """Of a matrix of which each rank has so many bytes."""
+    return int((nbytes * ranks / 8) ** 0.5) // ranks * ranks
 
 
 def _transforms(comm: Communicator) -> float:

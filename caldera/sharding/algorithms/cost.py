@@ -32,11 +32,12 @@ def computing(node: Node, share: int = 1) -> Cost:
 class Cost:
     """Of the rank that has most to do: bytes and messages that it sends, operations in products,
     the bytes it needs beside what it is given and what it makes, seconds for what is none of these,
-    operations in Fourier transforms, bytes that it reads and writes beside products, and panels by
-    the name of the factorisation, each with messages and calls of its own.
+    operations in Fourier transforms, bytes that it reads and writes beside products, panels by the
+    name of the factorisation, each with messages and calls of its own, and bytes that others send
+    while it waits for them.
 
     >>> Cost(bytes=8, messages=1) + Cost(bytes=4, flops=10, panels=(("qr", 4),))
-    Cost(bytes=12, messages=1, flops=10, ..., panels=(('qr', 4),))
+    Cost(bytes=12, messages=1, flops=10, ..., panels=(('qr', 4),), awaited=0)
     """
 
     bytes: int = 0
@@ -47,6 +48,7 @@ class Cost:
     transforms: int = 0
     copied: int = 0
     panels: tuple[tuple[str, float], ...] = ()
+    awaited: int = 0
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -58,11 +60,12 @@ class Cost:
             self.transforms + other.transforms,
             self.copied + other.copied,
             (*self.panels, *other.panels),
+            self.awaited + other.awaited,
         )
 
     def seconds(self, links: Links) -> float:
         """How long that takes where nothing overlaps."""
-        sending = self.bytes / links.collective + self.messages * links.latency
+        sending = (self.bytes + self.awaited) / links.collective + self.messages * links.latency
         computing = self.flops / links.flops + self.transforms / links.transforms
         panels = sum(count * links.panel(name) for name, count in self.panels)
         return sending + computing + panels + self.copied / links.copying + self.overhead

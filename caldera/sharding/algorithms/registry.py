@@ -128,7 +128,27 @@ def _grid_cost(node: Node, ranks: int, block: int) -> Cost:
         sums = 2 * (rows - 1) / rows * n
         sent = (reflections + block * (columns - 1) + sums) * k / columns
         return work + Cost(int(sent * itemsize))
-    return work + Cost(elements * itemsize * (rows + columns) // (2 * rows * columns))
+    if like == "solve":
+        return work + _lu_bytes(n, elements // n - n, (rows, columns), itemsize)
+    # A column of the grid sends its panel to the others, who wait for it; then the next one does.
+    panels = n * n * (rows + columns - 2) / (2 * rows)
+    averaging = n * n * (ranks - 1) / (2 * ranks * ranks)
+    sent = panels / columns + averaging
+    return work + Cost(int(sent * itemsize), awaited=int((panels - panels / columns) * itemsize))
+
+
+def _lu_bytes(n: int, sides: int, grid: Size, itemsize: int) -> Cost:
+    """Of L and U along the rows of the grid, for the factors and for both triangles that are solved
+    with; of U and twice the solution down its columns; panels that are gathered, and rows that
+    change places. Who is not in the column of a panel of L waits for it."""
+    rows, columns = grid
+    along, solved = n * n * (columns - 1) / 2, bool(sides)
+    down = n * (n + 2 * sides) * (rows - 1)
+    places = 2 * n * (n + sides) * (rows - 1) / rows
+    sent = (along * (1 + 2 * solved) + down + places) / (rows * columns)
+    return Cost(
+        int(sent * itemsize), awaited=int(along * (columns - 1) / (rows * columns) * itemsize)
+    )
 
 
 def _updated(node: Node) -> float:
