@@ -66,6 +66,8 @@ SAMPLES: list[dict[str, Any]] = []
 """Every time that was taken, for `--samples`."""
 OP_OF = {"product": "matmul", "fft": "fft"}
 OWN = ("caldera", "dmath")
+LONG_S = 4.0
+"""A run that is measured once, the first time."""
 
 
 def matrix(n: int, operation: str) -> np.ndarray:
@@ -269,9 +271,9 @@ def compare(
     turns: dict[str, int] = {}
     times: dict[str, list[float]] = {}
     for name, (run, _) in cases.items():
-        # The first makes plans and communicators: it counts where it leaves no time for another.
+        # The first makes plans and communicators: it counts only where another would take too long.
         taken = timed(run, comm)
-        turns[name] = min(chosen.rounds, int(chosen.seconds / taken))
+        turns[name] = min(chosen.rounds, max(int(chosen.seconds / taken), int(taken < LONG_S)))
         times[name] = [] if turns[name] else [taken]
         note(operation, n, name, times[name])
         keep()
@@ -307,17 +309,15 @@ def _own_columns(operation: str, n: int, run: Runner, comm: Communicator) -> str
     return line
 
 
-def blas(n: int, comm: Communicator) -> tuple[float, float]:
-    """Operations a second of one core, while the others wait, and of each while all compute."""
+def blas(n: int, comm: Communicator, *, waiting: bool) -> float:
+    """Operations a second of one core while the others wait, or of each while all compute."""
     a = np.random.default_rng(0).normal(size=(n, n))
-    c = np.empty_like(a)
-    multiply = partial(np.matmul, a, a, out=c)
-    alone = min(timed(multiply if comm.rank == 0 else int, comm) for _ in range(3))
-    together = min(timed(multiply, comm) for _ in range(3))
-    return 2 * n**3 / alone, 2 * n**3 / together
+    multiply = partial(np.matmul, a, a, out=np.empty_like(a))
+    work = int if waiting and comm.rank > 0 else multiply
+    return 2 * n**3 / min(timed(work, comm) for _ in range(3))
 
 
-def scaling(n: int, rounds: int, comm: Communicator) -> None:
+def scaling(n: int, growth: int, rounds: int, comm: Communicator) -> None:
     """Products with as much memory a rank on 1, 2, 4 ... ranks."""
     first = 0.0
     ranks = 1
@@ -329,7 +329,7 @@ def scaling(n: int, rounds: int, comm: Communicator) -> None:
             times = [timed(run, some) for _ in range(rounds)]
             note("product", size, f"{ranks} ranks", times)
             each = 2 * size**3 / min(times) / ranks
-            _, together = blas(2048, some)
+            together = blas(2048, some, waiting=False)
             first = first or each
             if some.rank == 0:
                 print(
@@ -338,7 +338,7 @@ def scaling(n: int, rounds: int, comm: Communicator) -> None:
                     flush=True,
                 )  # fmt: skip
         comm.Barrier()
-        ranks *= 2
+        ranks *= growth
 
 
 def variants(n: int, rounds: int, comm: Communicator) -> None:
@@ -377,6 +377,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=10, help="for the rounds of one library")
     parser.add_argument("--scaling", type=int, default=0, help="weak scaling from this size on")
+    parser.add_argument("--growth", type=int, default=2, help="times as many ranks at each step")
     parser.add_argument("--variants", type=int, default=0, help="all algorithms for this size")
     parser.add_argument("--blocks", default="", help="panels of each width for these sizes")
     parser.add_argument("--peers", default=",".join(PEERS), help="libraries beside Caldera")
@@ -386,7 +387,8 @@ def main() -> None:
     # A peer that hangs says where.
     faulthandler.dump_traceback_later(chosen.limit, exit=True)
     comm = world()
-    alone, together = blas(2048 if comm.size > 4 else 1024, comm)
+    size = 2048 if comm.size > 4 else 1024
+    alone, together = (blas(size, comm, waiting=waiting) for waiting in (True, False))
     links = measured_links(comm)
     if comm.rank == 0:
         print(f"{comm.size} ranks; {links}")
@@ -409,7 +411,7 @@ def main() -> None:
     for n in map(int, filter(None, chosen.blocks.split(","))):
         blocks(n, chosen.rounds, comm)
     if chosen.scaling:
-        scaling(chosen.scaling, chosen.rounds, comm)
+        scaling(chosen.scaling, chosen.growth, chosen.rounds, comm)
     keep()
 
 
