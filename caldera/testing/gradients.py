@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,10 @@ import numpy as np
 from caldera.arguments import refusal
 from caldera.graph.body import topological
 from caldera.graph.differentiate import gradients
-from caldera.graph.node import Node
-from caldera.graph.opdef import ITEM
 from caldera.graph.ops.base import real, sum_
 from caldera.graph.ops.elementwise import mul
 from caldera.graph.program import Program
-from caldera.kernels.reference import evaluate
+from caldera.kernels.reference import interpreter
 from caldera.lazy import Expr, Variable, compile, lift, var, wrap
 from caldera.passes.lower import lower
 from caldera.tensor.convert import array_of
@@ -116,37 +114,29 @@ class _Oracle:
     def __init__(self, scalar: Expr) -> None:
         (self._root,) = lower(Program((scalar.node,)), has_kernel=lambda name: False).outputs
         self._order = topological([self._root])
-        self._values: dict[Node, tuple[np.ndarray, ...]] = {}
+        leaves = [node for node in self._order if "symbol" in node.attrs]
+        held = [np.array(node.attrs["symbol"].value.numpy()) for node in leaves]
+        single = [node for node in self._order if len(node.outputs) == 1]
         with np.errstate(all="ignore"):
-            for node in self._order:
-                symbol = node.attrs.get("symbol")
-                if symbol is None:
-                    self._values[node] = _evaluated(node, self._values)
-                else:
-                    self._values[node] = (np.array(symbol.value.numpy()),)
+            values = interpreter(single, leaves)(held)
+        self._values = dict(zip(single, values, strict=True))
 
     def of(self, variable: Variable) -> Callable[[np.ndarray], float]:
-        """The value as a function of one variable."""
+        """The value as a function of one variable: what does not depend on it stays."""
         changed = {variable.node}
         for node in self._order:
             if not changed.isdisjoint(node.inputs):
                 changed.add(node)
-        steps = [node for node in self._order if node in changed and node is not variable.node]
+        beside = [node for node in self._values if node not in changed]
+        run = interpreter([self._root], [variable.node, *beside])
+        held = [self._values[node] for node in beside]
 
         def value(array: np.ndarray) -> float:
-            values = {**self._values, variable.node: (array,)}
             with np.errstate(all="ignore"):
-                for node in steps:
-                    values[node] = _evaluated(node, values)
-            return float(values[self._root][0])
+                (found,) = run([array, *held])
+            return float(found)
 
         return value
-
-
-def _evaluated(node: Node, values: Mapping[Node, tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
-    if node.op is ITEM:
-        return (values[node.inputs[0]][node.attrs["index"]],)
-    return evaluate(node, [values[given][0] for given in node.inputs])
 
 
 def _differences(oracle: _Oracle, variable: Variable) -> np.ndarray:

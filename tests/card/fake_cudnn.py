@@ -12,7 +12,7 @@ import numpy as np
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import parameter
 from caldera.graph.ops.attention import attention, attention_backward
-from caldera.kernels.reference.registry import FUNCTIONS, evaluate
+from caldera.kernels.reference import FUNCTIONS, evaluate
 from caldera.tensor.dtype import BY_NAME
 
 

@@ -13,7 +13,7 @@ from caldera.bench.frameworks.base import Array, CustomTask
 from caldera.bench.parts import Operator
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import Op
-from caldera.kernels.reference.registry import FUNCTIONS, reference
+from caldera.kernels.reference import FUNCTIONS, reference
 from caldera.lazy import Expr, compile, lift
 
 _FORWARD, _BACKWARD = "bench_operator", "bench_operator_gradient"

@@ -22,6 +22,7 @@ from caldera.kernels.reference import (
     skip_gram,
     sorting,
 )
-from caldera.kernels.reference.registry import FUNCTIONS, evaluate, interpret, reference
+from caldera.kernels.reference.evaluation import FUNCTIONS, evaluate, interpret, interpreter
+from caldera.kernels.reference.registry import reference
 
-__all__ = ["FUNCTIONS", "evaluate", "interpret", "reference"]
+__all__ = ["FUNCTIONS", "evaluate", "interpret", "interpreter", "reference"]

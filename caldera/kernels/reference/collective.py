@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from caldera.graph.ops.collective import Number
-from caldera.kernels.reference.registry import FUNCTIONS
+from caldera.kernels.reference.evaluation import FUNCTIONS
 
 
 def _all_sum(x: np.ndarray, axis: str, number: Number) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import OPS, parameter
-from caldera.kernels.reference.registry import evaluate
+from caldera.kernels.reference import evaluate
 from caldera.sharding.algorithms import fourier, product
 from caldera.sharding.algorithms.registry import ALGORITHMS
 from caldera.sharding.distributions import BlockCyclic, Blocks, Columns, Replicated, Rows

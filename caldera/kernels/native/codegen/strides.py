@@ -10,7 +10,7 @@ import numpy as np
 
 from caldera.graph.memory_format import Order, dense_strides, laid_out
 from caldera.graph.node import Node
-from caldera.kernels.reference.registry import evaluate
+from caldera.kernels.reference.evaluation import evaluate
 from caldera.kernels.table import Array, Call, Runner
 from caldera.threads import thread_count
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from caldera.graph.body import Body
 from caldera.graph.node import Node
 from caldera.kernels.common.loop_body import loop_body_of, loop_shape
@@ -12,7 +10,7 @@ from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
 from caldera.kernels.native.elementwise.loop import loop_calls
 from caldera.kernels.native.elementwise.operations import is_known
 from caldera.kernels.native.reduction.reduce import fill_with_nothing, reduction_calls
-from caldera.kernels.reference import evaluate
+from caldera.kernels.reference.registry import by_decomposition
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.shape import size
 
@@ -42,17 +40,8 @@ def _in_place(node: Node) -> bool:
     return all(output.op.kind == "elementwise" for output in node.attrs["body"].outputs)
 
 
-def _bind_parts(call: Call) -> Runner:
-    """The body op by op: for ops that somebody added without saying how to compile them."""
-
-    def run() -> None:
-        for output, value in zip(call.outputs, evaluate(call.node, call.inputs), strict=True):
-            np.copyto(output, value)
-
-    return run
-
-
 TABLE.add(
     Kernel("fused", "cpu", "native", _bind, supports=is_known, priority=10, in_place=_in_place)
 )
-TABLE.add(Kernel("fused", "cpu", "reference", _bind_parts, priority=-10))
+# Op by op: for ops that somebody added without saying how to compile them.
+by_decomposition("fused")

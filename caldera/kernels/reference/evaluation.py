@@ -1,0 +1,94 @@
+"""The oracle at work: a node, or a graph node by node, on arrays of NumPy's.
+
+Half-precision inputs are computed in float32 and rounded once at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from caldera.graph.body import topological
+from caldera.graph.node import Node
+from caldera.graph.opdef import ITEM, as_tuple, parameter
+from caldera.tensor.dtype import HALVES, float32
+
+Function = Callable[..., Any]
+Arrays = tuple[np.ndarray, ...]
+FUNCTIONS: dict[str, Function] = {}
+"""The plain NumPy function of each op; see `registry`."""
+
+
+def evaluate(node: Node, inputs: Sequence[np.ndarray]) -> Arrays:
+    """The outputs of one node for these inputs."""
+    return evaluator(node)(inputs)
+
+
+def evaluator(node: Node) -> Callable[[Sequence[np.ndarray]], Arrays]:
+    """The outputs of one node as a function of its inputs: what does not depend on these is found
+    once for many calls."""
+    function = FUNCTIONS.get(node.op.name)
+    if function is None:
+        return _evaluator_of_parts(node)
+    attrs = dict(node.attrs)
+    dtypes = [spec.dtype for spec in node.outputs]
+    exact = node.op.kind == "movement" or node.op.name == "cast"
+
+    def outputs_of(inputs: Sequence[np.ndarray]) -> Arrays:
+        if not exact:
+            inputs = [x.astype(float32) if x.dtype in HALVES else x for x in inputs]
+        results = function(*inputs, **attrs)
+        if not isinstance(results, tuple):
+            results = (results,)
+        return tuple(map(np.asarray, results, dtypes))
+
+    return outputs_of
+
+
+def _evaluator_of_parts(node: Node) -> Callable[[Sequence[np.ndarray]], Arrays]:
+    assert node.op.decompose is not None, f"op {node.op.name} has no reference function"
+    stand_ins = [parameter(i, given.spec) for i, given in enumerate(node.inputs)]
+    parts = as_tuple(node.op.decompose(*stand_ins, **node.attrs))
+    run = interpreter(parts, stand_ins)
+    return lambda inputs: tuple(run(inputs))
+
+
+def interpret(outputs: Sequence[Node], values: Mapping[Node, np.ndarray]) -> list[np.ndarray]:
+    """The outputs of a graph, node by node; `values` holds what its leaves stand for."""
+    return interpreter(outputs, list(values))(list(values.values()))
+
+
+def interpreter(
+    outputs: Sequence[Node], given: Sequence[Node]
+) -> Callable[[Sequence[np.ndarray]], list[np.ndarray]]:
+    """The outputs of a graph as a function of the values of the nodes in `given`."""
+    places = {node: place for place, node in enumerate(given)}
+    steps = []
+    for node in _between(outputs, places):
+        sources = [places[each] for each in node.inputs]
+        places[node] = len(places)
+        steps.append((None if node.op is ITEM else evaluator(node), sources, node.attrs))
+    wanted = [places[node] for node in outputs]
+
+    def run(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        results: list[Arrays] = [(array,) for array in arrays]
+        for outputs_of, sources, attrs in steps:
+            if outputs_of is None:
+                results.append((results[sources[0]][attrs["index"]],))
+            else:
+                results.append(outputs_of([results[place][0] for place in sources]))
+        return [results[place][0] for place in wanted]
+
+    return run
+
+
+def _between(outputs: Sequence[Node], given: Collection[Node]) -> list[Node]:
+    """What lies between, in an order in which it can be computed."""
+    order = topological(outputs)
+    needed = set(outputs)
+    for node in reversed(order):
+        if node in needed and node not in given:
+            needed.update(node.inputs)
+    return [node for node in order if node in needed and node not in given]
