@@ -148,8 +148,12 @@ def bounds_of(source: str, name: str) -> int:
 
 def globals_of(source: str) -> frozenset[str]:
     """The variables of the card that all launches of a source's functions have in common."""
-    texts = [source, *included(source).values()]
-    return frozenset(name for text in texts for name in _GLOBAL.findall(text))
+    return _globals_in(source).union(*map(_globals_in, included(source).values()))
+
+
+@cache
+def _globals_in(text: str) -> frozenset[str]:
+    return frozenset(_GLOBAL.findall(text))
 
 
 # --- compiling

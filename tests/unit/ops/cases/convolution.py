@@ -18,9 +18,7 @@ def loops_conv2d(
 ) -> np.ndarray:
     """The definition of a convolution, one product at a time."""
     image = np.pad(x, ((0, 0), (0, 0), *padding))
-    reach = [dilation[i] * (w.shape[2 + i] - 1) + 1 for i in (0, 1)]
-    height, width = ((image.shape[2 + i] - reach[i]) // stride[i] + 1 for i in (0, 1))
-    result = np.zeros((x.shape[0], w.shape[0], height, width))
+    result = np.zeros(_result_shape(image.shape, w.shape, stride, dilation))
     outputs_a_group = w.shape[0] // groups
     for n, k, row, column in np.ndindex(*result.shape):
         first = (k // outputs_a_group) * w.shape[1]
@@ -33,6 +31,13 @@ def loops_conv2d(
             ]
             result[n, k, row, column] += w[k, c, i, j] * pixel
     return result
+
+
+def _result_shape(image: Any, w: Any, stride: Any, dilation: Any) -> tuple[int, ...]:
+    """The shape of what comes of an image with its padding."""
+    reach = [dilation[i] * (w[2 + i] - 1) + 1 for i in (0, 1)]
+    height, width = ((image[2 + i] - reach[i]) // stride[i] + 1 for i in (0, 1))
+    return image[0], w[0], height, width
 
 
 def loops_conv_transpose2d(
@@ -112,7 +117,8 @@ def _value(setting: Setting) -> Case:
 
 def output_shape(setting: Setting) -> tuple[int, ...]:
     """The shape of the convolution of a setting."""
-    return loops_conv2d(np.zeros(setting.x), np.zeros(setting.w), **setting.how).shape
+    padded = [size + sum(ends) for size, ends in zip(setting.x[2:], setting.padding, strict=True)]
+    return _result_shape((*setting.x[:2], *padded), setting.w, setting.stride, setting.dilation)
 
 
 def _input(setting: Setting) -> Case:
