@@ -36,7 +36,7 @@ class Explanation:
     @property
     def seconds(self) -> float:
         """What moving and computing are thought to take, and the calls for each of them."""
-        steps = [*self.moves, *self.choices]
+        steps: list[Move | Choice] = [*self.moves, *self.choices]
         return sum(step.seconds + CALL_S for step in steps)
 
     def __str__(self) -> str:
