@@ -29,6 +29,12 @@ SETTINGS = [
      "bfloat16"),
     (Setting("one number at a time", (2, 7, 6, 5), (7, 1, 7, 7), padding=((3, 3), (3, 3)),
              groups=7), "float32"),
+    (Setting("several strips, dilated", (1, 6, 45, 9), (6, 1, 3, 3), (1, 1), ((2, 1), (3, 3)),
+             (2, 3), groups=6), "float32"),
+    (Setting("five rows, two at a time", (1, 8, 41, 7), (8, 1, 5, 5), (2, 1), ((2, 2), (2, 2)),
+             groups=8), "bfloat16"),
+    (Setting("rows that nobody sees", (2, 4, 31, 9), (4, 1, 2, 1), (3, 2), ((1, 0), (0, 0)),
+             groups=4), "float32"),
 ]  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """Convolutions of each channel by itself (depthwise), by kernels of our own.
 
 There is nothing in them for tensor cores, and what they cost is to read and to write: a thread has
-neighbouring channels of a run of pixels, and reads what several results see once. Images lie
-channels last and filters as variables do; what lies otherwise is left to others.
+neighbouring channels of a strip of pixels, goes down the strip and reads each row of it once.
+Images lie channels last and filters as variables do; what lies otherwise is left to others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from caldera.graph.memory_format import NHWC, same_memory
 from caldera.graph.node import Node, Spec
 from caldera.kernels.common.geometry import Geometry
-from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
+from caldera.kernels.common.scratch import Scratch, workspace_bytes
 from caldera.kernels.cuda import convolution
 from caldera.kernels.cuda.codegen.dtypes import STORED
 from caldera.kernels.cuda.codegen.loop_operands import divisor
@@ -35,17 +35,20 @@ from caldera.tensor.dtype import is_float
 _HEADER = "depthwise.cuh"
 FILTERS = {"conv2d": 1, "conv2d_input": 1, "conv2d_weight": 2}
 """Which of the inputs and the result are filters; the others are images."""
-WIDEST = 16
-"""Bytes that a thread reads and writes at once."""
-MOST_KEPT = 104
-"""Registers for filters, or for the sums of their gradient: with more, threads would spill."""
-RUN = 4
-"""Neighbouring pixels of a thread, at least."""
-LONGEST_RUN = 8
+WIDEST = 4
+"""Bytes that a thread reads and writes at once: more channels are more registers."""
+ALIGNMENT = 16
+MOST_KEPT = 190
+"""Registers for filters, for results and for the rows at hand: with more, threads would spill."""
+RUN = 8
+"""Neighbouring pixels of a thread, at most: of those that it reads or of those that it writes,
+whichever are more."""
+STEPS = 16
+"""Results of a strip from top to bottom: at its ends, rows are read twice."""
 THREADS, MOST_PACKS = 256, 32
-BLOCKS = 6
-"""Of a multiprocessor: so many share the pixels, as each reads filters first."""
-MOST_RUNS = 1 << 31
+BLOCKS = 2
+"""Of a multiprocessor: so many add up for the gradient of filters."""
+MOST_STRIPS = 1 << 31
 
 
 class Divisor(ctypes.Structure):
@@ -54,13 +57,66 @@ class Divisor(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint) for name in ("by", "factor", "shift")]
 
 
+_SIZES = ("channels", "height", "width", "rows", "columns", "steps")
+
+
 class Planes(ctypes.Structure):
     """`Planes` of depthwise.cuh."""
 
     _fields_ = [
-        *[(name, ctypes.c_int) for name in ("channels", "height", "width", "rows", "columns")],
-        ("count", ctypes.c_uint), ("runs", Divisor), ("lines", Divisor),
+        *[(name, ctypes.c_int) for name in _SIZES],
+        ("count", ctypes.c_uint), ("runs", Divisor), ("parts", Divisor),
     ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How results along an axis meet what they see: `Forward` and its like of depthwise.cuh."""
+
+    taps: int
+    stride: int
+    padding: int
+    dilation: int
+    backward: bool
+    length: int
+    """Results that are computed together."""
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether these are single results, which lie apart by the dilation: what they see moves on
+        by one place then."""
+        return self.length == self.stride == 1
+
+    @property
+    def apart(self) -> int:
+        return self.dilation if self.is_apart else 1
+
+    @property
+    def step(self) -> int:
+        """How far on what the next results see lies."""
+        return self.length // self.stride if self.backward else self.length * self.stride
+
+    @property
+    def span(self) -> int:
+        """Places that they see, with those between them."""
+        reach = (self.taps - 1) * self.dilation
+        if self.is_apart:
+            return self.taps
+        if not self.backward:
+            return (self.length - 1) * self.stride + reach + 1
+        low = (reach - self.padding) // self.stride
+        return (self.length - 1 + self.padding) // self.stride + low + 1
+
+    @property
+    def met(self) -> int:
+        """Places that they see."""
+        return min(self.span, self.taps * self.length)
+
+    @property
+    def code(self) -> str:
+        axis = f"Axis<{self.taps}, {self.stride}, {self.padding}, {self.dilation}>"
+        name = "Backward" if self.backward else "Forward"
+        return f"{name}Apart<{axis}>" if self.is_apart else f"{name}<{axis}, {self.length}>"
 
 
 @dataclass(frozen=True)
@@ -68,82 +124,110 @@ class _Tiling:
     """How threads share channels and pixels."""
 
     geometry: Geometry
-    is_input: bool
+    rows: _Way
+    columns: _Way
     together: int
     """Channels of a thread."""
 
     @classmethod
     def of(cls, node: Node) -> _Tiling | None:
-        """None if no thread has registers for a filter."""
-        geometry = Geometry.of(node)
-        channels, taps = geometry.groups, geometry.taps[0] * geometry.taps[1]
-        together = WIDEST // node.dtype.itemsize
-        words = compute_dtype(node.dtype).itemsize // 4
-        while together > 1 and (channels % together or taps * together * words > MOST_KEPT):
+        """None if no thread has registers for a filter and what it meets."""
+        geometry, backward = Geometry.of(node), node.op.name == "conv2d_input"
+        rows, columns = (
+            (*each, backward)
+            for each in zip(
+                geometry.taps, geometry.stride, geometry.origin, geometry.dilation, strict=True
+            )
+        )
+        stride = geometry.stride if backward else (1, 1)
+        down = _Way(*rows, stride[0])
+        # Of an image's gradient, each run begins at a multiple of the stride.
+        across = _Way(*columns, max(RUN // geometry.stride[1], 1) * stride[1])
+        together = max(1, WIDEST // node.dtype.itemsize)
+        while together > 1 and geometry.groups % together:
             together //= 2
-        if taps * together * words > MOST_KEPT:
-            return None
-        found = cls(geometry, node.op.name == "conv2d_input", together)
-        return found if found.length <= LONGEST_RUN and found.count < MOST_RUNS else None
+        while True:
+            found = cls(geometry, down, across, together)
+            if found._kept(node.dtype.itemsize) <= MOST_KEPT or together == 1:
+                break
+            together //= 2
+        fits = found._kept(node.dtype.itemsize) <= MOST_KEPT and across.length <= RUN
+        return found if fits and found.count < MOST_STRIPS else None
 
-    @property
-    def length(self) -> int:
-        """Pixels of a run. Of an image's gradient, each begins at a multiple of the stride."""
-        stride = self.geometry.stride[1] if self.is_input else 1
-        return -(-RUN // stride) * stride
+    def _kept(self, itemsize: int) -> int:
+        """Registers of a thread, roughly."""
+        words = self.geometry.dtype.itemsize // 4
+        pack = -(-self.together * itemsize // 4)
+        fresh = min(self.rows.step, self.rows.span)
+        taps = self.geometry.taps[0] * self.geometry.taps[1]
+        open_ = -(-self.rows.span // self.rows.step) * self.rows.length * self.columns.length
+        return (taps + open_) * self.together * words + 2 * fresh * self.columns.met * pack
 
     @property
     def places(self) -> tuple[int, int]:
         """Rows and columns of what is gone through."""
-        return self.geometry.source if self.is_input else self.geometry.target
+        return self.geometry.source if self.rows.backward else self.geometry.target
 
     @property
     def runs(self) -> int:
-        """Of a row."""
-        return -(-self.places[1] // self.length)
+        """Strips beside each other."""
+        return -(-self.places[1] // self.columns.length)
+
+    @property
+    def parts(self) -> int:
+        """Strips below each other."""
+        unit = self.rows.length * self.rows.apart
+        return -(-self.places[0] // (unit * STEPS)) * self.rows.apart
 
     @property
     def count(self) -> int:
-        """Runs of all images."""
-        return self.geometry.batch * self.places[0] * self.runs
+        """Strips of all images."""
+        return self.geometry.batch * self.parts * self.runs
 
     @property
     def block(self) -> tuple[int, int, int]:
-        """Threads: packs of channels, and runs."""
+        """Threads: packs of channels, and strips."""
         packs = self.geometry.groups // self.together
         across = -(-packs // -(-packs // MOST_PACKS))
         return across, max(1, THREADS // across), 1
 
     @property
-    def grid(self) -> tuple[int, int, int]:
-        """Blocks: of runs, and of packs."""
-        across, down, _ = self.block
-        slices = -(-(self.geometry.groups // self.together) // across)
-        fill = max(1, BLOCKS * driver().multiprocessors // slices)
-        return min(fill, -(-self.count // down)), slices, 1
+    def slices(self) -> int:
+        """Blocks beside each other: of packs."""
+        return -(-(self.geometry.groups // self.together) // self.block[0])
 
     @property
-    def window(self) -> str:
-        """The type of the window."""
-        of = self.geometry
-        numbers = (*of.taps, *of.stride, *of.origin, *of.dilation)
-        return f"Window<{', '.join(map(str, numbers))}>"
+    def grid(self) -> tuple[int, int, int]:
+        """Blocks: of strips, and of packs."""
+        return -(-self.count // self.block[1]), self.slices, 1
+
+    @property
+    def adding_grid(self) -> tuple[int, int, int]:
+        """The same where each block adds up several strips."""
+        fill = max(1, BLOCKS * driver().multiprocessors // self.slices)
+        return min(fill, self.grid[0]), self.slices, 1
+
+    @property
+    def code(self) -> str:
+        """Arguments of the kernels' templates."""
+        return f"{self.rows.code}, {self.columns.code}, {self.together}"
 
     @property
     def planes(self) -> Parameter:
         """What the kernels are told."""
         rows, columns = self.places
-        height, width = self.geometry.target if self.is_input else self.geometry.source
+        height, width = self.geometry.target if self.rows.backward else self.geometry.source
         return Parameter("Planes", Planes(
             channels=self.geometry.groups, height=height, width=width, rows=rows, columns=columns,
-            count=self.count, runs=Divisor(*divisor(self.runs)), lines=Divisor(*divisor(rows)),
+            steps=STEPS, count=self.count, runs=Divisor(*divisor(self.runs)),
+            parts=Divisor(*divisor(self.parts)),
         ))  # fmt: skip
 
     @property
     def partial(self) -> Spec:
         """Sums of the blocks for the gradient of the filters."""
         taps = self.geometry.taps[0] * self.geometry.taps[1]
-        return Spec((self.grid[0], taps, self.geometry.groups), self.geometry.dtype)
+        return Spec((self.adding_grid[0], taps, self.geometry.groups), self.geometry.dtype)
 
 
 def _supports(node: Node) -> bool:
@@ -161,7 +245,7 @@ def _supports(node: Node) -> bool:
 def _bind(call: Call) -> Runner:
     for index, array in enumerate((*call.inputs, *call.outputs)):
         order = None if index == FILTERS[call.node.op.name] else NHWC
-        if address_of(array) % WIDEST or not lies_dense(array, order):
+        if address_of(array) % ALIGNMENT or not lies_dense(array, order):
             return CudaRunner(convolution.launches(call))
     tiling = _Tiling.of(call.node)
     assert tiling is not None
@@ -172,11 +256,9 @@ def _bind(call: Call) -> Runner:
         "image": const_pointer(given), "filters": const_pointer(filters), "out": pointer(out),
         "planes": tiling.planes,
     })  # fmt: skip
-    sizes = f"{tiling.window}, {tiling.together}, {tiling.length}"
-    way = f"{'Backward' if tiling.is_input else 'Forward'}<{tiling.window}, {tiling.length}>"
     return CudaRunner([header_launch(
         _HEADER, "depthwise_images", tiling.grid, tiling.block, signature,
-        f"depthwise<{way}, {sizes}>({signature.names});", threads=THREADS,
+        f"depthwise<{tiling.code}>({signature.names});", threads=THREADS,
     )])  # fmt: skip
 
 
@@ -189,9 +271,8 @@ def _weight_gradient(tiling: _Tiling, call: Call) -> list[Launch]:
         "partial": pointer(partial), "planes": tiling.planes,
     })  # fmt: skip
     first = header_launch(
-        _HEADER, "depthwise_filters", tiling.grid, tiling.block, signature,
-        f"block_depthwise_weight<{tiling.window}, {tiling.together}, {tiling.length}>"
-        f"({signature.names});", threads=THREADS,
+        _HEADER, "depthwise_filters", tiling.adding_grid, tiling.block, signature,
+        f"block_depthwise_weight<{tiling.code}>({signature.names});", threads=THREADS,
     )  # fmt: skip
     parts, taps, channels = spec.shape
     signature = Signature({
