@@ -7,14 +7,14 @@ are rounded, and not if the products of the gradient are, which is enough for Ad
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 
 import numpy as np
 
 from caldera.graph.node import Node
-from caldera.kernels.reference import registry
+from caldera.kernels.reference import evaluation, registry
 from caldera.tensor.dtype import is_float
 
 PRECISION_STEP = {"float32": 2.0**-23, "tf32": 2.0**-10, "float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -34,22 +34,28 @@ INEXACT = frozenset({
 @contextmanager
 def rounded_ops(seed: int, roundings: float = 1.0) -> Iterator[None]:
     """Inside, what NumPy computes for such an op is changed by roundings of its largest result."""
-    evaluate = registry.evaluate
+    usual = evaluation.evaluator
     numbers = count()
 
-    def changed(node: Node, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-        results = evaluate(node, inputs)
+    def evaluator(node: Node) -> Callable[[Sequence[np.ndarray]], tuple[np.ndarray, ...]]:
+        outputs_of = usual(node)
         if node.op.name not in INEXACT:
-            return results
-        draw = np.random.default_rng((seed, next(numbers)))
+            return outputs_of
         compute = node.attrs.get("compute")
-        return tuple(_rounded(each, compute, roundings, draw) for each in results)
 
-    registry.evaluate = changed
+        def changed(inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+            draw = np.random.default_rng((seed, next(numbers)))
+            results = outputs_of(inputs)
+            return tuple(_rounded(each, compute, roundings, draw) for each in results)
+
+        return changed
+
+    # Kernels ask for it when they are bound, and graphs for each of their nodes.
+    evaluation.evaluator = registry.evaluator = evaluator
     try:
         yield
     finally:
-        registry.evaluate = evaluate
+        evaluation.evaluator = registry.evaluator = usual
 
 
 def _rounded(
