@@ -6,7 +6,7 @@ matrix as fast as its memory gives it. They add up in float32, so that sums are 
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -19,6 +19,7 @@ from caldera.kernels.cuda.product import cublas
 from caldera.kernels.cuda.product.problem import Multiplication, described
 from caldera.kernels.cuda.reduction import reduce
 from caldera.kernels.cuda.runtime import libraries
+from caldera.kernels.cuda.runtime.cublaslt import RANKS
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.memory import device
@@ -59,8 +60,8 @@ def _ones(terms: int, dtype: DType) -> _Ones:
 class _ProductRunner(CudaRunner):
     """A product, and the ones that it reads."""
 
-    def __init__(self, ones: _Ones, product: Multiplication, call: Call) -> None:
-        calls = cublas.bind_product(product, call.workspace)
+    def __init__(self, ones: _Ones, product: Multiplication, call: Call, rank: int) -> None:
+        calls = cublas.bind_product(product, call.workspace, rank)
         super().__init__([reduce.bind(call)] if calls is None else calls)
         self._ones = ones
 
@@ -74,7 +75,7 @@ def _sides(node: Node) -> tuple[int, int] | None:
     return terms, size(spec.shape[len(axes) :])
 
 
-def _bind(call: Call) -> Runner:
+def _bind(rank: int, call: Call) -> Runner:
     (x,), (out,) = call.inputs, call.outputs
     sides = _sides(call.node)
     assert sides is not None
@@ -82,7 +83,7 @@ def _bind(call: Call) -> Runner:
         return reduce.bind(call)
     ones = _ones(sides[0], x.dtype)
     product = Multiplication(ones.array, x.reshape(sides), out.reshape(1, sides[1]))
-    return _ProductRunner(ones, product, call)
+    return _ProductRunner(ones, product, call, rank)
 
 
 @lru_cache(maxsize=4096)
@@ -101,10 +102,10 @@ def _found(node: Node, accuracy: str, limit: int) -> tuple[int, int]:
     return cublas.workspace(Multiplication(row, x, out))
 
 
-def _supports(node: Node) -> bool:
+def _supports(rank: int, node: Node) -> bool:
     if libraries.cublas_lt() is None or not libraries.may_measure():
         return False
-    return _found(detached(node), settings.accuracy, workspace_limit())[1] > 0
+    return _found(detached(node), settings.accuracy, workspace_limit())[1] > rank
 
 
 def _workspace(node: Node) -> int:
@@ -113,15 +114,10 @@ def _workspace(node: Node) -> int:
     return max(own, reduce.workspace(node))
 
 
-TABLE.add(
-    Kernel(
-        "sum",
-        "cuda",
-        "product with ones",
-        _bind,
-        _supports,
-        _workspace,
-        priority=-1,
-        varies=True,
-    )
-)
+for _rank in range(RANKS):
+    # The library's first algorithm is seldom the fastest for a single row.
+    _name = "product with ones" if _rank == 0 else f"product with ones {_rank + 1}"
+    TABLE.add(Kernel(
+        "sum", "cuda", _name, partial(_bind, _rank), partial(_supports, _rank), _workspace,
+        priority=-1 - _rank, varies=True,
+    ))  # fmt: skip
