@@ -107,7 +107,8 @@ def _by_panels(
     columns = vectors * natural_lanes(left.type)
     with k.loop(0, width // columns) as number, k.loop(0, rows, height) as top:
         panel = right.at(number * columns * inner)
-        first, goal = left.at(top * inner), target.at(top * width + number * columns)
+        first = k.in_register(left.at(top * inner))
+        goal = target.at(top * width + number * columns)
 
         def multiply(lines: Sequence[Number], length: Number) -> None:
             tile = Tile(k, height, vectors, [first.at(line * length) for line in lines])
