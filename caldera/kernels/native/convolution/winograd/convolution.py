@@ -107,8 +107,10 @@ def _by_panels(
     columns = vectors * natural_lanes(left.type)
     with k.loop(0, width // columns) as number, k.loop(0, rows, height) as top:
         panel = right.at(number * columns * inner)
-        first = k.in_register(left.at(top * inner))
-        goal = target.at(top * width + number * columns)
+        first, goal = left.at(top * inner), target.at(top * width + number * columns)
+        if vectors == 1:
+            # Each number is multiplied where it lies: once, so it is not loaded first.
+            first = k.in_register(first)
 
         def multiply(lines: Sequence[Number], length: Number) -> None:
             tile = Tile(k, height, vectors, [first.at(line * length) for line in lines])
