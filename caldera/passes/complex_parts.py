@@ -18,6 +18,7 @@ from caldera.graph.opdef import ITEM, as_tuple, item, parameter
 from caldera.graph.ops.base import cast, complex_, full, reshape
 from caldera.graph.ops.control import items, scan
 from caldera.graph.ops.elementwise import add, sub
+from caldera.graph.ops.fourier import mirror
 from caldera.graph.ops.leaf import constant
 from caldera.graph.ops.movement import concat, narrow, view_as_complex, view_as_real
 from caldera.graph.ops.product import matmul
@@ -105,7 +106,7 @@ class _Splitter:
             return value
         if node not in self.whole:
             known = self.pairs.get(node)
-            if known is None or not known.inputs or known.op.kind == "movement":
+            if known is None or not _is_written(known):
                 self.whole[node] = complex_(*value)
             else:
                 # What a kernel writes as pairs is in memory as complex numbers are.
@@ -209,6 +210,11 @@ _RULES: dict[str, Any] = {
     "matmul": _Splitter._matmul,
     "prod": _Splitter._prod,
 }
+
+
+def _is_written(node: Node) -> bool:
+    """Whether a kernel writes it; what else moves elements may be a view, with gaps in it."""
+    return bool(node.inputs) and (node.op is mirror or node.op.kind != "movement")
 
 
 def _halves(pairs: Node) -> Parts:
