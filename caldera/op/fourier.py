@@ -178,13 +178,12 @@ def _along(where: str, x: Any, axes: Axes, norm: Norm, *, inverse: bool) -> Expr
 
 
 def _transformed(node: Node, axes: tuple[int, ...], *, inverse: bool) -> Node:
-    """The last axis first, as NumPy does: where rows are shared out over ranks, it is whole. Along
-    several axes real signals have half of the work, and ranks half of the bytes: the other
-    frequencies follow. (Along one it takes longer to write those than to compute them.)"""
+    """The last axis first, as NumPy does: where rows are shared out over ranks, it is whole. Real
+    signals have half of the work, and ranks half of the bytes: the other frequencies follow."""
     if not axes:
         return view_as_real(cast(node, complex_of(node.dtype)))
     *before, last = axes
-    is_real = node.dtype.kind != "c" and not inverse and node.shape[last] > 0 and bool(before)
+    is_real = node.dtype.kind != "c" and not inverse and node.shape[last] > 0
     if is_real:
         pairs: Node = fourier.rfft(cast(node, part_of(complex_of(node.dtype))), axis=last)
     else:

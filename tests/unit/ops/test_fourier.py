@@ -93,7 +93,7 @@ def test_the_cost_of_a_real_transform_is_half_that_of_a_complex_one() -> None:
     assert cost(fourier.irfft(spectrum, axis=1, n=8)) * 2 == whole
 
 
-@pytest.mark.parametrize("write", [op.fft2, op.fftn])
+@pytest.mark.parametrize("write", [op.fft, op.fft2, op.fftn])
 def test_all_frequencies_of_real_numbers_are_written_once(write) -> None:  # type: ignore[no-untyped-def]
     signal = np.random.default_rng(0).normal(size=(6, 8))
     spectrum = write(op.var("signal", signal.shape, fill=signal, dtype="float64"))
