@@ -112,6 +112,7 @@ def _owner(cuts: Cuts, index: int) -> int:
 
 
 def stationary_c(
+    c: np.ndarray,
     a: np.ndarray,
     b: np.ndarray,
     grid: ProcessGrid,
@@ -120,8 +121,8 @@ def stationary_c(
     inner_b: Cuts,
     columns: Cuts,
     transposed: tuple[bool, bool] = (False, False),
-) -> np.ndarray:
-    """This rank's block of A B, for its blocks of A (rows, inner_a) and B (inner_b, columns).
+) -> None:
+    """c = this rank's block of A B, for its blocks of A (rows, inner_a) and B (inner_b, columns).
 
     The first axis of each is cut over the rows of the grid, the second over its columns. A matrix
     that lies `transposed` in memory, on all ranks, travels so.
@@ -172,8 +173,8 @@ def stationary_c(
         return of_a, of_b, found
 
     if not steps:
-        return np.zeros((a.shape[0], b.shape[1]), a.dtype)
-    c = np.empty((a.shape[0], b.shape[1]), a.dtype)
+        c[...] = 0
+        return
     leaving = send(0)
     for step in range(steps):
         of_a, of_b, arriving = receive(step)
@@ -185,7 +186,6 @@ def stationary_c(
             accumulate_product(c, of_a, of_b)
         else:
             np.matmul(of_a, of_b, out=c)
-    return c
 
 
 def _room(shape: tuple[int, int], dtype: np.dtype, transposed: bool) -> np.ndarray:

@@ -225,40 +225,55 @@ def run_matmul(
     options: Options,
     comm: Communicator,
 ) -> list[np.ndarray]:
+    """This rank's part of a product, or of several."""
+    out = np.empty(outputs[0].local_shape(comm.rank), parts[0].dtype)
+    run_matmul_into((out,), parts, inputs, outputs, options, comm)
+    return [out]
+
+
+def run_matmul_into(
+    places: Sequence[np.ndarray],
+    parts: Sequence[np.ndarray],
+    inputs: Sequence[Layout],
+    outputs: Sequence[Layout],
+    options: Options,
+    comm: Communicator,
+) -> None:
     """One product after the other, where there are several."""
+    (out,) = places
     ta, tb = options[3]
     a, b = (part.swapaxes(-1, -2) if t else part for part, t in zip(parts, (ta, tb), strict=True))
-    shape = outputs[0].local_shape(comm.rank)
-    if len(shape) == 2:
-        return [_multiply(a, b, options, outputs[0], comm)]
-    batch = shape[:-2]
-    found = np.empty(shape, a.dtype)
+    batch = out.shape[:-2]
     a = np.broadcast_to(a, (*batch, *a.shape[-2:]))
     b = np.broadcast_to(b, (*batch, *b.shape[-2:]))
     for index in pairs(*map(range, batch)):
-        found[index] = _multiply(a[index], b[index], options, outputs[0], comm)
-    return [found]
+        _multiply(out[index], a[index], b[index], options, comm)
 
 
 def _multiply(
-    a: np.ndarray, b: np.ndarray, options: Options, out: Layout, comm: Communicator
-) -> np.ndarray:
+    out: np.ndarray, a: np.ndarray, b: np.ndarray, options: Options, comm: Communicator
+) -> None:
     form, (layers, rows, columns), (m, inner_a, inner_b, n), transposed = options
     if comm.size == 1:
-        return a @ b
+        np.matmul(a, b, out=out)
+        return
     grid = process_grid(comm, rows, columns, layers)
     layer = grid.place[0]
     if form == STATIONARY_B:
-        return product.stationary_b(a.T, b, grid, inner_a, m, n, even_cuts(m[-1], rows))
+        out[...] = product.stationary_b(a.T, b, grid, inner_a, m, n, even_cuts(m[-1], rows))
+        return
     if form == STATIONARY_A:
-        return product.stationary_a(a, b.T, grid, m, inner_b, n, even_cuts(n[-1], columns))
+        out[...] = product.stationary_a(a, b.T, grid, m, inner_b, n, even_cuts(n[-1], columns))
+        return
     inner_a = _of_layer(inner_a, layer, columns)
     inner_b = _of_layer(inner_b, layer, rows)
-    c = product.stationary_c(a, b, grid, m, inner_a, inner_b, n, transposed)
     if layers == 1:
-        return c
+        product.stationary_c(out, a, b, grid, m, inner_a, inner_b, n, transposed)
+        return
+    c = np.empty((a.shape[0], b.shape[1]), a.dtype)
+    product.stationary_c(c, a, b, grid, m, inner_a, inner_b, n, transposed)
     own = even_cuts(m[grid.row + 1] - m[grid.row], layers)
-    return product.sum_over_layers(c, grid, own)
+    out[...] = product.sum_over_layers(c, grid, own)
 
 
 def _of_layer(cuts: Cuts, layer: int, parts: int) -> Cuts:
@@ -266,4 +281,4 @@ def _of_layer(cuts: Cuts, layer: int, parts: int) -> Cuts:
     return tuple(cut - own[0] for cut in own)
 
 
-MATMUL = Algorithm(matmul_variants, run_matmul)
+MATMUL = Algorithm(matmul_variants, run_matmul, run_matmul_into)

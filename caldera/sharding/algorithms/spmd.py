@@ -57,6 +57,9 @@ def _bind(call: Call) -> Runner:
 
     def run() -> None:
         comm = SingleProcess() if call.communicator is None else call.communicator
+        if algorithm.run_into is not None:
+            algorithm.run_into(places, parts, given, made, attrs["options"], comm)
+            return
         found = algorithm.run(parts, given, made, attrs["options"], comm)
         for place, part in zip(places, found, strict=True):
             np.copyto(place, part)

@@ -38,6 +38,7 @@ class Algorithm:
       ranks are 0 to `ranks` - 1.
     - `run(parts, variant's inputs, variant's outputs, options, communicator)`: this rank's parts of
       the outputs. All ranks call it.
+    - `run_into(places, ...)`: the same, written to memory that is there, where that saves a copy.
     """
 
     variants: Callable[[Node, Sequence[Layout], int], list[Variant]]
@@ -45,6 +46,16 @@ class Algorithm:
         [Sequence[np.ndarray], Sequence[Layout], Sequence[Layout], Options, Communicator],
         Sequence[np.ndarray],
     ]
+    run_into: (
+        Callable[
+            [
+                Sequence[np.ndarray], Sequence[np.ndarray], Sequence[Layout], Sequence[Layout],
+                Options, Communicator,
+            ],
+            None,
+        ]
+        | None
+    ) = None  # fmt: skip
 
 
 @dataclass(frozen=True)
