@@ -30,7 +30,7 @@ from caldera.comm.request import Request
 from caldera.sharding.algorithms.lapack import accumulate_product
 from caldera.sharding.algorithms.process_grid import Cuts, ProcessGrid, gather_rows
 
-PANEL_BYTES = 16 << 20
+PANEL_BYTES = 8 << 20
 """What the panels of one step may take on a rank, unless that is less than a column of them."""
 NARROWEST = 64
 """A panel this wide is computed at nearly full speed: thinner ones save no time."""
