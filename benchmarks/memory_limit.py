@@ -34,6 +34,7 @@ import numpy as np
 
 import caldera as cd
 from caldera import nn
+from caldera.bench.turns import in_turns
 from caldera.config import settings
 from caldera.data import Loader, as_data
 from caldera.plan.memory_limit import room_for
@@ -46,6 +47,8 @@ USUAL = ("caldera", "caldera half", "torch", "torch checkpoint")
 CONTESTANTS = (*USUAL, "torch offload", "torch compiled", "torch compiled half")
 CLASSES = 1000
 AMPLE = 1 << 42
+TURN_S = 0.1
+"""Seconds of a turn, if that is not less than a step."""
 
 
 @dataclass(frozen=True)
@@ -298,14 +301,8 @@ def measure(network: str, options: argparse.Namespace) -> tuple[list[str], dict[
     name, count = network.split(":")
     asked = options.contestants
     made = {each: make(each, name, int(count), options.device) for each in asked}
-    times: dict[str, list[float]] = {each: [] for each in asked}
-    for turn in range(options.turns + 1):
-        for contestant, (step, _) in made.items():
-            begin = time.perf_counter()
-            for _ in range(options.repeats):
-                step()
-            if turn:
-                times[contestant].append((time.perf_counter() - begin) / options.repeats)
+    steps = {contestant: step for contestant, (step, _) in made.items()}
+    times = in_turns(steps, options.turns, TURN_S)
     rows, samples = [], {}
     for contestant, (_, facts) in made.items():
         base = "torch" if "torch" in contestant else "caldera"
@@ -329,7 +326,6 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=USUAL)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--repeats", type=int, default=1, help="steps of a turn")
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--json", type=Path, help="a file for every time")
     parser.add_argument("--memory", choices=CONTESTANTS, help=argparse.SUPPRESS)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ import numpy as np
 
 import caldera as cd
 from caldera import nn, op
+from caldera.bench.turns import in_turns
 from caldera.config import settings
 from caldera.data import Data, Loader, as_data
 from caldera.graph.node import Node
@@ -43,8 +43,8 @@ from caldera.train.resident import resident
 MIB = 1 << 20
 SECONDS = 1.0
 """For which the two ways to run a layer are measured."""
-TURNS, REPEATS = 5, 3
-"""Of whole steps."""
+TURNS = 5
+"""Of whole steps, at least."""
 CONVOLUTIONS = frozenset(SLICED)
 
 
@@ -162,13 +162,13 @@ class Bench:
         for limit in limits:
             equal = {node: limit // len(nodes) for node in nodes}
             best = shared_limits(choices, nodes, self.family, limit)
-            rows = [self.in_turns(node, equal[node], best[node]) for node in nodes]
+            rows = [self.under_two(node, equal[node], best[node]) for node in nodes]
             before, after = sum(row[0] for row in rows), sum(row[1] for row in rows)
             used = sum(row[2] for row in rows)
             print(f"| {limit / MIB:g} MiB | {before * 1e3:,.1f} ms | {after * 1e3:,.1f} ms "
                   f"| {before / after:.2f} | {used / MIB:.1f} MiB |", flush=True)  # fmt: skip
 
-    def in_turns(self, node: Node, one: int, other: int) -> tuple[float, float, int]:
+    def under_two(self, node: Node, one: int, other: int) -> tuple[float, float, int]:
         """Seconds of a layer under two limits, and the workspace under the second."""
         first, second = (choices.kernel(node, self.family, limit=each) for each in (one, other))
         if first.name == second.name and first.workspace(node) == second.workspace(node):
@@ -193,7 +193,7 @@ class Bench:
                 with undivided():
                     whole = self.step_of(network, data)
                 cut = self.step_of(network, data)
-            times = best_of({"whole": whole, "cut": cut, "free": free})
+            times = in_turns({"whole": whole, "cut": cut, "free": free}, TURNS)
             SAMPLES.append({"network": network, "limit": limit, **times})
             best = {name: 1e3 * min(of) for name, of in times.items()}
             print(f"| {limit / MIB:g} MiB | {best['whole']:,.2f} | {best['cut']:,.2f} "
@@ -249,22 +249,6 @@ def undivided() -> Iterator[None]:
         yield
     finally:
         SLICED.update(rules)
-
-
-def best_of(steps: dict[str, Step]) -> dict[str, list[float]]:
-    """Seconds a step, by turns."""
-    found: dict[str, list[float]] = {name: [] for name in steps}
-    for step in steps.values():
-        # The second of a card is captured.
-        for _ in range(2):
-            step()
-    for _ in range(TURNS):
-        for name, step in steps.items():
-            begin = time.perf_counter()
-            for _ in range(REPEATS):
-                step()
-            found[name].append((time.perf_counter() - begin) / REPEATS)
-    return found
 
 
 def main() -> None:

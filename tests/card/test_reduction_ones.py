@@ -8,9 +8,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+import caldera as cd
+from caldera import op
 from caldera.config import settings
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import OPS, parameter
+from caldera.kernels.choose import choices
 from caldera.kernels.cuda.reduction import ones
 from caldera.kernels.cuda.runtime import cublaslt, libraries
 from caldera.kernels.reference import evaluate
@@ -79,6 +82,25 @@ def test_only_short_sums_of_columns_of_floats() -> None:
     assert not _offered((64, 64), (0,), "float64")
     assert not _offered((64, 64), (0,), "int32")
     assert not _offered((0, 64), (0,))
+
+
+def test_plans_sum_by_it_and_let_go_of_the_ones(card: Device) -> None:
+    numbers = np.random.default_rng(0).normal(size=(2, 48, 24)).astype("float32")
+    x = op.var("x", (48, 24), fill=numbers[0], device=card)
+    choices.fix("sum", NAME, "cuda")
+    try:
+        plan = cd.compile([op.sum(x, axis=0)], device=card, remember=False)
+        held = plan.run()[0]
+        x.assign(numbers[1])
+        again = plan.run()[0]
+    finally:
+        choices.unfix("sum", "cuda")
+    assert [step.kernel.name for step in plan.schedule.steps] == [NAME]
+    for found, given in zip((held, again), numbers, strict=True):
+        compare(found.numpy(), given.sum(axis=0))
+    del plan
+    gc.collect()
+    assert not ones._known
 
 
 def test_ones_live_as_long_as_somebody_needs_them(card: Device) -> None:

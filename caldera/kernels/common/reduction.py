@@ -9,9 +9,13 @@ from math import inf
 import numpy as np
 
 from caldera.graph.body import Body
+from caldera.graph.node import Node
 from caldera.kernels.common.loop_body import LoopBody, loop_body_of, loop_shape, without_outputs
 from caldera.kernels.table import Call
-from caldera.tensor.shape import Shape
+from caldera.tensor.shape import Shape, size
+
+MOST_TERMS = 4096
+"""Of sums in float32 that are taken one after the other: beyond, digits are lost."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,19 @@ class ReductionTask:
     inputs: Sequence[np.ndarray]
     outputs: Sequence[np.ndarray]
     results: Sequence[np.ndarray]
+
+
+def lengths(node: Node) -> tuple[int, int, bool] | None:
+    """Results, terms of each, and whether the terms come last in memory; None if they lie neither
+    at the beginning nor at the end of the shape, or there are none."""
+    spec, axes = node.inputs[0].outputs[0], tuple(sorted(node.attrs["axis"]))
+    if spec.order is not None or not axes or 0 in spec.shape:
+        return None
+    terms = size(tuple(spec.shape[axis] for axis in axes))
+    results = size(spec.shape) // terms
+    if axes == tuple(range(len(spec.shape) - len(axes), len(spec.shape))):
+        return results, terms, True
+    return (results, terms, False) if axes == tuple(range(len(axes))) else None
 
 
 def with_axes(result: np.ndarray, axes: tuple[int, ...], rank: int) -> np.ndarray:

@@ -129,7 +129,7 @@ def _grid_cost(node: Node, ranks: int, block: int) -> Cost:
         sent = (reflections + block * (columns - 1) + sums) * k / columns
         return work + Cost(int(sent * itemsize))
     if like == "solve":
-        return work + _lu_bytes(n, elements // n - n, (rows, columns), itemsize)
+        return work + _lu_bytes(n, _right_sides(node), (rows, columns), itemsize)
     # A column of the grid sends its panel to the others, who wait for it; then the next one does.
     panels = n * n * (rows + columns - 2) / (2 * rows)
     averaging = n * n * (ranks - 1) / (2 * ranks * ranks)
@@ -151,6 +151,11 @@ def _lu_bytes(n: int, sides: int, grid: Size, itemsize: int) -> Cost:
     )
 
 
+def _right_sides(node: Node) -> int:
+    """How many are solved with."""
+    return {"solve": node.inputs[-1].shape[-1], "inverse": _shape(node)[1]}.get(node.op.name, 0)
+
+
 def _updated(node: Node) -> float:
     """How many elements all panels of one column together read and write of what lies behind
     them, of which the products with a narrow panel are made."""
@@ -159,8 +164,7 @@ def _updated(node: Node) -> float:
     if node.op.name == "cholesky":
         return n**3 / 3
     if node.op.name in ("solve", "inverse", "slogdet"):
-        columns = {"solve": node.inputs[-1].shape[-1], "inverse": n}.get(node.op.name, 0)
-        return 2 * (n**3 / 3 + n * n * columns)
+        return 2 * (n**3 / 3 + n * n * _right_sides(node))
     # Read twice and written once, for R and for Q.
     return 3 * sum(m * c * k - (m + c) * k * k / 2 + k**3 / 3 for c in (n, k))
 

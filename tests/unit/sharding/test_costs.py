@@ -29,6 +29,15 @@ def test_factorisations_send_what_is_expected(name: str) -> None:
         assert cost.bytes * 16 / 1e6 == pytest.approx(counted, rel=0.05)
 
 
+@pytest.mark.parametrize("name", ["cholesky", "solve", "inverse", "slogdet", "qr"])
+def test_nothing_costs_nothing_to_send(name: str) -> None:
+    leaves = [parameter(i, Spec((0, 0), np.dtype(float))) for i in range(1 + (name == "solve"))]
+    made = OPS[name].node(*leaves)
+    given = [Rows().of((0, 0), range(4)) for _ in leaves]
+    for variant in ALGORITHMS[name].variants(made, given, 4):
+        assert variant.cost.bytes == variant.cost.awaited == 0
+
+
 def test_who_waits_for_bytes_takes_as_long_as_who_sends_them() -> None:
     links = Links()
     waiting, sending = Cost(awaited=1000), Cost(bytes=1000)

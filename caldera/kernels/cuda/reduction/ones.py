@@ -14,6 +14,7 @@ import numpy as np
 from caldera.config import settings
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import detached
+from caldera.kernels.common.reduction import MOST_TERMS, lengths
 from caldera.kernels.common.scratch import workspace_limit
 from caldera.kernels.cuda.product import cublas
 from caldera.kernels.cuda.product.problem import Multiplication, described
@@ -25,10 +26,7 @@ from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.memory import device
 from caldera.memory.gpus import card_count
 from caldera.tensor.dtype import DType, bfloat16, float16, float32
-from caldera.tensor.shape import size
 
-MOST_TERMS = 4096
-"""Of sums in float32 that are taken one after the other: beyond, digits are lost."""
 FEWEST_ELEMENTS = 1 << 16
 """Below them every way is the time of a launch."""
 
@@ -68,11 +66,11 @@ class _ProductRunner(CudaRunner):
 
 def _sides(node: Node) -> tuple[int, int] | None:
     """Terms and results, where the terms of each result lie at the beginning of the shape."""
-    spec, axes = node.inputs[0].outputs[0], tuple(sorted(node.attrs["axis"]))
-    if spec.order is not None or not axes or axes != tuple(range(len(axes))):
+    found = lengths(node)
+    if found is None:
         return None
-    terms = size(spec.shape[: len(axes)])
-    return terms, size(spec.shape[len(axes) :])
+    results, terms, is_last = found
+    return None if is_last and results > 1 else (terms, results)
 
 
 def _bind(rank: int, call: Call) -> Runner:

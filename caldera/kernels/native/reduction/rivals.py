@@ -14,37 +14,22 @@ import numpy as np
 from caldera.config import settings
 from caldera.graph.node import Node
 from caldera.kernels.common.loop_body import REDUCTIONS
+from caldera.kernels.common.reduction import MOST_TERMS, lengths
 from caldera.kernels.native.elementwise.operations import is_known
 from caldera.kernels.native.reduction.reduce import LONG, SHORT, bind
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.dtype import float32, float64
-from caldera.tensor.shape import size
 
-MOST_TERMS = 4096
-"""Of sums in float32 that are taken one after the other: beyond, digits are lost."""
 WORTH_A_CALL = 1 << 14
 """Elements from which on a call of NumPy is not most of the time: it also ends a run of native
 kernels, which measuring it alone does not show."""
-
-
-def _lengths(node: Node) -> tuple[int, int, bool] | None:
-    """Results, terms of each, and whether the terms come last in memory; None if they lie neither
-    at the beginning nor at the end of the shape."""
-    spec, axes = node.inputs[0].outputs[0], tuple(sorted(node.attrs["axis"]))
-    if spec.order is not None or not axes or 0 in spec.shape:
-        return None
-    terms = size(tuple(spec.shape[axis] for axis in axes))
-    results = size(spec.shape) // terms
-    if axes == tuple(range(len(spec.shape) - len(axes), len(spec.shape))):
-        return results, terms, True
-    return (results, terms, False) if axes == tuple(range(len(axes))) else None
 
 
 # --- a product with ones
 
 
 def _is_product(node: Node) -> bool:
-    found = _lengths(node)
+    found = lengths(node)
     if found is None or node.dtype not in (float32, float64):
         return False
     results, terms, _ = found
@@ -56,7 +41,7 @@ def _bind_product(call: Call) -> Runner:
     (x,), (out,) = call.inputs, call.outputs
     if not (x.flags.c_contiguous and out.flags.c_contiguous):
         return bind(call)
-    found = _lengths(call.node)
+    found = lengths(call.node)
     assert found is not None
     results, terms, is_last = found
     ones = np.ones(terms, x.dtype)
@@ -69,7 +54,7 @@ def _bind_product(call: Call) -> Runner:
 
 
 def _has_two_stages(node: Node) -> bool:
-    found = _lengths(node)
+    found = lengths(node)
     if found is None or not is_known(node):
         return False
     least = 2 * (SHORT.elements if found[2] else SHORT.rows)
@@ -84,7 +69,7 @@ _BY_NUMPY = frozenset(map(np.dtype, ["int32", "int64", "uint32", "uint64", "floa
 
 
 def _is_for_numpy(node: Node) -> bool:
-    found = _lengths(node)
+    found = lengths(node)
     if found is None or node.dtype not in _BY_NUMPY:
         return False
     results, terms, is_last = found
