@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 import pytest
 
@@ -72,6 +74,15 @@ def _together(arrays: list[np.ndarray], nodes: list[Node]) -> Node:
     arguments = stand_ins(*arrays)
     node: Node = fused(*arguments, body=Body(arguments, nodes))[0].inputs[0]
     return node
+
+
+def test_a_loop_of_many_operands(card: Device) -> None:
+    """As many as the widest integer has bits, and results of every integer type: numbered operands
+    once took the names of types."""
+    arrays = [np.arange(5, dtype=np.float32) * k % 2 for k in range(66)]
+    total = reduce(elementwise.add, stand_ins(*arrays))
+    nodes = [cast(total, BY_NAME[f"int{bits}"]) for bits in (8, 16, 32, 64)]
+    assert check(card, _together(arrays, nodes), tuple(arrays), layouts=["dense"])
 
 
 def _applied(name: str, condition: Node, a: Node, b: Node) -> Node | None:

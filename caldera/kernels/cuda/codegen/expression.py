@@ -77,12 +77,15 @@ def element_function(loop_body: LoopBody) -> str:
     """The loop body as the function `element` of one element: operands, then what is written, then
     what is reduced, all in the computed types.
     """
-    given = [f"{computed_type(dtype)} i{k}" for k, dtype in enumerate(loop_body.inputs)]
+    # Not i0, i1, ...: i8 to i64 are types, and a loop may have as many operands.
+    names = [f"in{k}" for k in range(len(loop_body.inputs))]
+    typed = zip(loop_body.inputs, names, strict=True)
+    given = [f"{computed_type(dtype)} {name}" for dtype, name in typed]
     found = [f"{computed_type(dtype)}& o{k}" for k, (dtype, _) in enumerate(loop_body.outputs)]
     found += [
         f"{computed_type(dtype)}& t{k}" for k, (_, dtype, _) in enumerate(loop_body.reductions)
     ]
-    body = statements(loop_body, [f"i{k}" for k in range(len(loop_body.inputs))])
+    body = statements(loop_body, names)
     lines = body.lines + [f"o{k} = {name};" for k, name in enumerate(body.outputs)]
     lines += [f"t{k} = {name};" for k, name in enumerate(body.reductions)]
     text = "\n    ".join(lines)
