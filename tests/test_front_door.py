@@ -20,6 +20,7 @@ import caldera
 from caldera.sharding.algorithms import lapack
 
 HEAVY = (
+    "numpy.ma",
     "cupy",
     "mpi4py",
     "optuna",
@@ -71,8 +72,11 @@ def _has_examples(name: str) -> bool:
     return ">>>" in Path(spec.origin).read_text()
 
 
-def test_importing_brings_in_nothing_heavy() -> None:
-    code = f"import sys, caldera; print([name for name in {HEAVY} if name in sys.modules])"
+def test_importing_it_and_making_a_tensor_bring_in_nothing_heavy() -> None:
+    code = (
+        "import sys, caldera; caldera.tensor([1.0])\n"
+        f"print([name for name in {HEAVY} if name in sys.modules])"
+    )
     loaded = subprocess.check_output([sys.executable, "-c", code], text=True)
     assert loaded.strip() == "[]"
 
