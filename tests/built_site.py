@@ -25,7 +25,9 @@ def unpack_site(folder: Path) -> None:
     kept.mkdir(parents=True, exist_ok=True)
     archive = cached_file(kept / f"{_made_of()}.tar", _build)
     with tarfile.open(archive) as site:
-        site.extractall(folder, filter="data")
+        # As an attribute: Python before 3.11.4 knows no such argument.
+        site.extraction_filter = getattr(tarfile, "data_filter", None)
+        site.extractall(folder)
 
 
 def _build(archive: Path) -> None:

@@ -37,7 +37,9 @@ def previous_sources(
         return None
     found = folder / package.name
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-        files.extractall(found, filter="data")
+        # As an attribute: Python before 3.11.4 knows no such argument.
+        files.extraction_filter = getattr(tarfile, "data_filter", None)
+        files.extractall(found)
     return folder if sources_digest(found) == digest else None
 
 
