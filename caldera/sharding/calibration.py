@@ -21,6 +21,7 @@ from caldera.comm import Communicator
 from caldera.comm.autotune import machine_key
 from caldera.config import settings
 from caldera.file_cache import FileCache
+from caldera.sharding.algorithms.bidiagonal import DEALT, Bidiagonalisation
 from caldera.sharding.algorithms.lapack import has_scipy
 from caldera.sharding.algorithms.matrix import factorisation_grid
 from caldera.sharding.algorithms.process_grid import gather_rows
@@ -47,7 +48,7 @@ PANELS, NARROW = 16, 8
 """Of a small matrix: panels, and the columns of each."""
 SIGNALS = 512
 """As many transforms of that length, along both axes of a matrix."""
-_SECONDS = ("latency", "cholesky_panel", "qr_panel", "solve_panel")
+_SECONDS = ("latency", "cholesky_panel", "qr_panel", "solve_panel", "reflection")
 """What is the better the less it is; the others are speeds."""
 _NAMES = [field.name for field in fields(Links)]
 _LINKS = FileCache("links")
@@ -144,7 +145,7 @@ def _sweep(comm: Communicator) -> Links:
         return links
     return replace(
         links, cholesky_panel=_panel("cholesky", comm), qr_panel=_panel("qr", comm),
-        solve_panel=_panel("solve", comm),
+        solve_panel=_panel("solve", comm), reflection=_reflection(comm),
     )  # fmt: skip
 
 
@@ -175,6 +176,13 @@ def _panel(name: str, comm: Communicator) -> float:
     parts, layouts = [part, part], [layout, layout]
     work = partial(algorithm.run, parts, layouts, layouts, (NARROW,), comm)
     return _seconds(comm, work) / PANELS
+
+
+def _reflection(comm: Communicator) -> float:
+    """Seconds for a column that is too short for anything but messages and calls."""
+    n = DEALT * comm.size
+    part = np.ones((n, DEALT)) + n * (np.arange(n)[:, None] == comm.rank * DEALT + np.arange(DEALT))
+    return _seconds(comm, lambda: Bidiagonalisation(part, n, comm).run()) / n
 
 
 def _moving(comm: Communicator, n: int) -> tuple[float, int, int]:

@@ -25,7 +25,7 @@ class Links:
     - `flops`: operations a second in products; `copying`: bytes a second that it reads and writes.
     - `transforms`: operations a second in Fourier transforms, counted as 5 n log2 n.
     - `cholesky_panel`, `qr_panel`, `solve_panel`: seconds for the messages and calls that a panel
-      takes, however small it is.
+      takes, however small it is; `reflection`: the same of a column that is made bidiagonal.
     """
 
     latency: float = 2e-5
@@ -37,11 +37,13 @@ class Links:
     cholesky_panel: float = 5e-4
     qr_panel: float = 1e-3
     solve_panel: float = 1.8e-3
+    reflection: float = 1e-4
 
     def panel(self, name: str) -> float:
-        """What a panel of a factorisation takes: "cholesky", "qr" or "solve"."""
+        """What a panel of a factorisation takes: "cholesky", "qr", "solve" or "reflection"."""
         return {
-            "cholesky": self.cholesky_panel, "qr": self.qr_panel, "solve": self.solve_panel
+            "cholesky": self.cholesky_panel, "qr": self.qr_panel, "solve": self.solve_panel,
+            "reflection": self.reflection,
         }[name]  # fmt: skip
 
 

@@ -38,9 +38,9 @@ def _lapack(name: str, dtype: np.dtype) -> Any:
 
 
 @cache
-def _routine(name: str) -> Any:
-    """A routine of BLAS; all its arguments are addresses."""
-    capsule = _scipy("cython_blas").__pyx_capi__[name]
+def _routine(name: str, library: str = "blas") -> Any:
+    """A routine of BLAS or LAPACK; all its arguments are addresses."""
+    capsule = _scipy(f"cython_{library}").__pyx_capi__[name]
     name_of = ctypes.pythonapi.PyCapsule_GetName
     address_of = ctypes.pythonapi.PyCapsule_GetPointer
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
@@ -205,3 +205,29 @@ def reflected(y: np.ndarray, t: np.ndarray, x: np.ndarray) -> np.ndarray:
     found = y @ -(t @ (y[: len(x)].conj().T @ x))
     found[: len(x)] += x
     return found
+
+
+def bidiagonal_svd(
+    diagonal: np.ndarray, above: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """U, s and Vᵀ of a real matrix that has nothing but a diagonal and one above it, by dividing
+    and conquering; SciPy has no function for it.
+
+    >>> u, s, vt = bidiagonal_svd(np.array([3.0, 1.0]), np.array([4.0]))
+    >>> bool(np.allclose((u * s) @ vt, [[3, 4], [0, 1]]))
+    True
+    """
+    n, dtype = len(diagonal), diagonal.dtype
+    s, rest = diagonal.copy(), np.append(above, np.zeros(1, dtype))
+    # In the order of LAPACK.
+    u, vt = np.zeros((n, n), dtype), np.zeros((n, n), dtype)
+    if n:
+        work, places = np.empty(n * (3 * n + 4), dtype), np.empty(8 * n, np.intc)
+        failed = ctypes.c_int()
+        _routine(f"{KINDS[dtype.char]}bdsdc", "lapack")(
+            b"U", b"I", _int(n), _at(s), _at(rest), _at(u), _int(n), _at(vt), _int(n),
+            None, None, _at(work), _at(places), ctypes.byref(failed),
+        )  # fmt: skip
+        if failed.value:
+            raise np.linalg.LinAlgError("SVD did not converge")
+    return u.T, s, vt.T

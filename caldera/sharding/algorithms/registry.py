@@ -31,7 +31,7 @@ from caldera.sharding.algorithms.matrix import (
 from caldera.sharding.algorithms.process_grid import even_cuts
 from caldera.sharding.algorithms.product_variants import MATMUL
 from caldera.sharding.algorithms.subspace import largest_singular
-from caldera.sharding.algorithms.svd import eigh, svd
+from caldera.sharding.algorithms.svd import TALL, bidiagonal_svd, dealt_columns, eigh, svd
 from caldera.sharding.algorithms.variant import (
     Algorithm,
     Options,
@@ -45,7 +45,7 @@ from caldera.sharding.layout import Layout, replicated
 Parts = Sequence[np.ndarray]
 Layouts = Sequence[Layout]
 Size = tuple[int, int]
-TOGETHER, ALIKE = "together", "alike"
+TOGETHER, ALIKE, BIDIAGONAL = "together", "alike", "bidiagonal"
 PANELS = {
     "cholesky": ("cholesky", 1.7, 1.0), "slogdet": ("solve", 7.3, 0.45),
     "solve": ("solve", 7.3, 1.0), "inverse": ("solve", 7.3, 1.0),
@@ -67,7 +67,9 @@ products."""
 SWEEPS, ROTATING, MEETING_S = 6, 300, 2e-3
 """Of block Jacobi: sweeps, operations for the cube of the size, and seconds for two blocks that
 meet."""
-LOCAL_BYTES = 16 << 20
+DIVIDING = 8
+"""Operations for the cube of the size of a bidiagonal matrix, at the speed of products."""
+LOCAL_BYTES = 32 << 20
 """What LAPACK may be given on every rank: a bounded buffer, whatever the size of the array."""
 
 
@@ -225,7 +227,11 @@ def _run_svd(
     parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
 ) -> Parts:
     with named("svd"):
-        u, s, vh = svd(Matrix(parts[0], inputs[0], comm), together=options == (TOGETHER,))
+        a = Matrix(parts[0], inputs[0], comm)
+        if options == (BIDIAGONAL,):
+            u, s, vh = bidiagonal_svd(a)
+        else:
+            u, s, vh = svd(a, together=options == (TOGETHER,))
     return [u.part, s, vh.part]
 
 
@@ -329,6 +335,37 @@ def _spectral(
     return variants
 
 
+def _svd_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
+    """Also by a bidiagonal matrix, if every rank has room for the smaller factor."""
+    found = _spectral(_of_svd)(node, given, ranks)
+    if not found or min(_shape(node)) ** 2 * node.inputs[0].dtype.itemsize > LOCAL_BYTES:
+        return found
+    inputs, outputs = (tuple(each) for each in _of_svd(node, ranks))
+    m, n = sorted(_shape(node), reverse=True)
+    itemsize = node.inputs[0].dtype.itemsize
+    cost = Cost()
+    if m >= TALL * n:
+        # What a QR takes, and the product with its Q.
+        cost = _grid_cost(node, ranks, block_size(n, ranks)) + Cost(flops=2 * m * n * n // ranks)
+        m = n
+    else:
+        inputs = (dealt_columns(_shape(node), ranks),)
+    cost += _bidiagonal_cost(m, n, ranks, itemsize)
+    return [*found, Variant("bidiagonal SVD", inputs, outputs, cost, (BIDIAGONAL,))]
+
+
+def _bidiagonal_cost(m: int, n: int, ranks: int, itemsize: int) -> Cost:
+    """Every step reads what is left of a rank's columns twice, and sums two columns over ranks."""
+    left = m * n * n / 2 - n**3 / 6
+    back = 2 * (m + n) * n * n // ranks
+    sums = 2 * (m - n / 2) * n * (2 * (ranks - 1) / ranks)
+    return Cost(
+        int((sums + n * n) * itemsize) * (ranks > 1),
+        flops=DIVIDING * n**3 + back, workspace=6 * n * n * itemsize,
+        copied=int(9 / 4 * left / ranks * itemsize), panels=(("reflection", n),),
+    )  # fmt: skip
+
+
 def _shape(node: Node) -> Size:
     m, n = node.inputs[0].shape
     return m, n
@@ -348,7 +385,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "inverse": Algorithm(_matrices(_in_place, "LU, partial pivoting"), _run_inverse),
     "slogdet": Algorithm(_matrices(_numbers, "LU, partial pivoting"), _run_slogdet),
     "qr": Algorithm(_matrices(_of_qr, "blocked QR"), _run_qr),
-    "svd": Algorithm(_spectral(_of_svd), _run_svd),
+    "svd": Algorithm(_svd_variants, _run_svd),
     ops.largest_singular.name: Algorithm(_largest_variants, _run_largest),
     "eigh": Algorithm(_spectral(_of_eigh), _run_eigh),
 }

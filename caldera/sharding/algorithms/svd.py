@@ -1,5 +1,6 @@
 """Singular values and vectors, and those of symmetric matrices, on ranks.
 
+Of a matrix that every rank has room for, all ranks make a bidiagonal one. Of a larger one
 A = Q R, and R's adjoint, whose columns are nearly orthogonal already, is made orthogonal by block
 Jacobi: Rᴴ V = U S. Then A = (Q V) S Uᴴ. A symmetric matrix is made positive definite by adding
 a multiple of the identity, and its eigenvectors are then what its columns become.
@@ -11,12 +12,16 @@ import numpy as np
 
 from caldera.comm import Communicator
 from caldera.graph.ops.factorisation import ABOUT_EQUAL
+from caldera.sharding.algorithms.bidiagonal import DEALT, svd_by_bidiagonal
 from caldera.sharding.algorithms.jacobi import jacobi_cuts, one_sided_jacobi
 from caldera.sharding.algorithms.matrix import Matrix, multiply, qr
 from caldera.sharding.algorithms.process_grid import even_cuts, gather_rows, sum_over
 from caldera.sharding.algorithms.variant import columns_layout
-from caldera.sharding.axis_split import AxisSplit
+from caldera.sharding.axis_split import AxisSplit, cyclic_split
 from caldera.sharding.layout import CartesianLayout, replicated
+
+TALL = 2
+"""Rows for each column from which on a QR comes first: less is left to be made bidiagonal."""
 
 
 def svd(a: Matrix, *, together: bool = True) -> tuple[Matrix, np.ndarray, Matrix]:
@@ -39,6 +44,31 @@ def svd(a: Matrix, *, together: bool = True) -> tuple[Matrix, np.ndarray, Matrix
     lengths, (right, left) = _in_order((turned, rotations), n, comm, descending=True)
     right = _normalised(right, lengths, n)
     return _with_signs(multiply(q, left), lengths, right.adjoint)
+
+
+def dealt_columns(shape: tuple[int, int], ranks: int) -> CartesianLayout:
+    """Columns dealt out to the ranks, as `bidiagonal_svd` wants them of a matrix that is not tall;
+    rows of one that has more columns than rows."""
+    split = cyclic_split(min(shape), ranks, DEALT)
+    splits = (None, split) if shape[0] >= shape[1] else (split, None)
+    return CartesianLayout(shape, splits, tuple(range(ranks)))
+
+
+def bidiagonal_svd(a: Matrix) -> tuple[Matrix, np.ndarray, Matrix]:
+    """The same as `svd`, by a bidiagonal matrix: every rank has room for the smaller factor."""
+    (m, n), comm = a.shape, a.comm
+    if m < n:
+        u, s, vh = bidiagonal_svd(a.adjoint)
+        return _with_signs(vh.adjoint, s, u.adjoint)
+    if m >= TALL * n:
+        q, r = qr(a)
+        u, s, vh = bidiagonal_svd(r)
+        return _with_signs(multiply(q, u), s, vh)
+    given = a.to(dealt_columns((m, n), comm.size))
+    left, lengths, right = svd_by_bidiagonal(given.part, n, comm)
+    cuts = even_cuts(n, comm.size)
+    v = Matrix(right, columns_layout((n, n), cuts), comm)
+    return _with_signs(Matrix(left, columns_layout((m, n), cuts), comm), lengths, v.adjoint)
 
 
 def eigh(a: Matrix, *, together: bool = True) -> tuple[np.ndarray, Matrix]:
