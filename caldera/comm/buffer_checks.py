@@ -35,7 +35,7 @@ def check_alike(where: str, send: np.ndarray, receive: np.ndarray) -> None:
         raise DtypeError.build(
             where, expected=f"one dtype, {send.dtype} as it is sent", got=str(receive.dtype)
         )
-    if _overlap(send, receive) and not same_memory(send, receive):
+    if send is not receive and _overlap(send, receive) and not same_memory(send, receive):
         raise CommError.build(
             where, expected="buffers that are the same or apart", got="two that overlap"
         )
@@ -43,7 +43,7 @@ def check_alike(where: str, send: np.ndarray, receive: np.ndarray) -> None:
 
 def same_memory(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether two contiguous arrays are the same bytes."""
-    return a.nbytes == b.nbytes and _address(a) == _address(b)
+    return a is b or (a.nbytes == b.nbytes and _address(a) == _address(b))
 
 
 def _overlap(a: np.ndarray, b: np.ndarray) -> bool:

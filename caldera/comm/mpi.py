@@ -238,6 +238,10 @@ class MpiCommunicator(Communicator):
             super()._allgather(send, receive, counts)
 
     @property
+    def exchanges_in_memory(self) -> bool:
+        return self._gathers_in_memory
+
+    @property
     def _gathers_in_memory(self) -> bool:
         """Whether all ranks are on one machine, and somebody waits: MPI waits busily, which is no
         way to wait beside others who compute."""

@@ -42,13 +42,15 @@ CLEARLY = 1.1
 LONG_BYTES, GATHERED_BYTES = 8 << 20, 4 << 20
 """What each rank has of a matrix that is moved, and of one that all of them get: more than its
 caches keep for it."""
+SHARED_BYTES = 1 << 20
+"""What each rank has of a matrix that is moved through memory that ranks share."""
 PRODUCT = 768
 """The size of matrices whose product is near to a core's full speed, and soon done."""
 PANELS, NARROW = 16, 8
 """Of a small matrix: panels, and the columns of each."""
 SIGNALS = 512
 """As many transforms of that length, along both axes of a matrix."""
-_SECONDS = ("latency", "cholesky_panel", "qr_panel", "solve_panel", "reflection")
+_SECONDS = ("latency", "cholesky_panel", "qr_panel", "solve_panel", "reflection", "meeting")
 """What is the better the less it is; the others are speeds."""
 _NAMES = [field.name for field in fields(Links)]
 _LINKS = FileCache("links")
@@ -126,6 +128,11 @@ def _sweep(comm: Communicator) -> Links:
     ranks = comm.size
     short, messages, _ = _moving(comm, 8 * ranks)
     long, _, nbytes = _moving(comm, _size(LONG_BYTES, ranks))
+    meeting = shared = 0.0
+    if comm.exchanges_in_memory:
+        meeting = _moving(comm, 8 * ranks, in_memory=True)[0]
+        taken, _, left = _moving(comm, _size(SHARED_BYTES, ranks), in_memory=True)
+        shared = left / max(taken - meeting, taken / 2)
     n = _size(GATHERED_BYTES, ranks)
     part = np.ones((n // ranks, n))
     gathered = _seconds(comm, lambda: gather_rows(part, [len(part)] * ranks, comm))
@@ -140,6 +147,8 @@ def _sweep(comm: Communicator) -> Links:
         flops=2 * PRODUCT**3 / product,
         copying=2 * part.nbytes / copy,
         transforms=_transforms(comm),
+        meeting=meeting,
+        shared=shared,
     )
     if not has_scipy():
         return links
@@ -185,12 +194,16 @@ def _reflection(comm: Communicator) -> float:
     return _seconds(comm, lambda: Bidiagonalisation(part, n, comm).run()) / n
 
 
-def _moving(comm: Communicator, n: int) -> tuple[float, int, int]:
+def _moving(comm: Communicator, n: int, *, in_memory: bool = False) -> tuple[float, int, int]:
     """Seconds from rows to columns, and the messages and bytes that a rank sends for that."""
     everybody = range(comm.size)
     rows, columns = Rows().of((n, n), everybody), Columns().of((n, n), everybody)
     part, moved = np.ones(rows.local_shape(comm.rank)), volume(rows, columns)
-    seconds = _seconds(comm, lambda: redistributed(part, rows, columns, comm, rank=comm.rank))
+    made = np.empty(columns.local_shape(comm.rank))
+    move = partial(
+        redistributed, part, rows, columns, comm, rank=comm.rank, out=made, in_memory=in_memory
+    )
+    seconds = _seconds(comm, move)
     return seconds, moved.messages, moved.most * part.itemsize
 
 
@@ -216,5 +229,9 @@ def _read(key: str) -> list[dict[str, float]]:
         ]
     except (KeyError, TypeError, ValueError):
         return []
-    is_right = all(0 < value < float("inf") for sweep in found for value in sweep.values())
+    may_be_none = ("meeting", "shared")
+    is_right = all(
+        0 < value < float("inf") or (value == 0 and name in may_be_none)
+        for sweep in found for name, value in sweep.items()
+    )  # fmt: skip
     return found if is_right else []

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import chain
+from math import prod
 
 import numpy as np
 
 from caldera.sharding.axis_split import positions
 from caldera.sharding.layout import Layout, Piece
-from caldera.sharding.volume import copies_of, sender_to
+from caldera.sharding.volume import NOTHING, Volume, copies_of, sender_to, volume
 from caldera.tensor.shape import Shape
 
 MESSAGE_BYTES = 4 << 20
@@ -34,14 +36,14 @@ class Place:
     box: Shape
     term: int = 0
 
-    @property
+    @cached_property
     def size(self) -> int:
         """How many elements."""
-        return int(np.prod(self.box, dtype=np.int64))
+        return prod(self.box)
 
     def view(self, part: np.ndarray) -> np.ndarray:
         """The block of a flat part; with `index` one reads or writes the elements."""
-        count = int(np.prod(self.shape, dtype=np.int64))
+        count = prod(self.shape)
         return part[self.offset : self.offset + count].reshape(self.shape)
 
 
@@ -51,11 +53,24 @@ Message = tuple[Place, ...]
 @dataclass
 class Exchange:
     """What one rank does: `stays` goes from its old part to its new one, `sends` and `receives`
-    have messages for each rank, in order."""
+    have messages for each rank, in order. `moved` is what all ranks do together."""
 
     stays: list[tuple[Place, Place]] = field(default_factory=list)
     sends: dict[int, list[Message]] = field(default_factory=dict)
     receives: dict[int, list[Message]] = field(default_factory=dict)
+    moved: Volume = NOTHING
+
+    @cached_property
+    def in_order(self) -> tuple[Message, list[int], list[Message], list[int]]:
+        """What is sent, rank by rank as one message, and how much to each; the same of what is
+        received, with a message for each rank."""
+        leaving, arriving = (
+            [tuple(chain.from_iterable(plan.get(rank, ()))) for rank in range(self.moved.ranks)]
+            for plan in (self.sends, self.receives)
+        )
+        counts = ([sum(p.size for p in each) for each in every] for every in (leaving, arriving))
+        to_each, from_each = counts
+        return tuple(chain.from_iterable(leaving)), to_each, arriving, from_each
 
 
 @lru_cache(maxsize=512)
@@ -73,6 +88,7 @@ def exchange(source: Layout, target: Layout, rank: int, itemsize: int, terms: in
             arriving.setdefault(sender, []).append(_at(theirs, both, term))
     found.sends = {peer: _messages(places, itemsize) for peer, places in leaving.items()}
     found.receives = {peer: _messages(places, itemsize) for peer, places in arriving.items()}
+    found.moved = volume(source, target, terms)
     return found
 
 

@@ -3,12 +3,13 @@
 Ranks go round in pairs: in round k a rank sends to the k-th after it and receives from the k-th
 before it, one message at a time each way. No order of the ranks can block that: whoever is furthest
 behind finds its partner waiting. Where all messages of a rank fit into a buffer together they are
-under way at once.
+under way at once, or need not be sent: ranks of one machine leave them where the others find them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,11 +41,13 @@ def redistributed(
     terms: int = 1,
     reduce: str = "sum",
     out: np.ndarray | None = None,
+    in_memory: bool = True,
 ) -> np.ndarray:
     """A rank's part of an array in another layout, perhaps in another dtype.
 
     `terms` of the source's replicas have to be reduced (added, say), in their order. All ranks of
-    the communicator call this, also those without any part.
+    the communicator call this, also those without any part. Unless it may go `in_memory` that they
+    share everything is sent.
 
     >>> import numpy as np
     >>> from caldera.comm import run_virtual_ranks
@@ -63,7 +66,9 @@ def redistributed(
     wire = wanted if wanted.itemsize < given.itemsize and terms == 1 else given
     made = np.zeros(target.local_shape(rank), wanted) if out is None else out
     plan = exchange(source, target, rank, wire.itemsize, terms)
-    move = _Transfer(plan, np.ascontiguousarray(part).reshape(-1), wire, communicator, rank)
+    move = _Transfer(
+        plan, np.ascontiguousarray(part).reshape(-1), wire, communicator, rank, in_memory
+    )
     if terms == 1:
         flat = made.reshape(-1)
         move.run(lambda _: flat)
@@ -89,7 +94,9 @@ class _Transfer:
         wire: Any,
         communicator: Communicator | None,
         rank: int,
+        in_memory: bool,
     ) -> None:
+        self._may_share = in_memory
         self._plan = plan
         self._part = part
         self._wire = wire
@@ -104,12 +111,32 @@ class _Transfer:
         sends, receives = self._plan.sends, self._plan.receives
         if not sends and not receives:
             return
+        if self._can_share():
+            self._in_memory(place)
+            return
         everything = [m for messages in (*sends.values(), *receives.values()) for m in messages]
         elements = sum(place.size for message in everything for place in message)
         if elements * self._wire.itemsize <= AT_ONCE_BYTES:
             self._at_once(place)
         else:
             self._in_rounds(place)
+
+    def _can_share(self) -> bool:
+        """Whether all ranks take part and have room in common: all of them find the same."""
+        assert self._communicator is not None
+        comm = self._communicator
+        fits = self._plan.moved.can_share(self._wire.itemsize, comm.size)
+        return fits and self._may_share and comm.exchanges_in_memory
+
+    def _in_memory(self, place: Callable[[int], np.ndarray]) -> None:
+        """No messages: each rank leaves what it packs in memory that the others see."""
+        assert self._communicator is not None
+        leaving, to_each, arriving, from_each = self._plan.in_order
+        found = self._communicator.exchange_in_memory(
+            to_each, from_each, self._wire, partial(_pack, leaving, self._part)
+        )
+        for message, numbers in zip(arriving, found, strict=True):
+            _unpack(message, numbers, place)
 
     def _at_once(self, place: Callable[[int], np.ndarray]) -> None:
         arriving = [
@@ -165,11 +192,16 @@ def _packed(message: Message, part: np.ndarray, wire: Any) -> np.ndarray:
         # What lies together already is sent from where it is.
         return np.ascontiguousarray(values, dtype=wire).reshape(-1)
     buffer = np.empty(sum(place.size for place in message), wire)
+    _pack(message, part, buffer)
+    return buffer
+
+
+def _pack(message: Message, part: np.ndarray, buffer: np.ndarray) -> None:
+    """Write a message to a buffer."""
     filled = 0
     for place in message:
         buffer[filled : filled + place.size].reshape(place.box)[...] = place.view(part)[place.index]
         filled += place.size
-    return buffer
 
 
 def _unpack(message: Message, buffer: np.ndarray, place: Callable[[int], np.ndarray]) -> None:

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from caldera.comm.algorithms.shared_exchange import room_bytes
 from caldera.sharding.layout import CartesianLayout, Layout, Piece
 from caldera.tensor.shape import size
 
@@ -22,6 +23,8 @@ class Links:
     - `latency`: seconds for each message; `bandwidth`: bytes a second that it sends where layouts
       change, with taking them apart and putting them together; `collective`: the same where parts
       of a product travel along the ranks.
+    - `meeting`, `shared`: seconds for an exchange in which all ranks have something for others, and
+      bytes a second that each leaves there, where they have memory in common, or else 0.
     - `flops`: operations a second in products; `copying`: bytes a second that it reads and writes.
     - `transforms`: operations a second in Fourier transforms, counted as 5 n log2 n.
     - `cholesky_panel`, `qr_panel`, `solve_panel`: seconds for the messages and calls that a panel
@@ -38,6 +41,8 @@ class Links:
     qr_panel: float = 1e-3
     solve_panel: float = 1.8e-3
     reflection: float = 1e-4
+    meeting: float = 0.0
+    shared: float = 0.0
 
     def panel(self, name: str) -> float:
         """What a panel of a factorisation takes: "cholesky", "qr", "solve" or "reflection"."""
@@ -50,14 +55,23 @@ class Links:
 @dataclass(frozen=True)
 class Volume:
     """Elements that move: all of them, the most that one rank sends or receives, and messages of
-    the rank that has the most."""
+    the rank that has the most; how many ranks there are, if each of them sends something and
+    receives something, else 0, and the most that one of them sends."""
 
     elements: int
     most: int
     messages: int
+    ranks: int = 0
+    sent: int = 0
+
+    def can_share(self, itemsize: int, ranks: int) -> bool:
+        """Whether all ranks have something for others, and room for it in memory they share."""
+        return self.ranks == ranks > 0 and self.sent * itemsize <= room_bytes(ranks)
 
     def seconds(self, itemsize: int, links: Links) -> float:
         """What moving them takes, all ranks at once."""
+        if links.shared and self.can_share(itemsize, self.ranks):
+            return links.meeting + self.most * itemsize / links.shared
         return self.messages * links.latency + self.most * itemsize / links.bandwidth
 
 
@@ -81,7 +95,11 @@ def volume(source: Layout, target: Layout, terms: int = 1) -> Volume:
     np.fill_diagonal(moved, 0)
     both = np.maximum(moved.sum(1), moved.sum(0))
     messages = np.maximum((moved > 0).sum(1), (moved > 0).sum(0))
-    return Volume(int(moved.sum()), int(both.max()), int(messages.max()))
+    everybody = bool(moved.any(0).all() and moved.any(1).all())
+    return Volume(
+        int(moved.sum()), int(both.max()), int(messages.max()),
+        len(moved) * everybody, int(moved.sum(1).max()),
+    )  # fmt: skip
 
 
 def moves(source: Layout, target: Layout, terms: int = 1) -> np.ndarray:

@@ -1,0 +1,85 @@
+"""Everybody to everybody through memory that the ranks of one machine have in common.
+
+Each rank leaves what it has for the others in room of its own, all meet, and each takes what is for
+it from where it lies. The room is there twice and used in turn: who comes back to the first knows
+that all have left it, since all have met in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from caldera.comm.algorithms.volume import alltoall_volume
+from caldera.comm.shared_memory import SharedMemory
+
+if TYPE_CHECKING:
+    from caldera.comm.communicator import Communicator
+
+ROOM_BYTES, ALL_ROOM_BYTES = 4 << 20, 64 << 20
+"""Of a rank for one exchange, at most, and of all ranks together."""
+
+
+def room_bytes(ranks: int) -> int:
+    """What each of so many ranks may leave for the others.
+
+    >>> room_bytes(2), room_bytes(16)
+    (4194304, 2097152)
+    """
+    return min(ROOM_BYTES, ALL_ROOM_BYTES // (2 * ranks))
+
+
+class SharedExchange:
+    """The room of all ranks of a communicator.
+
+    >>> from caldera.comm import run_virtual_ranks
+    >>> def work(comm):
+    ...     def write(numbers):
+    ...         numbers[:] = [10 * comm.rank, 10 * comm.rank + 1]
+    ...     found = SharedExchange(comm).run([1, 1], [1, 1], np.dtype(int), write)
+    ...     return [int(each[0]) for each in found]
+    >>> run_virtual_ranks(2, work)
+    [[0, 10], [1, 11]]
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        ends = ((2, comm.size, comm.size + 1), np.dtype(np.int64))
+        room = ((2, comm.size, room_bytes(comm.size)), np.dtype(np.uint8))
+        with comm.traffic.apart("tuning"):
+            self._memory = SharedMemory(comm, [ends, room])
+        self._turn = 0
+
+    def run(
+        self, leaving: Sequence[int], arriving: Sequence[int], dtype: np.dtype,
+        write: Callable[[np.ndarray], None],
+    ) -> list[np.ndarray]:  # fmt: skip
+        """What each rank has left for this one, there until the exchange after the next.
+
+        `write` is given the place of what leaves, for one rank after the other. All ranks take
+        part, and none of them has more for the others than there is room for.
+        """
+        comm, size = self._comm, dtype.itemsize
+        self._turn = 1 - self._turn
+        all_ends, all_room = (each[self._turn] for each in self._memory.arrays)
+        np.cumsum(leaving, out=all_ends[comm.rank, 1:])
+        own: np.ndarray = all_room[comm.rank, : sum(leaving) * size].view(dtype)
+        write(own)
+        comm._count(alltoall_volume(comm.rank, leaving, arriving), own)
+        comm._barrier()
+        begins = (all_ends[:, comm.rank] * size).tolist()
+        return [
+            room[begin : begin + count * size].view(dtype)
+            for room, begin, count in zip(all_room, begins, arriving, strict=True)
+        ]
+
+
+def shared_exchange(comm: Communicator) -> SharedExchange:
+    """That of a communicator, made once by all of its ranks together and kept with it."""
+    made = vars(comm)
+    if "_shared_exchange" not in made:
+        made["_shared_exchange"] = SharedExchange(comm)
+    found: SharedExchange = made["_shared_exchange"]
+    return found
