@@ -9,6 +9,8 @@ bidiagonal matrix on every rank, and each of them reflects back the vectors that
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from caldera.comm import Communicator
@@ -142,7 +144,7 @@ class Bidiagonalisation:
         sum_over(sums.view(sums.real.dtype), self.comm)
 
 
-def householder_of(first: complex, square: float) -> tuple[np.generic, float, np.generic]:
+def householder_of(first: Any, square: float) -> tuple[Any, float, Any]:
     """The factor t, the real b and the scale s such that I - t v vᴴ, for v = 1 and s times what
     comes after the first, makes (first, ...) (b, 0, ...), if the others' squares are `square`."""
     kind = np.asarray(first).dtype.type
@@ -153,7 +155,7 @@ def householder_of(first: complex, square: float) -> tuple[np.generic, float, np
     return kind((beta - first) / beta), beta, kind(1 / (first - beta))
 
 
-def reflection(first: np.generic, rest: np.ndarray) -> tuple[np.ndarray, np.generic, float]:
+def reflection(first: Any, rest: np.ndarray) -> tuple[np.ndarray, Any, float]:
     """v, which begins with 1, t and b such that (I - t v vᴴ)ᴴ makes a column (b, 0, ...)."""
     factor, beta, scale = householder_of(first, float(np.vdot(rest, rest).real))
     v = np.empty(len(rest) + 1, rest.dtype)

@@ -3,8 +3,9 @@
 A step factorises the block on the diagonal, solves for the panel below it, and takes the panel's
 product with itself off what remains: first off the next panel, which is factorised and sent while
 all ranks work on the rest (look-ahead). A rank needs the panel's rows that are its rows and those
-that are its columns. Who has found them sends it both, so that nobody has to wait for one to pass
-on the other: n² / 2 numbers over the number of rows, and as many over that of columns.
+that are its columns. Who has found them gives it both, so that nobody has to wait for one to pass
+on the other: n² / 2 numbers over the number of rows, and as many over that of columns. On one
+machine they are read where they were found.
 
 Only the lower triangle is read. Where that of (A + Aᴴ) / 2 is wanted, each number above the
 diagonal goes to who has the one below it, all of two ranks in one message, and none the other way.
@@ -14,10 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 import numpy as np
 
-from caldera.comm.request import Request
 from caldera.errors import DataError
 from caldera.sharding.algorithms.lapack import (
     cholesky_factor,
@@ -25,8 +26,8 @@ from caldera.sharding.algorithms.lapack import (
     subtract_product,
 )
 from caldera.sharding.algorithms.lu import Cyclic
+from caldera.sharding.algorithms.posting import ALL, NONE, Arriving, Places, carrier
 from caldera.sharding.algorithms.process_grid import (
-    Broadcast,
     ProcessGrid,
     cyclic_count,
     cyclic_indices,
@@ -34,12 +35,10 @@ from caldera.sharding.algorithms.process_grid import (
 
 ROWS_AT_A_TIME = 256
 """Of what is left: the more rows, the more is computed above the diagonal for nothing."""
-Places = slice | np.ndarray
 Tile = tuple[tuple[int, int], tuple[int, int]]
 """Where the rows and the columns of a block begin and end."""
-ALL, NONE = slice(None), slice(0, 0)
-_PANEL, _ABOVE = 4, 5
-"""The tags of a panel's rows, and of what lies above the diagonal."""
+_PANEL, _ABOVE, _DIAGONAL = 4, 5, 6
+"""The tags of a panel's rows, of what lies above the diagonal, and of a block on it."""
 
 
 @dataclass
@@ -50,8 +49,8 @@ class Panel:
     begin: int
     end: int
     rows: np.ndarray
-    pieces: dict[int, np.ndarray] = field(default_factory=dict)
-    requests: list[Request] = field(default_factory=list)
+    arriving: Arriving | None = None
+    pieces: dict[int, Arriving] = field(default_factory=dict)
 
 
 class Factorisation:
@@ -63,6 +62,10 @@ class Factorisation:
         self.where = Cyclic((n, n), block, grid)
         self.failed = -1
         self._shared: dict[tuple[int, int], tuple[np.ndarray, ...]] = {}
+        # Half of a rank's part at most is above the diagonal, and half below, but for blocks on it.
+        rows, columns = (cyclic_count(n, block, count, 0) for count in (grid.rows, grid.columns))
+        most = rows * columns + 3 * block * max(rows, columns)
+        self.carrier = carrier(grid.comm, most * self.a.itemsize)
 
     def shared(self, row: int, column: int, begin: int) -> tuple[Places, Places]:
         """Where the indices from `begin` on that a row and a column of the grid have in common are
@@ -100,29 +103,29 @@ class Factorisation:
         here, dtype = (grid.row, grid.column), self.a.dtype
         others = [(row, column) for row in range(grid.rows) for column in range(grid.columns)]
         others.remove(here)
-        arriving, leaving = [], []
+        arriving = []
         for place in others:
             tiles = list(self._tiles(place, here))
             if tiles:
-                numbers = np.empty(sum(_size(*tile) for tile in tiles), dtype)
-                request = grid.comm.Irecv(numbers, grid.rank_at(*place), _ABOVE)
-                arriving.append((tiles, numbers, request))
+                shape = (sum(_size(*tile) for tile in tiles),)
+                rank = grid.rank_at(*place)
+                arriving.append((tiles, self.carrier.receive(shape, dtype, ALL, rank, _ABOVE)))
         for place in others:
-            above = [self._above(*tile).reshape(-1) for tile in self._tiles(here, place)]
-            if above:
-                sent = np.concatenate(above)
-                leaving.append(grid.comm.Isend(sent, grid.rank_at(*place), _ABOVE))
+            tiles = list(self._tiles(here, place))
+            if tiles:
+                ends = (0, *accumulate(_size(*tile) for tile in tiles))
+                sent = self.carrier.place(ends[-1:], dtype)
+                for (begin, end), tile in zip(pairwise(ends), tiles, strict=True):
+                    sent[begin:end].reshape(_length(tile[0]), -1)[:] = self._above(*tile)
+                self.carrier.send(sent, ALL, grid.rank_at(*place), _ABOVE)
         for tile in self._tiles(here, here):
             self._take(*tile, self._above(*tile).copy())
-        for tiles, numbers, request in arriving:
-            request.wait()
-            taken = 0
+        for tiles, arrived in arriving:
+            numbers, taken = arrived(), 0
             for tile in tiles:
                 count = _size(*tile)
                 self._take(*tile, numbers[taken : taken + count].reshape(_length(tile[0]), -1))
                 taken += count
-        for request in leaving:
-            request.wait()
 
     def _tiles(self, source: tuple[int, int], target: tuple[int, int]) -> Iterator[Tile]:
         """The blocks on the diagonal and above it that a place of the grid has, and another what
@@ -153,21 +156,22 @@ class Factorisation:
         grid, where = self.grid, self.where
         end = min(begin + self.block, self.n)
         below, owner = where.local_rows(end, self.n), where.column_owner(begin)
-        panel = Panel(begin, end, np.empty((below.stop - below.start, end - begin), self.a.dtype))
+        shape, dtype = (below.stop - below.start, end - begin), self.a.dtype
         if grid.column == owner:
+            panel = Panel(begin, end, self.carrier.place(shape, dtype))
             self._solve(panel, below)
             self._send(panel)
-        elif panel.rows.size:
-            panel.requests.append(
-                grid.comm.Irecv(panel.rows, grid.rank_at(grid.row, owner), _PANEL)
-            )
+        else:
+            panel = Panel(begin, end, np.empty((0, end - begin), dtype))
+            if shape[0]:
+                rank = grid.rank_at(grid.row, owner)
+                panel.arriving = self.carrier.receive(shape, dtype, ALL, rank, _PANEL)
         for row in range(grid.rows):
-            if row == grid.row:
-                continue
-            count = self._rows_of(row, end, self.shared(row, grid.column, end)[0])
-            if count:
-                piece = panel.pieces[row] = np.empty((count, end - begin), self.a.dtype)
-                panel.requests.append(grid.comm.Irecv(piece, grid.rank_at(row, owner), _PANEL))
+            places = self.shared(row, grid.column, end)[0]
+            if row != grid.row and self._rows_of(row, end, places):
+                shape = (self._rows_of(row, end, ALL), end - begin)
+                rank = grid.rank_at(row, owner)
+                panel.pieces[row] = self.carrier.receive(shape, dtype, places, rank, _PANEL)
         return panel
 
     def _solve(self, panel: Panel, below: slice) -> None:
@@ -175,13 +179,18 @@ class Factorisation:
         a, grid, where, width = self.a, self.grid, self.where, panel.end - panel.begin
         here = where.local_columns(panel.begin, panel.end)
         owner = int(where.row_owner(panel.begin))
-        diagonal = np.empty((width, width), a.dtype)
         if grid.row == owner:
             own = where.local_rows(panel.begin, panel.end)
+            diagonal = self.carrier.place((width, width), a.dtype)
             # nan, which all ranks of the column will see, if it has none.
             diagonal[:] = cholesky_factor(a[own, here])
+            for row in range(grid.rows):
+                if row != owner:
+                    self.carrier.send(diagonal, ALL, grid.rank_at(row, grid.column), _DIAGONAL)
             a[own, here] = diagonal
-        Broadcast([diagonal], owner, grid.along_column).wait()
+        else:
+            rank = grid.rank_at(owner, grid.column)
+            diagonal = self.carrier.receive((width, width), a.dtype, ALL, rank, _DIAGONAL)()
         if self.failed < 0 and np.isnan(diagonal[0, 0]):
             self.failed = panel.end
         panel.rows[:] = a[below, here]
@@ -194,25 +203,25 @@ class Factorisation:
         grid = self.grid
         for step in range(1, grid.columns + 1):
             column = (grid.column + step) % grid.columns
-            piece = panel.rows[self.shared(grid.row, column, panel.end)[0]]
+            piece = self.shared(grid.row, column, panel.end)[0]
             for row in range(grid.rows):
-                sent = panel.rows if row == grid.row else piece
-                rank = grid.rank_at(row, column)
-                if sent.size and rank != grid.comm.rank:
-                    panel.requests.append(grid.comm.Isend(sent, rank, _PANEL))
+                places, rank = ALL if row == grid.row else piece, grid.rank_at(row, column)
+                if self._rows_of(grid.row, panel.end, places) and rank != grid.comm.rank:
+                    self.carrier.send(panel.rows, places, rank, _PANEL)
 
     def arrived(self, panel: Panel) -> np.ndarray:
         """Waits for a panel: the adjoint of its rows at the indices of this rank's columns."""
-        for request in panel.requests:
-            request.wait()
+        if panel.arriving is not None:
+            panel.rows = panel.arriving()
+        pieces = {row: arrived() for row, arrived in panel.pieces.items()}
         grid, end = self.grid, panel.end
         columns = self.where.local_columns(end, self.n)
         count = columns.stop - columns.start
-        panel.pieces[grid.row] = panel.rows[self.shared(grid.row, grid.column, end)[0]]
-        found = next((each for each in panel.pieces.values() if len(each) == count), None)
+        pieces[grid.row] = panel.rows[self.shared(grid.row, grid.column, end)[0]]
+        found = next((each for each in pieces.values() if len(each) == count), None)
         if found is None:
             found = np.empty((count, end - panel.begin), self.a.dtype)
-            for row, piece in panel.pieces.items():
+            for row, piece in pieces.items():
                 found[self.shared(row, grid.column, end)[1]] = piece
         return found.conj().T
 
@@ -260,6 +269,8 @@ def cholesky(
             found.update(panel, top, end, done)
             ahead = found.panel(end)
         found.update(panel, top, done, n)
+    found.carrier.finish()
+    # After it nobody reads any more what others have left.
     _check(found.failed, grid)
     where = found.where
     for begin in range(0, n, block):

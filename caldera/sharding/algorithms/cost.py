@@ -33,11 +33,11 @@ class Cost:
     """Of the rank that has most to do: bytes and messages that it sends, operations in products,
     the bytes it needs beside what it is given and what it makes, seconds for what is none of these,
     operations in Fourier transforms, bytes that it reads and writes beside products, panels by the
-    name of the factorisation, each with messages and calls of its own, and bytes that others send
-    while it waits for them.
+    name of the factorisation, each with messages and calls of its own, bytes that others send
+    while it waits for them, and how many of all these bytes nobody sends where ranks share memory.
 
     >>> Cost(bytes=8, messages=1) + Cost(bytes=4, flops=10, panels=(("qr", 4),))
-    Cost(bytes=12, messages=1, flops=10, ..., panels=(('qr', 4),), awaited=0)
+    Cost(bytes=12, messages=1, flops=10, ..., panels=(('qr', 4),), awaited=0, posted=0)
     """
 
     bytes: int = 0
@@ -49,6 +49,7 @@ class Cost:
     copied: int = 0
     panels: tuple[tuple[str, float], ...] = ()
     awaited: int = 0
+    posted: int = 0
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -61,11 +62,13 @@ class Cost:
             self.copied + other.copied,
             (*self.panels, *other.panels),
             self.awaited + other.awaited,
+            self.posted + other.posted,
         )
 
     def seconds(self, links: Links) -> float:
         """How long that takes where nothing overlaps."""
-        sending = (self.bytes + self.awaited) / links.collective + self.messages * links.latency
+        sent = self.bytes + self.awaited - (self.posted if links.shared else 0)
+        sending = sent / links.collective + self.messages * links.latency
         computing = self.flops / links.flops + self.transforms / links.transforms
         panels = sum(count * links.panel(name) for name, count in self.panels)
         return sending + computing + panels + self.copied / links.copying + self.overhead

@@ -24,21 +24,13 @@ TALL = 2
 """Rows for each column from which on a QR comes first: less is left to be made bidiagonal."""
 
 
-def svd(a: Matrix, *, together: bool = True) -> tuple[Matrix, np.ndarray, Matrix]:
-    """U with its columns spread over the ranks, s on all of them, and Vᴴ with its rows spread.
-
-    R is decomposed by all ranks together, or by LAPACK on each of them alike.
-    """
+def svd(a: Matrix) -> tuple[Matrix, np.ndarray, Matrix]:
+    """U with its columns spread over the ranks, s on all of them, and Vᴴ with its rows spread."""
     if a.shape[0] < a.shape[1]:
-        u, s, vh = svd(a.adjoint, together=together)
+        u, s, vh = svd(a.adjoint)
         return _with_signs(vh.adjoint, s, u.adjoint)
     q, r = qr(a)
     n, comm = r.shape[0], a.comm
-    if not together:
-        everywhere = replicated((n, n), range(comm.size))
-        left_of_r, lengths, right_of_r = np.linalg.svd(r.to(everywhere).part)
-        first, second = (Matrix(x, everywhere, comm) for x in (left_of_r, right_of_r))
-        return _with_signs(multiply(q, first), lengths, second)
     given = r.adjoint.to(columns_layout((n, n), jacobi_cuts(n, comm.size)))
     turned, rotations = one_sided_jacobi(given.part, n, comm, rotations=True)
     lengths, (right, left) = _in_order((turned, rotations), n, comm, descending=True)
@@ -60,7 +52,7 @@ def bidiagonal_svd(a: Matrix) -> tuple[Matrix, np.ndarray, Matrix]:
     if m < n:
         u, s, vh = bidiagonal_svd(a.adjoint)
         return _with_signs(vh.adjoint, s, u.adjoint)
-    if m >= TALL * n:
+    if m > n and m >= TALL * n:
         q, r = qr(a)
         u, s, vh = bidiagonal_svd(r)
         return _with_signs(multiply(q, u), s, vh)
