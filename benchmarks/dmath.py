@@ -7,7 +7,8 @@ Every rank computes with one thread. Each library gets the same matrix in the la
 what is timed is the operation alone, between two barriers, the slowest rank counts, and the best of
 several rounds in which all libraries take their turns. Every result is checked (residuals of
 factorisations, a few rows of a product). Libraries that are not installed are left out; Dask
-and SciPy compute on threads of rank 0, as many as there are ranks, while the others sleep.
+(on threads) and SciPy compute on threads of rank 0, as many as there are ranks, while the others
+sleep, and Dask once more on as many processes of its own, with the best of several chunk sizes.
 
 `caldera` is the algorithm alone, `dmath` what a user calls, `A @ B` with its program and its
 kernels (see `dm.spmd`). Of both, the bytes that all ranks send are counted, and compared with the
@@ -36,15 +37,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from dmath_peers import (
-    PEERS,
-    Case,
-    Runner,
-    installed,
-    part_of_product_error,
-    relative,
-    residual,
-)  # fmt: skip
+from dmath_cases import Case, Runner, part_of_product_error, relative, residual
+from dmath_peers import PEERS, installed
 
 from caldera import dmath as dm
 from caldera import op
@@ -284,7 +278,7 @@ def compare(
         keep()
     for name, (run, check) in cases.items():
         wrong = check()
-        line = f"{operation:9} {n:6}  {name:10} {min(times[name]):9.4f}  {wrong:.1e}"
+        line = f"{operation:9} {n:6}  {name:14} {min(times[name]):9.4f}  {wrong:.1e}"
         if name in OWN:
             line += _own_columns(operation, n, run, comm)
         if comm.rank == 0:
@@ -394,7 +388,7 @@ def main() -> None:
         print(f"{comm.size} ranks; {links}")
         print(f"BLAS {alone / 1e9:.1f} GFLOP/s on one core, {together / 1e9:.1f}"
               " on each while all compute")  # fmt: skip
-        print("operation     n  library      seconds     error    MB sent  bound memory")
+        print("operation     n  library          seconds     error    MB sent  bound memory")
 
     def keep() -> None:
         """Write what was measured so far, lest a peer that hangs takes it along."""

@@ -6,56 +6,19 @@ import ctypes
 import importlib.util
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import sleep
 from typing import Any
 
 import numpy as np
+from dmath_cases import Case, first_alone, part_of_product_error, relative, residual
+from dmath_dask import dask_processes_case, dask_threads_case
 
 from caldera.comm import Communicator
 from caldera.sharding.algorithms import scalapack
 from caldera.sharding.algorithms.process_grid import ProcessGrid, grid_shapes, process_grid
 from caldera.sharding.algorithms.variant import cyclic_layout
-
-Runner = Callable[[], Any]
-Case = tuple[Runner, Callable[[], float]]
-"""What is timed, and how far its result is from right."""
-
-
-def residual(operation: str, a: np.ndarray, found: Sequence[np.ndarray]) -> float:
-    """How far some rows of a result are from right, relative to the matrix."""
-    if operation == "fft":
-        return relative(found[0], np.fft.fft2(a), len(a))
-    rows = slice(0, None, max(len(a) // 64, 1))
-    if operation == "solve":
-        made = a[rows] @ found[0]
-    elif operation == "cholesky":
-        lower = np.tril(found[0])
-        made = lower[rows] @ lower.T
-    elif operation == "qr":
-        made = found[0][rows] @ found[1]
-    elif operation == "svd":
-        made = (found[0][rows] * found[1]) @ found[2]
-    else:
-        return relative(found[0][rows], a[rows] @ a, len(a))
-    return float(np.linalg.norm(made - a[rows]) / np.linalg.norm(a[rows]))
-
-
-def part_of_product_error(
-    part: np.ndarray, rows: np.ndarray, columns: np.ndarray, a: np.ndarray, comm: Communicator
-) -> float:
-    """Of some rows of every rank's part of a product; nothing has to be brought together."""
-    some = slice(0, None, max(len(rows) // 4, 1))
-    wrong = np.array([relative(part[some], a[rows[some]] @ a[:, columns], len(a))])
-    comm.Allreduce(wrong, wrong, "max")
-    return float(wrong[0])
-
-
-def relative(found: np.ndarray, right: np.ndarray, n: int) -> float:
-    """The largest difference, over how large sums of n terms are."""
-    return float(np.max(np.abs(found - right), initial=0) / n)
 
 
 def heat_case(operation: str, a: np.ndarray, comm: Communicator) -> Case | None:
@@ -237,34 +200,6 @@ def _scalapack_svd(
     return vt, s, u
 
 
-def dask_case(operation: str, a: np.ndarray, comm: Communicator) -> Case | None:
-    """Dask on threads of the first rank; the others wait."""
-    if operation == "fft":
-        return None
-    import dask.array as da
-
-    n = len(a)
-    chunk = max(n // max(int(comm.size**0.5), 1), 1)
-    tall = operation in ("qr", "svd")
-    given = da.from_array(a, chunks=(chunk, n) if tall else (chunk, chunk))
-    functions: dict[str, Callable[[], Any]] = {
-        "product": lambda: (given @ given,),
-        "qr": lambda: da.linalg.qr(given),
-        "cholesky": lambda: (da.linalg.cholesky(given, lower=True),),
-        "svd": lambda: da.linalg.svd(given),
-        "solve": lambda: (da.linalg.solve(given, given),),
-    }
-    results: list[np.ndarray] = []
-
-    def run() -> None:
-        results.clear()
-        with first_alone(comm) as first:
-            if first:
-                results[:] = da.compute(*functions[operation](), num_workers=comm.size)
-
-    return run, lambda: residual(operation, a, results) if comm.rank == 0 else 0.0
-
-
 def scipy_case(operation: str, a: np.ndarray, comm: Communicator) -> Case | None:
     """SciPy in one process, on as many threads as there are ranks; the others wait."""
     import scipy.fft
@@ -291,24 +226,6 @@ def scipy_case(operation: str, a: np.ndarray, comm: Communicator) -> Case | None
 
 
 @contextmanager
-def first_alone(comm: Communicator) -> Iterator[bool]:
-    """The first rank on all cores, wherever it is bound; the others sleep until it is done, since
-    ranks that wait for a message keep their cores busy."""
-    path = Path(comm.bcast_object(tempfile.mktemp() if comm.rank == 0 else None))
-    bound = os.sched_getaffinity(0)
-    if comm.rank == 0:
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    try:
-        yield comm.rank == 0
-    finally:
-        if comm.rank == 0:
-            os.sched_setaffinity(0, bound)
-            path.touch()
-    while not path.exists():
-        sleep(0.001)
-
-
-@contextmanager
 def blas_threads(count: int) -> Iterator[None]:
     """So many threads for the BLAS of NumPy and of SciPy, and one afterwards."""
     libraries = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()
@@ -331,7 +248,8 @@ PEERS: dict[str, tuple[str, Callable[[str, np.ndarray, Communicator], Case | Non
     "heat": ("heat", heat_case),
     "dtensor": ("torch.distributed.tensor", dtensor_case),
     "mpi4py-fft": ("mpi4py_fft", mpi4py_fft_case),
-    "dask": ("dask.array", dask_case),
+    "dask-threads": ("dask.array", dask_threads_case),
+    "dask-processes": ("distributed", dask_processes_case),
     "scipy": ("scipy", scipy_case),
 }
 """By name: the module that it needs, and what makes a case of it."""
