@@ -25,7 +25,7 @@ def svd(
     """U, s and Vᵀ with a = U diag(s) Vᵀ, reduced; for the `k` largest singular values if that is
     given.
 
-    All of them are found by a bidiagonal matrix, or where no rank has room for it by one-sided block
+    All are found by a bidiagonal matrix, or where no rank has room for it by one-sided block
     Jacobi, the largest by a randomised block Krylov method that ends when the error of each is
     below `tolerance` times the largest (50 times the rounding error of the dtype, if nothing is
     said); `svd_bound` gives what it ended with.
