@@ -7,6 +7,7 @@ which does not say what it does. Parts are those of `parts.even_counts`, or give
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from caldera.comm.algorithms.partition import even_counts
@@ -40,6 +41,7 @@ def allgather_volume(rank: int, counts: Sequence[int]) -> Volume:
     return Volume(n - 1, whole - counts[(rank + 1) % n], whole - counts[rank])
 
 
+@lru_cache(maxsize=4096)
 def allreduce_volume(rank: int, ranks: int, elements: int) -> Volume:
     """2 (n - 1) / n of the buffer, both ways.
 
