@@ -18,7 +18,7 @@ from caldera.comm.shared_memory import SharedMemory
 if TYPE_CHECKING:
     from caldera.comm.communicator import Communicator
 
-ROOM_BYTES, ALL_ROOM_BYTES = 4 << 20, 64 << 20
+ROOM_BYTES, ALL_ROOM_BYTES = 8 << 20, 256 << 20
 """Of a rank for one exchange, at most, and of all ranks together."""
 
 
@@ -26,7 +26,7 @@ def room_bytes(ranks: int) -> int:
     """What each of so many ranks may leave for the others.
 
     >>> room_bytes(2), room_bytes(16)
-    (4194304, 2097152)
+    (8388608, 8388608)
     """
     return min(ROOM_BYTES, ALL_ROOM_BYTES // (2 * ranks))
 
@@ -38,7 +38,7 @@ class SharedExchange:
     >>> def work(comm):
     ...     def write(numbers):
     ...         numbers[:] = [10 * comm.rank, 10 * comm.rank + 1]
-    ...     found = SharedExchange(comm).run([1, 1], [1, 1], np.dtype(int), write)
+    ...     found = comm.exchange_in_memory([1, 1], [1, 1], np.dtype(int), write)
     ...     return [int(each[0]) for each in found]
     >>> run_virtual_ranks(2, work)
     [[0, 10], [1, 11]]
@@ -74,6 +74,19 @@ class SharedExchange:
             room[begin : begin + count * size].view(dtype)
             for room, begin, count in zip(all_room, begins, arriving, strict=True)
         ]
+
+    def gather(
+        self, count: int, dtype: np.dtype, write: Callable[[np.ndarray], None]
+    ) -> list[np.ndarray]:
+        """The room of each rank with all that it has left there, until the exchange after the next;
+        nothing counts as sent."""
+        self._turn = 1 - self._turn
+        rooms = self._memory.arrays[1][self._turn]
+        size = rooms.shape[1] // dtype.itemsize * dtype.itemsize
+        found = [room[:size].view(dtype) for room in rooms]
+        write(found[self._comm.rank][:count])
+        self._comm._barrier()
+        return found
 
 
 def shared_exchange(comm: Communicator) -> SharedExchange:

@@ -80,6 +80,20 @@ class Slice:
     column: int
     row: int
 
+    def share(self, number: int, count: int) -> Slice:
+        """One of as many parts of it."""
+        length = self.end - self.begin
+        begin, end = (self.begin + length * each // count for each in (number, number + 1))
+        return Slice(begin, end, self.column, self.row)
+
+
+def stretches_of(inner_a: Cuts, inner_b: Cuts) -> list[Slice]:
+    """The inner axis in stretches that have one owner each."""
+    return [
+        Slice(begin, end, _owner(inner_a, begin), _owner(inner_b, begin))
+        for begin, end in pairwise(sorted({*inner_a, *inner_b}))
+    ]
+
 
 def slices(inner_a: Cuts, inner_b: Cuts, bytes_each: int) -> list[list[Slice]]:
     """The inner axis in stretches that have one owner each, all of them in as many slices; those of
@@ -88,23 +102,12 @@ def slices(inner_a: Cuts, inner_b: Cuts, bytes_each: int) -> list[list[Slice]]:
     >>> [(each.begin, each.column, each.row) for (each,) in slices((0, 4, 8), (0, 2, 8), 8)]
     [(0, 0, 0), (2, 0, 1), (4, 1, 1)]
     """
-    stretches = list(pairwise(sorted({*inner_a, *inner_b})))
+    stretches = stretches_of(inner_a, inner_b)
     if not stretches:
         return []
     widest = max(PANEL_BYTES // max(bytes_each, 1), NARROWEST)
-    count = -(-max(end - begin for begin, end in stretches) // widest)
-    return [
-        [
-            Slice(
-                begin + (end - begin) * number // count,
-                begin + (end - begin) * (number + 1) // count,
-                _owner(inner_a, begin),
-                _owner(inner_b, begin),
-            )
-            for number in range(count)
-        ]
-        for begin, end in stretches
-    ]
+    count = -(-max(each.end - each.begin for each in stretches) // widest)
+    return [[each.share(number, count) for number in range(count)] for each in stretches]
 
 
 def _owner(cuts: Cuts, index: int) -> int:

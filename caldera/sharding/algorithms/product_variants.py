@@ -13,6 +13,7 @@ from caldera.graph.node import Node
 from caldera.sharding.algorithms import product
 from caldera.sharding.algorithms.cost import Cost
 from caldera.sharding.algorithms.process_grid import Cuts, even_cuts, grid_shapes, process_grid
+from caldera.sharding.algorithms.shared_product import multiply_in_memory, steps_in_memory
 from caldera.sharding.algorithms.variant import Algorithm, Options, Variant, cuts_of, grid_layout
 from caldera.sharding.layout import Layout
 from caldera.tensor.shape import Shape, size
@@ -190,9 +191,12 @@ def product_cost(
         widest = max((each.end - each.begin for each in every), default=0)
         # What others will multiply next is a copy where it is no stretch of memory.
         workspace = (2 * m + n) * widest + (m * n if layers > 1 else 0)
+        in_memory = layers == 1 and steps_in_memory(
+            (m, n), cuts[1], cuts[2], itemsize, rows * columns
+        )
         return Cost(
             batch * sent * itemsize, batch * (messages + layers - 1), batch * flops,
-            workspace * itemsize,
+            workspace * itemsize, posted=batch * sent * itemsize if in_memory else 0,
         )  # fmt: skip
     if form == STATIONARY_B:
         sent = (total_m * inner_a * (columns - 1)) // columns + total_m * n * (rows - 1) // rows
@@ -268,7 +272,12 @@ def _multiply(
     inner_a = _of_layer(inner_a, layer, columns)
     inner_b = _of_layer(inner_b, layer, rows)
     if layers == 1:
-        product.stationary_c(out, a, b, grid, m, inner_a, inner_b, n, transposed)
+        lengths = product.longest(m), product.longest(n)
+        steps = steps_in_memory(lengths, inner_a, inner_b, a.itemsize, comm.size)
+        if steps and comm.exchanges_in_memory:
+            multiply_in_memory(out, a, b, grid, m, inner_a, inner_b, n, steps)
+        else:
+            product.stationary_c(out, a, b, grid, m, inner_a, inner_b, n, transposed)
         return
     c = np.empty((a.shape[0], b.shape[1]), a.dtype)
     product.stationary_c(c, a, b, grid, m, inner_a, inner_b, n, transposed)

@@ -8,7 +8,11 @@ import pytest
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.comm.algorithms import shared_exchange, shared_post
 from caldera.comm.virtual import VirtualRank
+from caldera.sharding.algorithms import shared_product
 from caldera.sharding.algorithms.posting import Messages, Posting, carrier
+from caldera.sharding.algorithms.process_grid import even_cuts, process_grid
+from caldera.sharding.algorithms.product_variants import STATIONARY_C, product_cost
+from caldera.sharding.algorithms.shared_product import multiply_in_memory
 from caldera.sharding.distributions import BlockCyclic, Columns, Rows
 from caldera.sharding.layout import Layout
 from caldera.sharding.transfer import redistributed
@@ -86,6 +90,31 @@ def test_cholesky_reads_panels_where_they_were_found() -> None:
         )
 
     assert run_virtual_ranks(2, kinds) == [(True, True)] * 2
+
+
+def test_products_multiply_slices_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_product, "NARROWEST", 1)
+    for room in (1 << 15, 512):
+        monkeypatch.setattr(shared_exchange, "ROOM_BYTES", room)
+        for seed in range(3000, 3012):
+            run_case(seed, "matmul")
+
+
+def test_a_product_sends_what_its_cost_says_through_memory_too() -> None:
+    cuts = even_cuts(24, 2)
+    a = np.arange(24.0 * 24).reshape(24, 24)
+    cost = product_cost(STATIONARY_C, (1, 2, 2), [cuts] * 4, 8)
+    assert cost.posted == cost.bytes
+
+    def work(comm: Communicator) -> int:
+        grid = process_grid(comm, 2, 2)
+        rows, columns = (slice(*cuts[at : at + 2]) for at in (grid.row, grid.column))
+        part, made = np.ascontiguousarray(a[rows, columns]), np.empty((12, 12))
+        multiply_in_memory(made, part, part, grid, cuts, cuts, cuts, cuts, 3)
+        assert np.array_equal(made, (a @ a)[rows, columns])
+        return comm.traffic.mark()["post"].bytes_sent
+
+    assert run_virtual_ranks(4, work) == [cost.bytes] * 4
 
 
 def test_a_panel_counts_as_sent_to_each_who_reads_it() -> None:
