@@ -52,6 +52,6 @@ def test_it_stays_where_the_systems_will_not_do(
 
 def test_make_is_told_one_that_makes_environments() -> None:
     told = subprocess.run(
-        [sys.executable, "-m", "tools.interpreter"], capture_output=True, text=True, check=True
+        [sys.executable, interpreter.__file__], capture_output=True, text=True, check=True
     ).stdout.strip()
     subprocess.run([told, "-c", "import ensurepip, venv"], check=True)
