@@ -13,7 +13,7 @@ import numpy as np
 from caldera.comm.algorithms.shared_exchange import room_bytes, shared_exchange
 from caldera.sharding.algorithms.lapack import accumulate_product
 from caldera.sharding.algorithms.process_grid import Cuts, ProcessGrid
-from caldera.sharding.algorithms.product import NARROWEST, Slice, stretches_of
+from caldera.sharding.algorithms.product import NARROWEST, Slice, longest, stretches_of
 
 Shape = tuple[int, int]
 Name = tuple[int, str]
@@ -35,10 +35,8 @@ def steps_in_memory(
         return 0
     # A rank may have all of them, and each is rounded up.
     widest = room_bytes(ranks) // each - len(widths)
-    longest = max(max(np.diff(inner_a)), max(np.diff(inner_b)))
-    if widest < min(NARROWEST, longest):
-        return 0
-    return int(-(-longest // widest))
+    length = max(longest(inner_a), longest(inner_b))
+    return 0 if widest < min(NARROWEST, length) else -(-length // widest)
 
 
 def slice_shapes(
