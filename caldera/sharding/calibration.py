@@ -42,7 +42,7 @@ CLEARLY = 1.1
 LONG_BYTES, GATHERED_BYTES = 8 << 20, 4 << 20
 """What each rank has of a matrix that is moved, and of one that all of them get: more than its
 caches keep for it."""
-SHARED_BYTES = 1 << 20
+SHARED_BYTES = 4 << 20
 """What each rank has of a matrix that is moved through memory that ranks share."""
 PRODUCT = 768
 """The size of matrices whose product is near to a core's full speed, and soon done."""

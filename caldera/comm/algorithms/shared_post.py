@@ -7,6 +7,7 @@ all ranks are done with them.
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,7 @@ from caldera.comm.shared_memory import LINE, SharedMemory
 
 if TYPE_CHECKING:
     from caldera.comm.communicator import Communicator
+    from caldera.comm.request import Request
 
 ROOM_BYTES, ALL_ROOM_BYTES = 8 << 20, 64 << 20
 """Of a rank, at most, and of all ranks together."""
@@ -37,14 +39,17 @@ class SharedPost:
     ...     post = SharedPost(comm)
     ...     own = post.place((2,), np.dtype(float))
     ...     own[:] = comm.rank
-    ...     comm.Barrier()
-    ...     return post.at(1 - comm.rank, post.where(own), (2,), np.dtype(float)).tolist()
+    ...     other = 1 - comm.rank
+    ...     arriving, told = post.listen(other, 7), post.tell(own, other, 7)
+    ...     found = post.read(arriving, other, (2,), np.dtype(float)).tolist()
+    ...     told.wait()
+    ...     return found
     >>> run_virtual_ranks(2, work)
     [[1.0, 1.0], [0.0, 0.0]]
     """
 
     def __init__(self, comm: Communicator) -> None:
-        self._rank = comm.rank
+        self._comm, self._rank = comm, comm.rank
         with comm.traffic.apart("tuning"):
             room = ((comm.size, post_bytes(comm.size)), np.dtype(np.uint8))
             self._memory = SharedMemory(comm, [room])
@@ -57,17 +62,37 @@ class SharedPost:
     def place(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """Room for an array that others will read."""
         begin = self._filled
-        made = self.at(self._rank, begin, shape, dtype)
+        made = self._at(self._rank, begin, shape, dtype)
         self._filled = -(-(begin + made.nbytes) // LINE) * LINE
         return made
 
-    def where(self, array: np.ndarray) -> int:
-        """Where an array is that `place` has made."""
-        return _address(array) - _address(self._memory.arrays[0][self._rank])
+    def tell(self, array: np.ndarray, rank: int, tag: int) -> Request:
+        """Begin to tell a rank where an array is that `place` has made."""
+        where = _address(array) - _address(self._memory.arrays[0][self._rank])
+        # Without checks and counters: it is short, and who sends it is waited for.
+        return self._comm._start_send(np.array([where]), rank, tag)
 
-    def at(self, rank: int, begin: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """An array that a rank has left."""
-        end = begin + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    def listen(self, rank: int, tag: int) -> tuple[np.ndarray, Request]:
+        """Begin to wait until a rank tells where something is."""
+        where = np.empty(1, np.int64)
+        return where, self._comm._start_receive(where, rank, tag)
+
+    def read(
+        self, arriving: tuple[np.ndarray, Request], rank: int, shape: tuple[int, ...],
+        dtype: np.dtype,
+    ) -> np.ndarray:  # fmt: skip
+        """What a rank has left, once it has told where."""
+        where, request = arriving
+        request.wait()
+        return self._at(rank, int(where[0]), shape, dtype)
+
+    def count(self, messages: int, nbytes: int) -> None:
+        """What others have read counts as sent."""
+        with self._comm.traffic.operation("post"):
+            self._comm.traffic.sent(nbytes, messages)
+
+    def _at(self, rank: int, begin: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        end = begin + prod(shape) * dtype.itemsize
         found: np.ndarray = self._memory.arrays[0][rank, begin:end].view(dtype).reshape(shape)
         return found
 

@@ -24,7 +24,8 @@ def computing(node: Node, share: int = 1) -> Cost:
     """
     flops = node.op.count_flops(node)
     if node.op.name in TRANSFORMS:
-        return Cost(transforms=flops // share)
+        moved = node.inputs[0].spec.nbytes + node.spec.nbytes
+        return Cost(transforms=flops // share, copied=moved // share)
     return Cost(flops=flops * (SORTING if node.op.name == "sort" else 1) // share)
 
 

@@ -9,7 +9,7 @@ from caldera.sharding.algorithms.matrix import factorisation_grid
 
 Size = tuple[int, int]
 PANELS = {
-    "cholesky": ("cholesky", 1.7, 1.0), "slogdet": ("solve", 7.3, 0.45),
+    "cholesky": ("cholesky", 3.0, 1.0), "slogdet": ("solve", 7.3, 0.45),
     "solve": ("solve", 7.3, 1.0), "inverse": ("solve", 7.3, 1.0),
 }  # fmt: skip
 QR_PANELS = ("qr", 7, 1.0)

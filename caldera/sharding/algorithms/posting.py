@@ -81,9 +81,10 @@ class Posting:
     met after `finish`."""
 
     def __init__(self, comm: Communicator) -> None:
-        self._comm, self._post = comm, shared_post(comm)
+        self._post = shared_post(comm)
         self._post.clear()
         self._leaving: list[Request] = []
+        self._sent = 0
 
     def place(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """Room for an array that others will read."""
@@ -92,28 +93,21 @@ class Posting:
     def send(self, array: np.ndarray, places: Places, rank: int, tag: int) -> None:
         """Say where it is; what is read of it counts as sent."""
         rows = len(array) if isinstance(places, slice) else len(places)
-        each = array.nbytes // max(len(array), 1)
-        self._leaving.append(self._comm.Isend(np.array([self._post.where(array)]), rank, tag))
-        with self._comm.traffic.operation("post"):
-            self._comm.traffic.sent(rows * each, 0)
+        self._sent += array.nbytes // max(len(array), 1) * rows
+        self._leaving.append(self._post.tell(array, rank, tag))
 
     def receive(
         self, shape: tuple[int, ...], dtype: np.dtype, places: Places, rank: int, tag: int
     ) -> Arriving:
         """Some rows of it, where they are if they lie together."""
-        where = np.empty(1, np.int64)
-        request = self._comm.Irecv(where, rank, tag)
-
-        def arrived() -> np.ndarray:
-            request.wait()
-            return self._post.at(rank, int(where[0]), shape, dtype)[places]
-
-        return arrived
+        arriving = self._post.listen(rank, tag)
+        return lambda: self._post.read(arriving, rank, shape, dtype)[places]
 
     def finish(self) -> None:
         """All that was sent has left."""
         for request in self._leaving:
             request.wait()
+        self._post.count(len(self._leaving), self._sent)
         self._leaving.clear()
 
 
