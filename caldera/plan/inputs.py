@@ -16,6 +16,7 @@ import numpy as np
 from caldera.errors import ConfigError, ShapeError
 from caldera.graph.memory_format import Order, laid_out, stored_shape
 from caldera.graph.node import Symbol
+from caldera.kernels.native.movement import copying
 from caldera.memory import Device, Event
 from caldera.memory.pool import host_view
 from caldera.tensor.convert import exactly
@@ -39,6 +40,22 @@ def checked_feeds(feeds: Mapping[str, Any], inputs: Mapping[str, Symbol]) -> dic
                 hint="a plan has one shape; make another input for another one",
             )  # fmt: skip
     return found
+
+
+WORTH_SHARING = 1 << 19
+"""Bytes of a batch from which on threads share the copy, if it has to lie in another order."""
+
+
+def _copy(target: np.ndarray, source: np.ndarray) -> None:
+    """target = source. NumPy goes element by element where the two lie in different orders; the
+    workers that are called for a large batch then stay for the step."""
+    moves = source.nbytes >= WORTH_SHARING and source.flags.aligned
+    moves = moves and source.strides != target.strides
+    moves = moves and all(step % source.itemsize == 0 for step in source.strides)
+    if moves and not np.may_share_memory(target, source):
+        copying([(target, source)])()
+    else:
+        np.copyto(target, source)
 
 
 class _Place:
@@ -105,7 +122,7 @@ class Inputs:
             return
         self._wait_for_copy()
         for name, array in given.items():
-            np.copyto(self._place(self.by_name[name]).target, array)
+            _copy(self._place(self.by_name[name]).target, array)
         self._last = self.turn
         if not self._device.is_host:
             self._send()
