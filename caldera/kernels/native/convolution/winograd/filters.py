@@ -57,9 +57,10 @@ def _filter_points(
 
         in_two_dimensions(k, "filter", size, load, store)
 
-    begin, end = k.part_range(columns, chunk)
-    with k.loop(begin, end, chunk) as left, k.loop(0, inner) as row:
-        right = k.minimum(left + chunk, end)
+    with k.loop(*k.part_range((columns + chunk - 1) // chunk * inner)) as number:
+        block = number // inner
+        left, row = block * chunk, number - block * inner
+        right = k.minimum(left + chunk, columns)
         k.vector_loop(left, right, lanes, lambda column, lanes: transform(row, column, lanes))
 
 
