@@ -23,11 +23,22 @@ CHEAP = 1 << 14
 """Elements from which on a second thread saves more than it costs, in loops of a few operations."""
 COSTLY = 1 << 12
 """The same for loops with an exponential, a logarithm or a power in them."""
+SHARE = 1 << 15
+"""Elements that a worker takes at once, at least, if it takes them bit by bit."""
+MOST_SHARES = 4
+"""Times that it does, at most."""
 
 
 def parts_for(elements: int, *, costly: bool = False) -> int:
     """How many workers should share a loop over so many elements."""
     return thread_count() if elements >= (COSTLY if costly else CHEAP) else 1
+
+
+def shares_for(elements: int) -> int:
+    """In how many parts a loop over so many elements is done: several for a worker where they are
+    many, so that workers that are done sooner take some of the others'."""
+    parts = parts_for(elements)
+    return parts if parts == 1 else parts * min(MOST_SHARES, max(1, elements // (parts * SHARE)))
 
 
 def collapse_axes(arrays: Sequence[Array], groups: Sequence[Axes]) -> list[Strides] | None:

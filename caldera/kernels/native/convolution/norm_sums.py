@@ -18,7 +18,7 @@ from caldera.graph.ops.product import conv2d, conv2d_input
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.native.codegen.kernel import NativeCall
 from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
-from caldera.kernels.native.codegen.strides import any_layout, parts_for
+from caldera.kernels.native.codegen.strides import any_layout, parts_for, shares_for
 
 # All that convolve register first: what they offer is offered here as well.
 from caldera.kernels.native.convolution import (
@@ -123,7 +123,7 @@ class _Sums:
 
     def taken(self) -> NativeCall:
         """All sums in a call of their own."""
-        return sums_of_blocks.call(sums=self.arguments, parts=parts_for(self.call.outputs[0].size))
+        return sums_of_blocks.call(sums=self.arguments, parts=shares_for(self.call.outputs[0].size))
 
     def after(self) -> NativeCall:
         """From sums to results."""

@@ -13,7 +13,7 @@ from caldera.graph.node import Node, Spec
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.native.codegen.kernel import NativeCall
 from caldera.kernels.native.codegen.program import NativeRunner
-from caldera.kernels.native.codegen.strides import any_layout, parts_for
+from caldera.kernels.native.codegen.strides import any_layout, parts_for, shares_for
 from caldera.kernels.native.normalisation import batchnorm_kernels as kernels
 from caldera.kernels.native.normalisation.apply import FACTORS
 from caldera.kernels.native.normalisation.block_sums import SUMS, sums_of_blocks
@@ -34,7 +34,7 @@ class _Work:
         self.partial, self.totals, self.factors, self.given = (
             scratch.array(spec.shape, spec.dtype) for spec in _specs(call.node)
         )
-        self.parts = parts_for(layout.size)
+        self.parts = shares_for(layout.size)
         self.rows = {"rows": layout.pixels, "channels": layout.channels}
         self.sums = {**self.rows, "length": BLOCK_ROWS, "partial": self.partial, "known": 0}
         self.planes = {

@@ -6,7 +6,8 @@ memories for the points of two sets of tiles.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -15,7 +16,7 @@ import numpy as np
 from caldera.kernels.common.geometry import steps
 from caldera.kernels.native.codegen.blas import blas
 from caldera.kernels.native.codegen.dtypes import computed_type
-from caldera.kernels.native.codegen.emitter import Emitter, Number, Pointer, Value, itemsize
+from caldera.kernels.native.codegen.emitter import I64, Emitter, Number, Pointer, Value, itemsize
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, NativeKernel
 from caldera.kernels.native.codegen.target import CACHE_LINE
 from caldera.kernels.native.convolution.winograd.layout import Layout
@@ -27,6 +28,8 @@ from caldera.kernels.native.convolution.winograd.tiles import (
     image_arguments,
     transform_tiles,
 )
+
+WORDS_OF_A_LINE = CACHE_LINE // 8
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,9 @@ class Arguments:
     others: Points
     borders: Pointer
     border_step: Integer
+    taken: Pointer
+    """Whether a scratch memory is in use, each on a cache line of its own."""
+    scratches: Integer
     gemm: Integer
     area: Integer
     """Read, though it is known: LLVM would write loops over points out if it knew it."""
@@ -94,10 +100,26 @@ class Arguments:
         """How tiles are numbered."""
         return Tiles(self.size, self.down, self.across)
 
-    @property
-    def border(self) -> Pointer:
-        """This part's room for the channels of a pixel outside the image."""
-        return self.borders.at(self.k.part * self.border_step)
+    def with_border(self, number: Number) -> Self:
+        """The same with a room of its own for the channels of a pixel outside the image."""
+        return replace(self, borders=self.borders.at(self.border_step * number))
+
+    @contextmanager
+    def own_scratch(self) -> Iterator[Value]:
+        """The number of a scratch memory that nobody else uses meanwhile. Parts that follow each
+        other, which one worker does if nobody is ahead, take the same."""
+        k = self.k
+        number = k.variable(k.part * self.scratches // k.parts)
+
+        def is_taken() -> Value:
+            place = self.taken.at(number.value * WORDS_OF_A_LINE)
+            return Value(k, k.ir.atomic_rmw("xchg", place.raw, I64(1), "acquire")).differs(0)
+
+        with k.while_loop(is_taken):
+            number.value = (number.value + 1) % self.scratches
+        yield number.value
+        place = self.taken.at(number.value * WORDS_OF_A_LINE)
+        k.ir.atomic_rmw("xchg", place.raw, I64(0), "release")
 
     def scratch(self, number: Number) -> tuple[Points, Points]:
         """The points of both sets of tiles in one of the scratch memories."""
@@ -140,7 +162,7 @@ class Arguments:
     ) -> None:
         """Transform the next tiles of an image to all their points, or those of one row."""
         transform_tiles(
-            self.k, name, self.tiles, image, points, cursor, number, self.border, self.lanes, only
+            self.k, name, self.tiles, image, points, cursor, number, self.borders, self.lanes, only
         )
 
 
@@ -167,6 +189,8 @@ def winograd_call(
         "points": {"memory": points, "step": layout.step, "width": layout.inner},
         "others": {"memory": others, "step": layout.other_step, "width": layout.width},
         "borders": border, "border_step": layout.border,
+        "taken": np.zeros(layout.scratches * WORDS_OF_A_LINE, np.int64),
+        "scratches": layout.scratches,
         "gemm": 0 if known is None else known.gemm(computed_type(images[0].dtype.name)),
         "area": layout.points, "kept": layout.kept, "chunks": layout.chunks, "size": layout.size,
         "lanes": layout.lanes,

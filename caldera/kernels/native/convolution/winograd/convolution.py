@@ -53,7 +53,7 @@ class _Arguments(Arguments):
             self.images[1],
             cursor,
             number,
-            self.border,
+            self.borders,
             self.lanes,
         )
 
@@ -142,12 +142,21 @@ def _apart(
     k: Emitter, given: _Arguments, register_tile: tuple[int, int] | None, channels: int,
     padded: bool, numbers: Steps | None, grain: Integer, sums: BlockSums | None,
 ) -> None:  # fmt: skip
-    """Blocks of tiles, each by one worker from beginning to end. Workers share the tiles by
+    """Blocks of tiles, each by one worker from beginning to end. Parts have tiles by
     `grain`; if there are `sums` to take, so many write a block of rows."""
     given = given.known(numbers)
     if sums is not None and numbers is not None:
         sums = sums.with_channels(numbers.channels[1])
-    scratch = given.scratch(k.part)
+    with given.own_scratch() as number:
+        _blocks_of_part(k, given.with_border(number), given.scratch(number), register_tile,
+                        channels, padded, grain, sums)  # fmt: skip
+
+
+def _blocks_of_part(
+    k: Emitter, given: _Arguments, scratch: tuple[Points, Points],
+    register_tile: tuple[int, int] | None, channels: int, padded: bool, grain: Value,
+    sums: BlockSums | None,
+) -> None:  # fmt: skip
     first, block = given.first, given.block
     start, stop = k.part_range((given.end - first + grain - 1) // grain)
     end = k.minimum(first + stop * grain, given.end)
@@ -168,6 +177,7 @@ def _apart(
 
 @native_kernel
 def _transform_together(k: Emitter, given: _Arguments) -> None:
+    given = given.with_border(k.part)
     begin, stop = k.part_range(given.end - given.first)
     points = given.scratch(0)[0].at(begin)
     cursor = given.tiles.cursor(k, given.first + begin)
@@ -189,6 +199,7 @@ def _multiply_together(
 
 @native_kernel
 def _inverse_together(k: Emitter, given: _Arguments) -> None:
+    given = given.with_border(k.part)
     begin, stop = k.part_range(given.end - given.first)
     products = given.scratch(0)[1].at(begin)
     cursor = given.tiles.cursor(k, given.first + begin)
@@ -222,14 +233,14 @@ def convolution_calls(
             "padded": layout.padded, "numbers": steps_of(layout, images), "sums": sums,
             "grain": layout.block if sums is None else layout.row_block,
         }  # fmt: skip
-        apart = winograd_call(_apart, layout, images, memory, tiles, layout.workers, **tiled)
+        apart = winograd_call(_apart, layout, images, memory, tiles, layout.parts, **tiled)
         return [*calls, apart]
     for first in range(0, layout.tiles, layout.block):
         tiles = first, min(first + layout.block, layout.tiles)
         products = layout.points * layout.chunks
         calls += [
-            winograd_call(_transform_together, layout, images, memory, tiles, layout.workers),
+            winograd_call(_transform_together, layout, images, memory, tiles, layout.parts),
             winograd_call(_multiply_together, layout, images, memory, tiles, products, **tiled),
-            winograd_call(_inverse_together, layout, images, memory, tiles, layout.workers),
+            winograd_call(_inverse_together, layout, images, memory, tiles, layout.parts),
         ]
     return calls

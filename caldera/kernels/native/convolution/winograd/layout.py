@@ -48,8 +48,17 @@ _TRANSFORMED = 0.4e-9
 """Seconds for an element of a transformed tile."""
 _FILTER = 1e-9
 """Seconds for an element of a transformed filter."""
-_WORTH_SPLITTING = 1 << 11
+_WORTH_SPLITTING = 1 << 10
 """From so many filters on, several workers transform them sooner than one."""
+_TURNS = (4, 2)
+"""Parts that a worker has, the most first: threads of a machine are not equally fast, and who is
+done sooner takes what others have not begun."""
+_WORTH_A_TURN = 1 << 20
+"""Products of a part at least: threads need time to find the next."""
+_WASTE = 1.05
+"""Rows of the products of a part, in whole tiles of registers, to tiles at most."""
+_SUMS_OF_A_WORKER = 160 << 10
+"""Bytes of the sums of all parts of a worker, at most: they are added up in the end."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +113,24 @@ class Layout(TiledLayout):
             return None
         tiles = -(-rows // self.size) * self.grid[1]
         return tiles if self.tiles >= _BLOCKS_OF_A_WORKER * thread_count() * tiles else None
+
+    @cached_property
+    def turns(self) -> int:
+        """How many parts a worker has, as long as none is ahead of others."""
+        threads = thread_count()
+        if threads > 1 and self.is_apart:
+            return next(filter(self._is_worth, _TURNS), 1)
+        return 1
+
+    def _is_worth(self, turns: int) -> bool:
+        tiles = self.tiles // (thread_count() * turns)
+        if tiles * self.points * self.inner * self.columns < _WORTH_A_TURN:
+            return False
+        if self.is_sum:
+            sums = self.points * self.filter_step * self.geometry.dtype.itemsize
+            return turns * sums <= _SUMS_OF_A_WORKER
+        rows = 1 if self.register_tile is None else self.register_tile[0]
+        return -(-tiles // rows) * rows <= tiles * _WASTE
 
     @property
     def seconds(self) -> float:
@@ -191,9 +218,9 @@ class Layout(TiledLayout):
         """Tiles in a block: as many as pay and fit into the workspace allowed, shared evenly."""
         limit = workspace_limit() - staging_bytes(self.node)
         most = next((n for n in self._sizes if self._bytes(n) <= limit), self._sizes[-1])
-        workers = thread_count() if self.is_apart else 1
-        rounds = max(1, -(-self.tiles // (most * workers)))
-        even = max(1, -(-self.tiles // (rounds * workers)))
+        parts = thread_count() * self.turns if self.is_apart else 1
+        rounds = max(1, -(-self.tiles // (most * parts)))
+        even = max(1, -(-self.tiles // (rounds * parts)))
         rows = 1 if self.register_tile is None or self.is_sum else self.register_tile[0]
         return min(most, -(-even // rows) * rows)
 
@@ -205,10 +232,10 @@ class Layout(TiledLayout):
         return self.block % self.register_tile[0] == 0
 
     @cached_property
-    def workers(self) -> int:
+    def parts(self) -> int:
         """How many parts transforms are done in."""
         count = -(-self.tiles // self.block) if self.is_apart else self.block
-        return max(1, min(thread_count(), count))
+        return max(1, min(thread_count() * self.turns, count))
 
     @property
     def chunks(self) -> int:
@@ -217,8 +244,9 @@ class Layout(TiledLayout):
 
     @property
     def filter_workers(self) -> int:
-        """How many workers transform filters."""
-        return thread_count() if self.inner * self.columns >= _WORTH_SPLITTING else 1
+        """How many workers transform filters, or add up the sums of their gradients."""
+        elements = self.inner * self.columns * self.sums
+        return thread_count() if elements >= _WORTH_SPLITTING else 1
 
     # --- memory, in elements
 
@@ -245,12 +273,12 @@ class Layout(TiledLayout):
     @property
     def scratches(self) -> int:
         """How many blocks are in memory at once."""
-        return self.workers if self.is_apart else 1
+        return min(thread_count(), self.parts) if self.is_apart else 1
 
     @property
     def sums(self) -> int:
-        """How many times the points of filters are kept: sums of several workers are added last."""
-        return self.scratches if self.is_sum else 1
+        """How many times the points of filters are kept: sums of several parts are added last."""
+        return self.parts if self.is_sum and self.is_apart else 1
 
     @property
     def lengths(self) -> tuple[int, int, int, int]:
@@ -260,13 +288,13 @@ class Layout(TiledLayout):
             self.sums * self.points * self.filter_step,
             self.scratches * self.kept * self.step,
             others,
-            self.workers * self.border,
+            min(thread_count(), self.parts) * self.border,
         )
 
     def _bytes(self, block: int) -> int:
         """At most so many bytes are needed with blocks of this size."""
         copies = thread_count() if self.is_apart else 1
-        sums = copies if self.is_sum else 1
+        sums = copies * self.turns if self.is_sum else 1
         elements = self.points * sums * self.filter_step
         elements += self.kept * copies * self._tile_elements(block)
         return (elements + thread_count() * self.border) * self.geometry.dtype.itemsize

@@ -123,9 +123,17 @@ def _apart(
     k: Emitter, given: _Arguments, register_tile: tuple[int, int] | None, numbers: Steps | None,
     by_rows: bool,
 ) -> None:  # fmt: skip
-    """Blocks of tiles; each worker has a sum of its own."""
+    """Blocks of tiles; each part has a sum of its own."""
     given = given.known(numbers)
-    scratch = given.scratch(k.part)
+    with given.own_scratch() as number:
+        scratch = given.scratch(number)
+        _blocks_of_part(k, given.with_border(number), scratch, register_tile, by_rows)
+
+
+def _blocks_of_part(
+    k: Emitter, given: _Arguments, scratch: tuple[Points, Points],
+    register_tile: tuple[int, int] | None, by_rows: bool,
+) -> None:  # fmt: skip
     first, end, block = given.first, given.end, given.block
     start, stop = k.part_range((end - first + block - 1) // block)
     cursor = given.tiles.cursor(k, first + start * block)
@@ -148,6 +156,7 @@ def _apart(
 
 @native_kernel
 def _transform_together(k: Emitter, given: _Arguments) -> None:
+    given = given.with_border(k.part)
     first = given.first
     begin, stop = k.part_range(given.end - first)
     image, gradient = given.scratch(0)
@@ -178,7 +187,7 @@ def weight_calls(
     calls = []
     if layout.is_apart:
         calls.append(winograd_call(
-            _apart, layout, pair, memory, (0, layout.tiles), layout.workers,
+            _apart, layout, pair, memory, (0, layout.tiles), layout.parts,
             register_tile=layout.register_tile, numbers=steps_of(layout, pair),
             by_rows=layout.by_rows,
         ))  # fmt: skip
@@ -187,7 +196,7 @@ def weight_calls(
         for first in range(0, layout.tiles, layout.block):
             tiles = first, min(first + layout.block, layout.tiles)
             calls += [
-                winograd_call(_transform_together, layout, pair, memory, tiles, layout.workers),
+                winograd_call(_transform_together, layout, pair, memory, tiles, layout.parts),
                 winograd_call(_add_together, layout, pair, memory, tiles, sums),
             ]
     terms = memory[0].reshape(layout.sums, layout.points, layout.filter_step)
