@@ -161,6 +161,17 @@ def thread_count() -> int:
     return settings.threads if most is None else min(most, settings.threads)
 
 
+def is_limited() -> bool:
+    """Whether an op that is made ready now may not use all threads: then it has no more parts than
+    it may use, as any thread that is free takes a part.
+
+    >>> from caldera.threads import is_limited
+    >>> is_limited()
+    False
+    """
+    return thread_count() < settings.threads
+
+
 @contextmanager
 def at_most_threads(count: int) -> Iterator[None]:
     """Ops that are made ready inside use no more threads than this, whenever they run.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 
 import caldera as cd
 from caldera import op
+from caldera.graph.memory_format import NHWC
 from caldera.memory import device
 from caldera.memory.trace import recorded
+from caldera.plan.inputs import Inputs
 from tests.transfers import counted_from_now
 
 APART = "loopback:6"
@@ -149,3 +152,24 @@ def test_a_memory_that_was_waited_for_is_waited_for_again() -> None:
     threading.Timer(0.05, gate.set).start()
     total.tensor.memory.sync()
     assert gate.is_set()
+
+
+LARGE = (96, 3, 32, 64)
+
+
+@pytest.mark.parametrize("arrange", [
+    lambda x: x, np.asfortranarray, lambda x: x[::-1, :, ::2], lambda x: x.swapaxes(0, 1)[:, ::-1],
+    lambda x: np.broadcast_to(x[:1], x.shape), lambda x: x.astype([("of", "i1"), ("a", "f4")])["a"],
+])  # fmt: skip
+def test_a_large_batch_may_lie_in_any_order(arrange: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Threads share a copy to another order."""
+    given = arrange(np.arange(np.prod(LARGE), dtype=np.float32).reshape(LARGE))
+    symbol = op.input("x", given.shape).node.attrs["symbol"]
+    inputs = Inputs([symbol], {symbol: NHWC}, device("cpu"))
+    inputs.feed({"x": given})
+    np.testing.assert_array_equal(inputs.fed()["x"], given)
+    # What was fed last, turned round: it is read before it is written.
+    last = inputs.fed()["x"][::-1]
+    right = last.copy()
+    inputs.feed({"x": last})
+    np.testing.assert_array_equal(inputs.fed()["x"], right)

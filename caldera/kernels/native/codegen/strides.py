@@ -12,7 +12,7 @@ from caldera.graph.memory_format import Order, dense_strides, laid_out
 from caldera.graph.node import Node
 from caldera.kernels.reference.evaluation import evaluate
 from caldera.kernels.table import Array, Call, Runner
-from caldera.threads import thread_count
+from caldera.threads import is_limited, thread_count
 
 Axes = tuple[int, ...]
 Strides = tuple[int, ...]
@@ -38,7 +38,9 @@ def shares_for(elements: int) -> int:
     """In how many parts a loop over so many elements is done: several for a worker where they are
     many, so that workers that are done sooner take some of the others'."""
     parts = parts_for(elements)
-    return parts if parts == 1 else parts * min(MOST_SHARES, max(1, elements // (parts * SHARE)))
+    if parts == 1 or is_limited():
+        return parts
+    return parts * min(MOST_SHARES, max(1, elements // (parts * SHARE)))
 
 
 def collapse_axes(arrays: Sequence[Array], groups: Sequence[Axes]) -> list[Strides] | None:

@@ -22,7 +22,7 @@ from caldera.kernels.native.convolution.tiled_layout import TiledLayout
 from caldera.kernels.native.convolution.winograd.transforms import reach
 from caldera.kernels.native.normalisation.block_sums import rows_of_image
 from caldera.tensor.dtype import NAMES
-from caldera.threads import thread_count
+from caldera.threads import is_limited, thread_count
 
 _BLOCKS_IN_PLACE = (12, 6)
 _BLOCKS_OF_OUR_PRODUCTS = (60, 30, 12)
@@ -117,10 +117,9 @@ class Layout(TiledLayout):
     @cached_property
     def turns(self) -> int:
         """How many parts a worker has, as long as none is ahead of others."""
-        threads = thread_count()
-        if threads > 1 and self.is_apart:
-            return next(filter(self._is_worth, _TURNS), 1)
-        return 1
+        if thread_count() == 1 or is_limited() or not self.is_apart:
+            return 1
+        return next(filter(self._is_worth, _TURNS), 1)
 
     def _is_worth(self, turns: int) -> bool:
         tiles = self.tiles // (thread_count() * turns)

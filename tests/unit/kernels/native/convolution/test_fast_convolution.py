@@ -14,11 +14,13 @@ from caldera.graph.memory_format import NHWC, laid_out
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import parameter
 from caldera.kernels.native import families  # noqa: F401 - registers its kernels
+from caldera.kernels.native.convolution.winograd import layout
 from caldera.kernels.native.convolution.winograd.layout import Layout
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
 from caldera.kernels.tuning_cache import tuning_key
 from caldera.tensor.dtype import float64
+from caldera.threads import at_most_threads
 from tests.unit.kernels.native.convolution.cases import convolution_nodes
 
 BOUNDS = {
@@ -153,6 +155,31 @@ def test_any_number_of_threads(name: str, threads: int) -> None:
             assert _error(node, name) < BOUNDS[name, "float32"]
 
 
+def test_parts_are_the_same_whoever_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several parts a worker, and scratch memory for as many workers as there were."""
+    monkeypatch.setattr(layout, "_WORTH_A_TURN", 1)
+    generator = np.random.default_rng(3)
+    with settings.override(threads=2):
+        for node in _nodes((8, 16, 16, 16), (16, 16, 3, 3)):
+            assert Layout(node, 2).turns > 1
+            with at_most_threads(1):
+                assert Layout(node, 2).turns == 1
+            inputs = [_guarded(each.spec)[1] for each in node.inputs]
+            for each in inputs:
+                each[...] = generator.standard_normal(each.shape)
+            _, out = _guarded(node.spec)
+            kernel = _kernel(node, "winograd 2x2")
+            assert kernel is not None
+            workspace = np.zeros(kernel.workspace(node), np.uint8)
+            run = kernel.bind(Call(node, (out,), tuple(inputs), workspace))
+            found = set()
+            for threads in (1, 2, 7):
+                with settings.override(threads=threads):
+                    run()
+                found.add(out.tobytes())
+            assert len(found) == 1
+
+
 def test_tiles_at_the_border_of_any_image() -> None:
     """Runs of tiles that begin and end anywhere, rows and columns that are not there."""
     generator = np.random.default_rng(7)
@@ -273,8 +300,8 @@ def test_blocks_shrink_to_fit_into_the_workspace_allowed(name: str) -> None:
 def test_few_channels_stay_in_registers_and_in_the_nearest_cache() -> None:
     """16 channels are one vector of the widest there are: BLAS would only rearrange them."""
     for node in _nodes((32, 16, 32, 32), (16, 16, 3, 3)):
-        layout = Layout(node, 2)
-        assert layout.register_tile is not None
-        assert layout.in_place is (layout.panel == 16 and not layout.is_sum)
-        taken = layout.filter_step + layout.step + (0 if layout.in_place else layout.other_step)
-        assert layout.points * taken * 4 <= 52 << 10
+        found = Layout(node, 2)
+        assert found.register_tile is not None
+        assert found.in_place is (found.panel == 16 and not found.is_sum)
+        taken = found.filter_step + found.step + (0 if found.in_place else found.other_step)
+        assert found.points * taken * 4 <= 52 << 10
