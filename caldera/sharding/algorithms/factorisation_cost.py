@@ -9,7 +9,7 @@ from caldera.sharding.algorithms.matrix import factorisation_grid
 
 Size = tuple[int, int]
 PANELS = {
-    "cholesky": ("cholesky", 3.0, 1.0), "slogdet": ("solve", 7.3, 0.45),
+    "cholesky": ("cholesky", 1.7, 1.0), "slogdet": ("solve", 7.3, 0.45),
     "solve": ("solve", 7.3, 1.0), "inverse": ("solve", 7.3, 1.0),
 }  # fmt: skip
 QR_PANELS = ("qr", 7, 1.0)
@@ -19,8 +19,6 @@ messages and calls. Others begin with a QR."""
 AVERAGING = 21
 """How often what Cholesky does for each element of a matrix, most of it to make it symmetric, takes
 as long as to read it: it goes through memory the other way round."""
-WHOLE_PANELS = ("solve", "inverse", "slogdet", "qr")
-"""What factorises panels on all ranks of a column alike."""
 
 
 def shape_of(node: Node) -> Size:
@@ -37,9 +35,9 @@ def grid_cost(node: Node, ranks: int, block: int) -> Cost:
     (m, n), itemsize = node.inputs[0].shape, node.inputs[0].dtype.itemsize
     k = min(m, n)
     like, slower, calls = PANELS.get(node.op.name, QR_PANELS)
-    shared = 1 if node.op.name in WHOLE_PANELS else rows
     work = Cost(
-        flops=int(slower * m * k * block) // shared + node.op.count_flops(node) // ranks,
+        # Even where ranks of a column share a panel, the others wait as long as for all of it.
+        flops=int(slower * m * k * block) + node.op.count_flops(node) // ranks,
         copied=int(_updated(node) / block + elements * AVERAGING * (like == "cholesky"))
         * itemsize // ranks,
         panels=((like, calls * -(-k // block)),),
