@@ -47,8 +47,8 @@ WORTH_SHARING = 1 << 19
 
 
 def _copy(target: np.ndarray, source: np.ndarray) -> None:
-    """target = source. NumPy goes element by element where the two lie in different orders; the
-    workers that are called for a large batch then stay for the step."""
+    """target = source, both of one dtype. NumPy goes element by element where the two lie in
+    different orders; the workers that are called for a large batch then stay for the step."""
     moves = source.nbytes >= WORTH_SHARING and source.flags.aligned
     moves = moves and source.strides != target.strides
     moves = moves and all(step % source.itemsize == 0 for step in source.strides)
