@@ -17,7 +17,6 @@ import numpy as np
 
 from caldera.comm import algorithms
 from caldera.comm.algorithms.allreduce import WITHIN_A_MACHINE, default_algorithm
-from caldera.comm.algorithms.shared_exchange import shared_exchange
 from caldera.comm.buffer_checks import (
     check_alike,
     check_buffer,
@@ -71,6 +70,8 @@ class Communicator(PointToPoint):
         self._algorithm = "auto"
         self.backoff: PollBackoff | None = None
         self._thread: ProgressThread | None = None
+        self.made_together: dict[str, Any] = {}
+        """What `shared_memory.made_once` keeps."""
 
     def __reduce__(self) -> Any:
         raise CommError.build(
@@ -340,18 +341,10 @@ class Communicator(PointToPoint):
         return False
 
     @property
-    def exchanges_in_memory(self) -> bool:
+    def shares_memory(self) -> bool:
         """Whether ranks had better leave what they have for all others in memory that they share
         than send messages."""
         return False
-
-    def exchange_in_memory(
-        self, leaving: Sequence[int], arriving: Sequence[int], dtype: np.dtype,
-        write: Callable[[np.ndarray], None],
-    ) -> list[np.ndarray]:  # fmt: skip
-        """What each rank has for this one, as `shared_exchange.SharedExchange.run` says."""
-        with self._collective("Alltoall"):
-            return shared_exchange(self).run(leaving, arriving, dtype, write)
 
     def describe(self) -> str:
         """What carries the data, with its version: what was measured with one is not true of

@@ -228,7 +228,7 @@ class MpiCommunicator(Communicator):
             super()._reduce_scatter(send, receive, counts, op)
 
     def _allgather(self, send: np.ndarray, receive: np.ndarray, counts: list[int]) -> None:
-        if on_card(send) or receive.nbytes <= SEGMENT_BYTES or self._gathers_in_memory:
+        if on_card(send) or receive.nbytes <= SEGMENT_BYTES or self.shares_memory:
             self._count(volume.allgather_volume(self.rank, counts), receive)
             part = receive.reshape(-1)[slice(*bounds(counts)[self.rank])]
             given = mpi().IN_PLACE if same_memory(part, send) else _bytes_of(send)
@@ -238,11 +238,7 @@ class MpiCommunicator(Communicator):
             super()._allgather(send, receive, counts)
 
     @property
-    def exchanges_in_memory(self) -> bool:
-        return self._gathers_in_memory
-
-    @property
-    def _gathers_in_memory(self) -> bool:
+    def shares_memory(self) -> bool:
         """Whether all ranks are on one machine, and somebody waits: MPI waits busily, which is no
         way to wait beside others who compute."""
         return self.backoff is None and len(set(self.nodes)) == 1

@@ -6,11 +6,11 @@ import mmap
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -67,6 +67,35 @@ class SharedMemory:
     def __del__(self) -> None:
         if hasattr(self, "_file"):
             os.close(self._file)
+
+
+class DoubleBuffer:
+    """Room of so many bytes for each rank, twice, and used in turn: who comes back to the first
+    knows that all have left it, if all have met in between."""
+
+    def __init__(self, communicator: Communicator, nbytes: int) -> None:
+        room = ((2, communicator.size, nbytes), np.dtype(np.uint8))
+        self._memory = SharedMemory(communicator, [room])
+        self._turn = 0
+
+    def next(self) -> np.ndarray:
+        """The bytes that are free now, a row for each rank."""
+        self._turn = 1 - self._turn
+        found: np.ndarray = self._memory.arrays[0][self._turn]
+        return found
+
+
+Kept = TypeVar("Kept")
+
+
+def made_once(communicator: Communicator, name: str, make: Callable[[], Kept]) -> Kept:
+    """What all ranks of a communicator make together, once, and keep with it under a name."""
+    made = communicator.made_together
+    if name not in made:
+        with communicator.traffic.apart("tuning"):
+            made[name] = make()
+    found: Kept = made[name]
+    return found
 
 
 def _opened(communicator: Communicator, nbytes: int) -> int:

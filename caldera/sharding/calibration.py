@@ -129,7 +129,7 @@ def _sweep(comm: Communicator) -> Links:
     short, messages, _ = _moving(comm, 8 * ranks)
     long, _, nbytes = _moving(comm, _size(LONG_BYTES, ranks))
     meeting = shared = 0.0
-    if comm.exchanges_in_memory:
+    if comm.shares_memory:
         meeting = _moving(comm, 8 * ranks, in_memory=True)[0]
         taken, _, left = _moving(comm, _size(SHARED_BYTES, ranks), in_memory=True)
         shared = left / max(taken - meeting, taken / 2)

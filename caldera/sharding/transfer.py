@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from caldera.comm import Communicator
+from caldera.comm.algorithms.shared_exchange import shared_exchange
 from caldera.comm.request import Request
 from caldera.sharding.layout import Layout
 from caldera.sharding.redistribution import Exchange, Message, exchange
@@ -126,13 +127,13 @@ class _Transfer:
         assert self._communicator is not None
         comm = self._communicator
         fits = self._plan.moved.can_share(self._wire.itemsize, comm.size)
-        return fits and self._may_share and comm.exchanges_in_memory
+        return fits and self._may_share and comm.shares_memory
 
     def _in_memory(self, place: Callable[[int], np.ndarray]) -> None:
         """No messages: each rank leaves what it packs in memory that the others see."""
         assert self._communicator is not None
         leaving, to_each, arriving, from_each = self._plan.in_order
-        found = self._communicator.exchange_in_memory(
+        found = shared_exchange(self._communicator).run(
             to_each, from_each, self._wire, partial(_pack, leaving, self._part)
         )
         for message, numbers in zip(arriving, found, strict=True):

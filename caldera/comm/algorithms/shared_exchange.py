@@ -1,8 +1,7 @@
 """Everybody to everybody through memory that the ranks of one machine have in common.
 
 Each rank leaves what it has for the others in room of its own, all meet, and each takes what is for
-it from where it lies. The room is there twice and used in turn: who comes back to the first knows
-that all have left it, since all have met in between.
+it from where it lies.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from caldera.comm.algorithms.volume import alltoall_volume
-from caldera.comm.shared_memory import SharedMemory
+from caldera.comm.shared_memory import LINE, DoubleBuffer, made_once
 
 if TYPE_CHECKING:
     from caldera.comm.communicator import Communicator
@@ -38,7 +37,7 @@ class SharedExchange:
     >>> def work(comm):
     ...     def write(numbers):
     ...         numbers[:] = [10 * comm.rank, 10 * comm.rank + 1]
-    ...     found = comm.exchange_in_memory([1, 1], [1, 1], np.dtype(int), write)
+    ...     found = shared_exchange(comm).run([1, 1], [1, 1], np.dtype(int), write)
     ...     return [int(each[0]) for each in found]
     >>> run_virtual_ranks(2, work)
     [[0, 10], [1, 11]]
@@ -46,11 +45,9 @@ class SharedExchange:
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
-        ends = ((2, comm.size, comm.size + 1), np.dtype(np.int64))
-        room = ((2, comm.size, room_bytes(comm.size)), np.dtype(np.uint8))
-        with comm.traffic.apart("tuning"):
-            self._memory = SharedMemory(comm, [ends, room])
-        self._turn = 0
+        # Before what a rank leaves it says where that ends for each of the others.
+        self._head = -(-8 * (comm.size + 1) // LINE) * LINE
+        self._rooms = DoubleBuffer(comm, self._head + room_bytes(comm.size))
 
     def run(
         self, leaving: Sequence[int], arriving: Sequence[int], dtype: np.dtype,
@@ -61,18 +58,19 @@ class SharedExchange:
         `write` is given the place of what leaves, for one rank after the other. All ranks take
         part, and none of them has more for the others than there is room for.
         """
-        comm, size = self._comm, dtype.itemsize
-        self._turn = 1 - self._turn
-        all_ends, all_room = (each[self._turn] for each in self._memory.arrays)
-        np.cumsum(leaving, out=all_ends[comm.rank, 1:])
-        own: np.ndarray = all_room[comm.rank, : sum(leaving) * size].view(dtype)
-        write(own)
-        comm._count(alltoall_volume(comm.rank, leaving, arriving), own)
-        comm._barrier()
-        begins = (all_ends[:, comm.rank] * size).tolist()
+        comm, size, rooms = self._comm, dtype.itemsize, self._rooms.next()
+        ends = rooms[:, : 8 * (comm.size + 1)].view(np.int64)
+        ends[comm.rank, 0] = 0
+        np.cumsum(leaving, out=ends[comm.rank, 1:])
+        own: np.ndarray = rooms[comm.rank, self._head :][: sum(leaving) * size].view(dtype)
+        with comm._collective("Alltoall"):
+            write(own)
+            comm._count(alltoall_volume(comm.rank, leaving, arriving), own)
+            comm._barrier()
+        begins = (self._head + ends[:, comm.rank] * size).tolist()
         return [
             room[begin : begin + count * size].view(dtype)
-            for room, begin, count in zip(all_room, begins, arriving, strict=True)
+            for room, begin, count in zip(rooms, begins, arriving, strict=True)
         ]
 
     def gather(
@@ -80,19 +78,15 @@ class SharedExchange:
     ) -> list[np.ndarray]:
         """The room of each rank with all that it has left there, until the exchange after the next;
         nothing counts as sent."""
-        self._turn = 1 - self._turn
-        rooms = self._memory.arrays[1][self._turn]
+        rooms = self._rooms.next()[:, self._head :]
         size = rooms.shape[1] // dtype.itemsize * dtype.itemsize
-        found = [room[:size].view(dtype) for room in rooms]
-        write(found[self._comm.rank][:count])
-        self._comm._barrier()
+        found = list(rooms[:, :size].view(dtype))
+        with self._comm._collective("Allgather"):
+            write(found[self._comm.rank][:count])
+            self._comm._barrier()
         return found
 
 
 def shared_exchange(comm: Communicator) -> SharedExchange:
-    """That of a communicator, made once by all of its ranks together and kept with it."""
-    made = vars(comm)
-    if "_shared_exchange" not in made:
-        made["_shared_exchange"] = SharedExchange(comm)
-    found: SharedExchange = made["_shared_exchange"]
-    return found
+    """That of a communicator."""
+    return made_once(comm, "exchange", lambda: SharedExchange(comm))

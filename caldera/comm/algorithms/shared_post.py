@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from caldera.comm.shared_memory import LINE, SharedMemory
+from caldera.comm.shared_memory import LINE, SharedMemory, made_once
 
 if TYPE_CHECKING:
     from caldera.comm.communicator import Communicator
@@ -50,9 +50,8 @@ class SharedPost:
 
     def __init__(self, comm: Communicator) -> None:
         self._comm, self._rank = comm, comm.rank
-        with comm.traffic.apart("tuning"):
-            room = ((comm.size, post_bytes(comm.size)), np.dtype(np.uint8))
-            self._memory = SharedMemory(comm, [room])
+        room = ((comm.size, post_bytes(comm.size)), np.dtype(np.uint8))
+        self._memory = SharedMemory(comm, [room])
         self._filled = 0
 
     def clear(self) -> None:
@@ -102,9 +101,5 @@ def _address(array: np.ndarray) -> int:
 
 
 def shared_post(comm: Communicator) -> SharedPost:
-    """That of a communicator, made once by all of its ranks together and kept with it."""
-    made = vars(comm)
-    if "_shared_post" not in made:
-        made["_shared_post"] = SharedPost(comm)
-    found: SharedPost = made["_shared_post"]
-    return found
+    """That of a communicator."""
+    return made_once(comm, "post", lambda: SharedPost(comm))

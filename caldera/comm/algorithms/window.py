@@ -8,38 +8,19 @@ turn: who comes back to the first knows that all have left it, since all have me
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from caldera.comm.algorithms.partition import bounds, even_counts, segments
 from caldera.comm.algorithms.volume import allreduce_volume
 from caldera.comm.reduction import combine, finish
-from caldera.comm.shared_memory import SharedMemory
+from caldera.comm.shared_memory import DoubleBuffer, made_once
 
 if TYPE_CHECKING:
     from caldera.comm.communicator import Communicator
 
 ROOM_BYTES = 1 << 20
 """A longer buffer goes through it piece by piece."""
-
-
-class _SharedBuffers:
-    """Those of all ranks of one communicator."""
-
-    def __init__(self, comm: Communicator) -> None:
-        self._memory = SharedMemory(comm, [((2, comm.size, ROOM_BYTES), np.dtype(np.uint8))])
-        self._turn = 0
-
-    def next(self, dtype: np.dtype, elements: int) -> np.ndarray:
-        """The buffers that are free: one row of so many numbers for each rank."""
-        self._turn = 1 - self._turn
-        buffers = self._memory.arrays[0][self._turn]
-        numbers: np.ndarray = buffers[:, : elements * dtype.itemsize].view(dtype)
-        return numbers
-
-
-_buffers_of: WeakKeyDictionary[Communicator, _SharedBuffers] = WeakKeyDictionary()
 
 
 def window(comm: Communicator, buffer: np.ndarray, op: str = "sum") -> None:
@@ -54,20 +35,18 @@ def window(comm: Communicator, buffer: np.ndarray, op: str = "sum") -> None:
     >>> run_virtual_ranks(3, work)[2]
     [3.0, 6.0, 9.0, 12.0, 15.0]
     """
-    if comm not in _buffers_of:
-        with comm.traffic.apart("tuning"):
-            _buffers_of[comm] = _SharedBuffers(comm)
+    buffers = made_once(comm, "window", lambda: DoubleBuffer(comm, ROOM_BYTES))
     # What it moves is what others do with messages.
     with comm.traffic.operation("window"):
         comm._count(allreduce_volume(comm.rank, comm.size, buffer.size), buffer)
     for begin, end in segments((0, buffer.size), ROOM_BYTES // buffer.itemsize):
-        _piece(comm, buffer[begin:end], op, _buffers_of[comm])
+        _piece(comm, buffer[begin:end], op, buffers)
 
 
-def _piece(comm: Communicator, piece: np.ndarray, op: str, buffers: _SharedBuffers) -> None:
+def _piece(comm: Communicator, piece: np.ndarray, op: str, buffers: DoubleBuffer) -> None:
     parts = bounds(even_counts(piece.size, comm.size))
     begin, end = parts[comm.rank]
-    theirs = buffers.next(piece.dtype, piece.size)
+    theirs = buffers.next()[:, : piece.nbytes].view(piece.dtype)
     mine = theirs[comm.rank]
     mine[:begin], mine[end:] = piece[:begin], piece[end:]
     comm._barrier()

@@ -15,7 +15,7 @@ import numpy as np
 
 from caldera.comm import Communicator
 from caldera.errors import NonFiniteError
-from caldera.sharding.algorithms.lapack import bidiagonal_svd, subtract_product
+from caldera.sharding.algorithms.lapack import subtract_product, svd_of_bidiagonal
 from caldera.sharding.algorithms.process_grid import (
     cyclic_count,
     cyclic_indices,
@@ -189,7 +189,7 @@ def svd_by_bidiagonal(part: np.ndarray, n: int, comm: Communicator) -> Factors:
     scale = _scale(part, comm)
     found = Bidiagonalisation(part * part.real.dtype.type(1 / scale), n, comm)
     found.run()
-    u, s, vt = bidiagonal_svd(found.diagonal, found.above)
+    u, s, vt = svd_of_bidiagonal(found.diagonal, found.above)
     left = np.zeros((m, own.stop - own.start), part.dtype)
     left[:n] = u[:, own]
     reflect_back(left, found.left, found.left_factors)

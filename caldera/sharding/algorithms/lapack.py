@@ -207,13 +207,13 @@ def reflected(y: np.ndarray, t: np.ndarray, x: np.ndarray) -> np.ndarray:
     return found
 
 
-def bidiagonal_svd(
+def svd_of_bidiagonal(
     diagonal: np.ndarray, above: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """U, s and Vᵀ of a real matrix that has nothing but a diagonal and one above it, by dividing
     and conquering; SciPy has no function for it.
 
-    >>> u, s, vt = bidiagonal_svd(np.array([3.0, 1.0]), np.array([4.0]))
+    >>> u, s, vt = svd_of_bidiagonal(np.array([3.0, 1.0]), np.array([4.0]))
     >>> bool(np.allclose((u * s) @ vt, [[3, 4], [0, 1]]))
     True
     """

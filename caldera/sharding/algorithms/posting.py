@@ -113,6 +113,6 @@ class Posting:
 
 def carrier(comm: Communicator, most_bytes: int) -> Carrier:
     """For arrays that have as many bytes together on the rank that sends most; all ranks ask."""
-    if comm.size > 1 and comm.exchanges_in_memory and most_bytes <= post_bytes(comm.size):
+    if comm.size > 1 and comm.shares_memory and most_bytes <= post_bytes(comm.size):
         return Posting(comm)
     return Messages(comm)

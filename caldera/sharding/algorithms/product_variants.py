@@ -274,7 +274,7 @@ def _multiply(
     if layers == 1:
         lengths = product.longest(m), product.longest(n)
         steps = steps_in_memory(lengths, inner_a, inner_b, a.itemsize, comm.size)
-        if steps and comm.exchanges_in_memory:
+        if steps and comm.shares_memory:
             multiply_in_memory(out, a, b, grid, m, inner_a, inner_b, n, steps)
         else:
             product.stationary_c(out, a, b, grid, m, inner_a, inner_b, n, transposed)

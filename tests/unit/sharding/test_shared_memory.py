@@ -22,7 +22,7 @@ from tests.unit.sharding.algorithm_cases import random_layout, run_case
 
 @pytest.fixture(autouse=True)
 def _on_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(VirtualRank, "exchanges_in_memory", True)
+    monkeypatch.setattr(VirtualRank, "shares_memory", True)
     for module in (shared_exchange, shared_post):
         monkeypatch.setattr(module, "ROOM_BYTES", 1 << 15)
 
@@ -115,6 +115,25 @@ def test_a_product_sends_what_its_cost_says_through_memory_too() -> None:
         return comm.traffic.mark()["post"].bytes_sent
 
     assert run_virtual_ranks(4, work) == [cost.bytes] * 4
+
+
+def test_a_rank_that_waits_for_the_others_says_in_what() -> None:
+    """Who is late is named with the collective that the others are in."""
+
+    def work(comm: Communicator) -> list[str]:
+        said: list[str] = []
+
+        def write(numbers: np.ndarray) -> None:
+            said.append(comm.operation)
+            numbers[:] = comm.rank
+
+        exchange, dtype = shared_exchange.shared_exchange(comm), np.dtype(np.int64)
+        exchange.run([1, 1], [1, 1], dtype, write)
+        found = exchange.gather(3, dtype, write)
+        assert [each[:3].tolist() for each in found] == [[0, 0, 0], [1, 1, 1]]
+        return said
+
+    assert run_virtual_ranks(2, work) == [["Alltoall", "Allgather"]] * 2
 
 
 def test_a_panel_counts_as_sent_to_each_who_reads_it() -> None:
