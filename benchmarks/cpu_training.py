@@ -1,17 +1,19 @@
-"""Training steps on the CPU beside PyTorch and JAX, in one process, with as many threads as cores.
+"""Training steps on the CPU beside PyTorch and JAX, by turns, on as many cores as are asked for.
 
-    taskset -c 0-7 python benchmarks/cpu_training.py mlp resnet20 gpt --peers torch,jax
+    python benchmarks/cpu_training.py mlp resnet20 gpt --threads 2,16 --peers torch,jax
+    python benchmarks/cpu_training.py resnet50 --precisions float32,bfloat16 --samples a.json
 
-The identical network, weights and batches; all take turns, and the best turn counts. The cores
-that the process may use are the threads that each framework gets, so a call under `taskset` is one
-column of a table over threads. `caldera bench` gives each contestant a process of its own and
-checks more; this says in seconds where a network stands, and prints after each of them.
+The identical network, weights and batches; every contestant in a process of its own, one computes
+at a time. For each network, number of threads and precision a table: the best step; the median over
+turns of the ratio of a turn's best step to Caldera's (in brackets: of the turn's median steps); the
+first step with empty caches; the memory that the process has more than after its imports; the
+losses of the first steps. `caldera bench` checks more; this says in seconds where a network stands.
 
 `--profile FOLDER` also writes the table of Caldera's step, kernel by kernel, and `--samples FILE`
-the best time of every turn.
+the time of every step.
 
-On a machine that others keep busy, `taskset -c 0 ... --cpu-time` counts what this process computed,
-on one core, and not what it waited for.
+On a machine that others keep busy, `--threads 1 --cpu-time` counts what the processes computed, and
+not what they waited for.
 """
 
 from __future__ import annotations
@@ -19,130 +21,224 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
-import time
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from statistics import median
 
-# Before NumPy or any of the frameworks is imported, which read it once.
-os.environ["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))
-os.environ["MKL_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"]
-
-from caldera.bench.contestants import contestants, has_compiler
-from caldera.bench.frameworks import FRAMEWORKS
-from caldera.bench.frameworks.caldera_tasks import FedTrainer
-from caldera.bench.measuring import timed
+from caldera.bench.contestants import Contestant, contestants, has_compiler
+from caldera.bench.worker_process import LOSSES, MEASURE, PREPARE, WorkerError, WorkerHandle
 from caldera.bench.workloads import TrainingCase
 from caldera.bench.workloads.networks import networks
 
-THREADS = len(os.sched_getaffinity(0))
 STEPS = 3
-"""Whose losses are compared."""
+"""Whose losses are compared, after the first one."""
+LEAST = 2
+"""Steps of a turn, however long they take."""
 
 
 @dataclass
 class Entry:
     """One framework in one setting."""
 
-    label: str
-    task: Any
+    handle: WorkerHandle
     first_s: float
     losses: list[float]
-    times: list[float] = field(default_factory=list)
+    turns: list[list[float]] = field(default_factory=list)
+    growth: int = 0
+    """Bytes that it has more than after its imports."""
+
+    @property
+    def label(self) -> str:
+        """How the table calls it."""
+        return self.handle.contestant.label
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is Caldera, which ratios are to."""
+        return self.handle.contestant.framework == "caldera"
+
+    @property
+    def best(self) -> float:
+        """Seconds of its fastest step."""
+        return min(map(min, self.turns))
 
 
-def entered(case: TrainingCase, contestant: Any) -> Entry:
-    """Build a contestant, and make its first steps."""
-    framework = FRAMEWORKS[contestant.framework](contestant.options, THREADS)
-    begin = time.perf_counter()
-    task: Any = framework.trainer(case, "float32")
-    losses = task.losses(STEPS)
-    return Entry(contestant.label, task, time.perf_counter() - begin, losses)
+@dataclass(frozen=True)
+class Course:
+    """A network, how it is computed, and how long."""
 
+    work: str
+    case: TrainingCase
+    threads: int
+    precision: str
+    options: argparse.Namespace
 
-def wall_seconds(task: Any, seconds: float) -> list[float]:
-    """Seconds of the clock for each step, for about so long in all."""
-    return timed(task, seconds).wall
+    def contestants(self) -> list[Contestant]:
+        """Everybody who takes part."""
+        options = self.options
+        peers = [peer for peer in options.peers.split(",") if peer]
+        compiler = options.compile and has_compiler()
+        found = contestants(self.case, peers, [options.accuracy], compiler=compiler)
+        if self.precision == "float32":
+            return found
+        return [
+            replace(
+                each,
+                precision=self.precision,
+                options={**each.options, "precision": self.precision},
+            )
+            for each in found
+        ]
 
-
-def cpu_seconds(task: Any, seconds: float) -> list[float]:
-    """Seconds that the process computed for each step, for about so long in all."""
-    times: list[float] = []
-    task.call()
-    while len(times) < 2 or sum(times) < seconds:
-        start = time.process_time()
-        task.call()
-        times.append(time.process_time() - start)
-    return times
-
-
-def measure(case: TrainingCase, options: argparse.Namespace) -> None:
-    """All contestants on one network, one line for each."""
-    peers = [peer for peer in options.peers.split(",") if peer]
-    compiler = options.compile and has_compiler()
-    entries: list[Entry] = []
-    for contestant in contestants(case, peers, [options.accuracy], compiler=compiler):
+    def entered(self, contestant: Contestant, caches: Path) -> Entry:
+        """Start a contestant, and let it make its first steps."""
+        handle = WorkerHandle(contestant, caches, self.threads)
         try:
-            entries.append(entered(case, contestant))
-        except Exception as error:
-            # One that cannot take part must not cost the others their turn.
-            print(f"  {contestant.label}: {type(error).__name__}: {str(error)[:200]}", flush=True)
-    clock = cpu_seconds if options.cpu_time else wall_seconds
-    for turn in range(options.turns):
-        for entry in entries[turn % len(entries) :] + entries[: turn % len(entries)]:
-            entry.times.append(min(clock(entry.task, options.seconds)))
-    if options.samples:
-        keep_samples(options.samples, case, entries)
-    ours = min((min(each.times) for each in entries if "caldera" in each.label), default=0.0)
-    print(f"\n{case.name}, {THREADS} threads")
-    print("| setting | ms a step | to Caldera | first step | losses |")
-    print("|---|---|---|---|---|")
+            reply = handle.ask(PREPARE, work=self.work, case=self.case.name)
+            losses = handle.ask(LOSSES, steps=STEPS)["losses"]
+        except WorkerError:
+            handle.close()
+            raise
+        return Entry(handle, reply["first s"], losses)
+
+    def turn(self, entry: Entry) -> None:
+        """Let one of them compute for a while."""
+        reply = entry.handle.ask(MEASURE, seconds=self.options.seconds, least=LEAST)
+        entry.turns.append(reply["cpu" if self.options.cpu_time else "times"])
+        entry.growth = reply["growth"]
+
+    def measured(self, caches: Path) -> list[Entry]:
+        """All contestants after all turns."""
+        entries: list[Entry] = []
+        try:
+            for contestant in self.contestants():
+                try:
+                    entries.append(self.entered(contestant, caches))
+                except WorkerError as error:
+                    # One that cannot take part must not cost the others their turn.
+                    print(f"  {error}", flush=True)
+            for turn in range(self.options.turns if entries else 0):
+                begin = turn % len(entries)
+                for entry in entries[begin:] + entries[:begin]:
+                    self.turn(entry)
+        finally:
+            for entry in entries:
+                entry.handle.close()
+        return entries
+
+
+def print_table(course: Course, entries: Sequence[Entry]) -> None:
+    """A line for each contestant."""
+    print(f"\n{course.case.name}, {course.threads} threads, {course.precision}")
+    print("| setting | ms a step | to Caldera | first step | memory | losses |")
+    print("|---|---|---|---|---|---|")
+    ours = next((each for each in entries if each.is_ours), None)
     for entry in entries:
-        best = min(entry.times)
         losses = " ".join(f"{loss:.4f}" for loss in entry.losses)
-        print(f"| {entry.label} | {best * 1e3:,.3f} | {best / ours:.2f} | {entry.first_s:.1f} s "
-              f"| {losses} |", flush=True)  # fmt: skip
-    if options.profile:
-        write_profile(options.profile, case, entries)
+        print(
+            f"| {entry.label} | {entry.best * 1e3:,.3f} | {ratios(entry, ours)} "
+            f"| {entry.first_s:.1f} s | {entry.growth / 2**20:,.0f} MiB | {losses} |",
+            flush=True,
+        )
 
 
-def keep_samples(path: Path, case: TrainingCase, entries: list[Entry]) -> None:
+def ratios(entry: Entry, ours: Entry | None) -> str:
+    """The median over turns of the ratio of the best, and of the median steps."""
+    if ours is None:
+        return ""
+    pairs = list(zip(entry.turns, ours.turns, strict=True))
+    best = median(min(theirs) / min(own) for theirs, own in pairs)
+    middle = median(median(theirs) / median(own) for theirs, own in pairs)
+    return f"{best:.2f} ({middle:.2f})"
+
+
+def keep_samples(path: Path, course: Course, entries: Sequence[Entry]) -> None:
     """Add the times of a network to a file of them."""
     known = json.loads(path.read_text()) if path.exists() else {}
-    known.setdefault(str(THREADS), {})[case.name] = {each.label: each.times for each in entries}
-    path.write_text(json.dumps(known, indent=1) + "\n")
+    key = f"{course.case.name}, {course.threads} threads, {course.precision}"
+    known[key] = {
+        each.label: {
+            "first s": each.first_s, "losses": each.losses, "bytes": each.growth,
+            "turns": each.turns,
+        }
+        for each in entries
+    }  # fmt: skip
+    path.write_text(json.dumps(known) + "\n")
 
 
-def write_profile(folder: Path, case: TrainingCase, entries: list[Entry]) -> None:
-    """The kernels of Caldera's step, and the time of each."""
+_EXPLAIN = """
+import sys
+from caldera.bench.frameworks import FRAMEWORKS
+from caldera.bench.workloads import WORKLOADS
+work, case, threads, accuracy, precision = sys.argv[1:]
+ours = FRAMEWORKS["caldera"]({"accuracy": accuracy, "precision": precision}, int(threads))
+task = ours.trainer(WORKLOADS[work].case(case), "float32")
+task.losses(3)
+print(task.plan.explain())
+"""
+
+
+def write_profile(folder: Path, course: Course) -> None:
+    """The kernels of Caldera's step, and the time of each, from a process of its own."""
     folder.mkdir(parents=True, exist_ok=True)
-    for entry in entries:
-        if isinstance(entry.task, FedTrainer):
-            explanation = entry.task.plan.explain()
-            (folder / f"{case.name}-{THREADS}.txt").write_text(f"{explanation}\n")
+    cores = sorted(os.sched_getaffinity(0))[: course.threads]
+    done = subprocess.run(
+        [
+            sys.executable, "-c", _EXPLAIN, course.work, course.case.name, str(course.threads),
+            course.options.accuracy, course.precision,
+        ],
+        capture_output=True, text=True, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": str(course.threads)},
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
+    )  # fmt: skip
+    name = f"{course.case.name}-{course.threads}-{course.precision}.txt"
+    (folder / name).write_text(done.stdout or done.stderr)
 
 
 def main() -> None:
+    cores = len(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("networks", nargs="+")
+    parser.add_argument("--threads", default=str(cores), help="numbers of them, with commas")
+    parser.add_argument("--precisions", default="float32", help="float32, bfloat16")
     parser.add_argument("--peers", default="torch,jax")
     parser.add_argument("--accuracy", default="strict", help="strict or fast: Caldera's kernels")
     parser.add_argument("--compile", action="store_true", help="torch.compile, too")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.4, help="of a turn")
     parser.add_argument("--profile", type=Path, help="a folder for tables of Caldera's kernels")
-    parser.add_argument("--samples", type=Path, help="a JSON file for the times of all turns")
+    parser.add_argument("--samples", type=Path, help="a JSON file for the times of all steps")
     parser.add_argument("--cpu-time", action="store_true", help="of one core, not of the clock")
     options = parser.parse_args()
-    if options.cpu_time and THREADS > 1:
-        sys.exit(f"expected one core for --cpu-time; got {THREADS}: put taskset -c 0 before it")
-    found = [case for work in networks() for case in work.cases]
-    known = {case.name: case for case in found if isinstance(case, TrainingCase)}
+    counts = [int(each) for each in options.threads.split(",")]
+    if options.cpu_time and counts != [1]:
+        sys.exit(f"expected --threads 1 with --cpu-time; got {options.threads}")
+    if max(counts) > cores:
+        sys.exit(f"expected at most {cores} threads, the cores of this process; got {max(counts)}")
+    known = {
+        case.name: (work.name, case)
+        for work in networks()
+        for case in work.cases
+        if isinstance(case, TrainingCase)
+    }
+    missing = [name for name in options.networks if name not in known]
+    if missing:
+        sys.exit(f"expected networks among {', '.join(known)}; got {', '.join(missing)}")
     for name in options.networks:
-        if name not in known:
-            sys.exit(f"expected networks among {', '.join(known)}; got {name}")
-        measure(known[name], options)
+        for threads in counts:
+            for precision in options.precisions.split(","):
+                course = Course(*known[name], threads, precision, options)
+                with tempfile.TemporaryDirectory() as caches:
+                    entries = course.measured(Path(caches))
+                print_table(course, entries)
+                if options.samples:
+                    keep_samples(options.samples, course, entries)
+                if options.profile:
+                    write_profile(options.profile, course)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 from caldera.bench.checks import checked, checked_on_card, trained_accuracy
 from caldera.bench.frameworks import FRAMEWORKS, Framework, Task
+from caldera.bench.frameworks.base import Trainer
 from caldera.bench.levels.learning import learned
 from caldera.bench.measuring import (
     CARD_SHORTEST,
@@ -32,6 +33,7 @@ from caldera.bench.worker_process import (
     END,
     HELLO,
     LEARN,
+    LOSSES,
     MEASURE,
     PREPARE,
     TRAIN,
@@ -66,6 +68,7 @@ class Worker:
             HELLO: self._hello,
             PREPARE: self._prepare,
             MEASURE: self._measure,
+            LOSSES: self._losses,
             CHECK: self._check,
             TRAIN: self._train,
             LEARN: self._learn,
@@ -110,6 +113,11 @@ class Worker:
             "times": times.wall, "cpu": times.cpu, "lost": times.lost,
             "peak": peak, "growth": max(0, peak - self._base),
         }  # fmt: skip
+
+    def _losses(self, request: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(self._task, Trainer):
+            raise CalderaError.build("bench worker", expected="a network", got=f"{self._task}")
+        return {"losses": self._task.losses(request["steps"])}
 
     def _check(self, request: dict[str, Any]) -> dict[str, Any]:
         folder, case = Path(request["folder"]), self._case(request)

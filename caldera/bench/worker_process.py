@@ -26,6 +26,7 @@ from caldera.errors import CalderaError
 HELLO = "hello"
 PREPARE = "prepare"
 MEASURE = "measure"
+LOSSES = "losses"
 CHECK = "check"
 TRAIN = "train"
 LEARN = "learn"
@@ -211,6 +212,7 @@ LIMITS = {
     HELLO: 180.0,
     PREPARE: 600.0,
     MEASURE: 900.0,
+    LOSSES: 900.0,
     CHECK: 1800.0,
     TRAIN: 86400.0,
     LEARN: 3600.0,

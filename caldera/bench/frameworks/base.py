@@ -117,8 +117,8 @@ class Restartable(Trainer):
 class Framework(ABC):
     """A framework in one setting, inside its own process.
 
-    Besides what each framework knows, options are `device` ("cpu" or a card), `precision` (on a
-    card) and `data`, the folder with the batches of the case that is measured.
+    Besides what each framework knows, options are `device` ("cpu" or a card), `precision`
+    and `data`, the folder with the batches of the case that is measured.
     """
 
     def __init__(self, options: Mapping[str, Any], threads: int) -> None:

@@ -199,7 +199,7 @@ class _Hold(Callback):
 
 
 def placed(case: TrainingCase, dtype: str, device: str, precision: str) -> NeuralNetwork:
-    """The network of a case on a card, with the weights that all frameworks begin with."""
+    """The network of a case on a device, with the weights that all frameworks begin with."""
     in_half = None if precision == "float32" or dtype != "float32" else precision
     model = built(case, dtype, precision=in_half)
     if dtype != "float32":

@@ -18,14 +18,13 @@ from caldera.bench.frameworks.base import (
     Framework,
     Task,
     Trainer,
-    built,
     caldera_optimizer,
 )
 from caldera.bench.frameworks.caldera_card import (
     CalderaTrainer,
     FitTask,
     ResidentTrainer,
-    begin,
+    placed,
 )
 from caldera.bench.frameworks.custom import CalderaCustom
 from caldera.bench.parts import Operator
@@ -56,12 +55,15 @@ class FedTrainer(CalderaTrainer):
     """The plan that `fit` runs, fed with ready batches."""
 
     def __init__(
-        self, case: TrainingCase, dtype: str, given: Batches, without: Sequence[str] = ()
+        self,
+        case: TrainingCase,
+        dtype: str,
+        given: Batches,
+        precision: str,
+        without: Sequence[str] = (),
     ) -> None:
         super().__init__(case, dtype, given)
-        self._model = built(case, dtype)
-        if dtype != "float32":
-            begin(self._model, case)
+        self._model = placed(case, dtype, "cpu", precision)
         self._steps = self._fed = make_steps(self._model, ArrayData(*self.given[0]))
         self._steps.without = without
         self._count = len(self.given[0][0])
@@ -124,7 +126,7 @@ class LoaderTask(Task):
 
 
 class CalderaFramework(Framework):
-    """Caldera with strict or fast accuracy; on a card, in one precision.
+    """Caldera with strict or fast accuracy, in one precision.
 
     Options on a card: `fit`, whether an epoch of `fit` is timed instead of steps. On the CPU:
     `without`, passes that are left out, and `workspace_limit`, the bytes of scratch memory that a
@@ -155,7 +157,7 @@ class CalderaFramework(Framework):
         given = self.batches(case, dtype, batch)
         if self.on_card:
             return ResidentTrainer(case, dtype, given, self.device, self.precision)
-        return FedTrainer(case, dtype, given, self.options.get("without", ()))
+        return FedTrainer(case, dtype, given, self.precision, self.options.get("without", ()))
 
     def reset_card_peak(self) -> None:
         self._place.pool.reset_peak()
