@@ -77,6 +77,12 @@ class Course:
     precision: str
     options: argparse.Namespace
 
+    @property
+    def name(self) -> str:
+        """What tables and files call it."""
+        batch = self.options.batch or self.case.batch
+        return f"{self.case.name}, batch {batch}, {self.threads} threads, {self.precision}"
+
     def contestants(self) -> list[Contestant]:
         """Everybody who takes part."""
         options = self.options
@@ -98,7 +104,9 @@ class Course:
         """Start a contestant, and let it make its first steps."""
         handle = WorkerHandle(contestant, caches, self.threads)
         try:
-            reply = handle.ask(PREPARE, work=self.work, case=self.case.name)
+            reply = handle.ask(
+                PREPARE, work=self.work, case=self.case.name, batch=self.options.batch
+            )
             losses = handle.ask(LOSSES, steps=STEPS)["losses"]
         except WorkerError:
             handle.close()
@@ -133,7 +141,7 @@ class Course:
 
 def print_table(course: Course, entries: Sequence[Entry]) -> None:
     """A line for each contestant."""
-    print(f"\n{course.case.name}, {course.threads} threads, {course.precision}")
+    print(f"\n{course.name}")
     print("| setting | ms a step | to Caldera | first step | memory | losses |")
     print("|---|---|---|---|---|---|")
     ours = next((each for each in entries if each.is_ours), None)
@@ -159,8 +167,7 @@ def ratios(entry: Entry, ours: Entry | None) -> str:
 def keep_samples(path: Path, course: Course, entries: Sequence[Entry]) -> None:
     """Add the times of a network to a file of them."""
     known = json.loads(path.read_text()) if path.exists() else {}
-    key = f"{course.case.name}, {course.threads} threads, {course.precision}"
-    known[key] = {
+    known[course.name] = {
         each.label: {
             "first s": each.first_s, "losses": each.losses, "bytes": each.growth,
             "turns": each.turns,
@@ -174,9 +181,9 @@ _EXPLAIN = """
 import sys
 from caldera.bench.frameworks import FRAMEWORKS
 from caldera.bench.workloads import WORKLOADS
-work, case, threads, accuracy, precision = sys.argv[1:]
+work, case, batch, threads, accuracy, precision = sys.argv[1:]
 ours = FRAMEWORKS["caldera"]({"accuracy": accuracy, "precision": precision}, int(threads))
-task = ours.trainer(WORKLOADS[work].case(case), "float32")
+task = ours.trainer(WORKLOADS[work].case(case), "float32", int(batch) or None)
 task.losses(3)
 print(task.plan.explain())
 """
@@ -188,8 +195,9 @@ def write_profile(folder: Path, course: Course) -> None:
     cores = sorted(os.sched_getaffinity(0))[: course.threads]
     done = subprocess.run(
         [
-            sys.executable, "-c", _EXPLAIN, course.work, course.case.name, str(course.threads),
-            course.options.accuracy, course.precision,
+            sys.executable, "-c", _EXPLAIN, course.work, course.case.name,
+            str(course.options.batch or 0), str(course.threads), course.options.accuracy,
+            course.precision,
         ],
         capture_output=True, text=True, check=False,
         env={**os.environ, "OMP_NUM_THREADS": str(course.threads)},
@@ -204,6 +212,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("networks", nargs="+")
     parser.add_argument("--threads", default=str(cores), help="numbers of them, with commas")
+    parser.add_argument("--batch", type=int, help="samples of a batch, if not the network's usual")
     parser.add_argument("--precisions", default="float32", help="float32, bfloat16")
     parser.add_argument("--peers", default="torch,jax")
     parser.add_argument("--accuracy", default="strict", help="strict or fast: Caldera's kernels")

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -145,7 +146,10 @@ class Worker:
 
     def _case(self, request: dict[str, Any]) -> Case:
         case = WORKLOADS[request["work"]].case(request["case"])
-        return case.on(self.framework.device) if isinstance(case, TrainingCase) else case
+        if not isinstance(case, TrainingCase):
+            return case
+        case = case.on(self.framework.device)
+        return replace(case, batch=request.get("batch") or case.batch)
 
 
 def use_cores(count: int) -> None:
