@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from caldera.lazy import compile
+from caldera.memory import device_scope
 from caldera.memory.pool import rounded_up
 from caldera.plan.cache import RecentPlans
 from caldera.plan.plan import Plan
@@ -53,8 +54,9 @@ class Predictors(RecentPlans):
     ) -> Plan:
         plan = self.get((count, specs))
         if plan is None:
-            _, outputs, _ = model.expressions_for(specs, count)
-            _, prediction = main_output(outputs, model.objective)
+            with device_scope(model.device):
+                _, outputs, _ = model.expressions_for(specs, count)
+                _, prediction = main_output(outputs, model.objective)
             # It goes with the model.
             plan = compile(
                 prediction,
