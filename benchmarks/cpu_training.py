@@ -78,10 +78,14 @@ class Course:
     options: argparse.Namespace
 
     @property
+    def batch(self) -> int:
+        """Samples of a step."""
+        return self.options.batch or self.case.batch
+
+    @property
     def name(self) -> str:
         """What tables and files call it."""
-        batch = self.options.batch or self.case.batch
-        return f"{self.case.name}, batch {batch}, {self.threads} threads, {self.precision}"
+        return f"{self.case.name}, batch {self.batch}, {self.threads} threads, {self.precision}"
 
     def contestants(self) -> list[Contestant]:
         """Everybody who takes part."""
@@ -104,9 +108,7 @@ class Course:
         """Start a contestant, and let it make its first steps."""
         handle = WorkerHandle(contestant, caches, self.threads)
         try:
-            reply = handle.ask(
-                PREPARE, work=self.work, case=self.case.name, batch=self.options.batch
-            )
+            reply = handle.ask(PREPARE, work=self.work, case=self.case.name, batch=self.batch)
             losses = handle.ask(LOSSES, steps=STEPS)["losses"]
         except WorkerError:
             handle.close()
@@ -179,11 +181,12 @@ def keep_samples(path: Path, course: Course, entries: Sequence[Entry]) -> None:
 
 _EXPLAIN = """
 import sys
+from dataclasses import replace
 from caldera.bench.frameworks import FRAMEWORKS
 from caldera.bench.workloads import WORKLOADS
 work, case, batch, threads, accuracy, precision = sys.argv[1:]
 ours = FRAMEWORKS["caldera"]({"accuracy": accuracy, "precision": precision}, int(threads))
-task = ours.trainer(WORKLOADS[work].case(case), "float32", int(batch) or None)
+task = ours.trainer(replace(WORKLOADS[work].case(case), batch=int(batch)), "float32")
 task.losses(3)
 print(task.plan.explain())
 """
@@ -196,8 +199,7 @@ def write_profile(folder: Path, course: Course) -> None:
     done = subprocess.run(
         [
             sys.executable, "-c", _EXPLAIN, course.work, course.case.name,
-            str(course.options.batch or 0), str(course.threads), course.options.accuracy,
-            course.precision,
+            str(course.batch), str(course.threads), course.options.accuracy, course.precision,
         ],
         capture_output=True, text=True, check=False,
         env={**os.environ, "OMP_NUM_THREADS": str(course.threads)},
