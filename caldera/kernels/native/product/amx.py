@@ -1,8 +1,10 @@
 """Products of bfloat16 matrices in tile registers, with float32 sums.
 
 As packed products are: each thread packs what it needs for a rectangle of the result of its own.
-Sums are never cut, so that they are rounded to bfloat16 once, after bias and activation. The
-registers take numbers below 1.2e-38 for 0.
+Long sums of a small result, as gradients of filters are, are cut: rectangles of it would be so
+small that threads pack more than they multiply, and what they pack would not stay in their caches.
+Sums are float32 numbers until all is summed up, and rounded to bfloat16 once, after bias and
+activation. The registers take numbers below 1.2e-38 for 0.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from caldera.graph.node import Node, Spec
-from caldera.kernels.common.epilogue import Epilogue
+from caldera.kernels.common.epilogue import NOTHING, Epilogue
 from caldera.kernels.common.matrices import Matrices, as_matrices, offsets_of, steps
 from caldera.kernels.common.product import Product
 from caldera.kernels.common.scratch import Scratch, workspace_bytes
@@ -29,37 +31,38 @@ from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.product.amx_packing import BLOCK, SIDE, pack_left, pack_right
 from caldera.kernels.native.product.blocking import Tile, blocking_of
 from caldera.kernels.native.product.epilogue import apply_epilogue
-from caldera.kernels.native.product.gemm import epilogue_of
+from caldera.kernels.native.product.gemm import add_pieces, epilogue_of
 from caldera.kernels.native.product.problem import copied, dense, extent_of, parts_for
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
-from caldera.tensor.dtype import bfloat16, float32, uint8
+from caldera.tensor.dtype import bfloat16, float32
 
 _TILE = Tile(SIDE, 2, SIDE // 2)
 _CACHED_ELEMENTS = 1 << 18
 """Elements of either matrix that a thread packs at once: half of a cache of second level."""
+_PIECE = 1024
+"""Terms of a piece of a sum that is cut, about."""
 
 
 @native_kernel
 def _multiply(
     k: Emitter, table: Pointer, configuration: Pointer, a: Pointer, b: Pointer, c: ElementPointer,
     packed: Pointer, leading_a: Integer, leading_b: Integer, leading_c: Integer, count: Integer,
-    rows: Integer, columns: Integer, length: Integer, height: Integer, width: Integer,
-    band: Integer, strip: Integer, room: Integer, bias: Pointer | None, epilogue: Epilogue,
-    ta: bool, tb: bool,
+    rows: Integer, columns: Integer, height: Integer, width: Integer, band: Integer,
+    strip: Integer, room: Integer, bias: Pointer | None, epilogue: Epilogue, ta: bool, tb: bool,
 ) -> None:  # fmt: skip
     """The rectangles that are this part's. Each row of the table is one product: where its
-    matrices begin. `packed` has `room` elements for each part."""
+    matrices begin, and how long the sum is. `packed` has `room` elements for each part."""
     across, down = (columns + width - 1) // width, (rows + height - 1) // height
     begin, end = k.part_range(count * across * down)
-    padded = (length + (TERMS - 1)) // TERMS * TERMS
     right_blocks = packed.at(k.part * room)
-    left_blocks = right_blocks.at(strip * padded)
     registers = TileRegisters(k)
     registers.configure(configuration)
     with k.loop(begin, end) as task:
-        product = table.at(task // (across * down) * 3)
+        product = table.at(task // (across * down) * 4)
         source, other = a.at(product.load(0)), b.at(product.load(1))
-        out = c.at(product.load(2))
+        out, length = c.at(product.load(2)), product.load(3)
+        padded = (length + (TERMS - 1)) // TERMS * TERMS
+        left_blocks = right_blocks.at(strip * padded)
         top, left = task // across % down * height, task % across * width
         bottom, right = k.minimum(top + height, rows), k.minimum(left + width, columns)
         with k.loop(left, right, strip) as first_column:
@@ -71,9 +74,11 @@ def _multiply(
             with k.loop(top, bottom, band) as first_row:
                 last_row = k.minimum(first_row + band, bottom)
                 corner = source.at(first_row if ta else first_row * leading_a)
-                pack_left(
-                    k, left_blocks, corner, leading_a, length, last_row - first_row, flipped=ta
-                )
+                # A band that is the only one is still there from the first columns.
+                with k.if_then(first_column.equals(left) | (bottom - top > band)):
+                    pack_left(
+                        k, left_blocks, corner, leading_a, length, last_row - first_row, flipped=ta
+                    )
                 with (
                     k.loop(first_column, last_column, SIDE) as column,
                     k.loop(first_row, last_row, SIDE) as row,
@@ -148,38 +153,97 @@ def _cut(
     return cut.height, cut.width, band, strip, (band + strip) * padded
 
 
+def _pieces(count: int, rows: int, columns: int, length: int, parts: int) -> int:
+    """Into how many pieces the sums of a product are cut: into none unless what pieces add up to
+    is little beside the matrices."""
+    pieces = -(-length // (_PIECE * parts)) * parts
+    is_little = pieces * rows * columns <= length * (rows + columns)
+    return pieces if count == 1 and length >= 2 * _PIECE and is_little else 1
+
+
+class _Binder:
+    """Makes the calls of one product: copies of operands, the product itself, what follows."""
+
+    def __init__(self, call: Call) -> None:
+        self._scratch = Scratch(call.workspace)
+        self._product = Product.of(call, *call.inputs[:2])
+        self._epilogue, self._bias, self._calls = epilogue_of(call, self._scratch)
+        self._left = self._prepared(self._product.left)
+        self._right = self._prepared(self._product.right)
+
+    def _prepared(self, array: Array) -> Matrices:
+        ready, calls = _dense(array, self._scratch)
+        self._calls += calls
+        return ready
+
+    def runner(self) -> NativeRunner:
+        """All calls."""
+        out = self._product.out
+        count = len(offsets_of(out, self._product.batch))
+        pieces = _pieces(count, *self._product.extent, parts_for(self._product.work))
+        place = self._summed(pieces) if pieces > 1 else self._multiplied()
+        if place is not out:
+            self._calls += copied(place, out)
+        return NativeRunner(self._calls)
+
+    def _multiplied(self) -> Array:
+        """The product, or those of all matrices."""
+        out, batch = self._product.out, self._product.batch
+        is_dense = steps(out)[1] == 1 or self._product.extent[1] == 1
+        place = out if is_dense else dense(out.shape, out.dtype, self._scratch)
+        starts = [offsets_of(each, batch) for each in (self._left.array, self._right.array, place)]
+        lengths = np.full(len(starts[0]), self._product.extent[2])
+        self._multiply(np.stack([*starts, lengths], axis=1), place, self._bias, self._epilogue)
+        return place
+
+    def _summed(self, pieces: int) -> Array:
+        """The product with its sum cut into pieces."""
+        rows, columns, length = self._product.extent
+        found = dense((pieces, rows, columns), np.dtype(float32), self._scratch)
+        place = dense((rows, columns), np.dtype(float32), self._scratch)
+        # Only the last one has less than a whole block of terms to be filled up.
+        cuts = np.arange(pieces + 1) * -(-length // TERMS) // pieces * TERMS
+        cuts[-1] = length
+        table = np.stack(
+            [
+                cuts[:-1] * (self._left.leading if self._left.transposed else 1),
+                cuts[:-1] * (1 if self._right.transposed else self._right.leading),
+                np.arange(pieces) * rows * columns,
+                np.diff(cuts),
+            ],
+            axis=1,
+        )
+        self._multiply(table, found)
+        self._calls.append(
+            add_pieces(found, place, columns, bias=self._bias, epilogue=self._epilogue)
+        )
+        return place
+
+    def _multiply(
+        self, table: np.ndarray, goal: Array, bias: Array = None, epilogue: Epilogue = NOTHING
+    ) -> None:
+        """The call that computes every product of the table."""
+        rows, columns, _ = self._product.extent
+        count, longest = len(table), int(table[:, 3].max())
+        parts = parts_for(self._product.work)
+        height, width, band, strip, room = _cut(count, rows, columns, longest, parts)
+        parts = min(parts, count * -(-rows // height) * -(-columns // width))
+        self._calls.append(
+            _multiply.call(
+                table=np.ascontiguousarray(table, np.int64), configuration=tile_configuration(),
+                a=self._left.array, b=self._right.array, c=goal,
+                packed=dense((parts, room), bfloat16, self._scratch),
+                leading_a=self._left.leading, leading_b=self._right.leading,
+                leading_c=steps(goal)[0], count=count, rows=rows, columns=columns, height=height,
+                width=width, band=band, strip=strip, room=room, bias=bias, epilogue=epilogue,
+                ta=self._left.transposed, tb=self._right.transposed, parts=parts,
+            )
+        )  # fmt: skip
+
+
 def bind(call: Call) -> Runner:
     """The product, with what follows it, ready to run."""
-    if call.outputs[0].size == 0:
-        return NativeRunner([])
-    product = Product.of(call, *call.inputs[:2])
-    scratch = Scratch(call.workspace)
-    rows, columns, length = product.extent
-    parts = parts_for(product.work)
-    batch = product.batch
-    count = len(offsets_of(product.out, batch))
-    height, width, band, strip, room = _cut(count, rows, columns, length, parts)
-    parts = min(parts, count * -(-rows // height) * -(-columns // width))
-    packed = dense((parts, room), bfloat16, scratch)
-    (left, calls), (right, more) = (_dense(each, scratch) for each in (product.left, product.right))
-    calls = [*calls, *more]
-    out = product.out
-    place = out if steps(out)[1] == 1 or columns == 1 else dense(out.shape, out.dtype, scratch)
-    epilogue, bias, more = epilogue_of(call, scratch)
-    calls += more
-    table = np.stack([offsets_of(each, batch) for each in (left.array, right.array, place)], axis=1)
-    calls.append(
-        _multiply.call(
-            table=table, configuration=tile_configuration(), a=left.array, b=right.array, c=place,
-            packed=packed, leading_a=left.leading, leading_b=right.leading,
-            leading_c=steps(place)[0], count=count, rows=rows, columns=columns, length=length,
-            height=height, width=width, band=band, strip=strip, room=room, bias=bias,
-            epilogue=epilogue, ta=left.transposed, tb=right.transposed, parts=parts,
-        )
-    )  # fmt: skip
-    if place is not out:
-        calls += copied(place, out)
-    return NativeRunner(calls)
+    return _Binder(call).runner() if call.outputs[0].size else NativeRunner([])
 
 
 def supports(node: Node) -> bool:
@@ -194,12 +258,22 @@ def workspace(node: Node) -> int:
     count, rows, columns, length = extent_of(node)
     parts = parts_for(2 * count * rows * columns * length)
     # Matrices that all meet the same one on the right are one tall matrix.
-    room = max(
-        _cut(n, m, columns, length, parts)[-1] for n, m in ((count, rows), (1, count * rows))
-    )
+    taken = [_taken(n, m, columns, length, parts) for n, m in ((count, rows), (1, count * rows))]
     copies = [each.spec for each in (*node.inputs[:2], node)]
     biases = [Spec(each.shape, float32) for each in node.inputs[2:]]
-    return workspace_bytes(Spec((2 * parts * room,), uint8), *copies, *biases)
+    return max(taken) + workspace_bytes(*copies, *biases)
+
+
+def _taken(count: int, rows: int, columns: int, length: int, parts: int) -> int:
+    """Bytes for what all threads pack, and for the pieces of sums."""
+    pieces = _pieces(count, rows, columns, length, parts)
+    if pieces == 1:
+        room = _cut(count, rows, columns, length, parts)[-1]
+        return workspace_bytes(Spec((parts, room), bfloat16))
+    longest = -(-length // (TERMS * pieces)) * TERMS
+    room = _cut(pieces, rows, columns, longest, parts)[-1]
+    sums = (Spec((each, rows, columns), float32) for each in (pieces, 1))
+    return workspace_bytes(Spec((parts, room), bfloat16), *sums)
 
 
 for _op in ("matmul", "matmul_epilogue"):

@@ -114,6 +114,18 @@ def _add_up(
         in_wide_vectors(k, columns, natural_lanes(out.type), add_some)
 
 
+def add_pieces(
+    pieces: Array, out: Array, leading: int, *, bias: Array, epilogue: Epilogue
+) -> NativeCall:
+    """The call that adds up (pieces, rows, columns)."""
+    count, rows, columns = pieces.shape
+    return _add_up.call(
+        pieces=pieces, out=out, count=count, rows=rows, columns=columns, leading=leading,
+        bias=bias, epilogue=epilogue,
+        parts=thread_count() if pieces.size >= WORTH_SPLITTING_COPIES else 1,
+    )  # fmt: skip
+
+
 # --- binding
 
 
@@ -210,12 +222,10 @@ class Binder:
         assert goal is not None
         self.add_products(table, goal, max(pieces, parts_for(self.product.work)))
         self.calls.append(
-            _add_up.call(
-                pieces=found, out=self.place.array, count=pieces, rows=rows, columns=columns,
-                leading=self.place.leading, bias=self.bias, epilogue=self.epilogue,
-                parts=thread_count() if found.size >= WORTH_SPLITTING_COPIES else 1,
+            add_pieces(
+                found, self.place.array, self.place.leading, bias=self.bias, epilogue=self.epilogue
             )
-        )  # fmt: skip
+        )
 
     def add_products(
         self, table: np.ndarray, goal: Matrices, parts: int, scales: tuple[Array, ...] = (),

@@ -18,9 +18,10 @@ from caldera.kernels.native.product.blocking import Tile, blocking_of
 from caldera.kernels.table import TABLE
 from caldera.tensor.dtype import BY_NAME, bfloat16, float32, float64
 from tests.unit.kernels.checking import check_kernel
+from tests.unit.kernels.native.tile_registers import with_tile_registers
 
 NAMES = ("packed", "packed, sums cut", "packed, sums cut in 4", "amx")
-"""Those that are put to the test; the last where a machine has such registers."""
+"""Those that are put to the test."""
 
 
 def _cut_small(monkeypatch: pytest.MonkeyPatch, draw: random.Random) -> None:
@@ -30,6 +31,7 @@ def _cut_small(monkeypatch: pytest.MonkeyPatch, draw: random.Random) -> None:
     monkeypatch.setattr(blocking, "WIDEST", draw.choice([1, 2]) * draw.choice([48, 96]))
     monkeypatch.setattr(blocking, "WORTH_PACKING", draw.choice([0, 100]))
     monkeypatch.setattr(amx, "_CACHED_ELEMENTS", draw.choice([1, 64 * 64]))
+    monkeypatch.setattr(amx, "_PIECE", draw.choice([1, 20, 32, 1000]))
     monkeypatch.setattr(problem, "WORTH_SPLITTING", draw.choice([2, 20_000]))
 
 
@@ -55,9 +57,10 @@ def test_random_products(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         right = _numbers(draw, *batch, *((columns, length) if tb else (length, columns)))
         inputs = [left, right.astype(dtype)]
         node: Any = _node(draw, inputs, ta=ta, tb=tb)
-        with cd.settings.override(threads=draw.choice([1, 2, 3, 8])):
+        threads = draw.choice([1, 2, 3, 8])
+        with cd.settings.override(threads=threads), with_tile_registers():
             kernels = [each for each in TABLE.candidates(node, "cpu") if each.name in NAMES]
-            assert kernels
+            assert ("amx" in [each.name for each in kernels]) == (dtype == bfloat16)
             for kernel in kernels:
                 check_kernel(kernel, node, tuple(inputs))
 

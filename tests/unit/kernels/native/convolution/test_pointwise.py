@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
@@ -13,15 +14,21 @@ from caldera.graph.memory_format import NHWC
 from caldera.graph.node import Node, Spec
 from caldera.kernels.measure import _aligned, _placed, compare, some_numbers, tolerance_of
 from caldera.kernels.native import families  # noqa: F401 - registers its kernels
-from caldera.kernels.native.codegen.amx import has_amx
 from caldera.kernels.native.product import amx
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
 from tests.unit.kernels.native.convolution.cases import convolution_nodes
 from tests.unit.kernels.native.other_targets import building_for
+from tests.unit.kernels.native.tile_registers import with_tile_registers
 
 NAME, LARGER = "amx 1x1 product", "amx im2col"
 SHAPES = [((2, 3, 4, 5), 7), ((1, 40, 3, 3), 33), ((3, 64, 6, 6), 16)]
+
+
+@pytest.fixture
+def tile_registers() -> Iterator[None]:
+    with with_tile_registers():
+        yield
 
 
 def _kernel(node: Node, name: str = NAME) -> Kernel | None:
@@ -37,7 +44,7 @@ def _bound(node: Node, kernel: Kernel) -> tuple[Call, object]:
     return call, kernel.bind(call)
 
 
-@pytest.mark.skipif(not has_amx(), reason="this processor has no tile registers")
+@pytest.mark.usefixtures("tile_registers")
 @pytest.mark.parametrize(("image", "results"), SHAPES)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_it_computes_what_the_oracle_does(
@@ -80,7 +87,7 @@ def test_other_convolutions_are_left_to_other_kernels() -> None:
             assert all(_kernel(node) is None for node in nodes), each
 
 
-@pytest.mark.skipif(not has_amx(), reason="this processor has no tile registers")
+@pytest.mark.usefixtures("tile_registers")
 @pytest.mark.parametrize(
     ("image", "filters", "how"),
     [
@@ -115,7 +122,7 @@ def test_windows_as_rows_compute_what_the_oracle_does(
     assert offered == (3 if is_plain else 2)
 
 
-@pytest.mark.skipif(not has_amx(), reason="this processor has no tile registers")
+@pytest.mark.usefixtures("tile_registers")
 @pytest.mark.parametrize(("name", "taps"), [(NAME, 1), (LARGER, 2)])
 def test_arrays_may_lie_in_any_way(name: str, taps: int) -> None:
     draw = np.random.default_rng(0)
