@@ -1,13 +1,11 @@
 """Convolutions with filters of one pixel as products of bfloat16 matrices in tile registers.
 
 Pixels of images that lie channels last are the rows of a matrix as they are: nothing is copied
-unless they are parts of something larger.
+unless they are parts of something larger, or a stride leaves some of them out.
 Elsewhere such convolutions are products as well (`im2col.py`), with float32 numbers.
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import numpy as np
 
@@ -16,6 +14,7 @@ from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import parameter
 from caldera.graph.ops.product import matmul
 from caldera.kernels.common.geometry import Geometry
+from caldera.kernels.common.scratch import Scratch, workspace_bytes
 from caldera.kernels.native.codegen.kernel import NativeCall
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.product import amx
@@ -33,13 +32,17 @@ outputs' gradient times filters, and that gradient times images, whose inputs co
 round."""
 
 
-def _supports(node: Node) -> bool:
+def is_product(node: Node) -> bool:
+    """Whether each result sees one pixel, and none beside the image."""
     geometry = Geometry.of(node)
-    is_product = geometry.taps == geometry.stride == (1, 1) and geometry.groups == 1
     is_plain = not any(each for side in node.attrs["padding"] for each in side)
+    return geometry.taps == (1, 1) and geometry.groups == 1 and is_plain
+
+
+def _supports(node: Node) -> bool:
     images = [node.inputs[0].outputs[0]]
     images.append(node.inputs[1].outputs[0] if node.op.name == "conv2d_weight" else node.outputs[0])
-    if not (is_product and is_plain and all(each.order == NHWC for each in images)):
+    if not is_product(node) or any(each.order != NHWC for each in images):
         return False
     halves = all(each.dtype == bfloat16 for each in (*node.inputs, node))
     return halves and amx.supports(_product(node))
@@ -49,6 +52,8 @@ def _product(node: Node) -> Node:
     """The product that this convolution, or its gradient, is."""
     ta, tb = _TRANSPOSED[node.op.name]
     matrices = [_matrix_shape(each.shape) for each in node.inputs]
+    if node.op.name != "conv2d_input":
+        matrices[0] = _seen_shape(node)
     if node.op.name == "conv2d_weight":
         matrices.reverse()
     left, right = (parameter(i, Spec(each, bfloat16)) for i, each in enumerate(matrices))
@@ -59,6 +64,13 @@ def _product(node: Node) -> Node:
 def _matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     """Pixels by channels, or filters by channels."""
     return shape[0] * shape[2] * shape[3], shape[1]
+
+
+def _seen_shape(node: Node) -> tuple[int, int]:
+    """The pixels of the images that a stride does not leave out, by channels."""
+    geometry = Geometry.of(node)
+    batch, channels = geometry.image[:2]
+    return batch * geometry.target[0] * geometry.target[1], channels
 
 
 def as_pixels(array: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
@@ -83,17 +95,35 @@ def written_pixels(array: np.ndarray) -> tuple[np.ndarray, list[NativeCall]]:
 
 
 def _bind(call: Call) -> Runner:
-    (first, before), (second, more) = (read_pixels(each) for each in call.inputs)
-    matrices = (second, first) if call.node.op.name == "conv2d_weight" else (first, second)
-    out, after = written_pixels(call.outputs[0])
-    product = replace(call, node=_product(call.node), outputs=(out,), inputs=matrices)
-    multiplied = amx.bind(product)
+    node, scratch = call.node, Scratch(call.workspace)
+    down, right = Geometry.of(node).stride
+    first, out = call.inputs[0], call.outputs[0]
+    before: list[NativeCall] = []
+    after: list[NativeCall] = []
+    if (down, right) == (1, 1):
+        (first, before), (out, after) = read_pixels(first), written_pixels(out)
+    else:
+        seen = scratch.array(_seen_shape(node), bfloat16)
+        if node.op.name == "conv2d_input":
+            pixels = out[:, :, ::down, ::right].transpose(0, 2, 3, 1)
+            after = copied(np.broadcast_to(np.zeros((), out.dtype), out.shape), out)
+            after += copied(seen.reshape(pixels.shape), pixels)
+            (first, before), out = read_pixels(first), seen
+        else:
+            pixels = first[:, :, ::down, ::right].transpose(0, 2, 3, 1)
+            before = copied(pixels, seen.reshape(pixels.shape))
+            first, (out, after) = seen, written_pixels(out)
+    second, more = read_pixels(call.inputs[1])
+    matrices = (second, first) if node.op.name == "conv2d_weight" else (first, second)
+    multiplied = amx.bind(Call(_product(node), (out,), matrices, scratch.rest))
     assert isinstance(multiplied, NativeRunner)
     return NativeRunner([*before, *more, *multiplied.calls, *after])
 
 
 def _workspace(node: Node) -> int:
-    return amx.workspace(_product(node))
+    is_strided = Geometry.of(node).stride != (1, 1)
+    seen = [Spec(_seen_shape(node), bfloat16)] if is_strided else []
+    return workspace_bytes(*seen) + amx.workspace(_product(node))
 
 
 for _op in _TRANSPOSED:
