@@ -18,7 +18,7 @@ from caldera.kernels.choose import choices
 from caldera.kernels.memory_format import wants_channels_last
 from caldera.kernels.shared_limits import shared_limits
 from caldera.kernels.table import PRECISION_CHECKS, TABLE, Kernel
-from caldera.memory import Device, device_scope
+from caldera.memory import Device
 from caldera.passes.collectives import collectives
 from caldera.passes.pipeline import narrowed, optimise
 from caldera.passes.precision import HALF_NAMES
@@ -46,12 +46,7 @@ class How:
 
 
 def plan_on(program: Program, place: Device, how: How) -> Plan:
-    """The plan of a program for one device, on which the constants that passes find are held."""
-    with device_scope(place):
-        return _plan_on(program, place, how)
-
-
-def _plan_on(program: Program, place: Device, how: How) -> Plan:
+    """The plan of a program for one device."""
     TABLE.load("cpu")
     TABLE.load(place.kernels)
     precision, several = how.precision, how.several_ranks

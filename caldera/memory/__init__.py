@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from caldera.memory.coherence import Reading
-from caldera.memory.devices import (
-    device,
-    device_scope,
-    empty_cache,
-    memory_report,
-    register_device,
-)
+from caldera.memory.devices import device, empty_cache, memory_report, register_device
 from caldera.memory.interface import CapturedGraph, Device, Event, Stream, TransferCounters
 from caldera.memory.kinds import CUDA_MANAGED, DEVICE, HOST, MANAGED, Kind
 from caldera.memory.manager import MemoryManager
@@ -31,7 +25,6 @@ __all__ = [
     "Stream",
     "TransferCounters",
     "device",
-    "device_scope",
     "empty_cache",
     "memory_report",
     "register_device",

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import difflib
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 
 from caldera.amounts import bytes_text
 from caldera.arguments import checked
@@ -21,7 +19,6 @@ from caldera.memory.loopback import LoopbackDevice
 _cpu = HostDevice()
 _devices: dict[str, Device] = {"cpu": _cpu}
 _lock = threading.Lock()
-_scope: ContextVar[Device | None] = ContextVar("caldera_device", default=None)
 _makers: dict[str, Callable[[int], Device]] = {
     "loopback": lambda index: LoopbackDevice(index, _cpu.pool),
     "cuda": lambda index: _card(index),
@@ -49,7 +46,7 @@ def device(spec: Device | str | int | None = None) -> Device:
     <device loopback:1>
     """
     if spec is None:
-        return _scope.get() or _numbered(None)
+        return _numbered(None)
     # The same question as the next, asked in a tenth of the time: every tensor comes through here.
     if type(spec) is HostDevice or isinstance(spec, Device):
         return spec
@@ -58,23 +55,6 @@ def device(spec: Device | str | int | None = None) -> Device:
     if isinstance(spec, int) and not isinstance(spec, bool):
         return _numbered(spec)
     raise DeviceError.build("device", expected="a name, a number, a device or None", got=repr(spec))
-
-
-@contextmanager
-def device_scope(place: Device) -> Iterator[None]:
-    """Inside, `place` is the default device of this thread: what is written for a model on the host
-    must not touch a card, nor begin to use one, because it has a constant.
-
-    >>> from caldera.memory.devices import device, device_scope
-    >>> with device_scope(device("loopback:1")):
-    ...     device()
-    <device loopback:1>
-    """
-    token = _scope.set(place)
-    try:
-        yield
-    finally:
-        _scope.reset(token)
 
 
 def memory_report() -> str:

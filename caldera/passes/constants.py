@@ -12,7 +12,6 @@ from caldera.graph.ops.base import full
 from caldera.graph.ops.elementwise import greater
 from caldera.graph.ops.leaf import array as array_leaf
 from caldera.kernels.reference import evaluate
-from caldera.memory import device
 from caldera.tensor import Tensor
 from caldera.tensor.dtype import DType, bool_, is_float
 
@@ -68,12 +67,13 @@ def known_node(value: np.ndarray) -> Node:
 
 
 def array_node(value: np.ndarray, bits: bytes | None = None) -> Node:
-    """The constant array with these bits on the default device: the same node for the same bits."""
-    place = device()
-    key = (place, value.shape, value.dtype.name, value.tobytes() if bits is None else bits)
+    """The constant array with these bits: the same node whenever they are the same."""
+    key = (value.shape, value.dtype.name, value.tobytes() if bits is None else bits)
     node = _known.get(key)
     if node is None:
-        held = Tensor.from_numpy(np.ascontiguousarray(value).reshape(value.shape), device=place)
+        # On the host, as what `lazy` makes of arrays: plans of other devices copy it.
+        dense = np.ascontiguousarray(value).reshape(value.shape)
+        held = Tensor.from_numpy(dense, device="cpu")
         node = array_leaf(symbol=Symbol("", Spec(held.shape, held.dtype), "array", held))
         _known[key] = node
     return node

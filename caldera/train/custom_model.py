@@ -16,7 +16,7 @@ from caldera.config import settings
 from caldera.data import Loader, Pipeline, as_data
 from caldera.errors import ConfigError, NonFiniteError
 from caldera.lazy import Expr, Variable, compile
-from caldera.memory import Device, device_scope
+from caldera.memory import Device
 from caldera.memory import device as find_device
 from caldera.nn.layer import Layer
 from caldera.nn.tracing import trace
@@ -158,8 +158,7 @@ class CustomModel(Layer):
     def _step(self, arrays: tuple[np.ndarray, ...]) -> None:
         key = tuple((each.shape, self._input_dtype(each)) for each in arrays)
         if key not in self._plans:
-            with device_scope(self.device):
-                self._plans[key] = self._compiled(key)
+            self._plans[key] = self._compiled(key)
         self._plans[key].run({f"b{i}": each for i, each in enumerate(arrays)})
 
     def _input_dtype(self, array: np.ndarray) -> str:

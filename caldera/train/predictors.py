@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from caldera.lazy import compile
-from caldera.memory import device_scope
 from caldera.memory.pool import rounded_up
 from caldera.plan.cache import RecentPlans
 from caldera.plan.plan import Plan
@@ -54,9 +53,8 @@ class Predictors(RecentPlans):
     ) -> Plan:
         plan = self.get((count, specs))
         if plan is None:
-            with device_scope(model.device):
-                _, outputs, _ = model.expressions_for(specs, count)
-                _, prediction = main_output(outputs, model.objective)
+            _, outputs, _ = model.expressions_for(specs, count)
+            _, prediction = main_output(outputs, model.objective)
             # It goes with the model.
             plan = compile(
                 prediction,

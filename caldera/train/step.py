@@ -22,7 +22,6 @@ from caldera import op
 from caldera.data import Batch, Loader, Share
 from caldera.errors import DataError
 from caldera.lazy import Expr, Variable, compile
-from caldera.memory import device_scope
 from caldera.nn.layer_watch import LayerWatch
 from caldera.nn.metrics import Metric
 from caldera.nn.tracing import Context, trace
@@ -179,8 +178,7 @@ class Steps:
         key = (kind, self.source.key(batch))
         plan = self._plans.get(key)
         if plan is None:
-            with device_scope(self.model.device):
-                plan = self.strategy.compiled(lambda: self._compiled(kind, batch))
+            plan = self.strategy.compiled(lambda: self._compiled(kind, batch))
             self._plans.add(key, plan)
         return plan
 
