@@ -127,18 +127,18 @@ def _fill_normal(values: NDArray[Any], name: Name, first: int) -> None:
     skipped = first % 2
     pairs = (skipped + values.size + 1) // 2
     words_in_pair = 4 if values.dtype == float64 else 2
-    whole = np.empty(2 * pairs, dtype=values.dtype)
     for start, words in _chunks(*name, first // 2 * words_in_pair, pairs * words_in_pair):
-        begin = start // words_in_pair * 2
         if values.dtype == float64:
             integers = _join_53_bits(words)
             cosines, sines = box_muller.pairs_float64(integers[0::2], integers[1::2])
         else:
             cosines, sines = box_muller.pairs_float32(words[0::2], words[1::2])
-        end = begin + 2 * cosines.size
-        whole[begin:end:2] = cosines
-        whole[begin + 1 : end : 2] = sines
-    values[...] = whole[skipped : skipped + values.size]
+        # Straight into the result: an array beside it would be as large as this thread's share.
+        begin = start // words_in_pair * 2 - skipped
+        unwanted = int(begin < 0)
+        even, odd = values[begin + 2 * unwanted :: 2], values[begin + 1 :: 2]
+        even[: cosines.size - unwanted] = cosines[unwanted : unwanted + even.size]
+        odd[: sines.size] = sines[: odd.size]
 
 
 def _in_parts(count: int, fill: Callable[[int, int], None]) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from caldera.config import settings as caldera_settings
 from caldera.errors import ConfigError, DtypeError
 from caldera.tensor import box_muller, philox
 from caldera.tensor.dtype import bfloat16, float16, float32, float64, int32
@@ -188,3 +191,18 @@ def test_step_and_stream_must_fit(name):
 
 def test_a_negative_seed_is_its_twos_complement():
     assert (philox.uniform01(-1, 0, 0, 0, 4) == philox.uniform01(2**64 - 1, 0, 0, 0, 4)).all()
+
+
+@pytest.mark.parametrize("dtype", [float32, float64])
+def test_normal_numbers_need_no_array_beside_the_result(dtype):
+    count = 1 << 20
+    tracemalloc.start()
+    try:
+        with caldera_settings.override(threads=1):
+            found = philox.normal(1, 0, 0, 1, count, dtype)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # What a piece takes does not depend on how many there are.
+    assert peak < found.nbytes + (4 << 20)
+    assert found.tobytes() == philox.normal(1, 0, 0, 0, count + 1, dtype)[1:].tobytes()
