@@ -7,7 +7,7 @@ is there, the oracle decides. One that raises or computes something else is out 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from time import perf_counter
 
@@ -30,6 +30,8 @@ ROUNDED = 5e-3
 """The same where float32 operands may be rounded to tf32."""
 PATTERN = (1 << 18) + 7
 """Different numbers in an input; a larger one repeats them."""
+PIECE = 1 << 16
+"""Elements of two results that are compared at once."""
 COLD_S = 2e-3
 """Seconds of a call from which on it does not matter that workers have to be called first."""
 YARDSTICK = 192
@@ -52,8 +54,9 @@ def measure(
     deadline = perf_counter() + seconds
     specs = [given.outputs[0] for given in node.inputs]
     if values is None:
-        values = [_made_up(index, spec) for index, spec in enumerate(specs)]
-    inputs = tuple(_placed(spec, value) for spec, value in zip(specs, values, strict=True))
+        inputs = tuple(_made_up(index, spec) for index, spec in enumerate(specs))
+    else:
+        inputs = tuple(_placed(spec, value) for spec, value in zip(specs, values, strict=True))
     outputs = tuple(_aligned(spec) for spec in node.outputs)
     nbytes = max(kernel.workspace(node) for kernel in kernels)
     workspace = _aligned(Spec((nbytes,), np.dtype(np.uint8))) if nbytes else None
@@ -169,7 +172,7 @@ class _Judge:
 
     def _agree(self, results: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
         # What nobody has written to is the same for all.
-        if not all(np.isfinite(each.astype(float32, copy=False)).all() for each in results):
+        if not all(map(_is_finite, results)):
             return False
         try:
             self._compare(others, results)
@@ -235,11 +238,31 @@ def _is_close_at_once(output: np.ndarray, wanted: np.ndarray, tolerance: float) 
     scale = max(abs(float(wanted.max())), abs(float(wanted.min())))
     if not math.isfinite(scale):
         return False
-    # Of two scalars NumPy makes a number, not an array.
-    apart = np.asarray(np.subtract(output, wanted))
-    worst = float(np.abs(apart, out=apart).max())
     # Half of what is allowed, so that rounding here decides nothing; a nan is not below it.
-    return worst <= 0.5 * tolerance * max(scale, 1e-30)
+    allowed = 0.5 * tolerance * max(scale, 1e-30)
+    return all(
+        float(np.abs(output[part] - wanted[part]).max()) <= allowed for part in _pieces(wanted)
+    )
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    """Whether an array of floats has numbers alone."""
+    return all(
+        bool(np.isfinite(array[part].astype(float32, copy=False)).all()) for part in _pieces(array)
+    )
+
+
+def _pieces(array: np.ndarray) -> Iterator[tuple[slice, ...]]:
+    """Where parts of an array are, so small that what is computed from one stays in the cache: a
+    weight may be as large as all that the step needs."""
+    if array.ndim == 0:
+        yield ()
+        return
+    axis = max(range(array.ndim), key=array.shape.__getitem__)
+    length = array.shape[axis]
+    step = max(1, PIECE * length // max(array.size, 1))
+    for start in range(0, length, step):
+        yield (*(slice(None) for _ in range(axis)), slice(start, start + step))
 
 
 def _is_short(name: str, runners: dict[str, Runner], outcome: Outcome) -> bool:
@@ -276,12 +299,16 @@ def _seconds(runner: Runner, count: int) -> float:
     return (perf_counter() - start) / count
 
 
-def _aligned(spec: Spec) -> np.ndarray:
-    """Memory as plans lay it out: kernels may be slower on any other."""
+def _memory(spec: Spec) -> np.ndarray:
+    """Elements in a row, where plans may have them: kernels may be slower in other places."""
     block = np.empty(spec.nbytes + ALIGNMENT, np.uint8)
     start = -block.ctypes.data % ALIGNMENT
-    memory = block[start : start + spec.nbytes].view(spec.dtype)
-    return laid_out(memory, spec.shape, spec.order)
+    return block[start : start + spec.nbytes].view(spec.dtype)
+
+
+def _aligned(spec: Spec) -> np.ndarray:
+    """An array as plans lay it out."""
+    return laid_out(_memory(spec), spec.shape, spec.order)
 
 
 def _placed(spec: Spec, value: np.ndarray) -> np.ndarray:
@@ -292,7 +319,11 @@ def _placed(spec: Spec, value: np.ndarray) -> np.ndarray:
 
 def _made_up(index: int, spec: Spec) -> np.ndarray:
     """Numbers for the input of this index: to make each anew takes longer than to use it."""
-    return np.resize(_pattern(index, spec.dtype), spec.shape)
+    memory, pattern = _memory(spec), _pattern(index, spec.dtype)
+    for start in range(0, memory.size, PATTERN):
+        part = memory[start : start + PATTERN]
+        part[...] = pattern[: part.size]
+    return laid_out(memory, spec.shape, spec.order)
 
 
 @lru_cache(maxsize=8)

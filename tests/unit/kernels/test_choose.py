@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -414,6 +415,29 @@ def test_large_results_are_compared_without_making_them_wider() -> None:
     wanted = np.linspace(-1.0, 1.0, 1000, dtype=np.float32)
     with patch.object(np, "allclose", side_effect=AssertionError("the slow way")):
         compare(wanted + np.float32(1e-6), wanted, 1e-4)
+
+
+@pytest.mark.parametrize("shape", [(300_000,), (3, 100_000), (2, 3, 251, 200), (1, 1, 1)])
+def test_a_difference_anywhere_in_a_large_result_is_seen(shape: tuple[int, ...]) -> None:
+    wanted = np.ones(shape, np.float32).transpose()
+    compare(wanted.copy(), wanted, 1e-4)
+    for index in (0, wanted.size // 2, wanted.size - 1):
+        output = wanted.copy()
+        output.reshape(-1)[index] += 1e-3
+        with pytest.raises(Exception, match="differs"):
+            compare(output, wanted, 1e-4)
+
+
+def test_large_results_are_compared_in_little_memory() -> None:
+    wanted = np.ones((1024, 1024), np.float32)
+    output = wanted.copy()
+    tracemalloc.start()
+    try:
+        compare(output, wanted, 1e-4)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < wanted.nbytes / 4
 
 
 def test_kernels_of_the_cpu_are_loaded_when_one_is_looked_for(
