@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import resource
@@ -15,6 +14,7 @@ from pathlib import Path
 from caldera.bench.frameworks.base import Task
 from caldera.lazy import forget_plans
 from caldera.memory import device
+from caldera.memory.heap import trim_heap
 
 WARM_UP = 0.05
 """Seconds of calls before the clock starts; a long call is enough by itself."""
@@ -153,8 +153,7 @@ def reset_peak_memory() -> None:
     forget_plans()
     gc.collect()
     device("cpu").pool.trim()
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+    trim_heap(always=True)
     with suppress(OSError):
         _CLEAR.write_text(_RESET_PEAK)
 

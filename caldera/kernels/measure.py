@@ -20,6 +20,7 @@ from caldera.kernels.race import Clock, Outcome, race
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import Call, Kernel, Runner
 from caldera.kernels.thread_counts import SHORT_S, is_shared, on_fewer_threads, seconds_in_plan
+from caldera.memory.heap import note_garbage
 from caldera.tensor.dtype import DType, bfloat16, bool_, float16, float32, float64, is_float
 from caldera.tensor.shape import Shape
 
@@ -81,6 +82,7 @@ def measure(
             race(_clocks(rivals), outcome, deadline, thorough=thorough)
         # The best times of kernels count, and so does that of the yardstick.
         outcome.pace = min(before, _pace())
+    note_garbage()
     return outcome
 
 

@@ -22,6 +22,7 @@ from caldera.kernels.step_launch import LAUNCH_GROUPERS, Piece
 from caldera.kernels.table import TABLE, Kernel, Runner
 from caldera.kernels.verdict import ORACLE
 from caldera.memory import Block, Device
+from caldera.memory.heap import trim_heap
 from caldera.memory.interface import CapturedGraph
 from caldera.plan.arena import SharedArena, Tenant, block_to_keep
 from caldera.plan.autotune import captured
@@ -412,6 +413,8 @@ class Plan:
         # The calls hold the arrays of results as well: let go before the references are counted.
         del steps
         self._outputs.settle()
+        # What choosing and compiling kernels took goes back before the run takes its arena.
+        trim_heap()
 
     def _lookup_in(self, block: Block, outputs: Sequence[Any] | None = None) -> Lookup:
         """Finds the array of a buffer; `block` is the arena, and `outputs` has the arrays of

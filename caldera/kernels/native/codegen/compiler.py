@@ -22,6 +22,7 @@ from llvmlite import binding as llvm
 from caldera.file_cache import FileCache
 from caldera.kernels.native.codegen.emitter import Emitter, kernel_module
 from caldera.kernels.native.codegen.target import host_target, target_machine
+from caldera.memory.heap import note_garbage
 
 _addresses: dict[str, int] = {}
 _lock = threading.Lock()
@@ -104,6 +105,7 @@ def _source(module: str) -> tuple[bytes, list[str]]:
 
 
 def _compile(symbol: str, build: Callable[[Emitter], None]) -> bytes:
+    note_garbage()
     module = llvm.parse_assembly(str(kernel_module(symbol, build)))
     module.verify()
     _optimise(module)
