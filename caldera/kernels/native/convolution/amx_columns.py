@@ -2,12 +2,13 @@
 
 The matrix is as many times larger than the images as a filter has taps, and written and read once.
 That takes longer than to multiply it in tile registers, and less than to convolve in float32. The
-gradient of the images is the convolution of the outputs' gradient with filters that are turned, so
-it is here for a stride of 1.
+gradient of the images is a convolution of the outputs' gradient with filters that are turned; with
+a stride it is several of them, one for the pixels of each phase.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ from caldera.graph.memory_format import NHWC
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import parameter
 from caldera.graph.ops.product import matmul
-from caldera.kernels.common.geometry import Geometry
+from caldera.kernels.common.geometry import Geometry, Phase, input_phases
 from caldera.kernels.common.scratch import Scratch, workspace_bytes
 from caldera.kernels.native.codegen.kernel import NativeCall
 from caldera.kernels.native.codegen.program import NativeRunner
@@ -53,22 +54,12 @@ class _Windows:
 
     @classmethod
     def of(cls, node: Node) -> _Windows:
+        """Those that a convolution, or the gradient of its filters, sees."""
         geometry = Geometry.of(node)
-        taps, dilation = geometry.taps, geometry.dilation
-        if node.op.name != "conv2d_input":
-            batch, channels, height, width = geometry.image
-            return cls(
-                (batch, height, width, channels), geometry.origin, geometry.target, taps,
-                geometry.stride, dilation, geometry.results,
-            )  # fmt: skip
-        batch, channels, height, width = geometry.output
-        top, left = (
-            reach * (count - 1) - before
-            for reach, count, before in zip(dilation, taps, geometry.origin, strict=True)
-        )
+        batch, channels, height, width = geometry.image
         return cls(
-            (batch, height, width, channels), (top, left), geometry.source, taps, (1, 1),
-            dilation, geometry.channels,
+            (batch, height, width, channels), geometry.origin, geometry.target, geometry.taps,
+            geometry.stride, geometry.dilation, geometry.results,
         )  # fmt: skip
 
     @property
@@ -120,30 +111,81 @@ class _Windows:
         return calls
 
 
-def _product(node: Node) -> Node:
+@dataclass(frozen=True)
+class _Phase:
+    """Pixels of the images' gradient, as a convolution of the outputs' gradient: which pixels, of
+    which windows, and with which taps of the filters."""
+
+    windows: _Windows
+    pixels: tuple[slice, slice]
+    taps: tuple[slice, slice]
+
+
+def _phases(node: Node) -> list[_Phase]:
+    """All phases of a gradient of images; none if there is one that no tap reaches."""
+    geometry = Geometry.of(node)
+    batch, channels, height, width = geometry.output
+    found = []
+    for row, column, work in input_phases(geometry):
+        if not all(work.taps):
+            return []
+        windows = _Windows(
+            (batch, height, width, channels), (-row.start, -column.start),
+            (row.count, column.count), work.taps, (1, 1), (row.dilation, column.dilation),
+            geometry.channels,
+        )  # fmt: skip
+        pixels = slice(row.first, None, row.step), slice(column.first, None, column.step)
+        found.append(_Phase(windows, pixels, (_taps(row), _taps(column))))
+    return found
+
+
+def _taps(phase: Phase) -> slice:
+    """The taps of a phase, in reverse order."""
+    before = phase.last_tap - phase.tap_step * phase.taps
+    return slice(phase.last_tap, before if before >= 0 else None, -phase.tap_step)
+
+
+# --- products
+
+
+def _product(name: str, windows: _Windows) -> Node:
     """The product of the matrix of windows with the filters, or of the gradient with it."""
-    windows = _Windows.of(node)
     pixels, length = windows.matrix
     # Filters are turned, or not, so that the copy of them goes along their own rows.
     shapes, ta, tb = {
         "conv2d": (((pixels, length), (windows.results, length)), False, True),
         "conv2d_input": (((pixels, length), (length, windows.results)), False, False),
         "conv2d_weight": (((pixels, windows.results), (pixels, length)), True, False),
-    }[node.op.name]
+    }[name]
     left, right = (parameter(i, Spec(each, bfloat16)) for i, each in enumerate(shapes))
     product: Node = matmul(left, right, ta=ta, tb=tb)
     return product
 
 
-def _scratch_specs(node: Node) -> list[Spec]:
+def _all_windows(node: Node) -> list[_Windows]:
+    if node.op.name == "conv2d_input":
+        return [phase.windows for phase in _phases(node)]
+    return [_Windows.of(node)]
+
+
+def _scratch_specs(windows: _Windows) -> list[Spec]:
     """Padded images, the matrix of windows, and that of the filters."""
-    windows = _Windows.of(node)
     filters = (windows.matrix[1] * windows.results,)
     return [Spec(each, bfloat16) for each in (windows.padded, windows.matrix, filters)]
 
 
+def _pixels_spec(windows: _Windows) -> Spec:
+    """The results of a phase, before they are put among the others."""
+    return Spec((windows.matrix[0], windows.results), bfloat16)
+
+
 def _workspace(node: Node) -> int:
-    return workspace_bytes(*_scratch_specs(node)) + amx.workspace(_product(node))
+    found = _all_windows(node)
+    return max(
+        workspace_bytes(*_scratch_specs(each), *([_pixels_spec(each)] if len(found) > 1 else []))
+        + amx.workspace(_product(node.op.name, each))
+        for each in found
+    )
 
 
 def _supports(node: Node) -> bool:
@@ -154,50 +196,82 @@ def _supports(node: Node) -> bool:
         return False
     if any(each.dtype != bfloat16 for each in (*node.inputs, node)) or is_product(node):
         return False
-    windows = _Windows.of(node)
-    if min(windows.side_by_side, windows.results) < _FEWEST_ELEMENTS:
-        return False
-    is_turned = node.op.name == "conv2d_input"
-    if is_turned and (geometry.stride != (1, 1) or min(windows.origin) < 0):
-        return False
-    return min(windows.origin) >= 0 and amx.supports(_product(node))
+    found = _all_windows(node)
+    return bool(found) and all(
+        min(each.origin) >= 0
+        and min(each.side_by_side, each.results) >= _FEWEST_ELEMENTS
+        and amx.supports(_product(node.op.name, each))
+        for each in found
+    )
+
+
+def _multiplied(
+    name: str, windows: _Windows, out: np.ndarray, pair: tuple[np.ndarray, ...], scratch: Scratch
+) -> list[NativeCall]:
+    """The calls that multiply the matrix of windows."""
+    found = amx.bind(Call(_product(name, windows), (out,), pair, scratch.rest))
+    assert isinstance(found, NativeRunner)
+    return list(found.calls)
 
 
 def _bind(call: Call) -> Runner:
+    """A convolution, or the gradient of its filters."""
     node, scratch = call.node, Scratch(call.workspace)
+    if node.op.name == "conv2d_input":
+        phases = _phases(node)
+        is_whole = len(phases) == 1
+        return NativeRunner(
+            [each for phase in phases for each in _phase_calls(call, phase, is_whole=is_whole)]
+        )
     windows = _Windows.of(node)
     padded, matrix, filters = (
-        scratch.array(each.shape, each.dtype) for each in _scratch_specs(node)
+        scratch.array(each.shape, each.dtype) for each in _scratch_specs(windows)
     )
     calls = windows.fill(call.inputs[0].transpose(0, 2, 3, 1), padded, matrix)
-    weights, out = call.inputs[1], call.outputs[0]
-    after: list[NativeCall] = []
+    given, out = call.inputs[1], call.outputs[0]
     if node.op.name == "conv2d_weight":
-        gradient, more = read_pixels(weights)
-        calls += more
+        gradient, more = read_pixels(given)
         pair = gradient, matrix
         goal = out.transpose(0, 2, 3, 1)
         found = filters.reshape(windows.results, -1)
         after = copied(found.reshape(goal.shape), goal)
     else:
-        is_turned = node.op.name == "conv2d_input"
         # Taps of a filter, each with all channels that windows have.
-        wanted = weights.transpose(0, 2, 3, 1)
-        if is_turned:
-            wanted = weights[:, :, ::-1, ::-1].transpose(2, 3, 0, 1)
-        calls += copied(wanted, filters.reshape(wanted.shape))
-        rows = windows.matrix[1] if is_turned else windows.results
-        pair = matrix, filters.reshape(rows, -1)
+        wanted = given.transpose(0, 2, 3, 1)
+        more = copied(wanted, filters.reshape(wanted.shape))
+        pair = matrix, filters.reshape(windows.results, -1)
         found, after = written_pixels(out)
-    multiplied = amx.bind(Call(_product(node), (found,), pair, scratch.rest))
-    assert isinstance(multiplied, NativeRunner)
-    return NativeRunner([*calls, *multiplied.calls, *after])
+    multiplied = _multiplied(node.op.name, windows, found, pair, scratch)
+    return NativeRunner([*calls, *more, *multiplied, *after])
+
+
+def _phase_calls(call: Call, phase: _Phase, *, is_whole: bool) -> list[NativeCall]:
+    """The pixels of one phase, or all of them. Phases follow each other in the same workspace."""
+    scratch, windows = Scratch(call.workspace), phase.windows
+    padded, matrix, filters = (
+        scratch.array(each.shape, each.dtype) for each in _scratch_specs(windows)
+    )
+    calls = windows.fill(call.inputs[0].transpose(0, 2, 3, 1), padded, matrix)
+    rows, columns = phase.taps
+    wanted = call.inputs[1][:, :, rows, columns].transpose(2, 3, 0, 1)
+    calls += copied(wanted, filters.reshape(wanted.shape))
+    out = call.outputs[0]
+    if is_whole:
+        found, after = written_pixels(out)
+    else:
+        spec = _pixels_spec(windows)
+        found = scratch.array(spec.shape, spec.dtype)
+        rows, columns = phase.pixels
+        goal = out[:, :, rows, columns].transpose(0, 2, 3, 1)
+        after = copied(found.reshape(goal.shape), goal)
+    pair = matrix, filters.reshape(windows.matrix[1], -1)
+    return [*calls, *_multiplied("conv2d_input", windows, found, pair, scratch), *after]
 
 
 def _seconds(node: Node) -> float:
     """How long it will take, beside the estimates of others."""
-    rows, length = _Windows.of(node).matrix
-    return Geometry.of(node).flops / (_FASTER * PEAK) + 2 * rows * length / COPY
+    elements = sum(math.prod(each.matrix) for each in _all_windows(node))
+    return Geometry.of(node).flops / (_FASTER * PEAK) + 2 * elements / COPY
 
 
 for _op in ("conv2d", "conv2d_input", "conv2d_weight"):

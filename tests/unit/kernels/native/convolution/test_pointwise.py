@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
@@ -44,6 +45,19 @@ def _bound(node: Node, kernel: Kernel) -> tuple[Call, object]:
     return call, kernel.bind(call)
 
 
+def _check(node: Node, kernel: Kernel, threads: int) -> None:
+    with settings.override(threads=threads):
+        call, run = _bound(node, kernel)
+        assert callable(run)
+        # What an earlier call left must not be seen.
+        call.workspace.fill(255)
+        call.outputs[0].fill(7.0)
+        run()
+        run()
+    (right,) = evaluate(node, call.inputs)
+    compare(call.outputs[0], right, tolerance_of(node, right.dtype))
+
+
 @pytest.mark.usefixtures("tile_registers")
 @pytest.mark.parametrize(("image", "results"), SHAPES)
 @pytest.mark.parametrize("threads", [1, 3])
@@ -55,16 +69,7 @@ def test_it_computes_what_the_oracle_does(
     for node in convolution_nodes(image, filters, dtype="bfloat16", stride=stride):
         kernel = _kernel(node)
         assert kernel is not None
-        with settings.override(threads=threads):
-            call, run = _bound(node, kernel)
-            assert callable(run)
-            # Neither what an earlier call left must be seen.
-            call.workspace.fill(255)
-            call.outputs[0].fill(7.0)
-            run()
-            run()
-        (right,) = evaluate(node, call.inputs)
-        compare(call.outputs[0], right, tolerance_of(node, right.dtype))
+        _check(node, kernel, threads)
 
 
 def test_it_compiles_on_machines_without_tile_registers() -> None:
@@ -91,39 +96,55 @@ def test_other_convolutions_are_left_to_other_kernels() -> None:
             assert all(_kernel(node) is None for node in nodes), each
 
 
+ALL = {"conv2d", "conv2d_input", "conv2d_weight"}
+
+
 @pytest.mark.usefixtures("tile_registers")
 @pytest.mark.parametrize(
-    ("image", "filters", "how"),
+    ("image", "filters", "how", "missing"),
     [
-        ((2, 16, 7, 5), (20, 16, 3, 3), {"padding": ((1, 1), (1, 1))}),
-        ((1, 17, 8, 8), (16, 17, 3, 3), {}),
-        ((2, 16, 9, 8), (16, 16, 3, 2), {"stride": (2, 2), "padding": ((1, 1), (0, 1))}),
-        ((1, 16, 9, 9), (16, 16, 3, 3), {"dilation": (2, 2), "padding": ((2, 2), (1, 3))}),
-        ((2, 3, 9, 12), (16, 3, 5, 6), {"stride": (2, 2), "padding": ((2, 2), (1, 3))}),
-        ((1, 16, 5, 5), (16, 16, 2, 2), {"padding": ((3, 0), (0, 3))}),
+        ((2, 16, 7, 5), (20, 16, 3, 3), {"padding": ((1, 1), (1, 1))}, set()),
+        ((1, 17, 8, 8), (16, 17, 3, 3), {}, set()),
+        ((2, 16, 9, 8), (16, 16, 3, 2), {"stride": (2, 2), "padding": ((1, 1), (0, 1))}, set()),
+        ((1, 16, 9, 9), (16, 16, 3, 3), {"dilation": (2, 2), "padding": ((2, 2), (1, 3))}, set()),
+        # Rows of windows are wide enough, but few channels are not.
+        ((2, 3, 9, 12), (16, 3, 5, 6), {"stride": (2, 2), "padding": ((2, 2), (1, 3))},
+         {"conv2d_input"}),
+        # Windows of the outputs' gradient would begin inside of it, and some pixels are not seen.
+        ((1, 16, 5, 5), (16, 16, 2, 2), {"padding": ((3, 0), (0, 3))}, {"conv2d_input"}),
+        ((1, 16, 7, 7), (16, 16, 2, 2), {"stride": (3, 3)}, {"conv2d_input"}),
     ],
-)
+)  # fmt: skip
 def test_windows_as_rows_compute_what_the_oracle_does(
-    image: tuple[int, ...], filters: tuple[int, ...], how: dict[str, Any]
+    image: tuple[int, ...], filters: tuple[int, ...], how: dict[str, Any], missing: set[str]
 ) -> None:
-    offered = 0
+    offered = set()
     for node in convolution_nodes(image, filters, dtype="bfloat16", **how):
         kernel = _kernel(node, LARGER)
-        if kernel is None:
-            assert node.op.name == "conv2d_input"
-            continue
-        offered += 1
-        with settings.override(threads=2):
-            call, run = _bound(node, kernel)
-            assert callable(run)
-            # What an earlier call left in the workspace must not be seen.
-            call.workspace.fill(255)
-            run()
-            run()
-        (right,) = evaluate(node, call.inputs)
-        compare(call.outputs[0], right, tolerance_of(node, right.dtype))
-    is_plain = how.get("stride", (1, 1)) == (1, 1) and image[2] != 5
-    assert offered == (3 if is_plain else 2)
+        if kernel is not None:
+            offered.add(node.op.name)
+            _check(node, kernel, threads=2)
+    assert offered == ALL - missing
+
+
+@pytest.mark.usefixtures("tile_registers")
+@pytest.mark.parametrize("seed", range(4))
+def test_random_convolutions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(seed)
+    monkeypatch.setattr(amx, "_PIECE", draw.choice([16, 1024]))
+    channels, results = (draw.choice([3, 16, 21, 40]) for _ in range(2))
+    taps, stride, dilation = ((draw.randint(1, most), draw.randint(1, most)) for most in (4, 3, 2))
+    padding = tuple((draw.randint(0, 2), draw.randint(0, 2)) for _ in range(2))
+    sides = tuple((count - 1) * 2 + draw.randint(1, 9) for count in taps)
+    nodes = convolution_nodes(
+        (draw.randint(1, 3), channels, *sides), (results, channels, *taps), dtype="bfloat16",
+        stride=stride, padding=padding, dilation=dilation,
+    )  # fmt: skip
+    for node in nodes:
+        for name in (NAME, LARGER):
+            kernel = _kernel(node, name)
+            if kernel is not None:
+                _check(node, kernel, threads=draw.choice([1, 2, 5]))
 
 
 @pytest.mark.usefixtures("tile_registers")
