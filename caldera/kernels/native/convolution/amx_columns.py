@@ -1,9 +1,11 @@
-"""Convolutions of bfloat16 images in tile registers: windows become rows of a matrix first.
+"""Convolutions of bfloat16 images in tile registers: products with a matrix of windows.
 
-The matrix is as many times larger than the images as a filter has taps, and written and read once.
-That takes longer than to multiply it in tile registers, and less than to convolve in float32. The
-gradient of the images is a convolution of the outputs' gradient with filters that are turned; with
-a stride it is several of them, one for the pixels of each phase.
+Where channels come in blocks of 32, its rows are gathered from the images as they are packed. Else
+it is written first: it is as many times larger than the images as a filter has taps, which takes
+longer than to multiply it in tile registers, and less than to convolve in float32.
+
+The gradient of the images is a convolution of the outputs' gradient with filters that are turned;
+with a stride it is several of them, one for the pixels of each phase.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from caldera.kernels.native.convolution.pointwise import (
     written_pixels,
 )
 from caldera.kernels.native.product import amx
+from caldera.kernels.native.product.amx_packing import SIDE
 from caldera.kernels.native.product.problem import copied
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.dtype import bfloat16
@@ -89,26 +92,48 @@ class _Windows:
         batch, rows, columns, *window = self.shape
         return batch * rows * columns, int(np.prod(window))
 
-    def fill(self, images: np.ndarray, padded: np.ndarray, matrix: np.ndarray) -> list[NativeCall]:
-        """The calls that make the matrix."""
-        (top, left), (height, width) = self.origin, padded.shape[1:3]
+    @property
+    def is_gathered(self) -> bool:
+        """Whether blocks of windows lie side by side in the images."""
+        return self.images[3] % SIDE == 0
+
+    def pad(self, images: np.ndarray, padded: np.ndarray) -> list[NativeCall]:
+        """The calls that put a border around images."""
+        height, width = padded.shape[1:3]
+        top, left = (max(0, each) for each in self.origin)
+        # Windows of a gradient may begin inside of it.
+        first_row, first_column = (max(0, -each) for each in self.origin)
         nothing = np.zeros((), padded.dtype)
         calls = copied(np.broadcast_to(nothing, padded.shape), padded)
         # Windows need not see the last rows and columns of an image.
-        seen = images[:, : height - top, : width - left]
+        rows, columns = max(0, height - top), max(0, width - left)
+        seen = images[:, first_row : first_row + rows, first_column : first_column + columns]
         inside = padded[:, top : top + seen.shape[1], left : left + seen.shape[2]]
-        calls += copied(seen, inside)
+        return calls + copied(seen, inside)
+
+    def _strides(self, padded: np.ndarray) -> tuple[int, ...]:
+        """From one window, tap or channel to the next, in bytes."""
         of_image, of_row, of_column, of_channel = padded.strides
         (down, right), (reach_down, reach_right) = self.stride, self.dilation
-        strides = (
+        return (
             of_image, of_row * down, of_column * right, of_row * reach_down,
             of_column * reach_right, of_channel,
         )  # fmt: skip
-        windows = np.lib.stride_tricks.as_strided(padded, self.shape, strides)
+
+    def fill(self, padded: np.ndarray, matrix: np.ndarray) -> list[NativeCall]:
+        """The calls that write the matrix."""
+        windows = np.lib.stride_tricks.as_strided(padded, self.shape, self._strides(padded))
         goal = matrix.reshape(self.shape)
-        for row in range(self.taps[0]):
-            calls += copied(windows[:, :, :, row], goal[:, :, :, row])
-        return calls
+        rows = range(self.taps[0])
+        return [each for row in rows for each in copied(windows[:, :, :, row], goal[:, :, :, row])]
+
+    def gathered(self, padded: np.ndarray) -> amx.Gathered:
+        """The matrix, left where it is."""
+        sizes, steps = self.shape, [step // padded.itemsize for step in self._strides(padded)]
+        places = [np.arange(n, dtype=np.int64) * step for n, step in zip(sizes, steps, strict=True)]
+        rows = places[0][:, None, None] + places[1][:, None] + places[2]
+        blocks = places[3][:, None, None] + places[4][:, None] + places[5][::SIDE]
+        return amx.Gathered(padded, rows.reshape(-1), blocks.reshape(-1))
 
 
 @dataclass(frozen=True)
@@ -169,9 +194,42 @@ def _all_windows(node: Node) -> list[_Windows]:
 
 
 def _scratch_specs(windows: _Windows) -> list[Spec]:
-    """Padded images, the matrix of windows, and that of the filters."""
+    """Padded images, the matrix of the filters, and that of windows if it is written."""
     filters = (windows.matrix[1] * windows.results,)
-    return [Spec(each, bfloat16) for each in (windows.padded, windows.matrix, filters)]
+    written = [] if windows.is_gathered else [windows.matrix]
+    return [Spec(each, bfloat16) for each in (windows.padded, filters, *written)]
+
+
+class _Workspace:
+    """What a convolution has in its workspace, and the calls that make the windows ready."""
+
+    def __init__(self, call: Call, windows: _Windows) -> None:
+        self._windows = windows
+        self._scratch = Scratch(call.workspace)
+        padded, self.filters, *written = (
+            self.array(each.shape) for each in _scratch_specs(windows)
+        )
+        self.calls = windows.pad(call.inputs[0].transpose(0, 2, 3, 1), padded)
+        if written:
+            self._gathered, (self._matrix,) = None, written
+            self.calls += windows.fill(padded, self._matrix)
+        else:
+            self._gathered = windows.gathered(padded)
+            # Only its shape is looked at.
+            self._matrix = np.broadcast_to(np.zeros((), bfloat16), windows.matrix)
+
+    def array(self, shape: Shape) -> np.ndarray:
+        """More of the workspace."""
+        return self._scratch.array(shape, bfloat16)
+
+    def multiply(self, name: str, other: np.ndarray, out: np.ndarray) -> list[NativeCall]:
+        """The calls that multiply the matrix of windows with another one."""
+        node, rest = _product(name, self._windows), self._scratch.rest
+        if name == "conv2d_weight":
+            call = Call(node, (out,), (other, self._matrix), rest)
+            return list(amx.bind(call, right=self._gathered).calls)
+        call = Call(node, (out,), (self._matrix, other), rest)
+        return list(amx.bind(call, left=self._gathered).calls)
 
 
 def _pixels_spec(windows: _Windows) -> Spec:
@@ -181,9 +239,10 @@ def _pixels_spec(windows: _Windows) -> Spec:
 
 def _workspace(node: Node) -> int:
     found = _all_windows(node)
+    position = 1 if node.op.name == "conv2d_weight" else 0
     return max(
         workspace_bytes(*_scratch_specs(each), *([_pixels_spec(each)] if len(found) > 1 else []))
-        + amx.workspace(_product(node.op.name, each))
+        + amx.workspace(_product(node.op.name, each), position if each.is_gathered else None)
         for each in found
     )
 
@@ -198,25 +257,14 @@ def _supports(node: Node) -> bool:
         return False
     found = _all_windows(node)
     return bool(found) and all(
-        min(each.origin) >= 0
-        and min(each.side_by_side, each.results) >= _FEWEST_ELEMENTS
+        min(each.side_by_side, each.results) >= _FEWEST_ELEMENTS
         and amx.supports(_product(node.op.name, each))
         for each in found
     )
 
 
-def _multiplied(
-    name: str, windows: _Windows, out: np.ndarray, pair: tuple[np.ndarray, ...], scratch: Scratch
-) -> list[NativeCall]:
-    """The calls that multiply the matrix of windows."""
-    found = amx.bind(Call(_product(name, windows), (out,), pair, scratch.rest))
-    assert isinstance(found, NativeRunner)
-    return list(found.calls)
-
-
 def _bind(call: Call) -> Runner:
-    """A convolution, or the gradient of its filters."""
-    node, scratch = call.node, Scratch(call.workspace)
+    node = call.node
     if node.op.name == "conv2d_input":
         phases = _phases(node)
         is_whole = len(phases) == 1
@@ -224,53 +272,47 @@ def _bind(call: Call) -> Runner:
             [each for phase in phases for each in _phase_calls(call, phase, is_whole=is_whole)]
         )
     windows = _Windows.of(node)
-    padded, matrix, filters = (
-        scratch.array(each.shape, each.dtype) for each in _scratch_specs(windows)
-    )
-    calls = windows.fill(call.inputs[0].transpose(0, 2, 3, 1), padded, matrix)
-    given, out = call.inputs[1], call.outputs[0]
+    workspace = _Workspace(call, windows)
+    filters, given, out = workspace.filters, call.inputs[1], call.outputs[0]
     if node.op.name == "conv2d_weight":
-        gradient, more = read_pixels(given)
-        pair = gradient, matrix
+        other, before = read_pixels(given)
         goal = out.transpose(0, 2, 3, 1)
         found = filters.reshape(windows.results, -1)
         after = copied(found.reshape(goal.shape), goal)
     else:
         # Taps of a filter, each with all channels that windows have.
         wanted = given.transpose(0, 2, 3, 1)
-        more = copied(wanted, filters.reshape(wanted.shape))
-        pair = matrix, filters.reshape(windows.results, -1)
+        before = copied(wanted, filters.reshape(wanted.shape))
+        other = filters.reshape(windows.results, -1)
         found, after = written_pixels(out)
-    multiplied = _multiplied(node.op.name, windows, found, pair, scratch)
-    return NativeRunner([*calls, *more, *multiplied, *after])
+    multiplied = workspace.multiply(node.op.name, other, found)
+    return NativeRunner([*workspace.calls, *before, *multiplied, *after])
 
 
 def _phase_calls(call: Call, phase: _Phase, *, is_whole: bool) -> list[NativeCall]:
     """The pixels of one phase, or all of them. Phases follow each other in the same workspace."""
-    scratch, windows = Scratch(call.workspace), phase.windows
-    padded, matrix, filters = (
-        scratch.array(each.shape, each.dtype) for each in _scratch_specs(windows)
-    )
-    calls = windows.fill(call.inputs[0].transpose(0, 2, 3, 1), padded, matrix)
+    windows, out = phase.windows, call.outputs[0]
+    workspace = _Workspace(call, windows)
     rows, columns = phase.taps
     wanted = call.inputs[1][:, :, rows, columns].transpose(2, 3, 0, 1)
-    calls += copied(wanted, filters.reshape(wanted.shape))
-    out = call.outputs[0]
+    before = copied(wanted, workspace.filters.reshape(wanted.shape))
     if is_whole:
         found, after = written_pixels(out)
     else:
-        spec = _pixels_spec(windows)
-        found = scratch.array(spec.shape, spec.dtype)
+        found = workspace.array(_pixels_spec(windows).shape)
         rows, columns = phase.pixels
         goal = out[:, :, rows, columns].transpose(0, 2, 3, 1)
         after = copied(found.reshape(goal.shape), goal)
-    pair = matrix, filters.reshape(windows.matrix[1], -1)
-    return [*calls, *_multiplied("conv2d_input", windows, found, pair, scratch), *after]
+    filters = workspace.filters.reshape(windows.matrix[1], -1)
+    multiplied = workspace.multiply("conv2d_input", filters, found)
+    return [*workspace.calls, *before, *multiplied, *after]
 
 
 def _seconds(node: Node) -> float:
     """How long it will take, beside the estimates of others."""
-    elements = sum(math.prod(each.matrix) for each in _all_windows(node))
+    elements = sum(
+        math.prod(each.padded if each.is_gathered else each.matrix) for each in _all_windows(node)
+    )
     return Geometry.of(node).flops / (_FASTER * PEAK) + 2 * elements / COPY
 
 

@@ -9,6 +9,9 @@ activation. The registers take numbers below 1.2e-38 for 0.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 
 from caldera.graph.node import Node, Spec
@@ -28,12 +31,18 @@ from caldera.kernels.native.codegen.dtypes import ElementPointer
 from caldera.kernels.native.codegen.emitter import F32, Emitter, Pointer, Value, natural_lanes
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner
-from caldera.kernels.native.product.amx_packing import BLOCK, SIDE, pack_left, pack_right
+from caldera.kernels.native.product.amx_packing import (
+    BLOCK,
+    SIDE,
+    Operand,
+    pack_left,
+    pack_right,
+)
 from caldera.kernels.native.product.blocking import Tile, blocking_of
 from caldera.kernels.native.product.epilogue import apply_epilogue
 from caldera.kernels.native.product.gemm import add_pieces, epilogue_of
 from caldera.kernels.native.product.problem import copied, dense, extent_of, parts_for
-from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.kernels.table import TABLE, Array, Call, Kernel
 from caldera.tensor.dtype import bfloat16, float32
 
 _TILE = Tile(SIDE, 2, SIDE // 2)
@@ -45,8 +54,8 @@ _PIECE = 1024
 
 @native_kernel
 def _multiply(
-    k: Emitter, table: Pointer, configuration: Pointer, a: Pointer, b: Pointer, c: ElementPointer,
-    packed: Pointer, leading_a: Integer, leading_b: Integer, leading_c: Integer, count: Integer,
+    k: Emitter, table: Pointer, configuration: Pointer, a: Operand, b: Operand, c: ElementPointer,
+    packed: Pointer, leading_c: Integer, count: Integer,
     rows: Integer, columns: Integer, height: Integer, width: Integer, band: Integer,
     strip: Integer, room: Integer, bias: Pointer | None, epilogue: Epilogue, ta: bool, tb: bool,
 ) -> None:  # fmt: skip
@@ -59,7 +68,9 @@ def _multiply(
     registers.configure(configuration)
     with k.loop(begin, end) as task:
         product = table.at(task // (across * down) * 4)
-        source, other = a.at(product.load(0)), b.at(product.load(1))
+        # Terms are the columns of the left matrix, and the rows of the right one.
+        source = a.from_place(product.load(0), by_rows=ta)
+        other = b.from_place(product.load(1), by_rows=not tb)
         out, length = c.at(product.load(2)), product.load(3)
         padded = (length + (TERMS - 1)) // TERMS * TERMS
         left_blocks = right_blocks.at(strip * padded)
@@ -67,17 +78,15 @@ def _multiply(
         bottom, right = k.minimum(top + height, rows), k.minimum(left + width, columns)
         with k.loop(left, right, strip) as first_column:
             last_column = k.minimum(first_column + strip, right)
-            corner = other.at(first_column * leading_b if tb else first_column)
             pack_right(
-                k, right_blocks, corner, leading_b, length, last_column - first_column, flipped=tb
+                k, right_blocks, other, first_column, length, last_column - first_column, flipped=tb
             )
             with k.loop(top, bottom, band) as first_row:
                 last_row = k.minimum(first_row + band, bottom)
-                corner = source.at(first_row if ta else first_row * leading_a)
                 # A band that is the only one is still there from the first columns.
                 with k.if_then(first_column.equals(left) | (bottom - top > band)):
                     pack_left(
-                        k, left_blocks, corner, leading_a, length, last_row - first_row, flipped=ta
+                        k, left_blocks, source, first_row, length, last_row - first_row, flipped=ta
                     )
                 with (
                     k.loop(first_column, last_column, SIDE) as column,
@@ -161,15 +170,27 @@ def _pieces(count: int, rows: int, columns: int, length: int, parts: int) -> int
     return pieces if count == 1 and length >= 2 * _PIECE and is_little else 1
 
 
+@dataclass(frozen=True)
+class Gathered:
+    """A matrix whose rows begin anywhere in an array, in elements from its own beginning, and of
+    which each 32 elements are `blocks` further on: windows of an image, for one."""
+
+    array: np.ndarray
+    rows: np.ndarray
+    blocks: np.ndarray
+    transposed = False
+
+
 class _Binder:
     """Makes the calls of one product: copies of operands, the product itself, what follows."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, gathered: tuple[Gathered | None, Gathered | None]) -> None:
         self._scratch = Scratch(call.workspace)
         self._product = Product.of(call, *call.inputs[:2])
         self._epilogue, self._bias, self._calls = epilogue_of(call, self._scratch)
-        self._left = self._prepared(self._product.left)
-        self._right = self._prepared(self._product.right)
+        left, right = gathered
+        self._left = left or self._prepared(self._product.left)
+        self._right = right or self._prepared(self._product.right)
 
     def _prepared(self, array: Array) -> Matrices:
         ready, calls = _dense(array, self._scratch)
@@ -191,7 +212,11 @@ class _Binder:
         out, batch = self._product.out, self._product.batch
         is_dense = steps(out)[1] == 1 or self._product.extent[1] == 1
         place = out if is_dense else dense(out.shape, out.dtype, self._scratch)
-        starts = [offsets_of(each, batch) for each in (self._left.array, self._right.array, place)]
+        starts = [
+            np.zeros(1, np.int64) if isinstance(each, Gathered) else offsets_of(each.array, batch)
+            for each in (self._left, self._right)
+        ]
+        starts.append(offsets_of(place, batch))
         lengths = np.full(len(starts[0]), self._product.extent[2])
         self._multiply(np.stack([*starts, lengths], axis=1), place, self._bias, self._epilogue)
         return place
@@ -206,8 +231,8 @@ class _Binder:
         cuts[-1] = length
         table = np.stack(
             [
-                cuts[:-1] * (self._left.leading if self._left.transposed else 1),
-                cuts[:-1] * (1 if self._right.transposed else self._right.leading),
+                _starts(self._left, cuts[:-1], by_rows=self._left.transposed),
+                _starts(self._right, cuts[:-1], by_rows=not self._right.transposed),
                 np.arange(pieces) * rows * columns,
                 np.diff(cuts),
             ],
@@ -227,13 +252,15 @@ class _Binder:
         count, longest = len(table), int(table[:, 3].max())
         parts = parts_for(self._product.work)
         height, width, band, strip, room = _cut(count, rows, columns, longest, parts)
+        if isinstance(self._right, Gathered):
+            # Its columns are loaded block by block.
+            width = -(-width // SIDE) * SIDE
         parts = min(parts, count * -(-rows // height) * -(-columns // width))
         self._calls.append(
             _multiply.call(
                 table=np.ascontiguousarray(table, np.int64), configuration=tile_configuration(),
-                a=self._left.array, b=self._right.array, c=goal,
+                a=_operand(self._left), b=_operand(self._right), c=goal,
                 packed=dense((parts, room), bfloat16, self._scratch),
-                leading_a=self._left.leading, leading_b=self._right.leading,
                 leading_c=steps(goal)[0], count=count, rows=rows, columns=columns, height=height,
                 width=width, band=band, strip=strip, room=room, bias=bias, epilogue=epilogue,
                 ta=self._left.transposed, tb=self._right.transposed, parts=parts,
@@ -241,9 +268,27 @@ class _Binder:
         )  # fmt: skip
 
 
-def bind(call: Call) -> Runner:
-    """The product, with what follows it, ready to run."""
-    return _Binder(call).runner() if call.outputs[0].size else NativeRunner([])
+def _starts(matrix: Matrices | Gathered, terms: np.ndarray, *, by_rows: bool) -> np.ndarray:
+    """Where the rest of a matrix from these terms on begins, as `Operand.from_place` takes it."""
+    if isinstance(matrix, Gathered):
+        return terms if by_rows else terms // SIDE
+    return terms * (matrix.leading if by_rows else 1)
+
+
+def _operand(matrix: Matrices | Gathered) -> dict[str, Any]:
+    """The arguments of a kernel for one of its matrices."""
+    if isinstance(matrix, Gathered):
+        rows, blocks = matrix.rows, matrix.blocks
+        return {"memory": matrix.array, "leading": 0, "rows": rows, "blocks": blocks}
+    return {"memory": matrix.array, "leading": matrix.leading, "rows": None, "blocks": None}
+
+
+def bind(call: Call, left: Gathered | None = None, right: Gathered | None = None) -> NativeRunner:
+    """The product, with what follows it, ready to run. Either matrix may be a gathered one, and the
+    call's own has its shape then."""
+    if not call.outputs[0].size:
+        return NativeRunner([])
+    return _Binder(call, (left, right)).runner()
 
 
 def supports(node: Node) -> bool:
@@ -253,13 +298,15 @@ def supports(node: Node) -> bool:
     return halves and min(rows, columns, length) > 0 and has_amx()
 
 
-def workspace(node: Node) -> int:
-    """Bytes for what is packed, and for what must be copied first."""
+def workspace(node: Node, gathered: int | None = None) -> int:
+    """Bytes for what is packed, and for what must be copied first: all but the matrix of this
+    number, if it is a gathered one."""
     count, rows, columns, length = extent_of(node)
     parts = parts_for(2 * count * rows * columns * length)
     # Matrices that all meet the same one on the right are one tall matrix.
     taken = [_taken(n, m, columns, length, parts) for n, m in ((count, rows), (1, count * rows))]
-    copies = [each.spec for each in (*node.inputs[:2], node)]
+    copied_first = [each for i, each in enumerate(node.inputs[:2]) if i != gathered]
+    copies = [each.spec for each in (*copied_first, node)]
     biases = [Spec(each.shape, float32) for each in node.inputs[2:]]
     return max(taken) + workspace_bytes(*copies, *biases)
 

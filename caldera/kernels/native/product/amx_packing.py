@@ -7,9 +7,20 @@ two terms of every column in turn. What is missing at the edges is zeros.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from caldera.kernels.native.codegen.amx import TERMS
-from caldera.kernels.native.codegen.emitter import I16, I32, Emitter, Pointer, Value, vector
+from caldera.kernels.native.codegen.emitter import (
+    I16,
+    I32,
+    I64,
+    Emitter,
+    Number,
+    Pointer,
+    Value,
+    vector,
+)
+from caldera.kernels.native.codegen.kernel import Integer
 from caldera.kernels.native.movement import transposed
 
 SIDE = 32
@@ -18,60 +29,88 @@ BLOCK = SIDE * TERMS
 """Elements of a block."""
 
 
+@dataclass(frozen=True)
+class Operand:
+    """A matrix in memory, its rows side by side: `leading` elements apart, or wherever `rows` says
+    that they begin. Of such a row `blocks` says where each 32 elements are."""
+
+    memory: Pointer
+    leading: Integer
+    rows: Pointer | None
+    blocks: Pointer | None
+
+    def at(self, row: Number, column: Number) -> Pointer:
+        """The address of an element, from which on 32 lie side by side if that begins a block."""
+        k = self.memory.k
+        if self.rows is None or self.blocks is None:
+            return self.memory.at(self.leading * row + column)
+        number = k.constant(column, I64)
+        start = self.rows.load(row) + self.blocks.load(number // SIDE)
+        return self.memory.at(start + number % SIDE)
+
+    def from_place(self, start: Value, *, by_rows: bool) -> Operand:
+        """The rest of it from a place in memory on; or, if its rows begin anywhere, from this row
+        on, or this block of each."""
+        if self.rows is None or self.blocks is None:
+            return replace(self, memory=self.memory.at(start))
+        if by_rows:
+            return replace(self, rows=self.rows.at(start))
+        return replace(self, blocks=self.blocks.at(start))
+
+
 def pack_left(
-    k: Emitter, target: Pointer, source: Pointer, leading: Value, length: Value, rows: Value,
+    k: Emitter, target: Pointer, source: Operand, first: Value, length: Value, rows: Value,
     *, flipped: bool,
 ) -> None:  # fmt: skip
-    """Rows of the left matrix; `flipped` says that its columns are dense."""
+    """Rows of the left matrix from the first on; `flipped` says that its columns are dense."""
 
     def whole(block: Pointer, row: Value, term: Value) -> None:
         if flipped:
-            lines = [source.load((term + i) * leading + row, SIDE) for i in range(TERMS)]
+            lines = [source.at(term + i, first + row).load(0, SIDE) for i in range(TERMS)]
             for i, line in enumerate(transposed(k, lines)):
                 block.store(i * TERMS, line)
         else:
             with k.loop(0, SIDE) as step:
-                block.store(step * TERMS, source.load((row + step) * leading + term, TERMS))
+                line = source.at(first + row + step, term).load(0, TERMS)
+                block.store(step * TERMS, line)
 
     def place(line: Value, term: Value) -> Value:
         return line * TERMS + term
 
-    _pack(k, target, source, leading, length, rows, whole, place, across=flipped)
+    _pack(k, target, source, first, length, rows, whole, place, across=flipped)
 
 
 def pack_right(
-    k: Emitter, target: Pointer, source: Pointer, leading: Value, length: Value, columns: Value,
+    k: Emitter, target: Pointer, source: Operand, first: Value, length: Value, columns: Value,
     *, flipped: bool,
 ) -> None:  # fmt: skip
-    """Columns of the right matrix; `flipped` says that they are dense."""
+    """Columns of the right matrix from the first on; `flipped` says that they are dense."""
     half = SIDE // 2
 
     def whole(block: Pointer, column: Value, term: Value) -> None:
         if flipped:
             for start in (0, half):
                 lines = [
-                    source.load((column + start + i) * leading + term, TERMS) for i in range(half)
+                    source.at(first + column + start + i, term).load(0, TERMS) for i in range(half)
                 ]
                 pairs = [k.bitcast(line, vector(I32, half)) for line in lines]
                 for i, line in enumerate(transposed(k, pairs)):
                     block.store(i * 2 * SIDE + 2 * start, k.bitcast(line, vector(I16, SIDE)))
             return
         with k.loop(0, TERMS, 2) as step:
-            first, second = (
-                source.load((term + step + j) * leading + column, SIDE) for j in (0, 1)
-            )
+            even, odd = (source.at(term + step + j, first + column).load(0, SIDE) for j in (0, 1))
             for start in (0, half):
                 picks = [start + n // 2 + SIDE * (n % 2) for n in range(SIDE)]
-                block.store(step * SIDE + 2 * start, k.shuffle(first, second, picks))
+                block.store(step * SIDE + 2 * start, k.shuffle(even, odd, picks))
 
     def place(line: Value, term: Value) -> Value:
         return term // 2 * (2 * SIDE) + line * 2 + term % 2
 
-    _pack(k, target, source, leading, length, columns, whole, place, across=not flipped)
+    _pack(k, target, source, first, length, columns, whole, place, across=not flipped)
 
 
 def _pack(
-    k: Emitter, target: Pointer, source: Pointer, leading: Value, length: Value, lines: Value,
+    k: Emitter, target: Pointer, source: Operand, first: Value, length: Value, lines: Value,
     whole: Callable[[Pointer, Value, Value], None], place: Callable[[Value, Value], Value],
     *, across: bool,
 ) -> None:  # fmt: skip
@@ -87,5 +126,6 @@ def _pack(
             with partial:
                 k.clear_bytes(block, 2 * BLOCK)
                 with k.loop(0, high) as i, k.loop(0, deep) as j:
-                    down, right = (term + j, line + i) if across else (line + i, term + j)
-                    block.store(place(i, j), source.load(down * leading + right))
+                    own = first + line + i
+                    element = source.at(term + j, own) if across else source.at(own, term + j)
+                    block.store(place(i, j), element.load())
