@@ -49,7 +49,7 @@ def rewrite(roots: Sequence[Node], rule: Rule) -> tuple[Node, ...]:
     """Rebuild the graph bottom-up; `rule` may replace each rebuilt node (None keeps it)."""
     new: dict[Node, Node] = {}
     for node in topological(roots):
-        rebuilt = node.op.rebuild(node, tuple(new[given] for given in node.inputs))
+        rebuilt = node.op.rebuild(node, tuple([new[given] for given in node.inputs]))
         new[node] = rule(rebuilt) or rebuilt
     return tuple(new[root] for root in roots)
 
@@ -73,7 +73,7 @@ def rebuilt(roots: Sequence[Node], new: dict[Node, Node]) -> tuple[Node, ...]:
             if missing:
                 stack.extend(missing)
                 continue
-            new[node] = node.op.rebuild(node, tuple(new[given] for given in node.inputs))
+            new[node] = node.op.rebuild(node, tuple([new[given] for given in node.inputs]))
             stack.pop()
     return tuple(new[root] for root in roots)
 

@@ -139,6 +139,9 @@ def frozen(value: Any) -> Hashable:
 
     1, True and 1.0 differ, and so do 0.0 and -0.0.
     """
+    kind = type(value)
+    if kind is int or kind is str:
+        return kind, value
     if isinstance(value, float):
         return float, struct.pack("<d", value)
     if isinstance(value, complex):
@@ -147,7 +150,7 @@ def frozen(value: Any) -> Hashable:
         return tuple([frozen(part) for part in value])
     if isinstance(value, Symbol):
         return Symbol, id(value)
-    return type(value), value
+    return kind, value
 
 
 def intern(
@@ -179,7 +182,7 @@ def _interned(
         operands = tuple(map(id, inputs[::-1]))
     else:
         operands = tuple(map(id, inputs))
-    orders = tuple([spec.order for spec in outputs])
+    orders = outputs[0].order if len(outputs) == 1 else tuple([each.order for each in outputs])
     # What is not computed is where it is.
     pin = current_pin() if inputs else None
     key = (op, operands, attrs_key, orders, pin)

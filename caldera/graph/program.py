@@ -28,6 +28,9 @@ class Program:
 
     def with_roots(self, roots: Sequence[Node]) -> Program:
         """The same program over rewritten roots."""
+        if tuple(roots) == self.roots:
+            # Most passes find nothing to change: the order of the nodes is known.
+            return self
         count = len(self.outputs)
         targets = [symbol for symbol, _ in self.updates]
         return Program(tuple(roots[:count]), tuple(zip(targets, roots[count:], strict=True)))
@@ -91,7 +94,7 @@ def rebuild(program: Program, rule: Rule) -> Program:
             assert output is not None, f"{node} is read after all"
             new[node] = output
             continue
-        inputs = tuple(new[given] for given in node.inputs)
+        inputs = tuple([new[given] for given in node.inputs])
         outputs = rule(node, inputs)
         if outputs is None:
             new[node] = node.op.rebuild(node, inputs)

@@ -39,7 +39,7 @@ def epilogue(program: Program, has_kernel: HasKernel) -> Program:
     def convert(node: Node) -> Node:
         found = finder.find(node)
         if found is None:
-            return node.op.rebuild(node, tuple(new[given] for given in node.inputs))
+            return node.op.rebuild(node, tuple([new[given] for given in node.inputs]))
         product, bias, activation = found
         joined, _ = JOINED[product.op]
         result = joined(

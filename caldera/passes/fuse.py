@@ -162,7 +162,7 @@ class _Fuser:
         for group in self._groups_in_order():
             if len(group.members) == 1:
                 (node,) = group.members
-                new[node] = node.op.rebuild(node, tuple(new[given] for given in node.inputs))
+                new[node] = node.op.rebuild(node, tuple([new[given] for given in node.inputs]))
             else:
                 self._emit(group, new, roots)
         return self.program.with_roots([new[root] for root in self.program.roots])

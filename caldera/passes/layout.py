@@ -88,7 +88,7 @@ def _row_major(program: Program) -> Program:
     """The program as it was before anybody chose an order."""
     new: dict[Node, Node] = {}
     for node in program.order():
-        inputs = tuple(new[given] for given in node.inputs)
+        inputs = tuple([new[given] for given in node.inputs])
         if node.op.name == "arrange":
             (new[node],) = inputs
         else:
@@ -125,7 +125,7 @@ def _heads_inside(program: Program) -> Program:
             HEADS_INSIDE if is_attention and (node, index) in turned else spec.order
             for index, spec in enumerate(node.outputs)
         ]
-        new[node] = _rebuilt(node, tuple(new[given] for given in node.inputs), orders)
+        new[node] = _rebuilt(node, tuple([new[given] for given in node.inputs]), orders)
     return program.with_roots([new[root] for root in program.roots])
 
 
@@ -299,7 +299,7 @@ class _Layout:
         """The program with an order for every value."""
         new: dict[Node, Node] = {}
         for node in self.order:
-            inputs = tuple(new[given] for given in node.inputs)
+            inputs = tuple([new[given] for given in node.inputs])
             if node.op is ITEM:
                 new[node] = item(inputs[0], node.attrs["index"])
                 continue

@@ -159,7 +159,7 @@ class Rules:
 
     def __init__(self, *pairs: tuple[Pattern, Rewrite]) -> None:
         self.pairs = pairs
-        self._by_op: dict[Op, list[tuple[tuple[frozenset[Op], ...], Pattern, Rewrite]]] = {}
+        self._by_ops: dict[tuple[Op, frozenset[Op]], list[tuple[Pattern, Rewrite]]] = {}
 
     def __add__(self, other: Rules) -> Rules:
         """These rules, then those."""
@@ -169,18 +169,7 @@ class Rules:
         """What the first rule that matches makes of `node`; None if none does."""
         if node.unchanged_by is self:
             return None
-        rows = self._by_op.get(node.op)
-        if rows is None:
-            rows = [
-                (pattern.wants(), pattern, rewrite)
-                for pattern, rewrite in self.pairs
-                if pattern.may_match(node.op)
-            ]
-            self._by_op[node.op] = rows
-        below = {given.op for given in node.inputs}
-        for wants, pattern, rewrite in rows:
-            if any(below.isdisjoint(ops) for ops in wants):
-                continue
+        for pattern, rewrite in self._pairs_for(node):
             found: Found = {}
             if not pattern.match(node, found):
                 continue
@@ -192,8 +181,24 @@ class Rules:
         node.unchanged_by = self
         return None
 
+    def _pairs_for(self, node: Node) -> list[tuple[Pattern, Rewrite]]:
+        """The pairs that are worth a look, by the ops of the node and of its inputs."""
+        key = (node.op, frozenset([given.op for given in node.inputs]))
+        pairs = self._by_ops.get(key)
+        if pairs is None:
+            op, below = key
+            pairs = self._by_ops[key] = [
+                pair
+                for pair in self.pairs
+                if pair[0].may_match(op)
+                and not any(below.isdisjoint(ops) for ops in pair[0].wants())
+            ]
+        return pairs
+
     def __call__(self, program: Program) -> Program:
         """Apply the rules bottom-up until none matches any more."""
+        if not any(map(self._pairs_for, program.order())):
+            return program
         return program.with_roots(settle(program.roots, self.once))
 
 
@@ -221,7 +226,7 @@ def settle(roots: Iterable[Node], rule: Callable[[Node], Node | None]) -> tuple[
             if missing:
                 stack.extend(missing)
                 continue
-            rebuilt = node.op.rebuild(node, tuple(final[given] for given in node.inputs))
+            rebuilt = node.op.rebuild(node, tuple([final[given] for given in node.inputs]))
             known = final.get(rebuilt)
             if known is None:
                 new = rule(rebuilt)

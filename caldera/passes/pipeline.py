@@ -174,4 +174,6 @@ def _in_bodies(program: Program, run: Pass) -> Program:
         better = Body(arguments, run(Program(body.outputs)).outputs)
         return scan.node(*node.inputs, **{**node.attrs, "body": better})
 
+    if not any(node.op is scan for node in program.order()):
+        return program
     return program.with_roots(rewrite(program.roots, rule))

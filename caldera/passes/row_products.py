@@ -28,6 +28,8 @@ FEWER = 4
 
 def row_products(program: Program) -> Program:
     """Let products and rows change places where that makes products small."""
+    if not any(node.op is gather or node.op is scatter_add for node in program.order()):
+        return program
     return program.with_roots(rewrite(program.roots, _changed))
 
 

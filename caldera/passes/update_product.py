@@ -43,6 +43,8 @@ def joined_updates(
         found = None if weight is None or update is None else joined(weight, update)
         if found is not None:
             replaced[value] = found
+    if not replaced:
+        return program
     return program.with_roots(substitute(program.roots, replaced))
 
 
@@ -123,19 +125,20 @@ class UpdateFinder:
         return Update(product, terms.product, terms.weight, condition)
 
     def _terms(self, node: Node, weight: Node, products: list[Node]) -> _Terms | None:
-        one = constant(1.0, weight.dtype)
         if node is weight:
-            return _Terms(weight=one)
+            return _Terms(weight=constant(1.0, weight.dtype))
         if node.op is self._gradient and node.shape == weight.shape:
             products.append(node)
-            return _Terms(product=one) if len(set(products)) == 1 else None
+            is_first = len(set(products)) == 1
+            return _Terms(product=constant(1.0, weight.dtype)) if is_first else None
         if node.op is neg:
             inner = self._terms(node.inputs[0], weight, products)
             return None if inner is None else inner.negated()
         if node.op is mul:
             return self._scaled(node, weight, products)
         if node.op is add or node.op is sub:
-            left, right = (self._terms(given, weight, products) for given in node.inputs)
+            left = self._terms(node.inputs[0], weight, products)
+            right = None if left is None else self._terms(node.inputs[1], weight, products)
             if left is None or right is None:
                 return None
             return left.plus(right.negated() if node.op is sub else right)
