@@ -14,9 +14,3 @@ def test_the_first_rank_is_the_master_and_the_others_serve_it_until_it_ends(job:
         "failed worker",
         "sum 30.0",
     ]
-
-
-def test_random_programs_in_any_layout_are_those_of_numpy(job: Job) -> None:
-    done = job(3, "sharding")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["30 cases on 3 ranks"]
