@@ -37,7 +37,7 @@ class Explanation:
     def seconds(self) -> float:
         """What moving and computing are thought to take, and the calls for each of them."""
         steps: list[Move | Choice] = [*self.moves, *self.choices]
-        return sum(step.seconds + CALL_S for step in steps)
+        return sum(step.seconds + CALL_S for step in steps if step.seconds)
 
     def __str__(self) -> str:
         lines = moves_table(self.moves)

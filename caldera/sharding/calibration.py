@@ -3,8 +3,10 @@
 Ranks measure together, and the slowest of them counts. Rank 0 keeps what was found beside what
 `comm` has measured of its algorithms, and says what all of them use, so they never disagree.
 
-Others who compute here make all of it slower for a while: so it is measured again after a pause,
-the longer the more is known, and the best of what is remembered counts.
+What is asked is how long things will take, not how short they can be: cores share their power and
+their memory, so all ranks compute at once, and the median of what is remembered counts. Others who
+compute here make all of it slower for a while: so it is measured again after a pause, the longer
+the more is known.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, astuple, fields, replace
 from functools import partial
+from math import log2
+from statistics import median
 
 import numpy as np
 
@@ -22,7 +26,7 @@ from caldera.comm.autotune import machine_key
 from caldera.config import settings
 from caldera.file_cache import FileCache
 from caldera.sharding.algorithms.bidiagonal import DEALT, Bidiagonalisation
-from caldera.sharding.algorithms.lapack import has_scipy
+from caldera.sharding.algorithms.lapack import accumulate_product, has_scipy
 from caldera.sharding.algorithms.matrix import factorisation_grid
 from caldera.sharding.algorithms.process_grid import gather_rows
 from caldera.sharding.algorithms.registry import ALGORITHMS
@@ -31,27 +35,27 @@ from caldera.sharding.distributions import Columns, Rows
 from caldera.sharding.transfer import redistributed
 from caldera.sharding.volume import Links, volume
 
-SWEEPS, ROUNDS = 3, 2
-"""How often everything is measured at first, and how often each thing in a row."""
+SWEEPS = 3
+"""How often everything is measured at first."""
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 3600.0
 """Until it is measured once more; each pause is twice the one before."""
 REMEMBERED = 16
-"""Sweeps whose best counts: a machine that is slower for good is believed in the end."""
+"""Sweeps whose median counts: a machine that is slower for good is believed in the end."""
 CLEARLY = 1.1
 """How many times as good something has to be for ways to be chosen anew."""
-LONG_BYTES, GATHERED_BYTES = 8 << 20, 4 << 20
-"""What each rank has of a matrix that is moved, and of one that all of them get: more than its
-caches keep for it."""
+LONG_BYTES, GATHERED_BYTES, COPIED_BYTES = 8 << 20, 16 << 20, 4 << 20
+"""What each rank has of a matrix that is moved, what all ranks get of one, and what each copies:
+more than its caches keep for it."""
 SHARED_BYTES = 4 << 20
 """What each rank has of a matrix that is moved through memory that ranks share."""
-PRODUCT = 768
-"""The size of matrices whose product is near to a core's full speed, and soon done."""
+PRODUCT, SLICE = 768, 256
+"""Rows and columns of a block to which the product of two slices is added, and their width."""
 PANELS, NARROW = 16, 8
 """Of a small matrix: panels, and the columns of each."""
-SIGNALS = 512
-"""As many transforms of that length, along both axes of a matrix."""
-_SECONDS = ("latency", "cholesky_panel", "qr_panel", "solve_panel", "reflection", "meeting")
-"""What is the better the less it is; the others are speeds."""
+SIGNALS, LENGTH = 128, 2048
+"""Transforms of that length, one after the other."""
+NEAR, FAR = (1024, 32), (2048, 128)
+"""The length of transforms side by side and how many they are, of NEAR_BYTES and of FAR_BYTES."""
 _NAMES = [field.name for field in fields(Links)]
 _LINKS = FileCache("links")
 
@@ -79,7 +83,7 @@ def measured_links(comm: Communicator) -> Links:
         if key is not None:
             with suppress(OSError):
                 _LINKS.write_json(key, known)
-    return best_of(known)
+    return typical(known)
 
 
 def sweeps_due(times: Sequence[float], now: float) -> int:
@@ -95,12 +99,9 @@ def sweeps_due(times: Sequence[float], now: float) -> int:
     return int(not 0 <= now - times[-1] < pause)
 
 
-def best_of(sweeps: Sequence[dict[str, float]]) -> Links:
-    """The best of each field of `Links`."""
-    return Links(**{
-        name: (min if name in _SECONDS else max)(sweep[name] for sweep in sweeps)
-        for name in _NAMES
-    })  # fmt: skip
+def typical(sweeps: Sequence[dict[str, float]]) -> Links:
+    """The median of each field of `Links`."""
+    return Links(**{name: median(sweep[name] for sweep in sweeps) for name in _NAMES})
 
 
 def is_clearly_other(links: Links, before: Links) -> bool:
@@ -114,14 +115,14 @@ def is_clearly_other(links: Links, before: Links) -> bool:
 
 
 def measure(comm: Communicator) -> Links:
-    """The same without a look at what was measured before: half a second.
+    """The same without a look at what was measured before: less than half a second.
 
     >>> from caldera.comm import run_virtual_ranks
     >>> first, second = run_virtual_ranks(2, measure)
     >>> first == second, first.bandwidth > 0
     (True, True)
     """
-    return best_of([asdict(_sweep(comm)) for _ in range(SWEEPS)])
+    return typical([asdict(_sweep(comm)) for _ in range(SWEEPS)])
 
 
 def _sweep(comm: Communicator) -> Links:
@@ -133,20 +134,20 @@ def _sweep(comm: Communicator) -> Links:
         meeting = _moving(comm, 8 * ranks, in_memory=True)[0]
         taken, _, left = _moving(comm, _size(SHARED_BYTES, ranks), in_memory=True)
         shared = left / max(taken - meeting, taken / 2)
-    n = _size(GATHERED_BYTES, ranks)
+    n = max(_size(GATHERED_BYTES // ranks, ranks), ranks)
     part = np.ones((n // ranks, n))
     gathered = _seconds(comm, lambda: gather_rows(part, [len(part)] * ranks, comm))
-    a = np.ones((PRODUCT, PRODUCT))
-    made = np.empty_like(a)
-    product = _seconds(comm, lambda: np.matmul(a, a, out=made))
-    copy = _seconds(comm, lambda: np.copyto(np.empty_like(part), part))
+    copied = np.ones(COPIED_BYTES // 8)
+    copying = _seconds(comm, lambda: np.copyto(np.empty_like(copied), copied))
     links = Links(
         latency=short / messages,
         bandwidth=nbytes / max(long - short, long / 2),
         collective=part.nbytes * (ranks - 1) / gathered,
-        flops=2 * PRODUCT**3 / product,
-        copying=2 * part.nbytes / copy,
-        transforms=_transforms(comm),
+        flops=_products(comm),
+        copying=2 * copied.nbytes / copying,
+        transforms=_transforms((SIGNALS, LENGTH), 1, comm),
+        columns_near=_transforms(NEAR, 0, comm),
+        columns_far=_transforms(FAR, 0, comm),
         meeting=meeting,
         shared=shared,
     )
@@ -163,16 +164,28 @@ def _size(nbytes: int, ranks: int) -> int:
     return int((nbytes * ranks / 8) ** 0.5) // ranks * ranks
 
 
-def _transforms(comm: Communicator) -> float:
-    """Operations a second in Fourier transforms along the one and the other axis."""
-    signals = np.ones((SIGNALS, SIGNALS), np.complex128)
-    made = np.empty_like(signals)
+def _products(comm: Communicator) -> float:
+    """Operations a second, while what is multiplied and added to lies outside of caches. Numbers
+    that are all alike take less power than others, and a core that saves power is faster."""
+    draw = np.random.default_rng(0).standard_normal
+    a, b, c = draw((PRODUCT, SLICE)), draw((SLICE, PRODUCT)), np.zeros((PRODUCT, PRODUCT))
+    return 2 * PRODUCT**2 * SLICE / _seconds(comm, lambda: accumulate_product(c, a, b))
+
+
+def _transforms(shape: tuple[int, int], axis: int, comm: Communicator) -> float:
+    """Operations a second in Fourier transforms along an axis, those of real numbers as well if
+    they lie one after the other."""
+    draw = np.random.default_rng(0).standard_normal
+    real = draw(shape)
+    signals, n = real.astype(np.complex128), shape[axis]
+    made, half = np.empty_like(signals), np.empty((shape[0], shape[1] // 2 + 1), np.complex128)
 
     def work() -> None:
-        np.fft.fft(signals, axis=1, out=made)
-        np.fft.fft(signals, axis=0, out=made)
+        np.fft.fft(signals, axis=axis, out=made)
+        if axis == 1:
+            np.fft.rfft(real, axis=1, out=half)
 
-    flops = 2 * 5 * SIGNALS**2 * (SIGNALS - 1).bit_length()
+    flops = 5 * signals.size * log2(n) * (1.5 if axis == 1 else 1)
     return flops / _seconds(comm, work)
 
 
@@ -208,16 +221,14 @@ def _moving(comm: Communicator, n: int, *, in_memory: bool = False) -> tuple[flo
 
 
 def _seconds(comm: Communicator, work: Callable[[], object]) -> float:
-    """The best of some rounds after a first one, each as long as its slowest rank took: a rank that
-    came late to one has found what others had sent it before."""
-    times = []
-    for _ in range(ROUNDS + 1):
+    """As long as the slowest rank takes, the second time."""
+    taken = 0.0
+    for _ in range(2):
         comm.Barrier()
         began = time.perf_counter()
         work()
-        times.append(time.perf_counter() - began)
-    rounds = zip(*comm.gather_objects(times[1:]), strict=True)
-    return float(min(max(each) for each in rounds))
+        taken = time.perf_counter() - began
+    return float(max(comm.gather_objects(taken)))
 
 
 def _read(key: str) -> list[dict[str, float]]:

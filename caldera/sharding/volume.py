@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import log2
 
 import numpy as np
 
 from caldera.comm.algorithms.shared_exchange import room_bytes
 from caldera.sharding.layout import CartesianLayout, Layout, Piece
 from caldera.tensor.shape import size
+
+NEAR_BYTES, FAR_BYTES = 1 << 19, 1 << 22
+"""Of signals that lie side by side: what caches of a core keep, and what they do not."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,9 @@ class Links:
     - `meeting`, `shared`: seconds for an exchange in which all ranks have something for others, and
       bytes a second that each leaves there, where they have memory in common, or else 0.
     - `flops`: operations a second in products; `copying`: bytes a second that it reads and writes.
-    - `transforms`: operations a second in Fourier transforms, counted as 5 n log2 n.
+    - `transforms`: operations a second in Fourier transforms, counted as 5 n log2 n, of signals
+      that lie one after the other; `columns_near`, `columns_far`: of signals side by side, where
+      they have `NEAR_BYTES` together, which caches keep, and where they have `FAR_BYTES`.
     - `cholesky_panel`, `qr_panel`, `solve_panel`: seconds for the messages and calls that a panel
       takes, however small it is; `reflection`: the same of a column that is made bidiagonal.
     """
@@ -37,12 +43,24 @@ class Links:
     flops: float = 3e10
     copying: float = 1e10
     transforms: float = 2e9
+    columns_near: float = 2e9
+    columns_far: float = 1e9
     cholesky_panel: float = 5e-4
     qr_panel: float = 1e-3
     solve_panel: float = 1.8e-3
     reflection: float = 1e-4
     meeting: float = 0.0
     shared: float = 0.0
+
+    def columns(self, nbytes: int) -> float:
+        """Operations a second in transforms of columns that have so many bytes together.
+
+        >>> round(Links().columns(1 << 20) / 1e9, 2)
+        1.59
+        """
+        place = log2(max(nbytes, 1) / NEAR_BYTES) / log2(FAR_BYTES / NEAR_BYTES)
+        share = min(max(place, 0.0), 1.0)
+        return float(self.columns_near ** (1 - share) * self.columns_far**share)
 
     def panel(self, name: str) -> float:
         """What a panel of a factorisation takes: "cholesky", "qr", "solve" or "reflection"."""

@@ -52,7 +52,7 @@ def _fft_cost(node: Node, n: int, ranks: int) -> Cost:
     if n <= fourier.SHORT:
         return Cost(nbytes * (ranks - 1) // ranks, ranks - 1) + computing(node)
     times = 3 if fourier.factors(n, ranks) else 24
-    work = computing(node, ranks).transforms * (times // 3)
+    work = node.op.count_flops(node) // ranks * (times // 3)
     return Cost(times * nbytes // ranks, times * (ranks - 1), transforms=work)
 
 

@@ -8,8 +8,12 @@ from caldera.graph.node import Node
 from caldera.sharding.volume import Links
 
 TRANSFORMS = ("fft", "rfft", "irfft")
-SORTING = 250
-"""Operations of products that take as long as one of sorting."""
+SLOWER = {
+    "sort": 250, "qr": 7, "cholesky": 6, "solve": 5, "inverse": 8, "slogdet": 4, "svd": 4,
+    "eigh": 4,
+}  # fmt: skip
+"""Operations of products that take as long as one of sorting, or of LAPACK with a matrix that one
+rank may have whole."""
 
 
 def computing(node: Node, share: int = 1) -> Cost:
@@ -24,9 +28,17 @@ def computing(node: Node, share: int = 1) -> Cost:
     """
     flops = node.op.count_flops(node)
     if node.op.name in TRANSFORMS:
-        moved = node.inputs[0].spec.nbytes + node.spec.nbytes
-        return Cost(transforms=flops // share, copied=moved // share)
-    return Cost(flops=flops * (SORTING if node.op.name == "sort" else 1) // share)
+        if _are_rows(node):
+            return Cost(transforms=flops // share)
+        nbytes = max(node.inputs[0].spec.nbytes, node.spec.nbytes)
+        return Cost(columns=((flops // share, nbytes // share),))
+    return Cost(flops=flops * SLOWER.get(node.op.name, 1) // share)
+
+
+def _are_rows(node: Node) -> bool:
+    """Whether the signals of a transform lie one after the other."""
+    pairs = node.op.name != "rfft"
+    return bool(node.attrs["axis"] == len(node.inputs[0].shape) - 1 - pairs)
 
 
 @dataclass(frozen=True)
@@ -35,10 +47,12 @@ class Cost:
     the bytes it needs beside what it is given and what it makes, seconds for what is none of these,
     operations in Fourier transforms, bytes that it reads and writes beside products, panels by the
     name of the factorisation, each with messages and calls of its own, bytes that others send
-    while it waits for them, and how many of all these bytes nobody sends where ranks share memory.
+    while it waits for them, and how many of all these bytes nobody sends where ranks share memory,
+    for which they meet so many times; and operations in transforms of signals that lie side by
+    side, with their bytes.
 
     >>> Cost(bytes=8, messages=1) + Cost(bytes=4, flops=10, panels=(("qr", 4),))
-    Cost(bytes=12, messages=1, flops=10, ..., panels=(('qr', 4),), awaited=0, posted=0)
+    Cost(bytes=12, messages=1, flops=10, ..., panels=(('qr', 4),), awaited=0, posted=0, ...)
     """
 
     bytes: int = 0
@@ -51,6 +65,8 @@ class Cost:
     panels: tuple[tuple[str, float], ...] = ()
     awaited: int = 0
     posted: int = 0
+    meetings: int = 0
+    columns: tuple[tuple[int, int], ...] = ()
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -64,12 +80,17 @@ class Cost:
             (*self.panels, *other.panels),
             self.awaited + other.awaited,
             self.posted + other.posted,
+            self.meetings + other.meetings,
+            (*self.columns, *other.columns),
         )
 
     def seconds(self, links: Links) -> float:
         """How long that takes where nothing overlaps."""
-        sent = self.bytes + self.awaited - (self.posted if links.shared else 0)
-        sending = sent / links.collective + self.messages * links.latency
+        sent, messages = self.bytes + self.awaited, self.messages * links.latency
+        if links.shared and self.posted:
+            sent, messages = sent - self.posted, self.meetings * links.meeting
+        sending = sent / links.collective + messages
         computing = self.flops / links.flops + self.transforms / links.transforms
+        computing += sum(flops / links.columns(nbytes) for flops, nbytes in self.columns)
         panels = sum(count * links.panel(name) for name, count in self.panels)
         return sending + computing + panels + self.copied / links.copying + self.overhead

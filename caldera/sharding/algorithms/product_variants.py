@@ -191,12 +191,15 @@ def product_cost(
         widest = max((each.end - each.begin for each in every), default=0)
         # What others will multiply next is a copy where it is no stretch of memory.
         workspace = (2 * m + n) * widest + (m * n if layers > 1 else 0)
-        in_memory = layers == 1 and steps_in_memory(
-            (m, n), cuts[1], cuts[2], itemsize, rows * columns
-        )
+        steps = 0
+        if layers == 1:
+            steps = steps_in_memory((m, n), cuts[1], cuts[2], itemsize, rows * columns)
+        # What a rank has of both is read and written once, where others will see it.
+        own = (m * inner_a + inner_b * n) * (rows * columns > 1)
         return Cost(
             batch * sent * itemsize, batch * (messages + layers - 1), batch * flops,
-            workspace * itemsize, posted=batch * sent * itemsize if in_memory else 0,
+            workspace * itemsize, copied=2 * batch * own * itemsize,
+            posted=batch * sent * itemsize if steps else 0, meetings=batch * steps,
         )  # fmt: skip
     if form == STATIONARY_B:
         sent = (total_m * inner_a * (columns - 1)) // columns + total_m * n * (rows - 1) // rows

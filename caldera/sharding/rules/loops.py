@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,9 @@ def _(graph: Propagation, node: Node) -> list[Way]:
     pairs: Letters = (*letters, None)
     inputs = pairs if len(given) > len(made) else tuple(letters)
     outputs = pairs if len(made) > len(given) else tuple(letters)
-    return letter_ways(graph, node, Signature((inputs,), (outputs,)))
+    ways = letter_ways(graph, node, Signature((inputs,), (outputs,)))
+    # The same memory, seen otherwise.
+    return [replace(way, seconds=0.0) for way in ways]
 
 
 def _lazy(graph: Propagation, node: Node, inputs: tuple[Letters, ...], output: Letters) -> Lazy:
@@ -308,7 +311,8 @@ def _(graph: Propagation, node: Node) -> list[Way]:
         own: Node = node.op(parts[0], **{**attrs, "begin": before, "end": until})
         return own
 
-    seconds = (x.spec.nbytes + node.spec.nbytes) / split.parts / graph.links.copying
+    # Backwards through memory, which takes twice as long.
+    seconds = 2 * (x.spec.nbytes + node.spec.nbytes) / split.parts / graph.links.copying
     return [*ways, Way("mirrored parts", (given,), (Placement(layout),), make, seconds)]
 
 
