@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -72,6 +72,39 @@ def encode_graph(outputs: Sequence[Node]) -> tuple[bytes, tuple[Symbol, ...]]:
     return b"".join([len(text).to_bytes(8, "little"), text, *writer.constants]), tuple(
         writer.leaves
     )
+
+
+def graph_key(outputs: Sequence[Node]) -> tuple[Hashable, tuple[Symbol, ...]]:
+    """What is equal for graphs that `encode_graph` writes alike, and the leaves in its order.
+    Nothing is written for it, unless there are constant arrays or loops: then it is the bytes.
+
+    >>> from caldera.graph.ops.leaf import tensor
+    >>> spec = Spec((2,), np.dtype("float32"))
+    >>> first, second = (tensor(symbol=Symbol("", spec, "tensor")) for _ in range(2))
+    >>> graph_key([first])[0] == graph_key([second])[0]
+    True
+    """
+    order = topological(outputs)
+    numbers = {node: number for number, node in enumerate(order)}
+    leaves: dict[Symbol, int] = {}
+    written: list[Hashable] = []
+    for node in order:
+        symbol = node.attrs.get("symbol")
+        if isinstance(symbol, Symbol) and len(node.attrs) == 1 and symbol.role != "array":
+            number = leaves.setdefault(symbol, len(leaves))
+            written.append((node.op, number, symbol.role, symbol.spec))
+        elif all(map(_is_plain, node.attrs.values())):
+            written.append((node.op, tuple([numbers[x] for x in node.inputs]), node.attrs_key))
+        else:
+            return encode_graph(outputs)
+    return (tuple(written), tuple([numbers[node] for node in outputs])), tuple(leaves)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether nothing of an attribute is a leaf or a graph of its own."""
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return not isinstance(value, Symbol | Body)
 
 
 def decode_graph(content: bytes) -> Graph:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -41,10 +40,6 @@ class Definition:
         """As it is sent."""
         head = encode((self.layouts, self.wanted, self.links))
         return len(head).to_bytes(_LENGTH_BYTES, "little") + head + self.graph
-
-    def digest(self) -> bytes:
-        """Two programs that have the same are the same."""
-        return hashlib.blake2b(self.to_bytes(), digest_size=16).digest()
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Definition:

@@ -7,7 +7,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
@@ -18,7 +18,7 @@ from caldera.arguments import within
 from caldera.comm import Communicator, SingleProcess, Traffic
 from caldera.config import settings
 from caldera.dmath import shards  # noqa: F401 - its services
-from caldera.dmath.codec import encode_graph
+from caldera.dmath.codec import encode_graph, graph_key
 from caldera.dmath.handle import Handle
 from caldera.dmath.rank import Definition, Rank
 from caldera.dmath.replicas import CacheCounts, View
@@ -40,11 +40,12 @@ MOST_PROGRAMS = 512
 
 @dataclass(frozen=True)
 class Known:
-    """A program that the ranks have: its number, and the layouts of its outputs."""
+    """A program that the ranks have: its number, the layouts of its outputs, and what is equal for
+    programs that do the same."""
 
     number: int
     layouts: tuple[Layout, ...]
-    digest: bytes
+    key: Hashable
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Session(ABC):
         self._process = os.getpid()
         self._is_open = True
         self._arrays = 0
-        self._known: OrderedDict[bytes, Known] = OrderedDict()
+        self._known: OrderedDict[Hashable, Known] = OrderedDict()
         self._programs = 0
         self._written: weakref.WeakKeyDictionary[Node, _Written] = weakref.WeakKeyDictionary()
         self._forgotten: deque[int] = deque()
@@ -268,30 +269,28 @@ class Session(ABC):
         if before is not None and before.wanted == wanted:
             same = zip(before.outputs, outputs, strict=False)
             alike = len(before.outputs) == len(outputs) and all(ref() is node for ref, node in same)
-            if alike and before.known.digest in self._known:
-                self._known.move_to_end(before.known.digest)
+            if alike and before.known.key in self._known:
+                self._known.move_to_end(before.known.key)
                 return before.known, before.leaves
-        graph, symbols = encode_graph(outputs)
+        graph, symbols = graph_key(outputs)
         leaves = tuple(symbol for symbol in symbols if symbol.role != "array")
         for leaf in leaves:
             self._check_leaf(leaf)
-        layouts = tuple(leaf.value.layout for leaf in leaves)
-        definition = Definition(graph, layouts, wanted, self.links([leaf.spec for leaf in leaves]))
-        digest = definition.digest()
-        if digest not in self._known and _is_power_of_two(self._programs):
+        layouts, specs = tuple(leaf.value.layout for leaf in leaves), [leaf.spec for leaf in leaves]
+        links = self.links(specs)
+        if (graph, layouts, wanted, links) not in self._known and _is_power_of_two(self._programs):
             # Now and then, since ranks have to be asked; by a number that is the same for all.
-            links = self.links([leaf.spec for leaf in leaves], again=True)
-            definition = replace(definition, links=links)
-            digest = definition.digest()
-        known = self._known.get(digest)
+            links = self.links(specs, again=True)
+        key = graph, layouts, wanted, links
+        known = self._known.get(key)
         if known is not None:
-            self._known.move_to_end(digest)
+            self._known.move_to_end(key)
         else:
-            found = definition.lowered(0, self.ranks).layouts
-            known = Known(self._programs, found, digest)
+            definition = Definition(encode_graph(outputs)[0], layouts, wanted, links)
+            known = Known(self._programs, definition.lowered(0, self.ranks).layouts, key)
             self._programs += 1
             self._define(known.number, definition)
-            self._known[digest] = known
+            self._known[key] = known
             if len(self._known) > MOST_PROGRAMS:
                 self._undefine(self._known.popitem(last=False)[1].number)
         nodes = tuple(weakref.ref(node) for node in outputs)

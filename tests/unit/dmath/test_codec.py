@@ -10,9 +10,10 @@ import pytest
 
 import caldera as cd
 from caldera import op
-from caldera.dmath.codec import decode, decode_graph, encode, encode_graph
+from caldera.dmath.codec import decode, decode_graph, encode, encode_graph, graph_key
 from caldera.errors import CalderaError, ConfigError, DataError
 from caldera.graph.ops.collective import Message
+from caldera.lazy import lift
 from caldera.sharding.distributions import BlockCyclic, Blocks, Replicated, Rows
 from caldera.tensor import Tensor
 from caldera.tensor.dtype import bfloat16
@@ -50,6 +51,27 @@ def test_graphs_that_differ_in_their_leaves_alone_are_one_program() -> None:
     assert one == encode_graph([(third * first + third).node])[0]
     assert one != encode_graph([(third * first + first).node])[0]
     assert one != encode_graph([(third * first + third * 2.0).node])[0]
+
+
+def test_keys_are_equal_where_what_is_written_is() -> None:
+    a, b = (cd.Expr(lift(cd.tensor(np.full((3, 3), float(n))))) for n in range(2))
+    small = cd.Expr(lift(cd.tensor(np.ones((3, 3), np.float32))))
+    total, _ = op.scan(lambda carry, row: (carry + row, carry), b[0] * 1.0, a)
+    graphs = [
+        [a], [b], [small], [a, a], [a, b], [b, a], [a + b], [b + a], [a + a], [a @ b, a],
+        [a, a @ b], [a + 0.0], [a + -0.0], [a + 1.0], [a + True], [a + 1], [b + 1], [a * math.nan],
+        [b * math.nan], [a * math.inf], [a + np.ones(3)], [b + np.ones(3)], [a + np.zeros(3)],
+        [op.sum(a, axis=0)], [op.sum(a, axis=1)], [op.sum(b, axis=1)], [total],
+        list(op.top_k(a, 2)), [op.top_k(a, 2)[1]], [op.top_k(b, 2)[1]],
+        [op.cast(a, "float32")], [op.fft(a)],
+    ]  # fmt: skip
+    nodes = [[each.node for each in graph] for graph in graphs]
+    written, keys = [encode_graph(each) for each in nodes], [graph_key(each) for each in nodes]
+    for (content, leaves), (key, found) in zip(written, keys, strict=True):
+        assert found == leaves
+        for (other, _), (second, _) in zip(written, keys, strict=True):
+            assert (content == other) == (key == second)
+            assert content != other or hash(key) == hash(second)
 
 
 @pytest.mark.parametrize(
