@@ -54,10 +54,11 @@ class Panel:
 
 
 class Factorisation:
-    """A rank's part of the matrix while it is factorised, and who has which indices."""
+    """A rank's part of the matrix, which is overwritten, while it is factorised, and who has which
+    indices."""
 
     def __init__(self, part: np.ndarray, n: int, block: int, grid: ProcessGrid) -> None:
-        self.a = np.array(part, order="C")
+        self.a = part
         self.n, self.block, self.grid = n, block, grid
         self.where = Cyclic((n, n), block, grid)
         self.failed = -1
@@ -256,6 +257,15 @@ def cholesky(
 ) -> np.ndarray:
     """This rank's part of the lower triangular L with L Lᴴ = A, of whose upper triangle nothing is
     read, or with L Lᴴ = (A + Aᴴ) / 2; all parts are block-cyclic with square blocks."""
+    made = np.array(part, order="C")
+    factorise(made, n, block, grid, average=average)
+    return made
+
+
+def factorise(
+    part: np.ndarray, n: int, block: int, grid: ProcessGrid, *, average: bool = False
+) -> None:
+    """The same where the matrix is, a part whose rows lie one after the other."""
     found = Factorisation(part, n, block, grid)
     if average:
         found.average()
@@ -277,7 +287,6 @@ def cholesky(
         # Blocks on the diagonal have zeros of LAPACK.
         end = min(begin + block, n)
         found.a[where.local_rows(begin, end), where.local_columns(end, n)] = 0
-    return found.a
 
 
 def _check(failed: int, grid: ProcessGrid) -> None:

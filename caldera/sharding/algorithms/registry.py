@@ -15,7 +15,7 @@ from caldera.graph.node import Node
 from caldera.sharding import ops
 from caldera.sharding.algorithms import lu
 from caldera.sharding.algorithms.axis_variants import CUMSUM, FFT, ORDERED_SUM, SORT, TOP_K
-from caldera.sharding.algorithms.cholesky import cholesky
+from caldera.sharding.algorithms.cholesky import cholesky, factorise
 from caldera.sharding.algorithms.cost import Cost
 from caldera.sharding.algorithms.factorisation_cost import grid_cost, shape_of, tsqr_cost
 from caldera.sharding.algorithms.matrix import (
@@ -88,6 +88,18 @@ def _run_cholesky(
     parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
 ) -> Parts:
     return [cholesky(parts[0], inputs[0].shape[0], options[0], grid_of(comm), average=True)]
+
+
+def _run_cholesky_into(
+    places: Parts, parts: Parts, inputs: Layouts, outputs: Layouts, options: Options,
+    comm: Communicator,
+) -> None:  # fmt: skip
+    (place,) = places
+    if not place.flags.c_contiguous:
+        np.copyto(place, _run_cholesky(parts, inputs, outputs, options, comm)[0])
+        return
+    np.copyto(place, parts[0])
+    factorise(place, inputs[0].shape[0], options[0], grid_of(comm), average=True)
 
 
 def _run_solve(
@@ -178,7 +190,9 @@ ALGORITHMS: dict[str, Algorithm] = {
     "top_k": TOP_K,
     "cumsum": CUMSUM,
     ops.ordered_sum.name: ORDERED_SUM,
-    "cholesky": Algorithm(_matrices(_in_place, "blocked Cholesky"), _run_cholesky),
+    "cholesky": Algorithm(
+        _matrices(_in_place, "blocked Cholesky"), _run_cholesky, _run_cholesky_into
+    ),
     "solve": Algorithm(_matrices(_in_place, "LU, partial pivoting"), _run_solve),
     "inverse": Algorithm(_matrices(_in_place, "LU, partial pivoting"), _run_inverse),
     "slogdet": Algorithm(_matrices(_numbers, "LU, partial pivoting"), _run_slogdet),
