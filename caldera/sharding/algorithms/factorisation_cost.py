@@ -102,6 +102,7 @@ def tsqr_cost(node: Node, ranks: int) -> Cost:
     """Of a rank's own rows, and of triangles up the tree and down again."""
     (m, n), levels = shape_of(node), (ranks - 1).bit_length()
     triangle = n * n * node.inputs[0].dtype.itemsize
-    # LAPACK has a quarter of the speed of products for columns that are few.
-    flops = 4 * (4 * (m // ranks) * n * n + levels * 10 * n**3)
+    # LAPACK is slower than products, the more so the fewer columns there are.
+    slower = 2.4 + 100 / max(n, 1)
+    flops = int(slower * (4 * (m // ranks) * n * n + levels * 8 * n**3))
     return Cost(2 * levels * triangle, 3 * levels, flops, overhead=levels * 1e-4)
