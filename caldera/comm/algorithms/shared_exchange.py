@@ -73,16 +73,13 @@ class SharedExchange:
             for room, begin, count in zip(rooms, begins, arriving, strict=True)
         ]
 
-    def gather(
-        self, count: int, dtype: np.dtype, write: Callable[[np.ndarray], None]
-    ) -> list[np.ndarray]:
-        """The room of each rank with all that it has left there, until the exchange after the next;
-        nothing counts as sent."""
-        rooms = self._rooms.next()[:, self._head :]
-        size = rooms.shape[1] // dtype.itemsize * dtype.itemsize
-        found = list(rooms[:, :size].view(dtype))
+    def together(self, dtype: np.dtype, write: Callable[[np.ndarray], None]) -> np.ndarray:
+        """The room of all ranks as one array, in which each of them writes what it wants others to
+        see, until the exchange after the next; nothing counts as sent."""
+        rooms = self._rooms.next().reshape(-1)
+        found: np.ndarray = rooms[: rooms.size // dtype.itemsize * dtype.itemsize].view(dtype)
         with self._comm._collective("Allgather"):
-            write(found[self._comm.rank][:count])
+            write(found)
             self._comm._barrier()
         return found
 

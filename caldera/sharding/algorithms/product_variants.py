@@ -193,7 +193,7 @@ def product_cost(
         workspace = (2 * m + n) * widest + (m * n if layers > 1 else 0)
         steps = 0
         if layers == 1:
-            steps = steps_in_memory((m, n), cuts[1], cuts[2], itemsize, rows * columns)
+            steps = steps_in_memory(total_m, total_n, cuts[1], cuts[2], itemsize, rows * columns)
         # What a rank has of both is read and written once, where others will see it.
         own = (m * inner_a + inner_b * n) * (rows * columns > 1)
         return Cost(
@@ -275,8 +275,7 @@ def _multiply(
     inner_a = _of_layer(inner_a, layer, columns)
     inner_b = _of_layer(inner_b, layer, rows)
     if layers == 1:
-        lengths = product.longest(m), product.longest(n)
-        steps = steps_in_memory(lengths, inner_a, inner_b, a.itemsize, comm.size)
+        steps = steps_in_memory(m[-1], n[-1], inner_a, inner_b, a.itemsize, comm.size)
         if steps and comm.shares_memory:
             multiply_in_memory(out, a, b, grid, m, inner_a, inner_b, n, steps)
         else:
