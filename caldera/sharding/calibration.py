@@ -4,7 +4,8 @@ Ranks measure together, and the slowest of them counts. Rank 0 keeps what was fo
 `comm` has measured of its algorithms, and says what all of them use, so they never disagree.
 
 What is asked is how long things will take, not how short they can be: cores share their power and
-their memory, so all ranks compute at once, and the median of what is remembered counts. Others who
+their memory, so all ranks compute at once, on what caches do not have, since large arrays go
+through them from step to step; and the median of what is remembered counts. Others who
 compute here make all of it slower for a while: so it is measured again after a pause, the longer
 the more is known.
 """
@@ -48,13 +49,15 @@ LONG_BYTES, GATHERED_BYTES, COPIED_BYTES = 8 << 20, 16 << 20, 4 << 20
 more than its caches keep for it."""
 SHARED_BYTES = 4 << 20
 """What each rank has of a matrix that is moved through memory that ranks share."""
+EVICTED_BYTES = 32 << 20
+"""What each rank writes before it measures, so that caches have nothing of what it will read."""
 PRODUCT, SLICE = 768, 256
 """Rows and columns of a block to which the product of two slices is added, and their width."""
 PANELS, NARROW = 16, 8
 """Of a small matrix: panels, and the columns of each."""
 SIGNALS, LENGTH = 128, 2048
 """Transforms of that length, one after the other."""
-NEAR, FAR = (1024, 32), (2048, 128)
+NEAR, FAR = (1024, 32), (4096, 128)
 """The length of transforms side by side and how many they are, of NEAR_BYTES and of FAR_BYTES."""
 _NAMES = [field.name for field in fields(Links)]
 _LINKS = FileCache("links")
@@ -127,27 +130,28 @@ def measure(comm: Communicator) -> Links:
 
 def _sweep(comm: Communicator) -> Links:
     ranks = comm.size
+    evict = partial(np.empty(EVICTED_BYTES // 8).fill, 1.0)
     short, messages, _ = _moving(comm, 8 * ranks)
     long, _, nbytes = _moving(comm, _size(LONG_BYTES, ranks))
     meeting = shared = 0.0
     if comm.shares_memory:
         meeting = _moving(comm, 8 * ranks, in_memory=True)[0]
-        taken, _, left = _moving(comm, _size(SHARED_BYTES, ranks), in_memory=True)
+        taken, _, left = _moving(comm, _size(SHARED_BYTES, ranks), evict, in_memory=True)
         shared = left / max(taken - meeting, taken / 2)
     n = max(_size(GATHERED_BYTES // ranks, ranks), ranks)
     part = np.ones((n // ranks, n))
     gathered = _seconds(comm, lambda: gather_rows(part, [len(part)] * ranks, comm))
     copied = np.ones(COPIED_BYTES // 8)
-    copying = _seconds(comm, lambda: np.copyto(np.empty_like(copied), copied))
+    copying = _seconds(comm, lambda: np.copyto(np.empty_like(copied), copied), evict)
     links = Links(
         latency=short / messages,
         bandwidth=nbytes / max(long - short, long / 2),
         collective=part.nbytes * (ranks - 1) / gathered,
-        flops=_products(comm),
+        flops=_products(comm, evict),
         copying=2 * copied.nbytes / copying,
-        transforms=_transforms((SIGNALS, LENGTH), 1, comm),
+        transforms=_transforms((SIGNALS, LENGTH), 1, comm, evict),
         columns_near=_transforms(NEAR, 0, comm),
-        columns_far=_transforms(FAR, 0, comm),
+        columns_far=_transforms(FAR, 0, comm, evict),
         meeting=meeting,
         shared=shared,
     )
@@ -164,15 +168,17 @@ def _size(nbytes: int, ranks: int) -> int:
     return int((nbytes * ranks / 8) ** 0.5) // ranks * ranks
 
 
-def _products(comm: Communicator) -> float:
-    """Operations a second, while what is multiplied and added to lies outside of caches. Numbers
-    that are all alike take less power than others, and a core that saves power is faster."""
+def _products(comm: Communicator, before: Callable[[], object]) -> float:
+    """Operations a second. Numbers that are all alike take less power than others, and a core that
+    saves power is faster."""
     draw = np.random.default_rng(0).standard_normal
     a, b, c = draw((PRODUCT, SLICE)), draw((SLICE, PRODUCT)), np.zeros((PRODUCT, PRODUCT))
-    return 2 * PRODUCT**2 * SLICE / _seconds(comm, lambda: accumulate_product(c, a, b))
+    return 2 * PRODUCT**2 * SLICE / _seconds(comm, lambda: accumulate_product(c, a, b), before)
 
 
-def _transforms(shape: tuple[int, int], axis: int, comm: Communicator) -> float:
+def _transforms(
+    shape: tuple[int, int], axis: int, comm: Communicator, before: Callable[[], object] = int
+) -> float:
     """Operations a second in Fourier transforms along an axis, those of real numbers as well if
     they lie one after the other."""
     draw = np.random.default_rng(0).standard_normal
@@ -186,7 +192,7 @@ def _transforms(shape: tuple[int, int], axis: int, comm: Communicator) -> float:
             np.fft.rfft(real, axis=1, out=half)
 
     flops = 5 * signals.size * log2(n) * (1.5 if axis == 1 else 1)
-    return flops / _seconds(comm, work)
+    return flops / _seconds(comm, work, before)
 
 
 def _panel(name: str, comm: Communicator) -> float:
@@ -207,7 +213,9 @@ def _reflection(comm: Communicator) -> float:
     return _seconds(comm, lambda: Bidiagonalisation(part, n, comm).run()) / n
 
 
-def _moving(comm: Communicator, n: int, *, in_memory: bool = False) -> tuple[float, int, int]:
+def _moving(
+    comm: Communicator, n: int, before: Callable[[], object] = int, *, in_memory: bool = False
+) -> tuple[float, int, int]:
     """Seconds from rows to columns, and the messages and bytes that a rank sends for that."""
     everybody = range(comm.size)
     rows, columns = Rows().of((n, n), everybody), Columns().of((n, n), everybody)
@@ -216,14 +224,17 @@ def _moving(comm: Communicator, n: int, *, in_memory: bool = False) -> tuple[flo
     move = partial(
         redistributed, part, rows, columns, comm, rank=comm.rank, out=made, in_memory=in_memory
     )
-    seconds = _seconds(comm, move)
+    seconds = _seconds(comm, move, before)
     return seconds, moved.messages, moved.most * part.itemsize
 
 
-def _seconds(comm: Communicator, work: Callable[[], object]) -> float:
-    """As long as the slowest rank takes, the second time."""
+def _seconds(
+    comm: Communicator, work: Callable[[], object], before: Callable[[], object] = int
+) -> float:
+    """As long as the slowest rank takes, the second time, after what it does before."""
     taken = 0.0
     for _ in range(2):
+        before()
         comm.Barrier()
         began = time.perf_counter()
         work()

@@ -16,7 +16,7 @@ from caldera.comm.algorithms.shared_exchange import room_bytes
 from caldera.sharding.layout import CartesianLayout, Layout, Piece
 from caldera.tensor.shape import size
 
-NEAR_BYTES, FAR_BYTES = 1 << 19, 1 << 22
+NEAR_BYTES, FAR_BYTES = 1 << 19, 1 << 23
 """Of signals that lie side by side: what caches of a core keep, and what they do not."""
 
 
@@ -55,8 +55,8 @@ class Links:
     def columns(self, nbytes: int) -> float:
         """Operations a second in transforms of columns that have so many bytes together.
 
-        >>> round(Links().columns(1 << 20) / 1e9, 2)
-        1.59
+        >>> round(Links().columns(1 << 21) / 1e9, 2)
+        1.41
         """
         place = log2(max(nbytes, 1) / NEAR_BYTES) / log2(FAR_BYTES / NEAR_BYTES)
         share = min(max(place, 0.0), 1.0)
