@@ -380,7 +380,9 @@ def main() -> None:
     """Print a line for each operation, size and library."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", default="256,512")
-    parser.add_argument("--operations", default=",".join(OPERATIONS))
+    parser.add_argument(
+        "--operations", default=",".join(OPERATIONS), help="fft:2048 is of that size alone"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=10, help="for the rounds of one library")
     parser.add_argument("--scaling", type=int, default=0, help="weak scaling from this size on")
@@ -413,8 +415,9 @@ def main() -> None:
             found = {**about, "links": asdict(links), "samples": SAMPLES}
             Path(chosen.samples).write_text(json.dumps(found, indent=1))
 
-    for operation in filter(None, chosen.operations.split(",")):
-        for n in map(int, chosen.sizes.split(",")):
+    for name in filter(None, chosen.operations.split(",")):
+        operation, _, own = name.partition(":")
+        for n in map(int, (own or chosen.sizes).split(",")):
             compare(operation, n, chosen, keep, comm)
     if chosen.variants:
         variants(chosen.variants, chosen.rounds, comm)
