@@ -30,7 +30,7 @@ Compute = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
 def dask_threads_case(operation: str, a: np.ndarray, comm: Communicator) -> Case | None:
     """On threads of the first rank, as many as there are ranks; the others sleep."""
-    if operation == "fft":
+    if operation in ("fft", "tall"):
         return None
     import dask
 

@@ -27,7 +27,7 @@ def heat_case(operation: str, a: np.ndarray, comm: Communicator) -> Case | None:
     import torch
 
     torch.set_num_threads(1)
-    if operation in ("cholesky", "svd", "solve"):
+    if operation in ("cholesky", "svd", "solve", "tall"):
         return None
     given = ht.array(a, split=0)
     functions: dict[str, Callable[[], Any]] = {
@@ -117,7 +117,7 @@ def mpi4py_fft_case(operation: str, a: np.ndarray, comm: Communicator) -> Case |
 
 def scalapack_case(operation: str, a: np.ndarray, comm: Communicator) -> Case | None:
     """ScaLAPACK on the squarest grid, in blocks of 128 for products and 64 else."""
-    if scalapack.library_of(comm) is None or operation == "fft":
+    if scalapack.library_of(comm) is None or operation in ("fft", "tall"):
         return None
     n, block = len(a), 128 if operation == "product" else 64
     rows, columns = grid_shapes(comm.size)[0]
@@ -205,6 +205,8 @@ def scipy_case(operation: str, a: np.ndarray, comm: Communicator) -> Case | None
     import scipy.fft
     import scipy.linalg
 
+    if operation == "tall":
+        return None
     threads = comm.size
     functions: dict[str, Callable[[], Any]] = {
         "product": lambda: (a @ a,),
