@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from caldera.graph.node import Spec
+from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import OPS, parameter
-from caldera.sharding.algorithms.cost import Cost
+from caldera.sharding.algorithms.cost import Cost, computing
+from caldera.sharding.algorithms.product_variants import STATIONARY_C, product_cost
 from caldera.sharding.algorithms.registry import ALGORITHMS
 from caldera.sharding.distributions import Rows
 from caldera.sharding.volume import Links
@@ -36,6 +37,39 @@ def test_nothing_costs_nothing_to_send(name: str) -> None:
     given = [Rows().of((0, 0), range(4)) for _ in leaves]
     for variant in ALGORITHMS[name].variants(made, given, 4):
         assert variant.cost.bytes == variant.cost.awaited == 0
+
+
+def _transform(name: str, shape: tuple[int, ...], axis: int) -> Node:
+    attrs = {"inverse": False} if name == "fft" else {}
+    return OPS[name].node(parameter(0, Spec(shape, np.dtype(float))), axis=axis, **attrs)
+
+
+def test_transforms_of_columns_are_slower_than_those_of_rows() -> None:
+    links = Links(transforms=4e9, columns_near=3e9, columns_far=1e9)
+    rows, columns = (computing(_transform("fft", (2048, 2048, 2), axis)) for axis in (1, 0))
+    assert columns.seconds(links) == pytest.approx(4 * rows.seconds(links))
+    # Of the part of one of many ranks more is in its caches.
+    part = computing(_transform("fft", (2048, 2048, 2), 0), 128)
+    assert 128 * part.seconds(links) == pytest.approx(columns.seconds(links) / 3)
+    real = computing(_transform("rfft", (2048, 2048), 1))
+    assert real.transforms
+    assert not real.columns
+
+
+def test_lengths_with_large_factors_take_longer_to_transform() -> None:
+    easy, hard = (computing(_transform("rfft", (64, n), 1)).transforms for n in (1024, 1021))
+    assert 5 < hard / easy < 8
+
+
+def test_a_product_in_shared_memory_counts_what_is_copied_and_meetings() -> None:
+    cuts = (0, 512, 1024)
+    cost = product_cost(STATIONARY_C, (1, 2, 2), [cuts] * 4, 8)
+    links = Links(meeting=1e-3, shared=1e9)
+    work = cost.flops / links.flops + 4 * 512 * 512 * 8 / links.copying
+    assert cost.seconds(links) == pytest.approx(work + cost.meetings * 1e-3)
+    assert cost.meetings == 1
+    sent = cost.bytes / links.collective + cost.messages * links.latency
+    assert cost.seconds(Links()) == pytest.approx(work + sent)
 
 
 def test_who_waits_for_bytes_takes_as_long_as_who_sends_them() -> None:
