@@ -9,6 +9,8 @@ from caldera.graph.node import Node
 from caldera.sharding.volume import Links
 
 TRANSFORMS = ("fft", "rfft", "irfft")
+CONVOLUTION = 4.5
+"""How many times as long a transform takes whose length has no small factors."""
 SLOWER = {
     "sort": 250, "qr": 7, "cholesky": 6, "solve": 5, "inverse": 8, "slogdet": 4, "svd": 4,
     "eigh": 4,
@@ -30,11 +32,12 @@ def computing(node: Node, share: int = 1) -> Cost:
     flops = node.op.count_flops(node)
     if node.op.name in TRANSFORMS:
         n = node.attrs.get("n", node.inputs[0].shape[node.attrs["axis"]])
-        flops = int(flops * _slower_than_two(n))
+        slower = slower_than_two(n)
         if _are_rows(node):
-            return Cost(transforms=flops // share)
+            return Cost(transforms=int(slower * flops) // share)
+        # Half of what these take is reading and writing them.
         nbytes = max(node.inputs[0].spec.nbytes, node.spec.nbytes)
-        return Cost(columns=((flops // share, nbytes // share),))
+        return Cost(columns=((int(slower**0.5 * flops) // share, nbytes // share),))
     return Cost(flops=flops * SLOWER.get(node.op.name, 1) // share)
 
 
@@ -45,28 +48,20 @@ def _are_rows(node: Node) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _slower_than_two(n: int) -> float:
+def slower_than_two(n: int) -> float:
     """How many times as long a transform of a length takes as its operations say, which are those
-    of powers of two: as pocketfft guesses it, by factors or as a convolution (Bluestein).
+    of powers of two: as the sum of its prime factors, until pocketfft makes a convolution of it.
 
-    >>> [round(_slower_than_two(n), 1) for n in (1, 1024, 1000, 1023, 1021)]
-    [1.0, 1.0, 1.1, 2.5, 6.6]
+    >>> [round(slower_than_two(n), 1) for n in (1, 1024, 1000, 1023, 1021)]
+    [1.0, 1.0, 1.1, 2.2, 4.5]
     """
-    longer = 1 << (2 * n - 2).bit_length()
-    guess = min(n * _factors(n), 3 * longer * _factors(longer))
-    return guess / (2 * n * (n - 1).bit_length()) if n > 1 else 1.0
-
-
-def _factors(n: int) -> float:
-    """The sum of the prime factors of a number, those above 5 for a tenth more."""
-    found, factor = 0.0, 2
-    while n > 1:
-        if n % factor == 0:
-            found += factor if factor <= 5 else 1.1 * factor
-            n //= factor
+    found, factor, left = 0, 2, n
+    while left > 1:
+        if left % factor == 0:
+            found, left = found + factor, left // factor
         else:
-            factor = n if factor * factor > n else factor + 1
-    return found
+            factor = left if factor * factor > left else factor + 1
+    return min(found / (2 * (n - 1).bit_length()), CONVOLUTION) if n > 1 else 1.0
 
 
 @dataclass(frozen=True)
