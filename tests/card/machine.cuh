@@ -90,9 +90,10 @@ struct Call {
 template <typename... P> void call(void (*kernel)(P...), void** given) {
     Call{kernel, *(P*)*given++...};
 }
-// Not 0 if a block has written beside its shared memory. `stacks` gives memory for fibers.
+// Not 0 if a block has written beside its shared memory. `kept_memory` gives room for
+// fibers and for what they share.
 int run(void (*call)(void**), const unsigned* sizes, unsigned long shared, void** arguments,
-        int meeting, char* (*stacks)(size_t));
+        int meeting, char* (*kept_memory)(size_t));
 }  // namespace emulated
 
 #define threadIdx (emulated::current->index)
