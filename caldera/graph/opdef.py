@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any, Literal, NoReturn
 
 from caldera.errors import CalderaError, DtypeError, ShapeError
@@ -257,6 +258,7 @@ def _parameter(*, index: int, spec: Spec) -> Spec:
     return spec
 
 
+@lru_cache(MOST_KNOWN)
 def parameter(index: int, spec: Spec) -> Node:
     """Argument number `index` of a body."""
     node: Node = _parameter(index=index, spec=spec)

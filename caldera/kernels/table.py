@@ -165,8 +165,11 @@ class KernelTable:
                 got=f"none for {', '.join(str(given.outputs[0]) for given in node.inputs)}",
                 hint="run it on another device, or raise settings.workspace_limit",
             )  # fmt: skip
-        if len(able) > 1:
+        if len({kernel.priority for kernel in able}) < len(able):
             able.sort(key=lambda kernel: (-kernel.priority, kernel.estimate(node)))
+        else:
+            # Most of the time none is as good as another: estimates would change nothing.
+            able.sort(key=lambda kernel: -kernel.priority)
         return able
 
     def kernels(self, op: str, family: str) -> tuple[Kernel, ...]:

@@ -42,6 +42,9 @@ from caldera.nn.layer_watch import LayerWatch
 from caldera.nn.tracing import Added, LayerCall, context, is_tracing, resumed
 from caldera.tensor.dtype import canonical, is_complex, is_float
 
+_NO_LAYERS = frozenset({bool, int, float, str, type(None), Expr, Variable})
+"""What most attributes are: to ask whether somebody's class was registered as a layer is slow."""
+
 
 @dataclass(eq=False)
 class Layer(ABC):
@@ -254,6 +257,8 @@ class Layer(ABC):
     def children(self) -> Iterator[tuple[str, Layer]]:
         """The layers held as attributes, also in lists, tuples and dicts, with their names."""
         for name, value in vars(self).items():
+            if type(value) in _NO_LAYERS:
+                continue
             if isinstance(value, Layer):
                 yield value.name or name, value
             elif isinstance(value, list | tuple):

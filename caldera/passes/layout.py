@@ -86,6 +86,8 @@ def layout(program: Program) -> Program:
 
 def _row_major(program: Program) -> Program:
     """The program as it was before anybody chose an order."""
+    if not any(map(_has_order, program.order())):
+        return program
     new: dict[Node, Node] = {}
     for node in program.order():
         inputs = tuple([new[given] for given in node.inputs])
@@ -96,14 +98,18 @@ def _row_major(program: Program) -> Program:
     return program.with_roots([new[root] for root in program.roots])
 
 
+def _has_order(node: Node) -> bool:
+    return node.op.name == "arrange" or any(spec.order is not None for spec in node.outputs)
+
+
 def _rebuilt(node: Node, inputs: Nodes, orders: Sequence[Order | None]) -> Node:
     """The node over these inputs, with outputs that lie in these orders."""
     if node.op is ITEM:
         return item(inputs[0], node.attrs["index"])
-    outputs = tuple(
-        Spec(spec.shape, spec.dtype, order)
+    outputs = tuple([
+        spec if spec.order == order else Spec(spec.shape, spec.dtype, order)
         for spec, order in zip(node.outputs, orders, strict=True)
-    )
+    ])  # fmt: skip
     if outputs == node.outputs and inputs == node.inputs:
         return node
     return intern_like(node, inputs, outputs)
