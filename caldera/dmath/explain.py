@@ -13,7 +13,7 @@ from caldera.sharding.explanation import moves_table, shortened, summary
 from caldera.sharding.layout import Layout
 from caldera.sharding.propagation import Choice, Move, distribute
 
-CALL_S = 2e-4
+CALL_S = 1.5e-4
 """To begin with a move or with what is computed, however small it is."""
 SHOWN = 4
 """Ways that were beaten, the nearest first; of others there is only the number."""

@@ -104,5 +104,6 @@ def tsqr_cost(node: Node, ranks: int) -> Cost:
     triangle = n * n * node.inputs[0].dtype.itemsize
     # LAPACK is slower than products, the more so the fewer columns there are.
     slower = 2.4 + 100 / max(n, 1)
-    flops = int(slower * (4 * (m // ranks) * n * n + levels * 8 * n**3))
+    # Up the tree fewer and fewer ranks compute, each a little faster for it.
+    flops = int(slower * (4 * (m // ranks) * n * n + levels * 7 * n**3))
     return Cost(2 * levels * triangle, 3 * levels, flops, overhead=levels * 1e-4)

@@ -26,8 +26,8 @@ of products."""
 SWEEPS, ROTATING, MEETING_S = 6, 300, 2e-3
 """Of block Jacobi: sweeps, operations for the cube of the size, and seconds for two blocks that
 meet."""
-DIVIDING = 8
-"""Operations for the cube of the size of a bidiagonal matrix, at the speed of products."""
+DIVIDING = (1, 9000)
+"""The same for LAPACK's `bdsdc`, of a bidiagonal matrix."""
 LOCAL_BYTES = 32 << 20
 """What LAPACK may be given on every rank: a bounded buffer, whatever the size of the array."""
 
@@ -112,7 +112,7 @@ def _bidiagonal_cost(m: int, n: int, ranks: int, itemsize: int) -> Cost:
     sums = 2 * (m - n / 2) * n * (2 * (ranks - 1) / ranks)
     return Cost(
         int((sums + n * n) * itemsize) * (ranks > 1),
-        flops=DIVIDING * n**3 + back, workspace=6 * n * n * itemsize,
+        flops=DIVIDING[0] * n * n * (n + DIVIDING[1]) + back, workspace=6 * n * n * itemsize,
         copied=int(9 / 4 * left / ranks * itemsize), panels=(("reflection", n),),
     )  # fmt: skip
 
