@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 import numpy as np
@@ -100,6 +100,18 @@ class Geometry:
         return same_size and self.taps == self.stride == (1, 1) and self.origin == (0, 0)
 
     @property
+    def unstrided(self) -> Geometry:
+        """The same convolution of those pixels alone that filters of one tap see (`seen_pixels`),
+        which follow each other; itself if there are more taps, padding or no stride."""
+        seen = tuple(
+            -(-length // step) for length, step in zip(self.source, self.stride, strict=True)
+        )
+        fits = all(own <= there for own, there in zip(self.target, seen, strict=True))
+        if self.stride == (1, 1) or self.taps != (1, 1) or self.origin != (0, 0) or not fits:
+            return self
+        return replace(self, image=(*self.image[:2], *self.target), stride=(1, 1))
+
+    @property
     def is_depthwise(self) -> bool:
         """Whether each channel is convolved by itself, with one filter."""
         return self.channels == 1 and self.results == 1 and self.groups > 1
@@ -108,6 +120,14 @@ class Geometry:
     def is_usual(self) -> bool:
         """Whether there are channels at all (there may be no images)."""
         return self.filters[0] > 0 and self.filters[1] > 0
+
+
+def seen_pixels(geometry: Geometry, image: np.ndarray) -> np.ndarray:
+    """The image of `geometry.unstrided`, where it lies."""
+    if geometry.unstrided is geometry:
+        return image
+    (down, right), (rows, columns) = geometry.stride, geometry.target
+    return image[:, :, ::down, ::right][:, :, :rows, :columns]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from caldera.graph.node import Node
-from caldera.kernels.common.geometry import Geometry, forward
+from caldera.kernels.common.geometry import Geometry, forward, seen_pixels
 from caldera.kernels.native.codegen.program import NativeCall
 from caldera.kernels.native.convolution import depthwise_weight, weight_kernel
 from caldera.kernels.native.convolution.depthwise_weight import DepthwiseGradient
@@ -21,7 +21,7 @@ from caldera.kernels.table import Call, Runner
 
 def _layout(geometry: Geometry) -> DepthwiseGradient | Gradient:
     kind = DepthwiseGradient if geometry.is_depthwise else Gradient
-    return kind(forward(geometry), geometry.dtype)
+    return kind(forward(geometry.unstrided), geometry.dtype)
 
 
 def workspace(node: Node) -> int:
@@ -37,6 +37,7 @@ def bind(call: Call) -> Runner:
 
     def compute(workspace: Workspace, arrays: list[np.ndarray]) -> list[NativeCall]:
         x, y, out = arrays
+        x = seen_pixels(geometry, x)
         scratch = [workspace.array(length, geometry.dtype) for length in gradient.lengths]
         if isinstance(gradient, DepthwiseGradient):
             return depthwise_weight.gradient_calls(gradient, x, y, scratch, out)
