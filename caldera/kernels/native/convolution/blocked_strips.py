@@ -77,8 +77,11 @@ class BlockedFilling:
         image_count: Value,
         first_row: Value,
         row_count: Value,
+        blocks: tuple[Value, Value] | None = None,
     ) -> None:
-        """Copy `row_count` padded rows of some images into a strip, from row `first_row` on."""
+        """Copy `row_count` padded rows of some images into a strip, from row `first_row` on; of
+        each group all blocks, or those of a range."""
+        begin_block, end_block = blocks or (0, self.count)
         own = self.images
         left, inside = own.columns(k, self.columns)
         with k.loop(0, image_count) as i, k.loop(0, row_count) as j:
@@ -88,7 +91,7 @@ class BlockedFilling:
             end = k.select(outside, self.columns, inside)
             pixels = own.pixel(images, first_image + i, first_row + j, begin)
             line = strip.at((i * self.rows + j) * self.columns * width)
-            with k.loop(0, self.groups) as group, k.loop(0, self.count) as block:
+            with k.loop(0, self.groups) as group, k.loop(begin_block, end_block) as block:
                 to = line.at((group * self.count + block) * self.block_step)
                 source = pixels.at(group * self.channels + block * width)
                 valid = k.minimum(self.channels - block * width, width)

@@ -161,7 +161,8 @@ def _sum(
         x_width = joined or neighbours
         x_blocks.fill(k, x_width, own_x, x, image, images, row * n.stride_rows, reached)
         with k.if_then(n.y_copied.differs(0)):
-            y_blocks.fill(k, step, own_y, y, image, images, row, rows)
+            own_tiles = (first_tile, end_tile)
+            y_blocks.fill(k, step, own_y, y, image, images, row, rows, own_tiles)
         in_place = y_blocks.images.pixel(y, image, row, 0)
         given = k.either(n.y_copied.differs(0), own_y, in_place)
         with (
