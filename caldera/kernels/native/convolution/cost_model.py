@@ -10,6 +10,7 @@ from caldera.graph.node import Node
 from caldera.kernels.common.geometry import Geometry, forward
 from caldera.kernels.native.convolution.correlation_blocking import Packing
 from caldera.kernels.native.convolution.direct import packing
+from caldera.kernels.native.convolution.im2col import Columns
 from caldera.kernels.native.convolution.weight_blocking import Gradient
 from caldera.tensor.shape import size
 
@@ -32,10 +33,14 @@ def direct_seconds(node: Node) -> float:
     geometry = Geometry.of(node)
     if node.op.name != "conv2d_weight":
         return _moving(geometry) + _correlating(packing(node))
-    copied = (size(geometry.image) + size(geometry.output)) * geometry.dtype.itemsize / COPY
+    geometry = geometry.unstrided
+    images = (geometry.image, geometry.output)
+    copied = sum(size(each) for each in images) * geometry.dtype.itemsize / COPY
     if geometry.is_depthwise:
         return copied + geometry.flops / (PEAK / 3)
     gradient = Gradient(forward(geometry), geometry.dtype)
+    # Each part of the output channels copies the whole image, which is in a cache by then.
+    copied += (gradient.splits - 1) * size(geometry.image) * geometry.dtype.itemsize / MEMORY
     rounded = gradient.width / geometry.results
     neighbours, vectors = gradient.tile
     efficiency = min(0.95, neighbours * vectors / 16)
@@ -62,6 +67,7 @@ def _correlating(packing: Packing) -> float:
 def columns_seconds(node: Node) -> float:
     """By columns and products."""
     geometry = Geometry.of(node)
+    own = Columns(geometry, node.op.name)
     # BLAS is slower on narrow matrices.
     sides = (geometry.terms, geometry.results)
     efficiency = 0.93 * sides[0] / (sides[0] + 8) * sides[1] / (sides[1] + 3)
@@ -69,6 +75,12 @@ def columns_seconds(node: Node) -> float:
     if not geometry.is_pointwise:
         columns = geometry.pixels * geometry.groups * geometry.terms * geometry.dtype.itemsize
     rows = geometry.pixels * geometry.groups * geometry.taps[0] * 4e-9 if columns else 0.0
+    # Each part of the output channels makes all of them.
+    making = own.splits * (columns / MEMORY + rows)
+    # With each block BLAS packs the filters, or reads and writes their gradient.
+    blocks = own.blocks * (geometry.batch if own.by_image else 1)
+    passes = 2 * blocks if node.op.name == "conv2d_weight" else blocks
+    visiting = passes * size(geometry.filters) * geometry.dtype.itemsize / MEMORY
     multiplying = geometry.flops / (PEAK * efficiency)
     packing = size(geometry.filters) * ELEMENT
-    return _moving(geometry) + multiplying + columns / MEMORY + rows + packing
+    return _moving(geometry) + multiplying + making + visiting + packing

@@ -13,6 +13,7 @@ from caldera.graph.node import Node, Spec
 from caldera.kernels.common.geometry import Geometry, forward, input_phases
 from caldera.kernels.native.convolution import strip_mining
 from caldera.kernels.native.convolution.direct import packing
+from caldera.kernels.native.convolution.weight_blocking import Gradient
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
 from tests.unit.kernels.native.convolution.cases import convolution_nodes
@@ -63,6 +64,10 @@ CASES: dict[str, dict[str, Any]] = {
     "one result": {"x": (2, 5, 6, 7), "w": (1, 5, 3, 3), "padding": PAD},
     "1x1": {"x": (3, 9, 5, 4), "w": (11, 9, 1, 1)},
     "1x1 strided": {"x": (2, 9, 7, 6), "w": (5, 9, 1, 1), "stride": (2, 2)},
+    "1x1 strided past the last pixel": {"x": (2, 9, 7, 6), "w": (5, 9, 1, 1), "stride": (2, 3),
+                                        "padding": ((0, 2), (0, 1))},
+    "1x1 strided in groups": {"x": (3, 8, 9, 9), "w": (70, 4, 1, 1), "stride": (3, 2),
+                              "groups": 2},
     "strided": {"x": (2, 6, 13, 12), "w": (9, 6, 3, 3), "stride": (2, 3), "padding": PAD},
     "stride and dilation share a factor": {"x": (1, 5, 17, 16), "w": (6, 5, 3, 4),
                                            "stride": (4, 2), "dilation": (2, 4),
@@ -202,3 +207,28 @@ def test_the_first_guess_knows_what_suits_which_shape() -> None:
     assert first(0, x=(32, 1, 28, 28), w=(32, 1, 5, 5)) == "direct"
     assert first(2, x=(32, 1, 28, 28), w=(32, 1, 5, 5)) == "direct"
     assert first(0, **CASES["depthwise"]) == "direct"
+
+
+@pytest.mark.parametrize("threads", [3, 16])
+def test_output_channels_are_shared_out_where_partial_sums_are_few(threads: int) -> None:
+    """A gradient of large filters, each part of whose channels copies what it needs alone."""
+    case = {"x": (2, 70, 9, 9), "w": (300, 70, 1, 1), "stride": (2, 2)}
+    node = list(convolution_nodes(**case))[2]
+    (kernel,) = [each for each in _kernels(node) if each.name == "direct"]
+    with settings.override(threads=threads):
+        gradient = Gradient(forward(Geometry.of(node).unstrided), node.dtype)
+        assert gradient.splits > 1
+        _check(node, kernel)
+
+
+def test_the_guess_knows_that_columns_are_made_by_each_part_of_the_channels() -> None:
+    """ResNet-50's convolutions with a stride, whose columns several threads make several times."""
+    for x, w, padding in (
+        ((16, 128, 56, 56), (128, 128, 3, 3), PAD),
+        ((16, 256, 28, 28), (256, 256, 3, 3), PAD),
+        ((16, 256, 56, 56), (512, 256, 1, 1), ((0, 0), (0, 0))),
+    ):
+        _, of_image, of_filters = convolution_nodes(x, w, stride=(2, 2), padding=padding)
+        with settings.override(threads=16):
+            assert _kernels(of_filters)[0].name == "direct"
+            assert _kernels(of_image)[0].name == "direct"
