@@ -180,6 +180,8 @@ def test_copies_are_made_anew_only_if_weights_changed(monkeypatch: pytest.Monkey
 
 def test_plans_share_copies_which_go_with_them() -> None:
     pool = device("loopback").pool
+    # Those that earlier tests left are forgotten with the others below.
+    forget_plans()
     gc.collect()
     before = pool.in_use
     model = made("loopback")
