@@ -50,7 +50,8 @@ class Reference(griffe.Extension):
                         member.resolve_target()
         for module in sorted(modules, key=lambda each: each.path.count("."), reverse=True):
             for name, target in module.imports.items():
-                if name in module.modules and target.startswith(f"{module.path}."):
+                # The second question takes long: griffe looks through all members for each answer.
+                if target.startswith(f"{module.path}.") and name in module.modules:
                     function = module[target.removeprefix(f"{module.path}.")]
                     if not function.is_module:
                         module.set_member(name, griffe.Alias(name, function, parent=module))
