@@ -37,12 +37,12 @@ HERE = Path(__file__).parent
 _RUN = """
 extern "C" __attribute__((visibility("default"), externally_visible))
 int run(const unsigned* sizes, unsigned long shared, void** arguments, int meeting,
-        char* (*kept_memory)(size_t)) {
+        char* (*stacks)(size_t)) {
     return emulated::run([](void** given) { emulated::call(&NAME, given); }, sizes, shared,
-                         arguments, meeting, kept_memory);
+                         arguments, meeting, stacks);
 }
 """
-# The machine that a kernel runs on is a few global variables, and all use the same memory.
+# The machine that a kernel runs on is a few global variables, and all use the same stacks.
 _one_at_a_time = threading.Lock()
 _GRID = re.compile(r"\bgrid_")
 _GLOBAL = re.compile(r"^(?:static )?__device__ \w+ (\w+)(?:\[\w+\])?(?: = .*)?;", re.MULTILINE)
@@ -103,7 +103,7 @@ class EmulatedDriver(Driver):
         process = _process()
         with _one_at_a_time:
             sizes = (ctypes.c_uint * 6)(*grid, *block)
-            broken = library.run(sizes, shared, parameters, meeting, process.kept_memory)
+            broken = library.run(sizes, shared, parameters, meeting, process.stacks)
             assert not broken, f"{name} wrote beside its {shared} bytes of shared memory"
             check_guards(name, process.find_broken)
 

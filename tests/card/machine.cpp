@@ -1,17 +1,15 @@
 // The machine that machine.cuh declares, and how it runs a kernel over its grid. Compiled once, and
 // linked to each kernel: every one has a machine of its own.
 #include "machine.cuh"
+#include <setjmp.h>
 #include <ucontext.h>
 
 // --- threads and where they meet
 
 namespace emulated {
-// Where the compiler's own jumps lead: those of C also look for what is to be undone on the way.
-typedef void* Place[5];
-
 struct Fiber : Thread {
-    char* stack;
-    Place place;
+    ucontext_t start;
+    jmp_buf place;
     bool started;
     bool done;
     // The barrier it waits for, and how often that had been passed when it came.
@@ -21,33 +19,23 @@ struct Fiber : Thread {
 
 dim3 grid_size, block_size;
 Thread* current;
-static Place scheduler;
-// How the next fiber starts, which is needed once: one of a thousand bytes for each would be slow.
-static ucontext_t start;
+static jmp_buf scheduler;
 static bool alone;
 
-static const size_t STACK = 128 << 10;
-// A little more, so that the same place of all stacks is not the same place of the caches.
-static const size_t STRIDE = STACK + 64;
-
 static Fiber* fiber() { return (Fiber*)current; }
-static void enter();
 
 // Jumps instead of switches of context: those ask the system to do what is not needed here.
 __attribute__((noinline)) void give_way() {
     if (alone) abort();  // taken for a kernel whose threads never meet
-    if (__builtin_setjmp(fiber()->place) == 0) __builtin_longjmp(scheduler, 1);
+    if (_setjmp(fiber()->place) == 0) _longjmp(scheduler, 1);
 }
 
 __attribute__((noinline)) static void resume(Fiber* fiber) {
     current = fiber;
-    if (__builtin_setjmp(scheduler)) return;
-    if (fiber->started) __builtin_longjmp(fiber->place, 1);
+    if (_setjmp(scheduler)) return;
+    if (fiber->started) _longjmp(fiber->place, 1);
     fiber->started = true;
-    start.uc_stack.ss_sp = fiber->stack;
-    start.uc_stack.ss_size = STACK;
-    makecontext(&start, enter, 0);
-    setcontext(&start);
+    setcontext(&fiber->start);
 }
 
 static void meet(Barrier& barrier, unsigned& alive) {
@@ -259,17 +247,24 @@ static void enter() {
 
 static bool ended;
 static unsigned threads_seen;
+static const size_t STACK = 128 << 10;
+// A little more, so that the same place of all stacks is not the same place of the caches.
+static const size_t STRIDE = STACK + 64;
 
 static Fiber* new_fibers(Block* blocks, unsigned count, char* stacks) {
     unsigned threads = block_size.x * block_size.y * block_size.z;
     Fiber* fibers = (Fiber*)calloc((size_t)count * threads, sizeof(Fiber));
-    getcontext(&start);
+    ucontext_t here;
+    getcontext(&here);
     for (size_t i = 0; i < (size_t)count * threads; i++) {
         Fiber& fiber = fibers[i];
         fiber.block = blocks + i / threads;
         fiber.rank = i % threads;
         fiber.index = index_of(fiber.rank);
-        fiber.stack = stacks + i * STRIDE;
+        fiber.start = here;
+        fiber.start.uc_stack.ss_sp = stacks + i * STRIDE;
+        fiber.start.uc_stack.ss_size = STACK;
+        makecontext(&fiber.start, enter, 0);
     }
     return fibers;
 }
@@ -317,11 +312,8 @@ static bool is_whole(const char* guard, size_t bytes) {
     return !memcmp(guard, PATTERN, 4) && !memcmp(guard, guard + 4, bytes - 4);
 }
 
-static size_t with_guards(size_t bytes) {
-    return (BEFORE + bytes + behind(bytes) + 127) / 128 * 128;
-}
-
-static char* guarded_memory(char* whole, size_t bytes) {
+static char* guarded_memory(size_t bytes) {
+    char* whole = (char*)aligned_alloc(128, (BEFORE + bytes + behind(bytes) + 127) / 128 * 128);
     fill_guard(whole, BEFORE);
     fill_guard(whole + BEFORE + bytes, behind(bytes));
     return whole + BEFORE;
@@ -332,7 +324,7 @@ static bool is_broken(const char* memory, size_t bytes) {
 }
 
 int run(void (*call)(void**), const unsigned* sizes, unsigned long shared, void** arguments,
-        int meeting, char* (*kept_memory)(size_t)) {
+        int meeting, char* (*stacks)(size_t)) {
     grid_size = {sizes[0], sizes[1], sizes[2]};
     block_size = {sizes[3], sizes[4], sizes[5]};
     kernel = call;
@@ -342,11 +334,12 @@ int run(void (*call)(void**), const unsigned* sizes, unsigned long shared, void*
     unsigned group = meeting == 2 ? total : 1;
     Block* blocks = (Block*)malloc(group * sizeof(Block));
     char** memory = (char**)malloc(group * sizeof(char*));
-    size_t threads = meeting ? (size_t)group * sizes[3] * sizes[4] * sizes[5] : 0;
-    size_t room = with_guards(shared);
-    char* kept = kept_memory(threads * STRIDE + group * room);
-    for (unsigned b = 0; b < group; b++) memory[b] = guarded_memory(kept + b * room, shared);
-    Fiber* fibers = meeting ? new_fibers(blocks, group, kept + group * room) : 0;
+    for (unsigned b = 0; b < group; b++) memory[b] = guarded_memory(shared);
+    Fiber* fibers = 0;
+    if (meeting) {
+        size_t threads = (size_t)group * sizes[3] * sizes[4] * sizes[5];
+        fibers = new_fibers(blocks, group, stacks(threads * STRIDE));
+    }
     for (unsigned first = 0; first < total; first += group) {
         memset(blocks, 0, group * sizeof(Block));
         for (unsigned b = 0; b < group; b++) {
@@ -359,7 +352,10 @@ int run(void (*call)(void**), const unsigned* sizes, unsigned long shared, void*
     }
     // What one block breaks stays broken.
     int broken = 0;
-    for (unsigned b = 0; b < group; b++) broken |= is_broken(memory[b], shared);
+    for (unsigned b = 0; b < group; b++) {
+        broken |= is_broken(memory[b], shared);
+        free(memory[b] - BEFORE);
+    }
     free(fibers);
     free(memory);
     free(blocks);

@@ -90,10 +90,9 @@ struct Call {
 template <typename... P> void call(void (*kernel)(P...), void** given) {
     Call{kernel, *(P*)*given++...};
 }
-// Not 0 if a block has written beside its shared memory. `kept_memory` gives room for
-// fibers and for what they share.
+// Not 0 if a block has written beside its shared memory. `stacks` gives memory for fibers.
 int run(void (*call)(void**), const unsigned* sizes, unsigned long shared, void** arguments,
-        int meeting, char* (*kept_memory)(size_t));
+        int meeting, char* (*stacks)(size_t));
 }  // namespace emulated
 
 #define threadIdx (emulated::current->index)

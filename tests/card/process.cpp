@@ -1,5 +1,5 @@
-// What a process has once, whichever kernels it runs: memory for their fibers and blocks, and the
-// guards of its arrays.
+// What a process has once, whichever kernels it runs: the stacks of their fibers, and the guards of
+// its memory.
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,12 +7,12 @@
 #define VISIBLE extern "C" __attribute__((visibility("default")))
 
 // Kept from launch to launch: new memory has to be made by the system, page by page.
-VISIBLE char* kept_memory(size_t bytes) {
+VISIBLE char* stacks(size_t bytes) {
     static char* memory;
     static size_t there;
     if (there < bytes) {
         free(memory);
-        memory = (char*)aligned_alloc(128, (bytes + 127) / 128 * 128);
+        memory = (char*)malloc(bytes);
         there = bytes;
     }
     return memory;
