@@ -26,8 +26,9 @@ of products."""
 SWEEPS, ROTATING, MEETING_S = 6, 300, 2e-3
 """Of block Jacobi: sweeps, operations for the cube of the size, and seconds for two blocks that
 meet."""
-DIVIDING = (1, 9000)
-"""The same for LAPACK's `bdsdc`, of a bidiagonal matrix."""
+DIVIDING = 9000
+"""Of LAPACK's `bdsdc`, of a bidiagonal matrix: operations for the square of the size are the size
+and so many more, at the speed of products."""
 LOCAL_BYTES = 32 << 20
 """What LAPACK may be given on every rank: a bounded buffer, whatever the size of the array."""
 
@@ -112,7 +113,7 @@ def _bidiagonal_cost(m: int, n: int, ranks: int, itemsize: int) -> Cost:
     sums = 2 * (m - n / 2) * n * (2 * (ranks - 1) / ranks)
     return Cost(
         int((sums + n * n) * itemsize) * (ranks > 1),
-        flops=DIVIDING[0] * n * n * (n + DIVIDING[1]) + back, workspace=6 * n * n * itemsize,
+        flops=n * n * (n + DIVIDING) + back, workspace=6 * n * n * itemsize,
         copied=int(9 / 4 * left / ranks * itemsize), panels=(("reflection", n),),
     )  # fmt: skip
 

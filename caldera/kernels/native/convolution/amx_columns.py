@@ -205,9 +205,9 @@ class _Workspace:
 
     def __init__(self, call: Call, windows: _Windows) -> None:
         self._windows = windows
-        self._scratch = Scratch(call.workspace)
+        self.scratch = Scratch(call.workspace)
         padded, self.filters, *written = (
-            self.array(each.shape) for each in _scratch_specs(windows)
+            self.scratch.array(each.shape, bfloat16) for each in _scratch_specs(windows)
         )
         self.calls = windows.pad(call.inputs[0].transpose(0, 2, 3, 1), padded)
         if written:
@@ -218,13 +218,9 @@ class _Workspace:
             # Only its shape is looked at.
             self._matrix = np.broadcast_to(np.zeros((), bfloat16), windows.matrix)
 
-    def array(self, shape: Shape) -> np.ndarray:
-        """More of the workspace."""
-        return self._scratch.array(shape, bfloat16)
-
     def multiply(self, name: str, other: np.ndarray, out: np.ndarray) -> list[NativeCall]:
         """The calls that multiply the matrix of windows with another one."""
-        node, rest = _product(name, self._windows), self._scratch.rest
+        node, rest = _product(name, self._windows), self.scratch.rest
         if name == "conv2d_weight":
             call = Call(node, (out,), (other, self._matrix), rest)
             return list(amx.bind(call, right=self._gathered).calls)
@@ -266,16 +262,13 @@ def _supports(node: Node) -> bool:
 def _bind(call: Call) -> Runner:
     node = call.node
     if node.op.name == "conv2d_input":
-        phases = _phases(node)
-        is_whole = len(phases) == 1
-        return NativeRunner(
-            [each for phase in phases for each in _phase_calls(call, phase, is_whole=is_whole)]
-        )
+        phases = (_phase_calls(call, each) for each in _phases(node))
+        return NativeRunner([each for calls in phases for each in calls])
     windows = _Windows.of(node)
     workspace = _Workspace(call, windows)
     filters, given, out = workspace.filters, call.inputs[1], call.outputs[0]
     if node.op.name == "conv2d_weight":
-        other, before = read_pixels(given)
+        other, before = read_pixels(given, workspace.scratch)
         goal = out.transpose(0, 2, 3, 1)
         found = filters.reshape(windows.results, -1)
         after = copied(found.reshape(goal.shape), goal)
@@ -284,25 +277,20 @@ def _bind(call: Call) -> Runner:
         wanted = given.transpose(0, 2, 3, 1)
         before = copied(wanted, filters.reshape(wanted.shape))
         other = filters.reshape(windows.results, -1)
-        found, after = written_pixels(out)
+        found, after = written_pixels(out, workspace.scratch)
     multiplied = workspace.multiply(node.op.name, other, found)
     return NativeRunner([*workspace.calls, *before, *multiplied, *after])
 
 
-def _phase_calls(call: Call, phase: _Phase, *, is_whole: bool) -> list[NativeCall]:
-    """The pixels of one phase, or all of them. Phases follow each other in the same workspace."""
+def _phase_calls(call: Call, phase: _Phase) -> list[NativeCall]:
+    """The pixels of one phase. Phases follow each other in the same workspace."""
     windows, out = phase.windows, call.outputs[0]
     workspace = _Workspace(call, windows)
     rows, columns = phase.taps
     wanted = call.inputs[1][:, :, rows, columns].transpose(2, 3, 0, 1)
     before = copied(wanted, workspace.filters.reshape(wanted.shape))
-    if is_whole:
-        found, after = written_pixels(out)
-    else:
-        found = workspace.array(_pixels_spec(windows).shape)
-        rows, columns = phase.pixels
-        goal = out[:, :, rows, columns].transpose(0, 2, 3, 1)
-        after = copied(found.reshape(goal.shape), goal)
+    rows, columns = phase.pixels
+    found, after = written_pixels(out[:, :, rows, columns], workspace.scratch)
     filters = workspace.filters.reshape(windows.matrix[1], -1)
     multiplied = workspace.multiply("conv2d_input", filters, found)
     return [*workspace.calls, *before, *multiplied, *after]

@@ -13,12 +13,12 @@ from caldera.graph.memory_format import NHWC
 from caldera.graph.node import Node, Spec
 from caldera.graph.opdef import parameter
 from caldera.graph.ops.product import matmul
-from caldera.kernels.common.geometry import Geometry
+from caldera.kernels.common.geometry import Geometry, seen_pixels
 from caldera.kernels.common.scratch import Scratch, workspace_bytes
 from caldera.kernels.native.codegen.kernel import NativeCall
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.product import amx
-from caldera.kernels.native.product.problem import copied
+from caldera.kernels.native.product.problem import copied, dense
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.tensor.dtype import bfloat16
 
@@ -35,8 +35,7 @@ round."""
 def is_product(node: Node) -> bool:
     """Whether each result sees one pixel, and none beside the image."""
     geometry = Geometry.of(node)
-    is_plain = not any(each for side in node.attrs["padding"] for each in side)
-    return geometry.taps == (1, 1) and geometry.groups == 1 and is_plain
+    return geometry.unstrided.is_pointwise and geometry.groups == 1
 
 
 def _supports(node: Node) -> bool:
@@ -53,7 +52,7 @@ def _product(node: Node) -> Node:
     ta, tb = _TRANSPOSED[node.op.name]
     matrices = [_matrix_shape(each.shape) for each in node.inputs]
     if node.op.name != "conv2d_input":
-        matrices[0] = _seen_shape(node)
+        matrices[0] = _matrix_shape(Geometry.of(node).unstrided.image)
     if node.op.name == "conv2d_weight":
         matrices.reverse()
     left, right = (parameter(i, Spec(each, bfloat16)) for i, each in enumerate(matrices))
@@ -66,63 +65,48 @@ def _matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
     return shape[0] * shape[2] * shape[3], shape[1]
 
 
-def _seen_shape(node: Node) -> tuple[int, int]:
-    """The pixels of the images that a stride does not leave out, by channels."""
-    geometry = Geometry.of(node)
-    batch, channels = geometry.image[:2]
-    return batch * geometry.target[0] * geometry.target[1], channels
-
-
-def as_pixels(array: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+def _as_pixels(array: np.ndarray, scratch: Scratch) -> tuple[np.ndarray, np.ndarray | None]:
     """Pixels by channels: the same memory, or other memory and how the array lies beside it."""
-    images = array.transpose(0, 2, 3, 1)
+    images, shape = array.transpose(0, 2, 3, 1), _matrix_shape(array.shape)
     try:
-        return np.reshape(images, _matrix_shape(array.shape), copy=False), None
+        return np.reshape(images, shape, copy=False), None
     except ValueError:
-        return np.empty(_matrix_shape(array.shape), array.dtype), images
+        return dense(shape, array.dtype, scratch), images
 
 
-def read_pixels(array: np.ndarray) -> tuple[np.ndarray, list[NativeCall]]:
+def read_pixels(array: np.ndarray, scratch: Scratch) -> tuple[np.ndarray, list[NativeCall]]:
     """An input as a matrix, and what must run before it can be read."""
-    matrix, images = as_pixels(array)
+    matrix, images = _as_pixels(array, scratch)
     return matrix, [] if images is None else copied(images, matrix.reshape(images.shape))
 
 
-def written_pixels(array: np.ndarray) -> tuple[np.ndarray, list[NativeCall]]:
+def written_pixels(array: np.ndarray, scratch: Scratch) -> tuple[np.ndarray, list[NativeCall]]:
     """A matrix for an output, and what must run when it is written."""
-    matrix, images = as_pixels(array)
+    matrix, images = _as_pixels(array, scratch)
     return matrix, [] if images is None else copied(matrix.reshape(images.shape), images)
 
 
 def _bind(call: Call) -> Runner:
-    node, scratch = call.node, Scratch(call.workspace)
-    down, right = Geometry.of(node).stride
+    node, scratch, geometry = call.node, Scratch(call.workspace), Geometry.of(call.node)
     first, out = call.inputs[0], call.outputs[0]
-    before: list[NativeCall] = []
-    after: list[NativeCall] = []
-    if (down, right) == (1, 1):
-        (first, before), (out, after) = read_pixels(first), written_pixels(out)
-    else:
-        seen = scratch.array(_seen_shape(node), bfloat16)
-        if node.op.name == "conv2d_input":
-            pixels = out[:, :, ::down, ::right].transpose(0, 2, 3, 1)
-            after = copied(np.broadcast_to(np.zeros((), out.dtype), out.shape), out)
-            after += copied(seen.reshape(pixels.shape), pixels)
-            (first, before), out = read_pixels(first), seen
-        else:
-            pixels = first[:, :, ::down, ::right].transpose(0, 2, 3, 1)
-            before = copied(pixels, seen.reshape(pixels.shape))
-            first, (out, after) = seen, written_pixels(out)
-    second, more = read_pixels(call.inputs[1])
+    unseen: list[NativeCall] = []
+    if node.op.name != "conv2d_input":
+        first = seen_pixels(geometry, first)
+    elif geometry.stride != (1, 1):
+        unseen = copied(np.broadcast_to(np.zeros((), out.dtype), out.shape), out)
+        out = seen_pixels(geometry, out)
+    first, before = read_pixels(first, scratch)
+    second, more = read_pixels(call.inputs[1], scratch)
+    found, after = written_pixels(out, scratch)
     matrices = (second, first) if node.op.name == "conv2d_weight" else (first, second)
-    multiplied = amx.bind(Call(_product(node), (out,), matrices, scratch.rest))
-    assert isinstance(multiplied, NativeRunner)
-    return NativeRunner([*before, *more, *multiplied.calls, *after])
+    multiplied = amx.bind(Call(_product(node), (found,), matrices, scratch.rest))
+    return NativeRunner([*unseen, *before, *more, *multiplied.calls, *after])
 
 
 def _workspace(node: Node) -> int:
-    is_strided = Geometry.of(node).stride != (1, 1)
-    seen = [Spec(_seen_shape(node), bfloat16)] if is_strided else []
+    geometry = Geometry.of(node)
+    is_strided = geometry.stride != (1, 1)
+    seen = [Spec(geometry.unstrided.image, bfloat16)] if is_strided else []
     return workspace_bytes(*seen) + amx.workspace(_product(node))
 
 

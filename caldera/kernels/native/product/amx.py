@@ -173,7 +173,7 @@ def _pieces(count: int, rows: int, columns: int, length: int, parts: int) -> int
 @dataclass(frozen=True)
 class Gathered:
     """A matrix whose rows begin anywhere in an array, in elements from its own beginning, and of
-    which each 32 elements are `blocks` further on: windows of an image, for one."""
+    which each 32 elements are `blocks` further on: an indirection buffer, for windows of images."""
 
     array: np.ndarray
     rows: np.ndarray
