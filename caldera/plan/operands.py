@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from caldera.errors import DeviceError
@@ -31,7 +32,7 @@ class Operands:
         self._read = {each.attrs.get("symbol") for each in program.order()}
         # Constant arrays have no place of their own: they are kept on the device.
         self._held: dict[Symbol, Tensor] = {
-            symbol: symbol.value.to(device=device, kind=MANAGED)
+            symbol: _copy_on(device, symbol)
             for symbol in self._others
             if symbol.role == "array" and not can_reach(device, symbol.value)
         }
@@ -121,6 +122,19 @@ class Operands:
                     got=f"{tensor.kind.name} memory on {tensor.device.name}",
                     hint=f"move it with .to(device={self._device.name!r})",
                 )
+
+
+def _copy_on(device: Device, symbol: Symbol) -> Tensor:
+    """A constant array on a device, shared by all plans there."""
+    key = ("constant", device)
+    known = symbol.dependants.get(key)
+    copy = known() if isinstance(known, weakref.ref) else None
+    if copy is None:
+        copy = symbol.value.to(device=device, kind=MANAGED)
+        # The plans that use it keep it.
+        symbol.dependants[key] = weakref.ref(copy)
+    assert isinstance(copy, Tensor)
+    return copy
 
 
 def can_reach(device: Device, tensor: Tensor) -> bool:

@@ -57,6 +57,22 @@ def test_an_error_is_an_answer_and_the_worker_goes_on() -> None:
     assert "Traceback" in found[3]["traceback"]
 
 
+@pytest.mark.usefixtures("_cores_as_before")
+def test_losses_are_those_of_the_batch_and_the_precision_that_were_asked_for() -> None:
+    few = {"do": "prepare", "work": "mlp", "case": "mlp", "batch": 4}
+    losses = {"do": "losses", "steps": 2}
+    half = hello("caldera", {"accuracy": "strict", "precision": "bfloat16"}, 1)
+    usual = {"do": "prepare", "work": "mlp", "case": "mlp"}
+    found = _answers(HELLO, losses, few, losses, usual, losses, half, few, losses)
+    assert "expected a network" in found[1]["error"]
+    of_few, of_usual, in_half = (found[i]["losses"] for i in (3, 5, 8))
+    assert [len(each) for each in (of_few, of_usual, in_half)] == [2, 2, 2]
+    assert of_few != of_usual
+    # Weights are the same, products are rounded.
+    assert of_few != in_half
+    assert in_half == pytest.approx(of_few, rel=0.02)
+
+
 def test_nothing_is_answered_after_the_end() -> None:
     assert _answers({"do": "end"}, HELLO) == []
 

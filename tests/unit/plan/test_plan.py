@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from caldera import nn, op, optim
 from caldera.graph.node import Node
 from caldera.kernels.choose import Choices
 from caldera.kernels.table import Kernel
-from caldera.lazy import Expr
+from caldera.lazy import Expr, forget_plans
 from caldera.plan import arena
 from caldera.train.tracking.measure_run import training_step
 from tests.transfers import counted_from_now
@@ -307,3 +308,24 @@ def test_a_result_without_elements_may_be_kept_at_no_cost(monkeypatch: pytest.Mo
     kept += [plan.run({"x": np.zeros(0, "float32")}) for _ in range(2)]
     assert not bound
     assert [results[0].shape for results in kept] == [(0,)] * 4
+
+
+def test_plans_of_a_device_share_the_copy_of_a_constant_array() -> None:
+    pool = cd.device("loopback").pool
+    forget_plans()
+    gc.collect()
+    before = pool.in_use
+    large = np.arange(1 << 18, dtype="float32")
+    x = op.var("x", large.shape, fill=2.0, device="loopback")
+    product = x * large
+    first = cd.compile(op.sum(product))
+    assert first.run()[0].item() == 2.0 * large.sum(dtype="float64")
+    with_one = pool.in_use
+    second = cd.compile(op.max(product))
+    assert second.run()[0].item() == 2.0 * large[-1]
+    assert pool.in_use - with_one < large.nbytes
+    # What plans share goes with the last of them.
+    del first, second, product, x
+    forget_plans()
+    gc.collect()
+    assert pool.in_use == before
