@@ -7,7 +7,8 @@ The identical network, weights and batches; every contestant in a process of its
 at a time. For each network, number of threads and precision a table: the best step; the median over
 turns of the ratio of a turn's best step to Caldera's (in brackets: of the turn's median steps); the
 first step with empty caches; the memory that the process has more than after its imports; the
-losses of the steps after it. `caldera bench` checks more; this says in seconds where a network stands.
+losses of the steps after it. `caldera bench` checks more; this says in seconds where a network
+stands.
 
 `--profile FOLDER` also writes the table of Caldera's step, kernel by kernel, and `--samples FILE`
 the time of every step.
