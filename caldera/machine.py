@@ -77,11 +77,40 @@ def usable_cores(root: Path = Path("/")) -> int:
     >>> 1 <= usable_cores() <= this_machine().cores
     True
     """
+    return math.ceil(min(len(_cores_of(_usable_processors(), root)), _processor_quota(root)))
+
+
+def usable_numa_nodes(root: Path = Path("/")) -> list[int]:
+    """The NUMA nodes (a socket with memory of its own, mostly) whose processors this process may
+    use, or [0] where the system does not say.
+
+    >>> usable_numa_nodes()[0] >= 0
+    True
+    """
+    nodes = root / "sys/devices/system/node"
+    usable = _usable_processors()
+    found = []
+    for node in nodes.glob("node[0-9]*"):
+        with suppress(OSError, ValueError):
+            if usable & _numbers_in((node / "cpulist").read_text()):
+                found.append(int(node.name.removeprefix("node")))
+    return sorted(found) or [0]
+
+
+def _numbers_in(text: str) -> set[int]:
+    """What the kernel writes as "0-3,8,10-11"; a node without processors has an empty list."""
+    found: set[int] = set()
+    for part in text.strip().split(",") if text.strip() else ():
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _usable_processors() -> set[int]:
+    """The processors, as the system numbers them, that a scheduler bound this process to."""
     if hasattr(os, "sched_getaffinity"):
-        numbers = os.sched_getaffinity(0)
-    else:
-        numbers = set(range(os.cpu_count() or 1))
-    return math.ceil(min(len(_cores_of(numbers, root)), _processor_quota(root)))
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
 
 
 def _cores_of(numbers: Iterable[int], root: Path) -> set[str]:

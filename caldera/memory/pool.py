@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from caldera.amounts import bytes_text
 from caldera.config import settings
 from caldera.errors import OutOfMemoryError, ShapeError
+from caldera.memory.numa import interleave
 
 ALIGNMENT = 128
 SMALLEST = 512
@@ -116,6 +117,7 @@ def take_host_memory(nbytes: int) -> tuple[int, object]:
     """
     storage = np.empty(nbytes + ALIGNMENT, np.uint8)
     address: int = storage.__array_interface__["data"][0]
+    interleave(address, nbytes)
     return -(-address // ALIGNMENT) * ALIGNMENT, storage
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from caldera.config import Settings
-from caldera.machine import usable_cores
+from caldera.machine import usable_cores, usable_numa_nodes
 
 
 @pytest.fixture
@@ -69,6 +69,23 @@ def test_hyper_threads_of_a_core_count_once(root: Path) -> None:
     folder = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
     _write(root, {folder.format(i): f"{i % 4},{i % 4 + 4}" for i in range(8)})
     assert usable_cores(root) == 4
+
+
+@pytest.mark.parametrize(
+    ("processors", "expected"),
+    [
+        ({0: "0-1,4-5", 1: "2-3,6-7"}, [0, 1]),
+        ({0: "0-7", 1: "8-15"}, [0]),  # bound to one of two sockets
+        ({0: "0-3", 1: "", 10: "4-7", 2: "garbage"}, [0, 10]),  # a node may be memory alone
+        ({}, [0]),
+    ],
+)
+def test_numa_nodes_of_the_processors_that_may_be_used(
+    root: Path, processors: dict[int, str], expected: list[int]
+) -> None:
+    folder = "sys/devices/system/node/node{}/cpulist"
+    _write(root, {folder.format(node): text for node, text in processors.items()})
+    assert usable_numa_nodes(root) == expected
 
 
 @pytest.mark.parametrize(("text", "expected"), [("1", 1), ("1,2", 1), ("0", None), ("all", None)])
