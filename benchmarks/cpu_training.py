@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
@@ -93,17 +93,9 @@ class Course:
         options = self.options
         peers = [peer for peer in options.peers.split(",") if peer]
         compiler = options.compile and has_compiler()
-        found = contestants(self.case, peers, [options.accuracy], compiler=compiler)
-        if self.precision == "float32":
-            return found
-        return [
-            replace(
-                each,
-                precision=self.precision,
-                options={**each.options, "precision": self.precision},
-            )
-            for each in found
-        ]
+        return contestants(
+            self.case, peers, [options.accuracy], compiler=compiler, precisions=[self.precision]
+        )
 
     def entered(self, contestant: Contestant, caches: Path) -> Entry:
         """Start a contestant, and let it make its first steps."""

@@ -40,7 +40,7 @@ class Options:
     """Epochs on real data; 0 for none."""
     device: str = "cpu"
     precisions: Sequence[str] = ()
-    """On a card; without any, those of each work."""
+    """Without any, on a card those of each work and on the CPU float32."""
     settings: Sequence[str] = ()
     """On a card: words, of which a contestant's label must have one; without any, all take part."""
     without: Sequence[str] = ()

@@ -10,7 +10,7 @@ from typing import Any
 from caldera.bench.checks import TRUTH, written
 from caldera.bench.equality import (
     Equality,
-    compare_on_card,
+    compare_in_precision,
     compare_results,
     compare_training,
     curve_limit,
@@ -53,7 +53,9 @@ class Comparison:
         expected = written(self._folder / _REFERENCE)
         if entry.precision:
             truth = written(self._folder / _REFERENCE / TRUTH)
-            entry.equality = compare_on_card(self._numbers, truth, numbers, found, entry.precision)
+            entry.equality = compare_in_precision(
+                self._numbers, truth, numbers, found, entry.precision
+            )
         elif "first loss" in numbers:
             entry.equality = compare_training(self._numbers, expected, numbers, found)
             truth = written(self._folder / _REFERENCE / TRUTH)

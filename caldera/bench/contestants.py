@@ -43,7 +43,7 @@ class Contestant:
     setting: str
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     precision: str = ""
-    """On a card."""
+    """On a card, and on the CPU if it is not float32."""
     is_measured: bool = True
     """Whether its time is taken; if not, others are only compared with it."""
     sources: str = ""
@@ -62,6 +62,15 @@ class Contestant:
         'caldera strict before'
         """
         return replace(self, setting=f"{self.setting}{BEFORE}", sources=sources)
+
+    def rounded_to(self, precision: str) -> Contestant:
+        """The same one on the CPU in another precision.
+
+        >>> Contestant("torch", "eager").rounded_to("bfloat16").label
+        'torch eager, bfloat16'
+        """
+        options = {**self.options, "precision": precision}
+        return replace(self, precision=precision, options=options)
 
     def only_compared(self) -> Contestant:
         """The same one, with which others are only compared."""
@@ -85,11 +94,13 @@ def contestants(
     compiler: bool,
     without: Sequence[str] = (),
     workspaces: Sequence[int] = (),
+    precisions: Sequence[str] = (),
 ) -> list[Contestant]:
     """Everybody who takes part in a case; what the others must agree with first, then Caldera.
 
     In training steps Caldera also takes part without each pass named in `without`, and with so
-    many MiB of workspace, for which convolutions are cut into micro-batches.
+    many MiB of workspace, for which convolutions are cut into micro-batches. `precisions` are those
+    of training steps, float32 without any; what others must agree with is in float32 always.
 
     >>> from caldera.bench.workloads import WORKLOADS
     >>> case = WORKLOADS["mlp"].cases[0]
@@ -115,7 +126,16 @@ def contestants(
     theirs = [contestant for peer in peers for contestant in settings[peer]()]
     theirs.sort(key=lambda each: each.framework != REFERENCE)
     reference = [each for each in theirs[:1] if each.framework == REFERENCE]
-    return [*reference, *ours, *theirs[len(reference) :]]
+    found = [*ours, *theirs[len(reference) :]]
+    if not precisions or not isinstance(case, TrainingCase):
+        return [*reference, *found]
+    rounded = [
+        each.rounded_to(name)
+        for name in precisions
+        if name != REFERENCE_PRECISION
+        for each in [*reference, *found]
+    ]
+    return [*reference, *(found if REFERENCE_PRECISION in precisions else ()), *rounded]
 
 
 def _torch(case: Case, compiler: bool) -> list[Contestant]:

@@ -5,8 +5,8 @@ and for small networks the curve of the loss must stay as near as PyTorch's own 
 image's axes stay to each other. Rounding turns a few ReLUs on or off, so in deep networks no two
 float32 gradients agree; those that are at least as near to the float64 ones as PyTorch's are right.
 
-On a card there are several precisions, and each has its tolerances: weights are float32 in all of
-them, "tf32" rounds what goes into a product to 10 bits, "bfloat16" computes products, and stores
+On a card, and in bfloat16 on the CPU, each precision has its tolerances: weights are float32 in all
+of them, "tf32" rounds what goes into a product to 10 bits, "bfloat16" computes products, and stores
 what lies between them, with 7. There gradients are compared by their norm with PyTorch's in
 float64, and a precision may be as far from the reference, times a factor, as PyTorch's own steps in
 that precision are.
@@ -51,14 +51,13 @@ REFERENCE_PRECISION = PRECISIONS[0]
 
 
 def is_as_strict(precision: str, other: str) -> bool:
-    """Whether a precision is that of another, or a stricter one.
+    """Whether a precision is that of another, or a stricter one; none is float32 on the CPU.
 
-    >>> is_as_strict("float32", "tf32"), is_as_strict("bfloat16", "tf32")
+    >>> is_as_strict("float32", "tf32"), is_as_strict("bfloat16", "")
     (True, False)
     """
-    if precision == other:
-        return True
-    return PRECISIONS.index(precision) < PRECISIONS.index(other)
+    ranks = [PRECISIONS.index(each or REFERENCE_PRECISION) for each in (precision, other)]
+    return ranks[0] <= ranks[1]
 
 
 FIRST_LOSS = 1e-6
@@ -95,9 +94,10 @@ class Equality:
     result: float | None = None
     """Of a single computation."""
     precision: str = ""
-    """On a card."""
+    """On a card, and on the CPU if it is not float32."""
     distance: float | None = None
-    """On a card: of all gradients together to those in float64, relative to their norm."""
+    """Where there is a precision: of all gradients together to those in float64, relative to their
+    norm."""
     distance_allowed: float | None = None
     against: str = ""
     broken: list[str] = field(default_factory=list)
@@ -124,7 +124,7 @@ class Equality:
         return TOLERANCES[self.precision].first_loss if self.precision else FIRST_LOSS
 
     def allow(self, gradients: float | None, curve: float | None) -> None:
-        """On a card: set the limits, given how far PyTorch's own steps in this precision are."""
+        """Set the limits of a precision, given how far PyTorch's own steps in it are."""
         tolerance = TOLERANCES[self.precision]
         self.distance_allowed = max(tolerance.gradients, SLACK * (gradients or 0.0))
         self.curve_allowed = max(tolerance.curve, SLACK * (curve or 0.0))
@@ -161,14 +161,15 @@ def compare_training(
     )
 
 
-def compare_on_card(
+def compare_in_precision(
     reference: Mapping[str, Any],
     truth: Arrays,
     found: Mapping[str, Any],
     gradients: Arrays,
     precision: str,
 ) -> Equality:
-    """A network's check on a card beside the reference's; some only have the means of epochs."""
+    """A network's check in some precision beside the reference's; some only have the means of
+    epochs."""
     equality = Equality(precision=precision, float64=_curves_apart(reference, found, "float64"))
     if "epochs" in found:
         means = _means(reference["curve"], found["mean of"])

@@ -196,7 +196,7 @@ def equality_text(equality: Equality) -> str:
     if not equality.holds:
         return "NO, does not count: " + ", ".join(equality.broken)
     if equality.precision:
-        return "yes: " + ", ".join(_on_card(equality))
+        return "yes: " + ", ".join(_in_precision(equality))
     gradients = f"gradients {_e(equality.gradients)}"
     if (equality.gradients or 0.0) > GRADIENTS:
         true, theirs = _e(equality.true_gradients), _e(equality.reference_true_gradients)
@@ -212,8 +212,8 @@ def equality_text(equality: Equality) -> str:
     return "yes: " + ", ".join(part for part in parts if part)
 
 
-def _on_card(equality: Equality) -> list[str]:
-    """What was compared on a card, each with what was allowed."""
+def _in_precision(equality: Equality) -> list[str]:
+    """What was compared where there is a precision, each with what was allowed."""
     pairs = {
         "loss": (equality.first_loss, equality.first_loss_allowed),
         "gradients to float64": (equality.distance, equality.distance_allowed),

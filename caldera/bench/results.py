@@ -24,7 +24,7 @@ class Entry:
     framework: str
     setting: str
     precision: str = ""
-    """On a card."""
+    """On a card, and on the CPU if it is not float32."""
     part_of: str = ""
     group: str = ""
     depth: int = 0
@@ -165,8 +165,8 @@ class Report:
     def ratios(self, entry: Entry) -> list[Ratio]:
         """An entry of Caldera's beside the best setting of each peer, and of all of them.
 
-        On a card, settings of the same precision or a stricter one: who is faster in float32 than
-        in tf32 would not use tf32.
+        Settings of the same precision or a stricter one: who is faster in float32 than in tf32
+        would not use tf32.
         """
         if entry.framework != OURS or not entry.counts:
             return []

@@ -167,6 +167,7 @@ class Session:
             everybody = contestants(
                 case, self._peers, options.accuracies, compiler=self._compiler,
                 without=options.without, workspaces=options.workspaces,
+                precisions=options.precisions,
             )  # fmt: skip
         everybody = [each for one in everybody for each in self._with_before(one)]
         handles = [

@@ -12,7 +12,7 @@ from typing import Any
 from caldera.bench.again import SLOWER, WITHIN, compare_reports, options_of, read_report
 from caldera.bench.case_runner import Options
 from caldera.bench.contestants import ACCURACIES, INSTALL, PEERS, missing_peers
-from caldera.bench.equality import PRECISIONS
+from caldera.bench.equality import PRECISIONS, REFERENCE_PRECISION
 from caldera.bench.mllog import log_text
 from caldera.bench.page import page
 from caldera.bench.previous import previous_sources
@@ -49,7 +49,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision",
         metavar="NAME,...",
-        help=f"of products on a card: {', '.join(PRECISIONS)} (default: what --list says)",
+        help=f"of products: {', '.join(PRECISIONS)} (default on a card: what --list says; on the "
+        "CPU, which has no tf32, float32)",
     )
     parser.add_argument(
         "--settings",
@@ -256,7 +257,7 @@ def _peers(arguments: argparse.Namespace) -> list[str]:
 
 def _accuracies(arguments: argparse.Namespace, device: str) -> list[str]:
     if device == _CARD:
-        _refuse_given(arguments.accuracy, "--accuracy", "cpu", "--precision is for cards")
+        _refuse_given(arguments.accuracy, "--accuracy", "cpu", "--precision is enough there")
         return ["strict"]
     accuracy = Choice("accuracy", lambda: (*ACCURACIES, _BOTH)).from_text(
         arguments.accuracy or _BOTH, "--accuracy"
@@ -265,11 +266,16 @@ def _accuracies(arguments: argparse.Namespace, device: str) -> list[str]:
 
 
 def _precisions(arguments: argparse.Namespace, device: str) -> list[str]:
-    if device == _CPU:
-        _refuse_given(arguments.precision, "--precision", "cuda", "the CPU computes in float32")
     if arguments.precision is None:
         return []
-    kind = Names("precision", lambda: PRECISIONS)
+    known = PRECISIONS if device == _CARD else (REFERENCE_PRECISION, "bfloat16")
+    others = [name for name in arguments.work if not WORKLOADS[name].is_training]
+    if others:
+        raise ConfigError.build(
+            "--precision", expected="networks with it: " + ", ".join(_networks()),
+            got=", ".join(others), hint="other work says its dtypes itself (see --list)",
+        )  # fmt: skip
+    kind = Names("precision", lambda: known)
     return list(dict.fromkeys(kind.from_text(arguments.precision, "--precision")))
 
 

@@ -105,4 +105,6 @@ def test_the_order_of_precisions() -> None:
     assert PRECISIONS == ("float32", "tf32", "bfloat16")
     assert is_as_strict("tf32", "tf32")
     assert is_as_strict("", "")
+    assert is_as_strict("", "bfloat16")
+    assert not is_as_strict("bfloat16", "")
     assert not is_as_strict("tf32", "float32")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from caldera.bench.comparison import Comparison
-from caldera.bench.equality import SLACK, TOLERANCES, Equality, compare_on_card, distance
+from caldera.bench.equality import SLACK, TOLERANCES, Equality, compare_in_precision, distance
 from caldera.bench.formatting import equality_text
 from caldera.bench.results import Entry
 
@@ -23,7 +23,7 @@ def test_the_first_loss_has_a_limit_in_each_precision(precision: str) -> None:
     limit = TOLERANCES[precision].first_loss
     for factor, expected in ((0.9, True), (1.1, False)):
         found = {**REFERENCE, "first loss": 2.0 * (1 + factor * limit)}
-        equality = compare_on_card(REFERENCE, TRUTH, found, TRUTH, precision)
+        equality = compare_in_precision(REFERENCE, TRUTH, found, TRUTH, precision)
         equality.allow(None, None)
         equality.judge()
         assert equality.holds is expected
@@ -52,11 +52,11 @@ def test_the_distance_is_that_of_all_gradients_together() -> None:
 
 def test_means_of_epochs_are_compared_with_those_of_the_reference() -> None:
     found: dict[str, Any] = {"epochs": [1.75, 0.75], "mean of": 2}
-    equality = compare_on_card(REFERENCE, TRUTH, found, [], "float32")
+    equality = compare_in_precision(REFERENCE, TRUTH, found, [], "float32")
     assert equality.curve == 0.0
     assert equality.first_loss is equality.distance is None
     found["epochs"] = [1.75, 0.9]
-    equality = compare_on_card(REFERENCE, TRUTH, found, [], "float32")
+    equality = compare_in_precision(REFERENCE, TRUTH, found, [], "float32")
     assert equality.curve == pytest.approx(0.15)
 
 

@@ -52,12 +52,19 @@ def test_precisions_settings_and_limit_can_be_chosen() -> None:
     assert (found.limit, found.peers) == (60, ["jax"])
 
 
+def test_precisions_of_the_cpu_can_be_chosen() -> None:
+    assert _options("mlp").precisions == []
+    found = _options("mlp", "gpt", "--precision", "bfloat16,float32")
+    assert found.precisions == ["bfloat16", "float32"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (["conv", "--device", "cuda"], "expected work that a card is measured with: mlp, "),
         (["mlp", "--device", "tpu"], "--device: expected a device"),
-        (["mlp", "--precision", "tf32"], "--precision: expected --device cuda with it"),
+        (["mlp", "--precision", "tf32"], "--precision: expected a precision"),
+        (["mlp", "conv", "--precision", "bfloat16"], "--precision: expected networks with it"),
         (["mlp", "--settings", "fit"], "--settings: expected --device cuda with it"),
         (["mlp", "--device", "cuda", "--precision", "half"], "--precision: expected a precision"),
         (["mlp", "--device", "cuda", "--accuracy", "fast"], "--accuracy: expected --device cpu"),

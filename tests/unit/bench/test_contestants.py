@@ -39,6 +39,21 @@ def test_large_networks_have_no_loop_over_steps() -> None:
     assert "jax scan" not in _labels("resnet50")
 
 
+def test_a_precision_is_measured_beside_the_reference_in_float32() -> None:
+    def labels(work: str, *precisions: str) -> list[str]:
+        case = WORKLOADS[work].cases[0]
+        found = contestants(case, ["torch"], ["strict"], compiler=False, precisions=precisions)
+        assert all(each.options.get("precision", "") == each.precision for each in found)
+        return [each.label for each in found]
+
+    rounded = ["torch eager, bfloat16", "caldera strict, bfloat16"]
+    assert labels("mlp", "float32") == ["torch eager", "caldera strict"]
+    assert labels("mlp", "bfloat16") == ["torch eager", *rounded]
+    assert labels("mlp", "bfloat16", "float32") == ["torch eager", "caldera strict", *rounded]
+    # Single computations say their dtype themselves.
+    assert labels("gemm", "bfloat16") == labels("gemm")
+
+
 @pytest.mark.parametrize("work", list(WORKLOADS))
 def test_the_reference_comes_first_in_everything(work: str) -> None:
     labels = _labels(work)
