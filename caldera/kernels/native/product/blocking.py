@@ -54,22 +54,36 @@ class Blocking:
     strip: int
     packs_left: bool
 
-    def elements(self, tile: Tile) -> int:
-        """Elements of memory that each thread needs for what it packs."""
+    def left_elements(self, tile: Tile) -> int:
+        """Elements of memory that each thread needs for what it packs of the left matrix."""
         left = self.band * self.depth if self.packs_left else 0
         # What the next thread packs begins at a line of the cache, as vectors should.
-        return self.depth * _up(self.strip, tile.width) + _up(left, tile.lanes)
+        return _up(left, tile.lanes)
+
+    def elements(self, tile: Tile) -> int:
+        """The same with what it packs of the right matrix."""
+        return self.depth * _up(self.strip, tile.width) + self.left_elements(tile)
+
+
+def shared_elements(columns: int, length: int, tile: Tile) -> int:
+    """Elements of memory for the right matrix, packed by all threads together."""
+    return length * _up(columns, tile.width)
 
 
 def blocking_of(
-    count: int, rows: int, columns: int, length: int, parts: int, tile: Tile
-) -> Blocking:
-    """For `count` products of this extent on so many threads."""
+    count: int, rows: int, columns: int, length: int, parts: int, tile: Tile,
+    *, shares_panels: bool = False,
+) -> Blocking:  # fmt: skip
+    """For `count` products of this extent on so many threads, which may have packed the right
+    matrix together: then each rectangle begins with a panel."""
     # Of nothing there are no rectangles, and no work for those of a row and a column.
     count, rows, columns = (max(1, each) for each in (count, rows, columns))
+    shapes = _rectangles(rows, columns, parts, tile)
+    if shares_panels:
+        shapes = {(down, right) for down, right in shapes if not right % tile.width}
     height, width = min(
-        sorted(_rectangles(rows, columns, parts, tile)),
-        key=lambda shape: _cost(count, rows, columns, shape, parts, tile),
+        sorted(shapes),
+        key=lambda shape: _cost(count, rows, columns, shape, parts, tile, shared=shares_panels),
     )
     pieces = max(1, -(-length // DEEPEST))
     depth = max(1, -(-length // pieces))
@@ -94,15 +108,17 @@ def _rectangles(rows: int, columns: int, parts: int, tile: Tile) -> set[tuple[in
 
 
 def _cost(
-    count: int, rows: int, columns: int, shape: tuple[int, int], parts: int, tile: Tile
-) -> float:
+    count: int, rows: int, columns: int, shape: tuple[int, int], parts: int, tile: Tile,
+    *, shared: bool,
+) -> float:  # fmt: skip
     """Vectors that the busiest thread multiplies for each term of the sums, with what it packs."""
     height, width = shape
     tasks = count * -(-rows // height) * -(-columns // width)
     vectors = -(-min(width, _up(columns, tile.lanes)) // tile.lanes)
     lines = min(height, rows)
     each = _up(lines, max(1, tile.height // 2)) * vectors
-    return -(-tasks // parts) * (each + _PACKING * (vectors + lines / tile.lanes))
+    packed = lines / tile.lanes + (0 if shared else vectors)
+    return -(-tasks // parts) * (each + _PACKING * packed)
 
 
 def _up(length: int, grain: int) -> int:

@@ -3,7 +3,9 @@
 The way of GotoBLAS: a tile of the result stays in registers while it is summed up, a panel of the
 right matrix in the nearest cache, a band of the left matrix in the next. Each thread has a
 rectangle of the result of its own and packs what it needs for it, so threads never wait for each
-other, and bias and activation are applied while a tile is in the nearest cache.
+other, and bias and activation are applied while a tile is in the nearest cache. Many threads may
+instead pack the right matrix together, wait for each other once, and all read it: each would pack
+as much of it as it multiplies a few rows with.
 """
 
 from __future__ import annotations
@@ -25,7 +27,13 @@ from caldera.kernels.native.codegen.emitter import (
     natural_lanes,
 )
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
-from caldera.kernels.native.product.blocking import Tile, blocking_of, tile_of
+from caldera.kernels.native.product.blocking import (
+    Blocking,
+    Tile,
+    blocking_of,
+    shared_elements,
+    tile_of,
+)
 from caldera.kernels.native.product.epilogue import apply_epilogue
 from caldera.kernels.native.product.gemm import (
     Binder,
@@ -39,32 +47,42 @@ from caldera.kernels.native.product.gemm import (
     split_k_workspace,
 )
 from caldera.kernels.native.product.packed_tile import call_tile, tile_address
-from caldera.kernels.native.product.packing import pack_panels, pack_strips
+from caldera.kernels.native.product.packing import (
+    corner_of,
+    pack_panels,
+    pack_strips,
+    pack_together,
+    panel_of,
+)
 from caldera.kernels.native.product.problem import dense, extent_of, parts_for
 from caldera.kernels.table import TABLE, Array, Kernel
 from caldera.tensor.dtype import DType
+from caldera.tensor.shape import size
 from caldera.threads import thread_count
 
 
 @native_kernel
 def _multiply(
     k: Emitter, table: Pointer, a: Pointer, b: Pointer, c: Pointer, packed: Pointer,
-    leading_a: Integer, leading_b: Integer, leading_c: Integer, count: Integer, rows: Integer,
-    columns: Integer, height: Integer, width: Integer, depth: Integer, band: Integer,
-    strip: Integer, room: Integer, tile_address: Integer, scales: list[Pointer],
-    bias: Pointer | None, epilogue: Epilogue, ta: bool, tb: bool, packs_left: bool,
-    tile: tuple[int, int],
+    shared: Pointer | None, leading_a: Integer, leading_b: Integer, leading_c: Integer,
+    count: Integer, rows: Integer, columns: Integer, height: Integer, width: Integer,
+    depth: Integer, band: Integer, strip: Integer, room: Integer, tile_address: Integer,
+    scales: list[Pointer], bias: Pointer | None, epilogue: Epilogue, ta: bool, tb: bool,
+    packs_left: bool, tile: tuple[int, int],
 ) -> None:  # fmt: skip
     """The rectangles that are this part's. Each row of the table is one product: where its
-    matrices begin, and how long the sum is. `packed` has `room` elements for each part."""
+    matrices begin, and how long the sum is. `packed` has `room` elements for each part, `shared`
+    the right matrix of the only product if it is packed already."""
     alpha, beta = k.constant(1.0, c.type), k.constant(0.0, c.type)
     if scales:
         alpha, beta = (each.load(0) for each in scales)
     shape = Tile(*tile, natural_lanes(c.type))
     across, down = (columns + width - 1) // width, (rows + height - 1) // height
     begin, end = k.part_range(count * across * down)
-    panels = packed.at(k.part * room)
-    strips = panels.at((strip + (shape.width - 1)) // shape.width * shape.width * depth)
+    one = k.constant(1, I64)
+    strips = own = packed.at(k.part * room)
+    if shared is None:
+        strips = own.at((strip + (shape.width - 1)) // shape.width * shape.width * depth)
     with k.loop(begin, end) as task:
         product = table.at(task // (across * down) * 4)
         top, left = task // across % down * height, task % across * width
@@ -79,19 +97,27 @@ def _multiply(
             start = piece * depth
             terms = k.minimum(depth, length - start)
             last_column = k.minimum(first_column + strip, right)
-            corner = other.at(_corner(start, first_column, leading_b, flipped=tb))
-            pack_panels(
-                k, panels, corner, leading_b, terms, last_column - first_column,
-                shape.width, flipped=tb,
-            )  # fmt: skip
-            # What is packed next is brought near meanwhile, unless it is packed already.
-            is_last = last_column.equals(right)
-            after = k.select(is_last, start + depth, start), k.select(is_last, left, last_column)
-            next_corner = other.at(_corner(*after, leading_b, flipped=tb))
-            is_ahead = (after[0] < length) & (strip <= shape.width)
+            if shared is None:
+                panels = own
+                corner = other.at(corner_of(start, first_column, leading_b, flipped=tb))
+                pack_panels(
+                    k, panels, corner, leading_b, terms, last_column - first_column,
+                    shape.width, flipped=tb,
+                )  # fmt: skip
+                ends = last_column.equals(right)
+                after = k.select(ends, start + depth, start), k.select(ends, left, last_column)
+                # What is packed next is brought near meanwhile, unless it is packed already.
+                is_ahead = (after[0] < length) & (strip <= shape.width)
+                ahead = other.at(corner_of(*after, leading_b, flipped=tb))
+                step, beside = leading_b, leading_b if tb else one
+            else:
+                panels = panel_of(shared, start, terms, columns, shape.width, first_column)
+                is_ahead = first_column < last_column - shape.width
+                # The next one lies behind each of them.
+                step, beside = k.constant(shape.width, I64), one
             with k.loop(top, bottom, band) as first_row:
                 last_row = k.minimum(first_row + band, bottom)
-                lines = source.at(_corner(first_row, start, leading_a, flipped=ta))
+                lines = source.at(corner_of(first_row, start, leading_a, flipped=ta))
                 if packs_left:
                     # A band that is the only one is still there from the first columns.
                     with k.if_then(first_column.equals(left) | (bottom - top > band)):
@@ -108,12 +134,13 @@ def _multiply(
                     wide = k.minimum(last_column - column, shape.width)
                     strip_of_row = strips.at((row - first_row) * terms)
                     panel = panels.at((column - first_column) * terms)
-                    ahead = _line(k, next_corner, (row - first_row) // shape.height, shape.width,
-                                  leading_b if tb else k.constant(1, I64))  # fmt: skip
+                    if shared is not None:
+                        ahead = panel.at(terms * shape.width)
+                    number = (row - first_row) // shape.height
                     call_tile(
                         k, tile_address, strip_of_row if packs_left else lines, panel, goal,
-                        k.either(is_ahead, ahead, panel),
-                        step=k.select(is_ahead, leading_b, shape.width),
+                        k.either(is_ahead, _line(k, ahead, number, shape.width, beside), panel),
+                        step=k.select(is_ahead, step, shape.width),
                         at=0 if packs_left else row - first_row, down=1 if ta else leading_a,
                         right=leading_a if ta else 1, leading=leading_c, terms=terms, high=high,
                         wide=wide, alpha=alpha, keep=k.select(piece.equals(0), beta, 1.0),
@@ -121,11 +148,6 @@ def _multiply(
                     if epilogue.changes:
                         with k.if_then(piece.equals(pieces - 1)):
                             _finish(k, goal, leading_c, high, wide, column, bias, epilogue)
-
-
-def _corner(row: Value, column: Value, leading: Value, *, flipped: bool) -> Value:
-    """Where the rest of a matrix begins."""
-    return column * leading + row if flipped else row * leading + column
 
 
 def _line(k: Emitter, corner: Pointer, number: Value, width: int, right: Value) -> Pointer:
@@ -154,6 +176,8 @@ def _finish(
 class _PackedBinder(Binder):
     """Makes the calls of one product by packed micro-kernels."""
 
+    shares_panels = False
+
     def add_products(
         self, table: np.ndarray, goal: Matrices, parts: int, scales: tuple[Array, ...] = (),
         bias: Array = None, epilogue: Epilogue = NOTHING,
@@ -162,25 +186,51 @@ class _PackedBinder(Binder):
         rows, columns, _ = self.product.extent
         dtype = goal.array.dtype
         tile = tile_of(dtype.name)
-        cut = blocking_of(len(table), rows, columns, int(table[:, 3].max()), parts, tile)
+        shares = self.shares_panels and len(table) == 1
+        length = int(table[:, 3].max())
+        table = np.ascontiguousarray(table, np.int64)
+        cut = blocking_of(len(table), rows, columns, length, parts, tile, shares_panels=shares)
+        shared = self._packed_together(table, length, cut, parts, dtype) if shares else None
         parts = min(parts, len(table) * -(-rows // cut.height) * -(-columns // cut.width))
-        room = cut.elements(tile)
+        room = cut.left_elements(tile) if shares else cut.elements(tile)
         self.calls.append(
             _multiply.call(
-                table=np.ascontiguousarray(table, np.int64),
-                a=self.left.array, b=self.right.array, c=goal.array,
-                packed=dense((parts, room), dtype, self.scratch),
+                table=table, a=self.left.array, b=self.right.array, c=goal.array,
+                packed=dense((parts, max(1, room)), dtype, self.scratch), shared=shared,
                 leading_a=self.left.leading, leading_b=self.right.leading, leading_c=goal.leading,
                 count=len(table), rows=rows, columns=columns, height=cut.height, width=cut.width,
-                depth=cut.depth, band=cut.band, strip=cut.strip, room=room,
+                depth=cut.depth, band=cut.band, strip=cut.width if shares else cut.strip,
+                room=room,
                 tile_address=tile_address(
-                    dtype, tile, packed=cut.packs_left, flipped=self.right.transposed
+                    dtype, tile, packed=cut.packs_left,
+                    flipped=self.right.transposed and not shares,
                 ),
                 scales=list(scales),
                 bias=bias, epilogue=epilogue, ta=self.left.transposed, tb=self.right.transposed,
                 packs_left=cut.packs_left, tile=(tile.height, tile.vectors), parts=parts,
             )
         )  # fmt: skip
+
+    def _packed_together(
+        self, table: np.ndarray, length: int, cut: Blocking, parts: int, dtype: np.dtype
+    ) -> Array:
+        """Memory for the right matrix, which a call before the product packs."""
+        tile, columns = tile_of(dtype.name), self.product.extent[1]
+        shared = dense((max(1, shared_elements(columns, length, tile)),), dtype, self.scratch)
+        self.calls.append(
+            pack_together.call(
+                table=table, b=self.right.array, shared=shared, leading=self.right.leading,
+                columns=columns, length=length, depth=cut.depth, tb=self.right.transposed,
+                width=tile.width, parts=parts,
+            )
+        )  # fmt: skip
+        return shared
+
+
+class _SharingBinder(_PackedBinder):
+    """The same with the right matrix packed by all threads together, if it is only one."""
+
+    shares_panels = True
 
 
 def _packed_bytes(dtype: DType, count: int, extent: tuple[int, int, int], parts: int) -> int:
@@ -202,6 +252,14 @@ def _workspace(node: Node) -> int:
     )
 
 
+def _sharing_workspace(node: Node) -> int:
+    _, _, columns, length = extent_of(node)
+    wide = compute_dtype(node.dtype)
+    shared = shared_elements(columns, length, tile_of(wide.name))
+    # What each thread packs of the left matrix is less than what it would pack of both.
+    return _workspace(node) + workspace_bytes(Spec((shared,), wide))
+
+
 def _split_k_workspace(node: Node, most: int | None = None) -> int:
     rows, columns, length = extent_of(node)[1:]
     pieces = pieces_of(length, most)
@@ -217,6 +275,13 @@ def _is_cut_and_shared(node: Node) -> bool:
     return thread_count() >= 2 * _PIECES and _is_worth_packing(node) and has_long_sums(node)
 
 
+def _is_worth_sharing(node: Node) -> bool:
+    """Whether so many threads read the same right matrix that packing it together may pay."""
+    right = node.inputs[2 if node.op.name == "matmul_accumulate" else 1]
+    is_one = size(right.shape[:-2]) == 1
+    return thread_count() >= _FEWEST_SHARING and is_one and _is_worth_packing(node)
+
+
 def _is_worth_packing(node: Node) -> bool:
     """Whether elements are used often enough."""
     _, rows, columns, length = extent_of(node)
@@ -227,12 +292,20 @@ _PIECES = 4
 """Of sums whose pieces are cut into blocks as well."""
 _FEWEST_ROWS = 4
 """Packing an element of the right matrix takes as long as multiplying it by so many rows."""
+_FEWEST_SHARING = 8
+"""Threads: fewer have so many rows each that packing is little beside multiplying."""
 
 for _op in ("matmul", "matmul_epilogue"):
     TABLE.add(
         Kernel(
             _op, "cpu", "packed", partial(bind_product, make=_PackedBinder), _is_worth_packing,
             _workspace, priority=8,
+        )
+    )  # fmt: skip
+    TABLE.add(
+        Kernel(
+            _op, "cpu", "packed together", partial(bind_product, make=_SharingBinder),
+            _is_worth_sharing, _sharing_workspace, priority=8,
         )
     )  # fmt: skip
     TABLE.add(
@@ -253,5 +326,12 @@ TABLE.add(
     Kernel(
         "matmul_accumulate", "cpu", "packed", partial(bind_accumulate, make=_PackedBinder),
         workspace=_workspace, priority=8, in_place=accumulates_in_place,
+    )
+)  # fmt: skip
+TABLE.add(
+    Kernel(
+        "matmul_accumulate", "cpu", "packed together",
+        partial(bind_accumulate, make=_SharingBinder), _is_worth_sharing, _sharing_workspace,
+        priority=8, in_place=accumulates_in_place,
     )
 )  # fmt: skip

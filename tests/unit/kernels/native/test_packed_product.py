@@ -20,7 +20,7 @@ from caldera.tensor.dtype import BY_NAME, bfloat16, float32, float64
 from tests.unit.kernels.checking import check_kernel
 from tests.unit.kernels.native.tile_registers import with_tile_registers
 
-NAMES = ("packed", "packed, sums cut", "packed, sums cut in 4", "amx")
+NAMES = ("packed", "packed together", "packed, sums cut", "packed, sums cut in 4", "amx")
 """Those that are put to the test."""
 
 
@@ -95,8 +95,11 @@ def test_what_is_multiplied_by_0_is_not_looked_at(
         start[5, 6] = np.inf
     inputs = (start, left, right, np.array(alpha), np.array(beta))
     node = matmul_accumulate(*_parameters(list(inputs)), ta=False, tb=False)
-    (kernel,) = (each for each in TABLE.candidates(node, "cpu") if each.name == "packed")
-    check_kernel(kernel, node, inputs)
+    with cd.settings.override(threads=8):
+        kernels = [each for each in TABLE.candidates(node, "cpu") if each.name in NAMES]
+        assert [each.name for each in kernels] == ["packed", "packed together"]
+        for kernel in kernels:
+            check_kernel(kernel, node, inputs)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 5, 16, 64])
