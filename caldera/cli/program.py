@@ -27,15 +27,19 @@ WRONG_USAGE = 2
 NO_READER = 141
 
 
-def find_commands() -> dict[str, Command]:
-    """The commands by name, in the order of the help text.
+def find_commands(only: str | None = None) -> dict[str, Command]:
+    """The commands by name, in the order of the help text; or the one in the file of a name, if
+    there is one: to import all of them takes as long as to import the package.
 
     >>> list(find_commands())[:2]
     ['train', 'search']
+    >>> list(find_commands("run"))
+    ['run']
     """
+    files = [found.name for found in iter_modules(commands.__path__)]
     modules = [
-        import_module(f"{commands.__name__}.{found.name}")
-        for found in iter_modules(commands.__path__)
+        import_module(f"{commands.__name__}.{name}")
+        for name in ([only] if only in files else files)
     ]
     found = sorted((module.COMMAND for module in modules), key=lambda command: command.order)
     return {command.name: command for command in found}
@@ -50,9 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     where = "caldera"
-    table = find_commands()
+    name = next((word for word in words if not word.startswith("-")), None)
+    # The help of `caldera --help train` names all of them.
+    flags = words if name is None else words[: words.index(name)]
+    table = find_commands(name if set(flags) <= {"--debug"} else None)
     try:
-        name = next((word for word in words if not word.startswith("-")), None)
         if name in table:
             where = f"caldera {name}"
         status = _run(words, name, table)

@@ -20,8 +20,9 @@ COMMANDS = [
 ]  # fmt: skip
 
 
-def test_help_names_every_command_and_has_examples(caldera: Caldera) -> None:
-    done = caldera("--help")
+@pytest.mark.parametrize("words", ["--help", "--help train", "--debug -h train"])
+def test_help_names_every_command_and_has_examples(caldera: Caldera, words: str) -> None:
+    done = caldera(*words.split())
     assert done.status == 0
     assert all(re.search(rf"\n    {name}\s", done.out) for name in COMMANDS)
     assert "examples:" in done.out
