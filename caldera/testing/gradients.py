@@ -132,8 +132,7 @@ class _Oracle:
         held = [self._values[node] for node in beside]
 
         def value(array: np.ndarray) -> float:
-            with np.errstate(all="ignore"):
-                (found,) = run([array, *held])
+            (found,) = run([array, *held])
             return float(found)
 
         return value
@@ -144,10 +143,11 @@ def _differences(oracle: _Oracle, variable: Variable) -> np.ndarray:
     numeric = np.zeros_like(start)
     value = oracle.of(variable)
     directions = (1, 1j) if is_complex(variable.dtype) else (1,)
-    for index in np.ndindex(*variable.shape):
-        for direction in directions:
-            for steps, weight in _STENCIL:
-                moved = start.copy()
-                moved[index] += steps * STEP * direction
-                numeric[index] += direction * weight * value(moved) / STEP
+    with np.errstate(all="ignore"):
+        for index in np.ndindex(*variable.shape):
+            for direction in directions:
+                for steps, weight in _STENCIL:
+                    moved = start.copy()
+                    moved[index] += steps * STEP * direction
+                    numeric[index] += direction * weight * value(moved) / STEP
     return numeric

@@ -40,6 +40,11 @@ def _grouped(x: np.ndarray, groups: int) -> np.ndarray:
     return x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
 
 
+def _pixels(x: np.ndarray) -> np.ndarray:
+    """Rows and columns as one axis."""
+    return x.reshape(*x.shape[:3], x.shape[3] * x.shape[4])
+
+
 @reference("conv2d")
 def _conv2d(
     x: np.ndarray, w: np.ndarray, *, stride: Pair, padding: Padding, dilation: Pair, groups: int,
@@ -49,10 +54,9 @@ def _conv2d(
     kernel = w.reshape(groups, w.shape[0] // groups, *w.shape[1:])
     height = (image.shape[3] - dilation[0] * (w.shape[2] - 1) - 1) // stride[0] + 1
     width = (image.shape[4] - dilation[1] * (w.shape[3] - 1) - 1) // stride[1] + 1
-    result = np.zeros((x.shape[0], groups, w.shape[0] // groups, height, width), x.dtype)
+    result = np.zeros((x.shape[0], groups, w.shape[0] // groups, height * width), x.dtype)
     for i, j, (rows, columns) in positions(w.shape[2:], (height, width), stride, dilation):
-        part = image[:, :, :, rows, columns]
-        result += np.einsum("ngchw,gkc->ngkhw", part, kernel[..., i, j], optimize=True)
+        result += kernel[..., i, j] @ _pixels(image[:, :, :, rows, columns])
     return result.reshape(x.shape[0], w.shape[0], height, width)
 
 
@@ -65,12 +69,11 @@ def _conv2d_input(
     (top, bottom), (left, right) = padding
     height, width = shape[2] + top + bottom, shape[3] + left + right
     result = np.zeros((shape[0], groups, shape[1] // groups, height, width), g.dtype)
-    gradient = _grouped(g, groups)
-    kernel = w.reshape(groups, w.shape[0] // groups, *w.shape[1:])
+    gradient = _pixels(_grouped(g, groups))
+    kernel = w.reshape(groups, w.shape[0] // groups, *w.shape[1:]).swapaxes(1, 2)
     for i, j, (rows, columns) in positions(w.shape[2:], g.shape[2:], stride, dilation):
-        result[:, :, :, rows, columns] += np.einsum(
-            "ngkhw,gkc->ngchw", gradient, kernel[..., i, j], optimize=True
-        )
+        part = result[:, :, :, rows, columns]
+        part += (kernel[..., i, j] @ gradient).reshape(part.shape)
     whole = result.reshape(shape[0], shape[1], height, width)
     return whole[:, :, top : top + shape[2], left : left + shape[3]]
 
@@ -82,9 +85,9 @@ def _conv2d_weight(
     compute: str | None = None,
 ) -> np.ndarray:  # fmt: skip
     image = _grouped(padded(x, padding), groups)
-    gradient = _grouped(g, groups)
+    gradient = _pixels(_grouped(g, groups))
     result = np.zeros((groups, shape[0] // groups, *shape[1:]), x.dtype)
     for i, j, (rows, columns) in positions(shape[2:], g.shape[2:], stride, dilation):
-        part = image[:, :, :, rows, columns]
-        result[..., i, j] = np.einsum("ngkhw,ngchw->gkc", gradient, part, optimize=True)
+        part = _pixels(image[:, :, :, rows, columns])
+        result[..., i, j] = (gradient @ part.swapaxes(2, 3)).sum(axis=0)
     return result.reshape(shape)
