@@ -9,9 +9,8 @@ from __future__ import annotations
 import threading
 import weakref
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Sequence
-
-import numpy as np
 
 from caldera.memory import Block, Device
 from caldera.memory.pool import size_class
@@ -27,26 +26,26 @@ def aligned(nbytes: int) -> int:
 
 def place(sizes: Sequence[int], first: Sequence[int], last: Sequence[int]) -> tuple[list[int], int]:
     """Offsets for buffers that live from step `first` to step `last`, and the total size."""
-    count = len(sizes)
-    needed = np.array([aligned(size) for size in sizes], dtype=np.int64)
-    starts = np.asarray(first, dtype=np.int64)
-    ends = np.asarray(last, dtype=np.int64)
-    offsets = np.zeros(count, dtype=np.int64)
-    # Those placed so far, kept in order of offset, so that gaps are met from the bottom up.
-    by_offset: list[int] = []
-    for index in sorted(range(count), key=lambda i: (-needed[i], starts[i])):
-        placed = np.array(by_offset, dtype=np.int64)
-        together = placed[(starts[placed] <= ends[index]) & (ends[placed] >= starts[index])]
+    needed = [aligned(size) for size in sizes]
+    offsets = [0] * len(needed)
+    # Those placed so far, in order of offset, so that gaps are met from the bottom up: from where
+    # to where, and from which step to which.
+    placed: list[tuple[int, int, int, int]] = []
+    bottoms: list[int] = []
+    for index in sorted(range(len(needed)), key=lambda i: (-needed[i], first[i])):
+        size, start, end = needed[index], first[index], last[index]
         spot = 0
-        for other in together:
-            if offsets[other] - spot >= needed[index]:
-                break
-            spot = max(spot, int(offsets[other] + needed[other]))
+        for bottom, top, born, dies in placed:
+            if born <= end and dies >= start:
+                if bottom - spot >= size:
+                    break
+                if top > spot:
+                    spot = top
         offsets[index] = spot
-        position = int(np.searchsorted(offsets[placed], spot, side="right"))
-        by_offset.insert(position, index)
-    total = int((offsets + needed).max()) if count else 0
-    return [int(offset) for offset in offsets], total
+        position = bisect_right(bottoms, spot)
+        bottoms.insert(position, spot)
+        placed.insert(position, (spot, spot + size, start, end))
+    return offsets, max((top for _, top, _, _ in placed), default=0)
 
 
 class Tenant(ABC):
