@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 
@@ -348,7 +348,13 @@ class CartesianLayout(Layout):
 
 def replicated(shape: Shape, ranks: Sequence[int]) -> CartesianLayout:
     """Each of these ranks has everything."""
-    return CartesianLayout(shape, (None,) * len(shape), tuple(ranks))
+    return _replicated(shape, tuple(ranks))
+
+
+# Ranks ask for the same few, several times for each node.
+@lru_cache(maxsize=4096)
+def _replicated(shape: Shape, ranks: tuple[int, ...]) -> CartesianLayout:
+    return CartesianLayout(shape, (None,) * len(shape), ranks)
 
 
 def same_owners(first: Layout, second: Layout) -> bool:
