@@ -148,12 +148,12 @@ def _learnt(
     monkeypatch.setattr(LoopbackStream, "launch_on_streams", launch_on_streams)
     monkeypatch.setattr(autotune, "AutotunedGraph", lambda stream, forms: forms[1])
     generator = np.random.default_rng(0)
-    x = generator.normal(size=(16, 3, 8, 8)).astype("float32")
+    x = generator.normal(size=(8, 3, 8, 8)).astype("float32")
     model = NeuralNetwork(
         layers, optimizer=optim.SGD(0.05, momentum=0.9), batch_size=4, seed=1, device=card
     )
     with config.override(deterministic=True):
-        model.fit((x, generator.integers(0, 3, 16)), epochs=2, verbose=0, shuffle=False)
+        model.fit((x, generator.integers(0, 3, 8)), epochs=2, verbose=0, shuffle=False)
     return len(used), [each.numpy().tobytes() for each in model.parameters()]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import caldera as cd
 from caldera import nn, parallel
 from caldera.comm import Communicator, SingleProcess, run_virtual_ranks
 from caldera.errors import ConfigError
-from caldera.planner import Compute, Proposal, Wire, measured_wire, workload_of
+from caldera.planner import Compute, Proposal, Wire, Workload, measured_wire, workload_of
 from caldera.planner.build import build_strategy
 from caldera.planner.compute import measured
 from caldera.planner.data_parallel_cost import COMPRESSED, DATA, SHARDED
@@ -32,9 +33,16 @@ def network(batch_size: int = 256, width: int = 528, **more: Any) -> cd.NeuralNe
 
 
 @cache
+def workload(width: int) -> Workload:
+    """It keeps how strategies share the layers, which is most of what a plan takes."""
+    return workload_of(network(width=width))
+
+
+@cache
 def proposal(ranks: int = 8, link: str | None = QUICK, width: int = 528, **more: Any) -> Proposal:
     given = {"speed": "50G"} | more
-    return parallel.plan(network(width=width), ranks=ranks, link=link, **given)
+    with patch("caldera.planner.proposal.workload_of", lambda model: workload(width)):
+        return parallel.plan(network(width=width), ranks=ranks, link=link, **given)
 
 
 def test_enough_compute_and_a_quick_link_make_it_data_parallel() -> None:
