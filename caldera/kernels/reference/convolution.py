@@ -45,6 +45,12 @@ def _pixels(x: np.ndarray) -> np.ndarray:
     return x.reshape(*x.shape[:3], x.shape[3] * x.shape[4])
 
 
+def _samples_and_pixels(x: np.ndarray) -> np.ndarray:
+    """Samples, rows and columns as one axis, the last: filters' gradients are sums over it."""
+    samples, groups, channels, height, width = x.shape
+    return x.transpose(1, 2, 0, 3, 4).reshape(groups, channels, samples * height * width)
+
+
 @reference("conv2d")
 def _conv2d(
     x: np.ndarray, w: np.ndarray, *, stride: Pair, padding: Padding, dilation: Pair, groups: int,
@@ -85,9 +91,9 @@ def _conv2d_weight(
     compute: str | None = None,
 ) -> np.ndarray:  # fmt: skip
     image = _grouped(padded(x, padding), groups)
-    gradient = _pixels(_grouped(g, groups))
+    gradient = _samples_and_pixels(_grouped(g, groups))
     result = np.zeros((groups, shape[0] // groups, *shape[1:]), x.dtype)
     for i, j, (rows, columns) in positions(shape[2:], g.shape[2:], stride, dilation):
-        part = _pixels(image[:, :, :, rows, columns])
-        result[..., i, j] = (gradient @ part.swapaxes(2, 3)).sum(axis=0)
+        part = _samples_and_pixels(image[:, :, :, rows, columns])
+        result[..., i, j] = gradient @ part.swapaxes(1, 2)
     return result.reshape(shape)
