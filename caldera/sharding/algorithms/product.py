@@ -19,6 +19,7 @@ receive. Sums over ranks are formed in the order of `ReduceScatter`: the same bi
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -103,15 +104,22 @@ def slices(inner_a: Cuts, inner_b: Cuts, bytes_each: int) -> list[list[Slice]]:
     [(0, 0, 0), (2, 0, 1), (4, 1, 1)]
     """
     stretches = stretches_of(inner_a, inner_b)
-    if not stretches:
-        return []
-    widest = max(PANEL_BYTES // max(bytes_each, 1), NARROWEST)
-    count = -(-max(each.end - each.begin for each in stretches) // widest)
+    count = slices_each(stretches, bytes_each)
     return [[each.share(number, count) for number in range(count)] for each in stretches]
 
 
+def slices_each(stretches: Sequence[Slice], bytes_each: int) -> int:
+    """In how many slices stretches are taken, for so many bytes an index.
+
+    >>> slices_each(stretches_of((0, 4, 8), (0, 2, 8)), 8)
+    1
+    """
+    widest = max(PANEL_BYTES // max(bytes_each, 1), NARROWEST)
+    return -(-max((each.end - each.begin for each in stretches), default=0) // widest)
+
+
 def _owner(cuts: Cuts, index: int) -> int:
-    return int(np.searchsorted(cuts, index, "right")) - 1
+    return bisect_right(cuts, index) - 1
 
 
 def stationary_c(

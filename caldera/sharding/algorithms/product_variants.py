@@ -185,10 +185,10 @@ def product_cost(
         sent += m * n * (layers - 1) // layers
         flops = 2 * m * inner * n
         # Of each layer alike.
-        parts = product.slices(cuts[1][: columns + 1], cuts[2][: rows + 1], (m + n) * itemsize)
-        every = [each for stretch in parts for each in stretch]
-        messages = sum((each.column > 0) + (each.row > 0) for each in every)
-        widest = max((each.end - each.begin for each in every), default=0)
+        stretches = product.stretches_of(cuts[1][: columns + 1], cuts[2][: rows + 1])
+        slices = product.slices_each(stretches, (m + n) * itemsize)
+        messages = slices * sum((each.column > 0) + (each.row > 0) for each in stretches)
+        widest = max((-(-(each.end - each.begin) // slices) for each in stretches), default=0)
         # What others will multiply next is a copy where it is no stretch of memory.
         workspace = (2 * m + n) * widest + (m * n if layers > 1 else 0)
         steps = 0
