@@ -87,12 +87,17 @@ def published_value(name: str, shape: tuple[int, ...]) -> np.ndarray:
     return generator.uniform(-1, 1, shape) * np.sqrt(6 / np.prod(shape[1:]))
 
 
-def _outputs(layers: list[nn.Layer], shape: tuple[int, ...], **circumstances: Any) -> Any:
-    net = nn.network(layers)
+def _begin_with_zeros(net: nn.Layer) -> None:
+    """The first weights are overwritten, so making random ones would be wasted time."""
     for layer in net.walk():
-        # The first weights are overwritten, so making random ones would be wasted time.
         if "fill" in vars(layer):
             layer.fill = "zero"  # type: ignore[attr-defined]
+
+
+def _outputs(layers: list[nn.Layer], shape: tuple[int, ...], **circumstances: Any) -> Any:
+    net = nn.network(layers)
+    _begin_with_zeros(net)
+    for layer in net.walk():
         if isinstance(layer, nn.Dropout):
             layer.rate = 0.0
     x = np.random.default_rng(0).uniform(-1, 1, shape)
@@ -193,6 +198,7 @@ def test_rescaled_images_are_those_normalised_by_one_half() -> None:
     means, deviations = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     by_imagenet = (pixels - means.reshape(3, 1, 1)) / deviations.reshape(3, 1, 1)
     expected = plain((pixels - 0.5) / 0.5).numpy()
+    _begin_with_zeros(rescaled)
     rescaled(by_imagenet)
     for new, old in zip(rescaled.parameters(), plain.parameters(), strict=True):
         new.assign(old.numpy())
