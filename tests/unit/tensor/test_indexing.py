@@ -187,3 +187,13 @@ def test_values_must_fit_the_dtype():
     with pytest.raises(DtypeError, match="integers from -128 to 127"):
         t[:] = [1, 2, 1000]
     assert t.tolist() == [100, 0, 0]
+
+
+@everywhere
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_large_matrices_may_be_transposed(kind, device, dtype):
+    """They are copied in stretches, of which the last is shorter."""
+    values = np.random.default_rng(0).normal(size=(700, 401))
+    target = cd.Tensor((401, 700), dtype=dtype, kind=kind, device=device)
+    target[...] = values.T.astype(dtype, order="K")
+    np.testing.assert_array_equal(target.numpy(), values.T.astype(dtype))
