@@ -13,11 +13,15 @@ def test_mpi_keeps_the_contract_at_1_to_5_ranks(job: Job) -> None:
     assert "given as they are" in done.stdout
 
 
-def test_an_mpi_without_threads_does_what_is_asked_at_once(job: Job) -> None:
-    only = ("in_the_background", "reductions")
-    done = job(2, "contract", arguments=only, MPI4PY_RC_THREAD_LEVEL="serialized")
-    assert done.returncode == 0, done.stderr
+def test_an_mpi_without_threads_does_what_is_asked_at_once_and_serves_nobody(job: Job) -> None:
+    contract = ("contract", "in_the_background", "reductions")
+    done = job(
+        2, "several", arguments=(*contract, "/", "servers"), MPI4PY_RC_THREAD_LEVEL="serialized"
+    )
     assert "kept by 2 ranks" in done.stdout
+    assert f"done: {' '.join(contract)}" in done.stdout, done.stderr
+    assert done.returncode != 0
+    assert "ParameterServer: expected an MPI that several threads may call at once" in done.stderr
 
 
 def test_an_mpiexec_of_another_mpi_is_noticed(job: Job) -> None:

@@ -30,20 +30,17 @@ def mpich() -> dict[str, str]:
     return {LIBRARY_VARIABLE: str(PREFIX / "lib")}
 
 
-def test_mpich_keeps_the_contract(job: Job, mpich: dict[str, str]) -> None:
-    done = job(2, "contract", **mpich)
-    assert done.returncode == 0, done.stderr
-    assert "kept by 2 ranks" in done.stdout
-    assert "given as they are" in done.stdout
-
-
-def test_training_with_mpich_equals_one_process(
+def test_mpich_trains_as_one_process_does_and_keeps_the_contract(
     job: Job, mpich: dict[str, str], tmp_path: Path
 ) -> None:
-    given = (str(tmp_path / "saved"), "data", "usual")
-    done = job(2, "training", arguments=given, **mpich)
+    training = ("training", str(tmp_path / "saved"), "data", "usual")
+    done = job(2, "several", arguments=(*training, "/", "contract"), **mpich)
     assert done.returncode == 0, done.stderr
-    assert "equal: usual" in done.stdout.splitlines()
+    lines = done.stdout.splitlines()
+    assert "equal: usual" in lines
+    assert f"done: {' '.join(training)}" in lines
+    assert "kept by 2 ranks" in lines
+    assert "given as they are" in lines
 
 
 def test_it_is_found_with_its_mpiexec(

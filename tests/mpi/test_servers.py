@@ -1,4 +1,4 @@
-"""Parameter servers as several processes, if they may not serve or are killed."""
+"""Parameter servers as several processes that are killed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,6 @@ import time
 import pytest
 
 from tests.mpi.conftest import MOST_S, Job, lines_of_ranks
-
-
-def test_an_mpi_without_threads_is_refused(job: Job) -> None:
-    done = job(2, "servers", MPI4PY_RC_THREAD_LEVEL="serialized")
-    assert done.returncode != 0
-    assert "ParameterServer: expected an MPI that several threads may call at once" in done.stderr
 
 
 @pytest.mark.parametrize(
