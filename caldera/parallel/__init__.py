@@ -62,21 +62,40 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from caldera.arguments import guard as _guard
-from caldera.parallel.asynchronous.hogwild import Hogwild
-from caldera.parallel.asynchronous.parameter_server import ParameterServer
-from caldera.parallel.averaging.elastic import ElasticAveraging
-from caldera.parallel.averaging.ensemble import Ensemble
-from caldera.parallel.averaging.gossip import Gossip
-from caldera.parallel.averaging.local_sgd import LocalSGD
-from caldera.parallel.data.data_parallel import DataParallel
-from caldera.parallel.data.sharded import Sharded
-from caldera.parallel.pipeline.pipeline_parallel import PipelineParallel
-from caldera.parallel.tensor.layouts import Layouts
-from caldera.parallel.tensor.tensor_parallel import Hybrid, TensorParallel
+from caldera.arguments import guard
 
 if TYPE_CHECKING:
+    from caldera.parallel.asynchronous.hogwild import Hogwild
+    from caldera.parallel.asynchronous.parameter_server import ParameterServer
+    from caldera.parallel.averaging.elastic import ElasticAveraging
+    from caldera.parallel.averaging.ensemble import Ensemble
+    from caldera.parallel.averaging.gossip import Gossip
+    from caldera.parallel.averaging.local_sgd import LocalSGD
+    from caldera.parallel.data.data_parallel import DataParallel
+    from caldera.parallel.data.sharded import Sharded
+    from caldera.parallel.pipeline.pipeline_parallel import PipelineParallel
+    from caldera.parallel.tensor.layouts import Layouts
+    from caldera.parallel.tensor.tensor_parallel import Hybrid, TensorParallel
     from caldera.planner import Proposal, plan
+
+# A strategy is loaded when it is first asked for: every rank needs one of them, and all take as
+# long as a third of what else it imports. The planner times training, which needs strategies.
+_LATER = {
+    "DataParallel": "caldera.parallel.data.data_parallel",
+    "ElasticAveraging": "caldera.parallel.averaging.elastic",
+    "Ensemble": "caldera.parallel.averaging.ensemble",
+    "Gossip": "caldera.parallel.averaging.gossip",
+    "Hogwild": "caldera.parallel.asynchronous.hogwild",
+    "Hybrid": "caldera.parallel.tensor.tensor_parallel",
+    "Layouts": "caldera.parallel.tensor.layouts",
+    "LocalSGD": "caldera.parallel.averaging.local_sgd",
+    "ParameterServer": "caldera.parallel.asynchronous.parameter_server",
+    "PipelineParallel": "caldera.parallel.pipeline.pipeline_parallel",
+    "Proposal": "caldera.planner",
+    "Sharded": "caldera.parallel.data.sharded",
+    "TensorParallel": "caldera.parallel.tensor.tensor_parallel",
+    "plan": "caldera.planner",
+}
 
 __all__ = [
     "DataParallel",
@@ -95,11 +114,16 @@ __all__ = [
     "plan",
 ]
 
-_guard(globals())
-
 
 def __getattr__(name: str) -> Any:
-    # The planner times training, which needs strategies itself: it comes when it is asked for.
-    if name not in ("Proposal", "plan"):
+    if name not in _LATER:
         raise AttributeError(f"module 'caldera.parallel' has no attribute {name!r}")
-    return getattr(import_module("caldera.planner"), name)
+    found = getattr(import_module(_LATER[name]), name)
+    globals()[name] = found
+    if _LATER[name].startswith("caldera.parallel."):
+        guard({"__all__": [name], name: found})
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
