@@ -62,7 +62,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from caldera.arguments import guard
+from caldera.arguments import guard as _guard
 
 if TYPE_CHECKING:
     from caldera.parallel.asynchronous.hogwild import Hogwild
@@ -121,7 +121,7 @@ def __getattr__(name: str) -> Any:
     found = getattr(import_module(_LATER[name]), name)
     globals()[name] = found
     if _LATER[name].startswith("caldera.parallel."):
-        guard({"__all__": [name], name: found})
+        _guard({"__all__": [name], name: found})
     return found
 
 

@@ -187,7 +187,8 @@ def test_a_compressed_strategy_has_a_compressor_of_its_own() -> None:
 
 def test_a_way_that_caldera_has_no_strategy_for(monkeypatch: pytest.MonkeyPatch) -> None:
     found = proposal(speed="1G")
-    monkeypatch.delattr(parallel, "DataParallel")
+    monkeypatch.delattr(parallel, "DataParallel", raising=False)
+    monkeypatch.delitem(parallel._LATER, "DataParallel")
     with pytest.raises(ConfigError, match=r"expected parallel\.DataParallel, got a Caldera that"):
         found.strategy("weak")
     monkeypatch.setattr(parallel, "DataParallel", lambda communicator: None, raising=False)
