@@ -164,6 +164,23 @@ _OPTIONS = ("-O1", "-std=c++17", "-w", "-fPIC", "-fvisibility=hidden", "-ffp-con
             "-fno-asynchronous-unwind-tables")  # fmt: skip
 _WHOLE = "-fwhole-program"
 """Nobody but `run` calls a kernel: where it is inlined there, it is not compiled a second time."""
+_GCC = ("-fno-tree-dominator-opts", "-fno-tree-pta", "-fno-tree-loop-optimize", "-fno-ivopts",
+        "-fno-guess-branch-probability", "-fno-ipa-ra", "-fno-ipa-modref", "-fno-ipa-pure-const",
+        "-fno-ipa-reference", "-fno-ipa-profile", "-fira-region=one")  # fmt: skip
+"""A kernel is compiled for longer than it is played. These passes take a sixth of GCC's time, and
+without them playing takes no longer. Other compilers do not know the options."""
+
+
+@cache
+def _version() -> str:
+    asked = [str(compiler()), "--version"]
+    return subprocess.run(asked, capture_output=True, check=True, text=True).stdout
+
+
+@cache
+def _of_kernels() -> tuple[str, ...]:
+    """The options of sources and their headers, besides those of all."""
+    return (_WHOLE, *(_GCC if "Free Software Foundation" in _version() else ()))
 
 
 def _built(source: str, name: str) -> Path:
@@ -175,8 +192,8 @@ def _built(source: str, name: str) -> Path:
     return cached_file(
         folder / f"{_key(source, name)}.so",
         lambda file: _compile(
-            _WHOLE, f"-I{folder}", "-shared", "-nostdlib", "-o", str(file), "-x", "c++", "-",
-            "-x", "none", str(machine), "-lgcc", text=text,
+            *_of_kernels(), f"-I{folder}", "-shared", "-nostdlib", "-o", str(file),
+            "-x", "c++", "-", "-x", "none", str(machine), "-lgcc", text=text,
         ),
     )  # fmt: skip
 
@@ -196,7 +213,7 @@ def _headers(texts: tuple[tuple[str, str], ...]) -> Path:
     cached_file(
         folder / "headers.cuh.gch",
         lambda file: _compile(
-            _WHOLE, f"-I{folder}", "-o", str(file), "-x", "c++-header", str(header)
+            *_of_kernels(), f"-I{folder}", "-o", str(file), "-x", "c++-header", str(header)
         ),
     )  # fmt: skip
     return folder
@@ -208,8 +225,7 @@ def _machine() -> Path:
     # Libraries of kernels take C's functions from here.
     ctypes.CDLL(ctypes.util.find_library("m"), mode=ctypes.RTLD_GLOBAL)
     header, code = HERE / "machine.cuh", HERE / "machine.cpp"
-    version = subprocess.run([str(compiler()), "--version"], capture_output=True, check=True)
-    digest = _key(header.read_text(), code.read_text(), _OPTIONS, _WHOLE, _RUN, version.stdout)
+    digest = _key(header.read_text(), code.read_text(), _OPTIONS, _of_kernels(), _RUN, _version())
     folder = CACHE / "card" / digest
     folder.mkdir(parents=True, exist_ok=True)
     cached_file(folder / "machine.cuh", lambda file: file.write_text(header.read_text()))
