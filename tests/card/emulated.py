@@ -165,7 +165,7 @@ _OPTIONS = ("-O1", "-std=c++17", "-w", "-fPIC", "-fvisibility=hidden", "-ffp-con
 _WHOLE = "-fwhole-program"
 """Nobody but `run` calls a kernel: where it is inlined there, it is not compiled a second time."""
 _GCC = ("-fno-tree-dominator-opts", "-fno-tree-pta", "-fno-tree-loop-optimize", "-fno-ivopts",
-        "-fno-guess-branch-probability", "-fno-ipa-ra", "-fno-ipa-modref", "-fno-ipa-pure-const",
+        "-fno-guess-branch-probability", "-fno-ipa-ra", "-fno-ipa-pure-const",
         "-fno-ipa-reference", "-fno-ipa-profile", "-fira-region=one")  # fmt: skip
 """A kernel is compiled for longer than it is played. These passes take a sixth of GCC's time, and
 without them playing takes no longer. Other compilers do not know the options."""

@@ -31,7 +31,7 @@ if __name__ == "__main__":
     watchdog._say = say
     comm = world()
     # Not before all have started, which takes as long as the machine is busy.
-    cd.settings.update(stall_s=0.05 if "forever" in sys.argv else 0.5)
+    cd.settings.update(stall_s=0.1 if "forever" in sys.argv else 0.5)
     comm.algorithm = "ring"
     if comm.rank == 1:
         read_the_data()
