@@ -57,8 +57,11 @@ def card(request: pytest.FixtureRequest) -> Iterator[Device]:
         pytest.skip("neither a card nor a C++ compiler is here")
     marks = [mark.kwargs for mark in request.node.iter_markers("played")]
     driver.use(EmulatedDriver(replace(PLAYED, **marks[0]) if marks else PLAYED))
+    played = emulated_card()
     try:
-        yield emulated_card()
+        yield played
     finally:
         forget_plans()
         driver.use(None)
+        # After each launch all guards are looked at: those of memory that nobody has take time.
+        played.pool.trim()
