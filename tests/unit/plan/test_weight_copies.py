@@ -194,4 +194,5 @@ def test_plans_share_copies_which_go_with_them() -> None:
     assert pool.in_use <= with_plans - sum(halves)
     del model
     gc.collect()
-    assert pool.in_use == before
+    # Less, if a thread of an earlier test let go of something meanwhile.
+    assert pool.in_use <= before
