@@ -279,7 +279,9 @@ def _is_worth_sharing(node: Node) -> bool:
     """Whether so many threads read the same right matrix that packing it together may pay."""
     right = node.inputs[2 if node.op.name == "matmul_accumulate" else 1]
     is_one = size(right.shape[:-2]) == 1
-    return thread_count() >= _FEWEST_SHARING and is_one and _is_worth_packing(node)
+    count, rows, columns, length = extent_of(node)
+    parts = parts_for(2 * count * rows * columns * length)
+    return parts >= _FEWEST_SHARING and is_one and _is_worth_packing(node)
 
 
 def _is_worth_packing(node: Node) -> bool:
@@ -305,7 +307,7 @@ for _op in ("matmul", "matmul_epilogue"):
     TABLE.add(
         Kernel(
             _op, "cpu", "packed together", partial(bind_product, make=_SharingBinder),
-            _is_worth_sharing, _sharing_workspace, priority=8,
+            _is_worth_sharing, _sharing_workspace, priority=5,
         )
     )  # fmt: skip
     TABLE.add(
@@ -332,6 +334,6 @@ TABLE.add(
     Kernel(
         "matmul_accumulate", "cpu", "packed together",
         partial(bind_accumulate, make=_SharingBinder), _is_worth_sharing, _sharing_workspace,
-        priority=8, in_place=accumulates_in_place,
+        priority=5, in_place=accumulates_in_place,
     )
 )  # fmt: skip

@@ -19,7 +19,8 @@ from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.movement import transposed
 
 _GRAIN = 16
-"""Rows that one thread packs at once: a vector of the longest, and enough tasks for all."""
+"""Rows that a thread packs at once: as many as the widest vector has lanes, and few enough that
+there are tasks for all threads."""
 
 
 def pack_panels(
@@ -29,9 +30,9 @@ def pack_panels(
     """`columns` columns of a matrix, `length` rows of it, in panels of `width` columns.
 
     `flipped` says that the columns are dense, not the rows; `height` is how many rows the panels
-    have, if these are only some of them. The last panel is filled up with
-    zeros, or with columns that are there already: nobody reads what comes of them, but numbers
-    left from something else may take very long to multiply.
+    have, if these are only some of them. The last panel is filled up with zeros, or with columns
+    that are there already: nobody reads what comes of them, but numbers left from something else
+    may take very long to multiply.
     """
     whole = columns // width * width
     height = length if height is None else height

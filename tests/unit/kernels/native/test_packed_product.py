@@ -87,6 +87,7 @@ def test_what_is_multiplied_by_0_is_not_looked_at(
     alpha: float, beta: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _cut_small(monkeypatch, random.Random(1))
+    monkeypatch.setattr(problem, "WORTH_SPLITTING", 2)
     draw = random.Random(2)
     start, left, right = _numbers(draw, 20, 60), _numbers(draw, 20, 30), _numbers(draw, 30, 60)
     if alpha == 0.0:
