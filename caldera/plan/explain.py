@@ -28,7 +28,7 @@ from caldera.notebook import html_table, note
 from caldera.plan.loop import LoopKernel
 from caldera.plan.roofline import Peaks
 from caldera.plan.schedule import Buffer, Schedule, Step, Value
-from caldera.tensor.dtype import DType, is_float
+from caldera.tensor.dtype import DType, bfloat16, is_float
 
 WIDEST_OP = 34
 WIDEST_SHAPES = 64
@@ -177,14 +177,27 @@ def explained(
 
 
 def fastest(schedule: Schedule, seconds: Sequence[float]) -> dict[DType, float]:
-    """The most operations a second that any product reached, by dtype."""
+    """The most operations a second that any product of matrices reached, by dtype.
+
+    A convolution may do fewer than are counted for it, as Winograd's.
+    """
     speeds: dict[DType, float] = {}
     for step, time in zip(schedule.steps, seconds, strict=True):
-        if step.node.op.kind == "product" and time > 0:
-            dtype = step.outputs[0].spec.dtype
+        if step.kernel.op in _MATRIX_PRODUCTS and time > 0:
+            dtype = _computed_in(step)
             speed = step.node.op.count_flops(step.node) / time
             speeds[dtype] = max(speeds.get(dtype, 0.0), speed)
     return speeds
+
+
+_MATRIX_PRODUCTS = ("matmul", "matmul_epilogue", "matmul_accumulate")
+
+
+def _computed_in(step: Step) -> DType:
+    """The dtype whose peak bounds the step: what is multiplied may be narrower than the sums."""
+    dtypes = {each.dtype for each in step.node.inputs}
+    is_product = step.node.op.kind == "product"
+    return bfloat16 if is_product and bfloat16 in dtypes else step.outputs[0].spec.dtype
 
 
 # --- rows
@@ -206,7 +219,7 @@ def _row(
     nbytes = _bytes_moved(step)
     roofline = None
     if peaks is not None and seconds:
-        roofline = peaks.least_seconds(flops, nbytes, outputs[0].dtype) / seconds
+        roofline = peaks.least_seconds(flops, nbytes, _computed_in(step)) / seconds
     return Row(
         step=index,
         depth=depth,
@@ -413,9 +426,13 @@ def _footer(found: Explanation) -> Iterator[str]:
     yield f"{work}; device {found.device}; precision {', '.join(found.precision) or 'none'}"
     if found.peaks is not None:
         peaks = found.peaks
+        speeds = {"float32": peaks.float32, "float64": peaks.float64}
+        if peaks.bfloat16 > peaks.float32:
+            speeds["bfloat16"] = peaks.bfloat16
+        listed = ", ".join(f"{flops_text(speed)}/s in {name}" for name, speed in speeds.items())
         yield (
-            f"roofline: {flops_text(peaks.float32)}/s in float32, {flops_text(peaks.float64)}/s in "
-            f"float64, {bytes_text(peaks.bandwidth)}/s; above 100% the data was in cache"
+            f"roofline: {listed}, {bytes_text(peaks.bandwidth)}/s; above 100% the data was in "
+            "cache, or fewer operations were done than are counted"
         )
 
 

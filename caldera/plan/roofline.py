@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from time import perf_counter
 
@@ -17,9 +17,10 @@ import numpy as np
 
 from caldera.config import settings
 from caldera.file_cache import FileCache
+from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.kernels.tuning_cache import machine_key
 from caldera.plain_data import json_digest
-from caldera.tensor.dtype import DType, float32, float64
+from caldera.tensor.dtype import DType, bfloat16, float32, float64
 from caldera.threads import parallel_for
 
 SIDE = 640
@@ -32,22 +33,26 @@ ENOUGH_S = 0.1
 
 @dataclass(frozen=True)
 class Peaks:
-    """Operations a second in float32 and float64, and bytes a second from and to memory.
+    """Operations a second by dtype, and bytes a second from and to memory.
 
-    >>> peaks = Peaks(float32=2e9, float64=1e9, bandwidth=1e9)
+    bfloat16 is as fast as float32 until a product has shown more: not every machine has
+    instructions for it.
+
+    >>> peaks = Peaks(float32=2e9, float64=1e9, bfloat16=2e9, bandwidth=1e9)
     >>> peaks.least_seconds(flops=2e9, nbytes=10, dtype=float32)
     1.0
     """
 
     float32: float
     float64: float
+    bfloat16: float
     bandwidth: float
 
     def least_seconds(self, flops: float, nbytes: float, dtype: DType) -> float:
         """The time below which this much work cannot be done."""
         # Other types are computed in float32, or cost about as much.
-        speed = self.float64 if dtype == float64 else self.float32
-        return max(flops / speed, nbytes / self.bandwidth)
+        own = {float64: self.float64, bfloat16: self.bfloat16}
+        return max(flops / own.get(dtype, self.float32), nbytes / self.bandwidth)
 
 
 def cpu_peaks() -> Peaks:
@@ -70,6 +75,7 @@ def cpu_peaks_at_least(speeds: Mapping[DType, float]) -> Peaks:
     raised = Peaks(
         max(known.float32, speeds.get(float32, 0.0)),
         max(known.float64, speeds.get(float64, 0.0)),
+        max(known.bfloat16, speeds.get(bfloat16, 0.0)),
         known.bandwidth,
     )
     if raised != known:
@@ -86,13 +92,22 @@ _known: dict[tuple[Path, str], Peaks] = {}
 
 def measure() -> Peaks:
     """Time a product in each precision, and a copy."""
-    return Peaks(_product_speed(float32), _product_speed(float64), _copy_speed())
+    single = _product_speed(float32)
+    return Peaks(single, _product_speed(float64), single, _copy_speed())
 
 
 def _product_speed(dtype: DType) -> float:
+    """Each thread multiplies for itself: the BLAS's own threads are another number than ours."""
     a = np.ones((SIDE, SIDE), dtype)
-    result = np.empty_like(a)
-    return 2.0 * SIDE**3 / _least_seconds(lambda: np.matmul(a, a, result))
+    results = [np.empty_like(a) for _ in range(settings.threads)]
+
+    def multiply(worker: int, workers: int) -> None:
+        for result in results[worker::workers]:
+            np.matmul(a, a, result)
+
+    with single_threaded_blas:
+        least = _least_seconds(lambda: parallel_for(multiply, len(results)))
+    return len(results) * 2.0 * SIDE**3 / least
 
 
 def _copy_speed() -> float:
@@ -121,8 +136,8 @@ def _least_seconds(work: Callable[[], object]) -> float:
 def _read(key: str) -> Peaks | None:
     held = _PEAKS.read_json(key)
     try:
-        found = Peaks(float(held["float32"]), float(held["float64"]), float(held["bandwidth"]))
+        found = Peaks(**{each.name: float(held[each.name]) for each in fields(Peaks)})
     except (ValueError, KeyError, TypeError):
         return None
-    speeds = (found.float32, found.float64, found.bandwidth)
+    speeds = vars(found).values()
     return found if all(math.isfinite(speed) and speed > 0 for speed in speeds) else None

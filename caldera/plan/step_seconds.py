@@ -27,7 +27,7 @@ from caldera.memory.pool import host_view
 from caldera.plan.roofline import Peaks, cpu_peaks
 from caldera.plan.schedule import Buffer, Schedule, Step
 
-CARD = Peaks(float32=3e13, float64=1e12, bandwidth=1e12)
+CARD = Peaks(float32=3e13, float64=1e12, bfloat16=3e13, bandwidth=1e12)
 """What a card does at least, for kernels of which nobody has measured any."""
 LINK = 1e10
 """Bytes a second between a device and the host, where that may not be measured."""

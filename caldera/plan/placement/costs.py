@@ -18,7 +18,7 @@ from caldera.memory import Device
 from caldera.plan.roofline import Peaks, cpu_peaks
 from caldera.plan.step_seconds import CARD, LAUNCH_S, REACHED, link_bandwidth
 
-USUAL_CPU = Peaks(float32=1e11, float64=5e10, bandwidth=2e10)
+USUAL_CPU = Peaks(float32=1e11, float64=5e10, bfloat16=1e11, bandwidth=2e10)
 """A processor, where nothing may be measured."""
 VIEWS = frozenset({"reshape", "broadcast_to", "transpose", "slice"})
 """Ops that usually take no time at all."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,16 @@ from caldera.errors import ConfigError
 from caldera.file_cache import FileCache
 from caldera.graph.node import Node
 from caldera.kernels.choose import Choices, choices
+from caldera.kernels.common import blas_threads
 from caldera.kernels.table import TABLE, Kernel, Runner
 from caldera.kernels.verdict import Verdict
 from caldera.memory import Device
 from caldera.plan import profile, roofline
+from caldera.plan.explain import fastest
 from caldera.plan.roofline import Peaks, cpu_peaks
-from caldera.tensor.dtype import float32, float64, int64
+from caldera.tensor.dtype import DType, bfloat16, float32, float64, int64
 
-PEAKS = Peaks(float32=2e9, float64=1e9, bandwidth=4e9)
+PEAKS = Peaks(float32=2e9, float64=1e9, bfloat16=2e9, bandwidth=4e9)
 
 
 @pytest.fixture(autouse=True)
@@ -235,8 +238,8 @@ def test_the_roofline_is_the_least_time_over_the_real_one(dtype: str, speed: flo
 
 
 def test_a_faster_product_raises_the_peak_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    raised = roofline.cpu_peaks_at_least({float32: 3e9, float64: 0.5e9})
-    assert raised == Peaks(float32=3e9, float64=1e9, bandwidth=4e9)
+    raised = roofline.cpu_peaks_at_least({float32: 3e9, float64: 0.5e9, bfloat16: 9e9})
+    assert raised == Peaks(float32=3e9, float64=1e9, bfloat16=9e9, bandwidth=4e9)
     monkeypatch.setattr(roofline, "_known", {})
     assert cpu_peaks() == raised
 
@@ -245,6 +248,26 @@ def test_the_larger_of_work_and_traffic_bounds_the_time() -> None:
     assert PEAKS.least_seconds(4e9, 4e9, float32) == 2.0
     assert PEAKS.least_seconds(4e9, 4e9, float64) == 4.0
     assert PEAKS.least_seconds(0, 8e9, int64) == 2.0
+    assert replace(PEAKS, bfloat16=8e9).least_seconds(16e9, 0, bfloat16) == 2.0
+
+
+def _speeds(*roots: Node) -> dict[DType, float]:
+    """By dtype, what plans that take a second for each step show of the machine."""
+    schedule = cd.compile(list(roots)).schedule
+    return fastest(schedule, [1.0] * len(schedule.steps))
+
+
+def test_only_products_of_matrices_show_what_the_machine_can_do() -> None:
+    image, filters = op.var("image", (1, 8, 8, 8)), op.var("filters", (8, 8, 3, 3))
+    # Winograd's method does fewer operations than are counted.
+    assert _speeds(op.conv2d(image, filters, padding=1)) == {}
+    x = op.var("x", (16, 16))
+    assert _speeds(x @ x) == {float32: 2 * 16**3}
+
+
+def test_a_product_of_narrow_numbers_is_no_faster_product_of_wide_ones() -> None:
+    x = op.var("x", (16, 16), dtype="bfloat16")
+    assert set(_speeds(x @ x)) == {bfloat16}
 
 
 # --- nothing changes
@@ -367,4 +390,23 @@ def test_the_real_measurement_gives_speeds(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(roofline, "COPIED", 1 << 16)
     monkeypatch.setattr(roofline, "ENOUGH_S", 0.0)
     peaks = roofline.measure()
-    assert min(peaks.float32, peaks.float64, peaks.bandwidth) > 0
+    assert min(vars(peaks).values()) > 0
+
+
+def test_one_thread_is_measured_with_one_thread_of_the_blas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(roofline, "SIDE", 16)
+    monkeypatch.setattr(roofline, "ENOUGH_S", 0.0)
+    seen = []
+    matmul = np.matmul
+
+    def noted(*operands: np.ndarray) -> np.ndarray:
+        seen.append(blas_threads._get_threads() if blas_threads._get_threads else 1)
+        return matmul(*operands)
+
+    monkeypatch.setattr(np, "matmul", noted)
+    with cd.settings.override(threads=3):
+        assert roofline._product_speed(float32) > 0
+    # Once to warm up and once timed, by each of three threads.
+    assert seen == [1] * 6
