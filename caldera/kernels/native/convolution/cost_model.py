@@ -76,7 +76,7 @@ def columns_seconds(node: Node) -> float:
         columns = geometry.pixels * geometry.groups * geometry.terms * geometry.dtype.itemsize
     rows = geometry.pixels * geometry.groups * geometry.taps[0] * 4e-9 if columns else 0.0
     # Each part of the output channels makes all of them.
-    making = own.splits * (columns / MEMORY + rows)
+    making = own.grid[0] * (columns / MEMORY + rows)
     # With each block BLAS packs the filters, or reads and writes their gradient.
     blocks = own.blocks * (geometry.batch if own.by_image else 1)
     passes = 2 * blocks if node.op.name == "conv2d_weight" else blocks

@@ -90,12 +90,20 @@ class Columns:
         return max(1, min(most, wanted)) if self.geometry.pixels else 0
 
     @property
-    def splits(self) -> int:
-        """Parts of the output channels, where there are more threads than partial sums."""
+    def grid(self) -> tuple[int, int]:
+        """Parts of the output and of the input channels, where there are more threads than partial
+        sums. The blocks closest to squares read least; rows that are made first are not cut, each
+        part would make them again."""
         if self.op != "conv2d_weight":
-            return 1
+            return 1, 1
+        results, terms = self.geometry.results, self.geometry.terms
         wanted = -(-thread_count() // max(1, self.sums))
-        return max(1, min(self.geometry.results, wanted))
+        down = max(1, min(results, wanted))
+        if not self.in_place:
+            return down, 1
+        shapes = [(each, wanted // each) for each in range(1, wanted + 1) if wanted % each == 0]
+        fitting = [each for each in shapes if each[0] <= results and each[1] <= terms]
+        return min(fitting, key=lambda each: results / each[0] + terms / each[1], default=(down, 1))
 
     @property
     def blocks(self) -> int:
@@ -106,7 +114,7 @@ class Columns:
     def parts(self) -> int:
         """Workers that may take part."""
         if self.op == "conv2d_weight":
-            return max(1, self.sums * self.splits)
+            return max(1, self.sums * self.grid[0] * self.grid[1])
         units = self.geometry.batch if self.by_image else self.blocks
         return max(1, min(thread_count(), units))
 
@@ -146,7 +154,7 @@ def _call(
         "run_taps": geometry.taps[1] if joined else 1, "tap_length": geometry.channels,
         "terms": geometry.terms, "rows": columns.rows, "blocks": columns.blocks,
         "pixels": columns.unit or geometry.pixels, "sums": columns.sums,
-        "splits": columns.splits, "filters": columns.filters,
+        "splits": columns.grid[0], "term_splits": columns.grid[1], "filters": columns.filters,
     }  # fmt: skip
     return kernel.call(
         image=image, filters=filters, output=output, scratch=scratch,

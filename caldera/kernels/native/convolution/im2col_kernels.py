@@ -46,6 +46,7 @@ class Numbers:
     pixels: Integer
     sums: Integer
     splits: Integer
+    term_splits: Integer
     filters: Integer
 
 
@@ -195,8 +196,11 @@ def weight_gradient(
     address: Integer, n: Numbers, in_place: bool,
 ) -> None:  # fmt: skip
     own = _Rows(k, n, image, scratch.at(k.part * n.rows * n.terms))
-    number, split = k.part // n.splits, k.part % n.splits
+    across = n.term_splits
+    number, split = k.part // (n.splits * across), k.part // across % n.splits
     top, bottom = n.results * split // n.splits, n.results * (split + 1) // n.splits
+    split = k.part % across
+    left, right = n.terms * split // across, n.terms * (split + 1) // across
     partial = filters.at(number * n.filters)
     begin, end = n.blocks * number // n.sums, n.blocks * (number + 1) // n.sums
     with k.loop(begin, end) as block, k.loop(0, n.groups) as group:
@@ -205,10 +209,11 @@ def weight_gradient(
         if not in_place:
             own.fill(first, count, group)
         given = output.at(first * n.target_step + group * n.results + top)
-        sums = partial.at((group * n.results + top) * n.terms)
+        sums = partial.at((group * n.results + top) * n.terms + left)
         one = k.constant(1.0, sums.type)
+        rows, distance = own.matrix(in_place, first, group)
         gemm(
-            k, address, (bottom - top, n.terms, count), (given, n.target_step),
-            own.matrix(in_place, first, group), (sums, n.terms), ta=True,
+            k, address, (bottom - top, right - left, count), (given, n.target_step),
+            (rows.at(left), distance), (sums, n.terms), ta=True,
             beta=k.select(block.equals(begin), one * 0.0, one),
         )  # fmt: skip
