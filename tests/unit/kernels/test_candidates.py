@@ -39,8 +39,8 @@ from tests.unit.ops.cases.convolution import SETTINGS, output_shape
 
 LARGE = frozenset({
     "winograd 2x2", "winograd 4x4", "fourier", "packed", "packed together", "packed, sums cut",
-    "packed, sums cut in 4", "amx", "amx 1x1 product", "amx im2col", "planes", "two stages",
-    "numpy", "product with ones",
+    "packed, sums cut in 4", "packed 1x1 product", "amx", "amx 1x1 product", "amx im2col", "planes",
+    "two stages", "numpy", "product with ones",
 })  # fmt: skip
 """Kernels that want more channels, rows or threads than any case has, bfloat16, or wide vectors:
 test_fast_convolution, test_packed_product, test_pointwise and test_reduction_rivals are about

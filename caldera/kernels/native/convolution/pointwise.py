@@ -1,11 +1,14 @@
-"""Convolutions with filters of one pixel as products of bfloat16 matrices in tile registers.
+"""Convolutions with filters of one pixel as products of our own.
 
 Pixels of images that lie channels last are the rows of a matrix as they are: nothing is copied
-unless they are parts of something larger, or a stride leaves some of them out.
-Elsewhere such convolutions are products as well (`im2col.py`), with float32 numbers.
+unless they are parts of something larger, or a stride leaves some of them out. bfloat16 matrices
+are multiplied in tile registers, float32 ones by packed micro-kernels where filters are
+differentiated: their sums are long, and cut. `im2col.py` has the same by the BLAS.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 
@@ -17,10 +20,11 @@ from caldera.kernels.common.geometry import Geometry, seen_pixels
 from caldera.kernels.common.scratch import Scratch, workspace_bytes
 from caldera.kernels.native.codegen.kernel import NativeCall
 from caldera.kernels.native.codegen.program import NativeRunner
-from caldera.kernels.native.product import amx
+from caldera.kernels.native.convolution.cost_model import columns_seconds
+from caldera.kernels.native.product import amx, packed  # noqa: F401 - register their kernels
 from caldera.kernels.native.product.problem import copied, dense
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.tensor.dtype import bfloat16
+from caldera.tensor.dtype import float32
 
 _TRANSPOSED = {
     "conv2d": (False, True),
@@ -31,6 +35,10 @@ _TRANSPOSED = {
 outputs' gradient times filters, and that gradient times images, whose inputs come the other way
 round."""
 
+_AMX = ("amx",)
+_PACKED = ("packed, sums cut in 4", "packed together", "packed")
+"""Products that multiply the matrices: the first of these that can."""
+
 
 def is_product(node: Node) -> bool:
     """Whether each result sees one pixel, and none beside the image."""
@@ -38,13 +46,20 @@ def is_product(node: Node) -> bool:
     return geometry.unstrided.is_pointwise and geometry.groups == 1
 
 
-def _supports(node: Node) -> bool:
+def _way(node: Node, names: tuple[str, ...]) -> Kernel | None:
+    """The first of these kernels that can multiply the matrices."""
+    product = _product(node)
+    known = {each.name: each for each in TABLE.kernels("matmul", "cpu")}
+    return next((known[each] for each in names if known[each].supports(product)), None)
+
+
+def _supports(node: Node, names: tuple[str, ...]) -> bool:
     images = [node.inputs[0].outputs[0]]
     images.append(node.inputs[1].outputs[0] if node.op.name == "conv2d_weight" else node.outputs[0])
     if not is_product(node) or any(each.order != NHWC for each in images):
         return False
-    halves = all(each.dtype == bfloat16 for each in (*node.inputs, node))
-    return halves and amx.supports(_product(node))
+    is_alike = len({each.dtype for each in (*node.inputs, node)}) == 1
+    return is_alike and _way(node, names) is not None
 
 
 def _product(node: Node) -> Node:
@@ -55,7 +70,7 @@ def _product(node: Node) -> Node:
         matrices[0] = _matrix_shape(Geometry.of(node).unstrided.image)
     if node.op.name == "conv2d_weight":
         matrices.reverse()
-    left, right = (parameter(i, Spec(each, bfloat16)) for i, each in enumerate(matrices))
+    left, right = (parameter(i, Spec(each, node.dtype)) for i, each in enumerate(matrices))
     product: Node = matmul(left, right, ta=ta, tb=tb)
     return product
 
@@ -86,7 +101,7 @@ def written_pixels(array: np.ndarray, scratch: Scratch) -> tuple[np.ndarray, lis
     return matrix, [] if images is None else copied(matrix.reshape(images.shape), images)
 
 
-def _bind(call: Call) -> Runner:
+def _bind(call: Call, names: tuple[str, ...]) -> Runner:
     node, scratch, geometry = call.node, Scratch(call.workspace), Geometry.of(call.node)
     first, out = call.inputs[0], call.outputs[0]
     unseen: list[NativeCall] = []
@@ -99,16 +114,32 @@ def _bind(call: Call) -> Runner:
     second, more = read_pixels(call.inputs[1], scratch)
     found, after = written_pixels(out, scratch)
     matrices = (second, first) if node.op.name == "conv2d_weight" else (first, second)
-    multiplied = amx.bind(Call(_product(node), (found,), matrices, scratch.rest))
+    way = _way(node, names)
+    assert way is not None
+    multiplied = way.bind(Call(_product(node), (found,), matrices, scratch.rest))
+    assert isinstance(multiplied, NativeRunner)
     return NativeRunner([*unseen, *before, *more, *multiplied.calls, *after])
 
 
-def _workspace(node: Node) -> int:
+def _workspace(node: Node, names: tuple[str, ...]) -> int:
     geometry = Geometry.of(node)
     is_strided = geometry.stride != (1, 1)
-    seen = [Spec(geometry.unstrided.image, bfloat16)] if is_strided else []
-    return workspace_bytes(*seen) + amx.workspace(_product(node))
+    seen = [Spec(geometry.unstrided.image, node.dtype)] if is_strided else []
+    way = _way(node, names)
+    return workspace_bytes(*seen) + (way.workspace(_product(node)) if way else 0)
 
 
 for _op in _TRANSPOSED:
-    TABLE.add(Kernel(_op, "cpu", "amx 1x1 product", _bind, _supports, _workspace, priority=12))
+    TABLE.add(
+        Kernel(
+            _op, "cpu", "amx 1x1 product", partial(_bind, names=_AMX),
+            partial(_supports, names=_AMX), partial(_workspace, names=_AMX), priority=12,
+        )
+    )  # fmt: skip
+TABLE.add(
+    Kernel(
+        "conv2d_weight", "cpu", "packed 1x1 product", partial(_bind, names=_PACKED),
+        lambda node: node.dtype == float32 and _supports(node, _PACKED),
+        partial(_workspace, names=_PACKED), priority=12, estimate=columns_seconds,
+    )
+)  # fmt: skip

@@ -1,4 +1,5 @@
-"""Convolutions of bfloat16 images in tile registers: filters of one pixel, and larger ones."""
+"""Convolutions as products of our own: bfloat16 images in tile registers with filters of one pixel
+and larger ones, and in float32 the gradient of filters of one pixel."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from tests.unit.kernels.native.convolution.cases import convolution_nodes
 from tests.unit.kernels.native.other_targets import building_for
 from tests.unit.kernels.native.tile_registers import with_tile_registers
 
-NAME, LARGER = "amx 1x1 product", "amx im2col"
+NAME, LARGER, PACKED = "amx 1x1 product", "amx im2col", "packed 1x1 product"
 SHAPES = [((2, 3, 4, 5), 7), ((1, 40, 3, 3), 33), ((3, 64, 6, 6), 16)]
 
 
@@ -147,6 +148,31 @@ def test_random_convolutions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
             kernel = _kernel(node, name)
             if kernel is not None:
                 _check(node, kernel, threads=draw.choice([1, 2, 5]))
+
+
+@pytest.mark.parametrize("threads", [1, 3, 16])
+@pytest.mark.parametrize(
+    ("image", "results", "stride"),
+    [
+        ((2, 48, 7, 9), 16, 1),
+        ((3, 20, 16, 13), 200, 1),
+        ((2, 33, 9, 8), 5, 2),
+        ((1, 1, 5, 5), 4, 1),
+    ],
+)
+def test_gradients_of_filters_in_float32(
+    image: tuple[int, ...], results: int, stride: int, threads: int
+) -> None:
+    filters = (results, image[1], 1, 1)
+    *others, node = convolution_nodes(image, filters, dtype="float32", stride=(stride, stride))
+    assert node.op.name == "conv2d_weight"
+    assert all(_kernel(each, PACKED) is None for each in others)
+    with settings.override(threads=threads):
+        # Products of the BLAS are cut for many threads as well.
+        kernels = [_kernel(node, name) for name in (PACKED, "1x1 product")]
+    assert kernels[0] is not None
+    for kernel in filter(None, kernels):
+        _check(node, kernel, threads)
 
 
 @pytest.mark.usefixtures("tile_registers")
