@@ -195,9 +195,10 @@ _MATRIX_PRODUCTS = ("matmul", "matmul_epilogue", "matmul_accumulate")
 
 def _computed_in(step: Step) -> DType:
     """The dtype whose peak bounds the step: what is multiplied may be narrower than the sums."""
-    dtypes = {each.dtype for each in step.node.inputs}
     is_product = step.node.op.kind == "product"
-    return bfloat16 if is_product and bfloat16 in dtypes else step.outputs[0].spec.dtype
+    if is_product and any(each.dtype == bfloat16 for each in step.node.inputs):
+        return bfloat16
+    return step.outputs[0].spec.dtype
 
 
 # --- rows

@@ -270,6 +270,14 @@ def test_a_product_of_narrow_numbers_is_no_faster_product_of_wide_ones() -> None
     assert set(_speeds(x @ x)) == {bfloat16}
 
 
+def test_a_copy_of_one_of_two_results_has_its_share_of_the_roofline() -> None:
+    x, first, second = (op.var(name, (4, 4), fill=cd.uniform()) for name in "xyz")
+    q, r = op.qr(x)
+    rows = cd.compile([op.assign(first, r), op.assign(second, r), q]).explain().rows
+    assert "copy" in [row.op for row in rows]
+    assert all(row.roofline is not None for row in rows)
+
+
 # --- nothing changes
 
 
