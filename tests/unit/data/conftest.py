@@ -1,4 +1,4 @@
-"""Every test has a cache of its own and finds no data set by accident."""
+"""Every test has a cache of its own, with the kernels of all, and finds no data set by accident."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 import caldera as cd
+from tests.object_cache import link_kernels
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The cache folder of this test."""
     monkeypatch.delenv("CALDERA_DATA", raising=False)
-    with cd.settings.override(cache_dir=tmp_path / "cache"):
-        yield tmp_path / "cache"
+    folder = tmp_path / "cache"
+    link_kernels(folder)
+    with cd.settings.override(cache_dir=folder):
+        yield folder

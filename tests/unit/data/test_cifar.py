@@ -143,7 +143,6 @@ def test_an_archive_is_unpacked_once(
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, cache: Path) -> None:
-    cache.mkdir()
     (cache / "data").write_bytes(b"a file in the way")
     archive = tmp_path / "cifar10.tar.gz"
     archive.write_bytes(tar(pictures()))

@@ -24,6 +24,7 @@ from caldera.plan import profile, roofline
 from caldera.plan.explain import fastest
 from caldera.plan.roofline import Peaks, cpu_peaks
 from caldera.tensor.dtype import DType, bfloat16, float32, float64, int64
+from tests.object_cache import link_kernels
 
 PEAKS = Peaks(float32=2e9, float64=1e9, bfloat16=2e9, bandwidth=4e9)
 
@@ -34,6 +35,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(profile, "BUDGET_S", 0.0)
     monkeypatch.setattr(roofline, "measure", lambda: PEAKS)
     monkeypatch.setattr(roofline, "_known", {})
+    link_kernels(tmp_path)
     with cd.settings.override(cache_dir=tmp_path):
         yield
 
