@@ -57,7 +57,7 @@ def test_random_products(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         right = _numbers(draw, *batch, *((columns, length) if tb else (length, columns)))
         inputs = [left, right.astype(dtype)]
         node: Any = _node(draw, inputs, ta=ta, tb=tb)
-        threads = draw.choice([1, 2, 3, 8])
+        threads = draw.choice([1, 2, 3, 8, 16])
         with cd.settings.override(threads=threads), with_tile_registers():
             kernels = [each for each in TABLE.candidates(node, "cpu") if each.name in NAMES]
             assert ("amx" in [each.name for each in kernels]) == (dtype == bfloat16)
