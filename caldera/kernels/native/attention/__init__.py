@@ -22,7 +22,7 @@ from caldera.kernels.native.codegen.target import CACHE_LINE
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 from caldera.tensor.dtype import DType
 from caldera.tensor.shape import Shape, size
-from caldera.threads import thread_count
+from caldera.threads import part_count, thread_count
 
 
 def _dense_masks(masks: Sequence[Array], keys: int) -> tuple[list[Array], list[Runner]]:
@@ -98,7 +98,7 @@ def _forward_parts(heads: int, sizes: Sizes) -> tuple[int, int]:
     """How many parts, and into how many pieces each head is cut."""
     blocks = -(-sizes.queries // BLOCK)
     chunks = max(1, min(blocks, -(-thread_count() // max(heads, 1))))
-    return max(1, min(thread_count(), heads * chunks)), chunks
+    return max(1, min(part_count(thread_count()), heads * chunks)), chunks
 
 
 def _forward_workspace(node: Node) -> int:
@@ -154,7 +154,7 @@ def _mask_gradients(score_gradients: Array, added: Sequence[Array]) -> None:
 
 
 def _backward_parts(node: Node) -> int:
-    return max(1, min(thread_count(), size(node.inputs[1].shape[:-2])))
+    return max(1, min(part_count(thread_count()), size(node.inputs[1].shape[:-2])))
 
 
 def _backward_workspace(node: Node) -> int:

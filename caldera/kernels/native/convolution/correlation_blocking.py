@@ -12,7 +12,7 @@ from caldera.kernels.native.codegen.emitter import natural_lanes
 from caldera.kernels.native.convolution.microkernel import best_shape, depthwise_shape
 from caldera.kernels.native.convolution.strip_mining import Strips, cut
 from caldera.tensor.dtype import DType
-from caldera.threads import thread_count
+from caldera.threads import part_count, thread_count
 
 ITEMS_A_THREAD = 4
 """Strips a worker should have at least, so that all finish at about the same time."""
@@ -136,7 +136,7 @@ class Packing:
     @property
     def chunks(self) -> int:
         """Parts that the blocks are shared out in, where there are not enough strips."""
-        wanted, items = 2 * thread_count(), self.strips.items
+        wanted, items = self._wanted, self.strips.items
         return 1 if items >= wanted else min(self.groups * self.blocks, -(-wanted // max(1, items)))
 
     @property
@@ -144,7 +144,12 @@ class Packing:
         """Workers that may take part, each with a strip of its own."""
         if self.products < WORTH_SPLITTING:
             return 1
-        return max(1, min(2 * thread_count(), self.strips.items * self.chunks))
+        return max(1, min(self._wanted, self.strips.items * self.chunks))
+
+    @property
+    def _wanted(self) -> int:
+        """Workers that keep all threads busy to the end."""
+        return max(2 * thread_count(), part_count(thread_count()))
 
     @property
     def scratch(self) -> int:

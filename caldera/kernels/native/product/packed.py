@@ -58,7 +58,7 @@ from caldera.kernels.native.product.problem import dense, extent_of, parts_for
 from caldera.kernels.table import TABLE, Array, Kernel
 from caldera.tensor.dtype import DType
 from caldera.tensor.shape import size
-from caldera.threads import is_limited, thread_count
+from caldera.threads import part_count, thread_count
 
 
 @native_kernel
@@ -187,7 +187,7 @@ class _PackedBinder(Binder):
         dtype = goal.array.dtype
         tile = tile_of(dtype.name)
         shares = self.shares_panels and len(table) == 1
-        workers, parts = parts, _parts_of(parts)
+        workers, parts = parts, part_count(parts)
         length = int(table[:, 3].max())
         table = np.ascontiguousarray(table, np.int64)
         cut = blocking_of(len(table), rows, columns, length, parts, tile, shares_panels=shares)
@@ -234,16 +234,10 @@ class _SharingBinder(_PackedBinder):
     shares_panels = True
 
 
-def _parts_of(workers: int) -> int:
-    """Parts for so many threads: many are not equally fast, and who is ready takes another."""
-    are_many = workers >= _MANY_WORKERS and not is_limited()
-    return workers * (_PARTS_A_WORKER if are_many else 1)
-
-
 def _packed_bytes(dtype: DType, count: int, extent: tuple[int, int, int], parts: int) -> int:
     """What packing takes on all threads."""
     wide = compute_dtype(dtype)
-    tile, parts = tile_of(wide.name), _parts_of(parts)
+    tile, parts = tile_of(wide.name), part_count(parts)
     room = blocking_of(count, *extent, parts, tile).elements(tile)
     return workspace_bytes(Spec((parts, room), wide))
 
@@ -303,9 +297,6 @@ _FEWEST_ROWS = 4
 """Packing an element of the right matrix takes as long as multiplying it by so many rows."""
 _FEWEST_SHARING = 8
 """Threads: fewer have so many rows each that packing is little beside multiplying."""
-_MANY_WORKERS, _PARTS_A_WORKER = 12, 4
-"""With sixteen threads an MLP and a GPT take 0.87 and 0.74 of the time that one part each takes,
-with eight no less."""
 
 for _op in ("matmul", "matmul_epilogue"):
     TABLE.add(
