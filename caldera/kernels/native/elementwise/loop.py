@@ -14,7 +14,7 @@ from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import I64, Emitter, Value, itemsize
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner
-from caldera.kernels.native.codegen.target import host_target
+from caldera.kernels.native.codegen.target import CACHE_LINE, host_target
 from caldera.kernels.native.elementwise.operands import (
     Operand,
     OuterAxis,
@@ -145,8 +145,24 @@ def _call(loop_body: LoopBody, axes: Axes, arrays: Sequence[np.ndarray]) -> Nati
         operands=strided_arrays(arrays, axes.strides),
         outer=outer_axes(range(len(axes.lengths) - 1), axes.lengths, axes.strides), total=total,
         inner=inner, grain=inner if total // inner >= 4 * parts else GRAIN,
-        loop_body=loop_body, modes=modes, widths=widths(loop_body, inner, modes), parts=parts,
+        loop_body=loop_body, modes=modes, widths=_widths(loop_body, inner, modes, arrays),
+        parts=parts,
     )  # fmt: skip
+
+
+def _widths(
+    loop_body: LoopBody, longest: int, modes: str, arrays: Sequence[np.ndarray]
+) -> tuple[int, ...]:
+    """The same for a loop without sums: a few quick operations wait for memory, not for each other,
+    and more than a cache line at once takes longer (relu of 16 MB 1.08 to 1.17 times)."""
+    lanes = vector_lanes(loop_body)
+    found = widths(loop_body, longest, modes)
+    if loop_body.heavy or found[0] <= lanes:
+        return found
+    # What is the same for all elements is no matter.
+    sizes = [each.itemsize for each, mode in zip(arrays, modes, strict=True) if mode != "0"]
+    line = max(lanes, CACHE_LINE // min(sizes))
+    return tuple(dict.fromkeys((min(found[0], line), *found[1:])))
 
 
 # --- short rows, as those of a bias for each of a few channels that are last in memory
