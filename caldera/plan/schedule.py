@@ -226,13 +226,16 @@ class Schedule:
         """Bring each root to its place: written there at once if possible, else copied."""
         copies: list[tuple[Root, Value, Buffer]] = []
         overwritten = {root.key for root in self.roots if root.overwrites}
+        # Where the values of roots lie.
+        taken = {self._values[root.node][0].buffer.root for root in self.roots}
         # Places that are read during the run come first: writing to them directly saves most.
         for root in sorted(self.roots, key=lambda root: not root.overwrites):
             value = self._values[root.node][0]
             target = self._external_buffer(root.key, root.node.spec)
-            if self._can_write_directly(root, value, target):
+            if self._can_write_directly(root, value, target, taken):
                 value.buffer.place = "external"
                 value.buffer.shared = target
+                taken.add(target)
             else:
                 copies.append((root, value, target))
         # Copies out of the run come before those that overwrite what it read. Of the latter, a
@@ -250,7 +253,9 @@ class Schedule:
         for root, value, target in late:
             self._add_step(root.node, self.copy, (value,), (target,))
 
-    def _can_write_directly(self, root: Root, value: Value, target: Buffer) -> bool:
+    def _can_write_directly(
+        self, root: Root, value: Value, target: Buffer, taken: set[Buffer]
+    ) -> bool:
         buffer = value.buffer
         if buffer.place != "arena" or buffer.shared is not None:
             return False
@@ -260,10 +265,9 @@ class Schedule:
             return False  # the places of loops and of variables may have gaps
         if not root.overwrites:
             return True
-        made = self._made_by[buffer]
-        rest = [other for other in self.roots if other is not root]
-        if any(self._values[other.node][0].buffer.root is target for other in rest):
+        if target in taken:
             return False
+        made = self._made_by[buffer]
         if target.last < made:
             return True
         return target.last == made and _may_share(self.steps[made], target, buffer)
