@@ -288,16 +288,19 @@ def _kind_of(node: Node) -> type[Expr]:
     waiting = [node]
     while waiting:
         each = waiting[-1]
-        unknown = [given for given in each.inputs if given not in _known_kinds]
-        if unknown and each not in _known_kinds:
-            waiting += unknown
-            continue
-        waiting.pop()
-        if each not in _known_kinds:
+        found = _known_kinds.get(each)
+        if found is None:
+            try:
+                below = [_known_kinds[given] for given in each.inputs]
+            except KeyError:
+                waiting += each.inputs
+                continue
             own = [kind for kind, is_leaf in _kinds.items() if is_leaf(each)]
-            own += [_known_kinds[given] for given in each.inputs]
-            _known_kinds[each] = next((kind for kind in own if kind is not Expr), Expr)
-    return _known_kinds[node]
+            found = next((kind for kind in own + below if kind is not Expr), Expr)
+            _known_kinds[each] = found
+        waiting.pop()
+    assert found is not None
+    return found
 
 
 class At:
