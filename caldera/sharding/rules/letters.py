@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +92,7 @@ class Assignment:
         rest = [i for i in range(len(names) + 1) if i not in used and i not in ahead]
         ranks = self.mesh.transpose(*used, *ahead, *rest).reshape(-1)
         splits = tuple(None if each is None else self.splits.get(each) for each in letters)
-        return CartesianLayout(shape, splits, tuple(ranks.tolist()))
+        return _layout(shape, splits, tuple(ranks.tolist()))
 
     @property
     def share(self) -> int:
@@ -101,6 +102,14 @@ class Assignment:
     def __str__(self) -> str:
         inside = ", ".join(f"{name}/{split.parts}" for name, split in self.splits.items())
         return f"{inside or 'whole'} on {self.mesh.size}"
+
+
+@lru_cache(1 << 12)
+def _layout(
+    shape: Shape, splits: tuple[AxisSplit | None, ...], ranks: tuple[int, ...]
+) -> CartesianLayout:
+    """Layers repeat, and a layout remembers what it was asked."""
+    return CartesianLayout(shape, splits, ranks)
 
 
 def letter_ways(
