@@ -32,6 +32,9 @@ from caldera.comm.staging import Staging
 from caldera.comm.traffic import Traffic
 from caldera.errors import CommError
 
+_SHORT_TEXT = np.dtype([("length", np.int64), ("text", "S120")])
+"""A message of `gather_objects`: most are as short as the digest of what all should agree on."""
+
 
 class Communicator(PointToPoint):
     """A group of ranks; each holds an object of its own with its `rank`.
@@ -255,15 +258,18 @@ class Communicator(PointToPoint):
         >>> run_virtual_ranks(2, lambda comm: comm.gather_objects({"rank": comm.rank}))[0]
         [{'rank': 0}, {'rank': 1}]
         """
-        # As JSON, so that nothing that arrives can run.
-        mine = np.frombuffer(json.dumps(value).encode(), np.uint8)
-        lengths = np.empty(self.size, np.int64)
+        # As JSON, so that nothing that arrives can run. What is short goes along with its length.
+        text = json.dumps(value).encode()
+        mine = np.array([(len(text), text)], _SHORT_TEXT)
+        everyone = np.empty(self.size, _SHORT_TEXT)
         with self.traffic.operation("gather_objects"):
-            self.Allgather(np.array([mine.size], np.int64), lengths)
-            everything = np.empty(int(lengths.sum()), np.uint8)
-            self.Allgather(mine, everything, lengths.tolist())
-        parts = np.split(everything, np.cumsum(lengths)[:-1])
-        return [json.loads(part.tobytes()) for part in parts]
+            self.Allgather(mine.view(np.uint8), everyone.view(np.uint8))
+            lengths, texts = everyone["length"].tolist(), everyone["text"].tolist()
+            if max(lengths) > _SHORT_TEXT["text"].itemsize:
+                whole = np.empty(sum(lengths), np.uint8)
+                self.Allgather(np.frombuffer(text, np.uint8), whole, lengths)
+                texts = [part.tobytes() for part in np.split(whole, np.cumsum(lengths)[:-1])]
+        return [json.loads(each) for each in texts]
 
     def bcast_object(self, value: Any = None, root: int = 0) -> Any:
         """The root's value, on every rank; anything that JSON can say."""
