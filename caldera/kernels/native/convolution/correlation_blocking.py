@@ -72,7 +72,7 @@ class Packing:
         """Output channels of such a part."""
         return self.window.groups if self.is_depthwise else self.window.results
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         """Numbers in a vector."""
         return natural_lanes(computed_type(self.dtype.name))

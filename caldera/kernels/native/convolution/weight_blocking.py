@@ -56,7 +56,7 @@ class Gradient:
     work: Correlation
     dtype: DType
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         """Numbers in a vector."""
         return natural_lanes(computed_type(self.dtype.name))
