@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import numpy as np
 
 from caldera.errors import DtypeError
-from caldera.graph.node import Node, Spec, Symbol
-from caldera.graph.opdef import op, refuse_dtype, refuse_shape
+from caldera.graph.node import Node, Spec, Symbol, frozen
+from caldera.graph.opdef import MOST_KNOWN, op, refuse_dtype, refuse_shape
 from caldera.tensor.dtype import DType, is_complex, is_float
 from caldera.tensor.shape import Shape
 
 Number = bool | int | float | complex
+_NUMBERS = frozenset({bool, int, float, complex})
 
 
 @op("constant", kind="leaf")
@@ -18,23 +21,35 @@ def _constant(*, value: Number, dtype: DType) -> Spec:
     return Spec((), dtype)
 
 
+_known: dict[Hashable, Node] = {}
+"""Constants by what they were made of: the same few are written again and again."""
+
+
 def constant(value: Number, dtype: DType) -> Node:
     """A scalar constant, rounded to `dtype`."""
+    if type(value) not in _NUMBERS:
+        value = np.asarray(value).item()
+    key = (frozen(value), dtype)
+    node = _known.get(key)
+    if node is None:
+        if len(_known) >= MOST_KNOWN:
+            _known.clear()
+        node = _known[key] = _constant(value=_rounded(value, dtype), dtype=dtype)
+    return node
+
+
+def _rounded(value: Number, dtype: DType) -> Number:
     try:
         rounded = np.asarray(value).astype(dtype)[()]
     except OverflowError:
         raise DtypeError.build(
             "constant", expected=f"a number that {dtype} can hold", got=str(value)
         ) from None
-    plain: Number
     if is_float(dtype):
-        plain = float(rounded)
-    elif is_complex(dtype):
-        plain = complex(rounded)
-    else:
-        plain = bool(rounded) if dtype == np.bool_ else int(rounded)
-    node: Node = _constant(value=plain, dtype=dtype)
-    return node
+        return float(rounded)
+    if is_complex(dtype):
+        return complex(rounded)
+    return bool(rounded) if dtype == np.bool_ else int(rounded)
 
 
 @op("variable", kind="leaf")

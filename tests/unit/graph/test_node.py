@@ -106,6 +106,14 @@ def test_the_same_constant_is_one_node_nan_too() -> None:
     assert constant(-0.0, float64) is constant(-0.0, float64)
 
 
+def test_constants_of_numpys_numbers_are_those_of_the_same_number() -> None:
+    for kind in (np.float16, np.float32, np.float64):
+        assert constant(kind(0.0).item(), float32) is constant(kind(0.0), float32)  # type: ignore[arg-type]
+        assert constant(-0.0, float32) is constant(kind(-0.0), float32)  # type: ignore[arg-type]
+    assert constant(2.5, float64) is constant(np.array(2.5), float64)  # type: ignore[arg-type]
+    assert constant(1, int64) is constant(True, int64) is constant(np.int8(1), int64)  # type: ignore[arg-type]
+
+
 def test_a_constant_is_rounded_to_its_dtype() -> None:
     assert constant(0.1, float32) is constant(float(np.float32(0.1)), float32)
     assert constant(0.1, float32).attrs["value"] != 0.1
