@@ -260,13 +260,13 @@ class Emitter(Arithmetic):
         size = self.constant(count, I64).raw
         self.ir.call(function, [target.raw, source.raw, size, I1(0)])
 
-    def prefetch(self, place: Pointer, *, to_write: bool = False) -> None:
+    def prefetch(self, place: Pointer, *, to_write: bool = False, soon: bool = False) -> None:
         """Have the line of memory that holds this element brought nearer: to the nearest cache if
-        it is to be written, else to the second one. It may lie anywhere, even outside of all
-        arrays."""
+        it is to be written, or read `soon`, else to the second one. It may lie anywhere, even
+        outside of all arrays."""
         kind = ir.FunctionType(ir.VoidType(), [POINTER, I32, I32, I32])
         function = self.declared("llvm.prefetch.p0", kind)
-        nearness = 3 if to_write else 2
+        nearness = 3 if to_write or soon else 2
         self.ir.call(function, [place.raw, I32(int(to_write)), I32(nearness), I32(1)])
 
     def clear_bytes(self, target: Pointer, count: Number) -> None:

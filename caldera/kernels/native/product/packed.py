@@ -19,11 +19,9 @@ from caldera.kernels.common.epilogue import NOTHING, Epilogue
 from caldera.kernels.common.matrices import Matrices
 from caldera.kernels.common.scratch import compute_dtype, workspace_bytes
 from caldera.kernels.native.codegen.emitter import (
-    I64,
     Emitter,
     Pointer,
     Value,
-    line_lanes,
     natural_lanes,
 )
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
@@ -46,7 +44,7 @@ from caldera.kernels.native.product.gemm import (
     product_workspace,
     split_k_workspace,
 )
-from caldera.kernels.native.product.packed_tile import call_tile, tile_address
+from caldera.kernels.native.product.packed_tile import TileCalls, tile_address
 from caldera.kernels.native.product.packing import (
     corner_of,
     pack_panels,
@@ -54,6 +52,7 @@ from caldera.kernels.native.product.packing import (
     pack_together,
     panel_of,
 )
+from caldera.kernels.native.product.prefetch import Unpacked, ask_ahead
 from caldera.kernels.native.product.problem import dense, extent_of, parts_for
 from caldera.kernels.table import TABLE, Array, Kernel
 from caldera.tensor.dtype import DType
@@ -79,7 +78,6 @@ def _multiply(
     shape = Tile(*tile, natural_lanes(c.type))
     across, down = (columns + width - 1) // width, (rows + height - 1) // height
     begin, end = k.part_range(count * across * down)
-    one = k.constant(1, I64)
     strips = own = packed.at(k.part * room)
     if shared is None:
         strips = own.at((strip + (shape.width - 1)) // shape.width * shape.width * depth)
@@ -97,69 +95,82 @@ def _multiply(
             start = piece * depth
             terms = k.minimum(depth, length - start)
             last_column = k.minimum(first_column + strip, right)
-            if shared is None:
-                panels = own
-                corner = other.at(corner_of(start, first_column, leading_b, flipped=tb))
-                pack_panels(
-                    k, panels, corner, leading_b, terms, last_column - first_column,
-                    shape.width, flipped=tb,
-                )  # fmt: skip
-                ends = last_column.equals(right)
-                after = k.select(ends, start + depth, start), k.select(ends, left, last_column)
-                # What is packed next is brought near meanwhile, unless it is packed already.
-                is_ahead = (after[0] < length) & (strip <= shape.width)
-                ahead = other.at(corner_of(*after, leading_b, flipped=tb))
-                step, beside = leading_b, leading_b if tb else one
-            else:
+            # What is packed after these columns begins here, if there is more of the product.
+            ends = last_column.equals(right)
+            next_start = k.select(ends, start + depth, start)
+            next_column = k.select(ends, left, last_column)
+            is_more = next_start < length
+            panels = own
+            if shared is not None:
                 panels = panel_of(shared, start, terms, columns, shape.width, first_column)
-                is_ahead = first_column < last_column - shape.width
-                # The next one lies behind each of them.
-                step, beside = k.constant(shape.width, I64), one
             with k.loop(top, bottom, band) as first_row:
                 last_row = k.minimum(first_row + band, bottom)
+                is_first, is_last = first_row.equals(top), last_row.equals(bottom)
                 lines = source.at(corner_of(first_row, start, leading_a, flipped=ta))
+                # A band that is the only one is still there from the first columns.
+                again = bottom - top > band
                 if packs_left:
-                    # A band that is the only one is still there from the first columns.
-                    with k.if_then(first_column.equals(left) | (bottom - top > band)):
+                    with k.if_then(first_column.equals(left) | again):
                         pack_strips(
                             k, strips, lines, leading_a, terms, last_row - first_row,
                             shape.height, flipped=ta,
                         )  # fmt: skip
-                with (
-                    k.loop(first_column, last_column, shape.width) as column,
-                    k.loop(first_row, last_row, shape.height) as row,
-                ):
-                    goal = out.at(row * leading_c + column)
-                    high = k.minimum(last_row - row, shape.height)
+                with k.loop(first_column, last_column, shape.width) as column:
                     wide = k.minimum(last_column - column, shape.width)
-                    strip_of_row = strips.at((row - first_row) * terms)
                     panel = panels.at((column - first_column) * terms)
-                    if shared is not None:
-                        ahead = panel.at(terms * shape.width)
-                    number = (row - first_row) // shape.height
-                    call_tile(
-                        k, tile_address, strip_of_row if packs_left else lines, panel, goal,
-                        k.either(is_ahead, _line(k, ahead, number, shape.width, beside), panel),
-                        step=k.select(is_ahead, step, shape.width),
-                        at=0 if packs_left else row - first_row, down=1 if ta else leading_a,
-                        right=leading_a if ta else 1, leading=leading_c, terms=terms, high=high,
-                        wide=wide, alpha=alpha, keep=k.select(piece.equals(0), beta, 1.0),
+                    # What comes next: a panel, which may be packed already, and rows.
+                    following = column + shape.width
+                    inside = following < last_column
+                    next_panel = k.either(inside, panel.at(terms * shape.width), panels)
+                    next_columns = None
+                    if shared is None:
+                        with k.if_then(is_first):
+                            pack_panels(
+                                k, panel, other.at(corner_of(start, column, leading_b, flipped=tb)),
+                                leading_b, terms, wide, shape.width, flipped=tb,
+                            )  # fmt: skip
+                        place = corner_of(
+                            k.select(inside, start, next_start),
+                            k.select(inside, following, next_column),
+                            leading_b, flipped=tb,
+                        )  # fmt: skip
+                        is_next = k.select(inside, is_first, is_last & is_more)
+                        next_columns = Unpacked(other.at(place), leading_b, tb, is_next)
+                    place = corner_of(
+                        k.select(is_last, top, last_row), k.select(is_last, next_start, start),
+                        leading_a, flipped=ta,
                     )  # fmt: skip
-                    if epilogue.changes:
-                        with k.if_then(piece.equals(pieces - 1)):
-                            _finish(k, goal, leading_c, high, wide, column, bias, epilogue)
-
-
-def _line(k: Emitter, corner: Pointer, number: Value, width: int, right: Value) -> Pointer:
-    """Where the cache line of this number begins of those beside each other in a panel; the last
-    one stands for those after it."""
-    lanes = line_lanes(corner.type)
-    return corner.at(k.minimum(number, -(-width // lanes) - 1) * lanes * right)
+                    is_next = ~is_last | (is_more & (ends | again))
+                    next_rows = Unpacked(source.at(place), leading_a, not ta, is_next)
+                    tiles = (last_row - first_row + (shape.height - 1)) // shape.height
+                    sum_up = TileCalls.of(
+                        k, tile_address, panel, down=1 if ta else leading_a,
+                        right=leading_a if ta else 1, leading=leading_c, terms=terms, wide=wide,
+                        alpha=alpha, keep=k.select(piece.equals(0), beta, 1.0),
+                    )  # fmt: skip
+                    with k.loop(0, tiles) as number:
+                        row = first_row + number * shape.height
+                        goal = out.at(row * leading_c + column)
+                        high = k.minimum(last_row - row, shape.height)
+                        if packs_left:
+                            ask_ahead(
+                                k, sum_up.ask, number, tiles, terms, shape.width, next_panel,
+                                next_columns, next_rows,
+                                (last_column - column - 1) // shape.width, band,
+                            )  # fmt: skip
+                            sum_up(strips.at((row - first_row) * terms), goal, at=0, high=high)
+                        else:
+                            sum_up(lines, goal, at=row - first_row, high=high)
+                        if epilogue.changes:
+                            with k.if_then(piece.equals(pieces - 1)):
+                                _finish(
+                                    k, shape, goal, leading_c, high, wide, column, bias, epilogue
+                                )
 
 
 def _finish(
-    k: Emitter, tile: Pointer, leading: Value, high: Value, wide: Value, column: Value,
-    bias: Pointer | None, epilogue: Epilogue,
+    k: Emitter, shape: Tile, tile: Pointer, leading: Value, high: Value, wide: Value,
+    column: Value, bias: Pointer | None, epilogue: Epilogue,
 ) -> None:  # fmt: skip
     with k.loop(0, high) as line:
         row = tile.at(line * leading)
@@ -167,7 +178,9 @@ def _finish(
         def apply(i: Value, count: int) -> None:
             row.store(i, apply_epilogue(k, epilogue, bias, row.load(i, count), column + i))
 
-        k.vector_loop(0, wide, natural_lanes(row.type), apply)
+        lanes = natural_lanes(row.type)
+        # A whole row at once: each vector of it waits long for itself.
+        k.vector_loops(0, wide, (shape.width, lanes, 1), apply)
 
 
 # --- binding
@@ -202,10 +215,7 @@ class _PackedBinder(Binder):
                 count=len(table), rows=rows, columns=columns, height=cut.height, width=cut.width,
                 depth=cut.depth, band=cut.band, strip=cut.width if shares else cut.strip,
                 room=room,
-                tile_address=tile_address(
-                    dtype, tile, packed=cut.packs_left,
-                    flipped=self.right.transposed and not shares,
-                ),
+                tile_address=tile_address(dtype, tile, packed=cut.packs_left),
                 scales=list(scales),
                 bias=bias, epilogue=epilogue, ta=self.left.transposed, tb=self.right.transposed,
                 packs_left=cut.packs_left, tile=(tile.height, tile.vectors), parts=parts,

@@ -6,7 +6,7 @@ differs with what follows a product, and this is most of what there is to compil
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from llvmlite import ir
@@ -23,40 +23,39 @@ from caldera.kernels.native.codegen.emitter import (
 )
 from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
 from caldera.kernels.native.product.blocking import Tile
+from caldera.kernels.native.product.prefetch import TERMS, Lines, group_of
 from caldera.tensor.dtype import DType
+
+_SOON = 8
+"""How many terms before it is read a row of the panel is brought from the second cache to the
+first: a panel is too large to stay there."""
 
 
 @native_kernel
 def _tile(
     k: Emitter, a: Pointer, panel: Pointer, goal: Pointer, ahead: Pointer, at: Integer,
     down: Integer, right: Integer, leading: Integer, terms: Integer, high: Integer, wide: Integer,
-    step: Integer, alpha: Real, keep: Real, shape: tuple[int, int, int], packed: bool,
-    flipped: bool,
+    step: Integer, jump: Integer, alpha: Real, keep: Real, shape: tuple[int, int, int],
+    packed: bool,
 ) -> None:  # fmt: skip
     """goal = alpha * lines @ panel + keep * goal for `high` rows and `wide` columns.
 
-    Meanwhile the memory at `ahead` is brought near, a line of cache for each term: from rows that
-    are `step` apart, one line each, or all of a few such rows if they are `flipped`.
-
     The lines of `a` begin with number `at`; the distances between them and inside them are `down`
-    and `right`, known if they are `packed`. Whole tiles, and such of half the height, are written
+    and `right`, known if they are `packed`: then the lines of cache from `ahead` on, `step` and
+    `jump` apart, are brought near meanwhile. Whole tiles, and such of half the height, are written
     as they are. Others are put on the stack first, with what is not there left out.
     """
     tile = Tile(*shape)
     scales = k.convert(alpha, goal.type), k.convert(keep, goal.type)
     distances = (k.constant(1, I64), k.constant(tile.height, I64)) if packed else (down, right)
     half = max(1, tile.height // 2)
-    line = line_lanes(goal.type)
-
-    def fetch(term: Value) -> None:
-        place = (term % line) * step + term // line * line if flipped else term * step
-        k.prefetch(ahead.at(place))
+    lines = Lines(ahead, step, jump) if packed else None
 
     def sum_up(height: int, vectors: int, *, whole: bool) -> None:
         rows = _rows(k, a, at, distances[0], height, None if whole else high)
         if whole:
             _fetch(k, goal, leading, height, vectors * tile.lanes)
-        sums = _sums(k, tile, rows, distances[1], panel, terms, vectors, fetch)
+        sums = _sums(k, tile, rows, distances[1], panel, terms, vectors, lines)
         if whole:
             _write(k, sums, goal, leading, *scales)
         else:
@@ -96,18 +95,36 @@ def _rows(
 
 def _sums(
     k: Emitter, tile: Tile, rows: list[Pointer], right: Value, panel: Pointer, terms: Value,
-    vectors: int, fetch: Callable[[Value], None],
+    vectors: int, ahead: Lines | None,
 ) -> list[list[Value]]:  # fmt: skip
     lanes, kind = tile.lanes, vector(panel.type, tile.lanes)
     sums = [[k.variable(0.0, kind) for _ in range(vectors)] for _ in rows]
-    with k.loop(0, terms) as term:
-        fetch(term)
+    is_wide = vectors == tile.vectors
+
+    def add(term: Value) -> None:
         across = panel.at(term * tile.width)
+        for j in range(0, tile.width if is_wide else 0, line_lanes(panel.type)):
+            k.prefetch(across.at(_SOON * tile.width + j), soon=True)
         factors = [across.load(j * lanes, lanes) for j in range(vectors)]
         for row, totals in zip(rows, sums, strict=True):
             one = row.load(term * right)
             for total, factor in zip(totals, factors, strict=True):
                 total.value = k.fma(one, factor, total.value)
+
+    whole = k.constant(0, I64)
+    if ahead is not None:
+        group = group_of(panel)
+        place, back = k.variable(0, I64), ahead.jump - ahead.step * (group - 1)
+        whole = terms // TERMS * TERMS
+        with k.loop(0, whole, TERMS) as term:
+            k.prefetch(ahead.first.at(place.value))
+            ends = (term % (TERMS * group)).equals(TERMS * (group - 1))
+            place.value = place.value + k.select(ends, back, ahead.step)
+            k.prefetch(rows[0].at((term + TERMS * _SOON) * right), soon=True)
+            for i in range(TERMS):
+                add(term + i)
+    with k.loop(whole, terms) as term:
+        add(term)
     return [[total.value for total in totals] for totals in sums]
 
 
@@ -153,28 +170,57 @@ def _write_some(
                 k.vector_loop(0, wide, lanes, add)
 
 
-def tile_address(dtype: DType, tile: Tile, *, packed: bool, flipped: bool) -> int:
+_SLOTS = (
+    "a", "panel", "goal", "ahead", "at", "down", "right", "leading", "terms", "high", "wide",
+    "step", "jump", "alpha", "keep",
+)  # fmt: skip
+"""What the micro-kernel takes, in the order of its slots."""
+
+
+def tile_address(dtype: DType, tile: Tile, *, packed: bool) -> int:
     """Where the micro-kernel is."""
     nothing = np.empty(1, dtype)
-    arrays = dict.fromkeys(("a", "panel", "goal", "ahead"), nothing)
-    numbers = dict.fromkeys(("at", "down", "right", "leading", "terms", "high", "wide", "step"), 1)
-    kinds = {"shape": (tile.height, tile.vectors, tile.lanes), "packed": packed, "flipped": flipped}
+    arrays, numbers = dict.fromkeys(_SLOTS[:4], nothing), dict.fromkeys(_SLOTS[4:-2], 1)
+    kinds = {"shape": (tile.height, tile.vectors, tile.lanes), "packed": packed}
     _, form = _tile.packed({**arrays, **numbers, "alpha": 1.0, "keep": 0.0, **kinds})
     return _tile.address(form)
 
 
-def call_tile(
-    k: Emitter, address: Value, a: Pointer, panel: Pointer, goal: Pointer, ahead: Pointer, *,
-    at: Number, down: Number, right: Number, leading: Number, terms: Number, high: Number,
-    wide: Number, step: Number, alpha: Value, keep: Value,
-) -> None:  # fmt: skip
-    """Call the micro-kernel from another kernel: its arguments lie in slots, as for all others."""
-    slots = k.alloca(I64, 14)
-    words = [k.pointer_to_int(each) for each in (a, panel, goal, ahead)]
-    numbers = (at, down, right, leading, terms, high, wide, step)
-    words += [k.constant(each, I64) for each in numbers]
-    words += [k.bitcast(k.convert(each, F64), I64) for each in (alpha, keep)]
-    for i, word in enumerate(words):
-        slots.store(i, word)
-    zero, one = k.constant(0, I64), k.constant(1, I64)
-    k.call_address(address, ir.VoidType(), slots, zero, one)
+@dataclass(frozen=True)
+class TileCalls:
+    """Calls of the micro-kernel from another kernel, for the tiles of a panel: its arguments lie in
+    slots, as for all others, and those that are the same for all tiles are put there once."""
+
+    k: Emitter
+    address: Value
+    slots: Pointer
+
+    @classmethod
+    def of(
+        cls, k: Emitter, address: Value, panel: Pointer, *, down: Number, right: Number,
+        leading: Number, terms: Number, wide: Number, alpha: Value, keep: Value,
+    ) -> TileCalls:  # fmt: skip
+        """For these arguments of the micro-kernel."""
+        calls = cls(k, address, k.alloca(I64, len(_SLOTS)))
+        calls._put(panel=k.pointer_to_int(panel), ahead=k.pointer_to_int(panel), step=0, jump=0)
+        calls._put(down=down, right=right, leading=leading, terms=terms, wide=wide)
+        calls._put(**{
+            name: k.bitcast(k.convert(each, F64), I64)
+            for name, each in (("alpha", alpha), ("keep", keep))
+        })  # fmt: skip
+        return calls
+
+    def ask(self, lines: Lines) -> None:
+        """Have the next tile bring these near, if its rows are packed."""
+        self._put(ahead=self.k.pointer_to_int(lines.first), step=lines.step, jump=lines.jump)
+
+    def __call__(self, a: Pointer, goal: Pointer, *, at: Number, high: Number) -> None:
+        """Sum up a tile."""
+        k = self.k
+        self._put(a=k.pointer_to_int(a), goal=k.pointer_to_int(goal), at=at, high=high)
+        zero, one = k.constant(0, I64), k.constant(1, I64)
+        k.call_address(self.address, ir.VoidType(), self.slots, zero, one)
+
+    def _put(self, **words: Number) -> None:
+        for name, word in words.items():
+            self.slots.store(_SLOTS.index(name), self.k.constant(word, I64))
