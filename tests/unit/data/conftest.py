@@ -12,10 +12,12 @@ from tests.object_cache import link_kernels
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The cache folder of this test."""
+def cache(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """The cache folder of this test; `tmp_path` is left empty."""
     monkeypatch.delenv("CALDERA_DATA", raising=False)
-    folder = tmp_path / "cache"
+    folder = tmp_path_factory.mktemp("cache")
     link_kernels(folder)
     with cd.settings.override(cache_dir=folder):
         yield folder
