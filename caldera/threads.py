@@ -179,16 +179,17 @@ a part reads is no longer in the cache of the thread that takes it (an LSTM took
 long)."""
 
 
-def part_count(threads: int) -> int:
-    """Into how many parts the work of so many threads is cut. Many are not equally fast: they have
-    several parts each, and who is done takes one of another's.
+def part_count(threads: int, each: int = 1) -> int:
+    """Into how many parts the work of so many threads is cut: `each` for every one. Many threads
+    are not equally fast: they have several parts each, and who is done takes one of another's.
 
     >>> from caldera.threads import part_count
-    >>> part_count(2)
-    2
+    >>> part_count(2), part_count(2, each=2)
+    (2, 4)
     """
-    are_many = threads >= MANY_THREADS and not is_limited()
-    return threads * (PARTS_A_THREAD if are_many else 1)
+    if is_limited():
+        return threads
+    return threads * max(each, PARTS_A_THREAD if threads >= MANY_THREADS else 1)
 
 
 @contextmanager

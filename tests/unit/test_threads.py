@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from caldera.config import settings
-from caldera.threads import parallel_for, pool, submit
+from caldera.threads import at_most_threads, parallel_for, part_count, pool, submit
 
 
 @pytest.fixture(autouse=True)
@@ -115,3 +115,12 @@ def test_child_after_fork_has_working_threads() -> None:
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_only_many_threads_have_several_parts_each() -> None:
+    assert (part_count(4), part_count(4, each=2)) == (4, 8)
+    with settings.override(threads=16):
+        assert part_count(16) == part_count(16, each=2) == 64
+        # Any thread that is free takes a part: there must not be more than may take part.
+        with at_most_threads(12):
+            assert part_count(12) == part_count(12, each=2) == 12

@@ -149,7 +149,7 @@ class Packing:
     @property
     def _wanted(self) -> int:
         """Workers that keep all threads busy to the end."""
-        return max(2 * thread_count(), part_count(thread_count()))
+        return part_count(thread_count(), each=2)
 
     @property
     def scratch(self) -> int:

@@ -30,6 +30,7 @@ from caldera.kernels.native.convolution.reorder import (
     scratch_bytes,
     staging_bytes,
 )
+from caldera.kernels.native.product import problem
 from caldera.kernels.table import Call, Runner
 from caldera.threads import thread_count
 
@@ -92,18 +93,15 @@ class Columns:
     @property
     def grid(self) -> tuple[int, int]:
         """Parts of the output and of the input channels, where there are more threads than partial
-        sums. The blocks closest to squares read least; rows that are made first are not cut, each
-        part would make them again."""
+        sums. Rows that are made first are not cut: each part would make them again."""
         if self.op != "conv2d_weight":
             return 1, 1
         results, terms = self.geometry.results, self.geometry.terms
         wanted = -(-thread_count() // max(1, self.sums))
-        down = max(1, min(results, wanted))
         if not self.in_place:
-            return down, 1
-        shapes = [(each, wanted // each) for each in range(1, wanted + 1) if wanted % each == 0]
-        fitting = [each for each in shapes if each[0] <= results and each[1] <= terms]
-        return min(fitting, key=lambda each: results / each[0] + terms / each[1], default=(down, 1))
+            return max(1, min(results, wanted)), 1
+        height, width = problem.blocks(1, results, terms, wanted, finish=False)
+        return max(1, -(-results // max(1, height))), max(1, -(-terms // max(1, width)))
 
     @property
     def blocks(self) -> int:

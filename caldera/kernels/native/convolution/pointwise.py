@@ -47,7 +47,7 @@ def is_product(node: Node) -> bool:
     return geometry.unstrided.is_pointwise and geometry.groups == 1
 
 
-def _way(node: Node, names: tuple[str, ...]) -> Kernel | None:
+def _product_kernel(node: Node, names: tuple[str, ...]) -> Kernel | None:
     """The first of these kernels that can multiply the matrices."""
     product = _product(node)
     known = {each.name: each for each in TABLE.kernels("matmul", "cpu")}
@@ -60,7 +60,7 @@ def _supports(node: Node, names: tuple[str, ...]) -> bool:
     if not is_product(node) or any(each.order != NHWC for each in images):
         return False
     is_alike = len({each.dtype for each in (*node.inputs, node)}) == 1
-    return is_alike and _way(node, names) is not None
+    return is_alike and _product_kernel(node, names) is not None
 
 
 def _has_few_pixels(node: Node) -> bool:
@@ -123,9 +123,9 @@ def _bind(call: Call, names: tuple[str, ...]) -> Runner:
     second, more = read_pixels(call.inputs[1], scratch)
     found, after = written_pixels(out, scratch)
     matrices = (second, first) if node.op.name == "conv2d_weight" else (first, second)
-    way = _way(node, names)
-    assert way is not None
-    multiplied = way.bind(Call(_product(node), (found,), matrices, scratch.rest))
+    kernel = _product_kernel(node, names)
+    assert kernel is not None
+    multiplied = kernel.bind(Call(_product(node), (found,), matrices, scratch.rest))
     assert isinstance(multiplied, NativeRunner)
     return NativeRunner([*unseen, *before, *more, *multiplied.calls, *after])
 
@@ -134,8 +134,9 @@ def _workspace(node: Node, names: tuple[str, ...]) -> int:
     geometry = Geometry.of(node)
     is_strided = geometry.stride != (1, 1)
     seen = [Spec(geometry.unstrided.image, node.dtype)] if is_strided else []
-    way = _way(node, names)
-    return workspace_bytes(*seen) + (way.workspace(_product(node)) if way else 0)
+    kernel = _product_kernel(node, names)
+    assert kernel is not None
+    return workspace_bytes(*seen) + kernel.workspace(_product(node))
 
 
 for _op in _TRANSPOSED:

@@ -15,7 +15,7 @@ from caldera.kernels.native.convolution.blocked_strips import Blocks
 from caldera.kernels.native.convolution.microkernel import by_lanes
 from caldera.kernels.native.convolution.strip_mining import Strips, cut
 from caldera.tensor.dtype import DType
-from caldera.threads import thread_count
+from caldera.threads import part_count, thread_count
 
 SUM_BYTES = 1 << 24
 """What all partial sums may take."""
@@ -34,7 +34,7 @@ def strips_wanted(work: Correlation) -> int:
 def workers_of(sums: int) -> int:
     """Workers for so many partial sums: no more than keep all threads busy to the end, as memory
     that a worker has used before is in its cache."""
-    return max(1, min(sums, 2 * thread_count()))
+    return max(1, min(sums, part_count(thread_count(), each=2)))
 
 
 @contextmanager

@@ -2,10 +2,10 @@
 
 The way of GotoBLAS: a tile of the result stays in registers while it is summed up, a panel of the
 right matrix in the nearest cache, a band of the left matrix in the next. Each thread has a
-rectangle of the result of its own and packs what it needs for it, so threads never wait for each
-other, and bias and activation are applied while a tile is in the nearest cache. Many threads may
-instead pack the right matrix together, wait for each other once, and all read it: each would pack
-as much of it as it multiplies a few rows with.
+rectangle of the result of its own, or several where threads are many, and packs what it needs for
+it, so threads never wait for each other, and bias and activation are applied while a tile is in the
+nearest cache. Many threads may instead pack the right matrix together, wait for each other once,
+and all read it: each would pack as much of it as it multiplies a few rows with.
 """
 
 from __future__ import annotations
