@@ -109,8 +109,10 @@ def verdicts(work: str, folder: Path, number: int, deadline: float) -> Verdicts 
             is_clear = all(each.verdict != UNDECIDED for each in found.values())
             seconds = time.monotonic() - start
             if is_clear or seconds > BUDGET or time.time() > deadline:
-                _tell(f"{number + 1}: {turn + 1} rounds, {seconds:.0f} s, "
-                      + "; ".join(map(str, found.values())))  # fmt: skip
+                _tell(
+                    f"{number + 1}: {turn + 1} rounds, {seconds:.0f} s, "
+                    + "; ".join(map(str, found.values()))
+                )
                 # What the limit of time has cut short is no verdict.
                 cut = not is_clear and seconds <= BUDGET
                 return None if cut else Verdicts(found, turn + 1, seconds)
@@ -125,8 +127,9 @@ def all_verdicts(options: argparse.Namespace, folder: Path) -> Iterator[Verdicts
         cores.put(core)
     one = partial(verdicts, options.work, folder, deadline=time.time() + options.limit)
     with ProcessPoolExecutor(options.jobs, context, _take_core, (cores,)) as pool:
-        yield from (each for each in pool.map(_numbered, [one] * options.runs,
-                                              range(options.runs)) if each)  # fmt: skip
+        yield from (
+            each for each in pool.map(_numbered, [one] * options.runs, range(options.runs)) if each
+        )
 
 
 def _numbered(one: partial[Verdicts | None], number: int) -> Verdicts | None:
@@ -165,11 +168,13 @@ def main() -> None:
 def _print_table(options: argparse.Namespace, done: list[Verdicts], load: float) -> None:
     taken = [each.seconds for each in done]
     lost = statistics.fmean(again.lost for each in done for again in each.found.values())
-    print(f"`python benchmarks/again_runs.py --work {options.work} --jobs {options.jobs}` on "
-          f"{platform.machine()}, {os.cpu_count()} cores, load {load:.1f} at the start, "
-          f"{os.getloadavg()[0]:.1f} at the end, others had {lost:.0%} of the cores' time; two "
-          f"verdicts took {statistics.median(taken):.0f} s (at most {max(taken):.0f}) and "
-          f"{statistics.median(each.rounds for each in done):.0f} rounds.\n")  # fmt: skip
+    print(
+        f"`python benchmarks/again_runs.py --work {options.work} --jobs {options.jobs}` on "
+        f"{platform.machine()}, {os.cpu_count()} cores, load {load:.1f} at the start, "
+        f"{os.getloadavg()[0]:.1f} at the end, others had {lost:.0%} of the cores' time; two "
+        f"verdicts took {statistics.median(taken):.0f} s (at most {max(taken):.0f}) and "
+        f"{statistics.median(each.rounds for each in done):.0f} rounds.\n"
+    )
     print("| the present code is | must be called | was | all verdicts | by CPU time | found |")
     print("|---|---|---|---|---|---|")
     for name, right in ((SAME, WITHIN), (MORE, SLOWER)):
@@ -177,10 +182,11 @@ def _print_table(options: argparse.Namespace, done: list[Verdicts], load: float)
         counts = Counter(each.verdict for each in found)
         ratios = sorted(each.ratio - 1 for each in found)
         by_cpu = sum(each.clock == CPU_TIME for each in found)
-        print(f"| {name} | {right} | {counts[right]} of {len(found)} "
-              f"| {', '.join(f'{count} {each}' for each, count in counts.items())} | {by_cpu} "
-              f"| {statistics.median(ratios):+.1%} ({ratios[0]:+.1%} to {ratios[-1]:+.1%}) |"
-              )  # fmt: skip
+        print(
+            f"| {name} | {right} | {counts[right]} of {len(found)} "
+            f"| {', '.join(f'{count} {each}' for each, count in counts.items())} | {by_cpu} "
+            f"| {statistics.median(ratios):+.1%} ({ratios[0]:+.1%} to {ratios[-1]:+.1%}) |"
+        )
     print("\nNo file with every sample stands behind these figures: they are counts of verdicts.")
 
 

@@ -79,15 +79,18 @@ def measure(ranks: int, rate: str, everything: bool) -> None:
             words = [__file__, "--job", str(ROUNDS[rate]), ",".join(ALLREDUCE)]
             said = json.loads(links.run(words, CALDERA_CACHE=cache))
             seen.update({f"Caldera, {name}": found for name, found in said["seconds"].items()})
-    print(f"\n{ranks} ranks, {rate}/s, {BYTES >> 20} MiB: bound {bound * 1e3:.1f} ms "
-          f"(Caldera chose {ours})\n")  # fmt: skip
+    print(
+        f"\n{ranks} ranks, {rate}/s, {BYTES >> 20} MiB: bound {bound * 1e3:.1f} ms "
+        f"(Caldera chose {ours})\n"
+    )
     print("| | median ms | of the bound | best | worst | runs |\n|---|---|---|---|---|---|")
     for label, times in seen.items():
         middle, best, worst = statistics.median(times), min(times), max(times)
         print(
             f"| {label} | {middle * 1e3:.1f} | **{bound / middle:.1%}** | {bound / best:.1%} "
-            f"| {bound / worst:.1%} | {len(times)} |", flush=True,
-        )  # fmt: skip
+            f"| {bound / worst:.1%} | {len(times)} |",
+            flush=True,
+        )
 
 
 def main() -> None:

@@ -115,8 +115,10 @@ def measure(
     ours = min((min(each.times) for each in entries if "caldera" in each.label), default=0.0)
     samples = len(batches[0][0])
     print(f"\n{case.name}, batch {samples}, {precision}")
-    print("| setting | time a step | samples/s | to Caldera | first step "
-          f"| memory | of it samples | losses | farthest apart in {steps} steps |")  # fmt: skip
+    print(
+        "| setting | time a step | samples/s | to Caldera | first step "
+        f"| memory | of it samples | losses | farthest apart in {steps} steps |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
     for entry in entries:
         best = min(entry.times)

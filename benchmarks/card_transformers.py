@@ -74,41 +74,76 @@ def _encoder_decoder() -> list[Layer]:
     for filters in (64, 32):
         layers += [nn.ConvTranspose2D(filters, 4, stride=2, padding=1), nn.ReLU()]
     return [
-        *layers, nn.ConvTranspose2D(16, 4, stride=2, padding=1), nn.GlobalAveragePool(),
+        *layers,
+        nn.ConvTranspose2D(16, 4, stride=2, padding=1),
+        nn.GlobalAveragePool(),
         nn.Dense(10),
-    ]  # fmt: skip
+    ]
 
 
 CASES = {
     case.name: case
     for case in (
         TrainingCase(
-            "gpt2", layers=_gpt2, batch=8, shape=(_TOKENS,), classes=_WORDS, words=_WORDS,
-            size="large", rule=Rule("adamw", 3e-4, weight_decay=0.01), attention=True,
+            "gpt2",
+            layers=_gpt2,
+            batch=8,
+            shape=(_TOKENS,),
+            classes=_WORDS,
+            words=_WORDS,
+            size="large",
+            rule=Rule("adamw", 3e-4, weight_decay=0.01),
+            attention=True,
             precisions=("bfloat16",),
         ),
         TrainingCase(
-            "mlp-wide", layers=_wide, batch=8192, shape=(1024,), classes=100, size="large",
-            rule=Rule("adamw", 1e-4, weight_decay=0.01), precisions=("bfloat16",),
+            "mlp-wide",
+            layers=_wide,
+            batch=8192,
+            shape=(1024,),
+            classes=100,
+            size="large",
+            rule=Rule("adamw", 1e-4, weight_decay=0.01),
+            precisions=("bfloat16",),
         ),
         TrainingCase(
-            "lstm-2x512", layers=_two_lstms, batch=128, shape=(200,), classes=64, words=64,
-            size="medium", rule=Rule("adam", 1e-3),
+            "lstm-2x512",
+            layers=_two_lstms,
+            batch=128,
+            shape=(200,),
+            classes=64,
+            words=64,
+            size="medium",
+            rule=Rule("adam", 1e-3),
         ),
         TrainingCase(
-            "mobile", layers=_mobile, batch=256, shape=(3, 128, 128), classes=100, size="large",
-            rule=Rule("sgd", 0.01, momentum=0.9), precisions=("bfloat16",),
+            "mobile",
+            layers=_mobile,
+            batch=256,
+            shape=(3, 128, 128),
+            classes=100,
+            size="large",
+            rule=Rule("sgd", 0.01, momentum=0.9),
+            precisions=("bfloat16",),
         ),
         TrainingCase(
-            "encoder-decoder", layers=_encoder_decoder, batch=128, shape=(3, 64, 64), classes=10,
-            size="medium", rule=Rule("adam", 1e-3), precisions=("bfloat16",),
+            "encoder-decoder",
+            layers=_encoder_decoder,
+            batch=128,
+            shape=(3, 64, 64),
+            classes=10,
+            size="medium",
+            rule=Rule("adam", 1e-3),
+            precisions=("bfloat16",),
         ),
         *(
-            case for work in networks() for case in work.cases
+            case
+            for work in networks()
+            for case in work.cases
             if isinstance(case, TrainingCase) and case.name in ("gpt", "lstm")
         ),
     )
-}  # fmt: skip
+}
 
 
 def profile(case: TrainingCase, precision: str) -> None:
@@ -121,19 +156,25 @@ def profile(case: TrainingCase, precision: str) -> None:
     for row in found.rows:
         if row.seconds is not None:
             totals[row.op, row.kernel, shapes_text(row)].append(row.seconds)
-    print(f"\n{case.name}, {precision}: {found.seconds or 0.0:.6f} s in {len(found.rows)} calls, "
-          f"arena {found.arena_bytes / 2**20:,.0f} MiB")  # fmt: skip
+    print(
+        f"\n{case.name}, {precision}: {found.seconds or 0.0:.6f} s in {len(found.rows)} calls, "
+        f"arena {found.arena_bytes / 2**20:,.0f} MiB"
+    )
     for (op, kernel, shapes), times in sorted(totals.items(), key=lambda each: -sum(each[1])):
-        print(f"{sum(times) * 1e6:9.1f} us {len(times):4} x {np.median(times) * 1e6:8.1f}  "
-              f"{op[:90]:90}  {kernel:12}  {shapes}", flush=True)  # fmt: skip
+        print(
+            f"{sum(times) * 1e6:9.1f} us {len(times):4} x {np.median(times) * 1e6:8.1f}  "
+            f"{op[:90]:90}  {kernel:12}  {shapes}",
+            flush=True,
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("networks", nargs="+", help=", ".join(CASES))
     parser.add_argument("--precision", help="default: the one that each network is measured in")
-    parser.add_argument("--settings", default="caldera step,torch compiled,torch CUDA graph",
-                        help="the contestants")  # fmt: skip
+    parser.add_argument(
+        "--settings", default="caldera step,torch compiled,torch CUDA graph", help="the contestants"
+    )
     parser.add_argument("--steps", type=int, default=STEPS, help="whose losses are compared")
     parser.add_argument("--profile", action="store_true", help="the calls of Caldera's step")
     options = parser.parse_args()

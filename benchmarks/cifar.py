@@ -116,8 +116,10 @@ def main() -> None:
     model.build_for(cifar.test.batch(np.arange(2))[0])
     weights = [each.numpy().copy() for each in model.parameters()]
     place = f"{cd.settings.threads} threads" if options.device == "cpu" else options.device
-    print(f"ResNet-20, CIFAR-10, {options.epochs} epochs, batch {BATCH}, {platform.machine()}, "
-          f"{place}, {options.precision or 'float32'}")  # fmt: skip
+    print(
+        f"ResNet-20, CIFAR-10, {options.epochs} epochs, batch {BATCH}, {platform.machine()}, "
+        f"{place}, {options.precision or 'float32'}"
+    )
     show(f"Caldera, {options.accuracy}", *train_caldera(model, cifar, options.epochs))
     if options.peers == "torch":
         show("PyTorch, channels last", *train_torch(model, weights, cifar, options.epochs))

@@ -67,12 +67,25 @@ class Package:
 
 
 _GSL = {
-    "source": "gsl", "include": (".",), "links": (("gsl", "**/gsl_*.h"),),
-    "defines": ("HAVE_DECL_ISNAN", "HAVE_DECL_ISINF", "HAVE_DECL_ISFINITE", "HAVE_DECL_HYPOT",
-                "HAVE_DECL_LDEXP", "HAVE_DECL_FREXP", "HAVE_DECL_EXPM1", "HAVE_DECL_LOG1P",
-                "HAVE_DECL_ACOSH", "HAVE_DECL_ASINH", "HAVE_DECL_ATANH", "RELEASED",
-                "HAVE_PRINTF_LONGDOUBLE"),
-}  # fmt: skip
+    "source": "gsl",
+    "include": (".",),
+    "links": (("gsl", "**/gsl_*.h"),),
+    "defines": (
+        "HAVE_DECL_ISNAN",
+        "HAVE_DECL_ISINF",
+        "HAVE_DECL_ISFINITE",
+        "HAVE_DECL_HYPOT",
+        "HAVE_DECL_LDEXP",
+        "HAVE_DECL_FREXP",
+        "HAVE_DECL_EXPM1",
+        "HAVE_DECL_LOG1P",
+        "HAVE_DECL_ACOSH",
+        "HAVE_DECL_ASINH",
+        "HAVE_DECL_ATANH",
+        "RELEASED",
+        "HAVE_PRINTF_LONGDOUBLE",
+    ),
+}
 _FILTERS = (
     "LZMA1",
     "LZMA2",
@@ -85,12 +98,30 @@ _FILTERS = (
     "SPARC",
     "DELTA",
 )
-_XZ = (*(f"HAVE_{coder}_{each}" for coder in ("ENCODER", "DECODER") for each in _FILTERS),
-     "HAVE_ENCODERS", "HAVE_DECODERS", "HAVE_CHECK_CRC32", "HAVE_CHECK_CRC64",
-     "HAVE_CHECK_SHA256", "HAVE_MF_HC3", "HAVE_MF_HC4",
-     "HAVE_MF_BT2", "HAVE_MF_BT3", "HAVE_MF_BT4", "HAVE_STDBOOL_H", "HAVE__BOOL", "MYTHREAD_POSIX",
-     "HAVE_LZIP_DECODER", "SIZEOF_SIZE_T=8", "ASSUME_RAM=128", "TUKLIB_SYMBOL_PREFIX=lzma_",
-     'PACKAGE_NAME="xz"', "HAVE_CLOCK_GETTIME", "HAVE_CLOCK_MONOTONIC", "NDEBUG")  # fmt: skip
+_XZ = (
+    *(f"HAVE_{coder}_{each}" for coder in ("ENCODER", "DECODER") for each in _FILTERS),
+    "HAVE_ENCODERS",
+    "HAVE_DECODERS",
+    "HAVE_CHECK_CRC32",
+    "HAVE_CHECK_CRC64",
+    "HAVE_CHECK_SHA256",
+    "HAVE_MF_HC3",
+    "HAVE_MF_HC4",
+    "HAVE_MF_BT2",
+    "HAVE_MF_BT3",
+    "HAVE_MF_BT4",
+    "HAVE_STDBOOL_H",
+    "HAVE__BOOL",
+    "MYTHREAD_POSIX",
+    "HAVE_LZIP_DECODER",
+    "SIZEOF_SIZE_T=8",
+    "ASSUME_RAM=128",
+    "TUKLIB_SYMBOL_PREFIX=lzma_",
+    'PACKAGE_NAME="xz"',
+    "HAVE_CLOCK_GETTIME",
+    "HAVE_CLOCK_MONOTONIC",
+    "NDEBUG",
+)
 _ARCH = f"arch/{platform.machine()}"
 PACKAGES = (
     Package("zlib", ("*.c",), "compression"),
@@ -98,55 +129,158 @@ PACKAGES = (
     Package("lz4", ("lib/*.c",), "compression", include=("lib",)),
     Package("libzstd", ("lib/*/*.c",), "compression", include=("lib", "lib/common")),
     Package(
-        "xz-utils", ("src/liblzma/**/*.c",), "compression", "test", defines=_XZ,
-        include=("src/common", *(f"src/liblzma/{each}" for each in (
-            "api", "common", "check", "lz", "lzma", "rangecoder", "delta", "simple"))),
+        "xz-utils",
+        ("src/liblzma/**/*.c",),
+        "compression",
+        "test",
+        defines=_XZ,
+        include=(
+            "src/common",
+            *(
+                f"src/liblzma/{each}"
+                for each in (
+                    "api",
+                    "common",
+                    "check",
+                    "lz",
+                    "lzma",
+                    "rangecoder",
+                    "delta",
+                    "simple",
+                )
+            ),
+        ),
     ),
     Package(**_GSL, files=("specfunc/*.c", "cdf/*.c"), purpose="special functions"),
     Package(
-        "musl", ("src/math/*.c", "src/complex/*.c"), "special functions", "test",
+        "musl",
+        ("src/math/*.c", "src/complex/*.c"),
+        "special functions",
+        "test",
         include=(_ARCH, "arch/generic", "src/internal", "src/include", "made", "include"),
         flags=("-nostdinc", "-std=c99", "-ffreestanding", "-D_XOPEN_SOURCE=700"),
     ),
-    Package("expat", ("expat/lib/*.c",), "parsing", include=("expat/lib",),
-            defines=("XML_POOR_ENTROPY", "XML_NS", "XML_DTD", "XML_CONTEXT_BYTES=1024")),
-    Package("libyaml", ("src/*.c",), "parsing", include=("include",), defines=(
-        "YAML_VERSION_MAJOR=0", "YAML_VERSION_MINOR=2", "YAML_VERSION_PATCH=5",
-        'YAML_VERSION_STRING="0.2.5"')),
+    Package(
+        "expat",
+        ("expat/lib/*.c",),
+        "parsing",
+        include=("expat/lib",),
+        defines=("XML_POOR_ENTROPY", "XML_NS", "XML_DTD", "XML_CONTEXT_BYTES=1024"),
+    ),
+    Package(
+        "libyaml",
+        ("src/*.c",),
+        "parsing",
+        include=("include",),
+        defines=(
+            "YAML_VERSION_MAJOR=0",
+            "YAML_VERSION_MINOR=2",
+            "YAML_VERSION_PATCH=5",
+            'YAML_VERSION_STRING="0.2.5"',
+        ),
+    ),
     Package("mxml", ("*.c",), "parsing", defines=('MXML_VERSION="3"',)),
-    Package("yajl", ("src/*.c",), "parsing", include=("linked",),
-            links=(("linked/yajl", "src/api/*.h"),)),
-    Package("jansson", ("src/*.c",), "parsing", "test", include=("src", "android"),
-            links=(("src/jansson_private_config.h", "android/jansson_config.h"),),
-            defines=("HAVE_STDINT_H",)),
+    Package(
+        "yajl",
+        ("src/*.c",),
+        "parsing",
+        include=("linked",),
+        links=(("linked/yajl", "src/api/*.h"),),
+    ),
+    Package(
+        "jansson",
+        ("src/*.c",),
+        "parsing",
+        "test",
+        include=("src", "android"),
+        links=(("src/jansson_private_config.h", "android/jansson_config.h"),),
+        defines=("HAVE_STDINT_H",),
+    ),
     Package("cjson", ("*.c",), "parsing", "test"),
     Package(**_GSL, files=("linalg/*.c", "eigen/*.c", "multifit/*.c"), purpose="linear algebra"),
-    Package("lapack", ("LAPACKE/src/*.c", "LAPACKE/utils/*.c"), "linear algebra",
-            include=("LAPACKE/include",), most=150, links=((
+    Package(
+        "lapack",
+        ("LAPACKE/src/*.c", "LAPACKE/utils/*.c"),
+        "linear algebra",
+        include=("LAPACKE/include",),
+        most=150,
+        links=(
+            (
                 "LAPACKE/include/lapacke_mangling.h",
-                "LAPACKE/include/lapacke_mangling_with_flags.h.in"),)),
-    Package("meschach", ("*.c",), "linear algebra", "test",
-            flags=("-std=gnu89", "-Wno-int-conversion"),
-            defines=("ANSI_C", "HAVE_PROTOTYPES_IN_STRUCT")),
-    Package("libtomcrypt", ("src/**/*.c",), "cryptography", include=("src/headers",),
-            defines=("LTC_SOURCE", "LTC_NO_TEST")),
+                "LAPACKE/include/lapacke_mangling_with_flags.h.in",
+            ),
+        ),
+    ),
+    Package(
+        "meschach",
+        ("*.c",),
+        "linear algebra",
+        "test",
+        flags=("-std=gnu89", "-Wno-int-conversion"),
+        defines=("ANSI_C", "HAVE_PROTOTYPES_IN_STRUCT"),
+    ),
+    Package(
+        "libtomcrypt",
+        ("src/**/*.c",),
+        "cryptography",
+        include=("src/headers",),
+        defines=("LTC_SOURCE", "LTC_NO_TEST"),
+    ),
     Package("nettle", ("*.c",), "cryptography", "test"),
     Package("libtommath", ("*.c",), "big integers"),
     Package("gmp", ("mini-gmp/*.c",), "big integers", "test", include=("mini-gmp",)),
-    Package(**_GSL, most=300, files=tuple(f"{each}/*.c" for each in (
-        "fft", "wavelet", "rng", "randist", "integration", "interpolation", "statistics", "sort",
-        "poly", "roots", "multimin", "ode-initval2", "matrix", "vector", "cblas", "histogram"))),
+    Package(
+        **_GSL,
+        most=300,
+        files=tuple(
+            f"{each}/*.c"
+            for each in (
+                "fft",
+                "wavelet",
+                "rng",
+                "randist",
+                "integration",
+                "interpolation",
+                "statistics",
+                "sort",
+                "poly",
+                "roots",
+                "multimin",
+                "ode-initval2",
+                "matrix",
+                "vector",
+                "cblas",
+                "histogram",
+            )
+        ),
+    ),
     Package("lua5.4", ("src/*.c",)),
     Package("libpng1.6", ("*.c",), include=("scripts",)),
-    Package("fftw3", ("kernel/*.c", "dft/*.c", "rdft/*.c", "dft/scalar/codelets/*.c"),
-            include=(".", "dft", "rdft", "kernel"), most=120,
-            defines=("HAVE_GETTIMEOFDAY", "SIZEOF_VOID_P=8", "SIZEOF_SIZE_T=8",
-                     "SIZEOF_PTRDIFF_T=8", "SIZEOF_INT=4", "SIZEOF_UNSIGNED_INT=4",
-                     "SIZEOF_LONG=8", "SIZEOF_UNSIGNED_LONG=8", "SIZEOF_LONG_LONG=8",
-                     "SIZEOF_UNSIGNED_LONG_LONG=8", "SIZEOF_FLOAT=4", "SIZEOF_DOUBLE=8",
-                     "HAVE_UINTPTR_T", 'PACKAGE="fftw"', 'PACKAGE_VERSION="3"',
-                     'FFTW_CC="clang"')),
-)  # fmt: skip
+    Package(
+        "fftw3",
+        ("kernel/*.c", "dft/*.c", "rdft/*.c", "dft/scalar/codelets/*.c"),
+        include=(".", "dft", "rdft", "kernel"),
+        most=120,
+        defines=(
+            "HAVE_GETTIMEOFDAY",
+            "SIZEOF_VOID_P=8",
+            "SIZEOF_SIZE_T=8",
+            "SIZEOF_PTRDIFF_T=8",
+            "SIZEOF_INT=4",
+            "SIZEOF_UNSIGNED_INT=4",
+            "SIZEOF_LONG=8",
+            "SIZEOF_UNSIGNED_LONG=8",
+            "SIZEOF_LONG_LONG=8",
+            "SIZEOF_UNSIGNED_LONG_LONG=8",
+            "SIZEOF_FLOAT=4",
+            "SIZEOF_DOUBLE=8",
+            "HAVE_UINTPTR_T",
+            'PACKAGE="fftw"',
+            'PACKAGE_VERSION="3"',
+            'FFTW_CC="clang"',
+        ),
+    ),
+)
 """By what functions are for, packages for training first and those of the test after them."""
 
 
@@ -225,9 +359,12 @@ def _lists_of_sources(folder: Path) -> list[str]:
     apt = (folder / "apt").resolve()
     places, lists, cache = apt / "sources.list.d", apt / "lists", apt / "cache"
     options = [
-        f"-oDir::Etc::SourceList={apt / 'none'}", f"-oDir::Etc::SourceParts={places}",
-        f"-oDir::State::Lists={lists}", f"-oDir::Cache={cache}", "-oAPT::Sandbox::User=root",
-    ]  # fmt: skip
+        f"-oDir::Etc::SourceList={apt / 'none'}",
+        f"-oDir::Etc::SourceParts={places}",
+        f"-oDir::State::Lists={lists}",
+        f"-oDir::Cache={cache}",
+        "-oAPT::Sandbox::User=root",
+    ]
     if not lists.exists():
         for each in (places, lists / "partial", cache / "archives" / "partial"):
             each.mkdir(parents=True, exist_ok=True)
@@ -403,9 +540,11 @@ def corpus(folder: Path, workers: int = 2, most: int | None = None) -> Iterator[
 
 
 def _compiled(
-    package: Package, place: tuple[Path, str] | str, tasks: list[tuple[bool, _Task]],
+    package: Package,
+    place: tuple[Path, str] | str,
+    tasks: list[tuple[bool, _Task]],
     done: Iterator[Module | str],
-) -> Compiled:  # fmt: skip
+) -> Compiled:
     """A package, with the next of what was done."""
     found = Compiled(package)
     if isinstance(place, str):

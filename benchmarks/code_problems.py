@@ -196,13 +196,19 @@ def _emitted(node: Node, kernel: Kernel) -> list[Emitted]:
 
 
 STEPS: dict[str, Callable[[Expr, Expr], Expr]] = {
-    "add": lambda x, y: x + y, "multiply": lambda x, y: x * y, "relu": lambda x, y: op.relu(x),
-    "maximum": op.maximum, "divide": lambda x, y: x / (y * y + 1.5),
+    "add": lambda x, y: x + y,
+    "multiply": lambda x, y: x * y,
+    "relu": lambda x, y: op.relu(x),
+    "maximum": op.maximum,
+    "divide": lambda x, y: x / (y * y + 1.5),
     "tanh": lambda x, y: op.tanh(x),
-    "exp": lambda x, y: op.exp(-x * x), "sigmoid": lambda x, y: op.sigmoid(x),
-    "log": lambda x, y: op.log(x * x + 1.0), "sqrt": lambda x, y: op.sqrt(x * x + 0.5),
-    "sin": lambda x, y: op.sin(x), "erf": lambda x, y: op.erf(x),
-}  # fmt: skip
+    "exp": lambda x, y: op.exp(-x * x),
+    "sigmoid": lambda x, y: op.sigmoid(x),
+    "log": lambda x, y: op.log(x * x + 1.0),
+    "sqrt": lambda x, y: op.sqrt(x * x + 0.5),
+    "sin": lambda x, y: op.sin(x),
+    "erf": lambda x, y: op.erf(x),
+}
 
 
 def _loops(bodies: int, powers: Sequence[int]) -> Iterator[tuple[int, int, Any, list[Emitted]]]:

@@ -161,9 +161,13 @@ def work(setting: Setting, seed: int) -> None:
         layers += [nn.Dense(width), nn.ReLU()]
     make_compressor, make_optimizer = WAYS[setting.way]
     model = cd.NeuralNetwork(
-        [*layers, nn.Dense(data.classes)], loss="cross_entropy", batch_size=setting.batch,
-        optimizer=make_optimizer(setting), epochs=setting.epochs, seed=seed,
-    )  # fmt: skip
+        [*layers, nn.Dense(data.classes)],
+        loss="cross_entropy",
+        batch_size=setting.batch,
+        optimizer=make_optimizer(setting),
+        epochs=setting.epochs,
+        seed=seed,
+    )
     watch = Watch(setting, images.reshape(len(labels), -1), labels)
     compressor = make_compressor(setting)
     if setting.ranks == 1:
@@ -184,12 +188,20 @@ def say(setting: Setting, seed: int, watch: Watch, sent: int) -> None:
     """Rank 0 prints what was found."""
     reached = next((each for each in watch.curve if each[2] >= TARGET), (None, None, None))
     if watch.comm.rank == 0:
-        print(json.dumps({
-            **asdict(setting), "seed": seed, "steps_to_target": reached[0],
-            "seconds_to_target": reached[1], "final_accuracy": watch.curve[-1][2],
-            "milliseconds_a_step": 1e3 * watch.curve[-1][1] / (watch.steps - 1),
-            "megabytes_a_step": sent / watch.steps / 1e6,
-        }), flush=True)  # fmt: skip
+        print(
+            json.dumps(
+                {
+                    **asdict(setting),
+                    "seed": seed,
+                    "steps_to_target": reached[0],
+                    "seconds_to_target": reached[1],
+                    "final_accuracy": watch.curve[-1][2],
+                    "milliseconds_a_step": 1e3 * watch.curve[-1][1] / (watch.steps - 1),
+                    "megabytes_a_step": sent / watch.steps / 1e6,
+                }
+            ),
+            flush=True,
+        )
 
 
 Run = dict[str, Any]
@@ -225,9 +237,16 @@ def needed(only: str, seeds: int) -> list[tuple[Setting, int]]:
 def table(runs: list[Run]) -> str:
     """Means over the seeds, and how much faster than dense in the same setting."""
     columns = [
-        "link", "batch", "sums", "s to 97.5% (seeds)", "steps (seeds)", "ms a step", "MB a step",
-        "final %", "faster",
-    ]  # fmt: skip
+        "link",
+        "batch",
+        "sums",
+        "s to 97.5% (seeds)",
+        "steps (seeds)",
+        "ms a step",
+        "MB a step",
+        "final %",
+        "faster",
+    ]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     dense: dict[tuple[Any, ...], float] = {}
     for setting in SETTINGS:
@@ -246,13 +265,18 @@ def table(runs: list[Run]) -> str:
             dense[key] = seconds
         final = [100 * run["final_accuracy"] for run in learnt]
         cells = [
-            setting.rate or "none", setting.batch, setting.way,
+            setting.rate or "none",
+            setting.batch,
+            setting.way,
             f"{seconds:.1f} ({', '.join('-' if t is None else f'{t:.1f}' for t in times)})"
-            if times else "-", ", ".join(str(each or "-") for each in steps) or "-", f"{pace:.0f}",
+            if times
+            else "-",
+            ", ".join(str(each or "-") for each in steps) or "-",
+            f"{pace:.0f}",
             f"{mean(run['megabytes_a_step'] for run in own):.2f}",
             f"{mean(final):.2f}" if final else "-",
             f"{dense.get(key, float('nan')) / seconds:.2f}x" if times else "-",
-        ]  # fmt: skip
+        ]
         lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
     return "\n".join(lines)
 

@@ -54,10 +54,19 @@ from caldera.kernels.tuning_cache import Record
 WAYS = ("exhaustive", "model")
 PLAN = "plan"
 COLUMNS = (
-    "network", "nodes", "exhaustive, cold", "with the model, cold", "times shorter",
-    "compiled in any case", "times shorter without that", "compiled before",
-    "measured, predicted", "chosen to the best", "more than 3% off", "noise",
-)  # fmt: skip
+    "network",
+    "nodes",
+    "exhaustive, cold",
+    "with the model, cold",
+    "times shorter",
+    "compiled in any case",
+    "times shorter without that",
+    "compiled before",
+    "measured, predicted",
+    "chosen to the best",
+    "more than 3% off",
+    "noise",
+)
 
 
 # --- tuning, in a process of its own
@@ -86,8 +95,9 @@ def tuned(
         with choices.exhaustive() if all_kernels else nullcontext():
             found = [choices.verdict(node, "cpu") for node in nodes]
         seconds = clock() - start
-        records = [[r.key, r.chosen, r.times, r.features, r.pace] for r in
-                   tuning_cache.all_records()]  # fmt: skip
+        records = [
+            [r.key, r.chosen, r.times, r.features, r.pace] for r in tuning_cache.all_records()
+        ]
     return {
         "seconds": seconds,
         "verdicts": [[each.kernel.name, each.source, each.times] for each in found],
@@ -259,14 +269,17 @@ def _shown(errors: Sequence[float]) -> str:
 
 def report_predictions(found: dict[str, Tuned]) -> None:
     """Print the errors for shapes never seen, and the noise beside them: medians of how many."""
-    print("\n| network | times | measured again | left out one at a time | by the others | by the "
-          "others and the rest of its own |\n|---|---|---|---|---|---|")  # fmt: skip
+    print(
+        "\n| network | times | measured again | left out one at a time | by the others | by the "
+        "others and the rest of its own |\n|---|---|---|---|---|---|"
+    )
     for name, exhaustive in found.items():
         first = exhaustive.records(0)
         again = {str(each.key): each for each in exhaustive.records(1)}
         pairs = [(each, again[str(each.key)]) for each in first if str(each.key) in again]
-        others = [each for other, tuned in found.items() if other != name
-                  for each in tuned.records(0)]  # fmt: skip
+        others = [
+            each for other, tuned in found.items() if other != name for each in tuned.records(0)
+        ]
         for words in ("at the usual pace", "as they were"):
             cells: list[list[float]] = [[], [], [], []]
             for pair in pairs:
@@ -301,24 +314,35 @@ def main() -> None:
     for name in options.networks:
         whole, modelled = (Tuned.of(name, way, options) for way in WAYS)
         found[name] = whole
-        cold, warm = (a["seconds"] / b["seconds"] for a, b in
-                      zip(whole.runs, modelled.runs, strict=True))  # fmt: skip
+        cold, warm = (
+            a["seconds"] / b["seconds"] for a, b in zip(whole.runs, modelled.runs, strict=True)
+        )
         ratio, others = quality(better_of_two(whole), [v[0] for v in modelled.runs[0]["verdicts"]])
-        noise, _ = quality([v[2] or {} for v in whole.runs[0]["verdicts"]],
-                           [v[0] for v in whole.runs[1]["verdicts"]])  # fmt: skip
+        noise, _ = quality(
+            [v[2] or {} for v in whole.runs[0]["verdicts"]],
+            [v[0] for v in whole.runs[1]["verdicts"]],
+        )
         base = in_a_process(name, PLAN, options)
         beyond = (whole.runs[0]["seconds"] - base) / (modelled.runs[0]["seconds"] - base)
         sources = modelled.sources(0)
-        print(f"| {name} | {len(sources)} | {whole.runs[0]['seconds']:.1f} s "
-              f"| {modelled.runs[0]['seconds']:.1f} s | {cold:.2f} "
-              f"| {base:.1f} s | {beyond:.2f} | {warm:.2f} "
-              f"| {sources.count('measured')}, {sources.count('predicted')} "
-              f"| {ratio:.3f} | {others} | {noise:.3f} |", flush=True)  # fmt: skip
+        print(
+            f"| {name} | {len(sources)} | {whole.runs[0]['seconds']:.1f} s "
+            f"| {modelled.runs[0]['seconds']:.1f} s | {cold:.2f} "
+            f"| {base:.1f} s | {beyond:.2f} | {warm:.2f} "
+            f"| {sources.count('measured')}, {sources.count('predicted')} "
+            f"| {ratio:.3f} | {others} | {noise:.3f} |",
+            flush=True,
+        )
         samples[name] = {
-            way: [[[r.key["op"], [spec[0] for spec in r.key["inputs"]], r.times, r.pace]
-                   for r in tuned.records(run)] for run in range(len(tuned.runs))]
+            way: [
+                [
+                    [r.key["op"], [spec[0] for spec in r.key["inputs"]], r.times, r.pace]
+                    for r in tuned.records(run)
+                ]
+                for run in range(len(tuned.runs))
+            ]
             for way, tuned in zip(WAYS, (whole, modelled), strict=True)
-        }  # fmt: skip
+        }
     report_predictions(found)
     if options.out:
         Path(options.out).write_text(json.dumps(samples))

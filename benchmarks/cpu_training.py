@@ -164,11 +164,13 @@ def keep_samples(path: Path, course: Course, entries: Sequence[Entry]) -> None:
     known = json.loads(path.read_text()) if path.exists() else {}
     known[course.name] = {
         each.label: {
-            "first s": each.first_s, "losses": each.losses, "bytes": each.growth,
+            "first s": each.first_s,
+            "losses": each.losses,
+            "bytes": each.growth,
             "turns": each.turns,
         }
         for each in entries
-    }  # fmt: skip
+    }
     path.write_text(json.dumps(known) + "\n")
 
 
@@ -191,13 +193,22 @@ def write_profile(folder: Path, course: Course) -> None:
     cores = sorted(os.sched_getaffinity(0))[: course.threads]
     done = subprocess.run(
         [
-            sys.executable, "-c", _EXPLAIN, course.work, course.case.name,
-            str(course.batch), str(course.threads), course.options.accuracy, course.precision,
+            sys.executable,
+            "-c",
+            _EXPLAIN,
+            course.work,
+            course.case.name,
+            str(course.batch),
+            str(course.threads),
+            course.options.accuracy,
+            course.precision,
         ],
-        capture_output=True, text=True, check=False,
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "OMP_NUM_THREADS": str(course.threads)},
         preexec_fn=lambda: os.sched_setaffinity(0, cores),
-    )  # fmt: skip
+    )
     name = f"{course.case.name}-{course.threads}-{course.precision}.txt"
     (folder / name).write_text(done.stdout or done.stderr)
 

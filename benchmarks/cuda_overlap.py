@@ -54,9 +54,14 @@ class Steps(Callback):
 def network(device: Device, width: int) -> NeuralNetwork:
     """Enough work in a step that a copy of its batch can hide behind it."""
     layers = [
-        nn.Input((3, 32, 32)), nn.Conv2D(width, 3), nn.ReLU(), nn.Conv2D(width, 3), nn.ReLU(),
-        nn.Flatten(), nn.Dense(10),
-    ]  # fmt: skip
+        nn.Input((3, 32, 32)),
+        nn.Conv2D(width, 3),
+        nn.ReLU(),
+        nn.Conv2D(width, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dense(10),
+    ]
     return NeuralNetwork(layers, device=device, optimizer="sgd", learning_rate=0.01)
 
 
@@ -88,9 +93,7 @@ def main() -> None:
         with settings.override(resident_fraction=fraction, memory_limit=1 << 36):
             watch = Steps(device)
             model = network(device, options.width)
-            model.fit(
-                (x, y), epochs=3, batch_size=options.batch, callbacks=[watch], verbose=0
-            )  # fmt: skip
+            model.fit((x, y), epochs=3, batch_size=options.batch, callbacks=[watch], verbose=0)
             a_step = " ".join(f"{key} {count:.2f}" for key, count in watch.moved.items())
             print(f"{name:14} {watch.seconds / watch.steps * 1e3:8.3f} ms a step   {a_step} a step")
             if fraction == 0.0:

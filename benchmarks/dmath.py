@@ -173,9 +173,14 @@ def dmath_case(operation: str, a: np.ndarray, comm: Communicator) -> Case:
         layouts = variant_for(operation, len(a), comm).inputs
     given = [dm.array(a, layout=layout) for layout in layouts]
     functions: dict[str, Callable[..., Any]] = {
-        "product": op.matmul, "qr": dm.qr, "tall": dm.qr, "cholesky": dm.cholesky,
-        "solve": dm.solve, "svd": dm.svd, "fft": dm.fft2,
-    }  # fmt: skip
+        "product": op.matmul,
+        "qr": dm.qr,
+        "tall": dm.qr,
+        "cholesky": dm.cholesky,
+        "solve": dm.solve,
+        "svd": dm.svd,
+        "fft": dm.fft2,
+    }
     made: list[Any] = []
 
     def run() -> None:
@@ -343,7 +348,7 @@ def scaling(n: int, growth: int, rounds: int, comm: Communicator) -> None:
                     f"{ranks:3} ranks  n {size:6}  {min(times):8.4f} s  {each / 1e9:7.1f} GFLOP/s"
                     f" each  {each / first:5.1%}; {each / together:5.1%} of BLAS on as many cores",
                     flush=True,
-                )  # fmt: skip
+                )
         comm.Barrier()
         ranks *= growth
 
@@ -357,8 +362,11 @@ def variants(n: int, rounds: int, comm: Communicator) -> None:
         note("product", n, variant.name, times)
         wrong, sent = check(), bytes_sent(run, comm)
         if comm.rank == 0:
-            print(f"{n:6}  {variant.name:28} {min(times):8.4f} s  {wrong:.0e}  {sent / 1e6:9.2f} MB"
-                  f"  bound {sent / least_bytes(n, comm.size):.2f}", flush=True)  # fmt: skip
+            print(
+                f"{n:6}  {variant.name:28} {min(times):8.4f} s  {wrong:.0e}  {sent / 1e6:9.2f} MB"
+                f"  bound {sent / least_bytes(n, comm.size):.2f}",
+                flush=True,
+            )
 
 
 def blocks(n: int, rounds: int, comm: Communicator) -> None:
@@ -372,8 +380,11 @@ def blocks(n: int, rounds: int, comm: Communicator) -> None:
             wrong = check()
             note(operation, n, variant.name, times)
             if comm.rank == 0:
-                print(f"{n:6}  {operation:9} {variant.name:34} {min(times):8.4f} s  expected"
-                      f" {variant.cost.seconds(links):8.4f}  {wrong:.0e}", flush=True)  # fmt: skip
+                print(
+                    f"{n:6}  {operation:9} {variant.name:34} {min(times):8.4f} s  expected"
+                    f" {variant.cost.seconds(links):8.4f}  {wrong:.0e}",
+                    flush=True,
+                )
 
 
 def main() -> None:
@@ -402,8 +413,10 @@ def main() -> None:
     links = measured_links(comm)
     if comm.rank == 0:
         print(f"{comm.size} ranks; {links}, asked for {perf_counter() - began:.2f} s")
-        print(f"BLAS {alone / 1e9:.1f} GFLOP/s on one core, {together / 1e9:.1f}"
-              " on each while all compute")  # fmt: skip
+        print(
+            f"BLAS {alone / 1e9:.1f} GFLOP/s on one core, {together / 1e9:.1f}"
+            " on each while all compute"
+        )
         print(
             "operation     n  library             best    median    error    MB sent  bound memory"
         )

@@ -169,9 +169,21 @@ def _scalapack_solve(part: np.ndarray, n: int, block: int, grid: ProcessGrid) ->
     one, size = ctypes.byref(ctypes.c_int(1)), ctypes.byref(ctypes.c_int(n))
     at = [each.ctypes.data_as(ctypes.c_void_p) for each in (a, pivots, b)]
     context.call(
-        "gesv", a.dtype, size, size, at[0], one, one, describe, at[1], at[2], one, one, describe,
+        "gesv",
+        a.dtype,
+        size,
+        size,
+        at[0],
+        one,
+        one,
+        describe,
+        at[1],
+        at[2],
+        one,
+        one,
+        describe,
         ctypes.byref(failed),
-    )  # fmt: skip
+    )
     assert not failed.value
     return b
 
@@ -189,10 +201,29 @@ def _scalapack_svd(
         # Asked first how much room it needs.
         at = [each.ctypes.data_as(ctypes.c_void_p) for each in (a, s, u, vt, work)]
         context.call(
-            "gesvd", a.dtype, b"V", b"V", size, size, at[0], one, one, describe, at[1],
-            at[2], one, one, describe, at[3], one, one, describe,
-            at[4], ctypes.byref(ctypes.c_int(length)), ctypes.byref(failed),
-        )  # fmt: skip
+            "gesvd",
+            a.dtype,
+            b"V",
+            b"V",
+            size,
+            size,
+            at[0],
+            one,
+            one,
+            describe,
+            at[1],
+            at[2],
+            one,
+            one,
+            describe,
+            at[3],
+            one,
+            one,
+            describe,
+            at[4],
+            ctypes.byref(ctypes.c_int(length)),
+            ctypes.byref(failed),
+        )
         if length < 0:
             length = int(work[0])
             work = np.empty(max(length, 1))
@@ -230,12 +261,22 @@ def scipy_case(operation: str, a: np.ndarray, comm: Communicator) -> Case | None
 @contextmanager
 def blas_threads(count: int) -> Iterator[None]:
     """So many threads for the BLAS of NumPy and of SciPy, and one afterwards."""
-    libraries = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()
-                 if "openblas" in line}  # fmt: skip
-    names = [f"{prefix}openblas_set_num_threads{suffix}"
-             for prefix in ("scipy_", "") for suffix in ("64_", "")]  # fmt: skip
-    setters = [getattr(ctypes.CDLL(path), name) for path in libraries for name in names
-               if hasattr(ctypes.CDLL(path), name)]  # fmt: skip
+    libraries = {
+        line.split()[-1]
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if "openblas" in line
+    }
+    names = [
+        f"{prefix}openblas_set_num_threads{suffix}"
+        for prefix in ("scipy_", "")
+        for suffix in ("64_", "")
+    ]
+    setters = [
+        getattr(ctypes.CDLL(path), name)
+        for path in libraries
+        for name in names
+        if hasattr(ctypes.CDLL(path), name)
+    ]
     for each in setters:
         each(count)
     try:

@@ -271,9 +271,13 @@ def in_own_process(seed: int, options: argparse.Namespace) -> Outcome:
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=options.timeout, check=False,
+            command,
+            capture_output=True,
+            text=True,
+            timeout=options.timeout,
+            check=False,
             env=environment,
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired as error:
         where = (error.stderr or b"").decode(errors="replace").strip()
         return Outcome(seed, "hang", f"after {options.timeout} s\n{where}".strip())
@@ -339,8 +343,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=100, help="networks")
     parser.add_argument("--seed", type=int, default=0, help="of the first network")
-    parser.add_argument("--seeds", type=lambda text: [int(each) for each in text.split(",")],
-                        help="these alone")  # fmt: skip
+    parser.add_argument(
+        "--seeds", type=lambda text: [int(each) for each in text.split(",")], help="these alone"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes at once on one card")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--timeout", type=float, default=90.0, help="seconds until it hangs")

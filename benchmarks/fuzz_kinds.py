@@ -78,18 +78,25 @@ def branches(drawn: Drawn, results: int) -> list[Made]:
             dilation = random.choice((1, 1, 2))
             groups = [n for n in (1, 1, 2, 3) if channels % n == 0 and filters % n == 0]
             named = {
-                "padding": dilation * (kernel // 2), "dilation": dilation,
-                "groups": random.choice(groups), **drawn.activation(),
-            }  # fmt: skip
+                "padding": dilation * (kernel // 2),
+                "dilation": dilation,
+                "groups": random.choice(groups),
+                **drawn.activation(),
+            }
             parts.append(Made("Conv2D", (filters, kernel), named))
             total += filters
             drawn.work += float(channels * filters * kernel**2 * _product(side))
         found.append(Made("Branches", (parts,)) if len(parts) > 1 else parts[0])
         channels = total
-        found += random.choice((
-            [], [Made("InstanceNorm", (), {"affine": True})], [Made("LocalResponseNorm")],
-            [Made("PReLU", (), {"per_channel": True})], [Made("BatchNorm")],
-        ))  # fmt: skip
+        found += random.choice(
+            (
+                [],
+                [Made("InstanceNorm", (), {"affine": True})],
+                [Made("LocalResponseNorm")],
+                [Made("PReLU", (), {"per_channel": True})],
+                [Made("BatchNorm")],
+            )
+        )
         if min(side) >= 4 and random.random() < 0.5:
             named = {"stride": random.choice((1, 2)), "padding": random.choice((0, 1))}
             found.append(Made(random.choice(("MaxPool2D", "AveragePool2D")), (3,), named))

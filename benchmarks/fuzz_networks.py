@@ -32,8 +32,16 @@ from caldera.tensor.dtype import is_float
 
 ACTIVATIONS = tuple(nn.activations)
 OPTIMIZERS = (
-    "adagrad", "adam", "adamw", "lamb", "lars", "rmsprop", "sgd", "momentum", "nesterov",
-)  # fmt: skip
+    "adagrad",
+    "adam",
+    "adamw",
+    "lamb",
+    "lars",
+    "rmsprop",
+    "sgd",
+    "momentum",
+    "nesterov",
+)
 """A fixed list: a seed stands for the same network as long as it stays."""
 PRECISIONS = (None, None, "tf32", "bfloat16", "float16")
 BATCHES = 3
@@ -105,16 +113,12 @@ class RandomNetwork:
 
     def options(self) -> dict[str, Any]:
         """What `fit` is given besides."""
-        found: dict[str, Any] = {
-            "epochs": EPOCHS, "shuffle": self.settings.shuffle, "verbose": 0
-        }  # fmt: skip
+        found: dict[str, Any] = {"epochs": EPOCHS, "shuffle": self.settings.shuffle, "verbose": 0}
         if self.settings.weighted:
             found["sample_weights"] = (np.arange(self.count) % 4).astype(np.float32)
         return found
 
-    def model(
-        self, device: Any, after: Callable[[int], nn.Layer] | None = None
-    ) -> NeuralNetwork:  # fmt: skip
+    def model(self, device: Any, after: Callable[[int], nn.Layer] | None = None) -> NeuralNetwork:
         """A new model; `after` gives what follows the layer of this number."""
         layers = []
         for index, layer in enumerate(self.layers):
@@ -123,10 +127,15 @@ class RandomNetwork:
         if isinstance(optimizer, Made):
             optimizer = optimizer.build()
         return NeuralNetwork(
-            layers, loss=self.loss, optimizer=optimizer,
-            batch_size=self.batch, precision=self.precision, seed=self.seed % 1000, device=device,
+            layers,
+            loss=self.loss,
+            optimizer=optimizer,
+            batch_size=self.batch,
+            precision=self.precision,
+            seed=self.seed % 1000,
+            device=device,
             dtype=self.dtype,
-        )  # fmt: skip
+        )
 
     def code(self, device: str, kernels: Mapping[str, str]) -> str:
         """A program that trains it, ops by these kernels where they can be."""
@@ -264,8 +273,10 @@ class Drawn:
         """Recurrent layers or attention."""
         length, features = self.size(self.sizes.length), self.size(self.sizes.width // 4)
         found = [Made("Input", ((length, features),))]
-        kinds = [self.random.choice(("LSTM", "GRU", "MultiHeadAttention"))
-                 for _ in range(self.random.randint(1, min(self.sizes.depth, 3)))]  # fmt: skip
+        kinds = [
+            self.random.choice(("LSTM", "GRU", "MultiHeadAttention"))
+            for _ in range(self.random.randint(1, min(self.sizes.depth, 3)))
+        ]
         for kind in kinds:
             if kind == "MultiHeadAttention":
                 heads = [n for n in (1, 2, 3, 4, 8) if features % n == 0]
@@ -290,15 +301,17 @@ class Drawn:
                 heads = [n for n in (1, 2, 3, 4, 8) if features % n == 0]
                 named = {
                     "causal": self.random.random() < 0.5,
-                    "ratio": self.random.choice((0.5, 1.0, 4.0)), **self.activation(),
-                }  # fmt: skip
+                    "ratio": self.random.choice((0.5, 1.0, 4.0)),
+                    **self.activation(),
+                }
                 found.append(Made("TransformerBlock", (self.random.choice(heads),), named))
                 self.work += length * features**2 * (4 + 2 * named["ratio"])
                 continue
             width = self.size(self.sizes.width // 4)
             within = [
-                Made("Dense", (width,), self.activation()), Made("Dense", (features,)),
-            ]  # fmt: skip
+                Made("Dense", (width,), self.activation()),
+                Made("Dense", (features,)),
+            ]
             within.insert(self.random.randint(0, 2), Made("LayerNorm"))
             named = {"activation": self.random.choice((None, None, "relu", "gelu"))}
             found.append(Made("Residual", (within,), named))
@@ -309,8 +322,11 @@ class Drawn:
 
 
 KINDS: tuple[Callable[[Drawn, int], list[Made]], ...] = (
-    Drawn.dense, Drawn.dense, Drawn.image, Drawn.sequence
-)  # fmt: skip
+    Drawn.dense,
+    Drawn.dense,
+    Drawn.image,
+    Drawn.sequence,
+)
 
 
 def random_network(
@@ -338,15 +354,24 @@ def random_network(
     if follows and not alone:
         before = random_network(seed + 1_000_003, sizes, alone=True, blocks=blocks, varied=varied)
     network = RandomNetwork(
-        seed, tuple(layers), batch, results, random.choice(("cross_entropy", "mse")),
-        random.choice(OPTIMIZERS), random.choice(PRECISIONS), before,
-    )  # fmt: skip
+        seed,
+        tuple(layers),
+        batch,
+        results,
+        random.choice(("cross_entropy", "mse")),
+        random.choice(OPTIMIZERS),
+        random.choice(PRECISIONS),
+        before,
+    )
     if not varied:
         return network
     return replace(
-        network, layers=tuple(with_dropout(random, layers)), loss=random.choice(tuple(TARGETS)),
-        optimizer=drawn_optimizer(random), settings=drawn_settings(random, batch),
-    )  # fmt: skip
+        network,
+        layers=tuple(with_dropout(random, layers)),
+        loss=random.choice(tuple(TARGETS)),
+        optimizer=drawn_optimizer(random),
+        settings=drawn_settings(random, batch),
+    )
 
 
 def drawn_kernels(seed: int) -> dict[str, str]:

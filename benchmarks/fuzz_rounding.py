@@ -19,15 +19,47 @@ from caldera.tensor.dtype import is_float
 
 PRECISION_STEP = {"float32": 2.0**-23, "tf32": 2.0**-10, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 """The distance of two neighbouring numbers, relative to them."""
-INEXACT = frozenset({
-    "matmul", "matmul_epilogue", "conv2d", "conv2d_epilogue", "conv2d_input", "conv2d_weight",
-    "scaled_dot_product_attention", "scaled_dot_product_attention_backward",
-    "scaled_dot_product_attention_backward_packed", "scaled_dot_product_attention_grad",
-    "sum", "mean", "softmax", "softmax_grad", "log_softmax", "log_softmax_grad", "cross_entropy",
-    "cross_entropy_grad", "batch_norm", "batch_norm_grad", "layer_norm", "layer_norm_grad",
-    "group_norm", "group_norm_grad", "avg_pool2d", "avg_pool2d_input", "scatter_add",
-    "exp", "log", "log1p", "expm1", "tanh", "erf", "sigmoid", "softplus", "sin", "cos",
-})  # fmt: skip
+INEXACT = frozenset(
+    {
+        "matmul",
+        "matmul_epilogue",
+        "conv2d",
+        "conv2d_epilogue",
+        "conv2d_input",
+        "conv2d_weight",
+        "scaled_dot_product_attention",
+        "scaled_dot_product_attention_backward",
+        "scaled_dot_product_attention_backward_packed",
+        "scaled_dot_product_attention_grad",
+        "sum",
+        "mean",
+        "softmax",
+        "softmax_grad",
+        "log_softmax",
+        "log_softmax_grad",
+        "cross_entropy",
+        "cross_entropy_grad",
+        "batch_norm",
+        "batch_norm_grad",
+        "layer_norm",
+        "layer_norm_grad",
+        "group_norm",
+        "group_norm_grad",
+        "avg_pool2d",
+        "avg_pool2d_input",
+        "scatter_add",
+        "exp",
+        "log",
+        "log1p",
+        "expm1",
+        "tanh",
+        "erf",
+        "sigmoid",
+        "softplus",
+        "sin",
+        "cos",
+    }
+)
 """Ops that add up numbers in any order, or whose functions have other last bits elsewhere."""
 
 

@@ -90,9 +90,18 @@ TARGETS = {
 """By the name of a loss."""
 
 _RATES = {
-    "Adadelta": 1.0, "Adagrad": 1e-2, "Adam": 1e-3, "AdamW": 1e-3, "Adamax": 1e-3, "LAMB": 1e-3,
-    "LARS": 0.1, "Lion": 1e-4, "Nadam": 1e-3, "RMSProp": 1e-2, "SGD": 1e-2,
-}  # fmt: skip
+    "Adadelta": 1.0,
+    "Adagrad": 1e-2,
+    "Adam": 1e-3,
+    "AdamW": 1e-3,
+    "Adamax": 1e-3,
+    "LAMB": 1e-3,
+    "LARS": 0.1,
+    "Lion": 1e-4,
+    "Nadam": 1e-3,
+    "RMSProp": 1e-2,
+    "SGD": 1e-2,
+}
 """Usual learning rates."""
 _DIVIDES = ("Adagrad", "Adam", "AdamW", "Adamax", "LAMB", "Nadam", "RMSProp")
 """Those that divide by a root."""
@@ -104,10 +113,12 @@ def drawn_optimizer(random: Random) -> Made:
     rate = random.choice((0.3, 1.0, 1.0, 3.0)) * _RATES[name]
     named: dict[str, Any] = {}
     if random.random() < 0.4:
-        named["clip"] = random.choice((
-            Made("ClipNorm", (random.choice((0.1, 1.0, 100.0)),), module="optim"),
-            Made("ClipValue", (random.choice((1e-3, 0.1)),), module="optim"),
-        ))  # fmt: skip
+        named["clip"] = random.choice(
+            (
+                Made("ClipNorm", (random.choice((0.1, 1.0, 100.0)),), module="optim"),
+                Made("ClipValue", (random.choice((1e-3, 0.1)),), module="optim"),
+            )
+        )
     if random.random() < 0.4:
         strength = random.choice((1e-3, 0.1))
         kind = random.choice(("L2", "L1", "Decoupled", None))
@@ -129,13 +140,15 @@ def drawn_optimizer(random: Random) -> Made:
 
 def _drawn_rate(random: Random, rate: float) -> float | Made:
     kinds: Sequence[Made | float] = (
-        rate, rate, rate,
+        rate,
+        rate,
+        rate,
         Made("StepDecay", (rate,), {"factor": 0.5, "every": 2}, "optim"),
         Made("Exponential", (rate,), {"factor": 0.7}, "optim"),
         Made("Cosine", (rate, 7), {"warm_up": 2}, "optim"),
         Made("LinearWarmUp", (3, rate), {}, "optim"),
         Made("OneCycle", (rate, 8), {}, "optim"),
-    )  # fmt: skip
+    )
     return random.choice(kinds)
 
 
@@ -143,10 +156,13 @@ def drawn_settings(random: Random, batch: int) -> Settings:
     """Anything."""
     fits = random.choice((1, 1, 2))
     return Settings(
-        rest=random.choice((0, random.randrange(batch))), fits=fits,
-        shuffle=random.random() < 0.3, weighted=random.random() < 0.3,
-        saved=fits > 1 and random.random() < 0.5, evaluated=True,
-    )  # fmt: skip
+        rest=random.choice((0, random.randrange(batch))),
+        fits=fits,
+        shuffle=random.random() < 0.3,
+        weighted=random.random() < 0.3,
+        saved=fits > 1 and random.random() < 0.5,
+        evaluated=True,
+    )
 
 
 def with_dropout(random: Random, layers: Sequence[Made]) -> list[Made]:

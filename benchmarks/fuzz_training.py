@@ -36,10 +36,13 @@ LEAST = 1e-2
 
 
 NAMED = {
-    "adagrad": ("Adagrad", 1e-2, {}), "adamw": ("AdamW", 1e-3, {}),
-    "momentum": ("SGD", 1e-2, {"momentum": 0.9}), "rmsprop": ("RMSProp", 1e-2, {}),
-    "nesterov": ("SGD", 1e-2, {"momentum": 0.9, "nesterov": True}), "sgd": ("SGD", 1e-2, {}),
-}  # fmt: skip
+    "adagrad": ("Adagrad", 1e-2, {}),
+    "adamw": ("AdamW", 1e-3, {}),
+    "momentum": ("SGD", 1e-2, {"momentum": 0.9}),
+    "rmsprop": ("RMSProp", 1e-2, {}),
+    "nesterov": ("SGD", 1e-2, {"momentum": 0.9, "nesterov": True}),
+    "sgd": ("SGD", 1e-2, {}),
+}
 """What optimizers are that a network has by name; Adam stands in for others."""
 MISSING = ("LAMB", "LARS", "Lion", "Nadam")
 """Optimizers that PyTorch has not; its NAdam has a schedule of its own for the momentum."""
@@ -170,9 +173,12 @@ def _torch_optimizer(torch: Any, rule: Any, tensors: Sequence[Any]) -> Any:
         return made.Adamax(tensors, betas=(rule.beta1, rule.beta2), eps=rule.epsilon)
     if kind is optim.RMSProp:
         return made.RMSprop(
-            tensors, alpha=rule.smoothing, eps=rule.epsilon, momentum=rule.momentum,
+            tensors,
+            alpha=rule.smoothing,
+            eps=rule.epsilon,
+            momentum=rule.momentum,
             centered=rule.centered,
-        )  # fmt: skip
+        )
     if kind is optim.Adagrad:
         return made.Adagrad(tensors, eps=rule.epsilon)
     if kind is optim.Adadelta:
@@ -241,9 +247,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = []
     for seed in range(options.seed, options.seed + options.count):
         network = random_network(
-            seed, LARGE if options.large else SMALL, alone=True, blocks=options.blocks,
+            seed,
+            LARGE if options.large else SMALL,
+            alone=True,
+            blocks=options.blocks,
             varied=options.varied,
-        )  # fmt: skip
+        )
         network = replace(comparable(network), dtype=options.dtype)
         found.append(compared(network))
         print(f"seed {seed}: {found[-1].what} {found[-1].detail}", flush=True)

@@ -62,11 +62,16 @@ class Data:
         for found in corpus(folder):
             print(found, flush=True)
             package = found.package
-            data.packages.append({
-                "archive": found.archive or package.source, "purpose": package.purpose,
-                "part": package.part, "files": found.files, "failed": found.failed,
-                "statements": found.statements,
-            })  # fmt: skip
+            data.packages.append(
+                {
+                    "archive": found.archive or package.source,
+                    "purpose": package.purpose,
+                    "part": package.part,
+                    "files": found.files,
+                    "failed": found.failed,
+                    "statements": found.statements,
+                }
+            )
             if package.part == "train":
                 data.training += [*found.modules, *found.others]
             if package.purpose is not None:
@@ -165,14 +170,20 @@ def table_2(data: Data, width: int, epochs: int) -> tuple[dict[int, code.Embeddi
         took = time.perf_counter() - start
         print(f"| {context} | " + " | ".join(map(str, cells)) + f" | {took:.0f} |", flush=True)
         found[context] = embedding
-        rows.append({
-            "context": context, "words": len(pairs.vocabulary), "pairs": count,
-            "taken": len(taken), "losses": losses, "seconds": took,
-            "asked": {kind: each.asked for kind, each in five.items()},
-            "right among five": {kind: each.right for kind, each in five.items()},
-            "right": {kind: each.right for kind, each in one.items()},
-            "distance": [distance.right, distance.asked],
-        })  # fmt: skip
+        rows.append(
+            {
+                "context": context,
+                "words": len(pairs.vocabulary),
+                "pairs": count,
+                "taken": len(taken),
+                "losses": losses,
+                "seconds": took,
+                "asked": {kind: each.asked for kind, each in five.items()},
+                "right among five": {kind: each.right for kind, each in five.items()},
+                "right": {kind: each.right for kind, each in one.items()},
+                "distance": [distance.right, distance.asked],
+            }
+        )
     return found, rows
 
 
@@ -229,9 +240,10 @@ def table_3(data: Data, embedding: code.Embedding, seeds: range, epochs: int) ->
     known = {part: float((rows != 0).sum()) for part, rows in tokens.items()}
     length = {p: sum(min(LONGEST, len(words)) for words in rows) for p, rows in functions.items()}
     samples["known"] = {part: known[part] / length[part] for part in known}
-    print("\nstatements in the vocabulary: " + ", ".join(
-        f"{part} {100 * share:.1f}%" for part, share in samples["known"].items()
-    ))  # fmt: skip
+    print(
+        "\nstatements in the vocabulary: "
+        + ", ".join(f"{part} {100 * share:.1f}%" for part, share in samples["known"].items())
+    )
     seen = Counter(opcode(word) for words in functions["train"] for word in words)
     opcodes = [name for name, _ in seen.most_common(60)]
     counts = {part: opcode_counts(rows, opcodes) for part, rows in functions.items()}
@@ -255,10 +267,12 @@ def table_3(data: Data, embedding: code.Embedding, seeds: range, epochs: int) ->
         "counts of instructions, linear": (counts, lambda: linear(len(opcodes)), 100),
         "mean of vectors, linear": (means, lambda: linear(width), 30),
         "raw tokens, LSTM": (
-            tokens, lambda: recurrent(words, nn.Embedding(len(vectors), width)), epochs,
+            tokens,
+            lambda: recurrent(words, nn.Embedding(len(vectors), width)),
+            epochs,
         ),
         "vectors, LSTM": (given, lambda: recurrent(nn.Input((LONGEST, width))), epochs),
-    }  # fmt: skip
+    }
 
     def score(name: str, seed: int) -> tuple[float, float]:
         inputs, layers, rounds = rivals[name]
@@ -331,9 +345,16 @@ def speeds(data: Data, vocabulary: code.Vocabulary, width: int, rounds: int = 5)
         if Word2Vec is not None:
             sentences = [[str(number) for number in piece] for piece in pieces]
             theirs = Word2Vec(
-                vector_size=width, sg=1, hs=0, negative=5, window=5, min_count=1, sample=0,
-                workers=threads, shrink_windows=False,
-            )  # fmt: skip
+                vector_size=width,
+                sg=1,
+                hs=0,
+                negative=5,
+                window=5,
+                min_count=1,
+                sample=0,
+                workers=threads,
+                shrink_windows=False,
+            )
             theirs.build_vocab(sentences)
             count = len(sentences)
 
@@ -345,12 +366,20 @@ def speeds(data: Data, vocabulary: code.Vocabulary, width: int, rounds: int = 5)
             for speed, run in runs.values():
                 speed.measure(run, len(pairs))
         for name, (speed, _) in runs.items():
-            print(f"| {threads} | {name} | {max(speed.clock):,.0f} | {median(speed.clock):,.0f} "
-                  f"| {max(speed.processor):,.0f} |", flush=True)  # fmt: skip
-            rows.append({
-                "threads": threads, "who": name, "pairs": len(pairs), "pairs a second": speed.clock,
-                "pairs a second of processor time": speed.processor,
-            })  # fmt: skip
+            print(
+                f"| {threads} | {name} | {max(speed.clock):,.0f} | {median(speed.clock):,.0f} "
+                f"| {max(speed.processor):,.0f} |",
+                flush=True,
+            )
+            rows.append(
+                {
+                    "threads": threads,
+                    "who": name,
+                    "pairs": len(pairs),
+                    "pairs a second": speed.clock,
+                    "pairs a second of processor time": speed.processor,
+                }
+            )
     cd.settings.threads = usual
     return rows
 
@@ -363,16 +392,21 @@ def measured(
     data = Data.of(folder)
     took, spent = time.perf_counter() - begin, sum(os.times()[:4])
     statements = sum(map(len, data.training))
-    print(f"\n{statements:,} statements to train on, read in {took:.0f} s ({spent:.0f} s of "
-          "processor time)")  # fmt: skip
+    print(
+        f"\n{statements:,} statements to train on, read in {took:.0f} s ({spent:.0f} s of "
+        "processor time)"
+    )
     embeddings, rows = table_2(data, width, epochs)
     if save is not None:
         embeddings[2].save(save)
     return {
-        "packages": data.packages, "statements to train on": statements, "seconds to read": took,
-        "table 2": rows, "pairs a second": speeds(data, embeddings[2].vocabulary, width),
+        "packages": data.packages,
+        "statements to train on": statements,
+        "seconds to read": took,
+        "table 2": rows,
+        "pairs a second": speeds(data, embeddings[2].vocabulary, width),
         "table 3": table_3(data, embeddings[2], range(seeds), rounds),
-    }  # fmt: skip
+    }
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

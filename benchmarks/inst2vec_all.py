@@ -42,9 +42,12 @@ def machine() -> dict[str, Any]:
         except PackageNotFoundError:
             versions[name] = "not installed"
     return {
-        "begun": datetime.now(UTC).isoformat(timespec="seconds"), "cores": os.cpu_count(),
-        "machine": platform.machine(), "python": platform.python_version(), "versions": versions,
-    }  # fmt: skip
+        "begun": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cores": os.cpu_count(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "versions": versions,
+    }
 
 
 def main() -> None:
@@ -58,8 +61,10 @@ def main() -> None:
     samples["choices"] = inst2vec_kernels.measured(KERNELS)
     samples["seconds"] = time.perf_counter() - begin
     samples["seconds of processor time"] = sum(os.times()[:4])
-    print(f"\n{samples['seconds']:.0f} s in all, {samples['seconds of processor time']:.0f} s of "
-          "processor time")  # fmt: skip
+    print(
+        f"\n{samples['seconds']:.0f} s in all, {samples['seconds of processor time']:.0f} s of "
+        "processor time"
+    )
     if path is not None:
         with created(path, "w", "inst2vec") as file:
             json.dump(samples, file, indent=1)

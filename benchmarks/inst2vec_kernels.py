@@ -106,8 +106,9 @@ class Samples:
             if vocabulary is not None and way.words:
                 found = vocabulary.numbers(way.words[-LONGEST:])
                 row[LONGEST - len(found) :] = found
-        opcodes = [name for name, _ in Counter(
-            opcode(word) for word in words.elements()).most_common(40)]  # fmt: skip
+        opcodes = [
+            name for name, _ in Counter(opcode(word) for word in words.elements()).most_common(40)
+        ]
         counts = np.zeros((len(rows), len(opcodes) + 1), np.float32)
         for row, (_, _, way) in zip(counts, rows, strict=True):
             for word in way.words:
@@ -118,10 +119,13 @@ class Samples:
         owner = np.array([i for i, _, _ in rows])
         means = np.bincount(owner, logs) / np.bincount(owner)
         return cls(
-            owner, [name for _, name, _ in rows], standard([way.numbers for _, _, way in rows]),
-            vectors[numbered].astype(np.float32), standard(np.log1p(counts)),
+            owner,
+            [name for _, name, _ in rows],
+            standard([way.numbers for _, _, way in rows]),
+            vectors[numbered].astype(np.float32),
+            standard(np.log1p(counts)),
             (logs - means[owner]).astype(np.float32),
-        )  # fmt: skip
+        )
 
 
 def standard(rows: Any) -> np.ndarray:
@@ -194,10 +198,12 @@ def by_cost_model(problems: Sequence[Problem]) -> list[str]:
         for problem, its in zip(problems, folds, strict=True):
             if its != fold and problem.node is not None:
                 model.learn(
-                    "cpu", problem.kind, problem.node.dtype.name,
+                    "cpu",
+                    problem.kind,
+                    problem.node.dtype.name,
                     {name: way.seconds for name, way in problem.ways.items()},
                     {name: way.numbers for name, way in problem.ways.items()},
-                )  # fmt: skip
+                )
         found.append(model)
     chosen = []
     for problem, its in zip(problems, folds, strict=True):
@@ -220,19 +226,27 @@ def report(title: str, problems: Sequence[Problem], rivals: dict[str, list[list[
     print(f"\n## {title}: {len(problems)} problems\n")
     print("| chosen by | right, % | within 3%, % | speed, always the same: 1 | of the oracle's |")
     print("|---|---|---|---|---|")
-    for name, runs in {**rivals, "oracle": [[min(p.ways, key=lambda n, p=p: p.ways[n].seconds)
-                                             for p in problems]]}.items():  # fmt: skip
+    for name, runs in {
+        **rivals,
+        "oracle": [[min(p.ways, key=lambda n, p=p: p.ways[n].seconds) for p in problems]],
+    }.items():
         rows = []
         for run in runs:
             took = np.array([p.ways[each].seconds for p, each in zip(problems, run, strict=True)])
-            rows.append((
-                100 * np.mean(took <= best), 100 * np.mean(took <= 1.03 * np.array(best)),
-                np.exp(np.mean(np.log(first) - np.log(took))), np.exp(np.mean(np.log(best / took))),
-            ))  # fmt: skip
+            rows.append(
+                (
+                    100 * np.mean(took <= best),
+                    100 * np.mean(took <= 1.03 * np.array(best)),
+                    np.exp(np.mean(np.log(first) - np.log(took))),
+                    np.exp(np.mean(np.log(best / took))),
+                )
+            )
         cells = [f"{row[0]:.1f}" for row in rows], [f"{row[1]:.1f}" for row in rows]
         speeds = [f"{row[2]:.3f}" for row in rows], [f"{row[3]:.3f}" for row in rows]
-        print(f"| {name} | " + " | ".join(", ".join(each) for each in (*cells, *speeds)) + " |",
-              flush=True)  # fmt: skip
+        print(
+            f"| {name} | " + " | ".join(", ".join(each) for each in (*cells, *speeds)) + " |",
+            flush=True,
+        )
     times = [
         {"kind": p.kind, "group": p.group, "seconds": {n: way.seconds for n, way in p.ways.items()}}
         for p in problems
@@ -240,8 +254,14 @@ def report(title: str, problems: Sequence[Problem], rivals: dict[str, list[list[
     return {title: {"problems": times, "chosen": rivals}}
 
 
-def compared(title: str, problems: list[Problem], forms: dict[str, str], epochs: int, seeds: int,
-             **others: list[str]) -> Found:  # fmt: skip
+def compared(
+    title: str,
+    problems: list[Problem],
+    forms: dict[str, str],
+    epochs: int,
+    seeds: int,
+    **others: list[str],
+) -> Found:
     samples = Samples.of(problems)
     rivals = {"always the same": [always(problems)]}
     rivals |= {name.replace("_", " "): [run] for name, run in others.items()}
@@ -300,16 +320,28 @@ def tiles(options: argparse.Namespace) -> Found:
     best = Counter(min(p.ways, key=lambda n, p=p: p.ways[n].seconds) for p in problems)
     print(f"\nthe fastest: {dict(best.most_common())}")
     usual = [problem.usual for problem in problems]
-    return compared("Tile in registers, CPU", problems, FORMS, options.epochs, options.seeds,
-                    the_present_rule=usual)  # fmt: skip
+    return compared(
+        "Tile in registers, CPU",
+        problems,
+        FORMS,
+        options.epochs,
+        options.seeds,
+        the_present_rule=usual,
+    )
 
 
 def threads(options: argparse.Namespace) -> Found:
     """One thread or two."""
     problems = list(thread_problems(options.bodies, 30))
     usual = [problem.usual for problem in problems]
-    return compared("One thread or two, CPU", problems, FORMS, options.epochs, options.seeds,
-                    the_present_rule=usual)  # fmt: skip
+    return compared(
+        "One thread or two, CPU",
+        problems,
+        FORMS,
+        options.epochs,
+        options.seeds,
+        the_present_rule=usual,
+    )
 
 
 def kernels(options: argparse.Namespace) -> Found:
@@ -317,13 +349,24 @@ def kernels(options: argparse.Namespace) -> Found:
     problems = list(kernel_problems(options.nodes, 0.15))
     print(dict(Counter(each.kind for each in problems).most_common()))
     usual = [problem.usual for problem in problems]
-    return compared("Which kernel, CPU", problems, FORMS, options.epochs, options.seeds,
-                    the_present_guess=usual, a_model_of_times=by_cost_model(problems))  # fmt: skip
+    return compared(
+        "Which kernel, CPU",
+        problems,
+        FORMS,
+        options.epochs,
+        options.seeds,
+        the_present_guess=usual,
+        a_model_of_times=by_cost_model(problems),
+    )
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], Found]] = {
-    "card": card, "unrolling": unrolling, "tiles": tiles, "threads": threads, "kernels": kernels,
-}  # fmt: skip
+    "card": card,
+    "unrolling": unrolling,
+    "tiles": tiles,
+    "threads": threads,
+    "kernels": kernels,
+}
 
 
 def measured(options: argparse.Namespace, only: str = "") -> Found:

@@ -85,9 +85,11 @@ class Problem:
 def nodes_of(program: Program, family: str, precision: str | None = None) -> list[Node]:
     """What kernels would have to run for this program."""
     optimised = optimise(
-        program, has_kernel=lambda name: TABLE.has(name, family), precision=precision,
+        program,
+        has_kernel=lambda name: TABLE.has(name, family),
+        precision=precision,
         channels_last=wants_channels_last(family),
-    )  # fmt: skip
+    )
     found: dict[Node, None] = {}
 
     def choose(node: Node) -> Kernel:
@@ -156,8 +158,9 @@ def _convolution(
 ) -> list[Expr]:
     return _with_gradients(
         lambda images, filters: op.conv2d(images, filters, **how),
-        _input(*x, dtype=dtype), _input(*w, dtype=dtype),
-    )  # fmt: skip
+        _input(*x, dtype=dtype),
+        _input(*w, dtype=dtype),
+    )
 
 
 def _convolutions() -> Iterator[tuple[str, list[Expr]]]:
@@ -237,8 +240,10 @@ def _rest() -> Iterator[tuple[str, list[Expr]]]:
         mean, variance = _input(shape[1]), _input(shape[1])
         yield "norms", _with_gradients(lambda x: op.local_response_norm(x), x)
         yield "norms", _with_gradients(lambda *each: op.batch_norm(*each)[0], x, scale, shift)
-        yield "norms", _with_gradients(lambda *each: op.group_norm(each[0], 8, *each[1:]),
-                                       x, scale, shift)  # fmt: skip
+        yield (
+            "norms",
+            _with_gradients(lambda *each: op.group_norm(each[0], 8, *each[1:]), x, scale, shift),
+        )
         still = op.batch_norm(x, scale, shift, mean, variance)
         yield "norms", [still, op.relu(still)]
         yield "norms", list(op.split(x, 2, axis=1))

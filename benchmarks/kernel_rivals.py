@@ -53,10 +53,13 @@ def parts_kernel(node: Node, place: Device) -> Kernel | None:
     roots = [Root(output, ("result", index)) for index, output in enumerate(program.outputs)]
     schedule = Schedule(roots, choose, _argument, family=family)
     return Kernel(
-        node.op.name, family, PARTS, partial(_bind_parts, schedule, place),
+        node.op.name,
+        family,
+        PARTS,
+        partial(_bind_parts, schedule, place),
         workspace=lambda _: schedule.arena_bytes,
         capturable=all(step.kernel.capturable for step in schedule.steps),
-    )  # fmt: skip
+    )
 
 
 def _argument(node: Node) -> Any:

@@ -91,9 +91,13 @@ def caldera_step(
     else:
         layers = nn.models.resnet50()
     model = cd.NeuralNetwork(
-        layers, optimizer=cd.optim.SGD(0.01, momentum=0.9), batch_size=count, seed=0,
-        device=device, precision="bfloat16" if device != "cpu" else None,
-    )  # fmt: skip
+        layers,
+        optimizer=cd.optim.SGD(0.01, momentum=0.9),
+        batch_size=count,
+        seed=0,
+        device=device,
+        precision="bfloat16" if device != "cpu" else None,
+    )
     data = as_data(batch_of(name, count))
     source = resident(model, data)
     loader = Loader(data, count, shuffle=False)
@@ -111,10 +115,12 @@ def caldera_step(
             plan = steps.training(batch)
     made = plan.schedule.steps
     facts = {
-        "arena": plan.arena_bytes, "planning_s": time.perf_counter() - begin,
-        "again": sum(step.is_again for step in made), "steps": len(made),
+        "arena": plan.arena_bytes,
+        "planning_s": time.perf_counter() - begin,
+        "again": sum(step.is_again for step in made),
+        "steps": len(made),
         "moved": sum(step.transfer is not None for step in made),
-    }  # fmt: skip
+    }
 
     def step() -> None:
         # Others of this process hold more than the limit, which the plan has kept to.
@@ -188,9 +194,12 @@ def torch_resnet50() -> tuple[list[Any], Any, int]:
             super().__init__()
             wide = 4 * width
             self.body = tn.Sequential(
-                *conv(given, width, 1), tn.ReLU(inplace=True), *conv(width, width, 3, stride),
-                tn.ReLU(inplace=True), *conv(width, wide, 1),
-            )  # fmt: skip
+                *conv(given, width, 1),
+                tn.ReLU(inplace=True),
+                *conv(width, width, 3, stride),
+                tn.ReLU(inplace=True),
+                *conv(width, wide, 1),
+            )
             same = given == wide and stride == 1
             self.skip = tn.Identity() if same else tn.Sequential(*conv(given, wide, 1, stride))
 
@@ -288,8 +297,15 @@ def memory_of(contestant: str, name: str, count: int, device: str) -> None:
 def memory(contestant: str, network: str, device: str) -> int:
     """What a contestant takes, found by such a process."""
     command = [
-        sys.executable, __file__, "--memory", contestant, "--networks", network, "--device", device,
-    ]  # fmt: skip
+        sys.executable,
+        __file__,
+        "--memory",
+        contestant,
+        "--networks",
+        network,
+        "--device",
+        device,
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{contestant} on {network}: {done.stderr}")

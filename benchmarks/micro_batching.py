@@ -126,8 +126,10 @@ class Bench:
         """One network or set of layers under every limit."""
         found = self.convolutions(network)
         most = max(self.least_workspace(node) for node in found)
-        print(f"\n{network}, batch {self.batch}: {sum(found.values())} convolutions, {len(found)} "
-              f"kinds; the hungriest needs {most / MIB:.1f} MiB at least\n")  # fmt: skip
+        print(
+            f"\n{network}, batch {self.batch}: {sum(found.values())} convolutions, {len(found)} "
+            f"kinds; the hungriest needs {most / MIB:.1f} MiB at least\n"
+        )
         print(
             "| limit | undivided | divided | times | NumPy's undivided | in slices | best layer |"
         )
@@ -143,8 +145,9 @@ class Bench:
                 f"| {limit / MIB:g} MiB | {before * 1e3:,.1f} ms | {after * 1e3:,.1f} ms "
                 f"| {before / after:.2f} | {oracle} | {cut} "
                 f"| {best.undivided_s / best.divided_s:.2f}: {best.divided} beside "
-                f"{best.undivided} |", flush=True,
-            )  # fmt: skip
+                f"{best.undivided} |",
+                flush=True,
+            )
 
     def least_workspace(self, node: Node) -> int:
         """What the kernel that needs least does need, NumPy's aside."""
@@ -165,8 +168,11 @@ class Bench:
             rows = [self.under_two(node, equal[node], best[node]) for node in nodes]
             before, after = sum(row[0] for row in rows), sum(row[1] for row in rows)
             used = sum(row[2] for row in rows)
-            print(f"| {limit / MIB:g} MiB | {before * 1e3:,.1f} ms | {after * 1e3:,.1f} ms "
-                  f"| {before / after:.2f} | {used / MIB:.1f} MiB |", flush=True)  # fmt: skip
+            print(
+                f"| {limit / MIB:g} MiB | {before * 1e3:,.1f} ms | {after * 1e3:,.1f} ms "
+                f"| {before / after:.2f} | {used / MIB:.1f} MiB |",
+                flush=True,
+            )
 
     def under_two(self, node: Node, one: int, other: int) -> tuple[float, float, int]:
         """Seconds of a layer under two limits, and the workspace under the second."""
@@ -196,16 +202,23 @@ class Bench:
             times = in_turns({"whole": whole, "cut": cut, "free": free}, TURNS)
             SAMPLES.append({"network": network, "limit": limit, **times})
             best = {name: 1e3 * min(of) for name, of in times.items()}
-            print(f"| {limit / MIB:g} MiB | {best['whole']:,.2f} | {best['cut']:,.2f} "
-                  f"| {best['whole'] / best['cut']:.2f} | {best['free']:,.2f} "
-                  f"| {cut.workspace / MIB:,.1f} MiB |", flush=True)  # fmt: skip
+            print(
+                f"| {limit / MIB:g} MiB | {best['whole']:,.2f} | {best['cut']:,.2f} "
+                f"| {best['whole'] / best['cut']:.2f} | {best['free']:,.2f} "
+                f"| {cut.workspace / MIB:,.1f} MiB |",
+                flush=True,
+            )
 
     def step_of(self, network: str, data: tuple[np.ndarray, np.ndarray]) -> Step:
         """A training step of a model of its own."""
         model = cd.NeuralNetwork(
-            getattr(nn.models, network)(), optimizer=cd.optim.SGD(1e-3, momentum=0.9),
-            batch_size=self.batch, device=self.device, precision=self.precision, seed=0,
-        )  # fmt: skip
+            getattr(nn.models, network)(),
+            optimizer=cd.optim.SGD(1e-3, momentum=0.9),
+            batch_size=self.batch,
+            device=self.device,
+            precision=self.precision,
+            seed=0,
+        )
         return Step(model, as_data(data))
 
 

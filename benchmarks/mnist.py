@@ -125,8 +125,11 @@ def train_torch(
 
 def show(name: str, run: dict[str, Any]) -> None:
     """One line."""
-    print(f"  {name}  accuracy {run['accuracy']:.4f}  {run['seconds']:7.2f} s, "
-          f"best epoch {run['epoch']:.3f} s", flush=True)  # fmt: skip
+    print(
+        f"  {name}  accuracy {run['accuracy']:.4f}  {run['seconds']:7.2f} s, "
+        f"best epoch {run['epoch']:.3f} s",
+        flush=True,
+    )
 
 
 def main() -> None:

@@ -64,10 +64,11 @@ def kept_results(runs: int = 1000) -> None:
     plans = {
         "16 numbers": (cd.compile(op.tanh(x * 2.0)), 1),
         "the loss of an MLP's step": (
-            cd.compile([loss, *optim.Adam(1e-3).train(loss, parameters)]), 1,
+            cd.compile([loss, *optim.Adam(1e-3).train(loss, parameters)]),
+            1,
         ),
         "1 MiB": (cd.compile(large * 2.0 + 1.0), 10),
-    }  # fmt: skip
+    }
     for name, (plan, share) in plans.items():
         kept: list[object] = []
 
@@ -133,8 +134,14 @@ def mlp(layers: int, width: int = 528, batch: int = 100) -> tuple[cd.Expr, list[
 
 def watching_steps() -> None:
     """All metrics that look at steps, at steps that do nothing."""
-    looking = [metrics.WallTime(), metrics.FlopRate(), metrics.DatasetLatency(),
-               metrics.TimeToAccuracy(0.9), metrics.Memory(), metrics.Communication()]  # fmt: skip
+    looking = [
+        metrics.WallTime(),
+        metrics.FlopRate(),
+        metrics.DatasetLatency(),
+        metrics.TimeToAccuracy(0.9),
+        metrics.Memory(),
+        metrics.Communication(),
+    ]
     watched = Watch(metrics.Watched("training"), looking)
     alone = Watch(metrics.Watched("training"), [])
     taken = [microseconds(lambda each=each: each.timed(int)) for each in (watched, alone)]

@@ -54,9 +54,17 @@ class Case:
 
 
 COLUMNS = (
-    "strategy", "network", "link", "ranks", "batch", "compute", "then exchange", "both at once",
-    "exchange", "hidden",
-)  # fmt: skip
+    "strategy",
+    "network",
+    "link",
+    "ranks",
+    "batch",
+    "compute",
+    "then exchange",
+    "both at once",
+    "exchange",
+    "hidden",
+)
 NAMES = {"data": "DataParallel", "sharded": "Sharded"}
 CASES = [
     Case("cnn", "1gbit", 2),
@@ -87,10 +95,13 @@ def layers_of(network: str) -> tuple[tuple[int, ...], list[nn.Layer]]:
         layer
         for width in (32, 64)
         for layer in (
-            nn.Conv2D(width, 3, padding=1), nn.ReLU(), nn.Conv2D(width, 3, padding=1), nn.ReLU(),
+            nn.Conv2D(width, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2D(width, 3, padding=1),
+            nn.ReLU(),
             nn.MaxPool2D(2),
         )
-    ]  # fmt: skip
+    ]
     dense = [nn.Flatten(), nn.Dense(256), nn.ReLU(), nn.Dense(10)]
     return shape, [nn.Input(shape), *convolutions, *dense]
 

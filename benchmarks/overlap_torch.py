@@ -33,10 +33,13 @@ def network_of(name: str) -> tuple[tuple[int, ...], nn.Sequential]:
         layer
         for here, there in ((3, 32), (32, 64))
         for layer in (
-            nn.Conv2d(here, there, 3, padding=1), nn.ReLU(),
-            nn.Conv2d(there, there, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(here, there, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(there, there, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
         )
-    ]  # fmt: skip
+    ]
     dense = [nn.Flatten(), nn.Linear(4096, 256), nn.ReLU(), nn.Linear(256, 10)]
     return (3, 32, 32), nn.Sequential(*convolutions, *dense)
 

@@ -88,25 +88,35 @@ def networks(device: str, small: bool) -> list[Row]:
     """Steps of benchmark networks on each device alone, and where auto places them."""
     draw = np.random.default_rng(0)
     cases: dict[str, tuple[Callable[[], list[nn.Layer]], tuple[int, ...], int]] = {
-        "mlp": (lambda: [nn.Input((784,)), *(nn.Dense(528, "relu") for _ in range(3)),
-                         nn.Dense(10)], (784,), 100),
+        "mlp": (
+            lambda: [nn.Input((784,)), *(nn.Dense(528, "relu") for _ in range(3)), nn.Dense(10)],
+            (784,),
+            100,
+        ),
         "lenet5": (lambda: nn.models.lenet5(input_shape=(1, 28, 28), classes=10), (1, 28, 28), 128),
-    }  # fmt: skip
+    }
     if not small:
         cases["resnet20"] = (
-            lambda: nn.models.resnet20(input_shape=(3, 32, 32), classes=10), (3, 32, 32), 128,
-        )  # fmt: skip
+            lambda: nn.models.resnet20(input_shape=(3, 32, 32), classes=10),
+            (3, 32, 32),
+            128,
+        )
     rows = []
     for name, (layers, shape, batch) in cases.items():
         data = draw.normal(size=(batch, *shape)).astype("float32"), draw.integers(0, 10, batch)
         steps: dict[str, Step] = {}
         for way, place, keeper in (
-            ("cpu", "cpu", None), ("card", device, None), ("auto", device, None),
+            ("cpu", "cpu", None),
+            ("card", device, None),
+            ("auto", device, None),
             ("card, updates on the host", device, "cpu"),
-        ):  # fmt: skip
+        ):
             model = cd.NeuralNetwork(
-                layers(), optimizer=optim.Adam(1e-3, device=keeper), batch_size=batch, device=place,
-            )  # fmt: skip
+                layers(),
+                optimizer=optim.Adam(1e-3, device=keeper),
+                batch_size=batch,
+                device=place,
+            )
             steps[way] = step_of(*training_step(model, data, batch))
         for way, seconds in best_of(steps, 8, 5 if small else 20).items():
             rows.append(told(f"{name}, batch {batch}", way, seconds))
@@ -193,10 +203,17 @@ def embedding(device: str, table_bytes: int, width: int = 64, batch: int = 4096)
     draw = np.random.default_rng(0)
     data = draw.integers(0, count, (batch, 4)), draw.integers(0, 10, batch)
     model = cd.NeuralNetwork(
-        [nn.Input((4,), dtype="int64"), nn.Embedding(count, width, device="cpu", fill=cd.zero()),
-         nn.Flatten(), nn.Dense(512, "relu"), nn.Dense(10)],
-        optimizer=optim.SGD(0.1), batch_size=batch, device=device,
-    )  # fmt: skip
+        [
+            nn.Input((4,), dtype="int64"),
+            nn.Embedding(count, width, device="cpu", fill=cd.zero()),
+            nn.Flatten(),
+            nn.Dense(512, "relu"),
+            nn.Dense(10),
+        ],
+        optimizer=optim.SGD(0.1),
+        batch_size=batch,
+        device=device,
+    )
     plan, feeds = training_step(model, data, batch)
     seconds = best_of({"": step_of(plan, feeds)}, 5, 5, unmeasured=1)[""]
     copied = plan.explain(feeds, time=False).copied_bytes
@@ -214,9 +231,10 @@ def larger(device: str, limit: int, batch: int = 256) -> list[Row]:
     case = f"{depth} layers of {width}, Adam, 1.5 times a limit of {limit / 1e9:.2f} GB"
     rows = []
     for way, keeper, bound in (
-        ("limit, state and updates on the host", "cpu", limit), ("limit, card alone", None, limit),
+        ("limit, state and updates on the host", "cpu", limit),
+        ("limit, card alone", None, limit),
         ("no limit, card alone", None, None),
-    ):  # fmt: skip
+    ):
         place = cd.device(device)
         cd.forget_plans()
         cd.empty_cache()
@@ -225,10 +243,15 @@ def larger(device: str, limit: int, batch: int = 256) -> list[Row]:
         place.pool._capacity = None if bound is None else bound + place.pool.in_use
         try:
             model = cd.NeuralNetwork(
-                [nn.Input((width,)), *(nn.Dense(width, "relu") for _ in range(depth)),
-                 nn.Dense(10)], optimizer=optim.Adam(1e-4, device=keeper), batch_size=batch,
+                [
+                    nn.Input((width,)),
+                    *(nn.Dense(width, "relu") for _ in range(depth)),
+                    nn.Dense(10),
+                ],
+                optimizer=optim.Adam(1e-4, device=keeper),
+                batch_size=batch,
                 device=device,
-            )  # fmt: skip
+            )
             plan, feeds = training_step(model, data, batch)
             seconds = best_of({"": step_of(plan, feeds)}, 3, 1, unmeasured=1)[""]
             rows.append(told(case, way, seconds))
@@ -258,11 +281,13 @@ def main() -> None:
     tasks: dict[str, Callable[[], list[Row]]] = {
         "networks": lambda: networks(given.device, small),
         "factorisations": lambda: factorisations(
-            given.device, [512] if small else given.sizes, ["float32"] if small else given.dtypes,
+            given.device,
+            [512] if small else given.sizes,
+            ["float32"] if small else given.dtypes,
         ),
         "embedding": lambda: embedding(given.device, table, batch=512 if small else 4096),
         "larger": lambda: larger(given.device, 32 << 20 if small else given.limit),
-    }  # fmt: skip
+    }
     rows: list[Row] = []
     for name, task in tasks.items():
         if not given.only or name in given.only:

@@ -164,8 +164,12 @@ def strategies(place: str, wire: str) -> dict[str, list[float]]:
 
 
 JOBS: dict[str, Callable[..., Any]] = {
-    "compute": compute, "encoding": encoding, "link": link, "turn": turn, "strategies": strategies
-}  # fmt: skip
+    "compute": compute,
+    "encoding": encoding,
+    "link": link,
+    "turn": turn,
+    "strategies": strategies,
+}
 
 
 # --- what starts jobs
@@ -181,9 +185,13 @@ def run(place: str, ranks: int, *words: str) -> Any:
             output = links.run(program, CALDERA_ACCELERATOR="cpu")
             return json.loads(output.strip().splitlines()[-1])
     environment = {
-        **os.environ, "CALDERA_THREADS": "1", "CALDERA_ACCELERATOR": "cpu",
-        "OPENBLAS_NUM_THREADS": "1", "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm",
-    }  # fmt: skip
+        **os.environ,
+        "CALDERA_THREADS": "1",
+        "CALDERA_ACCELERATOR": "cpu",
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMPI_MCA_pml": "ob1",
+        "OMPI_MCA_btl": "self,sm",
+    }
     job = launch(ranks, program, environment=environment)
     done = subprocess.run(
         job.command, env=job.environment, capture_output=True, text=True, check=False

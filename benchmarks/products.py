@@ -27,11 +27,18 @@ from caldera.kernels.verdict import ORACLE
 from caldera.tensor.dtype import BY_NAME, DType
 
 SIZES = (
-    (100, 784, 528, False, False), (100, 528, 528, False, False), (784, 100, 528, True, False),
-    (528, 100, 528, True, False), (100, 528, 784, False, True), (100, 528, 10, False, False),
-    (2048, 256, 1024, False, False), (256, 2048, 1024, True, False), (2048, 1024, 256, False, True),
-    (512, 512, 512, False, False), (2048, 2048, 2048, False, False),
-)  # fmt: skip
+    (100, 784, 528, False, False),
+    (100, 528, 528, False, False),
+    (784, 100, 528, True, False),
+    (528, 100, 528, True, False),
+    (100, 528, 784, False, True),
+    (100, 528, 10, False, False),
+    (2048, 256, 1024, False, False),
+    (256, 2048, 1024, True, False),
+    (2048, 1024, 256, False, True),
+    (512, 512, 512, False, False),
+    (2048, 2048, 2048, False, False),
+)
 """Rows, terms of a sum, columns, and whether either matrix is stored transposed."""
 ROUNDS, ROUND_S = 40, 2e-3
 

@@ -65,9 +65,7 @@ def main() -> None:
     parser.add_argument("--dtypes", default="float32,float64,float16,int32,int64")
     options = parser.parse_args()
     TABLE.load(cd.device(options.device).kernels)
-    found, columns = (
-        (on_host, COLUMNS) if options.device == "cpu" else (on_card, CARD_COLUMNS)
-    )  # fmt: skip
+    found, columns = (on_host, COLUMNS) if options.device == "cpu" else (on_card, CARD_COLUMNS)
     with (
         tempfile.TemporaryDirectory() as folder,
         settings.override(cache_dir=folder, tune_budget_s=1e6),
@@ -83,8 +81,11 @@ def main() -> None:
                     ours = times.get(way_of, next(iter(times.values())))
                     fastest = min(t for name, t in times.items() if not name.endswith(".sum"))
                     cells = [f"{1e6 * times[c]:.1f}" if c in times else "-" for c in columns]
-                    print(f"| {way} | {size} | {' | '.join(cells)} | {chosen} "
-                          f"| {ours / fastest:.2f} |", flush=True)  # fmt: skip
+                    print(
+                        f"| {way} | {size} | {' | '.join(cells)} | {chosen} "
+                        f"| {ours / fastest:.2f} |",
+                        flush=True,
+                    )
 
 
 if __name__ == "__main__":

@@ -64,9 +64,14 @@ def caldera(kind: str, method: str = "tpe") -> Study:
 
         space = {"x": search.uniform(-5, 5), "y": search.uniform(-5, 5)}
         study = search.run(
-            sleeping, space, method=method, trials=trials, workers=f"{kind}:{workers}",
-            folder=folder, verbose=0,
-        )  # fmt: skip
+            sleeping,
+            space,
+            method=method,
+            trials=trials,
+            workers=f"{kind}:{workers}",
+            folder=folder,
+            verbose=0,
+        )
         return study.counts()["done"]
 
     return run
@@ -130,11 +135,15 @@ def ray_tune(workers: int, trials: int, folder: Path) -> int:
         tune.with_resources(_ray_trial, {"cpu": 1}),
         param_space={"x": tune.uniform(-5, 5), "y": tune.uniform(-5, 5)},
         tune_config=tune.TuneConfig(
-            metric="value", mode="min", num_samples=trials, max_concurrent_trials=workers,
-            search_alg=OptunaSearch(seed=1), reuse_actors=True,
+            metric="value",
+            mode="min",
+            num_samples=trials,
+            max_concurrent_trials=workers,
+            search_alg=OptunaSearch(seed=1),
+            reuse_actors=True,
         ),
         run_config=tune.RunConfig(storage_path=str(folder), verbose=0),
-    )  # fmt: skip
+    )
     return len(tuner.fit())
 
 
@@ -200,9 +209,7 @@ def master(method: str, trials: int, folder: Path, conditions: list[str]) -> flo
     record.begin(space, goal, {})
     row = dict.fromkeys(("loss", "accuracy", "val_loss", "val_accuracy", "rate", "seconds"), 0.123)
     used = 0.0
-    scheduler = Scheduler(
-        CalderaStudy(record, goal, space), methods.make(method), trials=trials
-    )  # fmt: skip
+    scheduler = Scheduler(CalderaStudy(record, goal, space), methods.make(method), trials=trials)
     for number in range(trials):
         began = time.process_time()
         asked = scheduler.next()

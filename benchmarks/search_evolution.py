@@ -149,10 +149,13 @@ class Setup:
         steps = -(-len(self.images.train) // BATCH) * self.epochs
         schedule = optim.OneCycle(rate, steps=steps, rising=0.3)
         return cd.NeuralNetwork(
-            layers, loss="cross_entropy", metrics=["accuracy"], batch_size=BATCH,
+            layers,
+            loss="cross_entropy",
+            metrics=["accuracy"],
+            batch_size=BATCH,
             optimizer=optim.SGD(schedule, momentum=0.9, weight_decay=5e-4),
             precision=self.precision,
-        )  # fmt: skip
+        )
 
     def trial(self, **chosen: Any) -> cd.Model:
         """What the evolution trains."""
@@ -202,11 +205,18 @@ class Record(search.StudyCallback):
             f"{'' if parent is None else f'child of {parent}, '}{trial.point} {trial.reason}",
             flush=True,
         )
-        self.trainings.append({
-            "part": self.part, "number": trial.number, "state": trial.state, "value": trial.value,
-            "seconds": round(trial.seconds, 2), "parameters": size, "parent": parent,
-            "point": trial.point,
-        })  # fmt: skip
+        self.trainings.append(
+            {
+                "part": self.part,
+                "number": trial.number,
+                "state": trial.state,
+                "value": trial.value,
+                "seconds": round(trial.seconds, 2),
+                "parameters": size,
+                "parent": parent,
+                "point": trial.point,
+            }
+        )
         if self.out is not None:
             self.out.write_text("".join(json.dumps(each) + "\n" for each in self.trainings))
 
@@ -219,18 +229,31 @@ def evolve(setup: Setup, given: argparse.Namespace) -> search.Study:
     """Networks that are judged by images which none of them was trained on."""
     given.record.part = "evolution"
     return search.run(
-        setup.trial, SPACE, setup.images.train, validation=setup.images.validation,
+        setup.trial,
+        SPACE,
+        setup.images.train,
+        validation=setup.images.validation,
         method=search.Evolution(population=given.population, sample=given.population // 3 or 1),
-        objective=search.metric("val_accuracy"), epochs=setup.epochs, seconds=given.seconds,
-        fit={"device": setup.device}, workers=given.workers, seed=given.seed, verbose=0,
+        objective=search.metric("val_accuracy"),
+        epochs=setup.epochs,
+        seconds=given.seconds,
+        fit={"device": setup.device},
+        workers=given.workers,
+        seed=given.seed,
+        verbose=0,
         callbacks=[given.record],
-    )  # fmt: skip
+    )
 
 
 def repeated(
-    setup: Setup, given: argparse.Namespace, contestants: Mapping[str, Callable[[], cd.Model]],
-    repeats: int, *, until: float, test: bool,
-) -> dict[str, dict[int, float]]:  # fmt: skip
+    setup: Setup,
+    given: argparse.Namespace,
+    contestants: Mapping[str, Callable[[], cd.Model]],
+    repeats: int,
+    *,
+    until: float,
+    test: bool,
+) -> dict[str, dict[int, float]]:
     """The accuracy of each contestant with several seeds; on the test images all others train."""
     names = list(contestants)
     shown = setup.images.test if test else setup.images.validation
@@ -243,11 +266,15 @@ def repeated(
 
     # The names change first, so that all have as many seeds if the time is over.
     study = search.run(
-        accuracy, {"repeat": search.integer(0, repeats - 1), "name": search.choice(names)},
-        method="grid", objective=search.metric("value", "max"), workers=given.workers, verbose=0,
+        accuracy,
+        {"repeat": search.integer(0, repeats - 1), "name": search.choice(names)},
+        method="grid",
+        objective=search.metric("value", "max"),
+        workers=given.workers,
+        verbose=0,
         seconds=max(until - (time.perf_counter() - given.began), 0.0),
         callbacks=[given.record],
-    )  # fmt: skip
+    )
     found: dict[str, dict[int, float]] = {name: {} for name in names}
     for trial in study.trials:
         if trial.value is not None:
@@ -268,12 +295,8 @@ def choose(
     networks: dict[str, Callable[[float], cd.Model]] = {"ResNet-20": setup.resnet}
     for trial in done[:FINALISTS]:
         networks[f"trial {trial.number}"] = partial(setup.evolved, trial.parameters)
-    entries = {
-        f"{name}, rate {rate:g}": (name, rate) for rate in RATES for name in networks
-    }  # fmt: skip
-    contestants = {
-        entry: partial(networks[name], rate) for entry, (name, rate) in entries.items()
-    }  # fmt: skip
+    entries = {f"{name}, rate {rate:g}": (name, rate) for rate in RATES for name in networks}
+    contestants = {entry: partial(networks[name], rate) for entry, (name, rate) in entries.items()}
     # Half of the time that is left is for the comparison.
     until = (time.perf_counter() - given.began + given.limit) / 2
     found = repeated(setup, given, contestants, REPEATS, until=until, test=False)
@@ -292,8 +315,11 @@ def choose(
     (name, rate), (_, resnet_rate) = best(True), best(False)
     chosen = next(trial.parameters for trial in done if f"trial {trial.number}" == name)
     rates = {"evolved": rate, "ResNet-20": resnet_rate}
-    print(f"  chosen: {name}; the comparison alone is --chosen '{json.dumps(chosen)}' "
-          f"--rates '{json.dumps(rates)}'", flush=True)  # fmt: skip
+    print(
+        f"  chosen: {name}; the comparison alone is --chosen '{json.dumps(chosen)}' "
+        f"--rates '{json.dumps(rates)}'",
+        flush=True,
+    )
     return dict(chosen), rates
 
 
@@ -303,10 +329,17 @@ def compare(
     """Both on the test images, which have chosen nothing."""
     until = given.limit - given.record.longest("choice")
     given.record.part = "test"
-    found = repeated(setup, given, {
-        "evolved": partial(setup.evolved, best, rates["evolved"]),
-        "ResNet-20": partial(setup.resnet, rates["ResNet-20"]),
-    }, given.seeds, until=until, test=True)  # fmt: skip
+    found = repeated(
+        setup,
+        given,
+        {
+            "evolved": partial(setup.evolved, best, rates["evolved"]),
+            "ResNet-20": partial(setup.resnet, rates["ResNet-20"]),
+        },
+        given.seeds,
+        until=until,
+        test=True,
+    )
     width = largest_width(best)
     sizes = {"evolved": parameters_of(width, best), "ResNet-20": MOST_PARAMETERS}
     for name, values in found.items():
@@ -315,12 +348,16 @@ def compare(
             return
         mean = statistics.fmean(values.values())
         spread = statistics.stdev(values.values()) if len(values) > 1 else 0.0
-        print(f"{name:10} {sizes[name]} parameters, {given.epochs} epochs, rate {rates[name]:g}: "
-              f"test accuracy {mean:.2%} +- {spread:.2%}, {len(values)} seeds")  # fmt: skip
+        print(
+            f"{name:10} {sizes[name]} parameters, {given.epochs} epochs, rate {rates[name]:g}: "
+            f"test accuracy {mean:.2%} +- {spread:.2%}, {len(values)} seeds"
+        )
     ours, theirs = found["evolved"], found["ResNet-20"]
     both = sorted(ours.keys() & theirs.keys())
-    print(f"evolved is ahead on {sum(ours[k] > theirs[k] for k in both)} of {len(both)} seeds; "
-          f"width {width}, {best}")  # fmt: skip
+    print(
+        f"evolved is ahead on {sum(ours[k] > theirs[k] for k in both)} of {len(both)} seeds; "
+        f"width {width}, {best}"
+    )
 
 
 def parsed() -> argparse.Namespace:
@@ -329,18 +366,22 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=100.0, help="in which trials begin")
     parser.add_argument("--limit", type=float, default=210.0, help="in which all is over")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--search-epochs", type=int, help="of the evolution's trials; all unless "
-                        "told")  # fmt: skip
+    parser.add_argument(
+        "--search-epochs", type=int, help="of the evolution's trials; all unless told"
+    )
     parser.add_argument("--seeds", type=int, default=5, help="of the comparison at the end")
     parser.add_argument("--seed", type=int, default=0, help="of the search")
     parser.add_argument("--population", type=int, default=12)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default=None)
-    parser.add_argument("--chosen", type=json.loads, help="a network chosen before: part 3 "
-                        "alone")  # fmt: skip
-    parser.add_argument("--rates", type=json.loads, help="of both sides beside --chosen",
-                        default={"evolved": RATE, "ResNet-20": RATE})  # fmt: skip
+    parser.add_argument("--chosen", type=json.loads, help="a network chosen before: part 3 alone")
+    parser.add_argument(
+        "--rates",
+        type=json.loads,
+        help="of both sides beside --chosen",
+        default={"evolved": RATE, "ResNet-20": RATE},
+    )
     parser.add_argument("--out", type=Path, help="a file for all trainings, as lines of JSON")
     parser.add_argument("--samples", type=int, help="so many made-up images instead of CIFAR-10")
     return parser.parse_args()
@@ -356,11 +397,14 @@ def main() -> None:
     chosen_by = images.hold_out(0.2)
     setup = Setup(augmented(chosen_by), given.epochs, given.device, given.precision)
     whole = Setup(augmented(images), given.epochs, given.device, given.precision)
-    print(f"{platform.machine()}, {os.cpu_count()} cores, {given.device}, {given.workers} workers, "
-          f"{given.precision or 'float32'}; images read in {time.perf_counter() - began:.0f} s; "
-          f"{len(setup.images.train)} to train with, {len(chosen_by.validation or ())} to choose "
-          f"by, {len(images.test)} to test, {given.epochs} epochs ({given.search_epochs} in the "
-          f"search); trials begin for {given.seconds:g} s", flush=True)  # fmt: skip
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, {given.device}, {given.workers} workers, "
+        f"{given.precision or 'float32'}; images read in {time.perf_counter() - began:.0f} s; "
+        f"{len(setup.images.train)} to train with, {len(chosen_by.validation or ())} to choose "
+        f"by, {len(images.test)} to test, {given.epochs} epochs ({given.search_epochs} in the "
+        f"search); trials begin for {given.seconds:g} s",
+        flush=True,
+    )
     best, rates = given.chosen, given.rates
     if best is None:
         study = evolve(replace(setup, epochs=given.search_epochs), given)

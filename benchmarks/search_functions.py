@@ -81,12 +81,19 @@ def near(name: str) -> float:
 
 
 METHODS: dict[str, Callable[[], Any]] = {
-    "grid": lambda: "grid", "random": lambda: "random", "tpe": search.TPE, "cmaes": search.CMAES,
-    "gp": search.GaussianProcess, "qmc": search.QuasiRandom, "nsga2": search.NSGA2,
-    "swarm": search.Swarm, "evolution": search.Evolution,
-    "hierarchical": search.HierarchicalEvolution, "controller": search.Controller,
+    "grid": lambda: "grid",
+    "random": lambda: "random",
+    "tpe": search.TPE,
+    "cmaes": search.CMAES,
+    "gp": search.GaussianProcess,
+    "qmc": search.QuasiRandom,
+    "nsga2": search.NSGA2,
+    "swarm": search.Swarm,
+    "evolution": search.Evolution,
+    "hierarchical": search.HierarchicalEvolution,
+    "controller": search.Controller,
     "pbt": lambda: search.PBT(population=10),
-}  # fmt: skip
+}
 
 
 def ours(method: str, function: str, trials: int, seed: int) -> float:
@@ -98,9 +105,14 @@ def ours(method: str, function: str, trials: int, seed: int) -> float:
         for name, (low, high), step in zip("xy", box, steps, strict=True)
     }
     study = search.run(
-        value, space, method=METHODS[method](), trials=count_of(method, trials),
-        epochs=trials // 10, seed=seed, verbose=0,
-    )  # fmt: skip
+        value,
+        space,
+        method=METHODS[method](),
+        trials=count_of(method, trials),
+        epochs=trials // 10,
+        seed=seed,
+        verbose=0,
+    )
     assert study.best.value is not None
     return study.best.value
 
@@ -196,15 +208,23 @@ def main() -> None:
             (*who, function): [
                 pool.submit(work, *who, function, given.trials, seed) for seed in range(given.seeds)
             ]
-            for who in chosen for function in FUNCTIONS
-        }  # fmt: skip
+            for who in chosen
+            for function in FUNCTIONS
+        }
         for who in chosen:
             cells = []
             for function, limit in limits.items():
                 found = [each.result() for each in futures[*who, function]]
                 count = count_of(who[1], given.trials)
-                kept.append({"library": who[0], "method": who[1], "function": function,
-                             "trials": count, "values": found})  # fmt: skip
+                kept.append(
+                    {
+                        "library": who[0],
+                        "method": who[1],
+                        "function": function,
+                        "trials": count,
+                        "values": found,
+                    }
+                )
                 good = sum(value < limit for value in found)
                 cells.append(f"{function} {statistics.median(found):8.2g} {good}/{len(found)}")
             print(f"{who[0]:10s}{who[1]:14s}" + "   ".join(cells), flush=True)

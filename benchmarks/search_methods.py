@@ -64,17 +64,24 @@ Curve = Sequence[float]
 
 
 def build(
-    learning_rate: float, momentum: float, weight_decay: float, dropout: float,
-    batch_size: int = 64, layers: int = 2, hidden: int = 64,
-) -> cd.Model:  # fmt: skip
+    learning_rate: float,
+    momentum: float,
+    weight_decay: float,
+    dropout: float,
+    batch_size: int = 64,
+    layers: int = 2,
+    hidden: int = 64,
+) -> cd.Model:
     """The network of a trial."""
     dense: list[nn.Layer] = []
     for _ in range(layers):
         dense += [nn.Dense(hidden, activation="relu"), nn.Dropout(dropout)]
     return cd.NeuralNetwork(
-        [nn.Flatten(), *dense, nn.Dense(10)], batch_size=batch_size, metrics=["accuracy"],
+        [nn.Flatten(), *dense, nn.Dense(10)],
+        batch_size=batch_size,
+        metrics=["accuracy"],
         optimizer=cd.optim.SGD(learning_rate, momentum=momentum, weight_decay=weight_decay),
-    )  # fmt: skip
+    )
 
 
 # --- what a search gives back from its process
@@ -134,11 +141,14 @@ def of_study(study: search.Study) -> Found:
     """What a study of ours has found."""
     rows = [
         Row(
-            trial.state, [row[ACCURACY] for row in trial.curve],
-            trial.results.get(LOSS, math.nan), trial.parameters, trial.reason,
+            trial.state,
+            [row[ACCURACY] for row in trial.curve],
+            trial.results.get(LOSS, math.nan),
+            trial.parameters,
+            trial.reason,
         )
         for trial in study.trials
-    ]  # fmt: skip
+    ]
     return Found(rows, (study.test or {}).get("accuracy", math.nan))
 
 
@@ -157,19 +167,27 @@ def dataset(given: argparse.Namespace) -> data.Dataset:
 def arguments(given: argparse.Namespace, seed: int) -> dict[str, Any]:
     """What all searches have in common."""
     return {
-        "data": dataset(given), "validation": given.part, "epochs": given.epochs, "verbose": 0,
-        "seed": seed, "objective": search.metric(ACCURACY),
-    }  # fmt: skip
+        "data": dataset(given),
+        "validation": given.part,
+        "epochs": given.epochs,
+        "verbose": 0,
+        "seed": seed,
+        "objective": search.metric(ACCURACY),
+    }
 
 
 def random_search(given: argparse.Namespace, seed: int) -> Found:
     """All settings with all epochs."""
     return of_study(
         search.run(
-            build, SPACE, method="random", trials=given.trials, workers=given.workers,
+            build,
+            SPACE,
+            method="random",
+            trials=given.trials,
+            workers=given.workers,
             **arguments(given, seed),
         )
-    )  # fmt: skip
+    )
 
 
 class _Within(search.Method):
@@ -206,9 +224,13 @@ def promotion_and_tpe(given: argparse.Namespace, seed: int) -> Found:
     method = PromotionWithin(most_epochs(given))
     with tempfile.TemporaryDirectory() as folder:
         study = search.run(
-            build, SPACE, method=method, trials=10 * given.trials, folder=folder,
+            build,
+            SPACE,
+            method=method,
+            trials=10 * given.trials,
+            folder=folder,
             **arguments(given, seed),
-        )  # fmt: skip
+        )
         return of_study(study)
 
 
@@ -249,9 +271,13 @@ def optuna_alone(given: argparse.Namespace, seed: int) -> Found:
         model.seed = 1000 * seed + trial.number
         curve: list[float] = []
         history = model.fit(
-            train, validation=validation, epochs=given.epochs, verbose=0,
-            callbacks=[_Report(trial, curve)], parallel=SingleProcessStrategy(),
-        )  # fmt: skip
+            train,
+            validation=validation,
+            epochs=given.epochs,
+            verbose=0,
+            callbacks=[_Report(trial, curve)],
+            parallel=SingleProcessStrategy(),
+        )
         stopped = bool(history.stopped) and len(curve) < given.epochs
         loss = history[LOSS][-1]
         rows.append(Row("stopped" if stopped else "done", curve, loss, trial.params))
@@ -260,9 +286,10 @@ def optuna_alone(given: argparse.Namespace, seed: int) -> Found:
         return curve[-1]
 
     study = optuna.create_study(
-        direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True),
+        direction="maximize",
+        sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True),
         pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3),
-    )  # fmt: skip
+    )
     while Found(rows).epochs < most_epochs(given):
         study.optimize(objective, n_trials=1)
     return Found(rows)
@@ -311,8 +338,9 @@ def run_all(given: argparse.Namespace) -> dict[tuple[str, int], Found]:
         # The longest first.
         futures = {
             pool.submit(work, kind, given, seed): (kind, seed)
-            for kind in given.kinds for seed in given.seeds
-        }  # fmt: skip
+            for kind in given.kinds
+            for seed in given.seeds
+        }
         for future in as_completed(futures):
             kind, seed = futures[future]
             found[kind, seed] = one = future.result()

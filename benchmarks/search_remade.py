@@ -50,18 +50,24 @@ KINDS: dict[str, list[dict[str, Any]]] = {
 
 
 def build(
-    learning_rate: float, momentum: float, batch_size: int = 64, layers: int = 2, hidden: int = 64,
+    learning_rate: float,
+    momentum: float,
+    batch_size: int = 64,
+    layers: int = 2,
+    hidden: int = 64,
     channels: int = 8,
-) -> cd.Model:  # fmt: skip
+) -> cd.Model:
     """The network of a trial."""
     found: list[nn.Layer] = [nn.Conv2D(channels, 3, activation="relu")] if channels else []
     found.append(nn.Flatten())
     for _ in range(layers):
         found += [nn.Dense(hidden, activation="relu"), nn.Dropout(0.1)]
     return cd.NeuralNetwork(
-        [*found, nn.Dense(10)], batch_size=batch_size, metrics=["accuracy"],
+        [*found, nn.Dense(10)],
+        batch_size=batch_size,
+        metrics=["accuracy"],
         optimizer=cd.optim.SGD(learning_rate, momentum=momentum),
-    )  # fmt: skip
+    )
 
 
 def study_here(kind: str, seed: int, threads: int, memory: str) -> None:
@@ -70,9 +76,12 @@ def study_here(kind: str, seed: int, threads: int, memory: str) -> None:
     if memory == "cold":
         choices.clear()
     how: dict[str, Any] = {
-        "epochs": 4, "verbose": 0, "seed": seed, "objective": search.metric("val_accuracy"),
+        "epochs": 4,
+        "verbose": 0,
+        "seed": seed,
+        "objective": search.metric("val_accuracy"),
         "validation": 0.5,
-    }  # fmt: skip
+    }
     with tempfile.TemporaryDirectory() as folder:
         for each in KINDS[kind]:
             # Ranks would each make a folder of their own.
@@ -97,9 +106,12 @@ def study_in_a_process(
     ranks = ["-m", "caldera.cli", "run", "-n", "3"] if kind == "ranks" else []
     environment = {**os.environ, "CALDERA_CACHE": cache}
     done = subprocess.run(
-        [sys.executable, *ranks, *command], stdout=subprocess.PIPE, check=True, text=True,
+        [sys.executable, *ranks, *command],
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
         env=environment,
-    )  # fmt: skip
+    )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -136,8 +148,11 @@ def run_all(given: argparse.Namespace, cache: str) -> None:
                         file.write(json.dumps({**told, **row}) + "\n")
             differ = [len(row["differ"]) for row in rows]
             made = sum(row["made"] for row in rows)
-            print(f"| {kind} | {threads} | {len(rows)} | {sum(map(bool, differ))} | {made} "
-                  f"| {sum(differ)} |", flush=True)  # fmt: skip
+            print(
+                f"| {kind} | {threads} | {len(rows)} | {sum(map(bool, differ))} | {made} "
+                f"| {sum(differ)} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -43,10 +43,19 @@ Curve = list[float]
 
 
 def perceptron(
-    train: tuple[np.ndarray, np.ndarray], held: tuple[np.ndarray, np.ndarray], epochs: int,
-    seed: int, *, learning_rate: float, momentum: float, weight_decay: float, dropout: float,
-    batch_size: int, layers: int, hidden: int,
-) -> Curve:  # fmt: skip
+    train: tuple[np.ndarray, np.ndarray],
+    held: tuple[np.ndarray, np.ndarray],
+    epochs: int,
+    seed: int,
+    *,
+    learning_rate: float,
+    momentum: float,
+    weight_decay: float,
+    dropout: float,
+    batch_size: int,
+    layers: int,
+    hidden: int,
+) -> Curve:
     """The validation accuracy after each epoch of the network that `search_methods.build` makes."""
     random = np.random.default_rng(seed)
     (x, y), (held_x, held_y) = train, held
@@ -265,9 +274,16 @@ def ours(given: Seed, seed: int, method: search.Method, stop: str | None) -> flo
 
     method.given = given  # type: ignore[attr-defined]
     study = search.run(
-        trial, SPACE, method=method, stop=stop, seed=seed, epochs=given.world.epochs,
-        trials=10**6, objective=search.metric("accuracy", "max"), verbose=0,
-    )  # fmt: skip
+        trial,
+        SPACE,
+        method=method,
+        stop=stop,
+        seed=seed,
+        epochs=given.world.epochs,
+        trials=10**6,
+        objective=search.metric("accuracy", "max"),
+        verbose=0,
+    )
     ends = [each.curve[-1]["accuracy"] for each in study.trials]
     return used(study.trials) if max(ends) >= given.goal else math.inf
 
@@ -275,9 +291,10 @@ def ours(given: Seed, seed: int, method: search.Method, stop: str | None) -> flo
 def theirs(given: Seed, seed: int) -> float:
     """Optuna's own loop, as in `search_methods.py`."""
     study = optuna.create_study(
-        direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True),
+        direction="maximize",
+        sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True),
         pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3),
-    )  # fmt: skip
+    )
     count = 0
     while count < given.most:
         trial = study.ask()

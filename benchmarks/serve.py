@@ -304,8 +304,9 @@ def main() -> None:
         }
         if arguments.torch_python:
             contestants["FastAPI + PyTorch"] = [
-                arguments.torch_python, str(HERE / "serve_torch.py")
-            ]  # fmt: skip
+                arguments.torch_python,
+                str(HERE / "serve_torch.py"),
+            ]
         lines = measure(contestants)
     text = "\n".join(
         [
@@ -317,8 +318,9 @@ def main() -> None:
     )
     print(text)
     if arguments.write:
-        RESULTS.write_text(RESULTS.read_text().split("<!-- table -->")[0] + "<!-- table -->\n"
-                           + text + "\n")  # fmt: skip
+        RESULTS.write_text(
+            RESULTS.read_text().split("<!-- table -->")[0] + "<!-- table -->\n" + text + "\n"
+        )
 
 
 if __name__ == "__main__":

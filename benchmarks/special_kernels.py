@@ -145,9 +145,10 @@ def step_result(name: str, place: Device) -> Result:
     precision = case.precisions[0]
     given = case.data("float32", None)
     forms = {
-        "step: one launch": (), "step: grouped launches": (STEP_FUSERS,),
+        "step: one launch": (),
+        "step: grouped launches": (STEP_FUSERS,),
         "step: a launch a call": (STEP_FUSERS, LAUNCH_GROUPERS),
-    }  # fmt: skip
+    }
     tasks, losses, fused = {}, {}, []
     fuser = STEP_FUSERS[place.kernels]
     STEP_FUSERS[place.kernels] = lambda *a: fused.append(fuser(*a)) or fused[-1]
@@ -289,10 +290,12 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="of a measurement, if it is close")
     parser.add_argument("--accuracy", default="strict", help="fast: kernels that round more, too")
     parser.add_argument("--seconds", type=float, default=3600.0)
-    parser.add_argument("--no-others", dest="others", action="store_false",
-                        help="only what networks contain")  # fmt: skip
-    parser.add_argument("--no-steps", dest="steps", action="store_false",
-                        help="no whole training steps")  # fmt: skip
+    parser.add_argument(
+        "--no-others", dest="others", action="store_false", help="only what networks contain"
+    )
+    parser.add_argument(
+        "--no-steps", dest="steps", action="store_false", help="no whole training steps"
+    )
     return parser.parse_args(given)
 
 

@@ -68,8 +68,12 @@ class Torch(torch.nn.Module):
 
     def take(self, parameters: list[np.ndarray]) -> None:
         """The weights of the other network: dense ones are (inputs, units) there."""
-        own = [p for pair in zip(self.layers, self.norms, strict=True) for m in pair
-               for p in (m.weight, m.bias)]  # fmt: skip
+        own = [
+            p
+            for pair in zip(self.layers, self.norms, strict=True)
+            for m in pair
+            for p in (m.weight, m.bias)
+        ]
         own += [self.head.weight, self.head.bias]
         with torch.no_grad():
             for mine, given in zip(own, parameters, strict=True):
@@ -184,27 +188,38 @@ def report(data: dict[str, Any], runs: list[Any], epochs: int, rows: list[Any]) 
     speeds = steps / np.array([row for _, seconds in runs for row in seconds[1:]])
     best, median = speeds.max(0), np.median(speeds, 0)
     lines = [
-        f"# Spoken words ({platform.machine()}, {len(os.sched_getaffinity(0))} cores)", "",
-        "`python benchmarks/speech_data.py DATA && python benchmarks/speech.py DATA`", "",
+        f"# Spoken words ({platform.machine()}, {len(os.sched_getaffinity(0))} cores)",
+        "",
+        "`python benchmarks/speech_data.py DATA && python benchmarks/speech.py DATA`",
+        "",
         f"Ten digits, {len(data['train'][0])} recordings by {data['speakers']} synthetic speakers "
         f"to train, {len(data['test'][0])} by others to test, {len(data['human'][0])} by a human; "
         f"TDNN of {data['parameters']:,} parameters on {BINS} filter banks, batch {BATCH}, Adam, "
         f"{epochs} epochs, from the same weights on the same batches; PyTorch {torch.__version__} "
-        f"with {torch.get_num_threads()} threads. No speaker of a test was trained on.", "",
+        f"with {torch.get_num_threads()} threads. No speaker of a test was trained on.",
+        "",
         "| seed | test, Caldera | test, PyTorch | human, Caldera | human, PyTorch |",
         "|---|---|---|---|---|",
-    ]  # fmt: skip
+    ]
     for seed, (found, _) in enumerate(runs):
         numbers = [*found["test"], *found["human"]]
         lines.append(f"| {seed} | " + " | ".join(f"{each:.1%}" for each in numbers) + " |")
     lines += [
-        "", "Steps a second, epochs taking turns:", "", "| | Caldera | PyTorch | ratio |",
+        "",
+        "Steps a second, epochs taking turns:",
+        "",
+        "| | Caldera | PyTorch | ratio |",
         "|---|---|---|---|",
-        *(f"| {name} epoch | {one:.1f} | {other:.1f} | {one / other:.2f} |"
-          for name, (one, other) in (("best", best), ("median", median))), "",
-        "CTC loss with its gradient, ms (the best of turns):", "",
-        "| | Caldera | PyTorch | ratio |", "|---|---|---|---|",
-    ]  # fmt: skip
+        *(
+            f"| {name} epoch | {one:.1f} | {other:.1f} | {one / other:.2f} |"
+            for name, (one, other) in (("best", best), ("median", median))
+        ),
+        "",
+        "CTC loss with its gradient, ms (the best of turns):",
+        "",
+        "| | Caldera | PyTorch | ratio |",
+        "|---|---|---|---|",
+    ]
     for name, mine, other in rows:
         lines.append(f"| {name} | {mine * 1e3:.2f} | {other * 1e3:.2f} | {other / mine:.2f} |")
     return "\n".join([*lines, ""])
@@ -232,8 +247,9 @@ def main() -> None:
         for name, part in (("train", voices.train), ("test", voices.test))
     }
     data |= {"human": (features(human[0]), human[1]), "classes": voices.classes}
-    layers = audio.models.tdnn(data["train"][0].shape[1:], voices.classes, units=UNITS,
-                               offsets=OFFSETS, pooled=True)  # fmt: skip
+    layers = audio.models.tdnn(
+        data["train"][0].shape[1:], voices.classes, units=UNITS, offsets=OFFSETS, pooled=True
+    )
     data |= {"speakers": len(speakers), "parameters": nn.count_parameters(layers)}
     runs = [train(data, arguments.epochs, seed) for seed in range(arguments.seeds)]
     losses = ctc()

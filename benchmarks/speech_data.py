@@ -25,14 +25,30 @@ from itertools import product
 from pathlib import Path
 
 SOUNDS = (
-    "asterisk-core-sounds-en", "asterisk-core-sounds-en-wav", "asterisk-core-sounds-es-wav",
-    "asterisk-core-sounds-fr-wav", "asterisk-core-sounds-it-wav", "klettres-data",
-)  # fmt: skip
+    "asterisk-core-sounds-en",
+    "asterisk-core-sounds-en-wav",
+    "asterisk-core-sounds-es-wav",
+    "asterisk-core-sounds-fr-wav",
+    "asterisk-core-sounds-it-wav",
+    "klettres-data",
+)
 SYNTHESISER = (
-    "espeak-ng", "espeak-ng-data", "libespeak-ng1", "libpcaudio0", "libsonic0", "libpulse0",
-    "libsndfile1", "libasyncns0", "libflac12", "libmp3lame0", "libmpg123-0", "libogg0", "libopus0",
-    "libvorbis0a", "libvorbisenc2",
-)  # fmt: skip
+    "espeak-ng",
+    "espeak-ng-data",
+    "libespeak-ng1",
+    "libpcaudio0",
+    "libsonic0",
+    "libpulse0",
+    "libsndfile1",
+    "libasyncns0",
+    "libflac12",
+    "libmp3lame0",
+    "libmpg123-0",
+    "libogg0",
+    "libopus0",
+    "libvorbis0a",
+    "libvorbisenc2",
+)
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 ACCENTS = ("en-us", "en-gb", "en-gb-scotland", "en-gb-x-rp", "en-gb-x-gbclan", "en-029")
 VARIANTS = ("m1", "m2", "m3", "m4", "m5", "m6", "m7", "f1", "f2", "f3", "f4", "f5")

@@ -42,10 +42,13 @@ def recordings(folder: Path) -> list[tuple[str, int, np.ndarray]]:
     """(speaker, number of the letter, samples) of all files."""
     names = sorted(each.name for each in folder.iterdir())
     return [
-        (path.name.split("_nohash_")[0], names.index(path.parent.name),
-         trimmed(audio.read(path, RATE).samples))
+        (
+            path.name.split("_nohash_")[0],
+            names.index(path.parent.name),
+            trimmed(audio.read(path, RATE).samples),
+        )
         for path in sorted(folder.glob("*/*"))
-    ]  # fmt: skip
+    ]
 
 
 def features(sounds: list[np.ndarray]) -> np.ndarray:
@@ -74,9 +77,11 @@ def augmented(
 
 
 def trained(
-    train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], epochs: int,
+    train: tuple[np.ndarray, np.ndarray],
+    test: tuple[np.ndarray, np.ndarray],
+    epochs: int,
     seed: int,
-) -> tuple[list[int], list[list[float]]]:  # fmt: skip
+) -> tuple[list[int], list[list[float]]]:
     """How many of the test both have right, and CPU-seconds of their epochs."""
     x, y = train
     ours = Ours(x.shape[1], 10, seed, UNITS)
@@ -99,20 +104,27 @@ def trained(
 def report(found: dict[str, Any], pace: np.ndarray, epochs: int, count: int) -> str:
     """What was found, as Markdown."""
     lines = [
-        f"# Names of letters, by humans ({platform.machine()})", "",
-        "`python benchmarks/speech_data.py DATA && python benchmarks/speech_letters.py DATA`", "",
+        f"# Names of letters, by humans ({platform.machine()})",
+        "",
+        "`python benchmarks/speech_data.py DATA && python benchmarks/speech_letters.py DATA`",
+        "",
         f"Ten letters; {count} human recordings, each tested once by a network that was trained "
         f"without its speaker ({FOLDS} parts of three speakers); TDNN of {UNITS} units, {epochs} "
         f"times {STEPS} steps of Adam, batch {BATCH}. Guessing is right at 10%. PyTorch "
-        f"{torch.__version__}.", "",
-        "| trained with | right, Caldera | right, PyTorch |", "|---|---|---|",
-    ]  # fmt: skip
+        f"{torch.__version__}.",
+        "",
+        "| trained with | right, Caldera | right, PyTorch |",
+        "|---|---|---|",
+    ]
     for name, pairs in found.items():
         ours, theirs = np.sum(pairs, axis=0)
         lines.append(f"| {name} | {ours} ({ours / count:.1%}) | {theirs} ({theirs / count:.1%}) |")
-    lines += ["", f"Steps for each second of processor time, on one thread, best epochs: "
-              f"Caldera {pace[0]:.1f}, PyTorch {pace[1]:.1f}, ratio {pace[0] / pace[1]:.2f}.",
-              ""]  # fmt: skip
+    lines += [
+        "",
+        f"Steps for each second of processor time, on one thread, best epochs: "
+        f"Caldera {pace[0]:.1f}, PyTorch {pace[1]:.1f}, ratio {pace[0] / pace[1]:.2f}.",
+        "",
+    ]
     return "\n".join(lines)
 
 

@@ -97,8 +97,9 @@ def learnt(
     """One run on all ranks."""
     make_strategy, _, momentum, dense = WAYS[way]
     x, y = data["x"], data["y"]
-    layers = audio.models.tdnn(x.shape[1:], int(y.max()) + 1, units=UNITS, offsets=OFFSETS,
-                               pooled=True)  # fmt: skip
+    layers = audio.models.tdnn(
+        x.shape[1:], int(y.max()) + 1, units=UNITS, offsets=OFFSETS, pooled=True
+    )
     steps = epochs * -(-len(x) // BATCH)
     schedule = optim.Cosine(rate, steps)
     optimizer = optim.SGD(schedule, momentum=momentum, weight_decay=decay)
@@ -120,11 +121,18 @@ def learnt(
         for part in ("held", "test")
     }
     return {
-        "way": way, "seed": seed, "rate": rate, "decay": decay, "held": wrong["held"],
-        "wrong": wrong["test"], "loss": loss, "bytes_a_step": sent / steps,
-        "cpu_seconds": sum(seconds), "steps": steps,
+        "way": way,
+        "seed": seed,
+        "rate": rate,
+        "decay": decay,
+        "held": wrong["held"],
+        "wrong": wrong["test"],
+        "loss": loss,
+        "bytes_a_step": sent / steps,
+        "cpu_seconds": sum(seconds),
+        "steps": steps,
         "parameters": sum(each.numpy().size for each in model.parameters()),
-    }  # fmt: skip
+    }
 
 
 def work(given: argparse.Namespace) -> None:
@@ -145,17 +153,20 @@ def report(runs: list[dict[str, Any]], samples: list[int], given: argparse.Names
     seeds = 1 + max(run["seed"] for run in runs)
     decays = ", ".join(f"{each:g}" for each in given.weight_decay)
     lines = [
-        f"# Speech on {RANKS} ranks ({platform.machine()})", "",
-        "`python benchmarks/speech_data.py DATA && python benchmarks/speech_ranks.py DATA`", "",
+        f"# Speech on {RANKS} ranks ({platform.machine()})",
+        "",
+        "`python benchmarks/speech_data.py DATA && python benchmarks/speech_ranks.py DATA`",
+        "",
         f"Ten digits in noise of {SNR:g} dB, {samples[0]} recordings to train, {samples[1]} by "
         f"other speakers to choose the rate and the weight decay by (out of {decays}), "
         f"{samples[2]} by others still to test; TDNN of {first['parameters']:,} parameters, a "
         f"batch of {BATCH} in all, SGD, {given.epochs} epochs, {first['steps']} steps; {RANKS} "
-        f"processes of one thread; {seeds} seeds. Bytes are those that a rank sends in a step.", "",
+        f"processes of one thread; {seeds} seeds. Bytes are those that a rank sends in a step.",
+        "",
         "| | held out, % wrong, by decay | chosen | test, % wrong (seeds) | mean ± its error "
         "| training loss | bytes a step | CPU-s of all |",
         "|---|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
+    ]
     for way in given.only:
         grid = list(product(WAYS[way].rates, given.weight_decay))
         of = {
@@ -204,14 +215,25 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "features.npz"
         np.savez(path, **arrays)
-        words = [__file__, str(path), "--worker", "--seeds", str(given.seeds),
-                 "--epochs", str(given.epochs), "--only", *given.only,
-                 "--weight-decay", *map(str, given.weight_decay)]  # fmt: skip
+        words = [
+            __file__,
+            str(path),
+            "--worker",
+            "--seeds",
+            str(given.seeds),
+            "--epochs",
+            str(given.epochs),
+            "--only",
+            *given.only,
+            "--weight-decay",
+            *map(str, given.weight_decay),
+        ]
         environment = {**os.environ, "CALDERA_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         job = launch(RANKS, words, environment=environment)
         runs = []
-        with subprocess.Popen(job.command, env=job.environment, text=True,
-                              stdout=subprocess.PIPE) as ranks:  # fmt: skip
+        with subprocess.Popen(
+            job.command, env=job.environment, text=True, stdout=subprocess.PIPE
+        ) as ranks:
             assert ranks.stdout is not None
             for line in ranks.stdout:
                 print(line, end="", file=sys.stderr, flush=True)

@@ -49,8 +49,11 @@ WAYS: dict[str, Callable[[], Strategy]] = {
     'Gossip("random pairs")': lambda: parallel.Gossip("random pairs"),
     "Ensemble()": parallel.Ensemble,
 }
-FOUR_RANKS = ('Hybrid({"data": 2, "model": 2})', "PipelineParallel(data=2)",
-              "PipelineParallel(model=2)")  # fmt: skip
+FOUR_RANKS = (
+    'Hybrid({"data": 2, "model": 2})',
+    "PipelineParallel(data=2)",
+    "PipelineParallel(model=2)",
+)
 
 
 class Clock(cd.Callback):
@@ -105,9 +108,12 @@ def row(ranks: int, name: str, seconds: float, accuracy: float) -> None:
 
 def main(ranks: list[int]) -> None:
     words = " ".join(map(str, ranks))
-    print(f"`python benchmarks/strategies.py {words}` on {platform.machine()}, "
-          f"{os.cpu_count()} cores\n\n| ranks | strategy | a step | test accuracy |\n"
-          "|---|---|---|---|", flush=True)  # fmt: skip
+    print(
+        f"`python benchmarks/strategies.py {words}` on {platform.machine()}, "
+        f"{os.cpu_count()} cores\n\n| ranks | strategy | a step | test accuracy |\n"
+        "|---|---|---|---|",
+        flush=True,
+    )
     for count in ranks:
         for threads in ("1", str(os.cpu_count())) if count == 1 else ("1",):
             environment = {**os.environ, "CALDERA_THREADS": threads, "OPENBLAS_NUM_THREADS": "1"}

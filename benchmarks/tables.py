@@ -92,8 +92,9 @@ def boosting(train: pd.DataFrame, test: pd.DataFrame, target: str) -> float:
     """HistGradientBoosting: categories as such, gaps as they are."""
     categories = {
         name: pd.CategoricalDtype(train[name].dropna().unique())
-        for name in train.columns if train[name].dtype == object and name != target
-    }  # fmt: skip
+        for name in train.columns
+        if train[name].dtype == object and name != target
+    }
     x, unseen = train.drop(columns=target), test.drop(columns=target)
     kind = (
         HistGradientBoostingClassifier if _classes(train, target) else HistGradientBoostingRegressor
@@ -105,16 +106,28 @@ def boosting(train: pd.DataFrame, test: pd.DataFrame, target: str) -> float:
 
 def network(train: pd.DataFrame, test: pd.DataFrame, target: str) -> float:
     """scikit-learn's network behind the usual preprocessing."""
-    prepare = ColumnTransformer([
-        ("numbers", make_pipeline(SimpleImputer(strategy="median"), StandardScaler()),
-         make_column_selector(dtype_include="number")),
-        ("categories", make_pipeline(SimpleImputer(strategy="constant", fill_value="missing"),
-                                     OneHotEncoder(handle_unknown="ignore")),
-         make_column_selector(dtype_include=object)),
-    ])  # fmt: skip
+    prepare = ColumnTransformer(
+        [
+            (
+                "numbers",
+                make_pipeline(SimpleImputer(strategy="median"), StandardScaler()),
+                make_column_selector(dtype_include="number"),
+            ),
+            (
+                "categories",
+                make_pipeline(
+                    SimpleImputer(strategy="constant", fill_value="missing"),
+                    OneHotEncoder(handle_unknown="ignore"),
+                ),
+                make_column_selector(dtype_include=object),
+            ),
+        ]
+    )
     how: dict[str, Any] = {
-        "hidden_layer_sizes": (256, 256), "early_stopping": True, "random_state": 0,
-    }  # fmt: skip
+        "hidden_layer_sizes": (256, 256),
+        "early_stopping": True,
+        "random_state": 0,
+    }
     x, unseen = train.drop(columns=target), test.drop(columns=target)
     if _classes(train, target):
         model = make_pipeline(prepare, MLPClassifier(**how)).fit(x, train[target])

@@ -76,9 +76,12 @@ def train_caldera(
 
 
 def train_torch(
-    model: cd.NeuralNetwork, given: dict[str, np.ndarray], train: data.ArrayData,
-    test: data.ArrayData, steps: int,
-) -> tuple[float, float]:  # fmt: skip
+    model: cd.NeuralNetwork,
+    given: dict[str, np.ndarray],
+    train: data.ArrayData,
+    test: data.ArrayData,
+    steps: int,
+) -> tuple[float, float]:
     """The same model from the same weights on the same batches."""
     import torch
     from torch.nn import functional as f

@@ -70,9 +70,11 @@ def main() -> None:
             if not found.passes:
                 print(f"seed {seed}, {framework}, {part}: {found}")
     print("# Validation of the four levels\n")
-    print(f"`python benchmarks/validation_runs.py` on {platform.machine()}; {RUNS} runs of correct "
-          f"parts, in turns in {', '.join(frameworks)}.\n\n| part | validated | flagged |\n"
-          "|---|---|---|")  # fmt: skip
+    print(
+        f"`python benchmarks/validation_runs.py` on {platform.machine()}; {RUNS} runs of correct "
+        f"parts, in turns in {', '.join(frameworks)}.\n\n| part | validated | flagged |\n"
+        "|---|---|---|"
+    )
     for part, count in done.items():
         print(f"| {part} | {count} | {flagged[part]} |")
     print(f"| all | {done.total()} | {flagged.total()} |\n")

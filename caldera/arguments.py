@@ -260,10 +260,11 @@ def kind_of(hint: Any) -> Kind | None:
         return Kind(
             f"{len(parts)} values",
             lambda value: (
-                _is_sequence(value) and len(value) == len(parts)
+                _is_sequence(value)
+                and len(value) == len(parts)
                 and all(k is None or k.holds(v) for k, v in zip(parts, value, strict=True))
             ),
-        )  # fmt: skip
+        )
     if origin in (Sequence, list, tuple):
         return _sequence_of(kind_of(inside[0]))
     if origin is Mapping or origin is dict:

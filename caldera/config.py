@@ -29,9 +29,11 @@ def _check_accuracy(where: str, value: object) -> str:
     if isinstance(value, str) and value in ACCURACIES:
         return value
     raise ConfigError.build(
-        where, expected="one of " + ", ".join(ACCURACIES), got=repr(value),
+        where,
+        expected="one of " + ", ".join(ACCURACIES),
+        got=repr(value),
         hint="'fast' admits kernels that round more than a plain sum does",
-    )  # fmt: skip
+    )
 
 
 def _check_placement(where: str, value: object) -> str:
@@ -39,10 +41,13 @@ def _check_placement(where: str, value: object) -> str:
         return value
     close = difflib.get_close_matches(str(value), PLACEMENTS, n=1)
     raise ConfigError.build(
-        where, expected="one of " + ", ".join(PLACEMENTS), got=repr(value),
-        hint=f"did you mean {close[0]!r}?" if close
+        where,
+        expected="one of " + ", ".join(PLACEMENTS),
+        got=repr(value),
+        hint=f"did you mean {close[0]!r}?"
+        if close
         else "pin a single layer with device=, as in nn.Embedding(..., device='cpu')",
-    )  # fmt: skip
+    )
 
 
 def _check_accelerator(where: str, value: object) -> str:

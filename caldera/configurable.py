@@ -155,9 +155,11 @@ class Family(Registry[Callable[..., T]]):
             for name in arguments:
                 if name not in known:
                     raise ConfigError.build(
-                        f"{self.kind} {given}", expected="an argument it takes", got=repr(name),
+                        f"{self.kind} {given}",
+                        expected="an argument it takes",
+                        got=repr(name),
                         hint=nearest(name, known),
-                    )  # fmt: skip
+                    )
             try:
                 return make(**arguments)
             except TypeError as error:
@@ -166,14 +168,17 @@ class Family(Registry[Callable[..., T]]):
                 ) from error
         if not isinstance(given, self.base):  # type: ignore[arg-type]
             raise ConfigError.build(
-                self.kind, expected="a name or an object", got=repr(given),
+                self.kind,
+                expected="a name or an object",
+                got=repr(given),
                 hint="names: " + ", ".join(self),
-            )  # fmt: skip
+            )
         if arguments:
             raise ConfigError.build(
-                self.kind, expected="arguments only beside a name",
+                self.kind,
+                expected="arguments only beside a name",
                 got=f"an object and {', '.join(arguments)}",
-            )  # fmt: skip
+            )
         return given
 
     def name_of(self, cls: type) -> str | None:
@@ -194,9 +199,10 @@ class Family(Registry[Callable[..., T]]):
         kind, name, arguments = (config[key] for key in KEYS)
         if kind != self.kind or not isinstance(name, str) or not isinstance(arguments, Mapping):
             raise ConfigError.build(
-                f"config of {self.kind}", expected=f"kind {self.kind!r}, a name and arguments",
+                f"config of {self.kind}",
+                expected=f"kind {self.kind!r}, a name and arguments",
                 got=repr(config),
-            )  # fmt: skip
+            )
         made = {str(key): revived(value, _made) for key, value in arguments.items()}
         return self.make(name, **made)
 
@@ -210,9 +216,11 @@ def _registered(cls: type) -> tuple[Family[Any], str]:
         if name is not None:
             return _families[kind], name
     raise ConfigError.build(
-        cls.__name__, expected="a registered class, since files hold names", got="one that is not",
+        cls.__name__,
+        expected="a registered class, since files hold names",
+        got="one that is not",
         hint="register it, as in @optim.optimizers.register('my_optimizer')",
-    )  # fmt: skip
+    )
 
 
 def _parameters(made: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -238,9 +246,10 @@ def _written(where: str, value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     raise ConfigError.build(
-        where, expected="what JSON can hold: numbers, text, lists and registered objects",
+        where,
+        expected="what JSON can hold: numbers, text, lists and registered objects",
         got=type(value).__name__,
-    )  # fmt: skip
+    )
 
 
 def _made(config: Mapping[str, Any]) -> Any:

@@ -26,7 +26,8 @@ def check_asked(wanted: int, where: str, *, held: int = 0) -> None:
     allowed = max(settings.file_limit, USUAL_GROWTH * held)
     if wanted > allowed:
         raise DataError.build(
-            where, expected=f"a file that asks for at most {bytes_text(allowed)}",
+            where,
+            expected=f"a file that asks for at most {bytes_text(allowed)}",
             got=bytes_text(wanted),
             hint=f"if you trust it, set cd.settings.file_limit = {wanted} (CALDERA_FILE_LIMIT)",
-        )  # fmt: skip
+        )

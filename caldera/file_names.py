@@ -43,7 +43,9 @@ def checked_file_name(text: str, where: str) -> str:
     fit = file_name(text)
     if fit != text:
         raise ConfigError.build(
-            where, expected="a name that can be a file's", got=repr(text)[:100],
+            where,
+            expected="a name that can be a file's",
+            got=repr(text)[:100],
             hint=f"for example {fit!r}",
-        )  # fmt: skip
+        )
     return text

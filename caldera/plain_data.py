@@ -24,9 +24,12 @@ _NOT_IN_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def plain(
-    value: Any, convert: Callable[[Any], Any], *, dicts: bool = True,
+    value: Any,
+    convert: Callable[[Any], Any],
+    *,
+    dicts: bool = True,
     is_plain: Callable[[dict[Any, Any]], bool] = lambda value: False,
-) -> Any:  # fmt: skip
+) -> Any:
     """The value with `convert` applied to all that is no list, tuple or (with `dicts`) dict, except
     in dicts of which `is_plain` says that it would change nothing.
 

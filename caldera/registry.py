@@ -36,17 +36,21 @@ class Registry(Generic[T]):
         """Give `value` a name. A class that is defined again, as in a notebook, takes its place."""
         if name in self._entries and not _same_definition(self._entries[name], value):
             raise ConfigError.build(
-                f"{self.kind} {name}", expected="a name that is free",
-                got=f"that of {self._entries[name]!r}", hint="choose another name",
-            )  # fmt: skip
+                f"{self.kind} {name}",
+                expected="a name that is free",
+                got=f"that of {self._entries[name]!r}",
+                hint="choose another name",
+            )
         self._entries[name] = value
 
     def __getitem__(self, name: str) -> T:
         if name not in self:
             raise ConfigError.build(
-                self.kind, expected="a registered name", got=repr(name),
+                self.kind,
+                expected="a registered name",
+                got=repr(name),
                 hint=nearest(name, self._entries),
-            )  # fmt: skip
+            )
         if name not in self._entries:
             return cast(T, provided(f"{self.kind} {name}"))
         return self._entries[name]

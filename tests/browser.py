@@ -56,10 +56,17 @@ class Browser:
         read_here, write_there = os.pipe()
         read_there, write_here = os.pipe()
         words = [
-            program, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run",
-            "--disable-dev-shm-usage", "--disable-background-networking", "--hide-scrollbars",
-            "--remote-debugging-pipe", f"--user-data-dir={folder}",
-        ]  # fmt: skip
+            program,
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--no-first-run",
+            "--disable-dev-shm-usage",
+            "--disable-background-networking",
+            "--hide-scrollbars",
+            "--remote-debugging-pipe",
+            f"--user-data-dir={folder}",
+        ]
 
         def place() -> None:
             # Chromium reads from descriptor 3 and writes to 4. Both are copied out of the way
@@ -69,9 +76,12 @@ class Browser:
             os.dup2(writing, 4)
 
         self._process = subprocess.Popen(
-            words, preexec_fn=place, close_fds=False, stdout=subprocess.DEVNULL,
+            words,
+            preexec_fn=place,
+            close_fds=False,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
         os.close(read_there)
         os.close(write_there)
         self._in, self._out = read_here, write_here
@@ -105,8 +115,13 @@ class Browser:
 
     def resize(self, width: int, height: int) -> None:
         """Give the page another size."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height,
-                  deviceScaleFactor=1, mobile=False)  # fmt: skip
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
 
     def colours(self, scheme: str) -> None:
         """Ask pages to be "light" or "dark"."""
@@ -128,10 +143,23 @@ class Browser:
 
     def picture(self, path: Path, *, whole: bool = False) -> Path:
         """Write what is to be seen, or the whole page, to a PNG file."""
-        found = self.call("Page.captureScreenshot", captureBeyondViewport=whole, **(
-            {"clip": {"x": 0, "y": 0, "scale": 1, "width": self.value("innerWidth"),
-                      "height": self.value("document.documentElement.scrollHeight")}}
-            if whole else {}))  # fmt: skip
+        found = self.call(
+            "Page.captureScreenshot",
+            captureBeyondViewport=whole,
+            **(
+                {
+                    "clip": {
+                        "x": 0,
+                        "y": 0,
+                        "scale": 1,
+                        "width": self.value("innerWidth"),
+                        "height": self.value("document.documentElement.scrollHeight"),
+                    }
+                }
+                if whole
+                else {}
+            ),
+        )
         path.write_bytes(base64.b64decode(found["data"]))
         return path
 

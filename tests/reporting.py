@@ -31,9 +31,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         ACCEPT, action="store_true", help="list what NVRTC accepts in tests/card/accepted.txt"
     )
     parser.addoption(
-        "--compile-card-sources", action="store_true",
+        "--compile-card-sources",
+        action="store_true",
         help="let NVRTC compile every source of the card, listed or not",
-    )  # fmt: skip
+    )
     parser.addoption(SECONDS, type=float, help="skip what is not reached in this time")
 
 

@@ -179,10 +179,12 @@ def test_skips_are_counted_by_reason() -> None:
             {"find-links": "/a\n/b", "extra-index-url": "file:///c\nfile:///d", "cert": "e.crt"},
             {"UV_FIND_LINKS": "/a,/b", "UV_INDEX": "file:///c file:///d", "SSL_CERT_FILE": "e.crt"},
         ),
-        ({"index-url": "file:///c", "timeout": "60"},
-         {"UV_DEFAULT_INDEX": "file:///c", "UV_HTTP_TIMEOUT": "60"}),
+        (
+            {"index-url": "file:///c", "timeout": "60"},
+            {"UV_DEFAULT_INDEX": "file:///c", "UV_HTTP_TIMEOUT": "60"},
+        ),
     ],
-)  # fmt: skip
+)
 def test_settings_of_pip_are_those_of_uv(
     settings: dict[str, str], variables: dict[str, str]
 ) -> None:
@@ -207,6 +209,8 @@ def test_settings_of_pip_are_read_and_variables_are_stronger(
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     found = install.pip_settings()
     assert (found["timeout"], found["retries"], found["find-links"].split()) == (
-        "9", "7", ["/a", "/b"],
-    )  # fmt: skip
+        "9",
+        "7",
+        ["/a", "/b"],
+    )
     assert "format" not in found

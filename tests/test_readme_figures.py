@@ -27,8 +27,10 @@ def prose(text: str) -> str:
 def figures(text: str) -> list[tuple[str, str]]:
     """Every number of the prose with the words around it; names such as LeNet-5 have none."""
     plain = prose(text)
-    return [(each.group(), plain[max(0, each.start() - 40) : each.end() + 25])
-            for each in _NUMBER.finditer(plain)]  # fmt: skip
+    return [
+        (each.group(), plain[max(0, each.start() - 40) : each.end() + 25])
+        for each in _NUMBER.finditer(plain)
+    ]
 
 
 def problems(readme: str, sources: dict[str, Any], results: Path) -> list[str]:
@@ -66,8 +68,11 @@ def unclaimed(sources: dict[str, Any], results: Path) -> list[str]:
     """Times of the README that are not those of the runs in a file that `caldera check` passes."""
     name = sources["claims"]
     content = json.loads((results / name).read_text())
-    found = [f"{name}: {each.sentence}" for each in bench.check(content).verdicts
-             if each.status != "fine"]  # fmt: skip
+    found = [
+        f"{name}: {each.sentence}"
+        for each in bench.check(content).verdicts
+        if each.status != "fine"
+    ]
     seconds = {run["name"]: run["seconds"][0] for run in content["runs"]}
     for words, source in sources["figures"].items():
         if "runs" not in source:

@@ -14,8 +14,24 @@ from markdown import Markdown
 from markdown.extensions import Extension
 from markdown.treeprocessors import Treeprocessor
 
-ROOMS = ("audio", "cd", "comm", "compress", "data", "dmath", "dm", "io", "nn", "onnx", "op",
-         "optim", "parallel", "serve", "sklearn", "testing")  # fmt: skip
+ROOMS = (
+    "audio",
+    "cd",
+    "comm",
+    "compress",
+    "data",
+    "dmath",
+    "dm",
+    "io",
+    "nn",
+    "onnx",
+    "op",
+    "optim",
+    "parallel",
+    "serve",
+    "sklearn",
+    "testing",
+)
 _NAME = re.compile(rf"((?:caldera|{'|'.join(ROOMS)})(?:\.[A-Za-z_]\w*)+)(?:\(.*\))?$", re.DOTALL)
 
 

@@ -218,9 +218,18 @@ _SAME: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 HOSTILE = (
-    "<script>alert(1)</script>", "</title><img src=x onerror=alert(1)>", "javascript:alert(1)",
-    "../../../etc/passwd", "\0", "[" * 2000, "{}", "nan", "-1", "9" * 400, "\ud83d\ude00" * 50,
-)  # fmt: skip
+    "<script>alert(1)</script>",
+    "</title><img src=x onerror=alert(1)>",
+    "javascript:alert(1)",
+    "../../../etc/passwd",
+    "\0",
+    "[" * 2000,
+    "{}",
+    "nan",
+    "-1",
+    "9" * 400,
+    "\ud83d\ude00" * 50,
+)
 
 
 def reports(count: int, root: Path, draw: random.Random) -> Outcome:

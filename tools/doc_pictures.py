@@ -84,8 +84,12 @@ def _physics(names: Names) -> str:
 
 
 def _generative(names: Names) -> str:
-    kinds = {"the data": names["ring"], "VAE": names["made_by_vae"],
-             "GAN": names["made_by_gan"], "diffusion": names["points"]}  # fmt: skip
+    kinds = {
+        "the data": names["ring"],
+        "VAE": names["made_by_vae"],
+        "GAN": names["made_by_gan"],
+        "diffusion": names["points"],
+    }
     edge = axis_of([-1.6, 1.6])
     charts = []
     for place, (title, points) in enumerate(kinds.items()):

@@ -21,10 +21,20 @@ from caldera.train.saving.model_file import KEY, WITHOUT_DIGEST, model_bytes, re
 def golden_model() -> cd.NeuralNetwork:
     """A small network with exact weights: its n-th tensor counts in steps of 1/64 from n/8 - 1."""
     model = cd.NeuralNetwork(
-        [nn.Input((1, 4, 4)), nn.Conv2D(2, 3), nn.BatchNorm(), nn.ReLU(), nn.Flatten(),
-         nn.Dense(3, activation="tanh")],
-        optimizer="sgd", learning_rate=0.125, batch_size=2, seed=3, name="golden",
-    )  # fmt: skip
+        [
+            nn.Input((1, 4, 4)),
+            nn.Conv2D(2, 3),
+            nn.BatchNorm(),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Dense(3, activation="tanh"),
+        ],
+        optimizer="sgd",
+        learning_rate=0.125,
+        batch_size=2,
+        seed=3,
+        name="golden",
+    )
     for number, variable in enumerate([*model.parameters(), *model.states()]):
         variable.assign(golden_values(number, variable.shape))
     return model

@@ -33,9 +33,21 @@ _WITH_LIBRARY = ("soundfile",)
 """Packages of which uv takes the wheel for any machine, where pip takes the one that brings a
 library for this machine."""
 _WITHOUT_EFFECT = frozenset(
-    {"cache-dir", "disable-pip-version-check", "no-cache-dir", "no-color", "no-compile", "no-input",
-     "progress-bar", "quiet", "require-virtualenv", "retries", "root-user-action", "verbose"}
-)  # fmt: skip
+    {
+        "cache-dir",
+        "disable-pip-version-check",
+        "no-cache-dir",
+        "no-color",
+        "no-compile",
+        "no-input",
+        "progress-bar",
+        "quiet",
+        "require-virtualenv",
+        "retries",
+        "root-user-action",
+        "verbose",
+    }
+)
 """Settings that do not change what is installed."""
 
 
@@ -61,8 +73,11 @@ def uv_variables(settings: Mapping[str, str]) -> dict[str, str] | None:
     """pip's settings as uv's environment; None if uv could not do the same with them."""
     if settings.keys() - _VARIABLES.keys() - _WITHOUT_EFFECT:
         return None
-    found = {_VARIABLES[name]: " ".join(settings[name].split())
-             for name in settings if name in _VARIABLES}  # fmt: skip
+    found = {
+        _VARIABLES[name]: " ".join(settings[name].split())
+        for name in settings
+        if name in _VARIABLES
+    }
     if "UV_FIND_LINKS" in found:
         found["UV_FIND_LINKS"] = found["UV_FIND_LINKS"].replace(" ", ",")
     # As pip: the best version of all that the indices have, whichever is named first.

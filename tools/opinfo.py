@@ -325,11 +325,12 @@ def report(rows: Iterable[Row], version: str, most: int | None) -> str:
     rows = list(rows)
     limit = "all samples" if most is None else f"the first {most} samples of an operator and dtype"
     lines = [
-        f"PyTorch {version}, float32, float64 and complex128, on the CPU; {limit}.", "",
+        f"PyTorch {version}, float32, float64 and complex128, on the CPU; {limit}.",
+        "",
         "| operator | samples | values agree | gradients agree | not expressed | differs |",
         "|---|---|---|---|---|---|",
         *(row.line() for row in rows),
-    ]  # fmt: skip
+    ]
     missing = sum(sum(row.not_expressed.values()) for row in rows)
     lines.append(
         f"| **{len(rows)} operators** | {sum(row.samples for row in rows)} "

@@ -40,21 +40,28 @@ FOURIER: dict[str, Callable[..., Any]] = {
     f"fft.{name}{suffix}": fourier(function, kind, default)
     for suffix, default in (("", 1), ("2", 2), ("n", None))
     for name, function, kind in (
-        ("fft", op.fft, "complex"), ("ifft", op.ifft, "complex"),
-        ("rfft", op.rfft, "real"), ("irfft", op.irfft, "back"),
+        ("fft", op.fft, "complex"),
+        ("ifft", op.ifft, "complex"),
+        ("rfft", op.rfft, "real"),
+        ("irfft", op.irfft, "back"),
     )
-}  # fmt: skip
+}
 
 COMPLEX: dict[str, Callable[..., Any]] = {
     name: getattr(op, name)
     for name in ("angle", "complex", "conj", "imag", "real", "view_as_complex", "view_as_real")
 } | {
-    "conj_physical": op.conj, "resolve_conj": lambda x: x, "H": lambda x: _adjoint(x),
-    "mH": lambda x: _adjoint(x), "polar": lambda r, t: op.complex(r * op.cos(t), r * op.sin(t)),
-    "vdot": lambda a, b: op.dot(op.conj(a), b), "isreal": lambda x: op.equal(op.imag(x), 0),
+    "conj_physical": op.conj,
+    "resolve_conj": lambda x: x,
+    "H": lambda x: _adjoint(x),
+    "mH": lambda x: _adjoint(x),
+    "polar": lambda r, t: op.complex(r * op.cos(t), r * op.sin(t)),
+    "vdot": lambda a, b: op.dot(op.conj(a), b),
+    "isreal": lambda x: op.equal(op.imag(x), 0),
     "linalg.vecdot": lambda a, b, *, dim=-1: op.sum(op.mul(op.conj(a), b), dim),
-    "linalg.eig": op.eig, "linalg.eigvals": op.eigvals,
-}  # fmt: skip
+    "linalg.eig": op.eig,
+    "linalg.eigvals": op.eigvals,
+}
 
 
 def _adjoint(x: Any) -> Any:

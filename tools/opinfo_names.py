@@ -25,16 +25,37 @@ _EQUAL_NAMES = (
 )
 
 SAME: dict[str, str] = {name: name for name in _EQUAL_NAMES.split()} | {
-    "__radd__": "add", "__rmul__": "mul", "bmm": "matmul",
-    "clamp_max": "minimum", "clamp_min": "maximum", "eq": "equal",
-    "floor_divide": "floor_div", "ge": "greater_equal", "gt": "greater",
-    "le": "less_equal", "linalg.det": "determinant", "linalg.inv": "inverse",
-    "linalg.slogdet": "slogdet", "lt": "less", "matrix_exp": "expm", "max.binary": "maximum",
-    "min.binary": "minimum", "mm": "matmul", "mv": "matmul", "ne": "not_equal",
-    "nn.functional.hardsigmoid": "hard_sigmoid", "nn.functional.mish": "mish",
-    "nn.functional.softsign": "softsign", "remainder": "mod", "round": "round", "ravel": "flatten",
-    "sgn": "sign", "true_divide": "div", "unsqueeze": "unsqueeze", "unsqueeze_copy": "unsqueeze",
-}  # fmt: skip
+    "__radd__": "add",
+    "__rmul__": "mul",
+    "bmm": "matmul",
+    "clamp_max": "minimum",
+    "clamp_min": "maximum",
+    "eq": "equal",
+    "floor_divide": "floor_div",
+    "ge": "greater_equal",
+    "gt": "greater",
+    "le": "less_equal",
+    "linalg.det": "determinant",
+    "linalg.inv": "inverse",
+    "linalg.slogdet": "slogdet",
+    "lt": "less",
+    "matrix_exp": "expm",
+    "max.binary": "maximum",
+    "min.binary": "minimum",
+    "mm": "matmul",
+    "mv": "matmul",
+    "ne": "not_equal",
+    "nn.functional.hardsigmoid": "hard_sigmoid",
+    "nn.functional.mish": "mish",
+    "nn.functional.softsign": "softsign",
+    "remainder": "mod",
+    "round": "round",
+    "ravel": "flatten",
+    "sgn": "sign",
+    "true_divide": "div",
+    "unsqueeze": "unsqueeze",
+    "unsqueeze_copy": "unsqueeze",
+}
 
 Form = Callable[..., Any]
 
@@ -296,8 +317,8 @@ INDICES: dict[str, Form] = {
 MATRICES: dict[str, Form] = {
     "tensordot": lambda a, b, dims=2: op.tensordot(a, b, dims),
     "einsum": lambda operands, equation: op.einsum(equation, *operands),
-    "inner": lambda a, b: op.mul(a, b) if 0 in (a.ndim, b.ndim) else op.tensordot(
-        a, b, ((-1,), (-1,))
+    "inner": lambda a, b: (
+        op.mul(a, b) if 0 in (a.ndim, b.ndim) else op.tensordot(a, b, ((-1,), (-1,)))
     ),
     "linalg.multi_dot": f.chain,
     "linalg.matrix_power": f.power,
@@ -318,10 +339,12 @@ MATRICES: dict[str, Form] = {
     "pinverse": lambda a, rcond=None: op.pinv(a, rcond),
     "logdet": lambda a: _logdet(*op.slogdet(a)),
     "cholesky_solve": lambda b, low, upper=False: op.solve(
-        op.matmul(op.conj(op.swapaxes(low, -2, -1)), low) if upper
-        else op.matmul(low, op.conj(op.swapaxes(low, -2, -1))), b
+        op.matmul(op.conj(op.swapaxes(low, -2, -1)), low)
+        if upper
+        else op.matmul(low, op.conj(op.swapaxes(low, -2, -1))),
+        b,
     ),
-}  # fmt: skip
+}
 
 
 def _first_three(x: Any) -> int:
@@ -365,9 +388,15 @@ def _logdet(sign: Any, logarithm: Any) -> Any:
 
 
 FORMS: dict[str, Form] = {
-    **ARITHMETIC, **REDUCTIONS, **SHAPES, **INDICES, **MATRICES, **n.NETWORKS, **FOURIER,
+    **ARITHMETIC,
+    **REDUCTIONS,
+    **SHAPES,
+    **INDICES,
+    **MATRICES,
+    **n.NETWORKS,
+    **FOURIER,
     **COMPLEX,
-}  # fmt: skip
+}
 
 SYMMETRIC = {
     "cholesky": "PyTorch reads one triangle of a matrix, Caldera the mean of both",

@@ -45,8 +45,15 @@ def steps(value: Any, axes: int) -> Any:
 def convolution(function: Callable[..., Any], axes: int) -> Callable[..., Any]:
     """conv1d, conv2d and conv3d, with their bias."""
 
-    def convolve(x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
-                 dilation: Any = 1, groups: int = 1) -> Any:  # fmt: skip
+    def convolve(
+        x: Any,
+        weight: Any,
+        bias: Any = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Any:
         y = function(
             x, weight, steps(stride, axes), pairs(padding, axes), steps(dilation, axes), groups
         )
@@ -58,12 +65,25 @@ def convolution(function: Callable[..., Any], axes: int) -> Callable[..., Any]:
 def transposed(function: Callable[..., Any], axes: int) -> Callable[..., Any]:
     """conv_transpose1d and conv_transpose2d, with their bias."""
 
-    def convolve(x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
-                 output_padding: Any = 0, groups: int = 1, dilation: Any = 1) -> Any:  # fmt: skip
+    def convolve(
+        x: Any,
+        weight: Any,
+        bias: Any = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        groups: int = 1,
+        dilation: Any = 1,
+    ) -> Any:
         y = function(
-            x, weight, steps(stride, axes), pairs(padding, axes), steps(output_padding, axes),
-            steps(dilation, axes), groups,
-        )  # fmt: skip
+            x,
+            weight,
+            steps(stride, axes),
+            pairs(padding, axes),
+            steps(output_padding, axes),
+            steps(dilation, axes),
+            groups,
+        )
         return y if bias is None else op.bias_add(y, bias, 1)
 
     return batched(convolve, axes)
@@ -72,8 +92,15 @@ def transposed(function: Callable[..., Any], axes: int) -> Callable[..., Any]:
 def max_pool(function: Callable[..., Any], axes: int) -> Callable[..., Any]:
     """max_pool1d and its like."""
 
-    def pool(x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
-             ceil_mode: bool = False, return_indices: bool = False) -> Any:  # fmt: skip
+    def pool(
+        x: Any,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> Any:
         only(return_indices, False, "return_indices")
         step = None if stride is None or stride == () else steps(stride, axes)
         return function(
@@ -91,9 +118,15 @@ def max_pool(function: Callable[..., Any], axes: int) -> Callable[..., Any]:
 def avg_pool(function: Callable[..., Any], axes: int) -> Callable[..., Any]:
     """avg_pool1d and its like."""
 
-    def pool(x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0,
-             ceil_mode: bool = False, count_include_pad: bool = True,
-             divisor_override: Any = None) -> Any:  # fmt: skip
+    def pool(
+        x: Any,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: Any = None,
+    ) -> Any:
         only(divisor_override, None, "divisor_override")
         step = None if stride is None or stride == () else steps(stride, axes)
         return function(
@@ -134,9 +167,14 @@ def padded(mode: str) -> Callable[..., Any]:
 def resized(mode: str, corners: bool = False) -> Callable[..., Any]:
     """`interpolate` of images."""
 
-    def resize(x: Any, size: Any = None, scale_factor: Any = None, mode: str = mode,
-               align_corners: Any = corners,
-               recompute_scale_factor: Any = None) -> Any:  # fmt: skip
+    def resize(
+        x: Any,
+        size: Any = None,
+        scale_factor: Any = None,
+        mode: str = mode,
+        align_corners: Any = corners,
+        recompute_scale_factor: Any = None,
+    ) -> Any:
         if x.ndim != 4:
             raise NotExpressed(f"{x.ndim} axes: images have 4")
         if recompute_scale_factor:
@@ -147,9 +185,16 @@ def resized(mode: str, corners: bool = False) -> Callable[..., Any]:
     return resize
 
 
-def batch_norm(x: Any, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None,
-               training: bool = False, momentum: float = 0.1,
-               eps: float = 1e-5) -> Any:  # fmt: skip
+def batch_norm(
+    x: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
     """With the statistics of the batch, or with those that are given."""
     if x.ndim < 2:
         raise NotExpressed("an input without channels")
@@ -183,18 +228,32 @@ def group_norm(x: Any, groups: int, weight: Any = None, bias: Any = None, eps: f
     return op.group_norm(x, groups, scale, shift, eps)
 
 
-def instance_norm(x: Any, running_mean: Any = None, running_var: Any = None, weight: Any = None,
-                  bias: Any = None, use_input_stats: bool = True, momentum: float = 0.1,
-                  eps: float = 1e-5) -> Any:  # fmt: skip
+def instance_norm(
+    x: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
     """Over each channel of each sample."""
     if not use_input_stats:
         raise NotExpressed("use_input_stats=False")
     return op.instance_norm(x, weight, bias, eps)
 
 
-def cross_entropy(x: Any, target: Any, weight: Any = None, size_average: Any = None,
-                  ignore_index: int = -100, reduce: Any = None, reduction: str = "mean",
-                  label_smoothing: float = 0.0) -> Any:  # fmt: skip
+def cross_entropy(
+    x: Any,
+    target: Any,
+    weight: Any = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
     """Classes on axis 1; a weight by class is gathered by the labels."""
     only(label_smoothing, 0.0, "label_smoothing")
     axis = 1 if x.ndim > 1 else 0
@@ -214,8 +273,15 @@ def soft_cross_entropy(x: Any, target: Any, weight: Any, reduction: str, axis: i
     return op.cross_entropy(x, target, reduction, None, axis)
 
 
-def nll(x: Any, target: Any, weight: Any = None, size_average: Any = None, ignore_index: int = -100,
-        reduce: Any = None, reduction: str = "mean") -> Any:  # fmt: skip
+def nll(
+    x: Any,
+    target: Any,
+    weight: Any = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+) -> Any:
     """Of log-probabilities, which need not be normalised."""
     axis = 1 if x.ndim > 1 else 0
     known = np.where(target == ignore_index, 0, target)
@@ -231,8 +297,15 @@ def nll(x: Any, target: Any, weight: Any = None, size_average: Any = None, ignor
 def loss(function: Callable[..., Any]) -> Callable[..., Any]:
     """A loss of predictions and targets of one shape."""
 
-    def compare(x: Any, target: Any, size_average: Any = None, reduce: Any = None,
-                reduction: str = "mean", weight: Any = None, delta: Any = None) -> Any:  # fmt: skip
+    def compare(
+        x: Any,
+        target: Any,
+        size_average: Any = None,
+        reduce: Any = None,
+        reduction: str = "mean",
+        weight: Any = None,
+        delta: Any = None,
+    ) -> Any:
         if weight is not None:
             raise NotExpressed("weight")
         if tuple(x.shape) != tuple(target.shape):
@@ -243,8 +316,14 @@ def loss(function: Callable[..., Any]) -> Callable[..., Any]:
     return compare
 
 
-def smooth_l1(x: Any, target: Any, size_average: Any = None, reduce: Any = None,
-              reduction: str = "mean", beta: float = 1.0) -> Any:  # fmt: skip
+def smooth_l1(
+    x: Any,
+    target: Any,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: str = "mean",
+    beta: float = 1.0,
+) -> Any:
     """Huber's loss divided by beta."""
     if tuple(x.shape) != tuple(target.shape):
         raise NotExpressed("targets that broadcast")
@@ -253,8 +332,14 @@ def smooth_l1(x: Any, target: Any, size_average: Any = None, reduce: Any = None,
     return op.div(op.huber(x, target, beta, reduction), beta)
 
 
-def kl(x: Any, target: Any, size_average: Any = None, reduce: Any = None, reduction: str = "mean",
-       log_target: bool = False) -> Any:  # fmt: skip
+def kl(
+    x: Any,
+    target: Any,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: str = "mean",
+    log_target: bool = False,
+) -> Any:
     """PyTorch's is one number an element; Caldera's is summed along an axis: of size 1 here."""
     if tuple(x.shape) != tuple(target.shape):
         raise NotExpressed("targets that broadcast")
@@ -265,9 +350,16 @@ def kl(x: Any, target: Any, size_average: Any = None, reduce: Any = None, reduct
     return parts if reduction == "none" else getattr(op, reduction)(parts)
 
 
-def attention(q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0,
-              is_causal: bool = False, scale: Any = None,
-              enable_gqa: bool = False) -> Any:  # fmt: skip
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> Any:
     """PyTorch's causal mask begins with the first key, Caldera's ends with the last."""
     only(dropout_p, 0.0, "dropout_p")
     if enable_gqa:
@@ -277,8 +369,15 @@ def attention(q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 
     return op.scaled_dot_product_attention(q, k, v, attn_mask, is_causal, scale)
 
 
-def embedding(table: Any, indices: Any, padding_idx: Any = None, max_norm: Any = None,
-              norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False) -> Any:  # fmt: skip  # noqa: E501
+def embedding(
+    table: Any,
+    indices: Any,
+    padding_idx: Any = None,
+    max_norm: Any = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
     """Rows of a table; a row of padding gets no gradient."""
     only(max_norm, None, "max_norm")
     only(scale_grad_by_freq, False, "scale_grad_by_freq")
@@ -390,4 +489,4 @@ NETWORKS: dict[str, Callable[..., Any]] = {
     "nn.functional.unfold": lambda x, kernel_size, dilation=1, padding=0, stride=1: op.unfold(
         x, steps(kernel_size, 2), steps(stride, 2), pairs(padding, 2), steps(dilation, 2)
     ),
-}  # fmt: skip
+}

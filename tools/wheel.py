@@ -33,12 +33,16 @@ def files_to_pack() -> set[str]:
     """What pyproject.toml has go into a wheel: Python files of packages, and what it names."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     patterns = settings["tool"]["setuptools"]["package-data"]["caldera"]
-    named = {path.relative_to(ROOT).as_posix() for each in patterns
-             for path in (ROOT / "caldera").glob(each)}  # fmt: skip
+    named = {
+        path.relative_to(ROOT).as_posix()
+        for each in patterns
+        for path in (ROOT / "caldera").glob(each)
+    }
     python = {
-        each for each in package_files()
+        each
+        for each in package_files()
         if each.endswith(".py") and (ROOT / each).with_name("__init__.py").is_file()
-    }  # fmt: skip
+    }
     return python | named
 
 
@@ -71,9 +75,10 @@ def problems(wheel: Path) -> list[str]:
     needed = [line for line in text.splitlines() if line.startswith("Requires-Dist:")]
     heavy = ("scikit-learn", "scipy", "torch", "optuna")
     found += [
-        f"{line} for everybody" for line in needed
+        f"{line} for everybody"
+        for line in needed
         if "extra ==" not in line and any(name in line for name in heavy)
-    ]  # fmt: skip
+    ]
     return found
 
 

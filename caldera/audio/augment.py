@@ -33,9 +33,10 @@ def add_noise(samples: Any, noise: Any, snr: float, seed: int = 0) -> np.ndarray
         )
     if sound.ndim != 1 or not sound.size or clean.ndim != 1:
         raise DataError.build(
-            "audio.add_noise", expected="samples and noise of one channel, (samples,)",
+            "audio.add_noise",
+            expected="samples and noise of one channel, (samples,)",
             got=f"{clean.shape} and {sound.shape}",
-        )  # fmt: skip
+        )
     start = int(np.random.default_rng(seed).integers(len(sound)))
     part = np.take(sound, np.arange(start, start + len(clean)), mode="wrap")
     power = float(np.mean(np.square(part, dtype=np.float64)))
@@ -61,9 +62,14 @@ def change_speed(samples: Any, factor: float) -> np.ndarray:
 
 
 def spec_augment(
-    x: Any, *, bands: int = 2, band_width: int = 27, times: int = 2, time_width: int = 100,
+    x: Any,
+    *,
+    bands: int = 2,
+    band_width: int = 27,
+    times: int = 2,
+    time_width: int = 100,
     time_part: float = 1.0,
-) -> Expr:  # fmt: skip
+) -> Expr:
     """Features (N, frames, bins) with some bands and some stretches of time set to 0 (SpecAugment).
 
     The widths are drawn evenly up to the largest, anew at every step and for each sample; no

@@ -33,9 +33,12 @@ class Utterance(NamedTuple):
 
 
 def speech_commands(
-    folder: str | PathLike[str], *, rate: int = 16000, seconds: float = 1.0,
+    folder: str | PathLike[str],
+    *,
+    rate: int = 16000,
+    seconds: float = 1.0,
     words: tuple[str, ...] | None = None,
-) -> data.Dataset:  # fmt: skip
+) -> data.Dataset:
     """Spoken words: a folder for each, with files `SPEAKER_nohash_N.wav`.
 
     `testing_list.txt` and `validation_list.txt` name those to test and to choose by, with speakers
@@ -59,9 +62,11 @@ def speech_commands(
     files = [path for name in names for path in sorted((root / name).glob("*.wav"))]
     if not files:
         raise DataError.build(
-            f"audio.speech_commands {root}", expected="folders of wav files, one for each word",
-            got="none", hint="unpack the archive there",
-        )  # fmt: skip
+            f"audio.speech_commands {root}",
+            expected="folders of wav files, one for each word",
+            got="none",
+            hint="unpack the archive there",
+        )
     parts = {part: _listed(root / f"{part}_list.txt") for part in ("testing", "validation")}
     chosen = {
         part: [path for path in files if f"{path.parent.name}/{path.name}" in listed]
@@ -72,9 +77,11 @@ def speech_commands(
     shared = {_speaker(path) for path in apart} & {_speaker(path) for path in train}
     if shared:
         raise DataError.build(
-            f"audio.speech_commands {root}", expected="speakers to test with that are new",
-            got=f"{len(shared)} in both, such as {min(shared)}", hint="mend the lists of files",
-        )  # fmt: skip
+            f"audio.speech_commands {root}",
+            expected="speakers to test with that are new",
+            got=f"{len(shared)} in both, such as {min(shared)}",
+            hint="mend the lists of files",
+        )
     length = round(rate * seconds)
 
     def part(paths: list[Path]) -> data.ArrayData:
@@ -115,9 +122,11 @@ def librispeech(folder: str | PathLike[str]) -> Iterator[Utterance]:
     found = sorted(root.glob("*/*/*.trans.txt"))
     if not found:
         raise DataError.build(
-            f"audio.librispeech {root}", expected="SPEAKER/CHAPTER/*.trans.txt", got="none",
+            f"audio.librispeech {root}",
+            expected="SPEAKER/CHAPTER/*.trans.txt",
+            got="none",
             hint="give the folder of one part, such as LibriSpeech/dev-clean",
-        )  # fmt: skip
+        )
     for listing in found:
         for line in listing.read_text().splitlines():
             key, _, text = line.partition(" ")

@@ -78,9 +78,16 @@ def greedy(logits: Any, blank: int = 0, *, lengths: Any = None) -> list[list[int
 
 
 def beam_search(
-    logits: Any, alphabet: Sequence[str], *, width: int = 16, blank: int = 0,
-    language: NGram | None = None, weight: float = 0.5, bonus: float = 0.5, lengths: Any = None,
-) -> list[str]:  # fmt: skip
+    logits: Any,
+    alphabet: Sequence[str],
+    *,
+    width: int = 16,
+    blank: int = 0,
+    language: NGram | None = None,
+    weight: float = 0.5,
+    bonus: float = 0.5,
+    lengths: Any = None,
+) -> list[str]:
     """The likeliest text of each sample of (N, frames, classes), by prefix beam search.
 
     All ways to write a prefix over the frames are added up, and the `width` best prefixes are kept
@@ -97,9 +104,10 @@ def beam_search(
     found = _frames(logits, "beam_search")
     if found.shape[-1] != len(alphabet):
         raise ShapeError.build(
-            "audio.beam_search", expected=f"an alphabet of {found.shape[-1]}, one for each class",
+            "audio.beam_search",
+            expected=f"an alphabet of {found.shape[-1]}, one for each class",
             got=f"{len(alphabet)}",
-        )  # fmt: skip
+        )
     below = found - found.max(-1, keepdims=True)
     logarithms = below - np.log(np.exp(below).sum(-1, keepdims=True))
     language_score = _Language(language, weight, bonus)
@@ -174,9 +182,10 @@ def _frames(logits: Any, name: str) -> np.ndarray:
         found = found[None]
     if found.ndim != 3:
         raise ShapeError.build(
-            f"audio.{name}", expected="logits (N, frames, classes) or (frames, classes)",
+            f"audio.{name}",
+            expected="logits (N, frames, classes) or (frames, classes)",
             got=f"shape {found.shape}",
-        )  # fmt: skip
+        )
     return found
 
 
@@ -190,7 +199,8 @@ def _counted(frames: np.ndarray, lengths: Any, name: str) -> list[np.ndarray]:
     if not are_counts or not 0 <= counts.min(initial=0) <= counts.max(initial=0) <= most:
         kind = f"{counts.dtype} of shape {counts.shape}"
         raise DataError.build(
-            f"audio.{name}", expected=f"lengths, {samples} whole numbers from 0 to {most}",
+            f"audio.{name}",
+            expected=f"lengths, {samples} whole numbers from 0 to {most}",
             got=f"{counts.min()} to {counts.max()}" if are_counts else kind,
-        )  # fmt: skip
+        )
     return [each[:count] for each, count in zip(frames, counts, strict=True)]

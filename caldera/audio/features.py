@@ -38,10 +38,11 @@ def frame_signal(x: Any, length: int, hop: int) -> Expr:
     x = _samples(x, "frame_signal")
     if min(length, hop) < 1 or x.shape[-1] < length:
         raise ShapeError.build(
-            "audio.frame_signal", expected=f"at least {length} samples, and a hop of 1 or more",
+            "audio.frame_signal",
+            expected=f"at least {length} samples, and a hop of 1 or more",
             got=f"samples of shape {tuple(x.shape)} and hop={hop}",
             hint="make the signal longer with op.pad",
-        )  # fmt: skip
+        )
     count = 1 + (x.shape[-1] - length) // hop
     places = np.arange(count)[:, None] * hop + np.arange(length)
     return op.gather(x, places, axis=-1)
@@ -71,10 +72,18 @@ def stft(
 
 
 def mel_spectrogram(
-    x: Any, rate: float, bins: int = 128, n_fft: int = 2048, hop: int | None = None, *,
-    low: float = 0.0, high: float | None = None, htk: bool = False, window: str = "hann",
+    x: Any,
+    rate: float,
+    bins: int = 128,
+    n_fft: int = 2048,
+    hop: int | None = None,
+    *,
+    low: float = 0.0,
+    high: float | None = None,
+    htk: bool = False,
+    window: str = "hann",
     center: bool = True,
-) -> Expr:  # fmt: skip
+) -> Expr:
     """The power of `bins` triangular bands, evenly spaced in mel: (..., frames, bins), as librosa.
 
     >>> import caldera as cd
@@ -111,9 +120,17 @@ def power_to_db(power: Any, floor: float = 1e-10, range_db: float | None = 80.0)
 
 
 def fbank(
-    x: Any, rate: float, bins: int = 23, *, frame_length: float = 0.025, frame_shift: float = 0.010,
-    low: float = 20.0, high: float = 0.0, preemphasis: float = 0.97, window: str = "povey",
-) -> Expr:  # fmt: skip
+    x: Any,
+    rate: float,
+    bins: int = 23,
+    *,
+    frame_length: float = 0.025,
+    frame_shift: float = 0.010,
+    low: float = 20.0,
+    high: float = 0.0,
+    preemphasis: float = 0.97,
+    window: str = "povey",
+) -> Expr:
     """The logarithms of the power in `bins` mel bands, as Kaldi has them: (..., frames, bins).
 
     Lengths are in seconds; a `high` of 0 or less is counted down from half the rate.
@@ -128,10 +145,20 @@ def fbank(
 
 
 def mfcc(
-    x: Any, rate: float, count: int = 13, bins: int = 23, *, lifter: float = 22.0,
-    energy: bool = True, frame_length: float = 0.025, frame_shift: float = 0.010,
-    low: float = 20.0, high: float = 0.0, preemphasis: float = 0.97, window: str = "povey",
-) -> Expr:  # fmt: skip
+    x: Any,
+    rate: float,
+    count: int = 13,
+    bins: int = 23,
+    *,
+    lifter: float = 22.0,
+    energy: bool = True,
+    frame_length: float = 0.025,
+    frame_shift: float = 0.010,
+    low: float = 20.0,
+    high: float = 0.0,
+    preemphasis: float = 0.97,
+    window: str = "povey",
+) -> Expr:
     """Mel-frequency cepstral coefficients, as Kaldi has them: (..., frames, count).
 
     With `energy` the first is the logarithm of the frame's energy, before pre-emphasis.
@@ -162,9 +189,10 @@ def cepstra(bands: Any, count: int, lifter: float = 0.0) -> Expr:
     size = bands.shape[-1]
     if not 1 <= count <= size:
         raise ConfigError.build(
-            "audio.cepstra", expected=f"a count from 1 to {size}, the number of bands",
+            "audio.cepstra",
+            expected=f"a count from 1 to {size}, the number of bands",
             got=f"{count}",
-        )  # fmt: skip
+        )
     n, k = np.arange(size), np.arange(count)
     matrix = np.cos(np.pi / size * (n[:, None] + 0.5) * k) * np.sqrt(2 / size)
     matrix[:, 0] = np.sqrt(1 / size)
@@ -187,9 +215,10 @@ def deltas(x: Any, order: int = 2, window: int = 2) -> Expr:
     x = _expr(x, "audio.deltas", 2)
     if not (0 <= order <= MOST_FRAMES and 1 <= window <= MOST_FRAMES):
         raise ConfigError.build(
-            "audio.deltas", expected=f"order= from 0 and window= from 1 to {MOST_FRAMES}",
+            "audio.deltas",
+            expected=f"order= from 0 and window= from 1 to {MOST_FRAMES}",
             got=f"{order} and {window}",
-        )  # fmt: skip
+        )
     frames = x.shape[-2]
     kernel, scales = np.ones(1), []
     base = np.arange(-window, window + 1) / (2 * np.sum(np.arange(1, window + 1) ** 2))
@@ -203,9 +232,10 @@ def deltas(x: Any, order: int = 2, window: int = 2) -> Expr:
         matrix = np.zeros((frames, frames))
         for offset, weight in zip(range(-reach, reach + 1), each, strict=True):
             np.add.at(
-                matrix, (np.arange(frames), np.clip(np.arange(frames) + offset, 0, frames - 1)),
+                matrix,
+                (np.arange(frames), np.clip(np.arange(frames) + offset, 0, frames - 1)),
                 weight,
-            )  # fmt: skip
+            )
         parts.append(_constant(matrix, x) @ x)
     return op.concat(parts, axis=-1)
 
@@ -260,9 +290,10 @@ def splice(x: Any, left: int, right: int) -> Expr:
     x = _expr(x, "audio.splice", 2)
     if not (0 <= left <= MOST_FRAMES and 0 <= right <= MOST_FRAMES):
         raise ConfigError.build(
-            "audio.splice", expected=f"left= and right= from 0 to {MOST_FRAMES}",
+            "audio.splice",
+            expected=f"left= and right= from 0 to {MOST_FRAMES}",
             got=f"{left} and {right}",
-        )  # fmt: skip
+        )
     frames = x.shape[-2]
     parts = [
         op.gather(x, np.clip(np.arange(frames) + offset, 0, frames - 1), axis=-2)
@@ -275,9 +306,14 @@ def splice(x: Any, left: int, right: int) -> Expr:
 
 
 def mel_filters(
-    rate: float, n_fft: int, bins: int, low: float = 0.0, high: float | None = None, *,
+    rate: float,
+    n_fft: int,
+    bins: int,
+    low: float = 0.0,
+    high: float | None = None,
+    *,
     htk: bool = False,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """The weights of triangular bands, (bins, 1 + n_fft // 2), each of area 1: librosa's.
 
     >>> from caldera import audio
@@ -312,9 +348,10 @@ def _kaldi_filters(rate: float, n_fft: int, bins: int, low: float, high: float) 
 def _check_band(bins: int, low: float, top: float, rate: float) -> None:
     if not (bins >= 1 and 0 <= low < top <= rate / 2):
         raise ConfigError.build(
-            "audio", expected=f"some bands between 0 and half the rate, {rate / 2:g}",
+            "audio",
+            expected=f"some bands between 0 and half the rate, {rate / 2:g}",
             got=f"{bins} from {low:g} to {top:g}",
-        )  # fmt: skip
+        )
 
 
 def _kaldi_mel(hertz: np.ndarray) -> np.ndarray:
@@ -365,9 +402,10 @@ def _kaldi_power(
     """Power spectra of the frames, and the energy of each before anything but its mean is gone."""
     if not all(0 < each < 1e6 for each in (frame_length, frame_shift)):
         raise ConfigError.build(
-            "audio.fbank", expected="frame_length= and frame_shift= in seconds, above 0",
+            "audio.fbank",
+            expected="frame_length= and frame_shift= in seconds, above 0",
             got=f"{frame_length} and {frame_shift}",
-        )  # fmt: skip
+        )
     length, hop = round(rate * frame_length), round(rate * frame_shift)
     n_fft = 1 << (length - 1).bit_length()
     frames = frame_signal(x, length, hop)
@@ -402,10 +440,11 @@ def _samples(x: Any, name: str) -> Expr:
     x = _expr(x)
     if x.ndim not in (1, 2) or x.dtype.kind != "f":
         raise ShapeError.build(
-            f"audio.{name}", expected="samples (samples,) or (N, samples), floating-point numbers",
+            f"audio.{name}",
+            expected="samples (samples,) or (N, samples), floating-point numbers",
             got=f"shape {tuple(x.shape)} of {x.dtype}",
             hint="audio.read gives such; channels are averaged with channels='mean'",
-        )  # fmt: skip
+        )
     return x
 
 

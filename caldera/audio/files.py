@@ -41,9 +41,12 @@ class Sound(NamedTuple):
 
 
 def read(
-    path: str | PathLike[str], rate: int | None = None, *, channels: Channels = "mean",
+    path: str | PathLike[str],
+    rate: int | None = None,
+    *,
+    channels: Channels = "mean",
     scale: float = 1.0,
-) -> Sound:  # fmt: skip
+) -> Sound:
     """The samples of a file, (samples,), in `rate` samples a second if one is given.
 
     Channels are averaged, or the first is taken; "all" gives (channels, samples). The loudest sound
@@ -87,9 +90,10 @@ def write(path: str | PathLike[str], samples: Any, rate: int) -> None:
     _check_rates("audio.write", rate)
     if array.ndim != 2 or not np.isfinite(array).all():
         raise DataError.build(
-            "audio.write", expected="finite samples (samples,) or (channels, samples)",
+            "audio.write",
+            expected="finite samples (samples,) or (channels, samples)",
             got=f"shape {array.shape}",
-        )  # fmt: skip
+        )
     whole = np.clip(np.round(array.T * 32768), -32768, 32767).astype("<i2")
     with created(path, "wb", "audio.write") as opened, wave.Wave_write(opened) as file:
         file.setnchannels(array.shape[0])
@@ -174,9 +178,10 @@ def resample(samples: Any, old: int, new: int) -> np.ndarray:
 def _check_rates(where: str, *rates: int) -> None:
     if not all(1 <= rate <= MOST_RATE for rate in rates):
         raise ConfigError.build(
-            where, expected=f"samples a second from 1 to {MOST_RATE}",
+            where,
+            expected=f"samples a second from 1 to {MOST_RATE}",
             got=" and ".join(map(repr, rates)),
-        )  # fmt: skip
+        )
 
 
 @lru_cache(maxsize=32)

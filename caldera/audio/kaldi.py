@@ -64,9 +64,11 @@ def read_scp(path: str | PathLike[str]) -> Iterator[tuple[str, np.ndarray]]:
         place = rest.strip()
         if not place or place.endswith("|") or place.startswith("|"):
             raise DataError.build(
-                f"{name}, line {number}", expected="a key and file:offset", got=repr(line.strip()),
+                f"{name}, line {number}",
+                expected="a key and file:offset",
+                got=repr(line.strip()),
                 hint="commands in scripts are not run: write their output to an archive first",
-            )  # fmt: skip
+            )
         file_name, _, offset = place.rpartition(":")
         if not offset.isdigit():
             file_name, offset = place, "0"
@@ -79,9 +81,12 @@ def read_scp(path: str | PathLike[str]) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def write_ark(
-    path: str | PathLike[str], entries: Mapping[str, Any] | Iterable[tuple[str, Any]], *,
-    scp: str | PathLike[str] | None = None, form: Form = "binary",
-) -> None:  # fmt: skip
+    path: str | PathLike[str],
+    entries: Mapping[str, Any] | Iterable[tuple[str, Any]],
+    *,
+    scp: str | PathLike[str] | None = None,
+    form: Form = "binary",
+) -> None:
     """Write arrays as an archive, and where each is as a script if `scp` is a path.
 
     Floats are written in their precision, integers as alignments. "compressed" keeps a byte a
@@ -97,9 +102,10 @@ def write_ark(
         for entry in given:
             if not isinstance(entry, tuple | list) or len(entry) != 2:
                 raise DataError.build(
-                    "kaldi.write_ark", expected="pairs of a key and an array",
+                    "kaldi.write_ark",
+                    expected="pairs of a key and an array",
                     got=f"a {type(entry).__name__}",
-                )  # fmt: skip
+                )
             key, value = entry
             if not isinstance(key, str) or not key or any(letter.isspace() for letter in key):
                 raise DataError.build(
@@ -167,9 +173,11 @@ def _binary(file: IO[bytes], where: str, held: int) -> np.ndarray:
         raw = _exactly(file, int(np.prod(shape, dtype=object)) * dtype.itemsize, where, held)
         return np.frombuffer(raw, dtype).reshape(shape).astype(dtype.newbyteorder("="))
     raise DataError.build(
-        where, expected="a matrix, a vector, or integers", got=f"a {kind!r}",
+        where,
+        expected="a matrix, a vector, or integers",
+        got=f"a {kind!r}",
         hint="lattices, models and posteriors in pairs are not arrays",
-    )  # fmt: skip
+    )
 
 
 def _integers(file: IO[bytes], where: str, held: int) -> np.ndarray:
@@ -246,9 +254,10 @@ def _write(file: IO[bytes], array: np.ndarray, form: Form, key: str) -> None:
         return
     if array.dtype.kind != "f" or array.ndim not in (1, 2):
         raise DataError.build(
-            f"kaldi.write_ark, {key}", expected="floats (rows, columns) or (numbers,), or integers "
-            "(numbers,)", got=f"shape {array.shape} of {array.dtype}",
-        )  # fmt: skip
+            f"kaldi.write_ark, {key}",
+            expected="floats (rows, columns) or (numbers,), or integers (numbers,)",
+            got=f"shape {array.shape} of {array.dtype}",
+        )
     if array.dtype != np.float64:
         array = array.astype(np.float32)
     if form == "text":

@@ -40,9 +40,12 @@ class FilterBank(nn.Layer):
 
     def forward(self, x: Expr) -> Expr:
         found = fbank(
-            x * 32768.0, self.rate, self.bins, frame_length=self.frame_length,
+            x * 32768.0,
+            self.rate,
+            self.bins,
+            frame_length=self.frame_length,
             frame_shift=self.frame_shift,
-        )  # fmt: skip
+        )
         found = normalise(found)
         if self.augment and nn.context().training:
             found = spec_augment(found, band_width=self.bins // 5, time_part=0.2)
@@ -66,8 +69,9 @@ def model_input(path: str | PathLike[str], model: Model) -> np.ndarray:
         raise DataError.build(
             f"predict {Path(fspath(path)).name}",
             expected="a model that takes samples of sound, with one audio.FilterBank",
-            got=f"one that takes {shape}", hint="give features to others as an .npy file",
-        )  # fmt: skip
+            got=f"one that takes {shape}",
+            hint="give features to others as an .npy file",
+        )
     samples = read(path, rates[0]).samples[: shape[0]]
     return np.pad(samples, (0, shape[0] - len(samples)))[None].astype(dtype)
 
@@ -151,9 +155,10 @@ class ConformerBlock(nn.Layer):
     def __post_init__(self) -> None:
         if self.kernel % 2 == 0:
             raise ConfigError.build(
-                "ConformerBlock", expected="an odd kernel, with a frame in the middle",
+                "ConformerBlock",
+                expected="an odd kernel, with a frame in the middle",
                 got=f"{self.kernel}",
-            )  # fmt: skip
+            )
         self.norm1, self.norm2, self.norm3 = nn.LayerNorm(), nn.LayerNorm(), nn.LayerNorm()
         self.norm4, self.inner_norm, self.last_norm = nn.LayerNorm(), nn.LayerNorm(), nn.LayerNorm()
         self.drop1, self.drop2 = nn.Dropout(self.dropout), nn.Dropout(self.dropout)

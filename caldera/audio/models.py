@@ -31,9 +31,15 @@ def _head(classes: int, pooled: bool) -> Layers:
 
 
 def frame_dnn(
-    input_shape: Sequence[int], classes: int, *, left: int = 5, right: int = 5, units: int = 512,
-    depth: int = 4, pooled: bool = False,
-) -> Layers:  # fmt: skip
+    input_shape: Sequence[int],
+    classes: int,
+    *,
+    left: int = 5,
+    right: int = 5,
+    units: int = 512,
+    depth: int = 4,
+    pooled: bool = False,
+) -> Layers:
     """Dense layers over each frame and its neighbours: what hybrid systems began with.
 
     >>> from caldera import audio, nn
@@ -45,9 +51,13 @@ def frame_dnn(
 
 
 def tdnn(
-    input_shape: Sequence[int], classes: int, *, units: int = 256, pooled: bool = False,
+    input_shape: Sequence[int],
+    classes: int,
+    *,
+    units: int = 256,
+    pooled: bool = False,
     offsets: Sequence[Sequence[int]] = ((-2, -1, 0, 1, 2), (-2, 0, 2), (-3, 0, 3), (0,)),
-) -> Layers:  # fmt: skip
+) -> Layers:
     """A time-delay network: layers whose frames come from ever further apart.
 
     >>> from caldera import audio, nn
@@ -61,9 +71,13 @@ def tdnn(
 
 
 def blstm(
-    input_shape: Sequence[int], classes: int, *, units: int = 128, depth: int = 2,
+    input_shape: Sequence[int],
+    classes: int,
+    *,
+    units: int = 128,
+    depth: int = 2,
     pooled: bool = False,
-) -> Layers:  # fmt: skip
+) -> Layers:
     """LSTMs in both directions. A second input, lengths or a mask, says which frames are real, as
     sequences of different lengths (`data.RaggedData`) have it.
 
@@ -74,14 +88,21 @@ def blstm(
     layers = [
         nn.LSTM(units, return_sequences=True, bidirectional=True, return_mask=level < depth - 1)
         for level in range(_depth(depth))
-    ]  # fmt: skip
+    ]
     return [nn.Input(tuple(input_shape)), *layers, *_head(classes, pooled)]
 
 
 def conformer(
-    input_shape: Sequence[int], classes: int, *, width: int = 144, heads: int = 4, depth: int = 4,
-    kernel: int = 15, dropout: float = 0.1, pooled: bool = False,
-) -> Layers:  # fmt: skip
+    input_shape: Sequence[int],
+    classes: int,
+    *,
+    width: int = 144,
+    heads: int = 4,
+    depth: int = 4,
+    kernel: int = 15,
+    dropout: float = 0.1,
+    pooled: bool = False,
+) -> Layers:
     """A small Conformer, with learned positions.
 
     >>> from caldera import audio, nn
@@ -90,9 +111,12 @@ def conformer(
     """
     blocks = [ConformerBlock(heads, kernel, dropout=dropout) for _ in range(_depth(depth))]
     return [
-        nn.Input(tuple(input_shape)), nn.Dense(width), nn.PositionalEmbedding(input_shape[0]),
-        *blocks, *_head(classes, pooled),
-    ]  # fmt: skip
+        nn.Input(tuple(input_shape)),
+        nn.Dense(width),
+        nn.PositionalEmbedding(input_shape[0]),
+        *blocks,
+        *_head(classes, pooled),
+    ]
 
 
 _guard(globals(), where="audio.models.{}".format)

@@ -128,12 +128,16 @@ class CaseRunner:
             return
         is_reference = comparison.is_reference(entry)
         found = handle.ask(
-            CHECK, work=self.work.name, case=case.name, folder=str(comparison.folder_of(entry)),
-            quick=self.options.quick, truth=self._compares and is_reference,
+            CHECK,
+            work=self.work.name,
+            case=case.name,
+            folder=str(comparison.folder_of(entry)),
+            quick=self.options.quick,
+            truth=self._compares and is_reference,
             float64=isinstance(case, TrainingCase)
             and case.is_small
             and (is_reference or handle.contestant.framework == "caldera"),
-        )  # fmt: skip
+        )
         entry.loss, entry.loss_steps = found.get("loss"), found.get("steps", 0)
         entry.loss_mean_of = found.get("mean of", 0)
         if self._compares:

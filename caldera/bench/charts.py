@@ -27,10 +27,13 @@ def depth_chart(report: Report, work: str) -> LineChart | None:
         points.sort()
         lines.append(
             Line(
-                label, points, CATEGORICAL[place % len(CATEGORICAL)],
-                dashed=place >= len(CATEGORICAL), last=f"{points[-1][1]:.3g}",
+                label,
+                points,
+                CATEGORICAL[place % len(CATEGORICAL)],
+                dashed=place >= len(CATEGORICAL),
+                last=f"{points[-1][1]:.3g}",
             )
-        )  # fmt: skip
+        )
     return LineChart(
         "Milliseconds of a training step",
         "layers",
@@ -86,9 +89,13 @@ def accuracy_chart(report: Report, work: str, case: str) -> LineChart | None:
     times = [x for line in lines for x, _ in line.points]
     heights = [y for line in lines for _, y in line.points]
     return LineChart(
-        f"{case}: test accuracy", "seconds", lines, axis_of([0.0, *times]), axis_of(heights),
+        f"{case}: test accuracy",
+        "seconds",
+        lines,
+        axis_of([0.0, *times]),
+        axis_of(heights),
         legend=legend,
-    )  # fmt: skip
+    )
 
 
 def scaling_chart(report: Report, work: str) -> LineChart | None:
@@ -105,6 +112,9 @@ def scaling_chart(report: Report, work: str) -> LineChart | None:
         colour = CATEGORICAL[place % len(CATEGORICAL)]
         lines.append(Line(name, points, colour, dots_only=len(points) == 1))
     return LineChart(
-        "Seconds to the accuracy", "ranks", lines, whole_axis(ranks),
+        "Seconds to the accuracy",
+        "ranks",
+        lines,
+        whole_axis(ranks),
         axis_of([0.0, *(y for line in lines for _, y in line.points)]),
-    )  # fmt: skip
+    )

@@ -118,9 +118,11 @@ def _dataset(case: TrainingCase) -> Dataset:
     makers = {"mnist": mnist, "cifar10": cifar10}
     if case.dataset not in makers:
         raise ConfigError.build(
-            "--test-accuracy", expected="work with a data set", got=case.name,
+            "--test-accuracy",
+            expected="work with a data set",
+            got=case.name,
             hint="mlp, lenet5 and resnet20 have one",
-        )  # fmt: skip
+        )
     return makers[case.dataset](download=False)
 
 

@@ -119,10 +119,13 @@ def contestants(
             for name in without
         ]
         ours += [
-            Contestant("caldera", f"{first} with {mib} MiB of workspace",
-                       {"accuracy": first, "workspace_limit": mib << 20})
+            Contestant(
+                "caldera",
+                f"{first} with {mib} MiB of workspace",
+                {"accuracy": first, "workspace_limit": mib << 20},
+            )
             for mib in workspaces
-        ]  # fmt: skip
+        ]
     theirs = [contestant for peer in peers for contestant in settings[peer]()]
     theirs.sort(key=lambda each: each.framework != REFERENCE)
     reference = [each for each in theirs[:1] if each.framework == REFERENCE]
@@ -194,8 +197,10 @@ def has_compiler() -> bool:
         done = subprocess.run(
             [program, "-x", "c++", "-fsyntax-only", "-"],
             input=b"#include <vector>\nint main() { return 0; }\n",
-            capture_output=True, timeout=_COMPILER_SECONDS, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            timeout=_COMPILER_SECONDS,
+            check=False,
+        )
     except (OSError, subprocess.SubprocessError):
         return False
     return done.returncode == 0

@@ -106,8 +106,13 @@ class Equality:
     def holds(self) -> bool | None:
         """Whether everything that was compared agrees; None if nothing was."""
         compared = (
-            self.first_loss, self.gradients, self.float64, self.curve, self.result, self.distance,
-        )  # fmt: skip
+            self.first_loss,
+            self.gradients,
+            self.float64,
+            self.curve,
+            self.result,
+            self.distance,
+        )
         if all(each is None for each in compared):
             return None
         return not self.broken

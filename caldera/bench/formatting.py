@@ -14,17 +14,32 @@ NOTHING = "-"
 
 IMAGES = "images/s"
 COLUMNS = (
-    "setting", "time a step", "95% interval", "ratio to the best peers", IMAGES,
-    "first step cold", "warm", "memory", "loss", "equal results",
-)  # fmt: skip
+    "setting",
+    "time a step",
+    "95% interval",
+    "ratio to the best peers",
+    IMAGES,
+    "first step cold",
+    "warm",
+    "memory",
+    "loss",
+    "equal results",
+)
 SHORT_COLUMNS = ("setting", "time", "95% interval", "ratio to the best peers", "equal results")
 """Of single computations, which have neither losses nor a memory of their own."""
 
 
 LEARNING_COLUMNS = (
-    "setting", "time to accuracy", "95% interval", "ratio to the best peers", "test accuracy",
-    "steps", "bytes sent", "first epoch cold", "watching",
-)  # fmt: skip
+    "setting",
+    "time to accuracy",
+    "95% interval",
+    "ratio to the best peers",
+    "test accuracy",
+    "steps",
+    "bytes sent",
+    "first epoch cold",
+    "watching",
+)
 """Of whole trainings."""
 
 

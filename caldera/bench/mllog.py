@@ -30,9 +30,11 @@ def log_text(report: Report) -> str:
     ours = [each for each in entries if each.framework == "caldera"] or entries
     if not ours:
         raise ConfigError.build(
-            "--mllog", expected="a training to an accuracy", got="none",
+            "--mllog",
+            expected="a training to an accuracy",
+            got="none",
             hint="caldera bench training has some",
-        )  # fmt: skip
+        )
     return "\n".join(training_lines(ours[0], 0, report.machine)) + "\n"
 
 
@@ -46,10 +48,12 @@ def training_lines(entry: Entry, number: int, machine: dict[str, Any]) -> list[s
     log.add("cache_clear", True)
     log.add("init_start", None, kind=_START)
     for key, value in {
-        "submission_org": "none", "submission_platform": machine.get("cpu", "unknown"),
-        "submission_division": "open", "submission_status": "research",
+        "submission_org": "none",
+        "submission_platform": machine.get("cpu", "unknown"),
+        "submission_division": "open",
+        "submission_status": "research",
         "submission_benchmark": _BENCHMARK,
-    }.items():  # fmt: skip
+    }.items():
         log.add(key, value, about if key == "submission_benchmark" else {})
     log.add("seed", entry.seeds[number])
     log.add("global_batch_size", entry.batch)
@@ -87,7 +91,11 @@ class _Log:
         self, key: str, value: Any, metadata: dict[str, Any] | None = None, kind: str = _POINT
     ) -> None:
         line = {
-            "namespace": "", "time_ms": self._now, "event_type": kind, "key": key, "value": value,
+            "namespace": "",
+            "time_ms": self._now,
+            "event_type": kind,
+            "key": key,
+            "value": value,
             "metadata": metadata or {},
-        }  # fmt: skip
+        }
         self.lines.append(f":::MLLOG {json.dumps(line)}")

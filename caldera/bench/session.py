@@ -158,17 +158,25 @@ class Session:
         everybody: list[Contestant]
         if isinstance(case, TrainingCase) and case.on_card:
             everybody = card_contestants(
-                case, self._peers, options.precisions_of(case), compiler=self._compiler,
-                words=options.settings, device=options.device,
-            )  # fmt: skip
+                case,
+                self._peers,
+                options.precisions_of(case),
+                compiler=self._compiler,
+                words=options.settings,
+                device=options.device,
+            )
             data = folder / "data"
             write_batches(case, data)
         else:
             everybody = contestants(
-                case, self._peers, options.accuracies, compiler=self._compiler,
-                without=options.without, workspaces=options.workspaces,
+                case,
+                self._peers,
+                options.accuracies,
+                compiler=self._compiler,
+                without=options.without,
+                workspaces=options.workspaces,
                 precisions=options.precisions,
-            )  # fmt: skip
+            )
         everybody = [each for one in everybody for each in self._with_before(one)]
         handles = [
             WorkerHandle(
@@ -212,10 +220,16 @@ class Session:
 
     def _entry(self, work: Workload, case: Case, handle: WorkerHandle) -> Entry:
         entry = Entry(
-            work.name, case.name, handle.contestant.framework, handle.contestant.setting,
-            precision=handle.contestant.precision, part_of=case.part_of, group=case.group,
-            flops=case.flops, level=case.level,
-        )  # fmt: skip
+            work.name,
+            case.name,
+            handle.contestant.framework,
+            handle.contestant.setting,
+            precision=handle.contestant.precision,
+            part_of=case.part_of,
+            group=case.group,
+            flops=case.flops,
+            level=case.level,
+        )
         if isinstance(case, LearningCase):
             entry.batch, entry.shape = case.network.batch, list(case.network.shape)
             entry.ranks, entry.scheme, entry.target = case.ranks, case.scheme, case.target

@@ -111,9 +111,12 @@ class Worker:
         times = timed(self._task, request["seconds"], request["least"], shortest=shortest)
         peak = peak_memory() - self._task.held_for_others
         return {
-            "times": times.wall, "cpu": times.cpu, "lost": times.lost,
-            "peak": peak, "growth": max(0, peak - self._base),
-        }  # fmt: skip
+            "times": times.wall,
+            "cpu": times.cpu,
+            "lost": times.lost,
+            "peak": peak,
+            "growth": max(0, peak - self._base),
+        }
 
     def _losses(self, request: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(self._task, Trainer):
@@ -128,9 +131,14 @@ class Worker:
         if self._task is None:
             raise CalderaError.build("bench worker", expected=PREPARE, got=f"{CHECK} before it")
         return checked_on_card(
-            self.framework, self._task, case, folder, quick=quick, truth=truth,
+            self.framework,
+            self._task,
+            case,
+            folder,
+            quick=quick,
+            truth=truth,
             float64=request["float64"],
-        )  # fmt: skip
+        )
 
     def _train(self, request: dict[str, Any]) -> dict[str, Any]:
         case = self._case(request)

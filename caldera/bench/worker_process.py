@@ -93,9 +93,12 @@ class WorkerProcess:
         self.label = label
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
         self._process = subprocess.Popen(
-            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+            list(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
             env=dict(environment),
-        )  # fmt: skip
+        )
         self._received = b""
 
     def ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
@@ -266,10 +269,11 @@ class WorkerHandle:
         left = self._limit - self._taken
         if left <= 0:
             raise WorkerError.build(
-                self.contestant.label, expected=f"everything within {self._limit:.0f} s",
+                self.contestant.label,
+                expected=f"everything within {self._limit:.0f} s",
                 got=f"{self._taken:.0f} s before it could {do}",
                 hint="give it more with --limit",
-            )  # fmt: skip
+            )
         start = time.monotonic()
         try:
             return self._process.ask(request, min(seconds, left))

@@ -69,10 +69,12 @@ def held_out(found: Dataset, options: Mapping[str, Any]) -> Dataset:
         return found.hold_out(part, options["seed"])
     if choosing(options):
         raise ConfigError.build(
-            "validation_part", expected=f"above 0 with {', '.join(choosing(options))}", got="0",
+            "validation_part",
+            expected=f"above 0 with {', '.join(choosing(options))}",
+            got="0",
             hint="what is chosen by the test data is not tested by them: hold out a part of the "
             f"training data, as in --validation-part {VALIDATION_PART}",
-        )  # fmt: skip
+        )
     return found
 
 
@@ -94,9 +96,10 @@ def make_class_weights(options: Mapping[str, Any]) -> str | dict[str, float] | N
             name = ""
         if not name:
             raise ConfigError.build(
-                "class_weights", expected="balanced, or CLASS=NUMBER, such as faulty=10",
+                "class_weights",
+                expected="balanced, or CLASS=NUMBER, such as faulty=10",
                 got=repr(each),
-            )  # fmt: skip
+            )
     return found
 
 

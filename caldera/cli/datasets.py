@@ -101,9 +101,11 @@ def load_data(options: Mapping[str, Any], schema: Schema | None = None) -> Datas
             continue
         if option not in source.options:
             raise ConfigError.build(
-                f"data {name}", expected="an option it takes", got=repr(option),
+                f"data {name}",
+                expected="an option it takes",
+                got=repr(option),
                 hint=nearest(option, source.options),
-            )  # fmt: skip
+            )
         value = _argument(option, options[option], by_name=source in (TEXTS, WINDOWS))
         arguments[source.options[option]] = value
     if source.takes_schema and schema is not None and (schema.columns or schema.text):
@@ -155,9 +157,11 @@ def _source(options: Mapping[str, Any]) -> tuple[Source, tuple[Path, ...]]:
             name, expected="a file that ends in " + ", ".join((".npz", *SUFFIXES)), got="another"
         )
     raise ConfigError.build(
-        "data", expected="a data set, a file or a folder", got=repr(name),
+        "data",
+        expected="a data set, a file or a folder",
+        got=repr(name),
         hint=nearest(name, NAMED),
-    )  # fmt: skip
+    )
 
 
 def table_input_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,9 +194,11 @@ def _kind(text: str) -> tuple[int | str, str]:
     column, equals, kind = text.rpartition("=")
     if not equals or not column:
         raise ConfigError.build(
-            "--kinds", expected="COLUMN=KIND, such as zip=category", got=repr(text),
+            "--kinds",
+            expected="COLUMN=KIND, such as zip=category",
+            got=repr(text),
             hint="kinds are number, category, date, date:%d/%m/%Y, text and ignored",
-        )  # fmt: skip
+        )
     return column_of(column), kind
 
 
@@ -239,9 +245,10 @@ def augmented(found: Dataset, options: Mapping[str, Any]) -> Dataset:
         return found
     if len(found.shape) != 3:
         raise ShapeError.build(
-            f"augmentation {', '.join(asked)}", expected="images",
+            f"augmentation {', '.join(asked)}",
+            expected="images",
             got=f"samples of shape {found.shape}",
-        )  # fmt: skip
+        )
     stages: list[data.Stage] = []
     if options.get("rotate"):
         stages.append(data.Rotate(options["rotate"]))

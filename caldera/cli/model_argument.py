@@ -24,9 +24,12 @@ _GROUPS = ("data", "model", "training", "optimizer", "schedule")
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
     """The argument that names the model, and the flags that shape it."""
     parser.add_argument(
-        "subject", metavar="MODEL", nargs="?", default="mlp",
+        "subject",
+        metavar="MODEL",
+        nargs="?",
+        default="mlp",
         help="a network of the zoo, a recipe.toml or a .caldera file (default: mlp)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--input-shape",
         metavar="N,N,...",
@@ -55,9 +58,11 @@ def find_model(arguments: argparse.Namespace) -> Model:
             )
         return load_model(path)
     raise ConfigError.build(
-        "MODEL", expected="a network of the zoo, a recipe.toml or a .caldera file", got=repr(text),
+        "MODEL",
+        expected="a network of the zoo, a recipe.toml or a .caldera file",
+        got=repr(text),
         hint=nearest(text, ZOO),
-    )  # fmt: skip
+    )
 
 
 def class_names_of(model: Model, path: str) -> tuple[str, ...]:

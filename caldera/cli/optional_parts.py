@@ -40,13 +40,17 @@ MPI = "pip install 'caldera[mpi]'"
 PACKAGES = (
     Package("ml_dtypes", ("ml_dtypes",), "bfloat16", "pip install ml_dtypes"),
     Package("tokenizers", ("tokenizers",), "texts as byte pairs", "pip install 'caldera[text]'"),
-    Package("sklearn", ("scikit-learn",), "caldera.sklearn, importances of a search",
-            "pip install 'caldera[sklearn]'"),
-    Package("scipy", ("scipy",), "linear algebra of caldera.dmath",
-            "pip install 'caldera[dmath]'"),
+    Package(
+        "sklearn",
+        ("scikit-learn",),
+        "caldera.sklearn, importances of a search",
+        "pip install 'caldera[sklearn]'",
+    ),
+    Package("scipy", ("scipy",), "linear algebra of caldera.dmath", "pip install 'caldera[dmath]'"),
     Package("PIL", ("pillow",), "folders of images", "pip install pillow"),
-    Package("soundfile", ("soundfile",), "flac files in caldera.audio",
-            "pip install 'caldera[audio]'"),
+    Package(
+        "soundfile", ("soundfile",), "flac files in caldera.audio", "pip install 'caldera[audio]'"
+    ),
     Package("pandas", ("pandas",), "frames that are given and taken", TABLES),
     Package("pyarrow", ("pyarrow",), "tables in Parquet and Feather files", TABLES),
     Package("openpyxl", ("openpyxl",), "tables in Excel workbooks", TABLES),
@@ -55,22 +59,28 @@ PACKAGES = (
     Package("threadpoolctl", ("threadpoolctl",), "the BLAS's threads", "pip install threadpoolctl"),
     Package("onnx", ("onnx",), "models of other frameworks", "pip install 'caldera[onnx]'"),
     Package("mpi4py", ("mpi4py",), "training on several processes", MPI),
-    Package("optuna", ("optuna",), "caldera search, caldera.search",
-            "pip install 'caldera[search]'"),
+    Package(
+        "optuna", ("optuna",), "caldera search, caldera.search", "pip install 'caldera[search]'"
+    ),
     Package("cmaes", ("cmaes",), "search.CMAES", "pip install 'caldera[search]'"),
     Package("uvicorn", ("uvicorn",), "caldera serve, caldera.serve", SERVE),
     Package("httptools", ("httptools",), "caldera serve, caldera.serve", SERVE),
     Package("uvloop", ("uvloop",), "caldera serve, a little faster", SERVE),
-    Package("tensorboard", ("tensorboard",), "showing what cd.TensorBoard writes",
-            "pip install tensorboard"),
+    Package(
+        "tensorboard",
+        ("tensorboard",),
+        "showing what cd.TensorBoard writes",
+        "pip install tensorboard",
+    ),
     Package("torch", ("torch",), "caldera bench beside PyTorch", BENCH),
     Package("jax", ("jax",), "caldera bench beside JAX", BENCH),
     Package("cupy", ("cupy-cuda13x", "cupy-cuda12x", "cupy"), "NVIDIA GPUs", CUDA),
     Package("nvmath", ("nvmath-python",), "cuBLAS for GPUs", CUDA),
-    Package("nvidia.cudnn", ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"), "convolutions on GPUs",
-            CUDA),
+    Package(
+        "nvidia.cudnn", ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"), "convolutions on GPUs", CUDA
+    ),
     Package("cudnn", ("nvidia-cudnn-frontend",), "convolutions on GPUs", CUDA),
-)  # fmt: skip
+)
 
 
 def parts() -> list[Part]:
@@ -100,8 +110,9 @@ def _importable(module: str) -> bool:
 
 def _gpu() -> Part:
     purpose = "training on a GPU"
-    lines = answer("nvidia-smi", "--query-gpu=name,memory.total,driver_version",
-                    "--format=csv,noheader")  # fmt: skip
+    lines = answer(
+        "nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"
+    )
     cards = [line.strip() for line in lines if line.strip()]
     if cards:
         return Part("GPU", "; ".join(cards), purpose, "")

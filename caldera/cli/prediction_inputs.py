@@ -71,9 +71,10 @@ def read_inputs(
     samples = _shaped(data.ArrayData(array).x, shape, path.name)
     if not np.issubdtype(dtype, np.floating) and (samples != np.floor(samples)).any():
         raise DataError.build(
-            f"predict {path.name}", expected=f"whole numbers, as the model takes ({dtype})",
+            f"predict {path.name}",
+            expected=f"whole numbers, as the model takes ({dtype})",
             got="fractions",
-        )  # fmt: skip
+        )
     return names, samples.astype(dtype)
 
 
@@ -84,22 +85,27 @@ def _last_steps(path: Path, series: Series) -> np.ndarray:
     if missing or (not any(series.columns) and found.shape[1] != len(series.columns)):
         wanted = ", ".join(filter(None, series.columns)) or f"{len(series.columns)} of numbers"
         raise DataError.build(
-            f"predict {path.name}", expected=f"the columns {wanted}",
-            got=", ".join(names), hint=nearest(missing[0], names) if missing else "",
-        )  # fmt: skip
+            f"predict {path.name}",
+            expected=f"the columns {wanted}",
+            got=", ".join(names),
+            hint=nearest(missing[0], names) if missing else "",
+        )
     if len(found) < series.past:
         raise DataError.build(
-            f"predict {path.name}", expected=f"at least {series.past} steps to forecast from",
+            f"predict {path.name}",
+            expected=f"at least {series.past} steps to forecast from",
             got=f"{len(found)} rows",
-        )  # fmt: skip
+        )
     if any(series.columns):
         found = found[:, [names.index(name) for name in series.columns]]
     last = found[-series.past :]
     if not np.isfinite(last).all():
         raise DataError.build(
-            f"predict {path.name}", expected=f"a number in each of the last {series.past} rows",
-            got="a gap", hint="fill it in, as np.interp does between the steps beside it",
-        )  # fmt: skip
+            f"predict {path.name}",
+            expected=f"a number in each of the last {series.past} rows",
+            got="a gap",
+            hint="fill it in, as np.interp does between the steps beside it",
+        )
     return last[None]
 
 
@@ -114,9 +120,11 @@ def _texts(path: Path, tokenizer: Tokenizer) -> tuple[list[str], np.ndarray]:
         columns = text_columns(path)
         if tokenizer.column not in columns and len(columns) > 1:
             raise DataError.build(
-                f"predict {path.name}", expected=f"the column {tokenizer.column!r} of texts",
-                got=", ".join(columns), hint=nearest(tokenizer.column, columns),
-            )  # fmt: skip
+                f"predict {path.name}",
+                expected=f"the column {tokenizer.column!r} of texts",
+                got=", ".join(columns),
+                hint=nearest(tokenizer.column, columns),
+            )
         found = columns.get(tokenizer.column) or next(iter(columns.values()))
         names = [str(number) for number in range(len(found))]
     return names, tokenizer.transform(found)
@@ -138,9 +146,10 @@ def _shaped(array: np.ndarray, shape: tuple[int, ...], name: str) -> np.ndarray:
 def _images(path: Path, shape: tuple[int, ...]) -> tuple[list[str], np.ndarray]:
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise DataError.build(
-            f"predict {path.name}", expected=f"samples of shape {shape}, as the model takes them",
+            f"predict {path.name}",
+            expected=f"samples of shape {shape}, as the model takes them",
             got="images",
-        )  # fmt: skip
+        )
     files = [path]
     if path.is_dir():
         files = sorted(each for each in path.rglob("*") if each.suffix.lower() in SUFFIXES)

@@ -65,9 +65,11 @@ def checked_options(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     for key, value in values.items():
         if isinstance(value, Mapping):
             raise ConfigError.build(
-                where, expected="keys and values alone", got=f"a table [{key}]",
+                where,
+                expected="keys and values alone",
+                got=f"a table [{key}]",
                 hint="write its keys at the top, without a table",
-            )  # fmt: skip
+            )
         if key not in OPTIONS:
             raise ConfigError.build(where, got=f"unknown key {key!r}", hint=nearest(key, OPTIONS))
         found[key] = OPTIONS[key].kind.checked(value, f"{where} {key}")
@@ -78,8 +80,11 @@ def checked_options(values: Mapping[str, Any], where: str) -> dict[str, Any]:
 _USUAL_MODEL = {"model": "mlp", "hidden": [256, 256], "dropout": 0.3}
 _USUAL_TEXT_MODEL = {"model": "text_classifier"}
 _USUAL_OPTIMIZER = {
-    "optimizer": "adamw", "learning_rate": 4e-3, "weight_decay": 0.1, "schedule": "cosine",
-}  # fmt: skip
+    "optimizer": "adamw",
+    "learning_rate": 4e-3,
+    "weight_decay": 0.1,
+    "schedule": "cosine",
+}
 
 
 def complete(given: Mapping[str, Any]) -> dict[str, Any]:

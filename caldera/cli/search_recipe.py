@@ -34,26 +34,50 @@ from caldera.registry import nearest
 from caldera.search.method import methods
 
 OWN = (
-    Option("method", Choice("search method", lambda: methods),
-           "what proposes trials: " + ", ".join(methods), "random"),
-    Option("stop", Choice("search method", lambda: methods),
-           "what ends trials that are not worth going on with, such as asha or median"),
+    Option(
+        "method",
+        Choice("search method", lambda: methods),
+        "what proposes trials: " + ", ".join(methods),
+        "random",
+    ),
+    Option(
+        "stop",
+        Choice("search method", lambda: methods),
+        "what ends trials that are not worth going on with, such as asha or median",
+    ),
     Option("trials", Count(1), "how many trials there shall be (default: as the method says)"),
     Option("seconds", Number(), "for how long new trials begin"),
-    Option("workers", Text("N"), "how many trials run at once, each in a process of its own, or "
-           "as in threads:4 in threads (default: 1; ranks under caldera run)"),
-)  # fmt: skip
+    Option(
+        "workers",
+        Text("N"),
+        "how many trials run at once, each in a process of its own, or "
+        "as in threads:4 in threads (default: 1; ranks under caldera run)",
+    ),
+)
 SEARCH_OPTIONS: Mapping[str, Option] = {option.name: option for option in OWN}
 _TABLES = ("space", "method", "stop", "objective")
 """Keys of a recipe that may be tables."""
 _NOT_SEARCHED = (
-    "model", "vocabulary", "normalise", "epochs", "metrics", "seed", "dtype", "device", "loss",
-    "validation_part", "patience", "keep_best", "target_accuracy", "time_limit",
-)  # fmt: skip
+    "model",
+    "vocabulary",
+    "normalise",
+    "epochs",
+    "metrics",
+    "seed",
+    "dtype",
+    "device",
+    "loss",
+    "validation_part",
+    "patience",
+    "keep_best",
+    "target_accuracy",
+    "time_limit",
+)
 """What must be the same for all trials, so that they can be compared and built."""
 _OBJECTIVES: Mapping[str, Callable[..., Any]] = {
-    "metric": search.metric, "time_to": search.time_to,
-}  # fmt: skip
+    "metric": search.metric,
+    "time_to": search.time_to,
+}
 
 
 @dataclass(frozen=True)
@@ -98,9 +122,11 @@ def read_search_recipe(path: str | PathLike[str]) -> SearchRecipe:
     for key in space:
         if key in options:
             raise ConfigError.build(
-                f"{name} [space] {key}", expected="a key that is fixed or searched, not both",
-                got=f"{key} = {options[key]!r} as well", hint="delete one of them",
-            )  # fmt: skip
+                f"{name} [space] {key}",
+                expected="a key that is fixed or searched, not both",
+                got=f"{key} = {options[key]!r} as well",
+                hint="delete one of them",
+            )
     return SearchRecipe(options, space, _settings(given, name))
 
 
@@ -126,9 +152,11 @@ def _method(given: Mapping[str, Any], where: str) -> Any:
     settings = dict(given)
     if "name" not in settings:
         raise ConfigError.build(
-            where, expected="a name in it", got=", ".join(settings) or "an empty table",
+            where,
+            expected="a name in it",
+            got=", ".join(settings) or "an empty table",
             hint='as in { name = "tpe" }; the other keys are the arguments of the method',
-        )  # fmt: skip
+        )
     name = SEARCH_OPTIONS["method"].kind.checked(settings.pop("name"), f"{where} name")
     return methods.make(name, **settings)
 
@@ -159,10 +187,12 @@ def objective_of(value: Any, where: str) -> Any:
                 where, expected="what search.metric, time_to or accuracy take", got=str(error)
             ) from None
     raise ConfigError.build(
-        where, expected='a metric such as "val_accuracy", a list of them, or a table',
-        got=repr(value), hint='as in { metric = "val_loss", seeds = 3 }, { per_second = 0.001 } or '
+        where,
+        expected='a metric such as "val_accuracy", a list of them, or a table',
+        got=repr(value),
+        hint='as in { metric = "val_loss", seeds = 3 }, { per_second = 0.001 } or '
         '{ time_to = "val_accuracy", target = 0.97 }',
-    )  # fmt: skip
+    )
 
 
 # --- the space
@@ -171,16 +201,20 @@ def objective_of(value: Any, where: str) -> Any:
 def _space(given: Any, where: str) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise ConfigError.build(
-            where, expected="a table", got=repr(given),
+            where,
+            expected="a table",
+            got=repr(given),
             hint="write [space], and a line for each parameter below it",
-        )  # fmt: skip
+        )
     found = {}
     for key, value in given.items():
         if key in _NOT_SEARCHED or (key in OPTIONS and key not in searched_options()):
             raise ConfigError.build(
-                f"{where} {key}", expected="an option that may differ between trials",
-                got="one that all of them share", hint="give it at the top of the recipe",
-            )  # fmt: skip
+                f"{where} {key}",
+                expected="an option that may differ between trials",
+                got="one that all of them share",
+                hint="give it at the top of the recipe",
+            )
         if key not in OPTIONS:
             raise ConfigError.build(
                 where, got=f"unknown key {key!r}", hint=nearest(key, searched_options())
@@ -198,15 +232,19 @@ def _dimension(value: Any, kind: OptionType, where: str) -> Any:
         return _choice({"choice": value}, kind, where)
     if not isinstance(value, Mapping):
         raise ConfigError.build(
-            where, expected="a list of values, or a table such as { log = [1e-4, 1e-1] }",
-            got=repr(value), hint="a key that is fixed stands at the top of the recipe",
-        )  # fmt: skip
+            where,
+            expected="a list of values, or a table such as { log = [1e-4, 1e-1] }",
+            got=repr(value),
+            hint="a key that is fixed stands at the top of the recipe",
+        )
     ways = [way for way in _WAYS if way in value]
     if len(ways) != 1:
         raise ConfigError.build(
-            where, expected=f"one of {', '.join(_WAYS)} in it", got=", ".join(value) or "nothing",
+            where,
+            expected=f"one of {', '.join(_WAYS)} in it",
+            got=", ".join(value) or "nothing",
             hint="as in { log = [1e-4, 1e-1] } or { choice = [32, 64] }",
-        )  # fmt: skip
+        )
     (way,) = ways
     if way == "choice":
         return _choice(value, kind, where)
@@ -240,9 +278,11 @@ def _layers(value: Mapping[str, Any], kind: OptionType, where: str) -> Any:
     unknown = [key for key in value if key not in ("layers", "units", "step")]
     if unknown or "units" not in value:
         raise ConfigError.build(
-            where, expected="layers and units, and perhaps step", got=", ".join(value),
+            where,
+            expected="layers and units, and perhaps step",
+            got=", ".join(value),
             hint="as in { layers = [1, 3], units = [64, 256], step = 64 }",
-        )  # fmt: skip
+        )
     units = {"integer": value["units"], **({"step": value["step"]} if "step" in value else {})}
     counts = _ends(value["layers"], Count(1), f"{where} layers")
     return search.repeat(_range("integer", units, Count(1), f"{where} units"), *counts)
@@ -267,9 +307,10 @@ def _range(way: str, value: Mapping[str, Any], kind: OptionType, where: str) -> 
     for key in more:
         if key not in allowed:
             raise ConfigError.build(
-                where, got=f"unknown key {key!r}",
+                where,
+                got=f"unknown key {key!r}",
                 hint=nearest(key, allowed) if allowed else f"{way} takes two numbers alone",
-            )  # fmt: skip
+            )
     if way == "integer" and not whole:
         raise ConfigError.build(where, expected="uniform or log", got="integer, for a number")
     # Whole numbers stay whole whichever way they are drawn.

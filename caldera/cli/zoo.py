@@ -78,9 +78,11 @@ def make_layers(
     for option in options:
         if option not in network.options:
             raise ConfigError.build(
-                f"model {name}", expected="an option it takes", got=repr(option),
+                f"model {name}",
+                expected="an option it takes",
+                got=repr(option),
                 hint=nearest(option, network.options) if network.options else "it has none",
-            )  # fmt: skip
+            )
     arguments = dict(options)
     if network.reads_words:
         arguments |= _of_words(name, input_shape, classes, options)
@@ -96,10 +98,11 @@ def _of_words(
     """What networks that read words are made with: the length of a row, and how many words."""
     if shape is None or len(shape) != 1 or "vocabulary" not in options:
         raise ConfigError.build(
-            f"model {name}", expected="rows of words, and how many words there are",
+            f"model {name}",
+            expected="rows of words, and how many words there are",
             got=f"samples of shape {tuple(shape or ())}",
             hint="give data of whole numbers or --input-shape LENGTH, and --vocabulary",
-        )  # fmt: skip
+        )
     if name == "gpt":
         return {"context": shape[0]}
     return {"length": shape[0], "classes": classes or 2}

@@ -28,14 +28,27 @@ _CONVERSION = re.compile(r"= (\w+)(?: nneg| nuw| nsw)* (\S+) <%ID> to (\S+)$")
 _MEMBERS = re.compile(r"([<\[])(\d+) x (\w+)[>\]]")
 INVERSE_OPERATIONS = {"add": "sub", "mul": "sdiv", "fadd": "fsub", "fmul": "fdiv"}
 INVERSE_CONVERSIONS = {
-    "sext": "trunc", "zext": "trunc", "fpext": "fptrunc", "sitofp": "fptosi", "uitofp": "fptoui",
-    "ptrtoint": "inttoptr", "bitcast": "bitcast",
-}  # fmt: skip
+    "sext": "trunc",
+    "zext": "trunc",
+    "fpext": "fptrunc",
+    "sitofp": "fptosi",
+    "uitofp": "fptoui",
+    "ptrtoint": "inttoptr",
+    "bitcast": "bitcast",
+}
 KINDS = (
-    "<%ID> = add ", "<%ID> = fadd ", "<%ID> = sub ", "<%ID> = fsub ", "<%ID> = mul ",
-    "<%ID> = fmul ", "<%ID> = fdiv ", "<%ID> = udiv ", "<%ID> = sdiv ", "ret ",
+    "<%ID> = add ",
+    "<%ID> = fadd ",
+    "<%ID> = sub ",
+    "<%ID> = fsub ",
+    "<%ID> = mul ",
+    "<%ID> = fmul ",
+    "<%ID> = fdiv ",
+    "<%ID> = udiv ",
+    "<%ID> = sdiv ",
+    "ret ",
     "<%ID> = (?:shl|lshr|ashr|and|or|xor) ",
-)  # fmt: skip
+)
 """Statements that do the same, for the test of distances."""
 MOST_MEMBERS = 16
 MOST = 2000

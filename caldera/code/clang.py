@@ -21,9 +21,11 @@ def find_clang() -> str:
     versions = {path: _version(path) for path in known if path is not None}
     if not versions:
         raise ConfigError.build(
-            "code.compile_c", expected="clang 15 or newer", got="none on the path",
+            "code.compile_c",
+            expected="clang 15 or newer",
+            got="none on the path",
             hint="install it, for example with: apt install clang-19",
-        )  # fmt: skip
+        )
     return max(versions, key=versions.__getitem__)
 
 
@@ -46,9 +48,10 @@ def compile_c(
     """
     if not 0 < seconds <= MOST_SECONDS:
         raise ConfigError.build(
-            "code.compile_c", expected=f"seconds= above 0, at most {MOST_SECONDS}",
+            "code.compile_c",
+            expected=f"seconds= above 0, at most {MOST_SECONDS}",
             got=repr(seconds),
-        )  # fmt: skip
+        )
     command = [find_clang(), "-S", "-emit-llvm", "-w", "-o", "-", *flags, fspath(source)]
     try:
         done = subprocess.run(
@@ -56,14 +59,18 @@ def compile_c(
         )
     except subprocess.TimeoutExpired as error:
         raise DataError.build(
-            "code.compile_c", expected=f"clang to be done in {seconds} s", got=str(source),
+            "code.compile_c",
+            expected=f"clang to be done in {seconds} s",
+            got=str(source),
             hint="give it more seconds=, or leave the file out",
-        ) from error  # fmt: skip
+        ) from error
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         first = next((line for line in said if "error: " in line), "clang said nothing")
         raise DataError.build(
-            "code.compile_c", expected="a C file that clang compiles", got=first,
+            "code.compile_c",
+            expected="a C file that clang compiles",
+            got=first,
             hint="headers are found with flags=['-I', folder]",
-        )  # fmt: skip
+        )
     return done.stdout.decode(errors="replace")

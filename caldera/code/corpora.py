@@ -80,9 +80,11 @@ def poj104(folder: str | PathLike[str], *, seed: int = 0) -> list[Program]:
         ]
     if not found:
         raise DataError.build(
-            f"code.poj104 {root}", expected="ProgramData/PROBLEM/*.txt, or ir_train/PROBLEM/*.ll",
-            got="none", hint="unpack the archive there",
-        )  # fmt: skip
+            f"code.poj104 {root}",
+            expected="ProgramData/PROBLEM/*.txt, or ir_train/PROBLEM/*.ll",
+            got="none",
+            hint="unpack the archive there",
+        )
     return found
 
 

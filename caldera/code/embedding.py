@@ -34,9 +34,10 @@ class Embedding:
         vectors = real_array_of(vectors, "code.Embedding")
         if vectors.ndim != 2 or len(vectors) != len(vocabulary):
             raise DataError.build(
-                "code.Embedding", expected=f"a vector for each of {len(vocabulary)} words",
+                "code.Embedding",
+                expected=f"a vector for each of {len(vocabulary)} words",
                 got=f"shape {vectors.shape}",
-            )  # fmt: skip
+            )
         self.vocabulary, self.vectors = vocabulary, vectors
         length = np.linalg.norm(vectors, axis=1, keepdims=True)
         self._directions = vectors / np.maximum(length, 1e-12)
@@ -96,16 +97,20 @@ class Embedding:
     def _number(self, statement: str) -> int:
         if statement not in self.vocabulary:
             raise DataError.build(
-                "code.Embedding", expected="a statement of the vocabulary", got=repr(statement),
+                "code.Embedding",
+                expected="a statement of the vocabulary",
+                got=repr(statement),
                 hint="code.normalised(text) is its form; embedding.vocabulary.words has them all",
-            )  # fmt: skip
+            )
         return int(self.vocabulary.numbers([statement])[0])
 
 
 def pairs_of(
-    modules: Iterable[Sequence[Function]], vocabulary: Vocabulary, context: int = 2,
+    modules: Iterable[Sequence[Function]],
+    vocabulary: Vocabulary,
+    context: int = 2,
     share: float = 1.0,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """Pairs of statements that are at most `context` dependences apart, as numbers: all, or those
     about a `share` of the statements (see `context_pairs`).
 
@@ -125,9 +130,16 @@ def pairs_of(
 
 
 def train_embedding(
-    modules: Sequence[Sequence[Function]], context: int = 2, width: int = 200, epochs: int = 5,
-    least: int = 5, negatives: int = 5, rate: float = 0.025, sample: float = 1e-3, seed: int = 0,
-) -> Embedding:  # fmt: skip
+    modules: Sequence[Sequence[Function]],
+    context: int = 2,
+    width: int = 200,
+    epochs: int = 5,
+    least: int = 5,
+    negatives: int = 5,
+    rate: float = 0.025,
+    sample: float = 1e-3,
+    seed: int = 0,
+) -> Embedding:
     """Vectors of all statements that occur `least` times in these modules (see `read_ir`).
 
     >>> from caldera import code
@@ -141,10 +153,11 @@ def train_embedding(
     pairs = pairs_of(modules, vocabulary, context)
     if not len(pairs):
         raise DataError.build(
-            "code.train_embedding", expected="statements that stand together, each often enough",
+            "code.train_embedding",
+            expected="statements that stand together, each often enough",
             got=f"{len(vocabulary) - 1} statements that occur {least} times, and no pair of them",
             hint="give more code, or a lower least=",
-        )  # fmt: skip
+        )
     model = nn.SkipGram(vocabulary.counts, width, negatives, sample, seed)
     model.fit(pairs, epochs, rate)
     return Embedding(vocabulary, model.vectors)

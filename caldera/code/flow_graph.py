@@ -82,9 +82,10 @@ def context_pairs(
     """
     if not isinstance(context, int) or isinstance(context, bool) or context < 1:
         raise ConfigError.build(
-            "code.context_pairs", expected="context= a whole number of at least 1",
+            "code.context_pairs",
+            expected="context= a whole number of at least 1",
             got=repr(context),
-        )  # fmt: skip
+        )
     if not 0 < share <= 1:
         raise ConfigError.build(
             "code.context_pairs", expected="share= above 0, at most 1", got=repr(share)
@@ -99,9 +100,10 @@ def context_pairs(
     fits = given.ndim == 2 and given.shape[1] == 2 and given.dtype.kind in "iu"
     if not fits or (len(given) and not (given.min() >= 0 and given.max() < count)):
         raise DataError.build(
-            "code.context_pairs", expected=f"edges: pairs of integers from 0 to {count - 1}",
+            "code.context_pairs",
+            expected=f"edges: pairs of integers from 0 to {count - 1}",
             got=f"{given.min()} to {given.max()}" if fits else f"{given.dtype} {given.shape}",
-        )  # fmt: skip
+        )
     both = np.concatenate([given, given[:, ::-1]])
     both = both[np.lexsort((both[:, 1], both[:, 0]))]
     starts = np.searchsorted(both[:, 0], np.arange(count + 1))

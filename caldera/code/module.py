@@ -82,10 +82,12 @@ def read_ir(source: str | PathLike[str]) -> list[Function]:
         printed = str(llvm.parse_assembly(text, llvm.create_context()))
     except (RuntimeError, UnicodeError) as error:
         raise DataError.build(
-            "code.read_ir", expected="LLVM IR in the form of text", got=str(error).strip(),
+            "code.read_ir",
+            expected="LLVM IR in the form of text",
+            got=str(error).strip(),
             hint="code.compile_c makes it from C; another LLVM's may differ: "
             f"this one is {'.'.join(map(str, llvm.llvm_version_info))}",
-        ) from error  # fmt: skip
+        ) from error
     structures = structures_of(printed)
     return [
         Function(name.strip('"'), tuple(_statements(body, structures)))
@@ -99,9 +101,10 @@ def checked_functions(where: str, given: object) -> list[Function]:
     for each in given if isinstance(given, list | tuple) else [given]:
         if not isinstance(each, Function):
             raise DataError.build(
-                where, expected="modules: lists of functions, as code.read_ir gives them",
+                where,
+                expected="modules: lists of functions, as code.read_ir gives them",
                 got=f"a {type(each).__name__}",
-            )  # fmt: skip
+            )
         found.append(each)
     return found
 
@@ -111,9 +114,11 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise DataError.build(
-            "code.read_ir", expected="a file of LLVM IR (.ll), or its text", got=str(error),
+            "code.read_ir",
+            expected="a file of LLVM IR (.ll), or its text",
+            got=str(error),
             hint="code.compile_c makes one from C",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _statements(body: str, structures: dict[str, str]) -> Iterator[Statement]:
@@ -155,8 +160,10 @@ def _statement(line: str, block: str, structures: dict[str, str]) -> Statement:
         reads = [name for name in given if name not in structures and name[1:] not in jumps]
     callee = _CALLEE.search(text) if "@" in text else None
     return Statement(
-        word=normalised(line, structures), block=block,
+        word=normalised(line, structures),
+        block=block,
         writes=None if written is None else written.group(1),
-        reads=tuple(dict.fromkeys(reads)), jumps=jumps,
+        reads=tuple(dict.fromkeys(reads)),
+        jumps=jumps,
         calls=None if callee is None else callee.group(1).strip('"'),
-    )  # fmt: skip
+    )

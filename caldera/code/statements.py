@@ -84,10 +84,11 @@ def structures_of(module: str) -> dict[str, str]:
         if name not in done and depth < MOST_LEVELS:
             done[name] = name
             whole = LOCAL_NAME.sub(
-                lambda inner: members(inner.group(), depth + 1) if inner.group() in found
-                else inner.group(),
+                lambda inner: (
+                    members(inner.group(), depth + 1) if inner.group() in found else inner.group()
+                ),
                 found[name],
-            )  # fmt: skip
+            )
             done[name] = whole if len(whole) <= MOST_CHARACTERS else name
         return done.get(name, name)
 

@@ -24,9 +24,10 @@ class Vocabulary:
         words, counts = list(words), list(counts)
         if not words or words[0] != UNKNOWN or len(words) != len(counts):
             raise DataError.build(
-                "code.Vocabulary", expected=f"words that begin with {UNKNOWN!r}, a count for each",
+                "code.Vocabulary",
+                expected=f"words that begin with {UNKNOWN!r}, a count for each",
                 got=f"{len(words)} words and {len(counts)} counts",
-            )  # fmt: skip
+            )
         self.words, self.counts = tuple(words), tuple(int(count) for count in counts)
         self._numbers = {word: number for number, word in enumerate(self.words)}
 

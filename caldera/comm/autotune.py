@@ -145,9 +145,16 @@ def candidates(comm: Communicator, size: int) -> list[str]:
         "master": size <= 1 << 16,
     }
     likely = (
-        "ring", "library", "window", "halving", "direct", "torus", "hierarchical", "doubling",
+        "ring",
+        "library",
+        "window",
+        "halving",
+        "direct",
+        "torus",
+        "hierarchical",
+        "doubling",
         "master",
-    )  # fmt: skip
+    )
     return [name for name in likely if name in comm.algorithms() and worth.get(name, True)]
 
 

@@ -17,14 +17,18 @@ def check_buffer(where: str, buffer: np.ndarray, *, written: bool = False) -> No
         raise DtypeError.build(where, expected="a NumPy array", got=type(buffer).__name__)
     if not buffer.flags.c_contiguous:
         raise ShapeError.build(
-            where, expected="a contiguous buffer", got=f"strides {buffer.strides}",
+            where,
+            expected="a contiguous buffer",
+            got=f"strides {buffer.strides}",
             hint="use np.ascontiguousarray",
-        )  # fmt: skip
+        )
     if buffer.dtype.hasobject:
         raise DtypeError.build(
-            where, expected="a buffer of numbers", got="Python objects",
+            where,
+            expected="a buffer of numbers",
+            got="Python objects",
             hint="gather_objects and bcast_object send values",
-        )  # fmt: skip
+        )
     if written and not buffer.flags.writeable:
         raise ShapeError.build(where, expected="a buffer to write to", got="a read-only one")
 
@@ -73,9 +77,11 @@ def check_reduction(where: str, op: str, dtype: np.dtype) -> None:
         )
     if op == "mean" and dtype.kind in "iu":
         raise DtypeError.build(
-            where, expected="floating-point numbers for a mean", got=str(dtype),
+            where,
+            expected="floating-point numbers for a mean",
+            got=str(dtype),
             hint="use sum, and divide",
-        )  # fmt: skip
+        )
     if op in ("max", "min") and dtype.kind == "c":
         raise DtypeError.build(where, expected="numbers with an order", got=str(dtype))
 
@@ -87,9 +93,11 @@ def checked_counts(
     if counts is None:
         if buffer.size % ranks:
             raise ShapeError.build(
-                where, expected=f"a multiple of {ranks} elements", got=str(buffer.size),
+                where,
+                expected=f"a multiple of {ranks} elements",
+                got=str(buffer.size),
                 hint="give the elements of each rank as counts",
-            )  # fmt: skip
+            )
         return [buffer.size // ranks] * ranks
     found = [int(count) for count in counts]
     if len(found) != ranks or min(found) < 0:

@@ -78,10 +78,11 @@ class Communicator(PointToPoint):
 
     def __reduce__(self) -> Any:
         raise CommError.build(
-            f"copying or pickling {self!r}", expected="something that is not open",
+            f"copying or pickling {self!r}",
+            expected="something that is not open",
             got="a communicator, which belongs to this process",
             hint="each process asks for its own with caldera.comm.world()",
-        )  # fmt: skip
+        )
 
     # --- collectives
 
@@ -175,9 +176,10 @@ class Communicator(PointToPoint):
         arriving = checked_counts("Alltoall", receive_counts, receive, self.size)
         if leaving[self.rank] != arriving[self.rank]:
             raise CommError.build(
-                "Alltoall", expected=f"{leaving[self.rank]} elements from this rank to itself",
+                "Alltoall",
+                expected=f"{leaving[self.rank]} elements from this rank to itself",
                 got=str(arriving[self.rank]),
-            )  # fmt: skip
+            )
         with self._collective("Alltoall") as here:
             self._alltoall(here.read(send), here.write(receive), leaving, arriving)
 
@@ -213,10 +215,11 @@ class Communicator(PointToPoint):
     def Shrink(self) -> Communicator:
         """The ranks that are left after a `RankLostError`, in order; each of them calls it."""
         raise CommError.build(
-            f"Shrink of {self.name}", expected="an MPI that goes on when a rank dies",
+            f"Shrink of {self.name}",
+            expected="an MPI that goes on when a rank dies",
             got=self.describe().splitlines()[0],
             hint="Open MPI 5, started by caldera run --survive",
-        )  # fmt: skip
+        )
 
     def Revoke(self, reason: str) -> None:
         """Release all ranks that wait in this communicator, or in one that was made of it: they
@@ -233,9 +236,11 @@ class Communicator(PointToPoint):
         caldera.errors.CommError: the disk is full
         """
         raise CommError.build(
-            f"Revoke of {self.name}", expected="a communicator that can be revoked",
-            got=self.describe().splitlines()[0], hint=reason,
-        )  # fmt: skip
+            f"Revoke of {self.name}",
+            expected="a communicator that can be revoked",
+            got=self.describe().splitlines()[0],
+            hint=reason,
+        )
 
     def along(self, axis: str) -> Communicator:
         """Who carries what goes along an axis of the mesh: all ranks, where there is none so named.

@@ -47,10 +47,12 @@ class Listener:
             left = until - time.monotonic()
             if left <= 0:
                 raise CommError.build(
-                    "starting processes", expected="all of them to connect", got="no more of them",
+                    "starting processes",
+                    expected="all of them to connect",
+                    got="no more of them",
                     hint="is the machine overloaded, or does a firewall stand in the way of "
                     f"{_HOST}?",
-                )  # fmt: skip
+                )
             self._socket.settimeout(min(left, _LOOKS_EVERY_S))
             with suppress(TimeoutError):
                 link, _ = self._socket.accept()

@@ -33,9 +33,10 @@ class Launch:
     def start(self, attempt: int = 0) -> subprocess.Popen[bytes]:
         """Start it. On Linux the system ends it if this process is killed before it is over."""
         return subprocess.Popen(
-            self.command, env={**self.environment, RESTART: str(attempt)},
+            self.command,
+            env={**self.environment, RESTART: str(attempt)},
             preexec_fn=_ends_with_parent(),
-        )  # fmt: skip
+        )
 
 
 def _ends_with_parent() -> Callable[[], None] | None:
@@ -75,9 +76,11 @@ def launch(
     mpi = starter.implementation
     if survive and not mpi.survives:
         raise ConfigError.build(
-            "run --survive", expected="an MPI with ULFM (Open MPI 5)",
-            got=f"{mpi} ({starter.path})", hint="--restarts starts all ranks again",
-        )  # fmt: skip
+            "run --survive",
+            expected="an MPI with ULFM (Open MPI 5)",
+            got=f"{mpi} ({starter.path})",
+            hint="--restarts starts all ranks again",
+        )
     defaults = {name: value for name, value in mpi.defaults.items() if name not in environment}
     added = {**mpi.variables, **defaults}
     added["CALDERA_THREADS"] = environment.get("CALDERA_THREADS") or str(_threads(ranks, hosts))

@@ -42,9 +42,10 @@ class JobFailure:
         if self.first is not None:
             rank, error = self.first
             raise CommError.build(
-                "this rank", got=f"the news that rank {rank} failed: {error!r}",
+                "this rank",
+                got=f"the news that rank {rank} failed: {error!r}",
                 hint="its error is the cause",
-            ) from error  # fmt: skip
+            ) from error
 
 
 class Receive(Request):
@@ -73,8 +74,9 @@ class Receive(Request):
             return bytes_of(self.buffer)[:nbytes]
         self.error = CommError.build(
             f"rank {self._owner.rank} receiving from rank {source} with tag {self.tag}",
-            expected=f"{self.buffer.nbytes} bytes", got=str(nbytes),
-        )  # fmt: skip
+            expected=f"{self.buffer.nbytes} bytes",
+            got=str(nbytes),
+        )
         return None
 
     def take(self, source: int, payload: np.ndarray) -> None:
@@ -211,9 +213,11 @@ class Mailboxes:
 
 def _nobody(rank: int, wanted: str) -> CommError:
     return CommError.build(
-        f"rank {rank}", expected=wanted, got="none",
+        f"rank {rank}",
+        expected=wanted,
+        got="none",
         hint="every receive needs a send, and every rank the same collectives in the same order",
-    )  # fmt: skip
+    )
 
 
 def _nothing() -> None:

@@ -81,7 +81,9 @@ def _lengths(axes: dict[str, int], ranks: int) -> dict[str, int]:
         axes[open_axes[0]] = ranks // given
     if not axes or min(axes.values()) < 1 or math.prod(axes.values()) != ranks:
         raise CommError.build(
-            "mesh", expected=f"axes whose lengths multiply to {ranks} ranks", got=str(axes),
+            "mesh",
+            expected=f"axes whose lengths multiply to {ranks} ranks",
+            got=str(axes),
             hint="the length of one axis may be -1",
-        )  # fmt: skip
+        )
     return axes

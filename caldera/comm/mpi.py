@@ -167,10 +167,11 @@ class MpiCommunicator(Communicator):
                 if communicator.generation <= self.generation:
                     communicator.handle.Revoke()
             return RankLostError.build(
-                f"rank {self.rank} of {self.label}", got=error.Get_error_string(),
+                f"rank {self.rank} of {self.label}",
+                got=error.Get_error_string(),
                 hint="the others can go on with Shrink, or from a checkpoint with caldera run "
                 "--restarts",
-            )  # fmt: skip
+            )
         return CommError.build(f"rank {self.rank} of {self.label}", got=error.Get_error_string())
 
     # --- collectives

@@ -60,14 +60,19 @@ class MpiImplementation:
 
 IMPLEMENTATIONS = (
     MpiImplementation(
-        "Open MPI", r"(?:Open MPI|OpenRTE)\)? v?(\d[\w.]*)",
+        "Open MPI",
+        r"(?:Open MPI|OpenRTE)\)? v?(\d[\w.]*)",
         # Ranks may be more than cores, and threads of a rank must not all be tied to one core.
-        arguments=("--oversubscribe", "--bind-to", "none"), hosts="--host", sends="-x",
-        survives=("--with-ft", "ulfm"), startup="PMIx",
+        arguments=("--oversubscribe", "--bind-to", "none"),
+        hosts="--host",
+        sends="-x",
+        survives=("--with-ft", "ulfm"),
+        startup="PMIx",
         # A container's only user is root, and Open MPI refuses root unless told twice.
         variables={
             f"{name}_ALLOW_RUN_AS_ROOT{again}": "1"
-            for name in ("OMPI", "PRTE") for again in ("", "_CONFIRM")
+            for name in ("OMPI", "PRTE")
+            for again in ("", "_CONFIRM")
         },
         defaults={
             # Ranks that share cores must let each other run while they wait.
@@ -84,7 +89,7 @@ IMPLEMENTATIONS = (
     MpiImplementation(
         "MPICH", r"(?:MPICH Version\s*:|HYDRA build details:\s+Version:|CRAY MPICH version)\s*(\S+)"
     ),
-)  # fmt: skip
+)
 """All that are known; the first that recognises itself is taken."""
 
 
@@ -133,9 +138,11 @@ def launcher(environment: Mapping[str, str] = os.environ) -> Launcher:
     found = find_launcher(environment)
     if found is None:
         raise ConfigError.build(
-            "run", expected="mpiexec beside this Python or on the PATH", got="none",
+            "run",
+            expected="mpiexec beside this Python or on the PATH",
+            got="none",
             hint="pip install 'caldera[mpi]'",
-        )  # fmt: skip
+        )
     return found
 
 

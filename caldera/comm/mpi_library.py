@@ -183,6 +183,7 @@ class MpiRequest(Request):
         self.received = status.Get_count(mpi().BYTE)
         if self.received != expected and not self._shorter:
             raise CommError.build(
-                f"receiving from rank {self.source}", expected=f"{expected} bytes",
+                f"receiving from rank {self.source}",
+                expected=f"{expected} bytes",
                 got=str(self.received),
-            )  # fmt: skip
+            )

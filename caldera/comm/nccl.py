@@ -34,9 +34,17 @@ from caldera.optional import optional_import
 PACKAGE = "caldera[cuda]"
 # The numbers that NCCL gives to dtypes and reductions.
 _DTYPES = {
-    "int8": 0, "uint8": 1, "int32": 2, "uint32": 3, "int64": 4, "uint64": 5,
-    "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9,
-}  # fmt: skip
+    "int8": 0,
+    "uint8": 1,
+    "int32": 2,
+    "uint32": 3,
+    "int64": 4,
+    "uint64": 5,
+    "float16": 6,
+    "float32": 7,
+    "float64": 8,
+    "bfloat16": 9,
+}
 _OPS = {"sum": 0, "max": 2, "min": 3, "mean": 4}
 _BYTES = _DTYPES["uint8"]
 
@@ -202,9 +210,14 @@ class NcclCommunicator(Communicator):
                 with _group():
                     for rank, (begin, end) in enumerate(bounds(counts)):
                         self._handle().reduce(
-                            at + begin * send.itemsize, to, end - begin,
-                            _dtype(send), _OPS[op], rank, stream,
-                        )  # fmt: skip
+                            at + begin * send.itemsize,
+                            to,
+                            end - begin,
+                            _dtype(send),
+                            _OPS[op],
+                            rank,
+                            stream,
+                        )
 
     def _allgather(self, send: np.ndarray, receive: np.ndarray, counts: list[int]) -> None:
         if not _all_on_card(send, receive):

@@ -41,10 +41,13 @@ def tree_sum(rows: np.ndarray, leaves: int, communicator: Communicator) -> np.nd
     counts = [end - begin for begin, end in _parts(rows.shape[1], ranks)]
     held = [_subtrees(*leaf_range(rank, ranks, leaves), 0, leaves) for rank in range(ranks)]
     # Each rank adds up one part of the elements, for which it needs everybody's subtrees.
-    sent = np.concatenate([
-        rows[low - first, begin:end] for begin, end in _parts(rows.shape[1], ranks)
-        for low, _ in own
-    ])  # fmt: skip
+    sent = np.concatenate(
+        [
+            rows[low - first, begin:end]
+            for begin, end in _parts(rows.shape[1], ranks)
+            for low, _ in own
+        ]
+    )
     mine = counts[communicator.rank]
     received = np.empty(mine * sum(map(len, held)), rows.dtype)
     communicator.Alltoall(

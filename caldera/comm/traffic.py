@@ -139,8 +139,14 @@ class _Operation(AbstractContextManager[None]):
     """
 
     __slots__ = (
-        "_began", "_name", "_outer", "_traffic", "bytes_received", "bytes_sent", "messages"
-    )  # fmt: skip
+        "_began",
+        "_name",
+        "_outer",
+        "_traffic",
+        "bytes_received",
+        "bytes_sent",
+        "messages",
+    )
 
     def __init__(self, traffic: Traffic, name: str) -> None:
         self._traffic = traffic

@@ -60,10 +60,11 @@ class _Group:
             if member != self.members[rank] and member in self._threads
         ]
         return CommError.build(
-            f"rank {self.members[rank]}", expected=wanted,
+            f"rank {self.members[rank]}",
+            expected=wanted,
             got=f"none after {self._timeout_s:g} s: " + "; ".join(others),
             hint="every rank must call the same collectives in the same order",
-        )  # fmt: skip
+        )
 
 
 class VirtualRank(Communicator):

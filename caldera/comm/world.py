@@ -33,12 +33,13 @@ def world() -> Communicator:
     communicator = MpiCommunicator(mpi().COMM_WORLD.Dup())
     if communicator.size != ranks:
         raise CommError.build(
-            "world", expected=f"{ranks} ranks, as the environment says",
+            "world",
+            expected=f"{ranks} ranks, as the environment says",
             got=f"{communicator.size} from {loaded()}",
             hint="mpi4py uses another MPI than the one that started this program; "
             "`caldera run` takes the right one, and srun wants --mpi=pmix for Open MPI and "
             "--mpi=pmi2 for MPICH",
-        )  # fmt: skip
+        )
     end_together(communicator)
     return with_nccl(communicator)
 

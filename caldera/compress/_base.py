@@ -94,6 +94,8 @@ def _check(name: str, gradient: np.ndarray) -> None:
         )
     if not gradient.flags.c_contiguous or not gradient.flags.writeable:
         raise ShapeError.build(
-            f"gradient of {name}", expected="a contiguous array that may be written",
-            got="a view or one that is read-only", hint="pass np.ascontiguousarray of it",
-        )  # fmt: skip
+            f"gradient of {name}",
+            expected="a contiguous array that may be written",
+            got="a view or one that is read-only",
+            hint="pass np.ascontiguousarray of it",
+        )

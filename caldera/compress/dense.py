@@ -87,10 +87,12 @@ def sum_encoded(
     sums = sum_codec.encode(total, random_stream.of(rank, _SUMS))
     longest = [sum_codec.longest(part.size, vector.dtype) for part in parts]
     gathered = allgather_messages(communicator, sums, longest)
-    result = np.concatenate([
-        sum_codec.decode(message, part.size, vector.dtype)
-        for message, part in zip(gathered, parts, strict=True)
-    ])  # fmt: skip
+    result = np.concatenate(
+        [
+            sum_codec.decode(message, part.size, vector.dtype)
+            for message, part in zip(gathered, parts, strict=True)
+        ]
+    )
     if lost is not None:
         for other, (begin, end) in enumerate(pairwise(edges)):
             if other == rank:

@@ -44,9 +44,11 @@ class CompressorState:
         found = self.take(kind, name, lambda: np.zeros(gradient.size, wide))
         if found.size != gradient.size:
             raise ShapeError.build(
-                f"{kind} of {name}", expected=f"{found.size} elements, as before",
-                got=f"{gradient.size}", hint="names of parameters must be unique",
-            )  # fmt: skip
+                f"{kind} of {name}",
+                expected=f"{found.size} elements, as before",
+                got=f"{gradient.size}",
+                hint="names of parameters must be unique",
+            )
         return found
 
     def together(self, kind: str, gradients: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -116,7 +118,8 @@ def _kind_and_name(key: str) -> tuple[str, str]:
     kind, slash, name = key.partition("/")
     if not slash or kind not in SUMMED + SHARED:
         raise CheckpointError.build(
-            "state of a compressor", expected="residual/..., velocity/..., step/... or factor/...",
+            "state of a compressor",
+            expected="residual/..., velocity/..., step/... or factor/...",
             got=repr(key),
-        )  # fmt: skip
+        )
     return kind, name

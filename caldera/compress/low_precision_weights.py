@@ -42,9 +42,11 @@ class LowPrecisionWeights:
     def __init__(self, dtype: str = "bfloat16", seed: int = 0) -> None:
         if dtype not in FORMATS:
             raise ConfigError.build(
-                "LowPrecisionWeights", expected="a format of fewer bits", got=repr(dtype),
+                "LowPrecisionWeights",
+                expected="a format of fewer bits",
+                got=repr(dtype),
                 hint=nearest(dtype, FORMATS),
-            )  # fmt: skip
+            )
         self.name = dtype
         self.dtype = np.dtype(dtype if dtype == "float16" else getattr(ml_dtypes, dtype))
         self.seed = seed

@@ -173,9 +173,10 @@ def _check(
 ) -> None:
     if not 0 < k < inf or (k >= 1 and k != int(k)) or (block is not None and not 1 <= k <= block):
         raise ConfigError.build(
-            "TopK", expected="k as a part below 1 or a whole number, no more than the block",
+            "TopK",
+            expected="k as a part below 1 or a whole number, no more than the block",
             got=f"k={k!r}, block={block!r}",
-        )  # fmt: skip
+        )
     if scope not in ("layer", "global"):
         raise ConfigError.build("TopK", expected="scope 'layer' or 'global'", got=repr(scope))
     if block is not None and (scope == "global" or sampled):

@@ -278,9 +278,11 @@ class Schema:
         if type(version) is not int or version not in _VERSIONS:
             known = " or ".join(map(str, _VERSIONS))
             raise DataError.build(
-                where, expected=f"a schema of version {known}", got=repr(version)[:80],
+                where,
+                expected=f"a schema of version {known}",
+                got=repr(version)[:80],
                 hint="a newer Caldera may have written it",
-            )  # fmt: skip
+            )
         found = from_plain(cls, given, where)
         found._check(where)
         return found
@@ -297,9 +299,11 @@ class Schema:
         unknown = sorted({column.kind for column in columns} - set(KINDS))
         if unknown:
             raise DataError.build(
-                where, expected="columns of the kinds " + ", ".join(KINDS), got=unknown[0][:80],
+                where,
+                expected="columns of the kinds " + ", ".join(KINDS),
+                got=unknown[0][:80],
                 hint="a newer Caldera may have written it",
-            )  # fmt: skip
+            )
         names = [column.name for column in columns if column.name]
         positions = [column.position for column in columns]
         if (
@@ -308,18 +312,21 @@ class Schema:
             or any(not 0 <= position < self.width for position in positions)
         ):
             raise DataError.build(
-                where, expected=f"{len(columns)} different columns among {self.width}",
+                where,
+                expected=f"{len(columns)} different columns among {self.width}",
                 got=", ".join(map(str, zip(names, positions, strict=False)))[:200],
                 hint="the file is damaged",
-            )  # fmt: skip
+            )
         problem = next((each for column in columns if (each := _problem(column))), "")
         if self.reasons and len(self.reasons) != len(self.ignored):
             problem = f"{len(self.reasons)} reasons for {len(self.ignored)} columns"
         if problem:
             raise DataError.build(
-                where, expected="columns with what they need", got=problem,
+                where,
+                expected="columns with what they need",
+                got=problem,
                 hint="the file is damaged",
-            )  # fmt: skip
+            )
 
     # --- new tables
 
@@ -358,15 +365,19 @@ class Schema:
             got = [f"no {_listed(missing)}"] if missing else []
             got += [f"{_listed(unknown)}, which it was not trained on"] if unknown else []
             raise DataError.build(
-                where, expected=f"the columns {_listed(self.names)}", got=" and ".join(got),
+                where,
+                expected=f"the columns {_listed(self.names)}",
+                got=" and ".join(got),
                 hint=_way_out(missing, unknown),
-            )  # fmt: skip
+            )
         for name in (*self.names, target):
             if given.count(name) > 1:
                 raise DataError.build(
-                    where, expected="a name of its own for each column", got=f"{name!r} twice",
+                    where,
+                    expected="a name of its own for each column",
+                    got=f"{name!r} twice",
                     hint="leave one out by its number, with ignore= (--ignore-columns)",
-                )  # fmt: skip
+                )
         place = {name: number for number, name in enumerate(names) if number not in ignore}
         return Places([place[name] for name in self.names], place.get(target))
 
@@ -381,25 +392,31 @@ class Schema:
         )
         if self.names and other.names and self.names != other.names:
             raise DataError.build(
-                where, expected=f"the columns {_listed(self.names)}", got=_listed(other.names),
+                where,
+                expected=f"the columns {_listed(self.names)}",
+                got=_listed(other.names),
                 hint=hint,
-            )  # fmt: skip
+            )
         for mine, theirs in zip(self.columns, other.columns, strict=False):
             if mine.encoder != theirs.encoder:
                 raise DataError.build(
-                    where, expected=f"column {mine.name!r} encoded as the model knows it",
-                    got="other categories, or another scale", hint=hint,
-                )  # fmt: skip
+                    where,
+                    expected=f"column {mine.name!r} encoded as the model knows it",
+                    got="other categories, or another scale",
+                    hint=hint,
+                )
         numbers = [str(number) for number in range(len(other.classes))]
         if other.target is None and list(other.classes) == numbers:
             # Arrays have numbers for classes, whatever these are called.
             return
         if any(mine != theirs for mine, theirs in zip(self.classes, other.classes, strict=False)):
             raise DataError.build(
-                where, expected=f"the classes {_listed(self.classes)}", got=_listed(other.classes),
+                where,
+                expected=f"the classes {_listed(self.classes)}",
+                got=_listed(other.classes),
                 hint="read the data with schema=model.schema, which numbers classes as the model "
                 "does; or set model.schema = None to train for others",
-            )  # fmt: skip
+            )
 
 
 def _title(column: Column) -> str:
@@ -413,9 +430,11 @@ def _learnt(column: Column) -> str:
 def _problem(column: Column) -> str:
     """What is wrong with the encoder of a column; nothing if it can be used."""
     encoders: dict[str, Encoder | None] = {
-        "number": column.number, "category": column.category, "date": column.date,
+        "number": column.number,
+        "category": column.category,
+        "date": column.date,
         "text": column.text,
-    }  # fmt: skip
+    }
     kinds = [kind for kind, each in encoders.items() if each is not None]
     if kinds and kinds != [column.kind]:
         return f"a {column.kind} that is encoded as {' and '.join(kinds)}"

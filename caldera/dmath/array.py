@@ -128,9 +128,11 @@ class Array(Expr):
         """Compute it. The result is an array whose parts are on the ranks, ready to be used."""
         if feeds:
             raise ConfigError.build(
-                "dm.Array.eval", expected="no inputs", got=", ".join(feeds),
+                "dm.Array.eval",
+                expected="no inputs",
+                got=", ".join(feeds),
                 hint="make arrays of them with dm.array",
-            )  # fmt: skip
+            )
         return evaluate([self])[0]
 
     def numpy(self) -> np.ndarray:
@@ -350,9 +352,11 @@ def checked_ranks(ranks: Iterable[int]) -> tuple[int, ...]:
     own, there = tuple(int(rank) for rank in ranks), current().ranks
     if any(not 0 <= rank < there for rank in own):
         raise ConfigError.build(
-            "dmath", expected=f"ranks from 0 to {there - 1}", got=str(own),
+            "dmath",
+            expected=f"ranks from 0 to {there - 1}",
+            got=str(own),
             hint="dm.connect says how many there are",
-        )  # fmt: skip
+        )
     return own
 
 

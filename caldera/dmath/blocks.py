@@ -71,9 +71,11 @@ def to_pandas(array: Any, columns: Sequence[Any] | None = None, index: Any = Non
     pandas = optional_import("pandas", "pandas", "dm.Array.to_pandas")
     if array.ndim not in (1, 2):
         raise ShapeError.build(
-            "dm.Array.to_pandas", expected="a vector or a matrix", got=f"shape {array.shape}",
+            "dm.Array.to_pandas",
+            expected="a vector or a matrix",
+            got=f"shape {array.shape}",
             hint="reshape it first",
-        )  # fmt: skip
+        )
     if array.ndim == 1:
         if columns is not None:
             raise ConfigError.build(
@@ -82,7 +84,8 @@ def to_pandas(array: Any, columns: Sequence[Any] | None = None, index: Any = Non
         return pandas.Series(array.numpy(), index=index)
     if columns is not None and len(columns) != array.shape[1]:
         raise ShapeError.build(
-            "dm.Array.to_pandas", expected=f"{array.shape[1]} names of columns",
+            "dm.Array.to_pandas",
+            expected=f"{array.shape[1]} names of columns",
             got=f"{len(columns)}",
-        )  # fmt: skip
+        )
     return pandas.DataFrame(array.numpy(), index=index, columns=columns)

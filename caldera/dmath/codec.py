@@ -170,9 +170,10 @@ class _Writer:
             given = [self.value(getattr(value, each.name)) for each in fields(record) if each.init]
             return {record.__name__: given}
         raise ConfigError.build(
-            "sending a graph to workers", expected="attributes that are plain data",
+            "sending a graph to workers",
+            expected="attributes that are plain data",
             got=f"{type(value).__name__} {str(value)[:80]}",
-        )  # fmt: skip
+        )
 
     def _leaf(self, symbol: Symbol) -> int:
         number = self._numbers.get(symbol)
@@ -180,9 +181,10 @@ class _Writer:
             return number
         if symbol.role not in ROLES:
             raise ConfigError.build(
-                "sending a graph to workers", expected="values that exist outside of a loop",
+                "sending a graph to workers",
+                expected="values that exist outside of a loop",
                 got=f"{symbol.name} {symbol.spec}",
-            )  # fmt: skip
+            )
         if symbol.role == "array":
             array = np.asarray(symbol.value.numpy(), order="C")
             self.constants.append(array.reshape(-1).view(np.uint8).tobytes())

@@ -59,10 +59,11 @@ def connect(
             return before
         there, wish = ("", "") if device is None else (f" on {before.device}", f" on {device}")
         raise ConfigError.build(
-            "dm.connect", expected=f"no open session, or one of as many ranks{wish}",
+            "dm.connect",
+            expected=f"no open session, or one of as many ranks{wish}",
             got=f"one of {before.ranks} ranks{there} and the wish for {wanted}{wish}",
             hint="dm.disconnect() ends it, and its arrays with it",
-        )  # fmt: skip
+        )
     _Current.session, _Current.was_asked_for = _made(wanted, threads, started), True
     if device is not None:
         _on_device(_Current.session, device)
@@ -93,10 +94,12 @@ def _wanted(workers: int | None, threads: int | None, started: int) -> int:
     if started > 1:
         if workers is not None and workers != started - 1:
             raise ConfigError.build(
-                "dm.connect", expected=f"{started - 1} workers: {started} processes were started, "
-                "and one is the master", got=str(workers),
+                "dm.connect",
+                expected=f"{started - 1} workers: {started} processes were started, "
+                "and one is the master",
+                got=str(workers),
                 hint=f"start {workers + 1} processes, or call dm.connect() without a number",
-            )  # fmt: skip
+            )
         return started - 1
     return usable_cores() if workers is None else workers
 
@@ -116,9 +119,11 @@ def _made(ranks: int, threads: int | None, started: int) -> Session:
         return SpmdSession()
     if not hasattr(os, "fork"):
         raise ConfigError.build(
-            "dm.connect", expected="a system with fork", got=sys.platform,
+            "dm.connect",
+            expected="a system with fork",
+            got=sys.platform,
             hint="start the program with mpiexec, or use threads=",
-        )  # fmt: skip
+        )
     return Master(ProcessTeam(ranks))
 
 

@@ -47,15 +47,19 @@ def save(path: PathLike, arrays: Array | Mapping[str, Array]) -> None:
     named = arrays if isinstance(arrays, Mapping) else {ONLY: arrays}
     if Path(path).suffix == ".npy" and len(named) != 1:
         raise ConfigError.build(
-            "dm.save", expected="one array for an npy file", got=f"{len(named)} arrays",
+            "dm.save",
+            expected="one array for an npy file",
+            got=f"{len(named)} arrays",
             hint="a folder has any number of them",
-        )  # fmt: skip
+        )
     for name, each in named.items():
         if not isinstance(name, str) or not isinstance(each, Array):
             raise ConfigError.build(
-                "dm.save", expected="an array of dmath, or a dict of them by name",
-                got=f"{type(each).__name__} under the name {name!r}", hint="dm.array makes one",
-            )  # fmt: skip
+                "dm.save",
+                expected="an array of dmath, or a dict of them by name",
+                got=f"{type(each).__name__} under the name {name!r}",
+                hint="dm.array makes one",
+            )
     save_handles(current(), path, {name: each.handle for name, each in named.items()})
 
 

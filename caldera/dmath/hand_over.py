@@ -34,14 +34,18 @@ def from_dask(values: Any, layout: Where = None) -> Array:
         values = values.to_dask_array(lengths=True)
     if not hasattr(values, "chunks") or not hasattr(values, "compute"):
         raise ConfigError.build(
-            "dm.from_dask", expected="an array or a frame of Dask", got=type(values).__name__,
+            "dm.from_dask",
+            expected="an array or a frame of Dask",
+            got=type(values).__name__,
             hint="dm.array takes arrays of NumPy",
-        )  # fmt: skip
+        )
     if any(n != n for n in values.shape):
         raise ConfigError.build(
-            "dm.from_dask", expected="chunks of known sizes", got=f"shape {values.shape}",
+            "dm.from_dask",
+            expected="chunks of known sizes",
+            got=f"shape {values.shape}",
             hint="call its compute_chunk_sizes() first",
-        )  # fmt: skip
+        )
     shape = tuple(int(n) for n in values.shape)
     if layout is None and shape:
         layout = Rows(cuts=_near(np.cumsum((0, *values.chunks[0])), current().ranks))
@@ -60,20 +64,25 @@ def from_pandas(frame: Any, layout: Where = None, dtype: Any = None) -> Array:
     """
     if not hasattr(frame, "iloc") or not hasattr(frame, "to_numpy"):
         raise ConfigError.build(
-            "dm.from_pandas", expected="a DataFrame or a Series", got=type(frame).__name__,
+            "dm.from_pandas",
+            expected="a DataFrame or a Series",
+            got=type(frame).__name__,
             hint="dm.array takes arrays of NumPy",
-        )  # fmt: skip
+        )
     kinds = frame.dtypes.to_dict() if frame.ndim == 2 else {frame.name: frame.dtype}
     numbers = {name: getattr(kind, "numpy_dtype", kind) for name, kind in kinds.items()}
     wrong = [
-        str(name) for name, kind in numbers.items()
+        str(name)
+        for name, kind in numbers.items()
         if not isinstance(kind, np.dtype) or kind.kind not in "biufc"
-    ]  # fmt: skip
+    ]
     if wrong:
         raise ConfigError.build(
-            "dm.from_pandas", expected="columns of numbers", got="others in " + ", ".join(wrong),
+            "dm.from_pandas",
+            expected="columns of numbers",
+            got="others in " + ", ".join(wrong),
             hint="leave them out, or make numbers of them with pandas.get_dummies",
-        )  # fmt: skip
+        )
     found = np.result_type(*numbers.values()) if numbers else np.dtype(np.float64)
     wanted = canonical(found if dtype is None else dtype)
     return _from(Source(tuple(frame.shape), wanted, _Taken(frame, wanted)), layout)
@@ -121,6 +130,8 @@ class _Taken:
             return np.asarray(taken.to_numpy(dtype=self._dtype))
         except (TypeError, ValueError) as error:
             raise ConfigError.build(
-                "dm.from_pandas", expected=f"numbers that are {np.dtype(self._dtype).name}",
-                got=str(error), hint="fill or drop what is missing, or give dtype='float64'",
-            ) from None  # fmt: skip
+                "dm.from_pandas",
+                expected=f"numbers that are {np.dtype(self._dtype).name}",
+                got=str(error),
+                hint="fill or drop what is missing, or give dtype='float64'",
+            ) from None

@@ -87,9 +87,10 @@ def add_row_col_sum(
     given, start = lift(matrix), lift(vector)
     if len(given.shape) != 2 or axis not in (0, 1) or start.shape != (given.shape[1 - axis],):
         raise ShapeError.build(
-            "dm.add_row_col_sum", expected="a matrix, axis 0 or 1, and a vector of its other size",
+            "dm.add_row_col_sum",
+            expected="a matrix, axis 0 or 1, and a vector of its other size",
             got=f"shape {given.shape}, axis {axis} and a vector of shape {start.shape}",
-        )  # fmt: skip
+        )
     in_order = settings.deterministic if deterministic is None else deterministic
     total = ordered_sum(given, axis=axis) if in_order else op.sum(Expr(given), axis).node
     return Array(place((Expr(start) * beta + Expr(total) * alpha).node, None))
@@ -99,9 +100,10 @@ def _largest(a: Any, k: int, tolerance: float | None, seed: int) -> tuple[Expr, 
     node = lift(a)
     if len(node.shape) != 2 or not 1 <= k <= min(node.shape):
         raise ShapeError.build(
-            "dm.svd", expected="a matrix, and k from 1 to its smaller size",
+            "dm.svd",
+            expected="a matrix, and k from 1 to its smaller size",
             got=f"shape {node.shape} and k={k}",
-        )  # fmt: skip
+        )
     limit = 50 * float(np.finfo(part_of(node.dtype)).eps) if tolerance is None else tolerance
     made = largest_singular(node, k=k, tolerance=float(limit), steps=MOST_STEPS, seed=seed)
     return tuple(Array(each) for each in made)

@@ -18,27 +18,72 @@ from caldera.sharding.ops import place
 
 Function = Callable[..., Any]
 UFUNCS: dict[Any, Function] = {
-    np.add: op.add, np.subtract: op.sub, np.multiply: op.mul, np.divide: op.div,
-    np.power: op.pow, np.floor_divide: op.floor_div, np.mod: op.mod, np.negative: op.neg,
-    np.matmul: op.matmul, np.maximum: op.maximum, np.minimum: op.minimum,
-    np.equal: op.equal, np.not_equal: op.not_equal, np.less: op.less,
-    np.less_equal: op.less_equal, np.greater: op.greater, np.greater_equal: op.greater_equal,
-    np.logical_and: op.logical_and, np.logical_or: op.logical_or, np.logical_not: op.logical_not,
-    np.logical_xor: op.logical_xor, np.isfinite: op.isfinite, np.isinf: op.isinf,
-    np.isnan: op.isnan, np.absolute: op.abs, np.exp: op.exp, np.exp2: op.exp2,
-    np.expm1: op.expm1, np.log: op.log, np.log1p: op.log1p, np.log2: op.log2, np.log10: op.log10,
-    np.sqrt: op.sqrt, np.square: op.square, np.reciprocal: op.reciprocal, np.sign: op.sign,
-    np.sin: op.sin, np.cos: op.cos, np.tan: op.tan, np.tanh: op.tanh, np.floor: op.floor,
-    np.ceil: op.ceil, np.rint: op.round, np.trunc: op.trunc, np.conjugate: op.conj,
-    np.arcsin: op.asin, np.arccos: op.acos, np.arctan: op.atan, np.arctan2: op.atan2,
-    np.sinh: op.sinh, np.cosh: op.cosh, np.arcsinh: op.asinh, np.arccosh: op.acosh,
-    np.arctanh: op.atanh, np.hypot: op.hypot, np.logaddexp: op.logaddexp,
-}  # fmt: skip
+    np.add: op.add,
+    np.subtract: op.sub,
+    np.multiply: op.mul,
+    np.divide: op.div,
+    np.power: op.pow,
+    np.floor_divide: op.floor_div,
+    np.mod: op.mod,
+    np.negative: op.neg,
+    np.matmul: op.matmul,
+    np.maximum: op.maximum,
+    np.minimum: op.minimum,
+    np.equal: op.equal,
+    np.not_equal: op.not_equal,
+    np.less: op.less,
+    np.less_equal: op.less_equal,
+    np.greater: op.greater,
+    np.greater_equal: op.greater_equal,
+    np.logical_and: op.logical_and,
+    np.logical_or: op.logical_or,
+    np.logical_not: op.logical_not,
+    np.logical_xor: op.logical_xor,
+    np.isfinite: op.isfinite,
+    np.isinf: op.isinf,
+    np.isnan: op.isnan,
+    np.absolute: op.abs,
+    np.exp: op.exp,
+    np.exp2: op.exp2,
+    np.expm1: op.expm1,
+    np.log: op.log,
+    np.log1p: op.log1p,
+    np.log2: op.log2,
+    np.log10: op.log10,
+    np.sqrt: op.sqrt,
+    np.square: op.square,
+    np.reciprocal: op.reciprocal,
+    np.sign: op.sign,
+    np.sin: op.sin,
+    np.cos: op.cos,
+    np.tan: op.tan,
+    np.tanh: op.tanh,
+    np.floor: op.floor,
+    np.ceil: op.ceil,
+    np.rint: op.round,
+    np.trunc: op.trunc,
+    np.conjugate: op.conj,
+    np.arcsin: op.asin,
+    np.arccos: op.acos,
+    np.arctan: op.atan,
+    np.arctan2: op.atan2,
+    np.sinh: op.sinh,
+    np.cosh: op.cosh,
+    np.arcsinh: op.asinh,
+    np.arccosh: op.acosh,
+    np.arctanh: op.atanh,
+    np.hypot: op.hypot,
+    np.logaddexp: op.logaddexp,
+}
 """What is done element by element, and the product."""
 REDUCTIONS: dict[Any, Function] = {
-    np.add: op.sum, np.multiply: op.prod, np.maximum: op.max, np.minimum: op.min,
-    np.logical_and: op.all, np.logical_or: op.any,
-}  # fmt: skip
+    np.add: op.sum,
+    np.multiply: op.prod,
+    np.maximum: op.max,
+    np.minimum: op.min,
+    np.logical_and: op.all,
+    np.logical_or: op.any,
+}
 """What `ufunc.reduce` does."""
 FUNCTIONS: dict[Any, Function] = {
     np.transpose: lambda a, axes=None: op.transpose(
@@ -135,13 +180,18 @@ def _reducing(function: Function) -> Function:
 
 
 FUNCTIONS |= {
-    np.sum: _reducing(op.sum), np.mean: _reducing(op.mean), np.max: _reducing(op.max),
-    np.min: _reducing(op.min), np.prod: _reducing(op.prod), np.all: _reducing(op.all),
-    np.any: _reducing(op.any), np.median: _reducing(op.median),
+    np.sum: _reducing(op.sum),
+    np.mean: _reducing(op.mean),
+    np.max: _reducing(op.max),
+    np.min: _reducing(op.min),
+    np.prod: _reducing(op.prod),
+    np.all: _reducing(op.all),
+    np.any: _reducing(op.any),
+    np.median: _reducing(op.median),
     np.var: lambda a, axis=None, ddof=0, keepdims=False: op.variance(a, axis, bool(keepdims), ddof),
     np.std: lambda a, axis=None, ddof=0, keepdims=False: op.std(a, axis, bool(keepdims), ddof),
     np.linalg.norm: lambda x, ord=None, axis=None, keepdims=False: _norm(x, ord, axis, keepdims),
-}  # fmt: skip
+}
 
 
 FUNCTIONS |= {
@@ -218,10 +268,11 @@ def _matrix(each: Any) -> Any:
 def _svd(a: Any, full_matrices: bool) -> Any:
     if full_matrices and a.shape[-1] != a.shape[-2]:
         raise ConfigError.build(
-            "np.linalg.svd", expected="full_matrices=False for an array of dmath",
+            "np.linalg.svd",
+            expected="full_matrices=False for an array of dmath",
             got=f"full_matrices=True for shape {a.shape}",
             hint="the reduced factors have all there is to know",
-        )  # fmt: skip
+        )
     return op.svd(a)
 
 
@@ -261,9 +312,11 @@ def _rank(s: Any, a: Any, rtol: float | None, tol: float | None) -> Any:
 def _condition(x: Any, order: Any) -> Any:
     if order not in (None, 2, -2):
         raise ConfigError.build(
-            "np.linalg.cond", expected="p None, 2 or -2 for an array of dmath", got=repr(order),
+            "np.linalg.cond",
+            expected="p None, 2 or -2 for an array of dmath",
+            got=repr(order),
             hint="for others multiply np.linalg.norm(x, p) by that of np.linalg.inv(x)",
-        )  # fmt: skip
+        )
     s = op.svd(x)[1]
     largest, smallest = op.max(s, -1), op.min(s, -1)
     return smallest / largest if order == -2 else largest / smallest
@@ -272,9 +325,11 @@ def _condition(x: Any, order: Any) -> Any:
 def _norm(x: Any, order: Any, axis: Any, keepdims: bool) -> Any:
     if order not in (None, 1, 2, np.inf, "fro") or (x.ndim > 1 and axis is None and order == 2):
         raise ConfigError.build(
-            "np.linalg.norm", expected="ord None, 1, 2, inf or 'fro'", got=repr(order),
+            "np.linalg.norm",
+            expected="ord None, 1, 2, inf or 'fro'",
+            got=repr(order),
             hint="for other norms of matrices use np.linalg.svd",
-        )  # fmt: skip
+        )
     if x.ndim > 1 and axis is None and order in (1, np.inf):
         return op.max(op.sum(op.abs(x), axis=0 if order == 1 else 1))
     return op.norm(x, 2 if order in (None, "fro") else order, axis, keepdims)
@@ -306,6 +361,8 @@ def apply_function(function: Any, args: Sequence[Any], options: dict[str, Any]) 
 
 def _unknown(what: str) -> ConfigError:
     return ConfigError.build(
-        what, expected="a function of NumPy that dmath knows", got="another",
+        what,
+        expected="a function of NumPy that dmath knows",
+        got="another",
         hint="use a function of caldera.op, or take the whole array with .numpy() first",
-    )  # fmt: skip
+    )

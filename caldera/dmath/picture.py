@@ -26,9 +26,11 @@ def layout_picture(layout: Layout) -> Picture:
     rows, columns = _cuts(layout, down), _cuts(layout, across)
     if (len(rows) - 1) * (len(columns) - 1) > MOST_BLOCKS:
         raise ConfigError.build(
-            "dm.Array.draw", expected=f"at most {MOST_BLOCKS} blocks",
-            got=f"{len(rows) - 1} x {len(columns) - 1}", hint="draw a slice, as in A[:64, :64]",
-        )  # fmt: skip
+            "dm.Array.draw",
+            expected=f"at most {MOST_BLOCKS} blocks",
+            got=f"{len(rows) - 1} x {len(columns) - 1}",
+            hint="draw a slice, as in A[:64, :64]",
+        )
     height = min(MOST, max(LEAST, WIDTH * max(rows[-1], 1) / max(columns[-1], 1)))
     content = [element("rect", x=0.0, y=0.0, width=WIDTH + 20, height=height + 44, fill=CARD)]
     for (top, bottom), (left, right) in product(pairwise(rows), pairwise(columns)):
@@ -61,11 +63,17 @@ def _block(owners: tuple[int, ...], x: float, y: float, wide: float, high: float
     names = ", ".join(map(str, owners))
     found = [
         element(
-            "rect", element("title", f"rank {names}"), x=x, y=y, width=wide, height=high,
-            fill=CATEGORICAL[owners[0] % len(CATEGORICAL)], stroke=CARD,
+            "rect",
+            element("title", f"rank {names}"),
+            x=x,
+            y=y,
+            width=wide,
+            height=high,
+            fill=CATEGORICAL[owners[0] % len(CATEGORICAL)],
+            stroke=CARD,
             fill_opacity=1.0 if len(owners) == 1 else 0.6,
         )
-    ]  # fmt: skip
+    ]
     if wide >= _LABELLED and high >= _LABELLED and len(names) * 7 < wide:
         found.append(_text(names, x + wide / 2, y + high / 2 + 5, CARD))
     return found

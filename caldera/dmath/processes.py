@@ -48,11 +48,12 @@ class Processes:
         self._supervisor = subprocess.Popen(
             # -P: what lies in the current folder is not ours to import.
             [sys.executable, "-P", "-m", "caldera.dmath.supervisor"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             env={**os.environ, **shares, "PYTHONPATH": path},
             # Ctrl-C is for the master, which tells the workers.
             process_group=0,
-        )  # fmt: skip
+        )
         self._reader = threading.Thread(target=self._read, name="supervisor", daemon=True)
         self._reader.start()
 
@@ -140,10 +141,11 @@ class Processes:
     def _not_started(self) -> CommError:
         ended = ", ".join(f"worker {w} {self.status(w)}" for w in list(self._ended))
         return CommError.build(
-            "dm.connect", expected=f"{self.workers} workers to start",
+            "dm.connect",
+            expected=f"{self.workers} workers to start",
             got=ended or f"a supervisor that {_status(self._supervisor.poll() or 0)}",
             hint="what they have printed says why",
-        )  # fmt: skip
+        )
 
 
 def _status(code: int) -> str:

@@ -60,9 +60,12 @@ class RankProgram:
     """A program on one rank, compiled when it first has values."""
 
     def __init__(
-        self, definition: Definition, communicator: Communicator, cache: ReplicaCache,
+        self,
+        definition: Definition,
+        communicator: Communicator,
+        cache: ReplicaCache,
         device: Device,
-    ) -> None:  # fmt: skip
+    ) -> None:
         host = None if device.name == "cpu" else "cpu"
         found = definition.lowered(communicator.rank, communicator.size, host)
         self._device = device
@@ -85,9 +88,12 @@ class RankProgram:
                 symbol.move(value)
         if self._plan is None:
             self._plan = compile_nodes(
-                self._roots, device=self._device, communicator=self._communicator, remember=False,
+                self._roots,
+                device=self._device,
+                communicator=self._communicator,
+                remember=False,
                 sends_from_host=True,
-            )  # fmt: skip
+            )
         # After the outputs there may be what keeps ranks to one order.
         return self._plan.run()[: self._count]
 
@@ -167,9 +173,11 @@ class Rank:
         found = self.arrays.get(number)
         if found is None:
             raise CommError.build(
-                f"rank {self.communicator.rank}", expected=f"array {number}", got="none",
+                f"rank {self.communicator.rank}",
+                expected=f"array {number}",
+                got="none",
                 hint="the run that should have computed it has failed",
-            )  # fmt: skip
+            )
         return found
 
     def fetch(self, number: int, view: View) -> None:

@@ -154,9 +154,14 @@ class ReplicaCache:
     def _fetch(self, kept: _Kept, view: View, own: np.ndarray, comm: Communicator) -> None:
         part = Tensor(view.target.local_shape(comm.rank), dtype=view.dtype)
         redistributed(
-            own, view.source, view.target, comm,
-            rank=comm.rank, dtype=view.dtype, out=part.host_array(write=True),
-        )  # fmt: skip
+            own,
+            view.source,
+            view.target,
+            comm,
+            rank=comm.rank,
+            dtype=view.dtype,
+            out=part.host_array(write=True),
+        )
         kept.part = part
 
 

@@ -213,21 +213,26 @@ class Session(ABC):
         """Refuse to go on if the ranks, or those that have this array, are no longer there."""
         if self._process != os.getpid():
             raise ConfigError.build(
-                "dmath", expected="the process that has connected",
-                got="one that was forked from it", hint="call dm.connect where arrays are used",
-            )  # fmt: skip
+                "dmath",
+                expected="the process that has connected",
+                got="one that was forked from it",
+                hint="call dm.connect where arrays are used",
+            )
         other = self if handle is None else handle.session
         if not self._is_open or not other.is_open:
             raise ConfigError.build(
-                "dmath", expected="a session that is open",
+                "dmath",
+                expected="a session that is open",
                 got="an array of one that has ended" if handle else "one that has ended",
                 hint="call dm.connect and make the arrays again, or load them from a file",
-            )  # fmt: skip
+            )
         if other is not self:
             raise ConfigError.build(
-                "dmath", expected="arrays of the session that is used now",
-                got="one that was made before dm.connect", hint="connect first, then make arrays",
-            )  # fmt: skip
+                "dmath",
+                expected="arrays of the session that is used now",
+                got="one that was made before dm.connect",
+                hint="connect first, then make arrays",
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -300,9 +305,11 @@ class Session(ABC):
     def _check_leaf(self, leaf: Symbol) -> None:
         if not isinstance(leaf.value, Handle):
             raise ConfigError.build(
-                "dmath", expected="arrays of dmath, numbers and NumPy arrays", got=repr(leaf),
+                "dmath",
+                expected="arrays of dmath, numbers and NumPy arrays",
+                got=repr(leaf),
                 hint="make it one with dm.array(...)",
-            )  # fmt: skip
+            )
         self.check_open(leaf.value)
 
     def _take_numbers(self, count: int) -> int:

@@ -148,9 +148,11 @@ def _part_in(path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
     if stored is None or stored.shape != expected or stored.dtype != kind:
         got = "none" if stored is None else f"{stored.shape} {stored.dtype.name}"
         raise DataError.build(
-            f"dm.load {path.name}", expected=f"a part {name!r} of {expected} {kind.name}", got=got,
+            f"dm.load {path.name}",
+            expected=f"a part {name!r} of {expected} {kind.name}",
+            got=got,
             hint="the file is not the one that the index was written with",
-        )  # fmt: skip
+        )
     return stored.reshape(-1).view(dtype)
 
 

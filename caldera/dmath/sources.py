@@ -43,9 +43,10 @@ def open_source(path: str, dataset: str = "") -> Source:
     kind = SUFFIXES.get(Path(path).suffix.lower())
     if kind is None:
         raise ConfigError.build(
-            "dm.load", expected="a folder of dm.save, or a file that ends in "
-            + ", ".join(SUFFIXES), got=path,
-        )  # fmt: skip
+            "dm.load",
+            expected="a folder of dm.save, or a file that ends in " + ", ".join(SUFFIXES),
+            got=path,
+        )
     if kind == "npy":
         array = map_npy(path)
         return Source(array.shape, canonical(array.dtype), array)

@@ -142,13 +142,18 @@ def _log_axis(low: float, high: float) -> Axis:
     ticks = [tick for tick in powers if bottom <= tick <= top]
     if len(ticks) < 2:
         ticks = [tick for tick in steps if bottom <= tick <= top]
-    minor = [
-        _clean(s * 10.0**power) for power in range(first, last + 1) for s in range(2, 10)
-    ] if last - first <= 4 else []  # fmt: skip
+    minor = (
+        [_clean(s * 10.0**power) for power in range(first, last + 1) for s in range(2, 10)]
+        if last - first <= 4
+        else []
+    )
     return Axis(
-        bottom, top, tuple(ticks), log=True,
+        bottom,
+        top,
+        tuple(ticks),
+        log=True,
         minor=tuple(tick for tick in minor if bottom <= tick <= top and tick not in ticks),
-    )  # fmt: skip
+    )
 
 
 def _nice_step(rough: float) -> float:

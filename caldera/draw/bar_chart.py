@@ -62,18 +62,32 @@ def _bar(bar: Bar, axis: Axis, top: float, reference: float) -> str:
         [
             _text(bar.label, _LEFT - 10, middle + 4, "end", TEXT),
             element(
-                "rect", x=_LEFT, y=top, width=_x(axis, bar.value) - _LEFT, height=12.0,
-                fill=colour, rx=2, opacity=0.85,
+                "rect",
+                x=_LEFT,
+                y=top,
+                width=_x(axis, bar.value) - _LEFT,
+                height=12.0,
+                fill=colour,
+                rx=2,
+                opacity=0.85,
             ),
             element("path", d=interval, stroke=TEXT, stroke_width=1.5),
             _text(shown, end + 8, middle + 4, "start", TEXT),
         ]
-    )  # fmt: skip
+    )
 
 
 def _text(content: str, x: float, y: float, anchor: str, fill: str) -> str:
     # The rim keeps it readable where it crosses a line.
     return element(
-        "text", safe(content), x=x, y=y, font_size=12, text_anchor=anchor, fill=fill,
-        stroke=CARD, stroke_width=4, paint_order="stroke",
-    )  # fmt: skip
+        "text",
+        safe(content),
+        x=x,
+        y=y,
+        font_size=12,
+        text_anchor=anchor,
+        fill=fill,
+        stroke=CARD,
+        stroke_width=4,
+        paint_order="stroke",
+    )

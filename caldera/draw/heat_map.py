@@ -25,15 +25,25 @@ def heat_map(cells: Sequence[Sequence[float]], label: str) -> Safe:
             share = value / most if most else 0.0
             parts.append(
                 element(
-                    "rect", element("title", safe(f"{value:.3g}")), x=_EDGE + _CELL * j,
-                    y=_EDGE + _CELL * i, width=_CELL, height=_CELL, fill=WORSE,
-                    fill_opacity=round(share, 3), stroke=LINE,
+                    "rect",
+                    element("title", safe(f"{value:.3g}")),
+                    x=_EDGE + _CELL * j,
+                    y=_EDGE + _CELL * i,
+                    width=_CELL,
+                    height=_CELL,
+                    fill=WORSE,
+                    fill_opacity=round(share, 3),
+                    stroke=LINE,
                 )
-            )  # fmt: skip
+            )
     note = element(
-        "text", safe(f"at most {most:.3g}"), x=_EDGE, y=_EDGE + _CELL * rows + 18, font_size=12,
+        "text",
+        safe(f"at most {most:.3g}"),
+        x=_EDGE,
+        y=_EDGE + _CELL * rows + 18,
+        font_size=12,
         fill=QUIET,
-    )  # fmt: skip
+    )
     width = max(2 * _EDGE + _CELL * columns, 160.0)
     height = _EDGE + _CELL * rows + _FOOT
     return inline_svg(width, height, *parts, note, class_="heat", label=label)

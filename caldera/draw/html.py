@@ -109,8 +109,14 @@ def inline_svg(
     return Safe(
         named(
             element(
-                "svg", *content, viewBox=f"0 0 {number(width)} {number(height)}", class_=class_,
-                font_family=SANS, role="img", aria_label=label, **more,
+                "svg",
+                *content,
+                viewBox=f"0 0 {number(width)} {number(height)}",
+                class_=class_,
+                font_family=SANS,
+                role="img",
+                aria_label=label,
+                **more,
             )
         )
-    )  # fmt: skip
+    )

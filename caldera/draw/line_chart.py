@@ -144,9 +144,15 @@ def _heading(content: str, x: float, y: float, size: int) -> str:
 
 def _small(content: str, x: float, y: float, anchor: str, fill: str = QUIET, **more: object) -> str:
     return element(
-        "text", safe(content.translate(_MINUS)), x=x, y=y, font_size=_SIZE, text_anchor=anchor,
-        fill=fill, **more,
-    )  # fmt: skip
+        "text",
+        safe(content.translate(_MINUS)),
+        x=x,
+        y=y,
+        font_size=_SIZE,
+        text_anchor=anchor,
+        fill=fill,
+        **more,
+    )
 
 
 # --- what stands around the lines
@@ -234,9 +240,15 @@ def _stroke(route: str, line: Line) -> str:
     if line.thin:
         more["stroke_opacity"] = 0.45
     return element(
-        "path", d=route, fill="none", stroke=line.colour, stroke_width=1 if line.thin else 2,
-        stroke_linejoin="round", stroke_linecap="butt" if line.dashed else "round", **more,
-    )  # fmt: skip
+        "path",
+        d=route,
+        fill="none",
+        stroke=line.colour,
+        stroke_width=1 if line.thin else 2,
+        stroke_linejoin="round",
+        stroke_linecap="butt" if line.dashed else "round",
+        **more,
+    )
 
 
 def _line(line: Line, chart: LineChart) -> str:
@@ -287,9 +299,11 @@ def _missing(point: Point, line: Line, chart: LineChart) -> str:
     """A cross on the axis where there is no value to show."""
     x, y = _x(chart.x_axis, point[0]), HEIGHT - _BOTTOM
     cross = element(
-        "path", d=f"M{number(x - 4)} {number(y - 4)}l8 8m0 -8l-8 8", stroke=line.colour,
+        "path",
+        d=f"M{number(x - 4)} {number(y - 4)}l8 8m0 -8l-8 8",
+        stroke=line.colour,
         stroke_width=1.6,
-    )  # fmt: skip
+    )
     return element("g", cross, _title(point, line, chart))
 
 

@@ -34,8 +34,12 @@ BOOL = DtypeColour("bool", "#5b6470", "#e9ebee", "#98a4b3", "#282f39")
 
 DTYPE_COLOURS = (FLOAT64, FLOAT32, FLOAT16, BFLOAT16, INTEGER, BOOL)
 _OF_DTYPE = {
-    float64: FLOAT64, float32: FLOAT32, float16: FLOAT16, bfloat16: BFLOAT16, bool_: BOOL,
-}  # fmt: skip
+    float64: FLOAT64,
+    float32: FLOAT32,
+    float16: FLOAT16,
+    bfloat16: BFLOAT16,
+    bool_: BOOL,
+}
 
 PAPER = "#f6f7f9"
 CARD = "#ffffff"

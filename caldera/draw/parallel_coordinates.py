@@ -46,8 +46,10 @@ def parallel_coordinates(
     """
     places = [_x(index, len(coordinates)) for index in range(len(coordinates))]
     order = sorted(range(len(strengths)), key=lambda case: (case == chosen, strengths[case]))
-    parts = [_case(coordinates, places, case, strengths[case], names[case], case == chosen)
-             for case in order]  # fmt: skip
+    parts = [
+        _case(coordinates, places, case, strengths[case], names[case], case == chosen)
+        for case in order
+    ]
     for x, coordinate in zip(places, coordinates, strict=True):
         parts.append(_upright(x, coordinate))
     return inline_svg(_WIDTH, _HEIGHT, *parts, class_="wide", label=label)
@@ -77,10 +79,14 @@ def _case(
     route = "M" + "L".join(f"{number(x)} {number(y)}" for x, y in points)
     opacity = 1.0 if chosen else _FAINTEST + (_STRONGEST - _FAINTEST) * strength
     line = element(
-        "path", d=route, fill="none", stroke=CATEGORICAL[1] if chosen else CATEGORICAL[0],
-        stroke_width=2.5 if chosen else 1.2, stroke_opacity=f"{opacity:.2f}",
+        "path",
+        d=route,
+        fill="none",
+        stroke=CATEGORICAL[1] if chosen else CATEGORICAL[0],
+        stroke_width=2.5 if chosen else 1.2,
+        stroke_opacity=f"{opacity:.2f}",
         stroke_linejoin="round",
-    )  # fmt: skip
+    )
     return element("g", line, element("title", safe(name)))
 
 
@@ -104,6 +110,16 @@ def _upright(x: float, coordinate: Coordinate) -> str:
 def _text(content: str, x: float, y: float, anchor: str, fill: str, weight: int = 400) -> str:
     # The rim keeps it readable where lines cross it.
     return element(
-        "text", safe(content), x=x, y=y, font_size=12, font_weight=weight, text_anchor=anchor,
-        fill=fill, stroke=CARD, stroke_width=4, stroke_linejoin="round", paint_order="stroke",
-    )  # fmt: skip
+        "text",
+        safe(content),
+        x=x,
+        y=y,
+        font_size=12,
+        font_weight=weight,
+        text_anchor=anchor,
+        fill=fill,
+        stroke=CARD,
+        stroke_width=4,
+        stroke_linejoin="round",
+        paint_order="stroke",
+    )

@@ -98,9 +98,14 @@ def path(points: Sequence[Point]) -> str:
 def picture(width: float, height: float, *children: str, **attributes: object) -> str:
     """The text of an SVG file of this size."""
     return element(
-        "svg", *children, xmlns="http://www.w3.org/2000/svg", width=width, height=height,
-        viewBox=f"0 0 {number(width)} {number(height)}", **attributes,
-    )  # fmt: skip
+        "svg",
+        *children,
+        xmlns="http://www.w3.org/2000/svg",
+        width=width,
+        height=height,
+        viewBox=f"0 0 {number(width)} {number(height)}",
+        **attributes,
+    )
 
 
 class Picture:
@@ -139,14 +144,19 @@ def write_svg(path: str | PathLike[str], text: str, where: str) -> Path:
     target = Path(path)
     if target.suffix.lower() != ".svg":
         raise ConfigError.build(
-            where, expected="a file name that ends in .svg", got=repr(str(path)),
+            where,
+            expected="a file name that ends in .svg",
+            got=repr(str(path)),
             hint=f"write to {str(target.with_suffix('.svg'))!r}, which every browser opens"
-            if target.name else "",
-        )  # fmt: skip
+            if target.name
+            else "",
+        )
     if not target.parent.is_dir():
         raise ConfigError.build(
-            where, expected="a folder that exists", got=repr(str(target.parent)),
+            where,
+            expected="a folder that exists",
+            got=repr(str(target.parent)),
             hint="make it first, for example with Path.mkdir(parents=True)",
-        )  # fmt: skip
+        )
     write_file(target, text)
     return target

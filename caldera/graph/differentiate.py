@@ -39,14 +39,18 @@ def gradients(
     if seed is None:
         if is_complex(output.dtype):
             raise GradientError.build(
-                "op.grad", expected="a real value to differentiate", got=describe(output),
+                "op.grad",
+                expected="a real value to differentiate",
+                got=describe(output),
                 hint="take op.real, op.imag or op.abs of it, or give seed=",
-            )  # fmt: skip
+            )
         if output.shape != ():
             raise ShapeError.build(
-                "op.grad", expected="a scalar to differentiate", got=describe(output),
+                "op.grad",
+                expected="a scalar to differentiate",
+                got=describe(output),
                 hint="reduce it with op.sum or op.mean, or give seed=",
-            )  # fmt: skip
+            )
         seed = full((), 1, output.dtype)
     elif seed.spec.logical != output.spec.logical:
         raise ShapeError.build(
@@ -121,10 +125,11 @@ def _apply_rule(
     if node.op.decompose is not None:
         return _through_parts(node, as_tuple(g))
     raise GradientError.build(
-        f"op.{node.op.name}", expected="a differentiable op on the way to the variable",
+        f"op.{node.op.name}",
+        expected="a differentiable op on the way to the variable",
         got=f"{describe(node)}, which has no derivative",
         hint="use op.stop_gradient on its input if that is meant",
-    )  # fmt: skip
+    )
 
 
 def _through_parts(node: Node, seeds: Sequence[Node | None]) -> tuple[Node | None, ...]:
@@ -166,12 +171,15 @@ def _check_path(output: Node, node: Node) -> None:
                 stops[f"op.{step.op.name}"] = None
     if output not in reached:
         raise GradientError.build(
-            "op.grad", expected="variables the expression depends on", got=describe(node),
+            "op.grad",
+            expected="variables the expression depends on",
+            got=describe(node),
             hint="leave it out, or pass unused='zero'",
-        )  # fmt: skip
+        )
     if output not in smooth:
         raise GradientError.build(
-            "op.grad", expected=f"a differentiable path from {describe(node)}",
+            "op.grad",
+            expected=f"a differentiable path from {describe(node)}",
             got="only paths through " + ", ".join(stops),
             hint="these have no derivative; pass unused='zero' to take it as zero",
-        )  # fmt: skip
+        )

@@ -95,9 +95,16 @@ class Node:
     """An op applied to inputs. Make one by calling an `Op`; equal calls give the same node."""
 
     __slots__ = (
-        "__weakref__", "attrs", "attrs_key", "inputs", "op", "outputs", "pin", "serial",
+        "__weakref__",
+        "attrs",
+        "attrs_key",
+        "inputs",
+        "op",
+        "outputs",
+        "pin",
+        "serial",
         "unchanged_by",
-    )  # fmt: skip
+    )
     _serials = itertools.count()
 
     op: Op

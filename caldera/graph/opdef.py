@@ -27,9 +27,17 @@ from caldera.graph.node import Node, Spec, describe, frozen, intern, intern_like
 from caldera.graph.pins import pinned
 
 Kind = Literal[
-    "leaf", "elementwise", "reduction", "movement", "product", "random", "state", "control",
-    "distributed", "other",
-]  # fmt: skip
+    "leaf",
+    "elementwise",
+    "reduction",
+    "movement",
+    "product",
+    "random",
+    "state",
+    "control",
+    "distributed",
+    "other",
+]
 Nodes = tuple[Node, ...]
 InferRule = Callable[..., Any]
 GradientRule = Callable[..., tuple[Node | None, ...]]

@@ -55,9 +55,11 @@ def program_of(outputs: Sequence[Node], updates: Sequence[Node] = ()) -> Program
         symbol: Symbol = node.inputs[0].attrs["symbol"]
         if changed.setdefault(symbol, node.inputs[1]) is not node.inputs[1]:
             raise CalderaError.build(
-                "op.assign", expected="at most one new value for a variable in a program",
-                got=f"two for {symbol.name}", hint="combine them into one expression",
-            )  # fmt: skip
+                "op.assign",
+                expected="at most one new value for a variable in a program",
+                got=f"two for {symbol.name}",
+                hint="combine them into one expression",
+            )
     # The value of an assignment is the new value; the update itself is now on the program.
     program = Program(tuple(outputs), tuple(changed.items()))
     return program.with_roots(rewrite(program.roots, _value_of_assign))
@@ -67,10 +69,11 @@ def _check_leaf(node: Node) -> None:
     symbol = node.attrs.get("symbol")
     if symbol is not None and symbol.role == "parameter":
         raise CalderaError.build(
-            "eval", expected="values that exist outside of a loop",
+            "eval",
+            expected="values that exist outside of a loop",
             got=f"{symbol.name} {symbol.spec}, an argument of a body",
             hint="return it from the body, as a carry or a y",
-        )  # fmt: skip
+        )
 
 
 def _value_of_assign(node: Node) -> Node | None:

@@ -100,9 +100,11 @@ def write_csv(
     array = array_to_save(tensor, where)
     if array.ndim not in (1, 2):
         raise ShapeError.build(
-            where, expected="a vector or a matrix", got=f"shape {array.shape}",
+            where,
+            expected="a vector or a matrix",
+            got=f"shape {array.shape}",
             hint="reshape it to one row a line",
-        )  # fmt: skip
+        )
     width = array.shape[1] if array.ndim == 2 else 1
     if header is not None and len(header) != width:
         raise ShapeError.build(where, expected=f"{width} names", got=f"{len(header)}")
@@ -174,9 +176,14 @@ class _Table:
             # The names can take several lines, inside quotes.
             next(row for row in self._reader() if row)
         return np.loadtxt(
-            self._file, dtype, comments=None, delimiter=self._delimiter, quotechar='"',
-            usecols=self._columns, ndmin=2,
-        )  # fmt: skip
+            self._file,
+            dtype,
+            comments=None,
+            delimiter=self._delimiter,
+            quotechar='"',
+            usecols=self._columns,
+            ndmin=2,
+        )
 
     def _reader(self) -> Any:
         return csv.reader(self._file, delimiter=self._delimiter, strict=True)
@@ -229,10 +236,11 @@ def column_number(wanted: int | str, names: Sequence[str], width: int, where: st
         if wanted in names:
             return names.index(wanted)
         raise DataError.build(
-            where, expected=f"a column named {wanted!r}",
+            where,
+            expected=f"a column named {wanted!r}",
             got=", ".join(names) or "no line of names",
             hint=nearest(wanted, names) if names else "",
-        )  # fmt: skip
+        )
     if not -width <= wanted < width:
         raise DataError.build(where, expected=f"column {wanted}", got=f"{width} columns")
     return wanted % width
@@ -263,9 +271,11 @@ def has_grouped_digits(text: str) -> bool:
 def _refuse_complex(dtype: DType, where: str) -> None:
     if is_complex(dtype):
         raise DtypeError.build(
-            where, expected="real numbers in a CSV file", got=str(dtype),
+            where,
+            expected="real numbers in a CSV file",
+            got=str(dtype),
             hint="have the two parts in columns of their own, or use save_npy and load_npy",
-        )  # fmt: skip
+        )
 
 
 def _problem(text: str, dtype: DType) -> str:

@@ -180,9 +180,11 @@ def _fill(elements: NDArray[Any], file: IO[bytes], where: str) -> None:
         count = file.readinto(wanted[filled:])  # type: ignore[attr-defined]
         if not count:
             raise DataError.build(
-                where, expected=f"{wanted.nbytes} bytes of elements", got=f"{filled}",
+                where,
+                expected=f"{wanted.nbytes} bytes of elements",
+                got=f"{filled}",
                 hint="the file is truncated",
-            )  # fmt: skip
+            )
         filled += count
     if elements.dtype == bool_ and elements.size and elements.view(np.uint8).max() > 1:
         raise DataError.build(where, expected="0 or 1 for each bool", got="other bytes")

@@ -165,9 +165,11 @@ def _array(tensor: Tensor | NDArray[Any], where: str) -> NDArray[Any]:
     array = array_to_save(tensor, where)
     if array.dtype == bfloat16:
         raise DtypeError.build(
-            where, expected="a dtype that npy files know", got="bfloat16",
+            where,
+            expected="a dtype that npy files know",
+            got="bfloat16",
             hint="save it as safetensors, or astype('float32') first",
-        )  # fmt: skip
+        )
     return array
 
 
@@ -201,18 +203,22 @@ def _checked_dtype(stored: DType, where: str) -> DType:
         return canonical(stored)
     except DtypeError:
         raise DataError.build(
-            where, expected="numbers of a dtype that Caldera has", got=f"dtype {stored}",
+            where,
+            expected="numbers of a dtype that Caldera has",
+            got=f"dtype {stored}",
             hint="objects, records and dates are not read",
-        ) from None  # fmt: skip
+        ) from None
 
 
 def _check_size(shape: Shape, dtype: DType, left: int, where: str) -> None:
     wanted = size(shape) * dtype.itemsize
     if wanted != left:
         raise DataError.build(
-            where, expected=f"{wanted} bytes of elements for shape {shape} and {dtype}",
-            got=f"{left} in the file", hint="the file is truncated or damaged",
-        )  # fmt: skip
+            where,
+            expected=f"{wanted} bytes of elements for shape {shape} and {dtype}",
+            got=f"{left} in the file",
+            hint="the file is truncated or damaged",
+        )
 
 
 def _header(file: IO[bytes], where: str) -> tuple[Shape, bool, DType]:
@@ -252,7 +258,9 @@ def _check_members(members: list[zipfile.ZipInfo], total: int, where: str) -> No
     unpacked = sum(member.file_size for member in members)
     if unpacked > _LARGEST_COMPRESSION * total:
         raise DataError.build(
-            where, expected=f"contents that fit into a file of {total} bytes",
-            got=f"{unpacked} bytes", hint="the file is damaged or hostile",
-        )  # fmt: skip
+            where,
+            expected=f"contents that fit into a file of {total} bytes",
+            got=f"{unpacked} bytes",
+            hint="the file is damaged or hostile",
+        )
     check_asked(unpacked, where, held=total)

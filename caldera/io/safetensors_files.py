@@ -97,9 +97,11 @@ def save_safetensors(
     for name, array in arrays.items():
         if array.dtype not in _CODES:
             raise DtypeError.build(
-                f"{where}, {name!r}", expected="a dtype that safetensors files know",
-                got=str(array.dtype), hint="save_npz has it; or take its real and imaginary part",
-            )  # fmt: skip
+                f"{where}, {name!r}",
+                expected="a dtype that safetensors files know",
+                got=str(array.dtype),
+                hint="save_npz has it; or take its real and imaginary part",
+            )
     # The widest elements first: so all of them are aligned.
     order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
     header: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
@@ -225,10 +227,11 @@ def _read_header(file: IO[bytes], where: str) -> _Header:
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     if total < _LENGTH_BYTES or not 0 < length <= min(total - _LENGTH_BYTES, _LONGEST_HEADER):
         raise DataError.build(
-            where, expected="a header that fits into the file",
+            where,
+            expected="a header that fits into the file",
             got=f"length {length} in a file of {total} bytes",
             hint="the file is truncated, or is no safetensors file",
-        )  # fmt: skip
+        )
     try:
         raw = json.loads(file.read(length), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -252,13 +255,15 @@ def _refuse_pickle(file: IO[bytes], where: str) -> None:
     if start.startswith(_ZIP_MAGIC) or is_pickle:
         name = str(getattr(file, "name", "weights.pth"))
         raise DataError.build(
-            where, expected="a safetensors file", got="one of torch.save, which is a pickle",
+            where,
+            expected="a safetensors file",
+            got="one of torch.save, which is a pickle",
             hint="a pickle may run any program, so it is not read here; convert it with PyTorch:\n"
             "  import torch; from safetensors.torch import save_file\n"
             "  save_file({k: v.clone().contiguous() for k, v in "
             f"torch.load({name!r}, map_location='cpu', weights_only=True).items()}}, "
             f"{str(Path(name).with_suffix('.safetensors'))!r})",
-        )  # fmt: skip
+        )
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -277,9 +282,11 @@ def _entry(raw: Any, where: str) -> _Entry:
         _are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2
     ):
         raise DataError.build(
-            where, expected="dtype, shape and data_offsets", got=repr(raw)[:100],
+            where,
+            expected="dtype, shape and data_offsets",
+            got=repr(raw)[:100],
             hint="the header is damaged",
-        )  # fmt: skip
+        )
     dtype = _DTYPES.get(fields["dtype"]) if isinstance(fields["dtype"], str) else None
     if dtype is None:
         raise DataError.build(
@@ -288,9 +295,11 @@ def _entry(raw: Any, where: str) -> _Entry:
     entry = _Entry(dtype, tuple(shape), *offsets)
     if entry.end - entry.begin != size(entry.shape) * dtype.itemsize:
         raise DataError.build(
-            where, expected=f"{size(entry.shape) * dtype.itemsize} bytes for {list(shape)} {dtype}",
-            got=f"offsets {offsets}", hint="the header is damaged",
-        )  # fmt: skip
+            where,
+            expected=f"{size(entry.shape) * dtype.itemsize} bytes for {list(shape)} {dtype}",
+            got=f"offsets {offsets}",
+            hint="the header is damaged",
+        )
     return entry
 
 
@@ -304,12 +313,16 @@ def _check_ranges(entries: dict[str, _Entry], available: int, where: str) -> Non
     for begin, end in sorted((entry.begin, entry.end) for entry in entries.values()):
         if begin != position:
             raise DataError.build(
-                where, expected=f"a tensor that starts at byte {position}", got=str(begin),
+                where,
+                expected=f"a tensor that starts at byte {position}",
+                got=str(begin),
                 hint="the header is damaged",
-            )  # fmt: skip
+            )
         position = end
     if position != available:
         raise DataError.build(
-            where, expected=f"{position} bytes of tensors", got=f"{available}",
+            where,
+            expected=f"{position} bytes of tensors",
+            got=f"{available}",
             hint="the file is truncated or damaged",
-        )  # fmt: skip
+        )

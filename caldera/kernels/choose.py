@@ -293,9 +293,10 @@ class Choices:
             return None
         for name, reason in outcome.failures.items():
             warnings.warn(
-                f"op.{node.op.name}: kernel {name!r} is left out: {reason}", RuntimeWarning,
+                f"op.{node.op.name}: kernel {name!r} is left out: {reason}",
+                RuntimeWarning,
                 stacklevel=2,
-            )  # fmt: skip
+            )
         kernel = winner(with_thread_counts(within), outcome.times, node)
         timed = [each for each in with_thread_counts(rivals) if each.name in outcome.times]
         rows = {each.name: features(node, each) for each in timed}
@@ -366,8 +367,9 @@ class Choices:
         except OSError as problem:
             warnings.warn(
                 f"choices of kernels are not kept in {settings.cache_dir}: {problem}",
-                RuntimeWarning, stacklevel=2,
-            )  # fmt: skip
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     # --- what a user may do about it
 
@@ -385,9 +387,10 @@ class Choices:
         names = self._table.names(op, family)
         if kernel_name not in names:
             raise ConfigError.build(
-                "choices.fix", expected=f"a kernel for op.{op}: {', '.join(names) or 'none'}",
+                "choices.fix",
+                expected=f"a kernel for op.{op}: {', '.join(names) or 'none'}",
                 got=repr(kernel_name),
-            )  # fmt: skip
+            )
         with self._lock:
             self._fixed[op, family] = kernel_name
             self._generation += 1

@@ -57,9 +57,13 @@ def held_choices() -> HeldChoices | None:
 
 
 def held_or(
-    choose: Callable[[], Verdict | None], digest: str, kernels: Sequence[Kernel], is_final: bool,
-    *, is_timed: bool,
-) -> Verdict | None:  # fmt: skip
+    choose: Callable[[], Verdict | None],
+    digest: str,
+    kernels: Sequence[Kernel],
+    is_final: bool,
+    *,
+    is_timed: bool,
+) -> Verdict | None:
     """What is held for a node, else what `choose` chooses, which is held from now on. None, the
     first kernel as a guess, is held too.
 

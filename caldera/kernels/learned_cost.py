@@ -107,9 +107,12 @@ def _sides(shape: Shape) -> tuple[float, ...]:
     batch, channels, height, width = (max(1, length) for length in padded)
     rests = [_left_empty(each) for each in (channels, height * width, width)]
     return (
-        math.log(batch), math.log(channels), math.log(height * width) / 2,
-        math.log(height / width), *rests,
-    )  # fmt: skip
+        math.log(batch),
+        math.log(channels),
+        math.log(height * width) / 2,
+        math.log(height / width),
+        *rests,
+    )
 
 
 def _left_empty(length: int) -> float:
@@ -243,9 +246,14 @@ class CostModel:
     """Logarithms of all of them, beside the first."""
 
     def learn(
-        self, family: str, op: str, dtype: str, times: Mapping[str, float],
-        rows: Mapping[str, list[float]], pace: float = 1.0,
-    ) -> None:  # fmt: skip
+        self,
+        family: str,
+        op: str,
+        dtype: str,
+        times: Mapping[str, float],
+        rows: Mapping[str, list[float]],
+        pace: float = 1.0,
+    ) -> None:
         """Take in what was measured for a node: seconds and features of each kernel, and the
         seconds of the yardstick beside them."""
         timed = {

@@ -132,13 +132,17 @@ def divided(batch: Batch, slices: Slices, limit: int) -> Kernel:
     """A kernel that runs the batch in these slices, which were chosen for this limit."""
     division = Division(batch, slices, limit)
     return Kernel(
-        batch.node.op.name, slices[0][0].family, division.name, division.bind,
-        lambda node: node is batch.node, lambda node: division.workspace(),
+        batch.node.op.name,
+        slices[0][0].family,
+        division.name,
+        division.bind,
+        lambda node: node is batch.node,
+        lambda node: division.workspace(),
         max(kernel.priority for kernel, _ in slices),
         estimate=lambda node: sum(kernel.estimate(batch.part(size)) for kernel, size in slices),
         capturable=all(kernel.capturable for kernel, _ in slices),
         shares=frozenset().union(*(kernel.shares for kernel, _ in slices)),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -191,8 +195,17 @@ class Division:
                 spec = batch.node.spec
                 term = call.workspace[: spec.nbytes].view(spec.dtype).reshape(spec.shape)
                 outputs = (term,)
-            runners.append(kernel.bind(replace(call, node=batch.part(size), inputs=inputs,
-                                               outputs=outputs, workspace=workspace)))  # fmt: skip
+            runners.append(
+                kernel.bind(
+                    replace(
+                        call,
+                        node=batch.part(size),
+                        inputs=inputs,
+                        outputs=outputs,
+                        workspace=workspace,
+                    )
+                )
+            )
             if rule.is_sum and begin:
                 runners.append(ADDING[kernel.family](call.outputs[0], outputs[0]))
             begin = end
@@ -218,9 +231,11 @@ ADDING: dict[str, Callable[[Array, Array], Runner]] = {"cpu": _adding}
 def _add(k: Emitter, total: Pointer, term: Pointer, count: Integer) -> None:
     begin, end = k.part_range(count)
     k.vector_loop(
-        begin, end, natural_lanes(total.type),
+        begin,
+        end,
+        natural_lanes(total.type),
         lambda i, c: total.store(i, total.load(i, c) + term.load(i, c)),
-    )  # fmt: skip
+    )
 
 
 def least_workspace(node: Node, kernels: Sequence[Kernel]) -> int:

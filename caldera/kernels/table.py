@@ -161,10 +161,11 @@ class KernelTable:
         ]
         if not able:
             raise DeviceError.build(
-                f"op.{node.op.name}", expected=f"a kernel for {family!r} devices",
+                f"op.{node.op.name}",
+                expected=f"a kernel for {family!r} devices",
                 got=f"none for {', '.join(str(given.outputs[0]) for given in node.inputs)}",
                 hint="run it on another device, or raise settings.workspace_limit",
-            )  # fmt: skip
+            )
         if len({kernel.priority for kernel in able}) < len(able):
             able.sort(key=lambda kernel: (-kernel.priority, kernel.estimate(node)))
         else:

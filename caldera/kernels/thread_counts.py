@@ -130,9 +130,11 @@ def name_on_all_threads(name: str) -> str:
 def _limited(kernel: Kernel, threads: int) -> Kernel:
     word = _WORD.format(threads) + ("s" if threads > 1 else "")
     return replace(
-        kernel, name=kernel.name + word, bind=partial(_bind, kernel.bind, threads),
+        kernel,
+        name=kernel.name + word,
+        bind=partial(_bind, kernel.bind, threads),
         workspace=partial(_workspace, kernel, threads),
-    )  # fmt: skip
+    )
 
 
 def _bind(bind: Callable[[Call], Runner], threads: int, call: Call) -> Runner:

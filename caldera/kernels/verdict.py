@@ -56,7 +56,8 @@ def winner(within: Sequence[Kernel], times: dict[str, float], node: Node) -> Ker
         best = next((kernel for kernel in within if kernel.name == ORACLE), None)
     if best is None:
         raise DeviceError.build(
-            f"op.{node.op.name}", expected="a kernel that computes what the oracle does",
+            f"op.{node.op.name}",
+            expected="a kernel that computes what the oracle does",
             got=f"none of {', '.join(kernel.name for kernel in within)}",
-        )  # fmt: skip
+        )
     return best

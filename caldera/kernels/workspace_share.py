@@ -67,9 +67,11 @@ def best_options(layers: Sequence[Sequence[Option]], limit: int) -> list[int]:
 def keeping_to(kernel: Kernel, limit: int) -> Kernel:
     """The same kernel with this many bytes of workspace, whatever the settings say."""
     return replace(
-        kernel, limit=limit, bind=partial(_bind, kernel, limit),
+        kernel,
+        limit=limit,
+        bind=partial(_bind, kernel, limit),
         workspace=partial(_workspace, kernel, limit),
-    )  # fmt: skip
+    )
 
 
 def _bind(kernel: Kernel, limit: int, call: Call) -> Runner:

@@ -45,11 +45,15 @@ def compile_nodes(
     place, may_choose = default_device(program, wanted)
     mixed = is_mixed(program, place)
     key = (
-        program_key(program, communicator), place, tuple(sorted(without)), precision,
-        choices.version, settings.memory_limit,
+        program_key(program, communicator),
+        place,
+        tuple(sorted(without)),
+        precision,
+        choices.version,
+        settings.memory_limit,
         # Where what is mixed runs depends on more than its nodes.
         (may_choose, homes(program)) if mixed else None,
-    )  # fmt: skip
+    )
     known = _plans.get(key)
     if known is not None:
         return known
@@ -71,10 +75,12 @@ def _placed(
     """The plan of a program that several devices have a part in."""
     if how.several_ranks and not sends_from_host:
         raise DeviceError.build(
-            "compile", expected="all of a rank's variables and layers on one device",
-            got="some on others", hint="with several ranks, leave out device= of layers and "
+            "compile",
+            expected="all of a rank's variables and layers on one device",
+            got="some on others",
+            hint="with several ranks, leave out device= of layers and "
             "move variables with .move(device)",
-        )  # fmt: skip
+        )
     found = place_nodes(program, place, MeasuredCosts() if may_choose else None)
     parts = parts_of(program, found.groups)
     if len(parts) == 1 and not parts[0].relays:

@@ -108,12 +108,16 @@ def plan_on(program: Program, place: Device, how: How) -> Plan:
         return kernel
 
     return Plan(
-        program, optimised, place, partial(choose, measure=not soon),
+        program,
+        optimised,
+        place,
+        partial(choose, measure=not soon),
         choose_well=partial(choose, measure=True) if soon else None,
-        in_place="in_place" not in how.without, communicator=how.communicator,
+        in_place="in_place" not in how.without,
+        communicator=how.communicator,
         room=room_for(optimised, place),
         copies=_kept_copies(originals, place, how) if originals else None,
-    )  # fmt: skip
+    )
 
 
 def _kept_copies(originals: Mapping[Symbol, Symbol], place: Device, how: How) -> WeightCopies:

@@ -68,9 +68,11 @@ class Expr:
 
     def __reduce__(self) -> Any:
         raise ConfigError.build(
-            "copying or pickling", expected="values", got=f"the expression {describe(self.node)}",
+            "copying or pickling",
+            expected="values",
+            got=f"the expression {describe(self.node)}",
             hint="eval() it first; variables, layers and models can be copied and pickled",
-        )  # fmt: skip
+        )
 
     # --- facts
 
@@ -346,10 +348,37 @@ def _key_part(part: Any) -> Any:
 
 
 _OPERATORS = (
-    "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rpow",
-    "floordiv", "rfloordiv", "mod", "rmod", "matmul", "rmatmul", "neg", "pos", "abs", "invert",
-    "and", "or", "xor", "eq", "ne", "lt", "le", "gt", "ge", "hash",
-)  # fmt: skip
+    "add",
+    "radd",
+    "sub",
+    "rsub",
+    "mul",
+    "rmul",
+    "truediv",
+    "rtruediv",
+    "pow",
+    "rpow",
+    "floordiv",
+    "rfloordiv",
+    "mod",
+    "rmod",
+    "matmul",
+    "rmatmul",
+    "neg",
+    "pos",
+    "abs",
+    "invert",
+    "and",
+    "or",
+    "xor",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "hash",
+)
 for _name in _OPERATORS:
     setattr(Tensor, f"__{_name}__", getattr(Expr, f"__{_name}__"))
 Tensor.__array_ufunc__ = None  # type: ignore[attr-defined]
@@ -385,10 +414,11 @@ def power(first: Any, second: Any) -> Expr:
     value = exponent.attrs["value"] if exponent.op.name == "constant" else 0
     if not is_inexact(exponent.dtype) and value < 0:
         raise ConfigError.build(
-            "op.pow", expected="an exponent of 0 or more for integers",
+            "op.pow",
+            expected="an exponent of 0 or more for integers",
             got=f"{describe(base)} to the power of {value}",
             hint="write the exponent as a float, as in x ** -1.0",
-        )  # fmt: skip
+        )
     return Expr(e.pow_(base, exponent))
 
 
@@ -410,9 +440,11 @@ def lift(value: Any, like: DType | None = None) -> Node:
         dtype = of_scalar(value, like)
         if side_of_range(value, dtype):
             raise DtypeError.build(
-                "operand", expected=f"a number that {dtype} can hold", got=str(value),
+                "operand",
+                expected=f"a number that {dtype} can hold",
+                got=str(value),
                 hint="cast what stands beside it to a wider dtype with op.cast",
-            )  # fmt: skip
+            )
         return constant(value, dtype)
     array = array_of(value, "operand")
     # A list of Python numbers is as weak as one number; an array keeps its dtype.

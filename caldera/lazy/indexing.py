@@ -112,9 +112,14 @@ class Index:
         """Positions in the axes of positions, taken as one."""
         all_positions = [self._positions(i) for i in self.at]
         if self.is_known:
-            flat = np.ravel_multi_index(
-                np.broadcast_arrays(*all_positions), lengths  # type: ignore[arg-type]
-            ) if size(self.shape) else np.zeros(self.shape, np.int64)  # fmt: skip
+            flat = (
+                np.ravel_multi_index(
+                    np.broadcast_arrays(*all_positions),
+                    lengths,  # type: ignore[arg-type]
+                )
+                if size(self.shape)
+                else np.zeros(self.shape, np.int64)
+            )
             return array_node(np.asarray(flat, np.int64))
         if len(all_positions) == 1:
             return all_positions[0]  # type: ignore[return-value]
@@ -203,24 +208,28 @@ def _checked(positions: np.ndarray, axis: int, node: Node) -> np.ndarray:
 
 def _outside(position: int, axis: int, node: Node) -> IndexingError:
     return IndexingError.build(
-        "index", expected=f"an index within {node.shape[axis]} along axis {axis}",
+        "index",
+        expected=f"an index within {node.shape[axis]} along axis {axis}",
         got=f"{position} into {describe(node)}",
-    )  # fmt: skip
+    )
 
 
 def _checked_node(positions: Node) -> Node:
     if positions.dtype == bool_:
         raise IndexingError.build(
-            "index", expected="a mask that is known when the expression is written",
+            "index",
+            expected="a mask that is known when the expression is written",
             got=f"{describe(positions)}, which is computed",
             hint="how many elements it chooses would decide about the shape; "
             "use op.where(mask, x, ...), or x.at[mask].set(value)",
-        )  # fmt: skip
+        )
     if not is_integer(positions.dtype):
         raise IndexingError.build(
-            "index", expected="integers as positions", got=describe(positions),
+            "index",
+            expected="integers as positions",
+            got=describe(positions),
             hint="cast them with op.cast(indices, 'int64')",
-        )  # fmt: skip
+        )
     return as_signed(positions)
 
 
@@ -228,9 +237,10 @@ def _true_positions(mask: np.ndarray, axis: int, node: Node) -> tuple[np.ndarray
     wanted = node.shape[axis : axis + mask.ndim]
     if mask.shape != wanted:
         raise IndexingError.build(
-            "index", expected=f"a mask of shape {wanted} from axis {axis} on",
+            "index",
+            expected=f"a mask of shape {wanted} from axis {axis} on",
             got=f"shape {mask.shape} for {describe(node)}",
-        )  # fmt: skip
+        )
     return mask.nonzero()
 
 

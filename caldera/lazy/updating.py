@@ -145,23 +145,28 @@ def _computed_mask(node: Node, key: tuple[Any, ...]) -> Node | None:
     (mask, *more), others = masks, [each for each in key if not isinstance(each, Node)]
     if more or key[0] is not mask or any(each is not Ellipsis for each in others):
         raise IndexingError.build(
-            "index", expected="a computed mask as the only index", got=f"{len(key)} indices",
+            "index",
+            expected="a computed mask as the only index",
+            got=f"{len(key)} indices",
             hint="write the new value with op.where",
-        )  # fmt: skip
+        )
     if mask.shape != node.shape[: len(mask.shape)]:
         raise IndexingError.build(
-            "index", expected=f"a mask of shape {node.shape} or its first axes",
+            "index",
+            expected=f"a mask of shape {node.shape} or its first axes",
             got=describe(mask),
-        )  # fmt: skip
+        )
     return mask
 
 
 def _of_dtype(values: Node, node: Node) -> Node:
     if promote(values.dtype, node.dtype) != node.dtype:
         raise DtypeError.build(
-            "at", expected=f"values that {node.dtype} can hold", got=describe(values),
+            "at",
+            expected=f"values that {node.dtype} can hold",
+            got=describe(values),
             hint=f"cast them with op.cast(values, '{node.dtype}')",
-        )  # fmt: skip
+        )
     return cast(values, node.dtype)
 
 

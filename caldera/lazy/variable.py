@@ -60,9 +60,11 @@ class Variable(Expr):
         array = array_of(value, f"variable {self.name}")
         if array.shape != self.shape:
             raise ShapeError.build(
-                f"variable {self.name}", expected=f"shape {self.shape}", got=f"{array.shape}",
+                f"variable {self.name}",
+                expected=f"shape {self.shape}",
+                got=f"{array.shape}",
                 hint="reshape the value; a variable keeps its shape",
-            )  # fmt: skip
+            )
         self.tensor[...] = array
 
     def move(self, device: Device | str | int) -> None:

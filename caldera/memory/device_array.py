@@ -89,9 +89,11 @@ class DeviceArray(np.ndarray[Any, np.dtype[Any]]):
 
 def _refused(what: str) -> DeviceError:
     return DeviceError.build(
-        "array on a device", expected="a kernel of the device", got=f"{what} on the host",
+        "array on a device",
+        expected="a kernel of the device",
+        got=f"{what} on the host",
         hint="use t.numpy(), which copies",
-    )  # fmt: skip
+    )
 
 
 def device_view(

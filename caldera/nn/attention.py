@@ -52,9 +52,10 @@ class Embedding(Layer):
     def forward(self, words: Expr) -> Any:
         if not is_integer(words.dtype):
             raise self.refuse(
-                "whole numbers", f"{words.dtype.name} of shape {words.shape}",
+                "whole numbers",
+                f"{words.dtype.name} of shape {words.shape}",
                 "give the network nn.Input(shape, dtype='int64')",
-            )  # fmt: skip
+            )
         vectors = op.embedding(self.weight, words)
         return (vectors, words != 0) if self.mask_zero else vectors
 
@@ -202,8 +203,9 @@ class MultiHeadAttention(Layer):
         if mask.ndim != 4:
             raise self.refuse(
                 f"a mask of shape ({count}, {shape[2]}), {shape} or "
-                f"{(count, self.heads, *shape[1:])}", f"{mask.shape}",
-            )  # fmt: skip
+                f"{(count, self.heads, *shape[1:])}",
+                f"{mask.shape}",
+            )
         return mask
 
 

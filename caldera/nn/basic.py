@@ -27,9 +27,23 @@ activations: Registry[Callable[..., Expr]] = Registry("activation")
 """Activation functions by name: what a layer's `activation` may be."""
 
 for _name in (
-    "relu", "sigmoid", "tanh", "leaky_relu", "elu", "selu", "gelu", "silu", "softplus",
-    "hard_sigmoid", "hard_swish", "mish", "softsign", "rbf", "softmax", "log_softmax",
-):  # fmt: skip
+    "relu",
+    "sigmoid",
+    "tanh",
+    "leaky_relu",
+    "elu",
+    "selu",
+    "gelu",
+    "silu",
+    "softplus",
+    "hard_sigmoid",
+    "hard_swish",
+    "mish",
+    "softsign",
+    "rbf",
+    "softmax",
+    "log_softmax",
+):
     activations.add(_name, getattr(op, _name))
 activations.add("gelu_tanh", partial(op.gelu, approximate=True))
 
@@ -101,9 +115,11 @@ class Input(Layer):
     def __post_init__(self) -> None:
         if isinstance(self.shape, int):
             raise ConfigError.build(
-                "Input", expected="the shape of a sample", got=repr(self.shape),
+                "Input",
+                expected="the shape of a sample",
+                got=repr(self.shape),
                 hint=f"write nn.Input(({self.shape},))",
-            )  # fmt: skip
+            )
         self.shape = tuple(self.shape)
         if None in self.shape[1:]:
             raise ConfigError.build(
@@ -112,9 +128,10 @@ class Input(Layer):
         channels_last = self.layout == "NHWC" and len(self.shape) == 3
         if self.layout != "NCHW" and not channels_last:
             raise ConfigError.build(
-                "Input", expected="layout= NCHW, or NHWC for images (height, width, channels)",
+                "Input",
+                expected="layout= NCHW, or NHWC for images (height, width, channels)",
                 got=f"{self.layout!r} for {self.shape}",
-            )  # fmt: skip
+            )
 
     @property
     def traced_shape(self) -> tuple[int, ...]:
@@ -130,9 +147,10 @@ class Input(Layer):
         first = 1 if self.is_open else 0
         if x.ndim != 1 + len(self.shape) or x.shape[1 + first :] != self.shape[first:]:
             raise self.refuse(
-                f"samples of shape {self.shape}", f"{x.shape[1:]}",
+                f"samples of shape {self.shape}",
+                f"{x.shape[1:]}",
                 "the first axis is that of the samples",
-            )  # fmt: skip
+            )
         if self.layout == "NHWC":
             x = op.transpose(x, (0, 3, 1, 2))
         return x if mask is None else (x, mask)
@@ -192,9 +210,10 @@ class Dense(Layer):
     def forward(self, x: Expr) -> Expr:
         if x.shape[-1:] != self.weight.shape[:1]:
             raise self.refuse(
-                f"{self.weight.shape[0]} values on the last axis", f"{x.shape}",
+                f"{self.weight.shape[0]} values on the last axis",
+                f"{x.shape}",
                 "images need nn.Flatten before it" if x.ndim > 2 else "",
-            )  # fmt: skip
+            )
         return activation_function(self.activation)(op.linear(x, self.weight, self.offset))
 
 
@@ -302,9 +321,11 @@ def check_layers(where: str, parts: Any) -> tuple[Layer, ...]:
     for layer in parts:
         if not isinstance(layer, Layer):
             raise ConfigError.build(
-                where, expected="layers", got=repr(layer),
+                where,
+                expected="layers",
+                got=repr(layer),
                 hint="use nn.Activation(name) for a function by name",
-            )  # fmt: skip
+            )
         if layer.name and found.setdefault(layer.name, layer) is not layer:
             raise ConfigError.build(
                 where, expected="a name of its own for every layer", got=f"two named {layer.name!r}"

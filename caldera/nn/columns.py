@@ -36,16 +36,19 @@ class ColumnEmbedding(Layer):
         ends = [0, *(place for span in self.spans for place in span)]
         if sorted(ends) != ends or any(start >= stop for start, stop in self.spans):
             raise ConfigError.build(
-                "ColumnEmbedding", expected="spans of features, one after the other",
-                got=repr(self.spans)[:80], hint="as in [(0, 3), (5, 9)]",
-            )  # fmt: skip
+                "ColumnEmbedding",
+                expected="spans of features, one after the other",
+                got=repr(self.spans)[:80],
+                hint="as in [(0, 3), (5, 9)]",
+            )
 
     def build(self, x: Expr) -> None:
         self.weights = [
-            self.parameter(f"weight{number}", (stop - start, self._width(start, stop)),
-                           fill=uniform(-0.5, 0.5))
+            self.parameter(
+                f"weight{number}", (stop - start, self._width(start, stop)), fill=uniform(-0.5, 0.5)
+            )
             for number, (start, stop) in enumerate(self.spans)
-        ]  # fmt: skip
+        ]
 
     def _width(self, start: int, stop: int) -> int:
         # More numbers than half of the categories would tell nothing more.
@@ -54,9 +57,10 @@ class ColumnEmbedding(Layer):
     def forward(self, x: Expr) -> Expr:
         if x.ndim != 2 or (self.spans and self.spans[-1][1] > x.shape[1]):
             raise self.refuse(
-                "rows with all features of its spans", f"shape {x.shape}",
+                "rows with all features of its spans",
+                f"shape {x.shape}",
                 "take the spans of the data that it is trained on",
-            )  # fmt: skip
+            )
         others, embedded, last = [], [], 0
         for (start, stop), weight in zip(self.spans, self.weights, strict=True):
             others.append(x[:, last:start])

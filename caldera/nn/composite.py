@@ -38,9 +38,11 @@ class Residual(Layer):
         self.layers = check_layers("Residual", self.layers)
         if self.shortcut is not None and not isinstance(self.shortcut, Layer):
             raise ConfigError.build(
-                "Residual", expected="shortcut= a layer or None", got=repr(self.shortcut),
+                "Residual",
+                expected="shortcut= a layer or None",
+                got=repr(self.shortcut),
                 hint="put several into nn.Sequential",
-            )  # fmt: skip
+            )
         activation_function(self.activation)  # Refused now, not when it is first called.
 
     def children(self) -> Iterator[tuple[str, Layer]]:
@@ -55,9 +57,10 @@ class Residual(Layer):
         kept = x if self.shortcut is None else self.shortcut(x)
         if y.shape != kept.shape:
             raise self.refuse(
-                f"layers that give the shape of the shortcut, {kept.shape}", f"{y.shape}",
+                f"layers that give the shape of the shortcut, {kept.shape}",
+                f"{y.shape}",
                 "give a shortcut= with the same strides and channels",
-            )  # fmt: skip
+            )
         return activation_function(self.activation)(y + kept)
 
 

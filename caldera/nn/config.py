@@ -43,9 +43,11 @@ def _layer_to_config(layer: Layer, written: dict[int, dict[str, Any]]) -> dict[s
     kind = type(layer).__name__
     if kind not in layers or layers[kind] is not type(layer):
         raise ConfigError.build(
-            layer.path, expected="a registered layer", got=kind,
+            layer.path,
+            expected="a registered layer",
+            got=kind,
             hint="decorate the class with @nn.register so that files can name it",
-        )  # fmt: skip
+        )
     if id(layer) in written:
         first = written[id(layer)]
         first.setdefault("shared", 1 + sum("shared" in each for each in written.values()))
@@ -75,9 +77,11 @@ def _value_to_config(value: Any, where: str, written: dict[int, dict[str, Any]])
         if isinstance(part, dict) and all(isinstance(k, str) and k not in _MARKS for k in part):
             return {key: plain(each, convert, dicts=False) for key, each in part.items()}
         raise ConfigError.build(
-            where, expected="numbers, text, lists, dicts, layers or fillers",
-            got=type(part).__name__, hint="a file cannot hold anything else",
-        )  # fmt: skip
+            where,
+            expected="numbers, text, lists, dicts, layers or fillers",
+            got=type(part).__name__,
+            hint="a file cannot hold anything else",
+        )
 
     return plain(value, convert, dicts=False)
 
@@ -114,9 +118,11 @@ def _layer_from_config(config: Any, shared: dict[int, Layer], depth: int) -> Lay
     for key in settings:
         if key not in known:
             raise ConfigError.build(
-                config["layer"], expected="its own settings", got=repr(key),
+                config["layer"],
+                expected="its own settings",
+                got=repr(key),
                 hint=nearest(key, known),
-            )  # fmt: skip
+            )
     values = {key: _value_from_config(each, shared, depth) for key, each in settings.items()}
     try:
         layer = kind(**values)

@@ -213,9 +213,14 @@ class ConvTranspose2D(Convolution):
 
     def convolve(self, x: Expr) -> Expr:
         return op.conv_transpose2d(
-            x, self.weight, self.stride, self.padding, self.output_padding, self.dilation,
+            x,
+            self.weight,
+            self.stride,
+            self.padding,
+            self.output_padding,
+            self.dilation,
             self.groups,
-        )  # fmt: skip
+        )
 
 
 @register

@@ -49,9 +49,13 @@ class CTCLoss(Loss):
     def per_sample(self, prediction: Expr, target: Expr) -> Expr:
         labels, frames = (target[:, 1:], target[:, 0]) if self.lengths else (target, None)
         each = op.ctc_loss(
-            prediction, labels, frames, blank=self.blank, reduction="none",
+            prediction,
+            labels,
+            frames,
+            blank=self.blank,
+            reduction="none",
             zero_infinity=self.zero_infinity,
-        )  # fmt: skip
+        )
         count = op.sum(op.cast(labels >= 0, "int64"), axis=1)
         return each / op.cast(op.maximum(count, 1), each.dtype)
 
@@ -60,9 +64,11 @@ class CTCLoss(Loss):
     ) -> tuple[Shape, DType]:
         if self.labels is None:
             raise ConfigError.build(
-                "CTCLoss", expected="to know the length that labels are padded to", got="nothing",
+                "CTCLoss",
+                expected="to know the length that labels are padded to",
+                got="nothing",
                 hint="say loss=nn.CTCLoss(labels=...), or train first: fit sees it by itself",
-            )  # fmt: skip
+            )
         return (prediction_shape[0], self.labels + self.lengths), int64
 
     def for_targets(self, targets: Shape, predictions: Shape) -> Self:
@@ -76,10 +82,11 @@ class CTCLoss(Loss):
         if holes.any() or (targets == self.blank).any():
             sample = int(np.argmax(holes.any(1) | (targets == self.blank).any(1)))
             raise DataError.build(
-                "targets for CTCLoss", expected=f"labels that are not the blank, {self.blank}, "
+                "targets for CTCLoss",
+                expected=f"labels that are not the blank, {self.blank}, "
                 "and then -1 up to the end of each row",
                 got=f"{targets[sample].tolist()} in sample {sample}",
-            )  # fmt: skip
+            )
 
     def check_room(self, targets: np.ndarray, predictions: Shape) -> None:
         """Refuse labels that are no classes of such predictions, or that have not the frames."""
@@ -88,17 +95,19 @@ class CTCLoss(Loss):
         targets = targets[:, self.lengths :]
         if targets.size and int(targets.max()) >= classes:
             raise DataError.build(
-                "targets for CTCLoss", expected=f"labels below {classes}, the number of classes",
+                "targets for CTCLoss",
+                expected=f"labels below {classes}, the number of classes",
                 got=f"{int(targets.max())}",
                 hint="give the last layer one more output than there are labels, for the blank",
-            )  # fmt: skip
+            )
         if frames.size and not 0 <= frames.min() <= frames.max() <= most:
             sample = int(np.argmax((frames < 0) | (frames > most)))
             raise DataError.build(
-                "targets for CTCLoss", expected=f"lengths from 0 to {most}, the frames that the "
-                "network gives", got=f"{frames[sample]} in sample {sample}",
+                "targets for CTCLoss",
+                expected=f"lengths from 0 to {most}, the frames that the network gives",
+                got=f"{frames[sample]} in sample {sample}",
                 hint="lengths are those of the outputs: a network with strides gives fewer frames",
-            )  # fmt: skip
+            )
         needed = np.array([ctc_frames(row[row >= 0]) for row in targets], np.int64)
         if not self.zero_infinity and (needed > frames).any():
             sample = int(np.argmax(needed - frames))
@@ -108,7 +117,7 @@ class CTCLoss(Loss):
                 got=f"some of sample {sample} that need {needed[sample]}",
                 hint="let the network give more frames, or leave such samples out of training with "
                 "nn.CTCLoss(zero_infinity=True)",
-            )  # fmt: skip
+            )
 
     def task(self) -> Task:
         return Task(SEQUENCE, logits=True, blank=self.blank, lengths=self.lengths)
@@ -139,25 +148,29 @@ def ctc_targets(
         samples = list(labels)
     except TypeError:
         raise DataError.build(
-            "nn.ctc_targets", expected="labels, a list or an array with a row a sample",
-            got=type(labels).__name__, hint="put the labels of a single sample into a list",
-        ) from None  # fmt: skip
+            "nn.ctc_targets",
+            expected="labels, a list or an array with a row a sample",
+            got=type(labels).__name__,
+            hint="put the labels of a single sample into a list",
+        ) from None
     rows = [_whole_numbers(row, f"labels of sample {i}") for i, row in enumerate(samples)]
     frames = _whole_numbers(input_lengths, "input_lengths")
     counts = None if label_lengths is None else _whole_numbers(label_lengths, "label_lengths")
     for name, given in (("input_lengths", frames), ("label_lengths", counts)):
         if given is not None and (len(given) != len(rows) or given.min(initial=0) < 0):
             raise DataError.build(
-                "nn.ctc_targets", expected=f"{name}, {len(rows)} numbers from 0 on, one a sample",
+                "nn.ctc_targets",
+                expected=f"{name}, {len(rows)} numbers from 0 on, one a sample",
                 got=f"{len(given)}" if len(given) != len(rows) else f"{given.min()}",
-            )  # fmt: skip
+            )
     if counts is not None:
         for sample, (row, count) in enumerate(zip(rows, counts, strict=True)):
             if count > len(row):
                 raise DataError.build(
-                    "nn.ctc_targets", expected=f"a length of at most {len(row)}, the labels of "
-                    f"sample {sample}", got=f"{count}",
-                )  # fmt: skip
+                    "nn.ctc_targets",
+                    expected=f"a length of at most {len(row)}, the labels of sample {sample}",
+                    got=f"{count}",
+                )
         rows = [row[:count] for row, count in zip(rows, counts, strict=True)]
     found = np.full((len(rows), 1 + max(map(len, rows), default=0)), -1, np.int64)
     for target, length, row in zip(found, frames, rows, strict=True):
@@ -175,7 +188,8 @@ def _whole_numbers(given: Any, what: str) -> np.ndarray:
         array = np.empty((1, 1), object)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise DataError.build(
-            "nn.ctc_targets", expected=f"{what}, a row of whole numbers",
+            "nn.ctc_targets",
+            expected=f"{what}, a row of whole numbers",
             got=f"{array.dtype} of shape {array.shape}",
-        )  # fmt: skip
+        )
     return array.astype(np.int64)

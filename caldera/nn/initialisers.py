@@ -28,15 +28,27 @@ fillers: Registry[Callable[..., Filler]] = Registry("filler")
 """Fillers by name: what a layer's `fill` may be written as."""
 
 for _make in (
-    constant, glorot_normal, glorot_uniform, he_normal, he_uniform, identity, normal, one,
-    orthogonal, uniform, zero,
-):  # fmt: skip
+    constant,
+    glorot_normal,
+    glorot_uniform,
+    he_normal,
+    he_uniform,
+    identity,
+    normal,
+    one,
+    orthogonal,
+    uniform,
+    zero,
+):
     fillers.add(_make.__name__, _make)
 
 _NAMES: dict[type[Filler], str] = {
-    Constant: "constant", Uniform: "uniform", Normal: "normal", Orthogonal: "orthogonal",
+    Constant: "constant",
+    Uniform: "uniform",
+    Normal: "normal",
+    Orthogonal: "orthogonal",
     Identity: "identity",
-}  # fmt: skip
+}
 
 
 def fill_or(fill: Any, default: Filler) -> Any:
@@ -52,10 +64,11 @@ def fill_to_config(fill: Filler) -> dict[str, Any]:
         return {"filler": f"{fill.rule}_{fill.distribution}"}
     if type(fill) not in _NAMES:
         raise ConfigError.build(
-            "to_config", expected="a filler that has a name: " + ", ".join(fillers),
+            "to_config",
+            expected="a filler that has a name: " + ", ".join(fillers),
             got=type(fill).__name__,
             hint="give the layer no fill=, and assign the values to its parameters",
-        )  # fmt: skip
+        )
     numbers = {each.name: getattr(fill, each.name) for each in fields(fill)}  # type: ignore[arg-type]
     return {"filler": _NAMES[type(fill)], **numbers}
 

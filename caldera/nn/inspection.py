@@ -35,9 +35,11 @@ def sample_input(whole: Layer, input_shape: Sequence[int] | None = None) -> Expr
     declared = next((layer for layer in whole.walk() if isinstance(layer, Input)), None)
     if input_shape is None and declared is None:
         raise ConfigError.build(
-            whole.path or "network", expected="the shape of a sample", got="none",
+            whole.path or "network",
+            expected="the shape of a sample",
+            got="none",
             hint="give input_shape=, or begin with nn.Input(shape)",
-        )  # fmt: skip
+        )
     shape = declared.traced_shape if input_shape is None and declared is not None else input_shape
     dtype = None if declared is None else declared.dtype
     assert shape is not None

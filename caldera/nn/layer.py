@@ -96,10 +96,11 @@ class Layer(ABC):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.settled and self._built and value != getattr(self, name):
             raise ConfigError.build(
-                self.path, expected=f"{name}= when the layer is made, or before its first call",
+                self.path,
+                expected=f"{name}= when the layer is made, or before its first call",
                 got=f"{name} = {value!r} when its parameters exist",
                 hint=f"make the layer with {name}={value!r}",
-            )  # fmt: skip
+            )
         # What `forward` itself notes down belongs to a trace, and does not make it another layer.
         if name[0] != "_" and self._built and not is_tracing() and name not in self.untraced:
             object.__setattr__(self, "_changed", LayerWatch.note())
@@ -122,9 +123,10 @@ class Layer(ABC):
             return None
         if not isinstance(self.device, str):
             raise ConfigError.build(
-                self.path, expected='device= a name such as "cpu" or "cuda:0"',
+                self.path,
+                expected='device= a name such as "cpu" or "cuda:0"',
                 got=repr(self.device),
-            )  # fmt: skip
+            )
         return find_device(self.device).name
 
     # --- what a layer of your own writes
@@ -195,9 +197,11 @@ class Layer(ABC):
         now, where = context(), self.path or type(self).__name__
         if name in now.metrics:
             raise ConfigError.build(
-                where, expected="a name of its own for each metric", got=f"{name!r} twice",
+                where,
+                expected="a name of its own for each metric",
+                got=f"{name!r} twice",
                 hint=f"call it {where}/{name}, where a layer is used several times",
-            )  # fmt: skip
+            )
         now.metrics[name] = Added(where, _added(self, values))
 
     def refuse(self, expected: str, got: str, hint: str = "") -> ShapeError:
@@ -340,10 +344,11 @@ class Layer(ABC):
             if callable(value) and "<" in getattr(value, "__qualname__", ""):
                 where = f"pickling {self.path or type(self).__name__}"
                 raise ConfigError.build(
-                    where, expected="functions that a module defines",
+                    where,
+                    expected="functions that a module defines",
                     got=f"{name}={value.__qualname__}",
                     hint="define it with def at the top of a file, or copy with copy.deepcopy",
-                )  # fmt: skip
+                )
         return new_layer, (type(self),), self.__getstate__()
 
 
@@ -373,9 +378,11 @@ def _as_input(value: Any, dtype: Any) -> Expr | None:
         return value
     if isinstance(value, list | tuple) and any(isinstance(each, Expr) for each in value):
         raise ConfigError.build(
-            "layer", expected="each input as an argument of its own",
-            got=f"a {type(value).__name__} of {len(value)}", hint="call layer(a, b)",
-        )  # fmt: skip
+            "layer",
+            expected="each input as an argument of its own",
+            got=f"a {type(value).__name__} of {len(value)}",
+            hint="call layer(a, b)",
+        )
     node = lift(value)
     _refuse_complex(node)
     return op.cast(Expr(node), dtype) if is_float(node.dtype) else Expr(node)
@@ -384,9 +391,11 @@ def _as_input(value: Any, dtype: Any) -> Expr | None:
 def _refuse_complex(node: Node) -> None:
     if is_complex(node.outputs[0].dtype):
         raise DtypeError.build(
-            "layer", expected="real numbers", got=describe(node),
+            "layer",
+            expected="real numbers",
+            got=describe(node),
             hint="give it op.view_as_real(x) or op.abs(x); inside of forward they are welcome",
-        )  # fmt: skip
+        )
 
 
 def _outputs(result: Any) -> tuple[Expr, ...]:

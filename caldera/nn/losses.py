@@ -84,17 +84,19 @@ class Loss(Configurable, ABC):
         losses = self.per_sample(prediction, target)
         if losses.ndim != 1 or losses.shape != tuple(prediction.shape)[:1]:
             raise ShapeError.build(
-                where, expected="one loss for each sample along the first axis",
+                where,
+                expected="one loss for each sample along the first axis",
                 got=f"losses of shape {losses.shape} for predictions of {prediction.shape}",
-            )  # fmt: skip
+            )
         count: Any = float(len(losses))
         if weights is not None:
             factors = op.cast(weights, losses.dtype)
             if factors.shape != losses.shape:
                 raise ShapeError.build(
-                    where, expected=f"weights of shape {losses.shape}, one a sample",
+                    where,
+                    expected=f"weights of shape {losses.shape}, one a sample",
                     got=f"{factors.shape}",
-                )  # fmt: skip
+                )
             # Not a mere product: padding may have no loss at all (0 * nan would be nan).
             losses = op.where(factors == 0.0, 0.0, losses * factors)
             count = op.sum(factors)
@@ -127,19 +129,20 @@ class FunctionLoss(Loss):
             raise ShapeError.build(
                 f"loss {getattr(self.function, '__name__', 'function')}",
                 expected=f"a number for each of the {prediction.shape[0]} samples, or several",
-                got="one for all of them", hint="leave out the mean: it is taken where weights are "
-                "known",
-            )  # fmt: skip
+                got="one for all of them",
+                hint="leave out the mean: it is taken where weights are known",
+            )
         return mean_by_sample(values)
 
     def config(self) -> dict[str, Any]:
         raise ConfigError.build(
-            "saving", expected="a loss that files can name",
+            "saving",
+            expected="a loss that files can name",
             got=f"the function {getattr(self.function, '__name__', repr(self.function))}",
             hint="write it as a class: @nn.losses.losses.register('my_loss') before "
             "class MyLoss(nn.losses.Loss), with per_sample; or assign another loss, such as "
             "model.loss = 'mse', to save what was learned",
-        )  # fmt: skip
+        )
 
 
 def as_loss(given: str | Loss | Callable[[Expr, Expr], Expr]) -> Loss:
@@ -196,9 +199,10 @@ class CrossEntropy(Loss):
         axis = normalise_axis(self.axis, len(shape), "CrossEntropy")
         if axis == 0:
             raise ShapeError.build(
-                "CrossEntropy", expected="a batch of samples with an axis of classes",
+                "CrossEntropy",
+                expected="a batch of samples with an axis of classes",
                 got=f"predictions of shape {shape} with axis={self.axis}",
-            )  # fmt: skip
+            )
         if self.probabilities:
             return shape, canonical(dtype)
         return (*shape[:axis], *shape[axis + 1 :]), int64
@@ -374,9 +378,11 @@ def _check_distributions(where: str, targets: np.ndarray, axis: int) -> None:
 
 def _wrong_values(where: str, expected: str, targets: np.ndarray, hint: str = "") -> DataError:
     return DataError.build(
-        f"targets for {where}", expected=expected, got=f"{targets.min()} to {targets.max()}",
+        f"targets for {where}",
+        expected=expected,
+        got=f"{targets.min()} to {targets.max()}",
         hint=hint,
-    )  # fmt: skip
+    )
 
 
 def _log(probability: Expr) -> Expr:

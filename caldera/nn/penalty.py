@@ -29,9 +29,10 @@ def gradient_penalty(function: Callable[[Expr], Expr], x: Any, *, norm: float | 
     value = function(given)
     if not given.ndim or not value.ndim or value.shape[0] != given.shape[0]:
         raise ShapeError.build(
-            "gradient_penalty", expected=f"a function of samples, {given.shape[:1]} of them",
+            "gradient_penalty",
+            expected=f"a function of samples, {given.shape[:1]} of them",
             got=f"values of shape {value.shape}",
-        )  # fmt: skip
+        )
     slope = op.grad(op.sum(value), given)
     squares = op.sum(op.square(slope), axis=tuple(range(1, given.ndim)))
     if norm is None:

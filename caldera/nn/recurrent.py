@@ -56,14 +56,16 @@ class Recurrent(Layer):
         check_counts(type(self).__name__, units=self.units)
         if self.bidirectional and self.go_backwards:
             raise ConfigError.build(
-                type(self).__name__, expected="both directions, or one",
+                type(self).__name__,
+                expected="both directions, or one",
                 got="bidirectional and go_backwards",
-            )  # fmt: skip
+            )
         if self.return_mask and not self.return_sequences:
             raise ConfigError.build(
-                type(self).__name__, expected="a mask to go with sequences",
+                type(self).__name__,
+                expected="a mask to go with sequences",
                 got="return_mask without return_sequences",
-            )  # fmt: skip
+            )
 
     def build(self, x: Expr, *rest: Any) -> None:
         if x.ndim != 3:

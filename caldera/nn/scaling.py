@@ -38,9 +38,10 @@ class Rescale(Layer):
             given = np.asarray(getattr(self, name))
             if given.ndim > 1 or given.dtype.kind not in "iuf" or not np.isfinite(given).all():
                 raise ConfigError.build(
-                    "Rescale", expected=f"{name}= a finite number, or a list of them",
+                    "Rescale",
+                    expected=f"{name}= a finite number, or a list of them",
                     got=repr(getattr(self, name))[:80],
-                )  # fmt: skip
+                )
             setattr(self, name, given.astype(float).tolist())
 
     @classmethod

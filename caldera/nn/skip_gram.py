@@ -55,15 +55,17 @@ class SkipGram:
         fits = given.ndim == 1 and len(given) and given.dtype.kind in "iuf" and (given >= 0).all()
         if not fits:
             raise DataError.build(
-                "nn.SkipGram", expected="counts= of words: numbers of at least 0, one a word",
+                "nn.SkipGram",
+                expected="counts= of words: numbers of at least 0, one a word",
                 got=f"{given.dtype} of shape {given.shape}",
-            )  # fmt: skip
+            )
         self.counts = given.astype(np.float64)
         if not 0 < self.counts.sum() < np.inf:
             raise DataError.build(
-                "nn.SkipGram", expected="a word that occurs, and a number of all of them",
+                "nn.SkipGram",
+                expected="a word that occurs, and a number of all of them",
                 got=f"counts of {self.counts.sum():g} in all",
-            )  # fmt: skip
+            )
         self.width = as_count(width, "width", "nn.SkipGram")
         self.negatives = as_count(negatives, "negatives", "nn.SkipGram")
         if self.negatives > _MOST_NEGATIVES:
@@ -122,10 +124,12 @@ class SkipGram:
             self.epoch += 1
             if not np.isfinite(losses[-1]):
                 raise NonFiniteError.build(
-                    "nn.SkipGram.fit", expected="a finite loss", got=f"{losses[-1]}",
+                    "nn.SkipGram.fit",
+                    expected="a finite loss",
+                    got=f"{losses[-1]}",
                     hint=f"lower rate={rate} or batch_size={batch}: gradients of a batch are "
                     "added up",
-                )  # fmt: skip
+                )
         return losses
 
     def _checked(self, pairs: Any) -> np.ndarray:
@@ -133,14 +137,17 @@ class SkipGram:
         fits = given.ndim == 2 and given.shape[1] == 2 and given.dtype.kind in "iu"
         if not fits or not len(given):
             raise DataError.build(
-                "nn.SkipGram.fit", expected="pairs of words: integers of shape (pairs, 2)",
+                "nn.SkipGram.fit",
+                expected="pairs of words: integers of shape (pairs, 2)",
                 got=f"{given.dtype} of shape {given.shape}",
-            )  # fmt: skip
+            )
         if given.min() < 0 or given.max() >= len(self.counts):
             raise DataError.build(
-                "nn.SkipGram.fit", expected=f"words from 0 to {len(self.counts) - 1}",
-                got=f"{given.min()} to {given.max()}", hint="counts= has one number for each word",
-            )  # fmt: skip
+                "nn.SkipGram.fit",
+                expected=f"words from 0 to {len(self.counts) - 1}",
+                got=f"{given.min()} to {given.max()}",
+                hint="counts= has one number for each word",
+            )
         return given.astype(np.int32, copy=False)
 
     def _parts(

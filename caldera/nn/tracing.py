@@ -103,9 +103,11 @@ class Context:
         """The arguments of a random op that belongs to the layer at `path`."""
         if self.random is None:
             raise ConfigError.build(
-                path, expected="a random state while training", got="none",
+                path,
+                expected="a random state while training",
+                got="none",
                 hint="train with fit, or give nn.trace(random=op.random_state())",
-            )  # fmt: skip
+            )
         use = self._random_uses[path]
         self._random_uses[path] += 1
         return {

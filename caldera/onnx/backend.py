@@ -94,10 +94,11 @@ class Backend(backend_base.Backend):
         unknown = onnx.TypeProto()
         names = [name for name in node.input if name]
         graph = helper.make_graph(
-            [node], "node",
+            [node],
+            "node",
             [helper.make_value_info(name, unknown) for name in dict.fromkeys(names)],
             [helper.make_value_info(name, unknown) for name in node.output if name],
-        )  # fmt: skip
+        )
         return cls.prepare(helper.make_model(graph), device, **options).run(inputs)
 
     @classmethod

@@ -12,14 +12,35 @@ STRING = np.dtype(object)
 """Texts: NumPy has no dtype of its own for texts of any length."""
 
 _NAMES: dict[int, object] = {
-    1: np.float32, 2: np.uint8, 3: np.int8, 4: np.uint16, 5: np.int16, 6: np.int32, 7: np.int64,
-    8: STRING, 9: np.bool_, 10: np.float16, 11: np.float64, 12: np.uint32, 13: np.uint64,
-    14: np.complex64, 15: np.complex128, 16: ml_dtypes.bfloat16, 17: ml_dtypes.float8_e4m3fn,
-    18: ml_dtypes.float8_e4m3fnuz, 19: ml_dtypes.float8_e5m2, 20: ml_dtypes.float8_e5m2fnuz,
-    21: ml_dtypes.uint4, 22: ml_dtypes.int4, 23: ml_dtypes.float4_e2m1fn,
-    24: ml_dtypes.float8_e8m0fnu, 25: ml_dtypes.uint2, 26: ml_dtypes.int2,
-    27: ml_dtypes.float6_e2m3fn, 28: ml_dtypes.float6_e3m2fn,
-}  # fmt: skip
+    1: np.float32,
+    2: np.uint8,
+    3: np.int8,
+    4: np.uint16,
+    5: np.int16,
+    6: np.int32,
+    7: np.int64,
+    8: STRING,
+    9: np.bool_,
+    10: np.float16,
+    11: np.float64,
+    12: np.uint32,
+    13: np.uint64,
+    14: np.complex64,
+    15: np.complex128,
+    16: ml_dtypes.bfloat16,
+    17: ml_dtypes.float8_e4m3fn,
+    18: ml_dtypes.float8_e4m3fnuz,
+    19: ml_dtypes.float8_e5m2,
+    20: ml_dtypes.float8_e5m2fnuz,
+    21: ml_dtypes.uint4,
+    22: ml_dtypes.int4,
+    23: ml_dtypes.float4_e2m1fn,
+    24: ml_dtypes.float8_e8m0fnu,
+    25: ml_dtypes.uint2,
+    26: ml_dtypes.int2,
+    27: ml_dtypes.float6_e2m3fn,
+    28: ml_dtypes.float6_e3m2fn,
+}
 BY_NUMBER: dict[int, DType] = {number: np.dtype(kind) for number, kind in _NAMES.items()}  # type: ignore[call-overload]
 NUMBERS: dict[DType, int] = {dtype: number for number, dtype in BY_NUMBER.items()}
 _OURS = frozenset(ALL)

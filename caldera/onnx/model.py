@@ -86,19 +86,26 @@ class ImportedModel(Model):
         # Of several, none says that it counts the samples; all stay as they came with the data.
         is_one = len(open_sizes) == 1 or (len(names) == 1 and None not in names)
         specs = tuple(
-            (tuple(count if is_one and (i, axis) in open_sizes else n
-                   for axis, n in enumerate(shape, 1)), dtype)
+            (
+                tuple(
+                    count if is_one and (i, axis) in open_sizes else n
+                    for axis, n in enumerate(shape, 1)
+                ),
+                dtype,
+            )
             for i, (shape, dtype) in enumerate(self.signature.inputs)
-        )  # fmt: skip
+        )
         return self._expressions(specs, self.fixed_batch)
 
     def _check_inputs(self) -> None:
         wrong = [each.name for each in self._fed if each.kind != "tensor" or each.shape == ()]
         if wrong or not self._fed:
             raise ConfigError.build(
-                "onnx load", expected="tensors with an axis of samples as inputs",
-                got=", ".join(wrong) or "none", hint="run it with caldera.onnx.Backend",
-            )  # fmt: skip
+                "onnx load",
+                expected="tensors with an axis of samples as inputs",
+                got=", ".join(wrong) or "none",
+                hint="run it with caldera.onnx.Backend",
+            )
 
     def input_specs(self) -> tuple[tuple[tuple[int, ...], str], ...] | None:
         found = [_spec(each) for each in self._fed]
@@ -146,9 +153,11 @@ class ImportedModel(Model):
                 asked = {each.name for each in needed.symbols if each.name in stand_ins}
                 if not asked or any(each.role != "variable" for each in needed.symbols):
                     raise ConfigError.build(
-                        "onnx load", expected="a model whose shapes do not depend on what is fed",
-                        got=str(needed), hint="run it with caldera.onnx.Backend",
-                    ) from None  # fmt: skip
+                        "onnx load",
+                        expected="a model whose shapes do not depend on what is fed",
+                        got=str(needed),
+                        hint="run it with caldera.onnx.Backend",
+                    ) from None
                 fixed |= asked
             else:
                 return fixed

@@ -70,9 +70,10 @@ class Scope:
         """The outputs of a graph that stands inside this one (the body of a loop, a branch)."""
         if len(inputs) > len(graph.inputs):
             raise DataError.build(
-                f"onnx graph {graph.name!r}", expected=f"at most {len(graph.inputs)} inputs",
+                f"onnx graph {graph.name!r}",
+                expected=f"at most {len(graph.inputs)} inputs",
                 got=f"{len(inputs)}",
-            )  # fmt: skip
+            )
         values: dict[str, Value] = dict(graph.constants)
         values |= {each.name: value for each, value in zip(graph.inputs, inputs, strict=False)}
         inside = Scope(
@@ -118,9 +119,10 @@ class Scope:
         found = OPERATORS.get((call.domain, call.operator))
         if found is None:
             raise ConfigError.build(
-                f"onnx {call}", expected="an operator that Caldera translates",
+                f"onnx {call}",
+                expected="an operator that Caldera translates",
                 got=f"{call.domain or 'ai.onnx'} {call.operator}",
-            )  # fmt: skip
+            )
         now = CallContext(self.versions.get(call.domain, 1), len(call.outputs), self)
         outputs, in_numpy = apply(found, inputs, attributes, now)
         self.budget.spend(outputs)
@@ -128,9 +130,10 @@ class Scope:
             self.in_numpy.add(call.operator)
         if any(call.outputs[len(outputs) :]):
             raise DataError.build(
-                f"onnx {call}", expected=f"at most {len(outputs)} outputs",
+                f"onnx {call}",
+                expected=f"at most {len(outputs)} outputs",
                 got=f"{len(call.outputs)}",
-            )  # fmt: skip
+            )
         return outputs
 
     def _call_function(
@@ -180,9 +183,10 @@ def translate(program: Program, values: Mapping[str, Value]) -> Translation:
     missing = [each.name for each in graph.inputs if each.name not in scope.values]
     if missing:
         raise DataError.build(
-            f"onnx graph {graph.name!r}", expected="a value for each input",
+            f"onnx graph {graph.name!r}",
+            expected="a value for each input",
             got="none for " + ", ".join(missing),
-        )  # fmt: skip
+        )
     scope.perform(graph.calls)
     return Translation(
         [scope.value(each.name) for each in graph.outputs], frozenset(scope.in_numpy)

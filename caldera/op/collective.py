@@ -67,7 +67,13 @@ def _parts(
         raise ShapeError.build(
             where, expected=f"a rank of the {len(sizes)} that have parts", got=f"{rank}"
         )
-    return Expr(make(
-        node, axis=axis, dim=normalise_axis(dim, len(node.shape), where), sizes=tuple(sizes),
-        rank=rank, number=collective.next_number(),
-    ))  # fmt: skip
+    return Expr(
+        make(
+            node,
+            axis=axis,
+            dim=normalise_axis(dim, len(node.shape), where),
+            sizes=tuple(sizes),
+            rank=rank,
+            number=collective.next_number(),
+        )
+    )

@@ -56,23 +56,32 @@ def scan(
     outcome = body(_like(init, iter(carries)), _like(xs, iter(elements)))
     if not isinstance(outcome, tuple) or len(outcome) != 2:
         raise CalderaError.build(
-            where, expected="a body that returns (carry, y)", got=type(outcome).__name__,
+            where,
+            expected="a body that returns (carry, y)",
+            got=type(outcome).__name__,
             hint="return (carry, None) if there is no y",
-        )  # fmt: skip
+        )
     carry, y = outcome
     if _skeleton(carry) != _skeleton(init):
         raise CalderaError.build(
-            where, expected=f"a carry built like the first one, {_skeleton(init)}",
+            where,
+            expected=f"a carry built like the first one, {_skeleton(init)}",
             got=str(_skeleton(carry)),
-        )  # fmt: skip
+        )
     after = [lift(new, old.dtype) for new, old in zip(_leaves(carry), starts, strict=True)]
     outputs = [*after, *[lift(value) for value in _leaves(y)]]
     _check_body(where, arguments, outputs)
     constants = control.close_over(arguments, outputs)
     node = control.scan.node(
-        *starts, *sequences, *constants, body=Body([*arguments, *constants], outputs),
-        carries=len(starts), sequences=len(sequences), length=steps, reverse=reverse,
-    )  # fmt: skip
+        *starts,
+        *sequences,
+        *constants,
+        body=Body([*arguments, *constants], outputs),
+        carries=len(starts),
+        sequences=len(sequences),
+        length=steps,
+        reverse=reverse,
+    )
     results = iter(control.items(node))
     return _like(init, results), _like(y, results)
 
@@ -97,9 +106,10 @@ def while_loop(
         new = body(carry)
         if _skeleton(new) != _skeleton(carry):
             raise CalderaError.build(
-                where, expected=f"a carry built like the first one, {_skeleton(carry)}",
+                where,
+                expected=f"a carry built like the first one, {_skeleton(carry)}",
                 got=str(_skeleton(new)),
-            )  # fmt: skip
+            )
         pairs = zip(_leaves(new), _leaves(carry), strict=True)
         held = [_held(where, going.node, value, lift(old)) for value, old in pairs]
         kept = _like(carry, iter(held))
@@ -131,9 +141,10 @@ def cond(
     first, second = when_true(*operands), when_false(*operands)
     if _skeleton(first) != _skeleton(second):
         raise CalderaError.build(
-            where, expected=f"results built alike on both sides, {_skeleton(first)}",
+            where,
+            expected=f"results built alike on both sides, {_skeleton(first)}",
             got=str(_skeleton(second)),
-        )  # fmt: skip
+        )
     chosen = []
     for pair in zip(_leaves(first), _leaves(second), strict=True):
         yes, no = lift_all(*pair)
@@ -149,9 +160,11 @@ def _truth(where: str, value: Any) -> Node:
     node = lift(value)
     if node.shape != () or node.dtype != bool_:
         raise ShapeError.build(
-            where, expected="one truth value (bool, no axes)", got=describe(node),
+            where,
+            expected="one truth value (bool, no axes)",
+            got=describe(node),
             hint="compare, and use op.any or op.all",
-        )  # fmt: skip
+        )
     return node
 
 
@@ -160,9 +173,11 @@ def _held(where: str, going: Node, value: Any, old: Node) -> Node:
     new = lift(value, old.dtype)
     if new.spec != old.spec:
         raise ShapeError.build(
-            where, expected=f"a body that gives back its carry as {old.spec}", got=describe(new),
+            where,
+            expected=f"a body that gives back its carry as {old.spec}",
+            got=describe(new),
             hint="cast or reshape the carry inside the body",
-        )  # fmt: skip
+        )
     node: Node = choose(going, new, old)
     return node
 
@@ -217,9 +232,10 @@ def _length(where: str, sequences: Sequence[Node], length: int | None) -> int:
     if len(lengths) != 1 or min(lengths) < 0:
         shapes = ", ".join(describe(node) for node in sequences) or "none"
         raise ShapeError.build(
-            where, expected="one number of steps: sequences of one length, or length=",
+            where,
+            expected="one number of steps: sequences of one length, or length=",
             got=f"sequences {shapes} and length={length}",
-        )  # fmt: skip
+        )
     return lengths.pop()
 
 
@@ -231,6 +247,8 @@ def _check_body(where: str, arguments: Sequence[Node], outputs: Sequence[Node]) 
     for node in topological(outputs):
         if node.op.name == "assign" and node.serial > start:
             raise CalderaError.build(
-                where, expected="a body without assignments", got=describe(node),
+                where,
+                expected="a body without assignments",
+                got=describe(node),
                 hint="carry the value, and assign it after the loop",
-            )  # fmt: skip
+            )

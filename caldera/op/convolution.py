@@ -162,9 +162,11 @@ def conv_transpose2d(
     parts = _as_groups(groups, where)
     if isinstance(padding, str) and padding == "same":
         raise ConfigError.build(
-            where, expected="padding= numbers or 'valid'", got="'same'",
+            where,
+            expected="padding= numbers or 'valid'",
+            got="'same'",
             hint="several output sizes would do; give padding= and output_padding= as numbers",
-        )  # fmt: skip
+        )
     widths = as_padding(padding, where, (), (), strides, dilations)
     if any(extra[i] >= max(strides[i], dilations[i]) for i in (0, 1)):
         raise ShapeError.build(
@@ -172,7 +174,7 @@ def conv_transpose2d(
             expected=f"output_padding= smaller than the stride {strides} or the dilation "
             f"{dilations}",
             got=f"{extra}",
-        )  # fmt: skip
+        )
     widths, extra, beyond = _reached(widths, extra, strides)
     if kernel.shape[0] != image.shape[1] or image.shape[1] % parts:
         raise ShapeError.build(
@@ -181,7 +183,7 @@ def conv_transpose2d(
             f"a multiple of {parts}",
             got=f"{describe(image)}, {describe(kernel)}",
             hint="check the channels of x, w and groups=",
-        )  # fmt: skip
+        )
     height, width = (
         (image.shape[2 + i] - 1) * strides[i]
         + dilations[i] * (kernel.shape[2 + i] - 1)
@@ -192,9 +194,11 @@ def conv_transpose2d(
     )
     if min(height, width) < 1:
         raise ShapeError.build(
-            where, expected="an output of at least one row and column", got=f"{height} x {width}",
+            where,
+            expected="an output of at least one row and column",
+            got=f"{height} x {width}",
             hint="use less padding, or a larger kernel or stride",
-        )  # fmt: skip
+        )
     result = product.conv2d_input(
         image,
         kernel,
@@ -293,15 +297,25 @@ def conv3d(
     count = product.conv_size(depth, layers, strides[0], (0, 0), gaps[0])
     if count < 1:
         raise ShapeError.build(
-            where, expected=f"a depth of at least {gaps[0] * (layers - 1) + 1}, padding included",
-            got=str(depth), hint="add padding, or use a smaller kernel or dilation",
-        )  # fmt: skip
+            where,
+            expected=f"a depth of at least {gaps[0] * (layers - 1) + 1}, padding included",
+            got=str(depth),
+            hint="add padding, or use a smaller kernel or dilation",
+        )
     reach = (count - 1) * strides[0] + 1
     met = [
-        slice_(volume, ((0, batch, 1), (0, channels, 1), (start, start + reach, strides[0]),
-                        (0, height, 1), (0, width, 1)))
+        slice_(
+            volume,
+            (
+                (0, batch, 1),
+                (0, channels, 1),
+                (start, start + reach, strides[0]),
+                (0, height, 1),
+                (0, width, 1),
+            ),
+        )
         for start in range(0, layers * gaps[0], gaps[0])
-    ]  # fmt: skip
+    ]
     # (N, C, D', H, W) for each layer of a kernel, as images (N D', C layers, H, W).
     stacked = concat(tuple(reshape(each, (batch, channels, 1, *each.shape[2:])) for each in met), 2)
     images = reshape(

@@ -89,19 +89,22 @@ def arange(start: float, stop: float | None = None, step: float = 1, *, dtype: A
     numbers = [as_number(each, "a bound", "arange") for each in (first, last, step)]
     if not step or not all(map(math.isfinite, numbers)):
         raise ConfigError.build(
-            "op.arange", expected="finite bounds, and a step other than 0",
+            "op.arange",
+            expected="finite bounds, and a step other than 0",
             got=f"{first}, {last}, {step}",
-        )  # fmt: skip
-    is_whole = all(float(each).is_integer() and not isinstance(each, float)
-                   for each in (first, last, step))  # fmt: skip
+        )
+    is_whole = all(
+        float(each).is_integer() and not isinstance(each, float) for each in (first, last, step)
+    )
     wanted = canonical(dtype) if dtype is not None else int64 if is_whole else float32
     count = max(math.ceil((last - first) / step), 0)
     ends = (first, first + (count - 1) * step) if count else ()
     if any(side_of_range(int(each), wanted) for each in ends):
         raise ConfigError.build(
-            "op.arange", expected=f"numbers that {wanted} can hold",
+            "op.arange",
+            expected=f"numbers that {wanted} can hold",
             got=" to ".join(map(str, ends)),
-        )  # fmt: skip
+        )
     # Positions are exact: added up in few digits, many steps would drift.
     exact = int64 if is_whole else float64
     steps = e.mul(_positions(count, exact), base.full((), step, exact))

@@ -60,10 +60,11 @@ def ctc_loss(
     where_ = location(_NAME)
     if len(scores.shape) != 3 or len(given.shape) != 2:
         raise ShapeError.build(
-            where_, expected="logits (samples, frames, classes) and labels (samples, labels)",
+            where_,
+            expected="logits (samples, frames, classes) and labels (samples, labels)",
             got=f"{describe(scores)} and {describe(given)}",
             hint="labels of different lengths are padded with -1",
-        )  # fmt: skip
+        )
     samples, frames, _ = scores.shape
     number = as_count(blank, "blank", _NAME, least=0)
     _check_values(labels, input_lengths, label_lengths, scores.shape, number, zero_infinity)
@@ -93,9 +94,13 @@ def _plain(given: Any) -> np.ndarray | None:
 
 
 def _check_values(
-    labels: Any, input_lengths: Any, label_lengths: Any, shape: tuple[int, ...], blank: int,
+    labels: Any,
+    input_lengths: Any,
+    label_lengths: Any,
+    shape: tuple[int, ...],
+    blank: int,
     zero_infinity: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Refuse what cannot be right, where labels are written as a plain array."""
     rows, counts, frames = _plain(labels), _plain(label_lengths), _plain(input_lengths)
     most = None if rows is None or rows.ndim != 2 else rows.shape[1]
@@ -111,10 +116,11 @@ def _check_values(
         wrong = used[(used < 0) | (used >= shape[2]) | (used == blank)]
         if wrong.size:
             raise DataError.build(
-                location(_NAME), expected=f"labels from 0 to {shape[2] - 1} without the blank, "
+                location(_NAME),
+                expected=f"labels from 0 to {shape[2] - 1} without the blank, "
                 f"{blank}, padded with -1 at the end",
                 got=f"{wrong[0]} in sample {sample}",
-            )  # fmt: skip
+            )
         needed = ctc_frames(used)
         if frames is not None and not zero_infinity and frames[sample] < needed:
             raise DataError.build(
@@ -124,7 +130,7 @@ def _check_values(
                 got=f"{frames[sample]}",
                 hint="make frames shorter or leave the sample out; zero_infinity=True counts its "
                 "loss as 0",
-            )  # fmt: skip
+            )
 
 
 def _check_lengths(name: str, given: np.ndarray | None, samples: int, most: int | None) -> None:
@@ -132,9 +138,10 @@ def _check_lengths(name: str, given: np.ndarray | None, samples: int, most: int 
         return
     if given.shape != (samples,):
         raise ShapeError.build(
-            location(_NAME), expected=f"{name} of shape {(samples,)}, one a sample",
+            location(_NAME),
+            expected=f"{name} of shape {(samples,)}, one a sample",
             got=f"shape {given.shape}",
-        )  # fmt: skip
+        )
     wrong = given < 0 if most is None else (given < 0) | (given > most)
     if wrong.any():
         sample = int(np.argmax(wrong))

@@ -64,9 +64,11 @@ def _parsed(
     for text, term in zip(written, terms, strict=True):
         if len(term.labels) != len(term.node.shape):
             raise ShapeError.build(
-                where, expected=f"{len(term.node.shape)} axes for {term.node.shape}",
-                got=repr(text), hint=HINT,
-            )  # fmt: skip
+                where,
+                expected=f"{len(term.node.shape)} axes for {term.node.shape}",
+                got=repr(text),
+                hint=HINT,
+            )
     known = [label for term in terms for label in term.labels]
     broadcast = sorted({label for label in known if len(label) > 1}, key=len, reverse=True)
     if arrow:
@@ -76,9 +78,11 @@ def _parsed(
         result = (*broadcast, *once)
     if len(set(result)) != len(result) or not set(result) <= set(known):
         raise ConfigError.build(
-            where, expected="a result of different letters from the operands, or their ...",
-            got=repr(subscripts), hint=HINT,
-        )  # fmt: skip
+            where,
+            expected="a result of different letters from the operands, or their ...",
+            got=repr(subscripts),
+            hint=HINT,
+        )
     return [_diagonal(term, where) for term in terms], result
 
 

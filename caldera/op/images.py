@@ -50,14 +50,16 @@ def interpolate(
     expect_rank(node, 4, "x of shape (N, C, H, W)", where)
     if mode not in MODES or (align_corners and mode == "nearest"):
         raise ConfigError.build(
-            where, expected=f"mode= one of {', '.join(MODES)}, the first without align_corners",
+            where,
+            expected=f"mode= one of {', '.join(MODES)}, the first without align_corners",
             got=f"mode={mode!r}, align_corners={align_corners}",
-        )  # fmt: skip
+        )
     if (size is None) == (scale is None) or 0 in node.shape[2:]:
         raise ConfigError.build(
-            where, expected="size= or scale=, and an image that is not empty",
+            where,
+            expected="size= or scale=, and an image that is not empty",
             got=f"size={size}, scale={scale} for {describe(node)}",
-        )  # fmt: skip
+        )
     lengths = node.shape[2:]
     if size is not None:
         wanted = as_sizes(size, 2, "size", where)
@@ -191,9 +193,11 @@ def unfold(
     counts = [product.conv_size(lengths[i], window[i], steps[i], (0, 0), gaps[i]) for i in (0, 1)]
     if min(counts) < 1:
         raise ShapeError.build(
-            where, expected=f"an image of at least the window {window}, dilation included",
-            got=f"{lengths[0]} x {lengths[1]} with its padding", hint="add padding",
-        )  # fmt: skip
+            where,
+            expected=f"an image of at least the window {window}, dilation included",
+            got=f"{lengths[0]} x {lengths[1]} with its padding",
+            hint="add padding",
+        )
     parts = []
     for row in range(window[0]):
         for column in range(window[1]):

@@ -299,9 +299,10 @@ def _matrix(x: Any, where: str) -> Node:
     node = lift(x)
     if len(node.shape) < 2:
         raise ShapeError.build(
-            where, expected="a matrix, or a batch of them: shape (..., rows, columns)",
+            where,
+            expected="a matrix, or a batch of them: shape (..., rows, columns)",
             got=describe(node),
-        )  # fmt: skip
+        )
     return node
 
 

@@ -45,10 +45,11 @@ def linear(x: Any, w: Any, b: Any = None) -> Expr:
     node, weight, *bias = [as_float(each) for each in lift_all(*given)]
     if len(weight.shape) != 2 or not node.shape or node.shape[-1] != weight.shape[0]:
         raise ShapeError.build(
-            location("linear"), expected="x (..., inputs) and w (inputs, outputs)",
+            location("linear"),
+            expected="x (..., inputs) and w (inputs, outputs)",
             got=f"{describe(node)} and {describe(weight)}",
             hint="transpose w if its axes are the other way round",
-        )  # fmt: skip
+        )
     leading, (inputs, outputs) = node.shape[:-1], weight.shape
     result = matmul(reshape(node, (size(leading), inputs)), weight, ta=False, tb=False)
     for offset in bias:
@@ -76,9 +77,11 @@ def embedding(table: Any, indices: Any) -> Expr:
         )
     if not is_integer(places.dtype):
         raise DtypeError.build(
-            location("embedding"), expected="whole numbers as indices", got=describe(places),
+            location("embedding"),
+            expected="whole numbers as indices",
+            got=describe(places),
             hint="cast them with op.cast(indices, 'int64')",
-        )  # fmt: skip
+        )
     # As unsigned numbers negative ones are beyond every end.
     unsigned = places if places.dtype in UNSIGNED else cast(places, uint64)
     return Expr(gather(rows, unsigned, axis=0))
@@ -87,6 +90,7 @@ def embedding(table: Any, indices: Any) -> Expr:
 def _check_bias(x: Node, bias: Node, axis: int, name: str) -> None:
     if bias.shape != (x.shape[axis],):
         raise ShapeError.build(
-            location(name), expected=f"a bias of shape ({x.shape[axis]},), for axis {axis}",
+            location(name),
+            expected=f"a bias of shape ({x.shape[axis]},), for axis {axis}",
             got=f"{describe(bias)} for {describe(x)}",
-        )  # fmt: skip
+        )

@@ -189,9 +189,11 @@ def _check_shapes(predictions: Node, targets: Node, name: str) -> None:
     # Broadcasting (n, 1) with (n,) would compare each prediction with every target.
     if predictions.shape != targets.shape:
         raise ShapeError.build(
-            location(name), expected="targets in the shape of the predictions",
-            got=f"{describe(predictions)} and {describe(targets)}", hint="reshape one of them",
-        )  # fmt: skip
+            location(name),
+            expected="targets in the shape of the predictions",
+            got=f"{describe(predictions)} and {describe(targets)}",
+            hint="reshape one of them",
+        )
 
 
 def _check_range(labels: Any, classes: int, name: str) -> None:
@@ -216,9 +218,10 @@ def reduced(losses: Node, reduction: str, name: str, weights: Any = None) -> Exp
     """Losses as `reduction` says: their (weighted) mean, their sum, or all of them."""
     if reduction not in REDUCTIONS:
         raise ConfigError.build(
-            location(name), expected="reduction= one of " + ", ".join(REDUCTIONS),
+            location(name),
+            expected="reduction= one of " + ", ".join(REDUCTIONS),
             got=repr(reduction),
-        )  # fmt: skip
+        )
     axes = tuple(range(len(losses.shape)))
     if weights is None:
         if reduction == "mean":
@@ -227,10 +230,11 @@ def reduced(losses: Node, reduction: str, name: str, weights: Any = None) -> Exp
     factors = cast(lift(weights, losses.dtype), losses.dtype)
     if factors.shape != losses.shape:
         raise ShapeError.build(
-            location(name), expected=f"weights of shape {losses.shape}, one a sample",
+            location(name),
+            expected=f"weights of shape {losses.shape}, one a sample",
             got=describe(factors),
             hint="for weights by class, gather them by the labels",
-        )  # fmt: skip
+        )
     weighted = mul(losses, factors)
     if reduction == "none":
         return Expr(weighted)

@@ -216,9 +216,11 @@ def split(x: Any, parts: Sizes, axis: int = 0) -> tuple[Expr, ...]:
         (pieces,) = as_shape((parts,), where)
         if pieces < 1 or length % pieces:
             raise ShapeError.build(
-                where, expected=f"a number of equal pieces that axis {which} of {length} can give",
-                got=str(pieces), hint="give the size of each piece instead",
-            )  # fmt: skip
+                where,
+                expected=f"a number of equal pieces that axis {which} of {length} can give",
+                got=str(pieces),
+                hint="give the size of each piece instead",
+            )
         sizes = (length // pieces,) * pieces
     if sizes == (length,):
         return (Expr(node),)
@@ -244,9 +246,10 @@ def slice(x: Any, start: Bound = None, stop: Bound = None, step: Bound = None) -
     count = max(len(each) for each in bounds)
     if count > len(node.shape):
         raise ShapeError.build(
-            place("slice", node), expected=f"bounds for at most {len(node.shape)} axes",
+            place("slice", node),
+            expected=f"bounds for at most {len(node.shape)} axes",
             got=str(count),
-        )  # fmt: skip
+        )
     if 0 in bounds[2]:
         raise ShapeError.build(place("slice", node), expected="steps other than 0", got=str(step))
     starts, stops, steps = ([*each, *[None] * (count - len(each))] for each in bounds)

@@ -25,9 +25,14 @@ from caldera.tensor.shape import normalise_axes, normalise_axis
 
 @overload
 def batch_norm(
-    x: Any, scale: Any, shift: Any, mean: None = None, variance: None = None,
-    eps: float = 1e-5, axis: int = 1,
-) -> tuple[Expr, Expr, Expr]: ...  # fmt: skip
+    x: Any,
+    scale: Any,
+    shift: Any,
+    mean: None = None,
+    variance: None = None,
+    eps: float = 1e-5,
+    axis: int = 1,
+) -> tuple[Expr, Expr, Expr]: ...
 
 
 @overload
@@ -100,11 +105,15 @@ def batch_norm_over_ranks(
     """
     nodes = _with_parameters(x, scale, shift)
     where = "batch_norm_over_ranks"
-    y, mean, variance, count = wrap(sync_batch_norm.batch_norm_over_ranks(
-        *nodes,
-        axis=normalise_axis(axis, len(nodes[0].shape), location(where)),
-        eps=_epsilon(eps, where), mesh=mesh, number=next_number(),
-    ))  # fmt: skip
+    y, mean, variance, count = wrap(
+        sync_batch_norm.batch_norm_over_ranks(
+            *nodes,
+            axis=normalise_axis(axis, len(nodes[0].shape), location(where)),
+            eps=_epsilon(eps, where),
+            mesh=mesh,
+            number=next_number(),
+        )
+    )
     return y, mean, variance, count
 
 

@@ -47,9 +47,11 @@ def pad(
     if isinstance(value, complex) or is_complex(node.dtype):
         if not is_complex(node.dtype):
             raise DtypeError.build(
-                place("pad", node), expected="a real value around real numbers", got=str(value),
+                place("pad", node),
+                expected="a real value around real numbers",
+                got=str(value),
                 hint="cast them with op.cast(x, 'complex64') first",
-            )  # fmt: skip
+            )
         return Expr(moves.pad(node, _widths(widths, node), value))
     whole = math.isfinite(value) and value == int(value)
     held = whole and (value in (0, 1) or node.dtype != bool_)
@@ -69,15 +71,18 @@ def _extended(x: Node, axis: int, widths: tuple[int, int], mode: str) -> Node:
     length = x.shape[axis]
     if mode not in (*_LONGEST, "replicate"):
         raise ConfigError.build(
-            place("pad", x), expected="mode= constant, reflect, replicate or circular",
+            place("pad", x),
+            expected="mode= constant, reflect, replicate or circular",
             got=repr(mode),
-        )  # fmt: skip
+        )
     most = length + _LONGEST[mode] if mode in _LONGEST else builtins.max(widths) if length else 0
     if builtins.max(widths) > most:
         raise ShapeError.build(
-            place("pad", x), expected=f"at most {builtins.max(most, 0)} elements of padding "
-            f"along axis {axis} of length {length}, mode {mode!r}", got=str(widths),
-        )  # fmt: skip
+            place("pad", x),
+            expected=f"at most {builtins.max(most, 0)} elements of padding "
+            f"along axis {axis} of length {length}, mode {mode!r}",
+            got=str(widths),
+        )
     before, after = widths
     if mode == "reflect":
         first = moves.flip(moves.narrow(x, axis, 1, before), (axis,))

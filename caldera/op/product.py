@@ -108,9 +108,10 @@ def _summed_axes(left: Node, right: Node, axes: int | Sequence[Any]) -> tuple[Ax
     equal = all(1 in pair or pair[0] == pair[1] for pair in zip(*sizes, strict=True))
     if not equal or len(set(first)) < len(first) or len(set(second)) < len(second):
         raise ShapeError.build(
-            where, expected="different axes of equal sizes to sum over",
+            where,
+            expected="different axes of equal sizes to sum over",
             got=f"axes {first} and {second} of sizes {sizes[0]} and {sizes[1]}",
-        )  # fmt: skip
+        )
     return first, second
 
 
@@ -179,9 +180,10 @@ def cdist(a: Any, b: Any, order: float = 2) -> Expr:
     left, right = (as_float(each) for each in lift_all(a, b))
     if min(len(left.shape), len(right.shape)) < 2 or left.shape[-1] != right.shape[-1]:
         raise ShapeError.build(
-            place("cdist", left, right), expected="rows of one length: (..., m, d) and (..., n, d)",
+            place("cdist", left, right),
+            expected="rows of one length: (..., m, d) and (..., n, d)",
             got=f"{left.shape} and {right.shape}",
-        )  # fmt: skip
+        )
     *batch, rows, length = left.shape
     one = reshape(left, (*batch, rows, 1, length))
     *batch, rows, length = right.shape

@@ -140,9 +140,11 @@ def norm(x: Any, order: float = 2, axis: Axis = None, keepdims: bool = False) ->
     node = as_float(lift(x))
     if order not in NORMS:
         raise ConfigError.build(
-            place("norm", node), expected="order 1, 2 or infinity", got=repr(order),
+            place("norm", node),
+            expected="order 1, 2 or infinity",
+            got=repr(order),
             hint="write other norms with op.abs, ** and op.sum",
-        )  # fmt: skip
+        )
     axes = _axes("norm", node, axis)
     return Expr(reduction.norm(node, axis=axes, keepdims=keepdims, order=float(order)))
 

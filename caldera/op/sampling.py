@@ -81,9 +81,10 @@ def multinomial(
     least = 1 if replacement else count
     if length < least:
         raise ShapeError.build(
-            location("multinomial"), expected=f"probabilities of at least {least} indices",
+            location("multinomial"),
+            expected=f"probabilities of at least {least} indices",
             got=describe(node),
-        )  # fmt: skip
+        )
     how: dict[str, Any] = {"state": state, "offset": offset, "stream": stream}
     if replacement:
         draws = random_uniform((*batch, count), dtype=float64, **how).node

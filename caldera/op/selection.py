@@ -105,9 +105,11 @@ def put_along_axis(x: Any, indices: Any, updates: Any, axis: int) -> Expr:
 def _expect_indices(node: Node, name: str) -> None:
     if not is_integer(node.dtype):
         raise DtypeError.build(
-            location(name), expected="integers as indices", got=describe(node),
+            location(name),
+            expected="integers as indices",
+            got=describe(node),
             hint="cast them with op.cast(indices, 'int64')",
-        )  # fmt: skip
+        )
 
 
 # --- what may come out longer or shorter
@@ -235,9 +237,10 @@ def searchsorted(ordered: Any, values: Any, side: Literal["left", "right"] = "le
     *batch, length = line.shape or (0,)
     if not line.shape or (batch and wanted.shape[:-1] != tuple(batch)):
         raise ShapeError.build(
-            place("searchsorted", line, wanted), got=f"{line.shape} and {wanted.shape}",
+            place("searchsorted", line, wanted),
+            got=f"{line.shape} and {wanted.shape}",
             expected="a vector in order, or (..., n) with values (..., m) of the same axes before",
-        )  # fmt: skip
+        )
     rows = wanted if batch else reshape(wanted, (wanted.spec.size,))
     low, high = full(rows.shape, 0, int64), full(rows.shape, length, int64)
     axis = len(rows.shape) - 1

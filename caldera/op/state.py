@@ -23,9 +23,11 @@ def assign(target: Variable, value: Any) -> Expr:
     """
     if not isinstance(target, Variable):
         raise DtypeError.build(
-            "op.assign", expected="a variable made by op.var", got=type(target).__name__,
+            "op.assign",
+            expected="a variable made by op.var",
+            got=type(target).__name__,
             hint="only variables keep a value between runs",
-        )  # fmt: skip
+        )
     new = lift(value, target.dtype)
     if new.shape == () and target.shape != ():
         new = broadcast_to(new, target.shape)

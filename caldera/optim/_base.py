@@ -336,9 +336,11 @@ class Optimizer(Adjustable, ABC):
             value, *found = [result.numpy() for result in plan.run()[:count]]
             if not np.isfinite(value):
                 raise ConfigError.build(
-                    f"{type(self).__name__}.minimize", expected="a finite loss",
-                    got=f"{value} at step {taken}", hint="use a smaller learning rate",
-                )  # fmt: skip
+                    f"{type(self).__name__}.minimize",
+                    expected="a finite loss",
+                    got=f"{value} at step {taken}",
+                    hint="use a smaller learning rate",
+                )
             if max(float(np.abs(each).max(initial=0.0)) for each in found) <= tolerance:
                 return Minimum(float(value), taken, converged=True)
         return Minimum(float(loss), steps, converged=False)
@@ -365,9 +367,11 @@ class Optimizer(Adjustable, ABC):
         new, kept = self.update(parameter, gradient, state, rate, op.cast(taken, wide) + 1.0)
         if kept.keys() != state.keys():
             raise ConfigError.build(
-                f"{where}.update", expected=f"new values for {sorted(state)}",
-                got=f"{sorted(kept)}", hint="keeps and update must name the same state",
-            )  # fmt: skip
+                f"{where}.update",
+                expected=f"new values for {sorted(state)}",
+                got=f"{sorted(kept)}",
+                hint="keeps and update must name the same state",
+            )
         check_sharded_update(where, [variable, given, *state.values()], [new, *kept.values()])
         return new, kept
 
@@ -387,9 +391,11 @@ class Optimizer(Adjustable, ABC):
     def _created(self, variable: Variable | None) -> Variable:
         if variable is None:
             raise ConfigError.build(
-                type(self).__name__, expected="an optimizer that has variables", got="none yet",
+                type(self).__name__,
+                expected="an optimizer that has variables",
+                got="none yet",
                 hint="call train, apply or minimize first",
-            )  # fmt: skip
+            )
         return variable
 
     def _create(self, device: Device) -> Variable:
@@ -418,27 +424,31 @@ class Optimizer(Adjustable, ABC):
         if variable not in self.state:
             self.state[variable] = {
                 name: op.var(
-                    f"{variable.name}/{name}", variable.shape,
-                    dtype=promote(variable.dtype, float32), device=self._place_of(variable),
+                    f"{variable.name}/{name}",
+                    variable.shape,
+                    dtype=promote(variable.dtype, float32),
+                    device=self._place_of(variable),
                 )
                 for name in self.keeps
-            }  # fmt: skip
+            }
         return self.state[variable]
 
     def _check(self, variables: Sequence[Variable], gradients: Sequence[Expr]) -> None:
         if not 0 < len(set(variables)) == len(variables) == len(gradients):
             raise ConfigError.build(
-                type(self).__name__, expected="different variables, and a gradient for each",
+                type(self).__name__,
+                expected="different variables, and a gradient for each",
                 got=f"{len(gradients)} gradients for "
                 + (", ".join(variable.name for variable in variables) or "no variables"),
-            )  # fmt: skip
+            )
         for variable in variables:
             if is_complex(variable.dtype):
                 raise DtypeError.build(
-                    type(self).__name__, expected="real variables",
+                    type(self).__name__,
+                    expected="real variables",
                     got=f"{variable.name} {variable.dtype}",
                     hint="train its parts: two real variables, joined by op.complex",
-                )  # fmt: skip
+                )
 
 
 optimizers: Family[Optimizer] = Family("optimizer", Optimizer)

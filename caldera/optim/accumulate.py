@@ -63,9 +63,11 @@ class Accumulation:
         """Where the gradients of a parameter are collected, in this dtype."""
         if variable not in self.sums:
             self.sums[variable] = op.var(
-                f"{variable.name}/gradient", variable.shape, dtype=dtype,
+                f"{variable.name}/gradient",
+                variable.shape,
+                dtype=dtype,
                 device=self._apart or variable.tensor.device,
-            )  # fmt: skip
+            )
         return self.sums[variable]
 
     def _keep(self, variable: Variable, new: Expr, due: Expr, ok: Expr | None) -> Expr:

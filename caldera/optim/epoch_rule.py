@@ -106,9 +106,10 @@ class ReduceOnPlateau(EpochRule):
             raise ConfigError.build("ReduceOnPlateau", expected="0 < factor < 1", got=f"{factor}")
         if min(patience, threshold, cooldown, minimum) < 0:
             raise ConfigError.build(
-                "ReduceOnPlateau", expected="patience, threshold, cooldown, minimum >= 0",
+                "ReduceOnPlateau",
+                expected="patience, threshold, cooldown, minimum >= 0",
                 got=f"{patience}, {threshold}, {cooldown} and {minimum}",
-            )  # fmt: skip
+            )
         super().__init__(initial)
         self.factor = factor
         self.patience = patience
@@ -126,9 +127,11 @@ class ReduceOnPlateau(EpochRule):
         monitor = self.decides_by(metrics)
         if monitor not in metrics:
             raise ConfigError.build(
-                "ReduceOnPlateau", expected=f"the metric {monitor!r} that it monitors",
-                got=", ".join(metrics) or "no metrics", hint=nearest(monitor, metrics),
-            )  # fmt: skip
+                "ReduceOnPlateau",
+                expected=f"the metric {monitor!r} that it monitors",
+                got=", ".join(metrics) or "no metrics",
+                hint=nearest(monitor, metrics),
+            )
         value = float(metrics[monitor])
         memory = self.memory
         if self._is_better(value, memory["best"]):
@@ -178,9 +181,10 @@ class GrowingBatch(EpochRule):
             )
         if limit is not None and limit < initial:
             raise ConfigError.build(
-                "GrowingBatch", expected=f"a limit of at least {initial}, the first size",
+                "GrowingBatch",
+                expected=f"a limit of at least {initial}, the first size",
                 got=f"{limit}",
-            )  # fmt: skip
+            )
         super().__init__(initial)
         self.initial = initial
         self.factor = factor

@@ -43,14 +43,16 @@ class Group(Configurable):
     def __post_init__(self) -> None:
         if not all(isinstance(each, str | Variable) for each in self._matches()):
             raise ConfigError.build(
-                "Group", expected="match= a name pattern, a variable or a list of them",
+                "Group",
+                expected="match= a name pattern, a variable or a list of them",
                 got=repr(self.match),
-            )  # fmt: skip
+            )
         if not 0 <= self.learning_rate_factor < math.inf:
             raise ConfigError.build(
-                "Group", expected="a learning rate factor of 0 or more",
+                "Group",
+                expected="a learning rate factor of 0 or more",
                 got=f"{self.learning_rate_factor}",
-            )  # fmt: skip
+            )
 
     def _matches(self) -> Sequence[Match]:
         return [self.match] if isinstance(self.match, str | Variable) else self.match
@@ -87,8 +89,9 @@ def assign_groups(
     for group in groups:
         if group not in found.values():
             raise ConfigError.build(
-                where, expected=f"a parameter for the group {group.match!r}",
+                where,
+                expected=f"a parameter for the group {group.match!r}",
                 got="only " + ", ".join(variable.name for variable in variables),
                 hint="mend the pattern; a parameter belongs to the first group that matches it",
-            )  # fmt: skip
+            )
     return found

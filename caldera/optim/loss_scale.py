@@ -37,9 +37,10 @@ class LossScale:
     ) -> None:
         if initial <= 0 or growth_interval < 1:
             raise ConfigError.build(
-                "LossScale", expected="initial > 0 and growth_interval >= 1",
+                "LossScale",
+                expected="initial > 0 and growth_interval >= 1",
                 got=f"{initial} and {growth_interval}",
-            )  # fmt: skip
+            )
         self.growth_interval = growth_interval
         self.scale = op.var("loss scale", (), fill=float(initial), device=device)
         self.good_steps = op.var("good steps", (), dtype="int64", device=device)

@@ -63,9 +63,10 @@ class StepDecay(Schedule):
         object.__setattr__(self, "at", tuple(self.at))
         if (self.every is None) == (not self.at):
             raise ConfigError.build(
-                "StepDecay", expected="either every= or at=",
+                "StepDecay",
+                expected="either every= or at=",
                 got=f"every={self.every}, at={list(self.at)}",
-            )  # fmt: skip
+            )
         for count in self.at or (self.every,):
             require_count("StepDecay", "a step", count)
 
@@ -125,9 +126,10 @@ class Cosine(Schedule):
         require_positive("Cosine", self.peak)
         if not 0 <= self.warm_up < self.steps:
             raise ConfigError.build(
-                "Cosine", expected="0 <= warm_up < steps",
+                "Cosine",
+                expected="0 <= warm_up < steps",
                 got=f"warm_up={self.warm_up}, steps={self.steps}",
-            )  # fmt: skip
+            )
 
     def rate(self, step: Expr) -> Expr:
         rising = (step + 1.0) * (self.peak / (self.warm_up + 1))
@@ -200,14 +202,16 @@ class OneCycle(Schedule):
         require_count("OneCycle", "steps", self.steps)
         if not 1 < self.rising * self.steps < self.steps:
             raise ConfigError.build(
-                "OneCycle", expected="rising between 0 and 1, with more than one step to rise",
+                "OneCycle",
+                expected="rising between 0 and 1, with more than one step to rise",
                 got=f"rising={self.rising}, steps={self.steps}",
-            )  # fmt: skip
+            )
         if not min(self.start_divisor, self.final_divisor) >= 1:
             raise ConfigError.build(
-                "OneCycle", expected="divisors of 1 or more",
+                "OneCycle",
+                expected="divisors of 1 or more",
                 got=f"{self.start_divisor} and {self.final_divisor}",
-            )  # fmt: skip
+            )
 
     def rate(self, step: Expr) -> Expr:
         start = self.peak / self.start_divisor

@@ -153,7 +153,8 @@ def check_sharded_update(where: str, given: Sequence[Expr], results: Sequence[Ex
         is_added_up = users[node] and all(user.op is all_sum for user in users[node])
         if node.shape != given[0].shape and not is_added_up:
             raise ConfigError.build(
-                where, expected="a rule for each element by itself, where ranks have parts",
+                where,
+                expected="a rule for each element by itself, where ranks have parts",
                 got=f"op.{node.op.name} of a part of {given[0]!r}",
                 hint="use optim.total and optim.length, or parallel.DataParallel",
-            )  # fmt: skip
+            )

@@ -112,10 +112,11 @@ def check_neighbours(communicator: Communicator, plan: Plan, axis: str) -> None:
         arriving = everyone[receiver].get(f"receive {sender}", [])
         if leaving != arriving:
             raise CommError.build(
-                f"messages along {axis}", expected=f"{arriving} at rank {receiver}",
+                f"messages along {axis}",
+                expected=f"{arriving} at rank {receiver}",
                 got=f"{leaving} from rank {sender}",
                 hint="all ranks must make the same model and call fit in the same way",
-            )  # fmt: skip
+            )
 
 
 def check_same(communicator: Communicator, what: str, here: list[str]) -> None:
@@ -139,10 +140,11 @@ def check_same(communicator: Communicator, what: str, here: list[str]) -> None:
         " ".join(each[place : place + 1]) or "none" for each in (first, everyone[other])
     )
     raise CommError.build(
-        what, expected=f"the same on all ranks: number {place} is {expected} on rank 0",
+        what,
+        expected=f"the same on all ranks: number {place} is {expected} on rank 0",
         got=f"{got} on rank {other}",
         hint="all ranks must make the same model and call fit in the same way",
-    )  # fmt: skip
+    )
 
 
 def check_same_setup(communicator: Communicator, given: Mapping[str, object]) -> None:

@@ -52,8 +52,10 @@ def check_same_options(communicator: Communicator, strategy: object, **options: 
     name = type(strategy).__name__
     if not isinstance(communicator, Communicator):
         raise ConfigError.build(
-            f"parallel.{name}", expected="a communicator of caldera.comm", got=repr(communicator),
+            f"parallel.{name}",
+            expected="a communicator of caldera.comm",
+            got=repr(communicator),
             hint="comm.world() has all ranks, and is taken if none is given",
-        )  # fmt: skip
+        )
     written = [f"{option}={value}" for option, value in options.items()]
     check_same(communicator, f"parallel.{name}", [name, *written])

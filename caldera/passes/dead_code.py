@@ -80,7 +80,7 @@ def _trim_loop(node: Node, inputs: Sequence[Node], read: set[int]) -> Outputs:
             sequences=sum(carries <= i < carries + sequences for i in parameters),
             length=node.attrs["length"],
             reverse=node.attrs["reverse"],
-        )  # fmt: skip
+        )
         found |= dict(zip(sorted(outputs), items(smaller), strict=True))
         found |= {i: found[first[body.outputs[i]]] for i in read if i not in found}
     return [found.get(index) for index in range(len(node.outputs))]

@@ -60,10 +60,13 @@ IMAGES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 }
 """Ops that want images channels last: which of their inputs and outputs those are."""
 
-ATTENTION = frozenset({
-    "scaled_dot_product_attention", "scaled_dot_product_attention_backward",
-    "scaled_dot_product_attention_grad",
-})  # fmt: skip
+ATTENTION = frozenset(
+    {
+        "scaled_dot_product_attention",
+        "scaled_dot_product_attention_backward",
+        "scaled_dot_product_attention_grad",
+    }
+)
 
 FOLLOWING = frozenset({"concat", "split", "slice", "unslice", "pad", "flip", "dropout"})
 """Ops beside the element-wise ones whose images all lie alike."""
@@ -106,10 +109,12 @@ def _rebuilt(node: Node, inputs: Nodes, orders: Sequence[Order | None]) -> Node:
     """The node over these inputs, with outputs that lie in these orders."""
     if node.op is ITEM:
         return item(inputs[0], node.attrs["index"])
-    outputs = tuple([
-        spec if spec.order == order else Spec(spec.shape, spec.dtype, order)
-        for spec, order in zip(node.outputs, orders, strict=True)
-    ])  # fmt: skip
+    outputs = tuple(
+        [
+            spec if spec.order == order else Spec(spec.shape, spec.dtype, order)
+            for spec, order in zip(node.outputs, orders, strict=True)
+        ]
+    )
     if outputs == node.outputs and inputs == node.inputs:
         return node
     return intern_like(node, inputs, outputs)
@@ -121,9 +126,10 @@ def _heads_inside(program: Program) -> Program:
     if not any(node.op.name in ATTENTION for node in order):
         return program
     turned = {
-        _value(node.inputs[0]) for node in order
+        _value(node.inputs[0])
+        for node in order
         if node.op.name == "transpose" and tuple(node.attrs["axes"]) == HEADS_INSIDE
-    } - {_value(root) for root in program.roots}  # fmt: skip
+    } - {_value(root) for root in program.roots}
     new: dict[Node, Node] = {}
     for node in order:
         is_attention = node.op.name in ATTENTION

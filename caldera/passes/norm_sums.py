@@ -70,9 +70,7 @@ class _Gradient:
 def norm_sums(program: Program) -> Program:
     """Join convolutions with the sums of the normalisations that follow them."""
     order = program.order()
-    forward = {
-        node: node.inputs[0] for node in order if node.op in GIVEN and _is_convolved(node)
-    }  # fmt: skip
+    forward = {node: node.inputs[0] for node in order if node.op in GIVEN and _is_convolved(node)}
     gradients = _untangled(order, _gradients(program, order))
     if not forward and not gradients:
         return program
@@ -144,9 +142,10 @@ def _summands(slope: Node) -> list[tuple[Node, Nodes]]:
         return []
     pairs = (slope.inputs, slope.inputs[::-1])
     return [
-        (one, (other,)) for one, other in pairs
+        (one, (other,))
+        for one, other in pairs
         if one.op is conv2d_input and one.spec == other.spec and not is_spread(other)
-    ]  # fmt: skip
+    ]
 
 
 def _untangled(order: Sequence[Node], found: list[_Gradient]) -> list[_Gradient]:
@@ -156,10 +155,7 @@ def _untangled(order: Sequence[Node], found: list[_Gradient]) -> list[_Gradient]
     for node in order:
         if node in waiting or any(given in behind for given in node.inputs):
             behind.add(node)
-    return [
-        each for each in found
-        if not any(given in behind for given in each.new_needs)
-    ]  # fmt: skip
+    return [each for each in found if not any(given in behind for given in each.new_needs)]
 
 
 # --- rebuilding
@@ -176,9 +172,11 @@ def _rebuilt(program: Program, forward: dict[Node, Node], gradients: list[_Gradi
 
     def sums_of(match: _Gradient) -> Nodes:
         attrs = {
-            **match.convolution.attrs, "added": bool(match.more), "mask": match.mask,
+            **match.convolution.attrs,
+            "added": bool(match.more),
+            "mask": match.mask,
             "eps": match.norm.attrs["eps"],
-        }  # fmt: skip
+        }
         inputs = [new[given][0] for given in match.needs]
         return as_tuple(conv2d_input_norm_reduce(*inputs, **attrs))
 
@@ -191,9 +189,11 @@ def _rebuilt(program: Program, forward: dict[Node, Node], gradients: list[_Gradi
         if node in convolved:
             return as_tuple(conv2d_moments(*inputs, **node.attrs))[:1]
         if node in forward:
-            statistics = as_tuple(conv2d_moments(
-                *[new[given][0] for given in forward[node].inputs], **forward[node].attrs
-            ))[1:]  # fmt: skip
+            statistics = as_tuple(
+                conv2d_moments(
+                    *[new[given][0] for given in forward[node].inputs], **forward[node].attrs
+                )
+            )[1:]
             x, scale, shift, *more = inputs
             y = GIVEN[node.op](x, scale, shift, *statistics, *more, **node.attrs)
             return y, *statistics

@@ -35,17 +35,37 @@ from caldera.passes.update_product import update_product
 from caldera.passes.update_rows import update_rows
 
 NAMES = (
-    "losses", "fold", "simplify", "row_products", "pool_first", "epilogue", "relu_mask",
-    "norm_epilogue", "norm_sums", "rounded_results", "residual_norm", "merge", "hoist", "dead",
-    "update_product", "update_rows", "packed_attention", "fuse", "layout", "in_place",
-)  # fmt: skip
+    "losses",
+    "fold",
+    "simplify",
+    "row_products",
+    "pool_first",
+    "epilogue",
+    "relu_mask",
+    "norm_epilogue",
+    "norm_sums",
+    "rounded_results",
+    "residual_norm",
+    "merge",
+    "hoist",
+    "dead",
+    "update_product",
+    "update_rows",
+    "packed_attention",
+    "fuse",
+    "layout",
+    "in_place",
+)
 """Passes that can be switched off. (`in_place` is decided while a plan is laid out.)"""
 NEEDED = {
-    "update_product": "matmul_accumulate", "norm_epilogue": "batch_norm_relu",
+    "update_product": "matmul_accumulate",
+    "norm_epilogue": "batch_norm_relu",
     "norm_sums": "conv2d_moments",
-    "rounded_results": "layer_norm_rounded", "residual_norm": "layer_norm_residual",
-    "packed_attention": attention_backward_packed.name, "relu_mask": "relu_mask",
-}  # fmt: skip
+    "rounded_results": "layer_norm_rounded",
+    "residual_norm": "layer_norm_residual",
+    "packed_attention": attention_backward_packed.name,
+    "relu_mask": "relu_mask",
+}
 """Passes that serve only devices with a kernel for what they make."""
 
 Pass = Callable[[Program], Program]
@@ -87,10 +107,11 @@ def narrowed(program: Program, precision: str, without: Collection[str] = ()) ->
 def _check_real(program: Program, precision: str | None) -> None:
     if precision is not None and any(map(has_complex, program.order())):
         raise DtypeError.build(
-            "precision", expected="real numbers alone for a precision of their own",
+            "precision",
+            expected="real numbers alone for a precision of their own",
             got=f"complex numbers, and precision={precision!r}",
             hint="leave precision out, or compile the complex part by itself",
-        )  # fmt: skip
+        )
 
 
 def passes(

@@ -45,26 +45,79 @@ PRODUCTS: dict[str, int] = {
 
 STORED: dict[str, int] = {
     # Arithmetic that neither overflows easily nor loses more than one rounding.
-    "add": ALL, "sub": ALL, "mul": ALL, "neg": ALL, "abs": ALL, "sign": ALL, "maximum": ALL,
-    "minimum": ALL, "floor": ALL, "ceil": ALL, "round": ALL, "where": ALL, "stop_gradient": ALL,
-    "max": ALL, "min": ALL,
-    "equal": ALL, "not_equal": ALL, "less": ALL, "less_equal": ALL, "greater": ALL,
-    "greater_equal": ALL, "isfinite": ALL, "isnan": ALL,
+    "add": ALL,
+    "sub": ALL,
+    "mul": ALL,
+    "neg": ALL,
+    "abs": ALL,
+    "sign": ALL,
+    "maximum": ALL,
+    "minimum": ALL,
+    "floor": ALL,
+    "ceil": ALL,
+    "round": ALL,
+    "where": ALL,
+    "stop_gradient": ALL,
+    "max": ALL,
+    "min": ALL,
+    "equal": ALL,
+    "not_equal": ALL,
+    "less": ALL,
+    "less_equal": ALL,
+    "greater": ALL,
+    "greater_equal": ALL,
+    "isfinite": ALL,
+    "isnan": ALL,
     # Activations with bounded slopes.
-    "relu": ALL, "sigmoid": ALL, "tanh": ALL, "erf": ALL, "leaky_relu": ALL, "elu": ALL,
-    "selu": ALL, "gelu": ALL, "silu": ALL, "hard_sigmoid": ALL, "hard_swish": ALL, "mish": ALL,
-    "softsign": ALL, "prelu": ALL, "atan": ALL, "asinh": ALL,
+    "relu": ALL,
+    "sigmoid": ALL,
+    "tanh": ALL,
+    "erf": ALL,
+    "leaky_relu": ALL,
+    "elu": ALL,
+    "selu": ALL,
+    "gelu": ALL,
+    "silu": ALL,
+    "hard_sigmoid": ALL,
+    "hard_swish": ALL,
+    "mish": ALL,
+    "softsign": ALL,
+    "prelu": ALL,
+    "atan": ALL,
+    "asinh": ALL,
     # Moving elements.
-    "reshape": ALL, "transpose": ALL, "slice": ALL, "unslice": ALL, "pad": ALL, "flip": ALL,
-    "concat": ALL, "split": ALL, "tile": ALL, "repeat": ALL, "broadcast_to": ALL, "gather": ALL,
-    "take_along_axis": ALL, "max_pool2d": ALL, "pool_gather": ALL, "pool_scatter": ALL,
+    "reshape": ALL,
+    "transpose": ALL,
+    "slice": ALL,
+    "unslice": ALL,
+    "pad": ALL,
+    "flip": ALL,
+    "concat": ALL,
+    "split": ALL,
+    "tile": ALL,
+    "repeat": ALL,
+    "broadcast_to": ALL,
+    "gather": ALL,
+    "take_along_axis": ALL,
+    "max_pool2d": ALL,
+    "pool_gather": ALL,
+    "pool_scatter": ALL,
     "dropout": ALL,
     # These take halves and compute in float32 inside; statistics and parameters stay float32.
-    "softmax": ALL, "softmax_grad": ALL, "avg_pool2d": ALL, "avg_pool2d_input": ALL,
-    "batch_norm": 1, "batch_norm_inference": 1, "batch_norm_grad": 2, "layer_norm": 1,
-    "layer_norm_grad": 2, "group_norm": 1, "group_norm_grad": 2, "local_response_norm": 1,
+    "softmax": ALL,
+    "softmax_grad": ALL,
+    "avg_pool2d": ALL,
+    "avg_pool2d_input": ALL,
+    "batch_norm": 1,
+    "batch_norm_inference": 1,
+    "batch_norm_grad": 2,
+    "layer_norm": 1,
+    "layer_norm_grad": 2,
+    "group_norm": 1,
+    "group_norm_grad": 2,
+    "local_response_norm": 1,
     "local_response_norm_grad": 2,
-}  # fmt: skip
+}
 """In half precision between two products, where its first inputs are: how many of them."""
 
 STATISTICS_GRADIENTS = frozenset({"batch_norm_grad", "layer_norm_grad", "group_norm_grad"})
@@ -79,10 +132,17 @@ COMPARISONS = frozenset({"equal", "not_equal", "less", "less_equal", "greater", 
 HALF_NAMES = {"float16": float16, "bfloat16": bfloat16}
 NAMES = (*HALF_NAMES, "tf32")
 """What can be asked for."""
-ROUNDED = frozenset({
-    "matmul", "conv2d", "conv2d_input", "conv2d_weight", "scaled_dot_product_attention",
-    "scaled_dot_product_attention_backward", "scaled_dot_product_attention_grad",
-})  # fmt: skip
+ROUNDED = frozenset(
+    {
+        "matmul",
+        "conv2d",
+        "conv2d_input",
+        "conv2d_weight",
+        "scaled_dot_product_attention",
+        "scaled_dot_product_attention_backward",
+        "scaled_dot_product_attention_grad",
+    }
+)
 """Products that tensor cores may round; those made of them later on are marked as they are."""
 
 
@@ -94,9 +154,11 @@ def lower_precision(program: Program, precision: str | None) -> Program:
         return _marked(program)
     if precision not in HALF_NAMES:
         raise ConfigError.build(
-            "precision", expected="one of " + ", ".join(NAMES), got=repr(precision),
+            "precision",
+            expected="one of " + ", ".join(NAMES),
+            got=repr(precision),
             hint="leave it out to compute everything in float32",
-        )  # fmt: skip
+        )
     return _Narrowing(program, HALF_NAMES[precision]).run()
 
 

@@ -49,9 +49,7 @@ def weight_copies(program: Program, copy_of: CopyOf) -> tuple[Program, dict[Symb
 
     new = program.with_roots(rewrite(program.roots, rule))
     values = dict(new.updates)
-    made = {
-        copy: (symbol, half) for (symbol, half), copy in copies.items() if copy is not None
-    }  # fmt: skip
+    made = {copy: (symbol, half) for (symbol, half), copy in copies.items() if copy is not None}
     written = tuple((copy, cast(values[symbol], half)) for copy, (symbol, half) in made.items())
     originals = {copy: symbol for copy, (symbol, _) in made.items()}
     return Program(new.outputs, new.updates + written), originals

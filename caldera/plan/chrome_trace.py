@@ -25,14 +25,18 @@ def write_trace(path: str | PathLike[str], seen: Timeline, plan: Explanation) ->
     target = Path(path)
     if target.suffix.lower() != ".json":
         raise ConfigError.build(
-            "trace", expected="a file name that ends in .json", got=repr(str(path)),
+            "trace",
+            expected="a file name that ends in .json",
+            got=repr(str(path)),
             hint="open it at ui.perfetto.dev, or in chrome://tracing",
-        )  # fmt: skip
+        )
     if not target.parent.is_dir():
         raise ConfigError.build(
-            "trace", expected="a folder that exists", got=repr(str(target.parent)),
+            "trace",
+            expected="a folder that exists",
+            got=repr(str(target.parent)),
             hint="make it first, for example with Path.mkdir(parents=True)",
-        )  # fmt: skip
+        )
     rows = [row for row in plan.rows if row.step is not None]
     content = {
         "traceEvents": list(_events(seen, rows, plan.device)),
@@ -76,9 +80,7 @@ def _events(seen: Timeline, rows: Sequence[Row], device: str) -> Iterator[dict[s
 
 
 def _name(kind: str, place: str, track: int, name: str) -> dict[str, Any]:
-    return {
-        "ph": "M", "name": kind, "pid": _PROCESSES[place], "tid": track, "args": {"name": name}
-    }  # fmt: skip
+    return {"ph": "M", "name": kind, "pid": _PROCESSES[place], "tid": track, "args": {"name": name}}
 
 
 def _title(each: Slice, rows: Sequence[Row]) -> str:

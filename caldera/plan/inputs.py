@@ -27,18 +27,22 @@ def checked_feeds(feeds: Mapping[str, Any], inputs: Mapping[str, Symbol]) -> dic
     if feeds.keys() != inputs.keys():
         keys = [key if isinstance(key, str) else f"a {type(key).__name__}" for key in feeds]
         raise ConfigError.build(
-            "run", expected=f"a value for each of: {', '.join(inputs) or 'no inputs'}",
-            got=", ".join(keys) or "none", hint="pass them by name, as in plan.run({'x': array})",
-        )  # fmt: skip
+            "run",
+            expected=f"a value for each of: {', '.join(inputs) or 'no inputs'}",
+            got=", ".join(keys) or "none",
+            hint="pass them by name, as in plan.run({'x': array})",
+        )
     found = {}
     for name, given in feeds.items():
         spec = inputs[name].spec
         array = found[name] = exactly(given, spec.dtype, f"input {name}")
         if array.shape != spec.shape:
             raise ShapeError.build(
-                f"input {name}", expected=f"shape {spec.shape}", got=f"{array.shape}",
+                f"input {name}",
+                expected=f"shape {spec.shape}",
+                got=f"{array.shape}",
                 hint="a plan has one shape; make another input for another one",
-            )  # fmt: skip
+            )
     return found
 
 
@@ -84,9 +88,11 @@ class Inputs:
         self.by_name = {symbol.name: symbol for symbol in symbols}
         if len(self.by_name) < len(symbols):
             raise ConfigError.build(
-                "compile", expected="inputs with different names",
-                got=", ".join(symbol.name for symbol in symbols), hint="rename one of them",
-            )  # fmt: skip
+                "compile",
+                expected="inputs with different names",
+                got=", ".join(symbol.name for symbol in symbols),
+                hint="rename one of them",
+            )
         self._orders = orders
         self._device = device
         self.turns = 1 if device.is_host or not symbols else 2

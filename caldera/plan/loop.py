@@ -54,10 +54,14 @@ def loop_kernel(
         return _bind_loop(call, schedule, constant)
 
     return LoopKernel(
-        "scan", family, "loop", bind, workspace=lambda _: schedule.arena_bytes + 2 * carry_bytes,
+        "scan",
+        family,
+        "loop",
+        bind,
+        workspace=lambda _: schedule.arena_bytes + 2 * carry_bytes,
         shares=frozenset().union(*(step.kernel.shares for step in schedule.steps)),
         schedule=schedule,
-    )  # fmt: skip
+    )
 
 
 def _bind_loop(call: Call, schedule: Schedule, constant: Callable[[Node], Any]) -> Runner:

@@ -38,9 +38,10 @@ def in_order(nodes: Sequence[Node], written: Mapping[Any, Node]) -> list[Node]:
         if node in leads_on or is_heavy(node):
             leads_on.update(node.inputs)
     soon = {
-        node: depth[node] for node in order
+        node: depth[node]
+        for node in order
         if node not in leads_on and (is_heavy(node) or node.op.kind == "reduction")
-    }  # fmt: skip
+    }
     after = {node: depth[node] for node in nodes}
     for node in order:
         for given in node.inputs:

@@ -107,9 +107,10 @@ class Operands:
     def _check(self) -> None:
         tensors = {symbol: self._tensor(symbol) for symbol in self._others}
         foreign = {
-            symbol for symbol, tensor in tensors.items()
+            symbol
+            for symbol, tensor in tensors.items()
             if self._device.is_host and not tensor.device.is_host
-        }  # fmt: skip
+        }
         if self._foreign is None:
             self._foreign = foreign
         for symbol, tensor in tensors.items():

@@ -267,9 +267,10 @@ class Plan:
         """Run once: feed the inputs, compute, commit the updates; the outputs as tensors."""
         if feeds is not None and not isinstance(feeds, Mapping):
             raise ConfigError.build(
-                "Plan.run", expected="feeds= a dict of arrays by the names of inputs",
+                "Plan.run",
+                expected="feeds= a dict of arrays by the names of inputs",
                 got=shown(feeds),
-            )  # fmt: skip
+            )
         with self._lock, self._turn:
             if self._has_run and self._choose_well is not None and not self.is_captured:
                 self._settle()
@@ -311,10 +312,11 @@ class Plan:
         """Record the calls once; from now on `run` replays them. Addresses no longer change."""
         for kernel in not_capturable(self.schedule):
             raise DeviceError.build(
-                f"capture of op.{kernel.op}", expected="kernels that only launch work",
+                f"capture of op.{kernel.op}",
+                expected="kernels that only launch work",
                 got=f"{kernel.name!r}, which waits for the device",
                 hint="run the plan without capturing it",
-            )  # fmt: skip
+            )
         with self._lock, self.device.turn:
             if self._choose_well is not None and not self._is_fused():
                 self._settle()
@@ -452,9 +454,12 @@ class Plan:
         if node.op.name != "scan":
             return self._choose_simple(node)
         loop = loop_kernel(
-            node, self._choose, lambda each: self._operands.constant(each), self.device.kernels,
+            node,
+            self._choose,
+            lambda each: self._operands.constant(each),
+            self.device.kernels,
             in_place=self._in_place,
-        )  # fmt: skip
+        )
         others = TABLE.kernels(node.op.name, self.device.kernels)
         if any(kernel.name != ORACLE and kernel.supports(node) for kernel in others):
             return self._choose_simple(node, loop)

@@ -131,8 +131,10 @@ def _differences(
     found: list[tuple[int, Patch]] = []
     for one, other in zip(first.calls, second.calls, strict=True):
         if (one.address, one.parts, len(one.slots)) != (
-            other.address, other.parts, len(other.slots),
-        ):  # fmt: skip
+            other.address,
+            other.parts,
+            len(other.slots),
+        ):
             return None
         for position in np.flatnonzero(one.slots != other.slots).tolist():
             given, moved = int(one.slots[position]), int(other.slots[position])

@@ -152,9 +152,14 @@ def _of_parts(notes: Sequence[tuple[int, PartSpan]], start: float) -> Iterator[S
         for each in parts if len(parts) > 1 else ():
             track = workers.setdefault(each.thread, f"worker {len(workers)}")
             yield Slice(
-                "part", HOST, track, each.begin - start, each.end - start, step,
+                "part",
+                HOST,
+                track,
+                each.begin - start,
+                each.end - start,
+                step,
                 (each.part, each.parts),
-            )  # fmt: skip
+            )
 
 
 def _slice(what: str, begin: float, start: float) -> Slice:

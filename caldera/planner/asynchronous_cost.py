@@ -86,10 +86,14 @@ def parameter_server_cost(setting: Setting, servers: int, mode: str) -> Predicti
     replies = (ranks - 1) * (kept + REPLY_HEADER_BYTES)
     sent = replies + pushed - kept - PUSH_HEADER_BYTES
     return Prediction(
-        setting.batch, seconds, computing, exchange + now.seconds, seconds - computing,
+        setting.batch,
+        seconds,
+        computing,
+        exchange + now.seconds,
+        seconds - computing,
         sent=max(sent, pushed if servers < ranks else 0) + now.sent,
         memory=workload.memory(samples) + 2 * kept,
-    )  # fmt: skip
+    )
 
 
 def server_bytes(setting: Setting, servers: int) -> list[float]:
@@ -177,9 +181,14 @@ def _after_each_step(setting: Setting, cost: Cost, more_memory: float) -> Predic
     computing = setting.seconds(samples)
     memory = setting.workload.memory(samples) + more_memory
     return Prediction(
-        setting.batch, computing + cost.seconds, computing, cost.seconds, cost.seconds,
-        sent=cost.sent, memory=memory,
-    )  # fmt: skip
+        setting.batch,
+        computing + cost.seconds,
+        computing,
+        cost.seconds,
+        cost.seconds,
+        sent=cost.sent,
+        memory=memory,
+    )
 
 
 def _powers(most: int) -> list[int]:

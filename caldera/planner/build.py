@@ -22,21 +22,27 @@ def build_strategy(way: Way, ranks: int, communicator: Communicator | None) -> S
     made: Any = getattr(parallel, name, None)
     if made is None:
         raise ConfigError.build(
-            where, expected=f"parallel.{name}", got="a Caldera that has none",
+            where,
+            expected=f"parallel.{name}",
+            got="a Caldera that has none",
             hint="choose another row of the table",
-        )  # fmt: skip
+        )
     others = sorted(set(arguments) - set(inspect.signature(made).parameters))
     if others:
         raise ConfigError.build(
-            where, expected=f"a parallel.{name} that takes {', '.join(others)}",
-            got="one that does not", hint=f"make it yourself, for {dict(arguments)}",
-        )  # fmt: skip
+            where,
+            expected=f"a parallel.{name} that takes {', '.join(others)}",
+            got="one that does not",
+            hint=f"make it yourself, for {dict(arguments)}",
+        )
     everyone = world() if communicator is None else communicator
     if everyone.size != ranks:
         raise ConfigError.build(
-            where, expected=f"{ranks} ranks, as was planned", got=f"{everyone.size}",
+            where,
+            expected=f"{ranks} ranks, as was planned",
+            got=f"{everyone.size}",
             hint="start as many, or plan for those that are there",
-        )  # fmt: skip
+        )
     given = {key: _own(value) for key, value in arguments.items()}
     found: Strategy = made(**given, communicator=everyone)
     return found

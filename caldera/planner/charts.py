@@ -58,15 +58,20 @@ def scaling_charts(scaling: str, series: Sequence[Ranking]) -> list[LineChart]:
     ends = _lines(times, lambda y: seconds_text(y / 1e3))
     return [
         LineChart(
-            f"{scaling} scaling: ms a step", "ranks", ends, x_axis,
+            f"{scaling} scaling: ms a step",
+            "ranks",
+            ends,
+            x_axis,
             axis_of([y for line in times.values() for _, y in line], log=True),
         ),
         LineChart(
-            f"{scaling} scaling: times as fast as one rank", "ranks",
-            [ideal, *_lines(gains, times_text)], x_axis,
+            f"{scaling} scaling: times as fast as one rank",
+            "ranks",
+            [ideal, *_lines(gains, times_text)],
+            x_axis,
             axis_of([*ranks, *(y for line in gains.values() for _, y in line)], log=True),
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _lines(
@@ -74,12 +79,15 @@ def _lines(
 ) -> list[Line]:
     return [
         Line(
-            family, points[family], CATEGORICAL[colour], dashed=dashed,
+            family,
+            points[family],
+            CATEGORICAL[colour],
+            dashed=dashed,
             last=shown(points[family][-1][1]),
         )
         for family, (colour, dashed) in _KINDS.items()
         if family in points
-    ]  # fmt: skip
+    ]
 
 
 def ranks_axis(ranks: Sequence[float]) -> Axis:

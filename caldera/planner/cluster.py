@@ -31,9 +31,10 @@ class Wire:
     def __post_init__(self) -> None:
         if not (self.latency >= 0 and self.bandwidth > 0 and self.adding > 0):
             raise ConfigError.build(
-                "Wire", expected="latency of 0 or more seconds, speeds above 0 bytes a second",
+                "Wire",
+                expected="latency of 0 or more seconds, speeds above 0 bytes a second",
                 got=f"{self.latency}, {self.bandwidth} and {self.adding}",
-            )  # fmt: skip
+            )
 
     def seconds(self, nbytes: float, messages: float = 1) -> float:
         """The time of messages that have so many bytes together."""
@@ -90,9 +91,10 @@ class Cluster:
     def __post_init__(self) -> None:
         if self.ranks < 1 or self.per_node < 1 or not self.at_full_speed > 0:
             raise ConfigError.build(
-                "Cluster", expected="at least one rank, and one rank a machine",
+                "Cluster",
+                expected="at least one rank, and one rank a machine",
                 got=f"{self.ranks}, {self.per_node} and {self.at_full_speed}",
-            )  # fmt: skip
+            )
 
     @property
     def nodes(self) -> int:

@@ -112,15 +112,17 @@ class CodecCost:
 def _encoded_bytes(compressor: DenseCompressor, elements: int, ranks: int) -> tuple[int, int]:
     """What the busiest rank sends of its vector, and of the sum of its part."""
     parts = [end - begin for begin, end in pairwise(bounds(elements, ranks))]
-    sizes = [[codec.size(part) for part in parts]
-             for codec in (compressor.code, compressor.sum_codec)]  # fmt: skip
+    sizes = [
+        [codec.size(part) for part in parts] for codec in (compressor.code, compressor.sum_codec)
+    ]
     there, around = ([size or 0 for size in found] for found in sizes)
     if None in sizes[0] or None in sizes[1]:
         raise ConfigError.build(
             "planner", expected="a compression whose size is known", got=repr(compressor)
         )
-    sent = [(sum(there) - own, (ranks - 1) * total)
-            for own, total in zip(there, around, strict=True)]  # fmt: skip
+    sent = [
+        (sum(there) - own, (ranks - 1) * total) for own, total in zip(there, around, strict=True)
+    ]
     return max(sent, key=sum)
 
 

@@ -56,9 +56,10 @@ class Compute:
         times = [seconds for _, seconds in self.points]
         if not sizes or min(sizes) <= 0 or sorted(set(sizes)) != sizes or min(times) < 0:
             raise ConfigError.build(
-                "Compute", expected="growing numbers of samples, with seconds for each",
+                "Compute",
+                expected="growing numbers of samples, with seconds for each",
                 got=str(self.points),
-            )  # fmt: skip
+            )
 
     @classmethod
     def at_speed(cls, workload: Workload, flops: float) -> Compute:

@@ -143,19 +143,24 @@ def _by_factors(setting: Setting) -> Prediction:
     # Ranks with fewer samples than others send as many rows.
     rows = ranks * samples_per_rank(setting, ranks) * workload.value
     moved = sum(
-        (allgather(sum(each.shape) * rows, ranks, cluster.between(ranks))
-         for each in factored.values()),
+        (
+            allgather(sum(each.shape) * rows, ranks, cluster.between(ranks))
+            for each in factored.values()
+        ),
         Cost(),
-    )  # fmt: skip
+    )
     # One of three passes of these layers is over all samples.
     layers = {workload.layers[each.layer] for each in factored.values()}
     part = sum(layer.weight for layer in layers) / 3
     more = part * (setting.seconds(batch) - setting.seconds(samples_per_rank(setting, ranks)))
     return replace(
-        found, seconds=found.seconds + moved.seconds + more, computing=found.computing + more,
-        exchange=found.exchange + moved.seconds, exposed=found.exposed + moved.seconds,
+        found,
+        seconds=found.seconds + moved.seconds + more,
+        computing=found.computing + more,
+        exchange=found.exchange + moved.seconds,
+        exposed=found.exposed + moved.seconds,
         sent=found.sent + moved.sent,
-    )  # fmt: skip
+    )
 
 
 def _has_factors(shape: tuple[int, ...], layer: LayerCost, setting: Setting) -> bool:
@@ -197,9 +202,14 @@ def _exchanged(
         after = overlapped_sends(behind, lambda bucket: cost(bucket) + encoding(bucket))
     seconds = forward + after + now.seconds
     return Prediction(
-        setting.batch, seconds, computing, exchange.seconds, seconds - computing,
-        sent=exchange.sent, memory=workload.memory(samples),
-    )  # fmt: skip
+        setting.batch,
+        seconds,
+        computing,
+        exchange.seconds,
+        seconds - computing,
+        sent=exchange.sent,
+        memory=workload.memory(samples),
+    )
 
 
 def _sharded(setting: Setting, stage: int) -> Prediction:
@@ -237,9 +247,14 @@ def _sharded(setting: Setting, stage: int) -> Prediction:
         seconds += prefetched_and_sent(back, gather, scatter)
     seconds += now.seconds
     return Prediction(
-        setting.batch, seconds, computing, exchange.seconds, seconds - computing,
-        sent=exchange.sent, memory=_memory(setting, stage, samples, back),
-    )  # fmt: skip
+        setting.batch,
+        seconds,
+        computing,
+        exchange.seconds,
+        seconds - computing,
+        sent=exchange.sent,
+        memory=_memory(setting, stage, samples, back),
+    )
 
 
 def _memory(setting: Setting, stage: int, samples: int, messages: Sequence[BucketCost]) -> float:

@@ -149,11 +149,15 @@ def predict_hybrid(setting: Setting, mix: HybridConfig) -> Prediction:
     computing = mix.micro * max(times)
     idle = sum(busy) - max(busy)
     return Prediction(
-        setting.batch, seconds, computing, max(each.seconds for each in exchanges),
-        exposed=max(0.0, seconds - computing - idle), idle=idle,
+        setting.batch,
+        seconds,
+        computing,
+        max(each.seconds for each in exchanges),
+        exposed=max(0.0, seconds - computing - idle),
+        idle=idle,
         sent=max(each.sent for each in exchanges),
         memory=max(_memory(i, stage, micro, mix, setting) for i, stage in enumerate(stages)),
-    )  # fmt: skip
+    )
 
 
 def stages_of(setting: Setting, mix: HybridConfig) -> list[Stage] | None:
@@ -281,9 +285,14 @@ def split_dense_layers(setting: Setting) -> Prediction:
     states = kept * (1 + (workload.optimizer + workload.trained) / (workload.trained or 1.0))
     gathered = sum(layer.given for layer in dense) * (setting.batch - samples)
     return Prediction(
-        setting.batch, seconds, computing, exchange.seconds, seconds - computing,
-        sent=exchange.sent, memory=workload.memory(samples) - states + gathered,
-    )  # fmt: skip
+        setting.batch,
+        seconds,
+        computing,
+        exchange.seconds,
+        seconds - computing,
+        sent=exchange.sent,
+        memory=workload.memory(samples) - states + gathered,
+    )
 
 
 def _divisors(number: int) -> list[int]:

@@ -148,9 +148,11 @@ class ModelNetwork:
             return rank_network(model, self._traces(times * ranks), ranks=ranks)
         sizes = [times] * ranks
         traced = trace_network(
-            model, times, several_ranks=True,
+            model,
+            times,
+            several_ranks=True,
             samples=lambda own: op.all_gather(own, sizes, 0, axis=AXIS),
-        )  # fmt: skip
+        )
         return rank_network(model, traced, ranks=ranks, dense_only=True)
 
     def _gathered_exchanges(self, ranks: int, times: int) -> list[Exchange]:

@@ -51,9 +51,11 @@ class Setting:
 
         def changed(wire: Any) -> Any:
             return wire and replace(
-                wire, latency=wire.latency * latency, behind=wire.behind * latency,
+                wire,
+                latency=wire.latency * latency,
+                behind=wire.behind * latency,
                 bandwidth=wire.bandwidth * bandwidth,
-            )  # fmt: skip
+            )
 
         cluster = self.cluster
         cluster = replace(cluster, wire=changed(cluster.wire), inside=changed(cluster.inside))

@@ -230,9 +230,10 @@ MOST_RANKS = 1 << 24
 def _check(ranks: int, per_node: int, every: int) -> None:
     if min(ranks, per_node, every) < 1:
         raise ConfigError.build(
-            "plan", expected="ranks, ranks_per_node and every of at least 1",
+            "plan",
+            expected="ranks, ranks_per_node and every of at least 1",
             got=f"{ranks}, {per_node} and {every}",
-        )  # fmt: skip
+        )
     within("plan", "ranks", ranks, 1, MOST_RANKS)
 
 
@@ -245,9 +246,11 @@ def _wire(
         everyone = world()
         if everyone.size == 1:
             raise ConfigError.build(
-                where, expected="a speed such as 100Gb, or several processes to measure it between",
-                got="neither", hint="give --link, or start it with mpiexec",
-            )  # fmt: skip
+                where,
+                expected="a speed such as 100Gb, or several processes to measure it between",
+                got="neither",
+                hint="give --link, or start it with mpiexec",
+            )
         return measured_wire(everyone)
     seconds = seconds_of(latency) if isinstance(latency, str) else float(latency)
     return Wire(seconds, rate_of(given, where), adding, behind=seconds + behind)

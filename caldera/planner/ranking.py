@@ -12,10 +12,16 @@ from caldera.planner.prediction import Prediction, Setting, Way
 CLEARLY = 1.02
 """Times that differ by less are alike."""
 _FAMILIES = (
-    "one process", data_parallel_cost.DATA, data_parallel_cost.SHARDED,
-    hybrid_cost.TENSOR, hybrid_cost.PIPELINE, hybrid_cost.HYBRID,
-    data_parallel_cost.COMPRESSED, asynchronous_cost.AVERAGING, asynchronous_cost.SERVER,
-)  # fmt: skip
+    "one process",
+    data_parallel_cost.DATA,
+    data_parallel_cost.SHARDED,
+    hybrid_cost.TENSOR,
+    hybrid_cost.PIPELINE,
+    hybrid_cost.HYBRID,
+    data_parallel_cost.COMPRESSED,
+    asynchronous_cost.AVERAGING,
+    asynchronous_cost.SERVER,
+)
 """The simplest first."""
 
 
@@ -73,10 +79,11 @@ def rank(setting: Setting, *, exact: bool = True) -> Ranking:
     if not allowed:
         closest = min(entries, key=lambda each: each.prediction.memory or float("inf"))
         raise ConfigError.build(
-            f"plan of {setting.ranks} ranks", expected="a way to train that fits",
+            f"plan of {setting.ranks} ranks",
+            expected="a way to train that fits",
             got=f"none; {closest.way.name} {closest.prediction.refused}",
             hint="give more memory or ranks, or another batch size",
-        )  # fmt: skip
+        )
     return Ranking(setting, tuple(entries), _best(allowed))
 
 

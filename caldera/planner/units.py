@@ -33,9 +33,11 @@ def rate_of(text: str, where: str = "link") -> float:
     value = float(found[1]) * _scale(found[2]) if found else 0.0
     if found is None or value <= 0 or not math.isfinite(value):
         raise ConfigError.build(
-            where, expected="a speed such as 100Gb (bits a second) or 12.5GB (bytes a second)",
-            got=repr(text), hint="b is for bits, B for bytes",
-        )  # fmt: skip
+            where,
+            expected="a speed such as 100Gb (bits a second) or 12.5GB (bytes a second)",
+            got=repr(text),
+            hint="b is for bits, B for bytes",
+        )
     return value if found[3] == "B" else value / 8
 
 
@@ -63,9 +65,11 @@ def bytes_of(text: str, where: str = "memory") -> int:
     found = _BYTES.fullmatch(text)
     if found is None or found[3] != "B" or float(found[1]) <= 0:
         raise ConfigError.build(
-            where, expected="bytes such as 80GB or 16GiB", got=repr(text),
+            where,
+            expected="bytes such as 80GB or 16GiB",
+            got=repr(text),
             hint="b is for bits, B for bytes",
-        )  # fmt: skip
+        )
     return round(float(found[1]) * _scale(found[2]))
 
 

@@ -51,8 +51,12 @@ def _roc(curves: Sequence[RocRecord], names: Sequence[str]) -> list[Safe]:
     several = len(curves) > 1
     chart = LineChart(
         "ROC curves, each class against the rest" if several else f"ROC curve of {names[0]}",
-        "false positive rate", [chance, *lines], _SHARES, _SHARES, legend,
-    )  # fmt: skip
+        "false positive rate",
+        [chance, *lines],
+        _SHARES,
+        _SHARES,
+        legend,
+    )
     caption = (
         f"Area under the curve (AUC): {mean:.3f}{' on average' if len(known) > 1 else ''}. It is "
         "the probability that a sample of the class gets a higher score than another one: 1 is "
@@ -78,9 +82,12 @@ def _calibration(bins: Sequence[CalibrationRecord]) -> list[Safe]:
     perfect = Line("perfectly calibrated", ends, QUIET, dashed=True, bare=True)
     seen = Line("this model", points, CATEGORICAL[0])
     chart = LineChart(
-        "calibration: how often it is right", "certainty of the prediction", [perfect, seen],
-        _SHARES, _SHARES,
-    )  # fmt: skip
+        "calibration: how often it is right",
+        "certainty of the prediction",
+        [perfect, seen],
+        _SHARES,
+        _SHARES,
+    )
     total = sum(each.samples for each in bins)
     apart = [each.samples / total * (each.accuracy - each.confidence) for each in bins]
     error = sum(map(abs, apart))

@@ -30,8 +30,13 @@ def _table(columns: Sequence[ColumnRecord], most: float, measure: str) -> Safe:
     rows = []
     for each in columns:
         share = max(each.loss, 0.0) / most if most > 0 else 0.0
-        bar = tag("span", tag("i", style=f"width:{100 * share:.1f}%"), class_="share long",
-                  title=percent_text(share))  # fmt: skip
+        bar = tag(
+            "span",
+            tag("i", style=f"width:{100 * share:.1f}%"),
+            class_="share long",
+            title=percent_text(share),
+        )
         rows.append((each.name, f"{each.loss:.4f}", f"\u00b1 {each.deviation:.4f}", bar))
-    return table(("column", f"{measure} lost", "deviation", "beside the largest"), rows,
-                 numbers=(1, 2))  # fmt: skip
+    return table(
+        ("column", f"{measure} lost", "deviation", "beside the largest"), rows, numbers=(1, 2)
+    )

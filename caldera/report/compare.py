@@ -82,16 +82,27 @@ def _results(runs: Sequence[_Run]) -> Safe:
         record = run.record
         results = [_result(record.results.get(name), best[name]) for name in names]
         step = seconds_text(record.profile.seconds) if record.profile else _MISSING
-        rows.append([
-            run.label, record.name, *results, str(len(run.history.epochs)),
-            seconds_text(record.seconds), step, f"{record.network.parameters:,}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                run.label,
+                record.name,
+                *results,
+                str(len(run.history.epochs)),
+                seconds_text(record.seconds),
+                step,
+                f"{record.network.parameters:,}",
+            ]
+        )
     if alike:
         note = "On the test data of each run; the best of a column is bold."
     else:
         note = "The runs were tested on different data: their results cannot be compared."
-    return section("results", "Results", card("Results on test data", table(
-        head, rows, numbers=range(2, len(head)))), note=note)  # fmt: skip
+    return section(
+        "results",
+        "Results",
+        card("Results on test data", table(head, rows, numbers=range(2, len(head)))),
+        note=note,
+    )
 
 
 def _best(name: str, values: Sequence[float | None]) -> float | None:
@@ -120,13 +131,16 @@ def _curves(runs: Sequence[_Run]) -> Safe:
     charts = [inline(_chart(name, trained)) for name in chosen]
     rates = [(run, run.history.learning_rates) for run in trained]
     if any(len(set(each)) > 1 for _, each in rates):
-        charts.append(inline(_lines("learning rate", [
-            (run, each) for run, each in rates if len(each) == len(run.history.epochs)
-        ])))  # fmt: skip
+        charts.append(
+            inline(
+                _lines(
+                    "learning rate",
+                    [(run, each) for run, each in rates if len(each) == len(run.history.epochs)],
+                )
+            )
+        )
     note = "" if charts else "No run finished an epoch."
-    return section(
-        "curves", "Learning curves", tag("div", *charts, class_="columns"), note=note
-    )  # fmt: skip
+    return section("curves", "Learning curves", tag("div", *charts, class_="columns"), note=note)
 
 
 def _chart(name: str, runs: Sequence[_Run]) -> LineChart:
@@ -141,11 +155,13 @@ def _lines(title: str, columns: Sequence[tuple[_Run, Sequence[float]]]) -> LineC
         epochs = [float(epoch + 1) for epoch in run.history.epochs]
         lines.append(
             Line(
-                run.label, list(zip(epochs, map(float, values), strict=True)),
-                run.colour, thin=not few,
+                run.label,
+                list(zip(epochs, map(float, values), strict=True)),
+                run.colour,
+                thin=not few,
                 last=shown_number(float(values[-1])) if few else "",
             )
-        )  # fmt: skip
+        )
     epochs_seen = sorted({epoch + 1 for run, _ in columns for epoch in run.history.epochs})
     seen = [y for line in lines for _, y in line.points]
     return LineChart(title, "epoch", lines, whole_axis(epochs_seen), axis_of(seen))

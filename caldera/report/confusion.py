@@ -67,12 +67,17 @@ def _by_class(counts: np.ndarray, names: Sequence[str], known: ClassesRecord | N
     total = int(support.sum())
     weights = support / max(total, 1)
     seen = support > 0
-    means = {"macro average": scores[seen].mean(axis=0) if seen.any() else np.zeros(3),
-             "weighted average": weights @ scores}  # fmt: skip
+    means = {
+        "macro average": scores[seen].mean(axis=0) if seen.any() else np.zeros(3),
+        "weighted average": weights @ scores,
+    }
     more = [f"{sum(trained):,}", ""] if trained else []
     foot = [[name, *map(percent_text, mean), f"{total:,}", *more] for name, mean in means.items()]
-    return card("By class", table(head, rows, numbers=range(1, 6), foot=foot),
-                note=_balance_note(trained, names))  # fmt: skip
+    return card(
+        "By class",
+        table(head, rows, numbers=range(1, 6), foot=foot),
+        note=_balance_note(trained, names),
+    )
 
 
 def _balance(count: int, most: int) -> Safe:
@@ -98,8 +103,12 @@ def _balance_note(trained: Sequence[int], names: Sequence[str]) -> str:
 def _matrix(counts: np.ndarray, names: Sequence[str]) -> Safe:
     """Rows are the true classes, columns the predicted ones; margins are recall and precision."""
     of_class, of_prediction = counts.sum(axis=1), counts.sum(axis=0)
-    head = tag("tr", tag("th", "true \\ predicted"), *[tag("th", name) for name in names],
-               tag("th", "recall"))  # fmt: skip
+    head = tag(
+        "tr",
+        tag("th", "true \\ predicted"),
+        *[tag("th", name) for name in names],
+        tag("th", "recall"),
+    )
     rows = []
     for index, name in enumerate(names):
         cells = [
@@ -127,9 +136,12 @@ def _cell(count: int, of: int, title: str, colour: str) -> Safe:
         return tag("td", "0", class_="zero", title=f"{title}: 0")
     share = count / of
     return tag(
-        "td", f"{count}", class_="deep" if share > _DEEP else "some", title=f"{title}: {count}",
+        "td",
+        f"{count}",
+        class_="deep" if share > _DEEP else "some",
+        title=f"{title}: {count}",
         style=f"background:rgb({colour} / {_strength(share):.2f})",
-    )  # fmt: skip
+    )
 
 
 def _strength(share: float) -> float:
@@ -147,9 +159,13 @@ def _confused(counts: np.ndarray, names: Sequence[str]) -> Safe:
     if not pairs:
         return card("Most often confused", tag("p", "Nothing was.", class_="quiet"))
     rows = [
-        (names[true], names[taken], f"{mistakes[true, taken]}",
-         _part(mistakes[true, taken], counts[true].sum()))
+        (
+            names[true],
+            names[taken],
+            f"{mistakes[true, taken]}",
+            _part(mistakes[true, taken], counts[true].sum()),
+        )
         for true, taken in pairs
-    ]  # fmt: skip
+    ]
     head = ("true class", "taken for", "times", "of the class")
     return card("Most often confused", table(head, rows, numbers=(2, 3)))

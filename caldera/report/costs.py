@@ -117,9 +117,10 @@ def memory_section(profile: ProfileRecord | None) -> Safe:
         return section("memory", "Where the memory went", note=note)
     total = bytes_text(sum(profile.memory.values()))
     whole = card(
-        "What a training step holds", _bar(profile.memory, bytes_text),
+        "What a training step holds",
+        _bar(profile.memory, bytes_text),
         note=f"{total} on {profile.device}, for a batch of {profile.batch_size}",
-    )  # fmt: skip
+    )
     share = percent_text(profile.arena_bytes / profile.naive_bytes) if profile.naive_bytes else ""
     planned = (
         f"{bytes_text(profile.arena_bytes)} planned for what lives only within a step, {share} of "

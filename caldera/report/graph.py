@@ -21,10 +21,36 @@ _ELEMENTS = frozenset(
     ("svg", "g", "rect", "path", "polygon", "circle", "text", "title", "a", "defs", "marker")
 )
 _ATTRIBUTES = frozenset(
-    ("id", "class", "x", "y", "width", "height", "rx", "cx", "cy", "r", "d", "points", "fill",
-     "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "font-size", "text-anchor",
-     "viewBox", "refX", "refY", "markerWidth", "markerHeight", "orient", "marker-end", "href")
-)  # fmt: skip
+    (
+        "id",
+        "class",
+        "x",
+        "y",
+        "width",
+        "height",
+        "rx",
+        "cx",
+        "cy",
+        "r",
+        "d",
+        "points",
+        "fill",
+        "stroke",
+        "stroke-width",
+        "stroke-opacity",
+        "stroke-dasharray",
+        "font-size",
+        "text-anchor",
+        "viewBox",
+        "refX",
+        "refY",
+        "markerWidth",
+        "markerHeight",
+        "orient",
+        "marker-end",
+        "href",
+    )
+)
 _PLAIN = re.compile(r"[^()]*|url\(#[\w-]+\)")
 _DEEPEST = 100
 
@@ -58,15 +84,25 @@ def viewer(picture: str, panels: Sequence[str] = (), opened: int | None = None) 
         tag("button", "\u2212", type="button", data_zoom="out", aria_label="farther"),
     ]
     hint = tag(
-        "span", "Drag to move, double-click or Ctrl and wheel to come closer; dashed marks lead to "
-        "where a value is made.", class_="quiet",
-    )  # fmt: skip
-    return join([
-        tag("div", join(tools), hint, class_="tools", hidden="hidden"),
-        tag("div", Safe(named(trusted(picture))), class_="graph", tabindex="0", role="group",
-            aria_label="graph; arrow keys move it, plus and minus come closer and go farther",
-            **({} if opened is None else {"data_open": str(opened)})),
-    ])  # fmt: skip
+        "span",
+        "Drag to move, double-click or Ctrl and wheel to come closer; dashed marks lead to "
+        "where a value is made.",
+        class_="quiet",
+    )
+    return join(
+        [
+            tag("div", join(tools), hint, class_="tools", hidden="hidden"),
+            tag(
+                "div",
+                Safe(named(trusted(picture))),
+                class_="graph",
+                tabindex="0",
+                role="group",
+                aria_label="graph; arrow keys move it, plus and minus come closer and go farther",
+                **({} if opened is None else {"data_open": str(opened)}),
+            ),
+        ]
+    )
 
 
 def trusted(picture: str) -> str:

@@ -29,9 +29,12 @@ def curves_section(record: RunRecord, history: History) -> Safe:
     said = [tag("p", words) for words in _remarks(record, history)]
     notes = [tag("div", *said, class_="card note")] if said else []
     return section(
-        "curves", "Learning curves", tag("div", *map(inline, charts), class_="columns"), *notes,
+        "curves",
+        "Learning curves",
+        tag("div", *map(inline, charts), class_="columns"),
+        *notes,
         _epochs(history),
-    )  # fmt: skip
+    )
 
 
 def _rate(history: History, epochs: list[int]) -> list[LineChart]:

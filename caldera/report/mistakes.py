@@ -23,13 +23,21 @@ def mistakes_card(mistakes: Sequence[MistakeRecord], names: Sequence[str], wrong
         "first. Look for wrong labels, and for what such samples have in common."
     )
     if all(_PNG.fullmatch(each.picture) for each in mistakes):
-        return card(title, tag("ul", *[_figure(each, names) for each in mistakes],
-                               class_="mistakes"), note=note)  # fmt: skip
+        return card(
+            title,
+            tag("ul", *[_figure(each, names) for each in mistakes], class_="mistakes"),
+            note=note,
+        )
     rows = [
-        (f"{each.sample}", names[each.true], names[each.predicted],
-         percent_text(each.confidence), percent_text(each.probability))
+        (
+            f"{each.sample}",
+            names[each.true],
+            names[each.predicted],
+            percent_text(each.confidence),
+            percent_text(each.probability),
+        )
         for each in mistakes
-    ]  # fmt: skip
+    ]
     head = ("sample", "is", "taken for", "certainty", "for the true class")
     return card(title, table(head, rows, numbers=(0, 3, 4)), note=note)
 
@@ -37,9 +45,11 @@ def mistakes_card(mistakes: Sequence[MistakeRecord], names: Sequence[str], wrong
 def _figure(each: MistakeRecord, names: Sequence[str]) -> Safe:
     true, said = names[each.true], names[each.predicted]
     words = tag(
-        "span", tag("b", said), f", {percent_text(each.confidence)}",
+        "span",
+        tag("b", said),
+        f", {percent_text(each.confidence)}",
         tag("small", f"is {true}"),
-    )  # fmt: skip
+    )
     shown = image(
         f"data:image/png;base64,{each.picture}",
         f"test sample {each.sample}: {true}, taken for {said}",

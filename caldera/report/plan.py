@@ -39,8 +39,9 @@ def plan_page(proposal: Proposal, name: str) -> str:
 def _top(proposal: Proposal, name: str) -> Iterator[Safe]:
     ranking = proposal.ranking(proposal.scalings()[0])
     yield tag("h1", f"{name} on {ranking.setting.ranks:,} ranks")
-    yield tag("p", "What a training step would cost, in every way ranks can share it.",
-              class_="quiet")  # fmt: skip
+    yield tag(
+        "p", "What a training step would cost, in every way ranks can share it.", class_="quiet"
+    )
     values = []
     for scaling in proposal.scalings():
         own = proposal.ranking(scaling)
@@ -64,7 +65,7 @@ def _scaling(proposal: Proposal, scaling: str) -> Safe:
         card(f"A step on {ranking.setting.batch:,} samples", best, every, note=_NOTE),
         card("Why", *sentences),
         note=_ABOUT[scaling],
-    )  # fmt: skip
+    )
 
 
 def _all(ranking: Ranking) -> list[tuple[str, ...]]:

@@ -50,10 +50,12 @@ def _scatter(points: Sequence[tuple[float, float]], name: str) -> Safe:
     ends = (min(finite, default=0.0), max(finite, default=1.0))
     same = Line("equal", [(ends[0], ends[0]), (ends[1], ends[1])], QUIET, dashed=True, bare=True)
     chart = LineChart(
-        "predicted over true values", f"true {name}",
+        "predicted over true values",
+        f"true {name}",
         [same, Line("sample", points, CATEGORICAL[0], dots_only=True)],
-        axis_of(finite, log=False), axis_of(finite, log=False),
-    )  # fmt: skip
+        axis_of(finite, log=False),
+        axis_of(finite, log=False),
+    )
     return inline(chart)
 
 
@@ -63,10 +65,12 @@ def _residuals(points: Sequence[tuple[float, float]], name: str) -> Safe:
     ends = (min(places, default=0.0), max(places, default=1.0))
     none = Line("no error", [(ends[0], 0.0), (ends[1], 0.0)], QUIET, dashed=True, bare=True)
     chart = LineChart(
-        "residuals: predicted minus true", f"predicted {name}",
+        "residuals: predicted minus true",
+        f"predicted {name}",
         [none, Line("sample", apart, CATEGORICAL[1], dots_only=True)],
-        axis_of(places, log=False), axis_of([0.0, *(y for _, y in apart)], log=False),
-    )  # fmt: skip
+        axis_of(places, log=False),
+        axis_of([0.0, *(y for _, y in apart)], log=False),
+    )
     mean = float(np.mean([y for _, y in apart])) if apart else 0.0
     caption = (
         f"On average {shown_number(mean)}. A cloud without a shape is what is wanted: a bend means "

@@ -41,8 +41,11 @@ class Repeat(Part):
 
     def describe(self) -> dict[str, Any]:
         return {
-            "kind": "repeat", "least": self.least, "most": self.most, "part": describe(self.part)
-        }  # fmt: skip
+            "kind": "repeat",
+            "least": self.least,
+            "most": self.most,
+            "part": describe(self.part),
+        }
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,11 @@ class CellSpace(Part):
 
     def describe(self) -> dict[str, Any]:
         return {
-            "kind": "cell", "nodes": self.nodes, "operations": list(self.operations),
+            "kind": "cell",
+            "nodes": self.nodes,
+            "operations": list(self.operations),
             "inputs": self.inputs,
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)
@@ -101,9 +106,10 @@ class Hierarchy(Part):
 
     def describe(self) -> dict[str, Any]:
         return {
-            "kind": "hierarchy", "operations": list(self.operations),
+            "kind": "hierarchy",
+            "operations": list(self.operations),
             "levels": [list(each) for each in self.levels],
-        }  # fmt: skip
+        }
 
 
 # --- as a user writes them
@@ -143,9 +149,11 @@ def layers(choices: Mapping[str, Mapping[str, Any] | None], least: int, most: in
     for name in choices:
         if name not in layer_names:
             raise ConfigError.build(
-                "layers", expected="names of layers", got=repr(name),
+                "layers",
+                expected="names of layers",
+                got=repr(name),
                 hint=nearest(name, layer_names),
-            )  # fmt: skip
+            )
     opens = {name: dict(arguments or {}) for name, arguments in choices.items()}
     return repeat({"layer": Choice(list(opens), opens)}, least, most)
 
@@ -197,9 +205,10 @@ def hierarchy(
     found = tuple((int(motifs), int(nodes)) for motifs, nodes in levels)
     if not found or found[-1][0] != 1 or any(m < 1 or n < 2 for m, n in found):
         raise ConfigError.build(
-            "hierarchy", expected="(motifs, nodes) a level, one motif of 2 nodes or more at last",
+            "hierarchy",
+            expected="(motifs, nodes) a level, one motif of 2 nodes or more at last",
             got=repr(levels),
-        )  # fmt: skip
+        )
     return Hierarchy(names, found)
 
 

@@ -80,11 +80,14 @@ def network_cards(study: Study, best: Trial) -> Iterator[Safe]:
     head = ("layer", "kind", "output", "parameters", "work")
     rows = [
         (
-            layer.path, layer.kind, " \u00d7 ".join(map(str, layer.shape)) or "1",
-            f"{layer.parameters:,}", flops_text(layer.flops) if layer.flops else "\u2013",
+            layer.path,
+            layer.kind,
+            " \u00d7 ".join(map(str, layer.shape)) or "1",
+            f"{layer.parameters:,}",
+            flops_text(layer.flops) if layer.flops else "\u2013",
         )
         for layer in network.layers
-    ]  # fmt: skip
+    ]
     note = f"{network.parameters:,} parameters; {flops_text(network.flops)} for one sample."
     yield card("Its network, for one sample", table(head, rows, numbers=(3, 4)), note=note)
     picture = _read_picture(study, best) if model is None else network_svg(model)

@@ -61,8 +61,10 @@ def history_chart(overview: Overview, objective: int = 0) -> LineChart:
     """The value of each trial in their order, and the best so far."""
     name, mode = overview.names[objective], overview.modes[objective]
     states = {
-        DONE: ("done", OTHERS), STOPPED: ("stopped early", ENDED), FAILED: ("failed", LOST),
-    }  # fmt: skip
+        DONE: ("done", OTHERS),
+        STOPPED: ("stopped early", ENDED),
+        FAILED: ("failed", LOST),
+    }
     lines, seen = [], []
     for state, (label, colour) in states.items():
         points = [
@@ -114,8 +116,9 @@ def _value_axis(values: Sequence[float], mode: str) -> Axis:
     """An axis for values of an objective; losses that span many decades are seen by logarithm."""
     finite = np.array([value for value in values if math.isfinite(value)])
     share = bool(len(finite)) and finite.min() >= 0 and finite.max() <= 1
-    return axis_of(finite.tolist(), log=False if mode == "max" else None,
-                   most=1.0 if share else math.inf)  # fmt: skip
+    return axis_of(
+        finite.tolist(), log=False if mode == "max" else None, most=1.0 if share else math.inf
+    )
 
 
 # --- learning curves
@@ -149,9 +152,13 @@ def curves_chart(overview: Overview) -> LineChart | None:
     mode = overview.modes[0] if overview.curve_name in overview.names else ""
     mode = mode or ("max" if "accuracy" in overview.curve_name else "min")
     return LineChart(
-        f"{overview.curve_name} of all trials", "epoch", lines, whole_axis(sorted(set(steps))),
-        _value_axis(seen, mode), legend=legend,
-    )  # fmt: skip
+        f"{overview.curve_name} of all trials",
+        "epoch",
+        lines,
+        whole_axis(sorted(set(steps))),
+        _value_axis(seen, mode),
+        legend=legend,
+    )
 
 
 def _said(trial: Trial) -> str:
@@ -176,10 +183,11 @@ def _slice(overview: Overview, column: Column) -> LineChart:
     lines = [
         Line(label, points[state], colour, dots_only=True)
         for state, label, colour in (
-            (STOPPED, "stopped early", ENDED), (DONE, "done", OTHERS),
+            (STOPPED, "stopped early", ENDED),
+            (DONE, "done", OTHERS),
         )
         if points[state]
-    ]  # fmt: skip
+    ]
     best = overview.best
     if best is not None:
         at = column.places[list(overview.trials).index(best)]
@@ -188,9 +196,12 @@ def _slice(overview: Overview, column: Column) -> LineChart:
             lines.append(Line("best", [spot], BEST, dots_only=True, ring=spot))
     seen = [y for line in lines for _, y in line.points]
     return LineChart(
-        f"{overview.names[0]} over {column.name}", column.name, lines, column.axis,
+        f"{overview.names[0]} over {column.name}",
+        column.name,
+        lines,
+        column.axis,
         _value_axis(seen, overview.modes[0]),
-    )  # fmt: skip
+    )
 
 
 def importance_bars(overview: Overview) -> Safe | None:
@@ -222,9 +233,12 @@ def coordinates_picture(overview: Overview) -> Safe | None:
     strengths = [float(rank / max(len(shown) - 1, 1)) ** 2 for rank in order]
     chosen = next((i for i, trial in enumerate(shown) if trial is overview.best), None)
     return parallel_coordinates(
-        coordinates, strengths, [_said(trial) for trial in shown],
-        "parameters and values of all trials", chosen,
-    )  # fmt: skip
+        coordinates,
+        strengths,
+        [_said(trial) for trial in shown],
+        "parameters and values of all trials",
+        chosen,
+    )
 
 
 # --- several objectives
@@ -251,6 +265,8 @@ def _front(overview: Overview, x: int, y: int) -> LineChart:
     xs, ys = [a for a, _ in others + front], [b for _, b in others + front]
     return LineChart(
         f"{overview.names[y]} over {overview.names[x]}",
-        f"{overview.names[x]}, {_wish(overview.modes[x])}", lines,
-        axis_of(xs), _value_axis(ys, overview.modes[y]),
-    )  # fmt: skip
+        f"{overview.names[x]}, {_wish(overview.modes[x])}",
+        lines,
+        axis_of(xs),
+        _value_axis(ys, overview.modes[y]),
+    )

@@ -22,9 +22,7 @@ from caldera.errors import ConfigError
 from caldera.optional import optional_import
 from caldera.search.journal import held_lock
 
-_DRIVERS = {
-    "psycopg": '"psycopg[binary]"', "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"
-}  # fmt: skip
+_DRIVERS = {"psycopg": '"psycopg[binary]"', "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
 """Packages that do not have the names of their modules."""
 _EXAMPLES = "sqlite:///study.db, postgresql://user@host/database or mysql+pymysql://..."
 
@@ -187,9 +185,11 @@ class Database:
                 package = _DRIVERS.get(problem.name or "", problem.name)
                 hint = f"install the driver of the database: pip install {package}"
             raise ConfigError.build(
-                "search storage", expected=f"the address of a database such as {_EXAMPLES}",
-                got=f"{self.address}: {str(problem).strip().splitlines()[0][:200]}", hint=hint,
-            ) from None  # fmt: skip
+                "search storage",
+                expected=f"the address of a database such as {_EXAMPLES}",
+                got=f"{self.address}: {str(problem).strip().splitlines()[0][:200]}",
+                hint=hint,
+            ) from None
 
     @contextmanager
     def turn(self) -> Iterator[None]:

@@ -110,9 +110,10 @@ class Uniform(Dimension):
         if self.step is not None:
             if not _is_number(self.step) or not 0 < self.step <= self.high - self.low:
                 raise ConfigError.build(
-                    "uniform", expected=f"step= a number up to {self.high - self.low:g}",
+                    "uniform",
+                    expected=f"step= a number up to {self.high - self.low:g}",
                     got=repr(self.step),
-                )  # fmt: skip
+                )
             object.__setattr__(self, "step", float(self.step))
             # The last step may not reach the end.
             object.__setattr__(self, "high", self.at(self.steps))
@@ -168,7 +169,13 @@ class Uniform(Dimension):
         return optuna.distributions.FloatDistribution(self.low, self.high, log=self.log)
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "uniform", "low": self.low, "high": self.high, "step": self.step, "log": self.log}  # fmt: skip  # noqa: E501
+        return {
+            "kind": "uniform",
+            "low": self.low,
+            "high": self.high,
+            "step": self.step,
+            "log": self.log,
+        }
 
 
 @dataclass(frozen=True)
@@ -192,9 +199,10 @@ class Integer(Dimension):
             _check_range("integer", self.low, self.high, self.log)
         if self.log and (self.low < 1 or self.step != 1):
             raise ConfigError.build(
-                "integer", expected="low= at least 1 and no step with log=True",
+                "integer",
+                expected="low= at least 1 and no step with log=True",
                 got=f"low={self.low}, step={self.step}",
-            )  # fmt: skip
+            )
         if self.step < 1:
             raise ConfigError.build("integer", expected="step= at least 1", got=repr(self.step))
         object.__setattr__(self, "high", self.low + self.steps * self.step)
@@ -238,7 +246,13 @@ class Integer(Dimension):
         )
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "integer", "low": self.low, "high": self.high, "step": self.step, "log": self.log}  # fmt: skip  # noqa: E501
+        return {
+            "kind": "integer",
+            "low": self.low,
+            "high": self.high,
+            "step": self.step,
+            "log": self.log,
+        }
 
 
 class Choice(Dimension):

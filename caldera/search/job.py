@@ -108,9 +108,11 @@ class Job:
         model = self.build(**self._arguments(task, seed))
         if not isinstance(model, Model):
             raise ConfigError.build(
-                "build", expected="a model, since there are data to train on",
-                got=type(model).__name__, hint="a plain function is searched without data",
-            )  # fmt: skip
+                "build",
+                expected="a model, since there are data to train on",
+                got=type(model).__name__,
+                hint="a plain function is searched without data",
+            )
         if "seed" not in self._passed and model.seed != seed:
             model.seed = seed
             if model._signature is not None:
@@ -160,9 +162,14 @@ class Job:
         callbacks = [] if make_callbacks is None else list(make_callbacks())
         epochs = task.epochs or self.epochs
         history = model.fit(
-            train, validation=validation, epochs=epochs, verbose=0,
-            callbacks=[*callbacks, watcher], parallel=parallel, **given,
-        )  # fmt: skip
+            train,
+            validation=validation,
+            epochs=epochs,
+            verbose=0,
+            callbacks=[*callbacks, watcher],
+            parallel=parallel,
+            **given,
+        )
         if history.stopped == "interrupted":
             raise KeyboardInterrupt
         recorder.digest = digest_of(model)
@@ -205,9 +212,14 @@ class Job:
             ends = _Watcher(_Recorder(self, task, lambda number, row: ""), speaks=False)
         with holding(conditions.choices):
             model.fit(
-                train, validation=validation, epochs=task.epochs or self.epochs, verbose=0,
-                callbacks=[*callbacks, ends], parallel=parallel, **given,
-            )  # fmt: skip
+                train,
+                validation=validation,
+                epochs=task.epochs or self.epochs,
+                verbose=0,
+                callbacks=[*callbacks, ends],
+                parallel=parallel,
+                **given,
+            )
         return model
 
     @cached_property
@@ -246,9 +258,11 @@ class Job:
         path = self.path(number)
         if not path.exists():
             raise ConfigError.build(
-                f"trial {number}", expected=f"its model in {path}", got="no file",
+                f"trial {number}",
+                expected=f"its model in {path}",
+                got="no file",
                 hint="was the folder moved without it?",
-            )  # fmt: skip
+            )
         if model._signature is None:
             model.ensure_built(self.samples.sample())
         model.load_weights(path)
@@ -293,9 +307,10 @@ class _Recorder:
             return self._over(STOPPED if self.violations else FAILED, reason, None)
         values = list(self.job.objective.values(self.curve))
         bad = [
-            name for name, value in zip(self.job.objective.names(), values, strict=True)
+            name
+            for name, value in zip(self.job.objective.names(), values, strict=True)
             if math.isnan(value)
-        ]  # fmt: skip
+        ]
         if bad:
             return self._over(FAILED, f"{bad[0]} is NaN", None)
         violated = self.violated()
@@ -305,18 +320,32 @@ class _Recorder:
 
     def _over(self, state: str, reason: str, values: list[float] | None) -> Outcome:
         return Outcome(
-            self.task.number, state, reason, values, self.violated(), self.curve, self.seconds,
-            digest=self.digest, saved=self.saved, conditions=self.conditions,
-        )  # fmt: skip
+            self.task.number,
+            state,
+            reason,
+            values,
+            self.violated(),
+            self.curve,
+            self.seconds,
+            digest=self.digest,
+            saved=self.saved,
+            conditions=self.conditions,
+        )
 
     def failed(self, error: BaseException) -> Outcome:
         """That of a trial which raised something."""
         details = "".join(traceback.format_exception(error))
         return Outcome(
-            self.task.number, FAILED, f"{type(error).__name__}: {error}", None, [],
-            self.curve, self.seconds, details=details,
+            self.task.number,
+            FAILED,
+            f"{type(error).__name__}: {error}",
+            None,
+            [],
+            self.curve,
+            self.seconds,
+            details=details,
             misconfigured=isinstance(error, MissingMetric),
-        )  # fmt: skip
+        )
 
 
 class _Watcher(Callback):
@@ -392,9 +421,11 @@ def _number(value: Any, name: str) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise ConfigError.build(
-            "trial", expected=f"{name} as a number", got=repr(value)[:80],
+            "trial",
+            expected=f"{name} as a number",
+            got=repr(value)[:80],
             hint="give a number, or a dict of numbers by name",
-        ) from None  # fmt: skip
+        ) from None
 
 
 def _give_rate(model: Model) -> None:

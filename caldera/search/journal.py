@@ -86,9 +86,11 @@ class Journal:
             found = None
         if not isinstance(found, dict):
             raise DataError.build(
-                f"{self.path}, line {number + 1}", expected="an entry of a study's journal",
-                got=repr(line[:60]), hint="the file is damaged",
-            )  # fmt: skip
+                f"{self.path}, line {number + 1}",
+                expected="an entry of a study's journal",
+                got=repr(line[:60]),
+                hint="the file is damaged",
+            )
         return found
 
     def append_logs(self, logs: Sequence[dict[str, Any]]) -> None:

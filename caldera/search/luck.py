@@ -110,9 +110,14 @@ def luck(
     )
     ends = (low, high) if larger_is_better else (-high, -low)
     return Luck(
-        len(upward), sign * float(upward[-1]), sign * expected, *ends, noise,
-        None if noise is None else optimism(upward, noise), larger_is_better,
-    )  # fmt: skip
+        len(upward),
+        sign * float(upward[-1]),
+        sign * expected,
+        *ends,
+        noise,
+        None if noise is None else optimism(upward, noise),
+        larger_is_better,
+    )
 
 
 def expected_maximum(values: Sequence[float] | np.ndarray, draws: int | None = None) -> float:

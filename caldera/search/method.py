@@ -107,11 +107,12 @@ class Method(Configurable):
         """What to try as trial `number`. None: nothing now. The search ends if nothing runs, and
         asks again when a trial is over if something does."""
         raise ConfigError.build(
-            "search.run", expected="method= one that proposes trials",
+            "search.run",
+            expected="method= one that proposes trials",
             got=f"{type(self).__name__}, which has no `ask`",
             hint="what only stops trials goes beside one that proposes them, as in "
             "method='random', stop='asha'; a method of your own writes `ask`",
-        )  # fmt: skip
+        )
 
     def tell(self, trial: Trial) -> None:
         """A trial is over."""

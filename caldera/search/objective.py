@@ -98,18 +98,23 @@ class Objective(ABC):
     def describe(self) -> dict[str, Any]:
         """Plain data that tell it apart from others."""
         return {
-            "kind": type(self).__name__, "modes": list(self.modes), "names": list(self.names()),
-            "seeds": self.seeds, "folds": self.folds,
-        }  # fmt: skip
+            "kind": type(self).__name__,
+            "modes": list(self.modes),
+            "names": list(self.names()),
+            "seeds": self.seeds,
+            "folds": self.folds,
+        }
 
 
 def look_up(row: Mapping[str, float], name: str, where: str = "objective") -> float:
     """A number of a report; one that is not there is an error that names those that are."""
     if name not in row:
         raise MissingMetric.build(
-            where, expected=f"trials that report {name!r}", got=", ".join(row) or "none",
+            where,
+            expected=f"trials that report {name!r}",
+            got=", ".join(row) or "none",
             hint=nearest(name, row) if row else "",
-        )  # fmt: skip
+        )
     value = row[name]
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise MissingMetric.build(where, expected=f"{name} as a single number", got="a table")
@@ -263,9 +268,13 @@ def mode_of(name: str, mode: str | None = None) -> str:
 
 
 def accuracy(
-    *, per_second: float = 0.0, per_parameter: float = 0.0, seeds: int = 1, folds: int = 1,
+    *,
+    per_second: float = 0.0,
+    per_parameter: float = 0.0,
+    seeds: int = 1,
+    folds: int = 1,
     **per: float,
-) -> Objective:  # fmt: skip
+) -> Objective:
     """The accuracy on the validation part, less what it costs: `per_second=0.001` gives up a tenth
     of a percent of accuracy for a second of training. Other costs by name: `per_flops=1e-12`.
 
@@ -353,7 +362,9 @@ def as_objective(given: Any, default: str) -> Objective:
         return metric(given)
     if not isinstance(given, Objective):
         raise ConfigError.build(
-            "objective", expected="a name such as 'val_loss' or an objective", got=repr(given),
+            "objective",
+            expected="a name such as 'val_loss' or an objective",
+            got=repr(given),
             hint="search.metric, accuracy, weighted, time_to and pareto make one",
-        )  # fmt: skip
+        )
     return given

@@ -199,8 +199,9 @@ class Column:
         """Whether all values are numbers; true and false are names."""
         return all(
             isinstance(v, int | float) and not isinstance(v, bool)
-            for v in self.values if v is not None
-        )  # fmt: skip
+            for v in self.values
+            if v is not None
+        )
 
     @cached_property
     def _names(self) -> list[str]:
@@ -223,4 +224,4 @@ class Column:
         return [
             None if v is None else float(v) if self.is_number else index[str(v)]
             for v in self.values
-        ]  # fmt: skip
+        ]

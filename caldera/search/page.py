@@ -52,14 +52,18 @@ def write_page(overview: Overview, path: str | PathLike[str]) -> Path:
     target = Path(path)
     if target.suffix.lower() not in (".html", ".htm"):
         raise ConfigError.build(
-            "study.page", expected="a file name that ends in .html", got=repr(str(path)),
+            "study.page",
+            expected="a file name that ends in .html",
+            got=repr(str(path)),
             hint=f"write to {str(target.with_suffix('.html'))!r}" if target.name else "",
-        )  # fmt: skip
+        )
     if not target.parent.is_dir():
         raise ConfigError.build(
-            "study.page", expected="a folder that exists", got=repr(str(target.parent)),
+            "study.page",
+            expected="a folder that exists",
+            got=repr(str(target.parent)),
             hint="make it first, for example with Path.mkdir(parents=True)",
-        )  # fmt: skip
+        )
     write_file(target, study_page(overview))
     return target
 
@@ -148,11 +152,13 @@ def _best(overview: Overview) -> Safe:
     values = dict(zip(overview.names, (f"{value:.6g}" for value in best.values), strict=True))
     reported = {name: f"{value:.6g}" for name, value in best.results.items()}
     made = {
-        "trial": best.number, "seed": best.seed, "steps": len(best.curve),
+        "trial": best.number,
+        "seed": best.seed,
+        "steps": len(best.curve),
         "its own time": duration_text(best.seconds),
         "tuning time until it was over": duration_text(_spent(overview, best)),
         **({"weights": best.digest} if best.digest else {}),
-    }  # fmt: skip
+    }
     cards = [
         card("Parameters", facts(parameters)),
         card("Values", facts(reported | values)),
@@ -303,10 +309,15 @@ def _row(overview: Overview, trial: Trial) -> list[str]:
     if trial is overview.best:
         state = tag("b", f"{trial.state}, best")
     return [
-        str(trial.number), state, *map(cell_text, map(float, values)),
+        str(trial.number),
+        state,
+        *map(cell_text, map(float, values)),
         *[cell_text(trial.point.get(column.name)) for column in overview.columns],
-        str(len(trial.curve)), duration_text(trial.seconds), str(trial.seed), why,
-    ]  # fmt: skip
+        str(len(trial.curve)),
+        duration_text(trial.seconds),
+        str(trial.seed),
+        why,
+    ]
 
 
 def _settings(overview: Overview) -> Safe:

@@ -97,10 +97,11 @@ class Record:
         """Begin the study, or make sure that it is this one which goes on."""
         described = {"space": space.describe(), "objective": objective.describe(), **facts}
         directions = [
-            self._optuna.study.StudyDirection.MAXIMIZE if mode == "max"
+            self._optuna.study.StudyDirection.MAXIMIZE
+            if mode == "max"
             else self._optuna.study.StudyDirection.MINIMIZE
             for mode in objective.modes
-        ]  # fmt: skip
+        ]
         # Another program may have begun it meanwhile.
         self._study = self._study if self._study is not None else self._find()
         if self._study is None:
@@ -113,11 +114,13 @@ class Record:
         for part in ("space", "objective"):
             if json_digest(known.get(part)) != json_digest(described[part]):
                 raise ConfigError.build(
-                    f"study in {self.place}", expected=f"the {part} that it was begun with",
+                    f"study in {self.place}",
+                    expected=f"the {part} that it was begun with",
                     got=f"another {part}",
-                    hint="name another folder, or delete this one" if self.database is None
+                    hint="name another folder, or delete this one"
+                    if self.database is None
                     else "give this study another name=",
-                )  # fmt: skip
+                )
         if known != described:
             self.note(_KEY, described)
 
@@ -166,8 +169,9 @@ class Record:
         found = self._storage.get_study_system_attrs(self._study)
         return {
             key.removeprefix(_CONDITIONS): str(text)
-            for key, text in found.items() if key.startswith(_CONDITIONS)
-        }  # fmt: skip
+            for key, text in found.items()
+            if key.startswith(_CONDITIONS)
+        }
 
     def conditions_of(self, trial: Trial) -> Conditions:
         """Those under which a trial was trained; those of here if the study has not kept them."""
@@ -180,13 +184,19 @@ class Record:
         """Write down a trial that has been asked for; its number."""
         dimensions = {path: each.distribution(self._optuna) for path, each in _met(space, trial)}
         own: dict[str, Any] = {
-            "seed": trial.seed, "parent": trial.parent, "epochs": trial.epochs, "keep": trial.keep,
-            "note": trial.note, "after": trial.after,
-        }  # fmt: skip
+            "seed": trial.seed,
+            "parent": trial.parent,
+            "epochs": trial.epochs,
+            "keep": trial.keep,
+            "note": trial.note,
+            "after": trial.after,
+        }
         frozen = self._optuna.trial.create_trial(
-            state=self._optuna.trial.TrialState.RUNNING, params=dict(trial.point),
-            distributions=dimensions, user_attrs={_KEY: encoded(own), **self._owner()},
-        )  # fmt: skip
+            state=self._optuna.trial.TrialState.RUNNING,
+            params=dict(trial.point),
+            distributions=dimensions,
+            user_attrs={_KEY: encoded(own), **self._owner()},
+        )
         identity = self._storage.create_new_trial(self._study, template_trial=frozen)
         number: int = self._storage.get_trial_number_from_id(identity)
         self._ids[number] = identity
@@ -259,11 +269,18 @@ class Record:
             parameters = dict(point)
         started = frozen.datetime_start
         trial = Trial(
-            frozen.number, point, parameters, own.get("seed", 0), WAITING,
-            parent=own.get("parent"), epochs=own.get("epochs"), keep=own.get("keep", False),
-            note=own.get("note", {}), after=own.get("after", 0),
+            frozen.number,
+            point,
+            parameters,
+            own.get("seed", 0),
+            WAITING,
+            parent=own.get("parent"),
+            epochs=own.get("epochs"),
+            keep=own.get("keep", False),
+            note=own.get("note", {}),
+            after=own.get("after", 0),
             started=None if started is None else started.timestamp(),
-        )  # fmt: skip
+        )
         if _OUTCOME in frozen.user_attrs:
             kept = dict(frozen.user_attrs[_OUTCOME])
             told, ended = kept.pop("told"), kept.pop("ended")
@@ -274,9 +291,11 @@ class Record:
                 apply(trial, Outcome.from_plain(kept), told, ended)
             except TypeError as problem:
                 raise DataError.build(
-                    f"study in {self.place}, trial {trial.number}", expected="an outcome",
-                    got=str(problem), hint="was it written by another version?",
-                ) from None  # fmt: skip
+                    f"study in {self.place}, trial {trial.number}",
+                    expected="an outcome",
+                    got=str(problem),
+                    hint="was it written by another version?",
+                ) from None
             if not frozen.state.is_finished():
                 # Killed between the two lines.
                 self._close(frozen._trial_id, trial.state, trial.values)

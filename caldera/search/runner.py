@@ -125,9 +125,13 @@ def run(
         take_over(study, run_trials(None, job, **ways))
         return study
     facts = {
-        "method": repr(proposer), "stop": [repr(each) for each in stoppers], "seed": seed,
-        "epochs": epochs, "trials": trials, "samples": samples and samples.chosen_by,
-    }  # fmt: skip
+        "method": repr(proposer),
+        "stop": [repr(each) for each in stoppers],
+        "seed": seed,
+        "epochs": epochs,
+        "trials": trials,
+        "samples": samples and samples.chosen_by,
+    }
     # A database is shared; a folder is not.
     with nullcontext() if place is None or storage is not None else _alone(place):
         record = Record(place, storage, name)
@@ -136,9 +140,14 @@ def run(
                 record.begin(space, goal, facts)
                 study = Study(record, goal, space, job)
                 scheduler = Scheduler(
-                    study, proposer, stoppers, seed=seed, trials=trials, seconds=seconds,
+                    study,
+                    proposer,
+                    stoppers,
+                    seed=seed,
+                    trials=trials,
+                    seconds=seconds,
                     callbacks=[*watchers, LiveTable(verbose, trials=trials)],
-                )  # fmt: skip
+                )
             _go(scheduler, job, ways)
     return study
 
@@ -187,9 +196,11 @@ def _ways(
     if hung_after is not None:
         plain_number(hung_after, "hung_after", 0.0, _WHERE)
     return {
-        "workers": workers, "ranks_per_trial": ranks_per_trial, "retries": retries,
+        "workers": workers,
+        "ranks_per_trial": ranks_per_trial,
+        "retries": retries,
         "hung_after": hung_after,
-    }  # fmt: skip
+    }
 
 
 def _method(given: Any) -> Method:
@@ -204,9 +215,11 @@ def _alone(folder: Path) -> Iterator[None]:
     with held_lock(folder / "running.lock", LOCKED_WITHIN_S) as is_held:
         if not is_held:
             raise ConfigError.build(
-                _WHERE, expected="a study that no other process works on", got=str(folder),
+                _WHERE,
+                expected="a study that no other process works on",
+                got=str(folder),
                 hint="wait for it, or name another folder; caldera run -n shares one search",
-            )  # fmt: skip
+            )
         yield
 
 

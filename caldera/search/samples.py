@@ -46,9 +46,10 @@ class Samples:
             self._given = Pipeline.of(self._given)
             if self._given.is_stream or len(self._given) < folds:
                 raise DataError.build(
-                    "search", expected=f"at least {folds} samples for as many folds",
+                    "search",
+                    expected=f"at least {folds} samples for as many folds",
                     got="a stream" if self._given.is_stream else f"{len(self._given)}",
-                )  # fmt: skip
+                )
 
     def parts(self, fold: int | None = None) -> tuple[Any, Any]:
         """The samples to train with, and those to choose by."""

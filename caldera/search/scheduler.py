@@ -203,11 +203,18 @@ class Scheduler:
         assert self.study.space is not None
         number = len(self.study.trials)
         trial = Trial(
-            number, proposal.point, self.study.space.decoded(proposal.point),
-            self._seed_of(proposal, number), WAITING, parent=proposal.parent,
-            epochs=proposal.epochs, keep=proposal.keep, note=proposal.note, after=self._asked_after,
+            number,
+            proposal.point,
+            self.study.space.decoded(proposal.point),
+            self._seed_of(proposal, number),
+            WAITING,
+            parent=proposal.parent,
+            epochs=proposal.epochs,
+            keep=proposal.keep,
+            note=proposal.note,
+            after=self._asked_after,
             started=now(),
-        )  # fmt: skip
+        )
         self.study.add(trial)
         return trial
 
@@ -245,9 +252,10 @@ class Scheduler:
             raise MissingMetric(trial.reason.partition(": ")[2])
         if len(over) >= _FIRST_FAILURES:
             raise ConfigError.build(
-                "search", expected=f"a trial among the first {len(over)} that does not fail",
+                "search",
+                expected=f"a trial among the first {len(over)} that does not fail",
                 got=f"only failed ones, the last by {trial.reason}",
-            )  # fmt: skip
+            )
 
 
 def trial_seed(seed: int, number: int) -> int:

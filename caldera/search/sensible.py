@@ -44,14 +44,16 @@ def space_of(model: Any) -> Space:
     name = getattr(model, "__name__", "")
     if not callable(model) or name not in RANGES:
         raise ConfigError.build(
-            "space_of", expected="a model, or a function of the zoo with ranges of its own",
-            got=repr(model)[:80], hint="known: " + ", ".join(RANGES),
-        )  # fmt: skip
+            "space_of",
+            expected="a model, or a function of the zoo with ranges of its own",
+            got=repr(model)[:80],
+            hint="known: " + ", ".join(RANGES),
+        )
     taken = inspect.signature(model).parameters
     takes_all = any(each.kind is each.VAR_KEYWORD for each in taken.values())
-    return Space({
-        key: _part(said, None) for key, said in RANGES[name].items() if takes_all or key in taken
-    })  # fmt: skip
+    return Space(
+        {key: _part(said, None) for key, said in RANGES[name].items() if takes_all or key in taken}
+    )
 
 
 def build_like(model: Model) -> Callable[..., Model]:
@@ -67,9 +69,11 @@ def build_like(model: Model) -> Callable[..., Model]:
     network = model.sequence() if isinstance(model, Model) else None
     if network is None:
         raise ConfigError.build(
-            "build_like", expected="a NeuralNetwork, which is a list of layers",
-            got=type(model).__name__, hint="write a build function for a model of your own",
-        )  # fmt: skip
+            "build_like",
+            expected="a NeuralNetwork, which is a list of layers",
+            got=type(model).__name__,
+            hint="write a build function for a model of your own",
+        )
     layers, settings = to_config(network)["layers"], settings_of(model)
     places, device = _places(model), model.device
     known = [*_settings(model), *places]
@@ -86,9 +90,11 @@ def build_like(model: Model) -> Callable[..., Model]:
                 given["optimizer"]["arguments"][name] = value
             else:
                 raise ConfigError.build(
-                    "build_like", expected="a name of space_of(model)", got=repr(name),
+                    "build_like",
+                    expected="a name of space_of(model)",
+                    got=repr(name),
                     hint="known: " + ", ".join(known),
-                )  # fmt: skip
+                )
         where = "build_like"
         chosen = settings_from_config(given, where)
         return NeuralNetwork(layers_from_config(made, where), **chosen, device=device)

@@ -64,17 +64,21 @@ class Space:
             parameters = parameters.parameters
         if not isinstance(parameters, Mapping):
             raise ConfigError.build(
-                "space", expected="a dict from names to dimensions", got=repr(parameters)[:200],
+                "space",
+                expected="a dict from names to dimensions",
+                got=repr(parameters)[:200],
                 hint="as in {'learning_rate': search.log(1e-4, 1e-1)}",
-            )  # fmt: skip
+            )
         self.parameters = dict(parameters)
         check_parameters(self.parameters, "")
         self._shared: dict[int, set[str]] = {}
         if not self.dimensions():
             raise ConfigError.build(
-                "space", expected="something to choose", got="an empty space",
+                "space",
+                expected="something to choose",
+                got="an empty space",
                 hint="as in {'learning_rate': search.log(1e-4, 1e-1)}",
-            )  # fmt: skip
+            )
 
     # --- walking
 
@@ -141,9 +145,11 @@ class Space:
         unknown = [path for path in point if path not in used]
         if unknown:
             raise ConfigError.build(
-                "space", expected="a dimension that this point has", got=repr(unknown[0]),
+                "space",
+                expected="a dimension that this point has",
+                got=repr(unknown[0]),
                 hint=nearest(unknown[0], used),
-            )  # fmt: skip
+            )
         return parameters
 
     def draw(self, random: np.random.Generator) -> Point:
@@ -214,9 +220,11 @@ class Space:
                 values = dimension.grid()
                 if values is None:
                     raise ConfigError.build(
-                        f"grid over {path}", expected="a dimension with steps", got=repr(dimension),
+                        f"grid over {path}",
+                        expected="a dimension with steps",
+                        got=repr(dimension),
                         hint="write search.uniform(low, high, step=...) or search.choice([...])",
-                    )  # fmt: skip
+                    )
                 at = len(sizes)
                 sizes.append(len(values))
                 if at == len(digits):
@@ -245,26 +253,31 @@ class Space:
         parameters = signature.parameters.values()
         takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
         named = [
-            each.name for each in parameters
+            each.name
+            for each in parameters
             if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
-        ]  # fmt: skip
+        ]
         always, possible = self.names()
         for name in possible:
             if name not in named and not takes_all:
                 raise ConfigError.build(
-                    f"space {name}", expected=f"a name that {where} takes", got=repr(name),
+                    f"space {name}",
+                    expected=f"a name that {where} takes",
+                    got=repr(name),
                     hint=nearest(name, named) if named else f"{where} takes no names",
-                )  # fmt: skip
+                )
         for each in parameters:
             needed = each.default is each.empty and each.kind in (
-                each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY
-            )  # fmt: skip
+                each.POSITIONAL_OR_KEYWORD,
+                each.KEYWORD_ONLY,
+            )
             if needed and each.name not in always and each.name not in given:
                 raise ConfigError.build(
-                    f"space {each.name}", expected=f"a dimension for what {where} needs",
+                    f"space {each.name}",
+                    expected=f"a dimension for what {where} needs",
                     got=", ".join(always) or "none of that name",
                     hint=f"give {each.name} a default, or add it to the space",
-                )  # fmt: skip
+                )
 
     def names(self) -> tuple[list[str], list[str]]:
         """The names that `build` always gets, and those that it may get."""
@@ -288,9 +301,11 @@ def check_parameters(parameters: Mapping[str, Any], prefix: str) -> None:
         for opened in sorted(_opened(part)):
             if opened in taken:
                 raise ConfigError.build(
-                    f"space {prefix}{name}", expected="names that no other parameter has",
-                    got=repr(opened), hint="leave it out where a choice does not open it",
-                )  # fmt: skip
+                    f"space {prefix}{name}",
+                    expected="names that no other parameter has",
+                    got=repr(opened),
+                    hint="leave it out where a choice does not open it",
+                )
         taken |= _opened(part)
 
 
@@ -304,9 +319,11 @@ def _check_one(name: Any, part: Any, prefix: str) -> None:
             check_parameters(opened, f"{prefix}{name}.")
     elif isinstance(part, list | tuple | set | range | np.ndarray) or callable(part):
         raise ConfigError.build(
-            f"space {prefix}{name}", expected="a dimension or a plain value",
-            got=repr(part)[:100], hint="write search.choice([...]) for one of several values",
-        )  # fmt: skip
+            f"space {prefix}{name}",
+            expected="a dimension or a plain value",
+            got=repr(part)[:100],
+            hint="write search.choice([...]) for one of several values",
+        )
 
 
 def _opened(part: Any) -> set[str]:

@@ -110,9 +110,11 @@ class Study:
             counts = ", ".join(f"{n} {state}" for state, n in self.counts().items() if n)
             failed = self.of_state(FAILED)
             raise ConfigError.build(
-                "study.best", expected="a trial that is done", got=counts or "no trial",
+                "study.best",
+                expected="a trial that is done",
+                got=counts or "no trial",
                 hint=f"the last one failed: {failed[-1].reason}" if failed else "",
-            )  # fmt: skip
+            )
         return found
 
     def best_or_none(self) -> Trial | None:
@@ -126,9 +128,10 @@ class Study:
         good = [trial for trial in self.trials if trial.is_feasible]
         losses = {trial.number: self.losses(trial) for trial in good}
         return [
-            trial for trial in good
+            trial
+            for trial in good
             if not any(dominates(losses[o.number], losses[trial.number]) for o in good)
-        ]  # fmt: skip
+        ]
 
     @property
     def seconds(self) -> float:
@@ -165,12 +168,17 @@ class Study:
         found = []
         for trial in self.trials:
             values = trial.values or (math.nan,) * len(names)
-            found.append({
-                "number": trial.number, "state": trial.state,
-                **dict(zip(names, values, strict=True)),
-                **{path: trial.point.get(path) for path in paths},
-                "seconds": trial.seconds, "steps": len(trial.curve), "reason": trial.reason,
-            })  # fmt: skip
+            found.append(
+                {
+                    "number": trial.number,
+                    "state": trial.state,
+                    **dict(zip(names, values, strict=True)),
+                    **{path: trial.point.get(path) for path in paths},
+                    "seconds": trial.seconds,
+                    "steps": len(trial.curve),
+                    "reason": trial.reason,
+                }
+            )
         return found
 
     def __repr__(self) -> str:
@@ -238,8 +246,9 @@ class Study:
         if digest_of(model) != trial.digest:
             warnings.warn(
                 f"study: the file of trial {trial.number} has other weights than the trial had; "
-                "it is trained again", stacklevel=4,
-            )  # fmt: skip
+                "it is trained again",
+                stacklevel=4,
+            )
             return None
         return model
 
@@ -255,16 +264,19 @@ class Study:
         if trial.digest and digest_of(model) != trial.digest:
             warnings.warn(
                 f"study: trial {trial.number} was trained again, and its weights differ in some "
-                "bits: another machine, other data, or more than two ranks?", stacklevel=3,
-            )  # fmt: skip
+                "bits: another machine, other data, or more than two ranks?",
+                stacklevel=3,
+            )
         return model
 
     def _job(self) -> Job:
         if self.job is None or self.job.samples is None:
             raise ConfigError.build(
-                "study", expected="one that knows build and data", got="one that was only read",
+                "study",
+                expected="one that knows build and data",
+                got="one that was only read",
                 hint="open it with search.run(build, space, data, folder=...)",
-            )  # fmt: skip
+            )
         return self.job
 
 
@@ -279,9 +291,14 @@ def dominates(first: Sequence[float], second: Sequence[float]) -> bool:
 
 
 _KINDS = {
-    "seed": int, "parent": int, "epochs": int, "told": int, "ended": int | float,
-    "started": int | float, "note": dict,
-}  # fmt: skip
+    "seed": int,
+    "parent": int,
+    "epochs": int,
+    "told": int,
+    "ended": int | float,
+    "started": int | float,
+    "note": dict,
+}
 
 
 def is_study(folder: str | PathLike[str]) -> bool:
@@ -312,10 +329,11 @@ def load(
     path = None if folder is None else Path(folder)
     if storage is None and (path is None or not is_study(path)):
         raise ConfigError.build(
-            "search.load", expected=f"a study in {path}" if path else "folder= or storage=",
+            "search.load",
+            expected=f"a study in {path}" if path else "folder= or storage=",
             got="no journal.log there" if path else "neither",
             hint="name the folder= that search.run was given",
-        )  # fmt: skip
+        )
     place = path if storage is None else storage.rpartition("@")[2]
     try:
         record = Record(path, storage, name)
@@ -332,9 +350,11 @@ def load(
     except Exception as problem:
         # Optuna replays the file, and trips over whatever is wrong in it.
         raise DataError.build(
-            f"study in {place}", expected="what a search wrote",
-            got=f"{type(problem).__name__}: {problem}"[:200], hint="the file is damaged",
-        ) from problem  # fmt: skip
+            f"study in {place}",
+            expected="what a search wrote",
+            got=f"{type(problem).__name__}: {problem}"[:200],
+            hint="the file is damaged",
+        ) from problem
     return study
 
 
@@ -366,9 +386,11 @@ class _Described(Objective):
 
     def measure(self, row: Mapping[str, float]) -> float:
         raise ConfigError.build(
-            "study", expected="its objective", got="a study that was only read from its folder",
+            "study",
+            expected="its objective",
+            got="a study that was only read from its folder",
             hint="search.run with the same folder and objective goes on with it",
-        )  # fmt: skip
+        )
 
 
 def _read_objective(facts: dict[str, Any]) -> Objective:

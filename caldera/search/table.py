@@ -49,9 +49,10 @@ class Table:
     def __str__(self) -> str:
         cells = [[cell_text(row.get(name)) for name in self.columns] for row in self.rows]
         texts = [
-            place for place, name in enumerate(self.columns)
+            place
+            for place, name in enumerate(self.columns)
             if any(isinstance(value, str) for value in self[name])
-        ]  # fmt: skip
+        ]
         return "\n".join(table_lines([self.columns, *cells], left=texts))
 
     __repr__ = __str__

@@ -162,10 +162,12 @@ class Trial:
         """The trained model: from its file if it was saved, else trained again with its seed."""
         if self.make is None:
             raise ConfigError.build(
-                f"trial {self.number}", expected="a study that knows build and data",
-                got="one that was only read", hint="open it with search.run(build, space, data, "
+                f"trial {self.number}",
+                expected="a study that knows build and data",
+                got="one that was only read",
+                hint="open it with search.run(build, space, data, "
                 "folder=...), which goes on where it is",
-            )  # fmt: skip
+            )
         return self.make(self)
 
     def task(self, best: list[float] | None = None) -> Task:

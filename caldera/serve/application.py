@@ -114,9 +114,12 @@ class Application:
         path, method = scope["path"], scope["method"]
         if path not in self._routes:
             raise Refusal.build(
-                404, shown(path), expected=", ".join(self._routes), got="another path",
+                404,
+                shown(path),
+                expected=", ".join(self._routes),
+                got="another path",
                 hint=nearest(path[:100], self._routes),
-            )  # fmt: skip
+            )
         wanted, handler = self._routes[path]
         if method != wanted and (method, wanted) != ("HEAD", "GET"):
             allowed = "GET, HEAD" if wanted == "GET" else wanted
@@ -140,9 +143,12 @@ class Application:
                 outputs = await self._batcher.submit(found.x)
         except TimeoutError:
             raise Refusal.build(
-                504, "/predict", expected=f"an answer within {self.limits.seconds:g} s",
-                got="none so far", hint="send fewer samples, or try again later",
-            ) from None  # fmt: skip
+                504,
+                "/predict",
+                expected=f"an answer within {self.limits.seconds:g} s",
+                got="none so far",
+                hint="send fewer samples, or try again later",
+            ) from None
         if wants_csv:
             # CSV has no place for words beside the table.
             said = {"caldera-notes": json.dumps(found.notes)} if found.notes else {}
@@ -192,8 +198,10 @@ def application(
     """
     if not isinstance(model, Model):
         raise ConfigError.build(
-            "serve", expected="a model", got=shown(model),
+            "serve",
+            expected="a model",
+            got=shown(model),
             hint="load one with cd.load(path)",
-        )  # fmt: skip
+        )
     contract = Contract.of(model, name or model.name or "model", class_names)
     return Application(model, contract, limits or Limits())

@@ -71,10 +71,13 @@ class Batcher:
         """The outputs for some samples, as soon as they are computed."""
         if self.waiting and self.waiting + len(x) > self._limits.waiting:
             raise Refusal.build(
-                503, "/predict", expected=f"at most {self._limits.waiting} samples that wait",
-                got=f"{self.waiting} and {len(x)} more", hint="try again in a moment",
+                503,
+                "/predict",
+                expected=f"at most {self._limits.waiting} samples that wait",
+                got=f"{self.waiting} and {len(x)} more",
+                hint="try again in a moment",
                 headers={"retry-after": "1"},
-            )  # fmt: skip
+            )
         loop = asyncio.get_running_loop()
         waiting = _Waiting(x, loop.create_future())
         self._queue.append(waiting)

@@ -40,9 +40,11 @@ class Contract:
         inputs = model.signature.inputs
         if len(inputs) != 1:
             raise ConfigError.build(
-                "serve", expected="a model with one input", got=f"one with {len(inputs)}",
+                "serve",
+                expected="a model with one input",
+                got=f"one with {len(inputs)}",
                 hint="join them in one array, and take it apart in the model's forward",
-            )  # fmt: skip
+            )
         (shape, dtype) = inputs[0]
         if is_complex(canonical(dtype)):
             raise ConfigError.build("serve", expected="a model of real numbers", got=dtype)

@@ -78,12 +78,19 @@ async def read_body(scope: Mapping[str, Any], receive: Receive, limits: Limits) 
                 more = message.get("more_body", False)
     except TimeoutError:
         raise Refusal.build(
-            408, "body", expected=f"all of it within {limits.seconds:g} s", got=f"{size} bytes",
+            408,
+            "body",
+            expected=f"all of it within {limits.seconds:g} s",
+            got=f"{size} bytes",
             headers={"connection": "close"},
-        ) from None  # fmt: skip
+        ) from None
     if size > limits.body:
         raise Refusal.build(
-            413, "body", expected=f"at most {bytes_text(limits.body)}", got="more",
-            hint="send the samples in several requests", headers={"connection": "close"},
-        )  # fmt: skip
+            413,
+            "body",
+            expected=f"at most {bytes_text(limits.body)}",
+            got="more",
+            hint="send the samples in several requests",
+            headers={"connection": "close"},
+        )
     return b"".join(parts)

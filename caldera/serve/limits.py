@@ -50,6 +50,7 @@ class Limits:
             ):
                 kind = "a whole number" if whole else "a number"
                 raise ConfigError.build(
-                    "serve.Limits", expected=f"{each.name} to be {kind} of at least {least}",
+                    "serve.Limits",
+                    expected=f"{each.name} to be {kind} of at least {least}",
                     got=repr(value),
-                )  # fmt: skip
+                )

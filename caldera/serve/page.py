@@ -24,10 +24,14 @@ def page(contract: Contract) -> bytes:
     content = [
         tag("h1", contract.name),
         tag("p", _about(contract), class_="quiet"),
-        tag("div", tag("section", *_form(contract), class_="card", aria_label="what goes in"),
-            _result(), class_="columns"),
+        tag(
+            "div",
+            tag("section", *_form(contract), class_="card", aria_label="what goes in"),
+            _result(),
+            class_="columns",
+        ),
         _usage(contract),
-    ]  # fmt: skip
+    ]
     known = json.dumps({"kind": contract.kind, "shape": contract.shape}).replace("<", "\\u003c")
     body = join(
         [
@@ -80,21 +84,27 @@ def _form(contract: Contract) -> list[Safe]:
     example = json.dumps(contract.example())
     return [
         tag("h2", "An array"),
-        tag("form",
+        tag(
+            "form",
             tag("label", "One sample, as JSON", for_="array"),
             tag("textarea", example, id="array", rows="8", spellcheck="false"),
-            tag("button", "Predict", type="submit", class_="strong"), id="form"),
-    ]  # fmt: skip
+            tag("button", "Predict", type="submit", class_="strong"),
+            id="form",
+        ),
+    ]
 
 
 def _text_form(contract: Contract) -> list[Safe]:
     return [
         tag("h2", "A text"),
-        tag("form",
+        tag(
+            "form",
             tag("label", contract.text_column, for_="text"),
             tag("textarea", id="text", rows="8"),
-            tag("button", "Predict", type="submit", class_="strong"), id="form"),
-    ]  # fmt: skip
+            tag("button", "Predict", type="submit", class_="strong"),
+            id="form",
+        ),
+    ]
 
 
 def _table_form(contract: Contract) -> list[Safe]:
@@ -121,16 +131,29 @@ def _field(column: Column, anchor: str, number: int) -> Safe:
     """Where a value is written, or chosen among categories; empty is missing, where that may be."""
     if column.category is not None:
         options = [tag("option", each, value=each) for each in column.category.categories]
-        return tag("select", *options, tag("option", "missing", value=""), id=anchor,
-                   data_column=str(number))  # fmt: skip
+        return tag(
+            "select",
+            *options,
+            tag("option", "missing", value=""),
+            id=anchor,
+            data_column=str(number),
+        )
     example = column.encoder.example() if column.encoder is not None else 0
     if column.text is not None:
-        return tag("textarea", id=anchor, data_column=str(number), rows="4",
-                   placeholder=str(example))  # fmt: skip
+        return tag(
+            "textarea", id=anchor, data_column=str(number), rows="4", placeholder=str(example)
+        )
     settings = {} if column.encoder is not None else {"required": "required"}
-    return tag("input", id=anchor, data_column=str(number), type="text", autocomplete="off",
-               inputmode="decimal" if column.kind == "number" else "text",
-               placeholder=str(example), **settings)  # fmt: skip
+    return tag(
+        "input",
+        id=anchor,
+        data_column=str(number),
+        type="text",
+        autocomplete="off",
+        inputmode="decimal" if column.kind == "number" else "text",
+        placeholder=str(example),
+        **settings,
+    )
 
 
 def _image_form(contract: Contract) -> list[Safe]:
@@ -139,10 +162,17 @@ def _image_form(contract: Contract) -> list[Safe]:
     if channels == 1 and max(height, width) <= _LARGEST_DRAWN:
         parts += [
             tag("h2", "Draw"),
-            tag("canvas", id="pad", width="280", height=str(round(280 * height / width)),
-                role="img", aria_label="a field to draw in, white on black", tabindex="0"),
+            tag(
+                "canvas",
+                id="pad",
+                width="280",
+                height=str(round(280 * height / width)),
+                role="img",
+                aria_label="a field to draw in, white on black",
+                tabindex="0",
+            ),
             tag("div", tag("button", "Clear", type="button", id="clear"), class_="tools"),
-        ]  # fmt: skip
+        ]
     parts += [
         tag("h2", "Or an image" if parts else "An image"),
         tag("label", "A file; drop one anywhere on this page, too", for_="file"),
@@ -158,8 +188,9 @@ def _result() -> Safe:
         tag("p", "Nothing yet.", id="said", role="status"),
         Safe('<canvas id="seen" hidden role="img" aria-label="what the model sees"></canvas>'),
         tag("div", id="bars"),
-        class_="card", aria_label="prediction",
-    )  # fmt: skip
+        class_="card",
+        aria_label="prediction",
+    )
 
 
 def _usage(contract: Contract) -> Safe:
@@ -176,10 +207,13 @@ def _usage(contract: Contract) -> Safe:
         lines.append(f"curl ADDRESS/predict {kinds} --data-binary @rows.csv")
     links = [tag("a", name, href=name) for name in ("/model", "/health", "/metrics")]
     return tag(
-        "section", tag("h2", "From a program"), tag("pre", tag("code", "\n".join(lines)), id="curl",
-        tabindex="0"), tag("p", *_between(links), class_="quiet"), class_="card",
+        "section",
+        tag("h2", "From a program"),
+        tag("pre", tag("code", "\n".join(lines)), id="curl", tabindex="0"),
+        tag("p", *_between(links), class_="quiet"),
+        class_="card",
         aria_label="from a program",
-    )  # fmt: skip
+    )
 
 
 def _between(links: list[Safe]) -> list[str]:

@@ -45,9 +45,11 @@ class Samples:
         if kind.startswith("image/") and self._decoder is not None:
             return Features(self._from_image(body, self._decoder), [])
         raise Refusal.build(
-            415, "content-type", expected=" or ".join(self._contract.content_types),
+            415,
+            "content-type",
+            expected=" or ".join(self._contract.content_types),
             got=shown(kind) if kind else "none",
-        )  # fmt: skip
+        )
 
     # --- JSON
 
@@ -70,10 +72,12 @@ class Samples:
             return self._from_rows(samples)
         if self._contract.kind == "text":
             name = self._contract.text_column
-            return self._from_texts([
-                each[name] if isinstance(each, dict) and list(each) == [name] else each
-                for each in samples
-            ])  # fmt: skip
+            return self._from_texts(
+                [
+                    each[name] if isinstance(each, dict) and list(each) == [name] else each
+                    for each in samples
+                ]
+            )
         return Features(self._checked(self._from_lists(samples)), [])
 
     def _from_texts(self, texts: list[Any]) -> Features:
@@ -93,9 +97,10 @@ class Samples:
             for number, each in enumerate(samples):
                 if each.keys() != samples[0].keys():
                     raise self._unreadable(
-                        f"sample {number}", "the same columns as the first sample has",
+                        f"sample {number}",
+                        "the same columns as the first sample has",
                         shown(list(each)),
-                    )  # fmt: skip
+                    )
             columns = [[each[name] for each in samples] for name in names]
         else:
             names = []
@@ -108,8 +113,10 @@ class Samples:
             if len(known) == len(columns):
                 # In their order: what is wrong is told by name all the same.
                 names = list(known)
-        found = [column_of(each, f"column {shown(place)}") for place, each in
-                 zip(names or range(len(columns)), columns, strict=True)]  # fmt: skip
+        found = [
+            column_of(each, f"column {shown(place)}")
+            for place, each in zip(names or range(len(columns)), columns, strict=True)
+        ]
         return self._encoded(
             Table(tuple(names), tuple(found), np.arange(len(samples)), "samples", "sample")
         )
@@ -159,9 +166,11 @@ class Samples:
         if self._contract.kind == "table":
             if len(set(table.names)) < len(table.names):
                 raise Refusal.build(
-                    422, "row 0", expected="a name of its own for each column",
+                    422,
+                    "row 0",
+                    expected="a name of its own for each column",
                     got=shown(list(table.names)),
-                )  # fmt: skip
+                )
             return self._encoded(table)
         if self._contract.kind == "text":
             return self._from_text_column(table)
@@ -173,9 +182,11 @@ class Samples:
         name = self._contract.text_column
         if name not in table.names:
             raise Refusal.build(
-                422, "row 0", expected=f"the names of columns, {name!r} among them",
+                422,
+                "row 0",
+                expected=f"the names of columns, {name!r} among them",
                 got=shown(list(table.names)) if table.names else "none",
-            )  # fmt: skip
+            )
         texts = TextEncoder.parse(table, table.names.index(name))
         return self._from_texts(["" if each is None else each for each in texts])
 
@@ -184,9 +195,12 @@ class Samples:
             size = decode.size(body)
             if size.height * size.width > self._limits.pixels:
                 raise Refusal.build(
-                    413, "image", expected=f"at most {self._limits.pixels} pixels",
-                    got=f"{size.height}x{size.width}", hint="make it smaller first",
-                )  # fmt: skip
+                    413,
+                    "image",
+                    expected=f"at most {self._limits.pixels} pixels",
+                    got=f"{size.height}x{size.width}",
+                    hint="make it smaller first",
+                )
             pixels = decode(body, Size(*self._contract.shape[1:]), resize=True)[None]
         except DataError as error:
             raise Refusal(422, str(error)) from None
@@ -198,9 +212,12 @@ class Samples:
     def _check_count(self, count: int) -> None:
         if count > self._limits.samples:
             raise Refusal.build(
-                413, "body", expected=f"at most {self._limits.samples} samples", got=f"{count}",
+                413,
+                "body",
+                expected=f"at most {self._limits.samples} samples",
+                got=f"{count}",
                 hint="send them in several requests",
-            )  # fmt: skip
+            )
         if count == 0:
             raise Refusal.build(422, "body", expected="at least one sample", got="none")
 
@@ -236,8 +253,11 @@ class Samples:
 
 
 _JSON_NAMES: dict[type, str] = {
-    dict: "objects", str: "texts", bool: "true or false", type(None): "null",
-}  # fmt: skip
+    dict: "objects",
+    str: "texts",
+    bool: "true or false",
+    type(None): "null",
+}
 
 
 def _utf8(body: bytes) -> str:

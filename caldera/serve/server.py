@@ -24,9 +24,11 @@ _MOST_HEADERS, _A_HEADER = 1 << 15, 32
 _FOR_THE_LAST = 1.0
 """Seconds for clients that were let in last to send what they ask."""
 _NO_REQUEST = Refusal.build(
-    400, "request", expected="HTTP/1.1, with a path and headers of at most 32 KiB",
+    400,
+    "request",
+    expected="HTTP/1.1, with a path and headers of at most 32 KiB",
     got="something else",
-)  # fmt: skip
+)
 
 
 def run(
@@ -58,10 +60,16 @@ def run(
         if not isinstance(app, Application):
             app = application(app, name=name, limits=limits, class_names=class_names)
         config = uvicorn.Config(
-            app, http=_protocol(), ws="none", log_level="error", access_log=False,
-            server_header=False, proxy_headers=False, limit_concurrency=app.limits.connections,
+            app,
+            http=_protocol(),
+            ws="none",
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=app.limits.connections,
             timeout_graceful_shutdown=int(app.limits.seconds) + 1,
-        )  # fmt: skip
+        )
         _server_class()(config, app, listening, ready or _nothing).run(sockets=[listening])
     finally:
         listening.close()
@@ -82,9 +90,11 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError.build(
-            "serve", expected=f"an address to serve at, such as {host}:{port}", got=reason,
+            "serve",
+            expected=f"an address to serve at, such as {host}:{port}",
+            got=reason,
             hint="choose another --port or --host",
-        ) from None  # fmt: skip
+        ) from None
     found.setblocking(False)
     return found
 
@@ -179,9 +189,12 @@ def _server_class() -> Any:
         """
 
         def __init__(
-            self, config: Any, app: Application, listening: socket.socket,
+            self,
+            config: Any,
+            app: Application,
+            listening: socket.socket,
             ready: Callable[[str], None],
-        ) -> None:  # fmt: skip
+        ) -> None:
             super().__init__(config)
             self._app = app
             self._listening = listening

@@ -131,9 +131,10 @@ def _check(split: AxisSplit) -> None:
     rising = all(a <= b for a, b in itertools.pairwise(cuts))
     if not cuts or cuts[0] != 0 or not rising or len(owners) != len(cuts) - 1:
         raise ShapeError.build(
-            "AxisSplit", expected="cuts from 0 that never fall, and an owner for each block",
+            "AxisSplit",
+            expected="cuts from 0 that never fall, and an owner for each block",
             got=f"cuts {cuts} and owners {owners}",
-        )  # fmt: skip
+        )
     if any(not 0 <= owner < split.parts for owner in owners):
         raise ShapeError.build(
             "AxisSplit", expected=f"owners from 0 to {split.parts - 1}", got=str(owners)

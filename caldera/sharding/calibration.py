@@ -158,9 +158,12 @@ def _sweep(comm: Communicator) -> Links:
     if not has_scipy():
         return links
     return replace(
-        links, cholesky_panel=_panel("cholesky", comm), qr_panel=_panel("qr", comm),
-        solve_panel=_panel("solve", comm), reflection=_reflection(comm),
-    )  # fmt: skip
+        links,
+        cholesky_panel=_panel("cholesky", comm),
+        qr_panel=_panel("qr", comm),
+        solve_panel=_panel("solve", comm),
+        reflection=_reflection(comm),
+    )
 
 
 def _size(nbytes: int, ranks: int) -> int:
@@ -254,6 +257,7 @@ def _read(key: str) -> list[dict[str, float]]:
     may_be_none = ("meeting", "shared")
     is_right = all(
         0 < value < float("inf") or (value == 0 and name in may_be_none)
-        for sweep in found for name, value in sweep.items()
-    )  # fmt: skip
+        for sweep in found
+        for name, value in sweep.items()
+    )
     return found if is_right else []

@@ -129,9 +129,16 @@ class CollectiveMoves:
 
     def _redistributed(self, part: Node, where: Placement, layout: Layout) -> Node:
         sent = redistribute.node(
-            part, source=where.layout, target=layout, rank=self.rank, dtype=part.dtype,
-            terms=where.terms, reduce=where.reduce, axis=self.axis, number=next_number(),
-        )  # fmt: skip
+            part,
+            source=where.layout,
+            target=layout,
+            rank=self.rank,
+            dtype=part.dtype,
+            terms=where.terms,
+            reduce=where.reduce,
+            axis=self.axis,
+            number=next_number(),
+        )
         return item(sent, 0)
 
 

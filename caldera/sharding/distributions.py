@@ -43,9 +43,11 @@ def as_layout(given: Layout | Distribution, shape: Shape, ranks: Iterable[int]) 
         return given.of(tuple(shape), ranks)
     if not isinstance(given, Layout) or given.shape != tuple(shape):
         raise ConfigError.build(
-            "layout", expected=f"a layout of shape {tuple(shape)}, or one for any shape",
-            got=repr(given), hint="such as Rows(), Grid(2, 4) or Replicated()",
-        )  # fmt: skip
+            "layout",
+            expected=f"a layout of shape {tuple(shape)}, or one for any shape",
+            got=repr(given),
+            hint="such as Rows(), Grid(2, 4) or Replicated()",
+        )
     return given
 
 
@@ -135,9 +137,11 @@ class Grid(Distribution):
         self.block = tuple(None if length is None else int(length) for length in each)
         if not self.mesh or min(self.mesh) < 1 or len(self.block) != len(self.mesh):
             raise ConfigError.build(
-                "Grid", expected="numbers of ranks along the axes, and a block for each",
-                got=f"{mesh} and {block}", hint="such as Grid(2, 4)",
-            )  # fmt: skip
+                "Grid",
+                expected="numbers of ranks along the axes, and a block for each",
+                got=f"{mesh} and {block}",
+                hint="such as Grid(2, 4)",
+            )
 
     def __repr__(self) -> str:
         return f"Grid{self.mesh}" if not any(self.block) else f"Grid{self.mesh, self.block}"

@@ -26,10 +26,16 @@ def _bind_redistribute(call: Call) -> Runner:
 
     def run() -> None:
         found = redistributed(
-            given, attrs["source"], attrs["target"], communicator, rank=attrs["rank"],
-            dtype=attrs["dtype"], terms=attrs["terms"], reduce=attrs["reduce"],
+            given,
+            attrs["source"],
+            attrs["target"],
+            communicator,
+            rank=attrs["rank"],
+            dtype=attrs["dtype"],
+            terms=attrs["terms"],
+            reduce=attrs["reduce"],
             out=made if straight else None,
-        )  # fmt: skip
+        )
         if not straight:
             np.copyto(made, found)
 

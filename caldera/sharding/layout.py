@@ -185,9 +185,10 @@ class CartesianLayout(Layout):
         check_ranks(self.ranks)
         if len(self.ranks) % prod(s.parts for s in splits if s is not None):
             raise ConfigError.build(
-                "layout", expected=f"a multiple of {prod(self._parts)} ranks, the parts there are",
+                "layout",
+                expected=f"a multiple of {prod(self._parts)} ranks, the parts there are",
                 got=f"{len(self.ranks)} ranks",
-            )  # fmt: skip
+            )
 
     def __hash__(self) -> int:
         return self._hash

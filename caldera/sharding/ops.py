@@ -26,8 +26,11 @@ def copies(layout: Layout) -> int:
     """How many ranks have the same part of a layout, of which all parts have as many."""
     if isinstance(layout, CartesianLayout):
         return layout.replicas
-    counts = {len(layout.owners([axis[0][0] for axis in piece.axes]))
-              for rank in layout.ranks for piece in layout.pieces(rank)}  # fmt: skip
+    counts = {
+        len(layout.owners([axis[0][0] for axis in piece.axes]))
+        for rank in layout.ranks
+        for piece in layout.pieces(rank)
+    }
     if len(counts) > 1:
         refuse_shape("a layout in which all blocks have as many owners as each other")
     return counts.pop() if counts else 1
@@ -76,9 +79,18 @@ def redistribute(
 
 @redistribute.gradient
 def _(
-    g: tuple[Node | None, ...], y: Nodes, *inputs: Node, source: Layout, target: Layout, rank: int,
-    dtype: DType, terms: int, reduce: str, axis: str, number: int | Number,
-) -> tuple[Node | None, ...]:  # fmt: skip
+    g: tuple[Node | None, ...],
+    y: Nodes,
+    *inputs: Node,
+    source: Layout,
+    target: Layout,
+    rank: int,
+    dtype: DType,
+    terms: int,
+    reduce: str,
+    axis: str,
+    number: int | Number,
+) -> tuple[Node | None, ...]:
     """The redistribution back. What a part does to the loss happens on all ranks that were given
     it, so their gradients are added up; where several ranks had the same part, each of them counts
     for its share of that."""
@@ -88,9 +100,16 @@ def _(
     slope = g[0]
     assert slope is not None
     back = redistribute.node(
-        slope, source=target, target=source, rank=rank, dtype=given.dtype, reduce="sum",
-        terms=copies(target), axis=axis, number=next_number(),
-    )  # fmt: skip
+        slope,
+        source=target,
+        target=source,
+        rank=rank,
+        dtype=given.dtype,
+        reduce="sum",
+        terms=copies(target),
+        axis=axis,
+        number=next_number(),
+    )
     alike = copies(source) // terms
     found = item(back, 0)
     if alike > 1:

@@ -115,9 +115,13 @@ def distribute(
         made.append(graph.placed(node, where))
         layouts.append(where)
     return Distributed(
-        tuple(made), graph.leaves, tuple(layouts), graph.token, tuple(graph.moves),
+        tuple(made),
+        graph.leaves,
+        tuple(layouts),
+        graph.token,
+        tuple(graph.moves),
         tuple(graph.choices),
-    )  # fmt: skip
+    )
 
 
 @dataclass(eq=False)
@@ -378,18 +382,29 @@ class Propagation:
             )
         with self.messaging():
             sent = redistribute.node(
-                part, *self.tokens(), source=where.layout, target=layout, rank=self.rank,
-                dtype=dtype, terms=where.terms, reduce=where.reduce, axis=EVERYONE,
+                part,
+                *self.tokens(),
+                source=where.layout,
+                target=layout,
+                rank=self.rank,
+                dtype=dtype,
+                terms=where.terms,
+                reduce=where.reduce,
+                axis=EVERYONE,
                 number=len(self.moves),
-            )  # fmt: skip
+            )
         width = (
             min(node.dtype.itemsize, dtype.itemsize) if where.terms == 1 else node.dtype.itemsize
         )
         moved = volume(where.layout, layout, where.terms)
         self.moves.append(
             Move(
-                describe(node, 1), where.layout, layout, moved.elements * width, where.terms,
+                describe(node, 1),
+                where.layout,
+                layout,
+                moved.elements * width,
+                where.terms,
                 moved.seconds(width, self.links),
             )
-        )  # fmt: skip
+        )
         return self.communicate(sent)[0]

@@ -172,9 +172,11 @@ class RankGraph(Propagation):
 
     def _is_pending(self, node: Node) -> bool:
         value = self.value(node)
-        return value.lazy is None and self._collectives.is_sum(value.placement) and not self._known(
-            node, value.placement.layout
-        )  # fmt: skip
+        return (
+            value.lazy is None
+            and self._collectives.is_sum(value.placement)
+            and not self._known(node, value.placement.layout)
+        )
 
     def _is_of_wholes(self, node: Node) -> bool:
         """Whether every rank has all of what a node is given."""
@@ -270,10 +272,14 @@ class RankGraph(Propagation):
         moved = volume(where.layout, layout, where.terms)
         self.moves.append(
             Move(
-                describe(node, 1), where.layout, layout, moved.elements * node.dtype.itemsize,
-                where.terms, self._collectives.seconds(where, layout, node.spec),
+                describe(node, 1),
+                where.layout,
+                layout,
+                moved.elements * node.dtype.itemsize,
+                where.terms,
+                self._collectives.seconds(where, layout, node.spec),
             )
-        )  # fmt: skip
+        )
 
     # --- facts
 

@@ -36,9 +36,10 @@ class TableLayout(Layout):
         rising = all(a <= b for cuts in self.blocks for a, b in pairwise(cuts))
         if ends != self.shape or any(cuts[0] for cuts in self.blocks) or not rising:
             raise ShapeError.build(
-                "layout", expected=f"cuts from 0 to the ends of {self.shape}, in order",
+                "layout",
+                expected=f"cuts from 0 to the ends of {self.shape}, in order",
                 got=f"{self.blocks}",
-            )  # fmt: skip
+            )
         if len(self.table) != prod(counts):
             raise ShapeError.build(
                 "layout", expected=f"owners for {prod(counts)} blocks", got=str(len(self.table))

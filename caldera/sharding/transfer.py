@@ -26,8 +26,11 @@ AT_ONCE_BYTES = 16 << 20
 TAG = 3
 """Of these messages; whoever communicates beside them uses another."""
 REDUCTIONS: dict[str, Callable[..., Any]] = {
-    "sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply,
-}  # fmt: skip
+    "sum": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "prod": np.multiply,
+}
 """What becomes of terms, by name."""
 
 

@@ -65,9 +65,11 @@ class Links:
     def panel(self, name: str) -> float:
         """What a panel of a factorisation takes: "cholesky", "qr", "solve" or "reflection"."""
         return {
-            "cholesky": self.cholesky_panel, "qr": self.qr_panel, "solve": self.solve_panel,
+            "cholesky": self.cholesky_panel,
+            "qr": self.qr_panel,
+            "solve": self.solve_panel,
             "reflection": self.reflection,
-        }[name]  # fmt: skip
+        }[name]
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,12 @@ def volume(source: Layout, target: Layout, terms: int = 1) -> Volume:
     messages = np.maximum((moved > 0).sum(1), (moved > 0).sum(0))
     everybody = bool(moved.any(0).all() and moved.any(1).all())
     return Volume(
-        int(moved.sum()), int(both.max()), int(messages.max()),
-        len(moved) * everybody, int(moved.sum(1).max()),
-    )  # fmt: skip
+        int(moved.sum()),
+        int(both.max()),
+        int(messages.max()),
+        len(moved) * everybody,
+        int(moved.sum(1).max()),
+    )
 
 
 def moves(source: Layout, target: Layout, terms: int = 1) -> np.ndarray:

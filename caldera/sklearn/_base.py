@@ -154,9 +154,10 @@ class NetworkEstimator(BaseEstimator, ABC):
             )
         if (weights < 0).any() or not weights.any():
             raise DataError.build(
-                where, expected="weights of zero or more, and one above zero",
+                where,
+                expected="weights of zero or more, and one above zero",
                 got=f"weights from {weights.min():g} to {weights.max():g}",
-            )  # fmt: skip
+            )
         counting = weights > 0
         return rows[counting], y[counting], weights[counting]
 
@@ -168,8 +169,9 @@ class NetworkEstimator(BaseEstimator, ABC):
         if int(np.prod(shape)) != columns:
             raise ConfigError.build(
                 f"{type(self).__name__}.input_shape",
-                expected=f"a shape of {columns} numbers, the columns of X", got=f"{shape}",
-            )  # fmt: skip
+                expected=f"a shape of {columns} numbers, the columns of X",
+                got=f"{shape}",
+            )
         self.scale_ = Scale.of(rows, weights) if self.standardise else Scale.none(columns)
         self.model_ = NeuralNetwork(
             self._layers(shape),
@@ -203,9 +205,10 @@ class NetworkEstimator(BaseEstimator, ABC):
             return samples >= ENOUGH_TO_HOLD_OUT
         if not isinstance(self.early_stopping, bool):
             raise ConfigError.build(
-                f"{type(self).__name__}.early_stopping", expected='True, False or "auto"',
+                f"{type(self).__name__}.early_stopping",
+                expected='True, False or "auto"',
                 got=repr(self.early_stopping),
-            )  # fmt: skip
+            )
         return self.early_stopping
 
     def _train(

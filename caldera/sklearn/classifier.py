@@ -89,8 +89,9 @@ class CalderaClassifier(ClassifierMixin, NetworkEstimator):
             raise DataError.build(
                 "CalderaClassifier.partial_fit",
                 expected=f"labels among the classes {self.classes_.tolist()}",
-                got=repr(unknown[0]), hint="name them all in classes= of the first call",
-            )  # fmt: skip
+                got=repr(unknown[0]),
+                hint="name them all in classes= of the first call",
+            )
         return numbers.astype(np.int64)
 
     def _strata(self, targets: np.ndarray) -> np.ndarray | None:

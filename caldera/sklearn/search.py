@@ -76,10 +76,16 @@ class CalderaSearchCV(BaseSearchCV):
         return_train_score: bool = False,
     ) -> None:
         super().__init__(
-            estimator=estimator, scoring=scoring, n_jobs=n_jobs, refit=refit, cv=cv,
-            verbose=verbose, pre_dispatch=pre_dispatch, error_score=error_score,
+            estimator=estimator,
+            scoring=scoring,
+            n_jobs=n_jobs,
+            refit=refit,
+            cv=cv,
+            verbose=verbose,
+            pre_dispatch=pre_dispatch,
+            error_score=error_score,
             return_train_score=return_train_score,
-        )  # fmt: skip
+        )
         self.space = space
         self.method = method
         self.trials = trials
@@ -104,10 +110,14 @@ class CalderaSearchCV(BaseSearchCV):
                 errors.append(error)
                 raise
             if name not in results:
-                errors.append(ConfigError.build(
-                    "CalderaSearchCV.refit", expected="the name of the scoring that counts",
-                    got=repr(self.refit), hint="give refit= one of the names in scoring",
-                ))  # fmt: skip
+                errors.append(
+                    ConfigError.build(
+                        "CalderaSearchCV.refit",
+                        expected="the name of the scoring that counts",
+                        got=repr(self.refit),
+                        hint="give refit= one of the names in scoring",
+                    )
+                )
                 raise errors[-1]
             return float(results[name][-1])
 
@@ -122,10 +132,16 @@ class CalderaSearchCV(BaseSearchCV):
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         try:
             self.study_ = search.run(
-                scores if amounts else lambda **parameters: score(parameters), self.space,
-                method=self.method, stop=stopper, trials=self.trials, seed=seed, verbose=0,
-                epochs=amounts[-1] if amounts else None, objective=search.metric("value", "max"),
-            )  # fmt: skip
+                scores if amounts else lambda **parameters: score(parameters),
+                self.space,
+                method=self.method,
+                stop=stopper,
+                trials=self.trials,
+                seed=seed,
+                verbose=0,
+                epochs=amounts[-1] if amounts else None,
+                objective=search.metric("value", "max"),
+            )
         except ConfigError:
             if errors:
                 raise errors[0] from None
@@ -148,12 +164,14 @@ class CalderaSearchCV(BaseSearchCV):
                 expected="a parameter of the estimator that counts, with its value for a whole fit",
                 got=f"{self.resource!r}, which is {whole!r} in {type(self.estimator).__name__}",
                 hint="as in resource='n_estimators' or, in a pipeline, 'step__epochs'",
-            )  # fmt: skip
+            )
         if self.resource in search.Space(self.space).names()[1]:
             raise ConfigError.build(
-                "CalderaSearchCV.space", expected=f"no {self.resource!r}, since stop= goes by it",
-                got="one", hint="leave it out, or name another resource=",
-            )  # fmt: skip
+                "CalderaSearchCV.space",
+                expected=f"no {self.resource!r}, since stop= goes by it",
+                got="one",
+                hint="leave it out, or name another resource=",
+            )
         # Where halving decides; the median rule would decide after every epoch.
         factor, amounts = getattr(stopper, "factor", 3), [getattr(stopper, "least", 1)]
         while amounts[-1] * factor < whole:
@@ -175,9 +193,11 @@ class CalderaSearchCV(BaseSearchCV):
         for name in search.Space(self.space).names()[1]:
             if name not in known:
                 raise ConfigError.build(
-                    "CalderaSearchCV.space", expected="parameters of the estimator",
-                    got=repr(name), hint=f"known: {', '.join(sorted(known))}",
-                )  # fmt: skip
+                    "CalderaSearchCV.space",
+                    expected="parameters of the estimator",
+                    got=repr(name),
+                    hint=f"known: {', '.join(sorted(known))}",
+                )
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -55,9 +55,11 @@ def real_array_of(data: object, where: str) -> Array:
     array = array_of(data, where)
     if is_complex(array.dtype):
         raise DtypeError.build(
-            where, expected="real numbers", got=str(array.dtype),
+            where,
+            expected="real numbers",
+            got=str(array.dtype),
             hint="give the parts, np.stack([z.real, z.imag], -1)",
-        )  # fmt: skip
+        )
     return array
 
 
@@ -83,10 +85,11 @@ def refuse_masked(data: object, where: str) -> None:
         return
     if isinstance(data, np.ma.MaskedArray) and np.ma.is_masked(data):
         raise DataError.build(
-            where, expected="an array in which nothing is masked",
+            where,
+            expected="an array in which nothing is masked",
             got=f"{np.ma.count_masked(data)} masked of shape {data.shape}",
             hint="give a value with x.filled(0), or leave those samples out",
-        )  # fmt: skip
+        )
 
 
 def exactly(values: object, dtype: DType, where: str) -> Array:
@@ -101,11 +104,13 @@ def exactly(values: object, dtype: DType, where: str) -> Array:
     drops_imaginary = is_complex(array.dtype) and not is_complex(dtype)
     if drops_imaginary or (is_float(array.dtype) and not is_inexact(dtype)):
         raise DtypeError.build(
-            where, expected=f"values that {dtype} can hold", got=str(array.dtype),
+            where,
+            expected=f"values that {dtype} can hold",
+            got=str(array.dtype),
             hint="take the real part first, or choose another dtype"
             if drops_imaginary
             else "convert them with astype first, or choose another dtype",
-        )  # fmt: skip
+        )
     if is_integer(array.dtype) and not is_inexact(dtype) and array.size:
         _require_range(int(array.min()), int(array.max()), dtype, where)
     return array.astype(dtype)
@@ -115,6 +120,7 @@ def _require_range(smallest: int, largest: int, dtype: DType, where: str) -> Non
     lowest, highest = (0, 1) if dtype == bool_ else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     if smallest < lowest or largest > highest:
         raise DtypeError.build(
-            where, expected=f"integers from {lowest} to {highest} for {dtype}",
+            where,
+            expected=f"integers from {lowest} to {highest} for {dtype}",
             got=str(smallest if smallest < lowest else largest),
-        )  # fmt: skip
+        )

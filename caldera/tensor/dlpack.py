@@ -96,15 +96,19 @@ def array_from_dlpack(lender: SupportsDLPack) -> Array:
     """
     if not hasattr(lender, "__dlpack__"):
         raise DtypeError.build(
-            "from_dlpack", expected="an object with __dlpack__", got=type(lender).__name__,
+            "from_dlpack",
+            expected="an object with __dlpack__",
+            got=type(lender).__name__,
             hint="use cd.tensor for lists and numbers",
-        )  # fmt: skip
+        )
     device = lender.__dlpack_device__()
     if device[0] != CPU_DEVICE[0]:
         raise DeviceError.build(
-            "from_dlpack", expected="memory of the host", got=f"DLPack device {tuple(device)}",
+            "from_dlpack",
+            expected="memory of the host",
+            got=f"DLPack device {tuple(device)}",
             hint="bring the array to the CPU first",
-        )  # fmt: skip
+        )
     try:
         capsule = lender.__dlpack__(max_version=(1, 0))
     except TypeError:
@@ -159,9 +163,11 @@ def _head(capsule: object) -> _TensorHead:
 def _require_native(dtype: DType) -> None:
     if canonical(dtype) != dtype:
         raise DtypeError.build(
-            "from_numpy", expected="this machine's byte order", got=str(dtype),
+            "from_numpy",
+            expected="this machine's byte order",
+            got=str(dtype),
             hint="leave out copy=False",
-        )  # fmt: skip
+        )
 
 
 def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
@@ -177,6 +183,8 @@ def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 def _no_view(array: Array, expected: str) -> ShapeError:
     return ShapeError.build(
-        "from_numpy", expected=expected, got=f"strides of {array.strides} bytes",
+        "from_numpy",
+        expected=expected,
+        got=f"strides of {array.strides} bytes",
         hint="leave out copy=False",
-    )  # fmt: skip
+    )

@@ -33,9 +33,22 @@ complex64 = np.dtype(np.complex64)
 complex128 = np.dtype(np.complex128)
 
 ALL: tuple[DType, ...] = (
-    bool_, uint8, uint16, uint32, uint64, int8, int16, int32, int64, float16, bfloat16, float32,
-    float64, complex64, complex128,
-)  # fmt: skip
+    bool_,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+    int8,
+    int16,
+    int32,
+    int64,
+    float16,
+    bfloat16,
+    float32,
+    float64,
+    complex64,
+    complex128,
+)
 BY_NAME: dict[str, DType] = {dtype.name: dtype for dtype in ALL}
 FLOATS: frozenset[DType] = frozenset({float16, bfloat16, float32, float64})
 HALVES = frozenset({float16, bfloat16})
@@ -67,9 +80,11 @@ def canonical(dtype: object) -> DType:
         found = _of_type(dtype)
     if found is None:
         raise DtypeError.build(
-            "dtype", expected="one of " + ", ".join(BY_NAME), got=f"{dtype!r}",
+            "dtype",
+            expected="one of " + ", ".join(BY_NAME),
+            got=f"{dtype!r}",
             hint="convert the data to one of these first",
-        )  # fmt: skip
+        )
     return found
 
 

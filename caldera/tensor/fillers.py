@@ -72,9 +72,11 @@ def as_filler(fill: object, where: str) -> Filler:
         return Constant(array_of(fill, where).item())
     if callable(fill):
         raise DtypeError.build(
-            where, expected="a filler, a number or an array", got=repr(fill),
+            where,
+            expected="a filler, a number or an array",
+            got=repr(fill),
             hint="call it: a filler is made by cd.uniform(), cd.zero(), ...",
-        )  # fmt: skip
+        )
     return FromArray(array_of(fill, where))
 
 
@@ -123,9 +125,10 @@ class Uniform(Filler):
         limits = np.iinfo(dtype)
         if self.low < limits.min or self.high - 1 > limits.max:
             raise DtypeError.build(
-                "uniform", expected=f"bounds in the range of {dtype}",
+                "uniform",
+                expected=f"bounds in the range of {dtype}",
                 got=f"{self.low} and {self.high}",
-            )  # fmt: skip
+            )
 
 
 @dataclass(frozen=True)
@@ -216,9 +219,10 @@ class Diagonal(Filler):
         _require_matrix(shape, "diagonal")
         if self.values.shape not in ((), (min(shape),)):
             raise ShapeError.build(
-                "diagonal", expected=f"{min(shape)} values for a matrix of shape {shape}",
+                "diagonal",
+                expected=f"{min(shape)} values for a matrix of shape {shape}",
                 got=f"values of shape {self.values.shape}",
-            )  # fmt: skip
+            )
         matrix = np.zeros(shape, dtype)
         np.fill_diagonal(matrix, exactly(self.values, dtype, "diagonal"))
         return matrix
@@ -234,9 +238,11 @@ class FromArray(Filler):
         """The array, in the wanted dtype."""
         if self.values.shape != shape:
             raise ShapeError.build(
-                "from_array", expected=f"an array of shape {shape}", got=str(self.values.shape),
+                "from_array",
+                expected=f"an array of shape {shape}",
+                got=str(self.values.shape),
                 hint="reshape the array, or use cd.constant for a number",
-            )  # fmt: skip
+            )
         return np.array(exactly(self.values, dtype, "from_array"), dtype=dtype, order="C")
 
 
@@ -248,9 +254,11 @@ def fans(shape: Shape, where: str) -> tuple[int, int]:
     """
     if len(shape) < 2:
         raise ShapeError.build(
-            where, expected="a weight of at least two axes", got=str(shape),
+            where,
+            expected="a weight of at least two axes",
+            got=str(shape),
             hint="fill vectors with cd.zero(), cd.uniform(...) or cd.normal(...)",
-        )  # fmt: skip
+        )
     if len(shape) == 2:
         return shape
     kernel = prod(shape[2:])

@@ -144,9 +144,10 @@ class Layout(NamedTuple):
             raise IndexingError.build("index", expected="at most one ...", got=_written(key))
         if used > len(self.shape):
             raise IndexingError.build(
-                "index", expected=f"at most {len(self.shape)} indices for shape {self.shape}",
+                "index",
+                expected=f"at most {len(self.shape)} indices for shape {self.shape}",
                 got=_written(key),
-            )  # fmt: skip
+            )
         position = places[0] if places else len(key)
         whole = [slice(None)] * (len(self.shape) - used)
         return [*key[:position], *whole, *key[position + 1 :]]
@@ -232,9 +233,10 @@ def _index_array(item: object) -> NDArray[Any]:
         return array.astype(np.intp)
     if array.dtype.kind not in "biu":
         raise IndexingError.build(
-            "index", expected="ints, slices, ..., None, or arrays of ints or bools",
+            "index",
+            expected="ints, slices, ..., None, or arrays of ints or bools",
             got=f"{type(item).__name__} {item!r}",
-        )  # fmt: skip
+        )
     if array.dtype == np.uint64:
         # NumPy would count what int64 has not from the end.
         array = np.minimum(array, np.iinfo(np.int64).max).astype(np.int64)

@@ -204,9 +204,11 @@ class StridedArray:
     def __dlpack__(self, **options: Any) -> object:
         if self.kind is DEVICE and not self.device.is_host:
             raise DeviceError.build(
-                "Tensor.__dlpack__", expected="memory that the host can reach",
-                got=f"DEVICE memory on {self.device.name}", hint="use t.to(kind=cd.MANAGED)",
-            )  # fmt: skip
+                "Tensor.__dlpack__",
+                expected="memory that the host can reach",
+                got=f"DEVICE memory on {self.device.name}",
+                hint="use t.to(kind=cd.MANAGED)",
+            )
         return dlpack.to_dlpack(self.numpy(), options)
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -191,9 +191,11 @@ class Tensor(StridedArray):
         place = tuple(index) if isinstance(index, Sequence) else (index,)
         if not is_element(place, self.ndim):
             raise IndexingError.build(
-                f"Tensor.{where}", expected=f"a whole number for each of {self.ndim} axes",
-                got=repr(index), hint="t[...] takes slices and arrays as well",
-            )  # fmt: skip
+                f"Tensor.{where}",
+                expected=f"a whole number for each of {self.ndim} axes",
+                got=repr(index),
+                hint="t[...] takes slices and arrays as well",
+            )
         return place
 
     def __len__(self) -> int:
@@ -298,9 +300,11 @@ class Tensor(StridedArray):
             return self.copy()
         if is_complex(self._dtype) and not is_complex(wanted) and wanted != bool_:
             raise DtypeError.build(
-                "Tensor.astype", expected=f"real numbers to convert to {wanted}",
-                got=str(self._dtype), hint="take op.real(x) or op.abs(x) first",
-            )  # fmt: skip
+                "Tensor.astype",
+                expected=f"real numbers to convert to {wanted}",
+                got=str(self._dtype),
+                hint="take op.real(x) or op.abs(x) first",
+            )
         return Tensor.from_numpy(self.numpy().astype(wanted), self.kind, self.device, self.name)
 
     def to(self, device: DeviceSpec = None, kind: Kind | None = None) -> Tensor:
@@ -334,8 +338,13 @@ class Tensor(StridedArray):
     def __reduce__(self) -> tuple[Any, ...]:
         raw = little_endian(np.ascontiguousarray(self.numpy())).tobytes()
         return Tensor.from_bytes, (
-            raw, self._dtype.name, self.shape, self.kind.name, self.device.name, self.name
-        )  # fmt: skip
+            raw,
+            self._dtype.name,
+            self.shape,
+            self.kind.name,
+            self.device.name,
+            self.name,
+        )
 
     @classmethod
     @checked
@@ -361,9 +370,10 @@ class Tensor(StridedArray):
             raise refusal("Tensor.from_bytes", "kind", f"one of {kinds}", kind)
         if len(raw) != size(sizes) * wanted.itemsize:
             raise ShapeError.build(
-                "Tensor.from_bytes", expected=f"{size(sizes) * wanted.itemsize} bytes for {sizes}",
+                "Tensor.from_bytes",
+                expected=f"{size(sizes) * wanted.itemsize} bytes for {sizes}",
                 got=f"{len(raw)}",
-            )  # fmt: skip
+            )
         array = little_endian(np.frombuffer(raw, wanted)).reshape(sizes)
         try:
             return cls.from_numpy(array, Kind[kind], find_device(device), name)

@@ -109,8 +109,11 @@ def broadcasts(comm: Communicator) -> None:
 def reductions(comm: Communicator) -> None:
     """To every root and to all, in every dtype that has them; in place as well."""
     functions: dict[str, Callable[..., np.ndarray]] = {
-        "sum": np.sum, "max": np.max, "min": np.min, "mean": np.mean
-    }  # fmt: skip
+        "sum": np.sum,
+        "max": np.max,
+        "min": np.min,
+        "mean": np.mean,
+    }
     for dtype in DTYPES:
         kind = np.dtype(dtype).kind
         ops = {"c": ("sum", "mean"), "f": tuple(functions)}.get(kind, ("sum", "max", "min"))

@@ -93,9 +93,11 @@ def instances(given: Any, kind: type[T], name: str, where: str = "fit") -> Seque
         got = (wrong or found)[0]
         made = got if isinstance(got, type) else type(got)
         raise ConfigError.build(
-            where, expected=f"{name}= a list of {kind.__name__}", got=repr(got),
+            where,
+            expected=f"{name}= a list of {kind.__name__}",
+            got=repr(got),
             hint=f"write {name}=[{made.__name__}(...)]" if issubclass(made, kind) else "",
-        )  # fmt: skip
+        )
     return found
 
 
@@ -111,8 +113,9 @@ def arrays(given: Sequence[Any], where: str = "predict") -> list[np.ndarray]:
     shapes = [array.shape for array in found]
     if not found or () in shapes or len({shape[0] for shape in shapes}) > 1:
         raise DataError.build(
-            where, expected="inputs of as many samples each",
+            where,
+            expected="inputs of as many samples each",
             got="shapes " + ", ".join(map(str, shapes)) if found else "none",
             hint="the first axis counts the samples" if () in shapes else "",
-        )  # fmt: skip
+        )
     return found

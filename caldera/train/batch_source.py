@@ -54,9 +54,11 @@ class Values:
         found = self._made[name]
         if found.shape != shape:
             raise ConfigError.build(
-                "loss", expected=f"outputs whose targets have one shape, {found.shape}",
-                got=f"{shape}", hint="give one target array for each output",
-            )  # fmt: skip
+                "loss",
+                expected=f"outputs whose targets have one shape, {found.shape}",
+                got=f"{shape}",
+                hint="give one target array for each output",
+            )
         return found
 
     def part(self, share: Share, take: Take) -> Values:
@@ -95,9 +97,13 @@ class HostSource(BatchSource):
     """
 
     def __init__(
-        self, pipeline: Pipeline | None = None, inputs: int = 1,
-        splits: tuple[int | None, ...] = (None,), *, open_lengths: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        pipeline: Pipeline | None = None,
+        inputs: int = 1,
+        splits: tuple[int | None, ...] = (None,),
+        *,
+        open_lengths: bool = False,
+    ) -> None:
         # Sequences of any length: each has plans of its own.
         self._open_lengths = open_lengths
         self._pipeline = pipeline
@@ -153,8 +159,10 @@ class HostSource(BatchSource):
         assert self._pipeline is not None
         arrays = self._pipeline.example(place)
         names = array_names(self._inputs, len(arrays))
-        raw = [op.input(name, (count + len(array) - 1, *array.shape[1:]), dtype=array.dtype)
-               for name, array in zip(names, arrays, strict=True)]  # fmt: skip
+        raw = [
+            op.input(name, (count + len(array) - 1, *array.shape[1:]), dtype=array.dtype)
+            for name, array in zip(names, arrays, strict=True)
+        ]
         drawn = op.input(DRAWN, (3,), dtype="int64")
         draw = LazyDraw(drawn[:2], drawn[2])
         made = self._pipeline.stages.expressions(tuple(raw), draw, place)
@@ -219,9 +227,11 @@ def in_shape(value: Expr, shape: tuple[int, ...], name: str) -> Expr:
 def _cast(value: Expr, dtype: np.dtype[Any], name: str) -> Expr:
     if is_float(value.dtype) and not is_float(dtype):
         raise DtypeError.build(
-            f"input {name}", expected=f"values that {dtype} can hold", got=str(value.dtype),
+            f"input {name}",
+            expected=f"values that {dtype} can hold",
+            got=str(value.dtype),
             hint="convert them with astype first, or choose another dtype",
-        )  # fmt: skip
+        )
     return op.cast(value, dtype)
 
 
@@ -240,10 +250,11 @@ def synchronised_stream(
         everyone = communicator.gather_objects(count)
         if len(set(everyone)) > 1:
             raise DataError.build(
-                "fit", expected="the same stream on all ranks, of which each takes its samples",
+                "fit",
+                expected="the same stream on all ranks, of which each takes its samples",
                 got=f"batch {number} of " + ", ".join(map(str, everyone)) + " samples",
                 hint="give every rank all of the stream, or write it to shards, of which each "
                 "reads its own samples: data.write_shards",
-            )  # fmt: skip
+            )
         if batch is not None:
             yield batch

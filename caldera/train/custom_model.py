@@ -142,10 +142,11 @@ class CustomModel(Layer):
         bad = [name for name, value in found.items() if not np.isfinite(value)]
         if bad:
             raise NonFiniteError.build(
-                type(self).__name__, expected="finite losses",
+                type(self).__name__,
+                expected="finite losses",
                 got=f"{bad[0]} = {found[bad[0]]} in epoch {epoch + 1}",
                 hint="lower the learning rate, or clip gradients with optim.Adam(clip=...)",
-            )  # fmt: skip
+            )
         return found
 
     @property
@@ -201,17 +202,20 @@ class CustomModel(Layer):
         for name in self.optimizers:
             if name not in layers or name not in found:
                 raise ConfigError.build(
-                    where, expected=f"a layer self.{name} and a loss {name!r}",
+                    where,
+                    expected=f"a layer self.{name} and a loss {name!r}",
                     got=f"the layers {', '.join(layers) or 'none'} and the losses "
                     f"{', '.join(found) or 'none'}",
                     hint="an optimizer goes by the name of the layer that it trains",
-                )  # fmt: skip
+                )
         for name, value in found.items():
             if not isinstance(value, Expr) or value.ndim or name in ("steps", "seconds"):
                 raise ConfigError.build(
-                    where, expected="a scalar for each loss, and no name 'steps' or 'seconds'",
-                    got=f"{name}: {getattr(value, 'shape', value)!r}", hint="take op.mean of it",
-                )  # fmt: skip
+                    where,
+                    expected="a scalar for each loss, and no name 'steps' or 'seconds'",
+                    got=f"{name}: {getattr(value, 'shape', value)!r}",
+                    hint="take op.mean of it",
+                )
         return found
 
 

@@ -65,9 +65,13 @@ class TrainingData:
 
     @classmethod
     def of(
-        cls, model: Model, data: Any, by_sample: Any = None, by_class: Any = None,
+        cls,
+        model: Model,
+        data: Any,
+        by_sample: Any = None,
+        by_class: Any = None,
         where: str = "fit",
-    ) -> TrainingData:  # fmt: skip
+    ) -> TrainingData:
         """Look at data once, and build the model for it."""
         pipeline = Pipeline.of(data)
         refuse_channels_last(model, pipeline)
@@ -76,16 +80,20 @@ class TrainingData:
         count = 1 if pipeline.is_stream else len(pipeline)
         if len(sample) < 2 or not count:
             raise DataError.build(
-                where, expected="samples with inputs and targets",
-                got=f"{len(sample)} arrays of {count} samples", hint="pass (x, y)",
-            )  # fmt: skip
+                where,
+                expected="samples with inputs and targets",
+                got=f"{len(sample)} arrays of {count} samples",
+                hint="pass (x, y)",
+            )
         model.ensure_built(sample, inputs=pipeline.inputs, open_lengths=pipeline.is_ragged)
         check_schema(model, pipeline)
         if by_class is not None and len(sample) - len(model.signature.inputs) > 1:
             raise DataError.build(
-                where, expected="one array of targets for class_weights", got="several",
+                where,
+                expected="one array of targets for class_weights",
+                got="several",
                 hint="weigh the samples with sample_weights instead",
-            )  # fmt: skip
+            )
         classes = _classes(model)
         if weights is not None and classes is not None:
             weights.check_classes(classes)
@@ -146,9 +154,11 @@ def fit(model: Model, data: Any, options: FitOptions) -> History:
     """Train; see `Model.fit`."""
     if options.resume and options.checkpoint is None:
         raise ConfigError.build(
-            "fit", expected="checkpoint= with resume=True", got="no checkpoint folder",
+            "fit",
+            expected="checkpoint= with resume=True",
+            got="no checkpoint folder",
             hint="say where the run was saved, as in fit(..., checkpoint='run/', resume=True)",
-        )  # fmt: skip
+        )
     strategy = _usual_strategy() if options.parallel is None else _checked(options.parallel)
     # What is held out, the order of the samples and all random numbers follow from these.
     known = [model.seed, model.epochs_done, model.steps_done]
@@ -169,9 +179,12 @@ def fit(model: Model, data: Any, options: FitOptions) -> History:
         check_schema(model, held_out)
     source = _source(model, given, strategy)
     facts = facts_of(
-        model, strategy, source, weighted=given.weights is not None,
+        model,
+        strategy,
+        source,
+        weighted=given.weights is not None,
         targets=len(given.sample) - len(model.signature.inputs),
-    )  # fmt: skip
+    )
     steps = model.kept_steps.take(facts, model)
     if steps is None:
         steps = make_steps(model, given, strategy, source=source)
@@ -211,24 +224,30 @@ def _facts(
     """What has to be the same on all ranks."""
     several = strategy.communicator.size > 1
     return {
-        "samples": _length(given.pipeline), "epochs": options.epochs,
-        "batch_size": options.batch_size, "shuffle": options.shuffle,
-        "weights": given.weights is not None, "validation": _length(held_out),
-        "checkpoint": options.checkpoint is not None, "resume": options.resume,
-        "precision": model.precision, "device": model.device.kernels,
+        "samples": _length(given.pipeline),
+        "epochs": options.epochs,
+        "batch_size": options.batch_size,
+        "shuffle": options.shuffle,
+        "weights": given.weights is not None,
+        "validation": _length(held_out),
+        "checkpoint": options.checkpoint is not None,
+        "resume": options.resume,
+        "precision": model.precision,
+        "device": model.device.kernels,
         # These put together what ranks have parts of.
         "checkpointers": sum(isinstance(each, Checkpointer) for each in options.callbacks),
         **(training_config(model) if several else {}),
         # Ranks take turns with samples by their numbers: as many others would do as well.
         **(_same_data(given, held_out) if several else {}),
-    }  # fmt: skip
+    }
 
 
 def _same_data(given: TrainingData, held_out: Pipeline | None = None) -> dict[str, str]:
     return {
-        "data": data_digest(given.pipeline), "weights of samples": weights_digest(given.weights),
+        "data": data_digest(given.pipeline),
+        "weights of samples": weights_digest(given.weights),
         "validation data": data_digest(held_out),
-    }  # fmt: skip
+    }
 
 
 def _length(data: Pipeline | None) -> str:
@@ -306,7 +325,9 @@ def evaluate(
 def _checked(parallel: Strategy) -> Strategy:
     if not isinstance(parallel, Strategy):
         raise ConfigError.build(
-            "parallel", expected="a strategy", got=repr(parallel),
+            "parallel",
+            expected="a strategy",
+            got=repr(parallel),
             hint="make one of caldera.parallel, as in parallel=parallel.DataParallel()",
-        )  # fmt: skip
+        )
     return parallel

@@ -39,10 +39,11 @@ def joined(model: Model, data: Any, targets: Any, where: str) -> Any:
     has_targets = isinstance(data, Data | IterableData | Dataset) or is_data_loader(data)
     if has_targets or (is_indexed(data) and not isinstance(data, list | tuple)):
         raise DataError.build(
-            where, expected="data that have their targets, or arrays of inputs and of targets",
+            where,
+            expected="data that have their targets, or arrays of inputs and of targets",
             got=f"{type(data).__name__} and targets beside it",
             hint="give the data alone; validation= takes others to validate with",
-        )  # fmt: skip
+        )
     inputs = data if isinstance(data, tuple) else (data,)
     return (*inputs, *(targets if isinstance(targets, tuple) else (_column(model, targets),)))
 
@@ -105,9 +106,11 @@ def _by_name(given: Mapping[Any, Any], names: Sequence[str], what: str, where: s
         f"{what} called {', '.join(names)}" if names else "one input, as a list of layers has"
     )
     raise DataError.build(
-        where, expected=expected, got=", ".join(map(str, given)) or "an empty dict",
+        where,
+        expected=expected,
+        got=", ".join(map(str, given)) or "an empty dict",
         hint="name them as forward does" if what == "inputs" else "name them as the losses are",
-    )  # fmt: skip
+    )
 
 
 # --- images
@@ -124,11 +127,12 @@ def refuse_channels_last(model: Model, data: Pipeline) -> None:
     specs = model.input_specs()
     if specs is not None and specs[0][0] == (shape[2], shape[0], shape[1]):
         raise DataError.build(
-            type(model).__name__, expected=f"channels, height and width, {specs[0][0]}",
+            type(model).__name__,
+            expected=f"channels, height and width, {specs[0][0]}",
             got=f"{shape}, with the channels last",
             hint="move them with np.moveaxis(x, -1, 1), or begin the network with "
             f"nn.Input({shape}, layout='NHWC'), which takes them as they are",
-        )  # fmt: skip
+        )
     layers = list(model.walk())
     told = any(getattr(layer, "layout", "NCHW") == "NHWC" for layer in layers)
     if not told and any(isinstance(layer, Convolution) for layer in layers):

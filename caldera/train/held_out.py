@@ -43,16 +43,18 @@ class Parts:
         train, apart = split_rows(pipeline, validation, seed)
         if not len(train) or not len(apart):
             raise DataError.build(
-                "fit", expected=f"enough samples to hold out {validation:g} of them",
+                "fit",
+                expected=f"enough samples to hold out {validation:g} of them",
                 got=f"{len(pipeline)}",
-            )  # fmt: skip
+            )
         if sample_weights is not None:
             weights = np.asarray(sample_weights)
             if weights.shape != (len(pipeline),):
                 raise DataError.build(
-                    "fit", expected=f"one weight for each of {len(pipeline)} samples",
+                    "fit",
+                    expected=f"one weight for each of {len(pipeline)} samples",
                     got=f"{weights.shape}",
-                )  # fmt: skip
+                )
             sample_weights = weights[train]
         held = pipeline.subset(apart)
         return cls(pipeline.subset(train), sample_weights, held, part=float(validation))
@@ -76,26 +78,31 @@ class Parts:
             warnings.warn(
                 f"fit: {', '.join(found.by)} on the test samples of a data set chooses the model, "
                 "so that results on them will be too good; hold out a part of the training data "
-                "with fit(..., validation=0.2)", stacklevel=4,
-            )  # fmt: skip
+                "with fit(..., validation=0.2)",
+                stacklevel=4,
+            )
 
 
 def _check(data: Pipeline, part: float) -> None:
     if isinstance(part, bool) or not 0 < part < 1:
         raise ConfigError.build(
-            "fit", expected="validation data, or a part of the data between 0 and 1",
+            "fit",
+            expected="validation data, or a part of the data between 0 and 1",
             got=repr(part),
-        )  # fmt: skip
+        )
     if data.is_stream:
         raise DataError.build(
-            "fit", expected="samples that have numbers, to hold out some of them",
-            got="a stream", hint="pass other data as validation",
-        )  # fmt: skip
+            "fit",
+            expected="samples that have numbers, to hold out some of them",
+            got="a stream",
+            hint="pass other data as validation",
+        )
     changed = [stage.name for stage in data.own_stages if stage.is_random]
     if changed:
         raise ConfigError.build(
-            "fit", expected="samples to hold out that are not changed at random",
+            "fit",
+            expected="samples to hold out that are not changed at random",
             got=f"a pipeline with {', '.join(changed)}",
             hint="hold them out first: parts = dataset.hold_out(0.2), then "
             "fit(data.Pipeline(parts.train, stages), validation=parts.validation)",
-        )  # fmt: skip
+        )

@@ -71,7 +71,17 @@ def facts_of(
         if name != "state" and not name.startswith("_")
     }
     return (
-        id(strategy), model.objective, optimizer, numbers, model.metrics, model.dtype,
-        model.precision, model.device, model.seed, model.signature, weighted, targets,
+        id(strategy),
+        model.objective,
+        optimizer,
+        numbers,
+        model.metrics,
+        model.dtype,
+        model.precision,
+        model.device,
+        model.seed,
+        model.signature,
+        weighted,
+        targets,
         repr(settings),
-    )  # fmt: skip
+    )

@@ -67,10 +67,13 @@ class LearningRates:
         top = 1.5 * max(self.smoothed[: int(np.argmin(self.smoothed)) + 1])
         shown = [value for value in (*self.losses, *self.smoothed) if value <= top]
         return LineChart(
-            "loss", "learning rate", [_below(raw, max(shown)), _below(smooth, max(shown))],
-            axis_of(rates, log=True), axis_of(shown, log=False),
+            "loss",
+            "learning rate",
+            [_below(raw, max(shown)), _below(smooth, max(shown))],
+            axis_of(rates, log=True),
+            axis_of(shown, log=False),
             note=(self.suggestion, f"suggestion {self.suggestion:.2g}"),
-        )  # fmt: skip
+        )
 
     def _repr_html_(self) -> str:
         return f"{note(repr(self))}{figure_svg([self._chart()])}"
@@ -156,9 +159,11 @@ def _try(steps: Steps, loader: Loader, rates: np.ndarray) -> tuple[list[float], 
             break
     if len(tried) < 2:
         raise ConfigError.build(
-            "lr_find", expected="a finite loss at the lowest learning rates", got="none",
+            "lr_find",
+            expected="a finite loss at the lowest learning rates",
+            got="none",
             hint="choose a smaller lowest=, and look for nan in the data",
-        )  # fmt: skip
+        )
     return tried, losses
 
 

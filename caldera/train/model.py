@@ -102,9 +102,18 @@ class Model(ModelSettings):
         self.name = name
         self._path = ""
         self._set(
-            loss, optimizer, learning_rate, batch_size, epochs, metrics, loss_weights, dtype,
-            precision, seed, device,
-        )  # fmt: skip
+            loss,
+            optimizer,
+            learning_rate,
+            batch_size,
+            epochs,
+            metrics,
+            loss_weights,
+            dtype,
+            precision,
+            seed,
+            device,
+        )
         self._signature: Signature | None = None
         self._open_lengths = False
         # Where the last `fit` ended: another one goes on with new random numbers and new orders.
@@ -118,9 +127,11 @@ class Model(ModelSettings):
         """The inputs and outputs for one sample, once the model has been built."""
         if self._signature is None:
             raise ConfigError.build(
-                type(self).__name__, expected="a model that knows its input shape", got="a new one",
+                type(self).__name__,
+                expected="a model that knows its input shape",
+                got="a new one",
                 hint="call build_for(x), fit or predict first, or start with nn.Input",
-            )  # fmt: skip
+            )
         return self._signature
 
     def input_specs(self) -> tuple[tuple[tuple[int, ...], str], ...] | None:
@@ -238,9 +249,11 @@ class Model(ModelSettings):
         self.ensure_built(arrays)
         if len(arrays) != len(self.signature.inputs):
             raise DataError.build(
-                "predict", expected=f"{len(self.signature.inputs)} inputs", got=f"{len(arrays)}",
+                "predict",
+                expected=f"{len(self.signature.inputs)} inputs",
+                got=f"{len(arrays)}",
                 hint="targets are no inputs",
-            )  # fmt: skip
+            )
         return arrays
 
     def _byte_scale(self) -> float | None:
@@ -302,21 +315,31 @@ class Model(ModelSettings):
         refuse_unknown(Model.fit, unknown)
         if more:
             raise ConfigError.build(
-                "fit", expected="data, or inputs and targets", got=f"{2 + len(more)} arguments",
+                "fit",
+                expected="data, or inputs and targets",
+                got=f"{2 + len(more)} arguments",
                 hint="write fit(x, y) or fit((x1, x2), y), and options by name",
-            )  # fmt: skip
+            )
         if device is not None:
             self.to(device)
         batch_size = own_batch_size(data) if batch_size is None else batch_size
-        return fit(self, joined(self, data, targets, "fit"), FitOptions(
-            epochs=self.epochs if epochs is None else whole_number(epochs, "epochs", 0),
-            batch_size=self._count(batch_size, "fit"),
-            validation=joined_validation(self, validation),
-            shuffle=truth(shuffle, "shuffle"), verbose=verbose,
-            callbacks=instances(callbacks, Callback, "callbacks"),
-            checkpoint=folder(checkpoint, "checkpoint"), resume=truth(resume, "resume"),
-            parallel=parallel, sample_weights=sample_weights, class_weights=class_weights,
-        ))  # fmt: skip
+        return fit(
+            self,
+            joined(self, data, targets, "fit"),
+            FitOptions(
+                epochs=self.epochs if epochs is None else whole_number(epochs, "epochs", 0),
+                batch_size=self._count(batch_size, "fit"),
+                validation=joined_validation(self, validation),
+                shuffle=truth(shuffle, "shuffle"),
+                verbose=verbose,
+                callbacks=instances(callbacks, Callback, "callbacks"),
+                checkpoint=folder(checkpoint, "checkpoint"),
+                resume=truth(resume, "resume"),
+                parallel=parallel,
+                sample_weights=sample_weights,
+                class_weights=class_weights,
+            ),
+        )
 
     def to(self, device: Device | str | int) -> Self:
         """Move everything to a device: parameters, states and what the optimizer keeps.
@@ -459,11 +482,13 @@ class Model(ModelSettings):
                     ("steps", *shape[1:]) if self.open_lengths and shape else shape
                 )
                 raise DataError.build(
-                    type(self).__name__, expected=f"samples of shape {_shape_text(shown)}",
-                    got=f"{array.shape[1:]}", hint="sequences of different lengths begin with "
-                    "nn.Input((None, ...))" if open_lengths and not self.open_lengths
+                    type(self).__name__,
+                    expected=f"samples of shape {_shape_text(shown)}",
+                    got=f"{array.shape[1:]}",
+                    hint="sequences of different lengths begin with nn.Input((None, ...))"
+                    if open_lengths and not self.open_lengths
                     else "the first axis counts the samples",
-                )  # fmt: skip
+                )
 
 
 def _shape_text(shape: Sequence[Any]) -> str:

@@ -38,10 +38,22 @@ class ModelSettings(Layer):
     """The settings of a model, each of which takes another value later as it does at first."""
 
     settled = frozenset()
-    untraced = frozenset({
-        "loss", "metrics", "optimizer", "learning_rate", "batch_size", "epochs", "precision",
-        "seed", "device", "schema", "epochs_done", "steps_done",
-    })  # fmt: skip
+    untraced = frozenset(
+        {
+            "loss",
+            "metrics",
+            "optimizer",
+            "learning_rate",
+            "batch_size",
+            "epochs",
+            "precision",
+            "seed",
+            "device",
+            "schema",
+            "epochs_done",
+            "steps_done",
+        }
+    )
 
     def _set(
         self,
@@ -166,9 +178,11 @@ class ModelSettings(Layer):
         if given is not None:
             if isinstance(given, str) or not isinstance(given, Sequence):
                 raise ConfigError.build(
-                    self._where, expected="metrics= a list", got=repr(given),
+                    self._where,
+                    expected="metrics= a list",
+                    got=repr(given),
                     hint=f"write metrics=[{given!r}]",
-                )  # fmt: skip
+                )
             chosen = tuple(metric_names.make(each) for each in given)
             self._objective.judged_by(chosen)
         self._chosen_metrics = chosen
@@ -202,11 +216,12 @@ class ModelSettings(Layer):
     def learning_rate(self, given: Any) -> None:
         kind = type(self._optimizer).__name__
         raise ConfigError.build(
-            self._where, expected="a learning rate that is given to the optimizer",
+            self._where,
+            expected="a learning rate that is given to the optimizer",
             got=f"learning_rate = {given!r}",
             hint=f"write model.optimizer = optim.{kind}({given!r}), or model.optimizer."
             f"learning_rate.assign({given!r}) to keep what it has learned",
-        )  # fmt: skip
+        )
 
     @property
     def batch_size(self) -> int:
@@ -218,9 +233,11 @@ class ModelSettings(Layer):
         rules = [given] if isinstance(given, optim.EpochRule) else []
         if rules and rules[0].controls != "batch_size":
             raise ConfigError.build(
-                self._where, expected="batch_size= a number or a rule for it", got=repr(given),
+                self._where,
+                expected="batch_size= a number or a rule for it",
+                got=repr(given),
                 hint="as optim.GrowingBatch is one",
-            )  # fmt: skip
+            )
         size = int(rules[0].value) if rules else given
         self._batch_size = whole_number(size, "batch_size", 1, self._where)
         self.between_epochs: list[optim.EpochRule] = rules
@@ -259,9 +276,11 @@ class ModelSettings(Layer):
     def precision(self, given: str | None) -> None:
         if given is not None and given not in PRECISIONS:
             raise ConfigError.build(
-                "precision", expected="one of " + ", ".join(PRECISIONS), got=repr(given),
+                "precision",
+                expected="one of " + ", ".join(PRECISIONS),
+                got=repr(given),
                 hint="None computes in the dtype of the model",
-            )  # fmt: skip
+            )
         self._precision = given
         self._forget_plans()
 
@@ -297,16 +316,20 @@ class ModelSettings(Layer):
     def __getstate__(self) -> dict[str, Any]:
         # Plans are made anew, and a device has its name.
         kept = {
-            "_predictors": None, "_evaluator": None, "_trainer": None, "_watch": None,
+            "_predictors": None,
+            "_evaluator": None,
+            "_trainer": None,
+            "_watch": None,
             "_device": self._device.name,
-        }  # fmt: skip
+        }
         return super().__getstate__() | kept
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         made = {
-            "_predictors": Predictors(), "_trainer": KeptSteps(),
+            "_predictors": Predictors(),
+            "_trainer": KeptSteps(),
             "_device": _device_here(state["_device"]),
-        }  # fmt: skip
+        }
         super().__setstate__(state | made)
 
 
@@ -321,9 +344,11 @@ def _device_here(name: str) -> Device:
 def _checked_dtype(given: Any, where: str) -> Any:
     if not is_float(canonical(given)):
         raise ConfigError.build(
-            where, expected="dtype= a float, such as 'float32'", got=repr(given),
+            where,
+            expected="dtype= a float, such as 'float32'",
+            got=repr(given),
             hint="inputs may be integers: nn.Input(shape, dtype='int64')",
-        )  # fmt: skip
+        )
     return given
 
 
@@ -331,9 +356,11 @@ def _optimizer(given: str | Optimizer, rate: float | optim.Schedule | None) -> O
     if isinstance(given, Optimizer):
         if rate is not None:
             raise ConfigError.build(
-                "optimizer", expected="the learning rate in one place",
-                got="an optimizer object and learning_rate=", hint="give it to the optimizer alone",
-            )  # fmt: skip
+                "optimizer",
+                expected="the learning rate in one place",
+                got="an optimizer object and learning_rate=",
+                hint="give it to the optimizer alone",
+            )
         return given
     return optim.get(given) if rate is None else optim.get(given, learning_rate=rate)
 
@@ -353,7 +380,7 @@ def _objective(given: GivenLoss, weights: Mapping[str, float]) -> Objective:
             "loss_weights",
             expected="weights for " + ", ".join(given),
             got=", ".join(map(str, unknown)),
-        )  # fmt: skip
+        )
     for name, weight in weights.items():
         # Below 0 an output would learn to be wrong.
         if isinstance(weight, bool | str) or not 0 <= weight < np.inf:

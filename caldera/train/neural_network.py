@@ -67,9 +67,11 @@ class NeuralNetwork(Model):
         super().__init__(loss=loss, optimizer=optimizer, **settings)
         if not isinstance(layers, Sequence) or isinstance(layers, str) or not layers:
             raise ConfigError.build(
-                "NeuralNetwork", expected="a list of layers", got=repr(layers),
+                "NeuralNetwork",
+                expected="a list of layers",
+                got=repr(layers),
                 hint="as in NeuralNetwork([nn.Input((4,)), nn.Dense(3)])",
-            )  # fmt: skip
+            )
         self.network = Sequential(list(layers))
         _tell_channels_last(layers)
         specs = self.input_specs()
@@ -177,9 +179,11 @@ def load_model(path: Source) -> NeuralNetwork:
     content = read_content(path)
     if content["kind"] != "NeuralNetwork":
         raise ConfigError.build(
-            where, expected="a NeuralNetwork", got=f"the weights of {content['class']!r}",
+            where,
+            expected="a NeuralNetwork",
+            got=f"the weights of {content['class']!r}",
             hint=f"make a {content['class']} and call its load_weights(path)",
-        )  # fmt: skip
+        )
     inputs = _inputs(content["inputs"], where)
     settings = settings_from_config(content["settings"], where)
     schema = read_schema(content, where)
@@ -245,7 +249,8 @@ def _check_sizes(
     if needed != held:
         differing = sorted(name for name in needed | held if needed.get(name) != held.get(name))
         raise DataError.build(
-            where, expected="the weights that its layers need",
+            where,
+            expected="the weights that its layers need",
             got="; ".join(f"{n}: {held.get(n)} for {needed.get(n)}" for n in differing[:8]),
             hint="the file is damaged",
-        )  # fmt: skip
+        )

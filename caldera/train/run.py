@@ -236,9 +236,11 @@ class Run:
 def _left_alone(communicator: Communicator, left: SystemExit) -> CommError:
     """Others would wait for this rank, and nobody is told of a rank that just ends."""
     return CommError.build(
-        "fit", expected=f"rank {communicator.rank} of {communicator.size} to train with the others",
-        got=f"its end, by {left!r}", hint="run.stop(reason) ends the run on all ranks",
-    )  # fmt: skip
+        "fit",
+        expected=f"rank {communicator.rank} of {communicator.size} to train with the others",
+        got=f"its end, by {left!r}",
+        hint="run.stop(reason) ends the run on all ranks",
+    )
 
 
 def loader_for(strategy: Strategy, data: Pipeline, batch_size: int, **options: Any) -> Loader:

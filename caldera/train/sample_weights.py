@@ -52,10 +52,11 @@ class SampleWeights:
         given = len(self.by_class)
         if given > classes or (given < classes and not self.is_partial):
             raise DataError.build(
-                "fit", expected=f"class_weights for {classes} classes, 0 to {classes - 1}",
+                "fit",
+                expected=f"class_weights for {classes} classes, 0 to {classes - 1}",
                 got=f"one for class {given - 1}" if self.is_partial else f"{given} of them",
                 hint="a dict such as {1: 5.0} has those that do not count once",
-            )  # fmt: skip
+            )
         if given == classes and not self.by_class.any():
             raise DataError.build(
                 "fit", expected="class_weights of which some are above 0", got="only 0"
@@ -79,29 +80,33 @@ class SampleWeights:
         known = (labels >= 0) & (labels < len(self.by_class))
         if not self.is_partial and not known.all():
             raise DataError.build(
-                "fit", expected=f"labels from 0 to {len(self.by_class) - 1}, one for each weight",
+                "fit",
+                expected=f"labels from 0 to {len(self.by_class) - 1}, one for each weight",
                 got=f"label {labels[~known][0]}",
                 hint="give a weight for each class, or a dict of those that do not count once",
-            )  # fmt: skip
+            )
         return np.where(known, self.by_class[np.where(known, labels, 0)], 1.0)
 
 
 def _classes(labels: np.ndarray | None) -> np.ndarray:
     if labels is None or labels.ndim != 1 or is_float(labels.dtype):
         raise DataError.build(
-            "fit", expected="class numbers as targets for class_weights",
+            "fit",
+            expected="class numbers as targets for class_weights",
             got="none" if labels is None else f"{labels.dtype} {labels.shape}",
             hint="weigh the samples with sample_weights instead",
-        )  # fmt: skip
+        )
     return labels.astype(np.int64)
 
 
 def _by_sample(given: Any, data: Pipeline) -> np.ndarray:
     if data.is_stream:
         raise DataError.build(
-            "fit", expected="data with numbered samples for sample_weights", got="a stream",
+            "fit",
+            expected="data with numbered samples for sample_weights",
+            got="a stream",
             hint="use arrays, or class_weights",
-        )  # fmt: skip
+        )
     weights = _numbers(given, "sample_weights")
     count = len(data)
     if weights.shape != (count,):
@@ -110,9 +115,11 @@ def _by_sample(given: Any, data: Pipeline) -> np.ndarray:
         )
     if not weights.any():
         raise DataError.build(
-            "fit", expected="sample_weights of which some are above 0", got="only 0",
+            "fit",
+            expected="sample_weights of which some are above 0",
+            got="only 0",
             hint="a sample of weight 0 counts for nothing",
-        )  # fmt: skip
+        )
     return weights
 
 
@@ -125,16 +132,19 @@ def _by_label(given: Any, data: Pipeline) -> np.ndarray:
         weights = _numbers(given, "class_weights")
         if weights.ndim != 1:
             raise DataError.build(
-                "fit", expected="class_weights= one for each class, a dict or 'balanced'",
+                "fit",
+                expected="class_weights= one for each class, a dict or 'balanced'",
                 got=f"an array of shape {weights.shape}",
-            )  # fmt: skip
+            )
         return weights
     labels = [_label(each, data) for each in given]
     if len(set(labels)) < len(labels):
         raise DataError.build(
-            "fit", expected="class_weights with each class once", got=repr(dict(given)),
+            "fit",
+            expected="class_weights with each class once",
+            got=repr(dict(given)),
             hint="a class has a number and perhaps a name; give one of them",
-        )  # fmt: skip
+        )
     if not labels:
         raise DataError.build("fit", expected="class_weights= of a class", got="an empty dict")
     found = np.ones(max(labels) + 1)
@@ -146,14 +156,17 @@ def _balanced(given: str, data: Pipeline) -> np.ndarray:
     """Weights with which all classes that occur count the same, and samples 1 on average."""
     if given != "balanced":
         raise DataError.build(
-            "fit", expected="class_weights= one for each class, a dict or 'balanced'",
+            "fit",
+            expected="class_weights= one for each class, a dict or 'balanced'",
             got=repr(given),
-        )  # fmt: skip
+        )
     if data.is_stream:
         raise DataError.build(
-            "fit", expected="data whose classes can be counted for class_weights='balanced'",
-            got="a stream", hint="give the weights of classes, as in class_weights={1: 5.0}",
-        )  # fmt: skip
+            "fit",
+            expected="data whose classes can be counted for class_weights='balanced'",
+            got="a stream",
+            hint="give the weights of classes, as in class_weights={1: 5.0}",
+        )
     counts = np.bincount(np.maximum(_classes(data.y), 0))
     found = np.ones(len(counts))
     found[counts > 0] = counts.sum() / (np.count_nonzero(counts) * counts[counts > 0])
@@ -168,10 +181,12 @@ def _label(given: Any, data: Pipeline) -> int:
     if _is_label(given):
         return int(given)
     raise DataError.build(
-        "fit", expected="class_weights by the numbers of classes, from 0"
+        "fit",
+        expected="class_weights by the numbers of classes, from 0"
         + (f", or their names: {', '.join(names)}" if names else ""),
-        got=repr(given), hint=f"as in class_weights={{{(names or (1,))[0]!r}: 5.0}}",
-    )  # fmt: skip
+        got=repr(given),
+        hint=f"as in class_weights={{{(names or (1,))[0]!r}: 5.0}}",
+    )
 
 
 def _is_label(given: Any) -> bool:
@@ -188,7 +203,9 @@ def _numbers(given: Any, name: str) -> np.ndarray:
     wrong = ~(np.isfinite(weights) & (weights >= 0))
     if wrong.any():
         raise DataError.build(
-            "fit", expected=f"{name} of at least 0", got=f"{weights[wrong][0]}",
+            "fit",
+            expected=f"{name} of at least 0",
+            got=f"{weights[wrong][0]}",
             hint="0 leaves a sample out, 2 counts it twice",
-        )  # fmt: skip
+        )
     return weights

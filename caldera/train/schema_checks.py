@@ -29,10 +29,12 @@ def _check_tokenizers(model: Model, given: Schema) -> None:
     known = model.schema.text if model.schema is not None else None
     if known is not None and given.text is not None and given.text != known:
         raise DataError.build(
-            type(model).__name__, expected="texts with the numbers it was trained on",
-            got="those of another tokenizer", hint="read them with "
+            type(model).__name__,
+            expected="texts with the numbers it was trained on",
+            got="those of another tokenizer",
+            hint="read them with "
             "data.texts(..., schema=model.schema); or set model.schema = None to train for others",
-        )  # fmt: skip
+        )
 
 
 def learn_schema(model: Model, data: Pipeline) -> None:

@@ -210,9 +210,11 @@ class Steps:
         count = len(self.model.signature.inputs)
         if len(parts) != count + self.targets:
             raise DataError.build(
-                "batch", expected=f"{count} inputs and {self.targets} targets",
-                got=f"{len(parts)} arrays", hint="pass (x, y), or (x1, x2, y1, y2) for several",
-            )  # fmt: skip
+                "batch",
+                expected=f"{count} inputs and {self.targets} targets",
+                got=f"{len(parts)} arrays",
+                hint="pass (x, y), or (x1, x2, y1, y2) for several",
+            )
         feeds: dict[str, Any] = {f"x{i}": part for i, part in enumerate(parts[:count])}
         feeds |= {f"y{i}": part for i, part in enumerate(parts[count:])}
         if self.weighted:
@@ -250,9 +252,15 @@ def trace_network(
         for i, (shape, dtype) in enumerate(model.signature.inputs)
     ]
     random = op.var("random state", (2,), dtype="int64", device=model.device)
-    with seeded(model.seed, AFTER_PARAMETERS, random), trace(
-        training=True, dtype=model.dtype, device=model.device, random=random,
-        several_ranks=several_ranks,
-    ) as traced:  # fmt: skip
+    with (
+        seeded(model.seed, AFTER_PARAMETERS, random),
+        trace(
+            training=True,
+            dtype=model.dtype,
+            device=model.device,
+            random=random,
+            several_ranks=several_ranks,
+        ) as traced,
+    ):
         model(*inputs)
     return traced

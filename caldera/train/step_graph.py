@@ -60,9 +60,11 @@ class Objective:
         unknown = sorted(set(self.losses) - set(outputs))
         if unknown:
             raise ConfigError.build(
-                "loss", expected="losses for " + ", ".join(outputs), got=", ".join(unknown),
+                "loss",
+                expected="losses for " + ", ".join(outputs),
+                got=", ".join(unknown),
                 hint="name them after what forward gives back",
-            )  # fmt: skip
+            )
         return {name: (loss, self.weights.get(name, 1.0)) for name, loss in self.losses.items()}
 
     def judged_by(self, metrics: Sequence[Metric]) -> list[Metric]:
@@ -71,9 +73,11 @@ class Objective:
         for name in names:
             if names.count(name) > 1 or name == "loss":
                 raise ConfigError.build(
-                    "metrics", expected="metrics that are reported under names of their own",
-                    got=", ".join(names), hint="give a metric of your own another name",
-                )  # fmt: skip
+                    "metrics",
+                    expected="metrics that are reported under names of their own",
+                    got=", ".join(names),
+                    hint="give a metric of your own another name",
+                )
         task = next(iter(self.losses.values())).task()
         return [metric.for_task(task) for metric in metrics]
 
@@ -137,11 +141,18 @@ class StepGraph:
         """The outputs of the network, and the trace that made them."""
         inputs = self.inputs()
         model, random = self._model, self._steps.random
-        with seeded(model.seed, AFTER_PARAMETERS, random), trace(
-            training=training, dtype=model.dtype, device=model.device, random=random,
-            first=self._values.share.first, several_ranks=self._strategy.shares_batches,
-            layer_output=self._strategy.layer_output,
-        ) as traced:  # fmt: skip
+        with (
+            seeded(model.seed, AFTER_PARAMETERS, random),
+            trace(
+                training=training,
+                dtype=model.dtype,
+                device=model.device,
+                random=random,
+                first=self._values.share.first,
+                several_ranks=self._strategy.shares_batches,
+                layer_output=self._strategy.layer_output,
+            ) as traced,
+        ):
             result = model(*inputs)
         return named_outputs(result), traced
 
@@ -186,9 +197,11 @@ class StepGraph:
             return op.broadcast(values, (self._count,))
         if values.shape[0] != self._count:
             raise ShapeError.build(
-                added.where, expected=f"a scalar, or values for each of {self._count} samples",
-                got=f"shape {values.shape}", hint="their first axis is that of the samples",
-            )  # fmt: skip
+                added.where,
+                expected=f"a scalar, or values for each of {self._count} samples",
+                got=f"shape {values.shape}",
+                hint="their first axis is that of the samples",
+            )
         return mean_by_sample(values)
 
     def _value(self, name: str, shape: tuple[int, ...], dtype: Any) -> Expr:
@@ -264,9 +277,11 @@ class StepGraph:
 def _added_metric(name: str, added: Added, others: Sequence[Metric]) -> AddedMetric:
     if name in ("loss", "seconds", *(metric.name for metric in others)):
         raise ConfigError.build(
-            added.where, expected="a metric with a name of its own", got=repr(name),
+            added.where,
+            expected="a metric with a name of its own",
+            got=repr(name),
             hint="that name is taken by what every history has, or by a metric of the model",
-        )  # fmt: skip
+        )
     return AddedMetric(name)
 
 

@@ -77,8 +77,9 @@ def warn_of_one_class(model: Model, data: Pipeline, sample: Sequence[np.ndarray]
         if len(labels) > 1 and np.all(labels == labels.flat[0]):
             warnings.warn(
                 f"fit: all {len(labels)} targets are {labels.flat[0]}; a model can only learn to "
-                "say that. Data to tell classes apart have samples of each", stacklevel=4,
-            )  # fmt: skip
+                "say that. Data to tell classes apart have samples of each",
+                stacklevel=4,
+            )
 
 
 def _outputs(model: Model, sample: Sequence[np.ndarray]) -> Iterator[_Output]:
@@ -86,9 +87,11 @@ def _outputs(model: Model, sample: Sequence[np.ndarray]) -> Iterator[_Output]:
     targets = len(sample) - inputs
     if targets not in (1, len(known)):
         raise DataError.build(
-            "targets", expected=f"an array for each of the {len(known)} losses, or one for all",
-            got=f"{targets}", hint="pass (x, y), or (x1, x2, y1, y2) for several",
-        )  # fmt: skip
+            "targets",
+            expected=f"an array for each of the {len(known)} losses, or one for all",
+            got=f"{targets}",
+            hint="pass (x, y), or (x1, x2, y1, y2) for several",
+        )
     for place, (name, loss) in enumerate(known.items()):
         if name in model.signature.outputs:
             number = inputs + (place if targets > 1 else 0)
@@ -102,20 +105,23 @@ def _check_output(output: _Output, last_op: str) -> None:
         return
     if task.kind == MULTICLASS and output.prediction[task.axis] == 1:
         raise ConfigError.build(
-            f"outputs for {output.what}", expected="a number for each of at least 2 classes",
+            f"outputs for {output.what}",
+            expected="a number for each of at least 2 classes",
             got="1, which is right whatever it is",
             hint="give the last layer 2 outputs, or use loss='binary_cross_entropy', with targets "
             "0.0 and 1.0 in a column; one class alone cannot be learned",
-        )  # fmt: skip
+        )
     of_classes = task.kind in (MULTICLASS, SEQUENCE)
     twice = {"softmax", "sigmoid"} | (set() if of_classes else {"log_softmax"})
     if task.logits and last_op in twice:
         own = "softmax" if of_classes else "sigmoid"
         raise ConfigError.build(
-            f"outputs for {output.what}", expected=f"numbers from which it takes {own} itself",
-            got=f"those of {last_op}", hint="leave that last layer out: taken twice, hardly "
+            f"outputs for {output.what}",
+            expected=f"numbers from which it takes {own} itself",
+            got=f"those of {last_op}",
+            hint="leave that last layer out: taken twice, hardly "
             f"anything is learned; op.{own}(model.predict(x)) gives probabilities",
-        )  # fmt: skip
+        )
 
 
 def _check_kind(output: _Output, float_dtype: object) -> None:
@@ -131,12 +137,14 @@ def _check_kind(output: _Output, float_dtype: object) -> None:
             if target.shape == output.prediction
             else "predict values with loss='mean_squared', or convert classes with "
             "y.astype('int64')",
-        )  # fmt: skip
+        )
     if target.shape[1:] != shape[1:]:
         raise ShapeError.build(
-            f"targets for {output.what}", expected=f"targets of shape {shape[1:]} for each sample",
-            got=f"{target.shape[1:]}", hint=_reshaped(target.shape[1:], shape[1:]),
-        )  # fmt: skip
+            f"targets for {output.what}",
+            expected=f"targets of shape {shape[1:]} for each sample",
+            got=f"{target.shape[1:]}",
+            hint=_reshaped(target.shape[1:], shape[1:]),
+        )
 
 
 def _labels(data: Data | IterableData, output: _Output) -> np.ndarray:
@@ -172,6 +180,8 @@ def _check_range(labels: np.ndarray, classes: int, what: str) -> None:
     if low >= 0:
         hint = f"give the last layer {high + 1} outputs, or {hint}"
     raise DataError.build(
-        f"targets for {what}", expected=f"classes from 0 to {classes - 1}, one for each output",
-        got=f"{low} to {high}", hint=hint,
-    )  # fmt: skip
+        f"targets for {what}",
+        expected=f"classes from 0 to {classes - 1}, one for each output",
+        got=f"{low} to {high}",
+        hint=hint,
+    )

@@ -50,10 +50,11 @@ class WeightAverage(Callback):
     def run_begins(self, run: Run) -> None:
         if run.communicator.size > 1 and not run.steps.strategy.replicas_are_equal:
             raise ConfigError.build(
-                "WeightAverage", expected="all weights on every rank after each step",
+                "WeightAverage",
+                expected="all weights on every rank after each step",
                 got=type(run.steps.strategy).__name__,
                 hint="average with parallel.DataParallel(), or in one process",
-            )  # fmt: skip
+            )
         weights = {
             name: each for name, each in model_variables(run.model).items() if is_float(each.dtype)
         }
@@ -63,18 +64,24 @@ class WeightAverage(Callback):
         else:
             start, self.steps = {name: each.numpy() for name, each in weights.items()}, 0
         self._averages = {
-            name: op.var(f"average/{name}", each.shape, fill=start[name], dtype=each.dtype,
-                         device=run.model.device)
+            name: op.var(
+                f"average/{name}",
+                each.shape,
+                fill=start[name],
+                dtype=each.dtype,
+                device=run.model.device,
+            )
             for name, each in weights.items()
-        }  # fmt: skip
+        }
         rate = op.input("rate", (), "float64")
         self._plan = compile(
             [
                 op.assign(mean, mean + op.cast(rate, mean.dtype) * (weights[name] - mean))
                 for name, mean in self._averages.items()
             ],
-            device=run.model.device, remember=False,
-        )  # fmt: skip
+            device=run.model.device,
+            remember=False,
+        )
 
     def batch_ends(self, run: Run) -> None:
         self.steps += 1

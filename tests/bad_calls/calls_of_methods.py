@@ -62,9 +62,25 @@ def layer() -> nn.Layer:
 
 
 _BINARY = (
-    "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rpow", "floordiv",
-    "mod", "eq", "ne", "lt", "le", "gt", "ge",
-)  # fmt: skip
+    "add",
+    "radd",
+    "sub",
+    "rsub",
+    "mul",
+    "rmul",
+    "truediv",
+    "rtruediv",
+    "pow",
+    "rpow",
+    "floordiv",
+    "mod",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+)
 OPERATORS: dict[str, Given] = {
     **{f"__{name}__": lambda f: f(2.0) for name in _BINARY},
     "__matmul__": lambda f: f(x(3, 2)),
@@ -207,16 +223,39 @@ for _name, _given in LAYERS.items():
 METHODS["RunFolder"] = lambda: cd.RunFolder("missing"), {"model_file": lambda f: f("model")}
 
 CLASSES: dict[str, type] = {
-    "Tensor": cd.Tensor, "Variable": Variable, "NeuralNetwork": cd.NeuralNetwork,
-    "History": cd.History, "ArrayData": cd.data.ArrayData, "Dataset": cd.data.Dataset,
-    "Loader": cd.data.Loader, "Pipeline": cd.data.Pipeline, "Plan": cd.Plan, "Dense": nn.Dense,
+    "Tensor": cd.Tensor,
+    "Variable": Variable,
+    "NeuralNetwork": cd.NeuralNetwork,
+    "History": cd.History,
+    "ArrayData": cd.data.ArrayData,
+    "Dataset": cd.data.Dataset,
+    "Loader": cd.data.Loader,
+    "Pipeline": cd.data.Pipeline,
+    "Plan": cd.Plan,
+    "Dense": nn.Dense,
     "IterableData": cd.data.IterableData,
-}  # fmt: skip
+}
 CALLED_BY_CALDERA = {
-    "build", "build_for", "ensure_built", "evaluation_steps", "expressions", "forward",
-    "make_parameters", "open_expressions", "refuse", "finish", "make", "get", "parameter", "state",
-    "device_array", "host_array", "expressions_for", "batch_length", "padded_batch",
-}  # fmt: skip
+    "build",
+    "build_for",
+    "ensure_built",
+    "evaluation_steps",
+    "expressions",
+    "forward",
+    "make_parameters",
+    "open_expressions",
+    "refuse",
+    "finish",
+    "make",
+    "get",
+    "parameter",
+    "state",
+    "device_array",
+    "host_array",
+    "expressions_for",
+    "batch_length",
+    "padded_batch",
+}
 """Steps of training, of reading data and of a plan's run, and what a mapping has anyway."""
 
 

@@ -338,10 +338,20 @@ PLANNER: dict[str, Given] = {
     "workload_of": lambda f: f(model()),
 }
 ROOMS = {
-    "": FRONT, "nn.": LAYERS, "nn.models.": MODELS, "nn.metrics.": METRICS, "optim.": OPTIM,
-    "data.": DATA, "io.": IO, "compress.": COMPRESS, "comm.": COMM, "parallel.": PARALLEL,
-    "planner.": PLANNER, "audio.": calls_of_applications.AUDIO, "code.": calls_of_applications.CODE,
-}  # fmt: skip
+    "": FRONT,
+    "nn.": LAYERS,
+    "nn.models.": MODELS,
+    "nn.metrics.": METRICS,
+    "optim.": OPTIM,
+    "data.": DATA,
+    "io.": IO,
+    "compress.": COMPRESS,
+    "comm.": COMM,
+    "parallel.": PARALLEL,
+    "planner.": PLANNER,
+    "audio.": calls_of_applications.AUDIO,
+    "code.": calls_of_applications.CODE,
+}
 CALLS: dict[str, Given] = {
     prefix + name: given for prefix, room in ROOMS.items() for name, given in room.items()
 }

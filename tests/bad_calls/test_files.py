@@ -71,9 +71,20 @@ def _repeated(content: bytes, draw: random.Random) -> bytes:
 
 
 DAMAGES: tuple[Damage, ...] = (
-    _cut, _cut, _flipped, _flipped, _start_flipped, _start_flipped, _digit_changed,
-    _digit_changed, _wrong_magic, _longer, _empty, _noise, _repeated,
-)  # fmt: skip
+    _cut,
+    _cut,
+    _flipped,
+    _flipped,
+    _start_flipped,
+    _start_flipped,
+    _digit_changed,
+    _digit_changed,
+    _wrong_magic,
+    _longer,
+    _empty,
+    _noise,
+    _repeated,
+)
 
 
 @pytest.fixture(scope="module")

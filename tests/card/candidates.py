@@ -190,8 +190,11 @@ def nodes_of_cases(ops: set[str], dtype: str) -> Iterator[tuple[Node, Arrays]]:
                 inputs = tuple(values[given][0] for given in node.inputs)
                 with np.errstate(all="ignore"):
                     values[node] = evaluate(node, inputs)
-                key = (node.op.name, repr(sorted(node.attrs.items())),
-                       tuple(given.spec for given in node.inputs))  # fmt: skip
+                key = (
+                    node.op.name,
+                    repr(sorted(node.attrs.items())),
+                    tuple(given.spec for given in node.inputs),
+                )
                 if node.op.name in ops and key not in seen and not is_taken_apart(node):
                     seen.add(key)
                     yield node, inputs

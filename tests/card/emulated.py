@@ -85,8 +85,12 @@ class EmulatedDriver(Driver):
             meeting = 2 if _GRID.search(source) else 1 if _BLOCK.search(source) else 0
             library = ctypes.CDLL(str(_built(source, name)))
             library.run.argtypes = [
-                ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p,
-            ]  # fmt: skip
+                ctypes.c_void_p,
+                ctypes.c_ulong,
+                ctypes.c_void_p,
+                ctypes.c_int,
+                ctypes.c_void_p,
+            ]
             bounds = bounds_of(source, name)
             self._loaded[key] = library, meeting, bounds, globals_of(source)
         return name, *self._loaded[key]
@@ -159,14 +163,32 @@ def _globals_in(text: str) -> frozenset[str]:
 # --- compiling
 
 
-_OPTIONS = ("-O1", "-std=c++17", "-w", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off",
-            "-U_FORTIFY_SOURCE", "-nostdinc++", "-fno-exceptions",
-            "-fno-asynchronous-unwind-tables")  # fmt: skip
+_OPTIONS = (
+    "-O1",
+    "-std=c++17",
+    "-w",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-U_FORTIFY_SOURCE",
+    "-nostdinc++",
+    "-fno-exceptions",
+    "-fno-asynchronous-unwind-tables",
+)
 _WHOLE = "-fwhole-program"
 """Nobody but `run` calls a kernel: where it is inlined there, it is not compiled a second time."""
-_GCC = ("-fno-tree-dominator-opts", "-fno-tree-pta", "-fno-tree-loop-optimize", "-fno-ivopts",
-        "-fno-guess-branch-probability", "-fno-ipa-ra", "-fno-ipa-pure-const",
-        "-fno-ipa-reference", "-fno-ipa-profile", "-fira-region=one")  # fmt: skip
+_GCC = (
+    "-fno-tree-dominator-opts",
+    "-fno-tree-pta",
+    "-fno-tree-loop-optimize",
+    "-fno-ivopts",
+    "-fno-guess-branch-probability",
+    "-fno-ipa-ra",
+    "-fno-ipa-pure-const",
+    "-fno-ipa-reference",
+    "-fno-ipa-profile",
+    "-fira-region=one",
+)
 """A kernel is compiled for longer than it is played. These passes take a sixth of GCC's time, and
 without them playing takes no longer. Other compilers do not know the options."""
 
@@ -192,10 +214,22 @@ def _built(source: str, name: str) -> Path:
     return cached_file(
         folder / f"{_key(source, name)}.so",
         lambda file: _compile(
-            *_of_kernels(), f"-I{folder}", "-shared", "-nostdlib", "-o", str(file),
-            "-x", "c++", "-", "-x", "none", str(machine), "-lgcc", text=text,
+            *_of_kernels(),
+            f"-I{folder}",
+            "-shared",
+            "-nostdlib",
+            "-o",
+            str(file),
+            "-x",
+            "c++",
+            "-",
+            "-x",
+            "none",
+            str(machine),
+            "-lgcc",
+            text=text,
         ),
-    )  # fmt: skip
+    )
 
 
 @cache
@@ -215,7 +249,7 @@ def _headers(texts: tuple[tuple[str, str], ...]) -> Path:
         lambda file: _compile(
             *_of_kernels(), f"-I{folder}", "-o", str(file), "-x", "c++-header", str(header)
         ),
-    )  # fmt: skip
+    )
     return folder
 
 
@@ -255,8 +289,10 @@ def _compile(*arguments: str, text: str = "") -> None:
     """Call the compiler; "-" among the arguments stands for the text."""
     done = subprocess.run(
         [str(compiler()), *_OPTIONS, *arguments],
-        input=text.encode(), capture_output=True, check=False,
-    )  # fmt: skip
+        input=text.encode(),
+        capture_output=True,
+        check=False,
+    )
     assert done.returncode == 0, f"{done.stderr.decode()}\n{text}"
 
 

@@ -69,9 +69,12 @@ class ReductionScheme(enum.IntEnum):
 
 
 SIZES = {
-    MatmulDescAttribute.TRANSA: 4, MatmulDescAttribute.TRANSB: 4, MatmulDescAttribute.EPILOGUE: 4,
-    MatmulDescAttribute.BIAS_POINTER: 8, MatmulDescAttribute.BIAS_DATA_TYPE: 4,
-}  # fmt: skip
+    MatmulDescAttribute.TRANSA: 4,
+    MatmulDescAttribute.TRANSB: 4,
+    MatmulDescAttribute.EPILOGUE: 4,
+    MatmulDescAttribute.BIAS_POINTER: 8,
+    MatmulDescAttribute.BIAS_DATA_TYPE: 4,
+}
 LAYOUT_SIZES = {
     MatrixLayoutAttribute.BATCH_COUNT: 4,
     MatrixLayoutAttribute.STRIDED_BATCH_OFFSET: 8,
@@ -146,9 +149,18 @@ class FakeCublasLt:
         self._set(PREFERENCE_SIZES, number, name, place, size)
 
     def matmul_algo_get_heuristic(
-        self, handle: int, product: int, a: int, b: int, c: int, d: int, preference: int,
-        wanted: int, results: int, count: int,
-    ) -> None:  # fmt: skip
+        self,
+        handle: int,
+        product: int,
+        a: int,
+        b: int,
+        c: int,
+        d: int,
+        preference: int,
+        wanted: int,
+        results: int,
+        count: int,
+    ) -> None:
         assert handle in self.alive
         if not self._algorithms:
             raise cuBLASLtError(15)
@@ -174,9 +186,10 @@ class FakeCublasLt:
         reach = (count - 1) * apart + (facts["columns"] - 1) * facts["leading"] + facts["rows"]
         memory = (ctypes.c_char * (reach * dtype.itemsize)).from_address(place)
         seen = np.lib.stride_tricks.as_strided(
-            np.frombuffer(memory, dtype), (count, facts["rows"], facts["columns"]),
+            np.frombuffer(memory, dtype),
+            (count, facts["rows"], facts["columns"]),
             np.array([apart, 1, facts["leading"]]) * dtype.itemsize,
-        )  # fmt: skip
+        )
         return seen.swapaxes(1, 2) if transposed else seen
 
     def _row_bytes(self, number: int) -> int:
@@ -184,10 +197,24 @@ class FakeCublasLt:
         return int(facts["leading"] * BY_NAME[TYPES[facts["kind"]]].itemsize)
 
     def matmul(
-        self, handle: int, product: int, alpha: int, a: int, a_layout: int, b: int, b_layout: int,
-        beta: int, c: int, c_layout: int, d: int, d_layout: int, algorithm: int, workspace: int,
-        room: int, stream: int,
-    ) -> None:  # fmt: skip
+        self,
+        handle: int,
+        product: int,
+        alpha: int,
+        a: int,
+        a_layout: int,
+        b: int,
+        b_layout: int,
+        beta: int,
+        c: int,
+        c_layout: int,
+        d: int,
+        d_layout: int,
+        algorithm: int,
+        workspace: int,
+        room: int,
+        stream: int,
+    ) -> None:
         facts = self.alive[product]
         wide = SCALES[facts["compute"]]
         number = ctypes.c_double if wide == "float64" else ctypes.c_float

@@ -156,9 +156,16 @@ class FakeGraph:
         return self._attention("sdpa", [q, k, v], 2, how)
 
     def sdpa_backward(
-        self, *, q: FakeTensor, k: FakeTensor, v: FakeTensor, o: FakeTensor, dO: FakeTensor,
-        stats: FakeTensor, **how: Any,
-    ) -> list[FakeTensor]:  # fmt: skip
+        self,
+        *,
+        q: FakeTensor,
+        k: FakeTensor,
+        v: FakeTensor,
+        o: FakeTensor,
+        dO: FakeTensor,
+        stats: FakeTensor,
+        **how: Any,
+    ) -> list[FakeTensor]:
         self.library.ordered.append(how.pop("use_deterministic_algorithm"))
         return self._attention("sdpa_backward", [dO, q, k, v, o, stats], 3, how)
 
@@ -235,10 +242,11 @@ class FakeGraph:
             next(each for each in self.tensors if each.uid == uid).dim for uid in (1, 2)
         )
         attributes: dict[str, Any] = {
-            "stride": tuple(how["stride"]), "dilation": tuple(how["dilation"]),
+            "stride": tuple(how["stride"]),
+            "dilation": tuple(how["dilation"]),
             "padding": tuple(zip(how["pre_padding"], how["post_padding"], strict=True)),
             "groups": image[1] // filters[1],
-        }  # fmt: skip
+        }
         if name != "conv2d":
             attributes["shape"] = tuple(self.result.dim)
         wide = [each.astype(self.kinds["compute_data_type"].value) for each in inputs]

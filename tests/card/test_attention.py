@@ -21,9 +21,11 @@ from tests.card.variants import node_of, numbers
 from tests.unit.kernels.checking import DTYPES, compare
 
 OPS = {
-    "scaled_dot_product_attention", "scaled_dot_product_attention_backward",
-    "scaled_dot_product_attention_backward_packed", "scaled_dot_product_attention_grad",
-}  # fmt: skip
+    "scaled_dot_product_attention",
+    "scaled_dot_product_attention_backward",
+    "scaled_dot_product_attention_backward_packed",
+    "scaled_dot_product_attention_grad",
+}
 Shape = tuple[int, ...]
 
 
@@ -49,9 +51,10 @@ def check_attention(
     given = [numbers(*shape, dtype=wanted, seed=i) for i, shape in enumerate((q, key, v))]
     attrs: Any = {"causal": causal, "scale": 0.3} | ({"compute": compute} if compute else {})
     how: Any = {
-        "names": names, "layouts": ["dense"],
+        "names": names,
+        "layouts": ["dense"],
         "by": compare if compute is None else _compare_rounded,
-    }  # fmt: skip
+    }
     forward = node_of(attention.attention, (*given, *masks), **attrs)
     check(card, forward, (*given, *masks), **how)
     result, logarithm = forward.outputs
@@ -75,11 +78,14 @@ def _compare_rounded(output: np.ndarray, right: np.ndarray) -> None:
 @pytest.mark.parametrize(
     ("queries", "keys", "depth", "width", "dtype", "causal"),
     [
-        (70, 130, 20, 12, "float32", False), (70, 130, 20, 12, "float32", True),
-        (130, 66, 72, 136, "float32", True), (3, 70, 16, 16, "bfloat16", False),
-        (40, 35, 36, 70, "float64", True), (1, 1, 1, 1, "float16", False),
+        (70, 130, 20, 12, "float32", False),
+        (70, 130, 20, 12, "float32", True),
+        (130, 66, 72, 136, "float32", True),
+        (3, 70, 16, 16, "bfloat16", False),
+        (40, 35, 36, 70, "float64", True),
+        (1, 1, 1, 1, "float16", False),
     ],
-)  # fmt: skip
+)
 def test_sizes_that_are_no_whole_tiles(
     card: Device,
     queries: int,
@@ -91,7 +97,7 @@ def test_sizes_that_are_no_whole_tiles(
 ) -> None:
     check_attention(
         card, (queries, depth), (keys, depth), (keys, width), dtype=dtype, causal=causal
-    )  # fmt: skip
+    )
 
 
 def test_heads_that_share(card: Device) -> None:
@@ -121,7 +127,7 @@ def test_masks(card: Device, shape: Shape) -> None:
         ((2, 3, 33, 20), (2, 1, 70, 20), (2, 1, 70, 12), True, True, "bfloat16"),
         ((66, 136), (40, 136), (40, 200), False, False, "bfloat16"),
     ],
-)  # fmt: skip
+)
 def test_tensor_cores(
     card: Device, q: Shape, key: Shape, v: Shape, causal: bool, is_masked: bool, dtype: str
 ) -> None:
@@ -144,8 +150,9 @@ def test_tensor_cores_ask_what_the_card_has(card: Device) -> None:
         given = tuple(numbers(5, width, dtype=BY_NAME[dtype], seed=i) for i in range(4))
         logarithm = (numbers(5, seed=4),)
         driver.use(EmulatedDriver(properties))
-        node = node_of(attention.attention_backward, (*given, given[0], *logarithm),
-                       causal=True, scale=0.3)  # fmt: skip
+        node = node_of(
+            attention.attention_backward, (*given, given[0], *logarithm), causal=True, scale=0.3
+        )
         return {kernel.name for kernel in TABLE.candidates(node, "cuda")}
 
     if not isinstance(card, EmulatedCard):

@@ -68,10 +68,12 @@ def kernels(node: Node) -> list[Kernel]:
 @pytest.mark.parametrize(
     ("q", "key", "v"),
     [
-        ((2, 3, 10, 8), (2, 3, 10, 8), (2, 3, 10, 16)), ((2, 3, 4, 8), (2, 1, 6, 8), (2, 1, 6, 8)),
-        ((3, 5, 8), (3, 7, 8), (3, 7, 8)), ((1, 8), (6, 8), (6, 8)),
+        ((2, 3, 10, 8), (2, 3, 10, 8), (2, 3, 10, 16)),
+        ((2, 3, 4, 8), (2, 1, 6, 8), (2, 1, 6, 8)),
+        ((3, 5, 8), (3, 7, 8), (3, 7, 8)),
+        ((1, 8), (6, 8), (6, 8)),
     ],
-)  # fmt: skip
+)
 def test_values_and_gradients(
     card: Device, library: FakeCudnn, q: Shape, key: Shape, v: Shape, causal: bool
 ) -> None:

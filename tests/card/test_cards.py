@@ -87,21 +87,36 @@ def test_blocks_that_meet_are_on_the_card_at_once(planned: CardProperties) -> No
 def _perceptron(device: Any, precision: str | None = None) -> cd.NeuralNetwork:
     layers = [nn.Input((40,)), nn.Dense(48, activation="tanh"), nn.Dense(5)]
     return cd.NeuralNetwork(
-        layers, loss="cross_entropy", optimizer=optim.SGD(0.05), batch_size=10, seed=1,
-        device=device, precision=precision,
-    )  # fmt: skip
+        layers,
+        loss="cross_entropy",
+        optimizer=optim.SGD(0.05),
+        batch_size=10,
+        seed=1,
+        device=device,
+        precision=precision,
+    )
 
 
 def _lenet(device: Any) -> cd.NeuralNetwork:
     layers = [
-        nn.Input((1, 28, 28)), nn.Conv2D(6, 5, padding=2, activation="tanh"), nn.AveragePool2D(2),
-        nn.Conv2D(16, 5, activation="tanh"), nn.AveragePool2D(2), nn.Flatten(),
-        nn.Dense(120, activation="tanh"), nn.Dense(84, activation="tanh"), nn.Dense(10),
-    ]  # fmt: skip
+        nn.Input((1, 28, 28)),
+        nn.Conv2D(6, 5, padding=2, activation="tanh"),
+        nn.AveragePool2D(2),
+        nn.Conv2D(16, 5, activation="tanh"),
+        nn.AveragePool2D(2),
+        nn.Flatten(),
+        nn.Dense(120, activation="tanh"),
+        nn.Dense(84, activation="tanh"),
+        nn.Dense(10),
+    ]
     return cd.NeuralNetwork(
-        layers, loss="cross_entropy", optimizer=optim.Adam(1e-3), batch_size=128, seed=1,
+        layers,
+        loss="cross_entropy",
+        optimizer=optim.Adam(1e-3),
+        batch_size=128,
+        seed=1,
         device=device,
-    )  # fmt: skip
+    )
 
 
 def _data(*shape: int) -> tuple[np.ndarray, np.ndarray]:
@@ -180,7 +195,8 @@ def test_what_a_card_can_do_is_told() -> None:
 
 def test_properties_are_what_the_driver_says() -> None:
     attributes = {
-        "MultiProcessorCount": 170, "MaxSharedMemoryPerBlockOptin": 99 << 10,
+        "MultiProcessorCount": 170,
+        "MaxSharedMemoryPerBlockOptin": 99 << 10,
         "MaxThreadsPerMultiProcessor": 1536,
-    }  # fmt: skip
+    }
     assert CardProperties.of("120", attributes, 0) == CARDS[6]

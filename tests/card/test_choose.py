@@ -102,9 +102,10 @@ def real(card: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
         ctypes.memset(address, value, nbytes)
 
     cuda = SimpleNamespace(
-        Event=Event, get_elapsed_time=lambda one, other: (other.at - one.at) * 1e3,
+        Event=Event,
+        get_elapsed_time=lambda one, other: (other.at - one.at) * 1e3,
         runtime=SimpleNamespace(memsetAsync=fill),
-    )  # fmt: skip
+    )
     monkeypatch.setattr(on_card, "cupy", lambda: SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(on_card, "card_count", lambda: 1)
     monkeypatch.setattr(on_card, "device", lambda name: card)

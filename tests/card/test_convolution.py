@@ -58,9 +58,13 @@ def test_every_kind(card: Device, setting: Setting, dtype: str) -> None:
 EpilogueCode = tuple[bool, str | None, Any]
 """Whether there is a bias; the activation and its attributes."""
 ENDINGS: list[EpilogueCode] = [
-    (True, "relu", ()), (False, "tanh", ()), (True, "leaky_relu", (("slope", 0.1),)),
-    (True, "sigmoid", ()), (True, None, ()), (True, "gelu", (("approximate", False),)),
-]  # fmt: skip
+    (True, "relu", ()),
+    (False, "tanh", ()),
+    (True, "leaky_relu", (("slope", 0.1),)),
+    (True, "sigmoid", ()),
+    (True, None, ()),
+    (True, "gelu", (("approximate", False),)),
+]
 
 
 def ended_of(setting: Setting, dtype: str, ending: EpilogueCode) -> Iterator[Node]:

@@ -19,23 +19,64 @@ EDGE = ((1, 1), (1, 1))
 SETTINGS = [
     (Setting("plain", (2, 16, 9, 10), (16, 1, 3, 3), padding=EDGE, groups=16), "bfloat16"),
     (Setting("strided", (2, 8, 9, 12), (8, 1, 3, 3), (2, 2), EDGE, groups=8), "bfloat16"),
-    (Setting("other strides", (1, 12, 11, 13), (12, 1, 4, 5), (3, 2), ((2, 1), (0, 3)),
-             groups=12), "float32"),
-    (Setting("stride of three", (2, 6, 9, 14), (6, 1, 2, 3), (1, 3), ((0, 1), (2, 0)),
-             groups=6), "float16"),
-    (Setting("dilated", (1, 4, 12, 11), (4, 1, 3, 2), (1, 2), ((2, 2), (1, 1)), (2, 3), groups=4),
-     "float64"),
-    (Setting("more packs than threads", (3, 264, 5, 3), (264, 1, 3, 3), padding=EDGE, groups=264),
-     "bfloat16"),
-    (Setting("one number at a time", (2, 7, 6, 5), (7, 1, 7, 7), padding=((3, 3), (3, 3)),
-             groups=7), "float32"),
-    (Setting("several strips, dilated", (1, 6, 45, 9), (6, 1, 3, 3), (1, 1), ((2, 1), (3, 3)),
-             (2, 3), groups=6), "float32"),
-    (Setting("five rows, two at a time", (1, 8, 41, 7), (8, 1, 5, 5), (2, 1), ((2, 2), (2, 2)),
-             groups=8), "bfloat16"),
-    (Setting("rows that nobody sees", (2, 4, 31, 9), (4, 1, 2, 1), (3, 2), ((1, 0), (0, 0)),
-             groups=4), "float32"),
-]  # fmt: skip
+    (
+        Setting(
+            "other strides", (1, 12, 11, 13), (12, 1, 4, 5), (3, 2), ((2, 1), (0, 3)), groups=12
+        ),
+        "float32",
+    ),
+    (
+        Setting("stride of three", (2, 6, 9, 14), (6, 1, 2, 3), (1, 3), ((0, 1), (2, 0)), groups=6),
+        "float16",
+    ),
+    (
+        Setting(
+            "dilated", (1, 4, 12, 11), (4, 1, 3, 2), (1, 2), ((2, 2), (1, 1)), (2, 3), groups=4
+        ),
+        "float64",
+    ),
+    (
+        Setting(
+            "more packs than threads", (3, 264, 5, 3), (264, 1, 3, 3), padding=EDGE, groups=264
+        ),
+        "bfloat16",
+    ),
+    (
+        Setting(
+            "one number at a time", (2, 7, 6, 5), (7, 1, 7, 7), padding=((3, 3), (3, 3)), groups=7
+        ),
+        "float32",
+    ),
+    (
+        Setting(
+            "several strips, dilated",
+            (1, 6, 45, 9),
+            (6, 1, 3, 3),
+            (1, 1),
+            ((2, 1), (3, 3)),
+            (2, 3),
+            groups=6,
+        ),
+        "float32",
+    ),
+    (
+        Setting(
+            "five rows, two at a time",
+            (1, 8, 41, 7),
+            (8, 1, 5, 5),
+            (2, 1),
+            ((2, 2), (2, 2)),
+            groups=8,
+        ),
+        "bfloat16",
+    ),
+    (
+        Setting(
+            "rows that nobody sees", (2, 4, 31, 9), (4, 1, 2, 1), (3, 2), ((1, 0), (0, 0)), groups=4
+        ),
+        "float32",
+    ),
+]
 
 
 def kernel_of(node: Node) -> Kernel:

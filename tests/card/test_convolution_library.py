@@ -58,10 +58,11 @@ def _as_planned(node: Node, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray,
     return tuple(
         laid_out(
             np.array(array.transpose(given.spec.order or range(array.ndim)), order="C"),
-            array.shape, given.spec.order,
+            array.shape,
+            given.spec.order,
         )
         for given, array in zip(node.inputs, inputs, strict=True)
-    )  # fmt: skip
+    )
 
 
 def _kernels(node: Node, name: str = "cudnn") -> list[Kernel]:
@@ -105,15 +106,21 @@ def test_arrays_that_lie_otherwise_are_our_own_kernels_business(
 @pytest.mark.parametrize(
     ("dtype", "compute", "accuracy", "plans"),
     [
-        ("float32", None, "strict", [3, 4]), ("float32", "tf32", "strict", [1, 3, 4]),
-        ("float32", None, "fast", [2, 3, 4]), ("float16", None, "strict", [1, 3]),
+        ("float32", None, "strict", [3, 4]),
+        ("float32", "tf32", "strict", [1, 3, 4]),
+        ("float32", None, "fast", [2, 3, 4]),
+        ("float16", None, "strict", [1, 3]),
         ("float64", None, "strict", [1, 3, 4]),
     ],
-)  # fmt: skip
+)
 def test_plans_round_no_more_than_they_may(
-    card: Device, library: FakeCudnn,
-    dtype: str, compute: str | None, accuracy: str, plans: list[int],
-) -> None:  # fmt: skip
+    card: Device,
+    library: FakeCudnn,
+    dtype: str,
+    compute: str | None,
+    accuracy: str,
+    plans: list[int],
+) -> None:
     plain = next(nodes_of(TILED[0], dtype))
     how = {} if compute is None else {"compute": compute}
     node = product.conv2d(*plain.inputs, **{**plain.attrs, **how})

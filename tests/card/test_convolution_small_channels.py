@@ -41,9 +41,11 @@ def nodes_of(setting: Any, dtype: str) -> Iterator[Node]:
         parameter(index, Spec(shape, BY_NAME[dtype], None if index == 1 else NHWC))
         for index, shape in enumerate([setting.x, setting.w, output_shape(setting)])
     )
-    for node in (product.conv2d.node(x, w, **how),
-                 product.conv2d_input.node(g, w, shape=setting.x, **how),
-                 product.conv2d_weight.node(x, g, shape=setting.w, **how)):  # fmt: skip
+    for node in (
+        product.conv2d.node(x, w, **how),
+        product.conv2d_input.node(g, w, shape=setting.x, **how),
+        product.conv2d_weight.node(x, g, shape=setting.w, **how),
+    ):
         order = None if node.op.name == "conv2d_weight" else NHWC
         yield intern(node.op, node.inputs, dict(node.attrs), (Spec(node.shape, node.dtype, order),))
 

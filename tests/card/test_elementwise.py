@@ -60,8 +60,17 @@ def test_every_op_has_a_kernel() -> None:
 
 def test_the_cases_of_other_ops(card: Device) -> None:
     ops = {
-        "sum", "argmax", "argmin", "cumsum", "reshape", "concat", "split", "pad", "unslice", "iota",
-    }  # fmt: skip
+        "sum",
+        "argmax",
+        "argmin",
+        "cumsum",
+        "reshape",
+        "concat",
+        "split",
+        "pad",
+        "unslice",
+        "iota",
+    }
     found = set()
     for node, inputs in nodes_of_cases(ops, "float32"):
         assert check(card, node, inputs, layouts=["dense"])
@@ -136,11 +145,22 @@ def test_casts(card: Device, source: str) -> None:
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        ((1,), (1,)), ((37,), (37,)), ((5, 21), (21,)), ((6, 19), (6, 1)), ((6, 20), (20,)),
-        ((6, 20), (6, 1)), ((2, 3, 4, 5), (3, 1, 1)), ((), ()), ((0, 3), (3,)), ((3, 70), ()),
-        ((4, 1), (1, 5)), ((2, 1, 3), (2, 4, 3)), ((2, 3, 8), (3, 1)), ((300, 40), (40,)),
+        ((1,), (1,)),
+        ((37,), (37,)),
+        ((5, 21), (21,)),
+        ((6, 19), (6, 1)),
+        ((6, 20), (20,)),
+        ((6, 20), (6, 1)),
+        ((2, 3, 4, 5), (3, 1, 1)),
+        ((), ()),
+        ((0, 3), (3,)),
+        ((3, 70), ()),
+        ((4, 1), (1, 5)),
+        ((2, 1, 3), (2, 4, 3)),
+        ((2, 3, 8), (3, 1)),
+        ((300, 40), (40,)),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_operands_are_broadcast(
     card: Device,

@@ -60,8 +60,10 @@ def test_complex_numbers_and_their_gradients(card: Device) -> None:
         y = op.ifft(op.fft(z, axis=0) * w, axis=0)
         return [y @ w, z, op.grad(op.sum(op.abs(y)), z)]
 
-    arrays = [(_numbers(4, 3) + 1j * _numbers(3, 4).T).astype("complex64"),
-              (_numbers(3) + 1j * _numbers(1, 3)[0]).astype("complex64")]  # fmt: skip
+    arrays = [
+        (_numbers(4, 3) + 1j * _numbers(3, 4).T).astype("complex64"),
+        (_numbers(3) + 1j * _numbers(1, 3)[0]).astype("complex64"),
+    ]
     for found, wanted in _both(card, build, *arrays):
         assert found.dtype == wanted.dtype
         np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)

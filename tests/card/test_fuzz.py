@@ -51,8 +51,11 @@ def test_a_difference_counts_if_a_rounding_makes_less(
     monkeypatch.setattr(fuzz, "trained", run)
     found = {device: fuzz.compared(network, device).what for device in wrong}
     assert found == {
-        "right": "agreed", "rounded": "agreed", "wrong": "difference", "lost": "difference",
-    }  # fmt: skip
+        "right": "agreed",
+        "rounded": "agreed",
+        "wrong": "difference",
+        "lost": "difference",
+    }
 
 
 def test_a_turn_that_few_correct_runs_take_is_no_difference(

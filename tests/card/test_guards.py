@@ -34,9 +34,7 @@ def played() -> Iterator[EmulatedDriver]:
     driver.use(None)
 
 
-def _write(
-    body: str, to: np.ndarray, place: int, threads: int = 32, bounds: str = ""
-) -> None:  # fmt: skip
+def _write(body: str, to: np.ndarray, place: int, threads: int = 32, bounds: str = "") -> None:
     source = '#include "machine.cuh"\n' + KERNEL.source(bounds, body=body)
     Launch(source, "write", 2, threads, KERNEL.bind(to=to, place=place), shared=40)()
 

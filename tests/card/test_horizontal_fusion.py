@@ -18,9 +18,10 @@ from tests.card.emulated import EmulatedDriver
 CELLS = 12
 part = st.tuples(st.integers(0, CELLS - 1), st.integers(1, 3))
 _call = st.tuples(
-    st.lists(part, max_size=2), st.lists(part, min_size=1, max_size=2),
+    st.lists(part, max_size=2),
+    st.lists(part, min_size=1, max_size=2),
     st.sampled_from([None, "a", "b"]),
-)  # fmt: skip
+)
 
 
 def run_touching(memory: np.ndarray, touched: Touched, number: int) -> None:

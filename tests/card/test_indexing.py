@@ -39,9 +39,10 @@ def test_rows_are_rounded_on_the_way(card: Device, dtype: str) -> None:
         (right,) = evaluate(gather(*given, axis=0), (x, positions.clip(-6)))
         right[0, 1] = np.nan  # There is no such row.
         (kernel,) = (
-            each for each in TABLE.candidates(rounded_node(*given, dtype), "cuda")
+            each
+            for each in TABLE.candidates(rounded_node(*given, dtype), "cuda")
             if each.name == "lines"
-        )  # fmt: skip
+        )
         (result,) = run_kernel(card, kernel, rounded_node(*given, dtype), (x, positions))
         expected = right.astype(BY_NAME[dtype]).astype("float32")
         np.testing.assert_array_equal(result.astype("float32"), expected)

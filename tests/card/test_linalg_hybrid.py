@@ -64,9 +64,10 @@ class NumPyAsCuPy:
     def __init__(self) -> None:
         main = Later()
         self.cuda = SimpleNamespace(
-            Stream=lambda non_blocking: Later(), get_current_stream=lambda: main,
+            Stream=lambda non_blocking: Later(),
+            get_current_stream=lambda: main,
             alloc_pinned_memory=bytearray,
-        )  # fmt: skip
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)

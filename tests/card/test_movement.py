@@ -86,10 +86,13 @@ def test_parts_side_by_side(card: Device, axis: int, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["bool", "float32"])
 def test_padding(card: Device, dtype: str) -> None:
     for shape, widths in (
-        ((3, 5), ((1, 2), (0, 3))), ((4, 8), ((1, 2), (0, 0))), ((2, 3, 4, 8), ((0, 0), (0, 0),
-        (1, 1), (8, 8))), ((2, 4, 6), ((0, 0), (1, 0), (0, 0))), ((0, 2), ((1, 1), (0, 1))),
+        ((3, 5), ((1, 2), (0, 3))),
+        ((4, 8), ((1, 2), (0, 0))),
+        ((2, 3, 4, 8), ((0, 0), (0, 0), (1, 1), (8, 8))),
+        ((2, 4, 6), ((0, 0), (1, 0), (0, 0))),
+        ((0, 2), ((1, 1), (0, 1))),
         ((1, 7), ((0, 0), (2, 2))),
-    ):  # fmt: skip
+    ):
         x = _numbers(shape, dtype)
         node = movement.pad(stand_ins(x)[0], widths, 1)
         assert check(card, node, (x,), by=np.testing.assert_array_equal)

@@ -26,14 +26,24 @@ from tests.card.variants import (
 from tests.unit.kernels.checking import DTYPES, LAYOUTS
 
 BATCH = {
-    "batch_norm", "batch_norm_relu", "batch_norm_inference", "batch_norm_inference_relu",
-    "batch_norm_grad", "batch_norm_relu_grad",
-}  # fmt: skip
+    "batch_norm",
+    "batch_norm_relu",
+    "batch_norm_inference",
+    "batch_norm_inference_relu",
+    "batch_norm_grad",
+    "batch_norm_relu_grad",
+}
 OTHERS = {
-    "layer_norm", "layer_norm_rounded", "layer_norm_residual", "layer_norm_grad",
-    "layer_norm_grad_residual", "group_norm", "group_norm_grad", "local_response_norm",
+    "layer_norm",
+    "layer_norm_rounded",
+    "layer_norm_residual",
+    "layer_norm_grad",
+    "layer_norm_grad_residual",
+    "group_norm",
+    "group_norm_grad",
+    "local_response_norm",
     "local_response_norm_grad",
-}  # fmt: skip
+}
 EPS = 1e-3
 RESPONSE = {"alpha": 0.8, "beta": 0.75, "k": 1.5}
 
@@ -92,10 +102,12 @@ def test_batches_in_both_orders(
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [
-        ((3, 40, 10, 9), "float32"), ((2, 1, 70, 61), "float32"), ((2, 2, 64, 65), "float32"),
+        ((3, 40, 10, 9), "float32"),
+        ((2, 1, 70, 61), "float32"),
+        ((2, 2, 64, 65), "float32"),
         ((5, 16, 16, 20), "bfloat16"),
     ],
-)  # fmt: skip
+)
 def test_batches_in_several_chunks(card: Device, shape: tuple[int, ...], dtype: str) -> None:
     for node, inputs in batch_nodes(shape, dtype, "float32")[:4]:
         check_both_orders(card, node, inputs)
@@ -103,9 +115,13 @@ def test_batches_in_several_chunks(card: Device, shape: tuple[int, ...], dtype: 
 
 @pytest.mark.parametrize(
     ("shape", "dtype"),
-    [((3, 8, 12, 30), "float32"), ((5, 16, 16, 20), "bfloat16"), ((7, 24, 9, 11), "bfloat16"),
-     ((6, 16, 16, 24), "bfloat16")],
-)  # fmt: skip
+    [
+        ((3, 8, 12, 30), "float32"),
+        ((5, 16, 16, 20), "bfloat16"),
+        ((7, 24, 9, 11), "bfloat16"),
+        ((6, 16, 16, 24), "bfloat16"),
+    ],
+)
 def test_small_batches_with_their_channels_last_take_one_launch(
     card: Device, shape: tuple[int, ...], dtype: str
 ) -> None:
@@ -125,11 +141,14 @@ def test_small_batches_with_their_channels_last_take_one_launch(
 @pytest.mark.parametrize(
     ("shape", "groups", "dtype"),
     [
-        ((2, 8, 3, 5), 4, "float32"), ((2, 12, 20, 20), 2, "float32"),
-        ((3, 70, 2, 2), 1, "float32"), ((2, 16, 3, 4), 2, "bfloat16"),
-        ((2, 6, 3, 3), 3, "float16"), ((2, 4, 3, 2), 2, "float64"),
+        ((2, 8, 3, 5), 4, "float32"),
+        ((2, 12, 20, 20), 2, "float32"),
+        ((3, 70, 2, 2), 1, "float32"),
+        ((2, 16, 3, 4), 2, "bfloat16"),
+        ((2, 6, 3, 3), 3, "float16"),
+        ((2, 4, 3, 2), 2, "float64"),
     ],
-)  # fmt: skip
+)
 def test_groups_in_both_orders(
     card: Device,
     shape: tuple[int, ...],
@@ -152,10 +171,16 @@ def test_groups_in_both_orders(
 @pytest.mark.parametrize(
     ("rows", "length", "dtype"),
     [
-        (3, 8, "float32"), (5, 130, "float32"), (2, 1000, "float32"), (1700, 12, "float32"),
-        (3, 2052, "bfloat16"), (2, 260, "float64"), (2, 33000, "float32"), (3, 520, "float16"),
+        (3, 8, "float32"),
+        (5, 130, "float32"),
+        (2, 1000, "float32"),
+        (1700, 12, "float32"),
+        (3, 2052, "bfloat16"),
+        (2, 260, "float64"),
+        (2, 33000, "float32"),
+        (3, 520, "float16"),
     ],
-)  # fmt: skip
+)
 def test_layers_of_many_lengths(card: Device, rows: int, length: int, dtype: str) -> None:
     wide = "float64" if dtype == "float64" else "float32"
     x, g = (numbers(rows, length, dtype=BY_NAME[dtype], seed=i) for i in (0, 1))
@@ -186,7 +211,7 @@ def test_layers_of_many_lengths(card: Device, rows: int, length: int, dtype: str
         ((0, 30), "float32", "bfloat16", "bfloat16", "dense"),
         ((3, 0), "float32", "bfloat16", "bfloat16", "dense"),
     ],
-)  # fmt: skip
+)
 def test_residual_blocks(
     card: Device, shape: tuple[int, ...], dtype: str, more: str, rounded: str | None, layout: str
 ) -> None:

@@ -49,10 +49,16 @@ def test_a_network_of_images(card: Device, places: None) -> None:
         y = op.group_norm(y + op.avg_pool2d(x, size=2), 2, scale, shift, eps=1e-3)
         return op.mean(op.cross_entropy(op.reshape(y, (3, 64)) @ w, labels))
 
-    _check(card, loss, {
-        "x": numbers(3, 4, 8, 8), "scale": numbers(4, low=0.5), "shift": numbers(4, seed=1),
-        "w": numbers(64, 5, seed=2),
-    })  # fmt: skip
+    _check(
+        card,
+        loss,
+        {
+            "x": numbers(3, 4, 8, 8),
+            "scale": numbers(4, low=0.5),
+            "shift": numbers(4, seed=1),
+            "w": numbers(64, 5, seed=2),
+        },
+    )
 
 
 def test_a_block_of_a_transformer(card: Device, places: None) -> None:
@@ -67,7 +73,13 @@ def test_a_block_of_a_transformer(card: Device, places: None) -> None:
         soft = op.sum(op.softmax(logits, axis=1) * op.log_softmax(logits))
         return op.mean(op.cross_entropy(logits, targets)) + soft
 
-    _check(card, loss, {
-        "x": numbers(2, 6, 8), "scale": numbers(8, low=0.5), "shift": numbers(8, seed=1),
-        "w": numbers(8, 8, seed=2),
-    })  # fmt: skip
+    _check(
+        card,
+        loss,
+        {
+            "x": numbers(2, 6, 8),
+            "scale": numbers(8, low=0.5),
+            "shift": numbers(8, seed=1),
+            "w": numbers(8, 8, seed=2),
+        },
+    )

@@ -78,8 +78,9 @@ def test_pairs_are_compared_as_by_newer_cards(card: Device, kind: str) -> None:
         f" out[4 * i] = {above}(a, b); out[4 * i + 1] = {kind}_pair_above(a, b);"
         f" out[4 * i + 2] = older::{kind}_pair_max(a, b);"
         f" out[4 * i + 3] = {kind}_pair_max(a, b); }}",
-        np.concatenate([pairs, turned]), 4 * count,
-    ).reshape(count, 4)  # fmt: skip
+        np.concatenate([pairs, turned]),
+        4 * count,
+    ).reshape(count, 4)
     np.testing.assert_array_equal(found[:, 0], found[:, 1])
     # Of zeros with both signs a card may give either.
     zeros = ((pairs | turned) & 0x7FFF == 0) | ((pairs | turned) & 0x7FFF0000 == 0)
@@ -97,8 +98,9 @@ def test_numbers_are_rounded_as_by_newer_cards(card: Device) -> None:
         " float y = bits_to_float(in[i ^ 1]);"
         " out[4 * i] = older::bfloat_pair(x, y); out[4 * i + 1] = bfloat_pair(x, y);"
         " out[4 * i + 2] = older::half_pair(x, y); out[4 * i + 3] = half_pair(x, y); }",
-        bits, 4 * len(bits),
-    ).reshape(-1, 4)  # fmt: skip
+        bits,
+        4 * len(bits),
+    ).reshape(-1, 4)
     np.testing.assert_array_equal(found[:, 0], found[:, 1])
     np.testing.assert_array_equal(found[:, 2], found[:, 3])
 
@@ -116,20 +118,26 @@ def test_products_of_warps_without_tensor_cores(card: Device, kind: str) -> None
         f" mma_{kind}(other, a, in[6 * lane + 4], in[6 * lane + 5]);"
         " for (int i = 0; i < 4; i++) { out[8 * lane + i] = float_to_bits(one[i]);"
         " out[8 * lane + 4 + i] = float_to_bits(other[i]); }",
-        words, 8 * 32,
-    ).reshape(32, 2, 4)  # fmt: skip
+        words,
+        8 * 32,
+    ).reshape(32, 2, 4)
     np.testing.assert_array_equal(found[:, 0], found[:, 1])
     assert len(np.unique(found)) > 20
 
 
 def test_copies_bring_the_first_bytes_and_zeros(card: Device) -> None:
     words = np.arange(1, 33, dtype=np.uint32) * 0x10001
-    found = _run(
-        "__shared__ u32 kept[128]; for (int i = 0; i < 4; i++) kept[4 * lane + i] = ~0u;"
-        " older::copy_some<16>(kept + 4 * lane, in + 4 * (lane % 8), lane / 2 % 9 * 2);"
-        " for (int i = 0; i < 4; i++) out[4 * lane + i] = kept[4 * lane + i];",
-        words, 128,
-    ).view(np.uint16).reshape(32, 8)  # fmt: skip
+    found = (
+        _run(
+            "__shared__ u32 kept[128]; for (int i = 0; i < 4; i++) kept[4 * lane + i] = ~0u;"
+            " older::copy_some<16>(kept + 4 * lane, in + 4 * (lane % 8), lane / 2 % 9 * 2);"
+            " for (int i = 0; i < 4; i++) out[4 * lane + i] = kept[4 * lane + i];",
+            words,
+            128,
+        )
+        .view(np.uint16)
+        .reshape(32, 8)
+    )
     for lane, copied in enumerate(found):
         some = lane // 2 % 9
         whole = words.view(np.uint16).reshape(8, 8)[lane % 8]

@@ -42,9 +42,14 @@ def _network(device: Any, optimizer: optim.Optimizer, activation: str) -> cd.Neu
         nn.Dense(CLASSES),
     ]
     return cd.NeuralNetwork(
-        layers, loss="cross_entropy", optimizer=optimizer, metrics=["accuracy"], batch_size=10,
-        seed=3, device=device,
-    )  # fmt: skip
+        layers,
+        loss="cross_entropy",
+        optimizer=optimizer,
+        metrics=["accuracy"],
+        batch_size=10,
+        seed=3,
+        device=device,
+    )
 
 
 def _optimizers() -> dict[str, optim.Optimizer]:
@@ -92,9 +97,13 @@ def test_odd_sizes_equal_the_cpu(
         hidden = [nn.Dense(width, activation="tanh") for width in widths[1:]]
         layers = [nn.Input((widths[0],)), *hidden, nn.Dense(classes)]
         model = cd.NeuralNetwork(
-            layers, loss="cross_entropy", optimizer=optim.SGD(0.05, momentum=0.9), batch_size=batch,
-            seed=1, device=device,
-        )  # fmt: skip
+            layers,
+            loss="cross_entropy",
+            optimizer=optim.SGD(0.05, momentum=0.9),
+            batch_size=batch,
+            seed=1,
+            device=device,
+        )
         model.fit((x, y), epochs=1, verbose=0)
         return model
 
@@ -119,9 +128,14 @@ def test_tiles_and_what_an_optimizer_keeps_fit_into_shared_memory(
     def trained(device: Any) -> cd.NeuralNetwork:
         hidden = [nn.Dense(width, activation="tanh") for _ in range(2)]
         model = cd.NeuralNetwork(
-            [nn.Input((features,)), *hidden, nn.Dense(3)], loss="mse", optimizer=optimizer(1e-3),
-            batch_size=batch, seed=1, device=device, precision=precision,
-        )  # fmt: skip
+            [nn.Input((features,)), *hidden, nn.Dense(3)],
+            loss="mse",
+            optimizer=optimizer(1e-3),
+            batch_size=batch,
+            seed=1,
+            device=device,
+            precision=precision,
+        )
         model.fit((x, y), epochs=1, verbose=0)
         return model
 
@@ -148,9 +162,13 @@ def test_tiles_and_what_an_optimizer_keeps_fit_into_shared_memory(
 )
 @pytest.mark.skipif(card_count() > 0, reason="a real card's libraries need its memory")
 def test_a_step_asks_for_all_the_shared_memory_that_its_parts_use(
-    monkeypatch: pytest.MonkeyPatch, features: int, widths: list[int], batch: int, optimizer: str,
+    monkeypatch: pytest.MonkeyPatch,
+    features: int,
+    widths: list[int],
+    batch: int,
+    optimizer: str,
     precision: str | None,
-) -> None:  # fmt: skip
+) -> None:
     found: list[PersistentStep] = []
 
     class Enough(Exception):
@@ -167,9 +185,13 @@ def test_a_step_asks_for_all_the_shared_memory_that_its_parts_use(
     use(UndrivenDriver(replace(PLAYED, multiprocessors=132)))
     hidden = [nn.Dense(width, activation="relu") for width in widths]
     model = cd.NeuralNetwork(
-        [nn.Input((features,)), *hidden, nn.Dense(10)], loss="mse", optimizer=optimizer,
-        batch_size=batch, precision=precision, device=emulated_card(),
-    )  # fmt: skip
+        [nn.Input((features,)), *hidden, nn.Dense(10)],
+        loss="mse",
+        optimizer=optimizer,
+        batch_size=batch,
+        precision=precision,
+        device=emulated_card(),
+    )
     data = np.zeros((2 * batch, features), np.float32), np.zeros((2 * batch, 10), np.float32)
     try:
         with pytest.raises(Enough):
@@ -271,8 +293,10 @@ def test_a_phase_holds_what_does_not_touch_the_same_memory() -> None:
     parts = [make_b, make_c, overwrite_a, make_d, read_edge]
     assert in_phases(parts) == [[make_b, make_c], [overwrite_a, make_d], [read_edge]]
     assert in_phases(parts, late=lambda part: part is make_d) == [
-        [make_b, make_c], [overwrite_a], [make_d, read_edge]
-    ]  # fmt: skip
+        [make_b, make_c],
+        [overwrite_a],
+        [make_d, read_edge],
+    ]
 
 
 def test_what_the_phase_before_writes_is_not_there_early() -> None:
@@ -313,8 +337,11 @@ def _part(units: int, heavy: bool) -> Task:
 def test_light_parts_go_to_the_blocks_that_heavy_ones_leave() -> None:
     heavy, other, light, more = _part(4, True), _part(3, True), _part(2, False), _part(5, False)
     assert assign_blocks([light, heavy, more, other], 10) == [
-        (heavy, 0, 4), (other, 4, 3), (light, 7, 2), (more, 7, 3)
-    ]  # fmt: skip
+        (heavy, 0, 4),
+        (other, 4, 3),
+        (light, 7, 2),
+        (more, 7, 3),
+    ]
     # Where nothing is left they go everywhere.
     assert assign_blocks([heavy, light], 4) == [(heavy, 0, 4), (light, 0, 2)]
 

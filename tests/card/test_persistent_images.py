@@ -58,9 +58,13 @@ def test_training_equals_the_cpu_and_is_one_launch_a_step(card: Device, layers: 
 
     def trained(device: Any) -> tuple[cd.NeuralNetwork, cd.History]:
         model = cd.NeuralNetwork(
-            layers(), loss="cross_entropy", optimizer=optim.SGD(0.1, momentum=0.9),
-            batch_size=BATCH, seed=3, device=device,
-        )  # fmt: skip
+            layers(),
+            loss="cross_entropy",
+            optimizer=optim.SGD(0.1, momentum=0.9),
+            batch_size=BATCH,
+            seed=3,
+            device=device,
+        )
         return model, model.fit((x, y), epochs=1, verbose=0)
 
     (here, expected), (there, found) = trained("cpu"), trained(card)

@@ -45,10 +45,13 @@ WINDOWS: list[dict[str, Any]] = [
     ("number", "channels", "dtype"),
     [
         *((number, 8, "bfloat16") for number in range(len(WINDOWS))),
-        (1, 8, "float32"), (2, 3, "float16"), (3, 8, "float16"), (1, 4, "float64"),
+        (1, 8, "float32"),
+        (2, 3, "float16"),
+        (3, 8, "float16"),
+        (1, 4, "float64"),
         (0, 1, "float32"),
     ],
-)  # fmt: skip
+)
 def test_both_orders(card: Device, number: int, channels: int, dtype: str) -> None:
     how = WINDOWS[number]
     x = numbers(2, channels, 9, 11, dtype=BY_NAME[dtype])
@@ -108,6 +111,4 @@ def test_an_index_that_names_nothing(card: Device) -> None:
     index = np.random.default_rng(1).integers(-1, 12, (1, 4, 3, 3)).astype("int8")
     check_both_orders(card, node_of(pooling.pool_gather, (x, index), **how), (x, index))
     given = (numbers(1, 4, 3, 3), index)
-    check_both_orders(
-        card, node_of(pooling.pool_scatter, given, shape=x.shape, **how), given
-    )  # fmt: skip
+    check_both_orders(card, node_of(pooling.pool_scatter, given, shape=x.shape, **how), given)

@@ -45,12 +45,18 @@ def products(a: Shape, b: Shape, *, ta: bool = False, tb: bool = False, dtype: s
 
 
 SMALL = [
-    ((3, 4), (4, 5), False, False), ((4, 3), (4, 5), True, False), ((3, 4), (5, 4), False, True),
-    ((4, 3), (5, 4), True, True), ((2, 3, 4), (4, 5), False, False),
-    ((2, 1, 3, 4), (3, 5, 4), False, True), ((1, 7), (7, 1), False, False),
-    ((0, 4), (4, 5), False, False), ((3, 0), (0, 5), False, False),
-    ((0, 3, 4), (4, 5), False, False), ((2, 1, 2, 1, 2, 3, 4), (2, 1, 2, 1, 4, 5), False, False),
-]  # fmt: skip
+    ((3, 4), (4, 5), False, False),
+    ((4, 3), (4, 5), True, False),
+    ((3, 4), (5, 4), False, True),
+    ((4, 3), (5, 4), True, True),
+    ((2, 3, 4), (4, 5), False, False),
+    ((2, 1, 3, 4), (3, 5, 4), False, True),
+    ((1, 7), (7, 1), False, False),
+    ((0, 4), (4, 5), False, False),
+    ((3, 0), (0, 5), False, False),
+    ((0, 3, 4), (4, 5), False, False),
+    ((2, 1, 2, 1, 2, 3, 4), (2, 1, 2, 1, 4, 5), False, False),
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -61,10 +67,13 @@ def test_small_products(card: Device, dtype: str) -> None:
 
 
 LARGER = [
-    ((33, 70), (70, 41), False, False), ((70, 36), (48, 70), True, True),
-    ((40, 20), (3, 24, 20), False, True), ((2, 3, 4, 20), (20, 24), False, False),
-    ((30, 0), (0, 40), False, False), ((1, 100), (100, 50), False, False),
-]  # fmt: skip
+    ((33, 70), (70, 41), False, False),
+    ((70, 36), (48, 70), True, True),
+    ((40, 20), (3, 24, 20), False, True),
+    ((2, 3, 4, 20), (20, 24), False, False),
+    ((30, 0), (0, 40), False, False),
+    ((1, 100), (100, 50), False, False),
+]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +94,7 @@ def test_sides_of_any_length(card: Device, monkeypatch: pytest.MonkeyPatch) -> N
         ((33, 70), (70, 41), False, False, "bfloat16"),
         ((70, 36), (70, 99), True, False, "float32"),
         ((40, 21), (24, 21), False, True, "bfloat16"),
-    ):  # fmt: skip
+    ):
         node = products(a, b, ta=ta, tb=tb, dtype=dtype)
         found = check(card, node, numbers(a, b, dtype=dtype), layouts=FEW_LAYOUTS)
         assert ("cublas padded" in found) == (libraries.cublas_lt() is not None)
@@ -134,8 +143,10 @@ def test_a_product_with_itself(card: Device) -> None:
 # --- endings
 
 ATTRIBUTES: dict[str, tuple[tuple[str, Any], ...]] = {
-    "elu": (("alpha", 0.7),), "leaky_relu": (("slope", 0.1),), "gelu": (("approximate", True),),
-}  # fmt: skip
+    "elu": (("alpha", 0.7),),
+    "leaky_relu": (("slope", 0.1),),
+    "gelu": (("approximate", True),),
+}
 SPECIAL = np.array([[np.nan, np.inf, -np.inf, 0.0, -0.0, 90.0, -90.0, 1.0]])
 
 
@@ -143,9 +154,12 @@ def _epilogue(a: Shape, b: Shape, activation: str | None, bias: Shape | None, dt
     shapes = [a, b] if bias is None else [a, b, bias]
     inputs = [parameter(i, Spec(shape, BY_NAME[dtype])) for i, shape in enumerate(shapes)]
     node: Node = epilogue.matmul_epilogue(
-        *inputs, ta=False, tb=False, activation=activation,
+        *inputs,
+        ta=False,
+        tb=False,
+        activation=activation,
         attributes=() if activation is None else ATTRIBUTES.get(activation, ()),
-    )  # fmt: skip
+    )
     return node
 
 
@@ -260,10 +274,11 @@ def test_training_steps(card: Device) -> None:
 # --- for a real card
 
 EPILOGUES = [
-    EpilogueCode("float32", Epilogue(True, "relu")), EpilogueCode("float64", accumulates=True),
+    EpilogueCode("float32", Epilogue(True, "relu")),
+    EpilogueCode("float64", accumulates=True),
     EpilogueCode("float16", Epilogue(False, "gelu", (("approximate", True),))),
     EpilogueCode("bfloat16"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES, ids=lambda epilogue: epilogue.dtype)

@@ -136,9 +136,11 @@ def test_a_library_without_an_algorithm(
 
 def test_tensor_cores_round_only_where_they_are_asked_to(card: Device, lt: FakeCublasLt) -> None:
     for dtype, compute, wanted in (
-        ("float32", None, 68), ("float32", "tf32", 77), ("float64", "tf32", 70),
+        ("float32", None, 68),
+        ("float32", "tf32", 77),
+        ("float64", "tf32", 70),
         ("bfloat16", "tf32", 68),
-    ):  # fmt: skip
+    ):
         plain = products((20, 30), (30, 40), dtype=dtype)
         how = {} if compute is None else {"compute": compute}
         node = product.matmul(*plain.inputs, ta=False, tb=False, **how)
@@ -171,15 +173,24 @@ def _check_padded(card: Device, node: Node, inputs: tuple[np.ndarray, ...]) -> N
 @pytest.mark.parametrize(
     ("a", "b", "ta", "tb"),
     [
-        ((40, 30), (30, 50), False, False), ((30, 41), (30, 64), True, False),
-        ((24, 50), (33, 50), False, True), ((50, 24), (30, 50), True, True),
-        ((2, 3, 17), (17, 64), False, False), ((2, 16, 9), (2, 9, 10), False, False),
+        ((40, 30), (30, 50), False, False),
+        ((30, 41), (30, 64), True, False),
+        ((24, 50), (33, 50), False, True),
+        ((50, 24), (30, 50), True, True),
+        ((2, 3, 17), (17, 64), False, False),
+        ((2, 16, 9), (2, 9, 10), False, False),
     ],
-)  # fmt: skip
+)
 def test_odd_sides_are_made_longer(
-    card: Device, lt: FakeCublasLt, any_size: None, a: Shape, b: Shape, ta: bool, tb: bool,
+    card: Device,
+    lt: FakeCublasLt,
+    any_size: None,
+    a: Shape,
+    b: Shape,
+    ta: bool,
+    tb: bool,
     dtype: str,
-) -> None:  # fmt: skip
+) -> None:
     node = products(a, b, ta=ta, tb=tb, dtype=dtype)
     inputs = numbers(a, b, dtype=dtype)
     inner, step = a[-2 if ta else -1], 16 // inputs[0].itemsize
@@ -212,9 +223,12 @@ def _epilogue(activation: str | None, bias: bool, dtype: str, batch: Shape = ())
     shapes = [(*batch, 20, 30), (30, 40), *([(40,)] if bias else [])]
     inputs = [parameter(i, Spec(shape, BY_NAME[dtype])) for i, shape in enumerate(shapes)]
     node: Node = epilogue.matmul_epilogue(
-        *inputs, ta=False, tb=False, activation=activation,
+        *inputs,
+        ta=False,
+        tb=False,
+        activation=activation,
         attributes=(("approximate", True),) if activation == "gelu" else (),
-    )  # fmt: skip
+    )
     return node
 
 
@@ -256,8 +270,10 @@ def test_a_nan_comes_through_relu(card: Device, lt: FakeCublasLt) -> None:
 def test_fast_endings_are_the_librarys(card: Device, lt: FakeCublasLt) -> None:
     with settings.override(accuracy="fast"):
         for activation, bias, name in (
-            ("relu", True, "RELU_BIAS"), ("relu", False, "RELU"), ("gelu", True, "GELU_BIAS"),
-        ):  # fmt: skip
+            ("relu", True, "RELU_BIAS"),
+            ("relu", False, "RELU"),
+            ("gelu", True, "GELU_BIAS"),
+        ):
             lt.epilogues.clear()
             node = _epilogue(activation, bias, "float32", batch=(2,))
             _check(card, node, numbers(*[given.shape for given in node.inputs]))

@@ -25,11 +25,26 @@ from tests.unit.kernels.checking import LAYOUTS
 
 DTYPES = [dtype.name for dtype in ALL if not is_complex(dtype)]
 SHAPES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
-    ((7,), (0,)), ((3, 5), (0,)), ((3, 5), (1,)), ((3, 5), (0, 1)), ((2, 3, 4), (1,)),
-    ((2, 3, 4), (0, 2)), ((2, 3, 4), (0, 1)), ((2, 3, 4), (1, 2)), ((0, 3), (0,)), ((3, 0), (1,)),
-    ((0, 3), (1,)), ((1, 1), (0,)), ((70, 40), (1,)), ((70, 40), (0,)), ((5, 300), (1,)),
-    ((300, 6), (0,)), ((2, 3, 5, 8), (0, 2, 3)), ((4, 6, 8), (0, 2)), ((), ()),
-]  # fmt: skip
+    ((7,), (0,)),
+    ((3, 5), (0,)),
+    ((3, 5), (1,)),
+    ((3, 5), (0, 1)),
+    ((2, 3, 4), (1,)),
+    ((2, 3, 4), (0, 2)),
+    ((2, 3, 4), (0, 1)),
+    ((2, 3, 4), (1, 2)),
+    ((0, 3), (0,)),
+    ((3, 0), (1,)),
+    ((0, 3), (1,)),
+    ((1, 1), (0,)),
+    ((70, 40), (1,)),
+    ((70, 40), (0,)),
+    ((5, 300), (1,)),
+    ((300, 6), (0,)),
+    ((2, 3, 5, 8), (0, 2, 3)),
+    ((4, 6, 8), (0, 2)),
+    ((), ()),
+]
 
 
 @pytest.fixture(params=["whole", "in parts"])
@@ -37,9 +52,13 @@ def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Reductions as they are, and cut into parts however small they are."""
     if request.param == "in parts":
         for name, value in (
-            ("LONGEST_ROW", 4), ("SHORTEST_PART", 3), ("MOST_ROWS", 2), ("FEWEST_ROWS", 2),
-            ("BUSY_ROWS", 2), ("FEWEST_BUSY_ROWS", 1),
-        ):  # fmt: skip
+            ("LONGEST_ROW", 4),
+            ("SHORTEST_PART", 3),
+            ("MOST_ROWS", 2),
+            ("FEWEST_ROWS", 2),
+            ("BUSY_ROWS", 2),
+            ("FEWEST_BUSY_ROWS", 1),
+        ):
             monkeypatch.setattr(cuda_reduction, name, value)
 
 

@@ -49,9 +49,16 @@ def _kernel(node: Node) -> Kernel | None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(
-    ("shape", "axis"), [((5, 8), (0,)), ((64, 24), (0,)), ((3, 4, 16), (0, 1)), ((70, 3, 8), (0,)),
-                        ((40,), (0,)), ((12, 16), (0, 1))],
-)  # fmt: skip
+    ("shape", "axis"),
+    [
+        ((5, 8), (0,)),
+        ((64, 24), (0,)),
+        ((3, 4, 16), (0, 1)),
+        ((70, 3, 8), (0,)),
+        ((40,), (0,)),
+        ((12, 16), (0, 1)),
+    ],
+)
 def test_sums_of_columns(
     card: Device, shape: tuple[int, ...], axis: tuple[int, ...], dtype: str
 ) -> None:

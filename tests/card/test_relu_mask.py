@@ -59,9 +59,13 @@ def test_results_may_be_written_over_inputs(card: Device) -> None:
 def test_a_network_trains_as_on_the_host(card: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relu_mask_pass, "LARGE", 0)
     arrays = {
-        "x": numbers(20, 9), "w": numbers(9, 30, seed=1), "b": numbers(30, seed=2),
-        "v": numbers(30, 12, seed=3), "c": numbers(12, seed=4), "u": numbers(12, 3, seed=5),
-    }  # fmt: skip
+        "x": numbers(20, 9),
+        "w": numbers(9, 30, seed=1),
+        "b": numbers(30, seed=2),
+        "v": numbers(30, 12, seed=3),
+        "c": numbers(12, seed=4),
+        "u": numbers(12, 3, seed=5),
+    }
 
     def gradients(device: Any) -> tuple[list[np.ndarray], list[str]]:
         given = [

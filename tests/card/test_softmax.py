@@ -15,10 +15,16 @@ from tests.card.variants import check_in_place, node_of, numbers
 from tests.unit.kernels.checking import DTYPES
 
 OPS = {
-    "softmax", "softmax_grad", "log_softmax", "log_softmax_grad", "cross_entropy",
-    "cross_entropy_grad", "cross_entropy_probabilities", "cross_entropy_probabilities_grad",
+    "softmax",
+    "softmax_grad",
+    "log_softmax",
+    "log_softmax_grad",
+    "cross_entropy",
+    "cross_entropy_grad",
+    "cross_entropy_probabilities",
+    "cross_entropy_probabilities_grad",
     "cross_entropy_with_gradient",
-}  # fmt: skip
+}
 Given = list[tuple[Any, tuple[np.ndarray, ...]]]
 
 
@@ -52,20 +58,31 @@ def every_op(x: np.ndarray, axis: int) -> Given:
 @pytest.mark.parametrize(
     ("shape", "axis", "dtype"),
     [
-        ((6, 10), 1, "float32"), ((3, 100), 1, "bfloat16"), ((2, 1500), 1, "float32"),
-        ((2, 1030), 1, "float64"), ((1, 70001), 1, "float32"), ((2, 5, 3, 9), 1, "float32"),
-        ((2, 80, 3), 1, "float16"), ((100, 3), 0, "float32"), ((1, 40008), 1, "bfloat16"),
+        ((6, 10), 1, "float32"),
+        ((3, 100), 1, "bfloat16"),
+        ((2, 1500), 1, "float32"),
+        ((2, 1030), 1, "float64"),
+        ((1, 70001), 1, "float32"),
+        ((2, 5, 3, 9), 1, "float32"),
+        ((2, 80, 3), 1, "float16"),
+        ((100, 3), 0, "float32"),
+        ((1, 40008), 1, "bfloat16"),
     ],
-)  # fmt: skip
+)
 def test_many_lengths(card: Device, shape: tuple[int, ...], axis: int, dtype: str) -> None:
     for op, arrays in every_op(numbers(*shape, dtype=BY_NAME[dtype]), axis):
         check(card, node_of(op, arrays, axis=axis), arrays, layouts=["dense"])
 
 
 SPECIAL = [
-    [np.nan, 1.0, 2.0], [np.inf, 1.0, 2.0], [np.inf, np.inf, -np.inf], [-np.inf, 0.0, -np.inf],
-    [-np.inf, -np.inf, -np.inf], [np.nan, np.inf, 0.0], [200.0, -200.0, 0.0],
-]  # fmt: skip
+    [np.nan, 1.0, 2.0],
+    [np.inf, 1.0, 2.0],
+    [np.inf, np.inf, -np.inf],
+    [-np.inf, 0.0, -np.inf],
+    [-np.inf, -np.inf, -np.inf],
+    [np.nan, np.inf, 0.0],
+    [200.0, -200.0, 0.0],
+]
 
 
 @pytest.mark.parametrize("length", [3, 40000], ids=["kept", "streamed"])

@@ -120,9 +120,11 @@ def _residual() -> list[Any]:
 
 def _towers() -> list[Any]:
     towers = nn.Branches(
-        [[nn.Conv2D(4, size, padding="same", activation="tanh"), nn.MaxPool2D(2)]
-         for size in (1, 3, 5)]
-    )  # fmt: skip
+        [
+            [nn.Conv2D(4, size, padding="same", activation="tanh"), nn.MaxPool2D(2)]
+            for size in (1, 3, 5)
+        ]
+    )
     return [nn.Input((3, 8, 8)), towers, nn.Flatten(), nn.Dense(3)]
 
 

@@ -58,9 +58,11 @@ def _check_over(
     there: dict[int, Any] = {id(array): placed(card, array) for array in (*given, *outputs)}
     workspace = placed(card, np.full(kernel.workspace(node) or 1, 0xFF, np.uint8))
     call = Call(
-        node, tuple(there[id(array)] for array in outputs),
-        tuple(there[id(array)] for array in given), workspace,
-    )  # fmt: skip
+        node,
+        tuple(there[id(array)] for array in outputs),
+        tuple(there[id(array)] for array in given),
+        workspace,
+    )
     card.stream.launch(lambda: kernel.bind(call)())
     card.stream.synchronize()
     for array, right in zip(outputs, expected, strict=True):

@@ -17,9 +17,22 @@ from tests.cli.conftest import Caldera
 def test_caldera_alone_is_measured_from_end_to_end(caldera: Caldera, tmp_path: Path) -> None:
     files = tmp_path / "bench.json", tmp_path / "bench.html"
     done = caldera(
-        "bench", "mlp", "--quick", "--peers", "", "--repeats", 2, "--threads", 1,
-        "--accuracy", "strict", "--json", files[0], "--html", files[1],
-    )  # fmt: skip
+        "bench",
+        "mlp",
+        "--quick",
+        "--peers",
+        "",
+        "--repeats",
+        2,
+        "--threads",
+        1,
+        "--accuracy",
+        "strict",
+        "--json",
+        files[0],
+        "--html",
+        files[1],
+    )
     assert done.status == 0, done.err
     found = json.loads(files[0].read_text())
     (only,) = found["entries"]
@@ -39,9 +52,18 @@ def test_caldera_alone_is_measured_from_end_to_end(caldera: Caldera, tmp_path: P
 @pytest.mark.usefixtures("compiled_before")
 def test_single_computations_run_in_one_process(caldera: Caldera) -> None:
     done = caldera(
-        "bench", "gemm", "--quick", "--peers", "", "--repeats", 1, "--threads", 1,
-        "--accuracy", "strict",
-    )  # fmt: skip
+        "bench",
+        "gemm",
+        "--quick",
+        "--peers",
+        "",
+        "--repeats",
+        1,
+        "--threads",
+        1,
+        "--accuracy",
+        "strict",
+    )
     assert done.status == 0, done.err
     assert "gemm: 100x528x784 NN" in done.out
     assert "GFLOP/s" in done.out
@@ -82,9 +104,22 @@ def test_ctrl_c_ends_the_run_and_not_the_report(
 
     monkeypatch.setattr(WorkerHandle, "ask", ask)
     done = caldera(
-        "bench", "gemm", "mlp", "training", "--peers", "", "--quick", "--repeats", 2,
-        "--accuracy", "strict", "--json", tmp_path / "b.json", "--mllog", tmp_path / "b.log",
-    )  # fmt: skip
+        "bench",
+        "gemm",
+        "mlp",
+        "training",
+        "--peers",
+        "",
+        "--quick",
+        "--repeats",
+        2,
+        "--accuracy",
+        "strict",
+        "--json",
+        tmp_path / "b.json",
+        "--mllog",
+        tmp_path / "b.log",
+    )
     assert done.status == 130
     assert "stopped by Ctrl-C: this is what was measured until then; not begun: mlp, " in done.out
     assert "gemm: 100x528x784 NN" in done.out
@@ -131,11 +166,21 @@ def test_a_training_is_measured_and_again(
     epoch = {"unit": "s, accuracy", "value": [0.1, 0.96]}
     nothing = {"unit": "B", "value": None}
     reply = {
-        "seconds": 0.1, "accuracy": 0.96, "steps": 30, "epochs": 1, "overhead": 0.001,
-        "load s": 0.1, "began": 1.8e9, "samples": 1438, "test samples": 359,
-        "metrics": {"curve": epoch, "peak memory": {"unit": "B", "value": 1e8},
-                    "bytes sent": nothing},
-    }  # fmt: skip
+        "seconds": 0.1,
+        "accuracy": 0.96,
+        "steps": 30,
+        "epochs": 1,
+        "overhead": 0.001,
+        "load s": 0.1,
+        "began": 1.8e9,
+        "samples": 1438,
+        "test samples": 359,
+        "metrics": {
+            "curve": epoch,
+            "peak memory": {"unit": "B", "value": 1e8},
+            "bytes sent": nothing,
+        },
+    }
     asked = []
 
     def ask(self: WorkerHandle, do: str, **more: object) -> dict[str, object]:
@@ -145,9 +190,22 @@ def test_a_training_is_measured_and_again(
     monkeypatch.setattr(WorkerHandle, "ask", ask)
     files = [tmp_path / name for name in ("t.json", "t.html", "t.log")]
     done = caldera(
-        "bench", "training", "--quick", "--peers", "", "--accuracy", "strict", "--threads", 1,
-        "--json", files[0], "--html", files[1], "--mllog", files[2],
-    )  # fmt: skip
+        "bench",
+        "training",
+        "--quick",
+        "--peers",
+        "",
+        "--accuracy",
+        "strict",
+        "--threads",
+        1,
+        "--json",
+        files[0],
+        "--html",
+        files[1],
+        "--mllog",
+        files[2],
+    )
     assert done.status == 0, done.err
     assert asked == [("learn", 0, 1), *(("learn", seed, None) for seed in range(3))]
     assert "96.00% ± 0.00%" in done.out

@@ -15,9 +15,23 @@ from caldera.cli.program import find_commands
 from tests.cli.conftest import Caldera
 
 COMMANDS = [
-    "train", "search", "eval", "report", "predict", "serve", "summary", "graph", "tune", "run",
-    "plan", "bench", "check", "reproduce", "info", "completion",
-]  # fmt: skip
+    "train",
+    "search",
+    "eval",
+    "report",
+    "predict",
+    "serve",
+    "summary",
+    "graph",
+    "tune",
+    "run",
+    "plan",
+    "bench",
+    "check",
+    "reproduce",
+    "info",
+    "completion",
+]
 
 
 @pytest.mark.parametrize("words", ["--help", "--help train", "--debug -h train"])
@@ -82,9 +96,13 @@ def test_no_command_shows_the_help(caldera: Caldera) -> None:
     ],
 )
 def test_mistakes_are_one_line_with_a_hint(
-    caldera: Caldera, words: str, status: int, said: str, tmp_path: Path,
+    caldera: Caldera,
+    words: str,
+    status: int,
+    said: str,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     done = caldera(*words.split())
     assert done.status == status

@@ -40,9 +40,12 @@ def in_bash(script: Path, line: str) -> list[str]:
         'printf "%s\\n" "${COMPREPLY[@]}"'
     )
     done = subprocess.run(
-        [shell_or_skip("bash"), "--norc", "-c", program], capture_output=True, text=True,
-        check=True, cwd=script.parent,
-    )  # fmt: skip
+        [shell_or_skip("bash"), "--norc", "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=script.parent,
+    )
     assert not done.stderr
     return done.stdout.split()
 
@@ -50,9 +53,12 @@ def in_bash(script: Path, line: str) -> list[str]:
 def in_fish(script: Path, line: str) -> list[str]:
     done = subprocess.run(
         [shell_or_skip("fish"), "--no-config", "-c", f"source '{script}'; complete -C '{line}'"],
-        capture_output=True, text=True, check=True, cwd=script.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=script.parent,
         env={"HOME": str(script.parent), "PATH": "/usr/bin:/bin"},
-    )  # fmt: skip
+    )
     return [each.split("\t")[0] for each in done.stdout.splitlines()]
 
 
@@ -87,8 +93,11 @@ def test_zsh_knows_the_function(scripts: dict[str, Path]) -> None:
         " print -r -- $_comps[caldera]; whence -w _shtab_caldera"
     )
     done = subprocess.run(
-        [shell_or_skip("zsh"), "-f", "-c", program], capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [shell_or_skip("zsh"), "-f", "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.splitlines() == ["_shtab_caldera", "_shtab_caldera: function"]
     assert not done.stderr
 

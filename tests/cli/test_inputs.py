@@ -17,12 +17,19 @@ def run(words: str) -> int:
 
 def test_texts_of_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "reviews.csv"
-    rows = [f'"{"lovely" if n % 2 else "dull"}, film {n}",{"good" if n % 2 else "bad"}'
-            for n in range(40)]  # fmt: skip
+    rows = [
+        f'"{"lovely" if n % 2 else "dull"}, film {n}",{"good" if n % 2 else "bad"}'
+        for n in range(40)
+    ]
     table.write_text("review,kind\n" + "\n".join(rows))
     out = tmp_path / "run"
-    assert run(f"train --data {table} --text-column review --target-column kind --epochs 20 "
-               f"--batch-size 4 --learning-rate 0.02 --out {out} --quiet") == 0  # fmt: skip
+    assert (
+        run(
+            f"train --data {table} --text-column review --target-column kind --epochs 20 "
+            f"--batch-size 4 --learning-rate 0.02 --out {out} --quiet"
+        )
+        == 0
+    )
     assert "texts are divided into" in capsys.readouterr().out
     (tmp_path / "new.csv").write_text("number,review\n1,so lovely\n2,dull dull\n")
     assert run(f"predict {out}/reviews.caldera {tmp_path}/new.csv") == 0
@@ -41,8 +48,13 @@ def test_a_series_in_its_units(tmp_path: Path, capsys: pytest.CaptureFixture[str
     levels = 4000 + 50 * np.sin(np.arange(200) / 5)
     table.write_text("day,level\n" + "\n".join(f"d{n},{v:.2f}" for n, v in enumerate(levels)))
     out = tmp_path / "run"
-    assert run(f"train --data {table} --target-column level --past 12 --future 2 --hidden 16 "
-               f"--epochs 5 --dropout 0 --out {out} --quiet") == 0  # fmt: skip
+    assert (
+        run(
+            f"train --data {table} --target-column level --past 12 --future 2 --hidden 16 "
+            f"--epochs 5 --dropout 0 --out {out} --quiet"
+        )
+        == 0
+    )
     assert "shape (12, 1)" in capsys.readouterr().out
     assert run(f"predict {out}/tides.caldera {table}") == 0
     name, *values = capsys.readouterr().out.splitlines()[1].split(",")

@@ -125,16 +125,27 @@ def test_every_argument_of_a_schedule_is_an_option(name: str) -> None:
 
 def test_optimizer_options_reach_the_optimizer() -> None:
     options = complete(
-        {"optimizer": "nesterov", "learning_rate": 0.5, "weight_decay": 0.25, "decay": "l1",
-         "clip_norm": 2.0, "accumulate": 4}
-    )  # fmt: skip
+        {
+            "optimizer": "nesterov",
+            "learning_rate": 0.5,
+            "weight_decay": 0.25,
+            "decay": "l1",
+            "clip_norm": 2.0,
+            "accumulate": 4,
+        }
+    )
     made = make_optimizer(options, 100)
-    assert made.config() == optimizers.make(
-        "nesterov", learning_rate=0.5, decay=made.decay, clip=made.clip, accumulate=4
-    ).config()  # fmt: skip
+    assert (
+        made.config()
+        == optimizers.make(
+            "nesterov", learning_rate=0.5, decay=made.decay, clip=made.clip, accumulate=4
+        ).config()
+    )
     assert made.decay.config() == {
-        "kind": "decay", "name": "l1", "arguments": {"strength": 0.25},
-    }  # fmt: skip
+        "kind": "decay",
+        "name": "l1",
+        "arguments": {"strength": 0.25},
+    }
     assert made.clip is not None
     assert made.clip.limit == 2.0
 

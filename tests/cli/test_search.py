@@ -172,8 +172,12 @@ def test_a_search_needs_an_end_and_something_to_search(caldera: Caldera, tmp_pat
     words = [word for name in fixed for word in (f"--{name}", 1)]
     assert "expected something to search" in caldera("search", "--trials", 1, *words).err
     assert set(usual_space({})) == {
-        "learning_rate", "weight_decay", "batch_size", "hidden", "dropout",
-    }  # fmt: skip
+        "learning_rate",
+        "weight_decay",
+        "batch_size",
+        "hidden",
+        "dropout",
+    }
     for flags, said in {
         "--trials many": "--trials: expected a whole number",
         "--trials 1 --method tpee": "--method: expected a search method, got 'tpee'",

@@ -85,9 +85,11 @@ def test_other_tables_are_refused(
 ) -> None:
     path = tmp_path / "new.csv"
     path.write_text(text)
-    done = caldera("predict", model, path) if command == "predict" else caldera(
-        "eval", model, "--data", path
-    )  # fmt: skip
+    done = (
+        caldera("predict", model, path)
+        if command == "predict"
+        else caldera("eval", model, "--data", path)
+    )
     assert done.status == 1
     assert said in done.err
     assert done.out == ""
@@ -135,8 +137,18 @@ def test_mixed_columns_from_training_to_prediction(caldera: Caldera, tmp_path: P
     assert prices[0] == pytest.approx(2000 * 100.5 + 90_000, rel=0.3)
     wrong = caldera("predict", tmp_path / "run" / "homes.caldera", table, "--target-column", "id")
     assert wrong.status == 0, wrong.err
-    told = caldera("train", "--data", table, *words.split(), "--out", tmp_path / "told", "--kinds",
-                   "id=number,city=ignored", "--missing", "drop")  # fmt: skip
+    told = caldera(
+        "train",
+        "--data",
+        table,
+        *words.split(),
+        "--out",
+        tmp_path / "told",
+        "--kinds",
+        "id=number,city=ignored",
+        "--missing",
+        "drop",
+    )
     assert "deviation" in told.out
     assert "city   left out" in told.out
     refused = caldera("train", "--data", table, "--kinds", "city=poem")
@@ -168,14 +180,24 @@ def test_what_chooses_looks_at_a_part_that_is_held_out(caldera: Caldera, tmp_pat
 
 def test_free_text_and_rare_classes(caldera: Caldera, tmp_path: Path) -> None:
     said = ["the engine is quiet and cold", "smoke and a loud knock in the engine"]
-    rows = [f"{n},{said[n % 8 == 0]} at step {n},{'faulty' if n % 8 == 0 else 'good'}"
-            for n in range(80)]  # fmt: skip
+    rows = [
+        f"{n},{said[n % 8 == 0]} at step {n},{'faulty' if n % 8 == 0 else 'good'}"
+        for n in range(80)
+    ]
     table = tmp_path / "engines.csv"
     table.write_text("\n".join(["heat,notes,state", *rows]))
     words = "--hidden 8 --epochs 6 --dropout 0 --batch-size 8 --quiet --target-column state"
     for weights in ("balanced", "faulty=7"):
-        done = caldera("train", "--data", table, *words.split(), "--class-weights", weights,
-                       "--out", tmp_path / "run")  # fmt: skip
+        done = caldera(
+            "train",
+            "--data",
+            table,
+            *words.split(),
+            "--class-weights",
+            weights,
+            "--out",
+            tmp_path / "run",
+        )
         assert done.status == 0, done.err
     assert "notes  text" in done.out
     new = tmp_path / "new.csv"

@@ -42,8 +42,13 @@ def _accuracy(text: str) -> float:
 def test_train_writes_all_that_came_of_it(trained: Path) -> None:
     names = {path.name for path in trained.iterdir()}
     assert names == {
-        "digits.caldera", "curves.svg", "graph.svg", "history.json", "recipe.toml", "run.json",
-    }  # fmt: skip
+        "digits.caldera",
+        "curves.svg",
+        "graph.svg",
+        "history.json",
+        "recipe.toml",
+        "run.json",
+    }
     for picture in ("curves.svg", "graph.svg"):
         assert "<svg" in (trained / picture).read_text()
     history = History.from_dict(json.loads((trained / "history.json").read_text()))
@@ -101,11 +106,35 @@ def test_stopping_early(caldera: Caldera, tmp_path: Path) -> None:
 
 def test_training_options_reach_the_model(caldera: Caldera, tmp_path: Path) -> None:
     done = caldera(
-        "train", *SMALL, "--out", tmp_path, "--optimizer", "momentum", "--learning-rate", "0.05",
-        "--schedule", "one_cycle", "--batch-growth", "2", "--metrics", "accuracy,f1",
-        "--label-smoothing", "0.1", "--crop", "1", "--mirror", "--cutout", "2",
-        "--clip-norm", "1", "--patience", "3", "--keep-best", "--test-part", "0.5",
-    )  # fmt: skip
+        "train",
+        *SMALL,
+        "--out",
+        tmp_path,
+        "--optimizer",
+        "momentum",
+        "--learning-rate",
+        "0.05",
+        "--schedule",
+        "one_cycle",
+        "--batch-growth",
+        "2",
+        "--metrics",
+        "accuracy,f1",
+        "--label-smoothing",
+        "0.1",
+        "--crop",
+        "1",
+        "--mirror",
+        "--cutout",
+        "2",
+        "--clip-norm",
+        "1",
+        "--patience",
+        "3",
+        "--keep-best",
+        "--test-part",
+        "0.5",
+    )
     assert done.status == 0, done.err
     model = load_model(tmp_path / "digits.caldera")
     assert model.optimizer.config()["arguments"]["momentum"] == 0.9
@@ -121,10 +150,12 @@ def test_a_signal_ends_training_after_saving(
     words = ["train", "--epochs", "100000", "--hidden", "8", "--out", str(tmp_path / "out")]
     process = subprocess.Popen(
         [sys.executable, "-m", "caldera.cli", *words, "--checkpoint", str(tmp_path / "run")],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         # A shell's background job ignores Ctrl-C, and so would its children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+    )
     assert process.stdout is not None
     with process.stdout as lines:
         for line in lines:
@@ -153,13 +184,23 @@ def flowers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_tables_from_training_to_prediction(caldera: Caldera, flowers: Path) -> None:
     table = flowers / "flowers.csv"
-    done = caldera("train", "--data", table, "--target-column", "name", "--epochs", 20,
-                   "--quiet", "--out", flowers)  # fmt: skip
+    done = caldera(
+        "train",
+        "--data",
+        table,
+        "--target-column",
+        "name",
+        "--epochs",
+        20,
+        "--quiet",
+        "--out",
+        flowers,
+    )
     assert done.status == 0, done.err
     assert _accuracy(done.out) > 85
     predicted = caldera(
         "predict", flowers / "flowers.caldera", table, "--target-column", "name"
-    ).out  # fmt: skip
+    ).out
     actual = [line.rpartition(",")[2] for line in table.read_text().splitlines()[1:]]
     found = [row["name"] for row in _rows(predicted)]
     assert np.mean(np.array(found) == actual) > 0.85
@@ -312,5 +353,9 @@ def test_no_epochs_are_told_and_leave_nothing_of_an_earlier_run(
     assert done.status == 0, done.err
     assert "(not trained: 0 epochs)" in done.out
     assert sorted(each.name for each in (tmp_path / "run").iterdir()) == [
-        "graph.svg", "history.json", "recipe.toml", "run.json", "second.caldera",
-    ]  # fmt: skip
+        "graph.svg",
+        "history.json",
+        "recipe.toml",
+        "run.json",
+        "second.caldera",
+    ]

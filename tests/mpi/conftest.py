@@ -85,9 +85,13 @@ def run_in_session(
     Ranks are in process groups of their own, but in the session of what has started them.
     """
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True, **how,
-    )  # fmt: skip
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        **how,
+    )
     try:
         printed = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:

@@ -65,8 +65,9 @@ def test_after_a_kill_all_ranks_are_started_again(job: Job) -> None:
     assert done.returncode == 0, done.stderr
     assert "restart 1 of 1" in done.stderr
     assert sorted(lines_of_ranks(done)) == [
-        "rank 0 of 2: 2, restarted True", "rank 1 of 2: 2, restarted True"
-    ]  # fmt: skip
+        "rank 0 of 2: 2, restarted True",
+        "rank 1 of 2: 2, restarted True",
+    ]
 
 
 def test_survivors_go_on_without_the_one_that_died(job: Job) -> None:
@@ -76,8 +77,9 @@ def test_survivors_go_on_without_the_one_that_died(job: Job) -> None:
     done = job(3, "survives", "--survive")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [
-        "rank 0 of 2 has what one process has", "rank 1 of 2 has what one process has"
-    ]  # fmt: skip
+        "rank 0 of 2 has what one process has",
+        "rank 1 of 2 has what one process has",
+    ]
 
 
 def test_a_job_that_hangs_is_ended_with_all_its_ranks() -> None:

@@ -14,9 +14,11 @@ def test_ranks_run_every_trial_once_and_all_get_the_study(job: Job, tmp_path: Pa
     # Without ULFM all ranks end when one dies, and `--restarts` goes on with the study.
     survives = bool(launcher().implementation.survives)
     done = job(
-        3, "searching", *(["--survive"] if survives else []),
+        3,
+        "searching",
+        *(["--survive"] if survives else []),
         arguments=("dies",) if survives else (),
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     ran = (tmp_path / "ran").read_text().split()
     assert sorted(map(int, ran)) == list(range(20))

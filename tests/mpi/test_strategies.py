@@ -16,8 +16,13 @@ Parts = dict[tuple[str, ...], list[str]]
 
 THREE: Parts = {
     ("training", "saved/", "data"): [
-        "equal: usual", "equal: ring, small messages", "equal: library, no overlap",
-        "equal: shards", "equal: stage 1", "equal: stage 2", "equal: stage 3",
+        "equal: usual",
+        "equal: ring, small messages",
+        "equal: library, no overlap",
+        "equal: shards",
+        "equal: stage 1",
+        "equal: stage 2",
+        "equal: stage 3",
     ],
     ("averaging", "averaged/"): [
         "holds: a mean after every step is one process",
@@ -33,13 +38,15 @@ THREE: Parts = {
     ],
     ("compression",): ["the same bits"],
     ("sharding",): ["30 cases on 3 ranks"],
-}  # fmt: skip
+}
 FOUR: Parts = {
     ("training", "saved/", "model"): ["equal: layers", "equal: both", "equal: samples over all"],
     ("pipeline", "piped/"): [
-        "equal: one pipeline", "equal: two pipelines", "equal: stages of two ranks",
+        "equal: one pipeline",
+        "equal: two pipelines",
+        "equal: stages of two ranks",
     ],
-}  # fmt: skip
+}
 EPOCH = "epoch "
 
 

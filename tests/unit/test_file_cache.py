@@ -74,8 +74,13 @@ def test_what_is_damaged_is_not_there(cache: FileCache, damage: str) -> None:
     whole = cache.path("a").read_bytes()
     flipped = bytearray(whole)
     flipped[-1] ^= 1
-    spoiled = {"cut": whole[:-1], "flip": bytes(flipped), "longer": whole + b"!", "empty": b"",
-               "foreign": b"content"}  # fmt: skip
+    spoiled = {
+        "cut": whole[:-1],
+        "flip": bytes(flipped),
+        "longer": whole + b"!",
+        "empty": b"",
+        "foreign": b"content",
+    }
     cache.path("a").write_bytes(spoiled[damage])
     assert cache.read("a") is None
     assert cache.get("a", lambda: b"again") == b"again"
@@ -122,9 +127,14 @@ def test_many_may_write_at_once(cache: FileCache) -> None:
 
 
 def test_what_a_killed_process_left_is_swept(tmp_path: Path) -> None:
-    old, young, other = (tmp_path / name for name in (
-        f".a.{'0' * 16}.tmp", f".a.{'1' * 16}.tmp", "notes.tmp",
-    ))  # fmt: skip
+    old, young, other = (
+        tmp_path / name
+        for name in (
+            f".a.{'0' * 16}.tmp",
+            f".a.{'1' * 16}.tmp",
+            "notes.tmp",
+        )
+    )
     for path in (old, young, other):
         path.write_text("half")
     long_ago = time.time() - 7200

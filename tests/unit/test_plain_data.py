@@ -45,13 +45,17 @@ def test_the_text_of_a_record() -> None:
 
 @pytest.mark.parametrize(
     ("spoiled", "message"),
-    [({"name": 3, "parts": []}, "run.name: expected str, got 3"),
-     ({"name": "n", "parts": [{"size": True, "rates": {}}]},
-      r"run.parts\[0\].size: expected int, got True"),
-     ({"name": "n"}, "another set of keys: parts"),
-     ({"name": "n", "parts": [], "more": 1}, "another set of keys: more"),
-     ({"name": "n", "parts": [], "best": "none"}, "run.best: expected float or NoneType")],
-)  # fmt: skip
+    [
+        ({"name": 3, "parts": []}, "run.name: expected str, got 3"),
+        (
+            {"name": "n", "parts": [{"size": True, "rates": {}}]},
+            r"run.parts\[0\].size: expected int, got True",
+        ),
+        ({"name": "n"}, "another set of keys: parts"),
+        ({"name": "n", "parts": [], "more": 1}, "another set of keys: more"),
+        ({"name": "n", "parts": [], "best": "none"}, "run.best: expected float or NoneType"),
+    ],
+)
 def test_what_does_not_fit_is_refused_with_its_place(spoiled: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         from_plain(Whole, spoiled, "run")

@@ -15,8 +15,11 @@ def test_a_name_is_given_once() -> None:
     registry.add("one", 1)
     assert registry["one"] == 1
     assert (list(registry), len(registry), "one" in registry, 1 in registry) == (
-        ["one"], 1, True, False,
-    )  # fmt: skip
+        ["one"],
+        1,
+        True,
+        False,
+    )
     with pytest.raises(cd.ConfigError, match="thing one: expected a name that is free"):
         registry.add("one", 2)
     with pytest.raises(cd.ConfigError, match="got 'onee'; did you mean 'one'"):

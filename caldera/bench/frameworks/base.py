@@ -225,9 +225,16 @@ def built(
 ) -> NeuralNetwork:
     """The network of a case in Caldera, dropout off."""
     model = NeuralNetwork(
-        case.layers(), loss="cross_entropy", optimizer=caldera_optimizer(case.rule), metrics=[],
-        batch_size=case.batch, dtype=dtype, precision=precision, seed=0, device=device,
-    )  # fmt: skip
+        case.layers(),
+        loss="cross_entropy",
+        optimizer=caldera_optimizer(case.rule),
+        metrics=[],
+        batch_size=case.batch,
+        dtype=dtype,
+        precision=precision,
+        seed=0,
+        device=device,
+    )
     for layer in model.walk():
         if isinstance(layer, Dropout):
             layer.rate = 0.0

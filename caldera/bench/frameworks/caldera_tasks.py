@@ -46,9 +46,14 @@ from caldera.plan.plan import Plan
 from caldera.train.fit import make_steps
 
 FUNCTIONS = SimpleNamespace(
-    exp=op.exp, tanh=op.tanh, sigmoid=op.sigmoid, relu=op.relu, gelu=op.gelu,
-    softmax=lambda x: op.softmax(x, axis=-1), sum_of_rows=lambda x: op.sum(x, axis=-1),
-)  # fmt: skip
+    exp=op.exp,
+    tanh=op.tanh,
+    sigmoid=op.sigmoid,
+    relu=op.relu,
+    gelu=op.gelu,
+    softmax=lambda x: op.softmax(x, axis=-1),
+    sum_of_rows=lambda x: op.sum(x, axis=-1),
+)
 
 
 class FedTrainer(CalderaTrainer):

@@ -137,12 +137,17 @@ class JaxFramework(Framework):
     def formula(self, case: FormulaCase) -> Task:
         jnp, own = self.jax.numpy, self.jax.nn
         functions = SimpleNamespace(
-            exp=jnp.exp, tanh=jnp.tanh, sigmoid=own.sigmoid, relu=own.relu,
-            gelu=lambda x: own.gelu(x, approximate=False), softmax=lambda x: own.softmax(x, -1),
+            exp=jnp.exp,
+            tanh=jnp.tanh,
+            sigmoid=own.sigmoid,
+            relu=own.relu,
+            gelu=lambda x: own.gelu(x, approximate=False),
+            softmax=lambda x: own.softmax(x, -1),
             sum_of_rows=lambda x: jnp.sum(x, -1),
-        )  # fmt: skip
-        return FunctionTask(self.jax, lambda *given: case.formula(functions, *given),
-                            *case.arrays())  # fmt: skip
+        )
+        return FunctionTask(
+            self.jax, lambda *given: case.formula(functions, *given), *case.arrays()
+        )
 
     def update(self, case: UpdateCase) -> Task:
         return UpdateTask(self.jax, case)

@@ -159,10 +159,14 @@ class TorchFramework(Framework):
     def _functions(self) -> SimpleNamespace:
         torch = self.torch
         return SimpleNamespace(
-            exp=torch.exp, tanh=torch.tanh, sigmoid=torch.sigmoid, relu=torch.relu,
-            gelu=torch.nn.functional.gelu, softmax=lambda x: torch.softmax(x, -1),
+            exp=torch.exp,
+            tanh=torch.tanh,
+            sigmoid=torch.sigmoid,
+            relu=torch.relu,
+            gelu=torch.nn.functional.gelu,
+            softmax=lambda x: torch.softmax(x, -1),
             sum_of_rows=lambda x: torch.sum(x, -1),
-        )  # fmt: skip
+        )
 
     def update(self, case: UpdateCase) -> Task:
         return UpdateTask(self.torch, case, self.options["style"])

@@ -57,8 +57,9 @@ class Findings:
         for each in self.verdicts:
             if each.rule == rule:
                 return each
-        raise ConfigError.build("findings", expected="a rule", got=repr(rule),
-                                hint=nearest(str(rule), RULES))  # fmt: skip
+        raise ConfigError.build(
+            "findings", expected="a rule", got=repr(rule), hint=nearest(str(rule), RULES)
+        )
 
     def count(self, status: str) -> int:
         """How many rules have this status."""
@@ -133,6 +134,8 @@ def _content(path: Path) -> Any:
         raise DataError.build(f"check {path}", expected="a file of results", got=reason) from None
     except (ValueError, RecursionError):
         raise DataError.build(
-            f"check {path}", expected="JSON", got="something else",
+            f"check {path}",
+            expected="JSON",
+            got="something else",
             hint="caldera bench --json writes such a file",
-        ) from None  # fmt: skip
+        ) from None

@@ -188,9 +188,11 @@ def _check_run(run: Run, where: str) -> None:
         for value in getattr(run, name):
             if not 0.0 <= value <= 1.0:
                 raise DataError.build(
-                    f"{where}.{name}", expected="shares from 0 to 1", got=str(value),
+                    f"{where}.{name}",
+                    expected="shares from 0 to 1",
+                    got=str(value),
                     hint="write 0.91, not 91",
-                )  # fmt: skip
+                )
     for value in run.seconds:
         if not 0.0 < value < float("inf"):
             raise DataError.build(f"{where}.seconds", expected="times above 0", got=str(value))

@@ -48,18 +48,20 @@ def claims_of_bench(content: dict[str, Any], where: str) -> Claims:
         ]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError.build(
-            where, expected="a file of caldera bench --json",
+            where,
+            expected="a file of caldera bench --json",
             got=f"one without {error}" if isinstance(error, KeyError) else str(error),
-        ) from None  # fmt: skip
+        ) from None
     if not runs:
         raise DataError.build(where, expected="a row that counts", got="none")
     claims = Claims(title=f"{where}: caldera bench", runs=tuple(runs))
     if not any(run.trains for run in runs):
         return claims
     return replace(
-        claims, statements={"input": _READING},
+        claims,
+        statements={"input": _READING},
         tuning={system: Tuning(0, source=_SETTINGS) for system in claims.systems()},
-    )  # fmt: skip
+    )
 
 
 _READING = (

@@ -46,12 +46,19 @@ class Difference:
         if not worst:
             return cls(0.0, 0.0, "nowhere", [])
         number = int(np.argmax(worst))
-        place = np.unravel_index(int(np.argmax(np.nan_to_num(apart[number], nan=np.inf))),
-                                 apart[number].shape) if apart[number].size else ()  # fmt: skip
+        place = (
+            np.unravel_index(
+                int(np.argmax(np.nan_to_num(apart[number], nan=np.inf))), apart[number].shape
+            )
+            if apart[number].size
+            else ()
+        )
         return cls(
-            largest_difference(expected, found), distance(expected, found),
-            f"array {number} at {tuple(int(each) for each in place)}", heat_map(apart[number]),
-        )  # fmt: skip
+            largest_difference(expected, found),
+            distance(expected, found),
+            f"array {number} at {tuple(int(each) for each in place)}",
+            heat_map(apart[number]),
+        )
 
 
 def heat_map(values: Array) -> list[list[float]]:

@@ -75,8 +75,7 @@ def _check_bias(found: Validation, compression: Compression, values: Array) -> N
     # Rare messages are seen too seldom for their spread to be known.
     floor = np.median(error)
     bias = np.abs(drawn.mean(0) - values) / np.maximum(error, floor)
-    found.add("bias, in standard errors", float(bias.max()), SIGMAS,
-              f"number {int(bias.argmax())}")  # fmt: skip
+    found.add("bias, in standard errors", float(bias.max()), SIGMAS, f"number {int(bias.argmax())}")
     total = abs(float((drawn.mean(0) - values) @ values))
     allowed = SIGMAS * float(np.sqrt(((error * values) ** 2).sum()))
     found.add("bias along the gradient", total, allowed)

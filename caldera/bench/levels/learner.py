@@ -119,9 +119,11 @@ def framework_here(name: str) -> Iterator[Framework]:
     """A framework in this process; the settings of Caldera are put back at the end."""
     if name not in _OPTIONS:
         raise ConfigError.build(
-            "framework", expected=f"one of {', '.join([REFERENCE, *_OPTIONS])}", got=repr(name),
+            "framework",
+            expected=f"one of {', '.join([REFERENCE, *_OPTIONS])}",
+            got=repr(name),
             hint=nearest(str(name), _OPTIONS),
-        )  # fmt: skip
+        )
     with settings.override(threads=settings.threads, accuracy=settings.accuracy):
         yield FRAMEWORKS[name](_OPTIONS[name], settings.threads)
 

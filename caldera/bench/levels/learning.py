@@ -46,9 +46,11 @@ def samples_of(case: LearningCase) -> Samples:
     found = data.digits() if case.dataset == "digits" else data.mnist(download=False)
     shape = (-1, *case.network.shape)
     return Samples(
-        found.train.x.reshape(shape), np.asarray(found.train.y),
-        found.test.x.reshape(shape), np.asarray(found.test.y),
-    )  # fmt: skip
+        found.train.x.reshape(shape),
+        np.asarray(found.train.y),
+        found.test.x.reshape(shape),
+        np.asarray(found.test.y),
+    )
 
 
 def learned(
@@ -78,9 +80,14 @@ def learned(
         found["metrics"]["bytes sent"]["value"] = sum(sent)
         messages = [_value(watch, "messages sent") for watch, _ in pairs]
         found["metrics"]["messages sent"]["value"] = sum(messages)
-    return found | {"load s": loaded, "began": began, "samples": len(samples.y),
-                    "test samples": len(samples.test_y), "lost": lost,
-                    "cpu seconds": cpu}  # fmt: skip
+    return found | {
+        "load s": loaded,
+        "began": began,
+        "samples": len(samples.y),
+        "test samples": len(samples.test_y),
+        "lost": lost,
+        "cpu seconds": cpu,
+    }
 
 
 def _metrics(case: LearningCase) -> list[Metric]:
@@ -91,9 +98,14 @@ def _metrics(case: LearningCase) -> list[Metric]:
 def _alone(network: Trainer, case: LearningCase, samples: Samples, seed: int, epochs: int) -> Watch:
     """With the framework's own steps and optimizer."""
     return watch_training(
-        network, samples, _metrics(case), sampler=Shuffled(seed), batch=case.network.batch,
-        epochs=epochs, target=case.target,
-    )  # fmt: skip
+        network,
+        samples,
+        _metrics(case),
+        sampler=Shuffled(seed),
+        batch=case.network.batch,
+        epochs=epochs,
+        target=case.target,
+    )
 
 
 def _as_rank(
@@ -107,10 +119,17 @@ def _as_rank(
     """As one of several, with the scheme of the case and the reference's optimizer."""
     rule = case.network.rule
     watch = watch_training(
-        network, samples, _metrics(case), sampler=Shuffled(seed), batch=case.network.batch,
-        epochs=epochs, target=case.target, optimizer=SGD(rule.learning_rate, rule.momentum),
-        scheme=SCHEMES[case.scheme](), communicator=ranks,
-    )  # fmt: skip
+        network,
+        samples,
+        _metrics(case),
+        sampler=Shuffled(seed),
+        batch=case.network.batch,
+        epochs=epochs,
+        target=case.target,
+        optimizer=SGD(rule.learning_rate, rule.momentum),
+        scheme=SCHEMES[case.scheme](),
+        communicator=ranks,
+    )
     return watch, network.weights()
 
 

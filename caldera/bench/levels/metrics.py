@@ -321,8 +321,11 @@ class Bias(Metric):
         variance = np.maximum(self._squares / self._count - mean**2, 0.0) / (self._count - 1)
         error = np.sqrt(variance)
         certain = error <= 1e-12 * np.maximum(1.0, np.abs(self._expected))
-        scaled = np.where(certain, np.where(np.abs(mean) > 1e-6, np.inf, 0.0),
-                          np.abs(mean) / np.where(certain, 1.0, error))  # fmt: skip
+        scaled = np.where(
+            certain,
+            np.where(np.abs(mean) > 1e-6, np.inf, 0.0),
+            np.abs(mean) / np.where(certain, 1.0, error),
+        )
         return float(scaled.max())
 
 

@@ -43,8 +43,10 @@ def validate_operator(
         slope = random.standard_normal(result.shape)
         slope_kept = slope.copy()
         gradients = [np.asarray(each) for each in operator.backward(slope, *given)]
-        untouched = [*(np.array_equal(a, b) for a, b in zip(given, kept, strict=True)),
-                     np.array_equal(slope, slope_kept)]  # fmt: skip
+        untouched = [
+            *(np.array_equal(a, b) for a, b in zip(given, kept, strict=True)),
+            np.array_equal(slope, slope_kept),
+        ]
         found.add("inputs are left alone", untouched.count(False), 0)
         shapes = [each.shape for each in gradients]
         wrong = float(shapes != [each.shape for each in given])

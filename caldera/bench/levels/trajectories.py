@@ -44,8 +44,9 @@ def validate_network(
             loss, gradients = network.gradients_at(x, y)
             expected, true = against.gradients_at(x, y)
             apart = Difference.of(gradients, true)
-            found.add(f"loss of batch {number}", abs(loss - expected) / max(1.0, abs(expected)),
-                      NETWORK)  # fmt: skip
+            found.add(
+                f"loss of batch {number}", abs(loss - expected) / max(1.0, abs(expected)), NETWORK
+            )
             found.add_difference(f"gradients of batch {number}", apart, NETWORK)
             found.add(f"gradients of batch {number} (L2)", apart.l2, NETWORK)
             scores = Difference.of([network.predict(x)], [against.predict(x)])
@@ -53,8 +54,10 @@ def validate_network(
         x, y = batches[0]
         cut = len(x) // 3
         whole = joined(network.gradients_at(x, y)[1])
-        parts = [joined(network.gradients_at(x[a:b], y[a:b])[1]) * (b - a) / len(x)
-                 for a, b in ((0, cut), (cut, len(x)))]  # fmt: skip
+        parts = [
+            joined(network.gradients_at(x[a:b], y[a:b])[1]) * (b - a) / len(x)
+            for a, b in ((0, cut), (cut, len(x)))
+        ]
         micro = Difference.of([parts[0] + parts[1]], [whole])
         found.add_difference("micro-batches add up to the batch", micro, NETWORK)
     return found

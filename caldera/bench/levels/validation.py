@@ -100,9 +100,11 @@ class Validation:
         if not self.passes:
             first = self.wrong[0]
             raise ValidationError.build(
-                f"{self.part} in {self.framework}", expected=f"{first.check} of at most "
-                f"{first.allowed:.3g}", got=f"{first.value:.3g}", hint=first.detail,
-            )  # fmt: skip
+                f"{self.part} in {self.framework}",
+                expected=f"{first.check} of at most {first.allowed:.3g}",
+                got=f"{first.value:.3g}",
+                hint=first.detail,
+            )
         return self
 
     def __str__(self) -> str:
@@ -119,10 +121,15 @@ def validation_page(validations: Sequence[Validation]) -> str:
     parts: list[Safe] = [tag("h1", "Validation")]
     for number, each in enumerate(validations):
         rows = [
-            ("right" if one.passes else "WRONG", one.check, f"{one.value:.3g}",
-             f"{one.allowed:.3g}", one.detail if not one.passes else "")
+            (
+                "right" if one.passes else "WRONG",
+                one.check,
+                f"{one.value:.3g}",
+                f"{one.allowed:.3g}",
+                one.detail if not one.passes else "",
+            )
             for one in each.findings
-        ]  # fmt: skip
+        ]
         maps = [heat_map(one.heat, one.check) for one in each.wrong if one.heat]
         head = ("", "check", "found", "at most", "where")
         title = f"{each.part} in {each.framework}"

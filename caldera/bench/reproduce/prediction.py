@@ -65,9 +65,13 @@ def guess_way(setting: Setting, name: str) -> Prediction:
 
 
 def setting_of(
-    model: NeuralNetwork, flops: float, ranks: int, batch: int, wire: Wire,
+    model: NeuralNetwork,
+    flops: float,
+    ranks: int,
+    batch: int,
+    wire: Wire,
     codes: Mapping[str, CodecCost],
-) -> Setting:  # fmt: skip
+) -> Setting:
     """Ranks of so many operations a second."""
     workload = workload_of(model)
     return Setting(workload, Compute.at_speed(workload, flops), Cluster(ranks, wire), batch, codes)

@@ -72,14 +72,20 @@ def consistency(communicator: Communicator, options: Options) -> dict[str, Any]:
     strategy = CONSISTENCY[options["model"]](communicator)
     layers = nn.models.mlp(digits.shape, hidden=(64,), classes=digits.outputs)
     model = NeuralNetwork(
-        layers, optimizer=optim.SGD(options["rate"]), batch_size=options["batch"],
+        layers,
+        optimizer=optim.SGD(options["rate"]),
+        batch_size=options["batch"],
         seed=options["seed"],
-    )  # fmt: skip
+    )
     clock = Clock()
     history = model.fit(
-        digits.train, validation=digits.test, epochs=options["epochs"], parallel=strategy,
-        callbacks=[clock], verbose=0,
-    )  # fmt: skip
+        digits.train,
+        validation=digits.test,
+        epochs=options["epochs"],
+        parallel=strategy,
+        callbacks=[clock],
+        verbose=0,
+    )
     return {"seconds": clock.epochs, "accuracy": history["val_accuracy"]}
 
 

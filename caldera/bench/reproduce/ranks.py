@@ -31,17 +31,27 @@ def run_ranks(work: str, ranks: int, asked: Sequence[Options]) -> tuple[list[Any
         return done[0], THREADS
     with tempfile.TemporaryDirectory(prefix="caldera-ranks-") as folder:
         file = Path(folder) / "found.json"
-        program = [sys.executable, "-m", "caldera.bench.reproduce.rank_work", work,
-                   json.dumps(list(asked)), str(file)]  # fmt: skip
+        program = [
+            sys.executable,
+            "-m",
+            "caldera.bench.reproduce.rank_work",
+            work,
+            json.dumps(list(asked)),
+            str(file),
+        ]
         environment = {**os.environ, "CALDERA_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         if ranks > 1:
             job = launch(ranks, program, environment=environment)
             program, environment = job.command, job.environment
         try:
             done_there = subprocess.run(
-                program, env=environment, capture_output=True, text=True, timeout=_LIMIT_S,
+                program,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=_LIMIT_S,
                 check=False,
-            )  # fmt: skip
+            )
         except subprocess.TimeoutExpired:
             raise CommError.build(
                 f"{work} on {ranks} ranks", expected=f"an end within {_LIMIT_S:g} s", got="none"
@@ -49,7 +59,9 @@ def run_ranks(work: str, ranks: int, asked: Sequence[Options]) -> tuple[list[Any
         if done_there.returncode or not file.exists():
             said = done_there.stderr.strip().splitlines()[-1:] or ["nothing"]
             raise CommError.build(
-                f"{work} on {ranks} ranks", expected="a result", got=said[0],
+                f"{work} on {ranks} ranks",
+                expected="a result",
+                got=said[0],
                 hint="does `caldera run -n 2` work here?",
-            )  # fmt: skip
+            )
         return json.loads(file.read_text(encoding="utf-8")), PROCESSES

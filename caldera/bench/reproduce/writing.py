@@ -158,8 +158,16 @@ def summary_of(
     ]
     for each, outcome in done.items():
         times = (seconds_text(outcome.seconds), seconds_text(outcome.cpu_seconds))
-        lines.append(_line(f"[{each.name}]({file_name(each, 'md')})", each.source, each.claim,
-                           outcome.verdict, *times, "; ".join(outcome.left_out)))  # fmt: skip
+        lines.append(
+            _line(
+                f"[{each.name}]({file_name(each, 'md')})",
+                each.source,
+                each.claim,
+                outcome.verdict,
+                *times,
+                "; ".join(outcome.left_out),
+            )
+        )
     if others:
         head = "| experiment | source | claim | why not | the nearest thing |"
         lines += ["", "Not run:", "", head, "|---|---|---|---|---|"]
@@ -204,10 +212,13 @@ def page_of(done: Mapping[Experiment, Outcome], others: Sequence[Experiment]) ->
         title = f"{experiment.source}: {experiment.name}"
         parts.append(
             section(
-                experiment.name, title, tag("div", *plots, class_="columns"), table(HEAD, rows),
+                experiment.name,
+                title,
+                tag("div", *plots, class_="columns"),
+                table(HEAD, rows),
                 note=f"{experiment.claim}: {outcome.verdict}",
             )
-        )  # fmt: skip
+        )
     if others:
         rows_of = [(each.source, each.claim, each.reason, each.nearest) for each in others]
         index["others"] = "Not run"
@@ -231,6 +242,9 @@ def chart(plot: Plot) -> LineChart:
     points = [point for line in lines for point in line.points]
     floor = [0.0] if plot.from_zero and not plot.log else []
     return LineChart(
-        f"{plot.title} ({plot.y})", plot.x, lines, axis_of([x for x, _ in points]),
+        f"{plot.title} ({plot.y})",
+        plot.x,
+        lines,
+        axis_of([x for x, _ in points]),
         axis_of([*floor, *(y for _, y in points)], log=plot.log),
-    )  # fmt: skip
+    )

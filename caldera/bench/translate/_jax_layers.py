@@ -137,10 +137,14 @@ class JaxLayers(Framework):
 
         def apply(run: Any, x: Any) -> Any:
             y = self.jax.lax.conv_general_dilated(
-                x, run.factor(place), windows.stride, windows.padding(self._image(x)),
-                rhs_dilation=windows.dilation, dimension_numbers=layout,
+                x,
+                run.factor(place),
+                windows.stride,
+                windows.padding(self._image(x)),
+                rhs_dilation=windows.dilation,
+                dimension_numbers=layout,
                 feature_group_count=groups_of(layer),
-            )  # fmt: skip
+            )
             return y if offset is None else y + self._by_channel(run.factor(offset), 4)
 
         return self.then(apply, layer.activation)
@@ -149,8 +153,11 @@ class JaxLayers(Framework):
         windows = windows_of_convolution(layer)
         even = windows.even_padding()
         if even is None or layer.groups != 1:
-            raise self.refuse(layer, "as much padding on both sides, and one group",
-                              f"padding={layer.padding}, groups={layer.groups}")  # fmt: skip
+            raise self.refuse(
+                layer,
+                "as much padding on both sides, and one group",
+                f"padding={layer.padding}, groups={layer.groups}",
+            )
         place = self._place(layer.weight)
         offset = None if layer.offset is None else self._place(layer.offset)
         kernels, taps = "IOHW", (2, 3)
@@ -168,10 +175,14 @@ class JaxLayers(Framework):
 
         def apply(run: Any, x: Any) -> Any:
             y = self.jax.lax.conv_general_dilated(
-                x, self.jax.numpy.flip(run.factor(place), taps), (1, 1), padding,
-                lhs_dilation=windows.stride, rhs_dilation=windows.dilation,
+                x,
+                self.jax.numpy.flip(run.factor(place), taps),
+                (1, 1),
+                padding,
+                lhs_dilation=windows.stride,
+                rhs_dilation=windows.dilation,
                 dimension_numbers=layout,
-            )  # fmt: skip
+            )
             return y if offset is None else y + self._by_channel(run.factor(offset), 4)
 
         return self.then(apply, layer.activation)
@@ -195,10 +206,13 @@ class JaxLayers(Framework):
         padding = windows.padding(self._image(x))
         # A NumPy scalar keeps the dtype, and lets JAX see that the reduction is a known one.
         return self.jax.lax.reduce_window(
-            x, np.asarray(start, x.dtype)[()], function,
-            self._over_images(*windows.size, 1), self._over_images(*windows.stride, 1),
+            x,
+            np.asarray(start, x.dtype)[()],
+            function,
+            self._over_images(*windows.size, 1),
+            self._over_images(*windows.stride, 1),
             self._over_images(*padding, (0, 0)),
-        )  # fmt: skip
+        )
 
     def global_average_pool(self, layer: nn.GlobalAveragePool) -> Function:
         def apply(run: Any, x: Any) -> Any:
@@ -366,9 +380,10 @@ class JaxLayers(Framework):
             parts = jnp.split(inputs(run, x), 3, axis=2)
             if self.cudnn_attention:
                 mixed = self.jax.nn.dot_product_attention(
-                    *(part.reshape(shape) for part in parts), is_causal=layer.causal,
+                    *(part.reshape(shape) for part in parts),
+                    is_causal=layer.causal,
                     implementation="cudnn",
-                )  # fmt: skip
+                )
                 return outputs(run, mixed.reshape(x.shape))
             q, k, v = (part.reshape(shape).transpose(0, 2, 1, 3) for part in parts)
             scores = (q * (1 / math.sqrt(shape[3]))) @ k.swapaxes(2, 3)

@@ -86,9 +86,15 @@ class TorchLayers(Framework):
         filters, groups = layer.weight.shape[0], groups_of(layer)
         channels = layer.weight.shape[1] * groups
         conv = self.torch.nn.Conv2d(
-            channels, filters, windows.size, windows.stride, even or 0, windows.dilation,
-            groups, bias=layer.offset is not None,
-        )  # fmt: skip
+            channels,
+            filters,
+            windows.size,
+            windows.stride,
+            even or 0,
+            windows.dilation,
+            groups,
+            bias=layer.offset is not None,
+        )
         self._hold(conv, weight=layer.weight, bias=layer.offset)
         if even is not None:
             return self.then(lambda run, x: conv(x), layer.activation)
@@ -100,10 +106,16 @@ class TorchLayers(Framework):
         if even is None:
             raise self.refuse(layer, "as much padding on both sides", f"padding={layer.padding}")
         conv = self.torch.nn.ConvTranspose2d(
-            layer.weight.shape[0], layer.filters, windows.size, windows.stride, even,
-            layer.output_padding, layer.groups, bias=layer.offset is not None,
+            layer.weight.shape[0],
+            layer.filters,
+            windows.size,
+            windows.stride,
+            even,
+            layer.output_padding,
+            layer.groups,
+            bias=layer.offset is not None,
             dilation=windows.dilation,
-        )  # fmt: skip
+        )
         self._hold(conv, weight=layer.weight, bias=layer.offset)
         return self.then(lambda run, x: conv(x), layer.activation)
 
@@ -175,15 +187,23 @@ class TorchLayers(Framework):
         # The layer holds the tensors; its own `forward` would insist on one number of axes.
         held = self._hold(
             self.torch.nn.BatchNorm2d(layer.weight.shape[0], layer.eps, layer.momentum),
-            weight=layer.weight, bias=layer.bias,
-            running_mean=layer.mean, running_var=layer.variance,
-        )  # fmt: skip
+            weight=layer.weight,
+            bias=layer.bias,
+            running_mean=layer.mean,
+            running_var=layer.variance,
+        )
 
         def apply(run: Any, x: Any) -> Any:
             return batch_norm(
-                x, held.running_mean, held.running_var, held.weight, held.bias,
-                run.training, layer.momentum, layer.eps,
-            )  # fmt: skip
+                x,
+                held.running_mean,
+                held.running_var,
+                held.weight,
+                held.bias,
+                run.training,
+                layer.momentum,
+                layer.eps,
+            )
 
         return apply
 

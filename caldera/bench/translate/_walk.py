@@ -111,14 +111,18 @@ class Framework(ABC):
         kind = type(layer)
         if kind not in RULES:
             raise self.refuse(
-                layer, f"a layer that is known in {self.name}", kind.__name__,
+                layer,
+                f"a layer that is known in {self.name}",
+                kind.__name__,
                 "known are " + ", ".join(sorted(known.__name__ for known in RULES)),
-            )  # fmt: skip
+            )
         if not layer.built:
             raise self.refuse(
-                layer, "a layer that has its parameters", "a new one",
+                layer,
+                "a layer that has its parameters",
+                "a new one",
                 "start with nn.Input, or call model.build_for(x)",
-            )  # fmt: skip
+            )
         if layer.frozen:
             raise self.refuse(layer, "layers that train", "a frozen one", "call freeze(False)")
         return RULES[kind]
@@ -151,10 +155,11 @@ class Framework(ABC):
         expected = [variable.shape for variable in variables]
         if given != expected:
             raise ShapeError.build(
-                self.where, expected=f"{len(expected)} arrays in the shapes of model.parameters()",
+                self.where,
+                expected=f"{len(expected)} arrays in the shapes of model.parameters()",
                 got=f"{len(given)} arrays, of which do not fit: "
                 + str([pair for pair in zip(given, expected, strict=False) if pair[0] != pair[1]]),
-            )  # fmt: skip
+            )
         return [
             self.theirs(variable, np.asarray(array))
             for variable, array in zip(variables, arrays, strict=True)
@@ -281,9 +286,11 @@ class Framework(ABC):
     def _activation(self, name: str) -> Callable[..., Any]:
         if name not in self._activations:
             raise ConfigError.build(
-                self.where, expected=f"an activation that is known in {self.name}", got=name,
+                self.where,
+                expected=f"an activation that is known in {self.name}",
+                got=name,
                 hint="known are " + ", ".join(sorted(self._activations)),
-            )  # fmt: skip
+            )
         return self._activations[name]
 
     # --- what settings have no translation
@@ -407,6 +414,8 @@ def _check_dtypes(where: str, model: Model) -> None:
     found = {variable.dtype.name for variable in model.parameters()}
     if not found <= {"float32", "float64"}:
         raise DtypeError.build(
-            where, expected="parameters of float32 or float64", got=", ".join(sorted(found)),
+            where,
+            expected="parameters of float32 or float64",
+            got=", ".join(sorted(found)),
             hint="make the model with dtype='float32' and give precision= for the rest",
-        )  # fmt: skip
+        )

@@ -42,11 +42,21 @@ def _passes(size: Convolution, group: str) -> list[Case]:
     )
     return [
         ConvolutionCase(
-            f"{whole} {what}", whole, group, images, channels, height, width, filters, kernel,
-            stride, padding, what,
+            f"{whole} {what}",
+            whole,
+            group,
+            images,
+            channels,
+            height,
+            width,
+            filters,
+            kernel,
+            stride,
+            padding,
+            what,
         )
         for what in PASSES
-    ]  # fmt: skip
+    ]
 
 
 def _convolutions() -> Workload:

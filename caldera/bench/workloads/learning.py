@@ -30,9 +30,12 @@ def _convolutional() -> list[Layer]:
 
 
 _MLP = TrainingCase(
-    "mlp", layers=partial(nn.models.mlp, (64,), hidden=(128,), activation="tanh"), batch=48,
-    shape=(64,), rule=Rule("sgd", 0.2),
-)  # fmt: skip
+    "mlp",
+    layers=partial(nn.models.mlp, (64,), hidden=(128,), activation="tanh"),
+    batch=48,
+    shape=(64,),
+    rule=Rule("sgd", 0.2),
+)
 _CNN = TrainingCase(
     "cnn", layers=_convolutional, batch=48, shape=(1, 8, 8), rule=Rule("sgd", 0.1, momentum=0.9)
 )
@@ -46,9 +49,14 @@ def _grown(ranks: int) -> TrainingCase:
 
 def _case(name: str, network: TrainingCase, ranks: int = 1, scheme: str = "") -> LearningCase:
     return LearningCase(
-        name, network=network, dataset="digits", epochs=40, target=_TARGET, ranks=ranks,
+        name,
+        network=network,
+        dataset="digits",
+        epochs=40,
+        target=_TARGET,
+        ranks=ranks,
         scheme=scheme,
-    )  # fmt: skip
+    )
 
 
 def learning() -> list[Workload]:
@@ -61,14 +69,26 @@ def learning() -> list[Workload]:
     scaled = [_case(f"allreduce, {ranks} ranks", _MLP, ranks, "allreduce") for ranks in RANKS]
     others = [_case(f"{scheme}, 2 ranks", _MLP, 2, scheme) for scheme in SCHEMES[1:]]
     grown = [
-        _case(f"allreduce, {ranks} ranks, batch of {_grown(ranks).batch}", _grown(ranks), ranks,
-              "allreduce")
+        _case(
+            f"allreduce, {ranks} ranks, batch of {_grown(ranks).batch}",
+            _grown(ranks),
+            ranks,
+            "allreduce",
+        )
         for ranks in RANKS
-    ]  # fmt: skip
+    ]
     return [
-        Workload("training", "digits to 95% of the test samples, data pipeline included", alone,
-                 alone[:1]),
-        Workload("distributed", "the same on ranks in threads: strong scaling, compression",
-                 [*scaled, *others], [*scaled[:2], others[2]]),
+        Workload(
+            "training",
+            "digits to 95% of the test samples, data pipeline included",
+            alone,
+            alone[:1],
+        ),
+        Workload(
+            "distributed",
+            "the same on ranks in threads: strong scaling, compression",
+            [*scaled, *others],
+            [*scaled[:2], others[2]],
+        ),
         Workload(WEAK_SCALING, "the same with a batch that grows with the ranks", grown, grown[:2]),
-    ]  # fmt: skip
+    ]

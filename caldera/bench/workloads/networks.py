@@ -26,9 +26,16 @@ def _mlp(depth: int) -> list[Layer]:
 
 def _mlp_case(name: str, depth: int, precisions: tuple[str, ...] = ("tf32",)) -> TrainingCase:
     return TrainingCase(
-        name, layers=partial(_mlp, depth), batch=100, shape=(784,), depth=depth, dataset="mnist",
-        rule=Rule("sgd", 0.05, weight_decay=0.001), card_epoch=600, precisions=precisions,
-    )  # fmt: skip
+        name,
+        layers=partial(_mlp, depth),
+        batch=100,
+        shape=(784,),
+        depth=depth,
+        dataset="mnist",
+        rule=Rule("sgd", 0.05, weight_decay=0.001),
+        card_epoch=600,
+        precisions=precisions,
+    )
 
 
 def _lstm() -> list[Layer]:
@@ -48,10 +55,16 @@ def _images(
     name: str, layers: Callable[[], list[Layer]], batch: int, pixels: int, rate: float
 ) -> TrainingCase:
     return TrainingCase(
-        name, layers=layers, batch=batch, shape=(3, pixels, pixels), classes=1000, size="large",
-        card_batch=_CARD_BATCH, precisions=("bfloat16",),
+        name,
+        layers=layers,
+        batch=batch,
+        shape=(3, pixels, pixels),
+        classes=1000,
+        size="large",
+        card_batch=_CARD_BATCH,
+        precisions=("bfloat16",),
         rule=Rule("sgd", rate, momentum=0.9, weight_decay=1e-4),
-    )  # fmt: skip
+    )
 
 
 _SEED = _mlp_case("mlp", 4, ("tf32", "float32"))
@@ -60,21 +73,28 @@ _DEPTH_CASES = [_mlp_case(f"{depth} layers", depth) for depth in DEPTHS]
 _SINGLE = {
     "the seed's MLP: 784-528-528-528-10, sigmoid, SGD": _SEED,
     "LeNet-5: tanh, average pooling": TrainingCase(
-        "lenet5", layers=partial(nn.models.lenet5, activation="tanh", pooling="average"),
-        batch=128, shape=(1, 28, 28), dataset="mnist",
-        rule=Rule("sgd", 0.01, momentum=0.9), card_epoch=468,
+        "lenet5",
+        layers=partial(nn.models.lenet5, activation="tanh", pooling="average"),
+        batch=128,
+        shape=(1, 28, 28),
+        dataset="mnist",
+        rule=Rule("sgd", 0.01, momentum=0.9),
+        card_epoch=468,
     ),
     "ResNet-20 for CIFAR": TrainingCase(
-        "resnet20", layers=nn.models.resnet20, batch=128, shape=(3, 32, 32), dataset="cifar10",
-        rule=Rule("sgd", 0.1, momentum=0.9, weight_decay=1e-4), card_epoch=390,
+        "resnet20",
+        layers=nn.models.resnet20,
+        batch=128,
+        shape=(3, 32, 32),
+        dataset="cifar10",
+        rule=Rule("sgd", 0.1, momentum=0.9, weight_decay=1e-4),
+        card_epoch=390,
         precisions=("bfloat16",),
     ),
     "AlexNet, 224 pixels": _images(
         "alexnet", partial(nn.models.alexnet, dropout=0.0), 32, 224, 0.01
     ),
-    "VGG-16, 224 pixels": _images(
-        "vgg16", partial(nn.models.vgg16, dropout=0.0), 16, 224, 0.001
-    ),
+    "VGG-16, 224 pixels": _images("vgg16", partial(nn.models.vgg16, dropout=0.0), 16, 224, 0.001),
     "GoogLeNet with batch normalisation, 224 pixels": _images(
         "googlenet", partial(nn.models.googlenet, auxiliary=False), 32, 224, 0.01
     ),
@@ -83,15 +103,30 @@ _SINGLE = {
     ),
     "ResNet-50, 224 pixels": _images("resnet50", nn.models.resnet50, 16, 224, 0.01),
     "LSTM, 256 units, 128 steps": TrainingCase(
-        "lstm", layers=_lstm, batch=64, shape=(_STEPS,), classes=WORDS,
-        words=WORDS, size="medium", rule=Rule("adam", 1e-3), card_epoch=100,
+        "lstm",
+        layers=_lstm,
+        batch=64,
+        shape=(_STEPS,),
+        classes=WORDS,
+        words=WORDS,
+        size="medium",
+        rule=Rule("adam", 1e-3),
+        card_epoch=100,
     ),
     "GPT, 4 layers, 256 wide, 128 tokens": TrainingCase(
-        "gpt", layers=_gpt, batch=16, shape=(_STEPS,), classes=_LETTERS,
-        words=_LETTERS, size="medium", rule=Rule("adam", 1e-3), card_epoch=100,
-        attention=True, precisions=("bfloat16",),
+        "gpt",
+        layers=_gpt,
+        batch=16,
+        shape=(_STEPS,),
+        classes=_LETTERS,
+        words=_LETTERS,
+        size="medium",
+        rule=Rule("adam", 1e-3),
+        card_epoch=100,
+        attention=True,
+        precisions=("bfloat16",),
     ),
-}  # fmt: skip
+}
 
 
 def networks() -> list[Workload]:

@@ -115,19 +115,25 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if not options.works:
         raise ConfigError.build(
-            "caldera bench", expected="what to measure", got="nothing",
+            "caldera bench",
+            expected="what to measure",
+            got="nothing",
             hint="for example: caldera bench mlp; caldera bench --list names all work",
-        )  # fmt: skip
+        )
     if arguments.mllog and not any(_trains(name) for name in options.works):
         raise ConfigError.build(
-            "--mllog", expected="a training to an accuracy", got=" ".join(options.works),
+            "--mllog",
+            expected="a training to an accuracy",
+            got=" ".join(options.works),
             hint="caldera bench training has some",
-        )  # fmt: skip
+        )
     if options.on_card and card_state() is None:
         raise ConfigError.build(
-            "--device cuda", expected="an NVIDIA card", got="none that nvidia-smi finds",
+            "--device cuda",
+            expected="an NVIDIA card",
+            got="none that nvidia-smi finds",
             hint="caldera info says what is here",
-        )  # fmt: skip
+        )
     kept = [
         (target, text)
         for target, text in zip(targets, (_json_text, page, log_text), strict=True)
@@ -165,9 +171,11 @@ def _same_options(arguments: argparse.Namespace, before: dict[str, Any]) -> Opti
     """Those of the run before; a command line has nothing to add to them."""
     if arguments.work:
         raise ConfigError.build(
-            "--again", expected="nothing else to measure", got=" ".join(arguments.work),
+            "--again",
+            expected="nothing else to measure",
+            got=" ".join(arguments.work),
             hint="the file says what was measured",
-        )  # fmt: skip
+        )
     options = options_of(before)
     for name in options.works:
         Choice("work", lambda: WORKLOADS).from_text(name, "--again")
@@ -213,17 +221,19 @@ def _options(arguments: argparse.Namespace) -> Options:
         Choice("work", lambda: WORKLOADS).from_text(name, "caldera bench")
         if device == _CARD and not WORKLOADS[name].is_training:
             raise ConfigError.build(
-                "caldera bench --device cuda", got=name,
+                "caldera bench --device cuda",
+                got=name,
                 expected="work that a card is measured with: " + ", ".join(_networks()),
-            )  # fmt: skip
+            )
     threads = settings.threads
     if arguments.threads is not None:
         threads = Count(1).from_text(arguments.threads, "--threads")
     if threads > settings.threads:
         raise ConfigError.build(
-            "--threads", expected=f"at most {settings.threads}, the cores this process may use",
+            "--threads",
+            expected=f"at most {settings.threads}, the cores this process may use",
             got=str(threads),
-        )  # fmt: skip
+        )
     limit = _count(arguments.limit, "--limit")
     return Options(
         works=list(dict.fromkeys(arguments.work)),
@@ -272,9 +282,11 @@ def _precisions(arguments: argparse.Namespace, device: str) -> list[str]:
     others = [name for name in arguments.work if not WORKLOADS[name].is_training]
     if others:
         raise ConfigError.build(
-            "--precision", expected="networks with it: " + ", ".join(_networks()),
-            got=", ".join(others), hint="other work says its dtypes itself (see --list)",
-        )  # fmt: skip
+            "--precision",
+            expected="networks with it: " + ", ".join(_networks()),
+            got=", ".join(others),
+            hint="other work says its dtypes itself (see --list)",
+        )
     kind = Names("precision", lambda: known)
     return list(dict.fromkeys(kind.from_text(arguments.precision, "--precision")))
 

@@ -13,9 +13,11 @@ from caldera.cli.command import Command
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of `check`."""
     parser.add_argument(
-        "files", nargs="+", metavar="FILE",
+        "files",
+        nargs="+",
+        metavar="FILE",
         help="what `caldera bench --json` wrote, or another report in the documented format",
-    )  # fmt: skip
+    )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 

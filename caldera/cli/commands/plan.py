@@ -22,37 +22,47 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     own = parser.add_argument_group("ranks")
     own.add_argument("--ranks", metavar="N", required=True, help="how many processes")
     own.add_argument(
-        "--link", metavar="RATE",
+        "--link",
+        metavar="RATE",
         help="between machines: 100Gb (bits), 12.5GB (bytes a second); without it, measured "
         "between the processes that mpiexec started",
-    )  # fmt: skip
+    )
     own.add_argument("--latency", metavar="TIME", default="2us", help="of a message (default: 2us)")
     own.add_argument("--memory", metavar="BYTES", help="what a rank may use, as 80GB or 16GiB")
     own.add_argument(
-        "--ranks-per-node", metavar="N", default="1",
+        "--ranks-per-node",
+        metavar="N",
+        default="1",
         help="ranks of a machine, which share its link and its cores (default: 1)",
-    )  # fmt: skip
+    )
     own.add_argument("--inside", metavar="RATE", help="link between ranks of one machine")
     own.add_argument(
-        "--batch-per-rank", metavar="N",
+        "--batch-per-rank",
+        metavar="N",
         help="samples of a rank for weak scaling (default: --batch-size)",
-    )  # fmt: skip
+    )
     own.add_argument(
-        "--speed", metavar="FLOPS",
+        "--speed",
+        metavar="FLOPS",
         help="operations a second of a rank, as 30T; without it the model is timed here",
-    )  # fmt: skip
+    )
     own.add_argument(
-        "--every", metavar="N", default="8",
+        "--every",
+        metavar="N",
+        default="8",
         help="steps between exchanges of local SGD and elastic averaging (default: 8)",
-    )  # fmt: skip
+    )
     own.add_argument(
-        "--inexact", action="store_true",
+        "--inexact",
+        action="store_true",
         help="propose also what need not equal training in one process",
-    )  # fmt: skip
+    )
     own.add_argument(
-        "--plot", metavar="FILE.html|svg", default="plan.html",
+        "--plot",
+        metavar="FILE.html|svg",
+        default="plan.html",
         help="where charts over the ranks are written (default: plan.html)",
-    )  # fmt: skip
+    )
     add_model_argument(parser)
 
 

@@ -28,9 +28,15 @@ from caldera.train.model import Model
 from caldera.train.neural_network import load_model
 
 _TABLE_OPTIONS = (
-    "target_column", "ignore_columns", "delimiter", "header", "encoding", "sheet", "query",
+    "target_column",
+    "ignore_columns",
+    "delimiter",
+    "header",
+    "encoding",
+    "sheet",
+    "query",
     "missing_values",
-)  # fmt: skip
+)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -95,9 +101,11 @@ def _write(file: IO[str], names: Sequence[str], outputs: np.ndarray, schema: Sch
     """A line of names and one for each sample."""
     if outputs.ndim != 2:
         raise ShapeError.build(
-            "predict", expected="one row of outputs for each sample", got=f"{outputs.shape[1:]}",
+            "predict",
+            expected="one row of outputs for each sample",
+            got=f"{outputs.shape[1:]}",
             hint="write them to an .npy file with --out",
-        )  # fmt: skip
+        )
     found = schema.decode(outputs)
     if schema.classes:
         found["probability"] = np.array([f"{each:.4f}" for each in found["probability"]], object)

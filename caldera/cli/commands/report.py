@@ -17,14 +17,17 @@ PAGE, COMPARISON = REPORT, "comparison.html"
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of `report`."""
     parser.add_argument(
-        "run", metavar="FOLDER", nargs="+",
+        "run",
+        metavar="FOLDER",
+        nargs="+",
         help="what `caldera train --out` or cd.RunFolder wrote, or the folder of a search; several "
         "runs are compared",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--out", metavar="FILE.html",
+        "--out",
+        metavar="FILE.html",
         help=f"where to write it (default: FOLDER/{PAGE}; of several runs, {COMPARISON})",
-    )  # fmt: skip
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -48,9 +51,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _run_folder(folder: str) -> RunFolder:
     if search.is_study(folder):
         raise UsageError.build(
-            "report", expected="runs to compare", got=f"the search in {folder}",
+            "report",
+            expected="runs to compare",
+            got=f"the search in {folder}",
             hint=f"`caldera report {folder}` compares its trials",
-        )  # fmt: skip
+        )
     return RunFolder(folder)
 
 

@@ -38,9 +38,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--quick", action="store_true", help="fewer sizes, steps and repeats")
     parser.add_argument(
-        "--out", metavar="FOLDER",
+        "--out",
+        metavar="FOLDER",
         help=f"where results are written (default: {_RESULTS}, in a clone of the repository)",
-    )  # fmt: skip
+    )
     parser.add_argument("--html", metavar="FILE", help="write a page with plots to this file")
     parser.add_argument("--list", action="store_true", help="say what there is, and what is not")
 
@@ -76,8 +77,10 @@ def run(arguments: argparse.Namespace) -> int:
             write_results(folder, experiment, done[experiment], quick=arguments.quick)
     others = [*failed, *(each for each in chosen if not each.can_run)]
     for each in others:
-        print(f"not run: {each.claim} ({each.source}): {each.reason}; "
-              f"nearest: {each.nearest or 'none'}")  # fmt: skip
+        print(
+            f"not run: {each.claim} ({each.source}): {each.reason}; "
+            f"nearest: {each.nearest or 'none'}"
+        )
     if folder is not None and not arguments.names:
         write_file(folder / SUMMARY, summary_of(done, others, quick=arguments.quick))
     if done:

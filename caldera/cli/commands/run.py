@@ -19,10 +19,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of `run`."""
     parser.add_argument("-n", "--ranks", metavar="N", required=True, help="how many processes")
     parser.add_argument(
-        "--restarts", metavar="N", default="0",
+        "--restarts",
+        metavar="N",
+        default="0",
         help="start all of them again, up to N times, when one fails or is killed (default: 0); "
         "fit(..., checkpoint=, resume=True) goes on from the last checkpoint",
-    )  # fmt: skip
+    )
     parser.add_argument("--hosts", metavar="A:N,B:N", help="machines and the processes each takes")
     parser.add_argument(
         "--survive", action="store_true", help="let the others go on when one dies (Open MPI 5)"
@@ -36,9 +38,11 @@ def run(arguments: argparse.Namespace) -> int:
     ranks = Count(1).from_text(arguments.ranks, "--ranks")
     restarts = Count(0).from_text(arguments.restarts, "--restarts")
     job = launch(
-        ranks, [arguments.program, *arguments.arguments],
-        hosts=arguments.hosts, survive=arguments.survive,
-    )  # fmt: skip
+        ranks,
+        [arguments.program, *arguments.arguments],
+        hosts=arguments.hosts,
+        survive=arguments.survive,
+    )
     wanted = [128 + number for number in _ENDED_BY]
     for attempt in range(restarts + 1):
         status = _started(job, attempt)

@@ -76,11 +76,20 @@ def run(arguments: argparse.Namespace) -> int:
         return make_model(complete(recipe.options | parameters | {"seed": seed}), data)
 
     study = search.run(
-        build, recipe.space, data, objective=objective, folder=folder, seed=options["seed"],
-        epochs=options["epochs"], fit={"callbacks": lambda: make_callbacks(options),
-                                       "class_weights": make_class_weights(options)},
-        verbose=0 if arguments.quiet else None, **recipe.settings,
-    )  # fmt: skip
+        build,
+        recipe.space,
+        data,
+        objective=objective,
+        folder=folder,
+        seed=options["seed"],
+        epochs=options["epochs"],
+        fit={
+            "callbacks": lambda: make_callbacks(options),
+            "class_weights": make_class_weights(options),
+        },
+        verbose=0 if arguments.quiet else None,
+        **recipe.settings,
+    )
     # Under `caldera run` the other ranks have trained for the first one.
     return _written(study, folder, recipe, found) if is_master() else 0
 
@@ -105,14 +114,18 @@ def _recipe(arguments: argparse.Namespace) -> SearchRecipe:
         space = usual_space(options)
     if not space:
         raise UsageError.build(
-            "caldera search", expected="something to search", got="a value for every parameter",
+            "caldera search",
+            expected="something to search",
+            got="a value for every parameter",
             hint="leave one out, or name it in the [space] of a recipe",
-        )  # fmt: skip
+        )
     if "trials" not in settings and _is_endless(settings):
         raise UsageError.build(
-            "--trials", expected="how many trials there shall be", got="none",
+            "--trials",
+            expected="how many trials there shall be",
+            got="none",
             hint="give --trials 100, or --seconds 3600",
-        )  # fmt: skip
+        )
     return replace(recipe, options=options, space=space, settings=settings)
 
 
@@ -131,9 +144,11 @@ def _prepared(found: Dataset, options: dict[str, Any], folds: int) -> Dataset:
     for name in names_of(["augmentation"]):
         if options.get(name):
             raise ConfigError.build(
-                name, expected="no augmentation with folds", got=f"{options[name]}",
+                name,
+                expected="no augmentation with folds",
+                got=f"{options[name]}",
                 hint="choose by a part that is held out, or by several seeds",
-            )  # fmt: skip
+            )
     return found
 
 
@@ -145,9 +160,11 @@ def _keep_options(folder: Path, options: dict[str, Any]) -> None:
         changed = [k for k in {**before, **options} if before.get(k) != options.get(k)]
         if changed:
             raise UsageError.build(
-                "--out", expected=f"the options of the study in {folder}",
-                got=f"another {changed[0]}", hint="name another folder, or delete this one",
-            )  # fmt: skip
+                "--out",
+                expected=f"the options of the study in {folder}",
+                got=f"another {changed[0]}",
+                hint="name another folder, or delete this one",
+            )
         return
     folder.mkdir(parents=True, exist_ok=True)
     write_recipe(path, options)

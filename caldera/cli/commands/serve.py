@@ -16,23 +16,31 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of `serve`."""
     parser.add_argument("model", metavar="FILE.caldera", help="a model that `caldera train` wrote")
     parser.add_argument(
-        "--host", metavar="ADDRESS", default="127.0.0.1",
+        "--host",
+        metavar="ADDRESS",
+        default="127.0.0.1",
         help="where to listen; 0.0.0.0 lets other machines in (default: 127.0.0.1)",
-    )  # fmt: skip
+    )
     parser.add_argument("--port", metavar="N", default="8000", help="0: any free (default: 8000)")
     limits = serve.Limits()
     parser.add_argument(
-        "--batch-size", metavar="N", default=str(limits.batch_size),
+        "--batch-size",
+        metavar="N",
+        default=str(limits.batch_size),
         help=f"samples that are computed at once (default: {limits.batch_size})",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--max-body", metavar="BYTES", default=str(limits.body),
+        "--max-body",
+        metavar="BYTES",
+        default=str(limits.body),
         help=f"largest request (default: {limits.body})",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--timeout", metavar="SECONDS", default=f"{limits.seconds:g}",
+        "--timeout",
+        metavar="SECONDS",
+        default=f"{limits.seconds:g}",
         help=f"for a request to come, and for its answer (default: {limits.seconds:g})",
-    )  # fmt: skip
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -50,9 +58,14 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"serving {name} at {address}  (Ctrl-C ends it)", flush=True)
 
     answered = serve.run(
-        model, host=arguments.host, port=port, name=name, limits=limits,
-        class_names=class_names_of(model, arguments.model), ready=ready,
-    )  # fmt: skip
+        model,
+        host=arguments.host,
+        port=port,
+        name=name,
+        limits=limits,
+        class_names=class_names_of(model, arguments.model),
+        ready=ready,
+    )
     print(f"ended   {answered} requests answered")
     return 0
 

@@ -103,9 +103,11 @@ def _refuse_other_run(folder: Path) -> None:
     there = CheckpointFolder(folder).steps()
     if there:
         raise UsageError.build(
-            "--checkpoint", expected="a folder without checkpoints",
-            got=f"one of step {there[0]} in {folder}", hint="go on with --resume, or name another",
-        )  # fmt: skip
+            "--checkpoint",
+            expected="a folder without checkpoints",
+            got=f"one of step {there[0]} in {folder}",
+            hint="go on with --resume, or name another",
+        )
 
 
 def _status(stopped: str) -> int:

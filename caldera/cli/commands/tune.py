@@ -19,9 +19,11 @@ from caldera.train.step import Steps
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of `tune`."""
     parser.add_argument(
-        "--seconds", default="120", metavar="N",
+        "--seconds",
+        default="120",
+        metavar="N",
         help="how long measuring may take (default: 120)",
-    )  # fmt: skip
+    )
     add_model_argument(parser)
 
 
@@ -32,8 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
     before = len(choices.known())
     start = perf_counter()
     with settings.override(tune_budget_s=float(seconds)), choices.exhaustive():
-        steps = Steps(model, model.objective, model.optimizer, model.metrics,
-                      SingleProcessStrategy())  # fmt: skip
+        steps = Steps(
+            model, model.objective, model.optimizer, model.metrics, SingleProcessStrategy()
+        )
         plan = steps.training(model.batch_size)
         sources = [row.source for row in plan.explain(time=False).rows]
     print(

@@ -76,11 +76,13 @@ def reduce(
     result = receive.reshape(-1)
     result[slice(*parts[root])] = own
     others = [rank for rank in range(comm.size) if rank != root]
-    wait_all([
-        request
-        for rank in others
-        for request in start_receive(comm, result[slice(*parts[rank])], rank)
-    ])  # fmt: skip
+    wait_all(
+        [
+            request
+            for rank in others
+            for request in start_receive(comm, result[slice(*parts[rank])], rank)
+        ]
+    )
 
 
 def reduce_scatter(

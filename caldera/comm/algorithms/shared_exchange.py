@@ -50,9 +50,12 @@ class SharedExchange:
         self._rooms = DoubleBuffer(comm, self._head + room_bytes(comm.size))
 
     def run(
-        self, leaving: Sequence[int], arriving: Sequence[int], dtype: np.dtype,
+        self,
+        leaving: Sequence[int],
+        arriving: Sequence[int],
+        dtype: np.dtype,
         write: Callable[[np.ndarray], None],
-    ) -> list[np.ndarray]:  # fmt: skip
+    ) -> list[np.ndarray]:
         """What each rank has left for this one, there until the exchange after the next.
 
         `write` is given the place of what leaves, for one rank after the other. All ranks take

@@ -77,9 +77,12 @@ class SharedPost:
         return where, self._comm._start_receive(where, rank, tag)
 
     def read(
-        self, arriving: tuple[np.ndarray, Request], rank: int, shape: tuple[int, ...],
+        self,
+        arriving: tuple[np.ndarray, Request],
+        rank: int,
+        shape: tuple[int, ...],
         dtype: np.dtype,
-    ) -> np.ndarray:  # fmt: skip
+    ) -> np.ndarray:
         """What a rank has left, once it has told where."""
         where, request = arriving
         request.wait()

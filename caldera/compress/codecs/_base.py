@@ -72,6 +72,7 @@ def check_size(code: Codec, message: np.ndarray, count: int) -> None:
     """Refuse a message that does not have the bytes its code gives to so many values."""
     if message.size != code.size(count):
         raise DataError.build(
-            f"{type(code).__name__} of {count} values", expected=f"{code.size(count)} bytes",
+            f"{type(code).__name__} of {count} values",
+            expected=f"{code.size(count)} bytes",
             got=f"{message.size}",
-        )  # fmt: skip
+        )

@@ -44,9 +44,10 @@ class Link:
     def __post_init__(self) -> None:
         if not (self.latency >= 0 and self.bandwidth > 0):
             raise ConfigError.build(
-                "Link", expected="latency of 0 or more seconds, bandwidth above 0 bytes a second",
+                "Link",
+                expected="latency of 0 or more seconds, bandwidth above 0 bytes a second",
                 got=f"{self.latency} and {self.bandwidth}",
-            )  # fmt: skip
+            )
 
     def seconds(self, messages: float, size: float) -> float:
         """The time of some messages that have so many bytes together."""

@@ -37,10 +37,11 @@ class SparseVector:
                 raise refusal("SparseVector", name, "an array", getattr(self, name))
         if self.length > LONGEST or self.places.shape != self.values.shape:
             raise ShapeError.build(
-                "SparseVector", expected=f"up to {LONGEST} elements, a value for every place",
+                "SparseVector",
+                expected=f"up to {LONGEST} elements, a value for every place",
                 got=f"{self.length}, {self.places.shape} and {self.values.shape}",
                 hint="exchange fewer parameters at once",
-            )  # fmt: skip
+            )
 
     @classmethod
     def of(cls, dense: np.ndarray, begin: int = 0, length: int | None = None) -> SparseVector:

@@ -145,9 +145,11 @@ class Dataset:
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         """Whoever takes it for samples is told what it is."""
         raise ConfigError.build(
-            f"data set {self.name}", expected="samples", got="a data set",
+            f"data set {self.name}",
+            expected="samples",
+            got="a data set",
             hint="take its .train or .test",
-        )  # fmt: skip
+        )
 
     def _repr_html_(self) -> str:
         return dataset_html(self)

@@ -122,23 +122,30 @@ def table(
     if chosen is not None:
         notes += tuple(
             f"column {found.label(place)}: {kind.reason}"
-            for place, kind in chosen.kinds.items() if kind.reason
-        )  # fmt: skip
+            for place, kind in chosen.kinds.items()
+            if kind.reason
+        )
         schema = _fitted(found, chosen, column, labels, train, scale)
     assert schema is not None
     if not schema.features:
         raise DataError.build(
-            where, expected="columns that something can be learnt from",
+            where,
+            expected="columns that something can be learnt from",
             got=schema.describe().replace("\n", "; ")[:200],
             hint="kinds= (--kinds) says what columns hold, where the guess is wrong",
-        )  # fmt: skip
+        )
     samples = ArrayData(schema.encode(found, places).x, labels.values)
     samples.schema = schema
     names = labels.class_names
     return Dataset(
-        samples.subset(train), samples.subset(apart), len(names), names, _title(source),
-        dropped=dropped, notes=notes,
-    )  # fmt: skip
+        samples.subset(train),
+        samples.subset(apart),
+        len(names),
+        names,
+        _title(source),
+        dropped=dropped,
+        notes=notes,
+    )
 
 
 def table_inputs(
@@ -179,8 +186,9 @@ def table_inputs(
         places = schema.place(found.names, found.width, where, left_out).inputs
     x, notes = schema.encode(found, places)
     for each in notes:
-        warnings.warn(f"{file_name_of(source) if _is_path(source) else 'table'}: {each}",
-                      stacklevel=3)  # fmt: skip
+        warnings.warn(
+            f"{file_name_of(source) if _is_path(source) else 'table'}: {each}", stacklevel=3
+        )
     return x
 
 
@@ -216,9 +224,10 @@ def _fitted(
         numbers = labels.values[train, 0].astype(np.float64)
         answer = replace(answer, number=NumberEncoder.fit(numbers, labels.decimal))
     unused = [
-        number for number in range(found.width)
+        number
+        for number in range(found.width)
         if titles[number] and number not in (*chosen.kinds, target)
-    ]  # fmt: skip
+    ]
     return Schema(
         columns=tuple(columns),
         target=answer,
@@ -244,9 +253,11 @@ def _usable(
         raise found.refused(row, column, "a value", f"fill it in, or {hint}")
     if gone.all():
         raise DataError.build(
-            where, expected="rows with all values", got=f"none among {len(found)}",
+            where,
+            expected="rows with all values",
+            got=f"none among {len(found)}",
             hint="is the column to predict the right one? target= (--target-column) says it",
-        )  # fmt: skip
+        )
     return found.subset(~gone) if gone.any() else found, int(gone.sum())
 
 
@@ -273,9 +284,11 @@ def _known_places(
     if places.target is None:
         name = schema.target.name if schema.target else ""
         raise DataError.build(
-            where, expected=f"the column {name!r}, which is predicted" if name else "a target",
-            got="none", hint="say which it is with target= (--target-column)",
-        )  # fmt: skip
+            where,
+            expected=f"the column {name!r}, which is predicted" if name else "a target",
+            got="none",
+            hint="say which it is with target= (--target-column)",
+        )
     return places.inputs, places.target
 
 
@@ -292,9 +305,10 @@ def _inputs(
         named = [not found.names or not is_missing(each) for each in found.names or ("x",)]
         told = {found.column(each) for each in kinds or ()}
         wanted = [
-            column for column in range(found.width)
+            column
+            for column in range(found.width)
             if not found.names or named[column] or column in told
-        ]  # fmt: skip
+        ]
     else:
         wanted = [found.column(each) for each in columns]
     chosen = [column for column in wanted if column not in (target, *left_out)]
@@ -318,9 +332,11 @@ def _check_first_row(found: Table, column: int) -> None:
         return
     if as_float(values[0]) is None and values.count(values[0]) == 1:
         raise found.refused(
-            0, column, "a class that other lines have too",
+            0,
+            column,
+            "a class that other lines have too",
             "pass header=True (--header) if this line holds names, or header=False (--no-header)",
-        )  # fmt: skip
+        )
 
 
 def _is_path(source: Any) -> bool:

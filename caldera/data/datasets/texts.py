@@ -87,9 +87,12 @@ def texts(
 
 
 def _fitted(
-    tokenizer: str | Tokenizer, training: list[str], size: int, length: int | None,
+    tokenizer: str | Tokenizer,
+    training: list[str],
+    size: int,
+    length: int | None,
     schema: Schema | None,
-) -> Tokenizer:  # fmt: skip
+) -> Tokenizer:
     if schema is not None and schema.text is not None:
         return schema.text
     if isinstance(tokenizer, Tokenizer):
@@ -105,9 +108,11 @@ def _numbered(labels: list[Any], schema: Schema | None) -> tuple[np.ndarray, tup
     for each in labels:
         if str(each) not in known:
             raise DataError.build(
-                _WHERE, expected="the classes " + ", ".join(known), got=repr(each)[:80],
+                _WHERE,
+                expected="the classes " + ", ".join(known),
+                got=repr(each)[:80],
                 hint=nearest(str(each), known),
-            )  # fmt: skip
+            )
     return np.array([known[str(each)] for each in labels], np.int64), schema.classes
 
 
@@ -137,10 +142,11 @@ def _pairs(source: Any, labels: Sequence[Any] | None) -> LabelledTexts:
     given = list(source) if is_list else []
     if not given or len(found) != len(given) or not all(isinstance(each, str) for each in given):
         raise DataError.build(
-            _WHERE, expected="texts and as many labels, a CSV file or a folder",
+            _WHERE,
+            expected="texts and as many labels, a CSV file or a folder",
             got=f"{len(given)} texts and {len(found)} labels",
             hint="as in data.texts(['good', 'bad'], ['+', '-'])",
-        )  # fmt: skip
+        )
     return LabelledTexts(given, found)
 
 
@@ -160,9 +166,10 @@ def _folder(root: Path) -> tuple[LabelledTexts, LabelledTexts | None]:
 def text_files(folder: Path) -> list[Path]:
     """The text files of a folder, in the order of their names."""
     return sorted(
-        path for path in folder.iterdir()
+        path
+        for path in folder.iterdir()
         if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
-    )  # fmt: skip
+    )
 
 
 def is_text_folder(root: Path) -> bool:
@@ -179,9 +186,11 @@ def _classes(folder: Path) -> LabelledTexts:
             found.labels.append(label.name)
     if not found.texts:
         raise DataError.build(
-            _WHERE, expected=f"text files in {folder}/<class>/", got="none",
+            _WHERE,
+            expected=f"text files in {folder}/<class>/",
+            got="none",
             hint="make one folder for each class; known names end in " + ", ".join(SUFFIXES),
-        )  # fmt: skip
+        )
     return found
 
 
@@ -195,9 +204,11 @@ def _decoded(content: bytes, name: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError.build(
-            f"{_WHERE} {name}", expected="a text in UTF-8", got=str(error)[:100],
+            f"{_WHERE} {name}",
+            expected="a text in UTF-8",
+            got=str(error)[:100],
             hint="convert it, as in: iconv -f latin1 -t utf8",
-        ) from None  # fmt: skip
+        ) from None
 
 
 def _table(source: Any, text: str | None, target: str | None) -> tuple[LabelledTexts, str]:
@@ -213,18 +224,21 @@ def _table(source: Any, text: str | None, target: str | None) -> tuple[LabelledT
     text = _column(text, names, "text")
     if "" in columns[target]:
         raise DataError.build(
-            _WHERE, expected=f"a class for each text, in the column {target!r}",
+            _WHERE,
+            expected=f"a class for each text, in the column {target!r}",
             got=f"none in row {columns[target].index('')}",
-        )  # fmt: skip
+        )
     return LabelledTexts(columns[text], list(columns[target])), text
 
 
 def _column(name: str, names: list[str], what: str) -> str:
     if name not in names:
         raise DataError.build(
-            _WHERE, expected=f"{what}= one of the columns", got=repr(name),
+            _WHERE,
+            expected=f"{what}= one of the columns",
+            got=repr(name),
             hint=nearest(name, names),
-        )  # fmt: skip
+        )
     return name
 
 
@@ -233,10 +247,11 @@ def text_columns(source: Any) -> dict[str, list[str]]:
     table = read_table(source, _WHERE, Reading())
     if not table.names or not len(table):
         raise DataError.build(
-            table.where, expected="a line of names, and rows",
+            table.where,
+            expected="a line of names, and rows",
             got=f"{len(table)} rows" if table.names else "columns without names",
             hint="texts with commas or line breaks stand in quotes",
-        )  # fmt: skip
+        )
     table.check_names(range(table.width))
     return {
         name: [

@@ -72,10 +72,12 @@ def windows(
     tested = starts[starts + past >= cut]
     if not len(trained) or (test and not len(tested)):
         raise DataError.build(
-            _WHERE, expected=f"a series with room for {past} and {future} steps to train with"
+            _WHERE,
+            expected=f"a series with room for {past} and {future} steps to train with"
             + (f" in its first {cut}, and for {future} after them" if test else ""),
-            got=f"{steps} steps", hint="take a smaller past= or future=, or another test=",
-        )  # fmt: skip
+            got=f"{steps} steps",
+            hint="take a smaller past= or future=, or another test=",
+        )
     train, apart = (_samples(values, rows, past, future, columns) for rows in (trained, tested))
     # Windows that begin less than `future` steps apart predict some of the same steps.
     train.overlap = apart.overlap = (future - 1) // step
@@ -98,10 +100,12 @@ def _checked(series: ArrayLike) -> NDArray[np.float32]:
     wrong = np.argwhere(~np.isfinite(found))
     if len(wrong):
         raise DataError.build(
-            _WHERE, expected="a number at each step", got=f"{len(wrong)} missing or infinite, the "
+            _WHERE,
+            expected="a number at each step",
+            got=f"{len(wrong)} missing or infinite, the "
             f"first at step {wrong[0][0]}, column {wrong[0][1]}",
             hint="fill gaps first, as np.interp does between the steps beside them",
-        )  # fmt: skip
+        )
     return found
 
 
@@ -149,9 +153,11 @@ def _targets(
         if isinstance(each, str):
             if each not in names:
                 raise ConfigError.build(
-                    _WHERE, expected="target= a column of numbers", got=repr(each),
+                    _WHERE,
+                    expected="target= a column of numbers",
+                    got=repr(each),
                     hint=nearest(each, names),
-                )  # fmt: skip
+                )
             given[place] = each = names.index(each)
         is_number = isinstance(each, int | np.integer) and not isinstance(each, bool)
         if not is_number or not -count <= each < count:
@@ -162,9 +168,12 @@ def _targets(
 
 
 def _samples(
-    values: NDArray[np.float32], starts: NDArray[np.int64], past: int, future: int,
+    values: NDArray[np.float32],
+    starts: NDArray[np.int64],
+    past: int,
+    future: int,
     columns: list[int],
-) -> ArrayData:  # fmt: skip
+) -> ArrayData:
     # Views of the series, of which a batch gathers its own: no window is written down.
     before = np.lib.stride_tricks.sliding_window_view(values, past, axis=0).transpose(0, 2, 1)
     after = np.lib.stride_tricks.sliding_window_view(values[:, columns], future, axis=0)

@@ -133,9 +133,11 @@ class Pipeline(Data):
     def subset(self, numbers: Sequence[int] | NDArray[np.integer]) -> Pipeline:
         """The samples with these numbers, through the same stages."""
         found = Pipeline(
-            self._numbered("subset").subset(numbers), self.own_stages,
-            workers=self.workers, prefetch=self.prefetch,
-        )  # fmt: skip
+            self._numbered("subset").subset(numbers),
+            self.own_stages,
+            workers=self.workers,
+            prefetch=self.prefetch,
+        )
         found.schema = self.schema
         return found
 

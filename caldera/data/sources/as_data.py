@@ -65,9 +65,11 @@ def source(*paths: PathLike, scale: float | None = SCALE) -> Data:
 def _folder(path: Path) -> Files:
     if (path / "train").is_dir():
         raise DataError.build(
-            "data.source", expected="a folder with one folder for each class",
-            got=f"{path}, which has parts", hint=f"give one of them, such as {path / 'train'}",
-        )  # fmt: skip
+            "data.source",
+            expected="a folder with one folder for each class",
+            got=f"{path}, which has parts",
+            hint=f"give one of them, such as {path / 'train'}",
+        )
     return Files(images_in_folder(path, "data.source"))
 
 
@@ -79,9 +81,10 @@ def _array(path: Path) -> Array:
     if magic.startswith((_IDX_MAGIC, _GZIP_MAGIC)):
         return map_idx(path)
     raise DataError.build(
-        "data.source", expected="shards, folders of images, a tar archive, npy or IDX files",
+        "data.source",
+        expected="shards, folders of images, a tar archive, npy or IDX files",
         got=str(path),
-    )  # fmt: skip
+    )
 
 
 def as_data(value: Any) -> Data | IterableData:
@@ -137,14 +140,18 @@ def _of_arrays(*parts: Any) -> Data:
     for part in found[1:]:
         if _has_texts(part):
             raise DataError.build(
-                "data.as_data", expected="targets that are numbers", got="texts",
+                "data.as_data",
+                expected="targets that are numbers",
+                got="texts",
                 hint="cd.data.arrays(x, y) numbers the classes, and keeps their names",
-            )  # fmt: skip
+            )
     if found and _has_texts(found[0]):
         raise DataError.build(
-            "data.as_data", expected="inputs that are numbers", got="texts",
+            "data.as_data",
+            expected="inputs that are numbers",
+            got="texts",
             hint="cd.data.texts(texts, labels) makes numbers of words, and keeps them in the model",
-        )  # fmt: skip
+        )
     return ArrayData(*found)
 
 

@@ -130,9 +130,11 @@ def images_in_archive(path: Path, where: str) -> list[LabelledImage]:
                 found.append(LabelledImage(str(name), name.parent.name, read))
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
         raise DataError.build(
-            where, expected=f"a tar archive at {path}", got=str(error),
+            where,
+            expected=f"a tar archive at {path}",
+            got=str(error),
             hint="one that is compressed cannot be read by places: unpack it, or write shards",
-        ) from None  # fmt: skip
+        ) from None
     if not found:
         raise DataError.build(where, expected=f"images in {path}", got="none")
     return found
@@ -150,9 +152,11 @@ class _Opened:
         content = os.pread(self._number, size, start)
         if len(content) != size:
             raise DataError.build(
-                f"{self._where} {name}", expected=f"{size} bytes", got=str(len(content)),
+                f"{self._where} {name}",
+                expected=f"{size} bytes",
+                got=str(len(content)),
                 hint="the archive is truncated",
-            )  # fmt: skip
+            )
         return content
 
     def __del__(self) -> None:

@@ -88,9 +88,11 @@ def map_idx(path: PathLike) -> NDArray[np.uint8]:
         wanted, left = math.prod(shape), stored - file.tell()
         if wanted != left:
             raise DataError.build(
-                where, expected=f"{wanted} bytes for shape {shape}", got=str(left),
+                where,
+                expected=f"{wanted} bytes for shape {shape}",
+                got=str(left),
                 hint="the file is truncated or damaged",
-            )  # fmt: skip
+            )
         if not wanted:
             return np.zeros(shape, np.uint8)
         return np.memmap(file, np.uint8, "r", file.tell(), shape).view(np.ndarray)

@@ -33,9 +33,10 @@ class ItemData(Data):
     def __init__(self, items: Any, *, scale: float | None = SCALE) -> None:
         if not is_indexed(items):
             raise ConfigError.build(
-                "data.ItemData", expected="an object with len(items) and items[number]",
+                "data.ItemData",
+                expected="an object with len(items) and items[number]",
                 got=type(items).__name__,
-            )  # fmt: skip
+            )
         self._items = items
         self._lock = Lock()
         self.scale = checked_scale(scale, "data.ItemData")
@@ -81,10 +82,12 @@ class ItemData(Data):
             raise DataError.build(where, expected="a sample: (x, y), or x alone", got="nothing")
         if shapes != wanted:
             raise DataError.build(
-                where, expected="samples of shape " + _listed(wanted), got=_listed(shapes),
+                where,
+                expected="samples of shape " + _listed(wanted),
+                got=_listed(shapes),
                 hint="bring them to one size in the object's own transform; sequences of different "
                 "lengths are what data.RaggedData takes",
-            )  # fmt: skip
+            )
         return found
 
     def _first_or(self, found: Arrays) -> Arrays:

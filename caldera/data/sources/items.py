@@ -64,10 +64,11 @@ def values_in_order(given: Mapping[Any, Any], where: str) -> list[Any]:
     targets = [name for name in TARGETS if name in given]
     if len(targets) > 1:
         raise DataError.build(
-            where, expected="one target in a dict: " + " or ".join(map(repr, TARGETS)),
+            where,
+            expected="one target in a dict: " + " or ".join(map(repr, TARGETS)),
             got=" and ".join(map(repr, targets)),
             hint="leave one out, or write fit(inputs, targets)",
-        )  # fmt: skip
+        )
     inputs = [value for name, value in given.items() if name not in targets]
     return [*inputs, *(given[name] for name in targets)]
 

@@ -166,9 +166,10 @@ class IterableData:
         found = self._source()
         if not isinstance(found, Iterable):
             raise DataError.build(
-                "data.IterableData", expected="a function that makes an iterator of samples",
+                "data.IterableData",
+                expected="a function that makes an iterator of samples",
                 got=f"one that makes {shown(found)}",
-            )  # fmt: skip
+            )
         return iter(found)
 
     def _pieces(self, batch_size: int) -> Iterator[Arrays]:

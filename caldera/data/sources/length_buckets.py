@@ -57,9 +57,11 @@ def _given(wanted: Sequence[int], longest: int) -> tuple[int, ...]:
         )
     if max(found) < longest:
         raise ConfigError.build(
-            "data.RaggedData", expected=f"a bucket for the longest sequence, of {longest} steps",
-            got=f"{max(found)} at most", hint="add one, or cut the sequences",
-        )  # fmt: skip
+            "data.RaggedData",
+            expected=f"a bucket for the longest sequence, of {longest} steps",
+            got=f"{max(found)} at most",
+            hint="add one, or cut the sequences",
+        )
     return tuple(sorted({int(each) for each in found}))
 
 

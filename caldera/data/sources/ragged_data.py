@@ -65,17 +65,20 @@ class RaggedData(Data):
                 )
             if len(each) != len(self._sequences):
                 raise ShapeError.build(
-                    "data.RaggedData", expected=f"{len(self._sequences)} targets, one a sequence",
+                    "data.RaggedData",
+                    expected=f"{len(self._sequences)} targets, one a sequence",
                     got=f"{len(each)}",
-                )  # fmt: skip
+                )
         words = is_integer(self._sequences[0].dtype)
         self.has_mask = not words if mask is None else mask
         self.inputs = 2 if self.has_mask else 1
         if words and not self.has_mask and any(bool((each == 0).any()) for each in self._sequences):
             raise DataError.build(
-                "data.RaggedData", expected="words numbered from 1, since 0 is padding", got="0",
+                "data.RaggedData",
+                expected="words numbered from 1, since 0 is padding",
+                got="0",
                 hint="add 1 to all of them, or take mask=True",
-            )  # fmt: skip
+            )
         self.buckets: tuple[int, ...] = bucket_lengths(self.lengths, buckets)
         self._rows = np.arange(len(self._sequences))
 
@@ -202,8 +205,9 @@ def _as_sequences(given: Sequence[Any], where: str) -> list[Array]:
         if not each.ndim or each.shape[1:] != items[0].shape[1:] or not len(each):
             raise ShapeError.build(
                 f"{where}, sequence {number}",
-                expected=f"at least one step of shape {items[0].shape[1:]}", got=f"{each.shape}",
-            )  # fmt: skip
+                expected=f"at least one step of shape {items[0].shape[1:]}",
+                got=f"{each.shape}",
+            )
     dtype = np.result_type(*{each.dtype for each in items})
     dtype = float32 if dtype == np.float64 else dtype
     return [each.astype(dtype, copy=False) for each in items]

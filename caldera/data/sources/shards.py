@@ -208,9 +208,11 @@ def _read_index(path: Path, where: str) -> tuple[list[int], list[Column], tuple[
             raise ValueError("arrays without names of their own")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, CalderaError) as error:
         raise DataError.build(
-            f"{where} {INDEX}", expected="the index of a folder of shards", got=str(error)[:200],
+            f"{where} {INDEX}",
+            expected="the index of a folder of shards",
+            got=str(error)[:200],
             hint="data.write_shards writes one",
-        ) from None  # fmt: skip
+        ) from None
     return counts, columns, names
 
 

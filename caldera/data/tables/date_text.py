@@ -13,10 +13,27 @@ from caldera.data.tables.table import Values
 
 ISO = "iso"
 _DAYS = (
-    "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%Y", "%Y/%m/%d", "%d-%m-%Y", "%m-%d-%Y", "%m/%d/%y", "%d/%m/%y",
-    "%d.%m.%y", "%d %b %Y", "%d %B %Y", "%b %d %Y", "%b %d, %Y", "%B %d, %Y", "%B %d %Y",
-    "%d-%b-%Y", "%d-%b-%y", "%b %Y", "%B %Y", "%Y-%m",
-)  # fmt: skip
+    "%m/%d/%Y",
+    "%d/%m/%Y",
+    "%d.%m.%Y",
+    "%Y/%m/%d",
+    "%d-%m-%Y",
+    "%m-%d-%Y",
+    "%m/%d/%y",
+    "%d/%m/%y",
+    "%d.%m.%y",
+    "%d %b %Y",
+    "%d %B %Y",
+    "%b %d %Y",
+    "%b %d, %Y",
+    "%B %d, %Y",
+    "%B %d %Y",
+    "%d-%b-%Y",
+    "%d-%b-%y",
+    "%b %Y",
+    "%B %Y",
+    "%Y-%m",
+)
 _TIMES = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p")
 FORMATS = (ISO, *(day + time for day in _DAYS for time in _TIMES))
 _SAFE = re.compile(r"(%[dmYyHMSfpIbBj]|[ ./:,T-])+")

@@ -62,14 +62,18 @@ def parse_text(
     )
     if named and len(rows) > 1 and len(rows[1]) != len(first):
         raise DataError.build(
-            where, expected=f"{len(first)} columns after the line of names",
-            got=f"{len(rows[1])}", hint=_other_delimiter(divider, first[0], delimiter),
-        )  # fmt: skip
+            where,
+            expected=f"{len(first)} columns after the line of names",
+            got=f"{len(rows[1])}",
+            hint=_other_delimiter(divider, first[0], delimiter),
+        )
     if len(first) == 1 and _other_delimiter(divider, first[0], delimiter):
         raise DataError.build(
-            where, expected=f"columns with {divider!r} between them", got="one column",
+            where,
+            expected=f"columns with {divider!r} between them",
+            got="one column",
             hint=_other_delimiter(divider, first[0], delimiter),
-        )  # fmt: skip
+        )
     for row, line in zip(rows, lines, strict=True):
         if len(row) != len(first):
             raise DataError.build(
@@ -100,9 +104,11 @@ def _rows(text: str, delimiter: str, where: str) -> tuple[list[list[str]], list[
                 lines.append(reader.line_num)
     except CsvError as error:
         raise DataError.build(
-            f"{where}, line {reader.line_num}", expected="a CSV file", got=str(error),
+            f"{where}, line {reader.line_num}",
+            expected="a CSV file",
+            got=str(error),
             hint="is a quote left open?",
-        ) from None  # fmt: skip
+        ) from None
     return rows, lines
 
 
@@ -114,9 +120,11 @@ def _decoded(content: bytes, encoding: str | None, where: str) -> tuple[str, tup
             return str(content, encoding).removeprefix("\ufeff"), ()
         except LookupError:
             raise ConfigError.build(
-                "encoding", expected="the name of an encoding", got=repr(encoding),
+                "encoding",
+                expected="the name of an encoding",
+                got=repr(encoding),
                 hint="such as utf-8, cp1252, latin-1, utf-16 or shift_jis",
-            ) from None  # fmt: skip
+            ) from None
         except (UnicodeDecodeError, ValueError, TypeError) as error:
             raise DataError.build(
                 where, expected=f"text in {encoding}", got=str(error)[:120]
@@ -126,9 +134,11 @@ def _decoded(content: bytes, encoding: str | None, where: str) -> tuple[str, tup
         return content.decode(found), ()
     except UnicodeDecodeError as error:
         problem = DataError.build(
-            where, expected="UTF-8 text", got=f"other bytes at {error.start}",
+            where,
+            expected="UTF-8 text",
+            got=f"other bytes at {error.start}",
             hint="say which encoding it has with encoding= (--encoding), such as cp1252",
-        )  # fmt: skip
+        )
     if found != "utf-8":
         raise problem
     try:

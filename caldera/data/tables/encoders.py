@@ -66,10 +66,12 @@ class NumberEncoder:
         scale = float(small.std()) if len(known) else 0.0
         rounding = 1e-13 * abs(mean)
         return cls(
-            mean * largest, scale * largest if scale > rounding else 1.0,
+            mean * largest,
+            scale * largest if scale > rounding else 1.0,
             float(np.median(small)) * largest if len(known) else 0.0,
-            bool(np.isnan(values).any()), decimal,
-        )  # fmt: skip
+            bool(np.isnan(values).any()),
+            decimal,
+        )
 
     @property
     def width(self) -> int:
@@ -121,9 +123,10 @@ class CategoryEncoder:
         found = np.empty(len(values), object)
         found[:] = [
             None if gone else _category(value_text(each))
-            for each, gone in zip(values.tolist() if values.dtype.kind == "f" else values, missing,
-                                  strict=True)
-        ]  # fmt: skip
+            for each, gone in zip(
+                values.tolist() if values.dtype.kind == "f" else values, missing, strict=True
+            )
+        ]
         return found
 
     @classmethod

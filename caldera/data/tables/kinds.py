@@ -76,8 +76,9 @@ def given_kinds(
             raise ConfigError.build(
                 f"kinds, column {table.label(column)}",
                 expected=f"{', '.join(KINDS)}, or date:FORMAT such as date:%d/%m/%Y",
-                got=repr(text), hint=nearest(name, KINDS),
-            )  # fmt: skip
+                got=repr(text),
+                hint=nearest(name, KINDS),
+            )
         if name == NUMBER:
             detail = decimal_of(table.columns[column], table.comma, decimal)
         elif name == DATE and not detail and table.columns[column].dtype == object:
@@ -129,17 +130,21 @@ def _text_kind(table: Table, column: int, name: str, decimal: str | None) -> Kin
         )
     if share >= _MOSTLY and len(words) > _MOST_CATEGORIES:
         row = next(
-            row for row, each in enumerate(values)
-            if each is not None and not says_missing(each)
+            row
+            for row, each in enumerate(values)
+            if each is not None
+            and not says_missing(each)
             and np.isnan(numbers_of(np.array([each], object), mark))[0]
-        )  # fmt: skip
+        )
         shown = table.names[column] if table.names else column
         raise table.refused(
-            row, column, "a number, as most rows have it",
+            row,
+            column,
+            "a number, as most rows have it",
             "correct it; or take such texts for missing values with missing_values= "
             f"(--missing-values), or all for categories with kinds={{{shown!r}: 'category'}} "
             f"(--kinds {shown}=category)",
-        )  # fmt: skip
+        )
     if is_free_text(texts):
         return Kind(TEXT)
     if different > max(_MOST_CATEGORIES, len(texts) // 2):

@@ -95,10 +95,12 @@ def read_table(source: Any, where: str, reading: Reading) -> Table:
     if isinstance(source, list | tuple) and all(isinstance(each, Mapping) for each in source):
         return table_of_rows(source, where, reading.marks)
     raise ConfigError.build(
-        where, expected="the path of a table, a frame, columns by name, a list of rows or a "
-        "connection to a database", got=type(source).__name__,
+        where,
+        expected="the path of a table, a frame, columns by name, a list of rows or a "
+        "connection to a database",
+        got=type(source).__name__,
         hint="arrays have no columns with names: use data.arrays(x, y)",
-    )  # fmt: skip
+    )
 
 
 def table_of_rows(
@@ -134,9 +136,13 @@ def _read_file(path: Path, where: str, reading: Reading) -> Table:
         return _json(content, where, reading)
     delimiter = "\t" if suffix in (".tsv", ".tab") else None
     return parse_text(
-        content, where, reading.marks, delimiter=reading.delimiter or delimiter,
-        header=reading.header, encoding=reading.encoding,
-    )  # fmt: skip
+        content,
+        where,
+        reading.marks,
+        delimiter=reading.delimiter or delimiter,
+        header=reading.header,
+        encoding=reading.encoding,
+    )
 
 
 def _content(path: Path, where: str) -> bytes:
@@ -256,8 +262,9 @@ def _query(connection: Any, where: str, reading: Reading) -> Table:
         cursor.close()
     if not names:
         raise DataError.build(where, expected="a query that gives rows", got=repr(query)[:120])
-    return _of_lists(names, [[row[place] for row in rows] for place in range(len(names))],
-                     where, reading)  # fmt: skip
+    return _of_lists(
+        names, [[row[place] for row in rows] for place in range(len(names))], where, reading
+    )
 
 
 def _only_table(connection: Any, cursor: Any, where: str) -> str:
@@ -267,9 +274,10 @@ def _only_table(connection: Any, cursor: Any, where: str) -> str:
     tables = [str(row[0]) for row in cursor.fetchall()]
     if len(tables) != 1:
         raise DataError.build(
-            where, expected="query= (--query), such as SELECT * FROM name",
+            where,
+            expected="query= (--query), such as SELECT * FROM name",
             got=f"{len(tables)} tables: {', '.join(tables[:10])}",
-        )  # fmt: skip
+        )
     quoted = tables[0].replace('"', '""')
     return f'SELECT * FROM "{quoted}"'
 
@@ -305,8 +313,9 @@ def _frame_columns(frame: Any) -> dict[str, Any]:
         if not hasattr(frame, "height"):
             frame = frame.collect()
         return {name: frame[name].to_list() for name in frame.columns}
-    return {str(name): _pandas_values(frame.iloc[:, place])
-            for place, name in enumerate(frame.columns)}  # fmt: skip
+    return {
+        str(name): _pandas_values(frame.iloc[:, place]) for place, name in enumerate(frame.columns)
+    }
 
 
 def _arrow_values(column: Any) -> Any:

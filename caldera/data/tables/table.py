@@ -84,16 +84,19 @@ class Table:
                 is_last = column == self.width - 1 and self.width > 1
                 hint = "does each line end with a delimiter? Or " if is_last else ""
                 raise DataError.build(
-                    self.where, expected=f"a name for column {column}", got=repr(name),
+                    self.where,
+                    expected=f"a name for column {column}",
+                    got=repr(name),
                     hint=f"{hint}leave it out with ignore=[{column}] (--ignore-columns {column})",
-                )  # fmt: skip
+                )
             if self.names.count(name) > 1:
                 places = [str(place) for place, each in enumerate(self.names) if each == name]
                 raise DataError.build(
-                    self.where, expected="a name of its own for each column",
+                    self.where,
+                    expected="a name of its own for each column",
                     got=f"{name!r} for columns {' and '.join(places)}",
                     hint="rename them, or leave some out by number with ignore= (--ignore-columns)",
-                )  # fmt: skip
+                )
 
     def label(self, column: int) -> str:
         """What a message calls a column."""
@@ -112,8 +115,9 @@ class Table:
         return DataError.build(
             f"{self.where}, {self.row_word} {self.rows[row]}",
             expected=f"{expected} in column {self.label(column)}",
-            got=repr(text if len(text) <= 80 else text[:80] + "..."), hint=hint,
-        )  # fmt: skip
+            got=repr(text if len(text) <= 80 else text[:80] + "..."),
+            hint=hint,
+        )
 
 
 def missing_values(column: Values) -> NDArray[np.bool_]:
@@ -158,26 +162,32 @@ def column_of(values: Any, where: str, marks: Collection[str] = MARKS) -> Values
     ):
         return np.array([np.nan if each is None else each for each in plain], np.float64)
     if kinds == {np.datetime64}:
-        return np.array([np.datetime64("NaT") if each is None else each for each in plain],
-                        "datetime64[us]")  # fmt: skip
+        return np.array(
+            [np.datetime64("NaT") if each is None else each for each in plain], "datetime64[us]"
+        )
     texts = ["" if each is None else value_text(each) for each in plain]
     return text_column(texts, marks)
 
 
 def table_of(columns: Mapping[str, Any], where: str, marks: Collection[str] = MARKS) -> Table:
     """A table of named columns, each an array or a list of values."""
-    found = {str(name): column_of(each, f"{where}, column {str(name)!r}", marks)
-             for name, each in columns.items()}  # fmt: skip
+    found = {
+        str(name): column_of(each, f"{where}, column {str(name)!r}", marks)
+        for name, each in columns.items()
+    }
     lengths = {len(each) for each in found.values()}
     if len(lengths) != 1:
         raise DataError.build(
-            where, expected="columns of one length",
+            where,
+            expected="columns of one length",
             got=", ".join(map(str, sorted(lengths))) or "no columns",
-        )  # fmt: skip
+        )
     return Table(
-        tuple(name.strip() for name in found), tuple(found.values()),
-        np.arange(lengths.pop(), dtype=np.int64), where,
-    )  # fmt: skip
+        tuple(name.strip() for name in found),
+        tuple(found.values()),
+        np.arange(lengths.pop(), dtype=np.int64),
+        where,
+    )
 
 
 def value_text(value: Any) -> str:
@@ -232,9 +242,11 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, Real | Decimal):
         return float(value)
     raise DataError.build(
-        where, expected="numbers, texts, dates and truth values", got=type(value).__name__,
+        where,
+        expected="numbers, texts, dates and truth values",
+        got=type(value).__name__,
         hint="leave the column out, or make several columns of it first",
-    )  # fmt: skip
+    )
 
 
 def _objects(values: list[str | None]) -> Values:

@@ -47,8 +47,9 @@ def read_labels(
         hint = "turn them into numbers first, such as days since a day of your choice"
         raise table.refused(0, column, "classes or numbers", hint)
     if values.dtype.kind == "f":
-        return _numbers(table, column, values, [Decimal(repr(each)) for each in values.tolist()],
-                        classes, ".")  # fmt: skip
+        return _numbers(
+            table, column, values, [Decimal(repr(each)) for each in values.tolist()], classes, "."
+        )
     mark = decimal_of(values, table.comma, decimal)
     plain = [plain_number(each, mark) for each in values]
     if None in plain:
@@ -59,9 +60,13 @@ def read_labels(
 
 
 def _numbers(
-    table: Table, column: int, numbers: Values, exact: Sequence[Decimal], classes: bool | None,
+    table: Table,
+    column: int,
+    numbers: Values,
+    exact: Sequence[Decimal],
+    classes: bool | None,
     mark: str,
-) -> Labels:  # fmt: skip
+) -> Labels:
     with np.errstate(over="ignore"):
         single = numbers.astype(np.float32)
     wrong = ~np.isfinite(numbers)
@@ -94,9 +99,11 @@ def known_labels(table: Table, column: int, class_names: tuple[str, ...]) -> Lab
             found = known.get(number_name(Decimal(plain)))
         if found is None:
             raise table.refused(
-                row, column, "one of the classes " + ", ".join(class_names[:20]),
+                row,
+                column,
+                "one of the classes " + ", ".join(class_names[:20]),
                 nearest(text, class_names[:20]),
-            )  # fmt: skip
+            )
         values[row] = found
     return Labels(values, class_names)
 
@@ -124,7 +131,8 @@ def _check_texts(
     different = len(set(values))
     if different > max(MOST_CLASSES, len(values) // 2):
         raise DataError.build(
-            f"column {table.label(column)}", expected="the classes of samples, or numbers",
+            f"column {table.label(column)}",
+            expected="the classes of samples, or numbers",
             got=f"{different} different texts in {len(values)} rows, such as {values[row]!r}",
             hint=f"name the column to predict with target= (--target-column), or {_ARE_CLASSES}",
-        )  # fmt: skip
+        )

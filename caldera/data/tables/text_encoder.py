@@ -43,9 +43,8 @@ class TextEncoder:
         listed = values.tolist() if values.dtype.kind == "f" else values
         found = np.empty(len(values), object)
         found[:] = [
-            None if gone else value_text(each)
-            for each, gone in zip(listed, missing, strict=True)
-        ]  # fmt: skip
+            None if gone else value_text(each) for each, gone in zip(listed, missing, strict=True)
+        ]
         return found
 
     @classmethod

@@ -80,9 +80,11 @@ class Tokenizer:
         where = "data.Tokenizer.fit"
         if not isinstance(kind, str) or kind not in KINDS:
             raise ConfigError.build(
-                where, expected="words, letters or byte_pairs", got=repr(kind),
+                where,
+                expected="words, letters or byte_pairs",
+                got=repr(kind),
                 hint=nearest(kind, KINDS),
-            )  # fmt: skip
+            )
         within(where, "size", size, 1, _MOST_TOKENS)
         if length is not None:
             within(where, "length", length, 1, _LONGEST)
@@ -178,9 +180,11 @@ class Tokenizer:
         )
         if not fine:
             raise DataError.build(
-                where, expected="a tokenizer", got=f"{self.kind!r} of length {self.length}",
+                where,
+                expected="a tokenizer",
+                got=f"{self.kind!r} of length {self.length}",
                 hint="the file is damaged, or a newer Caldera has written it",
-            )  # fmt: skip
+            )
 
     def __str__(self) -> str:
         return f"{self.size - FIRST} {self.kind}, {self.length} a text"
@@ -217,9 +221,11 @@ def _checked_texts(texts: Any, where: str) -> list[str]:
     for number, text in enumerate(found):
         if not isinstance(text, str):
             raise DataError.build(
-                f"{where}, text {number}", expected="a text", got=repr(text)[:80],
+                f"{where}, text {number}",
+                expected="a text",
+                got=repr(text)[:80],
                 hint="give missing ones as an empty text, or leave them out",
-            )  # fmt: skip
+            )
     return found
 
 
@@ -235,9 +241,10 @@ def _byte_pairs(
     engine = package.Tokenizer(package.models.BPE())
     engine.pre_tokenizer = bytes_first
     trainer = package.trainers.BpeTrainer(
-        vocab_size=max(size, 256), initial_alphabet=sorted(bytes_first.alphabet()),
+        vocab_size=max(size, 256),
+        initial_alphabet=sorted(bytes_first.alphabet()),
         show_progress=False,
-    )  # fmt: skip
+    )
     lowered = [text.lower() if lowercase else text for text in texts]
     engine.train_from_iterator(lowered, trainer)
     by_token = engine.get_vocab()
@@ -258,9 +265,11 @@ def _engine(vocabulary: tuple[str, ...], merges: tuple[str, ...], where: str) ->
     for pair in pairs:
         if not {*pair, "".join(pair)} <= numbers.keys():
             raise DataError.build(
-                where, expected="merges of tokens in the vocabulary", got=" ".join(pair)[:40],
+                where,
+                expected="merges of tokens in the vocabulary",
+                got=" ".join(pair)[:40],
                 hint="the file is damaged",
-            )  # fmt: skip
+            )
     engine = package.Tokenizer(package.models.BPE(vocab=numbers, merges=pairs))
     engine.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
     return engine

@@ -105,11 +105,12 @@ def broken_images(problems: Sequence[DataError], count: int, where: str) -> Data
     listed = "\n  ".join(str(each).removeprefix(where).strip() for each in problems[:_MOST_LISTED])
     more = len(problems) - _MOST_LISTED
     return DataError.build(
-        where, expected=f"{count} images that can be read",
+        where,
+        expected=f"{count} images that can be read",
         got=f"{len(problems)} that cannot:\n  {listed}"
         + (f"\n  and {more} more" if more > 0 else ""),
         hint=hint.replace("it", "them", 1),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)

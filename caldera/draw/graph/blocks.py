@@ -36,10 +36,14 @@ def block_picture(blocks: Sequence[Block], source: str) -> Safe:
     scene = Scene()
     given = Mark("input", "input", FLOAT32, source)
     marks = [
-        Mark("product" if each.label.startswith(_PRODUCTS) else "operation", each.label, FLOAT32,
-             each.detail)
+        Mark(
+            "product" if each.label.startswith(_PRODUCTS) else "operation",
+            each.label,
+            FLOAT32,
+            each.detail,
+        )
         for each in blocks
-    ]  # fmt: skip
+    ]
     scene.marks = [given, *marks]
     for mark, each in zip(marks, blocks, strict=True):
         for number in sorted(set(each.reads)):
@@ -48,7 +52,10 @@ def block_picture(blocks: Sequence[Block], source: str) -> Safe:
     scene.move(MARGIN, MARGIN / 2)
     width, height = scene.width + 2 * MARGIN, scene.height + MARGIN
     return inline_svg(
-        width, height, *scene_elements(scene), class_="blocks graph-words",
+        width,
+        height,
+        *scene_elements(scene),
+        class_="blocks graph-words",
         label=f"the network, layer by layer: {', '.join(each.label for each in blocks)}",
         style=f"width:{width:.0f}px",
-    )  # fmt: skip
+    )

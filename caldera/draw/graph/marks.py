@@ -13,9 +13,19 @@ from caldera.graph.node import Node, Symbol, describe
 from caldera.graph.opdef import ITEM
 
 Role = Literal[
-    "operation", "product", "movement", "group", "variable", "input", "array", "constant",
-    "again", "output", "update", "port",
-]  # fmt: skip
+    "operation",
+    "product",
+    "movement",
+    "group",
+    "variable",
+    "input",
+    "array",
+    "constant",
+    "again",
+    "output",
+    "update",
+    "port",
+]
 
 LABEL_SIZE = 12.0
 DETAIL_SIZE = 10.0

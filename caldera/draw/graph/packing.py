@@ -26,10 +26,11 @@ def place(scene: Scene, squeeze: float = 1.0) -> None:
         enters = entries[arrow.input] if entries and arrow.input is not None else None
         links.append(Link(index[arrow.source], index[arrow.target], leaves, enters))
     levels = levels_of(
-        [mark.width for mark in scene.marks], links,
+        [mark.width for mark in scene.marks],
+        links,
         first=[index[mark] for mark in scene.arguments],
         last=[index[mark] for mark in scene.results],
-    )  # fmt: skip
+    )
     sizes = [(mark.width, mark.height) for mark in scene.marks]
     placed = arrange(sizes, links, levels, squeeze)
     for mark, centre in zip(scene.marks, placed.centres, strict=True):
@@ -52,10 +53,13 @@ def packed(scene: Scene) -> Scene:
     taken: list[Taken] = []
     for part in parts:
         x, y = min(
-            ((left, _free_below(left, part.width, taken)) for left in _lefts(taken)
-             if left + part.width <= limit + 0.1),
+            (
+                (left, _free_below(left, part.width, taken))
+                for left in _lefts(taken)
+                if left + part.width <= limit + 0.1
+            ),
             key=lambda spot: (spot[1], spot[0]),
-        )  # fmt: skip
+        )
         taken.append((x, x + part.width, y + part.height))
         part.move(x, y)
         whole.marks += part.marks

@@ -157,10 +157,19 @@ class _Card:
         scene = self.drawn.scene
         scene.move(x + (self.width - scene.width) / 2, y + self.head)
         parts = [
-            element("rect", x=x, y=y, width=self.width, height=height, rx=10.0, fill=CARD,
-                    stroke=LINE, class_="card"),
+            element(
+                "rect",
+                x=x,
+                y=y,
+                width=self.width,
+                height=height,
+                rx=10.0,
+                fill=CARD,
+                stroke=LINE,
+                class_="card",
+            ),
             text(self.title, x + PADDING, y + 27, _HEAD_SIZE, class_="bold", anchor="start"),
-        ]  # fmt: skip
+        ]
         for index, line in enumerate(self.lines):
             below = y + 45 + index * (_FACT_SIZE + 4)
             parts.append(text(line, x + PADDING, below, _FACT_SIZE, class_="quiet", anchor="start"))
@@ -202,9 +211,16 @@ def _arrow(arrow: Arrow, dx: float, dy: float) -> str:
 def _arrowhead(name: str, colour: str) -> str:
     shape = element("path", d="M0 0L7 3.5L0 7z", fill=colour)
     return element(
-        "marker", shape, id=f"to-{name}", viewBox="0 0 7 7", refX="6.4", refY="3.5",
-        markerWidth="6", markerHeight="6", orient="auto",
-    )  # fmt: skip
+        "marker",
+        shape,
+        id=f"to-{name}",
+        viewBox="0 0 7 7",
+        refX="6.4",
+        refY="3.5",
+        markerWidth="6",
+        markerHeight="6",
+        orient="auto",
+    )
 
 
 # --- a mark
@@ -233,8 +249,12 @@ def _shape(mark: Mark, x: float, y: float) -> str:
     width, height = mark.width, mark.height
     left, top = x - width / 2, y - height / 2
     box: dict[str, object] = {
-        "class_": "shape", "x": left, "y": top, "width": width, "height": height,
-    }  # fmt: skip
+        "class_": "shape",
+        "x": left,
+        "y": top,
+        "width": width,
+        "height": height,
+    }
     strong, pale = mark.colour.strong, mark.colour.pale
     match mark.role:
         case "product":
@@ -245,15 +265,17 @@ def _shape(mark: Mark, x: float, y: float) -> str:
             return element("rect", rx=7.0, fill=CARD, stroke=strong, stroke_width=1.6, **box)
         case "variable" | "array":
             dashes = {"stroke_dasharray": "1.5 2"} if mark.role == "array" else {}
-            return element("rect", rx=height / 2, fill=CARD, stroke=strong, stroke_width=1.6,
-                           **dashes, **box)  # fmt: skip
+            return element(
+                "rect", rx=height / 2, fill=CARD, stroke=strong, stroke_width=1.6, **dashes, **box
+            )
         case "input":
             return _slanted(left, top, width, height, strong)
         case "constant":
             return element("rect", rx=height / 2, fill=SOFT, **box)
         case "again":
-            return element("rect", rx=height / 2, fill=CARD, stroke=strong,
-                           stroke_dasharray="4 3", **box)  # fmt: skip
+            return element(
+                "rect", rx=height / 2, fill=CARD, stroke=strong, stroke_dasharray="4 3", **box
+            )
         case "output" | "update":
             colour = TEXT if mark.role == "output" else UPDATE
             return element("rect", rx=3.0, fill=colour, **box)
@@ -263,12 +285,15 @@ def _shape(mark: Mark, x: float, y: float) -> str:
 def _slanted(left: float, top: float, width: float, height: float, colour: str) -> str:
     lean = 7.0
     corners = [
-        (left + lean, top), (left + width, top), (left + width - lean, top + height),
+        (left + lean, top),
+        (left + width, top),
+        (left + width - lean, top + height),
         (left, top + height),
-    ]  # fmt: skip
+    ]
     points = " ".join(f"{number(x)},{number(y)}" for x, y in corners)
-    return element("polygon", class_="shape", points=points, fill=CARD, stroke=colour,
-                   stroke_width=1.6)  # fmt: skip
+    return element(
+        "polygon", class_="shape", points=points, fill=CARD, stroke=colour, stroke_width=1.6
+    )
 
 
 def _words(mark: Mark, x: float, y: float) -> Iterator[str]:
@@ -282,8 +307,9 @@ def _words(mark: Mark, x: float, y: float) -> Iterator[str]:
         room = 6 + text_width(mark.badge, DETAIL_SIZE)
         middle = x - room / 2
         end = middle + text_width(mark.label, size, bold=mark.bold) / 2
-        yield text(mark.badge, end + 4, baseline, DETAIL_SIZE, class_="quiet" + light,
-                   anchor="start")  # fmt: skip
+        yield text(
+            mark.badge, end + 4, baseline, DETAIL_SIZE, class_="quiet" + light, anchor="start"
+        )
     yield text(mark.label, middle, baseline, size, class_=f"label{bold}{light}{quiet}")
     if mark.detail:
         yield text(mark.detail, x, y + 11, DETAIL_SIZE, class_="detail" + light)

@@ -140,9 +140,10 @@ class _SceneBuilder:
         cuts = set()
         for index in range(1, columns):
             near = [
-                level for level in range(1, len(self.heights))
+                level
+                for level in range(1, len(self.heights))
                 if abs(starts[level] - index * part) <= max(0.15 * part, self.heights[level])
-            ]  # fmt: skip
+            ]
             ideal = index * part
             cuts.add(min(near, key=lambda k: (passing[k], abs(starts[k] - ideal))))
         return sorted(cuts)

@@ -63,9 +63,10 @@ def scan(
     for before, after in zip(body.parameters[:carries], body.outputs[:carries], strict=True):
         if before != after.spec:
             refuse_dtype(
-                f"a step that gives back its carry as {before}", got=str(after.spec),
+                f"a step that gives back its carry as {before}",
+                got=str(after.spec),
                 hint="cast or reshape the carry inside the step",
-            )  # fmt: skip
+            )
     stacked = [Spec((length, *node.shape), node.dtype) for node in body.outputs[carries:]]
     return (*body.parameters[:carries], *stacked)
 
@@ -110,10 +111,12 @@ def _(
     factors = [factor for i in factored for factor in gradients[i].inputs]
     stacked = {*factors, *[gradients[i] for i in emitted]}
     reduced = [
-        i for i in gradients
-        if i >= first_constant and gradients[i].op.name == "sum"
+        i
+        for i in gradients
+        if i >= first_constant
+        and gradients[i].op.name == "sum"
         and gradients[i].inputs[0] in stacked
-    ]  # fmt: skip
+    ]
     summed = [i for i in gradients if i >= first_constant and i not in (*factored, *reduced)]
     sums = [
         parameter(len(parameters) + len(seeds) + i, parameters[k].spec)
@@ -137,10 +140,15 @@ def _(
     arguments = [seeds[i] for i in carried] + sums
     arguments += [step for step, _ in along] + parameters[first_constant:]
     results = scan.node(
-        *starts, *[stack for _, stack in along], *inputs[first_constant:],
-        body=Body(arguments, outputs), carries=len(starts), sequences=len(along), length=length,
+        *starts,
+        *[stack for _, stack in along],
+        *inputs[first_constant:],
+        body=Body(arguments, outputs),
+        carries=len(starts),
+        sequences=len(along),
+        length=length,
         reverse=not reverse,
-    )  # fmt: skip
+    )
     stacks = iter(items(results))
     gradient = {i: next(stacks) for i in [*carried, *summed, *emitted]}
     for i in factored:
@@ -258,9 +266,13 @@ def _history(
     extra = [node for node in saved if node not in place]
     place |= {node: len(body.outputs) + i for i, node in enumerate(extra)}
     forward = scan.node(
-        *inputs, body=Body(parameters, (*body.outputs, *extra)),
-        carries=carries, sequences=sequences, length=length, reverse=reverse,
-    )  # fmt: skip
+        *inputs,
+        body=Body(parameters, (*body.outputs, *extra)),
+        carries=carries,
+        sequences=sequences,
+        length=length,
+        reverse=reverse,
+    )
     stacks = items(forward)
     return [stacks[place[node]] for node in saved]
 

@@ -79,8 +79,9 @@ def _whole(value: int) -> Node:
 class _States:
     """The states of each sample's labels, (samples, 2 labels + 1), and what is known of them."""
 
-    def __init__(self, shape: tuple[int, ...], labels: Node, frames: Node, blank: int,
-                 label_lengths: Node) -> None:  # fmt: skip
+    def __init__(
+        self, shape: tuple[int, ...], labels: Node, frames: Node, blank: int, label_lengths: Node
+    ) -> None:
         samples, most_frames, classes = shape
         labels, self.frames = cast(labels, int64), cast(frames, int64)
         counts = cast(label_lengths, int64)
@@ -99,8 +100,9 @@ class _States:
         self.count = 2 * labels.shape[1] + 1
         self.shape = (samples, self.count)
         blanks = full((*filled.shape, 1), blank, int64)
-        pairs = reshape(concat((blanks, reshape(filled, (*filled.shape, 1))), 2),
-                        (samples, self.count - 1))  # fmt: skip
+        pairs = reshape(
+            concat((blanks, reshape(filled, (*filled.shape, 1))), 2), (samples, self.count - 1)
+        )
         self.classes = pad(pairs, ((0, 0), (0, 1)), blank)
         """The class of each state."""
         before = narrow(pad(self.classes, ((0, 0), (2, 0)), -1), 1, 0, self.count)
@@ -148,9 +150,15 @@ def _loop(step, carry: Node, sequences: Nodes, outer: Nodes, *, reverse: bool) -
     specs += [each.spec for each in outer]
     arguments = [parameter(i, spec) for i, spec in enumerate(specs)]
     node = scan.node(
-        carry, *sequences, *outer, body=Body(arguments, step(*arguments)), carries=1,
-        sequences=len(sequences), length=sequences[0].shape[0], reverse=reverse,
-    )  # fmt: skip
+        carry,
+        *sequences,
+        *outer,
+        body=Body(arguments, step(*arguments)),
+        carries=1,
+        sequences=len(sequences),
+        length=sequences[0].shape[0],
+        reverse=reverse,
+    )
     return items(node)
 
 
@@ -166,8 +174,14 @@ def _forward(emissions: Node, states: _States) -> Nodes:
     blank and the first label are reached.
     """
     samples, count = states.shape
-    first = concat((full((samples, 1), IMPOSSIBLE, float64), full((samples, 1), 0, float64),
-                    full((samples, count), IMPOSSIBLE, float64)), 1)  # fmt: skip
+    first = concat(
+        (
+            full((samples, 1), IMPOSSIBLE, float64),
+            full((samples, 1), 0, float64),
+            full((samples, count), IMPOSSIBLE, float64),
+        ),
+        1,
+    )
 
     def step(alpha: Node, time: Node, emission: Node, skips: Node, frames: Node) -> list[Node]:
         stay, follow = narrow(alpha, 1, 2, count), narrow(alpha, 1, 1, count)
@@ -185,8 +199,9 @@ def _backward(emissions: Node, states: _States) -> Node:
     """All backward variables, of what follows a frame: (frames, samples, states)."""
     samples, count = states.shape
 
-    def step(after: Node, time: Node, emission: Node, skips: Node, frames: Node, is_last: Node
-             ) -> list[Node]:  # fmt: skip
+    def step(
+        after: Node, time: Node, emission: Node, skips: Node, frames: Node, is_last: Node
+    ) -> list[Node]:
         wide = pad(after, ((0, 0), (0, 2)), IMPOSSIBLE)
         may_skip = narrow(pad(cast(skips, int64), ((0, 0), (0, 2)), 0), 1, 2, count)
         skip = _choice(greater(may_skip, _whole(0)), narrow(wide, 1, 2, count))
@@ -230,9 +245,15 @@ def _float(value: float) -> Node:
 
 @ctc_log_likelihood.gradient
 def _(
-    g: Node, y: Node, probabilities: Node, labels: Node, input_lengths: Node, label_lengths: Node,
-    *, blank: int,
-) -> tuple[Node | None, ...]:  # fmt: skip
+    g: Node,
+    y: Node,
+    probabilities: Node,
+    labels: Node,
+    input_lengths: Node,
+    label_lengths: Node,
+    *,
+    blank: int,
+) -> tuple[Node | None, ...]:
     given = (probabilities, labels, input_lengths, label_lengths)
     spread = expand_reduced(g, probabilities.shape, (1, 2))
     return mul(spread, ctc_posteriors(*given, blank=blank)), None, None, None

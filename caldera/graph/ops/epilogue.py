@@ -169,9 +169,15 @@ def batch_norm_relu(x: Node, scale: Node, shift: Node, *more: Node, axis: int, e
 
 @composite("batch_norm_inference_relu")
 def batch_norm_inference_relu(
-    x: Node, scale: Node, shift: Node, mean: Node, variance: Node, *more: Node,
-    axis: int, eps: float,
-) -> Node:  # fmt: skip
+    x: Node,
+    scale: Node,
+    shift: Node,
+    mean: Node,
+    variance: Node,
+    *more: Node,
+    axis: int,
+    eps: float,
+) -> Node:
     """relu(batch_norm_inference(x) + more); `more` may be left out."""
     y = batch_norm_inference(x, scale, shift, mean, variance, axis=axis, eps=eps)
     return _finished(y, more)
@@ -179,9 +185,16 @@ def batch_norm_inference_relu(
 
 @composite("batch_norm_relu_grad")
 def batch_norm_relu_grad(
-    g: Node, x: Node, scale: Node, shift: Node, mean: Node, variance: Node, *,
-    axis: int, eps: float,
-) -> Nodes:  # fmt: skip
+    g: Node,
+    x: Node,
+    scale: Node,
+    shift: Node,
+    mean: Node,
+    variance: Node,
+    *,
+    axis: int,
+    eps: float,
+) -> Nodes:
     """The gradients of relu(batch_norm(x)) with respect to x, scale and shift.
 
     Where the relu let something through is computed again from x: that is cheaper than to read it.
@@ -194,9 +207,17 @@ def batch_norm_relu_grad(
 
 @composite("batch_norm_grad_elementwise")
 def batch_norm_grad_elementwise(
-    g: Node, x: Node, scale: Node, mean: Node, variance: Node, for_scale: Node, for_shift: Node, *,
-    axis: int, eps: float,
-) -> Node:  # fmt: skip
+    g: Node,
+    x: Node,
+    scale: Node,
+    mean: Node,
+    variance: Node,
+    for_scale: Node,
+    for_shift: Node,
+    *,
+    axis: int,
+    eps: float,
+) -> Node:
     """The gradient of batch_norm with respect to x, where those of scale and shift are known."""
     _check_wide(x)
     share = x.shape[axis] / x.spec.size if x.spec.size else 0.0
@@ -228,9 +249,18 @@ def conv2d_moments(x: Node, w: Node, **how: Any) -> Nodes:
 
 @composite("conv2d_input_norm_reduce", kind="product")
 def conv2d_input_norm_reduce(
-    g: Node, w: Node, x: Node, scale: Node, mean: Node, variance: Node, *rest: Node,
-    added: bool, mask: str | None, eps: float, **how: Any,
-) -> Nodes:  # fmt: skip
+    g: Node,
+    w: Node,
+    x: Node,
+    scale: Node,
+    mean: Node,
+    variance: Node,
+    *rest: Node,
+    added: bool,
+    mask: str | None,
+    eps: float,
+    **how: Any,
+) -> Nodes:
     """The gradient with respect to the result of batch_norm(x), maybe after a relu, if that is what
     a convolution was given; and the gradients of scale and shift, which are sums of it.
 
@@ -288,9 +318,17 @@ def layer_norm_residual(
 
 @composite("layer_norm_grad_residual")
 def layer_norm_grad_residual(
-    g: Node, x: Node, scale: Node, mean: Node, variance: Node, *more: Node,
-    axis: Axes, eps: float, dtype: DType | None, summed: bool,
-) -> Nodes:  # fmt: skip
+    g: Node,
+    x: Node,
+    scale: Node,
+    mean: Node,
+    variance: Node,
+    *more: Node,
+    axis: Axes,
+    eps: float,
+    dtype: DType | None,
+    summed: bool,
+) -> Nodes:
     """The gradients of layer_norm with respect to x, scale and shift; `more`, if it is there, is
     added to the first, which then follows in `dtype` (unless that is None), and, if `summed`, its
     sum over samples, of the shape of the scale."""

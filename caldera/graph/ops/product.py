@@ -109,9 +109,15 @@ def _conv_shape(
 
 @op("conv2d", kind="product")
 def conv2d(
-    x: Spec, w: Spec, *, stride: Pair, padding: Padding, dilation: Pair, groups: int,
+    x: Spec,
+    w: Spec,
+    *,
+    stride: Pair,
+    padding: Padding,
+    dilation: Pair,
+    groups: int,
     compute: str | None = None,
-) -> Spec:  # fmt: skip
+) -> Spec:
     """Cross-correlation of images (N, C, H, W) with kernels (K, C / groups, h, w)."""
     _check_floats(x, w)
     return Spec(_conv_shape(x.shape, w.shape, stride, padding, dilation, groups), x.dtype)
@@ -119,9 +125,16 @@ def conv2d(
 
 @op("conv2d_input", kind="product")
 def conv2d_input(
-    g: Spec, w: Spec, *, shape: Shape, stride: Pair, padding: Padding, dilation: Pair, groups: int,
+    g: Spec,
+    w: Spec,
+    *,
+    shape: Shape,
+    stride: Pair,
+    padding: Padding,
+    dilation: Pair,
+    groups: int,
     compute: str | None = None,
-) -> Spec:  # fmt: skip
+) -> Spec:
     """The gradient of `conv2d` with respect to its input, which has `shape`."""
     _check_floats(g, w)
     expected = _conv_shape(shape, w.shape, stride, padding, dilation, groups)
@@ -132,9 +145,16 @@ def conv2d_input(
 
 @op("conv2d_weight", kind="product")
 def conv2d_weight(
-    x: Spec, g: Spec, *, shape: Shape, stride: Pair, padding: Padding, dilation: Pair, groups: int,
+    x: Spec,
+    g: Spec,
+    *,
+    shape: Shape,
+    stride: Pair,
+    padding: Padding,
+    dilation: Pair,
+    groups: int,
     compute: str | None = None,
-) -> Spec:  # fmt: skip
+) -> Spec:
     """The gradient of `conv2d` with respect to its weight, which has `shape`."""
     _check_floats(x, g)
     expected = _conv_shape(x.shape, shape, stride, padding, dilation, groups)

@@ -54,9 +54,17 @@ def batch_norm_over_ranks(
 
 @batch_norm_over_ranks.gradient
 def _(
-    g: Several, y: Nodes, x: Node, scale: Node, shift: Node, *, axis: int, eps: float, mesh: str,
+    g: Several,
+    y: Nodes,
+    x: Node,
+    scale: Node,
+    shift: Node,
+    *,
+    axis: int,
+    eps: float,
+    mesh: str,
     number: Number,
-) -> Several:  # fmt: skip
+) -> Several:
     _, mean, variance, count = y
     extra = _from_statistics(g, x, mean, count, axis, mesh)
     if g[0] is None:
@@ -85,9 +93,18 @@ def _from_statistics(
 
 @composite("batch_norm_over_ranks_grad")
 def batch_norm_over_ranks_grad(
-    g: Node, x: Node, scale: Node, mean: Node, variance: Node, count: Node, *, axis: int,
-    eps: float, mesh: str, number: Number,
-) -> Nodes:  # fmt: skip
+    g: Node,
+    x: Node,
+    scale: Node,
+    mean: Node,
+    variance: Node,
+    count: Node,
+    *,
+    axis: int,
+    eps: float,
+    mesh: str,
+    number: Number,
+) -> Nodes:
     """The gradient of x, and what this rank's samples add to those of scale and shift."""
     over, wide, channels = _over(x, axis), widen(g), x.shape[axis]
     inverse = rsqrt(add(variance, constant(eps, variance.dtype)))

@@ -25,9 +25,10 @@ class Axes:
     def without(self, axis: int) -> Axes:
         """The loop less one of its axes."""
         return Axes(
-            _less(self.lengths, axis), _less(self.reduced, axis),
+            _less(self.lengths, axis),
+            _less(self.reduced, axis),
             tuple(_less(each, axis) for each in self.strides),
-        )  # fmt: skip
+        )
 
     def modes(self, itemsizes: Sequence[int]) -> str:
         """How each operand runs along the innermost axis: "1" dense, "0" constant, "s" strided."""
@@ -56,9 +57,10 @@ def axes_of(shape: Shape, arrays: Sequence[np.ndarray], reduced: Sequence[int] =
     if lead is not None:
         axes.sort(key=lambda axis: -abs(lead[axis]))
     found = Axes(
-        tuple(shape[axis] for axis in axes), tuple(axis in reduced for axis in axes),
+        tuple(shape[axis] for axis in axes),
+        tuple(axis in reduced for axis in axes),
         tuple(tuple(each[axis] for axis in axes) for each in views),
-    )  # fmt: skip
+    )
     if not axes:
         return Axes((1,), (bool(reduced),), ((0,),) * len(views))
     return _joined(found)

@@ -44,9 +44,13 @@ class Geometry:
         attrs = node.attrs
         origin = (attrs["padding"][0][0], attrs["padding"][1][0])
         return cls(
-            *shapes, attrs["stride"], origin, attrs["dilation"], attrs["groups"],
+            *shapes,
+            attrs["stride"],
+            origin,
+            attrs["dilation"],
+            attrs["groups"],
             compute_dtype(node.dtype),
-        )  # fmt: skip
+        )
 
     @property
     def batch(self) -> int:
@@ -174,10 +178,17 @@ def _reach(taps: int, dilation: int) -> int:
 def forward(geometry: Geometry) -> Correlation:
     """The convolution itself."""
     return Correlation(
-        geometry.batch, geometry.source, geometry.target, geometry.taps, geometry.stride,
-        geometry.dilation, (-geometry.origin[0], -geometry.origin[1]), geometry.groups,
-        geometry.channels, geometry.results,
-    )  # fmt: skip
+        geometry.batch,
+        geometry.source,
+        geometry.target,
+        geometry.taps,
+        geometry.stride,
+        geometry.dilation,
+        (-geometry.origin[0], -geometry.origin[1]),
+        geometry.groups,
+        geometry.channels,
+        geometry.results,
+    )
 
 
 @dataclass(frozen=True)
@@ -217,20 +228,34 @@ def input_phases(geometry: Geometry) -> Iterator[tuple[Phase, Phase, Correlation
     rows, columns = (
         list(
             _phases(
-                geometry.image[2 + axis], geometry.taps[axis], geometry.stride[axis],
-                geometry.dilation[axis], geometry.origin[axis],
+                geometry.image[2 + axis],
+                geometry.taps[axis],
+                geometry.stride[axis],
+                geometry.dilation[axis],
+                geometry.origin[axis],
             )
         )
         for axis in (0, 1)
-    )  # fmt: skip
+    )
     for row in rows:
         for column in columns:
             taps = (row.taps, column.taps) if row.taps and column.taps else (0, 0)
-            yield row, column, Correlation(
-                geometry.batch, geometry.target, (row.count, column.count), taps, (1, 1),
-                (row.dilation, column.dilation), (row.start, column.start), geometry.groups,
-                geometry.results, geometry.channels,
-            )  # fmt: skip
+            yield (
+                row,
+                column,
+                Correlation(
+                    geometry.batch,
+                    geometry.target,
+                    (row.count, column.count),
+                    taps,
+                    (1, 1),
+                    (row.dilation, column.dilation),
+                    (row.start, column.start),
+                    geometry.groups,
+                    geometry.results,
+                    geometry.channels,
+                ),
+            )
 
 
 def steps(array: np.ndarray) -> tuple[int, ...]:

@@ -20,11 +20,35 @@ Reduction = tuple[str, str, Reference]
 """The op, the dtype of what it reduces, and where that comes from."""
 
 REDUCTIONS = frozenset({"sum", "max", "min", "prod"})
-HEAVY = frozenset({
-    "pow", "exp", "log", "log1p", "expm1", "sin", "cos", "tanh", "erf", "sigmoid", "erfc", "lgamma",
-    "log2", "log10", "exp2", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh",
-    "acosh", "atanh",
-})  # fmt: skip
+HEAVY = frozenset(
+    {
+        "pow",
+        "exp",
+        "log",
+        "log1p",
+        "expm1",
+        "sin",
+        "cos",
+        "tanh",
+        "erf",
+        "sigmoid",
+        "erfc",
+        "lgamma",
+        "log2",
+        "log10",
+        "exp2",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+        "atan2",
+        "sinh",
+        "cosh",
+        "asinh",
+        "acosh",
+        "atanh",
+    }
+)
 """Ops that take tens of instructions."""
 
 

@@ -158,11 +158,25 @@ def _in_place(node: Node) -> bool:
 
 _HOW = "through the host"
 TABLE.add(Kernel("all_sum", "cuda", _HOW, _bind_all_sum, workspace=_workspace, capturable=False))
-TABLE.add(Kernel(
-    "collective_start", "cuda", _HOW, _bind_start, workspace=dense_workspace, places=places,
-    capturable=False,
-))  # fmt: skip
-TABLE.add(Kernel(
-    "collective_finish", "cuda", _HOW, _bind_finish, in_place=_in_place, capturable=False,
-))  # fmt: skip
+TABLE.add(
+    Kernel(
+        "collective_start",
+        "cuda",
+        _HOW,
+        _bind_start,
+        workspace=dense_workspace,
+        places=places,
+        capturable=False,
+    )
+)
+TABLE.add(
+    Kernel(
+        "collective_finish",
+        "cuda",
+        _HOW,
+        _bind_finish,
+        in_place=_in_place,
+        capturable=False,
+    )
+)
 TABLE.add(Kernel("turn", "cuda", "order alone", _bind_turn))

@@ -125,21 +125,32 @@ def _launch(
         for i, array in enumerate(arrays)
     }
     pixels = {f"p{i}": indices(f"Pixels<{integer}>", own, large) for i, own in enumerate(steps)}
-    signature = Signature({
-        **pointers, **({} if bias is None else {"bias": const_pointer(bias)}), **pixels,
-        "in": indices(f"Windows<{integer}>", numbers, large),
-        **({} if bias is None else {"step": index(strides_of(bias)[0], large)}),
-    })  # fmt: skip
+    signature = Signature(
+        {
+            **pointers,
+            **({} if bias is None else {"bias": const_pointer(bias)}),
+            **pixels,
+            "in": indices(f"Windows<{integer}>", numbers, large),
+            **({} if bias is None else {"step": index(strides_of(bias)[0], large)}),
+        }
+    )
     given = [*pointers, *pixels, "in"]
     if node.op is max_pool2d_epilogue:
         applied = flags(bool(biases), node.attrs["activated"])
         kind = f"PoolEpilogue<{applied}, {type_of(read)}, {integer}>"
         given.append(f"{kind}{{bias, step}}" if biases else f"{kind}{{}}")
-    return CudaRunner([header_launch(
-        "pooling_backward.cuh" if adjoint else "pooling.cuh", f"{function}_pixels",
-        -(-threads // _THREADS), _THREADS, signature,
-        f"{function}<{kinds}, {bands}>({', '.join(given)});",
-    )])  # fmt: skip
+    return CudaRunner(
+        [
+            header_launch(
+                "pooling_backward.cuh" if adjoint else "pooling.cuh",
+                f"{function}_pixels",
+                -(-threads // _THREADS),
+                _THREADS,
+                signature,
+                f"{function}<{kinds}, {bands}>({', '.join(given)});",
+            )
+        ]
+    )
 
 
 def _windows(node: Node, image: Shape, pooled: Shape, before: tuple[int, int]) -> list[int]:

@@ -36,19 +36,33 @@ def _bind(distribution: str, call: Call) -> Runner:
     places = merged(axes_of(out.shape, element_strides(out)))
     dense = not places or (len(places) == 1 and places[0].strides == (1,))
     kind = type_of(out)
-    signature = Signature({
-        "out": pointer(out), "state": const_pointer(state),
-        "apart": i64(element_strides(state)[0]), "offset": const_pointer(offset),
-        "stream": u32(call.node.attrs["stream"]), "count": i64(out.size),
-        "places": strided_axes(places, 1),
-    })  # fmt: skip
+    signature = Signature(
+        {
+            "out": pointer(out),
+            "state": const_pointer(state),
+            "apart": i64(element_strides(state)[0]),
+            "offset": const_pointer(offset),
+            "stream": u32(call.node.attrs["stream"]),
+            "count": i64(out.size),
+            "places": strided_axes(places, 1),
+        }
+    )
     # One block of words more than it takes: the first number may stand inside one.
     blocks = blocks_for(out.size // _FEWEST_IN_BLOCK + 1, _THREADS, driver().multiprocessors)
-    return CudaRunner([header_launch(
-        "random.cuh", "draw", blocks, _THREADS, signature,
-        f"draw_elements<{kind}, {distribution}<{kind}>, {flags(dense)}>("
-        "out, state, apart, offset, stream, (u64)count, places);", bounded=False,
-    )])  # fmt: skip
+    return CudaRunner(
+        [
+            header_launch(
+                "random.cuh",
+                "draw",
+                blocks,
+                _THREADS,
+                signature,
+                f"draw_elements<{kind}, {distribution}<{kind}>, {flags(dense)}>("
+                "out, state, apart, offset, stream, (u64)count, places);",
+                bounded=False,
+            )
+        ]
+    )
 
 
 TABLE.add(Kernel("random_uniform", "cuda", "philox", partial(_bind, "Uniform")))

@@ -68,9 +68,10 @@ def _over_samples(
         return CudaRunner([])
     steps = [each[axis] for each in strides]
     full = [
-        (operands[i].array, far) for i, far in zip(order, rows.strides, strict=True)
+        (operands[i].array, far)
+        for i, far in zip(order, rows.strides, strict=True)
         if operands[i].has_classes
-    ]  # fmt: skip
+    ]
     dense = all(step == 1 for step, each in zip(steps, operands, strict=True) if each.has_classes)
     together = neighbours(length, full) if dense else 1
     group = _thread_group(lead, length, count, rows.inner[0], steps, together, kept)
@@ -81,26 +82,42 @@ def _over_samples(
         f"classes_at(a{i}, {places[i]}, step{i})" if each.has_classes else f"a{i} + {places[i]}"
         for i, each in enumerate(operands)
     ]
-    signature = Signature({
-        **{f"a{i}": each.parameter for i, each in enumerate(operands)},
-        **{f"step{i}": index(step, large) for i, step in enumerate(steps)},
-        "rows": rows.parameter(large), "count": index(count, large),
-        "length": i32(length),
-    })  # fmt: skip
-    return CudaRunner([header_launch(
-        "softmax.cuh", f"{function}_samples", group.blocks(count), group.threads, signature,
-        f"typedef {group.text} Group;\n"
-        f"    {integer} which = blockIdx.x * Group::count() + Group::index();\n"
-        f"    {integer} at[{len(operands)}];\n"
-        "    if (which >= count) return;\n    rows.at(which, at);\n"
-        f"    {function}<{options}Group>({', '.join(given)}, length);",
-    )])  # fmt: skip
+    signature = Signature(
+        {
+            **{f"a{i}": each.parameter for i, each in enumerate(operands)},
+            **{f"step{i}": index(step, large) for i, step in enumerate(steps)},
+            "rows": rows.parameter(large),
+            "count": index(count, large),
+            "length": i32(length),
+        }
+    )
+    return CudaRunner(
+        [
+            header_launch(
+                "softmax.cuh",
+                f"{function}_samples",
+                group.blocks(count),
+                group.threads,
+                signature,
+                f"typedef {group.text} Group;\n"
+                f"    {integer} which = blockIdx.x * Group::count() + Group::index();\n"
+                f"    {integer} at[{len(operands)}];\n"
+                "    if (which >= count) return;\n    rows.at(which, at);\n"
+                f"    {function}<{options}Group>({', '.join(given)}, length);",
+            )
+        ]
+    )
 
 
 def _thread_group(
-    lead: Array, length: int, count: int, beside: int, steps: Sequence[int], together: int,
+    lead: Array,
+    length: int,
+    count: int,
+    beside: int,
+    steps: Sequence[int],
+    together: int,
     kept: int,
-) -> ThreadGroup:  # fmt: skip
+) -> ThreadGroup:
     step = max(abs(each) for each in steps)
     strided = length > 1 and step > 1 and abs(beside) < step
     if strided and (length <= _FEW_CLASSES or count >= _MANY_SAMPLES):
@@ -154,9 +171,12 @@ def _bind_loss_and_gradient(call: Call) -> Runner:
     g, logits, labels = call.inputs
     losses, gradients = call.outputs
     operands = [
-        _Operand(g, has_classes=False), _Operand(logits), _Operand(labels, has_classes=False),
-        _Operand(losses, has_classes=False, is_written=True), _Operand(gradients, is_written=True),
-    ]  # fmt: skip
+        _Operand(g, has_classes=False),
+        _Operand(logits),
+        _Operand(labels, has_classes=False),
+        _Operand(losses, has_classes=False, is_written=True),
+        _Operand(gradients, is_written=True),
+    ]
     return _over_samples("cross_entropy_with_gradient", call.node.attrs["axis"], operands, 1)
 
 
@@ -166,7 +186,10 @@ for _op in _LOSSES:
     TABLE.add(Kernel(_op, "cuda", "rows", _bind_loss, in_place=lambda node: True))
 TABLE.add(
     Kernel(
-        "cross_entropy_with_gradient", "cuda", "rows", _bind_loss_and_gradient,
+        "cross_entropy_with_gradient",
+        "cuda",
+        "rows",
+        _bind_loss_and_gradient,
         in_place=lambda node: True,
     )
-)  # fmt: skip
+)

@@ -78,32 +78,59 @@ def _bind(call: Call) -> Runner:
     size = item_bytes(dtype)
     first, second = _buffers(call, min(len(runs), 2), x.size * size)
     in_tile = rows_in_tile * width
-    signature = Signature({
-        **arrays, "items": pointer(first, item), "row_count": u32(rows), "length": u32(length),
-        "width": u32(width), "rows_in_tile": u32(rows_in_tile), "tiles_in_row": u32(tiles),
-    })  # fmt: skip
-    calls = [header_launch(
-        "sort.cuh", "sort_tiles", -(-rows // rows_in_tile) * tiles,
-        min(THREADS, max(in_tile // 2, 32)), signature,
-        f"typedef {item} I;\n    DYNAMIC_SHARED(I, tile);\n"
-        f"    Rows<{type_of(x)}, I, {flags(call.node.attrs['descending'])}> "
-        "take{x, &rows, step};\n"
-        "    block_sort_tile(tile, row_count, length, width, rows_in_tile, tiles_in_row, take, "
-        f"{'Keep<I>{items, length}' if runs else deliver});",
-        bounded=False, shared=in_tile * size,
-    )]  # fmt: skip
+    signature = Signature(
+        {
+            **arrays,
+            "items": pointer(first, item),
+            "row_count": u32(rows),
+            "length": u32(length),
+            "width": u32(width),
+            "rows_in_tile": u32(rows_in_tile),
+            "tiles_in_row": u32(tiles),
+        }
+    )
+    calls = [
+        header_launch(
+            "sort.cuh",
+            "sort_tiles",
+            -(-rows // rows_in_tile) * tiles,
+            min(THREADS, max(in_tile // 2, 32)),
+            signature,
+            f"typedef {item} I;\n    DYNAMIC_SHARED(I, tile);\n"
+            f"    Rows<{type_of(x)}, I, {flags(call.node.attrs['descending'])}> "
+            "take{x, &rows, step};\n"
+            "    block_sort_tile(tile, row_count, length, width, rows_in_tile, tiles_in_row, take, "
+            f"{'Keep<I>{items, length}' if runs else deliver});",
+            bounded=False,
+            shared=in_tile * size,
+        )
+    ]
     for run in runs:
-        signature = Signature({
-            **arrays, "from": const_pointer(first, item), "to": pointer(second, item),
-            "length": u32(length), "run": u32(run), "tile": u32(TILE), "tiles_in_row": u32(tiles),
-        })  # fmt: skip
-        calls.append(header_launch(
-            "sort.cuh", "sort_merge", rows * tiles, THREADS, signature,
-            f"typedef {item} I;\n    DYNAMIC_SHARED(I, items);\n"
-            "    block_merge_tile(items, from, length, run, tile, tiles_in_row, "
-            f"{deliver if run == runs[-1] else 'Keep<I>{to, length}'});",
-            bounded=False, shared=TILE * size,
-        ))  # fmt: skip
+        signature = Signature(
+            {
+                **arrays,
+                "from": const_pointer(first, item),
+                "to": pointer(second, item),
+                "length": u32(length),
+                "run": u32(run),
+                "tile": u32(TILE),
+                "tiles_in_row": u32(tiles),
+            }
+        )
+        calls.append(
+            header_launch(
+                "sort.cuh",
+                "sort_merge",
+                rows * tiles,
+                THREADS,
+                signature,
+                f"typedef {item} I;\n    DYNAMIC_SHARED(I, items);\n"
+                "    block_merge_tile(items, from, length, run, tile, tiles_in_row, "
+                f"{deliver if run == runs[-1] else 'Keep<I>{to, length}'});",
+                bounded=False,
+                shared=TILE * size,
+            )
+        )
         first, second = second, first
     return CudaRunner(calls)
 
@@ -115,10 +142,14 @@ def _arrays(x: Array, values: Array, positions: Array, axis: int) -> dict[str, P
     rows = merged(each for i, each in enumerate(axes) if i != axis)
     step, values_step, positions_step = (i64(each[axis]) for each in strides)
     return {
-        "x": const_pointer(x), "values": pointer(values), "positions": pointer(positions),
-        "rows": strided_axes(rows, 3), "step": step, "values_step": values_step,
+        "x": const_pointer(x),
+        "values": pointer(values),
+        "positions": pointer(positions),
+        "rows": strided_axes(rows, 3),
+        "step": step,
+        "values_step": values_step,
         "positions_step": positions_step,
-    }  # fmt: skip
+    }
 
 
 def _buffers(call: Call, count: int, nbytes: int) -> tuple[Array, Array]:

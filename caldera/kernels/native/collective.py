@@ -62,9 +62,15 @@ def _in_place(node: Node) -> bool:
 
 
 TABLE.add(Kernel("all_sum", "cpu", "communicator", _bind_all_sum))
-TABLE.add(Kernel(
-    "collective_start", "cpu", "communicator", _bind_start,
-    workspace=dense_workspace, places=places,
-))  # fmt: skip
+TABLE.add(
+    Kernel(
+        "collective_start",
+        "cpu",
+        "communicator",
+        _bind_start,
+        workspace=dense_workspace,
+        places=places,
+    )
+)
 TABLE.add(Kernel("collective_finish", "cpu", "communicator", _bind_finish, in_place=_in_place))
 TABLE.add(Kernel("turn", "cpu", "order alone", _bind_turn))

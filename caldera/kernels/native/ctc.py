@@ -161,12 +161,18 @@ class _Given:
         stride = self.width + 2 * _MARGIN
         room = self.scratch.at(k.part * self.scratch_step + _MARGIN)
         sample = _Sample(
-            k, natural_lanes(F64), self.probabilities.at(index * self.frames * self.classes),
+            k,
+            natural_lanes(F64),
+            self.probabilities.at(index * self.frames * self.classes),
             self.labels.at(index * self.most_labels),
             k.convert(self.label_lengths.load(index), I64),
-            k.convert(self.input_lengths.load(index), I64), self.classes, self.width, room,
-            room.at(stride), blank,
-        )  # fmt: skip
+            k.convert(self.input_lengths.load(index), I64),
+            self.classes,
+            self.width,
+            room,
+            room.at(stride),
+            blank,
+        )
         return sample, room.at(stride * 2)
 
 
@@ -296,16 +302,28 @@ def _bind(call: Call) -> Runner | None:
     scratch = np.asarray(call.workspace)[: workers * step * 8].view(np.float64)
     kernel = _likelihood if call.node.op.name == "ctc_log_likelihood" else _posteriors
     states = samples * frames * width
-    return NativeRunner([kernel.call(
-        given={
-            "probabilities": probabilities, "labels": labels, "input_lengths": input_lengths,
-            "label_lengths": label_lengths, "scratch": scratch, "scratch_step": step,
-            "samples": samples, "frames": frames, "classes": classes,
-            "most_labels": labels.shape[1], "width": width,
-        },
-        out=call.outputs[0], blank=call.node.attrs["blank"],
-        parts=min(workers, parts_for(states, costly=True)),
-    )])  # fmt: skip
+    return NativeRunner(
+        [
+            kernel.call(
+                given={
+                    "probabilities": probabilities,
+                    "labels": labels,
+                    "input_lengths": input_lengths,
+                    "label_lengths": label_lengths,
+                    "scratch": scratch,
+                    "scratch_step": step,
+                    "samples": samples,
+                    "frames": frames,
+                    "classes": classes,
+                    "most_labels": labels.shape[1],
+                    "width": width,
+                },
+                out=call.outputs[0],
+                blank=call.node.attrs["blank"],
+                parts=min(workers, parts_for(states, costly=True)),
+            )
+        ]
+    )
 
 
 def _supports(node: Node) -> bool:

@@ -48,9 +48,17 @@ def _position(k: Emitter, indices: Pointer, i: Value, length: Value, *, unsigned
 
 @native_kernel
 def _gather(
-    k: Emitter, out: Pointer, other: Pointer, indices: Pointer, status: Pointer, before: Integer,
-    length: Integer, positions: Integer, after: Integer, unsigned: bool,
-) -> None:  # fmt: skip
+    k: Emitter,
+    out: Pointer,
+    other: Pointer,
+    indices: Pointer,
+    status: Pointer,
+    before: Integer,
+    length: Integer,
+    positions: Integer,
+    after: Integer,
+    unsigned: bool,
+) -> None:
     """Read from the other. Shared out by position."""
     lanes = natural_lanes(out.type)
     first, last = k.part_range(before * positions)
@@ -67,10 +75,18 @@ def _gather(
 
 @native_kernel
 def _scatter_add(
-    k: Emitter, out: Pointer, other: Pointer, places: Pointer | None, indices: Pointer,
-    status: Pointer, before: Integer, length: Integer, positions: Integer, after: Integer,
+    k: Emitter,
+    out: Pointer,
+    other: Pointer,
+    places: Pointer | None,
+    indices: Pointer,
+    status: Pointer,
+    before: Integer,
+    length: Integer,
+    positions: Integer,
+    after: Integer,
     unsigned: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Add the other, which has updates: one after the other, or each at its own place.
 
     Shared out by column, so that updates of one place are added in their order whatever the number
@@ -118,10 +134,18 @@ def _moving(
     before, after = prod(x.shape[:axis]), prod(x.shape[axis + 1 :])
     busy = before * indices.size * after >= _WORTH_SPLITTING
     made = kernel.call(
-        out=out, other=other, indices=indices, status=status, before=before, length=length,
-        positions=indices.size, after=after, unsigned=indices.dtype.kind == "u",
-        parts=thread_count() if busy else 1, **more,
-    )  # fmt: skip
+        out=out,
+        other=other,
+        indices=indices,
+        status=status,
+        before=before,
+        length=length,
+        positions=indices.size,
+        after=after,
+        unsigned=indices.dtype.kind == "u",
+        parts=thread_count() if busy else 1,
+        **more,
+    )
     return replace(made, refuse=_refusal(call.node.op.name, indices, length))
 
 
@@ -173,7 +197,14 @@ def _can_add(node: Node) -> bool:
 
 
 TABLE.add(Kernel("gather", "cpu", "native", _bind_gather, _can_gather, priority=10))
-TABLE.add(Kernel(
-    "scatter_add", "cpu", "native", _bind_scatter_add, _can_add, priority=10,
-    in_place=may_overwrite,
-))  # fmt: skip
+TABLE.add(
+    Kernel(
+        "scatter_add",
+        "cpu",
+        "native",
+        _bind_scatter_add,
+        _can_add,
+        priority=10,
+        in_place=may_overwrite,
+    )
+)

@@ -103,11 +103,16 @@ def copy_calls(target: np.ndarray, source: np.ndarray) -> list[NativeCall] | Non
     busy = target.nbytes >= _WORTH_SPLITTING
     return [
         _copy.call(
-            target=as_integers(target), source=as_integers(source), outer=list(map(vars, axes)),
-            rows=vars(rows), columns=vars(columns), chunks=chunks, mode=mode,
+            target=as_integers(target),
+            source=as_integers(source),
+            outer=list(map(vars, axes)),
+            rows=vars(rows),
+            columns=vars(columns),
+            chunks=chunks,
+            mode=mode,
             parts=thread_count() if busy else 1,
         )
-    ]  # fmt: skip
+    ]
 
 
 def _cut_long_row(axes: list[Axis]) -> list[Axis]:
@@ -122,9 +127,15 @@ def _cut_long_row(axes: list[Axis]) -> list[Axis]:
 
 @native_kernel
 def _copy(
-    k: Emitter, target: Pointer, source: Pointer, outer: list[LoopArgument], rows: LoopArgument,
-    columns: LoopArgument, chunks: Integer, mode: str,
-) -> None:  # fmt: skip
+    k: Emitter,
+    target: Pointer,
+    source: Pointer,
+    outer: list[LoopArgument],
+    rows: LoopArgument,
+    columns: LoopArgument,
+    chunks: Integer,
+    mode: str,
+) -> None:
     """Rows are shared out in chunks."""
     units = chunks
     for axis in outer:

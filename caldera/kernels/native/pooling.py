@@ -91,11 +91,24 @@ _FLOATS = ("float32", "float64")
 
 @native_kernel
 def _pool(
-    k: Emitter, read: ImageMemory, written: ImageMemory, index: ImageMemory | None, images: Integer,
-    channels: Integer, rows: Integer, columns: Integer, width: Integer, whole: Integer,
-    row_begin: Pointer, row_taps: Pointer, column_begin: Pointer, column_taps: Pointer, mode: str,
-    lanes: tuple[int, ...], is_masked: bool,
-) -> None:  # fmt: skip
+    k: Emitter,
+    read: ImageMemory,
+    written: ImageMemory,
+    index: ImageMemory | None,
+    images: Integer,
+    channels: Integer,
+    rows: Integer,
+    columns: Integer,
+    width: Integer,
+    whole: Integer,
+    row_begin: Pointer,
+    row_taps: Pointer,
+    column_begin: Pointer,
+    column_taps: Pointer,
+    mode: str,
+    lanes: tuple[int, ...],
+    is_masked: bool,
+) -> None:
     """`width` is that of a window, `whole` its size if all of it counts, else 0. The index has the
     winner of each window: "max" writes it, "gather" and "scatter" read it."""
     first, last = k.part_range(images * rows)
@@ -187,12 +200,25 @@ class _Channels:
 
 @native_kernel
 def _scatter(
-    k: Emitter, given: ImageMemory, index: ImageMemory, out: ImageMemory, images: Integer,
-    channels: Integer, rows: Integer, columns: Integer, nbytes: Integer, height: Integer,
+    k: Emitter,
+    given: ImageMemory,
+    index: ImageMemory,
+    out: ImageMemory,
+    images: Integer,
+    channels: Integer,
+    rows: Integer,
+    columns: Integer,
+    nbytes: Integer,
+    height: Integer,
     width: Integer,
-    tops: Pointer, lefts: Pointer, downs: Pointer, rights: Pointer, reach_down: Integer,
-    reach_right: Integer, flat: Pointer,
-) -> None:  # fmt: skip
+    tops: Pointer,
+    lefts: Pointer,
+    downs: Pointer,
+    rights: Pointer,
+    reach_down: Integer,
+    reach_right: Integer,
+    flat: Pointer,
+) -> None:
     """Adding each window's value at its winner, image by image: one element a window, where looking
     from the other side asks every element about all its windows.
 
@@ -242,10 +268,16 @@ def _bind(mode: str, *, adjoint: bool) -> Callable[[Call], Runner]:
         height, width = images.shape[2:]
         dilation = attrs.get("dilation", (1, 1))
         tables = [
-            taps(length, attrs["size"][i], attrs["stride"][i], attrs["padding"][i], dilation[i],
-                 adjoint=adjoint)
+            taps(
+                length,
+                attrs["size"][i],
+                attrs["stride"][i],
+                attrs["padding"][i],
+                dilation[i],
+                adjoint=adjoint,
+            )
             for i, length in enumerate((height, width))
-        ]  # fmt: skip
+        ]
         (read, *positions), (written, *winners) = call.inputs, call.outputs
         index = next(iter([*positions, *winners]), None)
         arrays = [read, written, *positions, *winners]
@@ -253,16 +285,28 @@ def _bind(mode: str, *, adjoint: bool) -> Callable[[Call], Runner]:
         rows, columns = attrs["size"]
         down, across = tables
         count, channels, out_rows, out_columns = written.shape
-        return NativeRunner([_pool.call(
-            read=image_memory(read), written=image_memory(written),
-            index=None if index is None else image_memory(index), images=count, channels=channels,
-            rows=out_rows, columns=out_columns, width=columns,
-            whole=rows * columns if attrs.get("count_padding") else 0,
-            row_begin=down.begin, row_taps=down.entries, column_begin=across.begin,
-            column_taps=across.entries, mode=mode,
-            **_vectors(read.dtype.name, channels if dense else 1),
-            parts=thread_count() if max(read.size, written.size) >= WORTH_SPLITTING else 1,
-        )])  # fmt: skip
+        return NativeRunner(
+            [
+                _pool.call(
+                    read=image_memory(read),
+                    written=image_memory(written),
+                    index=None if index is None else image_memory(index),
+                    images=count,
+                    channels=channels,
+                    rows=out_rows,
+                    columns=out_columns,
+                    width=columns,
+                    whole=rows * columns if attrs.get("count_padding") else 0,
+                    row_begin=down.begin,
+                    row_taps=down.entries,
+                    column_begin=across.begin,
+                    column_taps=across.entries,
+                    mode=mode,
+                    **_vectors(read.dtype.name, channels if dense else 1),
+                    parts=thread_count() if max(read.size, written.size) >= WORTH_SPLITTING else 1,
+                )
+            ]
+        )
 
     return bind
 
@@ -277,12 +321,22 @@ def _bind_average(mode: str, *, adjoint: bool) -> Callable[[Call], Runner]:
         windows, pixels = (read, written) if adjoint else (written, read)
         dense = all(array.strides[1] == array.itemsize for array in (read, written))
         count, channels, rows, columns = windows.shape
-        return NativeRunner([average_windows.call(
-            windows=image_memory(windows), pixels=image_memory(pixels), images=count,
-            channels=channels, rows=rows, columns=columns, size=call.node.attrs["size"],
-            spreads=adjoint, **_vectors(read.dtype.name, channels if dense else 1),
-            parts=thread_count() if pixels.size >= WORTH_SPLITTING else 1,
-        )])  # fmt: skip
+        return NativeRunner(
+            [
+                average_windows.call(
+                    windows=image_memory(windows),
+                    pixels=image_memory(pixels),
+                    images=count,
+                    channels=channels,
+                    rows=rows,
+                    columns=columns,
+                    size=call.node.attrs["size"],
+                    spreads=adjoint,
+                    **_vectors(read.dtype.name, channels if dense else 1),
+                    parts=thread_count() if pixels.size >= WORTH_SPLITTING else 1,
+                )
+            ]
+        )
 
     return bind
 
@@ -301,15 +355,30 @@ def _bind_scatter(call: Call) -> Runner:
     down, across = (np.arange(attrs["size"][i]) * attrs["dilation"][i] for i in (0, 1))
     *_, row_step, column_step = (step // out.itemsize for step in out.strides)
     images, channels, rows, columns = given.shape
-    return NativeRunner([_scatter.call(
-        given=image_memory(given), index=image_memory(index), out=image_memory(out), images=images,
-        channels=channels, rows=rows, columns=columns, nbytes=image.nbytes, height=out.shape[2],
-        width=out.shape[3], tops=starts[0], lefts=starts[1],
-        downs=np.repeat(down, len(across)), rights=np.tile(across, len(down)),
-        reach_down=down[-1], reach_right=across[-1],
-        flat=(down[:, None] * row_step + across * column_step).ravel(),
-        parts=thread_count() if out.size >= WORTH_SPLITTING else 1,
-    )])  # fmt: skip
+    return NativeRunner(
+        [
+            _scatter.call(
+                given=image_memory(given),
+                index=image_memory(index),
+                out=image_memory(out),
+                images=images,
+                channels=channels,
+                rows=rows,
+                columns=columns,
+                nbytes=image.nbytes,
+                height=out.shape[2],
+                width=out.shape[3],
+                tops=starts[0],
+                lefts=starts[1],
+                downs=np.repeat(down, len(across)),
+                rights=np.tile(across, len(down)),
+                reach_down=down[-1],
+                reach_right=across[-1],
+                flat=(down[:, None] * row_step + across * column_step).ravel(),
+                parts=thread_count() if out.size >= WORTH_SPLITTING else 1,
+            )
+        ]
+    )
 
 
 def _extent(array: np.ndarray) -> int:

@@ -40,9 +40,12 @@ def image_memory(array: np.ndarray) -> dict[str, np.ndarray | int]:
     """An array as a kernel is given it."""
     of_image, of_channel, of_row, of_column = (step // array.itemsize for step in array.strides)
     return {
-        "memory": array, "of_image": of_image, "of_channel": of_channel, "of_row": of_row,
+        "memory": array,
+        "of_image": of_image,
+        "of_channel": of_channel,
+        "of_row": of_row,
         "of_column": of_column,
-    }  # fmt: skip
+    }
 
 
 def tiles_image(call: Call) -> bool:
@@ -56,10 +59,18 @@ def tiles_image(call: Call) -> bool:
 
 @native_kernel
 def average_windows(
-    k: Emitter, windows: ImageMemory, pixels: ImageMemory, images: Integer, channels: Integer,
-    rows: Integer, columns: Integer, size: tuple[int, int], spreads: bool, lanes: tuple[int, ...],
+    k: Emitter,
+    windows: ImageMemory,
+    pixels: ImageMemory,
+    images: Integer,
+    channels: Integer,
+    rows: Integer,
+    columns: Integer,
+    size: tuple[int, int],
+    spreads: bool,
+    lanes: tuple[int, ...],
     is_masked: bool,
-) -> None:  # fmt: skip
+) -> None:
     """The mean of the pixels of each window; if it `spreads`, each pixel gets its share of what is
     given for its window."""
     places = list(product(range(size[0]), range(size[1])))

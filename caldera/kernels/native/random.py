@@ -33,9 +33,14 @@ _WORTH_SPLITTING = 1 << 13
 
 @native_kernel
 def _uniform(
-    k: Emitter, out: Pointer, state: Pointer, offset: Pointer, stream: Integer, count: Integer,
+    k: Emitter,
+    out: Pointer,
+    state: Pointer,
+    offset: Pointer,
+    stream: Integer,
+    count: Integer,
     apart: Integer,
-) -> None:  # fmt: skip
+) -> None:
     """`state` has the seed and, `apart` elements on, the step."""
     kind = out.type
     words_each = 2 if kind == F64 else 1
@@ -119,11 +124,19 @@ def _bind(call: Call) -> Runner:
     (out,), (state, offset) = call.outputs, call.inputs
     # Elements are numbered row by row, however they lie.
     dense = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
-    draw = NativeRunner([_uniform.call(
-        out=dense, state=state, offset=offset, stream=call.node.attrs["stream"], count=out.size,
-        apart=state.strides[0] // state.itemsize,
-        parts=thread_count() if out.size >= _WORTH_SPLITTING else 1,
-    )])  # fmt: skip
+    draw = NativeRunner(
+        [
+            _uniform.call(
+                out=dense,
+                state=state,
+                offset=offset,
+                stream=call.node.attrs["stream"],
+                count=out.size,
+                apart=state.strides[0] // state.itemsize,
+                parts=thread_count() if out.size >= _WORTH_SPLITTING else 1,
+            )
+        ]
+    )
     return draw if dense is out else in_sequence([draw, copying([(out, dense)])])
 
 

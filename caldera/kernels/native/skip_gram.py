@@ -54,9 +54,14 @@ def _index(k: Emitter, indices: Pointer, place: Value) -> Value:
 
 @native_kernel
 def _check_rows(
-    k: Emitter, words: Pointer, contexts: Pointer, status: Pointer, pairs: Integer, many: int,
+    k: Emitter,
+    words: Pointer,
+    contexts: Pointer,
+    status: Pointer,
+    pairs: Integer,
+    many: int,
     count: Integer,
-) -> None:  # fmt: skip
+) -> None:
     """Before any row is read or written."""
     for indices, amount in ((words, pairs), (contexts, pairs * many)):
         with k.loop(0, amount) as place:
@@ -130,9 +135,15 @@ class _Tables:
         return given.equals(contexts.load(pair * self.many)) & drawn
 
     def gather(
-        self, rows: Sequence[Pointer], shares: Sequence[Value], move: Pointer, first: Value,
-        last: Value, *, anew: bool,
-    ) -> None:  # fmt: skip
+        self,
+        rows: Sequence[Pointer],
+        shares: Sequence[Value],
+        move: Pointer,
+        first: Value,
+        last: Value,
+        *,
+        anew: bool,
+    ) -> None:
         """What contexts move the word by."""
         k, kind = self.k, self.vectors.type
 
@@ -145,9 +156,13 @@ class _Tables:
         k.vector_loops(first, last, shrinking(natural_lanes(kind)), add)
 
     def scatter(
-        self, word: Pointer, rows: Sequence[Pointer], shares: Sequence[Value], first: Value,
+        self,
+        word: Pointer,
+        rows: Sequence[Pointer],
+        shares: Sequence[Value],
+        first: Value,
         last: Value,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Move contexts by the word."""
         k = self.k
 
@@ -222,9 +237,14 @@ def _slopes(
 
 
 def _losses(
-    k: Emitter, batch: _Batch, losses: Pointer, terms: Pointer, many: int, slices: int,
+    k: Emitter,
+    batch: _Batch,
+    losses: Pointer,
+    terms: Pointer,
+    many: int,
+    slices: int,
     stride: Value,
-) -> None:  # fmt: skip
+) -> None:
     """Of this part's pairs: the sums of log(1 + exp(wrong)), without overflow."""
     first, last = k.part_range(batch.pairs)
     with k.loop(first * many, last * many, natural_lanes(terms.type)) as place:
@@ -240,9 +260,13 @@ def _losses(
 
 
 def _move(
-    k: Emitter, tables: _Tables, batch: _Batch, slopes: Pointer, moves: Pointer,
+    k: Emitter,
+    tables: _Tables,
+    batch: _Batch,
+    slopes: Pointer,
+    moves: Pointer,
     columns: tuple[Value, Value],
-) -> None:  # fmt: skip
+) -> None:
     """Contexts by the words they stand with, then words, by what contexts were before."""
     with k.loop(0, batch.pairs) as pair:
         move = moves.at(pair * tables.width)
@@ -266,10 +290,20 @@ def _move(
 
 @native_kernel
 def _step(
-    k: Emitter, vectors: Pointer, last: _Batch, following: _Batch, rate: Pointer, losses: Pointer,
-    slopes: Pointer, moves: Pointer, stride: Integer, many: int, slices: int, count: Integer,
+    k: Emitter,
+    vectors: Pointer,
+    last: _Batch,
+    following: _Batch,
+    rate: Pointer,
+    losses: Pointer,
+    slopes: Pointer,
+    moves: Pointer,
+    stride: Integer,
+    many: int,
+    slices: int,
+    count: Integer,
     width: Integer,
-) -> None:  # fmt: skip
+) -> None:
     """What one batch changes, and the scores of the next, in a part's own columns."""
     tables = _Tables(k, vectors, count, width, many, slices)
     own = k.part_range(slices)
@@ -317,16 +351,29 @@ def _bind(call: Call) -> Runner | None:
     slices, stride = _sizes(vectors.shape, vectors.itemsize, batch * many)
     moves, rest = np.split(call.workspace.view(vectors.dtype), [batch * width])
     first, second, slopes = np.split(rest, [slices * stride, 2 * slices * stride])
-    given = {"vectors": after, "rate": rate, "slopes": slopes, "moves": moves, "stride": stride,
-             "many": many, "slices": slices, "count": count, "width": width}  # fmt: skip
+    given = {
+        "vectors": after,
+        "rate": rate,
+        "slopes": slopes,
+        "moves": moves,
+        "stride": stride,
+        "many": many,
+        "slices": slices,
+        "count": count,
+        "width": width,
+    }
     parts = min(thread_count(), slices) if batch * many * width >= _WORTH_SPLITTING else 1
     nothing = {"words": words[:0], "contexts": contexts[:0], "sums": second, "pairs": 0}
     last, its_losses = nothing, losses
     for number in range(-(-pairs // batch) + 1):
         part = slice(number * batch, (number + 1) * batch)
         here = words[part]
-        following = {"words": here, "contexts": contexts[part], "pairs": len(here),
-                     "sums": second if number % 2 else first}  # fmt: skip
+        following = {
+            "words": here,
+            "contexts": contexts[part],
+            "pairs": len(here),
+            "sums": second if number % 2 else first,
+        }
         calls.append(
             _step.call(**given, last=last, following=following, losses=its_losses, parts=parts)
         )
@@ -358,7 +405,14 @@ def _supports(node: Node) -> bool:
 
 TABLE.add(
     Kernel(
-        "skip_gram", "cpu", "native", taking_turns(any_layout(_bind)), _supports, priority=10,
-        workspace=_workspace, in_place=lambda node: True, measured=False,
+        "skip_gram",
+        "cpu",
+        "native",
+        taking_turns(any_layout(_bind)),
+        _supports,
+        priority=10,
+        workspace=_workspace,
+        in_place=lambda node: True,
+        measured=False,
     )
-)  # fmt: skip
+)

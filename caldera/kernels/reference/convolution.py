@@ -53,9 +53,15 @@ def _samples_and_pixels(x: np.ndarray) -> np.ndarray:
 
 @reference("conv2d")
 def _conv2d(
-    x: np.ndarray, w: np.ndarray, *, stride: Pair, padding: Padding, dilation: Pair, groups: int,
+    x: np.ndarray,
+    w: np.ndarray,
+    *,
+    stride: Pair,
+    padding: Padding,
+    dilation: Pair,
+    groups: int,
     compute: str | None = None,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     image = _grouped(padded(x, padding), groups)
     kernel = w.reshape(groups, w.shape[0] // groups, *w.shape[1:])
     height = (image.shape[3] - dilation[0] * (w.shape[2] - 1) - 1) // stride[0] + 1
@@ -68,10 +74,16 @@ def _conv2d(
 
 @reference("conv2d_input")
 def _conv2d_input(
-    g: np.ndarray, w: np.ndarray, *,
-    shape: Shape, stride: Pair, padding: Padding, dilation: Pair, groups: int,
+    g: np.ndarray,
+    w: np.ndarray,
+    *,
+    shape: Shape,
+    stride: Pair,
+    padding: Padding,
+    dilation: Pair,
+    groups: int,
     compute: str | None = None,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     (top, bottom), (left, right) = padding
     height, width = shape[2] + top + bottom, shape[3] + left + right
     result = np.zeros((shape[0], groups, shape[1] // groups, height, width), g.dtype)
@@ -86,10 +98,16 @@ def _conv2d_input(
 
 @reference("conv2d_weight")
 def _conv2d_weight(
-    x: np.ndarray, g: np.ndarray, *,
-    shape: Shape, stride: Pair, padding: Padding, dilation: Pair, groups: int,
+    x: np.ndarray,
+    g: np.ndarray,
+    *,
+    shape: Shape,
+    stride: Pair,
+    padding: Padding,
+    dilation: Pair,
+    groups: int,
     compute: str | None = None,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     image = _grouped(padded(x, padding), groups)
     gradient = _samples_and_pixels(_grouped(g, groups))
     result = np.zeros((groups, shape[0] // groups, *shape[1:]), x.dtype)

@@ -11,17 +11,41 @@ from caldera.kernels.reference.registry import reference
 from caldera.tensor.dtype import DType, bool_
 
 # |x| <= 0.5: erf(x) = x P(x^2) / Q(x^2)
-_A = (3.16112374387056560e00, 1.13864154151050156e02, 3.77485237685302021e02,
-      3.20937758913846947e03, 1.85777706184603153e-01)  # fmt: skip
-_B = (2.36012909523441209e01, 2.44024637934444173e02, 1.28261652607737228e03,
-      2.84423683343917062e03)  # fmt: skip
+_A = (
+    3.16112374387056560e00,
+    1.13864154151050156e02,
+    3.77485237685302021e02,
+    3.20937758913846947e03,
+    1.85777706184603153e-01,
+)
+_B = (
+    2.36012909523441209e01,
+    2.44024637934444173e02,
+    1.28261652607737228e03,
+    2.84423683343917062e03,
+)
 # 0.46875 <= |x| <= 4: erfc(x) = exp(-x^2) P(x) / Q(x)
-_C = (5.64188496988670089e-01, 8.88314979438837594e00, 6.61191906371416295e01,
-      2.98635138197400131e02, 8.81952221241769090e02, 1.71204761263407058e03,
-      2.05107837782607147e03, 1.23033935479799725e03, 2.15311535474403846e-08)  # fmt: skip
-_D = (1.57449261107098347e01, 1.17693950891312499e02, 5.37181101862009858e02,
-      1.62138957456669019e03, 3.29079923573345963e03, 4.36261909014324716e03,
-      3.43936767414372164e03, 1.23033935480374942e03)  # fmt: skip
+_C = (
+    5.64188496988670089e-01,
+    8.88314979438837594e00,
+    6.61191906371416295e01,
+    2.98635138197400131e02,
+    8.81952221241769090e02,
+    1.71204761263407058e03,
+    2.05107837782607147e03,
+    1.23033935479799725e03,
+    2.15311535474403846e-08,
+)
+_D = (
+    1.57449261107098347e01,
+    1.17693950891312499e02,
+    5.37181101862009858e02,
+    1.62138957456669019e03,
+    3.29079923573345963e03,
+    4.36261909014324716e03,
+    3.43936767414372164e03,
+    1.23033935480374942e03,
+)
 
 
 def erf(x: np.ndarray) -> np.ndarray:
@@ -51,19 +75,58 @@ def erf(x: np.ndarray) -> np.ndarray:
 
 
 UFUNCS: dict[str, np.ufunc] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative,
-    "pow": np.power, "floor_div": np.floor_divide, "mod": np.remainder, "maximum": np.maximum,
-    "minimum": np.minimum, "equal": np.equal, "not_equal": np.not_equal, "less": np.less,
-    "less_equal": np.less_equal, "greater": np.greater, "greater_equal": np.greater_equal,
-    "logical_and": np.logical_and, "logical_or": np.logical_or, "logical_xor": np.logical_xor,
-    "logical_not": np.logical_not, "isfinite": np.isfinite, "isnan": np.isnan, "exp": np.exp,
-    "log": np.log, "log1p": np.log1p, "expm1": np.expm1, "sqrt": np.sqrt, "square": np.square,
-    "reciprocal": np.reciprocal, "abs": np.absolute, "sign": np.sign, "floor": np.floor,
-    "ceil": np.ceil, "round": np.rint, "sin": np.sin, "cos": np.cos, "tanh": np.tanh,
-    "log2": np.log2, "log10": np.log10, "exp2": np.exp2, "tan": np.tan, "asin": np.arcsin,
-    "acos": np.arccos, "atan": np.arctan, "atan2": np.arctan2, "sinh": np.sinh, "cosh": np.cosh,
-    "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "conj": np.conjugate,
-}  # fmt: skip
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "neg": np.negative,
+    "pow": np.power,
+    "floor_div": np.floor_divide,
+    "mod": np.remainder,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "equal": np.equal,
+    "not_equal": np.not_equal,
+    "less": np.less,
+    "less_equal": np.less_equal,
+    "greater": np.greater,
+    "greater_equal": np.greater_equal,
+    "logical_and": np.logical_and,
+    "logical_or": np.logical_or,
+    "logical_xor": np.logical_xor,
+    "logical_not": np.logical_not,
+    "isfinite": np.isfinite,
+    "isnan": np.isnan,
+    "exp": np.exp,
+    "log": np.log,
+    "log1p": np.log1p,
+    "expm1": np.expm1,
+    "sqrt": np.sqrt,
+    "square": np.square,
+    "reciprocal": np.reciprocal,
+    "abs": np.absolute,
+    "sign": np.sign,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": np.rint,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tanh": np.tanh,
+    "log2": np.log2,
+    "log10": np.log10,
+    "exp2": np.exp2,
+    "tan": np.tan,
+    "asin": np.arcsin,
+    "acos": np.arccos,
+    "atan": np.arctan,
+    "atan2": np.arctan2,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
+    "asinh": np.arcsinh,
+    "acosh": np.arccosh,
+    "atanh": np.arctanh,
+    "conj": np.conjugate,
+}
 for _name, _ufunc in UFUNCS.items():
     reference(_name)(_ufunc)
 reference("where")(np.where)

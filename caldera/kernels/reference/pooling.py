@@ -50,9 +50,15 @@ def _max_pool2d(
 
 @reference("pool_scatter")
 def _pool_scatter(
-    g: np.ndarray, index: np.ndarray, *,
-    shape: Shape, size: Pair, stride: Pair, padding: Padding, dilation: Pair,
-) -> np.ndarray:  # fmt: skip
+    g: np.ndarray,
+    index: np.ndarray,
+    *,
+    shape: Shape,
+    size: Pair,
+    stride: Pair,
+    padding: Padding,
+    dilation: Pair,
+) -> np.ndarray:
     whole = padded(np.zeros(shape, g.dtype), padding)
     for i, j, (rows, columns) in positions(size, g.shape[2:], stride, dilation):
         whole[:, :, rows, columns] += np.where(index == i * size[1] + j, g, 0)
@@ -61,9 +67,14 @@ def _pool_scatter(
 
 @reference("pool_gather")
 def _pool_gather(
-    x: np.ndarray, index: np.ndarray, *,
-    size: Pair, stride: Pair, padding: Padding, dilation: Pair,
-) -> np.ndarray:  # fmt: skip
+    x: np.ndarray,
+    index: np.ndarray,
+    *,
+    size: Pair,
+    stride: Pair,
+    padding: Padding,
+    dilation: Pair,
+) -> np.ndarray:
     image = padded(x, padding)
     result = np.zeros(index.shape, x.dtype)
     for i, j, (rows, columns) in positions(size, index.shape[2:], stride, dilation):
@@ -98,9 +109,14 @@ def _avg_pool2d(
 
 @reference("avg_pool2d_input")
 def _avg_pool2d_input(
-    g: np.ndarray, *,
-    shape: Shape, size: Pair, stride: Pair, padding: Padding, count_padding: bool,
-) -> np.ndarray:  # fmt: skip
+    g: np.ndarray,
+    *,
+    shape: Shape,
+    size: Pair,
+    stride: Pair,
+    padding: Padding,
+    count_padding: bool,
+) -> np.ndarray:
     outputs = g.shape[2:]
     part = g / _counts(shape, outputs, size, stride, padding, count_padding)
     whole = padded(np.zeros(shape, g.dtype), padding)

@@ -16,9 +16,16 @@ def _matmul(
 
 @reference("matmul_accumulate")
 def _matmul_accumulate(
-    c: np.ndarray, a: np.ndarray, b: np.ndarray, alpha: np.ndarray, beta: np.ndarray, *,
-    ta: bool, tb: bool, compute: str | None = None,
-) -> np.ndarray:  # fmt: skip
+    c: np.ndarray,
+    a: np.ndarray,
+    b: np.ndarray,
+    alpha: np.ndarray,
+    beta: np.ndarray,
+    *,
+    ta: bool,
+    tb: bool,
+    compute: str | None = None,
+) -> np.ndarray:
     result = c * beta if beta else np.zeros_like(c)
     return result + _matmul(a, b, ta=ta, tb=tb) * alpha if alpha else result
 

@@ -89,9 +89,10 @@ class MeanMetric(Metric):
         values = op.cast(self.per_sample(prediction, target), "float64")
         if values.shape != tuple(prediction.shape)[:1]:
             raise ShapeError.build(
-                self.name, expected="one value for each sample along the first axis",
+                self.name,
+                expected="one value for each sample along the first axis",
                 got=f"values of shape {values.shape} for predictions of {prediction.shape}",
-            )  # fmt: skip
+            )
         factors = sample_factors(weights, prediction)
         # Not a mere product: padding may have no value at all (0 * nan would be nan).
         counted = op.where(factors == 0.0, 0.0, values * factors)

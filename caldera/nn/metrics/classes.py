@@ -99,9 +99,11 @@ class TopK(ClassMetric, MeanMetric):
     def for_task(self, task: Task | None) -> Self:
         if task is not None and task.kind == MULTILABEL:
             raise ConfigError.build(
-                self.name, expected="a loss of classes", got=f"a {task.kind} one",
+                self.name,
+                expected="a loss of classes",
+                got=f"a {task.kind} one",
                 hint="use metrics=['accuracy', 'f1'] there",
-            )  # fmt: skip
+            )
         return super().for_task(task)
 
     def per_sample(self, prediction: Any, target: Any) -> Expr:

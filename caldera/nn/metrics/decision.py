@@ -37,26 +37,32 @@ class Decision:
         kind = None if self.task is None else self.task.kind
         if kind == MULTICLASS and self.threshold is not None:
             raise ConfigError.build(
-                self.where, expected="no threshold where the largest number says the class",
+                self.where,
+                expected="no threshold where the largest number says the class",
                 got=f"threshold={self.threshold}",
                 hint="leave it out, or use a loss of labels: binary_cross_entropy",
-            )  # fmt: skip
+            )
         if kind == SEQUENCE:
             raise ConfigError.build(
-                self.where, expected="a loss of classes or labels", got="one of sequences",
+                self.where,
+                expected="a loss of classes or labels",
+                got="one of sequences",
                 hint="use metrics=['cer'] or ['wer'] there",
-            )  # fmt: skip
+            )
         if kind == REGRESSION and self.threshold is None and self.axis is None:
             raise ConfigError.build(
-                self.where, expected="a loss of classes or labels", got="one of values",
+                self.where,
+                expected="a loss of classes or labels",
+                got="one of values",
                 hint="use metrics=['mae'], or say how values decide: threshold= above which each "
                 "is a yes, or axis= along which the largest is the class",
-            )  # fmt: skip
+            )
         if self._logits and self.threshold is not None and not 0 < self.threshold < 1:
             raise ConfigError.build(
-                self.where, expected="a threshold between 0 and 1, for probabilities",
+                self.where,
+                expected="a threshold between 0 and 1, for probabilities",
                 got=f"{self.threshold}",
-            )  # fmt: skip
+            )
 
     def of(self, prediction: Any, target: Any) -> Classification:
         """What is predicted and what is true."""
@@ -82,9 +88,10 @@ class Decision:
         found = normalise_axis(axis, len(shape), self.where)
         if found == 0:
             raise ShapeError.build(
-                self.where, expected="classes along an axis after that of the samples",
+                self.where,
+                expected="classes along an axis after that of the samples",
                 got=f"axis={axis} of predictions of shape {shape}",
-            )  # fmt: skip
+            )
         return found
 
     def _kind(self, prediction: tuple[int, ...], target: tuple[int, ...]) -> str:
@@ -97,11 +104,12 @@ class Decision:
             return MULTILABEL
         if self.axis is None and target == prediction:
             raise ShapeError.build(
-                self.where, expected="a class for each sample, or to know what numbers stand for",
+                self.where,
+                expected="a class for each sample, or to know what numbers stand for",
                 got=f"targets in the shape of the predictions, {prediction}",
                 hint="say axis=-1 for one-hot targets, threshold= for labels, of which several can "
                 "be right, or for_task(loss.task())",
-            )  # fmt: skip
+            )
         return MULTICLASS
 
     @property
@@ -146,10 +154,11 @@ class Classification:
             return self.one_hot()
         if self.label_axis == UNKNOWN:
             raise ShapeError.build(
-                self.where, expected="axis=, along which the labels lie",
+                self.where,
+                expected="axis=, along which the labels lie",
                 got=f"predictions of shape {self.predicted.shape}",
                 hint="as in nn.metrics.F1(axis=1) for images of labels",
-            )  # fmt: skip
+            )
         return self.in_order(self.predicted), self.in_order(self.actual)
 
     def in_order(self, values: Expr) -> Expr:
@@ -166,10 +175,11 @@ class Classification:
         """1 at the class of each position: predicted and true, of shape (positions, classes)."""
         if self.label_axis is not None and self.by_class()[0].shape[1] > 1:
             raise ShapeError.build(
-                self.where, expected="one label, or classes of which one is right",
+                self.where,
+                expected="one label, or classes of which one is right",
                 got=f"predictions of shape {self.predicted.shape}, each number a label",
                 hint="see labels one by one with nn.metrics.F1(per_class=True)",
-            )  # fmt: skip
+            )
         return (
             op.one_hot(op.flatten(self.predicted, 0), self.classes, dtype="float64"),
             op.one_hot(op.flatten(self.actual, 0), self.classes, dtype="float64"),
@@ -191,10 +201,11 @@ def labels(where: str, prediction: Any, target: Any, axis: int) -> Expr:
         return op.argmax(target, axis=axis)
     if tuple(target.shape) != (*shape[:axis], *shape[axis + 1 :]):
         raise ShapeError.build(
-            where, expected="a class for each sample, or as many numbers as the prediction has",
+            where,
+            expected="a class for each sample, or as many numbers as the prediction has",
             got=f"targets of shape {tuple(target.shape)} for predictions of {shape}",
             hint="say along which axis= the classes are",
-        )  # fmt: skip
+        )
     return op.cast(target, "int64")
 
 

@@ -35,9 +35,11 @@ def edit_distance(found: str | Sequence[Any], wanted: str | Sequence[Any]) -> in
         # Rows of numbers are not equal or unequal as a whole.
         if getattr(given, "ndim", 1) != 1 or any(getattr(each, "ndim", 0) for each in given):
             raise ConfigError.build(
-                "edit_distance", expected=f"{name}, a text or a sequence of words or numbers",
-                got=f"one of shape {np.shape(given)}", hint="give one sequence at a time",
-            )  # fmt: skip
+                "edit_distance",
+                expected=f"{name}, a text or a sequence of words or numbers",
+                got=f"one of shape {np.shape(given)}",
+                hint="give one sequence at a time",
+            )
     row = list(range(len(wanted) + 1))
     for i, here in enumerate(found, 1):
         before, row[0] = row[0], i
@@ -58,9 +60,10 @@ def error_rate(found: Sequence[str], wanted: Sequence[str], unit: str = "word") 
         raise ConfigError.build("error_rate", expected="unit='word' or 'character'", got=repr(unit))
     if len(found) != len(wanted) or isinstance(found, str) or isinstance(wanted, str):
         raise DataError.build(
-            "error_rate", expected="a list of found texts and one of wanted texts, of one length",
+            "error_rate",
+            expected="a list of found texts and one of wanted texts, of one length",
             got=f"{len(found)} and {len(wanted)}",
-        )  # fmt: skip
+        )
     pairs = [
         (a.split(), b.split()) if unit == "word" else (list(a), list(b))
         for a, b in zip(found, wanted, strict=True)
@@ -135,9 +138,11 @@ class _ErrorRate(Metric):
         if task is None or task.kind != SEQUENCE:
             kind = "another one" if task is None else f"a {task.kind} one"
             raise ConfigError.build(
-                self.name, expected="a loss of sequences, such as loss='ctc'", got=kind,
+                self.name,
+                expected="a loss of sequences, such as loss='ctc'",
+                got=kind,
                 hint="use metrics=['accuracy'] for classes",
-            )  # fmt: skip
+            )
         made = copy.copy(self)
         object.__setattr__(made, "_blank", task.blank or 0)
         object.__setattr__(made, "_lengths", task.lengths)
@@ -153,9 +158,10 @@ class _ErrorRate(Metric):
     def sums(self, prediction: Any, target: Any, weights: Any = None) -> dict[str, Expr]:
         if len(prediction.shape) != 3 or len(target.shape) != 2:
             raise ShapeError.build(
-                self.name, expected="predictions (N, frames, classes) and targets (N, labels)",
+                self.name,
+                expected="predictions (N, frames, classes) and targets (N, labels)",
                 got=f"{tuple(prediction.shape)} and {tuple(target.shape)}",
-            )  # fmt: skip
+            )
         found, wanted = self._labels(prediction, target)
         factors = sample_factors(weights, prediction)
         edits = op.cast(_edits(found, wanted), "float64")

@@ -28,9 +28,11 @@ class ValueMetric(Metric):
     def for_task(self, task: Task | None) -> Self:
         if task is not None and task.kind != REGRESSION:
             raise ConfigError.build(
-                self.name, expected="a loss of values", got=f"a {task.kind} one",
+                self.name,
+                expected="a loss of values",
+                got=f"a {task.kind} one",
                 hint="use metrics=['accuracy'] there",
-            )  # fmt: skip
+            )
         return self
 
 

@@ -22,9 +22,14 @@ def alexnet(
 
     def conv(filters: int, kernel: int, stride: int, padding: int, place: int) -> Layer:
         return Conv2D(
-            filters, kernel, stride, padding, activation="relu", fill="he_normal",
+            filters,
+            kernel,
+            stride,
+            padding,
+            activation="relu",
+            fill="he_normal",
             name=f"features.{place}",
-        )  # fmt: skip
+        )
 
     return [
         Input(input_shape),

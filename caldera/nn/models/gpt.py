@@ -58,9 +58,13 @@ class GPT(Layer):
 
     def __post_init__(self) -> None:
         check_counts(
-            "GPT", vocabulary=self.vocabulary, context=self.context, width=self.width,
-            depth=self.depth, heads=self.heads,
-        )  # fmt: skip
+            "GPT",
+            vocabulary=self.vocabulary,
+            context=self.context,
+            width=self.width,
+            depth=self.depth,
+            heads=self.heads,
+        )
         fill = normal(0.0, 0.02)
         # Each of the 2 depth branches adds to the same sum.
         output_fill = normal(0.0, 0.02 / math.sqrt(2 * self.depth))

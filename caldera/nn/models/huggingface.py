@@ -63,8 +63,9 @@ def load_huggingface(
     if gpt is not None:
         _assign_gpt(gpt, given, where)
         return
-    assign_by_torch_names(whole, {_resnet_name(name): each for name, each in given.items()},
-                          tuple(skip), where)  # fmt: skip
+    assign_by_torch_names(
+        whole, {_resnet_name(name): each for name, each in given.items()}, tuple(skip), where
+    )
 
 
 def _resnet_name(name: str) -> str:
@@ -94,9 +95,11 @@ def _assign_gpt(gpt: GPT, given: dict[str, np.ndarray], where: str) -> None:
     ]
     if wrong:
         raise CheckpointError.build(
-            where, expected="the shapes of the layers", got=listed(wrong),
+            where,
+            expected="the shapes of the layers",
+            got=listed(wrong),
             hint="make the model of the file's sizes: vocabulary, context, width and depth",
-        )  # fmt: skip
+        )
     for name, variable in wanted.items():
         variable.assign(found[name])
 

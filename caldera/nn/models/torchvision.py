@@ -134,9 +134,11 @@ def assign_by_torch_names(
     ]
     if wrong:
         raise CheckpointError.build(
-            where, expected="the shapes of the layers", got=listed(wrong),
+            where,
+            expected="the shapes of the layers",
+            got=listed(wrong),
             hint="name layers that differ in skip=",
-        )  # fmt: skip
+        )
     for name, entry in wanted.items():
         entry.variable.assign(values[name])
 
@@ -150,14 +152,15 @@ def compare_names(where: str, wanted: set[str], given: set[str]) -> None:
     missing, unexpected = sorted(wanted - given), sorted(given - wanted)
     if missing or unexpected:
         raise CheckpointError.build(
-            where, expected="a weight for every parameter of the layers, and no other",
+            where,
+            expected="a weight for every parameter of the layers, and no other",
             got="; ".join(
                 f"{what} {listed(names)}"
                 for what, names in (("missing", missing), ("unexpected", unexpected))
                 if names
             ),
             hint="the file is of another model; name layers that differ in skip=",
-        )  # fmt: skip
+        )
 
 
 def listed(names: Sequence[str]) -> str:

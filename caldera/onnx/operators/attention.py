@@ -106,18 +106,30 @@ def attention(
     precision = None if softmax_precision is None else dtype_of(softmax_precision)
     factor = 1 / math.sqrt(width) if scale is None else scale
     y, stages = _attend(
-        query, _for_queries(key, heads), _for_queries(value, heads), seen, added, factor, softcap,
+        query,
+        _for_queries(key, heads),
+        _for_queries(value, heads),
+        seen,
+        added,
+        factor,
+        softcap,
         precision,
-    )  # fmt: skip
+    )
     if is_packed:
         y = op.reshape(op.transpose(y, (0, 2, 1, 3)), (count, queries, -1))
     return y, key, value, stages[qk_matmul_output_mode]
 
 
 def _attend(
-    q: Value, k: Value, v: Value, seen: Value, added: Value, scale: float, softcap: float,
+    q: Value,
+    k: Value,
+    v: Value,
+    seen: Value,
+    added: Value,
+    scale: float,
+    softcap: float,
     precision: DType | None,
-) -> tuple[Expr, tuple[Expr, ...]]:  # fmt: skip
+) -> tuple[Expr, tuple[Expr, ...]]:
     """The result, and the scores as they come, capped, masked, and as probabilities.
 
     Halves are computed in float32 and rounded at the end.

@@ -78,8 +78,13 @@ def _key(value: Any) -> Any:
 
 
 _COMPARISONS: tuple[Callable[[Any, Any], Any], ...] = (
-    np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal,
-)  # fmt: skip
+    np.less_equal,
+    np.less,
+    np.greater_equal,
+    np.greater,
+    np.equal,
+    np.not_equal,
+)
 _MEMBER = 6
 _AVERAGE, _SUM, _MIN, _MAX = range(4)
 

@@ -167,6 +167,8 @@ def _refuse_training(ratio: Value, training_mode: Value) -> None:
     is_training = training_mode is not None and bool(known(training_mode).item())
     if is_training and (ratio is None or float(known(ratio).item()) != 0):
         raise ConfigError.build(
-            "onnx Dropout", expected="a model for inference", got="training_mode",
+            "onnx Dropout",
+            expected="a model for inference",
+            got="training_mode",
             hint="random numbers of ONNX are not defined; use nn.Dropout to train",
-        )  # fmt: skip
+        )

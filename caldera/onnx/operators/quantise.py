@@ -131,9 +131,15 @@ def matmul_integer(
 
 @operator("QLinearMatMul", foreign=True)
 def qlinear_matmul(
-    a: Value, a_scale: Value, a_zero: Value, b: Value, b_scale: Value, b_zero: Value,
-    y_scale: Value, y_zero: Value,
-) -> Value:  # fmt: skip
+    a: Value,
+    a_scale: Value,
+    a_zero: Value,
+    b: Value,
+    b_scale: Value,
+    b_zero: Value,
+    y_scale: Value,
+    y_zero: Value,
+) -> Value:
     """The product of quantised matrices, quantised again."""
     product = op.matmul(_centred(a, a_zero, True), _centred(b, b_zero, False))
     left, right = converted(a_scale, float64), converted(b_scale, float64)
@@ -165,9 +171,17 @@ def _by_filter(parameter: Value, w: Value) -> Value:
 
 @operator("QLinearConv", further=(*PLACING, "group", "kernel_shape"))
 def qlinear_conv(
-    x: Value, x_scale: Value, x_zero: Value, w: Value, w_scale: Value, w_zero: Value,
-    y_scale: Value, y_zero: Value, bias: Value = None, **how: Any,
-) -> Value:  # fmt: skip
+    x: Value,
+    x_scale: Value,
+    x_zero: Value,
+    w: Value,
+    w_scale: Value,
+    w_zero: Value,
+    y_scale: Value,
+    y_zero: Value,
+    bias: Value = None,
+    **how: Any,
+) -> Value:
     """The convolution of quantised numbers, quantised again."""
     image = _centred(x, x_zero, False)
     kernel = _centred(w, _by_filter(w_zero, w), False)

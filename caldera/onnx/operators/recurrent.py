@@ -31,9 +31,13 @@ _FUNCTIONS: dict[str, Callable[..., Expr]] = {
     "elu": lambda x, a, b: op.elu(x, a),
 }
 _DEFAULTS = {
-    "affine": (1.0, 0.0), "leakyrelu": (0.01, 0.0), "thresholdedrelu": (1.0, 0.0),
-    "scaledtanh": (1.0, 1.0), "hardsigmoid": (0.2, 0.5), "elu": (1.0, 0.0),
-}  # fmt: skip
+    "affine": (1.0, 0.0),
+    "leakyrelu": (0.01, 0.0),
+    "thresholdedrelu": (1.0, 0.0),
+    "scaledtanh": (1.0, 1.0),
+    "hardsigmoid": (0.2, 0.5),
+    "elu": (1.0, 0.0),
+}
 _TAKES_BETA = ("affine", "scaledtanh", "hardsigmoid")
 
 
@@ -81,11 +85,22 @@ class _Layer:
     adds_state_bias_inside: bool = False
 
     def run(
-        self, x: Value, w: Value, r: Value, b: Value, lengths: Value, firsts: Sequence[Value],
-        step: Callable[[int], Step], *, layout: int = 0, direction: str = "forward",
-        activations: Sequence[str] | None = None, activation_alpha: Sequence[float] = (),
-        activation_beta: Sequence[float] = (), hidden_size: int | None = None,
-    ) -> tuple[Expr, ...]:  # fmt: skip
+        self,
+        x: Value,
+        w: Value,
+        r: Value,
+        b: Value,
+        lengths: Value,
+        firsts: Sequence[Value],
+        step: Callable[[int], Step],
+        *,
+        layout: int = 0,
+        direction: str = "forward",
+        activations: Sequence[str] | None = None,
+        activation_alpha: Sequence[float] = (),
+        activation_beta: Sequence[float] = (),
+        hidden_size: int | None = None,
+    ) -> tuple[Expr, ...]:
         """All outputs (T, directions, N, H), then the last of each state (directions, N, H)."""
         sequence = op.transpose(x, (1, 0, 2)) if layout else x
         directions = w.shape[0]
@@ -124,9 +139,15 @@ class _Layer:
         return op.gather(first, i, axis=1 if layout else 0)
 
     def _loop(
-        self, x: Value, weights: _Weights, starts: Sequence[Expr], lengths: Value, step: Step,
-        *, reverse: bool,
-    ) -> tuple[Expr, State]:  # fmt: skip
+        self,
+        x: Value,
+        weights: _Weights,
+        starts: Sequence[Expr],
+        lengths: Value,
+        step: Step,
+        *,
+        reverse: bool,
+    ) -> tuple[Expr, State]:
         products = op.linear(x, weights.inputs, weights.input_bias)
         real = None
         if lengths is not None:
@@ -151,15 +172,27 @@ def _clipped(clip: float | None) -> Callable[[Value], Value]:
 
 
 _SHARED = (
-    "layout", "direction", "activations", "activation_alpha", "activation_beta", "hidden_size",
-)  # fmt: skip
+    "layout",
+    "direction",
+    "activations",
+    "activation_alpha",
+    "activation_beta",
+    "hidden_size",
+)
 
 
 @operator("RNN", further=_SHARED)
 def rnn(
-    x: Value, w: Value, r: Value, b: Value = None, sequence_lens: Value = None,
-    initial_h: Value = None, *, clip: float | None = None, **how: Any,
-) -> tuple[Expr, ...]:  # fmt: skip
+    x: Value,
+    w: Value,
+    r: Value,
+    b: Value = None,
+    sequence_lens: Value = None,
+    initial_h: Value = None,
+    *,
+    clip: float | None = None,
+    **how: Any,
+) -> tuple[Expr, ...]:
     """h = f(x W + h R + b)."""
     bounded = _clipped(clip)
 
@@ -173,9 +206,17 @@ def rnn(
 
 @operator("GRU", further=_SHARED)
 def gru(
-    x: Value, w: Value, r: Value, b: Value = None, sequence_lens: Value = None,
-    initial_h: Value = None, *, clip: float | None = None, linear_before_reset: int = 0, **how: Any,
-) -> tuple[Expr, ...]:  # fmt: skip
+    x: Value,
+    w: Value,
+    r: Value,
+    b: Value = None,
+    sequence_lens: Value = None,
+    initial_h: Value = None,
+    *,
+    clip: float | None = None,
+    linear_before_reset: int = 0,
+    **how: Any,
+) -> tuple[Expr, ...]:
     """Gates z (update), r (reset), h (new); the reset acts before or after the product."""
     bounded = _clipped(clip)
 
@@ -200,10 +241,19 @@ def gru(
 
 @operator("LSTM", further=_SHARED)
 def lstm(
-    x: Value, w: Value, r: Value, b: Value = None, sequence_lens: Value = None,
-    initial_h: Value = None, initial_c: Value = None, p: Value = None, *,
-    clip: float | None = None, input_forget: int = 0, **how: Any,
-) -> tuple[Expr, ...]:  # fmt: skip
+    x: Value,
+    w: Value,
+    r: Value,
+    b: Value = None,
+    sequence_lens: Value = None,
+    initial_h: Value = None,
+    initial_c: Value = None,
+    p: Value = None,
+    *,
+    clip: float | None = None,
+    input_forget: int = 0,
+    **how: Any,
+) -> tuple[Expr, ...]:
     """Gates i, o, f, c; with peepholes (p) the first three also see the cell."""
     bounded = _clipped(clip)
 

@@ -118,9 +118,10 @@ def apply(
     unknown = sorted(set(attributes) - found.attributes)
     if unknown:
         raise ConfigError.build(
-            f"onnx {found.name}", expected="attributes that are known",
+            f"onnx {found.name}",
+            expected="attributes that are known",
             got=", ".join(map(str, unknown)),
-        )  # fmt: skip
+        )
     named = dict(attributes)
     named |= {name: getattr(now, name) for name in _ASKED_FOR if name in found.attributes}
     try:
@@ -156,9 +157,10 @@ def _on_foreign(
     if found.twin is None:
         dtypes = {each.dtype.name for each in inputs if is_foreign(each)}
         raise DtypeError.build(
-            f"onnx {found.name}", expected="elements of a dtype that Caldera has",
+            f"onnx {found.name}",
+            expected="elements of a dtype that Caldera has",
             got=", ".join(sorted(dtypes)),
-        )  # fmt: skip
+        )
     with np.errstate(all="ignore"):
         return _tuple(found.twin(*[all_known(each) for each in inputs], **named))
 

@@ -177,9 +177,13 @@ def resize(
     if scales is not None and scales.shape[0] == 0:
         scales = None
     rule = _Rule(
-        coordinate_transformation_mode, mode, nearest_mode, cubic_coeff_a, bool(antialias),
+        coordinate_transformation_mode,
+        mode,
+        nearest_mode,
+        cubic_coeff_a,
+        bool(antialias),
         bool(exclude_outside),
-    )  # fmt: skip
+    )
     is_cropping = coordinate_transformation_mode == "tf_crop_and_resize"
     found = _axes(x, roi if is_cropping else None, scales, sizes, axes, keep_aspect_ratio_policy)
     y = x if is_float(x.dtype) or mode == "nearest" else op.cast(x, float32)

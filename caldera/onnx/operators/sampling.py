@@ -66,9 +66,11 @@ def _cubic_weights(fraction: Expr) -> list[Expr]:
         return op.sub(op.mul(op.add(op.mul(op.sub(op.mul(t, a), 5 * a), t), 8 * a), t), 4 * a)
 
     return [
-        far(op.add(fraction, 1.0)), near(fraction), near(op.sub(1.0, fraction)),
+        far(op.add(fraction, 1.0)),
+        near(fraction),
+        near(op.sub(1.0, fraction)),
         far(op.sub(2.0, fraction)),
-    ]  # fmt: skip
+    ]
 
 
 def sampled(x: Value, places: Sequence[Expr], mode: str, padding: str, is_aligned: bool) -> Expr:

@@ -46,10 +46,15 @@ def constant(
 ) -> np.ndarray:
     """What the attribute says."""
     for given, dtype in (
-        (value, None), (sparse_value, None), (value_int, np.dtype(np.int64)),
-        (value_ints, np.dtype(np.int64)), (value_float, float32), (value_floats, float32),
-        (value_string, STRING), (value_strings, STRING),
-    ):  # fmt: skip
+        (value, None),
+        (sparse_value, None),
+        (value_int, np.dtype(np.int64)),
+        (value_ints, np.dtype(np.int64)),
+        (value_float, float32),
+        (value_floats, float32),
+        (value_string, STRING),
+        (value_strings, STRING),
+    ):
         if given is not None:
             return np.array(given, dtype)
     raise ValueError("a constant without a value")

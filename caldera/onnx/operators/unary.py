@@ -13,10 +13,29 @@ def _same_dtype(function: Any) -> Any:
 
 
 for _name, _function in {
-    "Abs": op.abs, "Neg": op.neg, "Sign": op.sign, "Exp": op.exp, "Log": op.log, "Sqrt": op.sqrt,
-    "Reciprocal": op.reciprocal, "Floor": op.floor, "Ceil": op.ceil, "Round": op.round,
-    "Sin": op.sin, "Cos": op.cos, "Tan": op.tan, "Asin": op.asin, "Acos": op.acos,
-    "Atan": op.atan, "Sinh": op.sinh, "Cosh": op.cosh, "Tanh": op.tanh, "Asinh": op.asinh,
-    "Acosh": op.acosh, "Atanh": op.atanh, "Erf": op.erf, "Sigmoid": op.sigmoid,
-}.items():  # fmt: skip
+    "Abs": op.abs,
+    "Neg": op.neg,
+    "Sign": op.sign,
+    "Exp": op.exp,
+    "Log": op.log,
+    "Sqrt": op.sqrt,
+    "Reciprocal": op.reciprocal,
+    "Floor": op.floor,
+    "Ceil": op.ceil,
+    "Round": op.round,
+    "Sin": op.sin,
+    "Cos": op.cos,
+    "Tan": op.tan,
+    "Asin": op.asin,
+    "Acos": op.acos,
+    "Atan": op.atan,
+    "Sinh": op.sinh,
+    "Cosh": op.cosh,
+    "Tanh": op.tanh,
+    "Asinh": op.asinh,
+    "Acosh": op.acosh,
+    "Atanh": op.atanh,
+    "Erf": op.erf,
+    "Sigmoid": op.sigmoid,
+}.items():
     operator(_name)(_same_dtype(_function))

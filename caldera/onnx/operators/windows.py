@@ -147,9 +147,10 @@ def _spread(x: Value, axis: int, stride: int) -> Value:
     if stride == 1:
         return x
     shape = x.shape
-    wide = op.pad(op.unsqueeze(x, axis + 1), [
-        (0, stride - 1) if each == axis + 1 else (0, 0) for each in range(len(shape) + 1)
-    ])  # fmt: skip
+    wide = op.pad(
+        op.unsqueeze(x, axis + 1),
+        [(0, stride - 1) if each == axis + 1 else (0, 0) for each in range(len(shape) + 1)],
+    )
     length = shape[axis] * stride
     joined = op.reshape(wide, (*shape[:axis], length, *shape[axis + 1 :]))
     return op.slice(joined, [None] * (axis + 1), [None] * axis + [length - stride + 1])

@@ -28,9 +28,11 @@ def read_model(path: str | os.PathLike[str]) -> Program:
         raise DataError.build(where, expected="a model file", got=str(file))
     if file.stat().st_size > LARGEST_FILE:
         raise DataError.build(
-            where, expected=f"at most {LARGEST_FILE} bytes", got=f"{file.stat().st_size}",
+            where,
+            expected=f"at most {LARGEST_FILE} bytes",
+            got=f"{file.stat().st_size}",
             hint="save it with its arrays in a file beside it",
-        )  # fmt: skip
+        )
     model = message(file.read_bytes(), where)
     return parse(model, file.parent, where)
 

@@ -71,9 +71,13 @@ class _Reader:
     def _call(self, proto: Any) -> Call:
         attributes = {each.name: self._attribute(each) for each in proto.attribute}
         return Call(
-            proto.op_type, plain_domain(proto.domain), proto.name, tuple(proto.input),
-            tuple(proto.output), attributes,
-        )  # fmt: skip
+            proto.op_type,
+            plain_domain(proto.domain),
+            proto.name,
+            tuple(proto.input),
+            tuple(proto.output),
+            attributes,
+        )
 
     def _array(self, proto: Any) -> np.ndarray:
         return array_of(proto, self.folder, self.where)
@@ -101,9 +105,10 @@ class _Reader:
         }
         if kind not in readers:
             raise DataError.build(
-                self.where, expected="an attribute of a kind that is known",
+                self.where,
+                expected="an attribute of a kind that is known",
                 got=f"{proto.name!r} of kind {kind}",
-            )  # fmt: skip
+            )
         return readers[kind]()
 
     def _text(self, raw: bytes, name: str) -> str:

@@ -98,9 +98,11 @@ def _check_length(there: int, shape: tuple[int, ...], dtype: DType, where: str) 
     if there != needed:
         unit = "texts" if dtype == STRING else "bytes"
         raise DataError.build(
-            where, expected=f"{needed} {unit} for {shape} {dtype.name}", got=f"{there}",
+            where,
+            expected=f"{needed} {unit} for {shape} {dtype.name}",
+            got=f"{there}",
             hint="the file is damaged",
-        )  # fmt: skip
+        )
 
 
 def _stored_bytes(tensor: Any, shape: tuple[int, ...], dtype: DType) -> int:
@@ -126,9 +128,11 @@ def _beside(tensor: Any, folder: Folder | None, where: str) -> bytes:
     said = {entry.key: entry.value for entry in tensor.external_data}
     if folder is None or not said.get("location") or not set(said) <= _EXTERNAL_KEYS:
         raise DataError.build(
-            where, expected="data in the model's own folder", got=f"{said}"[:200],
+            where,
+            expected="data in the model's own folder",
+            got=f"{said}"[:200],
             hint="load the model from its file, with the data beside it",
-        )  # fmt: skip
+        )
     try:
         length = int(said["length"]) if "length" in said else None
         return folder.bytes_of(said["location"], int(said.get("offset", 0)), length)

@@ -106,8 +106,10 @@ def _numbers(write: Any, both: Both, node: Node) -> str:
 def _unknown(both: Both, node: Node) -> Exception:
     return not_open(
         "arrays that are plain functions of the number of samples",
-        _briefly(both[0]), _briefly(both[1]), node,
-    )  # fmt: skip
+        _briefly(both[0]),
+        _briefly(both[1]),
+        node,
+    )
 
 
 def _briefly(array: np.ndarray) -> str:

@@ -103,10 +103,13 @@ def _evaluator(inputs: Sequence[Expr], outputs: Sequence[Expr]) -> Runner:
 def _random(fed: Sequence[Node], spread: int) -> list[np.ndarray]:
     generator = np.random.default_rng(0)
     return [
-        (generator.normal(size=node.shape) if is_float(node.dtype)
-         else generator.integers(0, spread, node.shape)).astype(node.dtype)
+        (
+            generator.normal(size=node.shape)
+            if is_float(node.dtype)
+            else generator.integers(0, spread, node.shape)
+        ).astype(node.dtype)
         for node in fed
-    ]  # fmt: skip
+    ]
 
 
 def _by_caldera(raw: bytes) -> Runner:
@@ -148,6 +151,8 @@ def _compare(name: str, found: Any, expected: np.ndarray, count: int) -> None:
 
 def _wrong(expected: str, got: str) -> ConfigError:
     return ConfigError.build(
-        "onnx export", expected=expected, got=" ".join(got.split())[:400],
+        "onnx export",
+        expected=expected,
+        got=" ".join(got.split())[:400],
         hint="nothing was written; export it with batch_size=, for a fixed number of samples",
-    )  # fmt: skip
+    )

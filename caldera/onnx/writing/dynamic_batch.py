@@ -96,10 +96,11 @@ def size(first: int, second: int, node: Node) -> Size:
 def not_open(expected: str, first: object, second: object, node: Node) -> ConfigError:
     """The error about something that is not a known function of the number of samples."""
     return ConfigError.build(
-        "onnx export", expected=expected,
+        "onnx export",
+        expected=expected,
         got=f"{first} for {FIRST} and {second} for {SECOND} in {describe(node)}",
         hint="export it with batch_size=, for a fixed number of samples",
-    )  # fmt: skip
+    )
 
 
 def sizes(first: Sequence[int], second: Sequence[int], node: Node) -> tuple[Size, ...]:

@@ -49,10 +49,12 @@ def export(model: Model, path: str | os.PathLike[str], *, batch_size: int | None
         within("onnx.export", "batch_size", batch_size, 1, 2**16)  # it is tried with that many
     if model.open_lengths:
         raise ConfigError.build(
-            "onnx export", expected="a network for sequences of one length",
-            got="one for any length", hint="make it again with nn.Input((steps, ...)) and give it "
+            "onnx export",
+            expected="a network for sequences of one length",
+            got="one for any length",
+            hint="make it again with nn.Input((steps, ...)) and give it "
             "the weights: other.load_weights(model.save(path))",
-        )  # fmt: skip
+        )
     raw = to_proto(model, batch_size).SerializeToString()
     check(raw, model, batch_size)
     write_file(target, raw, durable=True)
@@ -65,9 +67,10 @@ def to_proto(model: Model, batch_size: int | None = None) -> Any:
     first, second = (model.open_expressions(count) for count in counts)
     if batch_size is not None and not any(batch_size in each.shape for each in first[0]):
         raise ConfigError.build(
-            "onnx export", expected="batch_size= the number of samples that the model takes",
+            "onnx export",
+            expected="batch_size= the number of samples that the model takes",
             got=f"{batch_size} for inputs of {', '.join(str(each.shape) for each in first[0])}",
-        )  # fmt: skip
+        )
     write = Writer()
     for i, (a, b) in enumerate(zip(first[0], second[0], strict=True)):
         write.source("input" if len(first[0]) == 1 else f"input{i}", Pair(a.node, b.node))
@@ -81,15 +84,21 @@ def to_proto(model: Model, batch_size: int | None = None) -> Any:
     held = sum(array.nbytes for array in write.arrays.values())
     if held > LARGEST_FILE:
         raise ConfigError.build(
-            "onnx export", expected=f"at most {LARGEST_FILE} bytes of arrays", got=f"{held}",
+            "onnx export",
+            expected=f"at most {LARGEST_FILE} bytes of arrays",
+            got=f"{held}",
             hint="one file of ONNX cannot be larger",
-        )  # fmt: skip
+        )
     graph = helper.make_graph(
-        write.nodes, model.name or type(model).__name__,
-        [write.declared(name, pair) for name, pair in write.sources.items()], outputs,
+        write.nodes,
+        model.name or type(model).__name__,
+        [write.declared(name, pair) for name, pair in write.sources.items()],
+        outputs,
         [as_proto(name, array) for name, array in write.arrays.items()],
-    )  # fmt: skip
+    )
     return helper.make_model(
-        graph, producer_name="caldera", ir_version=_IR_VERSION,
+        graph,
+        producer_name="caldera",
+        ir_version=_IR_VERSION,
         opset_imports=[helper.make_opsetid("", OPSET)],
-    )  # fmt: skip
+    )

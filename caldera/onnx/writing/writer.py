@@ -157,10 +157,11 @@ class Writer:
         # Outputs need names of their own, also where they are inputs, or twice the same.
         results = [inside.add("Identity", name) for name in inside.write(roots)]
         return helper.make_graph(
-            inside.nodes, self.unique("body"),
+            inside.nodes,
+            self.unique("body"),
             [self.declared(*each) for each in zip(names, arguments[:count], strict=True)],
             [self.declared(*each) for each in zip(results, roots, strict=True)],
-        )  # fmt: skip
+        )
 
     # --- nodes of Caldera
 

@@ -54,10 +54,11 @@ class Hogwild(AsynchronousStrategy):
         everyone = self.communicator
         if len(set(everyone.nodes)) > 1:
             raise ConfigError.build(
-                "Hogwild", expected="ranks of one machine, which can share memory",
+                "Hogwild",
+                expected="ranks of one machine, which can share memory",
                 got=f"{everyone.size} ranks on {len(set(everyone.nodes))} machines",
                 hint="parallel.ParameterServer(mode='asynchronous') goes over the network",
-            )  # fmt: skip
+            )
         self.updates = 0
         self._shared: SharedMemory | None = None
         self._optimizer: Optimizer | None = None
@@ -84,10 +85,11 @@ class Hogwild(AsynchronousStrategy):
         parameters, optimizer, device = setup.model.trainable(), setup.optimizer, setup.device
         if not device.is_host or optimizer.accumulate > 1:
             raise ConfigError.build(
-                "Hogwild", expected="parameters in host memory, and a step for every batch",
+                "Hogwild",
+                expected="parameters in host memory, and a step for every batch",
                 got=f"device {device.name}, accumulate={optimizer.accumulate}",
                 hint="parallel.ParameterServer(mode='asynchronous') takes both",
-            )  # fmt: skip
+            )
         # This makes the variables that the optimizer keeps.
         optimizer_assignments(optimizer, [ServerShard(0, tuple(parameters))])
         kept = [each for parameter in parameters for each in optimizer.kept_for(parameter)]

@@ -107,15 +107,17 @@ class ParameterServer(AsynchronousStrategy):
         everyone = self.communicator
         if servers > everyone.size:
             raise ConfigError.build(
-                "ParameterServer", expected=f"from 1 to {everyone.size} servers, one a rank",
+                "ParameterServer",
+                expected=f"from 1 to {everyone.size} servers, one a rank",
                 got=f"servers={servers}",
-            )  # fmt: skip
+            )
         if self.has_others and not everyone.many_threads:
             raise CommError.build(
-                "ParameterServer", expected="an MPI that several threads may call at once",
+                "ParameterServer",
+                expected="an MPI that several threads may call at once",
                 got=everyone.describe().splitlines()[0],
                 hint="servers answer while their ranks compute; take parallel.DataParallel",
-            )  # fmt: skip
+            )
         self.mode = mode
         self.bound = {"synchronous": 0, "stale": bound, "asynchronous": None}[mode]
         self.record = ServerRecord()
@@ -177,11 +179,20 @@ class ParameterServer(AsynchronousStrategy):
             if shard.rank == everyone.rank:
                 step = ServerOptimizer(optimizer, self._shards, shard)
                 endpoint = ServerEndpoint(channel)
-                self._server_step, self._server = step, Server(
-                    shard, endpoint, everyone.size, step.update, step.current, bound=self.bound,
-                    means=not self.lockstep, consensus=number == 0 and not self.lockstep,
-                    decoded=None if self._code is None else self._code.decoded,
-                )  # fmt: skip
+                self._server_step, self._server = (
+                    step,
+                    Server(
+                        shard,
+                        endpoint,
+                        everyone.size,
+                        step.update,
+                        step.current,
+                        bound=self.bound,
+                        means=not self.lockstep,
+                        consensus=number == 0 and not self.lockstep,
+                        decoded=None if self._code is None else self._code.decoded,
+                    ),
+                )
                 self._connections.append(endpoint.local_connection())
             else:
                 self._connections.append(
@@ -241,8 +252,11 @@ class ParameterServer(AsynchronousStrategy):
             counts = kind == PUSH and ok and weight > 0
             payload = self._payload(index, shard) if counts else None
             version = self._versions[index]
-            connection.send(Push(kind, self._number, version, ok, weight, votes, payload,
-                           self.communicator.rank))  # fmt: skip
+            connection.send(
+                Push(
+                    kind, self._number, version, ok, weight, votes, payload, self.communicator.rank
+                )
+            )
         if kind == PUSH and self._code is not None:
             self._code.step_taken()
         # A server that has failed never answers; its error is the cause.
@@ -309,4 +323,4 @@ def _check(mode: str, bound: int | None) -> None:
             "ParameterServer",
             expected="bound= 0 or more with mode='stale', and none with others",
             got=f"mode={mode!r}, bound={bound!r}",
-        )  # fmt: skip
+        )

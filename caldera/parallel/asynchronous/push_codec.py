@@ -152,4 +152,4 @@ def push_codec(compressor: Compressor, rank: int) -> PushCodec:
         "with mean=False",
         got=repr(compressor),
         hint="others need all ranks at once, or do not say how one gradient travels",
-    )  # fmt: skip
+    )

@@ -46,10 +46,11 @@ class ServerOptimizer:
         known = {_WEIGHT, *(each.name for each in own.parameters)}
         if not known.issuperset(self._plan.inputs):
             raise ConfigError.build(
-                "ParameterServer", expected="an optimizer that needs one parameter at a time",
+                "ParameterServer",
+                expected="an optimizer that needs one parameter at a time",
                 got=f"{type(optimizer).__name__} with {optimizer.clip} over {len(shards)} servers",
                 hint="take servers=1, which has all gradients, or optim.ClipValue",
-            )  # fmt: skip
+            )
 
     def take_over(self) -> None:
         """Go on from the parameters of the model."""

@@ -93,9 +93,10 @@ def deal_parameters(parameters: Sequence[Variable], ranks: Sequence[int]) -> lis
     """
     if len(parameters) < len(ranks):
         raise ConfigError.build(
-            "ParameterServer", expected=f"at most {len(parameters)} servers, one a parameter",
+            "ParameterServer",
+            expected=f"at most {len(parameters)} servers, one a parameter",
             got=f"servers={len(ranks)}",
-        )  # fmt: skip
+        )
     owner = deal([each.node.spec.nbytes for each in parameters], len(ranks))
     return [
         ServerShard(rank, tuple(p for i, p in enumerate(parameters) if owner[i] == server))

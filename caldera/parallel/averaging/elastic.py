@@ -46,9 +46,11 @@ class ElasticAveraging(PeriodicAveraging):
     ) -> None:
         if not 0 <= coupling <= 1:
             raise ConfigError.build(
-                "ElasticAveraging", expected="0 <= coupling <= 1", got=repr(coupling),
+                "ElasticAveraging",
+                expected="0 <= coupling <= 1",
+                got=repr(coupling),
                 hint="beyond 1 the centre overshoots the mean of the ranks",
-            )  # fmt: skip
+            )
         super().__init__(every, communicator, algorithm)
         self.coupling = float(coupling)
         self._centre: dict[Variable, Variable] = {}
@@ -67,9 +69,12 @@ class ElasticAveraging(PeriodicAveraging):
             for each in setup.model.trainable():
                 start = wide(each)
                 self._centre[each] = op.var(
-                    each.name, each.shape, fill=start.numpy(), dtype=start.dtype,
+                    each.name,
+                    each.shape,
+                    fill=start.numpy(),
+                    dtype=start.dtype,
                     device=each.tensor.device,
-                )  # fmt: skip
+                )
 
     def exchanged(self) -> list[Expr]:
         rate = self.coupling / self.communicator.size

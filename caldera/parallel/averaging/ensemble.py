@@ -74,9 +74,10 @@ class Ensemble(ReplicaStrategy):
         ranks = self.communicator.size
         if seeds is not None and (len(seeds) != ranks or len(set(seeds)) != ranks):
             raise ConfigError.build(
-                "Ensemble", expected=f"a seed of its own for each of {ranks} ranks",
+                "Ensemble",
+                expected=f"a seed of its own for each of {ranks} ranks",
                 got=f"seeds={list(seeds)}",
-            )  # fmt: skip
+            )
         check_choice("Ensemble", "start", start, START)
         self.seeds = None if seeds is None else list(seeds)
         self.start = start
@@ -108,9 +109,11 @@ class Ensemble(ReplicaStrategy):
         rank, ranks = self.communicator.rank, self.communicator.size
         if len(saved) < ranks:
             raise CheckpointError.build(
-                "Ensemble", expected=f"a checkpoint of {ranks} members or more",
-                got=f"one of {len(saved)}", hint="resume on as many ranks as there were, or fewer",
-            )  # fmt: skip
+                "Ensemble",
+                expected=f"a checkpoint of {ranks} members or more",
+                got=f"one of {len(saved)}",
+                hint="resume on as many ranks as there were, or fewer",
+            )
         return saved[rank]
 
     # --- using it

@@ -68,9 +68,11 @@ class LocalSGD(PeriodicAveraging):
         check_choice("LocalSGD", "state", state, STATE)
         if not 0 <= momentum < 1:
             raise ConfigError.build(
-                "LocalSGD", expected="0 <= momentum < 1", got=repr(momentum),
+                "LocalSGD",
+                expected="0 <= momentum < 1",
+                got=repr(momentum),
                 hint="with 1 what has moved once would never come to rest",
-            )  # fmt: skip
+            )
         super().__init__(every, communicator, algorithm)
         self.state = state
         self.momentum = float(momentum)

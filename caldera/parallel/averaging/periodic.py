@@ -110,8 +110,10 @@ class PeriodicAveraging(ReplicaStrategy):
     def _plan_of_exchange(self) -> Plan:
         return compile(
             [*self.exchanged(), op.assign(self.weight, op.cast(0.0, "float64"))],
-            device=self.weight.tensor.device, communicator=self.plan_communicator, remember=False,
-        )  # fmt: skip
+            device=self.weight.tensor.device,
+            communicator=self.plan_communicator,
+            remember=False,
+        )
 
     def tally(self, votes: Sequence[float]) -> Sequence[float] | None:
         """The sums over ranks of their votes."""

@@ -70,9 +70,11 @@ class ReplicaStrategy(SingleProcessStrategy):
     def _in_a_run(self, part: Part | None) -> Part:
         if part is None:
             raise ConfigError.build(
-                type(self).__name__, expected="to be asked during a run", got="no run yet",
+                type(self).__name__,
+                expected="to be asked during a run",
+                got="no run yet",
                 hint="pass it to fit(..., parallel=...)",
-            )  # fmt: skip
+            )
         return part
 
     # --- graphs

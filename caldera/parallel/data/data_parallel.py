@@ -81,25 +81,35 @@ class DataParallel(Strategy):
         given = world() if communicator is None else communicator
         if compression is not None and not isinstance(compression, Compression):
             raise ConfigError.build(
-                "DataParallel", expected="an object as compression", got=repr(compression),
+                "DataParallel",
+                expected="an object as compression",
+                got=repr(compression),
                 hint="make one of caldera.compress, as in compression=compress.TopK(0.01)",
-            )  # fmt: skip
+            )
         if compression is not None and compression.mean:
             raise ConfigError.build(
-                "DataParallel", expected="a compression that takes sums", got=repr(compression),
+                "DataParallel",
+                expected="a compression that takes sums",
+                got=repr(compression),
                 hint="losses are divided by the samples of all ranks: make it with mean=False",
-            )  # fmt: skip
+            )
         plain = compression is None and not factors
         if shards is not None and (shards < given.size or not plain):
             raise ConfigError.build(
                 "DataParallel",
                 expected=f"at least one shard for each of {given.size} ranks, and whole gradients",
                 got=f"shards={shards}, compression={compression}, factors={factors}",
-            )  # fmt: skip
+            )
         check_same_options(
-            given, self, bucket_bytes=bucket_bytes, algorithm=algorithm, overlap=overlap,
-            compression=described(compression), factors=factors, shards=shards,
-        )  # fmt: skip
+            given,
+            self,
+            bucket_bytes=bucket_bytes,
+            algorithm=algorithm,
+            overlap=overlap,
+            compression=described(compression),
+            factors=factors,
+            shards=shards,
+        )
         # Nothing that others send through theirs is ever received here.
         self.communicator, self.plan_communicator = given.Dup(), given.Dup()
         self.plan_communicator.algorithm = algorithm
@@ -127,10 +137,13 @@ class DataParallel(Strategy):
             factored = [i for i in order if self.factors and has_factors(found[i].node, share)]
             exchanged |= {index: self._by_factors(found[index], share) for index in factored}
             exchanged |= bucketed_sums(
-                found, [index for index in order if index not in factored], self.bucket_bytes,
-                now=not self.overlap, exchange=self.compression,
+                found,
+                [index for index in order if index not in factored],
+                self.bucket_bytes,
+                now=not self.overlap,
+                exchange=self.compression,
                 names=[each.name for each in parameters],
-            )  # fmt: skip
+            )
         # What is ready first is updated first, while the rest is still on its way.
         return Gradients([parameters[index] for index in order], [exchanged[i] for i in order])
 

@@ -104,9 +104,12 @@ def sum_over_axis(
 
 
 def bucketed_sums(
-    values: Sequence[Expr], order: Sequence[int], bucket_bytes: int, axis: str = "data",
+    values: Sequence[Expr],
+    order: Sequence[int],
+    bucket_bytes: int,
+    axis: str = "data",
     **how: Any,
-) -> dict[int, Expr]:  # fmt: skip
+) -> dict[int, Expr]:
     """The sums over the ranks along an axis of the values with these numbers, in buckets.
 
     `how` are fields of their `Message`s; with `names`, those of all values.

@@ -75,5 +75,5 @@ def _axes(
             got=f"stages={stages} and {shape}",
             hint='give stages=, data= and model=, or a mesh with the axes "data", "pipeline" and '
             '"model" alone',
-        )  # fmt: skip
+        )
     return axes, given

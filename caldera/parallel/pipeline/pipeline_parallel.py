@@ -107,10 +107,12 @@ class PipelineParallel(Strategy):
         if schedule not in SCHEDULES or balance not in BALANCES:
             raise ConfigError.build(
                 "PipelineParallel",
-                expected="schedule " + " or ".join(map(repr, SCHEDULES))
-                + ", and balance " + " or ".join(map(repr, BALANCES)),
+                expected="schedule "
+                + " or ".join(map(repr, SCHEDULES))
+                + ", and balance "
+                + " or ".join(map(repr, BALANCES)),
                 got=f"schedule={schedule!r}, balance={balance!r}",
-            )  # fmt: skip
+            )
         self.mesh = PipelineMesh(stages, data, model, mesh, communicator)
         self.communicator, self.plan_communicator = (
             self.mesh.communicator,
@@ -176,9 +178,11 @@ class PipelineParallel(Strategy):
         program = StageProgram(micro_batches, self._starts, self.stage, trained)
         self._know(program)
         new = early_sums(
-            micro_batches, lambda value: value not in micro_batches[0].stages, self.stage == 0,
+            micro_batches,
+            lambda value: value not in micro_batches[0].stages,
+            self.stage == 0,
             lambda values: self._over_ranks(values, now=False),
-        )  # fmt: skip
+        )
         for each in micro_batches:
             each.new |= new
         program.run(SCHEDULES[self.schedule](self.stage, self.stages, len(parts)))
@@ -198,13 +202,15 @@ class PipelineParallel(Strategy):
         # Ranks along "model" compute the same: the loss of the job is the sum of all theirs.
         loss = graph.share(part.loss.node)
         sums = [
-            dict(zip(
-                (total.node for total in each.totals),
-                graph.written([value.node for value in each.values]),
-                strict=True,
-            ))
+            dict(
+                zip(
+                    (total.node for total in each.totals),
+                    graph.written([value.node for value in each.values]),
+                    strict=True,
+                )
+            )
             for each in part.sums
-        ]  # fmt: skip
+        ]
         changed = _states(part)
         states = dict(zip(changed, graph.written(changed.values()), strict=True))
         totals = [value for each in sums for value in each.values() if not is_vote(value)]
@@ -294,11 +300,19 @@ class PipelineParallel(Strategy):
     # --- a run
 
     def agree(self, given: Mapping[str, Any]) -> None:
-        check_same_setup(self.communicator, {
-            **given, "micro_batches": self.micro_batches, "schedule": self.schedule,
-            "stages": self._wanted, "balance": self.balance, "mesh": self.mesh.shape,
-            "splits": self._layers.wanted, "least": self._layers.least,
-        })  # fmt: skip
+        check_same_setup(
+            self.communicator,
+            {
+                **given,
+                "micro_batches": self.micro_batches,
+                "schedule": self.schedule,
+                "stages": self._wanted,
+                "balance": self.balance,
+                "mesh": self.mesh.shape,
+                "splits": self._layers.wanted,
+                "least": self._layers.least,
+            },
+        )
 
     def begin(self, setup: RunSetup) -> None:
         broadcast_model(self.communicator, setup.model, setup.optimizer)
@@ -306,13 +320,19 @@ class PipelineParallel(Strategy):
         self._stage_of = {}
         layers = self._layers
         layers.clear()
-        traced = setup.trace(traced_samples(
-            setup.batch_size, self.mesh.shape[DATA], self.micro_batches, layers.ranks
-        ))  # fmt: skip
+        traced = setup.trace(
+            traced_samples(
+                setup.batch_size, self.mesh.shape[DATA], self.micro_batches, layers.ranks
+            )
+        )
         network = rank_network(
-            setup.model, traced, rank=layers.rank, ranks=layers.ranks, splits=layers.wanted,
+            setup.model,
+            traced,
+            rank=layers.rank,
+            ranks=layers.ranks,
+            splits=layers.wanted,
             least=layers.least,
-        )  # fmt: skip
+        )
         costs: Costs | None = None
         # Ranks have parts of different sizes, and clocks of their own: one decides for all.
         if self.balance == "time" and not settings.deterministic and self.communicator.rank == 0:

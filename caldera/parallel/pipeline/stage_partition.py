@@ -146,9 +146,11 @@ def _called(calls: Sequence[LayerCall], name: str) -> int:
             return place
     known = ", ".join(dict.fromkeys(call.layer.path for call in calls[1:]))
     raise ConfigError.build(
-        "PipelineParallel", expected=f"stages that begin with layers of the model: {known}",
-        got=repr(name), hint="model.summary() shows their names",
-    )  # fmt: skip
+        "PipelineParallel",
+        expected=f"stages that begin with layers of the model: {known}",
+        got=repr(name),
+        hint="model.summary() shows their names",
+    )
 
 
 def unit_starts(calls: Sequence[LayerCall], wanted: int) -> list[int]:
@@ -158,9 +160,11 @@ def unit_starts(calls: Sequence[LayerCall], wanted: int) -> list[int]:
         finer = [part for place in found for part in _inside(calls, place) or [place]]
         if finer == found:
             raise ConfigError.build(
-                "PipelineParallel", expected=f"at least {wanted} layers, one for each stage",
-                got=f"a model of {len(found)}", hint="give fewer stages, and data= for the rest",
-            )  # fmt: skip
+                "PipelineParallel",
+                expected=f"at least {wanted} layers, one for each stage",
+                got=f"a model of {len(found)}",
+                hint="give fewer stages, and data= for the rest",
+            )
         found = finer
     return found
 
@@ -223,6 +227,7 @@ def check_starts(starts: Sequence[int], names: Sequence[str]) -> None:
     """Refuse stages that are not in the order of the model."""
     if any(first >= second for first, second in pairwise([0, *starts])):
         raise ConfigError.build(
-            "PipelineParallel", expected="stages in the order in which the model calls its layers",
+            "PipelineParallel",
+            expected="stages in the order in which the model calls its layers",
             got=", ".join(names),
-        )  # fmt: skip
+        )

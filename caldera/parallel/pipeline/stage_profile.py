@@ -63,8 +63,11 @@ def _seconds(body: Body, device: Device, precision: str | None) -> float:
     inputs = [op.input(f"{i}", spec.shape, spec.dtype) for i, spec in enumerate(body.parameters)]
     plan = compile(
         [Expr(node) for node in body(*(each.node for each in inputs))],
-        device=device, precision=precision, communicator=SingleProcess(), remember=False,
-    )  # fmt: skip
+        device=device,
+        precision=precision,
+        communicator=SingleProcess(),
+        remember=False,
+    )
     # Places in tables are within them, and nothing is too large for halves.
     feeds = {
         f"{i}": np.full(each.shape, 0.1 if is_float(each.dtype) else 0, each.dtype)

@@ -143,9 +143,11 @@ class StageProgram:
         first = self.parts[0]
         if first.stages.get(first.loss) != self.stages - 1:
             raise ConfigError.build(
-                "PipelineParallel", expected="a loss that depends on the last stage",
-                got="one that does not", hint="cut the model elsewhere, or into fewer stages",
-            )  # fmt: skip
+                "PipelineParallel",
+                expected="a loss that depends on the last stage",
+                got="one that does not",
+                hint="cut the model elsewhere, or into fewer stages",
+            )
         users = self.used_by()
         for variable in first.states:
             stages = users.get(variable, set()) | {self.stage_of_state(variable)}
@@ -155,7 +157,7 @@ class StageProgram:
                     expected="each variable that layers change in one stage alone",
                     got=f"{variable.attrs['symbol'].name} in stages {sorted(stages)}",
                     hint="cut the model elsewhere: this layer is used on both sides of a cut",
-                )  # fmt: skip
+                )
 
     # --- writing
 

@@ -53,16 +53,19 @@ def check_layouts(where: str, given: Any) -> None:
         return
     if not isinstance(given, Mapping) or not given:
         raise ConfigError.build(
-            where, expected='layouts by layers, or "auto"', got=repr(given),
+            where,
+            expected='layouts by layers, or "auto"',
+            got=repr(given),
             hint='as in {nn.Conv2D: "rows", "2-Dense": dm.Columns()}; see model.summary()',
-        )  # fmt: skip
+        )
     for key, value in given.items():
         is_layer = isinstance(key, type) and issubclass(key, Layer)
         if not is_layer and (isinstance(key, bool) or not isinstance(key, str | int)):
             raise ConfigError.build(
-                where, expected="a layer's name, its number or a class of layers as a key",
+                where,
+                expected="a layer's name, its number or a class of layers as a key",
                 got=repr(key),
-            )  # fmt: skip
+            )
         _check_value(f"{where}[{_text(key)}]", value)
 
 
@@ -74,12 +77,14 @@ def _check_value(where: str, value: Any) -> None:
                     f"{where}[{name!r}]",
                     expected='a layout such as dm.Rows(), "rows", "columns" or "replicated"',
                     got=repr(each),
-                )  # fmt: skip
+                )
     elif not isinstance(value, Distribution) and not (isinstance(value, str) and value in WORDS):
         raise ConfigError.build(
-            where, expected="one of " + ", ".join(WORDS) + ", a layout such as dm.Rows(), or "
-            "layouts by the names of parameters", got=repr(value),
-        )  # fmt: skip
+            where,
+            expected="one of " + ", ".join(WORDS) + ", a layout such as dm.Rows(), or "
+            "layouts by the names of parameters",
+            got=repr(value),
+        )
 
 
 def _text(key: Key) -> str:
@@ -162,10 +167,12 @@ def chosen_layouts(
     if isinstance(given, str):
         inputs = {call.layer: call.inputs[0].shape for call in reversed(calls) if call.inputs}
         found.left = [
-            each for layer, each in open_.items()
-            if not isinstance(layer, nn.Conv1D | nn.Conv2D) and layer in inputs
+            each
+            for layer, each in open_.items()
+            if not isinstance(layer, nn.Conv1D | nn.Conv2D)
+            and layer in inputs
             and _is_worth_parts(each, inputs[layer], shapes[layer][0])
-        ]  # fmt: skip
+        ]
         return found
     for layer, meant in layers_meant(where, model, given).items():
         if meant.value == "auto":
@@ -230,9 +237,11 @@ def _by_name(
             found[own[name]] = layout_on(f"{where}[{name!r}]", given, own[name].shape, ranks)
         else:
             raise ConfigError.build(
-                f"{where}[{name!r}]", expected="one of " + ", ".join([*own, OUTPUT]),
-                got=repr(name), hint=f"these are the parameters of {layer.path}, and what it gives",
-            )  # fmt: skip
+                f"{where}[{name!r}]",
+                expected="one of " + ", ".join([*own, OUTPUT]),
+                got=repr(name),
+                hint=f"these are the parameters of {layer.path}, and what it gives",
+            )
     return found
 
 
@@ -270,14 +279,17 @@ def layout_on(where: str, given: Distribution, shape: Shape, ranks: int) -> Layo
         copies(layout)
     except CalderaError as error:
         raise ConfigError.build(
-            where, expected=f"a layout for a value of shape {shape} on {ranks} ranks",
-            got=repr(given), hint=str(error),
-        ) from None  # fmt: skip
+            where,
+            expected=f"a layout for a value of shape {shape} on {ranks} ranks",
+            got=repr(given),
+            hint=str(error),
+        ) from None
     if max(layout.ranks) >= ranks:
         raise ConfigError.build(
-            where, expected=f"a layout on ranks 0 to {ranks - 1}",
+            where,
+            expected=f"a layout on ranks 0 to {ranks - 1}",
             got=f"{given!r}, on {', '.join(map(str, layout.ranks))}",
-        )  # fmt: skip
+        )
     return layout
 
 

@@ -101,9 +101,11 @@ def chosen_layers(
         named = [each for each in known if name in (each.layer.path, each.layer.name)]
         if len(named) != 1:
             raise ConfigError.build(
-                f"splits[{name!r}]", expected="one of " + ", ".join(e.layer.path for e in known),
-                got=repr(name), hint="only dense, convolution and attention layers can be split",
-            )  # fmt: skip
+                f"splits[{name!r}]",
+                expected="one of " + ", ".join(e.layer.path for e in known),
+                got=repr(name),
+                hint="only dense, convolution and attention layers can be split",
+            )
         (each,) = named
         if (way != "auto" and way not in each.ways) or not each.ways:
             raise ConfigError.build(
@@ -111,7 +113,7 @@ def chosen_layers(
                 expected="one of " + ", ".join([*each.ways, "auto"]) + f" for {ranks} ranks",
                 got=repr(way),
                 hint=f"each rank needs at least one of what is divided: {_amounts(each.layer)}",
-            )  # fmt: skip
+            )
         each.chosen = way
         found.append(each)
     return found

@@ -106,9 +106,13 @@ class Layouts(Hybrid):
     ) -> None:
         check_layouts("Layouts", layouts)
         super().__init__(
-            {AXIS: -1}, samples=EVERYONE, bucket_bytes=bucket_bytes, algorithm=algorithm,
-            overlap=overlap, communicator=communicator,
-        )  # fmt: skip
+            {AXIS: -1},
+            samples=EVERYONE,
+            bucket_bytes=bucket_bytes,
+            algorithm=algorithm,
+            overlap=overlap,
+            communicator=communicator,
+        )
         check_same_options(self.communicator, self, layouts=described(layouts))
         self.layouts = layouts
         self._chosen = ChosenLayouts()
@@ -129,9 +133,11 @@ one that has not; give it to model.fit(parallel=...) first
         """
         if self._explained is None:
             raise ConfigError.build(
-                "Layouts.explain", expected="a strategy that has trained", got="one that has not",
+                "Layouts.explain",
+                expected="a strategy that has trained",
+                got="one that has not",
                 hint="give it to model.fit(parallel=...) first",
-            )  # fmt: skip
+            )
         return self._explained
 
     # --- graphs
@@ -206,5 +212,6 @@ def _check_plain(layouts: Mapping[Variable, Layout], ranks: int) -> None:
             raise ConfigError.build(
                 f"Layouts: {variable.name}",
                 expected="one axis shared out over all ranks, where devices are no hosts",
-                got=summary(layout), hint='take "rows", "columns", "inputs" or "replicated"',
-            )  # fmt: skip
+                got=summary(layout),
+                hint='take "rows", "columns", "inputs" or "replicated"',
+            )

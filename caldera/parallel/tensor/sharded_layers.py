@@ -37,9 +37,11 @@ class ShardedLayers:
     ) -> None:
         if wanted is not None and not isinstance(wanted, Mapping):
             raise ConfigError.build(
-                where, expected='splits by the names of layers, as in {"1-Dense": "outputs"}',
-                got=repr(wanted), hint="model.summary() shows the names",
-            )  # fmt: skip
+                where,
+                expected='splits by the names of layers, as in {"1-Dense": "outputs"}',
+                got=repr(wanted),
+                hint="model.summary() shows the names",
+            )
         if unknown := sorted(set((wanted or {}).values()) - set(WAYS)):
             raise ConfigError.build(
                 where, expected="splits by " + ", ".join(WAYS), got=", ".join(map(repr, unknown))

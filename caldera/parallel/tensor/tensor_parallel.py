@@ -80,15 +80,19 @@ class Hybrid(DataParallel):
         where = type(self).__name__
         if not isinstance(axes, Mapping) or not axes or not set(axes) <= {"data", AXIS}:
             raise ConfigError.build(
-                where, expected='lengths of the axes "data" and "model"', got=repr(axes),
+                where,
+                expected='lengths of the axes "data" and "model"',
+                got=repr(axes),
                 hint="stages of such ranks are made by parallel.PipelineParallel(model=...)",
-            )  # fmt: skip
+            )
         if samples not in ("data", EVERYONE):
             raise ConfigError.build(where, expected='samples="data" or "all"', got=repr(samples))
         super().__init__(
-            bucket_bytes=bucket_bytes, algorithm=algorithm, overlap=overlap,
+            bucket_bytes=bucket_bytes,
+            algorithm=algorithm,
+            overlap=overlap,
             communicator=communicator,
-        )  # fmt: skip
+        )
         lengths = {"data": 1, AXIS: 1} | dict(axes)
         check_same_options(self.communicator, self, axes=lengths, samples=samples, least=least)
         self.mesh = Mesh(self.communicator, lengths)

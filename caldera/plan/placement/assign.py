@@ -98,9 +98,12 @@ def _pinned(program: Program) -> dict[Node, Device]:
 
 
 def _assigned(
-    program: Program, pinned: dict[Node, Device], device: Device, moved: Sequence[Node] = (),
+    program: Program,
+    pinned: dict[Node, Device],
+    device: Device,
+    moved: Sequence[Node] = (),
     to: Device | None = None,
-) -> dict[Node, Device]:  # fmt: skip
+) -> dict[Node, Device]:
     """A device for each node that is computed, and for what is given back as it is."""
     elsewhere = set(moved)
     roots = set(program.outputs)
@@ -139,9 +142,10 @@ def _cheapest(
     if device.is_host:
         other = min(others - {device}, key=lambda each: each.name, default=device)
     free = [
-        node for node in program.order()
+        node
+        for node in program.order()
         if node not in pinned and not is_held(node) and not is_free(node)
-    ]  # fmt: skip
+    ]
     candidates = {f"all on {device.name}": _assigned(program, pinned, device)}
     if other is not device:
         candidates[f"all on {other.name}"] = _assigned(program, pinned, other)

@@ -37,9 +37,11 @@ def is_free(node: Node) -> bool:
     and so are those that are only repeated or turned."""
     if not node.inputs:
         return node.op.kind == "leaf" and not is_held(node)
-    return node.op.kind == "movement" and all(
-        given.op.kind != "leaf" or given.op.name == "constant" for given in node.inputs
-    ) and all(map(is_free, node.inputs))  # fmt: skip
+    return (
+        node.op.kind == "movement"
+        and all(given.op.kind != "leaf" or given.op.name == "constant" for given in node.inputs)
+        and all(map(is_free, node.inputs))
+    )
 
 
 def home_of(symbol: Symbol) -> Device:

@@ -166,9 +166,10 @@ class PlacedPlan(Plan):
         variables have been written already."""
         if feeds is not None and not isinstance(feeds, Mapping):
             raise ConfigError.build(
-                "Plan.run", expected="feeds= a dict of arrays by the names of inputs",
+                "Plan.run",
+                expected="feeds= a dict of arrays by the names of inputs",
                 got=shown(feeds),
-            )  # fmt: skip
+            )
         inputs = {each.name: each for each in self.symbols if each.role == "input"}
         return checked_feeds(feeds or {}, {name: inputs[name] for name in self.inputs})
 

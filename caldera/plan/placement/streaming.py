@@ -38,10 +38,11 @@ def _pieces(nodes: list[Node]) -> list[list[Node]]:
     for node in nodes:
         (components.setdefault(_root(parent, node), []) if node in parent else head).append(node)
     bytes_of = {
-        root: sum(given.outputs[0].nbytes for node in each for given in node.inputs
-                  if given not in inside)
+        root: sum(
+            given.outputs[0].nbytes for node in each for given in node.inputs if given not in inside
+        )
         for root, each in components.items()
-    }  # fmt: skip
+    }
     enough = max(LEAST, sum(bytes_of.values()) // PIECES)
     pieces, size = [head], 0
     for root, each in components.items():

@@ -85,9 +85,10 @@ class Hyperband(ASHA):
         most = self.most or self.epochs
         if most is None:
             raise ConfigError.build(
-                repr(self), expected="most= the steps of a whole trial, or epochs= of the search",
+                repr(self),
+                expected="most= the steps of a whole trial, or epochs= of the search",
                 got="neither",
-            )  # fmt: skip
+            )
         count = 1
         while self.least * self.factor**count <= most:
             count += 1
@@ -108,10 +109,12 @@ class Hyperband(ASHA):
         if not _is_rung(step, least, self.factor):
             return False
         others = [
-            self.loss_at(each, step) for each in self.trials
-            if each.number != trial.number and len(each.curve) >= step
+            self.loss_at(each, step)
+            for each in self.trials
+            if each.number != trial.number
+            and len(each.curve) >= step
             and self.bracket(each.number) == bracket
-        ]  # fmt: skip
+        ]
         return self.is_beaten(self.loss_at(trial, step), others)
 
 

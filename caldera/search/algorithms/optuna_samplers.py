@@ -44,9 +44,11 @@ class OptunaMethod(Method, ABC):
     def prepare(self) -> None:
         if len(self.objective.modes) > 1 and not self.takes_several:
             raise ConfigError.build(
-                repr(self), expected="one objective", got=", ".join(self.objective.names()),
+                repr(self),
+                expected="one objective",
+                got=", ".join(self.objective.names()),
                 hint='method="nsga2" or "tpe" takes several',
-            )  # fmt: skip
+            )
         self._optuna = import_optuna(repr(self))
         self._asked: dict[int, Any] = {}
         self._numbers: dict[int, int] = {}
@@ -147,10 +149,12 @@ class OptunaMethod(Method, ABC):
         return self._optuna.trial.create_trial(
             state=states.COMPLETE if done else states.PRUNED if stopped else states.FAIL,
             values=list(trial.values or ()) if done else list(steps.values()) or None,
-            params=values, distributions=distributions, intermediate_values=steps,
+            params=values,
+            distributions=distributions,
+            intermediate_values=steps,
             # Where Optuna keeps what `constraints_func` said of a trial that it has asked for.
             system_attrs={"constraints": [float(len(trial.violations))]},
-        )  # fmt: skip
+        )
 
     def restore(self) -> None:
         """Tell it all that happened; one with a state of its own is asked again, in that order."""
@@ -222,9 +226,12 @@ class CMAES(OptunaMethod):
 
     def sampler(self, samplers: Any, seed: int) -> Any:
         return samplers.CmaEsSampler(
-            sigma0=self.sigma, popsize=self.population, seed=seed, warn_independent_sampling=False,
+            sigma0=self.sigma,
+            popsize=self.population,
+            seed=seed,
+            warn_independent_sampling=False,
             independent_sampler=samplers.RandomSampler(seed=seed),
-        )  # fmt: skip
+        )
 
 
 @methods.register("gp")
@@ -245,9 +252,11 @@ class GaussianProcess(OptunaMethod):
 
     def sampler(self, samplers: Any, seed: int) -> Any:
         return samplers.GPSampler(
-            n_startup_trials=self.startup, seed=seed, constraints_func=_violations,
+            n_startup_trials=self.startup,
+            seed=seed,
+            constraints_func=_violations,
             warn_independent_sampling=False,
-        )  # fmt: skip
+        )
 
 
 @methods.register("qmc")
@@ -265,10 +274,12 @@ class QuasiRandom(OptunaMethod):
 
     def sampler(self, samplers: Any, seed: int) -> Any:
         return samplers.QMCSampler(
-            scramble=True, seed=seed, warn_asynchronous_seeding=False,
+            scramble=True,
+            seed=seed,
+            warn_asynchronous_seeding=False,
             warn_independent_sampling=False,
             independent_sampler=samplers.RandomSampler(seed=seed),
-        )  # fmt: skip
+        )
 
 
 @methods.register("nsga2")

@@ -53,8 +53,10 @@ class Axes:
 
     def row(self, values: Mapping[str, Any]) -> np.ndarray:
         """One point, as a row of what `ParzenEstimator` takes."""
-        found = np.array([kind.to_internal_repr(values[name])
-                          for name, kind in self.distributions.items()], float)  # fmt: skip
+        found = np.array(
+            [kind.to_internal_repr(values[name]) for name, kind in self.distributions.items()],
+            float,
+        )
         found[self.numbers] = self.scaled(found[self.numbers])
         return found
 

@@ -60,9 +60,11 @@ class PBT(Method):
         for name in self.explore or ():
             if name not in known:
                 raise ConfigError.build(
-                    repr(self), expected="explore= names of the space", got=repr(name),
+                    repr(self),
+                    expected="explore= names of the space",
+                    got=repr(name),
                     hint="known: " + ", ".join(known),
-                )  # fmt: skip
+                )
         chosen = [path for path, each in known.items() if not isinstance(each, Uniform)]
         self._fixed = (
             chosen if self.explore is None else [p for p in known if p not in self.explore]

@@ -52,9 +52,11 @@ class Promotion(Method):
         for got, is_so in problems.items():
             if is_so:
                 raise ConfigError.build(
-                    repr(self), expected="epochs= of the search, each a step of a trial that "
-                    "another method proposes", got=got,
-                )  # fmt: skip
+                    repr(self),
+                    expected="epochs= of the search, each a step of a trial that "
+                    "another method proposes",
+                    got=got,
+                )
         self._losses: dict[int, list[float]] = {}
         """How each setting did after each epoch, by the number of its first trial."""
         self._proposer.begin(self.space, self.objective, self.seed, [], self.budget, self.epochs)

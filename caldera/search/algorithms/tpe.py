@@ -113,9 +113,14 @@ class TPE(OptunaMethod):
 
     def sampler(self, samplers: Any, seed: int) -> Any:
         return samplers.TPESampler(
-            n_startup_trials=self.startup, multivariate=True, group=True, constant_liar=True,
-            seed=seed, constraints_func=violations_if_any, warn_independent_sampling=False,
-        )  # fmt: skip
+            n_startup_trials=self.startup,
+            multivariate=True,
+            group=True,
+            constant_liar=True,
+            seed=seed,
+            constraints_func=violations_if_any,
+            warn_independent_sampling=False,
+        )
 
 
 class Ranking:

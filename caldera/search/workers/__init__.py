@@ -59,14 +59,22 @@ def run_trials(
     ranks = world()
     if ranks.size > 1:
         return run_on_ranks(
-            ranks, scheduler, job, at_end, last_words, ranks_per_trial=ranks_per_trial,
-            retries=retries, hung_after=hung_after,
-        )  # fmt: skip
+            ranks,
+            scheduler,
+            job,
+            at_end,
+            last_words,
+            ranks_per_trial=ranks_per_trial,
+            retries=retries,
+            hung_after=hung_after,
+        )
     if ranks_per_trial != 1:
         raise ConfigError.build(
-            "search", expected=f"ranks for ranks_per_trial={ranks_per_trial}", got="one process",
+            "search",
+            expected=f"ranks for ranks_per_trial={ranks_per_trial}",
+            got="one process",
             hint=f"start them: caldera run -n {1 + 2 * ranks_per_trial} search.py",
-        )  # fmt: skip
+        )
     assert scheduler is not None
     if kind == "here":
         run_here(scheduler, job)
@@ -93,8 +101,9 @@ def parse_workers(workers: int | str) -> tuple[str, int]:
     usable = not isinstance(workers, bool) and number.isascii() and number.isdigit()
     if not usable or not 1 <= int(number) <= MOST_WORKERS or kind not in ("", *KINDS):
         raise ConfigError.build(
-            "search", expected="workers as a number, 'threads:4' or 'processes:4'",
+            "search",
+            expected="workers as a number, 'threads:4' or 'processes:4'",
             got=repr(workers),
-        )  # fmt: skip
+        )
     count = int(number)
     return (kind or ("here" if count == 1 else "processes")), count

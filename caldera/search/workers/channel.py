@@ -102,9 +102,10 @@ def _message(line: bytes | bytearray) -> dict[str, Any]:
         found = None
     if not isinstance(found, dict) or not isinstance(found.get("kind"), str):
         raise CommError.build(
-            "a search's worker", expected="a JSON object with its kind in a line",
+            "a search's worker",
+            expected="a JSON object with its kind in a line",
             got=repr(line[:80].decode(errors="replace")),
-        )  # fmt: skip
+        )
     return found
 
 

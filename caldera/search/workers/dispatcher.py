@@ -140,11 +140,12 @@ class Dispatcher:
         all_lost = bool(silence) and now - self._all_lost_since > silence
         if all_lost or self._in_vain > STARTS_IN_VAIN * size:
             raise CommError.build(
-                "search", expected="a worker that lives",
+                "search",
+                expected="a worker that lives",
                 got="none" if all_lost else f"{self._in_vain} that died before they ran anything",
                 hint="the study goes on when it is started again; with workers=1 you see what a "
                 "trial does",
-            )  # fmt: skip
+            )
 
     def _give_up_the_hung(self) -> None:
         now, silence = time.monotonic(), SILENT_STALLS * settings.stall_s

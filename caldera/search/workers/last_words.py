@@ -42,8 +42,9 @@ def take_over(study: Study, said: Sequence[dict[str, Any]]) -> None:
         values = given.pop("values")
         trial = Trial(
             parameters=space.decoded(given["point"]),
-            values=None if values is None else tuple(values), **given,
-        )  # fmt: skip
+            values=None if values is None else tuple(values),
+            **given,
+        )
         study.adopt(trial)
     for piece in said:
         for key, value in decoded(piece.get("notes", {})).items():

@@ -99,9 +99,11 @@ class ProcessWorkers(WorkerPool):
             self._selector.close()
             share_machine(place, self._count)
             worker = Worker(
-                Channel(connection), self._job, name=f"process {os.getpid()}",
+                Channel(connection),
+                self._job,
+                name=f"process {os.getpid()}",
                 alone=lambda: os._exit(1),
-            )  # fmt: skip
+            )
             worker.serve()
             status = 0
         except BaseException:
@@ -118,14 +120,18 @@ def _check_that_a_fork_works() -> None:
     hint = "use threads, as in workers='threads:4', or start ranks: caldera run -n 5 search.py"
     if not hasattr(os, "fork"):
         raise ConfigError.build(
-            "search workers", expected="a system that can fork for processes", got=sys.platform,
+            "search workers",
+            expected="a system that can fork for processes",
+            got=sys.platform,
             hint=hint,
-        )  # fmt: skip
+        )
     if card_count.cache_info().currsize and card_count():
         raise ConfigError.build(
-            "search workers", expected="no card in use before processes are copied",
-            got="a card that this process has opened", hint=hint,
-        )  # fmt: skip
+            "search workers",
+            expected="no card in use before processes are copied",
+            got="a card that this process has opened",
+            hint=hint,
+        )
 
 
 def _death_signal() -> Callable[..., int] | None:

@@ -75,10 +75,11 @@ def groups_of(ranks: int, ranks_per_trial: int) -> list[range]:
     """
     if not 1 <= ranks_per_trial < ranks:
         raise ConfigError.build(
-            "search", expected=f"ranks_per_trial from 1 to {ranks - 1}, since one rank is master",
+            "search",
+            expected=f"ranks_per_trial from 1 to {ranks - 1}, since one rank is master",
             got=f"{ranks_per_trial} with {ranks} ranks",
             hint=f"start more: caldera run -n {1 + 2 * ranks_per_trial} for two trials at once",
-        )  # fmt: skip
+        )
     last = ranks - ranks_per_trial
     return [range(first, first + ranks_per_trial) for first in range(1, last + 1, ranks_per_trial)]
 
@@ -118,6 +119,8 @@ def _connected(address: Mapping[str, Any]) -> Channel:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return Channel(connection)
     raise CommError.build(
-        "search", expected=f"the master at port {address['port']} of {address['hosts']}",
-        got="no answer", hint="it has ended, or a firewall is between these machines",
-    )  # fmt: skip
+        "search",
+        expected=f"the master at port {address['port']} of {address['hosts']}",
+        got="no answer",
+        hint="it has ended, or a firewall is between these machines",
+    )

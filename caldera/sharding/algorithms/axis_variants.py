@@ -65,11 +65,12 @@ def _fft_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
     return [
         Variant(
             name if n > fourier.SHORT else "gathered FFT",
-            (axis_layout(x, axis, taken),), (axis_layout(node.shape, axis, made),),
+            (axis_layout(x, axis, taken),),
+            (axis_layout(node.shape, axis, made),),
             _fft_cost(node, n, ranks),
             (node.op.name, axis, n, bool(node.attrs.get("inverse", node.op.name == "irfft"))),
         )
-    ]  # fmt: skip
+    ]
 
 
 def _run_fft(

@@ -209,8 +209,10 @@ def _scale(part: np.ndarray, comm: Communicator) -> float:
     comm.Allreduce(largest, largest, "max")
     if not np.isfinite(largest[0]):
         raise NonFiniteError.build(
-            "dmath.svd", expected="finite numbers", got="nan or infinity",
+            "dmath.svd",
+            expected="finite numbers",
+            got="nan or infinity",
             hint="look for nan or infinity in the matrix",
-        )  # fmt: skip
+        )
     exponent = int(np.frexp(largest[0])[1])
     return float(np.ldexp(1.0, exponent))

@@ -295,7 +295,8 @@ def _check(failed: int, grid: ProcessGrid) -> None:
     grid.comm.Allreduce(found, found, "max")
     if found[0] >= 0:
         raise DataError.build(
-            "dmath.cholesky", expected="a symmetric positive definite matrix",
+            "dmath.cholesky",
+            expected="a symmetric positive definite matrix",
             got=f"one whose leading {found[0]} rows and columns are none",
             hint="add a small multiple of the identity to it",
-        )  # fmt: skip
+        )

@@ -12,9 +12,15 @@ TRANSFORMS = ("fft", "rfft", "irfft")
 CONVOLUTION = 4.5
 """How many times as long a transform takes whose length has no small factors."""
 SLOWER = {
-    "sort": 250, "qr": 7, "cholesky": 6, "solve": 5, "inverse": 8, "slogdet": 4, "svd": 4,
+    "sort": 250,
+    "qr": 7,
+    "cholesky": 6,
+    "solve": 5,
+    "inverse": 8,
+    "slogdet": 4,
+    "svd": 4,
     "eigh": 4,
-}  # fmt: skip
+}
 """Operations of products that take as long as one of sorting, or of LAPACK with a matrix that one
 rank may have whole."""
 

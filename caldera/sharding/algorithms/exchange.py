@@ -27,9 +27,11 @@ def move_rows(part: np.ndarray, before: Cuts, after: Cuts, comm: Communicator) -
     found = np.zeros((after[rank + 1] - after[rank], *part.shape[1:]), part.dtype)
     received = found[: sum(b - a for a, b in arriving)]
     comm.Alltoall(
-        np.ascontiguousarray(sent), received,
-        [(b - a) * width for a, b in leaving], [(b - a) * width for a, b in arriving],
-    )  # fmt: skip
+        np.ascontiguousarray(sent),
+        received,
+        [(b - a) * width for a, b in leaving],
+        [(b - a) * width for a, b in arriving],
+    )
     return found
 
 
@@ -49,9 +51,11 @@ def rows_to_columns(part: np.ndarray, rows: Cuts, columns: Cuts, comm: Communica
     sent = np.concatenate(pieces)
     received = np.empty((height, width, *more), part.dtype)
     comm.Alltoall(
-        sent, received,
-        [piece.size for piece in pieces], [int(h) * width * each for h in np.diff(rows)],
-    )  # fmt: skip
+        sent,
+        received,
+        [piece.size for piece in pieces],
+        [int(h) * width * each for h in np.diff(rows)],
+    )
     return received
 
 

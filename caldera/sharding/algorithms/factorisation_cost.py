@@ -9,9 +9,11 @@ from caldera.sharding.algorithms.matrix import factorisation_grid
 
 Size = tuple[int, int]
 PANELS = {
-    "cholesky": ("cholesky", 1.7, 1.0), "slogdet": ("solve", 7.3, 0.45),
-    "solve": ("solve", 7.3, 1.0), "inverse": ("solve", 7.3, 1.0),
-}  # fmt: skip
+    "cholesky": ("cholesky", 1.7, 1.0),
+    "slogdet": ("solve", 7.3, 0.45),
+    "solve": ("solve", 7.3, 1.0),
+    "inverse": ("solve", 7.3, 1.0),
+}
 QR_PANELS = ("qr", 7, 1.0)
 """What a panel takes: whose messages and calls, as they are measured; as many operations for each
 of its elements and columns, for they are much slower than those of products; and how often those
@@ -39,9 +41,10 @@ def grid_cost(node: Node, ranks: int, block: int) -> Cost:
         # Even where ranks of a column share a panel, the others wait as long as for all of it.
         flops=int(slower * m * k * block) + node.op.count_flops(node) // ranks,
         copied=int(_updated(node) / block + elements * AVERAGING * (like == "cholesky"))
-        * itemsize // ranks,
+        * itemsize
+        // ranks,
         panels=((like, calls * -(-k // block)),),
-    )  # fmt: skip
+    )
     if ranks == 1:
         return work
     if like == "qr":
@@ -61,9 +64,11 @@ def grid_cost(node: Node, ranks: int, block: int) -> Cost:
     read = n * n / 2 * (1 / rows + 1 / columns)
     is_left = n * n / ranks + 3 * block * n / rows <= post_bytes(ranks) / itemsize
     return work + Cost(
-        int(sent * itemsize), awaited=int(others * itemsize), copied=int(read * itemsize),
+        int(sent * itemsize),
+        awaited=int(others * itemsize),
+        copied=int(read * itemsize),
         posted=int((sent + others) * itemsize) if is_left else 0,
-    )  # fmt: skip
+    )
 
 
 def _lu_bytes(n: int, sides: int, grid: Size, itemsize: int) -> Cost:

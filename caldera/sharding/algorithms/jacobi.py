@@ -65,9 +65,11 @@ def one_sided_jacobi(
             break
     else:
         raise NonFiniteError.build(
-            "dmath.svd", expected=f"columns that are orthogonal after {MOST_SWEEPS} sweeps",
-            got="some that are not", hint="look for nan or infinity in the matrix",
-        )  # fmt: skip
+            "dmath.svd",
+            expected=f"columns that are orthogonal after {MOST_SWEEPS} sweeps",
+            got="some that are not",
+            hint="look for nan or infinity in the matrix",
+        )
     return (
         np.concatenate((first.columns, second.columns), 1),
         np.concatenate((first.rotations, second.rotations), 1),

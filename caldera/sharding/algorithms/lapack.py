@@ -107,10 +107,20 @@ def accumulate_product(c: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float
     (left, left_apart, turn_left), (right, right_apart, turn_right) = _operand(b), _operand(a)
     (m, k), n = a.shape, b.shape[1]
     _routine(f"{kind}gemm")(
-        turn_left, turn_right, _int(n), _int(m), _int(k), _scalar(scale, c.dtype),
-        _at(left), _int(left_apart), _at(right), _int(right_apart),
-        _scalar(1.0, c.dtype), _at(c), _int(apart),
-    )  # fmt: skip
+        turn_left,
+        turn_right,
+        _int(n),
+        _int(m),
+        _int(k),
+        _scalar(scale, c.dtype),
+        _at(left),
+        _int(left_apart),
+        _at(right),
+        _int(right_apart),
+        _scalar(1.0, c.dtype),
+        _at(c),
+        _int(apart),
+    )
 
 
 def subtract_product(c: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
@@ -136,10 +146,18 @@ def solve_triangular(
     # The transpose of a x = b, which BLAS sees: its rows from the right.
     seen_lower = lower if turn == b"T" else not lower
     _routine(f"{KINDS[dtype.char]}trsm")(
-        b"R", b"L" if seen_lower else b"U", turn, b"U" if unit else b"N",
-        _int(x.shape[1]), _int(x.shape[0]), _scalar(1.0, dtype), _at(triangle), _int(apart),
-        _at(x), _int(x.shape[1]),
-    )  # fmt: skip
+        b"R",
+        b"L" if seen_lower else b"U",
+        turn,
+        b"U" if unit else b"N",
+        _int(x.shape[1]),
+        _int(x.shape[0]),
+        _scalar(1.0, dtype),
+        _at(triangle),
+        _int(apart),
+        _at(x),
+        _int(x.shape[1]),
+    )
     return x
 
 
@@ -225,9 +243,21 @@ def svd_of_bidiagonal(
         work, places = np.empty(n * (3 * n + 4), dtype), np.empty(8 * n, np.intc)
         failed = ctypes.c_int()
         _routine(f"{KINDS[dtype.char]}bdsdc", "lapack")(
-            b"U", b"I", _int(n), _at(s), _at(rest), _at(u), _int(n), _at(vt), _int(n),
-            None, None, _at(work), _at(places), ctypes.byref(failed),
-        )  # fmt: skip
+            b"U",
+            b"I",
+            _int(n),
+            _at(s),
+            _at(rest),
+            _at(u),
+            _int(n),
+            _at(vt),
+            _int(n),
+            None,
+            None,
+            _at(work),
+            _at(places),
+            ctypes.byref(failed),
+        )
         if failed.value:
             raise np.linalg.LinAlgError("SVD did not converge")
     return u.T, s, vt.T

@@ -171,10 +171,11 @@ def exchange_rows(a: np.ndarray, begin: int, moved: np.ndarray, where: Cyclic) -
         received = sent
     else:
         grid.along_column.Alltoall(
-            sent, received,
+            sent,
+            received,
             (np.bincount(taker[leaving], minlength=grid.rows) * width).tolist(),
             (np.bincount(giver[arriving], minlength=grid.rows) * width).tolist(),
-        )  # fmt: skip
+        )
     a[np.searchsorted(rows, to)] = received
 
 
@@ -197,9 +198,15 @@ def solve_lu(
 
 
 def triangular_solve(
-    a: np.ndarray, x: np.ndarray, n: int, block: int, grid: ProcessGrid, *, lower: bool,
+    a: np.ndarray,
+    x: np.ndarray,
+    n: int,
+    block: int,
+    grid: ProcessGrid,
+    *,
+    lower: bool,
     unit: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """x becomes the solution for a triangle of `a` and the right side x, panel by panel."""
     where = Cyclic((n, n), block, grid)
     begins = range(0, n, block)
@@ -263,7 +270,8 @@ def check_invertible(factors: np.ndarray, n: int, block: int, grid: ProcessGrid)
     diagonal = diagonal_of(factors, (n, n), block, grid)
     if np.any(diagonal == 0):
         raise DataError.build(
-            "dmath.solve", expected="an invertible matrix",
+            "dmath.solve",
+            expected="an invertible matrix",
             got=f"one whose pivot {int(np.argmin(np.abs(diagonal)))} is 0",
             hint="add a multiple of the identity to it, or use dmath.lstsq",
-        )  # fmt: skip
+        )

@@ -100,8 +100,10 @@ def qr_layouts(
     if is_tall(shape, ranks):
         rows = even_cuts(m, ranks)
         return (
-            rows_layout((m, n), rows), rows_layout((m, k), rows), replicated((k, n), range(ranks))
-        )  # fmt: skip
+            rows_layout((m, n), rows),
+            rows_layout((m, k), rows),
+            replicated((k, n), range(ranks)),
+        )
     block, grid = block_size(k, ranks, widest), factorisation_grid(ranks)
     return tuple(cyclic_layout(each, block, grid) for each in ((m, n), (m, k), (k, n)))
 

@@ -132,10 +132,14 @@ class ProcessGrid:
         layers, rows, columns = self.shape
         layer, row, column = self.place
         return ProcessGrid(
-            (layers, columns, rows), (layer, column, row),
-            self.along_layers, self.along_row, self.along_column, self.comm,
+            (layers, columns, rows),
+            (layer, column, row),
+            self.along_layers,
+            self.along_row,
+            self.along_column,
+            self.comm,
             not self.is_transposed,
-        )  # fmt: skip
+        )
 
 
 def _grids(comm: Communicator) -> dict[tuple[int, int, int], ProcessGrid]:
@@ -153,19 +157,23 @@ def process_grid(comm: Communicator, rows: int, columns: int, layers: int = 1) -
     """
     if layers * rows * columns != comm.size:
         raise ShapeError.build(
-            "process_grid", expected=f"a grid of {comm.size} ranks",
+            "process_grid",
+            expected=f"a grid of {comm.size} ranks",
             got=f"{layers} x {rows} x {columns}",
-        )  # fmt: skip
+        )
     shape = (layers, rows, columns)
     made = _grids(comm)
     if shape not in made:
         layer, place = divmod(comm.rank, rows * columns)
         row, column = divmod(place, columns)
         made[shape] = ProcessGrid(
-            shape, (layer, row, column),
-            _split(comm, place, layers), _split(comm, layer * columns + column, rows),
-            _split(comm, layer * rows + row, columns), comm,
-        )  # fmt: skip
+            shape,
+            (layer, row, column),
+            _split(comm, place, layers),
+            _split(comm, layer * columns + column, rows),
+            _split(comm, layer * rows + row, columns),
+            comm,
+        )
     return made[shape]
 
 

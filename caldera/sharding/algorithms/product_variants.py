@@ -33,9 +33,13 @@ def matmul_variants(node: Node, layouts: Sequence[Layout], ranks: int) -> list[V
 
 
 def product_variants(
-    a: Shape, b: Shape, transposed: tuple[bool, bool], given: Sequence[Layout], ranks: int,
+    a: Shape,
+    b: Shape,
+    transposed: tuple[bool, bool],
+    given: Sequence[Layout],
+    ranks: int,
     itemsize: int,
-) -> list[Variant]:  # fmt: skip
+) -> list[Variant]:
     """The variants for matrices of these shapes (or batches of them), which are now in layouts
     `given`: cut unevenly, but as an algorithm can take them, they stay as they are."""
     first, second = _as_read(given[0], transposed[0]), _as_read(given[1], transposed[1])
@@ -197,10 +201,14 @@ def product_cost(
         # What a rank has of both is read and written once, where others will see it.
         own = (m * inner_a + inner_b * n) * (rows * columns > 1)
         return Cost(
-            batch * sent * itemsize, batch * (messages + layers - 1), batch * flops,
-            workspace * itemsize, copied=2 * batch * own * itemsize,
-            posted=batch * sent * itemsize if steps else 0, meetings=batch * steps,
-        )  # fmt: skip
+            batch * sent * itemsize,
+            batch * (messages + layers - 1),
+            batch * flops,
+            workspace * itemsize,
+            copied=2 * batch * own * itemsize,
+            posted=batch * sent * itemsize if steps else 0,
+            meetings=batch * steps,
+        )
     if form == STATIONARY_B:
         sent = (total_m * inner_a * (columns - 1)) // columns + total_m * n * (rows - 1) // rows
         held = inner_a + 2 * n
@@ -213,9 +221,11 @@ def product_cost(
         flops = 2 * total_n * inner_b * m
     widest = -(-max(cuts[1][-1], 1) // panels)
     return Cost(
-        batch * sent * itemsize, batch * (messages * panels + layers - 1), batch * flops,
+        batch * sent * itemsize,
+        batch * (messages * panels + layers - 1),
+        batch * flops,
         held * widest * itemsize,
-    )  # fmt: skip
+    )
 
 
 def _panels(length: int, bytes_each: int) -> int:

@@ -91,9 +91,13 @@ def _run_cholesky(
 
 
 def _run_cholesky_into(
-    places: Parts, parts: Parts, inputs: Layouts, outputs: Layouts, options: Options,
+    places: Parts,
+    parts: Parts,
+    inputs: Layouts,
+    outputs: Layouts,
+    options: Options,
     comm: Communicator,
-) -> None:  # fmt: skip
+) -> None:
     (place,) = places
     if not place.flags.c_contiguous:
         np.copyto(place, _run_cholesky(parts, inputs, outputs, options, comm)[0])

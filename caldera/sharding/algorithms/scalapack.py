@@ -98,9 +98,12 @@ def _at(part: np.ndarray) -> Any:
 
 
 def multiply(
-    a: np.ndarray, b: np.ndarray, shape: tuple[int, int, int], blocks: tuple[int, int, int],
+    a: np.ndarray,
+    b: np.ndarray,
+    shape: tuple[int, int, int],
+    blocks: tuple[int, int, int],
     grid: ProcessGrid,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """This rank's part of A B, for parts of A (m x k) and B (k x n) in blocks on a grid."""
     m, k, n = shape
     block_m, block_k, block_n = blocks
@@ -109,12 +112,28 @@ def multiply(
     c = np.empty((a.shape[0], b.shape[1]), dtype)
     scalar = ctypes.c_double if dtype.char == "d" else ctypes.c_float
     context.call(
-        "gemm", dtype, b"N", b"N", _int(n), _int(m), _int(k), ctypes.byref(scalar(1)),
-        _at(b), _ONE, _ONE, context.describe(b, (k, n), (block_k, block_n)),
-        _at(a), _ONE, _ONE, context.describe(a, (m, k), (block_m, block_k)),
+        "gemm",
+        dtype,
+        b"N",
+        b"N",
+        _int(n),
+        _int(m),
+        _int(k),
+        ctypes.byref(scalar(1)),
+        _at(b),
+        _ONE,
+        _ONE,
+        context.describe(b, (k, n), (block_k, block_n)),
+        _at(a),
+        _ONE,
+        _ONE,
+        context.describe(a, (m, k), (block_m, block_k)),
         ctypes.byref(scalar(0)),
-        _at(c), _ONE, _ONE, context.describe(c, (m, n), (block_m, block_n)),
-    )  # fmt: skip
+        _at(c),
+        _ONE,
+        _ONE,
+        context.describe(c, (m, n), (block_m, block_n)),
+    )
     return c
 
 
@@ -123,14 +142,22 @@ def cholesky(part: np.ndarray, n: int, block: int, grid: ProcessGrid) -> np.ndar
     a = np.ascontiguousarray(part).copy()
     context, failed = context_of(grid), ctypes.c_int()
     context.call(
-        "potrf", a.dtype, b"U", _int(n), _at(a), _ONE, _ONE,
-        context.describe(a, (n, n), (block, block)), ctypes.byref(failed),
-    )  # fmt: skip
+        "potrf",
+        a.dtype,
+        b"U",
+        _int(n),
+        _at(a),
+        _ONE,
+        _ONE,
+        context.describe(a, (n, n), (block, block)),
+        ctypes.byref(failed),
+    )
     if failed.value:
         raise DataError.build(
-            "cholesky", expected="a positive definite matrix",
+            "cholesky",
+            expected="a positive definite matrix",
             got=f"one whose leading part of size {failed.value} is not",
-        )  # fmt: skip
+        )
     return a
 
 
@@ -148,9 +175,20 @@ def qr(part: np.ndarray, n: int, block: int, grid: ProcessGrid) -> tuple[np.ndar
         for _ in range(2):
             # Asked first how much room it needs.
             context.call(
-                name, a.dtype, _int(n), _int(n), *extra, _at(a), _ONE, _ONE, describe,
-                _at(scales), _at(work), _int(length), ctypes.byref(failed),
-            )  # fmt: skip
+                name,
+                a.dtype,
+                _int(n),
+                _int(n),
+                *extra,
+                _at(a),
+                _ONE,
+                _ONE,
+                describe,
+                _at(scales),
+                _at(work),
+                _int(length),
+                ctypes.byref(failed),
+            )
             if length < 0:
                 length = int(work[0])
                 work = np.empty(max(length, 1), a.dtype)

@@ -85,9 +85,16 @@ class Factors:
 
 
 def multiply_in_memory(
-    c: np.ndarray, a: np.ndarray, b: np.ndarray, grid: ProcessGrid, rows: Cuts, inner_a: Cuts,
-    inner_b: Cuts, columns: Cuts, steps: int,
-) -> None:  # fmt: skip
+    c: np.ndarray,
+    a: np.ndarray,
+    b: np.ndarray,
+    grid: ProcessGrid,
+    rows: Cuts,
+    inner_a: Cuts,
+    inner_b: Cuts,
+    columns: Cuts,
+    steps: int,
+) -> None:
     """c = this rank's block of A B, as `product.stationary_c` has it, in so many steps."""
     factors = Factors(a, b, grid, rows, inner_a, inner_b, columns)
     stretches, exchange = stretches_of(inner_a, inner_b), shared_exchange(grid.comm)

@@ -113,9 +113,11 @@ def _bidiagonal_cost(m: int, n: int, ranks: int, itemsize: int) -> Cost:
     sums = 2 * (m - n / 2) * n * (2 * (ranks - 1) / ranks)
     return Cost(
         int((sums + n * n) * itemsize) * (ranks > 1),
-        flops=n * n * (n + DIVIDING) + back, workspace=6 * n * n * itemsize,
-        copied=int(9 / 4 * left / ranks * itemsize), panels=(("reflection", n),),
-    )  # fmt: skip
+        flops=n * n * (n + DIVIDING) + back,
+        workspace=6 * n * n * itemsize,
+        copied=int(9 / 4 * left / ranks * itemsize),
+        panels=(("reflection", n),),
+    )
 
 
 def _run_svd(

@@ -37,16 +37,26 @@ def spmd(
 
 
 def spmd_node(
-    node: Node, variant: Variant, parts: Sequence[Node], tokens: Sequence[Node], *, rank: int,
+    node: Node,
+    variant: Variant,
+    parts: Sequence[Node],
+    tokens: Sequence[Node],
+    *,
+    rank: int,
     number: int,
-) -> Node:  # fmt: skip
+) -> Node:
     """A node of whole values as one rank runs it, from its parts of the inputs, after a token."""
     made: Node = spmd.node(
-        *parts, *tokens,
-        algorithm=node.op.name, given=variant.inputs, made=variant.outputs,
-        dtypes=tuple(spec.dtype for spec in node.outputs), options=variant.options,
-        rank=rank, number=number,
-    )  # fmt: skip
+        *parts,
+        *tokens,
+        algorithm=node.op.name,
+        given=variant.inputs,
+        made=variant.outputs,
+        dtypes=tuple(spec.dtype for spec in node.outputs),
+        options=variant.options,
+        rank=rank,
+        number=number,
+    )
     return made
 
 

@@ -19,9 +19,15 @@ OVERSAMPLING = 8
 
 
 def largest_singular(
-    part: np.ndarray, rows: int, k: int, comm: Communicator, *, seed: int = 0,
-    tolerance: float | None = None, most_steps: int = 60,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    part: np.ndarray,
+    rows: int,
+    k: int,
+    comm: Communicator,
+    *,
+    seed: int = 0,
+    tolerance: float | None = None,
+    most_steps: int = 60,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """This rank's rows of U, and on all ranks s, Vᴴ and a bound for the error of each s."""
     n, dtype = part.shape[1], part.dtype
     k = min(k, rows, n)

@@ -49,13 +49,17 @@ class Algorithm:
     run_into: (
         Callable[
             [
-                Sequence[np.ndarray], Sequence[np.ndarray], Sequence[Layout], Sequence[Layout],
-                Options, Communicator,
+                Sequence[np.ndarray],
+                Sequence[np.ndarray],
+                Sequence[Layout],
+                Sequence[Layout],
+                Options,
+                Communicator,
             ],
             None,
         ]
         | None
-    ) = None  # fmt: skip
+    ) = None
 
 
 @dataclass(frozen=True)

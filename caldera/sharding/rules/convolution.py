@@ -61,11 +61,14 @@ def _spatial(graph: Propagation, node: Node) -> Spatial | None:
     attrs = node.attrs
     windows = tuple(
         Window(
-            images[axis], kernel[axis], attrs["stride"][axis - 2], attrs["padding"][axis - 2][0],
+            images[axis],
+            kernel[axis],
+            attrs["stride"][axis - 2],
+            attrs["padding"][axis - 2][0],
             attrs["dilation"][axis - 2],
         )
         for axis in SPACE
-    )  # fmt: skip
+    )
     for given in node.inputs:
         layout = graph.suited(given)
         if given.shape == images or given.shape == results:
@@ -138,9 +141,15 @@ def _with_halo(
     assert cuts is not None
     with graph.messaging():
         made = halo.node(
-            part, *graph.tokens(), axis=axis, cuts=cuts, wanted=tuple(wanted), peers=peers,
-            rank=graph.rank, number=len(graph.moves),
-        )  # fmt: skip
+            part,
+            *graph.tokens(),
+            axis=axis,
+            cuts=cuts,
+            wanted=tuple(wanted),
+            peers=peers,
+            rank=graph.rank,
+            number=len(graph.moves),
+        )
     return graph.communicate(made)[0]
 
 

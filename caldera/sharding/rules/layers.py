@@ -111,8 +111,9 @@ def _(graph: Propagation, node: Node) -> list[Way]:
 
     inputs = tuple(of(given.shape) for given in node.inputs)
     outputs: tuple[Letters, ...] = (
-        (*letters, None, None), (*letters, *(None,) * (len(logarithm.shape) - count)),
-    )  # fmt: skip
+        (*letters, None, None),
+        (*letters, *(None,) * (len(logarithm.shape) - count)),
+    )
     return letter_ways(graph, node, Signature(inputs, outputs))
 
 

@@ -90,9 +90,14 @@ def _(graph: Propagation, node: Node) -> Lazy:
         with graph.messaging():
             # Its kernel is the host's, as are those that send.
             return random_part(
-                own, first, layout=layout, rank=graph.rank, dtype=node.dtype,
-                stream=node.attrs["stream"], normal=node.op.name == "random_normal",
-            )  # fmt: skip
+                own,
+                first,
+                layout=layout,
+                rank=graph.rank,
+                dtype=node.dtype,
+                stream=node.attrs["stream"],
+                normal=node.op.name == "random_normal",
+            )
 
     return Lazy(make, _free)
 

@@ -62,8 +62,11 @@ def check_model_gradients(
     count = len(data)
     widened = Float64Graph()
     loss = Expr(widened.node(_loss(steps, count, training).node))
-    copies = {p.name: widened.variables[p.symbol] for p in model.trainable()
-              if p.symbol in widened.variables}  # fmt: skip
+    copies = {
+        p.name: widened.variables[p.symbol]
+        for p in model.trainable()
+        if p.symbol in widened.variables
+    }
     feeds = steps.feeds(data.batch(np.arange(count)), None)
     slopes = compile([loss, *op.grad(loss, list(copies.values()))])
     value, *exact = [np.array(each.numpy()) for each in slopes.run(feeds)]

@@ -155,11 +155,12 @@ def _fed(run: Run, epoch: _Epoch, step: int) -> tuple[int | Batch, dict[str, Any
 
 def _unexplained(step: int) -> NonFiniteError:
     return NonFiniteError.build(
-        f"fit, step {step}", expected="a finite loss", got="nan or infinity from a stream that "
-        "cannot be read again to say where it came from",
+        f"fit, step {step}",
+        expected="a finite loss",
+        got="nan or infinity from a stream that cannot be read again to say where it came from",
         hint="look for nan and for classes without an output in its samples; a function that gives "
         "a new iterator can be read again",
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -188,22 +189,25 @@ def explain(
     if found is None:
         narrow = steps.model.precision == "float16"
         error = NonFiniteError.build(
-            where, expected="a finite loss",
+            where,
+            expected="a finite loss",
             got=f"one that is finite in full precision, with values up to {_largest(values):.3g}",
             hint='use precision="bfloat16" (--precision bfloat16), whose range is that of float32'
             if narrow
             else "values of this size overflow where they are squared or multiplied on the way: "
             + _USUAL_HINT,
-        )  # fmt: skip
+        )
         return error, "precision"
     symbol = found.node.attrs.get("symbol")
     if isinstance(symbol, Symbol) and symbol.role == "input":
         return _bad_data(where, symbol.name, found.value), "data"
     if isinstance(symbol, Symbol):
         error = NonFiniteError.build(
-            where, expected="finite values", got=f"{_kind(found.value)} already in {symbol.name}",
+            where,
+            expected="finite values",
+            got=f"{_kind(found.value)} already in {symbol.name}",
             hint="the gradients of the step before were not finite: " + _USUAL_HINT,
-        )  # fmt: skip
+        )
         return error, "variable"
     inputs = [values[given][0] for given in found.node.inputs]
     return _bad_op(where, found, LayerProvenance(steps, like), inputs), "op"
@@ -221,23 +225,25 @@ def _bad_op(
         place = f" {'in' if layers.wrote(found.node) else 'after'} layer {layer}"
     ranges = " and ".join(each for each in map(_range, inputs) if each)
     return NonFiniteError.build(
-        where, expected="finite values",
+        where,
+        expected="finite values",
         got=f"{_kind(found.value)} from op.{name}{place}"
         + (f", whose inputs are {ranges}" if ranges else "")
         + f" ({describe(found.node, 1)})",
         hint=_HINTS.get(name, _USUAL_HINT),
-    )  # fmt: skip
+    )
 
 
 def _bad_data(where: str, name: str, value: np.ndarray) -> NonFiniteError:
     bad = ~np.isfinite(value)
     sample = int(np.argwhere(bad)[0][0])
     return NonFiniteError.build(
-        where, expected="finite values",
+        where,
+        expected="finite values",
         got=f"{_kind(value)} in {_ROLES[name[0]]} {name}: {int(bad.sum())} of {bad.size} values, "
         f"first in sample {sample} of the batch",
         hint="clean the data; np.isfinite(x).all() should be true",
-    )  # fmt: skip
+    )
 
 
 def computed(program: Program, feeds: Mapping[str, Any], zero: Set[Symbol] = frozenset()) -> Values:

@@ -97,9 +97,11 @@ def read_checkpoint(path: Path, step: int) -> Checkpoint:
     problems = differences(content["tensors"], tensors)
     if problems:
         raise CheckpointError.build(
-            where, expected="the tensors that were saved", got="; ".join(problems[:8]),
+            where,
+            expected="the tensors that were saved",
+            got="; ".join(problems[:8]),
             hint="the file is damaged",
-        )  # fmt: skip
+        )
     return Checkpoint(step, tensors, decoded(content["state"]))
 
 
@@ -123,9 +125,11 @@ def _content(path: Path) -> dict[str, Any]:
         intact = False
     if not intact:
         raise CheckpointError.build(
-            f"{where}, {path.name}", expected=f"the JSON of {FORMAT} with its digest",
-            got="something else", hint="the file is damaged",
-        )  # fmt: skip
+            f"{where}, {path.name}",
+            expected=f"the JSON of {FORMAT} with its digest",
+            got="something else",
+            hint="the file is damaged",
+        )
     found: dict[str, Any] = content
     return found
 

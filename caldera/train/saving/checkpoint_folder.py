@@ -82,9 +82,10 @@ class CheckpointFolder:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise CheckpointError.build(
-                f"checkpoint in {self.path}", expected="a folder that can be written",
+                f"checkpoint in {self.path}",
+                expected="a folder that can be written",
                 got=f"{type(failure).__name__}: {failure}",
-            ) from failure  # fmt: skip
+            ) from failure
 
     def _try_write(self, step: int, tensors: dict[str, np.ndarray], text: str) -> None:
         try:
@@ -146,9 +147,11 @@ class CheckpointFolder:
                 )
         if damaged:
             raise CheckpointError.build(
-                f"checkpoints in {self.path}", expected="at least one that verifies",
-                got="damage in " + ", ".join(damaged), hint="move them away to start anew",
-            )  # fmt: skip
+                f"checkpoints in {self.path}",
+                expected="at least one that verifies",
+                got="damage in " + ", ".join(damaged),
+                hint="move them away to start anew",
+            )
         return None
 
     def _found(self) -> list[tuple[int, Path]]:

@@ -85,10 +85,11 @@ class Checkpointer(Callback):
         there = self.folder.steps() if run.communicator.rank == 0 else []
         if there and not self._resumed:
             raise CheckpointError.build(
-                f"checkpoints in {self.folder.path}", expected="none from another run",
+                f"checkpoints in {self.folder.path}",
+                expected="none from another run",
                 got=f"one of step {there[0]}",
                 hint="continue it with fit(..., resume=True) (--resume), or name another folder",
-            )  # fmt: skip
+            )
         self._last_time = time.monotonic()
 
     def batch_ends(self, run: Run) -> None:
@@ -167,9 +168,11 @@ class Checkpointer(Callback):
             self._restore(run, found, where)
         except (KeyError, TypeError) as problem:
             raise CheckpointError.build(
-                where, expected="the state of a run", got=f"one without {problem}",
+                where,
+                expected="the state of a run",
+                got=f"one without {problem}",
                 hint="was it written by another version?",
-            ) from problem  # fmt: skip
+            ) from problem
         return True
 
     def _read(self, run: Run) -> Checkpoint | None:
@@ -198,10 +201,11 @@ class Checkpointer(Callback):
         rules = _rules(run)
         if state["model"] != fingerprint(run.model) or len(state["rules"]) != len(rules):
             raise CheckpointError.build(
-                where, expected="the layers and schedules of this model",
+                where,
+                expected="the layers and schedules of this model",
                 got="others with the same parameters",
                 hint="resume with the model that was saved, or load its weights alone",
-            )  # fmt: skip
+            )
         known = state.get("schema")
         if known is not None and run.model.schema is not None:
             Schema.from_plain(known, where).check(run.model.schema, where)
@@ -209,8 +213,10 @@ class Checkpointer(Callback):
         if state["kernels"] != kernels and same_ranks and run.communicator.rank == 0:
             warnings.warn(
                 f"{where}: other kernels serve this run than the one that was saved; results agree "
-                "up to rounding, but not to the bit", RuntimeWarning, stacklevel=4,
-            )  # fmt: skip
+                "up to rounding, but not to the bit",
+                RuntimeWarning,
+                stacklevel=4,
+            )
         loader = state["loader"]
         run.loader.restore({**loader, "seed": run.steps.strategy.rank_seed(loader["seed"])})
         assign_all(variables, own, where)
@@ -278,10 +284,11 @@ def _restore_batch_size(run: Run, state: dict[str, Any], where: str) -> None:
         run.loader.batch_size = size
     elif state["batch"] and size != run.loader.batch_size:
         raise CheckpointError.build(
-            where, expected=f"a batch size of {size}, with which its epoch began",
+            where,
+            expected=f"a batch size of {size}, with which its epoch began",
             got=f"{run.loader.batch_size}",
             hint=f"resume with batch_size={size} (--batch-size {size})",
-        )  # fmt: skip
+        )
 
 
 def _callbacks(run: Run) -> dict[str, Callback]:

@@ -46,9 +46,17 @@ WITHOUT_DIGEST = "caldera-1"
 KEY, DIGEST = "caldera", "caldera-digest"
 """The names of our text in the metadata, and of its digest."""
 SETTINGS = (
-    "loss", "loss_weights", "optimizer", "metrics", "batch_size", "epochs", "dtype", "precision",
-    "seed", "name",
-)  # fmt: skip
+    "loss",
+    "loss_weights",
+    "optimizer",
+    "metrics",
+    "batch_size",
+    "epochs",
+    "dtype",
+    "precision",
+    "seed",
+    "name",
+)
 _KEYS = {"format", "kind", "class", "layers", "settings", "inputs", "tensors"}
 _LATER_KEYS = {"schema", "open_lengths"}
 """What older files do not have."""
@@ -150,9 +158,11 @@ def read_content(path: Source) -> dict[str, Any]:
     text = metadata.get(KEY)
     if text is None and DIGEST not in metadata:
         raise DataError.build(
-            where, expected="a model file of Caldera", got="a safetensors file without a model",
+            where,
+            expected="a model file of Caldera",
+            got="a safetensors file without a model",
             hint="load its tensors into a model you have with model.load_weights(path)",
-        )  # fmt: skip
+        )
     if text is None or (DIGEST in metadata and metadata[DIGEST] != digest(text)):
         raise _damaged(where)
     try:
@@ -164,10 +174,11 @@ def read_content(path: Source) -> dict[str, Any]:
         raise _damaged(where)
     if not isinstance(content, dict) or said not in (FORMAT, WITHOUT_DIGEST):
         raise DataError.build(
-            where, expected=f"the format {FORMAT}",
+            where,
+            expected=f"the format {FORMAT}",
             got=repr(content.get("format") if isinstance(content, dict) else content)[:100],
             hint="a newer Caldera may have written it",
-        )  # fmt: skip
+        )
     if not _KEYS <= set(content) <= _KEYS | _LATER_KEYS or not isinstance(content["tensors"], dict):
         raise DataError.build(
             where, expected=", ".join(sorted(_KEYS)), got=", ".join(sorted(content))
@@ -177,17 +188,21 @@ def read_content(path: Source) -> dict[str, Any]:
         there = file_size(file)
     if wanted > there:
         raise DataError.build(
-            where, expected=f"{wanted} bytes of tensors", got=f"a file of {there} bytes",
+            where,
+            expected=f"{wanted} bytes of tensors",
+            got=f"a file of {there} bytes",
             hint="the file is damaged",
-        )  # fmt: skip
+        )
     return content
 
 
 def _damaged(where: str) -> DataError:
     return DataError.build(
-        where, expected="a text with its digest", got="a text that does not fit its digest",
+        where,
+        expected="a text with its digest",
+        got="a text that does not fit its digest",
         hint="the file is damaged",
-    )  # fmt: skip
+    )
 
 
 def read_schema(content: Mapping[str, Any], where: str) -> Schema | None:
@@ -199,9 +214,11 @@ def read_schema(content: Mapping[str, Any], where: str) -> Schema | None:
     shape = content["inputs"][0][0]
     if schema.columns and list(shape) != [len(schema.features)]:
         raise DataError.build(
-            where, expected=f"a schema of {shape} features", got=f"{len(schema.features)}",
+            where,
+            expected=f"a schema of {shape} features",
+            got=f"{len(schema.features)}",
             hint="the file is damaged",
-        )  # fmt: skip
+        )
     return schema
 
 
@@ -211,9 +228,11 @@ def read_tensors(path: Source, content: Mapping[str, Any]) -> dict[str, np.ndarr
     problems = differences(content["tensors"], tensors)
     if problems:
         raise CheckpointError.build(
-            file_name_of(path), expected="the tensors that were saved", got="; ".join(problems[:8]),
+            file_name_of(path),
+            expected="the tensors that were saved",
+            got="; ".join(problems[:8]),
             hint="the file is damaged",
-        )  # fmt: skip
+        )
     return tensors
 
 

@@ -28,9 +28,11 @@ def by_name(variables: Iterable[Variable]) -> dict[str, Variable]:
     for variable in variables:
         if variable.name in found:
             raise CheckpointError.build(
-                variable.name, expected="a name of its own for each variable", got="two alike",
+                variable.name,
+                expected="a name of its own for each variable",
+                got="two alike",
                 hint="give one of the layers another name=",
-            )  # fmt: skip
+            )
         found[variable.name] = variable
     return found
 
@@ -106,9 +108,11 @@ def check_fit(
         shown = "; ".join(problems[:8])
         more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
         raise CheckpointError.build(
-            where, expected="values for every variable and no others", got=shown + more,
+            where,
+            expected="values for every variable and no others",
+            got=shown + more,
             hint="was it made for another model?",
-        )  # fmt: skip
+        )
 
 
 # --- as it was before anything was learned

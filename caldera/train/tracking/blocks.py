@@ -38,10 +38,13 @@ def blocks_of(model: Model) -> list[BlockRecord]:
         reads = sorted({each for given in call.inputs for each in _read(given.node, makers)})
         found.append(
             BlockRecord(
-                call.layer.path, type(call.layer).__name__, list(call.outputs[0].shape[1:]),
-                sum(each.size for each in call.layer.parameters()), reads or [_INPUT],
+                call.layer.path,
+                type(call.layer).__name__,
+                list(call.outputs[0].shape[1:]),
+                sum(each.size for each in call.layer.parameters()),
+                reads or [_INPUT],
             )
-        )  # fmt: skip
+        )
         # A layer may hand on what it was given: whoever reads that from now on reads it from here.
         makers |= {output.node: number for output in call.outputs}
     return found

@@ -138,12 +138,15 @@ def _mistakes(
     chosen = wrong[np.argsort(-sure[wrong], kind="stable")][:MOST_MISTAKES]
     return [
         MistakeRecord(
-            sample=first + int(each), true=int(actual[each]), predicted=int(said[each]),
-            confidence=float(sure[each]), probability=float(likely[each, actual[each]]),
+            sample=first + int(each),
+            true=int(actual[each]),
+            predicted=int(said[each]),
+            confidence=float(sure[each]),
+            probability=float(likely[each, actual[each]]),
             picture=thumbnail(inputs[each]),
         )
         for each in chosen
-    ]  # fmt: skip
+    ]
 
 
 def _most_confident(mistakes: Sequence[MistakeRecord]) -> list[MistakeRecord]:

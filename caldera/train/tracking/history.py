@@ -115,9 +115,11 @@ class History(Mapping[str, list[Any]]):
     def __getitem__(self, column: str) -> list[Any]:
         if column not in self._columns:
             raise ConfigError.build(
-                "history", expected="a column it has", got=repr(column),
+                "history",
+                expected="a column it has",
+                got=repr(column),
                 hint=nearest(column, self._columns),
-            )  # fmt: skip
+            )
         return self._columns[column]
 
     def __contains__(self, column: object) -> bool:
@@ -226,18 +228,20 @@ class History(Mapping[str, list[Any]]):
             isinstance(epoch, int) and 0 <= epoch < _MOST_EPOCHS for epoch in epochs
         ):
             raise DataError.build(
-                "History.from_dict", expected="epochs as whole numbers from 0 on",
+                "History.from_dict",
+                expected="epochs as whole numbers from 0 on",
                 got=shown(epochs),
-            )  # fmt: skip
+            )
         made.epochs = [int(epoch) for epoch in epochs]
         made.stopped = str(given["stopped"])
         made.learning_rates = _rates(given.get(_RATES, []), len(made.epochs))
         for name, column in given["columns"].items():
             if not isinstance(column, list) or len(column) != len(made.epochs):
                 raise DataError.build(
-                    "History.from_dict", expected=f"{len(made.epochs)} values in a column",
+                    "History.from_dict",
+                    expected=f"{len(made.epochs)} values in a column",
                     got=f"another number in {name!r}",
-                )  # fmt: skip
+                )
             made._columns[str(name)] = [_read(value, name) for value in column]
         return made
 

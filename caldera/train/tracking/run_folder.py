@@ -116,10 +116,11 @@ class RunFolder:
         content = self._read_json(RUN)
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise DataError.build(
-                str(self.path / RUN), expected=f"the format {FORMAT}",
+                str(self.path / RUN),
+                expected=f"the format {FORMAT}",
                 got=repr(content.get("format") if isinstance(content, dict) else content)[:80],
                 hint="another version of Caldera may have written it",
-            )  # fmt: skip
+            )
         record = from_plain(RunRecord, content, RUN)
         _check_shapes(record)
         return record
@@ -152,9 +153,11 @@ class RunFolder:
         path = self.path / name
         if not path.is_file():
             raise DataError.build(
-                str(self.path), expected="the folder of a run", got=f"none that has {name}",
+                str(self.path),
+                expected="the folder of a run",
+                got=f"none that has {name}",
                 hint="`caldera train --out FOLDER` writes one, and so does cd.RunFolder(FOLDER)",
-            )  # fmt: skip
+            )
         if path.stat().st_size > _MOST_BYTES:
             raise DataError.build(
                 str(path), expected=f"at most {_MOST_BYTES} bytes", got=f"{path.stat().st_size}"
@@ -182,9 +185,10 @@ def _check_shapes(record: RunRecord) -> None:
     for number, block in enumerate(record.network.blocks or []):
         if any(not -1 <= each < number for each in block.reads):
             raise DataError.build(
-                f"{RUN}.network.blocks[{number}]", expected="blocks that come before it",
+                f"{RUN}.network.blocks[{number}]",
+                expected="blocks that come before it",
                 got=repr(block.reads)[:80],
-            )  # fmt: skip
+            )
 
 
 def _check_classes(found: ClassesRecord, classes: int) -> None:

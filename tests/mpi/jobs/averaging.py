@@ -25,9 +25,13 @@ everyone = world()
 def network(seed: int = 0) -> cd.NeuralNetwork:
     layers = [nn.Input((FEATURES,)), nn.Dense(5, activation="tanh"), nn.Dropout(0.3)]
     return cd.NeuralNetwork(
-        [*layers, nn.Dense(CLASSES)], optimizer="momentum", learning_rate=0.1, dtype="float64",
-        batch_size=10, seed=seed,
-    )  # fmt: skip
+        [*layers, nn.Dense(CLASSES)],
+        optimizer="momentum",
+        learning_rate=0.1,
+        dtype="float64",
+        batch_size=10,
+        seed=seed,
+    )
 
 
 def values(model: cd.Model) -> dict[str, np.ndarray]:

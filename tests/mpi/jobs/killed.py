@@ -41,9 +41,14 @@ def main(mode: str, victim: int) -> None:
     model = cd.NeuralNetwork([nn.Input((6,)), nn.Dense(3)], batch_size=10, dtype="float64")
     strategy = parallel.ParameterServer(mode=mode, bound=1 if mode == "stale" else None)
     history = model.fit(
-        data, parallel=strategy, epochs=EPOCHS, verbose=0, callbacks=[Kill(victim)],
-        checkpoint=Path("saved"), resume=restarted(),
-    )  # fmt: skip
+        data,
+        parallel=strategy,
+        epochs=EPOCHS,
+        verbose=0,
+        callbacks=[Kill(victim)],
+        checkpoint=Path("saved"),
+        resume=restarted(),
+    )
     assert len(history["loss"]) == EPOCHS
 
 

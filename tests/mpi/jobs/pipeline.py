@@ -27,9 +27,14 @@ y = generator.integers(0, CLASSES, 20)
 
 def trained(strategy: Strategy, **how: Any) -> tuple[dict[str, np.ndarray], cd.History]:
     layers = [
-        nn.Input((FEATURES,)), nn.Dense(WIDE, activation="tanh"), nn.Dropout(0.3), nn.ReLU(),
-        nn.Dense(8), nn.Dense(WIDE, activation="tanh"), nn.Dense(CLASSES),
-    ]  # fmt: skip
+        nn.Input((FEATURES,)),
+        nn.Dense(WIDE, activation="tanh"),
+        nn.Dropout(0.3),
+        nn.ReLU(),
+        nn.Dense(8),
+        nn.Dense(WIDE, activation="tanh"),
+        nn.Dense(CLASSES),
+    ]
     clipped = optim.SGD(0.1, momentum=0.9, clip=optim.ClipNorm(1.0))
     model = cd.NeuralNetwork(layers, optimizer=clipped, dtype="float64", batch_size=10)
     history = model.fit((x, y), validation=(x, y), parallel=strategy, verbose=0, **how)

@@ -44,9 +44,15 @@ def main() -> None:
     x = np.linspace(-1, 1, 40, dtype="float32")[:, None]
     rates = {"learning_rate": search.choice([0.01, 0.3])}
     study = search.run(
-        line, rates, (x, 2 * x), method="grid", epochs=4, ranks_per_trial=2, folder="study",
+        line,
+        rates,
+        (x, 2 * x),
+        method="grid",
+        epochs=4,
+        ranks_per_trial=2,
+        folder="study",
         verbose=0,
-    )  # fmt: skip
+    )
     print(f"rank {rank}: best {study.best.parameters} after {len(study.best.curve)}", flush=True)
     if "dies" in sys.argv:
         study = search.run(dies_once, {"x": search.integer(0, 9)}, method="grid", verbose=0)

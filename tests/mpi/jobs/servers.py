@@ -23,8 +23,11 @@ def trained(strategy: Strategy, *, statistics: bool) -> tuple[dict[str, np.ndarr
     between = [nn.BatchNorm(), nn.Dropout(0.3)] if statistics else [nn.ReLU()]
     model = cd.NeuralNetwork(
         [nn.Input((FEATURES,)), nn.Dense(5, bias=False), *between, nn.Dense(CLASSES)],
-        optimizer="sgd", learning_rate=0.1, dtype="float64", batch_size=10,
-    )  # fmt: skip
+        optimizer="sgd",
+        learning_rate=0.1,
+        dtype="float64",
+        batch_size=10,
+    )
     history = model.fit((x, y), validation=(x, y), parallel=strategy, epochs=2, verbose=0)
     kept = [*model.parameters(), *model.states(), *model.optimizer.variables()]
     return {each.name: each.numpy() for each in kept}, history

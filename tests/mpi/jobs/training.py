@@ -28,9 +28,13 @@ def samples(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 def network() -> cd.NeuralNetwork:
     layers = [
-        nn.Input((FEATURES,)), nn.Dense(5, bias=False), nn.BatchNorm(), nn.ReLU(), nn.Dropout(0.3),
+        nn.Input((FEATURES,)),
+        nn.Dense(5, bias=False),
+        nn.BatchNorm(),
+        nn.ReLU(),
+        nn.Dropout(0.3),
         nn.Dense(CLASSES),
-    ]  # fmt: skip
+    ]
     return cd.NeuralNetwork(
         layers, optimizer="momentum", learning_rate=0.1, dtype="float64", batch_size=10
     )
@@ -70,9 +74,9 @@ def main(folder: Path, family: str, only: list[str]) -> None:
 
     @cache
     def one_process(count: int) -> tuple[dict[str, np.ndarray], dict[str, list[float]]]:
-        return of_rank_0(everyone, lambda: trained(
-            samples(count), SingleProcessStrategy(), verbose=0
-        ))  # fmt: skip
+        return of_rank_0(
+            everyone, lambda: trained(samples(count), SingleProcessStrategy(), verbose=0)
+        )
 
     for name in only or FAMILIES[family]:
         count = 25 if name in UNEVEN else 20

@@ -75,12 +75,19 @@ def test_augmentation() -> None:
     assert not audio.add_noise(np.zeros(5), np.zeros(9), snr=3.0).any()
 
 
-@pytest.mark.parametrize("call", [
-    lambda: audio.fbank(X[:100], 16000), lambda: audio.fbank(X[None, None], 16000),
-    lambda: audio.fbank(X.astype("int16"), 16000), lambda: audio.fbank(X, 16000, low=9000.0),
-    lambda: audio.stft(X, 512, window="box"), lambda: audio.cepstra(X[:9], 10),
-    lambda: audio.change_speed(X, 0.0), lambda: audio.resample(X, 0, 8000),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: audio.fbank(X[:100], 16000),
+        lambda: audio.fbank(X[None, None], 16000),
+        lambda: audio.fbank(X.astype("int16"), 16000),
+        lambda: audio.fbank(X, 16000, low=9000.0),
+        lambda: audio.stft(X, 512, window="box"),
+        lambda: audio.cepstra(X[:9], 10),
+        lambda: audio.change_speed(X, 0.0),
+        lambda: audio.resample(X, 0, 8000),
+    ],
+)
 def test_misuse_is_told(call: object) -> None:
     with pytest.raises(CalderaError, match=r"expected .*, got"):
         call()  # type: ignore[operator]

@@ -41,10 +41,16 @@ def test_channels_and_what_is_no_sound(tmp_path: Path) -> None:
         audio.read(tmp_path / "none.wav")
 
 
-@pytest.mark.parametrize(("name", "subtype", "step"), [
-    ("a.flac", "PCM_16", 1 / 32768), ("a.flac", "PCM_24", 3e-7), ("a.ogg", "VORBIS", 0.05),
-    ("a.wav", "FLOAT", 1e-7), ("a.wav", "ULAW", 0.03),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "subtype", "step"),
+    [
+        ("a.flac", "PCM_16", 1 / 32768),
+        ("a.flac", "PCM_24", 3e-7),
+        ("a.ogg", "VORBIS", 0.05),
+        ("a.wav", "FLOAT", 1e-7),
+        ("a.wav", "ULAW", 0.03),
+    ],
+)
 def test_flac_ogg_and_wav_that_the_standard_library_does_not_know(
     tmp_path: Path, name: str, subtype: str, step: float
 ) -> None:
@@ -102,9 +108,10 @@ def test_archives_that_kaldiio_wrote(tmp_path: Path, name: str) -> None:
 def test_what_is_written_is_read(tmp_path: Path, form: kaldi.Form) -> None:
     given = {
         "m": np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32),
-        "d": np.linspace(0, 1, 6).reshape(2, 3), "v": np.array([0.1, -1e-9], np.float32),
+        "d": np.linspace(0, 1, 6).reshape(2, 3),
+        "v": np.array([0.1, -1e-9], np.float32),
         "ali": np.array([5, 5, -1], np.int32),
-    }  # fmt: skip
+    }
     kaldi.write_ark(tmp_path / "a.ark", given, scp=tmp_path / "a.scp", form=form)
     for found in (
         dict(kaldi.read_ark(tmp_path / "a.ark")),
@@ -117,8 +124,17 @@ def test_what_is_written_is_read(tmp_path: Path, form: kaldi.Form) -> None:
         assert found["ali"].dtype == np.int32
 
 
-@pytest.mark.parametrize("damaged", [b"key", b"key \0BFM \4\xff\xff\xff\x7f\4\xff\xff\xff\x7f",
-    b"key \0BXX ", b"key  [ 1 2\n 3 ]\n", b"key \0BFV \4\5\0\0\0abc", b"key 1 b 2\n"])  # fmt: skip
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"key",
+        b"key \0BFM \4\xff\xff\xff\x7f\4\xff\xff\xff\x7f",
+        b"key \0BXX ",
+        b"key  [ 1 2\n 3 ]\n",
+        b"key \0BFV \4\5\0\0\0abc",
+        b"key 1 b 2\n",
+    ],
+)
 def test_damaged_archives_are_refused(tmp_path: Path, damaged: bytes) -> None:
     (tmp_path / "a.ark").write_bytes(damaged)
     with pytest.raises(DataError):

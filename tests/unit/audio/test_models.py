@@ -14,12 +14,15 @@ from caldera.audio import models
 from caldera.registry import provided
 
 
-@pytest.mark.parametrize("make", [
-    lambda shape: models.frame_dnn(shape, 3, left=1, right=1, units=8, depth=1),
-    lambda shape: models.tdnn(shape, 3, units=8, offsets=((-1, 0, 1), (0,))),
-    lambda shape: models.blstm(shape, 3, units=4, depth=1),
-    lambda shape: models.conformer(shape, 3, width=8, heads=2, depth=1, kernel=3, dropout=0.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda shape: models.frame_dnn(shape, 3, left=1, right=1, units=8, depth=1),
+        lambda shape: models.tdnn(shape, 3, units=8, offsets=((-1, 0, 1), (0,))),
+        lambda shape: models.blstm(shape, 3, units=4, depth=1),
+        lambda shape: models.conformer(shape, 3, width=8, heads=2, depth=1, kernel=3, dropout=0.0),
+    ],
+)
 def test_models_learn_frames_and_are_saved(make: object, tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(32, 6, 4)).astype(np.float32)
     y = x[..., :3].argmax(-1)
@@ -38,8 +41,12 @@ def test_models_learn_frames_and_are_saved(make: object, tmp_path: Path) -> None
 
 
 def test_a_network_may_begin_with_samples() -> None:
-    layers = [nn.Input((800,)), audio.FilterBank(rate=8000, bins=8, augment=True),
-              audio.StatisticsPooling(), nn.Dense(2)]  # fmt: skip
+    layers = [
+        nn.Input((800,)),
+        audio.FilterBank(rate=8000, bins=8, augment=True),
+        audio.StatisticsPooling(),
+        nn.Dense(2),
+    ]
     model = cd.NeuralNetwork(layers, batch_size=4, epochs=1)
     x = np.sin(np.arange(800) * np.arange(1, 5)[:, None] / 3).astype(np.float32)
     model.fit((x, np.array([0, 1, 0, 1])), verbose=0)

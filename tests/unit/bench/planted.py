@@ -326,9 +326,10 @@ class _Forgetful(schemes.AllReduce):
         if self.mistake == "divides again":
             return [each / size for each in super().gradients(communicator, gradients)]
         if self.mistake == "one step late":
-            now, self._before = self._before or gradients, super().gradients(
-                communicator, gradients
-            )  # fmt: skip
+            now, self._before = (
+                self._before or gradients,
+                super().gradients(communicator, gradients),
+            )
             return now if now is not gradients else self._before
         if self.mistake == "half":
             halves = super().gradients(communicator, [e.astype("float16") for e in gradients])

@@ -143,8 +143,14 @@ def test_a_round_is_a_task_of_its_own_on_each_side(monkeypatch: pytest.MonkeyPat
 
     def ask(self: WorkerHandle, do: str, **more: object) -> dict[str, object]:
         asked.append((self.contestant.setting, do))
-        return {"first s": 0.1, "times": [1.0, 2.0], "cpu": [1.0, 1.0], "lost": 0.1, "peak": 1,
-                "growth": 1}  # fmt: skip
+        return {
+            "first s": 0.1,
+            "times": [1.0, 2.0],
+            "cpu": [1.0, 1.0],
+            "lost": 0.1,
+            "peak": 1,
+            "growth": 1,
+        }
 
     monkeypatch.setattr(WorkerHandle, "ask", ask)
     closed: list[str] = []

@@ -24,26 +24,36 @@ def _found(work: str, precisions: list[str], **more: object) -> list[Contestant]
 
 def test_a_small_network_meets_peers_in_every_setting() -> None:
     assert [each.label for each in _found("mlp", ["float32"])] == [
-        "torch eager, float32", "caldera step, float32", "caldera fit, float32",
-        "torch CUDA graph, float32", "torch compiled, float32",
-        "torch compiled reduce-overhead, float32", "torch compiled CUDA graph, float32",
-        "jax jit, float32", "jax scan, float32",
-    ]  # fmt: skip
+        "torch eager, float32",
+        "caldera step, float32",
+        "caldera fit, float32",
+        "torch CUDA graph, float32",
+        "torch compiled, float32",
+        "torch compiled reduce-overhead, float32",
+        "torch compiled CUDA graph, float32",
+        "jax jit, float32",
+        "jax scan, float32",
+    ]
 
 
 def test_images_are_also_measured_with_channels_last() -> None:
     labels = {each.label for each in _found("resnet50", ["bfloat16"])}
     assert labels == {
-        "torch eager, float32", "caldera step, bfloat16", "caldera fit, bfloat16",
+        "torch eager, float32",
+        "caldera step, bfloat16",
+        "caldera fit, bfloat16",
         *(
             f"{framework} {setting}{order}, bfloat16"
             for framework, setting in (
-                ("torch", "eager"), ("torch", "CUDA graph"), ("torch", "compiled"),
-                ("torch", "compiled reduce-overhead"), ("jax", "jit"),
+                ("torch", "eager"),
+                ("torch", "CUDA graph"),
+                ("torch", "compiled"),
+                ("torch", "compiled reduce-overhead"),
+                ("jax", "jit"),
             )
             for order in ("", " channels_last")
         ),
-    }  # fmt: skip
+    }
 
 
 def test_the_reference_is_float32_and_only_compared_with_where_that_is_not_measured() -> None:
@@ -59,8 +69,10 @@ def test_the_reference_is_float32_and_only_compared_with_where_that_is_not_measu
 def test_words_choose_settings_and_the_reference_stays() -> None:
     labels = [each.label for each in _found("lenet5", ["tf32"], words=["fit", "scan channels"])]
     assert labels == [
-        "torch eager, float32", "caldera fit, tf32", "jax scan channels_last, tf32",
-    ]  # fmt: skip
+        "torch eager, float32",
+        "caldera fit, tf32",
+        "jax scan channels_last, tf32",
+    ]
 
 
 def test_without_a_compiler_nothing_is_compiled() -> None:

@@ -87,10 +87,15 @@ def _entry(framework: str, setting: str, precision: str) -> _Entry:
 
 def test_the_yardstick_is_the_eager_reference_of_the_same_precision(tmp_path: Path) -> None:
     near, far = _entry("caldera", "step", "tf32"), _entry("jax", "jit", "tf32")
-    _compared(tmp_path, {
-        _entry("torch", "eager", "float32"): (1.0, 1.0), near: (1.02, 1.02), far: (1.2, 1.0),
-        _entry("torch", "eager", "tf32"): (1.01, 1.01),
-    })  # fmt: skip
+    _compared(
+        tmp_path,
+        {
+            _entry("torch", "eager", "float32"): (1.0, 1.0),
+            near: (1.02, 1.02),
+            far: (1.2, 1.0),
+            _entry("torch", "eager", "tf32"): (1.01, 1.01),
+        },
+    )
     assert near.equality.holds
     assert far.equality.broken == ["gradients' distance to float64 2e-01 > 3e-02"]
 

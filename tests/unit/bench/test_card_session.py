@@ -59,9 +59,15 @@ class FakeWorkerHandle(WorkerHandle):
 
 
 def _run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, quick: bool, nbytes: int = GIB,
-    others: int = 3, is_measured: bool = True, fails: str = "",
-) -> tuple[FakeCard, list[Entry]]:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    *,
+    quick: bool,
+    nbytes: int = GIB,
+    others: int = 3,
+    is_measured: bool = True,
+    fails: str = "",
+) -> tuple[FakeCard, list[Entry]]:
     card = FakeCard()
     monkeypatch.setattr(card_session, "card_state", card.state)
     case = WORKLOADS["mlp"].cases[0]
@@ -155,9 +161,14 @@ def test_the_driver_describes_the_card(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_a_device_with_memory_of_its_own_is_measured_as_a_card_is() -> None:
     told: list[str] = []
     options = Options(
-        ["mlp"], device="loopback", precisions=["float32"], settings=["step"], quick=True,
-        repeats=2, limit=300.0,
-    )  # fmt: skip
+        ["mlp"],
+        device="loopback",
+        precisions=["float32"],
+        settings=["step"],
+        quick=True,
+        repeats=2,
+        limit=300.0,
+    )
     report = Session(options, told.append).run()
     (entry,) = report.entries
     assert not entry.error

@@ -204,9 +204,17 @@ def test_a_step_is_captured_after_steps_that_are_taken_back() -> None:
     captured = CapturedStep(straw, step, (x, y), lambda: log.append("take back"), peaks.append)
     made = "step static x, static y"
     assert log == [
-        "side waits", "side (", *[made] * WARM_UP_STEPS, ")", "main waits", "take back", "reset",
-        "capture (", made, ")",
-    ]  # fmt: skip
+        "side waits",
+        "side (",
+        *[made] * WARM_UP_STEPS,
+        ")",
+        "main waits",
+        "take back",
+        "reset",
+        "capture (",
+        made,
+        ")",
+    ]
     assert peaks == [77]
     log.clear()
     other = _Tensor(log, "other")

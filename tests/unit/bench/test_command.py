@@ -38,15 +38,25 @@ def test_a_card_is_measured_with_limits_and_in_the_precisions_of_each_work() -> 
     assert found.limit == 300
     cases = [WORKLOADS[name].cases[0] for name in found.works]
     assert [found.precisions_of(case) for case in cases] == [  # type: ignore[arg-type]
-        ("tf32", "float32"), ("bfloat16",),
-    ]  # fmt: skip
+        ("tf32", "float32"),
+        ("bfloat16",),
+    ]
 
 
 def test_precisions_settings_and_limit_can_be_chosen() -> None:
     found = _options(
-        "gpt", "--device", "cuda", "--precision", "tf32,bfloat16,tf32", "--limit", "60",
-        "--settings", "caldera, CUDA graph,", "--peers", "jax",
-    )  # fmt: skip
+        "gpt",
+        "--device",
+        "cuda",
+        "--precision",
+        "tf32,bfloat16,tf32",
+        "--limit",
+        "60",
+        "--settings",
+        "caldera, CUDA graph,",
+        "--peers",
+        "jax",
+    )
     assert found.precisions == ["tf32", "bfloat16"]
     assert found.settings == ["caldera", "CUDA graph"]
     assert (found.limit, found.peers) == (60, ["jax"])
@@ -104,9 +114,13 @@ def test_passes_left_out_and_workspaces_take_part_beside_the_usual_step() -> Non
     ways = {"without": found.without, "workspaces": found.workspaces}
     made = contestants(case, [], ["strict", "fast"], compiler=False, **ways)  # type: ignore[arg-type]
     assert [each.setting for each in made] == [
-        "strict", "fast", "strict without fuse", "strict without layout",
-        "strict with 0 MiB of workspace", "strict with 8 MiB of workspace",
-    ]  # fmt: skip
+        "strict",
+        "fast",
+        "strict without fuse",
+        "strict without layout",
+        "strict with 0 MiB of workspace",
+        "strict with 8 MiB of workspace",
+    ]
     operator = WORKLOADS["elementwise"].cases[0]
     assert len(contestants(operator, [], ["strict"], compiler=False, **ways)) == 1  # type: ignore[arg-type]
 

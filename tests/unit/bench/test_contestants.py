@@ -22,9 +22,15 @@ def _labels(work: str, *, compiler: bool = True) -> list[str]:
 
 def test_networks_of_images_meet_peers_in_every_setting() -> None:
     assert _labels("lenet5") == [
-        "torch eager", "caldera strict", "caldera fast", "torch eager channels_last",
-        "torch compiled", "torch compiled channels_last", "jax jit", "jax jit channels_last",
-    ]  # fmt: skip
+        "torch eager",
+        "caldera strict",
+        "caldera fast",
+        "torch eager channels_last",
+        "torch compiled",
+        "torch compiled channels_last",
+        "jax jit",
+        "jax jit channels_last",
+    ]
 
 
 def test_small_networks_without_images_are_also_looped_over() -> None:

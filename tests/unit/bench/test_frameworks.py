@@ -39,9 +39,15 @@ PEERS = [
     for name in ("torch", "jax")
 ]
 CONVOLUTION: dict[str, Any] = {
-    "images": 2, "channels": 3, "height": 9, "width": 7, "filters": 4, "kernel": (3, 5),
-    "stride": 2, "padding": (1, 2),
-}  # fmt: skip
+    "images": 2,
+    "channels": 3,
+    "height": 9,
+    "width": 7,
+    "filters": 4,
+    "kernel": (3, 5),
+    "stride": 2,
+    "padding": (1, 2),
+}
 SMALL = [
     ConvolutionCase("forward", **CONVOLUTION),
     ConvolutionCase("input", what="input gradient", **CONVOLUTION),
@@ -55,11 +61,14 @@ SMALL = [
     *[
         UpdateCase(f"{rule.name} {rule.momentum}", rule=rule, shapes=((4, 5), (3,)))
         for rule in (
-            Rule("sgd", 0.1), Rule("sgd", 0.1, momentum=0.9, weight_decay=0.1), Rule("adam", 0.01),
-            Rule("adamw", 0.01, weight_decay=0.1), Rule("rmsprop", 0.01),
+            Rule("sgd", 0.1),
+            Rule("sgd", 0.1, momentum=0.9, weight_decay=0.1),
+            Rule("adam", 0.01),
+            Rule("adamw", 0.01, weight_decay=0.1),
+            Rule("rmsprop", 0.01),
         )
     ],
-]  # fmt: skip
+]
 NETWORK = TrainingCase(
     "small", layers=lambda: _mlp(2), batch=4, shape=(784,), rule=Rule("sgd", 0.05, momentum=0.9)
 )

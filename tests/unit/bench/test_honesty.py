@@ -27,12 +27,24 @@ GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "honest-results.md"
 def run(name: str, system: str = "ours", ranks: int = 1, **more: Any) -> Run:
     """A training that says everything."""
     said = Run(
-        name, system, "ResNet-20 on CIFAR-10", "distributed", part="whole", ranks=ranks, batch=128,
-        samples=5_000_000, hardware=CPU, options={"precision": "float32"},
-        seconds=(800.0 / ranks, 810.0 / ranks), seconds_of="training",
-        test_accuracy=(0.913, 0.915), reads="storage", input_shape=(3, 32, 32),
-        usual_shape=(3, 32, 32), stopped_by="accuracy",
-    )  # fmt: skip
+        name,
+        system,
+        "ResNet-20 on CIFAR-10",
+        "distributed",
+        part="whole",
+        ranks=ranks,
+        batch=128,
+        samples=5_000_000,
+        hardware=CPU,
+        options={"precision": "float32"},
+        seconds=(800.0 / ranks, 810.0 / ranks),
+        seconds_of="training",
+        test_accuracy=(0.913, 0.915),
+        reads="storage",
+        input_shape=(3, 32, 32),
+        usual_shape=(3, 32, 32),
+        stopped_by="accuracy",
+    )
     return replace(said, **more)
 
 
@@ -102,9 +114,12 @@ def test_more_dishonest_reports() -> None:
     grown = replace(with_last(claims, 1, batch=1024, seconds_of="epoch"), scaling="weak")
     assert check(grown)["scaling"].status == VIOLATED
     assert check(replace(with_last(claims, 1, batch=1024), scaling="weak"))["scaling"].passes
-    both = (run("w 1", system="weak", scaling="weak"),
-            run("w 8", "weak", 8, scaling="weak", batch=1024, samples=9_000_000,
-                seconds=(800.0, 810.0)))  # fmt: skip
+    both = (
+        run("w 1", system="weak", scaling="weak"),
+        run(
+            "w 8", "weak", 8, scaling="weak", batch=1024, samples=9_000_000, seconds=(800.0, 810.0)
+        ),
+    )
     mixed = replace(claims, runs=(*claims.runs, *both))
     assert check(mixed)["scaling"].passes
     assert check(mixed)["end"].passes, "more samples, to the same accuracy"
@@ -160,7 +175,10 @@ def test_honest_reports_pass() -> None:
         trains = level in ("training", "distributed")
         runs = [
             run(
-                f"{system} {count}", system, count if trains else 1, level=level,
+                f"{system} {count}",
+                system,
+                count if trains else 1,
+                level=level,
                 test_accuracy=tuple(accuracies[n]) if trains else (),
                 seconds=tuple(random.normal(100, 2, 4) / count),
                 seconds_of="training" if trains else "step",
@@ -168,7 +186,7 @@ def test_honest_reports_pass() -> None:
             )
             for n, count in enumerate(ranks)
             for system in ("a", "b")
-        ]  # fmt: skip
+        ]
         tuning = {"a": Tuning(5), "b": Tuning(7)}
         found = check(Claims("t", tuple(runs), scaling="strong", tuning=tuning))
         assert found.passes, found

@@ -58,8 +58,10 @@ def test_time_rates_and_shares_of_the_roofline() -> None:
 
 def test_accuracy_and_its_time() -> None:
     reached, missed, last = (
-        metrics.TimeToAccuracy(0.9), metrics.TimeToAccuracy(0.99), metrics.Accuracy()
-    )  # fmt: skip
+        metrics.TimeToAccuracy(0.9),
+        metrics.TimeToAccuracy(0.99),
+        metrics.Accuracy(),
+    )
     watched = _watch(reached, missed, last)
     for seconds, accuracy in ((1.0, 0.8), (2.0, 0.91), (3.0, 0.95)):
         watched.seconds, watched.accuracy = seconds, accuracy
@@ -165,10 +167,22 @@ def trained() -> Entry:
         framework = FRAMEWORKS["caldera"]({"accuracy": "strict"}, 1)
         reply = json.loads(json.dumps(learned(framework, case, seed=3, epochs=2)))
     return Entry(
-        "distributed", case.name, "caldera", "strict", level=case.level, ranks=2, batch=48,
-        scheme=case.scheme, target=0.5, shape=[64], seeds=[3], rounds=[[reply["seconds"]]],
-        accuracies=[reply["accuracy"]], trainings=[reply], first_cold_s=0.1,
-    )  # fmt: skip
+        "distributed",
+        case.name,
+        "caldera",
+        "strict",
+        level=case.level,
+        ranks=2,
+        batch=48,
+        scheme=case.scheme,
+        target=0.5,
+        shape=[64],
+        seeds=[3],
+        rounds=[[reply["seconds"]]],
+        accuracies=[reply["accuracy"]],
+        trainings=[reply],
+        first_cold_s=0.1,
+    )
 
 
 def test_a_distributed_training_is_measured(trained: Entry) -> None:
@@ -197,9 +211,16 @@ def test_a_file_of_strong_and_weak_scaling_is_honest(trained: Entry) -> None:
         for ranks in (1, 2):
             batch = 48 * ranks if per_rank else 48
             made.entries.append(
-                replace(trained, work=work, ranks=ranks, batch=batch, seeds=[3, 4],
-                        accuracies=[0.955, 0.957], target=0.95)
-            )  # fmt: skip
+                replace(
+                    trained,
+                    work=work,
+                    ranks=ranks,
+                    batch=batch,
+                    seeds=[3, 4],
+                    accuracies=[0.955, 0.957],
+                    target=0.95,
+                )
+            )
     found = check(json.loads(json.dumps(made.to_json())))
     assert found["scaling"].passes
     assert "strong and weak" in found["scaling"].why

@@ -14,9 +14,11 @@ from tests.unit.bench.reports import entry, report
 def test_ratios_are_to_the_best_setting_of_each_peer() -> None:
     ours = entry("caldera", "strict", 1.0)
     found = report(
-        ours, entry("torch", "eager", 3.0), entry("torch", "compiled", 2.0),
+        ours,
+        entry("torch", "eager", 3.0),
+        entry("torch", "compiled", 2.0),
         entry("jax", "jit", 1.5),
-    ).ratios(ours)  # fmt: skip
+    ).ratios(ours)
     by_peer = {each.peer: (each.against, each.ratio.value) for each in found}
     assert by_peer == {
         "torch": ("torch compiled", 2.0),
@@ -29,17 +31,20 @@ def test_on_a_card_ratios_are_to_settings_of_the_same_precision_or_a_stricter_on
     rounded = entry("caldera", "step", 1.0, precision="tf32")
     exact = entry("caldera", "step", 1.0, precision="float32")
     found = report(
-        rounded, exact, entry("torch", "CUDA graph", 3.0, precision="tf32"),
+        rounded,
+        exact,
+        entry("torch", "CUDA graph", 3.0, precision="tf32"),
         entry("torch", "CUDA graph", 4.0, precision="float32"),
         entry("jax", "jit", 2.0, precision="float32"),
         entry("jax", "jit", 0.1, precision="bfloat16"),
-    )  # fmt: skip
+    )
     assert {each.against: each.ratio.value for each in found.ratios(rounded)} == pytest.approx(
         {"torch CUDA graph, tf32": 3.0, "jax jit, float32": 2.0}
     )
     assert {each.against for each in found.ratios(exact)} == {
-        "torch CUDA graph, float32", "jax jit, float32",
-    }  # fmt: skip
+        "torch CUDA graph, float32",
+        "jax jit, float32",
+    }
 
 
 def test_a_peer_whose_result_is_wrong_is_not_compared_with() -> None:
@@ -69,9 +74,11 @@ def _passes(framework: str, setting: str, whole: str, *times: float) -> list[Ent
 
 def test_means_add_up_the_passes_of_a_size_first() -> None:
     found = report(
-        *_passes("caldera", "strict", "a", 1.0, 1.0), *_passes("torch", "eager", "a", 1.0, 3.0),
-        *_passes("caldera", "strict", "b", 1.0, 1.0), *_passes("torch", "eager", "b", 8.0, 8.0),
-    ).means()  # fmt: skip
+        *_passes("caldera", "strict", "a", 1.0, 1.0),
+        *_passes("torch", "eager", "a", 1.0, 3.0),
+        *_passes("caldera", "strict", "b", 1.0, 1.0),
+        *_passes("torch", "eager", "b", 8.0, 8.0),
+    ).means()
     assert [(mean.peer, mean.cases) for mean in found] == [("torch", 2)]
     assert found[0].ratio.value == pytest.approx((2 * 8) ** 0.5)
 

@@ -94,11 +94,26 @@ def _dilated() -> list[nn.Layer]:
 
 def _activations() -> list[nn.Layer]:
     kinds = [
-        nn.ELU(0.5), nn.GELU(), nn.GELU(approximate=True), nn.HardSigmoid(), nn.HardSwish(),
-        nn.LeakyReLU(0.2), nn.LogSoftmax(), nn.RBF(0.7), nn.ReLU(), nn.SELU(), nn.SiLU(),
-        nn.Sigmoid(), nn.Softmax(), nn.Softplus(), nn.Tanh(), nn.Mish(), nn.Softsign(),
-        nn.Activation("softplus"), nn.Activation("linear"),
-    ]  # fmt: skip
+        nn.ELU(0.5),
+        nn.GELU(),
+        nn.GELU(approximate=True),
+        nn.HardSigmoid(),
+        nn.HardSwish(),
+        nn.LeakyReLU(0.2),
+        nn.LogSoftmax(),
+        nn.RBF(0.7),
+        nn.ReLU(),
+        nn.SELU(),
+        nn.SiLU(),
+        nn.Sigmoid(),
+        nn.Softmax(),
+        nn.Softplus(),
+        nn.Tanh(),
+        nn.Mish(),
+        nn.Softsign(),
+        nn.Activation("softplus"),
+        nn.Activation("linear"),
+    ]
     return [
         nn.Input((6,)),
         nn.Dense(8, fill=cd.uniform(-3, 3)),
@@ -123,7 +138,8 @@ NETWORKS: dict[str, tuple[Callable[[], list[nn.Layer]], tuple[int, ...]]] = {
     "vgg16": (lambda: _narrow(nn.models.vgg16((3, 32, 32), 10)), (2,)),
     "googlenet": (lambda: _narrow(nn.models.googlenet((3, 64, 64), 10)), (4,)),
     PAPER: (
-        lambda: _narrow(nn.models.googlenet((3, 64, 64), 10, False, batch_norm=False)), (2,),
+        lambda: _narrow(nn.models.googlenet((3, 64, 64), 10, False, batch_norm=False)),
+        (2,),
     ),
     "inception3": (lambda: _narrow(nn.models.inception3((3, 75, 75), 10, False)), (6,)),
     "resnet50": (lambda: _narrow(nn.models.resnet50((3, 64, 64), 10)), (4,)),
@@ -135,7 +151,7 @@ NETWORKS: dict[str, tuple[Callable[[], list[nn.Layer]], tuple[int, ...]]] = {
     "dilated": (_dilated, (2,)),
     "activations": (_activations, (5,)),
     "shared": (_shared, (3,)),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,26 @@ VOID = {"meta", "br"}
 def _mixed() -> Report:
     return report(
         entry("torch", "eager", 0.02, loss=0.5, loss_steps=100, first_cold_s=0.4),
-        entry("caldera", "strict", 0.01, loss=0.5, loss_steps=100, first_cold_s=0.2,
-              peak_bytes=3 << 20, growth_bytes=1 << 20, accuracy=0.975),
+        entry(
+            "caldera",
+            "strict",
+            0.01,
+            loss=0.5,
+            loss_steps=100,
+            first_cold_s=0.2,
+            peak_bytes=3 << 20,
+            growth_bytes=1 << 20,
+            accuracy=0.975,
+        ),
         entry("caldera", "fast", 0.005, equality=Equality(first_loss=1.0, broken=["loss <b> 1"])),
-        entry("jax", "jit", 0.03, error="jax jit: got a worker that died: <Segmentation fault>",
-              rounds=[]),
-    )  # fmt: skip
+        entry(
+            "jax",
+            "jit",
+            0.03,
+            error="jax jit: got a worker that died: <Segmentation fault>",
+            rounds=[],
+        ),
+    )
 
 
 class _Tags(HTMLParser):
@@ -71,10 +85,16 @@ def test_the_page_is_whole_and_needs_nothing_else() -> None:
     html = page(_mixed())
     text = _text_of(html)
     for expected in (
-        "a <processor>", "caldera strict", "2.00 [2.00, 2.00] torch eager", "test 97.50%",
-        "3.0 MiB (+1.0 MiB)", "0.500000 after 100", "NO, does not count: loss <b> 1",
-        "<Segmentation fault>", "JAX is not installed: pip install jax",
-    ):  # fmt: skip
+        "a <processor>",
+        "caldera strict",
+        "2.00 [2.00, 2.00] torch eager",
+        "test 97.50%",
+        "3.0 MiB (+1.0 MiB)",
+        "0.500000 after 100",
+        "NO, does not count: loss <b> 1",
+        "<Segmentation fault>",
+        "JAX is not installed: pip install jax",
+    ):
         assert expected in text
     assert "://" not in html
     assert html.count("<script") == 1
@@ -98,22 +118,47 @@ def test_a_browser_shows_the_page_light_and_dark(browser: Browser, tmp_path: Pat
 
 def _on_card() -> Report:
     found = report(
-        entry("torch", "eager", 0.2, precision="float32", batch=256, images=True, rounds=[],
-              first_cold_s=1.0),
-        entry("caldera", "fit", 0.1, precision="bfloat16", batch=256, images=True, loss=0.5,
-              loss_steps=16, loss_mean_of=8, card_peak_bytes=3 << 30, card_bytes=4 << 30),
+        entry(
+            "torch",
+            "eager",
+            0.2,
+            precision="float32",
+            batch=256,
+            images=True,
+            rounds=[],
+            first_cold_s=1.0,
+        ),
+        entry(
+            "caldera",
+            "fit",
+            0.1,
+            precision="bfloat16",
+            batch=256,
+            images=True,
+            loss=0.5,
+            loss_steps=16,
+            loss_mean_of=8,
+            card_peak_bytes=3 << 30,
+            card_bytes=4 << 30,
+        ),
         entry("jax", "jit", 0.15, precision="bfloat16", batch=256, images=True),
-    )  # fmt: skip
+    )
     found.machine |= {"card": "a <card>", "card memory": 100 << 30, "card driver": "9"}
     return found
 
 
 def test_a_card_has_images_a_second_its_own_memory_and_precisions() -> None:
     expected = (
-        "net, batch 256", "a <card>, 100.0 GiB, driver 9", "caldera fit, bfloat16", "2,560",
-        "1.50 [1.50, 1.50] jax jit, bfloat16", "3.0 GiB (process 4.0 GiB)", "images/s",
-        "0.500000 mean of the last 8 of 16", "not timed",
-    )  # fmt: skip
+        "net, batch 256",
+        "a <card>, 100.0 GiB, driver 9",
+        "caldera fit, bfloat16",
+        "2,560",
+        "1.50 [1.50, 1.50] jax jit, bfloat16",
+        "3.0 GiB (process 4.0 GiB)",
+        "images/s",
+        "0.500000 mean of the last 8 of 16",
+        "not timed",
+    )
     text, lines = _text_of(page(_on_card())), "\n".join(plain_lines(_on_card()))
     for each in expected:
         assert each in text

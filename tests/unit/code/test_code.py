@@ -83,19 +83,29 @@ def test_statements_are_words_without_names_and_numbers() -> None:
 @pytest.mark.parametrize(
     ("given", "word"),
     [
-        ("%1 = fadd fast <4 x float> %0, splat (float 1.0e0)",
-         "<%ID> = fadd fast <4 x float> <%ID>, splat (float <FLOAT>)"),
+        (
+            "%1 = fadd fast <4 x float> %0, splat (float 1.0e0)",
+            "<%ID> = fadd fast <4 x float> <%ID>, splat (float <FLOAT>)",
+        ),
         ('%"a b" = load i32, ptr @"g", align 4, !tbaa !5', "<%ID> = load i32, ptr <@ID>, align 4"),
-        ("call void @llvm.memset.p0.i64(ptr align 8 %1, i8 0, i64 16, i1 false)",
-         "call void @llvm.memset.p0.i64(ptr <%ID>, i8 <INT>, i64 <INT>, i1 false)"),
-        ("store double 0x3FF3C0CA428C51F2, ptr %0, align 8",
-         "store double <FLOAT>, ptr <%ID>, align 8"),
-        ("%2 = load float, ptr addrspace(3) %1, align 4",
-         "<%ID> = load float, ptr addrspace(3) <%ID>, align 4"),
-        ("%5 = tail call i32 %4(i32 noundef range(i32 0, 9) %3) #7, !srcloc !3",
-         "<%ID> = tail call i32 <%ID>(i32 <%ID>)"),
+        (
+            "call void @llvm.memset.p0.i64(ptr align 8 %1, i8 0, i64 16, i1 false)",
+            "call void @llvm.memset.p0.i64(ptr <%ID>, i8 <INT>, i64 <INT>, i1 false)",
+        ),
+        (
+            "store double 0x3FF3C0CA428C51F2, ptr %0, align 8",
+            "store double <FLOAT>, ptr <%ID>, align 8",
+        ),
+        (
+            "%2 = load float, ptr addrspace(3) %1, align 4",
+            "<%ID> = load float, ptr addrspace(3) <%ID>, align 4",
+        ),
+        (
+            "%5 = tail call i32 %4(i32 noundef range(i32 0, 9) %3) #7, !srcloc !3",
+            "<%ID> = tail call i32 <%ID>(i32 <%ID>)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_normalised(given: str, word: str) -> None:
     assert code.normalised(given) == word
 
@@ -212,12 +222,21 @@ def test_vectors_know_what_stands_together(tmp_path: Path) -> None:
 def test_questions_are_scored() -> None:
     words = [code.Vocabulary.of([]).words[0]] + [
         f"<%ID> = {name}{flag} {kind} <%ID>, <%ID>"
-        for name in ("add", "sub", "mul") for flag in ("", " nsw") for kind in ("i32", "i64")
-    ]  # fmt: skip
-    conversions = ["<%ID> = sext i32 <%ID> to i64", "<%ID> = trunc i64 <%ID> to i32",
-                   "<%ID> = sext i8 <%ID> to i16", "<%ID> = trunc i16 <%ID> to i8"]  # fmt: skip
-    members = [f"<%ID> = load {form}, ptr <%ID>, align 8" for kind in ("half", "i1") for form in (
-        f"<2 x {kind}>", f"[2 x {kind}]", f"{{ {kind}, {kind} }}")]  # fmt: skip
+        for name in ("add", "sub", "mul")
+        for flag in ("", " nsw")
+        for kind in ("i32", "i64")
+    ]
+    conversions = [
+        "<%ID> = sext i32 <%ID> to i64",
+        "<%ID> = trunc i64 <%ID> to i32",
+        "<%ID> = sext i8 <%ID> to i16",
+        "<%ID> = trunc i16 <%ID> to i8",
+    ]
+    members = [
+        f"<%ID> = load {form}, ptr <%ID>, align 8"
+        for kind in ("half", "i1")
+        for form in (f"<2 x {kind}>", f"[2 x {kind}]", f"{{ {kind}, {kind} }}")
+    ]
     everything = [*words, *conversions, *members]
     vocabulary = code.Vocabulary(everything, [1] * len(everything))
     # Vectors in which an operation, a flag and a type each have a direction of their own.
@@ -228,8 +247,11 @@ def test_questions_are_scored() -> None:
     perfect = code.Embedding(vocabulary, vectors.astype(np.float32))
     scores = code.analogy_scores(perfect)
     assert {kind: score.asked for kind, score in scores.items()} == {
-        "types": 12, "options": 6, "conversions": 7, "data structures": 3,
-    }  # fmt: skip
+        "types": 12,
+        "options": 6,
+        "conversions": 7,
+        "data structures": 3,
+    }
     assert scores["types"].right == 12
     assert scores["options"].right == 6
     rest = np.random.default_rng(0).normal(size=vectors.shape).astype(np.float32)
@@ -319,8 +341,11 @@ def test_poj104_as_inst2vec_divides_it(tmp_path: Path) -> None:
             (tmp_path / part / "9" / f"{number}_O1_seq.rec").write_bytes(b"\0\0\0\0")
     found = code.poj104(tmp_path)
     assert [(each.path.name, each.part) for each in found] == [
-        ("3_O1.ll", "train"), ("12_O1.ll", "train"), ("5_O1.ll", "validation"), ("7_O1.ll", "test"),
-    ]  # fmt: skip
+        ("3_O1.ll", "train"),
+        ("12_O1.ll", "train"),
+        ("5_O1.ll", "validation"),
+        ("7_O1.ll", "test"),
+    ]
     assert {each.problem for each in found} == {9}
     assert next(each.name for each in found[0].functions()) == "sum"
     with pytest.raises(CalderaError, match=r"expected ProgramData/PROBLEM/\*\.txt"):

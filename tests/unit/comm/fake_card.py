@@ -46,9 +46,11 @@ class _Scope:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         return
 
     def synchronize(self) -> None:
@@ -106,9 +108,13 @@ class Runtime:
 
 def fake_cupy(runtime: Runtime) -> Any:
     cuda = SimpleNamespace(
-        runtime=runtime, Device=_Scope, Stream=_Scope, ExternalStream=_Scope, Event=_Event,
+        runtime=runtime,
+        Device=_Scope,
+        Stream=_Scope,
+        ExternalStream=_Scope,
+        Event=_Event,
         alloc_pinned_memory=bytearray,
-    )  # fmt: skip
+    )
     return SimpleNamespace(
         cuda=cuda,
         empty=lambda shape, dtype: np.empty(shape, dtype).view(_Array),

@@ -73,9 +73,15 @@ def test_a_ring_moves_what_the_formula_says_also_when_parts_are_uneven(ranks: in
 
 
 @pytest.mark.parametrize(
-    ("name", "factor"), [("halving", 2 * 7 / 8), ("torus", 2 * 7 / 8), ("direct", 2 * 7 / 8),
-                         ("window", 2 * 7 / 8), ("doubling", 3)]
-)  # fmt: skip
+    ("name", "factor"),
+    [
+        ("halving", 2 * 7 / 8),
+        ("torus", 2 * 7 / 8),
+        ("direct", 2 * 7 / 8),
+        ("window", 2 * 7 / 8),
+        ("doubling", 3),
+    ],
+)
 def test_bytes_of_the_others_at_eight_ranks(name: str, factor: float) -> None:
     def work(comm: Communicator) -> int:
         comm.algorithm = name

@@ -78,8 +78,13 @@ def test_one_after_the_other_along_two_axes_of_a_mesh() -> None:
         mesh = Mesh(comm, {"data": 2, "model": 2})
         comm.axes = mesh.axes
         data, model = mesh.coordinates["data"], mesh.coordinates["model"]
-        x = op.var("x", (1,), fill=values[data, model : model + 1], dtype="float64",
-                   device=f"loopback:{comm.rank}")  # fmt: skip
+        x = op.var(
+            "x",
+            (1,),
+            fill=values[data, model : model + 1],
+            dtype="float64",
+            device=f"loopback:{comm.rank}",
+        )
         column = op.all_gather(op.all_sum(x, "data") * 2.0, (1, 1), model)
         again = op.all_gather(column[model : model + 1] + 1.0, (1, 1), model)
         return _results(comm, again, op.all_sum(x, "all"))

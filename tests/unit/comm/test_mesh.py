@@ -34,8 +34,9 @@ def test_coordinates_and_sums_along_each_axis() -> None:
 
 def test_one_axis_takes_what_is_left() -> None:
     assert run_virtual_ranks(6, lambda comm: Mesh(comm, {"data": -1, "model": 3}).shape)[0] == {
-        "data": 2, "model": 3,
-    }  # fmt: skip
+        "data": 2,
+        "model": 3,
+    }
 
 
 @pytest.mark.parametrize("axes", [{}, {"data": 2}, {"data": 0}, {"data": -1, "model": -1}])

@@ -165,8 +165,11 @@ def test_sockets_are_made_by_those_who_know_the_key_alone() -> None:
         thread.join()
     listener.close()
     assert {rank: sorted(links) for rank, links in found.items()} == {
-        0: [1, 2, 3], 1: [0, 2, 3], 2: [0, 1, 3], 3: [0, 1, 2]
-    }  # fmt: skip
+        0: [1, 2, 3],
+        1: [0, 2, 3],
+        2: [0, 1, 3],
+        3: [0, 1, 2],
+    }
     for links in found.values():
         for link in links.values():
             assert link.getsockname()[0] == "127.0.0.1"

@@ -34,13 +34,16 @@ def _normal(n: int, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize(
     ("code", "bits", "scales"),
-    [(RawCodec("float32"), 32, lambda n: 0), (HalfPrecisionCodec("bfloat16"), 16, lambda n: 0),
-     (HalfPrecisionCodec("float16"), 16, lambda n: 4),
-     (SignCodec(64), 1, lambda n: 8 * ceil(n / 64)),
-     (TernaryCodec(), 1.6, lambda n: 4 * (n > 0))]
+    [
+        (RawCodec("float32"), 32, lambda n: 0),
+        (HalfPrecisionCodec("bfloat16"), 16, lambda n: 0),
+        (HalfPrecisionCodec("float16"), 16, lambda n: 4),
+        (SignCodec(64), 1, lambda n: 8 * ceil(n / 64)),
+        (TernaryCodec(), 1.6, lambda n: 4 * (n > 0)),
+    ]
     + [(QsgdCodec(bits, 512), bits, lambda n: 4 * ceil(n / 512)) for bits in (2, 4, 8)],
     ids=lambda value: type(value).__name__ if isinstance(value, Codec) else "",
-)  # fmt: skip
+)
 def test_bytes_on_the_wire(code: Codec, bits: float, scales, n: int) -> None:  # type: ignore[no-untyped-def]
     message = code.encode(_normal(n), Draws(0, 0, 0))
     assert message.dtype == np.uint8
@@ -133,8 +136,17 @@ def _patterns() -> list[np.ndarray]:
     odd = np.zeros(300, np.float32)
     odd[[1, 50, 51]] = [np.nan, -0.0, np.inf]
     dense = _normal(777)
-    return [rows.reshape(-1), steps, odd, dense, dense.astype(np.float64), np.empty(0, np.float32),
-            dense.astype(float16), dense.astype(bfloat16), np.zeros(1000, np.float32)]  # fmt: skip
+    return [
+        rows.reshape(-1),
+        steps,
+        odd,
+        dense,
+        dense.astype(np.float64),
+        np.empty(0, np.float32),
+        dense.astype(float16),
+        dense.astype(bfloat16),
+        np.zeros(1000, np.float32),
+    ]
 
 
 @pytest.mark.parametrize("values", _patterns(), ids=str)

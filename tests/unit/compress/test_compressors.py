@@ -42,9 +42,14 @@ KEEPING: list[Make] = [
 ]
 """Those that keep what they leave out."""
 PASSING: list[Make] = [
-    lambda: QSGD(8), lambda: QSGD(2), TernGrad, Cast, lambda: Cast("float16"), Lossless,
+    lambda: QSGD(8),
+    lambda: QSGD(2),
+    TernGrad,
+    Cast,
+    lambda: Cast("float16"),
+    Lossless,
     lambda: RandomK(0.5, feedback=False),
-]  # fmt: skip
+]
 ALL = KEEPING + PASSING
 SHAPES = {"w": (40, 30), "b": (30,), "v": (30, 17)}
 
@@ -231,9 +236,10 @@ def test_lossless_is_a_plain_sum_in_the_order_of_ranks() -> None:
     np.testing.assert_array_equal(run_virtual_ranks(4, work)[0], expected)
 
 
-@pytest.mark.parametrize(("make", "tolerance"), [(lambda: Cast("bfloat16"), 2e-2),
-                                                 (lambda: Cast("float16"), 3e-3),
-                                                 (lambda: QSGD(8), 1e-1)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "tolerance"),
+    [(lambda: Cast("bfloat16"), 2e-2), (lambda: Cast("float16"), 3e-3), (lambda: QSGD(8), 1e-1)],
+)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 def test_sums_in_few_bits_are_near(make: Make, tolerance: float, dtype: str) -> None:
     def work(comm: Communicator) -> np.ndarray:
@@ -262,10 +268,15 @@ def test_dense_codes_send_what_the_formula_says(ranks: int) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: Lossless(mean=True), lambda: TopK(0.99, mean=True), lambda: RandomK(1.0, mean=True),
-     lambda: TopK(1200, mean=True, algorithm="dense_switching"), lambda: PowerSGD(30, mean=True)],
+    [
+        lambda: Lossless(mean=True),
+        lambda: TopK(0.99, mean=True),
+        lambda: RandomK(1.0, mean=True),
+        lambda: TopK(1200, mean=True, algorithm="dense_switching"),
+        lambda: PowerSGD(30, mean=True),
+    ],
     ids=_ids,
-)  # fmt: skip
+)
 def test_the_mean_is_the_sum_over_the_number_of_ranks(make: Make) -> None:
     """Also in float16, where the sum would be too large."""
 
@@ -381,10 +392,18 @@ def test_gradients_that_cannot_be_exchanged_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"k": 0}, {"k": 1.5}, {"k": 600, "block": 512}, {"k": 0.1, "block": 512}, {"momentum": 1.0},
-     {"scope": "world"}, {"k": 16, "block": 512, "sampled": True}, {"algorithm": "ring"},
-     {"bits": 5}],
-)  # fmt: skip
+    [
+        {"k": 0},
+        {"k": 1.5},
+        {"k": 600, "block": 512},
+        {"k": 0.1, "block": 512},
+        {"momentum": 1.0},
+        {"scope": "world"},
+        {"k": 16, "block": 512, "sampled": True},
+        {"algorithm": "ring"},
+        {"bits": 5},
+    ],
+)
 def test_settings_that_cannot_be_are_refused(arguments: dict[str, object]) -> None:
     with pytest.raises(cd.ConfigError):
         TopK(**arguments)  # type: ignore[arg-type]

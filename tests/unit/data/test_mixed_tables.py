@@ -42,20 +42,30 @@ def _kinds(schema: Schema | None) -> dict[str, str]:
 def test_kinds_are_guessed_shown_and_told() -> None:
     found = data.table(ROWS, "kind", test=0)
     assert _kinds(found.schema) == {
-        "age": "number", "city": "category", "since": "date", "member": "category",
-    }  # fmt: skip
+        "age": "number",
+        "city": "category",
+        "since": "date",
+        "member": "category",
+    }
     assert found.schema is not None
     assert found.schema.ignored == ("id", "motto", "unit", "nothing")
     said = found.schema.describe().splitlines()
     assert len(said) == len(ROWS)
     assert any(line.startswith("motto    left out   30 different texts") for line in said)
     assert found.schema.features[:5] == (
-        "age", "age is missing", "city=Oslo", "city=Roma", "city is missing",
-    )  # fmt: skip
+        "age",
+        "age is missing",
+        "city=Oslo",
+        "city=Roma",
+        "city is missing",
+    )
     told = data.table(ROWS, "kind", kinds={"id": "number", "age": "category", "city": "ignore"})
     assert _kinds(told.schema) == {
-        "id": "number", "age": "category", "since": "date", "member": "category",
-    }  # fmt: skip
+        "id": "number",
+        "age": "category",
+        "since": "date",
+        "member": "category",
+    }
     for wrong, problem in (({"city": "poem"}, "got 'poem'"), ({"town": "date"}, "'town'")):
         with pytest.raises((ConfigError, DataError), match=problem):
             data.table(ROWS, "kind", kinds=wrong)
@@ -174,10 +184,13 @@ def test_every_file_gives_the_same_table(tmp_path: Path) -> None:
     base = sqlite3.connect(tmp_path / "t.sqlite")
     base.execute("CREATE TABLE people (" + ", ".join(map(repr, ROWS)) + ")")
     marks = ", ".join("?" * len(ROWS))
-    base.executemany(f"INSERT INTO people VALUES ({marks})", [
-        ["true" if v is True else "false" if v is False else v for v in row.values()]
-        for row in rows
-    ])  # fmt: skip
+    base.executemany(
+        f"INSERT INTO people VALUES ({marks})",
+        [
+            ["true" if v is True else "false" if v is False else v for v in row.values()]
+            for row in rows
+        ],
+    )
     base.commit()
     for name in ("t.tsv", "t.csv.gz", "t.jsonl", "t.json", "t.sqlite"):
         _same(data.table(tmp_path / name, "kind"), wanted)
@@ -284,8 +297,11 @@ def _odd_cell(kind: str, random: Random, row: int) -> str:
         "grouped": f"{random.randint(0, 10**7):,}.5",
         "comma": f"{random.gauss(0, 100):.3f}".replace(".", ","),
         "mostly": "oops" if row == 3 else str(row * 1.5),
-        "one": "same", "none": "", "number": repr(random.gauss(0, 1)), "id": str(row),
-    }[kind]  # fmt: skip
+        "one": "same",
+        "none": "",
+        "number": repr(random.gauss(0, 1)),
+        "id": str(row),
+    }[kind]
 
 
 def _read_or_refused(path: Path) -> data.Dataset | None:
@@ -301,8 +317,22 @@ def _read_or_refused(path: Path) -> data.Dataset | None:
 def test_odd_tables_are_read_or_refused(tmp_path: Path, seed: int) -> None:
     """Found by thousands of seeds against pandas; what was read is read again as the same."""
     random = Random(seed)
-    kinds = ["huge", "unicode", "quotes", "truth", "dates", "day", "gaps", "grouped", "comma",
-             "mostly", "one", "none", "number", "id"]  # fmt: skip
+    kinds = [
+        "huge",
+        "unicode",
+        "quotes",
+        "truth",
+        "dates",
+        "day",
+        "gaps",
+        "grouped",
+        "comma",
+        "mostly",
+        "one",
+        "none",
+        "number",
+        "id",
+    ]
     chosen = [random.choice(kinds) for _ in range(random.randint(1, 6))]
     names = [
         random.choice([f"c{place}", f"c{place}", "", "c0", 'q"x']) for place in range(len(chosen))

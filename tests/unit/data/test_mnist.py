@@ -120,8 +120,17 @@ def test_the_real_mnist() -> None:
     assert (len(found.train), len(found.test), found.shape) == (60000, 10000, (1, 28, 28))
     assert found.train.y is not None
     assert np.bincount(found.train.y).tolist() == [
-        5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949,
-    ]  # fmt: skip
+        5923,
+        6742,
+        5958,
+        6131,
+        5842,
+        5421,
+        5918,
+        6265,
+        5851,
+        5949,
+    ]
     assert found.train.y[:5].tolist() == [5, 0, 4, 1, 9]
     normalise = data.Normalise.of(found.train)
     assert np.round(normalise.mean, 4).tolist() == [0.1307]

@@ -262,8 +262,9 @@ def test_large_labels_stay_apart_to_the_last_digit(table) -> None:
     close = data.csv(table("1,0.1234567\n2,0.1234568\n3,2.0\n"), test=0, classes=True)
     assert close.class_names == ("0.1234567", "0.1234568", "2")
     assert data.arrays(np.zeros((2, 1)), [0.1234567, 0.1234568], classes=True).class_names == (
-        "0.1234567", "0.1234568",
-    )  # fmt: skip
+        "0.1234567",
+        "0.1234568",
+    )
 
 
 def test_a_header_and_classes_can_be_said(table) -> None:

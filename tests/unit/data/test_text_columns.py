@@ -79,8 +79,11 @@ def test_features_have_one_length_and_rare_words_count_more() -> None:
 
 
 def test_names_and_codes_are_no_texts() -> None:
-    rows = {"code": [f"flat {n}" for n in range(40)], "size": list(range(40)),
-            "kind": ["a", "b"] * 20}  # fmt: skip
+    rows = {
+        "code": [f"flat {n}" for n in range(40)],
+        "size": list(range(40)),
+        "kind": ["a", "b"] * 20,
+    }
     schema = data.table(rows, "kind").schema
     assert schema is not None
     assert schema.names == ("size",)

@@ -17,8 +17,13 @@ from caldera.errors import CalderaError, ConfigError, DataError
 TEXTS = ["a good film", "so bad, so bad!", "good, good", "bad film", "it's good", "it's bad"]
 LABELS = ["+", "-", "+", "-", "+", "-"]
 HAS_BYTE_PAIRS = importlib.util.find_spec("tokenizers") is not None
-KINDS = ["words", "letters", pytest.param("byte_pairs", marks=pytest.mark.skipif(
-    not HAS_BYTE_PAIRS, reason="no package tokenizers"))]  # fmt: skip
+KINDS = [
+    "words",
+    "letters",
+    pytest.param(
+        "byte_pairs", marks=pytest.mark.skipif(not HAS_BYTE_PAIRS, reason="no package tokenizers")
+    ),
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -58,10 +63,16 @@ def test_the_length_is_what_most_texts_have() -> None:
 def test_damaged_tokenizers_are_refused() -> None:
     good = Tokenizer.fit(["a b"]).to_plain()
     for damage in (
-        {"kind": "syllables"}, {"length": 0}, {"length": 1 << 40}, {"vocabulary": ["a", "a"]},
-        {"merges": ["a b"]}, {"vocabulary": [1]}, {"kind": 3}, {"more": 1},
+        {"kind": "syllables"},
+        {"length": 0},
+        {"length": 1 << 40},
+        {"vocabulary": ["a", "a"]},
+        {"merges": ["a b"]},
+        {"vocabulary": [1]},
+        {"kind": 3},
+        {"more": 1},
         {"kind": "byte_pairs", "merges": ["ab"]},
-    ):  # fmt: skip
+    ):
         with pytest.raises(DataError):
             Tokenizer.from_plain(good | damage, "a file")
     if HAS_BYTE_PAIRS:
@@ -75,8 +86,10 @@ def write(folder: Path) -> dict[str, Any]:
         path = folder / "texts" / {"+": "plus", "-": "minus"}[label] / f"{number}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    lines = [f'{number},"{text}",{label}' for number, (text, label) in
-             enumerate(zip(TEXTS, LABELS, strict=True))]  # fmt: skip
+    lines = [
+        f'{number},"{text}",{label}'
+        for number, (text, label) in enumerate(zip(TEXTS, LABELS, strict=True))
+    ]
     (folder / "table.csv").write_text("number,review,kind\n" + "\n".join(lines), encoding="utf-8")
     return {"folder": folder / "texts", "table": folder / "table.csv"}
 

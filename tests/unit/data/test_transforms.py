@@ -165,9 +165,14 @@ def test_equal_transforms_in_a_sequence_draw_differently() -> None:
 def test_empty_batches_pass() -> None:
     x = images(0)
     for stage in (
-        data.Crop(3, 1), data.Mirror(), data.Cutout(2), data.Normalise(0.5, 1.0), data.Rotate(9),
-        data.Colour(0.1, 0.1), data.SubtractMean(0.5),
-    ):  # fmt: skip
+        data.Crop(3, 1),
+        data.Mirror(),
+        data.Cutout(2),
+        data.Normalise(0.5, 1.0),
+        data.Rotate(9),
+        data.Colour(0.1, 0.1),
+        data.SubtractMean(0.5),
+    ):
         assert len(stage(x, DRAW)) == 0
 
 

@@ -66,8 +66,16 @@ def test_each_column_is_forecast_in_its_own_units(tmp_path: Path) -> None:
     assert (errors < [3e-4, 15, 3e-4, 15]).all()
     known = again.schema
     # More of the series later: what the outputs mean stays.
-    again.fit(data.windows({name: 2 * each for name, each in series.items()}, past=8, future=2,
-                           target=["salt", "level"]).train, epochs=1, verbose=0)  # fmt: skip
+    again.fit(
+        data.windows(
+            {name: 2 * each for name, each in series.items()},
+            past=8,
+            future=2,
+            target=["salt", "level"],
+        ).train,
+        epochs=1,
+        verbose=0,
+    )
     assert again.schema == known
 
 
@@ -110,11 +118,21 @@ def test_tables_are_series_of_their_numbers(tmp_path: Path) -> None:
         data.windows({"day": ["mon", "tue"]}, past=1)
 
 
-@pytest.mark.parametrize("arguments", [
-    {"past": 0}, {"past": 30}, {"past": 3, "future": 30}, {"past": 3, "test": 1.0},
-    {"past": 3, "target": 1}, {"past": 3, "target": "a"}, {"past": 3, "step": 0},
-    {"past": 2.5}, {"past": 3, "target": True}, {"past": 3, "test": 0.01},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"past": 0},
+        {"past": 30},
+        {"past": 3, "future": 30},
+        {"past": 3, "test": 1.0},
+        {"past": 3, "target": 1},
+        {"past": 3, "target": "a"},
+        {"past": 3, "step": 0},
+        {"past": 2.5},
+        {"past": 3, "target": True},
+        {"past": 3, "test": 0.01},
+    ],
+)
 def test_what_does_not_fit_is_refused(arguments: dict[str, object]) -> None:
     with pytest.raises(CalderaError):
         data.windows(np.arange(20.0), **arguments)  # type: ignore[arg-type]

@@ -263,11 +263,14 @@ def test_a_picture_of_a_layout(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     "key",
     [
-        np.array([0, 2]), (np.array([0, 1]), np.array([1, 2])), np.arange(12).reshape(4, 3) > 5,
-        (Ellipsis, np.array([0, 2])), (slice(None, None, -1),),
+        np.array([0, 2]),
+        (np.array([0, 1]), np.array([1, 2])),
+        np.arange(12).reshape(4, 3) > 5,
+        (Ellipsis, np.array([0, 2])),
+        (slice(None, None, -1),),
     ],
     ids=["rows", "points", "mask", "columns", "backwards"],
-)  # fmt: skip
+)
 def test_any_key_of_numpy_can_be_assigned_to(key: Any) -> None:
     expected = np.arange(12.0).reshape(4, 3)
     found = dm.array(expected)
@@ -279,9 +282,10 @@ def test_any_key_of_numpy_can_be_assigned_to(key: Any) -> None:
 def test_whole_numbers_are_rounded_as_whole_numbers() -> None:
     large = np.array([2**60 + 1, -(2**60) - 7, 25, 35, -25, -26, 0, 4], np.int64)
     for decimals, wanted in (
-        (0, large), (2, large),
+        (0, large),
+        (2, large),
         (-1, [2**60 + 4, -(2**60) - 4, 20, 40, -20, -30, 0, 0]),
-    ):  # fmt: skip
+    ):
         found = np.round(spread(large, dm.Rows()), decimals)
         assert found.dtype == np.int64
         np.testing.assert_array_equal(found.numpy(), wanted)

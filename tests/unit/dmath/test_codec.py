@@ -36,9 +36,12 @@ def test_a_graph_comes_back_and_computes_the_same() -> None:
     scanned, _ = op.scan(lambda carry, row: (carry + row, carry), cd.tensor(np.zeros(4)) * 1.0, x)
     outputs = [
         op.softmax(x @ y, axis=-1) + np.arange(4.0),
-        values * math.inf, indices, op.cast(x > 0.0, "float32"), scanned,
+        values * math.inf,
+        indices,
+        op.cast(x > 0.0, "float32"),
+        scanned,
         op.grad(op.sum(op.tanh(x @ y) ** 2.0), [x * 1.0], unused="zero")[0],
-    ]  # fmt: skip
+    ]
     content, leaves = encode_graph([each.node for each in outputs])
     by_leaf = [leaf.value.numpy() for leaf in leaves if leaf.role != "array"]
     for got, expected in zip(_evaluated(content, by_leaf), outputs, strict=True):
@@ -58,13 +61,39 @@ def test_keys_are_equal_where_what_is_written_is() -> None:
     small = cd.Expr(lift(cd.tensor(np.ones((3, 3), np.float32))))
     total, _ = op.scan(lambda carry, row: (carry + row, carry), b[0] * 1.0, a)
     graphs = [
-        [a], [b], [small], [a, a], [a, b], [b, a], [a + b], [b + a], [a + a], [a @ b, a],
-        [a, a @ b], [a + 0.0], [a + -0.0], [a + 1.0], [a + True], [a + 1], [b + 1], [a * math.nan],
-        [b * math.nan], [a * math.inf], [a + np.ones(3)], [b + np.ones(3)], [a + np.zeros(3)],
-        [op.sum(a, axis=0)], [op.sum(a, axis=1)], [op.sum(b, axis=1)], [total],
-        list(op.top_k(a, 2)), [op.top_k(a, 2)[1]], [op.top_k(b, 2)[1]],
-        [op.cast(a, "float32")], [op.fft(a)],
-    ]  # fmt: skip
+        [a],
+        [b],
+        [small],
+        [a, a],
+        [a, b],
+        [b, a],
+        [a + b],
+        [b + a],
+        [a + a],
+        [a @ b, a],
+        [a, a @ b],
+        [a + 0.0],
+        [a + -0.0],
+        [a + 1.0],
+        [a + True],
+        [a + 1],
+        [b + 1],
+        [a * math.nan],
+        [b * math.nan],
+        [a * math.inf],
+        [a + np.ones(3)],
+        [b + np.ones(3)],
+        [a + np.zeros(3)],
+        [op.sum(a, axis=0)],
+        [op.sum(a, axis=1)],
+        [op.sum(b, axis=1)],
+        [total],
+        list(op.top_k(a, 2)),
+        [op.top_k(a, 2)[1]],
+        [op.top_k(b, 2)[1]],
+        [op.cast(a, "float32")],
+        [op.fft(a)],
+    ]
     nodes = [[each.node for each in graph] for graph in graphs]
     written, keys = [encode_graph(each) for each in nodes], [graph_key(each) for each in nodes]
     for (content, leaves), (key, found) in zip(written, keys, strict=True):
@@ -77,13 +106,24 @@ def test_keys_are_equal_where_what_is_written_is() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        None, True, 3, -0.0, math.inf, -math.inf, 2 - 3j, "a", (), (1, (2, "b")), bfloat16,
-        Rows().of((5, 3), range(2)), BlockCyclic(2, grid=(2, 2)).of((7, 5), range(4)),
+        None,
+        True,
+        3,
+        -0.0,
+        math.inf,
+        -math.inf,
+        2 - 3j,
+        "a",
+        (),
+        (1, (2, "b")),
+        bfloat16,
+        Rows().of((5, 3), range(2)),
+        BlockCyclic(2, grid=(2, 2)).of((7, 5), range(4)),
         Replicated().of((2,), range(3)),
         Blocks(rows=[0, 1, 4], columns=2, owners=[[0, 1], [1, 0]]).of((4, 4), range(2)),
         Message("sum", "data", (3,), 2, names=("a",)),
     ],
-)  # fmt: skip
+)
 def test_attributes_come_back(value: object) -> None:
     found = decode(encode(value))
     assert found == value
@@ -117,8 +157,10 @@ def test_damaged_and_hostile_programs_are_refused() -> None:
         changed(nodes=[["constant", [], {"value": 1, "dtype": {"dtype": "object"}}]]),
         changed(leaves=[["lambda", [2], "float32"]]),
         changed(leaves=[["array", [1 << 40], "float32"]]),
-        changed(outputs=[7]), content[:20], b"",
-    ):  # fmt: skip
+        changed(outputs=[7]),
+        content[:20],
+        b"",
+    ):
         with pytest.raises(CalderaError):
             decode_graph(bad)
     rng = np.random.default_rng(1)

@@ -36,7 +36,7 @@ def test_ranks_that_share_a_device_are_right(ranks: int, device: str, monkeypatc
             (np.fft.fft2(x), np.fft.fft2(A)),
             (np.linalg.solve(product + FAR, x), np.linalg.solve(A @ B + 1 + FAR, A)),
             (x.sum(axis=0), A.sum(axis=0)),
-        ]  # fmt: skip
+        ]
         for made, right in cases:
             np.testing.assert_allclose(made.numpy(), right, rtol=1e-9, atol=1e-9)
         homes = {home.partition(":")[0] for each in session.call("homes") for home in each}

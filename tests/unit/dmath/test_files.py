@@ -28,10 +28,13 @@ ARRAYS = {
     "flags": RNG.random((6, 6)) > 0.5,
 }
 LAYOUTS = {
-    "a": BlockCyclic(2, grid=(2, 2)), "b/c": Columns(), "complex": Rows(), "none": Rows(),
+    "a": BlockCyclic(2, grid=(2, 2)),
+    "b/c": Columns(),
+    "complex": Rows(),
+    "none": Rows(),
     "number": Replicated(),
     "flags": Blocks(rows=[0, 1, 4, 6], columns=2, owners=[[0, 3, 1], [2, 1, 0], [3, 3, 2]]),
-}  # fmt: skip
+}
 
 
 def _saved(session: Session, folder: Path) -> None:

@@ -17,8 +17,11 @@ from caldera.errors import CalderaError, ConfigError, ShapeError
 
 RNG = np.random.default_rng(0)
 LAYOUTS: tuple[Any, ...] = (
-    dm.Rows(), dm.Blocks(2, 3), dm.BlockCyclic(2, grid=(1, 3)), dm.Replicated()
-)  # fmt: skip
+    dm.Rows(),
+    dm.Blocks(2, 3),
+    dm.BlockCyclic(2, grid=(1, 3)),
+    dm.Replicated(),
+)
 
 
 @pytest.fixture(autouse=True)

@@ -18,9 +18,13 @@ def test_products_sums_and_elements_in_any_layouts(ranks: int) -> None:
     dm.disconnect()
     a, b = RNG.normal(size=(9, 6)), RNG.normal(size=(6, 7))
     layouts = [
-        Rows(), Columns(), Grid(1, ranks), Replicated(), BlockCyclic(2, grid=(ranks, 1)),
+        Rows(),
+        Columns(),
+        Grid(1, ranks),
+        Replicated(),
+        BlockCyclic(2, grid=(ranks, 1)),
         Blocks(rows=4, columns=3, owners=lambda *place: sum(place) % ranks),
-    ]  # fmt: skip
+    ]
     with dm.connect(threads=ranks) as session:
         everybody = range(session.ranks)
         for first in layouts:
@@ -29,9 +33,7 @@ def test_products_sums_and_elements_in_any_layouts(ranks: int) -> None:
                 y = leaf(session.put(b, second.of(b.shape, everybody)))
                 product = x @ y + np.arange(7.0)
                 wanted = second.of((9, 7), everybody)
-                found = session.run(
-                    [product.node, op.sum(product, axis=0).node], [wanted, None]
-                )  # fmt: skip
+                found = session.run([product.node, op.sum(product, axis=0).node], [wanted, None])
                 assert found[0].layout == wanted
                 np.testing.assert_allclose(session.get(found[0]), a @ b + np.arange(7), rtol=1e-12)
                 np.testing.assert_allclose(

@@ -91,10 +91,12 @@ def test_workers_compute_survive_a_failure_and_are_named_when_they_are_killed(
 def _started(workers: int) -> tuple[subprocess.Popen[str], list[int]]:
     job = subprocess.Popen(
         [sys.executable, "-m", "tests.unit.dmath.jobs.works", str(workers)],
-        stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
         # Whoever runs the tests in the background may ignore interrupts.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+    )
     assert job.stdout is not None
     processes = [int(word) for word in job.stdout.readline().split()]
     assert len(processes) == workers

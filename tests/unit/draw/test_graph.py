@@ -80,8 +80,12 @@ def mixed() -> cd.Plan:
 
 
 PLANS: dict[str, Callable[[], cd.Plan]] = {
-    "tour": tour, "training": training, "chain": chain, "fan": fan, "mixed": mixed,
-}  # fmt: skip
+    "tour": tour,
+    "training": training,
+    "chain": chain,
+    "fan": fan,
+    "mixed": mixed,
+}
 
 
 def svg_of(plan: cd.Plan) -> str:
@@ -228,9 +232,19 @@ def test_links_lead_to_marks_that_exist(drawn: Element) -> None:
 def test_the_file_needs_nothing_else(drawn: Element) -> None:
     tags = {element.tag.removeprefix(SVG) for element in drawn.iter()}
     assert tags <= {
-        "svg", "style", "defs", "marker", "path", "rect", "g", "a", "text", "title", "circle",
+        "svg",
+        "style",
+        "defs",
+        "marker",
+        "path",
+        "rect",
+        "g",
+        "a",
+        "text",
+        "title",
+        "circle",
         "polygon",
-    }  # fmt: skip
+    }
 
 
 # --- what is in them

@@ -15,9 +15,7 @@ from tests.unit.draw.boxes import Box
 @st.composite
 def layouts(draw: st.DrawFn) -> tuple[list[tuple[float, float]], list[Link]]:
     count = draw(st.integers(1, 25))
-    sizes = [
-        (draw(st.floats(4, 300)), draw(st.floats(0, 120))) for _ in range(count)
-    ]  # fmt: skip
+    sizes = [(draw(st.floats(4, 300)), draw(st.floats(0, 120))) for _ in range(count)]
     pairs = st.tuples(st.integers(0, count - 1), st.integers(0, count - 1))
     edges = draw(st.sets(pairs, max_size=2 * count))
     return sizes, [Link(min(pair), max(pair)) for pair in sorted(edges) if pair[0] != pair[1]]

@@ -37,9 +37,12 @@ def titles(picture: ElementTree.Element) -> list[str]:
 
 def test_the_picture_names_panels_lines_and_last_values(tmp_path: Path) -> None:
     made = history(
-        loss=[1.0, 0.5], val_loss=[1.1, 0.7], accuracy=[0.5, 0.6], val_accuracy=[0.4, 0.55],
+        loss=[1.0, 0.5],
+        val_loss=[1.1, 0.7],
+        accuracy=[0.5, 0.6],
+        val_accuracy=[0.4, 0.55],
         seconds=[1.0, 1.0],
-    )  # fmt: skip
+    )
     found = texts(drawn(made, tmp_path))
     for expected in ("loss", "accuracy", "training", "validation", "epoch", "0.7000", "0.5500"):
         assert expected in found

@@ -80,10 +80,16 @@ class Bomb:
 
 @pytest.mark.parametrize(
     "array",
-    [np.array([Bomb()], object), np.zeros(2, np.clongdouble), np.array(["a"]), np.zeros(2, "f4,i4"),
-     np.zeros(2, "M8[s]"), np.zeros(2, np.longdouble)],
+    [
+        np.array([Bomb()], object),
+        np.zeros(2, np.clongdouble),
+        np.array(["a"]),
+        np.zeros(2, "f4,i4"),
+        np.zeros(2, "M8[s]"),
+        np.zeros(2, np.longdouble),
+    ],
     ids=lambda array: str(array.dtype),
-)  # fmt: skip
+)
 def test_other_dtypes_are_refused(path, array):
     np.save(path, array, allow_pickle=True)
     with pytest.raises(DataError, match=r"load_npy t\.npy: expected numbers of a dtype"):
@@ -105,20 +111,35 @@ def npy_with_header(header: str, data: bytes = b"") -> bytes:
         (b"\x93NUMPY\x09\x00" + bytes(20), "header of an npy file, got 'version"),
         (npy_with_header("{'descr': '<f4'"), "header of an npy file"),
         (npy_with_header("__import__('os')"), "header of an npy file"),
-        (npy_with_header("{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }"),
-         "8 bytes of elements .* got 0 in the file; the file is truncated"),
-        (npy_with_header("{'descr': '<f4', 'fortran_order': False, 'shape': (10**15,), }"),
-         "header of an npy file"),
-        (npy_with_header("{'descr': '<f4', 'fortran_order': False, "
-                         "'shape': (1000000000, 1000000000, 1000000000), }", b"1234"),
-         "4000000000000000000000000000 bytes of elements"),
-        (npy_with_header("{'descr': '<f4', 'fortran_order': False, 'shape': (-1,), }", b"1234"),
-         "sizes of 0 or more"),
-        (npy_with_header("{'descr': '|b1', 'fortran_order': False, 'shape': (2,), }", b"\x01\x02"),
-         "0 or 1 for each bool"),
+        (
+            npy_with_header("{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }"),
+            "8 bytes of elements .* got 0 in the file; the file is truncated",
+        ),
+        (
+            npy_with_header("{'descr': '<f4', 'fortran_order': False, 'shape': (10**15,), }"),
+            "header of an npy file",
+        ),
+        (
+            npy_with_header(
+                "{'descr': '<f4', 'fortran_order': False, "
+                "'shape': (1000000000, 1000000000, 1000000000), }",
+                b"1234",
+            ),
+            "4000000000000000000000000000 bytes of elements",
+        ),
+        (
+            npy_with_header("{'descr': '<f4', 'fortran_order': False, 'shape': (-1,), }", b"1234"),
+            "sizes of 0 or more",
+        ),
+        (
+            npy_with_header(
+                "{'descr': '|b1', 'fortran_order': False, 'shape': (2,), }", b"\x01\x02"
+            ),
+            "0 or 1 for each bool",
+        ),
     ],
     ids=readable,
-)  # fmt: skip
+)
 def test_damaged_files_are_refused(path, content, message):
     path.write_bytes(content)
     with pytest.raises(DataError, match=message) as caught:

@@ -30,8 +30,11 @@ def path(tmp_path):
 
 
 def one_of_each() -> dict[str, cd.Tensor]:
-    tensors = {str(dtype): cd.Tensor((2, 3), fill=cd.identity(), dtype=dtype)
-               for dtype in dtypes.ALL if dtype != dtypes.complex128}  # fmt: skip
+    tensors = {
+        str(dtype): cd.Tensor((2, 3), fill=cd.identity(), dtype=dtype)
+        for dtype in dtypes.ALL
+        if dtype != dtypes.complex128
+    }
     return tensors | {"scalar": cd.tensor(1.5), "empty": cd.Tensor((0, 2)), "ä/ß": cd.tensor([1])}
 
 

@@ -20,13 +20,30 @@ from tests.unit.kernels.guard_pages import guarded
 
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 2e-3, "bfloat16": 2e-2}
 DTYPES = ("float32", "float64", "float16", "bfloat16")
-ELSEWHERE = frozenset({
-    "fused", "scan", "all_sum", "collective_start", "collective_finish", "turn",
-})  # fmt: skip
+ELSEWHERE = frozenset(
+    {
+        "fused",
+        "scan",
+        "all_sum",
+        "collective_start",
+        "collective_finish",
+        "turn",
+    }
+)
 """Made by passes or plans, or in need of a communicator: no case has them as they run."""
-OF_COMPLEX = frozenset({
-    "complex", "inverse", "solve", "slogdet", "cholesky", "qr", "svd", "eigh", "eig",
-})  # fmt: skip
+OF_COMPLEX = frozenset(
+    {
+        "complex",
+        "inverse",
+        "solve",
+        "slogdet",
+        "cholesky",
+        "qr",
+        "svd",
+        "eigh",
+        "eig",
+    }
+)
 """Ops whose kernels meet complex numbers; a pass replaces those of all others by their parts."""
 Arrange = Callable[[np.ndarray], np.ndarray]
 
@@ -77,9 +94,13 @@ def _channels_last(array: np.ndarray) -> np.ndarray:
 
 
 LAYOUTS: dict[str, Arrange] = {
-    "dense": _dense, "with gaps": _with_gaps, "columns first": _columns_first,
-    "backwards": _backwards, "repeated": _repeated, "channels last": _channels_last,
-}  # fmt: skip
+    "dense": _dense,
+    "with gaps": _with_gaps,
+    "columns first": _columns_first,
+    "backwards": _backwards,
+    "repeated": _repeated,
+    "channels last": _channels_last,
+}
 
 
 # --- the check

@@ -19,9 +19,11 @@ from caldera.tensor.dtype import float32
 def product_node(rows: int = 64) -> Node:
     """A node that is large enough to be measured."""
     node: Node = matmul(
-        parameter(0, Spec((rows, 64), float32)), parameter(1, Spec((64, 64), float32)),
-        ta=False, tb=False,
-    )  # fmt: skip
+        parameter(0, Spec((rows, 64), float32)),
+        parameter(1, Spec((64, 64), float32)),
+        ta=False,
+        tb=False,
+    )
     return node
 
 

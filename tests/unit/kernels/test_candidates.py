@@ -37,11 +37,25 @@ from tests.unit.ops.case import Case
 from tests.unit.ops.cases import ALL
 from tests.unit.ops.cases.convolution import SETTINGS, output_shape
 
-LARGE = frozenset({
-    "winograd 2x2", "winograd 4x4", "fourier", "packed", "packed together", "packed, sums cut",
-    "packed, sums cut in 4", "packed 1x1 product", "amx", "amx 1x1 product", "amx im2col", "planes",
-    "two stages", "numpy", "product with ones",
-})  # fmt: skip
+LARGE = frozenset(
+    {
+        "winograd 2x2",
+        "winograd 4x4",
+        "fourier",
+        "packed",
+        "packed together",
+        "packed, sums cut",
+        "packed, sums cut in 4",
+        "packed 1x1 product",
+        "amx",
+        "amx 1x1 product",
+        "amx im2col",
+        "planes",
+        "two stages",
+        "numpy",
+        "product with ones",
+    }
+)
 """Kernels that want more channels, rows or threads than any case has, bfloat16, or wide vectors:
 test_fast_convolution, test_packed_product, test_pointwise and test_reduction_rivals are about
 them."""
@@ -129,8 +143,9 @@ def test_kernels_compute_the_cases_of_every_op(dtype: str) -> None:
                 try:
                     check_kernel(kernel, node, arranged)
                 except Exception as problem:
-                    problem.add_note(f"{kernel.name} on {node}, strides "
-                                     f"{[array.strides for array in arranged]}")  # fmt: skip
+                    problem.add_note(
+                        f"{kernel.name} on {node}, strides {[array.strides for array in arranged]}"
+                    )
                     raise
             checked.add((node.op.name, kernel.name))
     if dtype == "float32":
@@ -206,11 +221,21 @@ def test_a_product_with_itself() -> None:
 @pytest.mark.parametrize(
     ("shape", "axis"),
     [
-        ((3, 5), (0,)), ((3, 5), (1,)), ((3, 5), (0, 1)), ((2, 3, 4), (1,)), ((2, 3, 4), (0, 2)),
-        ((2, 3, 4), (0, 1)), ((2, 3, 4), (1, 2)), ((7,), (0,)), ((0, 3), (0,)), ((3, 0), (1,)),
-        ((0, 3), (1,)), ((2, 3000), (1,)), ((1, 1), (0,)),
+        ((3, 5), (0,)),
+        ((3, 5), (1,)),
+        ((3, 5), (0, 1)),
+        ((2, 3, 4), (1,)),
+        ((2, 3, 4), (0, 2)),
+        ((2, 3, 4), (0, 1)),
+        ((2, 3, 4), (1, 2)),
+        ((7,), (0,)),
+        ((0, 3), (0,)),
+        ((3, 0), (1,)),
+        ((0, 3), (1,)),
+        ((2, 3000), (1,)),
+        ((1, 1), (0,)),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("keepdims", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "int64"])
 def test_sums(shape: tuple[int, ...], axis: tuple[int, ...], keepdims: bool, dtype: str) -> None:

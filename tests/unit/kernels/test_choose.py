@@ -145,9 +145,11 @@ def test_a_call_that_ends_a_run_of_native_kernels_must_be_worth_it(
 def test_tiny_nodes_are_not_measured(kernels: FakeKernels) -> None:
     choices = race(kernels)
     tiny = matmul(
-        parameter(0, Spec((4, 4), float32)), parameter(1, Spec((4, 4), float32)),
-        ta=False, tb=False,
-    )  # fmt: skip
+        parameter(0, Spec((4, 4), float32)),
+        parameter(1, Spec((4, 4), float32)),
+        ta=False,
+        tb=False,
+    )
     verdict = choices.verdict(tiny, "cpu")
     assert (verdict.kernel.name, verdict.source) == ("slow", "guess")
     assert not kernels.measured()
@@ -240,8 +242,10 @@ def test_a_node_that_would_take_too_long_is_not_begun(kernels: FakeKernels) -> N
     choices = race(kernels)
     huge = matmul(
         parameter(0, Spec((1 << 14, 1 << 14), float32)),
-        parameter(1, Spec((1 << 14, 1 << 14), float32)), ta=False, tb=False,
-    )  # fmt: skip
+        parameter(1, Spec((1 << 14, 1 << 14), float32)),
+        ta=False,
+        tb=False,
+    )
     assert choices.verdict(huge, "cpu").source == "guess"
     assert not kernels.measured()
 

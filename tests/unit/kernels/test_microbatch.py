@@ -121,9 +121,13 @@ def _greedy(name: str, each: int, seconds: float) -> Kernel:
         return run
 
     return Kernel(
-        "conv2d", "cpu", name, bind, workspace=lambda node: each * node.shape[0],
+        "conv2d",
+        "cpu",
+        name,
+        bind,
+        workspace=lambda node: each * node.shape[0],
         estimate=lambda node: seconds * node.shape[0],
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -192,9 +196,11 @@ def test_no_limit_is_so_small_that_the_oracle_serves(
 
 def test_a_product_keeps_to_its_kernels_as_well(tmp_path: Path) -> None:
     node = product.matmul(
-        parameter(0, Spec((64, 64), float32)), parameter(1, Spec((64, 64), float32)),
-        ta=True, tb=False,
-    )  # fmt: skip
+        parameter(0, Spec((64, 64), float32)),
+        parameter(1, Spec((64, 64), float32)),
+        ta=True,
+        tb=False,
+    )
     with settings.override(cache_dir=tmp_path, workspace_limit=0):
         assert Choices().kernel(node, "cpu").name != ORACLE
 

@@ -151,10 +151,19 @@ def test_what_cannot_be_written_down_is_not_asked() -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", "null", '"text"', '{"format": 2}', '{"format": 3, "key": {}}', "\x00\xff",
-     '{"format": 2, "key": {}, "chosen": "fast", "times": {}}',
-     '{"format": 2, "key": [], "chosen": 3, "times": []}'],
-)  # fmt: skip
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '"text"',
+        '{"format": 2}',
+        '{"format": 3, "key": {}}',
+        "\x00\xff",
+        '{"format": 2, "key": {}, "chosen": "fast", "times": {}}',
+        '{"format": 2, "key": [], "chosen": 3, "times": []}',
+    ],
+)
 @pytest.mark.parametrize("foreign", [True, False])
 def test_a_damaged_or_foreign_file_is_measured_anew(
     kernels: FakeKernels, content: str, foreign: bool

@@ -113,11 +113,17 @@ def test_lanes_begin_after_what_came_before_and_end_before_what_comes_later(
         return _launched(streams, seen, what)
 
     stream.launch(call("before"))
-    stream.launch_on_streams([
-        StreamCall(call(0)), StreamCall(call(1), 1, (0,)), StreamCall(call(2), 2),
-        StreamCall(call(3)),
-        StreamCall(call(4), 1, (2,)), StreamCall(call(5), 0, (1,)), StreamCall(call(6), 2, (5,)),
-    ])  # fmt: skip
+    stream.launch_on_streams(
+        [
+            StreamCall(call(0)),
+            StreamCall(call(1), 1, (0,)),
+            StreamCall(call(2), 2),
+            StreamCall(call(3)),
+            StreamCall(call(4), 1, (2,)),
+            StreamCall(call(5), 0, (1,)),
+            StreamCall(call(6), 2, (5,)),
+        ]
+    )
     stream.launch(call("after"))
     _run(streams, seed)
     assert seen[0] == "before"

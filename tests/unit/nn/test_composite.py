@@ -31,8 +31,9 @@ def test_a_shortcut_takes_the_place_of_the_input() -> None:
     expected = x @ inner.weight.numpy() + x @ shortcut.weight.numpy()
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
     assert [p.name for p in block.parameters()][::2] == [
-        "Residual/0-Dense/weight", "Residual/shortcut/weight",
-    ]  # fmt: skip
+        "Residual/0-Dense/weight",
+        "Residual/shortcut/weight",
+    ]
 
 
 def test_branches_are_joined_along_the_channels() -> None:

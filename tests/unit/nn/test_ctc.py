@@ -59,8 +59,13 @@ def test_fit_learns_and_a_file_keeps_the_loss(tmp_path: Path) -> None:
     padded = np.pad(labels, ((0, 0), (0, 1)), constant_values=-1)
     model = cd.NeuralNetwork(
         [nn.Input((12, 4)), nn.Dense(16), nn.ReLU(), nn.Dense(4)],
-        loss="ctc", optimizer="adam", learning_rate=0.03, batch_size=32, epochs=12, seed=1,
-    )  # fmt: skip
+        loss="ctc",
+        optimizer="adam",
+        learning_rate=0.03,
+        batch_size=32,
+        epochs=12,
+        seed=1,
+    )
     history = model.fit((x, padded), verbose=0)
     assert history["cer"][-1] < 0.05 < history["cer"][0]
     again = cd.load(model.save(tmp_path / "ctc.caldera"))
@@ -89,28 +94,40 @@ def test_lengths_hide_what_the_network_says_behind_the_end() -> None:
         row[: len(each)] = each
     targets = nn.ctc_targets(labels, [len(each) for each in frames])
     model = cd.NeuralNetwork(
-        [nn.Input((14, 4)), nn.Dense(16), nn.ReLU(), nn.Dense(4)], loss=nn.CTCLoss(lengths=True),
-        optimizer="adam", learning_rate=0.03, batch_size=16, epochs=20, seed=1,
-    )  # fmt: skip
+        [nn.Input((14, 4)), nn.Dense(16), nn.ReLU(), nn.Dense(4)],
+        loss=nn.CTCLoss(lengths=True),
+        optimizer="adam",
+        learning_rate=0.03,
+        batch_size=16,
+        epochs=20,
+        seed=1,
+    )
     model.fit((x, targets), verbose=0)
     assert model.loss == nn.CTCLoss(labels=3, lengths=True)
     found = model.evaluate((x, targets))
     assert found["cer"] < 0.05
     logits = model.predict(x)
-    alone = [op.ctc_loss(logits[i : i + 1, : len(frames[i])], [labels[i]]).item()
-             for i in range(48)]  # fmt: skip
+    alone = [
+        op.ctc_loss(logits[i : i + 1, : len(frames[i])], [labels[i]]).item() for i in range(48)
+    ]
     assert found["loss"] == pytest.approx(np.mean(alone), rel=1e-4)
-    assert audio.greedy(logits, lengths=targets[:, 0])[:9] == [_said(model.predict(
-        x[i : i + 1])[0, : len(frames[i])].argmax(-1)) for i in range(9)]  # fmt: skip
+    assert audio.greedy(logits, lengths=targets[:, 0])[:9] == [
+        _said(model.predict(x[i : i + 1])[0, : len(frames[i])].argmax(-1)) for i in range(9)
+    ]
 
 
 def test_sequences_of_different_lengths_train_in_buckets() -> None:
     frames, labels = _padded(24)
     targets = nn.ctc_targets(labels, [len(each) for each in frames])
     model = cd.NeuralNetwork(
-        audio.models.blstm((12, 4), 4, units=6, depth=2)[1:], loss=nn.CTCLoss(lengths=True),
-        optimizer="adam", learning_rate=0.03, batch_size=8, epochs=2, seed=1,
-    )  # fmt: skip
+        audio.models.blstm((12, 4), 4, units=6, depth=2)[1:],
+        loss=nn.CTCLoss(lengths=True),
+        optimizer="adam",
+        learning_rate=0.03,
+        batch_size=8,
+        epochs=2,
+        seed=1,
+    )
     history = model.fit(data.RaggedData(frames, targets), verbose=0)
     assert history["loss"][-1] < history["loss"][0]
     # Padding to the longest changes nothing.
@@ -134,13 +151,16 @@ def test_losses_with_lengths_are_those_of_torch() -> None:
     np.testing.assert_allclose(found * counts, TORCH, rtol=1e-9)
 
 
-@pytest.mark.parametrize(("labels", "frames", "counts", "said"), [
-    ([[1], [2]], [3], None, "input_lengths, 2 numbers from 0 on, one a sample, got 1"),
-    ([[1]], [-3], None, "got -3"),
-    ([[1]], [2.5], None, "input_lengths, a row of whole numbers, got float64"),
-    ([[1, 2]], [3], [3], "a length of at most 2, the labels of sample 0, got 3"),
-    ([[[1]]], [3], None, "labels of sample 0, a row of whole numbers"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("labels", "frames", "counts", "said"),
+    [
+        ([[1], [2]], [3], None, "input_lengths, 2 numbers from 0 on, one a sample, got 1"),
+        ([[1]], [-3], None, "got -3"),
+        ([[1]], [2.5], None, "input_lengths, a row of whole numbers, got float64"),
+        ([[1, 2]], [3], [3], "a length of at most 2, the labels of sample 0, got 3"),
+        ([[[1]]], [3], None, "labels of sample 0, a row of whole numbers"),
+    ],
+)
 def test_lengths_that_cannot_be_are_told(
     labels: list[object], frames: list[float], counts: list[int] | None, said: str
 ) -> None:

@@ -18,15 +18,23 @@ from caldera.nn import models
 
 WIDTH, WORDS, CONTEXT = 8, 11, 6
 GPT2 = {
-    "wte.weight": (WORDS, WIDTH), "wpe.weight": (CONTEXT, WIDTH),
-    "h.0.ln_1.weight": (WIDTH,), "h.0.ln_1.bias": (WIDTH,),
-    "h.0.attn.c_attn.weight": (WIDTH, 3 * WIDTH), "h.0.attn.c_attn.bias": (3 * WIDTH,),
-    "h.0.attn.c_proj.weight": (WIDTH, WIDTH), "h.0.attn.c_proj.bias": (WIDTH,),
-    "h.0.ln_2.weight": (WIDTH,), "h.0.ln_2.bias": (WIDTH,),
-    "h.0.mlp.c_fc.weight": (WIDTH, 4 * WIDTH), "h.0.mlp.c_fc.bias": (4 * WIDTH,),
-    "h.0.mlp.c_proj.weight": (4 * WIDTH, WIDTH), "h.0.mlp.c_proj.bias": (WIDTH,),
-    "ln_f.weight": (WIDTH,), "ln_f.bias": (WIDTH,),
-}  # fmt: skip
+    "wte.weight": (WORDS, WIDTH),
+    "wpe.weight": (CONTEXT, WIDTH),
+    "h.0.ln_1.weight": (WIDTH,),
+    "h.0.ln_1.bias": (WIDTH,),
+    "h.0.attn.c_attn.weight": (WIDTH, 3 * WIDTH),
+    "h.0.attn.c_attn.bias": (3 * WIDTH,),
+    "h.0.attn.c_proj.weight": (WIDTH, WIDTH),
+    "h.0.attn.c_proj.bias": (WIDTH,),
+    "h.0.ln_2.weight": (WIDTH,),
+    "h.0.ln_2.bias": (WIDTH,),
+    "h.0.mlp.c_fc.weight": (WIDTH, 4 * WIDTH),
+    "h.0.mlp.c_fc.bias": (4 * WIDTH,),
+    "h.0.mlp.c_proj.weight": (4 * WIDTH, WIDTH),
+    "h.0.mlp.c_proj.bias": (WIDTH,),
+    "ln_f.weight": (WIDTH,),
+    "ln_f.bias": (WIDTH,),
+}
 
 
 def saved(
@@ -97,13 +105,22 @@ def test_a_residual_network_has_the_same_weights_under_both_names(tmp_path: Path
 
     def layers() -> list[nn.Layer]:
         shortcut = nn.Sequential([conv(4, 1, "0"), nn.BatchNorm(name="1")], name="downsample")
-        inner = [conv(4, 3, "conv1"), nn.BatchNorm(name="bn1"), nn.ReLU(), conv(4, 3, "conv2"),
-                 nn.BatchNorm(name="bn2")]  # fmt: skip
+        inner = [
+            conv(4, 3, "conv1"),
+            nn.BatchNorm(name="bn1"),
+            nn.ReLU(),
+            conv(4, 3, "conv2"),
+            nn.BatchNorm(name="bn2"),
+        ]
         return [
-            nn.Input((3, 5, 5)), conv(2, 7, "conv1"), nn.BatchNorm(name="bn1"), nn.ReLU(),
-            nn.Residual(inner, shortcut, "relu", name="layer1.0"), nn.GlobalAveragePool(),
+            nn.Input((3, 5, 5)),
+            conv(2, 7, "conv1"),
+            nn.BatchNorm(name="bn1"),
+            nn.ReLU(),
+            nn.Residual(inner, shortcut, "relu", name="layer1.0"),
+            nn.GlobalAveragePool(),
             nn.Dense(3, name="fc"),
-        ]  # fmt: skip
+        ]
 
     there = {"resnet.embedder.embedder.convolution": (2, 3, 7, 7), "classifier.1": (3, 4)}
     block = "resnet.encoder.stages.0.layers.0."

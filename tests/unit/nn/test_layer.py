@@ -43,8 +43,10 @@ def test_a_layer_without_dataclass_or_call_to_init_works() -> None:
     net = Net()
     assert net(op.input("x", (5, 6))).shape == (5, 3)
     assert [p.name for p in net.parameters()][::2] == [
-        "Net/parts0/weight", "Net/parts1/weight", "Net/last/weight",
-    ]  # fmt: skip
+        "Net/parts0/weight",
+        "Net/parts1/weight",
+        "Net/last/weight",
+    ]
 
 
 def test_paths_follow_the_nesting_and_given_names() -> None:
@@ -93,8 +95,11 @@ def test_a_trace_records_calls_from_the_outside_in() -> None:
     with nn.trace() as traced:
         net(op.input("x", (1, 3)))
     assert [call.layer.path for call in traced.calls] == [
-        "Sequential", "Sequential/a", "Sequential/r", "Sequential/r/b",
-    ]  # fmt: skip
+        "Sequential",
+        "Sequential/a",
+        "Sequential/r",
+        "Sequential/r/b",
+    ]
 
 
 def test_without_allocation_parameters_have_shapes_but_no_memory() -> None:
@@ -173,7 +178,7 @@ def test_a_layer_called_again_with_another_width_is_refused() -> None:
         (lambda: nn.AdaptiveAveragePool2D((2, 2, 2)), "one or two sizes"),
         (lambda: nn.Dense(2, fill="he_norml")(np.ones((1, 2))), "filler: .*'he_norml'.*he_normal"),
     ],
-)  # fmt: skip
+)
 def test_settings_that_cannot_be_are_refused(write: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         write()

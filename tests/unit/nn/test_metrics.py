@@ -136,9 +136,11 @@ class TestAgainstNumPy:
                     for metric in (Accuracy(), Precision(), Recall(), F1())
                 ]
                 expected = [
-                    _average(said == is_true, factors), precision, recall,
+                    _average(said == is_true, factors),
+                    precision,
+                    recall,
                     2 * precision * recall / (precision + recall),
-                ]  # fmt: skip
+                ]
                 np.testing.assert_allclose(found, expected, rtol=1e-12)
         matrix = _evaluate(ConfusionMatrix(), BINARY, TRUTHS, weights)
         assert matrix.shape == (2, 2)

@@ -74,8 +74,11 @@ EACH_CLASS: list[Metric] = [Precision(per_class=True), Recall(per_class=True), F
 def test_classes(weights: np.ndarray | None) -> None:
     logits, labels = RNG.normal(size=(COUNT, 4)), RNG.integers(0, 4, COUNT)
     said, more = logits.argmax(1), {"sample_weight": weights}
-    expected = [known.accuracy_score(labels, said, **more), *averages(labels, said, **more),
-                known.top_k_accuracy_score(labels, logits, k=2, **more)]  # fmt: skip
+    expected = [
+        known.accuracy_score(labels, said, **more),
+        *averages(labels, said, **more),
+        known.top_k_accuracy_score(labels, logits, k=2, **more),
+    ]
     chosen: list[Metric] = [Accuracy(), *BY_CLASS, TopK(2)]
     found = measured(CrossEntropy(), chosen, logits, labels, weights)
     np.testing.assert_allclose(found, expected, rtol=1e-12)

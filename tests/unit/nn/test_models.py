@@ -308,9 +308,16 @@ def test_generation_needs_words_it_knows(prompt: list[Any]) -> None:
 
 @pytest.mark.parametrize(
     ("argument", "value"),
-    [("count", -1), ("count", 1.5), ("seed", -1), ("seed", "a"), ("temperature", -1.0),
-     ("temperature", "warm"), ("temperature", float("nan"))],
-)  # fmt: skip
+    [
+        ("count", -1),
+        ("count", 1.5),
+        ("seed", -1),
+        ("seed", "a"),
+        ("temperature", -1.0),
+        ("temperature", "warm"),
+        ("temperature", float("nan")),
+    ],
+)
 def test_generation_refuses_what_it_cannot_use(argument: str, value: Any) -> None:
     with pytest.raises(CalderaError, match=argument):
         _gpt().generate([1], **{"count": 1, argument: value})

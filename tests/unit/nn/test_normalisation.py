@@ -139,9 +139,14 @@ def test_rms_norm_divides_by_the_root_mean_square(axis: int | tuple[int, ...]) -
 
 def test_the_new_layers_train_and_come_back_from_a_file(tmp_path: Path) -> None:
     layers = [
-        nn.Input((3, 6)), nn.InstanceNorm(affine=True), nn.PReLU(per_channel=True), nn.RMSNorm(),
-        nn.PReLU(), nn.Flatten(), nn.Dense(2),
-    ]  # fmt: skip
+        nn.Input((3, 6)),
+        nn.InstanceNorm(affine=True),
+        nn.PReLU(per_channel=True),
+        nn.RMSNorm(),
+        nn.PReLU(),
+        nn.Flatten(),
+        nn.Dense(2),
+    ]
     model = cd.NeuralNetwork(layers, learning_rate=0.1, seed=1)
     before = [each.numpy() for each in model.parameters()]
     x = _x(8, 3, 6).astype("float32")

@@ -88,7 +88,7 @@ def test_only_rows_that_are_named_change() -> None:
         (lambda: op.skip_gram(_ZEROS, [0.0], [[1]], 0.1), "integers"),
         (lambda: op.skip_gram(_ZEROS, [0], [[1]], 0.1, batch=0), "batch="),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_named(call: object, said: str) -> None:
     with pytest.raises(CalderaError, match=said):
         call()

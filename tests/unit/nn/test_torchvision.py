@@ -134,10 +134,16 @@ def test_recurrent_and_attention_weights_have_pytorchs_names() -> None:
     _built(layers, (1, 4, 5))
     shapes = {name: value.shape for name, value in _theirs(layers).items()}
     assert shapes == {
-        "lstm.weight_ih_l0": (12, 5), "lstm.weight_hh_l0": (12, 3),
-        "lstm.bias_ih_l0": (12,), "lstm.bias_hh_l0": (12,),
-        "lstm.weight_ih_l0_reverse": (12, 5), "lstm.weight_hh_l0_reverse": (12, 3),
-        "lstm.bias_ih_l0_reverse": (12,), "lstm.bias_hh_l0_reverse": (12,),
-        "attention.in_proj_weight": (18, 6), "attention.in_proj_bias": (18,),
-        "attention.out_proj.weight": (6, 6), "attention.out_proj.bias": (6,),
-    }  # fmt: skip
+        "lstm.weight_ih_l0": (12, 5),
+        "lstm.weight_hh_l0": (12, 3),
+        "lstm.bias_ih_l0": (12,),
+        "lstm.bias_hh_l0": (12,),
+        "lstm.weight_ih_l0_reverse": (12, 5),
+        "lstm.weight_hh_l0_reverse": (12, 3),
+        "lstm.bias_ih_l0_reverse": (12,),
+        "lstm.bias_hh_l0_reverse": (12,),
+        "attention.in_proj_weight": (18, 6),
+        "attention.in_proj_bias": (18,),
+        "attention.out_proj.weight": (6, 6),
+        "attention.out_proj.bias": (6,),
+    }

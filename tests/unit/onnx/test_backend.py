@@ -82,9 +82,10 @@ def test_shapes_that_follow_from_data_are_computed_call_by_call() -> None:
 
 def test_inputs_come_in_order_or_by_name() -> None:
     model = made(
-        [helper.make_node("Sub", ["a", "b"], ["y"])], [declared("a", [2]), declared("b", [2])],
+        [helper.make_node("Sub", ["a", "b"], ["y"])],
+        [declared("a", [2]), declared("b", [2])],
         [declared("y", None)],
-    )  # fmt: skip
+    )
     a, b = numbers(2), numbers(2) * 2
     prepared = Backend.prepare(model)
     for given in ([a, b], {"b": b, "a": a}):
@@ -169,10 +170,13 @@ def test_a_loop_that_does_not_end_is_stopped() -> None:
     body = helper.make_graph(
         [helper.make_node("Identity", [a], [b]) for a, b in (("going", "on"), ("v", "w"))],
         "body",
-        [declared("turn", [], TensorProto.INT64), declared("going", [], TensorProto.BOOL),
-         declared("v", [])],
+        [
+            declared("turn", [], TensorProto.INT64),
+            declared("going", [], TensorProto.BOOL),
+            declared("v", []),
+        ],
         [declared("on", [], TensorProto.BOOL), declared("w", [])],
-    )  # fmt: skip
+    )
     node = helper.make_node("Loop", ["", "yes", "start"], ["y"], body=body)
     model = made([node], [declared("start", [])], [declared("y", None)], {"yes": np.array(True)})
     with pytest.raises(DataError, match="turns"):

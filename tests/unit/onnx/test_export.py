@@ -67,12 +67,21 @@ LAYERS = {
     "attention": (nn.MultiHeadAttention(2), (5, 6)),
     "activations": (
         nn.Sequential(
-            [nn.LeakyReLU(0.2), nn.ELU(), nn.SELU(), nn.GELU(), nn.SiLU(), nn.Softplus(),
-             nn.HardSwish(), nn.HardSigmoid(), nn.Softmax()]
+            [
+                nn.LeakyReLU(0.2),
+                nn.ELU(),
+                nn.SELU(),
+                nn.GELU(),
+                nn.SiLU(),
+                nn.Softplus(),
+                nn.HardSwish(),
+                nn.HardSigmoid(),
+                nn.Softmax(),
+            ]
         ),
         (7,),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -88,8 +97,8 @@ def test_a_layer_is_the_same_in_onnxruntime(name: str, tmp_path: Path) -> None:
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "arithmetic": lambda x: (x + 1.0) * x - x / 3.0 + abs(x) ** 1.5 - (-x),
     "remainders": lambda x: op.mod(x, 0.7) + op.floor_div(x, 0.3),
-    "remainders of whole numbers": lambda x: (
-        op.cast(op.cast(x * 10.0, "int64") % 3 + op.cast(x * 10.0, "int64") // 3, "float32")
+    "remainders of whole numbers": lambda x: op.cast(
+        op.cast(x * 10.0, "int64") % 3 + op.cast(x * 10.0, "int64") // 3, "float32"
     ),
     "functions": lambda x: op.exp(x) + op.log(abs(x) + 0.1) + op.sin(x) * op.cos(x) + op.erf(x),
     "near zero": lambda x: op.log1p(abs(x)) + op.expm1(x),
@@ -120,21 +129,24 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "splitting": lambda x: op.split(x, (1, 3), axis=1)[1] * op.split(x, (3, 1), axis=1)[0],
     "products": lambda x: op.einsum("nij,nkj->nik", x, x) @ op.matmul(x, x, transpose_b=True),
     "sorting": lambda x: op.sort(x, 2, descending=True) + op.top_k(x, 2, 1)[0][:, :1],
-    "looking up": lambda x: op.gather(x, [2, 0, -1], axis=1) + op.take_along_axis(
-        x, op.argsort(x, 1), 1)[:, :3],
+    "looking up": lambda x: (
+        op.gather(x, [2, 0, -1], axis=1) + op.take_along_axis(x, op.argsort(x, 1), 1)[:, :3]
+    ),
     "one hot": lambda x: op.one_hot(op.argmax(x, 2), 5) + op.softmax(x, 2) + op.log_softmax(x, 1),
     "adding at places": lambda x: op.put_along_axis_add(x, op.argsort(x, 2), x, 2),
     "adding rows at places": lambda x: op.scatter_add(
-        x, [[0, 2], [-1, 0]], x[:, :2, None] * np.ones((1, 1, 2, 1), np.float32), axis=1),
+        x, [[0, 2], [-1, 0]], x[:, :2, None] * np.ones((1, 1, 2, 1), np.float32), axis=1
+    ),
     "arrays as indices": lambda x: x[:, [0, 2], ::2] + x[:, np.arange(4) % 2 == 0][:, :, [1, 1, 0]],
     "new values at places": lambda x: x.at[:, [1, 3]].set(0.5).at[:, op.argmax(x[0], 0)].add(1.0),
     "masked attention": lambda x: op.scaled_dot_product_attention(x, x, x, mask=x[:, :, :4] > 0.0),
     "causal attention": lambda x: op.scaled_dot_product_attention(x[:, 2:], x, x, causal=True),
     "triangles": lambda x: op.tril(x) + op.triu(x, 2),
     "a loop": lambda x: op.scan(
-        lambda total, step: (total + step, None), x[:, 0] * 0.0, op.transpose(x, (1, 0, 2)))[0],
+        lambda total, step: (total + step, None), x[:, 0] * 0.0, op.transpose(x, (1, 0, 2))
+    )[0],
     "loss": lambda x: op.square(x - 1.0) + op.elu(x, 0.5),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -96,8 +96,11 @@ def test_several_outputs_come_by_name(tmp_path: Path) -> None:
 
 
 def test_shapes_that_follow_from_what_is_fed_are_for_the_backend(tmp_path: Path) -> None:
-    model = made([helper.make_node("NonZero", ["x"], ["y"])], [declared("x", ["n", 3])],
-                 [declared("y", None, TensorProto.INT64)])  # fmt: skip
+    model = made(
+        [helper.make_node("NonZero", ["x"], ["y"])],
+        [declared("x", ["n", 3])],
+        [declared("y", None, TensorProto.INT64)],
+    )
     with pytest.raises(ConfigError, match=r"caldera\.onnx\.Backend"):
         cd.onnx.load(written(model, tmp_path))
     (found,) = cd.onnx.Backend.run_model(model, [np.array([[0, 1, 0]], np.float32)])
@@ -158,8 +161,11 @@ def external(folder: Path, location: str, length: int = 12, offset: int = 0) -> 
     for key, value in (("location", location), ("offset", offset), ("length", length)):
         entry = tensor.external_data.add()
         entry.key, entry.value = key, str(value)
-    model = made([helper.make_node("Add", ["x", "w"], ["y"])], [declared("x", ["n", 3])],
-                 [declared("y", None)])  # fmt: skip
+    model = made(
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        [declared("x", ["n", 3])],
+        [declared("y", None)],
+    )
     model.graph.initializer.append(tensor)
     return written(model, folder)
 
@@ -201,8 +207,11 @@ def test_a_file_is_not_read_again_and_again(tmp_path: Path) -> None:
 
 
 def with_array(**fields: Any) -> Any:
-    model = made([helper.make_node("Add", ["x", "w"], ["y"])], [declared("x", ["n", 3])],
-                 [declared("y", None)])  # fmt: skip
+    model = made(
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        [declared("x", ["n", 3])],
+        [declared("y", None)],
+    )
     model.graph.initializer.append(TensorProto(name="w", **fields))
     return model
 
@@ -246,21 +255,40 @@ BOMBS: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
     "Tile": (["x", "times"], {"times": np.array([1, HUGE])}, {}),
     "Pad": (["x", "pads"], {"pads": np.array([0, 0, 0, HUGE])}, {}),
     "Pad edge": (["x", "pads"], {"pads": np.array([0, 0, 0, HUGE])}, {"mode": "edge"}),
-    "OneHot": (["i", "depth", "v"],
-               {"i": np.array([0]), "depth": np.array(HUGE), "v": np.ones(2, "float32")}, {}),
+    "OneHot": (
+        ["i", "depth", "v"],
+        {"i": np.array([0]), "depth": np.array(HUGE), "v": np.ones(2, "float32")},
+        {},
+    ),
     "Range": (["a", "b", "c"], {"a": np.array(0), "b": np.array(HUGE), "c": np.array(1)}, {}),
     "HannWindow": (["n"], {"n": np.array(HUGE)}, {}),
     "ConstantOfShape": (["s"], {"s": np.array([HUGE])}, {}),
-    "MelWeightMatrix": (["n", "n", "r", "l", "u"],
-                        {"n": np.array(HUGE), "r": np.array(8000), "l": np.array(0.0, "float32"),
-                         "u": np.array(4000.0, "float32")}, {}),
-    "AffineGrid": (["t", "s"], {"t": np.ones((1, 2, 3), "float32"),
-                                "s": np.array([1, 1, HUGE, 4])}, {}),
-    "Resize": (["image", "", "", "s"], {"image": np.ones((1, 1, 2, 2), "float32"),
-                                        "s": np.array([1, 1, HUGE, 2])}, {"mode": "nearest"}),
-    "Resize linear": (["image", "", "", "s"], {"image": np.ones((1, 1, 2, 2), "float32"),
-                                               "s": np.array([1, 1, HUGE, 2])}, {"mode": "linear"}),
-}  # fmt: skip
+    "MelWeightMatrix": (
+        ["n", "n", "r", "l", "u"],
+        {
+            "n": np.array(HUGE),
+            "r": np.array(8000),
+            "l": np.array(0.0, "float32"),
+            "u": np.array(4000.0, "float32"),
+        },
+        {},
+    ),
+    "AffineGrid": (
+        ["t", "s"],
+        {"t": np.ones((1, 2, 3), "float32"), "s": np.array([1, 1, HUGE, 4])},
+        {},
+    ),
+    "Resize": (
+        ["image", "", "", "s"],
+        {"image": np.ones((1, 1, 2, 2), "float32"), "s": np.array([1, 1, HUGE, 2])},
+        {"mode": "nearest"},
+    ),
+    "Resize linear": (
+        ["image", "", "", "s"],
+        {"image": np.ones((1, 1, 2, 2), "float32"), "s": np.array([1, 1, HUGE, 2])},
+        {"mode": "linear"},
+    ),
+}
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
@@ -290,13 +318,17 @@ def test_functions_cannot_multiply_without_end(
     versions = [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)]
     functions = [
         helper.make_function(
-            "own", f"F{n}", ["a"], ["c"],
+            "own",
+            f"F{n}",
+            ["a"],
+            ["c"],
             [helper.make_node(f"F{n - 1}", [a], [b], domain="own") for a, b in ("ab", "bc")]
-            if n else [helper.make_node("Neg", ["a"], ["c"])],
+            if n
+            else [helper.make_node("Neg", ["a"], ["c"])],
             versions,
         )
         for n in range(40)
-    ]  # fmt: skip
+    ]
     nodes = [helper.make_node("F39", ["x"], ["y"], domain="own")]
     model = made(nodes, [declared("x", ["n", 3])], [declared("y", None)], functions=functions)
     with pytest.raises(DataError, match="at most 1000 calls"):
@@ -350,8 +382,11 @@ def test_sparse_arrays_are_filled_up(tmp_path: Path) -> None:
     values = numpy_helper.from_array(np.array([2.0, 3.0], np.float32), "w")
     places = numpy_helper.from_array(np.array([[0, 1], [2, 2]]), "places")
     sparse = helper.make_sparse_tensor(values, places, [3, 3])
-    model = made([helper.make_node("MatMul", ["x", "w"], ["y"])], [declared("x", ["n", 3])],
-                 [declared("y", None)])  # fmt: skip
+    model = made(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        [declared("x", ["n", 3])],
+        [declared("y", None)],
+    )
     model.graph.sparse_initializer.append(sparse)
     loaded = cd.onnx.load(written(model, tmp_path))
     assert loaded.predict(np.ones((1, 3), np.float32)).tolist() == [[0, 2, 3]]

@@ -30,9 +30,12 @@ def recurrent(kind: str, layers: int, directions: int, batch_first: bool) -> Any
     """A recurrent network as PyTorch writes it: its first states are zeros of the batch's size."""
     samples_axis = 0 if batch_first else 1
     arrays = {
-        "axis": np.array(samples_axis), "zero": np.array([0]), "flat": np.array([0, 0, -1]),
-        "states": np.array([layers * directions]), "units": np.array([UNITS]),
-    }  # fmt: skip
+        "axis": np.array(samples_axis),
+        "zero": np.array([0]),
+        "flat": np.array([0, 0, -1]),
+        "states": np.array([layers * directions]),
+        "units": np.array([UNITS]),
+    }
     nodes = [
         helper.make_node("Shape", ["x"], ["shape"]),
         helper.make_node("Gather", ["shape", "axis"], ["count"]),
@@ -51,8 +54,10 @@ def recurrent(kind: str, layers: int, directions: int, batch_first: bool) -> Any
         for short, shape in shapes.items():
             array = generator.uniform(-1, 1, (directions, *shape)).astype(np.float32)
             arrays[f"{name}/{short}"] = array
-        arrays |= {f"{name}/from": np.array([layer * directions]),
-                   f"{name}/to": np.array([(layer + 1) * directions])}  # fmt: skip
+        arrays |= {
+            f"{name}/from": np.array([layer * directions]),
+            f"{name}/to": np.array([(layer + 1) * directions]),
+        }
         bounds = ["zeros", f"{name}/from", f"{name}/to", "zero"]
         nodes.append(helper.make_node("Slice", bounds, [f"{name}/first"]))
         first = [f"{name}/first"] * (2 if kind == "LSTM" else 1)
@@ -105,8 +110,9 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "a tensor made on the way": lambda x: x * cd.tensor(np.full(x.shape, 2, np.float32)),
     "from the middle of the joined axes": lambda x: op.reshape(x, (-1,))[len(x) : 2 * len(x)],
     "a loop as long as the batch": lambda x: op.scan(
-        lambda total, row: (total + row, total), x[0] * 0.0, x)[1],
-}  # fmt: skip
+        lambda total, row: (total + row, total), x[0] * 0.0, x
+    )[1],
+}
 
 
 def test_what_follows_from_the_number_of_samples_is_computed(tmp_path: Path) -> None:

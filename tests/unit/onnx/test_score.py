@@ -16,9 +16,16 @@ _pool = op_pool_common.pool
 
 
 def pooled(
-    padded: np.ndarray, x_shape: Sequence[int], kernel: Sequence[int], strides: Sequence[int],
-    out_shape: Sequence[int], kind: str, *rest: Any, p: int = 1, **more: Any,
-) -> np.ndarray:  # fmt: skip
+    padded: np.ndarray,
+    x_shape: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    out_shape: Sequence[int],
+    kind: str,
+    *rest: Any,
+    p: int = 1,
+    **more: Any,
+) -> np.ndarray:
     """What ONNX computes window by window in Python: its three large cases take half of the time of
     all."""
     if len(kernel) < 3 or set(strides) != {1} or rest or more or padded.shape != tuple(x_shape):

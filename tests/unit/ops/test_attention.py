@@ -107,20 +107,32 @@ def test_half_precision_is_computed_in_float32(dtype: str) -> None:
 @pytest.mark.parametrize(
     ("write", "error", "message"),
     [
-        (lambda q, k: attend(q, k, q), ShapeError,
-         r"op\.scaled_dot_product_attention: .*with D and S the same, got V0"),
+        (
+            lambda q, k: attend(q, k, q),
+            ShapeError,
+            r"op\.scaled_dot_product_attention: .*with D and S the same, got V0",
+        ),
         (lambda q, k: attend(q, k[:, :2], k), ShapeError, "with D and S the same"),
         (lambda q, k: attend(q[0], k, k), ShapeError, r"q \(\.\.\., T, D\)"),
         (lambda q, k: attend(q, k, k, mask=np.ones((3, 3), bool)), ShapeError, "broadcast"),
-        (lambda q, k: attend(q, k, k, mask=np.ones((2, 2, 5), bool)), ShapeError,
-         r"a mask that broadcasts to \(2, 5\)"),
-        (lambda q, k: attend(q, k, k, mask=np.ones((2, 5), np.int64)), DtypeError,
-         "a mask of truth values"),
+        (
+            lambda q, k: attend(q, k, k, mask=np.ones((2, 2, 5), bool)),
+            ShapeError,
+            r"a mask that broadcasts to \(2, 5\)",
+        ),
+        (
+            lambda q, k: attend(q, k, k, mask=np.ones((2, 5), np.int64)),
+            DtypeError,
+            "a mask of truth values",
+        ),
         (lambda q, k: attend(q, k, k, scale=q), ConfigError, "scale= a number"),
-        (lambda q, k: attend(np.ones((2, 2, 3), "float32"), np.ones((3, 5, 3), "float32"), k),
-         ShapeError, "broadcast together"),
+        (
+            lambda q, k: attend(np.ones((2, 2, 3), "float32"), np.ones((3, 5, 3), "float32"), k),
+            ShapeError,
+            "broadcast together",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_use_fails_when_written(write, error, message) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(error, match=message):
         write(*_variables((2, 3), (5, 3)))

@@ -56,10 +56,16 @@ def test_dtypes_meet_as_in_numpy_but_integers_widen_nothing(first: Any, second: 
 
 @pytest.mark.parametrize(
     ("operand", "right"),
-    [("bool", "complex64"), ("int64", "complex64"), ("float16", "complex64"),
-     ("float32", "complex64"), ("float64", "complex128"), ("complex64", "complex64"),
-     ("complex128", "complex128")],
-)  # fmt: skip
+    [
+        ("bool", "complex64"),
+        ("int64", "complex64"),
+        ("float16", "complex64"),
+        ("float32", "complex64"),
+        ("float64", "complex128"),
+        ("complex64", "complex64"),
+        ("complex128", "complex128"),
+    ],
+)
 def test_a_python_number_takes_the_precision_of_its_neighbour(operand: str, right: str) -> None:
     x = np.ones(2, operand)
     for number in (2j, np.complex128(2j)):
@@ -105,14 +111,24 @@ def test_functions_keep_their_digits(dtype: str) -> None:
     """Far from 0, near 0, near 1 and on the cuts: the formulas of the parts, computed by NumPy."""
     generator = np.random.default_rng(3)
     directions = np.exp(1j * generator.uniform(-np.pi, np.pi, 60))
-    z = np.concatenate([
-        directions[:20] * 8, directions[20:40] * 1e-4, directions[40:],
-        [0, 1, -1, 1j, -1j, 2, -2, 3j, -3j, 0.5, -0.5, complex(-2, -0.0), complex(2, -0.0)],
-    ]).astype(dtype)  # fmt: skip
+    z = np.concatenate(
+        [
+            directions[:20] * 8,
+            directions[20:40] * 1e-4,
+            directions[40:],
+            [0, 1, -1, 1j, -1j, 2, -2, 3j, -3j, 0.5, -0.5, complex(-2, -0.0), complex(2, -0.0)],
+        ]
+    ).astype(dtype)
     names = """exp log sqrt sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh expm1 log2
         log10 exp2 square abs sign""".split()  # noqa: SIM905 - a table of names
-    theirs = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh",
-              "acosh": "arccosh", "atanh": "arctanh"}  # fmt: skip
+    theirs = {
+        "asin": "arcsin",
+        "acos": "arccos",
+        "atan": "arctan",
+        "asinh": "arcsinh",
+        "acosh": "arccosh",
+        "atanh": "arctanh",
+    }
     given = lift(cd.tensor(z))
     nodes = tuple(getattr(op, name)(Expr(given)).node for name in names)
     tolerance = 30 * np.finfo(dtype).eps
@@ -162,16 +178,22 @@ OPERATIONS: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
     (lambda a, b: op.where(op.real(a) > 0.0, a, b), lambda a, b: np.where(a.real > 0, a, b)),
     (lambda a, b: op.transpose(a) @ b, lambda a, b: a.T @ b),
     (lambda a, b: op.concat([a, b], 1), lambda a, b: np.concatenate([a, b], 1)),
-    (lambda a, b: op.flip(op.reshape(a, (-1,)), (0,)) * op.sum(b),
-     lambda a, b: a.reshape(-1)[::-1] * b.sum()),
+    (
+        lambda a, b: op.flip(op.reshape(a, (-1,)), (0,)) * op.sum(b),
+        lambda a, b: a.reshape(-1)[::-1] * b.sum(),
+    ),
     (lambda a, b: op.mean(a, axis=0) + op.prod(b), lambda a, b: a.mean(0) + b.prod()),
-    (lambda a, b: op.pad(a, 1, 1j)[1:] * op.norm(b),
-     lambda a, b: np.pad(a, 1, constant_values=1j)[1:] * np.linalg.norm(b)),
+    (
+        lambda a, b: op.pad(a, 1, 1j)[1:] * op.norm(b),
+        lambda a, b: np.pad(a, 1, constant_values=1j)[1:] * np.linalg.norm(b),
+    ),
     (lambda a, b: op.cumprod(a, 0) + op.cumsum(b, 1), lambda a, b: a.cumprod(0) + b.cumsum(1)),
     (lambda a, b: op.gather(a, [0, 0, -1], axis=0), lambda a, b: a[[0, 0, -1]]),
-    (lambda a, b: op.abs(op.fft(a, axis=0)) * op.angle(b),
-     lambda a, b: np.abs(np.fft.fft(a, axis=0)) * np.angle(b)),
-]  # fmt: skip
+    (
+        lambda a, b: op.abs(op.fft(a, axis=0)) * op.angle(b),
+        lambda a, b: np.abs(np.fft.fft(a, axis=0)) * np.angle(b),
+    ),
+]
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
@@ -185,8 +207,11 @@ def test_random_operations_against_numpy_and_the_oracle(seed: int) -> None:
     a, b = (Expr(lift(cd.tensor(each))) for each in arrays)
     made = [ours(a, b) for ours, _ in OPERATIONS]
     leaves = dict(zip((a.node, b.node), arrays, strict=True))
-    leaves |= {node: value_of(node) for node in topological([each.node for each in made])
-               if node.op.name == "array"}  # fmt: skip
+    leaves |= {
+        node: value_of(node)
+        for node in topological([each.node for each in made])
+        if node.op.name == "array"
+    }
     nodes = tuple(each.node for each in made)
     oracle = interpret(nodes, leaves)
     if seed == 1:
@@ -313,19 +338,47 @@ def test_variables_and_inputs_hold_complex_numbers() -> None:
 
 
 REFUSED: list[Callable[[Any], Any]] = [
-    lambda z: z > 1.0, lambda z: z <= z, op.floor, op.ceil, op.round, op.trunc, op.relu, op.gelu,
-    op.sigmoid, op.softmax, op.erf, lambda z: z // 2, lambda z: z % 2, lambda z: op.maximum(z, 0),
-    lambda z: op.clip(z, 0, 1), op.max, op.min, lambda z: op.argmax(z, 0), op.logsumexp, op.median,
-    lambda z: op.sort(z, 0), lambda z: op.argsort(z, 0), lambda z: op.top_k(z, 1, 0),
-    lambda z: op.cummax(z, 0), lambda z: op.hypot(z, z), lambda z: op.atan2(z, z),
-    lambda z: op.logaddexp(z, z), lambda z: op.mean_squared_error(z, z),
-    lambda z: op.mean_absolute_error(z, z), lambda z: op.huber(z, z), lambda z: op.rfft(z),
-    lambda z: op.layer_norm(z, z, z), lambda z: op.dropout(z), lambda z: op.all_sum(z),
+    lambda z: z > 1.0,
+    lambda z: z <= z,
+    op.floor,
+    op.ceil,
+    op.round,
+    op.trunc,
+    op.relu,
+    op.gelu,
+    op.sigmoid,
+    op.softmax,
+    op.erf,
+    lambda z: z // 2,
+    lambda z: z % 2,
+    lambda z: op.maximum(z, 0),
+    lambda z: op.clip(z, 0, 1),
+    op.max,
+    op.min,
+    lambda z: op.argmax(z, 0),
+    op.logsumexp,
+    op.median,
+    lambda z: op.sort(z, 0),
+    lambda z: op.argsort(z, 0),
+    lambda z: op.top_k(z, 1, 0),
+    lambda z: op.cummax(z, 0),
+    lambda z: op.hypot(z, z),
+    lambda z: op.atan2(z, z),
+    lambda z: op.logaddexp(z, z),
+    lambda z: op.mean_squared_error(z, z),
+    lambda z: op.mean_absolute_error(z, z),
+    lambda z: op.huber(z, z),
+    lambda z: op.rfft(z),
+    lambda z: op.layer_norm(z, z, z),
+    lambda z: op.dropout(z),
+    lambda z: op.all_sum(z),
     lambda z: op.conv1d(op.reshape(z, (1, 2, 2)), np.ones((1, 2, 1))),
     lambda z: op.complex(z, z),
-    lambda z: op.random_normal((2,), dtype="complex64"), lambda z: nn.Dense(2)(z),
-    lambda z: nn.ReLU()(z.numpy()), lambda z: op.binary_cross_entropy(z, z),
-]  # fmt: skip
+    lambda z: op.random_normal((2,), dtype="complex64"),
+    lambda z: nn.Dense(2)(z),
+    lambda z: nn.ReLU()(z.numpy()),
+    lambda z: op.binary_cross_entropy(z, z),
+]
 
 
 @pytest.mark.parametrize("number", range(len(REFUSED)))

@@ -198,11 +198,17 @@ _REFUSED: tuple[tuple[Callable[[], Any], type[CalderaError], str], ...] = (
     (lambda: op.scan(lambda c, x: (c + x, x), 0.0, X), DtypeError, r"its carry as \(\) float32"),
     (lambda: op.scan(lambda c, x: (c + 0.5, x), 0, X), DtypeError, "cast or reshape the carry"),
     (lambda: op.scan(lambda c, x: ((), None), (), X), CalderaError, "a carry or a y"),
-    (lambda: op.scan(lambda c, x: (c + op.assign(X, X + 1.0), x), X, X[:, None, None]),
-     CalderaError, "a body without assignments"),
-    (lambda: op.scan(lambda c, x: (c, op.assign(X, X * 2.0)), 0.0, X),
-     CalderaError, "a body without assignments"),
-)  # fmt: skip
+    (
+        lambda: op.scan(lambda c, x: (c + op.assign(X, X + 1.0), x), X, X[:, None, None]),
+        CalderaError,
+        "a body without assignments",
+    ),
+    (
+        lambda: op.scan(lambda c, x: (c, op.assign(X, X * 2.0)), 0.0, X),
+        CalderaError,
+        "a body without assignments",
+    ),
+)
 
 
 @pytest.mark.parametrize(("write", "error", "message"), _REFUSED)

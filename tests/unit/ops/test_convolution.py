@@ -110,40 +110,74 @@ def test_nan_and_infinity_stay_where_they_reach() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: op.conv2d(_image(3, 4, 4), _image(1, 3, 2, 2, name="w")),
-         ["op.conv2d", "(N, C, H, W)", "x (3, 4, 4) float32"]),
-        (lambda: op.conv2d(_image(1, 3, 4, 4), _image(3, 2, 2, name="w")),
-         ["op.conv2d", "(K, C / groups, h, w)", "(3, 2, 2)"]),
-        (lambda: op.conv2d(_image(1, 3, 4, 4), _image(2, 4, 2, 2, name="kernel")),
-         ["op.conv2d", "3 / 1 input channels", "kernel (2, 4, 2, 2)", "groups="]),
-        (lambda: op.conv2d(_image(1, 4, 4, 4), _image(3, 2, 2, 2, name="w"), groups=2),
-         ["op.conv2d", "a multiple of 2 outputs"]),
-        (lambda: op.conv2d(_image(1, 1, 2, 4), _image(1, 1, 3, 3, name="w")),
-         ["op.conv2d", "at least 3 x 3", "x (1, 1, 2, 4) float32", "smaller kernel"]),
-        (lambda: op.conv2d(_image(1, 1, 4, 4), _image(1, 1, 2, 2, name="w"), dilation=4),
-         ["op.conv2d", "at least 5 x 5"]),
-        (lambda: op.conv2d(_image(1, 1, 4, 4), _image(1, 1, 0, 2, name="w")),
-         ["op.conv2d", "at least one element"]),
-        (lambda: op.conv2d(_image(1, 1, 4, 4), _image(1, 1, 2, 2, name="w"), stride=0),
-         ["op.conv2d", "stride=", "at least 1", "got 0"]),
-        (lambda: op.conv2d(_image(1, 1, 4, 4), _image(1, 1, 2, 2, name="w"), dilation=(1, 2, 3)),
-         ["op.conv2d", "dilation=", "(1, 2, 3)"]),
-        (lambda: op.conv2d(_image(1, 1, 4, 4), _image(1, 1, 2, 2, name="w"), padding=-1),
-         ["op.conv2d", "padding=", "at least 0", "got -1"]),
-        (lambda: op.conv2d(_image(1, 1, 4, 4), _image(1, 1, 2, 2, name="w"), groups=1.5),
-         ["op.conv2d", "groups=", "1.5"]),
-        (lambda: op.conv1d(_image(1, 2, 4), _image(1, 3, 2, name="w")),
-         ["op.conv1d", "2 / 1 input channels", "x"]),
-        (lambda: op.conv1d(_image(1, 2, 4, 4), _image(1, 2, 2, name="w")),
-         ["op.conv1d", "(N, C, L)", "x (1, 2, 4, 4)"]),
-        (lambda: op.conv_transpose2d(_image(1, 2, 4, 4), _image(3, 2, 2, 2, name="w")),
-         ["op.conv_transpose2d", "(C, K / groups, h, w)", "x (1, 2, 4, 4)", "(3, 2, 2, 2)"]),
-        (lambda: op.conv_transpose2d(_image(1, 1, 2, 2), _image(1, 1, 2, 2), output_padding=1),
-         ["op.conv_transpose2d", "the stride (1, 1) or the dilation (1, 1)", "(1, 1)"]),
-        (lambda: op.conv_transpose2d(_image(1, 1, 1, 1), _image(1, 1, 2, 2, name="w"), padding=1),
-         ["op.conv_transpose2d", "at least one row and column", "0 x 0"]),
+        (
+            lambda: op.conv2d(_image(3, 4, 4), _image(1, 3, 2, 2, name="w")),
+            ["op.conv2d", "(N, C, H, W)", "x (3, 4, 4) float32"],
+        ),
+        (
+            lambda: op.conv2d(_image(1, 3, 4, 4), _image(3, 2, 2, name="w")),
+            ["op.conv2d", "(K, C / groups, h, w)", "(3, 2, 2)"],
+        ),
+        (
+            lambda: op.conv2d(_image(1, 3, 4, 4), _image(2, 4, 2, 2, name="kernel")),
+            ["op.conv2d", "3 / 1 input channels", "kernel (2, 4, 2, 2)", "groups="],
+        ),
+        (
+            lambda: op.conv2d(_image(1, 4, 4, 4), _image(3, 2, 2, 2, name="w"), groups=2),
+            ["op.conv2d", "a multiple of 2 outputs"],
+        ),
+        (
+            lambda: op.conv2d(_image(1, 1, 2, 4), _image(1, 1, 3, 3, name="w")),
+            ["op.conv2d", "at least 3 x 3", "x (1, 1, 2, 4) float32", "smaller kernel"],
+        ),
+        (
+            lambda: op.conv2d(_image(1, 1, 4, 4), _image(1, 1, 2, 2, name="w"), dilation=4),
+            ["op.conv2d", "at least 5 x 5"],
+        ),
+        (
+            lambda: op.conv2d(_image(1, 1, 4, 4), _image(1, 1, 0, 2, name="w")),
+            ["op.conv2d", "at least one element"],
+        ),
+        (
+            lambda: op.conv2d(_image(1, 1, 4, 4), _image(1, 1, 2, 2, name="w"), stride=0),
+            ["op.conv2d", "stride=", "at least 1", "got 0"],
+        ),
+        (
+            lambda: op.conv2d(_image(1, 1, 4, 4), _image(1, 1, 2, 2, name="w"), dilation=(1, 2, 3)),
+            ["op.conv2d", "dilation=", "(1, 2, 3)"],
+        ),
+        (
+            lambda: op.conv2d(_image(1, 1, 4, 4), _image(1, 1, 2, 2, name="w"), padding=-1),
+            ["op.conv2d", "padding=", "at least 0", "got -1"],
+        ),
+        (
+            lambda: op.conv2d(_image(1, 1, 4, 4), _image(1, 1, 2, 2, name="w"), groups=1.5),
+            ["op.conv2d", "groups=", "1.5"],
+        ),
+        (
+            lambda: op.conv1d(_image(1, 2, 4), _image(1, 3, 2, name="w")),
+            ["op.conv1d", "2 / 1 input channels", "x"],
+        ),
+        (
+            lambda: op.conv1d(_image(1, 2, 4, 4), _image(1, 2, 2, name="w")),
+            ["op.conv1d", "(N, C, L)", "x (1, 2, 4, 4)"],
+        ),
+        (
+            lambda: op.conv_transpose2d(_image(1, 2, 4, 4), _image(3, 2, 2, 2, name="w")),
+            ["op.conv_transpose2d", "(C, K / groups, h, w)", "x (1, 2, 4, 4)", "(3, 2, 2, 2)"],
+        ),
+        (
+            lambda: op.conv_transpose2d(_image(1, 1, 2, 2), _image(1, 1, 2, 2), output_padding=1),
+            ["op.conv_transpose2d", "the stride (1, 1) or the dilation (1, 1)", "(1, 1)"],
+        ),
+        (
+            lambda: op.conv_transpose2d(
+                _image(1, 1, 1, 1), _image(1, 1, 2, 2, name="w"), padding=1
+            ),
+            ["op.conv_transpose2d", "at least one row and column", "0 x 0"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_use_fails_when_written_and_says_how(call: Any, words: list[str]) -> None:
     with pytest.raises(ShapeError) as caught:
         call()

@@ -50,9 +50,9 @@ def test_labels_without_room_are_told_or_infinite_or_nothing() -> None:
         op.ctc_loss(x, [[1, 2], [1, 1]])
     labels = op.input("labels", (2, 2), dtype="int64")
     losses = op.ctc_loss(x, labels, reduction="none")
-    result, gradient = cd.compile([losses, op.grad(op.sum(losses), x)]).run({
-        "labels": np.array([[1, 2], [1, 1]])
-    })  # fmt: skip
+    result, gradient = cd.compile([losses, op.grad(op.sum(losses), x)]).run(
+        {"labels": np.array([[1, 2], [1, 1]])}
+    )
     assert np.isinf(result.numpy()).tolist() == [False, True]
     assert gradient.numpy()[0].any()
     assert not gradient.numpy()[1].any()
@@ -89,8 +89,9 @@ def test_a_certain_blank_behind_the_end_changes_nothing() -> None:
     labels = np.array([[1, 1, 3], [2, 3, -1]])
     np.testing.assert_allclose(
         op.ctc_loss(longer, labels, reduction="none").numpy(),
-        op.ctc_loss(x, labels, reduction="none").numpy(), rtol=1e-6,
-    )  # fmt: skip
+        op.ctc_loss(x, labels, reduction="none").numpy(),
+        rtol=1e-6,
+    )
 
 
 def test_impossible_classes() -> None:

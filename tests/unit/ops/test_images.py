@@ -59,15 +59,19 @@ def _pooled(x: np.ndarray, size: int, stride: int, padding: int, kind: str, ceil
     rank = x.ndim - 2
     room = [n + 2 * padding - size for n in x.shape[2:]]
     counts = [(-(-each // stride) if ceil else each // stride) + 1 for each in room]
-    counts = [c - (ceil and (c - 1) * stride >= n + padding)
-              for c, n in zip(counts, x.shape[2:], strict=True)]  # fmt: skip
+    counts = [
+        c - (ceil and (c - 1) * stride >= n + padding)
+        for c, n in zip(counts, x.shape[2:], strict=True)
+    ]
     wide = [(0, 0), (0, 0)] + [(padding, padding + size)] * rank
     image = np.pad(x, wide, constant_values=-math.inf if kind == "max" else 0)
     counted = np.pad(np.ones(x.shape), wide)
     if kind == "mean":
         inner = [(0, 0), (0, 0)] + [(padding, padding)] * rank
-        counted = np.pad(np.pad(np.ones(x.shape), inner, constant_values=1),
-                         [(0, 0), (0, 0)] + [(0, size)] * rank)  # fmt: skip
+        counted = np.pad(
+            np.pad(np.ones(x.shape), inner, constant_values=1),
+            [(0, 0), (0, 0)] + [(0, size)] * rank,
+        )
     y = np.empty((*x.shape[:2], *counts))
     for place in itertools.product(*map(range, counts)):
         cut = (..., *(slice(i * stride, i * stride + size) for i in place))

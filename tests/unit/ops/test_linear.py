@@ -42,21 +42,30 @@ def test_a_row_that_is_not_there_is_an_error_when_it_is_read() -> None:
 @pytest.mark.parametrize(
     ("write", "error", "message"),
     [
-        (lambda x: op.linear(x, np.ones((2, 3))), ShapeError,
-         r"op\.linear: expected x \(\.\.\., inputs\) and w \(inputs.*got .*X.*transpose"),
+        (
+            lambda x: op.linear(x, np.ones((2, 3))),
+            ShapeError,
+            r"op\.linear: expected x \(\.\.\., inputs\) and w \(inputs.*got .*X.*transpose",
+        ),
         (lambda x: op.linear(x, np.ones(3)), ShapeError, r"op\.linear"),
         (lambda x: op.linear(x[0, 0], np.ones((3, 2))), ShapeError, r"op\.linear"),
-        (lambda x: op.linear(x, np.ones((3, 2)), np.ones(3)), ShapeError,
-         r"op\.linear: expected a bias of shape \(2,\)"),
+        (
+            lambda x: op.linear(x, np.ones((3, 2)), np.ones(3)),
+            ShapeError,
+            r"op\.linear: expected a bias of shape \(2,\)",
+        ),
         (lambda x: op.linear(x, np.ones((3, 2)), np.ones((2, 2))), ShapeError, "a bias of shape"),
-        (lambda x: op.bias_add(x, np.ones(2)), ShapeError,
-         r"op\.bias_add: expected a bias of shape \(3,\), for axis 1"),
+        (
+            lambda x: op.bias_add(x, np.ones(2)),
+            ShapeError,
+            r"op\.bias_add: expected a bias of shape \(3,\), for axis 1",
+        ),
         (lambda x: op.bias_add(x, np.ones(3), axis=0), ShapeError, r"shape \(2,\), for axis 0"),
         (lambda x: op.bias_add(x, np.ones(3), axis=2), ShapeError, r"op\.bias_add: .*axis"),
         (lambda x: op.embedding(x, [0.5]), DtypeError, r"op\.embedding: expected whole numbers"),
         (lambda x: op.embedding(x[0, 0], [0]), ShapeError, r"op\.embedding: expected a table"),
     ],
-)  # fmt: skip
+)
 def test_bad_use_fails_when_written(write, error, message) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(error, match=message):
         write(op.var("X", (2, 3)))

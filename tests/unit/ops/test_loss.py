@@ -165,30 +165,48 @@ def test_half_precision_is_computed_in_float32(dtype: str) -> None:
 @pytest.mark.parametrize(
     ("write", "error", "message"),
     [
-        (lambda x: op.cross_entropy(x, [0, 3]), DataError,
-         r"op\.cross_entropy: expected labels from 0 to 2, got 3"),
+        (
+            lambda x: op.cross_entropy(x, [0, 3]),
+            DataError,
+            r"op\.cross_entropy: expected labels from 0 to 2, got 3",
+        ),
         (lambda x: op.cross_entropy(x, np.array([-1, 0])), DataError, "got -1"),
         (lambda x: op.cross_entropy(x, [0, 1, 2]), ShapeError, r"labels of shape \(2,\).*X"),
         (lambda x: op.cross_entropy(x, [0.0, 1.0]), DtypeError, "class indices"),
         (lambda x: op.cross_entropy(x, np.zeros((2, 4))), ShapeError, r"op\.cross_entropy: .*X"),
-        (lambda x: op.cross_entropy(x, [0, 1], "average"), ConfigError,
-         "one of mean, sum, none, got 'average'"),
-        (lambda x: op.cross_entropy(x, [0, 1], weights=[1.0, 1.0, 1.0]), ShapeError,
-         r"weights of shape \(2,\), one a sample"),
+        (
+            lambda x: op.cross_entropy(x, [0, 1], "average"),
+            ConfigError,
+            "one of mean, sum, none, got 'average'",
+        ),
+        (
+            lambda x: op.cross_entropy(x, [0, 1], weights=[1.0, 1.0, 1.0]),
+            ShapeError,
+            r"weights of shape \(2,\), one a sample",
+        ),
         (lambda x: op.cross_entropy(x, [0, 1], axis=2), ShapeError, r"op\.cross_entropy: .*axis"),
-        (lambda x: op.cross_entropy(x[:, :0], op.input("y", (2,), "int64")), ShapeError,
-         "at least one class"),
+        (
+            lambda x: op.cross_entropy(x[:, :0], op.input("y", (2,), "int64")),
+            ShapeError,
+            "at least one class",
+        ),
         (lambda x: op.cross_entropy_epsilon(x, [0, 5]), DataError, r"op\.cross_entropy_epsilon"),
-        (lambda x: op.cross_entropy_epsilon(x, np.zeros(3)), ShapeError,
-         r"op\.cross_entropy_epsilon: expected targets in the shape.*X"),
-        (lambda x: op.mean_squared_error(x, np.zeros(3)), ShapeError,
-         r"op\.mean_squared_error: expected targets in the shape of the predictions, got X"),
+        (
+            lambda x: op.cross_entropy_epsilon(x, np.zeros(3)),
+            ShapeError,
+            r"op\.cross_entropy_epsilon: expected targets in the shape.*X",
+        ),
+        (
+            lambda x: op.mean_squared_error(x, np.zeros(3)),
+            ShapeError,
+            r"op\.mean_squared_error: expected targets in the shape of the predictions, got X",
+        ),
         (lambda x: op.mean_absolute_error(x[:, :1], np.zeros(2)), ShapeError, "reshape"),
         (lambda x: op.huber(x, x, delta=0), ConfigError, "delta= a number above 0, got 0"),
         (lambda x: op.kl_divergence(x, x, axis=3), ShapeError, r"op\.kl_divergence"),
         (lambda x: op.hinge(x, x, reduction=None), ConfigError, r"op\.hinge: expected reduction="),
     ],
-)  # fmt: skip
+)
 def test_bad_use_fails_when_written(write, error, message) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(error, match=message):
         write(op.var("X", (2, 3), fill=LOGITS))

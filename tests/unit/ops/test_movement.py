@@ -67,9 +67,16 @@ def test_parts_meet_in_the_dtype_they_share() -> None:
 def test_what_changes_nothing_is_the_same_expression() -> None:
     x = op.var("x", (2, 3))
     unchanged = [
-        op.reshape(x, (2, -1)), op.transpose(x, (0, 1)), op.squeeze(x), op.broadcast(x, (2, 3)),
-        op.concat([x]), op.split(x, 1)[0], op.slice(x), op.pad(x, 0), op.flip(x, ()),
-    ]  # fmt: skip
+        op.reshape(x, (2, -1)),
+        op.transpose(x, (0, 1)),
+        op.squeeze(x),
+        op.broadcast(x, (2, 3)),
+        op.concat([x]),
+        op.split(x, 1)[0],
+        op.slice(x),
+        op.pad(x, 0),
+        op.flip(x, ()),
+    ]
     assert all(each.node is x.node for each in unchanged)
 
 

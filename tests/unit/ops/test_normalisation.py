@@ -111,16 +111,25 @@ def test_local_response_norm_of_halves_does_not_overflow() -> None:
 @pytest.mark.parametrize(
     ("write", "error", "message"),
     [
-        (lambda x: op.batch_norm(x, ONE, ZERO[:2]), ShapeError,
-         r"op\.batch_norm: expected scale and shift \(along axis 1\) of shape \(3,\), got X"),
+        (
+            lambda x: op.batch_norm(x, ONE, ZERO[:2]),
+            ShapeError,
+            r"op\.batch_norm: expected scale and shift \(along axis 1\) of shape \(3,\), got X",
+        ),
         (lambda x: op.batch_norm(x, ONE, ZERO, ONE), ConfigError, "mean and variance, or neither"),
-        (lambda x: op.batch_norm(x, ONE, ZERO, ONE, ONE[:2]), ShapeError,
-         r"op\.batch_norm_inference: expected mean and variance"),
+        (
+            lambda x: op.batch_norm(x, ONE, ZERO, ONE, ONE[:2]),
+            ShapeError,
+            r"op\.batch_norm_inference: expected mean and variance",
+        ),
         (lambda x: op.batch_norm(x, ONE, ZERO, axis=2), ShapeError, r"op\.batch_norm: .*axis"),
         (lambda x: op.batch_norm(x, ONE, ZERO, eps=-1.0), ConfigError, "eps= 0 or more, got -1.0"),
         (lambda x: op.batch_norm(x, ONE, ZERO, eps="0"), ConfigError, "eps= a number"),
-        (lambda x: op.layer_norm(x, ONE[:2], ZERO[:2]), ShapeError,
-         r"op\.layer_norm: .*of shape \(3,\), got X \(2, 3\)"),
+        (
+            lambda x: op.layer_norm(x, ONE[:2], ZERO[:2]),
+            ShapeError,
+            r"op\.layer_norm: .*of shape \(3,\), got X \(2, 3\)",
+        ),
         (lambda x: op.layer_norm(x, ONE, ZERO, axis=(1, 1)), ShapeError, "each axis once"),
         (lambda x: op.group_norm(x, 2, ONE, ZERO), ShapeError, "that 2 groups divide"),
         (lambda x: op.group_norm(x, 0, ONE, ZERO), ConfigError, "groups= a whole number of at"),
@@ -128,7 +137,7 @@ def test_local_response_norm_of_halves_does_not_overflow() -> None:
         (lambda x: op.local_response_norm(x, size=1.5), ConfigError, "size= a whole number"),
         (lambda x: op.local_response_norm(x[0]), ShapeError, r"op\.local_response_norm: .*N, C"),
     ],
-)  # fmt: skip
+)
 def test_bad_use_fails_when_written(write, error, message) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(error, match=message):
         write(op.var("X", (2, 3)))

@@ -14,8 +14,12 @@ from caldera.lazy import Expr, compile, lift
 from caldera.testing import check_gradients
 from tests.unit.ops.case import numbers
 
-_HOW: dict[str, Any] = {"size": (2, 2), "stride": (2, 2), "padding": ((0, 0), (0, 0)),
-                        "dilation": (1, 1)}  # fmt: skip
+_HOW: dict[str, Any] = {
+    "size": (2, 2),
+    "stride": (2, 2),
+    "padding": ((0, 0), (0, 0)),
+    "dilation": (1, 1),
+}
 
 
 def _pool(x: np.ndarray, **how: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -181,10 +181,29 @@ def test_long_sums_along_outer_axes_are_right_to_the_last_digits() -> None:
 def test_a_scalar_is_taken_for_the_one_element_of_a_vector() -> None:
     x = op.var("x", (), fill=3.0)
     along: list[Callable[..., Any]] = [
-        op.sum, op.mean, op.max, op.min, op.prod, op.variance, op.logsumexp, op.norm, op.any,
-        op.all, op.argmax, op.argmin, op.cumsum, op.cumprod, op.cummax, op.cummin, op.softmax,
-        op.log_softmax, op.sort, op.argsort, op.median, op.std,
-    ]  # fmt: skip
+        op.sum,
+        op.mean,
+        op.max,
+        op.min,
+        op.prod,
+        op.variance,
+        op.logsumexp,
+        op.norm,
+        op.any,
+        op.all,
+        op.argmax,
+        op.argmin,
+        op.cumsum,
+        op.cumprod,
+        op.cummax,
+        op.cummin,
+        op.softmax,
+        op.log_softmax,
+        op.sort,
+        op.argsort,
+        op.median,
+        op.std,
+    ]
     for function in along:
         ones = function(cd.tensor([3.0]), axis=0)
         for axis in (0, -1):

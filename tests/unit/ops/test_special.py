@@ -28,8 +28,12 @@ ENDS: dict[str, list[tuple[float, float, float]]] = {
     "asinh": [(INF, INF, 0), (-INF, -INF, 0), (-0.0, -0.0, 1), (3e38, math.asinh(3e38), 1 / 3e38)],
     "acosh": [(1, 0, INF), (0, NAN, NAN), (INF, INF, 0), (-3, NAN, NAN)],
     "atanh": [(1, INF, INF), (-1, -INF, INF), (2, NAN, -1 / 3), (-0.0, -0.0, 1)],
-    "log2": [(8, 3, 1 / (8 * math.log(2))), (0, -INF, INF), (-1, NAN, -1 / math.log(2)),
-             (INF, INF, 0)],
+    "log2": [
+        (8, 3, 1 / (8 * math.log(2))),
+        (0, -INF, INF),
+        (-1, NAN, -1 / math.log(2)),
+        (INF, INF, 0),
+    ],
     "log10": [(1e3, 3, 1 / (1e3 * math.log(10))), (0, -INF, INF), (INF, INF, 0), (NAN, NAN, NAN)],
     "exp2": [(3, 8, 8 * math.log(2)), (-INF, 0, 0), (INF, INF, INF), (2000, INF, INF)],
     "erfc": [(INF, 0, 0), (-INF, 2, 0), (0, 1, -2 / math.sqrt(PI)), (NAN, NAN, NAN)],
@@ -37,7 +41,7 @@ ENDS: dict[str, list[tuple[float, float, float]]] = {
     "lgamma": [(0, INF, -INF), (-2, INF, NAN), (INF, INF, INF), (1, 0, -0.5772156649015329)],
     "digamma": [(0, -INF, INF), (-2, NAN, NAN), (INF, INF, 0), (-0.0, INF, INF)],
     "trunc": [(-0.5, -0.0, 0), (2.7, 2, 0), (-INF, -INF, 0), (NAN, NAN, 0)],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -91,10 +91,12 @@ def test_running_extremes(function, ufunc: np.ufunc) -> None:  # type: ignore[no
     right = ufunc.accumulate(x, 1)
     close(values, right)
     first = [
-        [next(j for j in range(i + 1) if row[j] == best or (row[j] != row[j] and best != best))
-         for i, best in enumerate(bests)]
+        [
+            next(j for j in range(i + 1) if row[j] == best or (row[j] != row[j] and best != best))
+            for i, best in enumerate(bests)
+        ]
         for row, bests in zip(x, right, strict=True)
-    ]  # fmt: skip
+    ]
     assert indices.tolist() == first
     check_gradients(lambda x: function(x, 0)[0], [numbers(6)])
     whole = function(np.array([3, 9, 1]), 0)[0]

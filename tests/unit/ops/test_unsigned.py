@@ -95,10 +95,16 @@ def test_numbers_beyond_the_range_are_refused_or_compared_as_they_are(dtype: str
 def test_arithmetic_and_order_are_those_of_numpy(dtype: str) -> None:
     a, b = _values(dtype, 1), _values(dtype, 2)
     functions: dict[str, Callable[..., Any]] = {
-        "add": np.add, "sub": np.subtract, "mul": np.multiply, "floor_div": np.floor_divide,
-        "mod": np.remainder, "maximum": np.maximum, "minimum": np.minimum, "less": np.less,
+        "add": np.add,
+        "sub": np.subtract,
+        "mul": np.multiply,
+        "floor_div": np.floor_divide,
+        "mod": np.remainder,
+        "maximum": np.maximum,
+        "minimum": np.minimum,
+        "less": np.less,
         "greater_equal": np.greater_equal,
-    }  # fmt: skip
+    }
     for name, function in functions.items():
         with np.errstate(divide="ignore"):
             _check(OPS[name](*_stand_ins(a, b)), (a, b), function(a, b))
@@ -246,8 +252,14 @@ def test_random_expressions(seed: int) -> None:
     generator = np.random.default_rng(seed)
     names = [str(each) for each in generator.choice(["uint8", *UNSIGNED], 3)]
     arrays = [_values(name, seed + i, 12) for i, name in enumerate(names)]
-    steps = [("add", np.add), ("mul", np.multiply), ("sub", np.subtract), ("mod", np.remainder),
-             ("floor_div", np.floor_divide), ("maximum", np.maximum)]  # fmt: skip
+    steps = [
+        ("add", np.add),
+        ("mul", np.multiply),
+        ("sub", np.subtract),
+        ("mod", np.remainder),
+        ("floor_div", np.floor_divide),
+        ("maximum", np.maximum),
+    ]
     expression: Any = cd.tensor(arrays[0])
     wanted: Any = arrays[0]
     for i in generator.integers(0, 3, 8):

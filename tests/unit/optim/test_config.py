@@ -89,9 +89,20 @@ def test_a_group_of_variables_is_written_as_their_names() -> None:
 
 def test_every_name_makes_an_optimizer() -> None:
     names = {
-        "sgd", "momentum", "nesterov", "adagrad", "adadelta", "rmsprop", "adam", "adamw", "adamax",
-        "nadam", "lion", "lars", "lamb",
-    }  # fmt: skip
+        "sgd",
+        "momentum",
+        "nesterov",
+        "adagrad",
+        "adadelta",
+        "rmsprop",
+        "adam",
+        "adamw",
+        "adamax",
+        "nadam",
+        "lion",
+        "lars",
+        "lamb",
+    }
     assert names <= set(optim.optimizers)
     for name in names:
         assert optim.get(name, learning_rate=0.5).arguments()["learning_rate"] == 0.5

@@ -316,8 +316,13 @@ def test_a_custom_optimizer_gets_everything_the_base_class_has() -> None:
     class SignDescent(optim.Optimizer):
         keeps = ("last",)
 
-        def __init__(self, learning_rate: optim.Schedule | float = 0.5, *, scale: float = 1.0,
-                     **options: object) -> None:  # fmt: skip
+        def __init__(
+            self,
+            learning_rate: optim.Schedule | float = 0.5,
+            *,
+            scale: float = 1.0,
+            **options: object,
+        ) -> None:
             super().__init__(learning_rate, **options)  # type: ignore[arg-type]
             self.scale = scale
 
@@ -327,9 +332,12 @@ def test_a_custom_optimizer_gets_everything_the_base_class_has() -> None:
 
     w = op.var("w", (2,), fill=np.array([5.0, -5.0]), dtype="float64")
     optimizer = optim.get(
-        "test_sign_descent", scale=2.0, accumulate=2, clip=optim.ClipValue(1.0),
+        "test_sign_descent",
+        scale=2.0,
+        accumulate=2,
+        clip=optim.ClipValue(1.0),
         decay=optim.Decoupled(0.1),
-    )  # fmt: skip
+    )
     plan = cd.compile(optimizer.train(op.sum(w * w), [w]))
     plan.run()
     np.testing.assert_array_equal(w.numpy(), [5.0, -5.0])

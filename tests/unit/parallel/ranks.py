@@ -37,9 +37,13 @@ def network(
     A new optimizer is made for each network: it keeps state.
     """
     chosen = layers or (
-        nn.Input((FEATURES,)), nn.Dense(5, bias=False), nn.BatchNorm(), nn.ReLU(), nn.Dropout(0.3),
+        nn.Input((FEATURES,)),
+        nn.Dense(5, bias=False),
+        nn.BatchNorm(),
+        nn.ReLU(),
+        nn.Dropout(0.3),
         nn.Dense(CLASSES),
-    )  # fmt: skip
+    )
     made = optimizer() if callable(optimizer) else optimizer
     more = {"learning_rate": 0.1} | more if isinstance(made, str) else more
     return cd.NeuralNetwork(list(chosen), optimizer=made, dtype=dtype, **{"batch_size": 10} | more)

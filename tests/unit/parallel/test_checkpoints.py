@@ -102,10 +102,18 @@ def test_a_run_goes_on_on_another_number_of_ranks(
 
     def work(comm: Communicator) -> str:
         # In the middle of the first epoch, because one rank was asked to stop.
-        return models[comm.rank].fit(
-            DATA, parallel=STRATEGIES[first](comm), verbose=0, checkpoint=tmp_path, epochs=2,
-            callbacks=[StopAt(2, rank=before - 1)],
-        ).stopped  # fmt: skip
+        return (
+            models[comm.rank]
+            .fit(
+                DATA,
+                parallel=STRATEGIES[first](comm),
+                verbose=0,
+                checkpoint=tmp_path,
+                epochs=2,
+                callbacks=[StopAt(2, rank=before - 1)],
+            )
+            .stopped
+        )
 
     assert run_virtual_ranks(before, work) == ["it is late"] * before
     # A vote takes one more batch to be counted.
@@ -135,9 +143,13 @@ def test_only_rank_0_writes_and_reads(tmp_path: Path) -> None:
             comm: Communicator, models: Any = models, resume: bool = resume, epochs: int = epochs
         ) -> cd.History:
             return models[comm.rank].fit(
-                DATA, parallel=DataParallel(communicator=comm), verbose=0, resume=resume,
-                checkpoint=folder(comm), epochs=epochs,
-            )  # fmt: skip
+                DATA,
+                parallel=DataParallel(communicator=comm),
+                verbose=0,
+                resume=resume,
+                checkpoint=folder(comm),
+                epochs=epochs,
+            )
 
         histories = run_virtual_ranks(2, work)
     assert [path.name for path in tmp_path.iterdir()] == ["0"]

@@ -103,9 +103,13 @@ def test_callbacks_that_look_at_the_model_between_epochs_work(strategy: Any) -> 
     def work(comm: Communicator) -> tuple[float, float]:
         model = models[comm.rank]
         history = model.fit(
-            data, validation=data, parallel=strategy(comm), verbose=0, epochs=4,
+            data,
+            validation=data,
+            parallel=strategy(comm),
+            verbose=0,
+            epochs=4,
             callbacks=[cd.EarlyStopping("val_loss", patience=4)],
-        )  # fmt: skip
+        )
         return min(history["val_loss"]), model.evaluate(data)["loss"]
 
     for best, after in run_virtual_ranks(2, work):
@@ -130,9 +134,12 @@ def test_checkpoints_are_due_by_the_clock_of_rank_0(tmp_path: Path) -> None:
         every = 1e-9 if comm.rank == 0 else 1e9
         saver = cd.Checkpointer(tmp_path, every_seconds=every, every_epoch=False, keep=100)
         models[comm.rank].fit(
-            samples(60), parallel=Sharded(1, communicator=comm), verbose=0, checkpoint=None,
+            samples(60),
+            parallel=Sharded(1, communicator=comm),
+            verbose=0,
+            checkpoint=None,
             callbacks=[saver],
-        )  # fmt: skip
+        )
 
     run_virtual_ranks(2, work)
     found = CheckpointFolder(tmp_path).steps()

@@ -44,9 +44,21 @@ WILD = (*VALUES, np.inf, -np.inf, np.nan)
 CONSTANTS = (0.0, -0.0, 1.0, -1.0, 2.0, 0.5, 3.0)
 
 UNARY = (
-    e.neg, e.square, e.abs_, e.relu, e.tanh, e.sigmoid, e.sign, e.floor, e.reciprocal, e.erf, e.sin,
-    e.stop_gradient, e.sqrt, e.log1p,
-)  # fmt: skip
+    e.neg,
+    e.square,
+    e.abs_,
+    e.relu,
+    e.tanh,
+    e.sigmoid,
+    e.sign,
+    e.floor,
+    e.reciprocal,
+    e.erf,
+    e.sin,
+    e.stop_gradient,
+    e.sqrt,
+    e.log1p,
+)
 BINARY = (e.add, e.sub, e.mul, e.div, e.maximum, e.minimum)
 TESTS = (e.equal, e.not_equal, e.less, e.less_equal, e.greater, e.greater_equal)
 EXTREMES = ("maximum", "minimum", "max", "min", "relu")
@@ -268,10 +280,15 @@ class Builder:
         if self.chance():
             outputs.append(e.add(e.mul(x, constant(1, self.dtype)), gain))
         results = control.scan(
-            base.full(step.shape, self.pick(CONSTANTS), self.dtype), xs, self.variable(()),
-            body=Body((carry, x, gain), outputs), carries=1, sequences=1,
-            length=xs.shape[0], reverse=self.chance(),
-        )  # fmt: skip
+            base.full(step.shape, self.pick(CONSTANTS), self.dtype),
+            xs,
+            self.variable(()),
+            body=Body((carry, x, gain), outputs),
+            carries=1,
+            sequences=1,
+            length=xs.shape[0],
+            reverse=self.chance(),
+        )
         self.values.extend(as_tuple(results))
         return self.pick(as_tuple(results))
 
@@ -289,10 +306,22 @@ class Builder:
     def grow(self, steps: int) -> None:
         self.values = [self.variable((2, 3)), self.leaf(), self.leaf()]
         kinds = (
-            self.unary, self.unary, self.binary, self.binary, self.power, self.choose, self.reduce,
-            self.reduce, self.move, self.move, self.multiply, self.normalise, self.recast,
-            self.loop, self.leaf,
-        )  # fmt: skip
+            self.unary,
+            self.unary,
+            self.binary,
+            self.binary,
+            self.power,
+            self.choose,
+            self.reduce,
+            self.reduce,
+            self.move,
+            self.move,
+            self.multiply,
+            self.normalise,
+            self.recast,
+            self.loop,
+            self.leaf,
+        )
         for _ in range(steps):
             self.values.append(self.pick(kinds)())
         if self.chance():

@@ -101,8 +101,9 @@ def test_parts_that_were_updated_are_sent_while_the_forward_pass_begins() -> Non
     steps = _steps(_training_plan(Sharded, stage=1, bucket_bytes=1))
     first_product = steps.index("product")
     assert [s for s in steps[:first_product] if "gather" in s] == [
-        *(f"start gather {number}" for number in range(LAYERS)), "finish gather 0",
-    ]  # fmt: skip
+        *(f"start gather {number}" for number in range(LAYERS)),
+        "finish gather 0",
+    ]
     assert sum(step.startswith("finish gather") for step in steps[first_product:]) == LAYERS - 1
 
 
@@ -119,9 +120,10 @@ def test_from_stage_2_gradients_do_not_wait_for_each_other(stage: int, most: int
 def test_what_is_sent_is_written_where_it_is_sent_from() -> None:
     plan = _training_plan(bucket_bytes=1 << 20)
     start = next(
-        step for step in plan.schedule.steps
+        step
+        for step in plan.schedule.steps
         if step.node.op.name == "collective_start" and step.node.attrs["message"].number == (1,)
-    )  # fmt: skip
+    )
     places = [value.buffer.within for value in start.inputs[:-1]]
     assert [place and place[1] for place in places] == [256 * k for k in range(LAYERS)]
     assert all(place is not None and place[0] is start.outputs[0] for place in places)
@@ -156,5 +158,6 @@ def test_nothing_that_others_wait_for_is_left_out() -> None:
     (weight,) = all_gather_flat([part.node], [(3, 4)], message)
     loss = op.sum(op.input("x", (0, 3)) @ Expr(weight))
     assert messages(cd.compile(op.all_sum(loss), communicator=comm)) == [
-        "gather along data of (6,) float32", "sum along data of () float32",
-    ]  # fmt: skip
+        "gather along data of (6,) float32",
+        "sum along data of () float32",
+    ]

@@ -24,9 +24,13 @@ def _loop_program(*wanted: int) -> tuple[Program, dict]:
     outputs = (new_a, new_b, e.mul(new_a, x), e.add(y, m), e.sub(b, y))
     leaves = [variable(2), variable(2), variable(3, 2), variable(3, 2), variable(2), variable(2)]
     results = scan(
-        *leaves, body=Body((a, b, x, y, k, m), outputs), carries=2, sequences=2, length=3,
+        *leaves,
+        body=Body((a, b, x, y, k, m), outputs),
+        carries=2,
+        sequences=2,
+        length=3,
         reverse=False,
-    )  # fmt: skip
+    )
     generator = np.random.default_rng(0)
     values = {leaf: generator.uniform(-1, 1, leaf.shape).astype(np.float32) for leaf in leaves}
     return Program(tuple(results[index] for index in wanted)), values
@@ -59,9 +63,13 @@ def test_a_loop_hands_out_nothing_twice_and_not_what_it_was_given() -> None:
     total = e.add(carry, x)
     leaves = [variable(2), variable(3, 2), variable(3, 2)]
     results = scan(
-        *leaves, body=Body((carry, x, y), (total, e.mul(total, y), x, e.mul(total, y), y)),
-        carries=1, sequences=2, length=3, reverse=False,
-    )  # fmt: skip
+        *leaves,
+        body=Body((carry, x, y), (total, e.mul(total, y), x, e.mul(total, y), y)),
+        carries=1,
+        sequences=2,
+        length=3,
+        reverse=False,
+    )
     trimmed = eliminate_dead_code(Program(results))
     (loop,) = [node for node in trimmed.order() if node.op is scan]
     assert len(loop.outputs) == 2

@@ -138,9 +138,10 @@ def _on_a_card(*outputs: Expr) -> list[str]:
     plain = optimise(program, has_kernel=lambda name: TABLE.has(name, "cpu"), without=["fuse"])
     assert "conv2d_epilogue" not in names(plain)
     joined = optimise(
-        program, has_kernel=lambda name: name == "conv2d_epilogue" or TABLE.has(name, "cpu"),
+        program,
+        has_kernel=lambda name: name == "conv2d_epilogue" or TABLE.has(name, "cpu"),
         without=["fuse"],
-    )  # fmt: skip
+    )
     for one, other in zip(plain.outputs, joined.outputs, strict=True):
         np.testing.assert_allclose(
             Expr(one).numpy(), Expr(other).numpy(), rtol=1e-5, atol=1e-5, strict=True

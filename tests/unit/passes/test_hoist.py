@@ -23,9 +23,15 @@ def _hoisted(*outputs: Node) -> tuple[list[str], list[str]]:
     """The ops inside and outside of the loop with these outputs, after comparing the results."""
     start, xs, k = variable(2), variable(3, 2), variable(2)
     results = scan(
-        start, xs, k, body=Body((CARRY, X, K), outputs), carries=1, sequences=1, length=3,
+        start,
+        xs,
+        k,
+        body=Body((CARRY, X, K), outputs),
+        carries=1,
+        sequences=1,
+        length=3,
         reverse=False,
-    )  # fmt: skip
+    )
     program = Program(as_tuple(results))
     better = hoist(program)
     generator = np.random.default_rng(0)

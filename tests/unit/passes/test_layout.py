@@ -212,8 +212,12 @@ def test_an_input_slot_holds_images_channels_last() -> None:
     plan = cd.compile([op.sum(op.conv2d(x, w)), x * 2.0])
     fed = np.random.default_rng(0).normal(size=x.shape).astype("float32")
     np.testing.assert_array_equal(plan.run({"x": fed})[1].numpy(), fed * 2)
-    (slot,) = [each for step in plan.schedule.steps for each in step.inputs
-               if step.node.op.name == "conv2d" and each.buffer.spec.shape == x.shape]  # fmt: skip
+    (slot,) = [
+        each
+        for step in plan.schedule.steps
+        for each in step.inputs
+        if step.node.op.name == "conv2d" and each.buffer.spec.shape == x.shape
+    ]
     assert slot.buffer.spec.order == NHWC
 
 
@@ -256,9 +260,7 @@ def test_broadcast_operands_stay_as_they_are() -> None:
     assert moves(optimised(op.sum(op.exp(y + bias)))) == []
 
 
-@pytest.mark.parametrize(
-    ("channels", "results", "side"), [(1, 1, 8), (3, 1, 8), (3, 4, 3)]
-)  # fmt: skip
+@pytest.mark.parametrize(("channels", "results", "side"), [(1, 1, 8), (3, 1, 8), (3, 4, 3)])
 def test_orders_that_are_the_same_memory_cost_nothing(
     channels: int, results: int, side: int
 ) -> None:

@@ -79,8 +79,10 @@ def test_switching_a_pass_off_changes_the_result(
     how: dict[str, Any] = {
         # A card has kernels for more gradients than the CPU.
         "has_kernel": lambda name: has_kernel(name) or "attention_backward" in name,
-        "precision": "bfloat16", "channels_last": True, "adds_rows": True,
-    }  # fmt: skip
+        "precision": "bfloat16",
+        "channels_last": True,
+        "adds_rows": True,
+    }
     best = optimise(program, **how)
     for name in NAMES:
         worse = optimise(program, **how, without=[name])

@@ -92,15 +92,18 @@ def test_sums_for_the_bias_in_half_precision(bias: Variable) -> None:
 def test_where_there_are_as_many_elements_after_it_nothing_moves(x: Variable) -> None:
     program = _moved(op.max_pool2d(op.relu(x * 2.0), 3, stride=1, padding=1))
     assert [name for name in names(program) if name in ("max_pool2d", "relu")] == [
-        "relu", "max_pool2d",
-    ]  # fmt: skip
+        "relu",
+        "max_pool2d",
+    ]
 
 
 def test_prediction(x: Variable, bias: Variable) -> None:
     program = _moved(op.max_pool2d(op.relu(op.bias_add(x, bias, axis=1)), 2))
     assert [name for name in names(program) if name in ("max_pool2d", "add", "relu")] == [
-        "max_pool2d", "add", "relu",
-    ]  # fmt: skip
+        "max_pool2d",
+        "add",
+        "relu",
+    ]
 
 
 def test_a_relu_that_others_read_stays(x: Variable) -> None:

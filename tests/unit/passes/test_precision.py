@@ -167,9 +167,11 @@ def test_casts_cancel_where_they_meet() -> None:
     _, loss, slopes = network()
     program = program_of([loss.node, *[slope.node for slope in slopes]])
     result = optimise(
-        program, has_kernel=lambda name: TABLE.has(name, "cpu"), precision="float16",
+        program,
+        has_kernel=lambda name: TABLE.has(name, "cpu"),
+        precision="float16",
         without=["fuse"],
-    )  # fmt: skip
+    )
     for node in of_op(result, "cast"):
         given = node.inputs[0]
         assert given.op.name != "cast" or given.inputs[0].dtype != node.dtype
@@ -184,9 +186,11 @@ def test_loops_run_their_products_in_half() -> None:
 
     last, _ = op.scan(step, start, xs)
     result = optimise(
-        program_of([last.node]), has_kernel=lambda name: TABLE.has(name, "cpu"),
-        precision="bfloat16", without=["fuse", "epilogue"],
-    )  # fmt: skip
+        program_of([last.node]),
+        has_kernel=lambda name: TABLE.has(name, "cpu"),
+        precision="bfloat16",
+        without=["fuse", "epilogue"],
+    )
     (loop,) = of_op(result, "scan")
     inside = Program(loop.attrs["body"].outputs)
     assert [node.dtype for node in of_op(inside, "matmul")] == [bfloat16]

@@ -30,9 +30,12 @@ from tests.unit.passes.tools import compute, product_flops, program_for
 
 TOLERANCE = {float32: 1e-5, float64: 1e-12}
 common = settings(
-    max_examples=24, deadline=None, derandomize=True, database=None,
+    max_examples=24,
+    deadline=None,
+    derandomize=True,
+    database=None,
     suppress_health_check=list(HealthCheck),
-)  # fmt: skip
+)
 any_graph = st.one_of(graphs(float32), graphs(float64))
 
 

@@ -43,13 +43,18 @@ def test_what_is_narrower_is_made_before_a_reshape() -> None:
 @pytest.mark.parametrize(
     ("shape", "seen", "axis", "fits"),
     [
-        ((2, 3, 4), (6, 4), (0,), True), ((2, 3, 4), (6, 4), (1,), True),
-        ((2, 3, 4), (2, 12), (1,), True), ((6, 4), (2, 3, 4), (0, 1), True),
-        ((6, 4), (2, 3, 4), (0,), False), ((2, 3, 4), (6, 1, 4), (0, 1), True),
-        ((2, 3, 4), (4, 6), (0,), False), ((2, 1, 3), (2, 3), (1,), True),
-        ((2, 3), (1, 2, 3), (0, 2), True), ((0, 3), (3, 0), (0,), False),
+        ((2, 3, 4), (6, 4), (0,), True),
+        ((2, 3, 4), (6, 4), (1,), True),
+        ((2, 3, 4), (2, 12), (1,), True),
+        ((6, 4), (2, 3, 4), (0, 1), True),
+        ((6, 4), (2, 3, 4), (0,), False),
+        ((2, 3, 4), (6, 1, 4), (0, 1), True),
+        ((2, 3, 4), (4, 6), (0,), False),
+        ((2, 1, 3), (2, 3), (1,), True),
+        ((2, 3), (1, 2, 3), (0, 2), True),
+        ((0, 3), (3, 0), (0,), False),
     ],
-)  # fmt: skip
+)
 def test_a_sum_over_merged_axes_is_one_over_what_was_merged(
     shape: tuple[int, ...], seen: tuple[int, ...], axis: tuple[int, ...], fits: bool
 ) -> None:

@@ -71,12 +71,18 @@ def test_what_differs_in_structure_is() -> None:
     cache = Counted()
     x, y = (op.var(name, (3,), fill=cd.constant(1.0)) for name in "xy")
     different = [
-        (x * y,), (x * x,), (x - y,), (x * y, x - y), (x * 2.0,), (x * 3.0,),
-        (x + np.array([1, 2, 3], np.float32),), (x + np.array([1, 2, 4], np.float32),),
+        (x * y,),
+        (x * x,),
+        (x - y,),
+        (x * y, x - y),
+        (x * 2.0,),
+        (x * 3.0,),
+        (x + np.array([1, 2, 3], np.float32),),
+        (x + np.array([1, 2, 4], np.float32),),
         (op.var("z", (3,), fill=cd.constant(1.0), dtype="float64") * 2.0,),
         (op.var("z", (4,), fill=cd.constant(1.0)) * 2.0,),
         (cd.tensor(np.ones(3, np.float32)) * 2.0,),
-    ]  # fmt: skip
+    ]
     for outputs in different:
         cache.of(*outputs)
     assert cache.asked == len(different)

@@ -13,8 +13,14 @@ from caldera.lazy import Expr
 from caldera.passes.pipeline import optimise
 from caldera.passes.precision import lower_precision
 
-PRODUCTS = ("matmul", "matmul_epilogue", "matmul_accumulate", "conv2d", "conv2d_input",
-            "conv2d_weight")  # fmt: skip
+PRODUCTS = (
+    "matmul",
+    "matmul_epilogue",
+    "matmul_accumulate",
+    "conv2d",
+    "conv2d_input",
+    "conv2d_weight",
+)
 
 
 def _products(program: Program) -> list[Node]:
@@ -43,8 +49,9 @@ def test_products_and_convolutions_are_marked() -> None:
     assert {node.op.name for node in found} >= {"matmul", "conv2d", "conv2d_weight"}
     assert all(node.attrs["compute"] == "tf32" for node in found)
     assert {node.dtype.name for node in program.order() if node.op.kind != "leaf"} <= {
-        "float32", "bool",
-    }  # fmt: skip
+        "float32",
+        "bool",
+    }
 
 
 def test_attention_is_marked() -> None:
@@ -72,8 +79,9 @@ def test_transposes_keep_the_mark() -> None:
     a, b = (op.input(name, (4, 4)) for name in "ab")
     program = optimise(
         _program(op.matmul(op.transpose(a), op.transpose(b))),
-        has_kernel=lambda name: True, precision="tf32",
-    )  # fmt: skip
+        has_kernel=lambda name: True,
+        precision="tf32",
+    )
     (node,) = _products(program)
     assert dict(node.attrs) == {"ta": True, "tb": True, "compute": "tf32"}
 

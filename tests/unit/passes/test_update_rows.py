@@ -19,8 +19,11 @@ def test_only_the_rows_that_are_named_are_changed(device: str, refused: bool | N
     for without in ((), ("update_rows",)):
         table = op.var("table", (50, 4), fill=values, device=device)
         loss = op.sum(op.square(op.embedding(table, op.input("words", (4,), "int64"))))
-        ok = None if refused is None else op.var("ok", (), np.array(not refused), "bool",
-                                                 device=device)  # fmt: skip
+        ok = (
+            None
+            if refused is None
+            else op.var("ok", (), np.array(not refused), "bool", device=device)
+        )
         step = optim.SGD(0.1)
         updates = step.apply([table], op.grad(loss, [table]), ok=ok)
         plan = cd.compile([loss, *updates], without=without)

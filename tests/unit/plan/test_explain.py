@@ -65,8 +65,10 @@ def test_orders_in_memory_are_shown() -> None:
     assert lying.flags.c_contiguous
     np.testing.assert_array_equal(lying, fed.transpose(0, 2, 3, 1))
     assert [str(spec) for spec in (*row.inputs, *row.outputs)] == [
-        "(2, 3, 5, 5) float32 nhwc", "(4, 3, 3, 3) float32", "(2, 4, 3, 3) float32 nhwc",
-    ]  # fmt: skip
+        "(2, 3, 5, 5) float32 nhwc",
+        "(4, 3, 3, 3) float32",
+        "(2, 4, 3, 3) float32 nhwc",
+    ]
     shapes = "(2, 3, 5, 5) nhwc, (4, 3, 3, 3) -> (2, 4, 3, 3) nhwc float32"
     assert shapes in str(plan.explain(time=False))
 
@@ -77,8 +79,17 @@ def test_it_prints_as_a_table() -> None:
     assert repr(explanation) == str(explanation)
     heading = str(explanation).splitlines()[0].split()
     assert heading == [
-        "step", "op", "kernel", "shapes", "writes", "bytes", "FLOPs", "time", "share", "roofline",
-    ]  # fmt: skip
+        "step",
+        "op",
+        "kernel",
+        "shapes",
+        "writes",
+        "bytes",
+        "FLOPs",
+        "time",
+        "share",
+        "roofline",
+    ]
     assert len(str(explanation).splitlines()) == 1 + len(explanation.rows) + 1 + 4
 
 

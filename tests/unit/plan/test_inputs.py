@@ -157,10 +157,17 @@ def test_a_memory_that_was_waited_for_is_waited_for_again() -> None:
 LARGE = (96, 3, 32, 64)
 
 
-@pytest.mark.parametrize("arrange", [
-    lambda x: x, np.asfortranarray, lambda x: x[::-1, :, ::2], lambda x: x.swapaxes(0, 1)[:, ::-1],
-    lambda x: np.broadcast_to(x[:1], x.shape), lambda x: x.astype([("of", "i1"), ("a", "f4")])["a"],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arrange",
+    [
+        lambda x: x,
+        np.asfortranarray,
+        lambda x: x[::-1, :, ::2],
+        lambda x: x.swapaxes(0, 1)[:, ::-1],
+        lambda x: np.broadcast_to(x[:1], x.shape),
+        lambda x: x.astype([("of", "i1"), ("a", "f4")])["a"],
+    ],
+)
 def test_a_large_batch_may_lie_in_any_order(arrange: Callable[[np.ndarray], np.ndarray]) -> None:
     """Threads share a copy to another order."""
     given = arrange(np.arange(np.prod(LARGE), dtype=np.float32).reshape(LARGE))

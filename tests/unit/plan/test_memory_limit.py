@@ -65,9 +65,13 @@ def fitted(device: str) -> list[np.ndarray]:
     data = draw.normal(size=(64, 40)).astype("float32"), draw.integers(0, 5, 64)
     hidden = [layer for _ in range(6) for layer in (nn.Dense(64), nn.GELU(), nn.Dropout(0.1))]
     model = cd.NeuralNetwork(
-        [nn.Input((40,)), *hidden, nn.Dense(5)], optimizer="sgd", learning_rate=0.1,
-        batch_size=64, seed=0, device=device,
-    )  # fmt: skip
+        [nn.Input((40,)), *hidden, nn.Dense(5)],
+        optimizer="sgd",
+        learning_rate=0.1,
+        batch_size=64,
+        seed=0,
+        device=device,
+    )
     model.fit(data, epochs=3, verbose=0)
     return [each.numpy() for each in model.parameters()]
 

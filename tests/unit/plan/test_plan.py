@@ -291,9 +291,11 @@ def test_counting_right_answers_keeps_no_copy_of_the_scores(precision: str | Non
 
     def arena_bytes(metrics: list[str]) -> int:
         model = cd.NeuralNetwork(
-            [nn.Input((20,)), nn.Dense(30), nn.Dense(classes)], loss="cross_entropy",
-            metrics=metrics, precision=precision,
-        )  # fmt: skip
+            [nn.Input((20,)), nn.Dense(30), nn.Dense(classes)],
+            loss="cross_entropy",
+            metrics=metrics,
+            precision=precision,
+        )
         return training_step(model, data, batch)[0].arena_bytes
 
     assert arena_bytes(["accuracy"]) - arena_bytes([]) < batch * classes / 10

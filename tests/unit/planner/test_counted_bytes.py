@@ -176,9 +176,13 @@ def test_what_a_rank_sends_in_a_step(
 ) -> None:
     work = workload_of(wide_network())
     setting = Setting(
-        work, Compute(((1.0, 1e-3),)), Cluster(ranks, WIRE, per_node=ranks), 32,
-        default_codecs(WIRE), every=1,
-    )  # fmt: skip
+        work,
+        Compute(((1.0, 1e-3),)),
+        Cluster(ranks, WIRE, per_node=ranks),
+        32,
+        default_codecs(WIRE),
+        every=1,
+    )
     (way,) = [way for way in all_ways(setting) if way.name == name]
     there = sent_in_a_step(wide_network, way, ranks, 128, 2, monkeypatch)
     # Short messages, of losses and metrics, go by another algorithm.

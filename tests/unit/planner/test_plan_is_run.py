@@ -47,9 +47,17 @@ def wide() -> cd.NeuralNetwork:
 
 def convolutional() -> cd.NeuralNetwork:
     layers = [
-        nn.Input((12,)), nn.Reshape((3, 2, 2)), nn.Conv2D(32, 1), nn.BatchNorm(), nn.ReLU(),
-        nn.Conv2D(240, 1), nn.ReLU(), nn.Flatten(), nn.Dense(300), nn.Dense(10),
-    ]  # fmt: skip
+        nn.Input((12,)),
+        nn.Reshape((3, 2, 2)),
+        nn.Conv2D(32, 1),
+        nn.BatchNorm(),
+        nn.ReLU(),
+        nn.Conv2D(240, 1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dense(300),
+        nn.Dense(10),
+    ]
     return cd.NeuralNetwork(layers, optimizer="momentum", batch_size=BATCH)
 
 
@@ -91,12 +99,13 @@ def test_stages_begin_with_the_planned_layers(
         model, data = 1, 2  # Nothing is large enough to be split.
     assert planned is not None
     found = begun(
-        name, data * stages * model,
+        name,
+        data * stages * model,
         lambda comm: parallel.PipelineParallel(
             stages, micro_batches=micro, data=data, model=model, communicator=comm
         ),
         lambda strategy: strategy.begins_with,
-    )  # fmt: skip
+    )
     starts = [layer.path for stage in planned[1:] for layer in stage.layers[:1]]
     assert found == [starts] * len(found)
 
@@ -148,9 +157,11 @@ class _One(parallel.DataParallel):
 @pytest.mark.parametrize("servers", [1, 2, 3])
 def test_servers_have_the_planned_parameters(name: str, servers: int) -> None:
     found = begun(
-        name, 3, lambda comm: parallel.ParameterServer(servers, communicator=comm),
+        name,
+        3,
+        lambda comm: parallel.ParameterServer(servers, communicator=comm),
         lambda strategy: [shard.nbytes for shard in strategy._shards],
-    )  # fmt: skip
+    )
     assert found == [server_bytes(setting_of(NETWORKS[name](), 3), servers)] * 3
 
 

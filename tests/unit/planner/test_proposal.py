@@ -199,9 +199,18 @@ def test_a_way_that_caldera_has_no_strategy_for(monkeypatch: pytest.MonkeyPatch)
 def test_every_way_that_has_a_strategy_makes_it() -> None:
     chosen = list(all_ways(setting(4)))
     assert {way.maker[0] for way in chosen} == {
-        "DataParallel", "Sharded", "ParameterServer", "LocalSGD", "ElasticAveraging", "Gossip",
-        "Ensemble", "TensorParallel", "Hybrid", "PipelineParallel", "Hogwild",
-    }  # fmt: skip
+        "DataParallel",
+        "Sharded",
+        "ParameterServer",
+        "LocalSGD",
+        "ElasticAveraging",
+        "Gossip",
+        "Ensemble",
+        "TensorParallel",
+        "Hybrid",
+        "PipelineParallel",
+        "Hogwild",
+    }
 
     def made(comm: Communicator) -> list[str]:
         return [type(build_strategy(way, 4, comm)).__name__ for way in chosen]

@@ -11,11 +11,20 @@ from caldera.planner.units import bytes_of, flops_of, rate_of, rate_text, second
 @pytest.mark.parametrize(
     ("text", "rate"),
     [
-        ("100Mb", 12.5e6), ("100Mbit", 12.5e6), ("100mbit", 12.5e6), ("1gbit/s", 125e6),
-        ("100Gb", 12.5e9), ("100 Gbps", 12.5e9), ("12.5GB", 12.5e9), ("12.5 GB/s", 12.5e9),
-        ("1GiB", 2**30), ("1e3Mb", 125e6), ("8b", 1.0), ("1.5TB", 1.5e12),
+        ("100Mb", 12.5e6),
+        ("100Mbit", 12.5e6),
+        ("100mbit", 12.5e6),
+        ("1gbit/s", 125e6),
+        ("100Gb", 12.5e9),
+        ("100 Gbps", 12.5e9),
+        ("12.5GB", 12.5e9),
+        ("12.5 GB/s", 12.5e9),
+        ("1GiB", 2**30),
+        ("1e3Mb", 125e6),
+        ("8b", 1.0),
+        ("1.5TB", 1.5e12),
     ],
-)  # fmt: skip
+)
 def test_bits_and_bytes_a_second(text: str, rate: float) -> None:
     assert rate_of(text) == rate
 

@@ -126,8 +126,15 @@ def test_the_graph_can_be_moved_about(browser: Browser, address: str) -> None:
         " scrollBy({top: r.top - 200, behavior: 'instant'}); return [r.left + 300, 400]; })()"
     )
     for kind, dx in (("mousePressed", 0), ("mouseMoved", 40), ("mouseReleased", 40)):
-        browser.call("Input.dispatchMouseEvent", type=kind, x=x + dx, y=y, button="left",
-                     buttons=1, clickCount=1)  # fmt: skip
+        browser.call(
+            "Input.dispatchMouseEvent",
+            type=kind,
+            x=x + dx,
+            y=y,
+            button="left",
+            buttons=1,
+            clickCount=1,
+        )
     assert browser.value(view)[0] < whole[0]
     assert browser.complaints() == []
 

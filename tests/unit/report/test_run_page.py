@@ -81,9 +81,17 @@ def test_ids_are_given_once_and_links_lead_to_them(read: Reader) -> None:
 def test_results_settings_seeds_and_versions(digits_run: cd.RunFolder, read: Reader) -> None:
     record = digits_run.record()
     for shown in (
-        f"{record.results['accuracy']:.2%}", "3 of 3", f"{record.network.parameters:,}",
-        "Adam", "optimizer/learning_rate", "0.01", cd.__version__, "numpy", "llvmlite", "blas",
-    ):  # fmt: skip
+        f"{record.results['accuracy']:.2%}",
+        "3 of 3",
+        f"{record.network.parameters:,}",
+        "Adam",
+        "optimizer/learning_rate",
+        "0.01",
+        cd.__version__,
+        "numpy",
+        "llvmlite",
+        "blas",
+    ):
         assert shown in read.texts, shown
     seeds = read.texts.index("weights, order of the samples, dropout")
     assert read.texts[seeds + 1] == "7"
@@ -102,9 +110,13 @@ def test_the_confusion_matrix_has_every_count(digits_run: cd.RunFolder, read: Re
 def test_curves_of_loss_and_accuracy(read: Reader) -> None:
     charts = [each["aria-label"] for each in read.all("svg") if each.get("class") == "chart"]
     assert charts == [
-        "loss", "accuracy", "ROC curves, each class against the rest",
-        "calibration: how often it is right", "seconds an epoch", "arena in use, KiB",
-    ]  # fmt: skip
+        "loss",
+        "accuracy",
+        "ROC curves, each class against the rest",
+        "calibration: how often it is right",
+        "seconds an epoch",
+        "arena in use, KiB",
+    ]
 
 
 def test_the_graph_before_and_after(digits_run: cd.RunFolder, read: Reader) -> None:
@@ -172,10 +184,16 @@ def test_texts_of_a_run_cannot_become_html(digits_run: cd.RunFolder, tmp_path: P
     evil = '"><script>alert(1)</script><img src=x onerror=alert(1)>'
     run = digits_run.record()
     hostile = changed(
-        digits_run, tmp_path, name=evil, stopped=evil, settings={evil: evil},
-        machine={evil: {evil: evil}}, seeds={evil: 1}, results={evil: 0.5},
+        digits_run,
+        tmp_path,
+        name=evil,
+        stopped=evil,
+        settings={evil: evil},
+        machine={evil: {evil: evil}},
+        seeds={evil: 1},
+        results={evil: 0.5},
         data=replace(run.data, name=evil, class_names=[evil] * 10),
-    )  # fmt: skip
+    )
     read = Reader(run_page(hostile))
     assert len(read.all("script")) == 1
     assert all((each["src"] or "").startswith("data:image/png;") for each in read.all("img"))

@@ -49,9 +49,15 @@ def search_in(folder: Path, trials: int = TRIALS) -> search.Study:
 
     # Whoever kills at random may kill one trial several times.
     return search.run(
-        build, {"x": search.integer(0, trials - 1)}, method="grid", workers=2, retries=1000,
-        folder=folder / "study", verbose=0, callbacks=[Diary(folder)],
-    )  # fmt: skip
+        build,
+        {"x": search.integer(0, trials - 1)},
+        method="grid",
+        workers=2,
+        retries=1000,
+        folder=folder / "study",
+        verbose=0,
+        callbacks=[Diary(folder)],
+    )
 
 
 def in_child(work: Callable[[], object]) -> int:

@@ -63,9 +63,10 @@ def test_a_best_that_stands_alone_is_luckier_than_one_among_others() -> None:
 
 def test_where_small_is_good_all_is_turned() -> None:
     values = [0.9, 0.7, 0.8, 0.4]
-    up, down = search.luck([-v for v in values], noise=0.1), search.luck(
-        values, larger_is_better=False, noise=0.1
-    )  # fmt: skip
+    up, down = (
+        search.luck([-v for v in values], noise=0.1),
+        search.luck(values, larger_is_better=False, noise=0.1),
+    )
     assert (down.best, down.expected) == (-up.best, -up.expected)
     assert (down.low, down.high) == (-up.high, -up.low)
     assert down.drawn == pytest.approx(up.drawn)
@@ -78,9 +79,13 @@ def test_accuracies_are_not_expected_above_1() -> None:
 
 @pytest.mark.parametrize(
     ("values", "noise", "said"),
-    [([], None, "at least one value"), ([float("nan")], None, "none that is finite"),
-     ([1.0], -1.0, "noise of 0 or more"), ([1.0], float("nan"), "noise of 0 or more")],
-)  # fmt: skip
+    [
+        ([], None, "at least one value"),
+        ([float("nan")], None, "none that is finite"),
+        ([1.0], -1.0, "noise of 0 or more"),
+        ([1.0], float("nan"), "noise of 0 or more"),
+    ],
+)
 def test_what_says_nothing_is_refused(values: list[float], noise: float | None, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         search.luck(values, noise=noise)

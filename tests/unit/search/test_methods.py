@@ -165,9 +165,13 @@ def test_fronts_of_several_objectives() -> None:
 @pytest.mark.parametrize("name", ["random", "tpe", "nsga2", "evolution"])
 def test_what_breaks_a_constraint_is_never_the_best(name: str) -> None:
     study = search.run(
-        _both, _box(-4, 4), method=name, trials=40, objective="first",
+        _both,
+        _box(-4, 4),
+        method=name,
+        trials=40,
+        objective="first",
         constraints=[search.at_least("size", 1.0), search.at_most("second", 50)],
-    )  # fmt: skip
+    )
     assert abs(study.best.parameters["y"]) >= 1.0
     broken = [trial for trial in study.trials if abs(trial.parameters["y"]) < 1]
     assert broken
@@ -326,9 +330,14 @@ def test_promoted_models_go_on_where_they_were(tmp_path: Path) -> None:
     data = cd.data.arrays(*_blobs(), test=0.2)
     space = {"rate": search.log(1e-5, 1e-1)}
     study = search.run(
-        _build, space, data, method=search.Promotion("random"), epochs=3, trials=9,
+        _build,
+        space,
+        data,
+        method=search.Promotion("random"),
+        epochs=3,
+        trials=9,
         folder=tmp_path,
-    )  # fmt: skip
+    )
     later = [trial for trial in study.trials if trial.parent is not None]
     assert later
     for trial in later:
@@ -341,9 +350,11 @@ def test_promoted_models_go_on_where_they_were(tmp_path: Path) -> None:
     for more, words in (
         ({"method": search.Promotion("pbt"), "epochs": 3}, "which saves models itself"),
         ({"method": "promotion"}, "epochs= of the search"),
-        ({"method": "promotion", "epochs": 3, "objective": search.metric("val_loss", seeds=2)},
-         "a mean over seeds"),
-    ):  # fmt: skip
+        (
+            {"method": "promotion", "epochs": 3, "objective": search.metric("val_loss", seeds=2)},
+            "a mean over seeds",
+        ),
+    ):
         with pytest.raises(ConfigError, match=words):
             search.run(_build, space, data, trials=2, folder=tmp_path / words, **more)  # type: ignore[arg-type]
 

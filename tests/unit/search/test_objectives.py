@@ -61,8 +61,9 @@ def test_time_to_an_accuracy_ends_training_when_it_is_reached() -> None:
 
 def test_the_mean_over_seeds_and_folds() -> None:
     for objective in (
-        search.metric("val_loss", seeds=3), search.metric("val_loss", at="best", folds=3),
-    ):  # fmt: skip
+        search.metric("val_loss", seeds=3),
+        search.metric("val_loss", at="best", folds=3),
+    ):
         study = _run(objective=objective, epochs=2)
         assert [len(trial.curve) for trial in study.trials] == [3, 3]
         assert study.best.parameters == {"rate": 0.05}
@@ -171,8 +172,12 @@ def test_a_space_of_a_model_builds_models_that_train(tmp_path: Path) -> None:
     model = cd.NeuralNetwork(layers, learning_rate=0.01, batch_size=24, metrics=["accuracy"])
     space = search.space_of(model)
     assert set(space.parameters) == {
-        "learning_rate", "batch_size", "dense1_units", "dense1_activation", "dropout2_rate",
-    }  # fmt: skip
+        "learning_rate",
+        "batch_size",
+        "dense1_units",
+        "dense1_activation",
+        "dropout2_rate",
+    }
     build, random = search.build_like(model), np.random.default_rng(0)
     made = build(**space.decoded(space.draw(random)))
     assert made.parameters()[-1].shape == (2,)

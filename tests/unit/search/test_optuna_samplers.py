@@ -19,9 +19,12 @@ optuna_5 = pytest.mark.skipif(
     reason="what is proposed is what Optuna 5 proposes",
 )
 SPACE = {
-    "x": search.uniform(-5, 5), "rate": search.log(1e-4, 1.0), "units": search.integer(1, 9),
-    "kind": search.choice(["a", "b", "c"]), "same": search.choice(["one"]),
-}  # fmt: skip
+    "x": search.uniform(-5, 5),
+    "rate": search.log(1e-4, 1.0),
+    "units": search.integer(1, 9),
+    "kind": search.choice(["a", "b", "c"]),
+    "same": search.choice(["one"]),
+}
 
 
 def _value(x: float, rate: float, units: int, kind: str, same: str) -> float:
@@ -99,10 +102,12 @@ def _side_by_side(
         point = method.ask(number)
         assert point is not None
         theirs.sampler = optuna.samplers.TPESampler(
-            multivariate=True, constant_liar=True, n_startup_trials=5,
+            multivariate=True,
+            constant_liar=True,
+            n_startup_trials=5,
             seed=int(np.random.SeedSequence([method.seed, number]).generate_state(1)[0]),
             constraints_func=lambda frozen: frozen.user_attrs["constraint"],
-        )  # fmt: skip
+        )
         asked = theirs.ask(kinds)
         assert point == _nearly(asked.params)
         trials.append(Trial(number, point, dict(point), seed=0))

@@ -113,9 +113,11 @@ def test_tpe_proposes_what_optuna_alone_does(seed: int) -> None:
     for number in range(14):
         drawn = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
         theirs.sampler = optuna.samplers.TPESampler(
-            multivariate=True, constant_liar=True, seed=drawn,
+            multivariate=True,
+            constant_liar=True,
+            seed=drawn,
             group=opens or shortest.keys() != dimensions.keys(),
-        )  # fmt: skip
+        )
         asked = theirs.ask()
 
         def pick(path: str, each: Dimension, asked: Any = asked) -> Any:
@@ -137,8 +139,11 @@ def test_values_that_read_alike_open_what_is_theirs() -> None:
     opened = search.choice({1: {"a": search.integer(1, 2)}, "1": {"b": search.integer(3, 4)}})
     found = [Space({"kind": opened}).decoded(point) for point in Space({"kind": opened}).grid()]
     assert found == [
-        {"kind": 1, "a": 1}, {"kind": 1, "a": 2}, {"kind": "1", "b": 3}, {"kind": "1", "b": 4}
-    ]  # fmt: skip
+        {"kind": 1, "a": 1},
+        {"kind": 1, "a": 2},
+        {"kind": "1", "b": 3},
+        {"kind": "1", "b": 4},
+    ]
 
 
 def test_a_study_goes_on_with_an_object_that_lies_elsewhere(tmp_path: Path) -> None:
@@ -153,8 +158,10 @@ def test_broken_constraints_are_known_after_a_restart(tmp_path: Path) -> None:
         return {"value": x, "size": x}
 
     how: dict[str, Any] = {
-        "method": "tpe", "constraints": [search.at_least("size", 0.5)], "verbose": 0
-    }  # fmt: skip
+        "method": "tpe",
+        "constraints": [search.at_least("size", 0.5)],
+        "verbose": 0,
+    }
     space = {"x": search.uniform(0, 1)}
     whole = search.run(both, space, trials=24, **how)
     search.run(both, space, trials=12, folder=tmp_path, **how)

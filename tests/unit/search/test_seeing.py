@@ -63,10 +63,22 @@ def test_the_table_is_one_of_pandas_where_that_is_installed(
     frame = SimpleNamespace(DataFrame=lambda rows, columns: (len(rows), columns))
     monkeypatch.setitem(sys.modules, "pandas", frame)
     monkeypatch.setattr("caldera.search.table.find_spec", lambda name: name)
-    assert study.table() == (40, [
-        "number", "state", "val_accuracy", "learning_rate", "layers", "activation", "optimizer",
-        "momentum", "seconds", "steps", "reason",
-    ])  # fmt: skip
+    assert study.table() == (
+        40,
+        [
+            "number",
+            "state",
+            "val_accuracy",
+            "learning_rate",
+            "layers",
+            "activation",
+            "optimizer",
+            "momentum",
+            "seconds",
+            "steps",
+            "reason",
+        ],
+    )
 
 
 # --- importances
@@ -130,8 +142,14 @@ def test_a_model_that_is_trained_further_has_one_curve() -> None:
         def ask(self, number: int) -> search.Proposal:
             return search.Proposal({"x": 1.0 / (number + 1)}, parent=number - 1 if number else None)
 
-    study = search.run(steps, {"x": search.uniform(0, 1)}, method=Further(), trials=3,
-                       objective="val_loss", verbose=0)  # fmt: skip
+    study = search.run(
+        steps,
+        {"x": search.uniform(0, 1)},
+        method=Further(),
+        trials=3,
+        objective="val_loss",
+        verbose=0,
+    )
     overview = Overview(study)
     assert [x for x, _ in overview.curve(study.trials[1])] == [2, 3, 4]
     whole = overview.whole_curve(study.best)
@@ -170,9 +188,14 @@ def test_the_page_says_all_and_trusts_nothing(study: search.Study, tmp_path: Pat
     rows = re.findall(r"<tr><td class=.number.>(\d+)</td><td>(?:<b>)?(?:done|stop|fail)", page)
     assert rows == [str(trial.number) for trial in study.trials]
     for words in (
-        "How much of it is luck?", "Parallel coordinates", "Importance", "tanh &amp; co",
-        "0.0001 to 0.1, by its logarithm", "sgd (momentum: 0 to 0.9)", "stopped by StopsBad()",
-    ):  # fmt: skip
+        "How much of it is luck?",
+        "Parallel coordinates",
+        "Importance",
+        "tanh &amp; co",
+        "0.0001 to 0.1, by its logarithm",
+        "sgd (momentum: 0 to 0.9)",
+        "stopped by StopsBad()",
+    ):
         assert words in page, words
     with pytest.raises(ConfigError, match=r"ends in \.html"):
         study.page(tmp_path / "study.txt")
@@ -184,8 +207,10 @@ def test_a_study_that_is_read_has_the_same_page(tmp_path: Path) -> None:
     study = made_up.study(trials=9, folder=tmp_path / "study")
     read = search.load(tmp_path / "study")
     # Optuna looks at the clock a moment later.
-    one, other = (re.sub(r"<b>[^<]*</b><span>from first", "", study_page(Overview(each)))
-                  for each in (study, read))  # fmt: skip
+    one, other = (
+        re.sub(r"<b>[^<]*</b><span>from first", "", study_page(Overview(each)))
+        for each in (study, read)
+    )
     assert one == other
 
 

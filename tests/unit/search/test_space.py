@@ -136,7 +136,7 @@ def test_values_that_look_alike_stay_apart() -> None:
         (lambda: search.choice([1, 1]), "values that differ"),
         (lambda: search.choice({"a": 3}), "a dict of what 'a' opens"),
     ],
-)  # fmt: skip
+)
 def test_spaces_that_make_no_sense_are_refused(make: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make()
@@ -233,7 +233,7 @@ def test_layers_that_open_the_same_name_have_paths_of_their_own() -> None:
         (lambda: nn.Cell([[0]], []), "a layer for each of 1 sources"),
         (lambda: nn.Cell([[0]], [nn.ReLU()], "first"), "last"),
     ],
-)  # fmt: skip
+)
 def test_architectures_that_make_no_sense_are_refused(make: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make()

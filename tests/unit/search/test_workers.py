@@ -58,9 +58,13 @@ def test_a_decision_to_stop_reaches_a_trial_that_does_not_wait_for_it(workers: i
             yield x + 1 / (step + 1)
 
     study = search.run(
-        steps, {"x": search.integer(0, 3)}, method="grid", stop=StopOdd(), workers=workers,
+        steps,
+        {"x": search.integer(0, 3)},
+        method="grid",
+        stop=StopOdd(),
+        workers=workers,
         verbose=0,
-    )  # fmt: skip
+    )
     assert [trial.state for trial in study.trials] == ["done", "stopped", "done", "stopped"]
     assert [len(trial.curve) for trial in study.trials[::2]] == [5, 5]
     # The decision came while it trained, and not at its end.
@@ -125,9 +129,14 @@ def test_a_hung_trial_is_begun_again_elsewhere(workers: int | str, tmp_path: Pat
         return x
 
     study = search.run(
-        hangs, {"x": search.integer(0, 3)}, method="grid", workers=workers, retries=1,
-        hung_after=0.5, verbose=0,
-    )  # fmt: skip
+        hangs,
+        {"x": search.integer(0, 3)},
+        method="grid",
+        workers=workers,
+        retries=1,
+        hung_after=0.5,
+        verbose=0,
+    )
     assert [trial.value for trial in study.trials] == [0, 1, None, 3]
     assert study.trials[2].state == "failed"
     assert "begun 2 times" in study.trials[2].reason
@@ -253,9 +262,13 @@ def test_two_ranks_train_a_trial_together(monkeypatch: pytest.MonkeyPatch) -> No
         )
 
     how = {
-        "build": build, "space": {"learning_rate": search.choice([0.01, 0.1, 0.3])},
-        "data": (x, 2 * x), "method": "grid", "epochs": 3, "stop": StopOdd(),
-    }  # fmt: skip
+        "build": build,
+        "space": {"learning_rate": search.choice([0.01, 0.1, 0.3])},
+        "data": (x, 2 * x),
+        "method": "grid",
+        "epochs": 3,
+        "stop": StopOdd(),
+    }
     alone = search.run(**how, verbose=0)  # type: ignore[arg-type]
     # A master, two groups of two, and one that is left over.
     together = run_on_virtual_ranks(6, monkeypatch, ranks_per_trial=2, **how)
@@ -279,9 +292,15 @@ def test_what_two_ranks_have_trained_is_made_again_by_one_process(
         return cd.NeuralNetwork(layers, learning_rate=learning_rate, batch_size=16)
 
     studies = run_on_virtual_ranks(
-        3, monkeypatch, ranks_per_trial=2, build=build, data=(x, y), method="grid", epochs=2,
+        3,
+        monkeypatch,
+        ranks_per_trial=2,
+        build=build,
+        data=(x, y),
+        method="grid",
+        epochs=2,
         space={"learning_rate": search.choice([0.01, 0.1])},
-    )  # fmt: skip
+    )
     for study in studies[::2]:
         for trial in study.trials:
             assert study.record.conditions_of(trial).ranks == 2
@@ -294,9 +313,10 @@ def test_a_rank_that_was_given_up_comes_again(
     mark = tmp_path / "slow"
     gave_up = threading.Event()
     monkeypatch.setattr(
-        RankWorkers, "drop",
+        RankWorkers,
+        "drop",
         lambda self, *given: (drop(self, *given), gave_up.set())[0],
-    )  # fmt: skip
+    )
 
     def slow_once(x: int) -> float:
         if x == 0 and not mark.exists():
@@ -305,9 +325,13 @@ def test_a_rank_that_was_given_up_comes_again(
         return x
 
     studies = run_on_virtual_ranks(
-        2, monkeypatch, build=slow_once, space={"x": search.integer(0, 2)}, method="grid",
+        2,
+        monkeypatch,
+        build=slow_once,
+        space={"x": search.integer(0, 2)},
+        method="grid",
         hung_after=0.3,
-    )  # fmt: skip
+    )
     assert [trial.value for trial in studies[1].trials] == [0, 1, 2]
 
 

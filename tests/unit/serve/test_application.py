@@ -76,13 +76,18 @@ def test_rows_of_a_table_by_name_by_place_and_as_csv(table_app: serve.Applicatio
     lines = reply(table_app, "/predict", by_name, accept="text/csv")
     assert lines.headers["content-type"] == "text/csv; charset=utf-8"
     assert [line.split(",")[:2] for line in lines.body.decode().splitlines()] == [
-        ["sample", "kind"], ["0", "wide"], ["1", "tall"],
-    ]  # fmt: skip
+        ["sample", "kind"],
+        ["0", "wide"],
+        ["1", "tall"],
+    ]
 
 
 def test_mixed_rows_in_units_with_gaps_and_unknown_categories() -> None:
-    rows = {"city": ["Oslo", "Roma"] * 10, "area": [50.0, 90.0, None, 70.0] * 5,
-            "price": [5e5 + 1e3 * n for n in range(20)]}  # fmt: skip
+    rows = {
+        "city": ["Oslo", "Roma"] * 10,
+        "area": [50.0, 90.0, None, 70.0] * 5,
+        "price": [5e5 + 1e3 * n for n in range(20)],
+    }
     found = data.table(rows, "price", classes=False)
     model = cd.NeuralNetwork([nn.Input(found.shape), nn.Dense(1)], loss="mean_squared", epochs=2)
     model.fit(found.train, verbose=0)
@@ -91,8 +96,9 @@ def test_mixed_rows_in_units_with_gaps_and_unknown_categories() -> None:
     assert 4e5 < said["predictions"][0]["value"] < 6e5
     assert said["target"] == "price"
     assert [note.partition(":")[0] for note in said["notes"]] == ["column 'city'", "column 'area'"]
-    csv = reply(app, "/predict", b"area,city\n50,Oslo\n,Roma\n", content_type="text/csv",
-                accept="text/csv")  # fmt: skip
+    csv = reply(
+        app, "/predict", b"area,city\n50,Oslo\n,Roma\n", content_type="text/csv", accept="text/csv"
+    )
     assert csv.body.startswith(b"sample,price\n0,")
     assert "column 'area': 1 missing" in csv.headers["caldera-notes"]
     whole = reply(app, "/predict", samples({"area": 50, "city": "Oslo"})).json
@@ -150,8 +156,12 @@ def test_the_page_the_model_health_and_metrics(table_app: serve.Application) -> 
         (samples({"width": 1}), "application/json", 422, "got no 'height'"),
         (samples({"width": 1, "heigth": 2}), "application/json", 422, "is 'heigth' the column"),
         (samples({"width": 1, "height": 2}, {"width": 1}), "application/json", 422, "sample 1"),
-        (samples({"width": 1, "height": "x"}), "application/json", 422,
-         "sample 0: expected a number in column 1 ('height'), got 'x'"),
+        (
+            samples({"width": 1, "height": "x"}),
+            "application/json",
+            422,
+            "sample 0: expected a number in column 1 ('height'), got 'x'",
+        ),
         (samples({"width": 1, "height": None}), "application/json", 422, "a value in column 1"),
         (samples({"width": True, "height": 1}), "application/json", 422, "a number in column 0"),
         (samples({"width": [1], "height": 1}), "application/json", 422, "numbers, texts, dates"),
@@ -169,7 +179,7 @@ def test_the_page_the_model_health_and_metrics(table_app: serve.Application) -> 
         (b"x", "", 415, "got none"),
         (b"x", "image/png", 415, "expected application/json or text/csv"),
     ],
-)  # fmt: skip
+)
 def test_what_a_table_refuses(
     table_app: serve.Application, body: bytes, kind: str, status: int, said: str
 ) -> None:
@@ -302,8 +312,10 @@ def _mutated(draw: random.Random) -> tuple[bytes, str]:
         [[]],
         "\ud800",
     ]
-    row = {draw.choice(["width", "height", "", "w" * 99, "\0"]): draw.choice(values)
-           for _ in range(draw.randrange(4))}  # fmt: skip
+    row = {
+        draw.choice(["width", "height", "", "w" * 99, "\0"]): draw.choice(values)
+        for _ in range(draw.randrange(4))
+    }
     listed = [draw.choice(values) for _ in range(draw.choice([0, 1, 2, 2, 64]))]
     content = draw.choice([row, listed, [row, listed], [row, row], [listed] * 3, values])
     body = json.dumps({draw.choice(["samples", "samples", "rows"]): content}).encode()
@@ -342,8 +354,9 @@ def test_malformed_requests_are_answered_with_what_is_wrong(
 @pytest.fixture(scope="module")
 def text_app() -> serve.Application:
     texts = ["a lovely film", "what a waste", "lovely music", "dull and long"] * 3
-    found = data.texts({"review": texts, "kind": ["good", "bad"] * 6}, text="review", target="kind",
-                       test=0)  # fmt: skip
+    found = data.texts(
+        {"review": texts, "kind": ["good", "bad"] * 6}, text="review", target="kind", test=0
+    )
     assert found.schema is not None
     assert found.schema.text is not None
     size = found.schema.text.size
@@ -369,13 +382,16 @@ def test_texts_in_any_form(text_app: serve.Application) -> None:
     assert b'<textarea id="text"' in reply(text_app, "/", method="GET").body
 
 
-@pytest.mark.parametrize(("body", "kind", "status", "words"), [
-    (samples(3), "application/json", 422, "expected a text"),
-    (samples({"revew": "a"}), "application/json", 422, "expected a text"),
-    (b"1,lovely\n", "text/csv", 422, "'review' among them"),
-    (b"\xff\xfe", "text/plain", 400, "UTF-8"),
-    (b"a", "image/png", 415, "text/plain"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("body", "kind", "status", "words"),
+    [
+        (samples(3), "application/json", 422, "expected a text"),
+        (samples({"revew": "a"}), "application/json", 422, "expected a text"),
+        (b"1,lovely\n", "text/csv", 422, "'review' among them"),
+        (b"\xff\xfe", "text/plain", 400, "UTF-8"),
+        (b"a", "image/png", 415, "text/plain"),
+    ],
+)
 def test_what_is_no_text_is_refused(
     text_app: serve.Application, body: bytes, kind: str, status: int, words: str
 ) -> None:

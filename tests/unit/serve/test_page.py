@@ -52,9 +52,14 @@ def _draw(browser: Browser, points: list[tuple[float, float]]) -> None:
     for number, (x, y) in enumerate([*points, points[-1]]):
         kind = {0: "mousePressed", len(points): "mouseReleased"}.get(number, "mouseMoved")
         browser.call(
-            "Input.dispatchMouseEvent", type=kind, x=left + x * width, y=top + y * height,
-            button="left", buttons=1, clickCount=1,
-        )  # fmt: skip
+            "Input.dispatchMouseEvent",
+            type=kind,
+            x=left + x * width,
+            y=top + y * height,
+            button="left",
+            buttons=1,
+            clickCount=1,
+        )
 
 
 def _fits(browser: Browser) -> bool:
@@ -88,8 +93,9 @@ def test_a_drawn_digit_and_an_image(
     assert browser.value(_SAID) == "4"
     assert _fits(browser)
     assert not browser.complaints()
-    assert all(f":{port}/" in each or each.startswith(("data:", "blob:"))
-               for each in browser.requests())  # fmt: skip
+    assert all(
+        f":{port}/" in each or each.startswith(("data:", "blob:")) for each in browser.requests()
+    )
 
 
 def test_a_row_and_what_is_wrong_with_it(ports: dict[str, int], browser: Browser) -> None:

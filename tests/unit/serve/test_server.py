@@ -236,9 +236,11 @@ def test_wrong_flags(
 
 
 def test_without_uvicorn_it_says_what_to_install(
-    table_model: cd.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    table_model: cd.Model,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     path = table_model.save(tmp_path / "boxes.caldera")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["serve", str(path), "--port", "0"]) == 2

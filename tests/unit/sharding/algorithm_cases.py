@@ -38,9 +38,13 @@ def random_cuts(rng: np.random.Generator, length: int, parts: int) -> tuple[int,
 def random_layout(rng: np.random.Generator, shape: tuple[int, ...], ranks: int) -> Layout:
     """Any kind of layout."""
     kinds = [
-        Rows(cuts=random_cuts(rng, shape[0], ranks)), Columns(), BlockCyclic(2, grid=(ranks,)),
-        Replicated(), Blocks(3, 4), Rows(ranks=range(ranks - 1, ranks)),
-    ]  # fmt: skip
+        Rows(cuts=random_cuts(rng, shape[0], ranks)),
+        Columns(),
+        BlockCyclic(2, grid=(ranks,)),
+        Replicated(),
+        Blocks(3, 4),
+        Rows(ranks=range(ranks - 1, ranks)),
+    ]
     return kinds[rng.integers(len(kinds))].of(shape, range(ranks))
 
 

@@ -146,9 +146,13 @@ def _unary(case: Case, x: Pair) -> Pair | None:
         return None
     name = case.one_of(["exp", "tanh", "abs", "neg", "square", "sigmoid"])
     numpy: dict[str, Callable[..., Any]] = {
-        "exp": lambda a: np.exp(np.minimum(a, 3)), "tanh": np.tanh, "abs": np.abs,
-        "neg": np.negative, "square": np.square, "sigmoid": lambda a: 1 / (1 + np.exp(-a)),
-    }  # fmt: skip
+        "exp": lambda a: np.exp(np.minimum(a, 3)),
+        "tanh": np.tanh,
+        "abs": np.abs,
+        "neg": np.negative,
+        "square": np.square,
+        "sigmoid": lambda a: 1 / (1 + np.exp(-a)),
+    }
     given = op.minimum(x[0], 3.0) if name == "exp" else x[0]
     return getattr(op, name)(given), numpy[name](x[1])
 

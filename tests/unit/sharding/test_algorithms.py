@@ -175,9 +175,12 @@ def test_halos_reach_as_far_as_a_window_sees() -> None:
         x, order = rng.normal(size=(3, window.length)), rng.permutation(ranks).tolist()
 
         def work(
-            comm: Communicator, cuts: tuple[int, ...] = cuts, wanted: list = wanted,
-            x: np.ndarray = x, order: list[int] = order,
-        ) -> np.ndarray:  # fmt: skip
+            comm: Communicator,
+            cuts: tuple[int, ...] = cuts,
+            wanted: list = wanted,
+            x: np.ndarray = x,
+            order: list[int] = order,
+        ) -> np.ndarray:
             here = order.index(comm.rank)
             own = x[:, cuts[here] : cuts[here + 1]]
             return halo_exchange(own, cuts, wanted, 1, comm, order)

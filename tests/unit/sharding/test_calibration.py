@@ -109,9 +109,17 @@ def test_it_is_measured_less_and_less_often() -> None:
 def test_what_cannot_be_read_is_measured_again(machine: Machine, monkeypatch: Any) -> None:
     known = {"at": 1000.0, **asdict(BUSY)}
     spoiled: list[Any] = [
-        None, {}, [], [{"latency": 1}], [{**known, "flops": 0}], [known, 1], known,
-        [{**known, "latency": "x"}], [{**known, "copying": float("nan")}], [asdict(BUSY)],
-    ]  # fmt: skip
+        None,
+        {},
+        [],
+        [{"latency": 1}],
+        [{**known, "flops": 0}],
+        [known, 1],
+        known,
+        [{**known, "latency": "x"}],
+        [{**known, "copying": float("nan")}],
+        [asdict(BUSY)],
+    ]
     for content in spoiled:
         monkeypatch.setattr(calibration._LINKS, "read_json", lambda key, c=content: c)
         machine.sweeps = 0

@@ -14,9 +14,10 @@ from caldera.sharding.distributions import Rows
 from caldera.sharding.volume import Links
 
 COUNTED = {
-    "cholesky": {1024: 28.31, 2048: 113.25}, "solve": {1024: 140.02, 2048: 545.88},
+    "cholesky": {1024: 28.31, 2048: 113.25},
+    "solve": {1024: 140.02, 2048: 545.88},
     "qr": {1024: 83.61, 2048: 318.21},
-}  # fmt: skip
+}
 """Megabytes of all ranks for square matrices of float64 on 16 of them."""
 
 

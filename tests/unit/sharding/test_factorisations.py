@@ -24,9 +24,12 @@ GRIDS = [shape for ranks in (1, 4, 6) for shape in grid_shapes(ranks)]
 
 
 def on_grid(
-    shape: tuple[int, int], block: int, a: np.ndarray, made: Sequence[tuple[int, int]],
+    shape: tuple[int, int],
+    block: int,
+    a: np.ndarray,
+    made: Sequence[tuple[int, int]],
     work: Callable[[np.ndarray, ProcessGrid], Sequence[np.ndarray]],
-) -> list[np.ndarray]:  # fmt: skip
+) -> list[np.ndarray]:
     """The whole results of a function of a rank's part of a block-cyclic matrix."""
     given = cyclic_layout((a.shape[0], a.shape[1]), block, shape)
 

@@ -252,7 +252,7 @@ def test_what_users_write() -> None:
         lambda: as_layout(replicated((4,), (0,)), (5,), range(2)),
         lambda: Rows().of((4,), range(2)).part_of(np.zeros(5), 0),
     ],
-)  # fmt: skip
+)
 def test_what_is_refused(wrong: Any) -> None:
     with pytest.raises((ConfigError, ShapeError), match="expected"):
         wrong()

@@ -65,7 +65,9 @@ CASES: dict[str, tuple[Callable[[Any], Expr], tuple[int, ...], bool]] = {
     "neighbouring channels": (lambda x: op.local_response_norm(x), (0,), True),
     "dropout": (_dropped, (0, 1), True),
     "narrow product": (
-        lambda x: op.linear(op.reshape(x, (4, 36)), TABLE.repeat(4, 0)), (0, 1), True,
+        lambda x: op.linear(op.reshape(x, (4, 36)), TABLE.repeat(4, 0)),
+        (0, 1),
+        True,
     ),
     "wide product": (lambda x: op.linear(op.transpose(x, (0, 2, 3, 1)), W), (1,), False),
     "convolution": (lambda x: op.conv2d(x, KERNEL), (0, 1), True),
@@ -73,20 +75,28 @@ CASES: dict[str, tuple[Callable[[Any], Expr], tuple[int, ...], bool]] = {
     "rows of a table": (lambda x: op.embedding(TABLE, op.cast(x > 0.0, "int64")), (0, 1), True),
     "many products": (lambda x: op.matmul(W[:3, :2], x), (0, 1), True),
     "entropy": (
-        lambda x: op.cross_entropy(op.reshape(x, (24, 6)), np.arange(24) % 6), (0,), True,
+        lambda x: op.cross_entropy(op.reshape(x, (24, 6)), np.arange(24) % 6),
+        (0,),
+        True,
     ),
     "entropy of parts": (
-        lambda x: op.cross_entropy(op.reshape(x, (4, 36)), np.arange(4)), (1,), False,
+        lambda x: op.cross_entropy(op.reshape(x, (4, 36)), np.arange(4)),
+        (1,),
+        False,
     ),
     "one of many": (lambda x: op.one_hot(op.cast(x > 0.0, "int64"), 3), (0, 1), True),
     "attention": (_attended, (0, 1), True),
     "batch norm": (
-        lambda x: op.batch_norm(x, SCALE, SCALE + 1.0, SCALE, SCALE * SCALE + 1.0), (0, 1), True,
+        lambda x: op.batch_norm(x, SCALE, SCALE + 1.0, SCALE, SCALE * SCALE + 1.0),
+        (0, 1),
+        True,
     ),
     "batch norm over ranks": (
-        lambda x: op.batch_norm_over_ranks(x, SCALE, SCALE + 1.0)[0], (0, 1), True,
+        lambda x: op.batch_norm_over_ranks(x, SCALE, SCALE + 1.0)[0],
+        (0, 1),
+        True,
     ),
-}  # fmt: skip
+}
 
 
 AXES = {"data": 1, "model": -1}

@@ -107,9 +107,11 @@ def test_a_network_of_the_zoo_on_rows_of_pixels() -> None:
 
     def small(input_shape: tuple[int, ...], classes: int) -> list[nn.Layer]:
         return [
-            nn.Input(input_shape), nn.Conv2D(8, 3, activation="relu"), nn.Flatten(),
+            nn.Input(input_shape),
+            nn.Conv2D(8, 3, activation="relu"),
+            nn.Flatten(),
             nn.Dense(classes),
-        ]  # fmt: skip
+        ]
 
     model = CalderaClassifier(network=small, input_shape=(1, 8, 8), epochs=30, random_state=0)
     model.fit(X[:300], y[:300])

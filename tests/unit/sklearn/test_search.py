@@ -52,9 +52,13 @@ def test_random_state_decides_the_trials() -> None:
     def tried(state: int) -> list[float]:
         space = {"ridge__alpha": search.log(1e-3, 1e3)}
         found = CalderaSearchCV(
-            make_pipeline(StandardScaler(), Ridge()), space, method="random", trials=4, cv=2,
+            make_pipeline(StandardScaler(), Ridge()),
+            space,
+            method="random",
+            trials=4,
+            cv=2,
             random_state=state,
-        )  # fmt: skip
+        )
         return list(found.fit(*line()).cv_results_["param_ridge__alpha"])
 
     assert tried(1) == tried(1) != tried(2)
@@ -111,8 +115,12 @@ def test_bad_candidates_are_stopped_after_fits_with_less() -> None:
         Counting(), space, method="grid", stop=search.ASHA(least=1), resource="rounds", cv=2
     ).fit(*line())
     assert found.study_.counts() == {
-        "done": 1, "stopped": 4, "failed": 0, "running": 0, "waiting": 0
-    }  # fmt: skip
+        "done": 1,
+        "stopped": 4,
+        "failed": 0,
+        "running": 0,
+        "waiting": 0,
+    }
     # The first went through all fits, on two folds each; then it is fitted to all samples.
     assert Counting.fitted[:6] == [(0.0, amount) for amount in (1, 1, 3, 3, 8, 8)]
     assert set(Counting.fitted[6:-1]) == {(shift, 1) for shift in (0.1, 0.2, 0.3, 0.4)}

@@ -30,8 +30,9 @@ def array_keys(draw, shape):
         return draw(hnp.arrays(bool, shape[:axes]))
     arrays = draw(st.integers(1, min(2, len(shape))))
     index = hnp.integer_array_indices(shape[:arrays], dtype=np.int64)
-    rest = tuple(draw(st.sampled_from([slice(None), slice(None, None, -1), 0]))
-                 for _ in shape[arrays:])  # fmt: skip
+    rest = tuple(
+        draw(st.sampled_from([slice(None), slice(None, None, -1), 0])) for _ in shape[arrays:]
+    )
     return (*draw(index), *rest)
 
 

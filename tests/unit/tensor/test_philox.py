@@ -95,8 +95,9 @@ def test_a_part_equals_the_slice_of_the_whole(draw, dtype, data):
 def test_ranges_longer_than_a_chunk_join_up(draw, dtype):
     count = 4 * philox._BLOCKS_AT_ONCE + 100
     whole = draw(1, 0, 0, 3, count, dtype)
-    pieces = [draw(1, 0, 0, 3 + start, min(9999, count - start), dtype)
-              for start in range(0, count, 9999)]  # fmt: skip
+    pieces = [
+        draw(1, 0, 0, 3 + start, min(9999, count - start), dtype) for start in range(0, count, 9999)
+    ]
     assert np.concatenate(pieces).tobytes() == whole.tobytes()
 
 

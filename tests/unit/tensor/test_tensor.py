@@ -125,8 +125,16 @@ def test_tensor_copies_its_data():
 @everywhere
 def test_views_share_memory(kind, device):
     t = counting(kind, device)
-    for view in (t[1], t[:, ::2], t.T, t.reshape(6, 4), t.transpose(2, 0, 1), t.unsqueeze(1),
-                 t[0:1].squeeze(0), t.T.reshape(4, 3, 1, 2)):  # fmt: skip
+    for view in (
+        t[1],
+        t[:, ::2],
+        t.T,
+        t.reshape(6, 4),
+        t.transpose(2, 0, 1),
+        t.unsqueeze(1),
+        t[0:1].squeeze(0),
+        t.T.reshape(4, 3, 1, 2),
+    ):
         assert view.memory is t.memory
     t[1].T[3, 0] = -1.0
     assert t[1, 0, 3] == -1

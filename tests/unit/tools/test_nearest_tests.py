@@ -50,9 +50,11 @@ def nearest(repository: Path, *changed: str) -> list[str]:
 
 def test_who_imports_a_file_is_nearer_than_who_gets_it_through_others(repository: Path) -> None:
     assert nearest(repository, "pack/numbers.py") == [
-        "tests/test_numbers.py", "tests/test_shapes.py", "tests/unit/test_helped.py",
+        "tests/test_numbers.py",
+        "tests/test_shapes.py",
+        "tests/unit/test_helped.py",
         "tests/test_front.py",
-    ]  # fmt: skip
+    ]
     assert nearest(repository, "pack/__init__.py") == ["tests/test_front.py"]
 
 

@@ -47,10 +47,16 @@ def test_a_callback_is_told_of_every_moment_in_order() -> None:
     classifier(batch_size=30).fit(points(), epochs=2, verbose=0, callbacks=[recorder])
     assert recorder.moments == [
         ("run begins", 0, 0, 0),
-        ("epoch begins", 0, 0, 0), ("batch", 0, 1, 1), ("batch", 0, 2, 2), ("epoch ends", 1, 0, 2),
-        ("epoch begins", 1, 0, 2), ("batch", 1, 1, 3), ("batch", 1, 2, 4), ("epoch ends", 2, 0, 4),
+        ("epoch begins", 0, 0, 0),
+        ("batch", 0, 1, 1),
+        ("batch", 0, 2, 2),
+        ("epoch ends", 1, 0, 2),
+        ("epoch begins", 1, 0, 2),
+        ("batch", 1, 1, 3),
+        ("batch", 1, 2, 4),
+        ("epoch ends", 2, 0, 4),
         ("run ends", 2, 0, 4),
-    ]  # fmt: skip
+    ]
 
 
 def test_the_end_of_the_run_is_told_also_after_an_error() -> None:

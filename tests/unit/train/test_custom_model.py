@@ -184,8 +184,12 @@ def test_averages_on_ranks() -> None:
         strategy = DataParallel(communicator=communicator)
         model.fit((X, Y), epochs=2, callbacks=[average], parallel=strategy, verbose=0)
         with pytest.raises(ConfigError, match="all weights on every rank"):
-            model.fit((X, Y), callbacks=[cd.WeightAverage()], verbose=0,
-                      parallel=Sharded(3, communicator=communicator))  # fmt: skip
+            model.fit(
+                (X, Y),
+                callbacks=[cd.WeightAverage()],
+                verbose=0,
+                parallel=Sharded(3, communicator=communicator),
+            )
         return model.parameters()[0].numpy()
 
     for found in comm.run_virtual_ranks(2, train):

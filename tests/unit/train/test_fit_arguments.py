@@ -86,9 +86,14 @@ def test_fit_refuses(name: str) -> None:
 
 def test_numbers_of_numpy_are_numbers() -> None:
     history = MODEL.fit(
-        (X, Y), epochs=np.int64(2), batch_size=np.int32(10), shuffle=np.True_, verbose=0,
-        class_weights=np.array([1, 2], "int8"), sample_weights=[True] * 20,
-    )  # fmt: skip
+        (X, Y),
+        epochs=np.int64(2),
+        batch_size=np.int32(10),
+        shuffle=np.True_,
+        verbose=0,
+        class_weights=np.array([1, 2], "int8"),
+        sample_weights=[True] * 20,
+    )
     assert len(history["loss"]) == 2
 
 

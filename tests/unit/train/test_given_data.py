@@ -74,18 +74,23 @@ def test_sequences_of_different_lengths(tmp_path: Path) -> None:
 def test_a_network_without_an_input_learns_that_lengths_differ(tmp_path: Path) -> None:
     x, y = ragged()
     model = cd.NeuralNetwork([nn.LSTM(4, return_sequences=True), nn.Dense(2)], loss="mean_squared")
-    targets = [np.repeat(label, len(each))[:, None] * np.ones((1, 2), "float32")
-               for each, label in zip(x, y, strict=True)]  # fmt: skip
+    targets = [
+        np.repeat(label, len(each))[:, None] * np.ones((1, 2), "float32")
+        for each, label in zip(x, y, strict=True)
+    ]
     model.fit(data.RaggedData(x, targets, buckets=2), verbose=0)
     steps = cd.load(model.save(tmp_path / "steps.caldera")).predict(x[:4])
     assert [each.shape for each in steps] == [(len(each), 2) for each in x[:4]]
 
 
-@pytest.mark.parametrize("layers", [
-    [nn.TransformerBlock(1, return_mask=True), nn.MeanPooling()],
-    [nn.GRU(4, return_sequences=True, return_mask=True), nn.MeanPooling()],
-    [nn.MeanPooling()],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [nn.TransformerBlock(1, return_mask=True), nn.MeanPooling()],
+        [nn.GRU(4, return_sequences=True, return_mask=True), nn.MeanPooling()],
+        [nn.MeanPooling()],
+    ],
+)
 def test_masks_reach_the_layers_that_take_them(layers: list[nn.Layer]) -> None:
     x, y = ragged()
     model = cd.NeuralNetwork([nn.Input((None, 3)), *layers, nn.Dense(2)])
@@ -96,8 +101,13 @@ def test_masks_reach_the_layers_that_take_them(layers: list[nn.Layer]) -> None:
 def test_words_of_different_lengths() -> None:
     words = [[1, 2, 3], [4], [2, 2], [1, 4, 4, 2]]
     model = cd.NeuralNetwork(
-        [nn.Input((None,), dtype="int64"), nn.Embedding(5, 4, mask_zero=True), nn.MeanPooling(),
-         nn.Dense(2)])  # fmt: skip
+        [
+            nn.Input((None,), dtype="int64"),
+            nn.Embedding(5, 4, mask_zero=True),
+            nn.MeanPooling(),
+            nn.Dense(2),
+        ]
+    )
     model.fit(words, [0, 1, 0, 1], verbose=0)
     np.testing.assert_allclose(model.predict(words)[1], model.predict([[4]])[0], atol=1e-6)
 

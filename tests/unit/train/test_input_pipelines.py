@@ -42,8 +42,13 @@ def slowly(x: np.ndarray, draw: data.Draw) -> np.ndarray:
 
 
 STAGES: list[Any] = [
-    slowly, data.Crop(8, padding=2), data.Mirror(), data.OneHot(4), data.Mixup(), data.Cutout(2),
-]  # fmt: skip
+    slowly,
+    data.Crop(8, padding=2),
+    data.Mirror(),
+    data.OneHot(4),
+    data.Mixup(),
+    data.Cutout(2),
+]
 
 
 @pytest.fixture

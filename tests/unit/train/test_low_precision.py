@@ -34,9 +34,13 @@ def test_training_goes_on_with_few_bits_and_weights_have_no_more(dtype: str, kep
 def test_a_resumed_run_rounds_as_one_that_was_not_interrupted(tmp_path: Path) -> None:
     def fit(model: cd.NeuralNetwork, epochs: int, folder: str, resume: bool = False) -> None:
         model.fit(
-            _digits(), epochs=epochs, callbacks=[cd.RoundWeights(seed=3)], verbose=0,
-            checkpoint=tmp_path / folder, resume=resume,
-        )  # fmt: skip
+            _digits(),
+            epochs=epochs,
+            callbacks=[cd.RoundWeights(seed=3)],
+            verbose=0,
+            checkpoint=tmp_path / folder,
+            resume=resume,
+        )
 
     whole, first, second = _model(), _model(), _model()
     fit(whole, 3, "whole")

@@ -81,9 +81,13 @@ def test_a_step_is_the_published_rule() -> None:
     generator = np.random.default_rng(0)
     x, y = generator.normal(size=(8, 3)), generator.normal(size=(8, 2))
     model = cd.NeuralNetwork(
-        [nn.Input((3,)), nn.Dense(2)], loss="mean_squared", optimizer="sgd", learning_rate=0.1,
-        batch_size=8, dtype="float64",
-    )  # fmt: skip
+        [nn.Input((3,)), nn.Dense(2)],
+        loss="mean_squared",
+        optimizer="sgd",
+        learning_rate=0.1,
+        batch_size=8,
+        dtype="float64",
+    )
     w, b = (p.numpy() for p in model.parameters())
     error = x @ w + b - y
     model.fit((x, y), epochs=1, verbose=0)
@@ -103,8 +107,11 @@ def test_frozen_layers_do_not_change() -> None:
     model.fit(blobs(), epochs=1, verbose=0)
     after = [p.numpy() for p in model.parameters()]
     assert [np.array_equal(a, b) for a, b in zip(before, after, strict=True)] == [
-        True, True, False, False,
-    ]  # fmt: skip
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_a_shared_layer_has_one_set_of_parameters() -> None:
@@ -121,9 +128,12 @@ def test_sample_weights_of_zero_are_as_if_the_samples_were_not_there() -> None:
 
     def trained(x: np.ndarray, y: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
         model = cd.NeuralNetwork(
-            [nn.Input((2,)), nn.Dense(3)], optimizer="sgd", learning_rate=0.5, batch_size=len(x),
+            [nn.Input((2,)), nn.Dense(3)],
+            optimizer="sgd",
+            learning_rate=0.5,
+            batch_size=len(x),
             dtype="float64",
-        )  # fmt: skip
+        )
         model.fit((x, y), epochs=3, shuffle=False, sample_weights=weights, verbose=0)
         return model.parameters()[0].numpy()
 

@@ -27,9 +27,14 @@ def test_training_evaluation_and_prediction_stay_there() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 7, (24, 6)), rng.integers(0, 3, 24)
     layers = [
-        nn.Input((6,), dtype="int64"), nn.Embedding(7, 8), nn.PositionalEmbedding(6),
-        nn.TransformerBlock(2), nn.Flatten(), nn.Dropout(0.5), nn.Dense(3),
-    ]  # fmt: skip
+        nn.Input((6,), dtype="int64"),
+        nn.Embedding(7, 8),
+        nn.PositionalEmbedding(6),
+        nn.TransformerBlock(2),
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Dense(3),
+    ]
     model = cd.NeuralNetwork(layers, loss="cross_entropy", optimizer="adam", device="cpu")
     model.fit(x, y, epochs=2, batch_size=8, validation=ArrayData(x, y), verbose=0)
     model.evaluate(x, y)

@@ -29,8 +29,13 @@ def images(count: int = 30) -> tuple[np.ndarray, np.ndarray]:
 
 def image_network(**settings: Any) -> NeuralNetwork:
     layers = [
-        nn.Input((3, 8, 8)), nn.Conv2D(4, 3), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.Dense(4),
-    ]  # fmt: skip
+        nn.Input((3, 8, 8)),
+        nn.Conv2D(4, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(0.2),
+        nn.Dense(4),
+    ]
     return NeuralNetwork(layers, **{"batch_size": 8, "seed": 5, **settings})
 
 
@@ -244,8 +249,9 @@ def test_a_step_reads_the_data_by_rows_alone() -> None:
         sizes = {spec.shape for spec in step.node.outputs}
         assert not sizes & whole or step.node.op.name == "gather", step.node
     assert {name: tensor.kind for name, tensor in source._held.items()} == {
-        "x0": cd.DEVICE, "y0": cd.DEVICE,
-    }  # fmt: skip
+        "x0": cd.DEVICE,
+        "y0": cd.DEVICE,
+    }
     assert source._held["x0"].dtype == np.uint8
 
 

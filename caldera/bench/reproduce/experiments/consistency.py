@@ -71,9 +71,16 @@ def trained(
     def work(communicator: Communicator) -> tuple[list[tuple[float, float]], float, Perceptron]:
         network, curve = _network(seed), Curve()
         watch: Watch = watch_training(
-            network, samples, [curve], sampler=Shuffled(seed), batch=BATCH, epochs=epochs,
-            optimizer=SGD(RATE), scheme=make(), communicator=communicator,
-        )  # fmt: skip
+            network,
+            samples,
+            [curve],
+            sampler=Shuffled(seed),
+            batch=BATCH,
+            epochs=epochs,
+            optimizer=SGD(RATE),
+            scheme=make(),
+            communicator=communicator,
+        )
         assert watch.watched.epoch == epochs
         nbytes = communicator.traffic.total.bytes_sent
         return curve.points, float(nbytes), network
@@ -83,16 +90,20 @@ def trained(
 
 
 @claim(
-    "consistency", "Keynote, parameter consistency",
+    "consistency",
+    "Keynote, parameter consistency",
     "Parameters may be less consistent, from synchronous to ensembles, and training still "
     "converges",
-)  # fmt: skip
+)
 def consistency(context: Context) -> Outcome:
     """Every model's accuracy against time on one plot: the strategies of `caldera.parallel`."""
     epochs, seeds = (8, 1) if context.quick else (20, 3)
     context.tell(f"{len(CONSISTENCY)} models on {RANKS} ranks")
-    asked = [{"model": name, "epochs": epochs, "seed": seed, "batch": BATCH, "rate": RATE}
-             for name in CONSISTENCY for seed in range(seeds)]  # fmt: skip
+    asked = [
+        {"model": name, "epochs": epochs, "seed": seed, "batch": BATCH, "rate": RATE}
+        for name in CONSISTENCY
+        for seed in range(seeds)
+    ]
     found, what = run_ranks("consistency", RANKS, asked)
     lines: dict[str, list[tuple[float, float]]] = {}
     raw: dict[str, list[float]] = {}
@@ -122,9 +133,10 @@ def consistency(context: Context) -> Outcome:
 
 
 @claim(
-    "messages", "Keynote, QSGD and TernGrad",
+    "messages",
+    "Keynote, QSGD and TernGrad",
     "Gradients may be quantised or made sparse and the accuracy stays",
-)  # fmt: skip
+)
 def messages(context: Context) -> Outcome:
     """Compressed messages beside whole ones."""
     made: dict[str, Callable[[], Scheme]] = {"whole gradients": AllReduce}
@@ -151,9 +163,14 @@ def _compared(
     for name in made:
         share = sent[name] / sent[base]
         is_near = last[name] > last[base] - AT_PAR
-        rows.append(Row(name, "at par" if name in judged else "", f"{last[name]:.1%} with "
-                        f"{share:.2f} of the bytes",
-                        holds(is_near) if name in judged else "beside"))  # fmt: skip
+        rows.append(
+            Row(
+                name,
+                "at par" if name in judged else "",
+                f"{last[name]:.1%} with {share:.2f} of the bytes",
+                holds(is_near) if name in judged else "beside",
+            )
+        )
     left = [f"epochs after {epochs}, seeds after {seeds}"] if context.quick else []
     plot = Plot("Digits", "seconds", "test accuracy", lines, from_zero=False)
     return Outcome(rows, [plot], raw, left)
@@ -184,10 +201,18 @@ def ensemble(context: Context) -> Outcome:
         rows_of["their average"].append(float((merged.argmax(1) == samples.test_y).mean()))
     means = {name: float(np.mean(values)) for name, values in rows_of.items()}
     rows = [
-        Row("the ensemble beside one of them", "better", f"{means['the ensemble']:.1%}, "
-            f"{means['one of them']:.1%}", holds(means["the ensemble"] >= means["one of them"])),
-        Row("averaged weights of networks that began apart", "", f"{means['their average']:.1%}",
-            "beside"),
-    ]  # fmt: skip
+        Row(
+            "the ensemble beside one of them",
+            "better",
+            f"{means['the ensemble']:.1%}, {means['one of them']:.1%}",
+            holds(means["the ensemble"] >= means["one of them"]),
+        ),
+        Row(
+            "averaged weights of networks that began apart",
+            "",
+            f"{means['their average']:.1%}",
+            "beside",
+        ),
+    ]
     left = [f"epochs after {epochs}, seeds after {seeds}"] if context.quick else []
     return Outcome(rows, [], rows_of, left)

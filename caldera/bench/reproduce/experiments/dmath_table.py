@@ -59,25 +59,57 @@ def table(context: Context) -> Outcome:
         found = guesses(model, compute, sizes, memory=CARD_MEMORY, hybrid=kind == "AlexNet")
         samples[f"{name}: predicted images/s"] = [each.rate for each in found]
         for guess, seed in zip(found, rates, strict=True):
-            rows.append(Row(f"{name}, {guess.ranks} ranks, images/s", str(seed),
-                            f"{guess.rate:.0f} ({guess.way})", BESIDE, predicted=True))  # fmt: skip
+            rows.append(
+                Row(
+                    f"{name}, {guess.ranks} ranks, images/s",
+                    str(seed),
+                    f"{guess.rate:.0f} ({guess.way})",
+                    BESIDE,
+                    predicted=True,
+                )
+            )
         if name in MEMORY:
             place = RANKS.index(16)
-            rows.append(Row(f"{name}, GB of each of 16 ranks", f"{MEMORY[name]}",
-                            f"{found[place].memory / 1e9:.2f}", BESIDE,
-                            predicted=True))  # fmt: skip
+            rows.append(
+                Row(
+                    f"{name}, GB of each of 16 ranks",
+                    f"{MEMORY[name]}",
+                    f"{found[place].memory / 1e9:.2f}",
+                    BESIDE,
+                    predicted=True,
+                )
+            )
         gain, theirs = found[-1].rate / found[0].rate, rates[-1] / rates[0]
-        rows.append(Row(f"{name}, 64 ranks are times as fast as one", f"{theirs:.1f}",
-                        f"{gain:.1f}", BESIDE, predicted=True))  # fmt: skip
+        rows.append(
+            Row(
+                f"{name}, 64 ranks are times as fast as one",
+                f"{theirs:.1f}",
+                f"{gain:.1f}",
+                BESIDE,
+                predicted=True,
+            )
+        )
         # The seed's cards compute small parts of a batch less efficiently: the model knows of none.
         far = [guess.rate / seed for guess, seed in zip(found, rates, strict=True)][1:]
-        rows.append(Row(f"{name}: the prediction over the seed, 2 to 64 ranks", "1",
-                        f"{far[0]:.2f} to {far[-1]:.2f}", BESIDE, predicted=True))  # fmt: skip
+        rows.append(
+            Row(
+                f"{name}: the prediction over the seed, 2 to 64 ranks",
+                "1",
+                f"{far[0]:.2f} to {far[-1]:.2f}",
+                BESIDE,
+                predicted=True,
+            )
+        )
         other, ranks, rate = OTHERS[name]
-        rows.append(Row(f"{name}, {ranks} ranks: times {other}'s rate",
-                        f"{rates[RANKS.index(ranks)] / rate:.2f}",
-                        f"{found[RANKS.index(ranks)].rate / rate:.2f}", BESIDE,
-                        predicted=True))  # fmt: skip
+        rows.append(
+            Row(
+                f"{name}, {ranks} ranks: times {other}'s rate",
+                f"{rates[RANKS.index(ranks)] / rate:.2f}",
+                f"{found[RANKS.index(ranks)].rate / rate:.2f}",
+                BESIDE,
+                predicted=True,
+            )
+        )
         lines = {
             "seed": [(float(r), float(v)) for r, v in zip(RANKS, rates, strict=True)],
             "predicted": [(float(each.ranks), each.rate) for each in found],
@@ -102,33 +134,47 @@ def measured(
         context.tell(f"{network}, a batch of {batch} on {count} ranks of this machine")
         # What a rank does alone with its part is asked for too: small batches are less efficient.
         parts = [batch // each for each in counts] if count == 1 else [batch]
-        asked = [{"network": network, "batch": size, "steps": steps, "link": True}
-                 for size in parts]  # fmt: skip
+        asked = [
+            {"network": network, "batch": size, "steps": steps, "link": True} for size in parts
+        ]
         found, what = run_ranks("steps", count, asked)
         if count == 1:
-            alone = {float(size): median(each["seconds"])
-                     for size, each in zip(parts, found, strict=True)}  # fmt: skip
+            alone = {
+                float(size): median(each["seconds"])
+                for size, each in zip(parts, found, strict=True)
+            }
             one = found[0]
         taken = median(found[0]["seconds"])
         samples[f"{network}, batch {batch}, {count} ranks: s a step"] = found[0]["seconds"]
-        rows.append(Row(f"{network}, batch {batch}, {count} ranks of this machine, images/s", "",
-                        f"{batch / taken:.1f}, {found[0]['memory'] / 1e9:.2f} GB ({what})",
-                        BESIDE))  # fmt: skip
+        rows.append(
+            Row(
+                f"{network}, batch {batch}, {count} ranks of this machine, images/s",
+                "",
+                f"{batch / taken:.1f}, {found[0]['memory'] / 1e9:.2f} GB ({what})",
+                BESIDE,
+            )
+        )
         if count > 1:
             gain = median(one["seconds"]) / taken
             model = NeuralNetwork(NETWORKS[network][0](), batch_size=batch)
             compute = Compute(tuple(sorted(alone.items())))
             wire = Wire(**found[0]["link"])
             (guess,) = guesses(model, compute, {count: batch}, wire=wire)
-            rows.append(Row(f"{network}, {count} ranks are times as fast as one", "",
-                            f"{gain:.2f} (predicted {median(one['seconds']) / guess.seconds:.2f})",
-                            BESIDE))  # fmt: skip
+            rows.append(
+                Row(
+                    f"{network}, {count} ranks are times as fast as one",
+                    "",
+                    f"{gain:.2f} (predicted {median(one['seconds']) / guess.seconds:.2f})",
+                    BESIDE,
+                )
+            )
 
 
 @claim(
-    "inception", "dMath, section 4.3",
+    "inception",
+    "dMath, section 4.3",
     "Inception v3 is trained at 1443 images/s on 64 cards and at 5150 on 96",
-)  # fmt: skip
+)
 def inception(context: Context) -> Outcome:
     """Inception v3 on 64 and 96 cards, predicted; a step of it here."""
     rows: list[Row] = []
@@ -143,15 +189,35 @@ def inception(context: Context) -> Outcome:
         found = guesses(model, compute, {ranks: each * ranks for ranks in counts})
         last = found[-1]
         share = last.rate / rate
-        rows.append(Row(f"Inception v3, {cards} cards, {each} images each, images/s", str(rate),
-                        f"{last.rate:.0f} if one alone has {rate / cards:.1f}", BESIDE,
-                        predicted=True))  # fmt: skip
-        rows.append(Row(f"Inception v3: what {cards} cards keep of their rate", "",
-                        f"{share:.0%}", BESIDE, predicted=True))  # fmt: skip
+        rows.append(
+            Row(
+                f"Inception v3, {cards} cards, {each} images each, images/s",
+                str(rate),
+                f"{last.rate:.0f} if one alone has {rate / cards:.1f}",
+                BESIDE,
+                predicted=True,
+            )
+        )
+        rows.append(
+            Row(
+                f"Inception v3: what {cards} cards keep of their rate",
+                "",
+                f"{share:.0%}",
+                BESIDE,
+                predicted=True,
+            )
+        )
         hours = 200 * 1_281_167 / last.rate / 3600
         seed = "49.3" if cards == 64 else "14"
-        rows.append(Row(f"200 epochs of ImageNet on {cards} cards, hours", seed, f"{hours:.1f}",
-                        BESIDE, predicted=True))  # fmt: skip
+        rows.append(
+            Row(
+                f"200 epochs of ImageNet on {cards} cards, hours",
+                seed,
+                f"{hours:.1f}",
+                BESIDE,
+                predicted=True,
+            )
+        )
         lines[f"{each} images a card"] = [(float(g.ranks), g.rate) for g in found]
     if not context.quick:
         measured(context, "inception3", rows, samples)

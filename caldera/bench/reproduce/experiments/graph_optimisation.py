@@ -26,9 +26,10 @@ EQUAL = 1e-5
 
 
 @claim(
-    "fusion", "MagmaDNN, figures 5 to 7",
+    "fusion",
+    "MagmaDNN, figures 5 to 7",
     "Operations that can be performed in one pass over the data are fused, which is faster",
-)  # fmt: skip
+)
 def run(context: Context) -> Outcome:
     """A chain of element-wise operations with fusion and without, over sizes."""
     sizes = SIZES[:3] if context.quick else SIZES
@@ -46,13 +47,31 @@ def run(context: Context) -> Outcome:
             lines[name].append((float(size), 1e6 * min(seconds)))
             samples[f"{name}, {size} numbers: s"] = seconds
         gain, verdict = faster(found["after"], found["before"])
-        rows.append(Row(f"fused, {size} numbers: times as fast", "faster", gain,
-                        verdict if size > SMALL else BESIDE))  # fmt: skip
-        rows.append(Row(f"fused, {size} numbers: equal to before", "the same", f"{apart:.0e}",
-                        holds(apart < EQUAL)))  # fmt: skip
+        rows.append(
+            Row(
+                f"fused, {size} numbers: times as fast",
+                "faster",
+                gain,
+                verdict if size > SMALL else BESIDE,
+            )
+        )
+        rows.append(
+            Row(
+                f"fused, {size} numbers: equal to before",
+                "the same",
+                f"{apart:.0e}",
+                holds(apart < EQUAL),
+            )
+        )
     count = {name: len(plan.explain(time=False).rows) for name, plan in plans.items()}
-    rows.append(Row("kernels of the chain", "one pass over the data", f"{count['before']}, then "
-                    f"{count['after']}", holds(count["after"] == 1)))  # fmt: skip
+    rows.append(
+        Row(
+            "kernels of the chain",
+            "one pass over the data",
+            f"{count['before']}, then {count['after']}",
+            holds(count["after"] == 1),
+        )
+    )
     plot = Plot("A chain of eight", "numbers", "us", lines, log=True)
     left = [f"{SIZES[-1]} numbers"] if context.quick else []
     return Outcome(rows, [plot], samples, [*left, "half precision on tensor cores: needs a card"])

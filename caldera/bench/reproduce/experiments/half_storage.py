@@ -12,9 +12,10 @@ AT_PAR = 0.005
 
 
 @claim(
-    "half-storage", "dMath, section 4.2",
+    "half-storage",
+    "dMath, section 4.2",
     "Half precision storage with float32 compute is at par in inference",
-)  # fmt: skip
+)
 def half_storage(context: Context) -> Outcome:
     """Weights stored in half precision and computed with in float32, beside float32 ones."""
     digits = data.digits()
@@ -37,9 +38,13 @@ def half_storage(context: Context) -> Outcome:
         found["bytes saved"].append(1.0 - half / whole)
     full, stored_half = float(np.mean(found["float32"])), float(np.mean(found["float16"]))
     rows = [
-        Row("accuracy with half precision storage", "at par",
-            f"{stored_half:.2%} beside {full:.2%}", holds(abs(full - stored_half) <= AT_PAR)),
+        Row(
+            "accuracy with half precision storage",
+            "at par",
+            f"{stored_half:.2%} beside {full:.2%}",
+            holds(abs(full - stored_half) <= AT_PAR),
+        ),
         Row("bytes of the weights saved", "half", f"{found['bytes saved'][0]:.0%}", BESIDE),
-    ]  # fmt: skip
+    ]
     left = [f"epochs after {epochs}, seeds after {seeds}"] if context.quick else []
     return Outcome(rows, [], found, [*left, "GoogLeNet and AlexNet trained on ImageNet"])

@@ -28,9 +28,10 @@ LARGE = 1024
 
 
 @claim(
-    "products", "MagmaDNN, slides",
+    "products",
+    "MagmaDNN, slides",
     "Many small products are faster as a batch than one after the other",
-)  # fmt: skip
+)
 def products(context: Context) -> Outcome:
     """Many products of one size as one batch and one after the other."""
     sizes = QUICK if context.quick else SIZES
@@ -55,8 +56,14 @@ def products(context: Context) -> Outcome:
             lines[name].append((float(size), work / min(seconds)))
             samples[f"{name}, {count} of {size}: s"] = seconds
         gain, verdict = faster(found["batched"], found["single"])
-        rows.append(Row(f"{size}: batched, times as fast as single", "faster while small", gain,
-                        verdict if size <= SMALL else BESIDE))  # fmt: skip
+        rows.append(
+            Row(
+                f"{size}: batched, times as fast as single",
+                "faster while small",
+                gain,
+                verdict if size <= SMALL else BESIDE,
+            )
+        )
     missing = [str(size) for size in SIZES if size not in sizes]
     left = [f"sizes {', '.join(missing)}"] if missing else []
     return Outcome(rows, [Plot("C = A B", "size", "GFLOP/s", lines, log=True)], samples, left)
@@ -75,25 +82,36 @@ def factorisations(context: Context) -> Outcome:
     context.tell(f"SVD of {size}, FFT of {cube}^3")
     found = in_turns(
         {
-            "SVD": svd.run, "LAPACK": lambda: np.linalg.svd(matrix, full_matrices=False),
-            "FFT": fft.run, "NumPy": lambda: np.fft.fftn(volume),
+            "SVD": svd.run,
+            "LAPACK": lambda: np.linalg.svd(matrix, full_matrices=False),
+            "FFT": fft.run,
+            "NumPy": lambda: np.fft.fftn(volume),
         },
         context.repeats,
-    )  # fmt: skip
+    )
     u, s, vt = (each.numpy() for each in svd.run())
     apart = float(np.abs(u * s @ vt - matrix).max() / np.abs(matrix).max())
     far = np.abs(fft.run()[0].numpy() - np.fft.fftn(volume)).max()
     far = float(far / np.abs(np.fft.fftn(volume)).max())
     times = {name: min(seconds) for name, seconds in found.items()}
     rows = [
-        Row(f"SVD of {size}: its product is the matrix", "yes", f"{apart:.0e}",
-            holds(apart < 1e-4)),
-        Row(f"SVD of {size}: time over LAPACK's", "", f"{times['SVD'] / times['LAPACK']:.2f}",
-            BESIDE),
+        Row(
+            f"SVD of {size}: its product is the matrix", "yes", f"{apart:.0e}", holds(apart < 1e-4)
+        ),
+        Row(
+            f"SVD of {size}: time over LAPACK's",
+            "",
+            f"{times['SVD'] / times['LAPACK']:.2f}",
+            BESIDE,
+        ),
         Row(f"FFT of {cube}^3: equal to NumPy's", "yes", f"{far:.0e}", holds(far < 1e-5)),
-        Row(f"FFT of {cube}^3: time over NumPy's", "", f"{times['FFT'] / times['NumPy']:.2f}",
-            BESIDE),
-    ]  # fmt: skip
+        Row(
+            f"FFT of {cube}^3: time over NumPy's",
+            "",
+            f"{times['FFT'] / times['NumPy']:.2f}",
+            BESIDE,
+        ),
+    ]
     samples = {f"{name}: s": seconds for name, seconds in found.items()}
     left = ["sizes 512 and 128^3"] if context.quick else []
     return Outcome(rows, [], samples, [*left, "1024^3 on many cards"])

@@ -23,10 +23,11 @@ _EQUAL = 1e-3
 
 
 @claim(
-    "micro-batching", "Keynote, micro-batching",
+    "micro-batching",
+    "Keynote, micro-batching",
     "Under a limit on the workspace, fast algorithms on parts of a batch beat slow ones on "
     "the whole",
-)  # fmt: skip
+)
 def run(context: Context) -> Outcome:
     """The fastest kernel within a limit that takes the whole batch, and that may cut it."""
     shapes = list(SHAPES.items())[: 1 if context.quick else 2]
@@ -44,8 +45,11 @@ def run(context: Context) -> Outcome:
             times = {each: min(seconds) for each, seconds in found.items()}
             samples |= {f"{name}, {limit} B, {k}: s": seconds for k, seconds in found.items()}
             # The oracle is no algorithm that anybody would choose.
-            whole = {each: taken for each, taken in times.items()
-                     if SLICED not in each and each != ORACLE}  # fmt: skip
+            whole = {
+                each: taken
+                for each, taken in times.items()
+                if SLICED not in each and each != ORACLE
+            }
             best = min(times, key=times.__getitem__)
             free = free or times[best]
             lines["micro-batches"].append((limit / 2**20, 1e3 * times[best]))
@@ -57,13 +61,24 @@ def run(context: Context) -> Outcome:
                 most = max(most, gain)
                 lines["whole batch"].append((limit / 2**20, 1e3 * whole[alone]))
                 found_text = f"{gain:.2f} ({best}; whole: {alone})"
-            rows.append(Row(f"{name}, at most {limit >> 10} KiB: times as fast", "up to 4.54",
-                            found_text, BESIDE))  # fmt: skip
+            rows.append(
+                Row(
+                    f"{name}, at most {limit >> 10} KiB: times as fast",
+                    "up to 4.54",
+                    found_text,
+                    BESIDE,
+                )
+            )
         plots.append(Plot(name, "MiB of workspace", "ms", lines, log=True))
     # Where nothing takes the whole batch there is nothing to be faster than.
-    rows.append(Row("micro-batches", "faster", f"up to {most:.2f} times as fast; alone under "
-                    f"{needed} of {len(rows)} limits",
-                    BESIDE if needed and most <= 1.0 else holds(most > 1.0)))  # fmt: skip
+    rows.append(
+        Row(
+            "micro-batches",
+            "faster",
+            f"up to {most:.2f} times as fast; alone under {needed} of {len(rows)} limits",
+            BESIDE if needed and most <= 1.0 else holds(most > 1.0),
+        )
+    )
     left = ["5 x 5, half of the limits"] if context.quick else []
     return Outcome(rows, plots, samples, [*left, "cuDNN's kernels: need a card"])
 

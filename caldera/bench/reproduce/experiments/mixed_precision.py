@@ -27,9 +27,10 @@ NEAR = 0.05
 
 
 @claim(
-    "mixed-precision", "MagmaDNN, figures 5 to 7",
+    "mixed-precision",
+    "MagmaDNN, figures 5 to 7",
     "A graph with half precision products, fused, and both, gives the same and is faster",
-)  # fmt: skip
+)
 def run(context: Context) -> Outcome:
     """Two dense layers and their gradients, compiled four ways."""
     sizes = SIZES[:2] if context.quick else SIZES
@@ -52,14 +53,26 @@ def run(context: Context) -> Outcome:
             gain = times["before"] / times[name]
             # Whether half precision is faster depends on the machine: MagmaDNN's has tensor cores.
             judged = holds(apart < NEAR) if name != "fused" else holds(apart < 1e-4)
-            rows.append(Row(f"layers of {size}, {name}: equal to before", "near", f"{apart:.0e}",
-                            judged))  # fmt: skip
-            rows.append(Row(f"layers of {size}, {name}: times as fast", "1.2 to 2 on tensor cores"
-                            if name != "fused" else "faster", f"{gain:.2f}", BESIDE))  # fmt: skip
+            rows.append(
+                Row(f"layers of {size}, {name}: equal to before", "near", f"{apart:.0e}", judged)
+            )
+            rows.append(
+                Row(
+                    f"layers of {size}, {name}: times as fast",
+                    "1.2 to 2 on tensor cores" if name != "fused" else "faster",
+                    f"{gain:.2f}",
+                    BESIDE,
+                )
+            )
     count = {name: len(plan.explain(time=False).rows) for name, plan in plans.items()}
-    rows.append(Row("kernels: before, fused, both", "fewer after fusing", f"{count['before']}, "
-                    f"{count['fused']}, {count['both']}",
-                    holds(count["fused"] < count["before"])))  # fmt: skip
+    rows.append(
+        Row(
+            "kernels: before, fused, both",
+            "fewer after fusing",
+            f"{count['before']}, {count['fused']}, {count['both']}",
+            holds(count["fused"] < count["before"]),
+        )
+    )
     left = [f"layers of {SIZES[-1]}"] if context.quick else []
     plot = Plot("Two dense layers and their gradients", "units", "ms", lines, log=True)
     return Outcome(rows, [plot], samples, [*left, "tensor cores: need a card"])

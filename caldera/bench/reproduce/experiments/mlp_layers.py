@@ -29,10 +29,11 @@ STEPS = 5 * 600
 
 
 @claim(
-    "mlp-layers", "MagmaDNN, table 1",
+    "mlp-layers",
+    "MagmaDNN, table 1",
     "The time of training an MLP grows linearly with its layers, and more slowly than in "
     "other frameworks",
-)  # fmt: skip
+)
 def run(context: Context) -> Outcome:
     """Steps of the same networks in Caldera and in the peers that are here, in turns."""
     work = WORKLOADS["mlp-depth"]
@@ -57,8 +58,14 @@ def run(context: Context) -> Outcome:
     ]
     rows += [Row(f"{name}, s a layer", "", f"{slopes[name]:.3f}", BESIDE) for name in names]
     straight = _residual(times["caldera"])
-    rows.append(Row("time grows linearly with layers", "yes", f"{straight:.1%} off a line",
-                    holds(straight < 0.15)))  # fmt: skip
+    rows.append(
+        Row(
+            "time grows linearly with layers",
+            "yes",
+            f"{straight:.1%} off a line",
+            holds(straight < 0.15),
+        )
+    )
     depths = [depth for depth, _ in times["caldera"]]
     by_turn = {name: _slopes(name, depths, samples) for name in names}
     for name in names[1:]:

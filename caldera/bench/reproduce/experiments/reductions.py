@@ -17,9 +17,10 @@ SIZES = (64, 128, 256, 512, 1024, 2048)
 
 
 @claim(
-    "reductions", "MagmaDNN, figure 3",
+    "reductions",
+    "MagmaDNN, figure 3",
     "Small sums of rows and columns are faster as products with ones than by reducing",
-)  # fmt: skip
+)
 def run(context: Context) -> Outcome:
     """X.1 and its transpose over sizes, by products, libraries and our kernels."""
     sizes = SIZES[:-1:2] if context.quick else SIZES
@@ -37,14 +38,27 @@ def run(context: Context) -> Outcome:
         worst = max(a / min(a, b) for a, b in zip(ours, product, strict=True))
         ways = {way: samples[f"{name}, {sizes[0]}, {way}: s"] for way in lines}
         ratio, verdict = faster(ways["product with ones"], ways["our kernels"])
-        rows.append(Row(f"{name}: reducing over product with ones, {sizes[0]}", "above 1",
-                        ratio, verdict))  # fmt: skip
-        rows.append(Row(f"{name}: ours over the faster of the two, at most", "1", f"{worst:.2f}",
-                        holds(worst < 1.5)))  # fmt: skip
+        rows.append(
+            Row(f"{name}: reducing over product with ones, {sizes[0]}", "above 1", ratio, verdict)
+        )
+        rows.append(
+            Row(
+                f"{name}: ours over the faster of the two, at most",
+                "1",
+                f"{worst:.2f}",
+                holds(worst < 1.5),
+            )
+        )
         library = min((way for way in lines if way.endswith("sum")), key=lambda w: min(ways[w]))
         ratio, verdict = faster(ways["BLAS gemv"], ways[library])
-        rows.append(Row(f"{name}: a library's sum over a library's gemv, {sizes[0]}", "above 1",
-                        ratio, verdict))  # fmt: skip
+        rows.append(
+            Row(
+                f"{name}: a library's sum over a library's gemv, {sizes[0]}",
+                "above 1",
+                ratio,
+                verdict,
+            )
+        )
         plots.append(Plot(name, "rows and columns", "us", lines, log=True))
     left = [f"sizes {', '.join(str(s) for s in SIZES if s not in sizes)}"] if context.quick else []
     return Outcome(rows, plots, samples, [*left, "MAGMA and cuBLAS on a card"])
@@ -59,9 +73,11 @@ def _times(size: int, axis: int, repeats: int) -> dict[str, list[float]]:
     product = compile([op.matmul(x, one, transpose_a=axis == 0)])
     by_numpy = (lambda: array @ ones) if axis else (lambda: ones @ array)
     ways: dict[str, Callable[[], object]] = {
-        "our kernels": reduce.run, "product with ones": product.run, "BLAS gemv": by_numpy,
+        "our kernels": reduce.run,
+        "product with ones": product.run,
+        "BLAS gemv": by_numpy,
         "NumPy's sum": lambda: array.sum(axis=axis),
-    }  # fmt: skip
+    }
     if find_spec("torch") is not None:
         there = optional_import("torch", "torch", "caldera reproduce").from_numpy(array)
         ways["PyTorch's sum"] = lambda: there.sum(dim=axis)

@@ -29,9 +29,10 @@ precision: what is asked is what becomes of them on many."""
 
 
 @claim(
-    "allreduce", "MagmaDNN, section 4.2.2",
+    "allreduce",
+    "MagmaDNN, section 4.2.2",
     "Allreduce gets around 90% scaling on most training problems",
-)  # fmt: skip
+)
 def allreduce(context: Context) -> Outcome:
     """Ranks with the same work each: measured up to the cores of this machine, predicted beyond."""
     steps = 6 if context.quick else 20
@@ -52,27 +53,39 @@ def allreduce(context: Context) -> Outcome:
             lines["measured"].append((float(count), one / taken))
             if count > 1:
                 share = one / taken
-                rows.append(Row(f"{name}, {count} ranks ({what}): efficiency", "about 90%",
-                                f"{share:.0%}{' on a busy machine' if busy else ''}",
-                                BESIDE if busy else holds(share > SEED - 0.05)))  # fmt: skip
+                rows.append(
+                    Row(
+                        f"{name}, {count} ranks ({what}): efficiency",
+                        "about 90%",
+                        f"{share:.0%}{' on a busy machine' if busy else ''}",
+                        BESIDE if busy else holds(share > SEED - 0.05),
+                    )
+                )
         model = NeuralNetwork(NETWORKS[name][0](), batch_size=batch)
         compute = Compute(((float(batch), one),))
         sizes = {count: batch * count for count in BEYOND}
         for guess in guesses(model, compute, sizes, wire=WIRE):
             lines["predicted"].append((float(guess.ranks), one / guess.seconds))
         least = min(share for _, share in lines["predicted"])
-        rows.append(Row(f"{name}, 4 to 64 machines with 100 Gbit/s: efficiency", "about 90%",
-                        f"{least:.0%} or more", holds(least > SEED - 0.05),
-                        predicted=True))  # fmt: skip
+        rows.append(
+            Row(
+                f"{name}, 4 to 64 machines with 100 Gbit/s: efficiency",
+                "about 90%",
+                f"{least:.0%} or more",
+                holds(least > SEED - 0.05),
+                predicted=True,
+            )
+        )
         plots.append(Plot(f"{name}: efficiency, weak scaling", "ranks", "of one rank", lines))
     left = [f"steps after {steps}"] if context.quick else []
     return Outcome(rows, plots, samples, [*left, "more ranks than this machine has cores"])
 
 
 @claim(
-    "many-cards", "MagmaDNN, future work",
+    "many-cards",
+    "MagmaDNN, future work",
     "Distributed training of AlexNet and ResNet-50 is competitive",
-)  # fmt: skip
+)
 def many_cards(context: Context) -> Outcome:
     """AlexNet and ResNet-50, one batch for all (strong) and one for each (weak)."""
     cases: dict[str, tuple[Callable[[], list[Layer]], float, int]] = {
@@ -96,10 +109,16 @@ def many_cards(context: Context) -> Outcome:
             share = last.rate / (last.ranks * rate)
             verdict = holds(share > SEED - 0.05) if scaling == "weak" else BESIDE
             seed = "about 90%" if scaling == "weak" else ""
-            rows.append(Row(f"{name}, {last.ranks} ranks, {scaling}, a batch of "
-                            f"{sizes[last.ranks]}: efficiency", seed,
-                            f"{share:.0%}, {last.rate:,.0f} images/s", verdict,
-                            predicted=True))  # fmt: skip
+            rows.append(
+                Row(
+                    f"{name}, {last.ranks} ranks, {scaling}, a batch of "
+                    f"{sizes[last.ranks]}: efficiency",
+                    seed,
+                    f"{share:.0%}, {last.rate:,.0f} images/s",
+                    verdict,
+                    predicted=True,
+                )
+            )
         plots.append(Plot(f"{name}, predicted", "ranks", "images/s", lines, log=True))
     left = ["2, 8, 32, 128 and 256 ranks"] if context.quick else []
     return Outcome(rows, plots, {}, [*left, "a run: there is no card here"])

@@ -56,8 +56,11 @@ def _vgg19() -> list[Layer]:
     """VGG-16 with one convolution more in each of the last three stages."""
     layers = nn.models.vgg16(dropout=0.0)
     for filters in (256, 512, 512):
-        places = [place for place, each in enumerate(layers)
-                  if isinstance(each, nn.Conv2D) and each.filters == filters]  # fmt: skip
+        places = [
+            place
+            for place, each in enumerate(layers)
+            if isinstance(each, nn.Conv2D) and each.filters == filters
+        ]
         place = places[-1] if filters == 256 else places[2 if len(places) < 7 else -1]
         layers.insert(place, nn.Conv2D(filters, 3, padding=1, activation="relu"))
     return layers
@@ -71,9 +74,10 @@ NETWORKS: Mapping[str, Callable[[], list[Layer]]] = {
 
 
 @claim(
-    "sparcml", "Keynote, SparCML",
+    "sparcml",
+    "Keynote, SparCML",
     "Gradients are exchanged many times faster with 4 bits, and as the 16 largest of 512",
-)  # fmt: skip
+)
 def run(context: Context) -> Outcome:
     """Bytes and steps of the MLP, measured; the whole table by the planner."""
     samples: dict[str, list[float]] = {}
@@ -89,10 +93,16 @@ def run(context: Context) -> Outcome:
             ("communication", line.exchange, dense.exchange / packed.exchange),
             ("training", line.training, dense.seconds / packed.seconds),
         ):
-            rows.append(Row(f"{line.system}, {line.network} on {line.nodes} nodes, {line.way}: "
-                            f"{what}, times as fast", f"{seed}", f"{ours:.2f}",
-                            holds(ours > 1.0) if what == "communication" else BESIDE,
-                            predicted=True))  # fmt: skip
+            rows.append(
+                Row(
+                    f"{line.system}, {line.network} on {line.nodes} nodes, {line.way}: "
+                    f"{what}, times as fast",
+                    f"{seed}",
+                    f"{ours:.2f}",
+                    holds(ours > 1.0) if what == "communication" else BESIDE,
+                    predicted=True,
+                )
+            )
     left = ["what encoding takes on a card: it is counted as nothing where it is predicted"]
     return Outcome(rows, [], samples, left)
 
@@ -121,8 +131,12 @@ def _bytes(context: Context, samples: dict[str, list[float]]) -> Row:
     samples["dense bytes of each rank"] = [each[0] for each in found]
     samples["sparse bytes of each rank"] = [each[1] for each in found]
     gain = sum(each[0] for each in found) / sum(each[1] for each in found)
-    return Row(f"MLP on MNIST, {RANKS} ranks: bytes of a dense allreduce over those of Top16_Q4",
-               "above 1", f"{gain:.1f}", holds(gain > 1.0))  # fmt: skip
+    return Row(
+        f"MLP on MNIST, {RANKS} ranks: bytes of a dense allreduce over those of Top16_Q4",
+        "above 1",
+        f"{gain:.1f}",
+        holds(gain > 1.0),
+    )
 
 
 def _steps(context: Context, samples: dict[str, list[float]]) -> list[Row]:
@@ -135,6 +149,11 @@ def _steps(context: Context, samples: dict[str, list[float]]) -> list[Row]:
     (dense, sparse), what = run_ranks("steps", ranks, [plain, plain | {"compression": "top16_q4"}])
     samples["dense: s a step"], samples["Top16_Q4: s a step"] = dense["seconds"], sparse["seconds"]
     gain = median(dense["seconds"]) / median(sparse["seconds"])
-    return [Row(f"MLP on MNIST, {ranks} {what} of this machine: a step, times as fast", "",
-                f"{gain:.2f} (encoding costs more than shared memory)" if gain < 1 else
-                f"{gain:.2f}", BESIDE)]  # fmt: skip
+    return [
+        Row(
+            f"MLP on MNIST, {ranks} {what} of this machine: a step, times as fast",
+            "",
+            f"{gain:.2f} (encoding costs more than shared memory)" if gain < 1 else f"{gain:.2f}",
+            BESIDE,
+        )
+    ]

@@ -20,9 +20,10 @@ WIDTHS = (64, 128, 128, 10)
 
 
 @claim(
-    "topk-assumption", "Keynote, Assumption 1",
+    "topk-assumption",
+    "Keynote, Assumption 1",
     "The error of top-k on each rank is a small constant times the gradient, at every step",
-)  # fmt: skip
+)
 def run(context: Context) -> Outcome:
     """The constant xi over the steps of training with error feedback on eight ranks."""
     steps = 60 if context.quick else 400
@@ -33,10 +34,22 @@ def run(context: Context) -> Outcome:
         lines[f"top {share:.0%}"] = [(float(step), value) for step, value in enumerate(found, 1)]
         late = max(found[steps // 2 :])
         early = max(found[: steps // 2])
-        rows.append(Row(f"largest xi, top {share:.0%}", "a small constant", f"{max(found):.2f}",
-                        holds(max(found) < RANKS)))  # fmt: skip
-        rows.append(Row(f"xi does not grow, top {share:.0%}", "bounded", f"{early:.2f}, then "
-                        f"{late:.2f}", holds(late < 3.0 * early)))  # fmt: skip
+        rows.append(
+            Row(
+                f"largest xi, top {share:.0%}",
+                "a small constant",
+                f"{max(found):.2f}",
+                holds(max(found) < RANKS),
+            )
+        )
+        rows.append(
+            Row(
+                f"xi does not grow, top {share:.0%}",
+                "bounded",
+                f"{early:.2f}, then {late:.2f}",
+                holds(late < 3.0 * early),
+            )
+        )
     samples = {name: [value for _, value in points] for name, points in lines.items()}
     left = [f"steps after {steps}"] if context.quick else []
     return Outcome(rows, [Plot("xi over steps", "step", "xi", lines)], samples, left)

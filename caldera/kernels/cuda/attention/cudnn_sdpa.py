@@ -127,9 +127,15 @@ class AttentionGraph(CudnnGraph):
         else:
             g, q, k, v, result, statistics = tensors
             found = graph.sdpa_backward(
-                q=q, k=k, v=v, o=result, dO=g, stats=statistics,
-                use_deterministic_algorithm=True, **how,
-            )  # fmt: skip
+                q=q,
+                k=k,
+                v=v,
+                o=result,
+                dO=g,
+                stats=statistics,
+                use_deterministic_algorithm=True,
+                **how,
+            )
         for tensor, role in zip(found, results, strict=True):
             deliver(tensor, role, *key.lie(role), self._kind(role))
         return self._with_plans(graph)

@@ -48,7 +48,12 @@ def _workspace(kernel: Kernel, node: Node) -> int:
 for _kernel in TABLE.kernels(attention_backward.name, "cuda"):
     TABLE.add(
         Kernel(
-            attention_backward_packed.name, "cuda", _kernel.name, partial(_bind, _kernel),
-            partial(_supports, _kernel), partial(_workspace, _kernel), _kernel.priority,
+            attention_backward_packed.name,
+            "cuda",
+            _kernel.name,
+            partial(_bind, _kernel),
+            partial(_supports, _kernel),
+            partial(_workspace, _kernel),
+            _kernel.priority,
         )
-    )  # fmt: skip
+    )

@@ -88,9 +88,13 @@ def _bind(call: Call) -> Runner:
     q, key, v, *masks = call.inputs
     y, logarithm = call.outputs
     operands = [
-        Operand("y", y, is_written=True), Operand("q", q), Operand("key", key), Operand("v", v),
-        Operand("logarithm", logarithm, 1, is_written=True), *mask_operands(masks),
-    ]  # fmt: skip
+        Operand("y", y, is_written=True),
+        Operand("q", q),
+        Operand("key", key),
+        Operand("v", v),
+        Operand("logarithm", logarithm, 1, is_written=True),
+        *mask_operands(masks),
+    ]
     sizes = (q.shape[-2], key.shape[-2], q.shape[-1], v.shape[-1])
     work = Work(call.node, operands, 0, sizes)
     depth, width = _padded(q.shape[-1]), min(_padded(v.shape[-1]), MOST_COLUMNS)
@@ -145,8 +149,9 @@ class _CoreGradient(GradientWork):
             "in.depth, results, scale);"
         )
         parts = self.padded[0] // columns
-        return work.launch(HEADER, "core_query_gradients", _tiles(self.queries), parts, body,
-                           THREADS, self.shared)  # fmt: skip
+        return work.launch(
+            HEADER, "core_query_gradients", _tiles(self.queries), parts, body, THREADS, self.shared
+        )
 
     def of_keys(self, dk: Array | None, dv: Array | None) -> Launch:
         """The gradients of keys, of values, or of both where they are shared alike."""
@@ -165,8 +170,9 @@ class _CoreGradient(GradientWork):
             for name, array, length, found, factor in (
                 ("dk", dk, "in.depth", "for_keys", "scale"),
                 ("dv", dv, "in.width", "for_values", "1.0f"),
-            ) if array is not None
-        )  # fmt: skip
+            )
+            if array is not None
+        )
         body = (
             f"{work.begin}{_sums('for_keys', columns[0])}{_sums('for_values', columns[1])}"
             f"int side = tile * {ROWS}, left = part * {MOST_COLUMNS};\n    "
@@ -176,8 +182,9 @@ class _CoreGradient(GradientWork):
             f"    }}\n    {deliver}"
         )
         parts = -(-max(self.padded) // MOST_COLUMNS)
-        return work.launch(HEADER, "core_key_gradients", _tiles(self.keys), parts, body,
-                           THREADS, self.shared)  # fmt: skip
+        return work.launch(
+            HEADER, "core_key_gradients", _tiles(self.keys), parts, body, THREADS, self.shared
+        )
 
 
 def _bind_backward(call: Call) -> Runner:
@@ -221,6 +228,13 @@ TABLE.add(
     Kernel("scaled_dot_product_attention", "cuda", "tensor cores", _bind, _supports, priority=5)
 )
 TABLE.add(
-    Kernel("scaled_dot_product_attention_backward", "cuda", "tensor cores", _bind_backward,
-           _supports, common_bytes, priority=5)
-)  # fmt: skip
+    Kernel(
+        "scaled_dot_product_attention_backward",
+        "cuda",
+        "tensor cores",
+        _bind_backward,
+        _supports,
+        common_bytes,
+        priority=5,
+    )
+)

@@ -70,10 +70,13 @@ def _bind(call: Call) -> Runner:
     if logarithm.size == 0:
         return CudaRunner([])
     operands = [
-        Operand("y", y, is_written=True), Operand("q", q), Operand("key", key),
-        Operand("v", v), Operand("logarithm", logarithm, 1, is_written=True),
+        Operand("y", y, is_written=True),
+        Operand("q", q),
+        Operand("key", key),
+        Operand("v", v),
+        Operand("logarithm", logarithm, 1, is_written=True),
         *mask_operands(masks),
-    ]  # fmt: skip
+    ]
     work = Work(call.node, operands, 0, (q.shape[-2], key.shape[-2], q.shape[-1], v.shape[-1]))
     width = v.shape[-1]
     columns = _columns(width)
@@ -88,9 +91,19 @@ def _bind(call: Call) -> Runner:
         f"        {work.masked});"
     )
     parts = max(1, -(-width // (columns * _SIDE)))
-    return CudaRunner([_launch(work,
-        "attention.cuh", "attention", _tiles(work.node, q.shape[-2]), parts, columns, body
-    )])  # fmt: skip
+    return CudaRunner(
+        [
+            _launch(
+                work,
+                "attention.cuh",
+                "attention",
+                _tiles(work.node, q.shape[-2]),
+                parts,
+                columns,
+                body,
+            )
+        ]
+    )
 
 
 # --- backward
@@ -115,8 +128,15 @@ class TileGradient(GradientWork):
             "in.depth, results);"
         )
         parts = -(-self.depth // (columns * _SIDE))
-        return _launch(work, "attention_backward.cuh", "attention_query_gradients",
-                           _tiles(work.node, self.queries), parts, columns, body)  # fmt: skip
+        return _launch(
+            work,
+            "attention_backward.cuh",
+            "attention_query_gradients",
+            _tiles(work.node, self.queries),
+            parts,
+            columns,
+            body,
+        )
 
     def of_keys(self, dk: Array | None, dv: Array | None) -> Launch:
         """The gradients of keys, of values, or of both where they are shared alike."""
@@ -133,9 +153,11 @@ class TileGradient(GradientWork):
             f"deliver<{columns}>({work.matrix(name, 'own')}, side, in.keys, left, {length}, "
             f"{found});\n    "
             for name, array, length, found in (
-                ("dk", dk, "in.depth", "for_keys"), ("dv", dv, "in.width", "for_values"),
-            ) if array is not None
-        )  # fmt: skip
+                ("dk", dk, "in.depth", "for_keys"),
+                ("dv", dv, "in.width", "for_values"),
+            )
+            if array is not None
+        )
         body = (
             f"{_workspace(kind)}{work.begin}{_cleared(kind, columns, 'for_keys')}"
             f"{_cleared(kind, columns, 'for_values')}"
@@ -146,8 +168,15 @@ class TileGradient(GradientWork):
             f"    }}\n    {deliver}"
         )
         parts = -(-width // (columns * _SIDE))
-        return _launch(work, "attention_backward.cuh", "attention_key_gradients",
-                           _tiles(work.node, self.keys), parts, columns, body)  # fmt: skip
+        return _launch(
+            work,
+            "attention_backward.cuh",
+            "attention_key_gradients",
+            _tiles(work.node, self.keys),
+            parts,
+            columns,
+            body,
+        )
 
     def of_mask(self, added: Array) -> Launch:
         """The gradient of a mask that was added."""
@@ -206,12 +235,18 @@ def row_products(common: Array, g: Array, result: Array) -> list[Launch]:
     strides = [strides_of(common), *(strides_of(each)[:-1] for each in (g, result))]
     rows = strided_layout(common.shape, range(common.ndim), strides)
     large = is_large(common, g, result)
-    signature = Signature({
-        "common": pointer(common), "g": const_pointer(g), "y": const_pointer(result),
-        "rows": rows.parameter(large), "count": index(count, large),
-        "g_step": index(strides_of(g)[-1], large), "y_step": index(strides_of(result)[-1], large),
-        "width": i32(g.shape[-1]),
-    })  # fmt: skip
+    signature = Signature(
+        {
+            "common": pointer(common),
+            "g": const_pointer(g),
+            "y": const_pointer(result),
+            "rows": rows.parameter(large),
+            "count": index(count, large),
+            "g_step": index(strides_of(g)[-1], large),
+            "y_step": index(strides_of(result)[-1], large),
+            "width": i32(g.shape[-1]),
+        }
+    )
     integer = index_type(large)
     body = (
         f"{integer} which = blockIdx.x * {_THREADS // 32} + threadIdx.x / 32, at[3];\n"
@@ -219,9 +254,11 @@ def row_products(common: Array, g: Array, result: Array) -> list[Launch]:
         "    warp_row_product(common + at[0], g + at[1], g_step, y + at[2], y_step, width);"
     )
     blocks = -(-count // (_THREADS // 32))
-    return [header_launch(
-        "attention_backward.cuh", "attention_row_products", blocks, _THREADS, signature, body
-    )]  # fmt: skip
+    return [
+        header_launch(
+            "attention_backward.cuh", "attention_row_products", blocks, _THREADS, signature, body
+        )
+    ]
 
 
 def _bind_backward(call: Call) -> Runner:
@@ -238,10 +275,19 @@ def common_bytes(node: Node) -> int:
 
 TABLE.add(Kernel("scaled_dot_product_attention", "cuda", "tiles", _bind))
 TABLE.add(
-    Kernel("scaled_dot_product_attention_grad", "cuda", "tiles",
-           lambda call: CudaRunner(gradient_launches(call)))
-)  # fmt: skip
+    Kernel(
+        "scaled_dot_product_attention_grad",
+        "cuda",
+        "tiles",
+        lambda call: CudaRunner(gradient_launches(call)),
+    )
+)
 TABLE.add(
-    Kernel("scaled_dot_product_attention_backward", "cuda", "tiles", _bind_backward,
-           workspace=common_bytes)
-)  # fmt: skip
+    Kernel(
+        "scaled_dot_product_attention_backward",
+        "cuda",
+        "tiles",
+        _bind_backward,
+        workspace=common_bytes,
+    )
+)

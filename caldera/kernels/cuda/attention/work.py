@@ -141,8 +141,9 @@ class Work:
         """Declares the masks."""
         return "".join(
             f"auto {each.name}_here = {self.matrix(each.name)};\n    "
-            for each in self.operands if each.is_mask and not each.is_written
-        )  # fmt: skip
+            for each in self.operands
+            if each.is_mask and not each.is_written
+        )
 
     @property
     def masked(self) -> str:
@@ -152,9 +153,10 @@ class Work:
             if each.is_mask and not each.is_written:
                 found = f"*{each.name}_here.at(query, key)"
                 lines.append(
-                    f"if (!{found}) score = -infinity_like(score);" if each.array.dtype == np.bool_
+                    f"if (!{found}) score = -infinity_like(score);"
+                    if each.array.dtype == np.bool_
                     else f"score += ({self.computed})wide({found});"
-                )  # fmt: skip
+                )
         text = " ".join([*lines, "return score;"])
         return f"[&](int query, int key, {self.computed} score) {{ {text} }}"
 
@@ -183,16 +185,19 @@ class Work:
     ) -> Launch:
         """A block for each tile and part of the result of each head."""
         steps = [pair[i] for i in (0, 1) for pair in (each.steps for each in self.operands)]
-        signature = Signature({
-            **{each.name: each.parameter for each in self.operands},
-            "steps": indices(f"Steps<{len(self.operands)}, {self.integer}>", steps, self.large),
-            "heads": self.heads.parameter(self.large),
-            "sharing": self.sharing.parameter(self.large),
-            "sharers": index(size(self.sharing.sizes), self.large),
-            "in": indices("AttentionSizes", self.sizes, large=False),
-            "scale": real(self.computed, self.node.attrs["scale"]),
-            "tiles": i32(tiles), "parts": i32(parts),
-        })  # fmt: skip
+        signature = Signature(
+            {
+                **{each.name: each.parameter for each in self.operands},
+                "steps": indices(f"Steps<{len(self.operands)}, {self.integer}>", steps, self.large),
+                "heads": self.heads.parameter(self.large),
+                "sharing": self.sharing.parameter(self.large),
+                "sharers": index(size(self.sharing.sizes), self.large),
+                "in": indices("AttentionSizes", self.sizes, large=False),
+                "scale": real(self.computed, self.node.attrs["scale"]),
+                "tiles": i32(tiles),
+                "parts": i32(parts),
+            }
+        )
         blocks = size(self.heads.sizes) * tiles * parts
         return header_launch(header, name, blocks, threads, signature, body, shared=shared)
 
@@ -204,9 +209,13 @@ class GradientWork:
         self.call = call
         g, q, key, v, common, logarithm, *masks = call.inputs
         self.given = [
-            Operand("g", g), Operand("q", q), Operand("key", key), Operand("v", v),
-            Operand("common", common, 1), Operand("logarithm", logarithm, 1),
-        ]  # fmt: skip
+            Operand("g", g),
+            Operand("q", q),
+            Operand("key", key),
+            Operand("v", v),
+            Operand("common", common, 1),
+            Operand("logarithm", logarithm, 1),
+        ]
         self.masks = mask_operands(masks)
         self.queries, self.keys = q.shape[-2], key.shape[-2]
         self.depth, self.width = q.shape[-1], v.shape[-1]

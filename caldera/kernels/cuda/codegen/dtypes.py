@@ -10,10 +10,20 @@ import math
 import struct
 
 STORED: dict[str, str] = {
-    "bool": "bool", "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64",
-    "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64", "float16": "half_t",
-    "bfloat16": "bfloat_t", "float32": "float", "float64": "double",
-}  # fmt: skip
+    "bool": "bool",
+    "uint8": "u8",
+    "uint16": "u16",
+    "uint32": "u32",
+    "uint64": "u64",
+    "int8": "i8",
+    "int16": "i16",
+    "int32": "i32",
+    "int64": "i64",
+    "float16": "half_t",
+    "bfloat16": "bfloat_t",
+    "float32": "float",
+    "float64": "double",
+}
 """The type of an element in memory."""
 HALVES = ("float16", "bfloat16")
 

@@ -85,9 +85,11 @@ def strided_axes(axes: Sequence[Axis], arrays: int) -> Parameter:
     """The parameter of a kernel that walks `arrays` arrays along these axes."""
     if len(axes) > MOST_AXES:
         raise DeviceError.build(
-            "kernel of a card", expected=f"at most {MOST_AXES} axes that cannot be merged",
-            got=f"{len(axes)}", hint="make the array contiguous, or run this on another device",
-        )  # fmt: skip
+            "kernel of a card",
+            expected=f"at most {MOST_AXES} axes that cannot be merged",
+            got=f"{len(axes)}",
+            hint="make the array contiguous, or run this on another device",
+        )
     result: Any = _structure(arrays)()
     result.rank = len(axes)
     for i, axis in enumerate(axes):

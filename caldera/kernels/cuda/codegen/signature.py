@@ -78,8 +78,11 @@ def null_pointer(kind: str) -> Parameter:
 
 
 _NUMBERS: dict[str, type[ctypes.c_int] | type[ctypes.c_uint] | type[ctypes.c_longlong]] = {
-    "i32": ctypes.c_int, "u32": ctypes.c_uint, "i64": ctypes.c_longlong, "u64": ctypes.c_longlong,
-}  # fmt: skip
+    "i32": ctypes.c_int,
+    "u32": ctypes.c_uint,
+    "i64": ctypes.c_longlong,
+    "u64": ctypes.c_longlong,
+}
 
 
 def number(kind: str, value: int) -> Number:

@@ -109,7 +109,10 @@ class KernelTemplate:
     def bind(self, **arguments: Argument | int) -> Signature:
         """What a launch passes, by name; numbers are as wide as the parameters."""
         assert arguments.keys() == self.kinds.keys(), (self.name, *arguments)
-        return Signature({
-            name: Parameter(kind, number(kind, given) if isinstance(given, int) else given)
-            for name, kind in self.kinds.items() for given in (arguments[name],)
-        })  # fmt: skip
+        return Signature(
+            {
+                name: Parameter(kind, number(kind, given) if isinstance(given, int) else given)
+                for name, kind in self.kinds.items()
+                for given in (arguments[name],)
+            }
+        )

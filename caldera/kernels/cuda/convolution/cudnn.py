@@ -76,10 +76,15 @@ class GraphKey:
             for role, spec in zip(ROLES[node.op.name], (first, second, node.spec), strict=True)
         )
         return cls(
-            node.op.name, (specs[0], specs[1], specs[2]), attrs["stride"], attrs["padding"],
-            attrs["dilation"], attrs.get("compute"), settings.accuracy,
+            node.op.name,
+            (specs[0], specs[1], specs[2]),
+            attrs["stride"],
+            attrs["padding"],
+            attrs["dilation"],
+            attrs.get("compute"),
+            settings.accuracy,
             Epilogue.of(node) if node.op is conv2d_epilogue else NOTHING,
-        )  # fmt: skip
+        )
 
     @property
     def dtype(self) -> str:
@@ -250,8 +255,13 @@ for _rank in range(RANKS):
         _name = "cudnn fused" if _op == "conv2d_epilogue" else "cudnn"
         TABLE.add(
             Kernel(
-                _op, "cuda", _name + (f" {_rank + 1}" if _rank else ""), partial(_bind, _rank),
-                partial(_supports, _rank), partial(_workspace, _rank), priority=10 - _rank,
+                _op,
+                "cuda",
+                _name + (f" {_rank + 1}" if _rank else ""),
+                partial(_bind, _rank),
+                partial(_supports, _rank),
+                partial(_workspace, _rank),
+                priority=10 - _rank,
                 varies=True,
             )
-        )  # fmt: skip
+        )

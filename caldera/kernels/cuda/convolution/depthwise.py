@@ -65,8 +65,10 @@ class Planes(ctypes.Structure):
 
     _fields_ = [
         *[(name, ctypes.c_int) for name in _SIZES],
-        ("count", ctypes.c_uint), ("runs", Divisor), ("parts", Divisor),
-    ]  # fmt: skip
+        ("count", ctypes.c_uint),
+        ("runs", Divisor),
+        ("parts", Divisor),
+    ]
 
 
 @dataclass(frozen=True)
@@ -217,11 +219,20 @@ class _Tiling:
         """What the kernels are told."""
         rows, columns = self.places
         height, width = self.geometry.target if self.rows.backward else self.geometry.source
-        return Parameter("Planes", Planes(
-            channels=self.geometry.groups, height=height, width=width, rows=rows, columns=columns,
-            steps=STEPS, count=self.count, runs=Divisor(*divisor(self.runs)),
-            parts=Divisor(*divisor(self.parts)),
-        ))  # fmt: skip
+        return Parameter(
+            "Planes",
+            Planes(
+                channels=self.geometry.groups,
+                height=height,
+                width=width,
+                rows=rows,
+                columns=columns,
+                steps=STEPS,
+                count=self.count,
+                runs=Divisor(*divisor(self.runs)),
+                parts=Divisor(*divisor(self.parts)),
+            ),
+        )
 
     @property
     def partial(self) -> Spec:
@@ -252,37 +263,68 @@ def _bind(call: Call) -> Runner:
     if call.node.op.name == "conv2d_weight":
         return CudaRunner(_weight_gradient(tiling, call))
     (given, filters), (out,) = call.inputs, call.outputs
-    signature = Signature({
-        "image": const_pointer(given), "filters": const_pointer(filters), "out": pointer(out),
-        "planes": tiling.planes,
-    })  # fmt: skip
-    return CudaRunner([header_launch(
-        _HEADER, "depthwise_images", tiling.grid, tiling.block, signature,
-        f"depthwise<{tiling.code}>({signature.names});", threads=THREADS,
-    )])  # fmt: skip
+    signature = Signature(
+        {
+            "image": const_pointer(given),
+            "filters": const_pointer(filters),
+            "out": pointer(out),
+            "planes": tiling.planes,
+        }
+    )
+    return CudaRunner(
+        [
+            header_launch(
+                _HEADER,
+                "depthwise_images",
+                tiling.grid,
+                tiling.block,
+                signature,
+                f"depthwise<{tiling.code}>({signature.names});",
+                threads=THREADS,
+            )
+        ]
+    )
 
 
 def _weight_gradient(tiling: _Tiling, call: Call) -> list[Launch]:
     (image, gradient), (out,) = call.inputs, call.outputs
     spec = tiling.partial
     partial = Scratch(call.workspace).array(spec.shape, spec.dtype)
-    signature = Signature({
-        "image": const_pointer(image), "gradient": const_pointer(gradient),
-        "partial": pointer(partial), "planes": tiling.planes,
-    })  # fmt: skip
+    signature = Signature(
+        {
+            "image": const_pointer(image),
+            "gradient": const_pointer(gradient),
+            "partial": pointer(partial),
+            "planes": tiling.planes,
+        }
+    )
     first = header_launch(
-        _HEADER, "depthwise_filters", tiling.adding_grid, tiling.block, signature,
-        f"block_depthwise_weight<{tiling.code}>({signature.names});", threads=THREADS,
-    )  # fmt: skip
+        _HEADER,
+        "depthwise_filters",
+        tiling.adding_grid,
+        tiling.block,
+        signature,
+        f"block_depthwise_weight<{tiling.code}>({signature.names});",
+        threads=THREADS,
+    )
     parts, taps, channels = spec.shape
-    signature = Signature({
-        "partial": const_pointer(partial), "out": pointer(out), "parts": i32(parts),
-        "taps": i32(taps), "channels": i32(channels),
-    })  # fmt: skip
+    signature = Signature(
+        {
+            "partial": const_pointer(partial),
+            "out": pointer(out),
+            "parts": i32(parts),
+            "taps": i32(taps),
+            "channels": i32(channels),
+        }
+    )
     second = header_launch(
-        _HEADER, "depthwise_filter_totals", (-(-channels // 32), taps, 1), (32, 8, 1), signature,
+        _HEADER,
+        "depthwise_filter_totals",
+        (-(-channels // 32), taps, 1),
+        (32, 8, 1),
+        signature,
         f"block_depthwise_totals<{STORED[out.dtype.name]}>({signature.names});",
-    )  # fmt: skip
+    )
     return [first, second]
 
 

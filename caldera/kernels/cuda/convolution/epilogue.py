@@ -33,7 +33,10 @@ def _workspace(kernel: Kernel, node: Node) -> int:
 for _kernel in TABLE.kernels("conv2d", "cuda"):
     TABLE.add(
         replace(
-            _kernel, op="conv2d_epilogue", bind=partial(_bind, _kernel),
-            supports=partial(_supports, _kernel), workspace=partial(_workspace, _kernel),
+            _kernel,
+            op="conv2d_epilogue",
+            bind=partial(_bind, _kernel),
+            supports=partial(_supports, _kernel),
+            workspace=partial(_workspace, _kernel),
         )
-    )  # fmt: skip
+    )

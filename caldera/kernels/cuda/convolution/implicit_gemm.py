@@ -75,23 +75,40 @@ class Part:
             source = text(EACH, dtype, last=last)
             count = self.out.size
             signature = EACH.bind(
-                out=self.out, image=self.image, filters=self.filters, window=window, images=images,
-                steps=steps_of_filters, places=places, results=work.results, groups=work.groups,
-                tap_rows=work.taps[0], count=count,
-            )  # fmt: skip
+                out=self.out,
+                image=self.image,
+                filters=self.filters,
+                window=window,
+                images=images,
+                steps=steps_of_filters,
+                places=places,
+                results=work.results,
+                groups=work.groups,
+                tap_rows=work.taps[0],
+                count=count,
+            )
             return [Launch(source, EACH.name, -(-count // THREADS), THREADS, signature)]
         cut = self.cut(most_splits(scratch, self.out))
         sums = split_k_partials(cut, scratch, self.out)
         source = tiles_text(CORRELATE, dtype, cut.tile, *self._accesses(cut.tile), sums is None)
         signature = CORRELATE.bind(
-            out=self.out if sums is None else sums, image=self.image, filters=self.filters,
-            window=window, images=images, steps=steps_of_filters, places=places,
-            results=work.results, scheduler=cut.scheduler,
-        )  # fmt: skip
+            out=self.out if sums is None else sums,
+            image=self.image,
+            filters=self.filters,
+            window=window,
+            images=images,
+            steps=steps_of_filters,
+            places=places,
+            results=work.results,
+            scheduler=cut.scheduler,
+        )
         calls = [Launch(source, CORRELATE.name, cut.blocks, cut.tile.threads, signature)]
         if sums is not None:
-            calls.append(split_k_reduction(self.out, sums, window, places, "ImagePlaces",
-                                    (window.pixels, work.results)))  # fmt: skip
+            calls.append(
+                split_k_reduction(
+                    self.out, sums, window, places, "ImagePlaces", (window.pixels, work.results)
+                )
+            )
         return calls
 
     def _accesses(self, tile: Tile) -> tuple[tuple[bool, int], tuple[bool, int]]:

@@ -25,11 +25,22 @@ class Window(ctypes.Structure):
 
     _fields_ = [
         *[(name, Divider) for name in ("area", "width", "channels", "taps")],
-        *[(name, ctypes.c_int) for name in (
-            "pixels", "terms", "source_height", "source_width", "stride_y", "stride_x",
-            "dilation_y", "dilation_x", "start_y", "start_x",
-        )],
-    ]  # fmt: skip
+        *[
+            (name, ctypes.c_int)
+            for name in (
+                "pixels",
+                "terms",
+                "source_height",
+                "source_width",
+                "stride_y",
+                "stride_x",
+                "dilation_y",
+                "dilation_x",
+                "start_y",
+                "start_x",
+            )
+        ],
+    ]
 
 
 class Steps(ctypes.Structure):
@@ -44,13 +55,17 @@ def window_of(work: Correlation) -> Window:
     """How output pixels of a correlation meet those of the image."""
     height, width = work.target
     return Window(
-        area=Divider.by(max(1, height * width)), width=Divider.by(max(1, width)),
-        channels=Divider.by(max(1, work.channels)), taps=Divider.by(max(1, work.taps[1])),
+        area=Divider.by(max(1, height * width)),
+        width=Divider.by(max(1, width)),
+        channels=Divider.by(max(1, work.channels)),
+        taps=Divider.by(max(1, work.taps[1])),
         pixels=work.batch * height * width,
-        terms=work.channels * work.taps[0] * work.taps[1], **by_axis("source_", work.source,
-        ("height", "width")), **by_axis("stride_", work.stride),
-        **by_axis("dilation_", work.dilation), **by_axis("start_", work.start),
-    )  # fmt: skip
+        terms=work.channels * work.taps[0] * work.taps[1],
+        **by_axis("source_", work.source, ("height", "width")),
+        **by_axis("stride_", work.stride),
+        **by_axis("dilation_", work.dilation),
+        **by_axis("start_", work.start),
+    )
 
 
 def by_axis(

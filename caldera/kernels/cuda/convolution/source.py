@@ -12,11 +12,20 @@ TYPES = """#include "implicit_gemm.cuh"
 typedef {stored} T;
 typedef {computed} S;
 """
-CORRELATE = KernelTemplate("correlate", {
-    "out": "{result}*", "image": "const T*", "filters": "const T*", "window": "Window",
-    "images": "Images", "steps": "Filters", "places": "ImagePlaces", "results": "i32",
-    "scheduler": "TileScheduler",
-}, """{{
+CORRELATE = KernelTemplate(
+    "correlate",
+    {
+        "out": "{result}*",
+        "image": "const T*",
+        "filters": "const T*",
+        "window": "Window",
+        "images": "Images",
+        "steps": "Filters",
+        "places": "ImagePlaces",
+        "results": "i32",
+        "scheduler": "TileScheduler",
+    },
+    """{{
     typedef {tile} Block;
     WorkTile mine = scheduler.of(blockIdx.x, Block::SIDE);
     Patches<T, true> a = {{image + mine.product * images.group, window, images}};
@@ -29,12 +38,22 @@ CORRELATE = KernelTemplate("correlate", {
         {store}
     }});
 }}
-""")  # fmt: skip
-WEIGHT = KernelTemplate("weight", {
-    "out": "{result}*", "image": "const T*", "gradient": "const T*", "window": "Window",
-    "images": "Images", "outer": "Images", "places": "FilterPlaces", "results": "i32",
-    "scheduler": "TileScheduler",
-}, """{{
+""",
+)
+WEIGHT = KernelTemplate(
+    "weight",
+    {
+        "out": "{result}*",
+        "image": "const T*",
+        "gradient": "const T*",
+        "window": "Window",
+        "images": "Images",
+        "outer": "Images",
+        "places": "FilterPlaces",
+        "results": "i32",
+        "scheduler": "TileScheduler",
+    },
+    """{{
     typedef {tile} Block;
     WorkTile mine = scheduler.of(blockIdx.x, Block::SIDE);
     ChannelLines<T> a = {{gradient + mine.product * outer.group, window, outer, results}};
@@ -47,15 +66,25 @@ WEIGHT = KernelTemplate("weight", {
         {store}
     }});
 }}
-""")  # fmt: skip
+""",
+)
 WHOLE = "out[places.of(window, mine.product, row, column)] = Stored<T>::from(sums[i][j]);"
 PARTIAL = """i64 products = gridDim.x / ((u32)scheduler.across * scheduler.down * scheduler.splits);
         i64 line = (mine.split * products + mine.product) * rows + row;
         out[line * columns + column] = sums[i][j];"""
-SPLIT_K_REDUCE = KernelTemplate("split_k_reduce", {
-    "out": "T*", "terms": "const S*", "splits": "i32", "count": "u32", "window": "Window",
-    "places": "{places}", "rows": "u32", "columns": "u32",
-}, """{{
+SPLIT_K_REDUCE = KernelTemplate(
+    "split_k_reduce",
+    {
+        "out": "T*",
+        "terms": "const S*",
+        "splits": "i32",
+        "count": "u32",
+        "window": "Window",
+        "places": "{places}",
+        "rows": "u32",
+        "columns": "u32",
+    },
+    """{{
     for (u32 i = grid_index<u32>(); i < count; i += grid_stride<u32>()) {{
         S sum = terms[i];
         for (i32 split = 1; split < splits; split++) sum += terms[(i64)split * count + i];
@@ -63,12 +92,24 @@ SPLIT_K_REDUCE = KernelTemplate("split_k_reduce", {
         out[places.of(window, group, line - group * rows, column)] = Stored<T>::from(sum);
     }}
 }}
-""")  # fmt: skip
-EACH = KernelTemplate("each", {
-    "out": "T*", "image": "const T*", "filters": "const T*", "window": "Window",
-    "images": "Images", "steps": "Filters", "places": "ImagePlaces", "results": "u32",
-    "groups": "u32", "tap_rows": "i32", "count": "i64",
-}, """{{
+""",
+)
+EACH = KernelTemplate(
+    "each",
+    {
+        "out": "T*",
+        "image": "const T*",
+        "filters": "const T*",
+        "window": "Window",
+        "images": "Images",
+        "steps": "Filters",
+        "places": "ImagePlaces",
+        "results": "u32",
+        "groups": "u32",
+        "tap_rows": "i32",
+        "count": "i64",
+    },
+    """{{
     i64 index = grid_index<i64>();
     if (index >= count) return;
     u32 all = results * groups, area = window.area.divisor, channel, number;
@@ -84,12 +125,23 @@ EACH = KernelTemplate("each", {
                           own * steps.result, window, images, steps, tap_rows, pixel);
     out[places.of(window, group, number, own)] = Stored<T>::from(sum);
 }}
-""")  # fmt: skip
-EACH_WEIGHT = KernelTemplate("each_weight", {
-    "terms": "S*", "image": "const T*", "gradient": "const T*", "window": "Window",
-    "images": "Images", "outer": "Images", "results": "u32", "groups": "u32", "span": "i32",
-    "count": "u32",
-}, """{{
+""",
+)
+EACH_WEIGHT = KernelTemplate(
+    "each_weight",
+    {
+        "terms": "S*",
+        "image": "const T*",
+        "gradient": "const T*",
+        "window": "Window",
+        "images": "Images",
+        "outer": "Images",
+        "results": "u32",
+        "groups": "u32",
+        "span": "i32",
+        "count": "u32",
+    },
+    """{{
     u32 index = grid_index<u32>();
     if (index >= count) return;
     u32 all = results * groups, result = index % all, rest = index / all;
@@ -102,7 +154,8 @@ EACH_WEIGHT = KernelTemplate("each_weight", {
                         min(begin + span, window.pixels));
     terms[((i64)split * all + result) * window.terms + number] = sum;
 }}
-""")  # fmt: skip
+""",
+)
 
 
 def types(dtype: str) -> str:
@@ -111,14 +164,22 @@ def types(dtype: str) -> str:
 
 @lru_cache(maxsize=1024)
 def tiles_text(
-    kernel: KernelTemplate, dtype: str, tile: Tile, left: tuple[bool, int], right: tuple[bool, int],
+    kernel: KernelTemplate,
+    dtype: str,
+    tile: Tile,
+    left: tuple[bool, int],
+    right: tuple[bool, int],
     whole: bool,
-) -> str:  # fmt: skip
+) -> str:
     near = [f"{'true' if along else 'false'}, {many}" for along, many in (left, right)]
     return types(dtype) + kernel.source(
-        bounds=tile.bounds(computed_type(dtype)), result="T" if whole else "S", tile=tile.text,
-        left=near[0], right=near[1], store=WHOLE if whole else PARTIAL,
-    )  # fmt: skip
+        bounds=tile.bounds(computed_type(dtype)),
+        result="T" if whole else "S",
+        tile=tile.text,
+        left=near[0],
+        right=near[1],
+        store=WHOLE if whole else PARTIAL,
+    )
 
 
 @lru_cache(maxsize=1024)

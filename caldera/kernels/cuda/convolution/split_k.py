@@ -61,7 +61,13 @@ def split_k_reduction(
     source = text(SPLIT_K_REDUCE, out.dtype.name, places=kind)
     blocks = blocks_for(out.size, THREADS, driver().multiprocessors)
     signature = SPLIT_K_REDUCE.bind(
-        out=out, terms=sums, splits=sums.shape[0], count=out.size, window=window, places=places,
-        rows=shape[0], columns=shape[1],
-    )  # fmt: skip
+        out=out,
+        terms=sums,
+        splits=sums.shape[0],
+        count=out.size,
+        window=window,
+        places=places,
+        rows=shape[0],
+        columns=shape[1],
+    )
     return Launch(source, SPLIT_K_REDUCE.name, blocks, THREADS, signature)

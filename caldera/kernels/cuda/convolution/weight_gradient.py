@@ -90,18 +90,25 @@ class FilterGradient:
         shape = (work.results, self.terms)
         most, dtype = most_splits(scratch, self.out), self.out.dtype.name
         given = {
-            "image": self.image, "gradient": self.gradient, "window": window, "images": images,
+            "image": self.image,
+            "gradient": self.gradient,
+            "window": window,
+            "images": images,
             "outer": outer,
-        }  # fmt: skip
+        }
         # Without room for sums, tiles have to do, however empty they are.
         if self.is_thin and most:
             splits = self.splits(most)
             sums = Scratch(scratch).array((splits, self.out.size), compute_dtype(self.out.dtype))
             count, pixels = splits * self.out.size, window.pixels
             signature = EACH_WEIGHT.bind(
-                terms=sums, **given, results=work.results, groups=work.groups,
-                span=-(-pixels // splits), count=count,
-            )  # fmt: skip
+                terms=sums,
+                **given,
+                results=work.results,
+                groups=work.groups,
+                span=-(-pixels // splits),
+                count=count,
+            )
             source = text(EACH_WEIGHT, dtype)
             first = Launch(source, EACH_WEIGHT.name, -(-count // THREADS), THREADS, signature)
             return [first, split_k_reduction(self.out, sums, window, places, "FilterPlaces", shape)]
@@ -109,9 +116,12 @@ class FilterGradient:
         found = split_k_partials(cut, scratch, self.out)
         source = tiles_text(WEIGHT, dtype, cut.tile, *self._accesses(cut.tile), found is None)
         signature = WEIGHT.bind(
-            out=self.out if found is None else found, **given, places=places,
-            results=work.results, scheduler=cut.scheduler,
-        )  # fmt: skip
+            out=self.out if found is None else found,
+            **given,
+            places=places,
+            results=work.results,
+            scheduler=cut.scheduler,
+        )
         calls = [Launch(source, WEIGHT.name, cut.blocks, cut.tile.threads, signature)]
         if found is not None:
             calls.append(split_k_reduction(self.out, found, window, places, "FilterPlaces", shape))

@@ -206,10 +206,12 @@ class LoopText:
         """The operands that are arrays, by their names in the text."""
         inputs = len(self.loop.loop_body.inputs)
         read = [k for k, each in enumerate(self.loop.operands) if each.mode != "#"]
-        return Signature({
-            f"p{self.prefix}{k}": const_pointer(array) if k < inputs else pointer(array)
-            for k, array in zip(read, self.loop.arrays, strict=True)
-        })  # fmt: skip
+        return Signature(
+            {
+                f"p{self.prefix}{k}": const_pointer(array) if k < inputs else pointer(array)
+                for k, array in zip(read, self.loop.arrays, strict=True)
+            }
+        )
 
     def call(self, unroll: int) -> str:
         """The statements of block number `block`."""

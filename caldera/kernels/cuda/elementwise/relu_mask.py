@@ -62,16 +62,32 @@ def _bind(call: Call) -> Runner:
     (x,), (y, mask) = call.inputs, call.outputs
     if not x.size:
         return CudaRunner([])
-    signature = Signature({
-        "x": const_pointer(x), "y": pointer(y), "mask": pointer(mask), "of_x": _steps(x),
-        "of_y": _steps(y), "of_mask": _steps(mask), "total": index(mask.size, mask.size >= 2**31),
-        "columns": i32(x.shape[1]), "bytes": i32(mask.shape[1]),
-    })  # fmt: skip
+    signature = Signature(
+        {
+            "x": const_pointer(x),
+            "y": pointer(y),
+            "mask": pointer(mask),
+            "of_x": _steps(x),
+            "of_y": _steps(y),
+            "of_mask": _steps(mask),
+            "total": index(mask.size, mask.size >= 2**31),
+            "columns": i32(x.shape[1]),
+            "bytes": i32(mask.shape[1]),
+        }
+    )
     blocks = blocks_for(mask.size, THREADS, driver().multiprocessors)
-    return CudaRunner([header_launch(
-        HEADER, "relu_mask", blocks, THREADS, signature,
-        f"relu_bits<{flags(_is_whole(x, y))}>({signature.names});",
-    )])  # fmt: skip
+    return CudaRunner(
+        [
+            header_launch(
+                HEADER,
+                "relu_mask",
+                blocks,
+                THREADS,
+                signature,
+                f"relu_bits<{flags(_is_whole(x, y))}>({signature.names});",
+            )
+        ]
+    )
 
 
 def _chunks(rows: int, columns: int) -> tuple[int, int]:
@@ -97,32 +113,63 @@ def _bind_gradient(call: Call) -> Runner:
     chunk, chunks = _chunks(rows, columns)
     if g.size:
         kind = type_of(partial)
-        signature = Signature({
-            "g": const_pointer(g), "mask": const_pointer(mask), "out": pointer(out),
-            "of_g": _steps(g), "of_mask": _steps(mask), "of_out": _steps(out),
-            "rows": i64(rows), "columns": i32(columns), "chunk": i64(chunk),
-            "partial": pointer(partial) if sums else null_pointer(kind),
-        })  # fmt: skip
+        signature = Signature(
+            {
+                "g": const_pointer(g),
+                "mask": const_pointer(mask),
+                "out": pointer(out),
+                "of_g": _steps(g),
+                "of_mask": _steps(mask),
+                "of_out": _steps(out),
+                "rows": i64(rows),
+                "columns": i32(columns),
+                "chunk": i64(chunk),
+                "partial": pointer(partial) if sums else null_pointer(kind),
+            }
+        )
         grid = (-(-columns // (8 * BLOCK[0])), chunks, 1)
-        calls.append(header_launch(
-            HEADER, "masked", grid, BLOCK, signature,
-            f"block_masked<{flags(_is_whole(g, out), bool(sums))}>({signature.names});",
-        ))  # fmt: skip
+        calls.append(
+            header_launch(
+                HEADER,
+                "masked",
+                grid,
+                BLOCK,
+                signature,
+                f"block_masked<{flags(_is_whole(g, out), bool(sums))}>({signature.names});",
+            )
+        )
     if sums and columns:
         (total,) = sums
-        signature = Signature({
-            "partial": const_pointer(partial), "parts": i32(chunks if g.size else 0),
-            "columns": i32(columns), "sums": pointer(total), "step": i64(*element_strides(total)),
-        })  # fmt: skip
-        calls.append(header_launch(
-            HEADER, "column_sums", -(-columns // TOTALS_BLOCK[0]), TOTALS_BLOCK, signature,
-            f"block_column_sums({signature.names});",
-        ))  # fmt: skip
+        signature = Signature(
+            {
+                "partial": const_pointer(partial),
+                "parts": i32(chunks if g.size else 0),
+                "columns": i32(columns),
+                "sums": pointer(total),
+                "step": i64(*element_strides(total)),
+            }
+        )
+        calls.append(
+            header_launch(
+                HEADER,
+                "column_sums",
+                -(-columns // TOTALS_BLOCK[0]),
+                TOTALS_BLOCK,
+                signature,
+                f"block_column_sums({signature.names});",
+            )
+        )
     return CudaRunner(calls)
 
 
 TABLE.add(Kernel("relu_mask", "cuda", "bits", _bind, in_place=lambda node: True))
-TABLE.add(Kernel(
-    "relu_mask_grad", "cuda", "bits", _bind_gradient,
-    workspace=lambda node: workspace_bytes(_partial(node)), in_place=lambda node: True,
-))  # fmt: skip
+TABLE.add(
+    Kernel(
+        "relu_mask_grad",
+        "cuda",
+        "bits",
+        _bind_gradient,
+        workspace=lambda node: workspace_bytes(_partial(node)),
+        in_place=lambda node: True,
+    )
+)

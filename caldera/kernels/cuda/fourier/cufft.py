@@ -57,18 +57,27 @@ def _bind(call: Call) -> Runner:
     memory = call.workspace[: _workspace(node)]
     dense = memory.view(np.complex128 if double else np.complex64).reshape(shape)
     count = found.count * found.length
-    signature = Signature({
-        **found.parameters, "dense": pointer(memory, f"Complex<{computed_type(dtype)}>"),
-        "count": u64(count), "n": u32(found.length),
-    })  # fmt: skip
+    signature = Signature(
+        {
+            **found.parameters,
+            "dense": pointer(memory, f"Complex<{computed_type(dtype)}>"),
+            "count": u64(count),
+            "n": u32(found.length),
+        }
+    )
     blocks = blocks_for(count, _THREADS, driver().multiprocessors)
     pack, unpack = (
         header_launch(
-            HEADER, name, blocks, _THREADS, signature,
+            HEADER,
+            name,
+            blocks,
+            _THREADS,
+            signature,
             f"{types(dtype)}{name}_rows<T, C, {kind}>(dense, {which}, rows, count, n);",
             bounded=False,
-        ) for name, which in zip(("pack", "unpack"), SIGNALS, strict=True)
-    )  # fmt: skip
+        )
+        for name, which in zip(("pack", "unpack"), SIGNALS, strict=True)
+    )
     seen = cupy_array(dense)
     direction = _INVERSE if is_inverse(node) else _FORWARD
     return CudaRunner([pack, partial(_launch, plan, seen, direction), unpack])
@@ -96,8 +105,16 @@ def _seconds(node: Node) -> float:
 
 
 for _op in KINDS:
-    TABLE.add(Kernel(
-        _op, "cuda", "cufft", _bind, _supports, _workspace, estimate=_seconds,
-        # Plans have memory to work in, and a stream.
-        shares=frozenset({"plans of cuFFT"}),
-    ))  # fmt: skip
+    TABLE.add(
+        Kernel(
+            _op,
+            "cuda",
+            "cufft",
+            _bind,
+            _supports,
+            _workspace,
+            estimate=_seconds,
+            # Plans have memory to work in, and a stream.
+            shares=frozenset({"plans of cuFFT"}),
+        )
+    )

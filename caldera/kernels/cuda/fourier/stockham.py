@@ -106,11 +106,19 @@ def signals(call: Call) -> Signals:
     given, to = _steps(x, axis, name != "rfft"), _steps(out, axis, name != "irfft")
     beside = [n for i, n in enumerate(x.shape[: _signal_rank(x, name != "rfft")]) if i != axis]
     rows = merged(axes_of(beside, given[0], to[0]))
-    return Signals(prod(beside), length_of(call.node), {
-        "x": const_pointer(x), "out": pointer(out), "rows": strided_axes(rows, 2),
-        "x_step": i64(given[1]), "x_pair": i64(given[2]), "out_step": i64(to[1]),
-        "out_pair": i64(to[2]),
-    })  # fmt: skip
+    return Signals(
+        prod(beside),
+        length_of(call.node),
+        {
+            "x": const_pointer(x),
+            "out": pointer(out),
+            "rows": strided_axes(rows, 2),
+            "x_step": i64(given[1]),
+            "x_pair": i64(given[2]),
+            "out_step": i64(to[1]),
+            "out_pair": i64(to[2]),
+        },
+    )
 
 
 def _signal_rank(array: Array, pairs: bool) -> int:
@@ -179,24 +187,38 @@ def _bind(call: Call) -> Runner:
     dtype = node.dtype.name
     kind = f"Complex<{computed_type(dtype)}>"
     threads = threads_for(plan.rows_at_once * found.length)
-    signature = Signature({
-        **found.parameters,
-        "spare": null_pointer(kind) if plan.in_shared else pointer(call.workspace, kind),
-        "size": u64(plan.nbytes // complex_bytes(dtype)), "row_count": u32(found.count),
-        "rows_at_once": u32(plan.rows_at_once), "n": u32(found.length),
-        "inverse": u32(is_inverse(node)),
-        "radices": _Radices.of(radices(found.length)),
-    })  # fmt: skip
+    signature = Signature(
+        {
+            **found.parameters,
+            "spare": null_pointer(kind) if plan.in_shared else pointer(call.workspace, kind),
+            "size": u64(plan.nbytes // complex_bytes(dtype)),
+            "row_count": u32(found.count),
+            "rows_at_once": u32(plan.rows_at_once),
+            "n": u32(found.length),
+            "inverse": u32(is_inverse(node)),
+            "radices": _Radices.of(radices(found.length)),
+        }
+    )
     body = (
         f"{types(dtype)}DYNAMIC_SHARED(Complex<C>, shared);\n"
         "    Complex<C>* workspace = spare ? spare + blockIdx.x * size : shared;\n"
         f"    block_fourier<T, C, {KINDS[node.op.name]}>(workspace, {SIGNALS[0]}, {SIGNALS[1]}, "
         "rows, row_count, rows_at_once, n, inverse, radices);"
     )
-    return CudaRunner([header_launch(
-        HEADER, "fourier", plan.blocks, threads, signature, body, bounded=False,
-        shared=plan.nbytes if plan.in_shared else 0,
-    )])  # fmt: skip
+    return CudaRunner(
+        [
+            header_launch(
+                HEADER,
+                "fourier",
+                plan.blocks,
+                threads,
+                signature,
+                body,
+                bounded=False,
+                shared=plan.nbytes if plan.in_shared else 0,
+            )
+        ]
+    )
 
 
 def _workspace(node: Node) -> int:
@@ -222,6 +244,14 @@ def _seconds(node: Node) -> float:
 
 
 for _op in KINDS:
-    TABLE.add(Kernel(
-        _op, "cuda", "stockham", _bind, _supports, _workspace, estimate=_seconds,
-    ))  # fmt: skip
+    TABLE.add(
+        Kernel(
+            _op,
+            "cuda",
+            "stockham",
+            _bind,
+            _supports,
+            _workspace,
+            estimate=_seconds,
+        )
+    )

@@ -72,16 +72,31 @@ def _bind_rounded(call: Call) -> Runner:
     places = [address_of(out) // out.itemsize, address_of(x) // x.itemsize, *rows_begin]
     together = next(many for many in (4, 2, 1) if all(place % many == 0 for place in places))
     index = index_type(count)
-    signature = Signature({
-        "out": pointer(out), "x": const_pointer(x), "positions": const_pointer(positions),
-        "lines": strided_axes(lines, 3), "step": i64(step), "length": i64(x.shape[axis]),
-        "units": counted(index, row // together), "count": counted(index, count // together),
-    })  # fmt: skip
-    return CudaRunner([header_launch(
-        "gather_rounded.cuh", "gather_and_round",
-        blocks_for(count // together, _THREADS, driver().multiprocessors), _THREADS, signature,
-        f"gather_rounded<{together}>({signature.names});", bounded=False,
-    )])  # fmt: skip
+    signature = Signature(
+        {
+            "out": pointer(out),
+            "x": const_pointer(x),
+            "positions": const_pointer(positions),
+            "lines": strided_axes(lines, 3),
+            "step": i64(step),
+            "length": i64(x.shape[axis]),
+            "units": counted(index, row // together),
+            "count": counted(index, count // together),
+        }
+    )
+    return CudaRunner(
+        [
+            header_launch(
+                "gather_rounded.cuh",
+                "gather_and_round",
+                blocks_for(count // together, _THREADS, driver().multiprocessors),
+                _THREADS,
+                signature,
+                f"gather_rounded<{together}>({signature.names});",
+                bounded=False,
+            )
+        ]
+    )
 
 
 def _rounds(node: Node) -> bool:
@@ -110,32 +125,52 @@ def _reading(out: Array, x: Array, positions: Array, axes: Sequence[Axis], axis:
     size = x.itemsize
     unit = _unit_bytes(out, x, [row, step, *[n for a in lines for n in a.strides[:2]]])
     scale = unit // size
-    scaled = [Axis(a.length, (a.strides[0] // scale, a.strides[1] // scale, a.strides[2]))
-              for a in lines]  # fmt: skip
+    scaled = [
+        Axis(a.length, (a.strides[0] // scale, a.strides[1] // scale, a.strides[2])) for a in lines
+    ]
     units, count = row // scale, count // scale
     index = index_type(count)
     # All bits set are a nan in every floating-point dtype.
     missing = 0 if out.dtype.name == "bool" else 0xFF
     blocks = blocks_for(count, _THREADS, driver().multiprocessors)
     kind = _UNITS[unit]
-    signature = Signature({
-        "out": pointer(out, kind), "x": const_pointer(x, kind),
-        "positions": const_pointer(positions), "lines": strided_axes(scaled, 3),
-        "step": i64(step // scale), "length": i64(x.shape[axis]), "units": counted(index, units),
-        "count": counted(index, count), "missing": u32(missing),
-    })  # fmt: skip
-    return CudaRunner([header_launch(
-        "gather.cuh", "gather", blocks, _THREADS, signature,
-        f"gather_lines<{kind}, {type_of(positions)}, {index}>({signature.names});", bounded=False,
-    )])  # fmt: skip
+    signature = Signature(
+        {
+            "out": pointer(out, kind),
+            "x": const_pointer(x, kind),
+            "positions": const_pointer(positions),
+            "lines": strided_axes(scaled, 3),
+            "step": i64(step // scale),
+            "length": i64(x.shape[axis]),
+            "units": counted(index, units),
+            "count": counted(index, count),
+            "missing": u32(missing),
+        }
+    )
+    return CudaRunner(
+        [
+            header_launch(
+                "gather.cuh",
+                "gather",
+                blocks,
+                _THREADS,
+                signature,
+                f"gather_lines<{kind}, {type_of(positions)}, {index}>({signature.names});",
+                bounded=False,
+            )
+        ]
+    )
 
 
 def _unit_bytes(out: Array, x: Array, distances: Sequence[int]) -> int:
     """The most bytes that can be moved at once: all rows must begin at a multiple of them."""
     size = x.itemsize
     places = [address_of(out), address_of(x), *[distance * size for distance in distances]]
-    return next(unit for unit in (16, 8, 4, 2, 1)
-                if unit == size or all(place % unit == 0 for place in places))  # fmt: skip
+    return next(
+        unit
+        for unit in (16, 8, 4, 2, 1)
+        if unit == size or all(place % unit == 0 for place in places)
+    )
 
 
 TABLE.add(Kernel("gather", "cuda", "lines", _bind_gather))

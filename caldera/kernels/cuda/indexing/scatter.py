@@ -90,9 +90,17 @@ def _of_scatter_add(call: Call) -> _Geometry:
     added = merged(axes_of(positions.shape, given[axis : axis + new], element_strides(positions)))
     others = [each for i, each in enumerate(axes_of(out.shape, to, beside)) if i != axis]
     return _Geometry(
-        out, x, updates, positions, out.shape[axis], every, added, targets=added,
-        rows=[Axis(out.shape[axis], (to[axis],))], columns=merged(others),
-    )  # fmt: skip
+        out,
+        x,
+        updates,
+        positions,
+        out.shape[axis],
+        every,
+        added,
+        targets=added,
+        rows=[Axis(out.shape[axis], (to[axis],))],
+        columns=merged(others),
+    )
 
 
 def _of_put_along(call: Call) -> _Geometry:
@@ -100,16 +108,27 @@ def _of_put_along(call: Call) -> _Geometry:
     axis = call.node.attrs["axis"]
     to, given, seen = (element_strides(each) for each in (out, updates, positions))
     every = axes_of(
-        out.shape, to, element_strides(x), without(given, axis), without(seen, axis),
+        out.shape,
+        to,
+        element_strides(x),
+        without(given, axis),
+        without(seen, axis),
         _unit(out.ndim, axis),
-    )  # fmt: skip
+    )
     along = axes_of(positions.shape, given, seen)
     last = [*(i for i in range(out.ndim) if i != axis), axis]
     return _Geometry(
-        out, x, updates, positions, out.shape[axis], every, merged([along[axis]]),
+        out,
+        x,
+        updates,
+        positions,
+        out.shape[axis],
+        every,
+        merged([along[axis]]),
         targets=merged(along[i] for i in last),
-        rows=merged(Axis(out.shape[i], (to[i],)) for i in last), columns=[],
-    )  # fmt: skip
+        rows=merged(Axis(out.shape[i], (to[i],)) for i in last),
+        columns=[],
+    )
 
 
 def _unit(rank: int, axis: int) -> tuple[int, ...]:
@@ -140,18 +159,36 @@ def _bind_scanning(geometry: Geometry, call: Call) -> Runner:
     count = elements(axes)
     index = index_type(count)
     _, x_step, update_step, _, place_step = steps
-    signature = Signature({
-        "out": pointer(out), "x": const_pointer(shape.x), "updates": const_pointer(shape.updates),
-        "positions": const_pointer(shape.positions), "elements": strided_axes(axes, 5),
-        "x_step": i64(x_step), "update_step": i64(update_step), "place_step": i64(place_step),
-        "added": strided_axes(shape.added, 2), "additions": u32(elements(shape.added)),
-        "length": i64(shape.length), "count": counted(index, count),
-    })  # fmt: skip
+    signature = Signature(
+        {
+            "out": pointer(out),
+            "x": const_pointer(shape.x),
+            "updates": const_pointer(shape.updates),
+            "positions": const_pointer(shape.positions),
+            "elements": strided_axes(axes, 5),
+            "x_step": i64(x_step),
+            "update_step": i64(update_step),
+            "place_step": i64(place_step),
+            "added": strided_axes(shape.added, 2),
+            "additions": u32(elements(shape.added)),
+            "length": i64(shape.length),
+            "count": counted(index, count),
+        }
+    )
     kinds = f"{type_of(out)}, {type_of(shape.positions)}, {vector}, {index}"
-    return CudaRunner([header_launch(
-        "scatter.cuh", "scatter_few", blocks_for(count, _THREADS, driver().multiprocessors),
-        _THREADS, signature, f"scatter_scanning<{kinds}>({signature.names});", bounded=False,
-    )])  # fmt: skip
+    return CudaRunner(
+        [
+            header_launch(
+                "scatter.cuh",
+                "scatter_few",
+                blocks_for(count, _THREADS, driver().multiprocessors),
+                _THREADS,
+                signature,
+                f"scatter_scanning<{kinds}>({signature.names});",
+                bounded=False,
+            )
+        ]
+    )
 
 
 def vector_of(size: int, axes: list[Axis], arrays: list[tuple[Array, int]], most: int) -> int:
@@ -213,31 +250,58 @@ def _sorted(shape: _Geometry, workspace: Array, additions: int) -> tuple[Array, 
     items, other = workspace[: additions * _ITEM], workspace[nbytes : nbytes + additions * _ITEM]
     width = min(1 << max(additions - 1, 1).bit_length(), TILE)
     tiles = tiles_of(additions)
-    signature = Signature({
-        "positions": const_pointer(shape.positions), "added": strided_axes(shape.targets, 2),
-        "in_column": u32(elements(shape.added)), "length": i64(shape.length),
-        "items": pointer(items, "Item"), "additions": u32(additions), "width": u32(width),
-        "tiles": u32(tiles),
-    })  # fmt: skip
-    calls = [header_launch(
-        "scatter.cuh", "scatter_targets", tiles, min(SORT_THREADS, max(width // 2, 32)), signature,
-        "DYNAMIC_SHARED(Item, tile);\n"
-        f"    Targets<{type_of(shape.positions)}> take{{positions, &added, in_column, length}};\n"
-        "    block_sort_tile(tile, 1u, additions, width, 1u, tiles, take, "
-        "Keep<Item>{items, additions});",
-        bounded=False, shared=width * _ITEM,
-    )]  # fmt: skip
+    signature = Signature(
+        {
+            "positions": const_pointer(shape.positions),
+            "added": strided_axes(shape.targets, 2),
+            "in_column": u32(elements(shape.added)),
+            "length": i64(shape.length),
+            "items": pointer(items, "Item"),
+            "additions": u32(additions),
+            "width": u32(width),
+            "tiles": u32(tiles),
+        }
+    )
+    calls = [
+        header_launch(
+            "scatter.cuh",
+            "scatter_targets",
+            tiles,
+            min(SORT_THREADS, max(width // 2, 32)),
+            signature,
+            "DYNAMIC_SHARED(Item, tile);\n"
+            f"    Targets<{type_of(shape.positions)}> take"
+            "{positions, &added, in_column, length};\n"
+            "    block_sort_tile(tile, 1u, additions, width, 1u, tiles, take, "
+            "Keep<Item>{items, additions});",
+            bounded=False,
+            shared=width * _ITEM,
+        )
+    ]
     for run in merge_runs(additions):
-        signature = Signature({
-            "from": const_pointer(items, "Item"), "to": pointer(other, "Item"),
-            "additions": u32(additions), "run": u32(run), "tile": u32(TILE), "tiles": u32(tiles),
-        })  # fmt: skip
-        calls.append(header_launch(
-            "sort.cuh", "scatter_merge", tiles, SORT_THREADS, signature,
-            "DYNAMIC_SHARED(Item, items);\n    block_merge_tile("
-            "items, from, additions, run, tile, tiles, Keep<Item>{to, additions});",
-            bounded=False, shared=TILE * _ITEM,
-        ))  # fmt: skip
+        signature = Signature(
+            {
+                "from": const_pointer(items, "Item"),
+                "to": pointer(other, "Item"),
+                "additions": u32(additions),
+                "run": u32(run),
+                "tile": u32(TILE),
+                "tiles": u32(tiles),
+            }
+        )
+        calls.append(
+            header_launch(
+                "sort.cuh",
+                "scatter_merge",
+                tiles,
+                SORT_THREADS,
+                signature,
+                "DYNAMIC_SHARED(Item, items);\n    block_merge_tile("
+                "items, from, additions, run, tile, tiles, Keep<Item>{to, additions});",
+                bounded=False,
+                shared=TILE * _ITEM,
+            )
+        )
         items, other = other, items
     return items, calls
 
@@ -256,25 +320,40 @@ def _sums(shape: _Geometry, workspace: Array, items: Array, additions: int) -> l
     count = chunks * column_count
     index = index_type(count)
     sums = f"Scatter<{type_of(out)}, {vector}>"
-    signature = Signature({
-        "out": pointer(out), "updates": const_pointer(shape.updates),
-        "items": const_pointer(items, "Item"), "heads": pointer(heads, f"{sums}::Sums"),
-        "tails": pointer(tails, f"{sums}::Sums"), "rows": strided_axes(shape.rows, 1),
-        "columns": strided_axes(columns, 2), "added": strided_axes(shape.targets, 2),
-        "additions": u32(additions), "chunk": u32(chunk), "column_count": u32(column_count),
-        "count": counted(index, count),
-    })  # fmt: skip
+    signature = Signature(
+        {
+            "out": pointer(out),
+            "updates": const_pointer(shape.updates),
+            "items": const_pointer(items, "Item"),
+            "heads": pointer(heads, f"{sums}::Sums"),
+            "tails": pointer(tails, f"{sums}::Sums"),
+            "rows": strided_axes(shape.rows, 1),
+            "columns": strided_axes(columns, 2),
+            "added": strided_axes(shape.targets, 2),
+            "additions": u32(additions),
+            "chunk": u32(chunk),
+            "column_count": u32(column_count),
+            "count": counted(index, count),
+        }
+    )
     names = ["sum_chunk", "join_chunks"] if chunks > 1 else ["sum_chunk"]
     # A thread of its own for every part: most of the second launch has nothing to do.
     blocks = min(-(-count // _THREADS), 2**30)
-    return [header_launch(
-        "scatter.cuh", name, blocks, _THREADS, signature,
-        f"{sums} scatter{{out, updates, items, heads, tails, &rows, &columns, &added, additions, "
-        "chunk, column_count};\n"
-        f"    for ({index} i = grid_index<{index}>(); i < count; i += grid_stride<{index}>())\n"
-        f"        scatter.{name}((u32)(i / column_count), (u32)(i % column_count));",
-        bounded=False,
-    ) for name in names]  # fmt: skip
+    return [
+        header_launch(
+            "scatter.cuh",
+            name,
+            blocks,
+            _THREADS,
+            signature,
+            f"{sums} scatter{{out, updates, items, heads, tails, &rows, &columns, &added, "
+            "additions, chunk, column_count};\n"
+            f"    for ({index} i = grid_index<{index}>(); i < count; i += grid_stride<{index}>())\n"
+            f"        scatter.{name}((u32)(i / column_count), (u32)(i % column_count));",
+            bounded=False,
+        )
+        for name in names
+    ]
 
 
 def _shared_vector(shape: _Geometry) -> int:
@@ -336,11 +415,28 @@ def _sorting_seconds(node: Node) -> float:
 
 
 for _op, _geometry in (("scatter_add", _of_scatter_add), ("put_along_axis_add", _of_put_along)):
-    TABLE.add(Kernel(
-        _op, "cuda", "scanning", partial(_bind_scanning, _geometry), _can_scan,
-        in_place=may_overwrite, estimate=_scanning_seconds, measured=False,
-    ))  # fmt: skip
-    TABLE.add(Kernel(
-        _op, "cuda", "sorting", partial(_bind_sorting, _geometry), _can_sort, _sorting_bytes,
-        in_place=may_overwrite, estimate=_sorting_seconds, measured=False,
-    ))  # fmt: skip
+    TABLE.add(
+        Kernel(
+            _op,
+            "cuda",
+            "scanning",
+            partial(_bind_scanning, _geometry),
+            _can_scan,
+            in_place=may_overwrite,
+            estimate=_scanning_seconds,
+            measured=False,
+        )
+    )
+    TABLE.add(
+        Kernel(
+            _op,
+            "cuda",
+            "sorting",
+            partial(_bind_sorting, _geometry),
+            _can_sort,
+            _sorting_bytes,
+            in_place=may_overwrite,
+            estimate=_sorting_seconds,
+            measured=False,
+        )
+    )

@@ -63,18 +63,35 @@ def _bind(call: Call) -> Runner:
     count = elements(columns)
     across = min(1 << (count - 1).bit_length(), _ACROSS)
     tiles = -(-count // across)
-    signature = Signature({
-        "out": pointer(out), "x": const_pointer(x), "updates": const_pointer(updates),
-        "positions": const_pointer(positions), "rows": strided_axes(rows, 2),
-        "columns": strided_axes(columns, 3), "added": strided_axes(added, 2),
-        "additions": u32(elements(added)), "length": i64(out.shape[axis]),
-        "across": u32(across), "tiles": u32(tiles), "column_count": u32(count),
-    })  # fmt: skip
+    signature = Signature(
+        {
+            "out": pointer(out),
+            "x": const_pointer(x),
+            "updates": const_pointer(updates),
+            "positions": const_pointer(positions),
+            "rows": strided_axes(rows, 2),
+            "columns": strided_axes(columns, 3),
+            "added": strided_axes(added, 2),
+            "additions": u32(elements(added)),
+            "length": i64(out.shape[axis]),
+            "across": u32(across),
+            "tiles": u32(tiles),
+            "column_count": u32(count),
+        }
+    )
     kinds = f"{type_of(out)}, {type_of(positions)}, {vector}"
-    return CudaRunner([header_launch(
-        "scatter_few_rows.cuh", "scatter_listed", out.shape[axis] * tiles, _THREADS, signature,
-        f"block_add_listed<{kinds}>({signature.names});",
-    )])  # fmt: skip
+    return CudaRunner(
+        [
+            header_launch(
+                "scatter_few_rows.cuh",
+                "scatter_listed",
+                out.shape[axis] * tiles,
+                _THREADS,
+                signature,
+                f"block_add_listed<{kinds}>({signature.names});",
+            )
+        ]
+    )
 
 
 def _sizes(node: Node) -> tuple[int, int]:
@@ -97,7 +114,15 @@ def _seconds(node: Node) -> float:
     return 2 * LAUNCH_SECONDS + looks / _LOOKS_PER_SECOND + moved / BYTES_PER_SECOND
 
 
-TABLE.add(Kernel(
-    "scatter_add", "cuda", "listing", _bind, _supports, in_place=may_overwrite, estimate=_seconds,
-    measured=False,
-))  # fmt: skip
+TABLE.add(
+    Kernel(
+        "scatter_add",
+        "cuda",
+        "listing",
+        _bind,
+        _supports,
+        in_place=may_overwrite,
+        estimate=_seconds,
+        measured=False,
+    )
+)

@@ -87,27 +87,44 @@ def _spare_bytes(node: Node, blocks: int, elements: int) -> int:
 
 
 def _launched(
-    call: Call, header: str, name: str, blocks: int, elements: int, given: Mapping[str, Parameter],
+    call: Call,
+    header: str,
+    name: str,
+    blocks: int,
+    elements: int,
+    given: Mapping[str, Parameter],
     body: str,
-) -> Runner:  # fmt: skip
+) -> Runner:
     """A launch with a block for each matrix (or part of one) that keeps `elements` numbers."""
     dtype = call.inputs[0].dtype.name
     stored, computed = STORED[dtype], computed_type(dtype)
     nbytes = elements * _bytes(dtype)
     shared = fits_in_shared(nbytes)
-    signature = Signature({
-        **given,
-        "spare": null_pointer(computed) if shared else pointer(call.workspace, computed),
-        "size": u32(elements),
-    })  # fmt: skip
+    signature = Signature(
+        {
+            **given,
+            "spare": null_pointer(computed) if shared else pointer(call.workspace, computed),
+            "size": u32(elements),
+        }
+    )
     begin = (
         f"typedef {stored} T;\n    typedef {computed} C;\n    DYNAMIC_SHARED(C, shared);\n"
         "    C* workspace = spare ? spare + (u64)blockIdx.x * size : shared;\n"
     )
-    return CudaRunner([header_launch(
-        header, name, blocks, threads_for(elements), signature, begin + body, bounded=False,
-        shared=nbytes if shared else 0,
-    )])  # fmt: skip
+    return CudaRunner(
+        [
+            header_launch(
+                header,
+                name,
+                blocks,
+                threads_for(elements),
+                signature,
+                begin + body,
+                bounded=False,
+                shared=nbytes if shared else 0,
+            )
+        ]
+    )
 
 
 # --- equations
@@ -141,13 +158,27 @@ def _bind_solve(call: Call) -> Runner:
     blocks, elements = _solve_blocks(call.node)
     # The inverse solves for the identity, which is nowhere in memory.
     given = rest[0] if rest else x
-    return _launched(call, "linalg.cuh", "solve", blocks, elements, {
-        "a": const_pointer(a),
-        "b": const_pointer(given) if rest else null_pointer(f"const {type_of(x)}"),
-        "x": pointer(x), "batch": _batch(x.shape[:-2], [(a, 2), (given, 2), (x, 2)]),
-        **_steps("a_", a), **_steps("b_", given), **_steps("x_", x), "n": u32(x.shape[-2]),
-        "columns": u32(x.shape[-1]), "part": u32(part), "parts": u32(parts),
-    }, _SOLVE)  # fmt: skip
+    return _launched(
+        call,
+        "linalg.cuh",
+        "solve",
+        blocks,
+        elements,
+        {
+            "a": const_pointer(a),
+            "b": const_pointer(given) if rest else null_pointer(f"const {type_of(x)}"),
+            "x": pointer(x),
+            "batch": _batch(x.shape[:-2], [(a, 2), (given, 2), (x, 2)]),
+            **_steps("a_", a),
+            **_steps("b_", given),
+            **_steps("x_", x),
+            "n": u32(x.shape[-2]),
+            "columns": u32(x.shape[-1]),
+            "part": u32(part),
+            "parts": u32(parts),
+        },
+        _SOLVE,
+    )
 
 
 _SLOGDET = """    i64 at[3];
@@ -165,11 +196,22 @@ def _bind_slogdet(call: Call) -> Runner:
     blocks, elements = _square_blocks(call.node)
     if blocks == 0:
         return CudaRunner([])
-    return _launched(call, "linalg.cuh", "slogdet", blocks, elements, {
-        "a": const_pointer(a), "sign": pointer(sign), "log_size": pointer(log_size),
-        "batch": _batch(sign.shape, [(a, 2), (sign, 0), (log_size, 0)]), **_steps("", a),
-        "n": u32(a.shape[-1]),
-    }, _SLOGDET)  # fmt: skip
+    return _launched(
+        call,
+        "linalg.cuh",
+        "slogdet",
+        blocks,
+        elements,
+        {
+            "a": const_pointer(a),
+            "sign": pointer(sign),
+            "log_size": pointer(log_size),
+            "batch": _batch(sign.shape, [(a, 2), (sign, 0), (log_size, 0)]),
+            **_steps("", a),
+            "n": u32(a.shape[-1]),
+        },
+        _SLOGDET,
+    )
 
 
 # --- factors
@@ -184,11 +226,21 @@ def _bind_cholesky(call: Call) -> Runner:
     (out,), (a,) = call.outputs, call.inputs
     if out.size == 0:
         return CudaRunner([])
-    return _launched(call, "linalg.cuh", "cholesky", *_square_blocks(call.node), {
-        "a": const_pointer(a), "out": pointer(out),
-        "batch": _batch(out.shape[:-2], [(a, 2), (out, 2)]), **_steps("", a),
-        **_steps("out_", out), "n": u32(a.shape[-1]),
-    }, _CHOLESKY)  # fmt: skip
+    return _launched(
+        call,
+        "linalg.cuh",
+        "cholesky",
+        *_square_blocks(call.node),
+        {
+            "a": const_pointer(a),
+            "out": pointer(out),
+            "batch": _batch(out.shape[:-2], [(a, 2), (out, 2)]),
+            **_steps("", a),
+            **_steps("out_", out),
+            "n": u32(a.shape[-1]),
+        },
+        _CHOLESKY,
+    )
 
 
 _QR = """    i64 at[3];
@@ -212,11 +264,24 @@ def _bind_qr(call: Call) -> Runner:
     (q, r), (a,) = call.outputs, call.inputs
     if r.size == 0:
         return CudaRunner([])
-    return _launched(call, "factorisations.cuh", "qr", *_qr_blocks(call.node), {
-        "a": const_pointer(a), "q": pointer(q), "r": pointer(r),
-        "batch": _batch(a.shape[:-2], [(a, 2), (q, 2), (r, 2)]), **_steps("", a),
-        **_steps("q_", q), **_steps("r_", r), "m": u32(a.shape[-2]), "n": u32(a.shape[-1]),
-    }, _QR)  # fmt: skip
+    return _launched(
+        call,
+        "factorisations.cuh",
+        "qr",
+        *_qr_blocks(call.node),
+        {
+            "a": const_pointer(a),
+            "q": pointer(q),
+            "r": pointer(r),
+            "batch": _batch(a.shape[:-2], [(a, 2), (q, 2), (r, 2)]),
+            **_steps("", a),
+            **_steps("q_", q),
+            **_steps("r_", r),
+            "m": u32(a.shape[-2]),
+            "n": u32(a.shape[-1]),
+        },
+        _QR,
+    )
 
 
 _EIGH = """    i64 at[3];
@@ -234,11 +299,23 @@ def _bind_eigh(call: Call) -> Runner:
     (w, v), (a,) = call.outputs, call.inputs
     if v.size == 0:
         return CudaRunner([])
-    return _launched(call, "factorisations.cuh", "eigh", *_eigh_blocks(call.node), {
-        "a": const_pointer(a), "w": pointer(w), "v": pointer(v),
-        "batch": _batch(a.shape[:-2], [(a, 2), (w, 1), (v, 2)]), **_steps("", a),
-        **_steps("w_", w, 1), **_steps("v_", v), "n": u32(a.shape[-1]),
-    }, _EIGH)  # fmt: skip
+    return _launched(
+        call,
+        "factorisations.cuh",
+        "eigh",
+        *_eigh_blocks(call.node),
+        {
+            "a": const_pointer(a),
+            "w": pointer(w),
+            "v": pointer(v),
+            "batch": _batch(a.shape[:-2], [(a, 2), (w, 1), (v, 2)]),
+            **_steps("", a),
+            **_steps("w_", w, 1),
+            **_steps("v_", v),
+            "n": u32(a.shape[-1]),
+        },
+        _EIGH,
+    )
 
 
 _SVD = """    i64 at[4];
@@ -263,12 +340,27 @@ def _bind_svd(call: Call) -> Runner:
     if turned:
         # Its columns are rotated, and there must not be more of them than rows.
         a, u, v, m, n = a.swapaxes(-1, -2), v, u, n, m
-    return _launched(call, "factorisations.cuh", "svd", *_svd_blocks(call.node), {
-        "a": const_pointer(a), "u": pointer(u), "s": pointer(s), "v": pointer(v),
-        "batch": _batch(a.shape[:-2], [(a, 2), (u, 2), (s, 1), (v, 2)]), **_steps("", a),
-        **_steps("u_", u), **_steps("s_", s, 1), **_steps("v_", v), "m": u32(m), "n": u32(n),
-        "turned": u32(turned),
-    }, _SVD)  # fmt: skip
+    return _launched(
+        call,
+        "factorisations.cuh",
+        "svd",
+        *_svd_blocks(call.node),
+        {
+            "a": const_pointer(a),
+            "u": pointer(u),
+            "s": pointer(s),
+            "v": pointer(v),
+            "batch": _batch(a.shape[:-2], [(a, 2), (u, 2), (s, 1), (v, 2)]),
+            **_steps("", a),
+            **_steps("u_", u),
+            **_steps("s_", s, 1),
+            **_steps("v_", v),
+            "m": u32(m),
+            "n": u32(n),
+            "turned": u32(turned),
+        },
+        _SVD,
+    )
 
 
 # --- cost
@@ -306,8 +398,15 @@ for _op, _bind, _blocks_of, _per_row in (
     ("eigh", _bind_eigh, _eigh_blocks, _SWEEPS),
     ("svd", _bind_svd, _svd_blocks, _SWEEPS),
 ):
-    TABLE.add(Kernel(
-        _op, "cuda", "one block", _bind, _supports,
-        workspace=partial(_workspace, _blocks_of),
-        estimate=partial(_seconds, _blocks_of, _per_row), measured=False,
-    ))  # fmt: skip
+    TABLE.add(
+        Kernel(
+            _op,
+            "cuda",
+            "one block",
+            _bind,
+            _supports,
+            workspace=partial(_workspace, _blocks_of),
+            estimate=partial(_seconds, _blocks_of, _per_row),
+            measured=False,
+        )
+    )

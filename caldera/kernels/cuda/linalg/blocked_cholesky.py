@@ -59,7 +59,16 @@ def _workspace(node: Node) -> int:
     return panel_bytes(given, Spec((PANEL, PANEL), given.dtype))
 
 
-TABLE.add(Kernel(
-    "cholesky", "cuda", "blocked", _bind, can_run, _workspace,
-    estimate=partial(seconds, _COLUMN_SECONDS, _FLOPS), capturable=False, measured=False,
-))  # fmt: skip
+TABLE.add(
+    Kernel(
+        "cholesky",
+        "cuda",
+        "blocked",
+        _bind,
+        can_run,
+        _workspace,
+        estimate=partial(seconds, _COLUMN_SECONDS, _FLOPS),
+        capturable=False,
+        measured=False,
+    )
+)

@@ -106,14 +106,27 @@ def _check(run: Panels, q: Array, panel: Array, spare: Array) -> None:
     memory, image = spare.reshape(-1), panel.reshape(-1)[:m].reshape(m, 1)
     tried, found = memory[:k].reshape(k, 1), memory[k : 2 * k].reshape(k, 1)
     blocks = -(-k // _THREADS)
-    run.launch("try_vector", blocks, _THREADS, {"out": pointer(tried), "n": u32(k)},
-               "write_tried_vector(out, n, 1);")  # fmt: skip
+    run.launch(
+        "try_vector",
+        blocks,
+        _THREADS,
+        {"out": pointer(tried), "n": u32(k)},
+        "write_tried_vector(out, n, 1);",
+    )
     run.multiply(image, q, tried)
     run.multiply(found, q.T, image)
-    run.launch("check_vector", blocks, _THREADS, {
-        "given": const_pointer(found), "n": u32(k), "most": real("double", _MOST),
-        "failed": pointer(run.failed),
-    }, "check_tried_vector(given, n, most, failed);")  # fmt: skip
+    run.launch(
+        "check_vector",
+        blocks,
+        _THREADS,
+        {
+            "given": const_pointer(found),
+            "n": u32(k),
+            "most": real("double", _MOST),
+            "failed": pointer(run.failed),
+        },
+        "check_tried_vector(given, n, most, failed);",
+    )
 
 
 def _workspace(node: Node) -> int:
@@ -126,7 +139,16 @@ def _workspace(node: Node) -> int:
     return panel_bytes(Spec((m, n), float64), *squares, *columns, *strip)
 
 
-TABLE.add(Kernel(
-    "qr", "cuda", "blocked", _bind, can_run, _workspace,
-    estimate=partial(seconds, _COLUMN_SECONDS, _FLOPS), capturable=False, measured=False,
-))  # fmt: skip
+TABLE.add(
+    Kernel(
+        "qr",
+        "cuda",
+        "blocked",
+        _bind,
+        can_run,
+        _workspace,
+        estimate=partial(seconds, _COLUMN_SECONDS, _FLOPS),
+        capturable=False,
+        measured=False,
+    )
+)

@@ -59,19 +59,35 @@ class _Elimination(Panels):
         self.sizes = self.array((n,), float64)
         (self.copy if b.dtype == float64 else self.convert)(self.b[:, :-1], b)
         # One more right side, that no singular matrix has a solution for but by great chance.
-        self.launch("try_vector", -(-n // _THREADS), _THREADS, {
-            "out": pointer(self.b[:, -1]), "n": u32(n), "columns": u32(columns),
-        }, "write_tried_vector(out, n, columns);")  # fmt: skip
+        self.launch(
+            "try_vector",
+            -(-n // _THREADS),
+            _THREADS,
+            {
+                "out": pointer(self.b[:, -1]),
+                "n": u32(n),
+                "columns": u32(columns),
+            },
+            "write_tried_vector(out, n, columns);",
+        )
 
     def factorise(self) -> None:
         """U with the blocks on the diagonal, and L, which has the identity there."""
         n = len(self.a)
         groups = n // 4 + n % 4
-        self.launch("mix_matrix", (-(-groups // _THREADS), groups, 1), _THREADS, {
-            "a": const_pointer(self.a), **strides_of("a", self.a), "out": pointer(self.mixed),
-            "n": u32(n),
-        }, f"butterfly_matrix<{type_of(self.a)}, double>({{a, a_down, a_right}}, {{out, n, 1}},"
-           " n);")  # fmt: skip
+        self.launch(
+            "mix_matrix",
+            (-(-groups // _THREADS), groups, 1),
+            _THREADS,
+            {
+                "a": const_pointer(self.a),
+                **strides_of("a", self.a),
+                "out": pointer(self.mixed),
+                "n": u32(n),
+            },
+            f"butterfly_matrix<{type_of(self.a)}, double>({{a, a_down, a_right}}, {{out, n, 1}},"
+            " n);",
+        )
         for start, last in panels(0, n, GROUP):
             for begin, end in panels(start, last):
                 self._eliminate(begin, end, last)
@@ -92,8 +108,10 @@ class _Elimination(Panels):
     def _subtract(self, rows: slice, between: slice, columns: slice) -> None:
         """Take L times U out of what is left."""
         out, left, right = (
-            self.mixed[rows, columns], self.mixed[rows, between], self.mixed[between, columns],
-        )  # fmt: skip
+            self.mixed[rows, columns],
+            self.mixed[rows, between],
+            self.mixed[between, columns],
+        )
         self.multiply(out, left, right, alpha=-1.0, beta=1.0)
 
     def solve(self, right: Array, *, adds: bool) -> None:
@@ -115,21 +133,42 @@ class _Elimination(Panels):
         n, columns = given.shape
         groups = n // 4 + n % 4
         kinds = f"{str(solution).lower()}, {type_of(given)}, double"
-        self.launch(name, (-(-groups // _THREADS), columns, 1), _THREADS, {
-            "given": const_pointer(given), **strides_of("given", given), "out": pointer(out),
-            "n": u32(n), "columns": u32(columns), "adds": u32(adds),
-        }, f"butterfly_columns<{kinds}>({{given, given_down, given_right}}, {{out, columns, 1}}, n,"
-           " adds);")  # fmt: skip
+        self.launch(
+            name,
+            (-(-groups // _THREADS), columns, 1),
+            _THREADS,
+            {
+                "given": const_pointer(given),
+                **strides_of("given", given),
+                "out": pointer(out),
+                "n": u32(n),
+                "columns": u32(columns),
+                "adds": u32(adds),
+            },
+            f"butterfly_columns<{kinds}>({{given, given_down, given_right}}, {{out, columns, 1}}, "
+            "n, adds);",
+        )
 
     def subtract(self) -> None:
         """The residual of x, and the sum of magnitudes of each row of the matrix."""
         n, columns = self.b.shape
-        self.launch("residual", -(-n // (_THREADS // 32)), _THREADS, {
-            "a": const_pointer(self.a), **strides_of("a", self.a), "b": const_pointer(self.b),
-            "x": const_pointer(self.x), "residual": pointer(self.residual),
-            "sizes": pointer(self.sizes), "n": u32(n), "columns": u32(columns),
-        }, f"warp_residual<{type_of(self.a)}>({{a, a_down, a_right}}, {{b, columns, 1}},"
-           " {x, columns, 1}, {residual, columns, 1}, sizes, n, columns);")  # fmt: skip
+        self.launch(
+            "residual",
+            -(-n // (_THREADS // 32)),
+            _THREADS,
+            {
+                "a": const_pointer(self.a),
+                **strides_of("a", self.a),
+                "b": const_pointer(self.b),
+                "x": const_pointer(self.x),
+                "residual": pointer(self.residual),
+                "sizes": pointer(self.sizes),
+                "n": u32(n),
+                "columns": u32(columns),
+            },
+            f"warp_residual<{type_of(self.a)}>({{a, a_down, a_right}}, {{b, columns, 1}},"
+            " {x, columns, 1}, {residual, columns, 1}, sizes, n, columns);",
+        )
 
     def taken(self) -> CudaRunner:
         """What runs the calls so far; others are begun."""
@@ -193,7 +232,16 @@ def _workspace(node: Node) -> int:
     )
 
 
-TABLE.add(Kernel(
-    "solve", "cuda", "blocked", SolveRunner, _supports, _workspace,
-    estimate=partial(seconds, _COLUMN_SECONDS, _FLOPS), capturable=False, measured=False,
-))  # fmt: skip
+TABLE.add(
+    Kernel(
+        "solve",
+        "cuda",
+        "blocked",
+        SolveRunner,
+        _supports,
+        _workspace,
+        estimate=partial(seconds, _COLUMN_SECONDS, _FLOPS),
+        capturable=False,
+        measured=False,
+    )
+)

@@ -144,7 +144,15 @@ _LIBRARY: dict[str, tuple[Callable[..., Results], float]] = {
 }
 """By op, what computes it, and the seconds of a row."""
 for _op in _LIBRARY:
-    TABLE.add(Kernel(
-        _op, "cuda", "cusolver", bind, supports, estimate=_seconds, capturable=False,
-        measured=False,
-    ))  # fmt: skip
+    TABLE.add(
+        Kernel(
+            _op,
+            "cuda",
+            "cusolver",
+            bind,
+            supports,
+            estimate=_seconds,
+            capturable=False,
+            measured=False,
+        )
+    )

@@ -262,7 +262,16 @@ def _seconds(node: Node) -> float:
 
 
 for _op, _function in (("cholesky", _cholesky), ("qr", _qr), ("solve", _solve)):
-    TABLE.add(Kernel(
-        _op, "cuda", "hybrid", partial(_bind, _function), _supports, estimate=_seconds,
-        capturable=False, measured=False, priority=-1,
-    ))  # fmt: skip
+    TABLE.add(
+        Kernel(
+            _op,
+            "cuda",
+            "hybrid",
+            partial(_bind, _function),
+            _supports,
+            estimate=_seconds,
+            capturable=False,
+            measured=False,
+            priority=-1,
+        )
+    )

@@ -76,8 +76,11 @@ def can_run(node: Node) -> bool:
 
 def panel_bytes(*specs: Spec) -> int:
     """The workspace of a `Panels` and of arrays like these."""
-    return workspace_bytes(Spec((MOST_WORKSPACE + WORKSPACE_ALIGNMENT,), BY_NAME["uint8"]),
-                           Spec((1,), BY_NAME["int32"]), *specs)  # fmt: skip
+    return workspace_bytes(
+        Spec((MOST_WORKSPACE + WORKSPACE_ALIGNMENT,), BY_NAME["uint8"]),
+        Spec((1,), BY_NAME["int32"]),
+        *specs,
+    )
 
 
 def seconds(column_seconds: float, flops: float, node: Node) -> float:
@@ -121,30 +124,59 @@ class Panels:
         """L of a block, of which the lower triangle is read, and its inverse; it fails where
         elimination does not leave more than `least` of a number on the diagonal."""
         name = type_of(a)
-        self.launch("cholesky_inverse", 1, _THREADS, {
-            "a": const_pointer(a), **strides_of("a", a), "lower": pointer(lower),
-            **strides_of("lower", lower), "inverse": pointer(inverse), "size": u32(len(a)),
-            "least": real(name, least), "failed": pointer(self.failed),
-        }, f"block_cholesky_inverse<{name}>({{a, a_down, a_right}},"
-           " {lower, lower_down, lower_right}, inverse, size, least, failed);")  # fmt: skip
+        self.launch(
+            "cholesky_inverse",
+            1,
+            _THREADS,
+            {
+                "a": const_pointer(a),
+                **strides_of("a", a),
+                "lower": pointer(lower),
+                **strides_of("lower", lower),
+                "inverse": pointer(inverse),
+                "size": u32(len(a)),
+                "least": real(name, least),
+                "failed": pointer(self.failed),
+            },
+            f"block_cholesky_inverse<{name}>({{a, a_down, a_right}},"
+            " {lower, lower_down, lower_right}, inverse, size, least, failed);",
+        )
 
     def inverse(self, inverse: Array, a: Array) -> None:
         """The inverse of a block without exchanges of rows, or of one nearby if it has none."""
         name = type_of(a)
-        self.launch("inverse", 1, _THREADS, {
-            "a": const_pointer(a), **strides_of("a", a), "inverse": pointer(inverse),
-            "size": u32(len(a)),
-        }, f"block_inverse<{name}>({{a, a_down, a_right}}, inverse, size);")  # fmt: skip
+        self.launch(
+            "inverse",
+            1,
+            _THREADS,
+            {
+                "a": const_pointer(a),
+                **strides_of("a", a),
+                "inverse": pointer(inverse),
+                "size": u32(len(a)),
+            },
+            f"block_inverse<{name}>({{a, a_down, a_right}}, inverse, size);",
+        )
 
     def symmetric_part(self, lower: Array, out: Array, a: Array) -> None:
         """The lower triangle of (a + aᵀ) / 2; above the blocks on the diagonal, `out` is 0."""
         tiles = -(-len(a) // _TILE)
-        self.launch("symmetric_part", (tiles, tiles, 1), (_TILE, 8, 1), {
-            "a": const_pointer(a), **strides_of("a", a), "lower": pointer(lower),
-            **strides_of("lower", lower), "out": pointer(out), **strides_of("out", out),
-            "n": u32(len(a)),
-        }, f"block_symmetric_part<{type_of(a)}>({{a, a_down, a_right}},"
-           " {lower, lower_down, lower_right}, {out, out_down, out_right}, n);")  # fmt: skip
+        self.launch(
+            "symmetric_part",
+            (tiles, tiles, 1),
+            (_TILE, 8, 1),
+            {
+                "a": const_pointer(a),
+                **strides_of("a", a),
+                "lower": pointer(lower),
+                **strides_of("lower", lower),
+                "out": pointer(out),
+                **strides_of("out", out),
+                "n": u32(len(a)),
+            },
+            f"block_symmetric_part<{type_of(a)}>({{a, a_down, a_right}},"
+            " {lower, lower_down, lower_right}, {out, out_down, out_right}, n);",
+        )
 
     def copy(self, target: Array, source: Array) -> None:
         """target[...] = source"""
@@ -162,9 +194,13 @@ class Panels:
         self.calls += loop_calls(body, target.shape, [], [target])
 
     def launch(
-        self, name: str, grid: Size | int, block: Size | int, given: Mapping[str, Parameter],
+        self,
+        name: str,
+        grid: Size | int,
+        block: Size | int,
+        given: Mapping[str, Parameter],
         body: str,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """A launch of a function of the headers."""
         self.calls.append(header_launch(_HEADER, name, grid, block, Signature(given), body))
 

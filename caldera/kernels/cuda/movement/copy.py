@@ -91,9 +91,11 @@ def _transposing(target: np.ndarray, source: np.ndarray, axes: Axes, across: int
     both = [Operand(name, to, "s"), Operand(name, given, "s")]
     numbers = Numbers(is_wide(prod(axes.lengths), both, axes.lengths))
     offsets_of = OffsetEmitter(
-        numbers, lengths,
-        [Operand(name, tuple(each[axis] for axis in others), "s") for each in (to, given)], "",
-    )  # fmt: skip
+        numbers,
+        lengths,
+        [Operand(name, tuple(each[axis] for axis in others), "s") for each in (to, given)],
+        "",
+    )
     split, offsets = offsets_of.statements("place", "a")
     side = 32 if size >= 4 else 64
     rows_at_once = THREADS // side
@@ -102,10 +104,13 @@ def _transposing(target: np.ndarray, source: np.ndarray, axes: Axes, across: int
     tiles, tiles_down = numbers.add(down * right), numbers.add(down)
     kind = STORED[name]
     at_target, at_source = (offsets[group] for group in offsets_of.group)
-    signature = Signature({
-        "n": numbers.parameter, "target": pointer(target, kind),
-        "source": const_pointer(source, kind),
-    })  # fmt: skip
+    signature = Signature(
+        {
+            "n": numbers.parameter,
+            "target": pointer(target, kind),
+            "source": const_pointer(source, kind),
+        }
+    )
     text = f"""#include "vector_access.cuh"
 #include "transpose.cuh"
 {numbers.declaration}

@@ -60,10 +60,13 @@ def _by_number(target: np.ndarray, source: np.ndarray) -> Launch:
     )
     count = numbers.add(target.size)
     kind = STORED[name]
-    signature = Signature({
-        "n": numbers.parameter, "target": pointer(target, kind),
-        "source": const_pointer(source, kind),
-    })  # fmt: skip
+    signature = Signature(
+        {
+            "n": numbers.parameter,
+            "target": pointer(target, kind),
+            "source": const_pointer(source, kind),
+        }
+    )
     text = f"""#include "vector_access.cuh"
 {numbers.declaration}
 extern "C" __global__ void reshape({signature.declaration}) {{
@@ -186,12 +189,20 @@ def placing_calls(
         return []
     number = int(as_bits(np.full((1,), fill, target.dtype))[0])
     size = target.itemsize
-    axes = _simplest([
-        _Axis(n, start, count, step if count > 1 else 1, to // size, given // size)
-        for n, start, count, step, to, given in zip(
-            target.shape, starts, source.shape, steps, target.strides, source.strides, strict=True
-        )
-    ])  # fmt: skip
+    axes = _simplest(
+        [
+            _Axis(n, start, count, step if count > 1 else 1, to // size, given // size)
+            for n, start, count, step, to, given in zip(
+                target.shape,
+                starts,
+                source.shape,
+                steps,
+                target.strides,
+                source.strides,
+                strict=True,
+            )
+        ]
+    )
     lanes = _lanes(axes, target, source)
     name = as_bits(target).dtype.name
     both = [
@@ -205,10 +216,14 @@ def placing_calls(
     items = target.size // lanes
     kind = STORED[name]
     body = _placing(axes, numbers, kind, lanes, items)
-    signature = Signature({
-        "n": numbers.parameter, "fill": i64(number), "target": pointer(target, kind),
-        "source": const_pointer(source, kind),
-    })  # fmt: skip
+    signature = Signature(
+        {
+            "n": numbers.parameter,
+            "fill": i64(number),
+            "target": pointer(target, kind),
+            "source": const_pointer(source, kind),
+        }
+    )
     text = f"""#include "vector_access.cuh"
 {numbers.declaration}
 extern "C" __global__ void place({signature.declaration}) {{

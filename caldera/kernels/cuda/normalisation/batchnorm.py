@@ -44,15 +44,25 @@ def bind(call: Call) -> Runner:
     partial, factors = in_workspace(call, _specs(call.node))
     kinds = f"{type_of(x)}, {type_of(scale)}, {type_of(factors)}, {layout.integer}"
     given = {
-        "x": const_pointer(x), "x_step": layout.number(layout.channel[0]),
-        **layout.vectors(scale=const_pointer(scale), shift=const_pointer(shift),
-                         mean=pointer(mean), variance=pointer(variance)),
-    }  # fmt: skip
+        "x": const_pointer(x),
+        "x_step": layout.number(layout.channel[0]),
+        **layout.vectors(
+            scale=const_pointer(scale),
+            shift=const_pointer(shift),
+            mean=pointer(mean),
+            variance=pointer(variance),
+        ),
+    }
     statistics = over_channels(
-        layout, "batch_statistics", partial, factors, call.node.attrs["eps"], given,
+        layout,
+        "batch_statistics",
+        partial,
+        factors,
+        call.node.attrs["eps"],
+        given,
         f"BatchStatistics<{kinds}> each = {{{strided('x')}, channels, count, eps, "
         f"{strided('scale', 'shift', 'mean', 'variance')}, factors}};",
-    )  # fmt: skip
+    )
     calls = [image_sums(layout, x, partial), statistics]
     if x.size:
         calls.append(normalise(layout, [x, y, *more], factors, 0, relu=has_relu(call.node)))
@@ -65,11 +75,18 @@ def _bind_given(call: Call) -> Runner:
     if y.size == 0:
         return CudaRunner([])
     layout = layout_of([x, y, *more], call.node.attrs["axis"], by_image=False).of_elements()
-    signature = Signature({
-        **images(layout, x, y, more), "eps": real("double", call.node.attrs["eps"]),
-        **layout.vectors(scale=const_pointer(scale), shift=const_pointer(shift),
-                         mean=const_pointer(mean), variance=const_pointer(variance)),
-    })  # fmt: skip
+    signature = Signature(
+        {
+            **images(layout, x, y, more),
+            "eps": real("double", call.node.attrs["eps"]),
+            **layout.vectors(
+                scale=const_pointer(scale),
+                shift=const_pointer(shift),
+                mean=const_pointer(mean),
+                variance=const_pointer(variance),
+            ),
+        }
+    )
     body = (
         f"normalise_given<{flags(has_relu(call.node), bool(more))}, {layout.options}>("
         f"x, y, more, in, eps, {strided('scale', 'shift', 'mean', 'variance')});"
@@ -90,24 +107,37 @@ def bind_gradient(call: Call) -> Runner:
     partial, factors = in_workspace(call, _specs(call.node))
     eps = call.node.attrs["eps"]
     vectors = layout.vectors(
-        scale=const_pointer(scale), shift=const_pointer(shift), mean=const_pointer(mean),
+        scale=const_pointer(scale),
+        shift=const_pointer(shift),
+        mean=const_pointer(mean),
         variance=const_pointer(variance),
-    )  # fmt: skip
+    )
     results = layout.vectors(for_scale=pointer(for_scale), for_shift=pointer(for_shift))
     kinds = f"{flags(relu)}, {type_of(scale)}, {type_of(mean)}, {type_of(factors)}"
     calls = [
         gradient_sums(
-            layout, "batch_gradient_sums", (x, g), partial, {"eps": real("double", eps), **vectors},
-            (mean, "mean, 0, mean_step, 1"), f"eps, {strided('scale', 'shift', 'variance')}",
-            relu=relu, resident=RESIDENT,
+            layout,
+            "batch_gradient_sums",
+            (x, g),
+            partial,
+            {"eps": real("double", eps), **vectors},
+            (mean, "mean, 0, mean_step, 1"),
+            f"eps, {strided('scale', 'shift', 'variance')}",
+            relu=relu,
+            resident=RESIDENT,
         ),
         over_channels(
-            layout, "batch_gradients", partial, factors, eps, {**vectors, **results},
+            layout,
+            "batch_gradients",
+            partial,
+            factors,
+            eps,
+            {**vectors, **results},
             f"BatchGradients<{kinds}, {layout.integer}> each = {{channels, count, eps, "
             f"{strided('scale', 'shift', 'mean', 'variance', 'for_scale', 'for_shift')}, "
             "factors};",
         ),
-    ]  # fmt: skip
+    ]
     if dx.size:
         calls.append(input_gradient(layout, [x, g, dx], factors, 0, relu=relu))
     return CudaRunner(calls)

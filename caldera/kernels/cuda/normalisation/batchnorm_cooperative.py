@@ -95,8 +95,11 @@ class Split:
 # --- which images
 
 _MOST_KEPT = {
-    "batch_norm": 8, "batch_norm_relu": 8, "batch_norm_grad": 4, "batch_norm_relu_grad": 4,
-}  # fmt: skip
+    "batch_norm": 8,
+    "batch_norm_relu": 8,
+    "batch_norm_grad": 4,
+    "batch_norm_relu_grad": 4,
+}
 """Pieces of each image that fit into registers."""
 
 
@@ -141,9 +144,12 @@ def _lie_well(images: Sequence[Array]) -> bool:
 
 
 def _launch(
-    call: Call, name: str, images: dict[str, Parameter], vectors: dict[str, Parameter],
+    call: Call,
+    name: str,
+    images: dict[str, Parameter],
+    vectors: dict[str, Parameter],
     options: Sequence[bool],
-) -> Runner:  # fmt: skip
+) -> Runner:
     """One of the functions of batchnorm_cooperative.cuh."""
     node = call.node
     shares, split, spec = _shares(node.outputs[0]), _split(node), _partial(node)
@@ -151,11 +157,16 @@ def _launch(
     partial = Scratch(call.workspace).array(spec.shape, spec.dtype)
     # A launch meets where no other that may run beside it does.
     place = next(_places) * shares.groups % _BARRIERS
-    signature = Signature({
-        "partial": pointer(partial), **images, "rows": i32(shares.rows),
-        "channels": i32(shares.channels), "eps": real("double", node.attrs["eps"]),
-        "barrier": u32(place),
-    })  # fmt: skip
+    signature = Signature(
+        {
+            "partial": pointer(partial),
+            **images,
+            "rows": i32(shares.rows),
+            "channels": i32(shares.channels),
+            "eps": real("double", node.attrs["eps"]),
+            "barrier": u32(place),
+        }
+    )
     for each, vector in vectors.items():
         assert isinstance(vector.argument, np.ndarray)
         signature |= {each: vector, f"{each}_step": i32(strides_of(vector.argument)[0])}
@@ -172,9 +183,9 @@ def _launch(
     # A sum of each thread, and what is known.
     shared = 8 * split.threads + _KNOWN
     grid = (split.chunks, shares.groups, 1)
-    return CudaRunner([
-        Launch(source, name, grid, split.threads, signature, shared, cooperative=True)
-    ])  # fmt: skip
+    return CudaRunner(
+        [Launch(source, name, grid, split.threads, signature, shared, cooperative=True)]
+    )
 
 
 def _bind(call: Call) -> Runner:
@@ -183,9 +194,11 @@ def _bind(call: Call) -> Runner:
     if not _lie_well([x, y, *more]):
         return batchnorm.bind(call)
     vectors = {
-        "scale": const_pointer(scale), "shift": const_pointer(shift), "mean": pointer(mean),
+        "scale": const_pointer(scale),
+        "shift": const_pointer(shift),
+        "mean": pointer(mean),
         "variance": pointer(variance),
-    }  # fmt: skip
+    }
     images = {"x": pointer(x), "y": pointer(y), "more": pointer(more[0] if more else x)}
     return _launch(call, "batch_norm", images, vectors, [has_relu(call.node), bool(more)])
 
@@ -198,17 +211,29 @@ def _bind_gradient(call: Call) -> Runner:
     # Without a relu nothing looks at the shift.
     shift = shifts[0] if shifts else scale
     vectors = {
-        "scale": const_pointer(scale), "shift": const_pointer(shift), "mean": const_pointer(mean),
-        "variance": const_pointer(variance), "for_scale": pointer(for_scale),
+        "scale": const_pointer(scale),
+        "shift": const_pointer(shift),
+        "mean": const_pointer(mean),
+        "variance": const_pointer(variance),
+        "for_scale": pointer(for_scale),
         "for_shift": pointer(for_shift),
-    }  # fmt: skip
+    }
     images = {"x": pointer(x), "g": pointer(g), "dx": pointer(dx)}
     return _launch(call, "batch_gradients", images, vectors, [bool(shifts)])
 
 
 for _op in _MOST_KEPT:
-    TABLE.add(Kernel(
-        _op, "cuda", "at once", _bind_gradient if _op.endswith("grad") else _bind, _is_small,
-        # Two of them beside each other might wait for blocks that find no room.
-        _workspace, priority=1, in_place=in_place, shares=frozenset({"barriers"}),
-    ))  # fmt: skip
+    TABLE.add(
+        Kernel(
+            _op,
+            "cuda",
+            "at once",
+            _bind_gradient if _op.endswith("grad") else _bind,
+            _is_small,
+            # Two of them beside each other might wait for blocks that find no room.
+            _workspace,
+            priority=1,
+            in_place=in_place,
+            shares=frozenset({"barriers"}),
+        )
+    )

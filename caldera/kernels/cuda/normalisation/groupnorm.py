@@ -47,19 +47,25 @@ def _bind(call: Call) -> Runner:
     if mean.size == 0:
         return CudaRunner([])
     partial, factors = in_workspace(call, _specs(call.node))
-    signature = Signature({
-        "x": const_pointer(x), "x_image": layout.number(layout.image[0]),
-        "x_channel": layout.number(layout.channel[0]), **_sizes(call.node, layout, partial),
-        **layout.vectors(scale=const_pointer(scale), shift=const_pointer(shift)),
-        **_matrices(layout, mean=pointer(mean), variance=pointer(variance)),
-        "factors": pointer(factors),
-    })  # fmt: skip
+    signature = Signature(
+        {
+            "x": const_pointer(x),
+            "x_image": layout.number(layout.image[0]),
+            "x_channel": layout.number(layout.channel[0]),
+            **_sizes(call.node, layout, partial),
+            **layout.vectors(scale=const_pointer(scale), shift=const_pointer(shift)),
+            **_matrices(layout, mean=pointer(mean), variance=pointer(variance)),
+            "factors": pointer(factors),
+        }
+    )
     statistics = _over_groups(
-        call.node, "group_statistics", signature,
+        call.node,
+        "group_statistics",
+        signature,
         "warp_group_statistics(x, x_image, x_channel, partial, images, chunks, channels, groups, "
         f"count, eps, {strided('scale', 'shift')}, mean, mean_image, mean_group, variance, "
         "variance_image, variance_group, factors);",
-    )  # fmt: skip
+    )
     calls = [image_sums(layout, x, partial), statistics]
     if x.size:
         calls.append(normalise(layout, [x, y], factors, _FORWARD * layout.sizes.channels))
@@ -84,24 +90,35 @@ def _bind_gradient(call: Call) -> Runner:
         sizes = _sizes(call.node, layout, partial)
         calls += [
             gradient_sums(
-                layout, "group_gradient_sums", (x, g), partial, {"each": each, **given},
+                layout,
+                "group_gradient_sums",
+                (x, g),
+                partial,
+                {"each": each, **given},
                 (mean, "mean, mean_image, mean_group, each"),
                 f"0.0, {strided('scale', 'scale')}, strided(variance, ({layout.integer})1)",
             ),
             _over_groups(
-                call.node, "group_gradients",
+                call.node,
+                "group_gradients",
                 Signature({**sizes, **given, "factors": pointer(factors)}),
                 "warp_group_gradients(partial, images, chunks, channels, groups, count, eps, "
                 f"{strided('scale')}, mean, mean_image, mean_group, variance, variance_image, "
                 "variance_group, factors);",
             ),
-        ]  # fmt: skip
+        ]
     # Images lie `chunks` sums apart.
-    calls.append(parameter_gradients(
-        partial, layout.sizes.images, layout.chunks * 2 * channels,
-        strided_layout((channels,), (0,), [strides_of(for_scale), strides_of(for_shift)]),
-        for_scale, for_shift, large=layout.large,
-    ))  # fmt: skip
+    calls.append(
+        parameter_gradients(
+            partial,
+            layout.sizes.images,
+            layout.chunks * 2 * channels,
+            strided_layout((channels,), (0,), [strides_of(for_scale), strides_of(for_shift)]),
+            for_scale,
+            for_shift,
+            large=layout.large,
+        )
+    )
     if dx.size:
         calls.append(input_gradient(layout, [x, g, dx], factors, _BACKWARD * channels))
     return CudaRunner(calls)
@@ -113,11 +130,14 @@ def _bind_gradient(call: Call) -> Runner:
 def _sizes(node: Node, layout: Layout, partial: Array) -> dict[str, Parameter]:
     sizes, attrs = layout.sizes, node.attrs
     return {
-        "partial": pointer(partial), "images": layout.number(sizes.images),
-        "chunks": layout.number(layout.chunks), "channels": layout.number(sizes.channels),
-        "groups": layout.number(attrs["groups"]), "count": real("double", sizes.length),
+        "partial": pointer(partial),
+        "images": layout.number(sizes.images),
+        "chunks": layout.number(layout.chunks),
+        "channels": layout.number(sizes.channels),
+        "groups": layout.number(attrs["groups"]),
+        "count": real("double", sizes.length),
         "eps": real("double", attrs["eps"]),
-    }  # fmt: skip
+    }
 
 
 def _matrices(layout: Layout, **pointers: Parameter) -> dict[str, Parameter]:
@@ -154,7 +174,11 @@ def _in_place(node: Node) -> bool:
 for _op, _its_bind in (("group_norm", _bind), ("group_norm_grad", _bind_gradient)):
     TABLE.add(
         Kernel(
-            _op, "cuda", "chunks", _its_bind, workspace=lambda node: workspace_bytes(*_specs(node)),
+            _op,
+            "cuda",
+            "chunks",
+            _its_bind,
+            workspace=lambda node: workspace_bytes(*_specs(node)),
             in_place=_in_place,
         )
-    )  # fmt: skip
+    )

@@ -77,16 +77,22 @@ class _Rows:
     ) -> dict[str, Parameter]:
         """So many rows of this length, and eps."""
         return {
-            "rows": self.rows.parameter(self.large), "row": row.parameter(self.large),
-            "count": index(count, self.large), "length": i32(length),
+            "rows": self.rows.parameter(self.large),
+            "row": row.parameter(self.large),
+            "count": index(count, self.large),
+            "length": i32(length),
             "eps": real("double", node.attrs["eps"]),
-        }  # fmt: skip
+        }
 
 
 def _rows(
-    shape: Shape, axes: Axes, images: Sequence[Array], samples: Sequence[Array],
-    parameters: Sequence[Array], most: int,
-) -> _Rows:  # fmt: skip
+    shape: Shape,
+    axes: Axes,
+    images: Sequence[Array],
+    samples: Sequence[Array],
+    parameters: Sequence[Array],
+    most: int,
+) -> _Rows:
     """How to see these: `images` are whole, `samples` have a number a row, `parameters` a row."""
     rank = len(shape)
     others = tuple(axis for axis in range(rank) if axis not in axes)
@@ -117,16 +123,31 @@ def _bind(call: Call) -> Runner:
     axes = call.node.attrs["axis"]
     images = [x, other, whole, y]
     seen = _rows(x.shape, axes, images, [mean, variance], [scale, shift], _MOST_KEPT)
-    signature = Signature({
-        "x": const_pointer(x), "more": const_pointer(other), "total": pointer(whole),
-        "y": pointer(y), "scale": const_pointer(scale), "shift": const_pointer(shift),
-        "mean": pointer(mean), "variance": pointer(variance),
-        **seen.parameters(seen.row, mean.size, scale.size, call.node),
-    })  # fmt: skip
-    return CudaRunner([header_launch(
-        _HEADER, "layer_norm_rows", seen.group.blocks(mean.size), seen.group.threads, signature,
-        f"layer_norm<{flags(bool(more))}, {seen.options}>({signature.names});",
-    )])  # fmt: skip
+    signature = Signature(
+        {
+            "x": const_pointer(x),
+            "more": const_pointer(other),
+            "total": pointer(whole),
+            "y": pointer(y),
+            "scale": const_pointer(scale),
+            "shift": const_pointer(shift),
+            "mean": pointer(mean),
+            "variance": pointer(variance),
+            **seen.parameters(seen.row, mean.size, scale.size, call.node),
+        }
+    )
+    return CudaRunner(
+        [
+            header_launch(
+                _HEADER,
+                "layer_norm_rows",
+                seen.group.blocks(mean.size),
+                seen.group.threads,
+                signature,
+                f"layer_norm<{flags(bool(more))}, {seen.options}>({signature.names});",
+            )
+        ]
+    )
 
 
 def _bind_gradient(call: Call) -> Runner:
@@ -153,23 +174,38 @@ def _bind_gradient(call: Call) -> Runner:
     few = _FEW_BLOCKS * driver().multiprocessors
     blocks = min(all_blocks, max(all_blocks // _ROWS_IN_TURN, few), len(partial))
     adding = parameter_gradients(
-        partial, blocks, len(totals) * length,
-        StridedLayout(seen.row.sizes, strides[images_and_scale:]), *totals, large=seen.large,
-    )  # fmt: skip
+        partial,
+        blocks,
+        len(totals) * length,
+        StridedLayout(seen.row.sizes, strides[images_and_scale:]),
+        *totals,
+        large=seen.large,
+    )
     if mean.size == 0:
         return CudaRunner([adding])
-    signature = Signature({
-        "x": const_pointer(x), "g": const_pointer(g), "dx": pointer(dx),
-        "more": const_pointer(other), "rounded": pointer(rounded),
-        "scale": const_pointer(scale), "mean": const_pointer(mean),
-        "variance": const_pointer(variance),
-        **seen.parameters(row, mean.size, length, call.node), "partial": pointer(partial),
-    })  # fmt: skip
+    signature = Signature(
+        {
+            "x": const_pointer(x),
+            "g": const_pointer(g),
+            "dx": pointer(dx),
+            "more": const_pointer(other),
+            "rounded": pointer(rounded),
+            "scale": const_pointer(scale),
+            "mean": const_pointer(mean),
+            "variance": const_pointer(variance),
+            **seen.parameters(row, mean.size, length, call.node),
+            "partial": pointer(partial),
+        }
+    )
     ending = flags(bool(more), rounds, sums)
     main = header_launch(
-        _HEADER, "layer_gradients", blocks, seen.group.threads, signature,
+        _HEADER,
+        "layer_gradients",
+        blocks,
+        seen.group.threads,
+        signature,
         f"block_layer_gradients<{ending}, {seen.options}>({signature.names});",
-    )  # fmt: skip
+    )
     return CudaRunner([main, adding])
 
 
@@ -197,7 +233,11 @@ for _op in ("layer_norm", "layer_norm_rounded", "layer_norm_residual"):
 for _op in ("layer_norm_grad", "layer_norm_grad_residual"):
     TABLE.add(
         Kernel(
-            _op, "cuda", "rows", _bind_gradient,
-            workspace=lambda node: workspace_bytes(_partial(node)), in_place=lambda node: True,
+            _op,
+            "cuda",
+            "rows",
+            _bind_gradient,
+            workspace=lambda node: workspace_bytes(_partial(node)),
+            in_place=lambda node: True,
         )
-    )  # fmt: skip
+    )

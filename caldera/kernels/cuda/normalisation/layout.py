@@ -151,9 +151,17 @@ class Layout:
         others = [group[each] for group in (self.image, self.channel) for each in arrays]
         return indices(
             f"Images<{self.rows.rank}, {len(arrays)}, {self.integer}>",
-            [*self.rows.sizes, *rows, *others, self.sizes.channels, self.sizes.length, self.chunk,
-             self.chunks], self.large,
-        )  # fmt: skip
+            [
+                *self.rows.sizes,
+                *rows,
+                *others,
+                self.sizes.channels,
+                self.sizes.length,
+                self.chunk,
+                self.chunks,
+            ],
+            self.large,
+        )
 
     def number(self, value: int) -> Parameter:
         """A count or a stride."""
@@ -195,14 +203,22 @@ def layout_of(arrays: Sequence[Array], axis: int, *, by_image: bool) -> Layout:
     planes = length > 1 and (channels == 1 or (not dense_channels and (dense_rows or nearer)))
     together = 1
     if planes and dense_rows:
-        together = neighbours(walked.sizes[-1], [
-            (array, [*own[:-1], far, apart])
-            for array, own, far, apart in zip(arrays, walked.strides, image, channel, strict=True)
-        ])  # fmt: skip
+        together = neighbours(
+            walked.sizes[-1],
+            [
+                (array, [*own[:-1], far, apart])
+                for array, own, far, apart in zip(
+                    arrays, walked.strides, image, channel, strict=True
+                )
+            ],
+        )
     elif not planes and dense_channels:
-        together = neighbours(channels, [
-            (array, [*own, far])
-            for array, own, far in zip(arrays, walked.strides, image, strict=True)
-        ])  # fmt: skip
+        together = neighbours(
+            channels,
+            [
+                (array, [*own, far])
+                for array, own, far in zip(arrays, walked.strides, image, strict=True)
+            ],
+        )
     sizes = Sizes(shape[0] if by_image else 1, channels, length)
     return Layout(sizes, walked, image, channel, planes, together, is_large(*arrays), _blocks())

@@ -67,13 +67,17 @@ class _Work:
             name: pointer(each) if name == names[-1] else const_pointer(each)
             for name, each in zip(names, self.arrays, strict=True)
         }
-        return Signature({
-            **pointers, "rows": self.rows.parameter(self.large),
-            **{f"step{i}": index(step, self.large) for i, step in enumerate(self.steps)},
-            "in": indices(f"Response<{index_type(self.large)}>", sizes, self.large),
-            "alpha": real(kind, attrs["alpha"] / attrs["window"]),
-            "beta": real(kind, attrs["beta"]), "k": real(kind, attrs["k"]),
-        })  # fmt: skip
+        return Signature(
+            {
+                **pointers,
+                "rows": self.rows.parameter(self.large),
+                **{f"step{i}": index(step, self.large) for i, step in enumerate(self.steps)},
+                "in": indices(f"Response<{index_type(self.large)}>", sizes, self.large),
+                "alpha": real(kind, attrs["alpha"] / attrs["window"]),
+                "beta": real(kind, attrs["beta"]),
+                "k": real(kind, attrs["k"]),
+            }
+        )
 
 
 def _window(node: Node) -> tuple[int, int]:
@@ -88,10 +92,18 @@ def _bind(call: Call) -> Runner:
         return CudaRunner([])
     work = _Work.of([x, y])
     signature = work.signature(["x", "y"], call.node, (1, 1))
-    return CudaRunner([header_launch(
-        _HEADER, "local_response", -(-y.size // _THREADS), _THREADS, signature,
-        f"respond<{work.flag}>({signature.names});",
-    )])  # fmt: skip
+    return CudaRunner(
+        [
+            header_launch(
+                _HEADER,
+                "local_response",
+                -(-y.size // _THREADS),
+                _THREADS,
+                signature,
+                f"respond<{work.flag}>({signature.names});",
+            )
+        ]
+    )
 
 
 def _bind_gradient(call: Call) -> Runner:
@@ -107,10 +119,19 @@ def _bind_gradient(call: Call) -> Runner:
         rows //= 2
     tiles = -(-size(work.rows.sizes) // rows) * -(-x.shape[1] // channels)
     signature = work.signature(["x", "g", "dx"], call.node, (rows, channels))
-    return CudaRunner([header_launch(
-        _HEADER, "local_response_gradients", tiles, _THREADS, signature,
-        f"block_response_gradients<{work.flag}>({signature.names});", shared=rows * width * each,
-    )])  # fmt: skip
+    return CudaRunner(
+        [
+            header_launch(
+                _HEADER,
+                "local_response_gradients",
+                tiles,
+                _THREADS,
+                signature,
+                f"block_response_gradients<{work.flag}>({signature.names});",
+                shared=rows * width * each,
+            )
+        ]
+    )
 
 
 TABLE.add(Kernel("local_response_norm", "cuda", "rows", _bind))

@@ -62,10 +62,15 @@ def gradient_sums(
     """
     x, g = arrays
     mean, place = means
-    signature = Signature({
-        "x": const_pointer(x), "g": const_pointer(g), "in": layout.images(0, 1), **given,
-        "partial": pointer(partial),
-    })  # fmt: skip
+    signature = Signature(
+        {
+            "x": const_pointer(x),
+            "g": const_pointer(g),
+            "in": layout.images(0, 1),
+            **given,
+            "partial": pointer(partial),
+        }
+    )
     body = (
         f"{layout.shared}\n    Means<{type_of(mean)}, {layout.integer}> means = {{{place}}};\n"
         f"    block_gradient_sums<{flags(relu)}, {layout.options}>(x, g, in, means, {vectors}, "
@@ -75,23 +80,38 @@ def gradient_sums(
 
 
 def parameter_gradients(
-    partial: Array, parts: int, apart: int, row: StridedLayout, for_scale: Array,
-    for_shift: Array, *third: Array, large: bool,
-) -> Launch:  # fmt: skip
+    partial: Array,
+    parts: int,
+    apart: int,
+    row: StridedLayout,
+    for_scale: Array,
+    for_shift: Array,
+    *third: Array,
+    large: bool,
+) -> Launch:
     """The gradients of scale and shift from sums of parts that lie `apart`, and a third sum if that
     is wanted; `row` is the walk over all of these."""
     channels = size(row.sizes)
-    signature = Signature({
-        "partial": const_pointer(partial), "parts": index(parts, large),
-        "apart": index(apart, large), "channels": index(channels, large),
-        "for_scale": pointer(for_scale), "for_shift": pointer(for_shift),
-        "third": pointer(third[0]) if third else null_pointer(type_of(for_shift)),
-        "row": row.parameter(large),
-    })  # fmt: skip
+    signature = Signature(
+        {
+            "partial": const_pointer(partial),
+            "parts": index(parts, large),
+            "apart": index(apart, large),
+            "channels": index(channels, large),
+            "for_scale": pointer(for_scale),
+            "for_shift": pointer(for_shift),
+            "third": pointer(third[0]) if third else null_pointer(type_of(for_shift)),
+            "row": row.parameter(large),
+        }
+    )
     return header_launch(
-        HEADER, "parameter_gradients", -(-channels // TOTALS_BLOCK[0]), TOTALS_BLOCK, signature,
+        HEADER,
+        "parameter_gradients",
+        -(-channels // TOTALS_BLOCK[0]),
+        TOTALS_BLOCK,
+        signature,
         f"block_parameter_gradients({signature.names});",
-    )  # fmt: skip
+    )
 
 
 # --- launches
@@ -102,23 +122,39 @@ def over_elements(
 ) -> Launch:
     """A launch over all elements."""
     return header_launch(
-        HEADER, name, layout.grid, layout.block, signature, body, threads=THREADS,
+        HEADER,
+        name,
+        layout.grid,
+        layout.block,
+        signature,
+        body,
+        threads=THREADS,
         resident=resident,
-    )  # fmt: skip
+    )
 
 
 def over_channels(
-    layout: Layout, name: str, partial: Array, factors: Array, eps: float,
-    given: Mapping[str, Parameter], each: str,
-) -> Launch:  # fmt: skip
+    layout: Layout,
+    name: str,
+    partial: Array,
+    factors: Array,
+    eps: float,
+    given: Mapping[str, Parameter],
+    each: str,
+) -> Launch:
     """A launch with some threads for each channel of a batch: they add up the sums of its chunks,
     of which `each` makes what is needed."""
-    signature = Signature({
-        "partial": const_pointer(partial), "chunks": layout.number(layout.chunks),
-        "channels": layout.number(layout.sizes.channels),
-        "count": real("double", layout.sizes.length), "eps": real("double", eps),
-        "factors": pointer(factors), **given,
-    })  # fmt: skip
+    signature = Signature(
+        {
+            "partial": const_pointer(partial),
+            "chunks": layout.number(layout.chunks),
+            "channels": layout.number(layout.sizes.channels),
+            "count": real("double", layout.sizes.length),
+            "eps": real("double", eps),
+            "factors": pointer(factors),
+            **given,
+        }
+    )
     blocks = -(-layout.sizes.channels // TOTALS_BLOCK[0])
     body = f"{each}\n    block_of_batch(partial, chunks, channels, each);"
     return header_launch(

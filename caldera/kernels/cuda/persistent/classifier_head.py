@@ -99,11 +99,15 @@ class ClassifierHead:
         across = next(n for n in (1, 2, 4, 8, 16) if wide <= 40 * n or 2 * n * parts > WARPS)
         tiling = Tiling(ROWS, 8 * units_of(wide, 8 * across), 1, across, parts)
         return Task(
-            f"{first.name} with {second.name}", tiling.units(rows, columns), self.reads,
+            f"{first.name} with {second.name}",
+            tiling.units(rows, columns),
+            self.reads,
             self.writes,
-            lambda places, early, start: _Writer(self, first, second, tiling, places,
-                                                 early).text(start), heavy=True,
-        )  # fmt: skip
+            lambda places, early, start: _Writer(self, first, second, tiling, places, early).text(
+                start
+            ),
+            heavy=True,
+        )
 
 
 def fuse_classifier_heads(pieces: Sequence[Any]) -> list[Any]:

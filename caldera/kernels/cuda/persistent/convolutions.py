@@ -259,9 +259,13 @@ def correlation(call: Call, fresh: Fresh) -> list[Any] | None:
     top, left = (each[0] for each in attrs["padding"])
     border = (down - 1 - top, across - 1 - left) if turned else (top, left)
     windows = Windows(
-        first.shape[1], (down, across), outcome.shape[2:], outcome.shape[1], of_filters,
+        first.shape[1],
+        (down, across),
+        outcome.shape[2:],
+        outcome.shape[1],
+        of_filters,
         attrs.get("compute") != "tf32",
-    )  # fmt: skip
+    )
     image = SharedImage(first, border, windows.padded, windows.apart)
     right: SharedTile = SharedFilters(filters, windows.line, turned)
     if of_filters:

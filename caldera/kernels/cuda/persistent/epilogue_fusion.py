@@ -178,11 +178,14 @@ def _fits_others(loop: Loop, producer: Producer) -> bool:
     return all(
         same(one, other) or not meet([one], [other])
         for earlier in producer.epilogues
-        for mine, theirs in ((loop.inputs, earlier.outputs), (loop.outputs, earlier.inputs),
-                             (loop.outputs, earlier.outputs))
+        for mine, theirs in (
+            (loop.inputs, earlier.outputs),
+            (loop.outputs, earlier.inputs),
+            (loop.outputs, earlier.outputs),
+        )
         for one in mine
         for other in theirs
-    )  # fmt: skip
+    )
 
 
 def _is_wanted(pieces: list[Any], place: int, result: Array, is_scratch: Any) -> bool:

@@ -131,9 +131,12 @@ class Gather:
         wanted = dense_strides(row, None, item)
         dense = self.table.strides[1:] == wanted == self.output.strides[axes:]
         places = [
-            address_of(self.output), address_of(self.table), size(row) * item,
-            self.table.strides[0], *self.output.strides[:axes],
-        ]  # fmt: skip
+            address_of(self.output),
+            address_of(self.table),
+            size(row) * item,
+            self.table.strides[0],
+            *self.output.strides[:axes],
+        ]
         return VECTOR // item if dense and not any(each % VECTOR for each in places) else 1
 
 

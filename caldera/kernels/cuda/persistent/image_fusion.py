@@ -168,9 +168,14 @@ class FusedImages:
         load = sum(work.load for work in self.works)
         what = " ".join(type(work).__name__ for work in self.works)
         return Task(
-            what, self.images, self.reads, self.writes, code, heavy=True,
+            what,
+            self.images,
+            self.reads,
+            self.writes,
+            code,
+            heavy=True,
             load=self.images * units_of(load, LOAD),
-        )  # fmt: skip
+        )
 
 
 def _is_image(array: Array) -> bool:

@@ -142,9 +142,10 @@ class Pixelwise(_FromMemory, Producer):
     def code(self, places: SharedAccess, finish: Epilogue) -> list[str]:
         """Statements for an image."""
         return each_pixel(
-            places, self.result,
+            places,
+            self.result,
             lambda held, here: [*self.element(held, here), *finish(self, held, "value", here)],
-        )  # fmt: skip
+        )
 
 
 @dataclass(eq=False)

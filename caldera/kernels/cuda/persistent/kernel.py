@@ -72,10 +72,15 @@ class PersistentStep:
         # Two blocks of one multiprocessor would take turns, while another one is idle.
         shared = max(4 * program.shared_floats, driver().lonely_bytes)
         return Launch(
-            program.source, STEPS.name, driver().multiprocessors, THREADS,
+            program.source,
+            STEPS.name,
+            driver().multiprocessors,
+            THREADS,
             STEPS.bind(pointers=program.pointers, counters=self.counters, count=steps),
-            shared=shared, cooperative=True, kept=program.arrays,
-        )  # fmt: skip
+            shared=shared,
+            cooperative=True,
+            kept=program.arrays,
+        )
 
     @property
     def is_small(self) -> bool:
@@ -159,9 +164,12 @@ def _job(product: Product) -> Job:
     rows = product.rows
     assert rows is None or isinstance(rows, Gather)
     return Job(
-        product.call.node, gathered(left, rows), right, product.call.outputs[0],
+        product.call.node,
+        gathered(left, rows),
+        right,
+        product.call.outputs[0],
         lambda places, value: _finished(product, places, value),
-    )  # fmt: skip
+    )
 
 
 def _finished(product: Product, places: Access, value: str) -> list[str]:

@@ -177,9 +177,12 @@ def reduction_task(reduction: Reduction, finish: Epilogue) -> Task:
     job = _Job(reduction, finish)
     write, each = (_columns, LANES * job.groups) if job.side_by_side() else (_rows, WARPS)
     return Task(
-        job.what[0], units_of(job.results, each), reduction.reads, reduction.writes,
+        job.what[0],
+        units_of(job.results, each),
+        reduction.reads,
+        reduction.writes,
         plain(lambda places: write(job, places)),
-    )  # fmt: skip
+    )
 
 
 def _rows(job: _Job, places: Access) -> list[str]:

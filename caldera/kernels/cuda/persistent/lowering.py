@@ -25,9 +25,16 @@ from caldera.kernels.table import Call
 from caldera.tensor.shape import size
 
 Piece = (
-    Gather | Loop | Reduction | Product | RowWork
-    | Correlation | FilterGradient | ImageSums | Pixelwise
-)  # fmt: skip
+    Gather
+    | Loop
+    | Reduction
+    | Product
+    | RowWork
+    | Correlation
+    | FilterGradient
+    | ImageSums
+    | Pixelwise
+)
 
 
 def lower_copy(call: Call) -> Loop:

@@ -38,8 +38,11 @@ def _place(node: Node, here: Sequence[str], pooled: Array) -> tuple[list[str], s
     rows, columns = node.attrs["size"]
     down, across = pooled.shape[2:]
     known = [
-        image, channel, f"min({y} / {rows}, {down - 1})", f"min({x} / {columns}, {across - 1})"
-    ]  # fmt: skip
+        image,
+        channel,
+        f"min({y} / {rows}, {down - 1})",
+        f"min({x} / {columns}, {across - 1})",
+    ]
     inside = f"{y} < {rows * down} && {x} < {columns * across}"
     return known, inside, f"{y} % {rows} * {columns} + {x} % {columns}"
 

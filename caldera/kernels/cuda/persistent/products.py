@@ -164,10 +164,14 @@ class Job:
             if _Writer(self, each, Access(), early).fits
         )
         return Task(
-            self.name, tiling.units(*self.result.shape), reads, writes,
+            self.name,
+            tiling.units(*self.result.shape),
+            reads,
+            writes,
             lambda places, early, start: _Writer(self, tiling, places, early).text(start),
-            heavy=True, load=self.result.size // LOAD,
-        )  # fmt: skip
+            heavy=True,
+            load=self.result.size // LOAD,
+        )
 
 
 class _Writer:

@@ -23,9 +23,15 @@ from caldera.kernels.cuda.persistent.shared_memory import starts
 from caldera.kernels.cuda.persistent.tasks import MASKS, NUMBERS, THREADS, Task, Text
 from caldera.memory.device_array import address_of
 
-STEPS = KernelTemplate("steps", {
-    "pointers": "const __grid_constant__ Pointers", "counters": "u32*", "count": "i32",
-}, "{body}")  # fmt: skip
+STEPS = KernelTemplate(
+    "steps",
+    {
+        "pointers": "const __grid_constant__ Pointers",
+        "counters": "u32*",
+        "count": "i32",
+    },
+    "{body}",
+)
 """The kernel: so many steps in a row; two counters, which are 0 before the first launch, are where
 blocks meet."""
 _POINTER = re.compile(r"\bp(\d+)\b")

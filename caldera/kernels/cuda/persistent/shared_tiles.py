@@ -60,8 +60,15 @@ class SharedImage(SharedTile):
         _, channels, down, across = self.array.shape
         strides = [stride // 4 for stride in self.array.strides[1:]]
         numbers = (
-            channels, self.apart, down, across, *self.border, *self.padded, *strides, THREADS
-        )  # fmt: skip
+            channels,
+            self.apart,
+            down,
+            across,
+            *self.border,
+            *self.padded,
+            *strides,
+            THREADS,
+        )
         start = places.element(self.array, ["image", "0", "0", "0"])
         return f"block_bring_image<{', '.join(map(str, numbers))}>({to}, &{start});"
 

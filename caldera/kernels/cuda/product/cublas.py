@@ -220,9 +220,15 @@ for _rank in range(RANKS):
     _name = "cublas" if _rank == 0 else f"cublas {_rank + 1}"
     for _op in ("matmul", "matmul_epilogue", "matmul_accumulate"):
         _kernel = Kernel(
-            _op, "cuda", _name, partial(_bind, _rank), partial(_supports, _rank), _workspace,
-            priority=10 - _rank, varies=True,
-        )  # fmt: skip
+            _op,
+            "cuda",
+            _name,
+            partial(_bind, _rank),
+            partial(_supports, _rank),
+            _workspace,
+            priority=10 - _rank,
+            varies=True,
+        )
         if _op == "matmul_accumulate":
             _kernel = replace(_kernel, in_place=tiled.accumulates_in_place)
         TABLE.add(_kernel)

@@ -54,9 +54,7 @@ class EpilogueCode:
             )
             lines += more
         body = "\n    ".join([*lines, f"return Stored<T>::from({result});"])
-        return _EPILOGUE.format(
-            header=HEADER, stored=STORED[self.dtype], computed=kind, body=body
-        )  # fmt: skip
+        return _EPILOGUE.format(header=HEADER, stored=STORED[self.dtype], computed=kind, body=body)
 
 
 _EPILOGUE = """

@@ -131,7 +131,15 @@ def _workspace(node: Node) -> int:
 
 for _rank in range(RANKS):
     _name = "cublas padded" if _rank == 0 else f"cublas padded {_rank + 1}"
-    TABLE.add(Kernel(
-        "matmul", "cuda", _name, partial(_bind, _rank), partial(_supports, _rank), _workspace,
-        priority=1, varies=True,
-    ))  # fmt: skip
+    TABLE.add(
+        Kernel(
+            "matmul",
+            "cuda",
+            _name,
+            partial(_bind, _rank),
+            partial(_supports, _rank),
+            _workspace,
+            priority=1,
+            varies=True,
+        )
+    )

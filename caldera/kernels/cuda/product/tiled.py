@@ -40,11 +40,20 @@ class Places(ctypes.Structure):
     """`Places` of the kernels: distances in elements."""
 
     _fields_ = [
-        *[(name, ctypes.c_longlong) for name in ("left_row", "left_step", "right_column",
-                                                 "right_step", "out_row", "out_column")],
+        *[
+            (name, ctypes.c_longlong)
+            for name in (
+                "left_row",
+                "left_step",
+                "right_column",
+                "right_step",
+                "out_row",
+                "out_column",
+            )
+        ],
         ("rows", ctypes.c_int),
         ("columns", ctypes.c_int),
-    ]  # fmt: skip
+    ]
 
 
 class BatchNumbers(ctypes.Structure):
@@ -71,9 +80,15 @@ def places_of(product: Multiplication) -> Places:
         element_strides(each)[-2:] for each in (product.left, product.right, product.out)
     )
     return Places(
-        left_row=left[0], left_step=left[1], right_column=right[1], right_step=right[0],
-        out_row=out[0], out_column=out[1], rows=rows, columns=columns,
-    )  # fmt: skip
+        left_row=left[0],
+        left_step=left[1],
+        right_column=right[1],
+        right_step=right[0],
+        out_row=out[0],
+        out_column=out[1],
+        rows=rows,
+        columns=columns,
+    )
 
 
 def batch_numbers(axes: Sequence[Axis]) -> BatchNumbers:
@@ -135,10 +150,18 @@ struct Places {
 };
 """
 
-_TILES = KernelTemplate("product", {
-    "out": "{result}*", "left": "const T*", "right": "const T*", "at": "Places",
-    "scheduler": "TileScheduler",     "batch": "Batch", "given": "EpilogueArguments",
-}, """{{
+_TILES = KernelTemplate(
+    "product",
+    {
+        "out": "{result}*",
+        "left": "const T*",
+        "right": "const T*",
+        "at": "Places",
+        "scheduler": "TileScheduler",
+        "batch": "Batch",
+        "given": "EpilogueArguments",
+    },
+    """{{
     typedef {tile} Block;
     WorkTile mine = scheduler.of(blockIdx.x, Block::SIDE);
     i64 of_left, of_right, of_out;
@@ -161,7 +184,8 @@ _TILES = KernelTemplate("product", {
         }}
     }}
 }}
-""")  # fmt: skip
+""",
+)
 _WHOLE = (
     "    T* goal = out + of_out;",
     "goal[row * at.out_row + column * at.out_column] = epilogue(sums[i][j], row, column, given);",
@@ -172,10 +196,19 @@ _PARTIAL = (
     "goal[(i64)row * at.columns + column] = sums[i][j];",
 )
 
-_EACH = KernelTemplate("each", {
-    "out": "T*", "left": "const T*", "right": "const T*", "at": "Places", "length": "i32",
-    "batch": "Batch", "given": "EpilogueArguments", "count": "u32",
-}, """{{
+_EACH = KernelTemplate(
+    "each",
+    {
+        "out": "T*",
+        "left": "const T*",
+        "right": "const T*",
+        "at": "Places",
+        "length": "i32",
+        "batch": "Batch",
+        "given": "EpilogueArguments",
+        "count": "u32",
+    },
+    """{{
     u32 index = grid_index<u32>();
     if (index >= count) return;
     u32 column = index % (u32)at.columns, line = index / (u32)at.columns;
@@ -189,12 +222,21 @@ _EACH = KernelTemplate("each", {
         sum += (S)wide(a[k * at.left_step]) * (S)wide(b[k * at.right_step]);
     out[of_out + row * at.out_row + column * at.out_column] = epilogue(sum, row, column, given);
 }}
-""")  # fmt: skip
+""",
+)
 
-_SPLIT_K_REDUCE = KernelTemplate("split_k_reduce", {
-    "out": "T*", "terms": "const {term}*", "at": "Places", "splits": "i32", "batch": "Batch",
-    "given": "EpilogueArguments", "count": "i64",
-}, """{{
+_SPLIT_K_REDUCE = KernelTemplate(
+    "split_k_reduce",
+    {
+        "out": "T*",
+        "terms": "const {term}*",
+        "at": "Places",
+        "splits": "i32",
+        "batch": "Batch",
+        "given": "EpilogueArguments",
+        "count": "i64",
+    },
+    """{{
     typedef {index} Index;
     for (Index i = grid_index<Index>(); i < (Index)count; i += grid_stride<Index>()) {{
         S sum = (S)wide(terms[i]);
@@ -206,7 +248,8 @@ _SPLIT_K_REDUCE = KernelTemplate("split_k_reduce", {
         out[of_out + row * at.out_row + column * at.out_column] = epilogue(sum, row, column, given);
     }}
 }}
-""")  # fmt: skip
+""",
+)
 
 _INCLUDE = '#include "tiled_product.cuh"\n'
 
@@ -217,9 +260,14 @@ def _tiles_text(
 ) -> str:
     place, store = _WHOLE if whole else _PARTIAL
     kernel = _TILES.source(
-        bounds=tile.bounds(computed_type(epilogue.dtype)), result="T" if whole else "S",
-        tile=tile.text, left=_words(left), right=_words(right), place=place, store=store,
-    )  # fmt: skip
+        bounds=tile.bounds(computed_type(epilogue.dtype)),
+        result="T" if whole else "S",
+        tile=tile.text,
+        left=_words(left),
+        right=_words(right),
+        place=place,
+        store=store,
+    )
     return (
         _INCLUDE + (epilogue if whole else EpilogueCode(epilogue.dtype)).text() + _PLACES + kernel
     )
@@ -261,10 +309,14 @@ def _launches(product: Multiplication, workspace: Array) -> list[Launch]:
         out = Scratch(workspace).array(sums, compute_dtype(product.dtype))
     source = _tiles_text(epilogue, cut.tile, left, right, cut.splits == 1)
     signature = _TILES.bind(
-        out=out, left=product.left, right=product.right, at=places_of(product),
-        scheduler=cut.scheduler, batch=batch_numbers(product.batch),
+        out=out,
+        left=product.left,
+        right=product.right,
+        at=places_of(product),
+        scheduler=cut.scheduler,
+        batch=batch_numbers(product.batch),
         given=epilogue_arguments(product),
-    )  # fmt: skip
+    )
     calls = [Launch(source, _TILES.name, cut.blocks, cut.tile.threads, signature)]
     return calls if cut.splits == 1 else [*calls, epilogue_launch(product, out)]
 
@@ -279,19 +331,29 @@ def epilogue_launch(product: Multiplication, terms: Array) -> Launch:
     source = _split_k_text(EpilogueCode.of(product), index_type(count), kind)
     blocks = blocks_for(count, THREADS, driver().multiprocessors)
     signature = _SPLIT_K_REDUCE.bind(
-        out=product.out, terms=terms, at=places_of(product), splits=terms.shape[0],
-        batch=batch_numbers(product.batch), given=epilogue_arguments(product), count=count,
-    )  # fmt: skip
+        out=product.out,
+        terms=terms,
+        at=places_of(product),
+        splits=terms.shape[0],
+        batch=batch_numbers(product.batch),
+        given=epilogue_arguments(product),
+        count=count,
+    )
     return Launch(source, _SPLIT_K_REDUCE.name, blocks, THREADS, signature)
 
 
 def _each(product: Multiplication) -> Launch:
     count = product.out.size
     signature = _EACH.bind(
-        out=product.out, left=product.left, right=product.right, at=places_of(product),
-        length=product.extent[2], batch=batch_numbers(product.batch),
-        given=epilogue_arguments(product), count=count,
-    )  # fmt: skip
+        out=product.out,
+        left=product.left,
+        right=product.right,
+        at=places_of(product),
+        length=product.extent[2],
+        batch=batch_numbers(product.batch),
+        given=epilogue_arguments(product),
+        count=count,
+    )
     return Launch(
         _each_text(EpilogueCode.of(product)), "each", -(-count // THREADS), THREADS, signature
     )
@@ -329,6 +391,12 @@ def accumulates_in_place(node: Node) -> bool:
 for _op in ("matmul", "matmul_epilogue"):
     TABLE.add(Kernel(_op, "cuda", "tiles", _bind, workspace=_workspace))
 TABLE.add(
-    Kernel("matmul_accumulate", "cuda", "tiles", _bind, workspace=_workspace,
-           in_place=accumulates_in_place)
-)  # fmt: skip
+    Kernel(
+        "matmul_accumulate",
+        "cuda",
+        "tiles",
+        _bind,
+        workspace=_workspace,
+        in_place=accumulates_in_place,
+    )
+)

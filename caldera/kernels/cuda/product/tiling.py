@@ -90,9 +90,12 @@ class Tiling:
     def scheduler(self) -> TileSchedulerNumbers:
         """What the kernel is told."""
         return TileSchedulerNumbers(
-            across=self.across, down=self.down, splits=self.splits, span=self.span,
+            across=self.across,
+            down=self.down,
+            splits=self.splits,
+            span=self.span,
             length=self.length,
-        )  # fmt: skip
+        )
 
     def cycles(self, itemsize: int, processors: int) -> float:
         """How long it takes on so many multiprocessors, roughly."""
@@ -118,9 +121,14 @@ def tiling(
 
 @lru_cache(maxsize=4096)
 def _tiling(
-    rows: int, columns: int, length: int, count: int, itemsize: int, most_splits: int,
+    rows: int,
+    columns: int,
+    length: int,
+    count: int,
+    itemsize: int,
+    most_splits: int,
     processors: int,
-) -> Tiling:  # fmt: skip
+) -> Tiling:
     found = []
     for tile in TILES:
         if itemsize == 8 and tile.side == TILES[0].side:

@@ -131,13 +131,19 @@ class _Writer:
         weights, transposed = self._weights()
         multiplied = self.product.inputs[0]
         return Cell(
-            self.rows, self.units, self._kind(), weights, transposed,
+            self.rows,
+            self.units,
+            self._kind(),
+            weights,
+            transposed,
             tuple(self._value(multiplied, k, "before") for k in range(self._vectors(multiplied))),
             self._vectors(self.product),
             tuple(self._output(number, node) for number, node in enumerate(outputs)),
-            self.statements, self.kept, tuple(self.leaves),
+            self.statements,
+            self.kept,
+            tuple(self.leaves),
             tuple(filter(self._is_ahead, self.leaves)),
-        )  # fmt: skip
+        )
 
     # --- what the body is
 

@@ -187,19 +187,31 @@ def _bind(call: Call) -> Runner:
     scratch = Scratch(call.workspace).array(exchange.shape, exchange.dtype)
 
     def launch(begin: int) -> Launch:
-        signature = Signature(fields | {
-            "weights": const_pointer(weights), "down": i64(down), "across": i64(across),
-            "exchange": pointer(scratch), "begin": i32(begin),
-            "end": i32(min(begin + geometry.rows, cell.rows)), "count": i32(node.attrs["length"]),
-            # A launch meets where no other that may run beside it does.
-            "barrier": u32(next(_places) * geometry.groups % _BARRIERS),
-        })  # fmt: skip
+        signature = Signature(
+            fields
+            | {
+                "weights": const_pointer(weights),
+                "down": i64(down),
+                "across": i64(across),
+                "exchange": pointer(scratch),
+                "begin": i32(begin),
+                "end": i32(min(begin + geometry.rows, cell.rows)),
+                "count": i32(node.attrs["length"]),
+                # A launch meets where no other that may run beside it does.
+                "barrier": u32(next(_places) * geometry.groups % _BARRIERS),
+            }
+        )
         # Two blocks of one multiprocessor would take turns, while another one is idle.
         shared = max(geometry.shared, driver().lonely_bytes)
         return Launch(
-            source_of(node, geometry, fields, signature), "recurrent",
-            (geometry.blocks, geometry.groups, 1), THREADS, signature, shared, cooperative=True,
-        )  # fmt: skip
+            source_of(node, geometry, fields, signature),
+            "recurrent",
+            (geometry.blocks, geometry.groups, 1),
+            THREADS,
+            signature,
+            shared,
+            cooperative=True,
+        )
 
     return CudaRunner([launch(begin) for begin in range(0, cell.rows, geometry.rows)])
 
@@ -211,11 +223,28 @@ def _both(steps: Sequence[int], transposed: bool) -> tuple[int, int]:
 
 # Two of them beside each other might wait for blocks that find no room.
 _SHARES = frozenset({"barriers"})
-TABLE.add(Kernel(
-    "scan", "cuda", "persistent", _bind, _takes_one_launch, _workspace, priority=1, measured=False,
-    shares=_SHARES,
-))  # fmt: skip
-TABLE.add(Kernel(
-    "scan", "cuda", "persistent, rows in turns", _bind, _takes_turns, _workspace, priority=1,
-    shares=_SHARES,
-))  # fmt: skip
+TABLE.add(
+    Kernel(
+        "scan",
+        "cuda",
+        "persistent",
+        _bind,
+        _takes_one_launch,
+        _workspace,
+        priority=1,
+        measured=False,
+        shares=_SHARES,
+    )
+)
+TABLE.add(
+    Kernel(
+        "scan",
+        "cuda",
+        "persistent, rows in turns",
+        _bind,
+        _takes_turns,
+        _workspace,
+        priority=1,
+        shares=_SHARES,
+    )
+)

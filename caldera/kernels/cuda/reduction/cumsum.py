@@ -55,9 +55,9 @@ def _bind(call: Call) -> Runner:
     plan = planned(task)
     if plan.cut.parts == 1:
         return CudaRunner([_scan(task, plan, out, None)])
-    return CudaRunner([
-        first_pass(task, plan, [call.workspace]), _scan(task, plan, out, call.workspace)
-    ])  # fmt: skip
+    return CudaRunner(
+        [first_pass(task, plan, [call.workspace]), _scan(task, plan, out, call.workspace)]
+    )
 
 
 @dataclass(frozen=True)
@@ -80,22 +80,29 @@ def _scan(
     both = (given, written)
     numbers = Numbers(is_wide(size(loop.lengths), both, loop.lengths))
     offsets_of = OffsetEmitter(
-        numbers, [loop.lengths[each] for each in loop.kept],
-        [replace(o, strides=tuple(o.strides[e] for e in loop.kept), mode="s") for o in both], "",
-    )  # fmt: skip
+        numbers,
+        [loop.lengths[each] for each in loop.kept],
+        [replace(o, strides=tuple(o.strides[e] for e in loop.kept), mode="s") for o in both],
+        "",
+    )
     split, offsets = offsets_of.statements("item", "a")
     places = _Places(
-        split, (offsets[offsets_of.group[0]], offsets[offsets_of.group[1]]),
+        split,
+        (offsets[offsets_of.group[0]], offsets[offsets_of.group[1]]),
         (numbers.add(given.strides[axis]), numbers.add(written.strides[axis])),
-    )  # fmt: skip
+    )
     part = cut.chunk * (cut.lanes if loop.along else 1)
     counts = [numbers.add(each) for each in (plan.totals, loop.lengths[axis], part)]
     width, height = plan.block if loop.along else (THREADS, 1)
     groups = -(-plan.totals // (height if loop.along else width))
     text = _text(loop.along, given, places, [*counts, numbers.add(groups)], carried is not None)
-    signature = Signature({
-        "n": numbers.parameter, "x": restricted(const_pointer(x)), "y": restricted(pointer(out)),
-    })  # fmt: skip
+    signature = Signature(
+        {
+            "n": numbers.parameter,
+            "x": restricted(const_pointer(x)),
+            "y": restricted(pointer(out)),
+        }
+    )
     if carried is not None:
         signature["carried"] = const_pointer(carried, f"{_sums(given)}::Total")
     source = (

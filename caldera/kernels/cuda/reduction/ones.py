@@ -115,7 +115,15 @@ def _workspace(node: Node) -> int:
 for _rank in range(RANKS):
     # The library's first algorithm is seldom the fastest for a single row.
     _name = "product with ones" if _rank == 0 else f"product with ones {_rank + 1}"
-    TABLE.add(Kernel(
-        "sum", "cuda", _name, partial(_bind, _rank), partial(_supports, _rank), _workspace,
-        priority=-1 - _rank, varies=True,
-    ))  # fmt: skip
+    TABLE.add(
+        Kernel(
+            "sum",
+            "cuda",
+            _name,
+            partial(_bind, _rank),
+            partial(_supports, _rank),
+            _workspace,
+            priority=-1 - _rank,
+            varies=True,
+        )
+    )

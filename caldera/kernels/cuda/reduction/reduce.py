@@ -57,9 +57,10 @@ def _parts(kept: int, reduced: int, lanes: int = 1, *, along: bool, busy: bool) 
             return 1
         return min(-(-reduced // SHORTEST_PART), max(ENOUGH_BLOCKS // kept, 1))
     most, fewest, blocks = (
-        (BUSY_ROWS, FEWEST_BUSY_ROWS, ENOUGH_BLOCKS) if busy
+        (BUSY_ROWS, FEWEST_BUSY_ROWS, ENOUGH_BLOCKS)
+        if busy
         else (MOST_ROWS, FEWEST_ROWS, ROW_BLOCKS)
-    )  # fmt: skip
+    )
     if reduced <= most:
         return 1
     columns = -(-kept // (lanes * COLUMNS))

@@ -27,8 +27,13 @@ from caldera.kernels.cuda.codegen.signature import (
 from caldera.kernels.cuda.codegen.source import bounds_for
 
 _STRUCTS = {
-    "sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "argmax": "ArgMax", "argmin": "ArgMin"
-}  # fmt: skip
+    "sum": "Sum",
+    "prod": "Prod",
+    "max": "Max",
+    "min": "Min",
+    "argmax": "ArgMax",
+    "argmin": "ArgMin",
+}
 _INCLUDES = '#include "reduce.cuh"\n#include "vector_access.cuh"'
 
 
@@ -81,17 +86,22 @@ def _some(operand: Operand, axes: Sequence[int]) -> Operand:
 
 
 def reduce_source(
-    loop: Loop, cut: Cut, block: tuple[int, int], arrays: Sequence[Array],
-    results: Sequence[Array], numbers: Numbers,
-) -> tuple[str, Signature]:  # fmt: skip
+    loop: Loop,
+    cut: Cut,
+    block: tuple[int, int],
+    arrays: Sequence[Array],
+    results: Sequence[Array],
+    numbers: Numbers,
+) -> tuple[str, Signature]:
     """The kernel `reduce` of inputs and outputs, which writes results, or the totals of parts."""
     loop_body, along = loop.loop_body, loop.along
     split = cut.parts > 1
     kept = OffsetEmitter(
-        numbers, loop.axes(loop.kept, cut.lanes),
+        numbers,
+        loop.axes(loop.kept, cut.lanes),
         [*(_some(each, loop.kept) for each in loop.operands), *loop.results],
         "" if along else "V",
-    )  # fmt: skip
+    )
     places, offsets = kept.statements("item", "a")
     places += [f"const Offset k{k} = {each};" for k, each in enumerate(offsets)]
     taking = _taking(loop, cut, numbers, kept.group)
@@ -104,9 +114,9 @@ def reduce_source(
     ending = _ending(loop, kept, numbers, split=split, kept_items=cut.kept)
     blocks, chunk, last, items = map(numbers.add, (cut.blocks, cut.chunk, cut.reduced, cut.kept))
     line, lane = ("y", "x") if along else ("x", "y")
-    signature = Signature({
-        "n": numbers.parameter, **_operands(loop, arrays), **_results(loop, results, split=split)
-    })  # fmt: skip
+    signature = Signature(
+        {"n": numbers.parameter, **_operands(loop, arrays), **_results(loop, results, split=split)}
+    )
     source = f"""{_INCLUDES}
 {numbers.declaration}
 {element_function(loop_body)}
@@ -153,9 +163,11 @@ def _taking(loop: Loop, cut: Cut, numbers: Numbers, groups: Sequence[int]) -> st
     that a thread does not wait for each of them in turn."""
     loop_body, along, count = loop.loop_body, loop.along, len(loop.loop_body.inputs)
     offsets_of = OffsetEmitter(
-        numbers, loop.axes(loop.reduced, cut.lanes),
-        [_some(each, loop.reduced) for each in loop.operands], "V" if along else "",
-    )  # fmt: skip
+        numbers,
+        loop.axes(loop.reduced, cut.lanes),
+        [_some(each, loop.reduced) for each in loop.operands],
+        "V" if along else "",
+    )
     steps = [numbers.add(each.strides[-1]) for each in loop.operands]
     split, offsets = offsets_of.statements("j", "b")
     places = [f"(k{g} + r{h}[u])" for g, h in zip(groups, offsets_of.group, strict=False)]
@@ -241,9 +253,13 @@ def _ending(
 
 
 def join_source(
-    loop: Loop, parts: int, totals: int, block: tuple[int, int],
-    places: Sequence[tuple[Array, Array]], numbers: Numbers,
-) -> tuple[str, Signature]:  # fmt: skip
+    loop: Loop,
+    parts: int,
+    totals: int,
+    block: tuple[int, int],
+    places: Sequence[tuple[Array, Array]],
+    numbers: Numbers,
+) -> tuple[str, Signature]:
     """The kernel `join`; for each reduction the places of its totals and of its result."""
     kept = OffsetEmitter(numbers, [loop.lengths[axis] for axis in loop.kept], loop.results, "")
     split, offsets = kept.statements("item", "a")

@@ -33,10 +33,15 @@ COMPUTE_32F, COMPUTE_64F, COMPUTE_TF32 = 68, 70, 77
 """cublasComputeType_t."""
 TRANSPOSED = 1
 """cublasOperation_t."""
-RESULT = np.dtype([
-    ("algorithm", np.uint64, 8), ("workspace", np.uint64), ("state", np.int32),
-    ("waves", np.float32), ("reserved", np.int32, 4),
-])  # fmt: skip
+RESULT = np.dtype(
+    [
+        ("algorithm", np.uint64, 8),
+        ("workspace", np.uint64),
+        ("state", np.int32),
+        ("waves", np.float32),
+        ("reserved", np.int32, 4),
+    ]
+)
 """cublasLtMatmulHeuristicResult_t."""
 
 
@@ -92,10 +97,16 @@ def problem_of(product: Multiplication, epilogue: str, limit: int) -> Problem | 
     if min(apart) < 0 or 0 in product.extent:
         return None
     return Problem(
-        DATA_TYPES[product.left.dtype.name], DATA_TYPES[product.dtype.name],
-        _compute_type(product), Layout.of(right, apart[1]), Layout.of(left, apart[0]),
-        Layout.of(out, apart[2]), product.count, epilogue, limit,
-    )  # fmt: skip
+        DATA_TYPES[product.left.dtype.name],
+        DATA_TYPES[product.dtype.name],
+        _compute_type(product),
+        Layout.of(right, apart[1]),
+        Layout.of(left, apart[0]),
+        Layout.of(out, apart[2]),
+        product.count,
+        epilogue,
+        limit,
+    )
 
 
 def _compute_type(product: Multiplication) -> int:
@@ -166,9 +177,17 @@ def algorithms(problem: Problem, card: int) -> np.ndarray:
     results, count = np.zeros(RANKS, RESULT), ctypes.c_int(0)
     try:
         lt.matmul_algo_get_heuristic(
-            handle(card), descriptors.product, descriptors.a, descriptors.b, descriptors.d,
-            descriptors.d, preference, RANKS, results.ctypes.data, ctypes.addressof(count),
-        )  # fmt: skip
+            handle(card),
+            descriptors.product,
+            descriptors.a,
+            descriptors.b,
+            descriptors.d,
+            descriptors.d,
+            preference,
+            RANKS,
+            results.ctypes.data,
+            ctypes.addressof(count),
+        )
     except lt.cuBLASLtError:
         # Not supported: it says so by failing.
         return results[:0]
@@ -203,11 +222,22 @@ class LtCall:
         found, out = self._descriptors, address_of(product.out)
         nbytes = 0 if workspace is None else workspace.nbytes
         self._arguments = (
-            handle(libraries.current_card()), found.product, ctypes.addressof(self._scales[0]),
-            address_of(product.right), found.a, address_of(product.left), found.b,
-            ctypes.addressof(self._scales[1]), out, found.d, out, found.d,
-            self._algorithm.ctypes.data, address_of(workspace) if nbytes else 0, nbytes,
-        )  # fmt: skip
+            handle(libraries.current_card()),
+            found.product,
+            ctypes.addressof(self._scales[0]),
+            address_of(product.right),
+            found.a,
+            address_of(product.left),
+            found.b,
+            ctypes.addressof(self._scales[1]),
+            out,
+            found.d,
+            out,
+            found.d,
+            self._algorithm.ctypes.data,
+            address_of(workspace) if nbytes else 0,
+            nbytes,
+        )
 
     def __call__(self) -> None:
         self._lt.matmul(*self._arguments, launching_stream())

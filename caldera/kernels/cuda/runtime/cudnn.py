@@ -45,9 +45,11 @@ def handle(card: int, lane: int) -> Any:
 def _refusals() -> tuple[type[Exception], ...]:
     """What the library raises for graphs and plans that are not supported."""
     return (
-        libraries.cudnn().cudnnGraphNotSupportedError, RuntimeError, ValueError,
+        libraries.cudnn().cudnnGraphNotSupportedError,
+        RuntimeError,
+        ValueError,
         NotImplementedError,
-    )  # fmt: skip
+    )
 
 
 class CudnnGraph(ABC):
@@ -70,9 +72,11 @@ class CudnnGraph(ABC):
         kinds = self._library.data_type
         wide = kinds.DOUBLE if dtype == "float64" else kinds.FLOAT
         return self._library.pygraph(
-            handle=handle(self._card, 0), io_data_type=getattr(kinds, TYPES[dtype]),
-            intermediate_data_type=wide, compute_data_type=wide,
-        )  # fmt: skip
+            handle=handle(self._card, 0),
+            io_data_type=getattr(kinds, TYPES[dtype]),
+            intermediate_data_type=wide,
+            compute_data_type=wide,
+        )
 
     def _with_plans(self, graph: Any) -> Any:
         """The graph, once all that belongs to it was said."""

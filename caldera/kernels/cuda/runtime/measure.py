@@ -160,10 +160,11 @@ class _Course:
         self._kernels = sorted(kernels, key=lambda kernel: kernel.name not in OWN)
         specs = [given.outputs[0] for given in node.inputs]
         self._patterns = [
-            _pattern(index, spec.dtype)[: spec.size] if values is None
+            _pattern(index, spec.dtype)[: spec.size]
+            if values is None
             else _as_stored(values[index], spec).reshape(-1)
             for index, spec in enumerate(specs)
-        ]  # fmt: skip
+        ]
         self._inputs = [_value(place, spec) for spec in specs]
         for value, pattern in zip(self._inputs, self._patterns, strict=True):
             _fill(place, value, pattern)
@@ -171,9 +172,11 @@ class _Course:
         nbytes = max(kernel.workspace(node) for kernel in kernels)
         spare = _value(place, Spec((nbytes,), np.dtype(np.uint8))) if nbytes else None
         self._call = Call(
-            node, tuple(each.array for each in self._outputs),
-            tuple(each.array for each in self._inputs), None if spare is None else spare.array,
-        )  # fmt: skip
+            node,
+            tuple(each.array for each in self._outputs),
+            tuple(each.array for each in self._inputs),
+            None if spare is None else spare.array,
+        )
         self._right: list[list[np.ndarray]] | None = None
         specs += node.outputs
         if (
@@ -214,8 +217,12 @@ class _Course:
                 outcome.failures[kernel.name] = f"{type(problem).__name__}: {problem}"
         # Of a kernel that takes long, one call tells whether it is worth another.
         limit = max(HOPELESS * min(outcome.times.values(), default=0.0), SAMPLE_S)
-        race({name: clocks[name] for name in clocks if outcome.times[name] <= limit},
-             outcome, deadline, thorough=thorough)  # fmt: skip
+        race(
+            {name: clocks[name] for name in clocks if outcome.times[name] <= limit},
+            outcome,
+            deadline,
+            thorough=thorough,
+        )
         # Memory goes back to the pool only when nothing uses it any more.
         self._place.stream.synchronize()
         return outcome

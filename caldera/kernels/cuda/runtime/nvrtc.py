@@ -70,10 +70,11 @@ def compile_source(
         status = nvrtc.nvrtcCompileProgram(program, len(options), given)
         if status:
             raise DeviceError.build(
-                "CUDA compiler", expected="source that compiles",
+                "CUDA compiler",
+                expected="source that compiles",
                 got=_text(nvrtc.nvrtcGetProgramLog, nvrtc.nvrtcGetProgramLogSize, program),
                 hint="this is a fault of Caldera: please report it with this text",
-            )  # fmt: skip
+            )
         return _bytes(nvrtc.nvrtcGetCUBIN, nvrtc.nvrtcGetCUBINSize, program)
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
@@ -83,9 +84,11 @@ def _needed() -> ctypes.CDLL:
     found = library()
     if found is None:
         raise ConfigError.build(
-            "CUDA compiler", expected="the library nvrtc", got="none",
+            "CUDA compiler",
+            expected="the library nvrtc",
+            got="none",
             hint="install it with: pip install nvidia-cuda-nvrtc",
-        )  # fmt: skip
+        )
     return found
 
 

@@ -34,10 +34,12 @@ class CardProperties:
     def of(cls, capability: str, attributes: Mapping[str, Any], memory: int) -> CardProperties:
         """The card with these attributes, as CuPy names them, and a capability such as "90"."""
         return cls(
-            (int(capability[:-1]), int(capability[-1])), int(attributes["MultiProcessorCount"]),
+            (int(capability[:-1]), int(capability[-1])),
+            int(attributes["MultiProcessorCount"]),
             int(attributes["MaxSharedMemoryPerBlockOptin"]),
-            int(attributes["MaxThreadsPerMultiProcessor"]), memory=memory,
-        )  # fmt: skip
+            int(attributes["MaxThreadsPerMultiProcessor"]),
+            memory=memory,
+        )
 
     @property
     def architecture(self) -> str:
@@ -65,10 +67,11 @@ class CardProperties:
             return
         capability = ".".join(map(str, self.capability))
         raise DeviceError.build(
-            "precision", expected=f"float16 on this card, whose compute capability is {capability}",
+            "precision",
+            expected=f"float16 on this card, whose compute capability is {capability}",
             got=repr(precision),
             hint="bfloat16 and tf32 need 8.0 or above: ask for float16, or leave precision out",
-        )  # fmt: skip
+        )
 
     def rows(self) -> dict[str, int | str]:
         """What `caldera info` says of it.
@@ -76,8 +79,12 @@ class CardProperties:
         >>> CardProperties((8, 6), 84, 99 << 10, 1536).rows()["tensor cores multiply"]
         'float16, bfloat16, tf32'
         """
-        known = {"float16": True, "bfloat16": self.has_bfloat16, "tf32": self.has_tf32,
-                 "float8": self.has_float8}  # fmt: skip
+        known = {
+            "float16": True,
+            "bfloat16": self.has_bfloat16,
+            "tf32": self.has_tf32,
+            "float8": self.has_float8,
+        }
         able = ["every family of our own"]
         if not self.has_tf32:
             able.append("convolutions of few channels in float16 alone")

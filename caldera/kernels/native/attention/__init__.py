@@ -52,9 +52,14 @@ def _matrix(array: Array) -> dict[str, Array | int]:
 def _sizes(sizes: Sizes, dtype: DType) -> dict[str, int]:
     keys, depth, width = sizes.distances(dtype)
     return {
-        "queries": sizes.queries, "keys": sizes.keys, "depth": sizes.depth, "width": sizes.width,
-        "keys_apart": keys, "depth_apart": depth, "width_apart": width,
-    }  # fmt: skip
+        "queries": sizes.queries,
+        "keys": sizes.keys,
+        "depth": sizes.depth,
+        "width": sizes.width,
+        "keys_apart": keys,
+        "depth_apart": depth,
+        "width_apart": width,
+    }
 
 
 def _offsets(batch: Shape, arrays: Sequence[Array]) -> np.ndarray:
@@ -82,15 +87,28 @@ def _bind_forward(call: Call) -> Runner:
     memory = Scratch(call.workspace).array((parts * elements,), dtype)
     column = logarithm[..., None]
     table = _offsets(batch, [q, key, v, y, column, *ready])
-    attend = NativeRunner([
-        forward.call(
-            table=table, memory=memory, logarithms=logarithm, q=_matrix(q), key=_matrix(key),
-            v=_matrix(v), y=_matrix(y), masks=[_mask(mask) for mask in ready], heads=heads,
-            chunks=chunks, elements=elements, **_sizes(sizes, dtype),
-            scale=call.node.attrs["scale"], dtype=q.dtype.name, causal=call.node.attrs["causal"],
-            parts=parts,
-        )
-    ])  # fmt: skip
+    attend = NativeRunner(
+        [
+            forward.call(
+                table=table,
+                memory=memory,
+                logarithms=logarithm,
+                q=_matrix(q),
+                key=_matrix(key),
+                v=_matrix(v),
+                y=_matrix(y),
+                masks=[_mask(mask) for mask in ready],
+                heads=heads,
+                chunks=chunks,
+                elements=elements,
+                **_sizes(sizes, dtype),
+                scale=call.node.attrs["scale"],
+                dtype=q.dtype.name,
+                causal=call.node.attrs["causal"],
+                parts=parts,
+            )
+        ]
+    )
     return in_sequence([*before, attend])
 
 
@@ -126,17 +144,35 @@ def _bind_backward(call: Call) -> Runner:
     rows = [common[..., None], logarithm[..., None]]
     table = _offsets(batch, [g, q, key, v, *call.outputs[:3], *rows, score_gradients, *ready])
     dq, dk, dv = call.outputs[:3]
-    differentiate = NativeRunner([
-        backward.call(
-            table=table, memory=memory, common=common, logarithm=logarithm,
-            common_step=steps(rows[0])[0], logarithm_step=steps(rows[1])[0], g=_matrix(g),
-            q=_matrix(q), key=_matrix(key), v=_matrix(v), dq=_matrix(dq), dk=_matrix(dk),
-            dv=_matrix(dv), score_gradients=_matrix(score_gradients),
-            masks=[_mask(mask) for mask in ready], heads=heads, elements=elements,
-            **_sizes(sizes, dtype), scale=call.node.attrs["scale"], dtype=q.dtype.name,
-            causal=call.node.attrs["causal"], keeps_scores=bool(added), parts=parts,
-        )
-    ])  # fmt: skip
+    differentiate = NativeRunner(
+        [
+            backward.call(
+                table=table,
+                memory=memory,
+                common=common,
+                logarithm=logarithm,
+                common_step=steps(rows[0])[0],
+                logarithm_step=steps(rows[1])[0],
+                g=_matrix(g),
+                q=_matrix(q),
+                key=_matrix(key),
+                v=_matrix(v),
+                dq=_matrix(dq),
+                dk=_matrix(dk),
+                dv=_matrix(dv),
+                score_gradients=_matrix(score_gradients),
+                masks=[_mask(mask) for mask in ready],
+                heads=heads,
+                elements=elements,
+                **_sizes(sizes, dtype),
+                scale=call.node.attrs["scale"],
+                dtype=q.dtype.name,
+                causal=call.node.attrs["causal"],
+                keeps_scores=bool(added),
+                parts=parts,
+            )
+        ]
+    )
     after = [partial(_mask_gradients, score_gradients, added)] if added else []
     return in_sequence([*before, differentiate, *after])
 
@@ -173,13 +209,22 @@ def _has_plain_heads(node: Node) -> bool:
 
 TABLE.add(
     Kernel(
-        "scaled_dot_product_attention", "cpu", "native", _bind_forward,
-        workspace=_forward_workspace, priority=10,
+        "scaled_dot_product_attention",
+        "cpu",
+        "native",
+        _bind_forward,
+        workspace=_forward_workspace,
+        priority=10,
     )
-)  # fmt: skip
+)
 TABLE.add(
     Kernel(
-        "scaled_dot_product_attention_grad", "cpu", "native", _bind_backward, _has_plain_heads,
-        _backward_workspace, priority=10,
+        "scaled_dot_product_attention_grad",
+        "cpu",
+        "native",
+        _bind_backward,
+        _has_plain_heads,
+        _backward_workspace,
+        priority=10,
     )
-)  # fmt: skip
+)

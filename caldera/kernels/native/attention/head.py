@@ -125,25 +125,38 @@ def moved(matrix: Matrix, offset: Value) -> Matrix:
 
 
 def lay_out(
-    k: Emitter, target: Matrix, source: Matrix, shape: tuple[Value, Value], dtype: str,
+    k: Emitter,
+    target: Matrix,
+    source: Matrix,
+    shape: tuple[Value, Value],
+    dtype: str,
     scale: Number = 1.0,
-) -> None:  # fmt: skip
+) -> None:
     """Copy a matrix of a dtype into a part's memory; what is beyond its columns becomes 0."""
     _call_copy(k, "lay_out", target, source, shape, dtype, scale)
 
 
 def write(
-    k: Emitter, target: Matrix, source: Matrix, shape: tuple[Value, Value], dtype: str,
+    k: Emitter,
+    target: Matrix,
+    source: Matrix,
+    shape: tuple[Value, Value],
+    dtype: str,
     scale: Number = 1.0,
-) -> None:  # fmt: skip
+) -> None:
     """Copy a matrix from a part's memory to where its dtype is this one."""
     _call_copy(k, "write", target, source, shape, dtype, scale)
 
 
 def _call_copy(
-    k: Emitter, name: str, target: Matrix, source: Matrix, shape: tuple[Value, Value], dtype: str,
+    k: Emitter,
+    name: str,
+    target: Matrix,
+    source: Matrix,
+    shape: tuple[Value, Value],
+    dtype: str,
     scale: Number,
-) -> None:  # fmt: skip
+) -> None:
     kind = computed_type(dtype)
     pads = name == "lay_out"
     function = k.internal_function(
@@ -155,9 +168,14 @@ def _call_copy(
     function.attributes.add("noinline")
     distances = [k.constant(n, I64) for n in (target.down, target.right, source.down, source.right)]
     k.call(
-        function, target.pointer, *distances[:2], source.pointer, *distances[2:], *shape,
+        function,
+        target.pointer,
+        *distances[:2],
+        source.pointer,
+        *distances[2:],
+        *shape,
         k.constant(scale, kind),
-    )  # fmt: skip
+    )
 
 
 def _copy(k: Emitter, dtype: str, pads: bool, *given: Value) -> None:

@@ -35,11 +35,29 @@ from caldera.kernels.native.product.microkernel import Matrix, multiply
 
 @native_kernel
 def forward(
-    k: Emitter, table: Pointer, memory: Pointer, logarithms: Pointer, q: Matrix, key: Matrix,
-    v: Matrix, y: Matrix, masks: list[Mask], heads: Integer, chunks: Integer, elements: Integer,
-    queries: Integer, keys: Integer, depth: Integer, width: Integer, keys_apart: Integer,
-    depth_apart: Integer, width_apart: Integer, scale: Real, dtype: str, causal: bool,
-) -> None:  # fmt: skip
+    k: Emitter,
+    table: Pointer,
+    memory: Pointer,
+    logarithms: Pointer,
+    q: Matrix,
+    key: Matrix,
+    v: Matrix,
+    y: Matrix,
+    masks: list[Mask],
+    heads: Integer,
+    chunks: Integer,
+    elements: Integer,
+    queries: Integer,
+    keys: Integer,
+    depth: Integer,
+    width: Integer,
+    keys_apart: Integer,
+    depth_apart: Integer,
+    width_apart: Integer,
+    scale: Real,
+    dtype: str,
+    causal: bool,
+) -> None:
     """The table has for each head where q, key, v, y, the logarithms and the masks begin."""
     kind = computed_type(dtype)
     wide = TOGETHER * natural_lanes(kind)
@@ -121,13 +139,36 @@ def _divide(k: Emitter, matrix: Matrix, divisors: Pointer, shape: tuple[Value, V
 
 @native_kernel
 def backward(
-    k: Emitter, table: Pointer, memory: Pointer, common: Pointer, logarithm: Pointer,
-    common_step: Integer, logarithm_step: Integer, g: Matrix, q: Matrix, key: Matrix, v: Matrix,
-    dq: Matrix, dk: Matrix, dv: Matrix, score_gradients: Matrix, masks: list[Mask], heads: Integer,
-    elements: Integer, queries: Integer, keys: Integer, depth: Integer, width: Integer,
-    keys_apart: Integer, depth_apart: Integer, width_apart: Integer, scale: Real, dtype: str,
-    causal: bool, keeps_scores: bool,
-) -> None:  # fmt: skip
+    k: Emitter,
+    table: Pointer,
+    memory: Pointer,
+    common: Pointer,
+    logarithm: Pointer,
+    common_step: Integer,
+    logarithm_step: Integer,
+    g: Matrix,
+    q: Matrix,
+    key: Matrix,
+    v: Matrix,
+    dq: Matrix,
+    dk: Matrix,
+    dv: Matrix,
+    score_gradients: Matrix,
+    masks: list[Mask],
+    heads: Integer,
+    elements: Integer,
+    queries: Integer,
+    keys: Integer,
+    depth: Integer,
+    width: Integer,
+    keys_apart: Integer,
+    depth_apart: Integer,
+    width_apart: Integer,
+    scale: Real,
+    dtype: str,
+    causal: bool,
+    keeps_scores: bool,
+) -> None:
     """`keeps_scores`: the gradients of all scores are written out, for those of added masks."""
     kind = computed_type(dtype)
     wide = TOGETHER * natural_lanes(kind)
@@ -167,10 +208,14 @@ def backward(
             with k.loop(0, lines) as line:
                 row = block.top + line
                 _score_gradients(
-                    k, block, line, scores, changes,
+                    k,
+                    block,
+                    line,
+                    scores,
+                    changes,
                     logarithm.load(start[8] + row * logarithm_step),
                     common.load(start[7] + row * common_step),
-                )  # fmt: skip
+                )
             if keeps_scores:
                 kept = Matrix(
                     moved(score_gradients, start[9]).row(block.top),
@@ -179,13 +224,21 @@ def backward(
                 )
                 write(k, kept, changes, (lines, block.seen), computed_name(dtype))
             multiply(
-                k, for_values, scores.transposed, told, (block.seen, whole_width, lines),
+                k,
+                for_values,
+                scores.transposed,
+                told,
+                (block.seen, whole_width, lines),
                 accumulate=True,
-            )  # fmt: skip
+            )
             multiply(
-                k, for_keys, changes.transposed, asked, (block.seen, whole_depth, lines),
+                k,
+                for_keys,
+                changes.transposed,
+                asked,
+                (block.seen, whole_depth, lines),
                 accumulate=True,
-            )  # fmt: skip
+            )
             multiply(k, found, changes, laid_keys, (lines, whole_depth, block.seen))
             goal = Matrix(moved(dq, start[4]).row(block.top), dq.down, dq.right)
             write(k, goal, found, (lines, depth), dtype, scale)
@@ -194,9 +247,14 @@ def backward(
 
 
 def _score_gradients(
-    k: Emitter, block: Block, line: Value, scores: Matrix, changes: Matrix, logarithm: Value,
+    k: Emitter,
+    block: Block,
+    line: Value,
+    scores: Matrix,
+    changes: Matrix,
+    logarithm: Value,
     common: Value,
-) -> None:  # fmt: skip
+) -> None:
     """Scores become probabilities, and what the results' gradients say about the probabilities
     becomes the gradient of the scores."""
     several = vector(scores.pointer.type, block.wide)

@@ -21,8 +21,12 @@ from caldera.kernels.native.codegen.emitter import F32, I32, I64, Emitter, Numbe
 ROW_MAJOR, PLAIN, TRANSPOSED = 101, 111, 112
 """CBLAS's own constants."""
 _NAMES = (("scipy_cblas_{}64_", 64), ("cblas_{}64_", 64), ("scipy_cblas_{}", 32), ("cblas_{}", 32))
-_CONFIG = ("scipy_openblas_get_config64_", "scipy_openblas_get_config", "openblas_get_config64_",
-           "openblas_get_config")  # fmt: skip
+_CONFIG = (
+    "scipy_openblas_get_config64_",
+    "scipy_openblas_get_config",
+    "openblas_get_config64_",
+    "openblas_get_config",
+)
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,20 @@ def gemm(
     kind = c[0].type
     rows, columns, length = shape
     k.call_address(
-        address, ir.VoidType(), k.constant(ROW_MAJOR, I32), flag(ta), flag(tb),
-        whole(rows), whole(columns), whole(length), k.constant(alpha, kind),
-        a[0], whole(a[1]), b[0], whole(b[1]), k.constant(beta, kind), c[0], whole(c[1]),
-    )  # fmt: skip
+        address,
+        ir.VoidType(),
+        k.constant(ROW_MAJOR, I32),
+        flag(ta),
+        flag(tb),
+        whole(rows),
+        whole(columns),
+        whole(length),
+        k.constant(alpha, kind),
+        a[0],
+        whole(a[1]),
+        b[0],
+        whole(b[1]),
+        k.constant(beta, kind),
+        c[0],
+        whole(c[1]),
+    )

@@ -29,9 +29,20 @@ from caldera.kernels.native.codegen.emitter import (
 from caldera.kernels.native.codegen.half import HALF_NAMES, load_wide, narrow, store_narrow, widen
 
 MEMORY_TYPES: dict[str, ir.Type] = {
-    "bool": I8, "uint8": I8, "uint16": I16, "uint32": I32, "uint64": I64, "int8": I8, "int16": I16,
-    "int32": I32, "int64": I64, "float16": I16, "bfloat16": I16, "float32": F32, "float64": F64,
-}  # fmt: skip
+    "bool": I8,
+    "uint8": I8,
+    "uint16": I16,
+    "uint32": I32,
+    "uint64": I64,
+    "int8": I8,
+    "int16": I16,
+    "int32": I32,
+    "int64": I64,
+    "float16": I16,
+    "bfloat16": I16,
+    "float32": F32,
+    "float64": F64,
+}
 UNSIGNED = ("bool", "uint8", "uint16", "uint32", "uint64")
 
 

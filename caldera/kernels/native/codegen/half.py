@@ -32,9 +32,13 @@ HALF_NAMES = ("float16", "bfloat16")
 
 
 def load_wide(
-    k: Emitter, pointer: Pointer, index: Number, count: int, dtype_name: str,
+    k: Emitter,
+    pointer: Pointer,
+    index: Number,
+    count: int,
+    dtype_name: str,
     mask: Value | None = None,
-) -> Value:  # fmt: skip
+) -> Value:
     """Elements from memory in the type they are computed with: float32 for halves."""
     if dtype_name not in HALF_NAMES:
         return pointer.load(index, count, mask)
@@ -42,9 +46,13 @@ def load_wide(
 
 
 def store_narrow(
-    k: Emitter, pointer: Pointer, index: Number, value: Value, dtype_name: str,
+    k: Emitter,
+    pointer: Pointer,
+    index: Number,
+    value: Value,
+    dtype_name: str,
     mask: Value | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Write float32 (or float64) numbers as elements of a dtype."""
     if dtype_name not in HALF_NAMES:
         pointer.store(index, value, mask)

@@ -201,9 +201,11 @@ class _Group:
 
 _CONSTANT = _Constant()
 _SINGLE: dict[Any, _Kind] = {
-    Pointer: _Array(floats=False), ElementPointer: _Array(floats=True), Value: _Integer(),
+    Pointer: _Array(floats=False),
+    ElementPointer: _Array(floats=True),
+    Value: _Integer(),
     Real: _Real(),
-}  # fmt: skip
+}
 
 
 @cache
@@ -275,9 +277,12 @@ class NativeKernel:
         called once for each part."""
         slots, form = self.packed(given)
         return NativeCall(
-            self.address(form), np.array(slots, np.int64), max(1, parts), tuple(given.values()),
+            self.address(form),
+            np.array(slots, np.int64),
+            max(1, parts),
+            tuple(given.values()),
             given.get("status"),
-        )  # fmt: skip
+        )
 
     def __call__(self, k: Emitter, form: tuple[Any, ...]) -> None:
         """Emit the code for arguments of this form."""

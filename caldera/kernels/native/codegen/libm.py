@@ -14,9 +14,26 @@ from llvmlite import ir
 from caldera.kernels.native.codegen.emitter import F32, F64, Emitter, Value, element
 
 NEEDED = (
-    "sin", "cos", "pow", "fmod", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh",
-    "acosh", "atanh", "log2", "log10", "exp2", "erfc", "lgamma",
-)  # fmt: skip
+    "sin",
+    "cos",
+    "pow",
+    "fmod",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "atan2",
+    "sinh",
+    "cosh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "log2",
+    "log10",
+    "exp2",
+    "erfc",
+    "lgamma",
+)
 
 
 @lru_cache(maxsize=1)

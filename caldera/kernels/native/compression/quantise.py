@@ -69,11 +69,19 @@ def quantise(
     whole = spans == [(0, values.size)]
     lost = np.empty(values.size, np.float32) if whole else np.zeros(values.size, np.float32)
     run_now(
-        _quantise, values=values, lost=lost, spans=np.array(spans, np.int64),
-        addresses=addresses_of(messages), messages=len(messages), bucket=bucket,
-        draws=draws._asdict(), levels=levels, width=width,
-        elements=values.size, worth=_WORTH_SPLITTING,
-    )  # fmt: skip
+        _quantise,
+        values=values,
+        lost=lost,
+        spans=np.array(spans, np.int64),
+        addresses=addresses_of(messages),
+        messages=len(messages),
+        bucket=bucket,
+        draws=draws._asdict(),
+        levels=levels,
+        width=width,
+        elements=values.size,
+        worth=_WORTH_SPLITTING,
+    )
     return lost
 
 
@@ -89,18 +97,33 @@ def dequantise(
     total = sum(counts)
     values = np.empty(total, np.float32)
     run_now(
-        _dequantise, addresses=addresses_of(messages), counts=np.array(counts, np.int64),
-        messages=len(messages), values=values, bucket=bucket, levels=levels, width=width,
-        elements=total, worth=_WORTH_SPLITTING,
-    )  # fmt: skip
+        _dequantise,
+        addresses=addresses_of(messages),
+        counts=np.array(counts, np.int64),
+        messages=len(messages),
+        values=values,
+        bucket=bucket,
+        levels=levels,
+        width=width,
+        elements=total,
+        worth=_WORTH_SPLITTING,
+    )
     return values
 
 
 @native_kernel
 def _quantise(
-    k: Emitter, values: Pointer, lost: Pointer, spans: Pointer, addresses: Pointer,
-    messages: Integer, bucket: Integer, draws: DrawsArgument, levels: int, width: int,
-) -> None:  # fmt: skip
+    k: Emitter,
+    values: Pointer,
+    lost: Pointer,
+    spans: Pointer,
+    addresses: Pointer,
+    messages: Integer,
+    bucket: Integer,
+    draws: DrawsArgument,
+    levels: int,
+    width: int,
+) -> None:
     generator = draws.generator(k)
     codes = k.alloca(I8, ALIGNED)
     before = k.variable(0, I64)
@@ -131,8 +154,9 @@ def _quantise(
                 k.clear_bytes(codes, ALIGNED)
                 with_draws(k, generator, reach, mine.at(-shift), target, code)
                 _pack(k, codes, packed.at(start // 8 * width), stop - start, width)
-                _lose(k, codes, mine.at(start), missed.at(start), stop - start, scale / levels,
-                      levels)  # fmt: skip
+                _lose(
+                    k, codes, mine.at(start), missed.at(start), stop - start, scale / levels, levels
+                )
         before.value = before.value + buckets
 
 
@@ -166,9 +190,14 @@ def _pack(k: Emitter, codes: Pointer, target: Pointer, count: Value, width: int)
 
 
 def _lose(
-    k: Emitter, codes: Pointer, values: Pointer, lost: Pointer, count: Value, unit: Value,
+    k: Emitter,
+    codes: Pointer,
+    values: Pointer,
+    lost: Pointer,
+    count: Value,
+    unit: Value,
     levels: int,
-) -> None:  # fmt: skip
+) -> None:
     def lose(i: Value, lanes: int) -> None:
         error = values.load(i, lanes) - _value(k, codes.load(i, lanes), unit, levels)
         finite = k.intrinsic("llvm.fabs", error) < _INFINITY
@@ -200,9 +229,15 @@ def _largest_magnitude(k: Emitter, values: Pointer, first: Value, last: Value) -
 
 @native_kernel
 def _dequantise(
-    k: Emitter, addresses: Pointer, counts: Pointer, messages: Integer, values: Pointer,
-    bucket: Integer, levels: int, width: int,
-) -> None:  # fmt: skip
+    k: Emitter,
+    addresses: Pointer,
+    counts: Pointer,
+    messages: Integer,
+    values: Pointer,
+    bucket: Integer,
+    levels: int,
+    width: int,
+) -> None:
     before = k.variable(0, I64)
     with k.loop(0, messages) as message:
         size = counts.load(message)
@@ -215,8 +250,13 @@ def _dequantise(
             scale = Value(k, k.ir.load(scales.at(number * 4).raw, typ=F32, align=1))
             unit = scale / levels
 
-            def store(i: Value, count: int, mine: Pointer = mine, unit: Value = unit,
-                      codes: Pointer = codes) -> None:  # fmt: skip
+            def store(
+                i: Value,
+                count: int,
+                mine: Pointer = mine,
+                unit: Value = unit,
+                codes: Pointer = codes,
+            ) -> None:
                 mine.store(i, _value(k, _codes(k, codes, i, count, width), unit, levels))
 
             first = number * bucket

@@ -49,10 +49,17 @@ def pack(
     ends = np.empty(len(longest), np.int64)
     most = max((high - low for low, high in spans), default=0)
     run_now(
-        pack_places, places=places, spans=_numbers(spans), reach=_numbers(parts),
-        free=_numbers(free), messages=len(longest), out=out, ends=ends,
-        spare=np.empty((2, most), np.int32), most=most,
-    )  # fmt: skip
+        pack_places,
+        places=places,
+        spans=_numbers(spans),
+        reach=_numbers(parts),
+        free=_numbers(free),
+        messages=len(longest),
+        out=out,
+        ends=ends,
+        spare=np.empty((2, most), np.int32),
+        most=most,
+    )
     found = ends.tolist()
     return [out[begin:end] for begin, end in zip([0, *found], found, strict=False)]
 
@@ -78,10 +85,17 @@ def unpack(
     most = max(counts, default=0)
     scratch = np.empty(max(sizes, default=0) + SLACK, np.uint8)
     run_now(
-        unpack_places, addresses=addresses_of(messages), sizes=_numbers(sizes),
-        reach=_numbers(parts), messages=len(messages), places=places, taken=taken, scratch=scratch,
-        spare=np.empty((2, most), np.int32), most=most,
-    )  # fmt: skip
+        unpack_places,
+        addresses=addresses_of(messages),
+        sizes=_numbers(sizes),
+        reach=_numbers(parts),
+        messages=len(messages),
+        places=places,
+        taken=taken,
+        scratch=scratch,
+        spare=np.empty((2, most), np.int32),
+        most=most,
+    )
     found = taken.tolist()
     for each, length in zip(found, lengths, strict=True):
         if each < 0:

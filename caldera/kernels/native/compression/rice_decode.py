@@ -30,9 +30,17 @@ SLACK = 8
 
 @native_kernel
 def unpack_places(
-    k: Emitter, addresses: Pointer, sizes: Pointer, reach: Pointer, messages: Integer,
-    places: Pointer, taken: Pointer, scratch: Pointer, spare: Pointer, most: Integer,
-) -> None:  # fmt: skip
+    k: Emitter,
+    addresses: Pointer,
+    sizes: Pointer,
+    reach: Pointer,
+    messages: Integer,
+    places: Pointer,
+    taken: Pointer,
+    scratch: Pointer,
+    spare: Pointer,
+    most: Integer,
+) -> None:
     """The places of messages, each in its part of a vector (`reach`), and how many bytes of each
     were taken; there is room for a string, and for two times as many runs as one has at most."""
     starts, stops = spare, spare.at(most)
@@ -76,9 +84,16 @@ def unpack_places(
 
 
 def _read(
-    k: Emitter, string: Value, size: Value, count: Value, begin: Value, end: Value, places: Value,
-    scratch: Value, taken: Value,
-) -> None:  # fmt: skip
+    k: Emitter,
+    string: Value,
+    size: Value,
+    count: Value,
+    begin: Value,
+    end: Value,
+    places: Value,
+    scratch: Value,
+    taken: Value,
+) -> None:
     """The places of a string; to `taken` its bytes, or -1 if it cannot be."""
     source, target = Pointer(k, string.raw, I8), Pointer(k, places.raw, I32)
     low, result = Pointer(k, scratch.raw, I8), Pointer(k, taken.raw, I64)
@@ -99,9 +114,15 @@ def _read(
 
 
 def _read_bits(
-    k: Emitter, ones: Pointer, unary: Value, low: Pointer, rest: Value, count: Value,
-    begin: Value, target: Pointer,
-) -> tuple[Value, Value]:  # fmt: skip
+    k: Emitter,
+    ones: Pointer,
+    unary: Value,
+    low: Pointer,
+    rest: Value,
+    count: Value,
+    begin: Value,
+    target: Pointer,
+) -> tuple[Value, Value]:
     """How many places there are, none of them written beyond `count`, and the last."""
     mask = (k.constant(1, I64) << rest) - 1
     found, bit = k.variable(0, I64), k.variable(0, I64)

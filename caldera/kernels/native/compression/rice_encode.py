@@ -29,9 +29,17 @@ _REST, _UNARY, _SIZE, _RUNS = range(4)
 
 @native_kernel
 def pack_places(
-    k: Emitter, places: Pointer, spans: Pointer, reach: Pointer, free: Pointer, messages: Integer,
-    out: Pointer, ends: Pointer, spare: Pointer, most: Integer,
-) -> None:  # fmt: skip
+    k: Emitter,
+    places: Pointer,
+    spans: Pointer,
+    reach: Pointer,
+    free: Pointer,
+    messages: Integer,
+    out: Pointer,
+    ends: Pointer,
+    spare: Pointer,
+    most: Integer,
+) -> None:
     """Messages of spans of places, each in its part of a vector (`reach`), with some bytes left
     free behind each; `spare` is room for two times the runs that one has at most."""
     starts, stops = spare, spare.at(most)

@@ -41,9 +41,13 @@ def put_only(vector: np.ndarray, places: np.ndarray, values: np.ndarray) -> None
     array([1., 0., 2.])
     """
     run_now(
-        _put_only, vector=vector, size=vector.size, places=places, values=values,
+        _put_only,
+        vector=vector,
+        size=vector.size,
+        places=places,
+        values=values,
         count=places.size,
-    )  # fmt: skip
+    )
 
 
 def add_at(vector: np.ndarray, places: np.ndarray, values: np.ndarray, start: int = 0) -> None:
@@ -58,9 +62,14 @@ def add_at(vector: np.ndarray, places: np.ndarray, values: np.ndarray, start: in
     array([2., 1., 3.])
     """
     run_now(
-        _move, vector=vector, start=start, places=places, values=values, count=places.size,
+        _move,
+        vector=vector,
+        start=start,
+        places=places,
+        values=values,
+        count=places.size,
         mode="add",
-    )  # fmt: skip
+    )
 
 
 def not_zero(vector: np.ndarray, begin: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -75,9 +84,14 @@ def not_zero(vector: np.ndarray, begin: int = 0) -> tuple[np.ndarray, np.ndarray
     places, values = np.empty(vector.size + 1, np.int32), np.empty(vector.size + 1, vector.dtype)
     found = np.empty(1, np.int64)
     run_now(
-        _not_zero, vector=vector, size=vector.size, begin=begin, places=places, values=values,
+        _not_zero,
+        vector=vector,
+        size=vector.size,
+        begin=begin,
+        places=places,
+        values=values,
         found=found,
-    )  # fmt: skip
+    )
     return places[: found[0]], values[: found[0]]
 
 
@@ -97,9 +111,17 @@ def merge_sorted(
     places, values = np.empty(capacity, np.int32), np.empty(capacity, a[1].dtype)
     found = np.zeros(1, np.int64)
     run_now(
-        _merge, a_places=a[0], a_values=a[1], a_size=a[0].size, b_places=b[0], b_values=b[1],
-        b_size=b[0].size, places=places, values=values, found=found,
-    )  # fmt: skip
+        _merge,
+        a_places=a[0],
+        a_values=a[1],
+        a_size=a[0].size,
+        b_places=b[0],
+        b_values=b[1],
+        b_size=b[0].size,
+        places=places,
+        values=values,
+        found=found,
+    )
     return places[: found[0]], values[: found[0]]
 
 
@@ -108,9 +130,14 @@ def merge_sorted(
 
 @native_kernel
 def _not_zero(
-    k: Emitter, vector: Pointer, size: Integer, begin: Integer, places: Pointer, values: Pointer,
+    k: Emitter,
+    vector: Pointer,
+    size: Integer,
+    begin: Integer,
+    places: Pointer,
+    values: Pointer,
     found: Pointer,
-) -> None:  # fmt: skip
+) -> None:
     count = k.variable(0, I64)
     with k.loop(0, size) as i:
         value = vector.load(i)
@@ -148,9 +175,14 @@ def _until(k: Emitter, places: Pointer, first: Value, count: Value, end: Value) 
 
 @native_kernel
 def _move(
-    k: Emitter, vector: Pointer, start: Integer, places: Pointer, values: Pointer, count: Integer,
+    k: Emitter,
+    vector: Pointer,
+    start: Integer,
+    places: Pointer,
+    values: Pointer,
+    count: Integer,
     mode: str,
-) -> None:  # fmt: skip
+) -> None:
     with k.loop(0, count) as i:
         place = k.convert(places.load(i), I64) - start
         if mode == "take":
@@ -162,9 +194,17 @@ def _move(
 
 @native_kernel
 def _merge(
-    k: Emitter, a_places: Pointer, a_values: Pointer, a_size: Integer, b_places: Pointer,
-    b_values: Pointer, b_size: Integer, places: Pointer, values: Pointer, found: Pointer,
-) -> None:  # fmt: skip
+    k: Emitter,
+    a_places: Pointer,
+    a_values: Pointer,
+    a_size: Integer,
+    b_places: Pointer,
+    b_values: Pointer,
+    b_size: Integer,
+    places: Pointer,
+    values: Pointer,
+    found: Pointer,
+) -> None:
     a, b, out = (k.variable(0, I64) for _ in range(3))
     with k.while_loop(lambda: (a.value < a_size) & (b.value < b_size)):
         left, right = a_places.load(a.value), b_places.load(b.value)

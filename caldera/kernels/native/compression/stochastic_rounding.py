@@ -57,9 +57,15 @@ def round_stochastically(values: np.ndarray, name: str, draws: Draws) -> np.ndar
     """
     rounded = np.empty(values.shape, np.float32)
     run_now(
-        _round, values=values, rounded=rounded, size=values.size, draws=draws._asdict(), name=name,
-        elements=values.size, worth=_WORTH_SPLITTING,
-    )  # fmt: skip
+        _round,
+        values=values,
+        rounded=rounded,
+        size=values.size,
+        draws=draws._asdict(),
+        name=name,
+        elements=values.size,
+        worth=_WORTH_SPLITTING,
+    )
     return rounded
 
 

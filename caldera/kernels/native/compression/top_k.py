@@ -93,11 +93,24 @@ def _largest_of(
     scratch = np.empty((parts, 3, padded + _AT_ONCE), np.int32)
     edges = np.array([0, *accumulate(sizes)], np.int64)
     run_now(
-        _select, values=values, edges=edges, vectors=len(sizes), count=count, block=block,
-        padded=padded, found=found, most=most, ends=ends, scratch=scratch,
-        scratch_step=scratch[0].size, added=None if added is None else addresses_of(added),
-        taken=taken, groups=_groups(count, padded), elements=values.size, worth=_WORTH_SPLITTING,
-    )  # fmt: skip
+        _select,
+        values=values,
+        edges=edges,
+        vectors=len(sizes),
+        count=count,
+        block=block,
+        padded=padded,
+        found=found,
+        most=most,
+        ends=ends,
+        scratch=scratch,
+        scratch_step=scratch[0].size,
+        added=None if added is None else addresses_of(added),
+        taken=taken,
+        groups=_groups(count, padded),
+        elements=values.size,
+        worth=_WORTH_SPLITTING,
+    )
     reach = [
         (part, slice(*span))
         for number in range(len(sizes))
@@ -123,10 +136,22 @@ def _groups(count: int, padded: int) -> int:
 
 @native_kernel
 def _select(
-    k: Emitter, values: Pointer, edges: Pointer, vectors: Integer, count: Integer, block: Integer,
-    padded: Integer, found: Pointer, most: Integer, ends: Pointer, scratch: Pointer,
-    scratch_step: Integer, added: Pointer | None, taken: Pointer | None, groups: int,
-) -> None:  # fmt: skip
+    k: Emitter,
+    values: Pointer,
+    edges: Pointer,
+    vectors: Integer,
+    count: Integer,
+    block: Integer,
+    padded: Integer,
+    found: Pointer,
+    most: Integer,
+    ends: Pointer,
+    scratch: Pointer,
+    scratch_step: Integer,
+    added: Pointer | None,
+    taken: Pointer | None,
+    groups: int,
+) -> None:
     """The largest of the blocks of vectors, which begin at `edges`. Each part has `most` elements
     of `found` (and `taken`) to write to, and some of `scratch`; where its elements of each vector
     end is written to `ends`. With `added`, which has addresses of vectors, these are added first,
@@ -195,9 +220,13 @@ def _select(
 
 
 def _look(
-    k: Emitter, source: Pointer, padded: Value, maxima: Pointer, groups: int,
+    k: Emitter,
+    source: Pointer,
+    padded: Value,
+    maxima: Pointer,
+    groups: int,
     added: Pointer | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """The largest magnitude of each group, after something was added to all elements."""
     lanes = natural_lanes(I32)
     highest = [k.variable(0, vector(I32, lanes)) for _ in range(groups // lanes)]
@@ -216,9 +245,14 @@ def _look(
 
 
 def _threshold(
-    k: Emitter, magnitudes: Pointer, length: Number, wanted: Value, low: Value, first: Value,
+    k: Emitter,
+    magnitudes: Pointer,
+    length: Number,
+    wanted: Value,
+    low: Value,
+    first: Value,
     surplus: int = 0,
-) -> Value:  # fmt: skip
+) -> Value:
     """The `wanted`-th largest of some magnitudes, or less if as many reach that (up to `surplus`
     more may); at least `low`.
 

@@ -31,17 +31,43 @@ def _needs_columns(node: Node) -> bool:
 
 
 for _op, _direct in (
-    ("conv2d", direct), ("conv2d_input", direct), ("conv2d_weight", weight_gradient)
-):  # fmt: skip
+    ("conv2d", direct),
+    ("conv2d_input", direct),
+    ("conv2d_weight", weight_gradient),
+):
     for _kernel in (
-        Kernel(_op, "cpu", "direct", _direct.bind, _is_usual, _direct.workspace, PRIORITY,
-               estimate=direct_seconds),
-        Kernel(_op, "cpu", "1x1 product", im2col.bind, _is_product, im2col.workspace, PRIORITY,
-               estimate=columns_seconds),
-    ):  # fmt: skip
+        Kernel(
+            _op,
+            "cpu",
+            "direct",
+            _direct.bind,
+            _is_usual,
+            _direct.workspace,
+            PRIORITY,
+            estimate=direct_seconds,
+        ),
+        Kernel(
+            _op,
+            "cpu",
+            "1x1 product",
+            im2col.bind,
+            _is_product,
+            im2col.workspace,
+            PRIORITY,
+            estimate=columns_seconds,
+        ),
+    ):
         TABLE.add(_kernel)
 for _op in ("conv2d_input", "conv2d_weight"):
     TABLE.add(
-        Kernel(_op, "cpu", "im2col", im2col.bind, _needs_columns, im2col.workspace, PRIORITY,
-               estimate=columns_seconds)
-    )  # fmt: skip
+        Kernel(
+            _op,
+            "cpu",
+            "im2col",
+            im2col.bind,
+            _needs_columns,
+            im2col.workspace,
+            PRIORITY,
+            estimate=columns_seconds,
+        )
+    )

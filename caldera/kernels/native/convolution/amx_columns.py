@@ -61,9 +61,14 @@ class _Windows:
         geometry = Geometry.of(node)
         batch, channels, height, width = geometry.image
         return cls(
-            (batch, height, width, channels), geometry.origin, geometry.target, geometry.taps,
-            geometry.stride, geometry.dilation, geometry.results,
-        )  # fmt: skip
+            (batch, height, width, channels),
+            geometry.origin,
+            geometry.target,
+            geometry.taps,
+            geometry.stride,
+            geometry.dilation,
+            geometry.results,
+        )
 
     @property
     def padded(self) -> Shape:
@@ -116,9 +121,13 @@ class _Windows:
         of_image, of_row, of_column, of_channel = padded.strides
         (down, right), (reach_down, reach_right) = self.stride, self.dilation
         return (
-            of_image, of_row * down, of_column * right, of_row * reach_down,
-            of_column * reach_right, of_channel,
-        )  # fmt: skip
+            of_image,
+            of_row * down,
+            of_column * right,
+            of_row * reach_down,
+            of_column * reach_right,
+            of_channel,
+        )
 
     def fill(self, padded: np.ndarray, matrix: np.ndarray) -> list[NativeCall]:
         """The calls that write the matrix."""
@@ -155,10 +164,14 @@ def _phases(node: Node) -> list[_Phase]:
         if not all(work.taps):
             return []
         windows = _Windows(
-            (batch, height, width, channels), (-row.start, -column.start),
-            (row.count, column.count), work.taps, (1, 1), (row.dilation, column.dilation),
+            (batch, height, width, channels),
+            (-row.start, -column.start),
+            (row.count, column.count),
+            work.taps,
+            (1, 1),
+            (row.dilation, column.dilation),
             geometry.channels,
-        )  # fmt: skip
+        )
         pixels = slice(row.first, None, row.step), slice(column.first, None, column.step)
         found.append(_Phase(windows, pixels, (_taps(row), _taps(column))))
     return found
@@ -306,7 +319,5 @@ def _seconds(node: Node) -> float:
 
 for _op in ("conv2d", "conv2d_input", "conv2d_weight"):
     TABLE.add(
-        Kernel(
-            _op, "cpu", "amx im2col", _bind, _supports, _workspace, PRIORITY, estimate=_seconds
-        )
-    )  # fmt: skip
+        Kernel(_op, "cpu", "amx im2col", _bind, _supports, _workspace, PRIORITY, estimate=_seconds)
+    )

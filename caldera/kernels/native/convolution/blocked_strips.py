@@ -107,10 +107,14 @@ class BlockedFilling:
 def filling(blocks: Blocks, images: np.ndarray, start: Pair) -> dict[str, Any]:
     """A `BlockedFilling` as a kernel is given it."""
     return {
-        "groups": blocks.groups, "channels": blocks.channels, "count": blocks.count,
-        "rows": blocks.strips.source_rows, "columns": blocks.strips.source_columns,
-        "block_step": blocks.block_step, "images": padded_images(images, start),
-    }  # fmt: skip
+        "groups": blocks.groups,
+        "channels": blocks.channels,
+        "count": blocks.count,
+        "rows": blocks.strips.source_rows,
+        "columns": blocks.strips.source_columns,
+        "block_step": blocks.block_step,
+        "images": padded_images(images, start),
+    }
 
 
 def _clear(k: Emitter, place: Pointer, count: Value) -> None:

@@ -39,16 +39,20 @@ def pack_filters(
     of_group, of_output, of_input, of_row, of_column = strides
     neighbour = of_group if packing.is_depthwise else of_output
     return gather(
-        filters, packed[packing.starts[part] : packing.starts[part + 1]],
+        filters,
+        packed[packing.starts[part] : packing.starts[part + 1]],
         (
             Loop(packing.groups, of_group, packing.blocks * packing.panel(work)),
             Loop(work.channels, of_input, width),
             Loop(rows, of_row, columns * work.channels * width),
             Loop(columns, of_column, work.channels * width),
         ),
-        length=packing.results, neighbour=neighbour, width=width, block_step=packing.panel(work),
+        length=packing.results,
+        neighbour=neighbour,
+        width=width,
+        block_step=packing.panel(work),
         padded=True,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -106,9 +110,12 @@ class _PartNumbers:
         """The only row: it begins at the beginning of everything, which saves registers."""
         zero = k.constant(0, I64)
         return replace(
-            cls.load(table, zero), source_start=zero, target_start=zero, filters_start=zero,
+            cls.load(table, zero),
+            source_start=zero,
+            target_start=zero,
+            filters_start=zero,
             places_start=zero,
-        )  # fmt: skip
+        )
 
     @classmethod
     def table(cls, rows: Iterable[dict[str, int]]) -> np.ndarray:
@@ -134,16 +141,25 @@ def correlate(
         inside = (strips.image_step, strips.row_step, strips.pitch)
     channels = window.groups * window.channels
     values = {
-        "copied": not in_place, "items": strips.items, "chunks": packing.chunks,
-        "images": strips.images, "rows": strips.rows, "a_image": strips.a_image,
-        "batch": window.batch, "target_rows": window.target[0],
-        "target_image_step": of_target[0], "stride_rows": window.stride[0],
-        "reach_rows": window.reach[0], "blocks": packing.blocks,
-        "block_count": packing.groups * packing.blocks, "results": packing.results,
+        "copied": not in_place,
+        "items": strips.items,
+        "chunks": packing.chunks,
+        "images": strips.images,
+        "rows": strips.rows,
+        "a_image": strips.a_image,
+        "batch": window.batch,
+        "target_rows": window.target[0],
+        "target_image_step": of_target[0],
+        "stride_rows": window.stride[0],
+        "reach_rows": window.reach[0],
+        "blocks": packing.blocks,
+        "block_count": packing.groups * packing.blocks,
+        "results": packing.results,
         "group_inputs": 0 if packing.is_depthwise else window.channels,
         "block_inputs": packing.width if packing.is_depthwise else 0,
-        "strip_length": strips.length, "parts": len(packing.parts),
-    }  # fmt: skip
+        "strip_length": strips.length,
+        "parts": len(packing.parts),
+    }
     rows: list[dict[str, int]] = []
     source_places: list[np.ndarray] = []
     target_places: list[np.ndarray] = []
@@ -156,31 +172,44 @@ def correlate(
         down, right = (
             own - all_of_it for own, all_of_it in zip(work.start, window.start, strict=True)
         )
-        rows.append({
-            "rows": work.target[0], "columns": work.target[1],
-            "source_start": (down * inside[1] + right * inside[2]) if work.taps[0] else 0,
-            "target_start": part.first[0] * of_target[2] + part.first[1] * of_target[3],
-            "target_row_step": outputs[1], "filters_start": start,
-            "places_start": sum(map(len, source_places)), "tap_rows": work.taps[0],
-            "tap_columns": 1 if joined else work.taps[1],
-            "tap_row_step": inside[1] * work.dilation[0],
-            "tap_column_step": inside[2] * work.dilation[1],
-            "length": work.channels * (work.taps[1] if joined else 1),
-            "panel": packing.panel(work),
-        })  # fmt: skip
+        rows.append(
+            {
+                "rows": work.target[0],
+                "columns": work.target[1],
+                "source_start": (down * inside[1] + right * inside[2]) if work.taps[0] else 0,
+                "target_start": part.first[0] * of_target[2] + part.first[1] * of_target[3],
+                "target_row_step": outputs[1],
+                "filters_start": start,
+                "places_start": sum(map(len, source_places)),
+                "tap_rows": work.taps[0],
+                "tap_columns": 1 if joined else work.taps[1],
+                "tap_row_step": inside[1] * work.dilation[0],
+                "tap_column_step": inside[2] * work.dilation[1],
+                "length": work.channels * (work.taps[1] if joined else 1),
+                "panel": packing.panel(work),
+            }
+        )
         size = (strips.images, min(strips.rows, work.target[0]), work.target[1])
         source_places.append(pixel_table(*size, by_output))
         target_places.append(pixel_table(*size, outputs))
     pixels, vectors = packing.tile
     return _correlate.call(
-        source=source, filters=filters, target=target, scratch=scratch,
-        source_places=np.concatenate(source_places), target_places=np.concatenate(target_places),
+        source=source,
+        filters=filters,
+        target=target,
+        scratch=scratch,
+        source_places=np.concatenate(source_places),
+        target_places=np.concatenate(target_places),
         table=_PartNumbers.table(rows),
         filling=filling(strips, source, channels, window.start),
-        n=values, pixels=pixels, vectors=vectors, depthwise=packing.is_depthwise,
-        length=_known_length(rows, packing.width), several=len(rows) > 1,
+        n=values,
+        pixels=pixels,
+        vectors=vectors,
+        depthwise=packing.is_depthwise,
+        length=_known_length(rows, packing.width),
+        several=len(rows) > 1,
         parts=packing.workers,
-    )  # fmt: skip
+    )
 
 
 def _known_length(rows: list[dict[str, int]], width: int) -> int:
@@ -193,10 +222,22 @@ def _known_length(rows: list[dict[str, int]], width: int) -> int:
 
 @native_kernel
 def _correlate(
-    k: Emitter, source: Pointer, filters: Pointer, target: Pointer, scratch: Pointer,
-    source_places: Pointer, target_places: Pointer, table: Pointer, filling: Filling, n: _Numbers,
-    pixels: int, vectors: int, depthwise: bool, length: int, several: bool,
-) -> None:  # fmt: skip
+    k: Emitter,
+    source: Pointer,
+    filters: Pointer,
+    target: Pointer,
+    scratch: Pointer,
+    source_places: Pointer,
+    target_places: Pointer,
+    table: Pointer,
+    filling: Filling,
+    n: _Numbers,
+    pixels: int,
+    vectors: int,
+    depthwise: bool,
+    length: int,
+    several: bool,
+) -> None:
     """`length` is that of a run of inputs if the kernel is made for it, else 0; `several` is
     whether there is more than one part."""
     wide = source.type

@@ -53,9 +53,12 @@ class Packing:
             for axis in (0, 1)
         ]
         return replace(
-            works[0], target=tuple(map(max, targets)), taps=tuple(reach), dilation=(1, 1),
+            works[0],
+            target=tuple(map(max, targets)),
+            taps=tuple(reach),
+            dilation=(1, 1),
             start=start,
-        )  # fmt: skip
+        )
 
     @property
     def is_depthwise(self) -> bool:

@@ -155,33 +155,62 @@ def _sum_call(
     work, strips = gradient.work, gradient.strips
     x_blocks, y_blocks = gradient.input_blocks, gradient.output_blocks
     values = {
-        "items": strips.items, "images": strips.images, "rows": strips.rows,
-        "a_image": strips.a_image, "batch": work.batch, "target_rows": work.target[0],
-        "target_columns": work.target[1], "stride_rows": work.stride[0],
-        "reach_rows": work.reach[0], "taps": gradient.taps, "sums": gradient.sums,
-        "size": gradient.size, "x_length": x_blocks.length, "y_length": y_blocks.length,
-    }  # fmt: skip
+        "items": strips.items,
+        "images": strips.images,
+        "rows": strips.rows,
+        "a_image": strips.a_image,
+        "batch": work.batch,
+        "target_rows": work.target[0],
+        "target_columns": work.target[1],
+        "stride_rows": work.stride[0],
+        "reach_rows": work.reach[0],
+        "taps": gradient.taps,
+        "sums": gradient.sums,
+        "size": gradient.size,
+        "x_length": x_blocks.length,
+        "y_length": y_blocks.length,
+    }
     by_output = (
-        x_blocks.image_step, x_blocks.row_step * work.stride[0], x_blocks.width * work.stride[1]
-    )  # fmt: skip
+        x_blocks.image_step,
+        x_blocks.row_step * work.stride[0],
+        x_blocks.width * work.stride[1],
+    )
     table = pixel_table(strips.images, strips.rows, work.target[1], by_output)
     together, vectors = gradient.tile
     partial, input_scratch, output_scratch = scratch
     return _sum.call(
-        x=x, y=y, partial=partial, input_scratch=input_scratch, output_scratch=output_scratch,
-        places=table, taps=gradient.tap_table(),
+        x=x,
+        y=y,
+        partial=partial,
+        input_scratch=input_scratch,
+        output_scratch=output_scratch,
+        places=table,
+        taps=gradient.tap_table(),
         x_blocks=filling(x_blocks, x, work.start),
-        y_blocks=filling(y_blocks, y, (0, 0)), n=values, together=together,
-        vectors=vectors, parts=gradient.workers,
-    )  # fmt: skip
+        y_blocks=filling(y_blocks, y, (0, 0)),
+        n=values,
+        together=together,
+        vectors=vectors,
+        parts=gradient.workers,
+    )
 
 
 @native_kernel
 def _sum(
-    k: Emitter, x: Pointer, y: Pointer, partial: Pointer, input_scratch: Pointer,
-    output_scratch: Pointer, places: Pointer, taps: Pointer, x_blocks: BlockedFilling,
-    y_blocks: BlockedFilling, n: _Numbers, together: int, vectors: int,
-) -> None:  # fmt: skip
+    k: Emitter,
+    x: Pointer,
+    y: Pointer,
+    partial: Pointer,
+    input_scratch: Pointer,
+    output_scratch: Pointer,
+    places: Pointer,
+    taps: Pointer,
+    x_blocks: BlockedFilling,
+    y_blocks: BlockedFilling,
+    n: _Numbers,
+    together: int,
+    vectors: int,
+) -> None:
     wide = x.type
     width = vectors * natural_lanes(wide)
     own_x = input_scratch.at(k.part * n.x_length)
@@ -237,8 +266,13 @@ def _write_call(gradient: DepthwiseGradient, partial: np.ndarray, out: np.ndarra
     of_channel, _, of_row, of_column = steps(out)
     width = gradient.width
     return scatter(
-        partial, out,
+        partial,
+        out,
         (ONCE, ONCE, Loop(rows, columns * width, of_row), Loop(columns, width, of_column)),
-        length=gradient.channels, neighbour=of_channel, width=width,
-        block_step=gradient.taps * width, sums=gradient.sums, sum_step=gradient.size,
-    )  # fmt: skip
+        length=gradient.channels,
+        neighbour=of_channel,
+        width=width,
+        block_step=gradient.taps * width,
+        sums=gradient.sums,
+        sum_step=gradient.size,
+    )

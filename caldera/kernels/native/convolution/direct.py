@@ -79,9 +79,12 @@ def _pack_phases(
         if not work.taps[0]:
             continue
         strides = (
-            geometry.results * of_output, of_input, of_output, -of_row * row.tap_step,
+            geometry.results * of_output,
+            of_input,
+            of_output,
+            -of_row * row.tap_step,
             -of_column * column.tap_step,
-        )  # fmt: skip
+        )
         taps = filters[:, :, row.last_tap :, column.last_tap :]
         calls.append(pack_filters(packing, part, taps, packed, strides))
     return calls

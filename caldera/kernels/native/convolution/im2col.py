@@ -140,25 +140,47 @@ def _call(
     known = blas()
     assert known is not None
     values = {
-        "batch": geometry.batch, "height": geometry.image[2], "width": geometry.image[3],
-        "channels": geometry.channels, "image_step": of_image[0], "row_step": of_image[2],
-        "pixel_step": _distance(image), "target_rows": geometry.output[2],
-        "target_columns": geometry.output[3], "results": geometry.results,
-        "target_step": _distance(output), "groups": geometry.groups,
-        "stride_rows": geometry.stride[0], "stride_columns": geometry.stride[1],
-        "start_row": -geometry.origin[0], "start_column": -geometry.origin[1],
-        "dilation_rows": geometry.dilation[0], "dilation_columns": geometry.dilation[1],
-        "tap_rows": geometry.taps[0], "runs": 1 if joined else geometry.taps[1],
-        "run_taps": geometry.taps[1] if joined else 1, "tap_length": geometry.channels,
-        "terms": geometry.terms, "rows": columns.rows, "blocks": columns.blocks,
-        "pixels": columns.unit or geometry.pixels, "sums": columns.sums,
-        "splits": columns.grid[0], "term_splits": columns.grid[1], "filters": columns.filters,
-    }  # fmt: skip
+        "batch": geometry.batch,
+        "height": geometry.image[2],
+        "width": geometry.image[3],
+        "channels": geometry.channels,
+        "image_step": of_image[0],
+        "row_step": of_image[2],
+        "pixel_step": _distance(image),
+        "target_rows": geometry.output[2],
+        "target_columns": geometry.output[3],
+        "results": geometry.results,
+        "target_step": _distance(output),
+        "groups": geometry.groups,
+        "stride_rows": geometry.stride[0],
+        "stride_columns": geometry.stride[1],
+        "start_row": -geometry.origin[0],
+        "start_column": -geometry.origin[1],
+        "dilation_rows": geometry.dilation[0],
+        "dilation_columns": geometry.dilation[1],
+        "tap_rows": geometry.taps[0],
+        "runs": 1 if joined else geometry.taps[1],
+        "run_taps": geometry.taps[1] if joined else 1,
+        "tap_length": geometry.channels,
+        "terms": geometry.terms,
+        "rows": columns.rows,
+        "blocks": columns.blocks,
+        "pixels": columns.unit or geometry.pixels,
+        "sums": columns.sums,
+        "splits": columns.grid[0],
+        "term_splits": columns.grid[1],
+        "filters": columns.filters,
+    }
     return kernel.call(
-        image=image, filters=filters, output=output, scratch=scratch,
-        address=known.gemm(computed_type(geometry.dtype.name)), n=values,
-        in_place=columns.in_place, parts=columns.parts,
-    )  # fmt: skip
+        image=image,
+        filters=filters,
+        output=output,
+        scratch=scratch,
+        address=known.gemm(computed_type(geometry.dtype.name)),
+        n=values,
+        in_place=columns.in_place,
+        parts=columns.parts,
+    )
 
 
 def _distance(images: np.ndarray) -> int:
@@ -179,15 +201,23 @@ def _packed(columns: Columns, filters: np.ndarray, target: np.ndarray) -> list[N
     of_output, of_input, of_row, of_column = steps(filters)
     width = natural_lanes(computed_type(geometry.dtype.name))
     loops = (
-        Loop(geometry.filters[0], of_output, geometry.terms), ONCE,
-        Loop(rows, of_row, taps * channels), Loop(taps, of_column, channels),
-    )  # fmt: skip
+        Loop(geometry.filters[0], of_output, geometry.terms),
+        ONCE,
+        Loop(rows, of_row, taps * channels),
+        Loop(taps, of_column, channels),
+    )
     return [
         gather(
-            filters, target, loops, length=channels, neighbour=of_input, width=width,
-            block_step=width, padded=False,
+            filters,
+            target,
+            loops,
+            length=channels,
+            neighbour=of_input,
+            width=width,
+            block_step=width,
+            padded=False,
         )
-    ]  # fmt: skip
+    ]
 
 
 def _written(columns: Columns, partial: np.ndarray, out: np.ndarray) -> list[NativeCall]:
@@ -196,15 +226,24 @@ def _written(columns: Columns, partial: np.ndarray, out: np.ndarray) -> list[Nat
     (rows, taps), channels = geometry.taps, geometry.channels
     of_output, of_input, of_row, of_column = steps(out)
     loops = (
-        Loop(geometry.filters[0], geometry.terms, of_output), ONCE,
-        Loop(rows, taps * channels, of_row), Loop(taps, channels, of_column),
-    )  # fmt: skip
+        Loop(geometry.filters[0], geometry.terms, of_output),
+        ONCE,
+        Loop(rows, taps * channels, of_row),
+        Loop(taps, channels, of_column),
+    )
     return [
         scatter(
-            partial, out, loops, length=channels, neighbour=of_input, width=channels, block_step=0,
-            sums=columns.sums, sum_step=columns.filters,
+            partial,
+            out,
+            loops,
+            length=channels,
+            neighbour=of_input,
+            width=channels,
+            block_step=0,
+            sums=columns.sums,
+            sum_step=columns.filters,
         )
-    ]  # fmt: skip
+    ]
 
 
 def is_offered(node: Node) -> bool:

@@ -140,9 +140,15 @@ class _Rows:
 
 @native_kernel
 def forward(
-    k: Emitter, image: Pointer, filters: Pointer, output: Pointer, scratch: Pointer,
-    address: Integer, n: Numbers, in_place: bool,
-) -> None:  # fmt: skip
+    k: Emitter,
+    image: Pointer,
+    filters: Pointer,
+    output: Pointer,
+    scratch: Pointer,
+    address: Integer,
+    n: Numbers,
+    in_place: bool,
+) -> None:
     assert in_place, "direct convolution is faster than rows that are made first"
     begin, end = k.part_range(n.blocks)
     with k.loop(begin, end) as block, k.loop(0, n.groups) as group:
@@ -152,25 +158,40 @@ def forward(
         right = filters.at(group * n.results * n.terms)
         goal = output.at(first * n.target_step + group * n.results)
         gemm(
-            k, address, (count, n.results, n.terms), (left, n.pixel_step), (right, n.terms),
-            (goal, n.target_step), tb=True,
-        )  # fmt: skip
+            k,
+            address,
+            (count, n.results, n.terms),
+            (left, n.pixel_step),
+            (right, n.terms),
+            (goal, n.target_step),
+            tb=True,
+        )
 
 
 @native_kernel
 def input_gradient(
-    k: Emitter, image: Pointer, filters: Pointer, output: Pointer, scratch: Pointer,
-    address: Integer, n: Numbers, in_place: bool,
-) -> None:  # fmt: skip
+    k: Emitter,
+    image: Pointer,
+    filters: Pointer,
+    output: Pointer,
+    scratch: Pointer,
+    address: Integer,
+    n: Numbers,
+    in_place: bool,
+) -> None:
     own = _Rows(k, n, image, scratch.at(k.part * n.rows * n.terms))
 
     def product(first: Value, count: Value, group: Value) -> None:
         right = filters.at(group * n.results * n.terms)
         goal = output.at(first * n.target_step + group * n.results)
         gemm(
-            k, address, (count, n.terms, n.results), (goal, n.target_step),
-            (right, n.terms), own.matrix(in_place, first, group),
-        )  # fmt: skip
+            k,
+            address,
+            (count, n.terms, n.results),
+            (goal, n.target_step),
+            (right, n.terms),
+            own.matrix(in_place, first, group),
+        )
 
     if in_place:
         begin, end = k.part_range(n.blocks)
@@ -192,9 +213,15 @@ def input_gradient(
 
 @native_kernel
 def weight_gradient(
-    k: Emitter, image: Pointer, filters: Pointer, output: Pointer, scratch: Pointer,
-    address: Integer, n: Numbers, in_place: bool,
-) -> None:  # fmt: skip
+    k: Emitter,
+    image: Pointer,
+    filters: Pointer,
+    output: Pointer,
+    scratch: Pointer,
+    address: Integer,
+    n: Numbers,
+    in_place: bool,
+) -> None:
     own = _Rows(k, n, image, scratch.at(k.part * n.rows * n.terms))
     across = n.term_splits
     number, split = k.part // (n.splits * across), k.part // across % n.splits
@@ -213,7 +240,12 @@ def weight_gradient(
         one = k.constant(1.0, sums.type)
         rows, distance = own.matrix(in_place, first, group)
         gemm(
-            k, address, (bottom - top, right - left, count), (given, n.target_step),
-            (rows.at(left), distance), (sums, n.terms), ta=True,
+            k,
+            address,
+            (bottom - top, right - left, count),
+            (given, n.target_step),
+            (rows.at(left), distance),
+            (sums, n.terms),
+            ta=True,
             beta=k.select(block.equals(begin), one * 0.0, one),
-        )  # fmt: skip
+        )

@@ -68,9 +68,10 @@ def _specs(node: Node) -> tuple[Spec, Spec, Spec]:
     dtype = compute_dtype(image.dtype)
     blocks = -(-(image.size // max(channels, 1)) // max(_block_length(image), 1))
     return (
-        Spec((blocks * SUMS * channels,), dtype), Spec((2 * channels,), float64),
+        Spec((blocks * SUMS * channels,), dtype),
+        Spec((2 * channels,), float64),
         Spec((FACTORS * channels,), dtype),
-    )  # fmt: skip
+    )
 
 
 class _Sums:
@@ -101,10 +102,14 @@ class _Sums:
         rows = [layout.rows(index, image) for index, image in enumerate(images)]
         self.rows = layout.pixels
         self.arguments = {
-            "values": rows.pop(0), "rows": layout.pixels, "channels": layout.channels,
-            "length": _block_length(call.node.outputs[0]), "partial": self.partial,
-            "slopes": self._slopes(rows) if self.is_gradient else None, "known": 0,
-        }  # fmt: skip
+            "values": rows.pop(0),
+            "rows": layout.pixels,
+            "channels": layout.channels,
+            "length": _block_length(call.node.outputs[0]),
+            "partial": self.partial,
+            "slopes": self._slopes(rows) if self.is_gradient else None,
+            "known": 0,
+        }
 
     def _slopes(self, rows: list[dict[str, Array | int]]) -> dict[str, Any]:
         attrs = self.call.node.attrs
@@ -112,14 +117,25 @@ class _Sums:
         given = None
         if attrs["mask"] == "x":
             given = self.factors
-            self.before.append(kernels.given_statistics.call(
-                channels=mean.size, eps=attrs["eps"], factors=given, scale=vector(scale),
-                shift=vector(self.seen), mean=vector(mean), variance=vector(variance),
-            ))  # fmt: skip
+            self.before.append(
+                kernels.given_statistics.call(
+                    channels=mean.size,
+                    eps=attrs["eps"],
+                    factors=given,
+                    scale=vector(scale),
+                    shift=vector(self.seen),
+                    mean=vector(mean),
+                    variance=vector(variance),
+                )
+            )
         return {
-            "x": rows.pop(0), "means": mean, "more": rows.pop(0) if attrs["added"] else None,
-            "y": rows.pop() if attrs["mask"] == "y" else None, "given": given, "writes": True,
-        }  # fmt: skip
+            "x": rows.pop(0),
+            "means": mean,
+            "more": rows.pop(0) if attrs["added"] else None,
+            "y": rows.pop() if attrs["mask"] == "y" else None,
+            "given": given,
+            "writes": True,
+        }
 
     def taken(self) -> NativeCall:
         """All sums in a call of their own."""
@@ -128,9 +144,11 @@ class _Sums:
     def after(self) -> NativeCall:
         """From sums to results."""
         how: dict[str, Any] = {
-            "sums": self.arguments, "totals": self.totals, "factors": None,
+            "sums": self.arguments,
+            "totals": self.totals,
+            "factors": None,
             "parts": parts_for(self.partial.size),
-        }  # fmt: skip
+        }
         one, two = self.call.outputs[1:]
         if not self.is_gradient:
             return kernels.statistics.call(
@@ -138,9 +156,14 @@ class _Sums:
             )
         scale, mean, variance = self.call.inputs[3:6]
         return kernels.gradient_statistics.call(
-            eps=self.call.node.attrs["eps"], scale=vector(scale), means=vector(mean),
-            variances=vector(variance), for_scale=one, for_shift=two, **how,
-        )  # fmt: skip
+            eps=self.call.node.attrs["eps"],
+            scale=vector(scale),
+            means=vector(mean),
+            variances=vector(variance),
+            for_scale=one,
+            for_shift=two,
+            **how,
+        )
 
 
 # --- ways to convolve
@@ -160,9 +183,11 @@ def _bind(call: Call, convolve: Convolve) -> Runner | None:
     if sums.arguments is None:
         return None
     inner = Call(
-        convolution_of(call.node), call.outputs[:1], call.inputs[:2],
+        convolution_of(call.node),
+        call.outputs[:1],
+        call.inputs[:2],
         scratch.rest if scratch.rest.size else None,
-    )  # fmt: skip
+    )
     convolved, is_done = convolve(inner, sums)
     last = [sums.after()] if is_done else [sums.taken(), sums.after()]
     return in_sequence([NativeRunner(sums.before), convolved, NativeRunner(last)])
@@ -172,11 +197,16 @@ def _offer(op: str, kernel: Kernel, convolve: Convolve) -> None:
     def workspace(node: Node) -> int:
         return workspace_bytes(*_specs(node)) + kernel.workspace(convolution_of(node))
 
-    TABLE.add(replace(
-        kernel, op=op, bind=any_layout(partial(_bind, convolve=convolve), lambda node: NHWC),
-        supports=lambda node: kernel.supports(convolution_of(node)), workspace=workspace,
-        estimate=lambda node: kernel.estimate(convolution_of(node)),
-    ))  # fmt: skip
+    TABLE.add(
+        replace(
+            kernel,
+            op=op,
+            bind=any_layout(partial(_bind, convolve=convolve), lambda node: NHWC),
+            supports=lambda node: kernel.supports(convolution_of(node)),
+            workspace=workspace,
+            estimate=lambda node: kernel.estimate(convolution_of(node)),
+        )
+    )
 
 
 for _op, _inner in CONVOLUTIONS.items():

@@ -54,18 +54,34 @@ def gather(
     """Write `length` elements, `neighbour` apart in the source, side by side in blocks of `width`,
     `block_step` apart; the last block is filled up with zeros if it is `padded`."""
     return _gather.call(
-        source=source, target=target, loops=[vars(loop) for loop in loops], length=length,
-        neighbour=neighbour, blocks=-(-length // width), block_step=block_step, padded=padded,
-        width=width, dense=neighbour == 1, parts=_parts(target.size),
-    )  # fmt: skip
+        source=source,
+        target=target,
+        loops=[vars(loop) for loop in loops],
+        length=length,
+        neighbour=neighbour,
+        blocks=-(-length // width),
+        block_step=block_step,
+        padded=padded,
+        width=width,
+        dense=neighbour == 1,
+        parts=_parts(target.size),
+    )
 
 
 @native_kernel
 def _gather(
-    k: Emitter, source: ElementPointer, target: Pointer, loops: list[LoopArgument], length: Integer,
-    neighbour: Integer, blocks: Integer, block_step: Integer, padded: Integer, width: int,
+    k: Emitter,
+    source: ElementPointer,
+    target: Pointer,
+    loops: list[LoopArgument],
+    length: Integer,
+    neighbour: Integer,
+    blocks: Integer,
+    block_step: Integer,
+    padded: Integer,
+    width: int,
     dense: bool,
-) -> None:  # fmt: skip
+) -> None:
     lanes = min(natural_lanes(target.type), width)
     outermost, *inner = loops
     begin, end = k.part_range(outermost.count * blocks)
@@ -123,17 +139,32 @@ def scatter(
     `block_step` apart, over the target, `neighbour` apart. Each is the sum of as many as `sums`
     says, `sum_step` apart, added in their order."""
     return _scatter.call(
-        source=source, target=target, loops=[vars(loop) for loop in loops], length=length,
-        neighbour=neighbour, width=width, block_step=block_step, sums=sums, sum_step=sum_step,
+        source=source,
+        target=target,
+        loops=[vars(loop) for loop in loops],
+        length=length,
+        neighbour=neighbour,
+        width=width,
+        block_step=block_step,
+        sums=sums,
+        sum_step=sum_step,
         parts=_parts(target.size),
-    )  # fmt: skip
+    )
 
 
 @native_kernel
 def _scatter(
-    k: Emitter, source: Pointer, target: ElementPointer, loops: list[LoopArgument], length: Integer,
-    neighbour: Integer, width: Integer, block_step: Integer, sums: Integer, sum_step: Integer,
-) -> None:  # fmt: skip
+    k: Emitter,
+    source: Pointer,
+    target: ElementPointer,
+    loops: list[LoopArgument],
+    length: Integer,
+    neighbour: Integer,
+    width: Integer,
+    block_step: Integer,
+    sums: Integer,
+    sum_step: Integer,
+) -> None:
     lanes = natural_lanes(source.type)
     outermost, *inner = loops
     blocks = (length + (lanes - 1)) // lanes

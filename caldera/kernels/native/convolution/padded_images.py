@@ -39,10 +39,14 @@ def padded_images(images: np.ndarray, start: Pair) -> dict[str, int]:
     """Images (N, C, H, W) as a kernel is given them."""
     image_step, _, row_step, pixel_step = steps(images)
     return {
-        "height": images.shape[2], "width": images.shape[3], "image_step": image_step,
-        "row_step": row_step, "pixel_step": pixel_step, "start_row": start[0],
+        "height": images.shape[2],
+        "width": images.shape[3],
+        "image_step": image_step,
+        "row_step": row_step,
+        "pixel_step": pixel_step,
+        "start_row": start[0],
         "start_column": start[1],
-    }  # fmt: skip
+    }
 
 
 def between(k: Emitter, value: Value, most: Number) -> Value:

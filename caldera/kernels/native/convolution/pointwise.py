@@ -142,14 +142,24 @@ def _workspace(node: Node, names: tuple[str, ...]) -> int:
 for _op in _TRANSPOSED:
     TABLE.add(
         Kernel(
-            _op, "cpu", "amx 1x1 product", partial(_bind, names=_AMX),
-            partial(_supports, names=_AMX), partial(_workspace, names=_AMX), priority=12,
+            _op,
+            "cpu",
+            "amx 1x1 product",
+            partial(_bind, names=_AMX),
+            partial(_supports, names=_AMX),
+            partial(_workspace, names=_AMX),
+            priority=12,
         )
-    )  # fmt: skip
+    )
 TABLE.add(
     Kernel(
-        "conv2d_weight", "cpu", "packed 1x1 product", partial(_bind, names=_PACKED),
+        "conv2d_weight",
+        "cpu",
+        "packed 1x1 product",
+        partial(_bind, names=_PACKED),
         lambda node: node.dtype == float32 and _has_few_pixels(node) and _supports(node, _PACKED),
-        partial(_workspace, names=_PACKED), priority=12, estimate=columns_seconds,
+        partial(_workspace, names=_PACKED),
+        priority=12,
+        estimate=columns_seconds,
     )
-)  # fmt: skip
+)

@@ -131,9 +131,15 @@ def copy_image(source: np.ndarray, target: np.ndarray) -> NativeCall:
     image, row, column = _image_loops(source, target)
     width = natural_lanes(computed_type(target.dtype.name))
     return gather(
-        source, target, (image, Loop(1, 0, 0), row, column), length=source.shape[1],
-        neighbour=steps(source)[1], width=width, block_step=width, padded=False,
-    )  # fmt: skip
+        source,
+        target,
+        (image, Loop(1, 0, 0), row, column),
+        length=source.shape[1],
+        neighbour=steps(source)[1],
+        width=width,
+        block_step=width,
+        padded=False,
+    )
 
 
 def write_image(source: np.ndarray, target: np.ndarray) -> NativeCall:
@@ -141,6 +147,11 @@ def write_image(source: np.ndarray, target: np.ndarray) -> NativeCall:
     image, row, column = _image_loops(source, target)
     loops = (image, Loop(1, 0, 0), row, column)
     return scatter(
-        source, target, loops, length=source.shape[1], neighbour=steps(target)[1],
-        width=source.shape[1] or 1, block_step=0,
-    )  # fmt: skip
+        source,
+        target,
+        loops,
+        length=source.shape[1],
+        neighbour=steps(target)[1],
+        width=source.shape[1] or 1,
+        block_step=0,
+    )

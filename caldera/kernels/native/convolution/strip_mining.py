@@ -143,9 +143,10 @@ class Filling:
                             k.copy_bytes(to, source, (inside - left) * self.channels * size)
                         with one_by_one, k.loop(0, inside - left) as x:
                             k.copy_bytes(
-                                to.at(x * self.pitch), source.at(x * own.pixel_step),
+                                to.at(x * self.pitch),
+                                source.at(x * own.pixel_step),
                                 self.channels * size,
-                            )  # fmt: skip
+                            )
                     rest = (self.columns - inside) * self.pitch
                     k.clear_bytes(target.at(inside * self.pitch), rest * size)
 
@@ -153,6 +154,9 @@ class Filling:
 def filling(strips: Strips, images: np.ndarray, channels: int, start: Pair) -> dict[str, Any]:
     """A `Filling` as a kernel is given it."""
     return {
-        "rows": strips.source_rows, "columns": strips.source_columns, "pitch": strips.pitch,
-        "channels": channels, "images": padded_images(images, start),
-    }  # fmt: skip
+        "rows": strips.source_rows,
+        "columns": strips.source_columns,
+        "pitch": strips.pitch,
+        "channels": channels,
+        "images": padded_images(images, start),
+    }

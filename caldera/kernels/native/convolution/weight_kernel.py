@@ -81,16 +81,21 @@ def _write_call(gradient: Gradient, partial: np.ndarray, out: np.ndarray) -> Nat
     of_output, of_input, of_row, of_column = steps(out)
     tap = work.channels * step
     return scatter(
-        partial, out,
+        partial,
+        out,
         (
             Loop(work.groups, gradient.tiles * gradient.block, work.results * of_output),
             Loop(work.channels, step, of_input),
             Loop(rows, columns * tap, of_row),
             Loop(columns, tap, of_column),
         ),
-        length=work.results, neighbour=of_output, width=step, block_step=gradient.block,
-        sums=gradient.sums, sum_step=gradient.size,
-    )  # fmt: skip
+        length=work.results,
+        neighbour=of_output,
+        width=step,
+        block_step=gradient.block,
+        sums=gradient.sums,
+        sum_step=gradient.size,
+    )
 
 
 def _sum_call(
@@ -106,43 +111,78 @@ def _sum_call(
     neighbours, vectors = gradient.tile
     joined = gradient.joined
     values = {
-        "items": strips.items, "images": strips.images, "rows": strips.rows,
-        "a_image": strips.a_image, "batch": work.batch, "target_rows": work.target[0],
-        "target_columns": work.target[1], "stride_rows": work.stride[0],
-        "reach_rows": work.reach[0], "groups": work.groups, "tap_rows": work.taps[0],
+        "items": strips.items,
+        "images": strips.images,
+        "rows": strips.rows,
+        "a_image": strips.a_image,
+        "batch": work.batch,
+        "target_rows": work.target[0],
+        "target_columns": work.target[1],
+        "stride_rows": work.stride[0],
+        "reach_rows": work.reach[0],
+        "groups": work.groups,
+        "tap_rows": work.taps[0],
         "tap_columns": 1 if joined else work.taps[1],
         "tap_row_step": x_blocks.row_step * work.dilation[0],
-        "tap_column_step": x_blocks.width * work.dilation[1], "length": gradient.length,
-        "padded": gradient.width, "block": gradient.block, "size": gradient.size,
-        "sums": gradient.sums, "workers": gradient.workers, "splits": gradient.splits,
+        "tap_column_step": x_blocks.width * work.dilation[1],
+        "length": gradient.length,
+        "padded": gradient.width,
+        "block": gradient.block,
+        "size": gradient.size,
+        "sums": gradient.sums,
+        "workers": gradient.workers,
+        "splits": gradient.splits,
         "x_group": x_blocks.count * x_blocks.block_step,
         "x_tile": neighbours if joined else x_blocks.block_step,
         "y_group": y_blocks.count * y_blocks.block_step,
-        "x_length": x_blocks.length, "y_length": y_blocks.length,
+        "x_length": x_blocks.length,
+        "y_length": y_blocks.length,
         # Where a tile has all channels, pixels that follow each other are a strip as they are.
         "y_copied": not (work.groups == 1 and work.results == gradient.step and is_uniform(y)),
-    }  # fmt: skip
+    }
     by_output = (
-        x_blocks.image_step, x_blocks.row_step * work.stride[0], x_blocks.width * work.stride[1]
-    )  # fmt: skip
+        x_blocks.image_step,
+        x_blocks.row_step * work.stride[0],
+        x_blocks.width * work.stride[1],
+    )
     table = pixel_table(strips.images, strips.rows, work.target[1], by_output)
     return _sum.call(
-        x=x, y=y, partial=partial, input_scratch=input_scratch, output_scratch=output_scratch,
-        places=table, x_blocks=filling(x_blocks, x, work.start),
-        y_blocks=filling(y_blocks, y, (0, 0)), n=values, neighbours=neighbours,
-        vectors=vectors, neighbours_left=gradient.length % neighbours,
+        x=x,
+        y=y,
+        partial=partial,
+        input_scratch=input_scratch,
+        output_scratch=output_scratch,
+        places=table,
+        x_blocks=filling(x_blocks, x, work.start),
+        y_blocks=filling(y_blocks, y, (0, 0)),
+        n=values,
+        neighbours=neighbours,
+        vectors=vectors,
+        neighbours_left=gradient.length % neighbours,
         vectors_left=gradient.width // gradient.lanes % vectors,
-        joined=x_blocks.width if joined else 0, parts=gradient.parts,
-    )  # fmt: skip
+        joined=x_blocks.width if joined else 0,
+        parts=gradient.parts,
+    )
 
 
 @native_kernel
 def _sum(
-    k: Emitter, x: Pointer, y: Pointer, partial: Pointer, input_scratch: Pointer,
-    output_scratch: Pointer, places: Pointer, x_blocks: BlockedFilling, y_blocks: BlockedFilling,
-    n: _Numbers, neighbours: int, vectors: int, neighbours_left: int, vectors_left: int,
+    k: Emitter,
+    x: Pointer,
+    y: Pointer,
+    partial: Pointer,
+    input_scratch: Pointer,
+    output_scratch: Pointer,
+    places: Pointer,
+    x_blocks: BlockedFilling,
+    y_blocks: BlockedFilling,
+    n: _Numbers,
+    neighbours: int,
+    vectors: int,
+    neighbours_left: int,
+    vectors_left: int,
     joined: int,
-) -> None:  # fmt: skip
+) -> None:
     wide = x.type
     step = vectors * natural_lanes(wide)
     worker, split = k.part // n.splits, k.part % n.splits
@@ -173,11 +213,18 @@ def _sum(
             taps = tap_row * n.tap_row_step + tap_column * n.tap_column_step
             tap = (tap_row * n.tap_columns + tap_column) * n.length * step
             at_tap = _Tap(
-                k, n, y_blocks.block_step, (neighbours, neighbours_left), step,
-                own_x.at(group * n.x_group + taps), given.at(group * n.y_group),
-                sums.at(group * tiles * n.block + tap), places,
-                images * rows * n.target_columns, adds,
-            )  # fmt: skip
+                k,
+                n,
+                y_blocks.block_step,
+                (neighbours, neighbours_left),
+                step,
+                own_x.at(group * n.x_group + taps),
+                given.at(group * n.y_group),
+                sums.at(group * tiles * n.block + tap),
+                places,
+                images * rows * n.target_columns,
+                adds,
+            )
             with k.loop(first_tile, k.minimum(end_tile, whole)) as tile:
                 at_tap.column(tile, vectors)
             if vectors_left:

@@ -81,9 +81,16 @@ def workers(loop_body: LoopBody, elements: int) -> int:
 
 @native_kernel
 def _loop(
-    k: Emitter, operands: list[StridedArray], outer: list[OuterAxis], total: Integer,
-    inner: Integer, grain: Integer, loop_body: LoopBody, modes: str, widths: tuple[int, ...],
-) -> None:  # fmt: skip
+    k: Emitter,
+    operands: list[StridedArray],
+    outer: list[OuterAxis],
+    total: Integer,
+    inner: Integer,
+    grain: Integer,
+    loop_body: LoopBody,
+    modes: str,
+    widths: tuple[int, ...],
+) -> None:
     """All elements, in rows of a length; workers share them in multiples of the grain."""
     arrays = [each.operand(mode) for each, mode in zip(operands, modes, strict=True)]
     shares = (total + (grain - 1)) // grain
@@ -136,18 +143,25 @@ def _call(loop_body: LoopBody, axes: Axes, arrays: Sequence[np.ndarray]) -> Nati
     total, inner = size(axes.lengths), axes.lengths[-1]
     inputs = len(loop_body.inputs)
     modes = "".join(
-        "0" if each[-1] == 0 and index < inputs and inner > 1
-        else "1" if each[-1] == array.itemsize or inner == 1 else "s"
+        "0"
+        if each[-1] == 0 and index < inputs and inner > 1
+        else "1"
+        if each[-1] == array.itemsize or inner == 1
+        else "s"
         for index, (each, array) in enumerate(zip(axes.strides, arrays, strict=True))
-    )  # fmt: skip
+    )
     parts = workers(loop_body, total)
     return _loop.call(
         operands=strided_arrays(arrays, axes.strides),
-        outer=outer_axes(range(len(axes.lengths) - 1), axes.lengths, axes.strides), total=total,
-        inner=inner, grain=inner if total // inner >= 4 * parts else GRAIN,
-        loop_body=loop_body, modes=modes, widths=_widths(loop_body, inner, modes, arrays),
+        outer=outer_axes(range(len(axes.lengths) - 1), axes.lengths, axes.strides),
+        total=total,
+        inner=inner,
+        grain=inner if total // inner >= 4 * parts else GRAIN,
+        loop_body=loop_body,
+        modes=modes,
+        widths=_widths(loop_body, inner, modes, arrays),
         parts=parts,
-    )  # fmt: skip
+    )
 
 
 def _widths(

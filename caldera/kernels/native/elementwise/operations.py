@@ -107,9 +107,21 @@ def _division(k: Emitter, a: Value, b: Value) -> tuple[Value, Value]:
 
 
 _ELEMENTARY = (
-    "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh", "acosh", "atanh", "log2", "log10",
-    "exp2", "erfc", "lgamma",
-)  # fmt: skip
+    "asin",
+    "acos",
+    "atan",
+    "atan2",
+    "sinh",
+    "cosh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "log2",
+    "log10",
+    "exp2",
+    "erfc",
+    "lgamma",
+)
 
 _OPERATIONS: dict[str, Operation] = {
     "add": lambda k, a, b: a + b,

@@ -52,18 +52,28 @@ def store_factors(
 
 
 def over_rows(
-    k: Emitter, rows: tuple[Number, Number], channels: Value, kind: ir.Type,
+    k: Emitter,
+    rows: tuple[Number, Number],
+    channels: Value,
+    kind: ir.Type,
     visit: Callable[[Value, Value, int], None],
-) -> None:  # fmt: skip
+) -> None:
     """`visit(row, channel, lanes)` for all channels of all rows."""
     with k.loop(*rows) as row:
         k.vector_loops(0, channels, shrinking(line_lanes(kind)), lambda c, n: visit(row, c, n))
 
 
 def apply_to_rows(
-    k: Emitter, rows: tuple[Number, Number], channels: Value, x: Rows, y: Rows, factors: Pointer,
-    more: Rows | None = None, *, relu: bool = False,
-) -> None:  # fmt: skip
+    k: Emitter,
+    rows: tuple[Number, Number],
+    channels: Value,
+    x: Rows,
+    y: Rows,
+    factors: Pointer,
+    more: Rows | None = None,
+    *,
+    relu: bool = False,
+) -> None:
     """y = (x - mean) * factor + shift, and what follows."""
 
     def visit(row: Value, channel: Value, count: int) -> None:
@@ -77,9 +87,15 @@ def apply_to_rows(
 
 
 def gradient_of_rows(
-    k: Emitter, rows: tuple[Number, Number], channels: Value, g: Rows, x: Rows, dx: Rows,
-    factors: Pointer, given: Pointer | None = None,
-) -> None:  # fmt: skip
+    k: Emitter,
+    rows: tuple[Number, Number],
+    channels: Value,
+    g: Rows,
+    x: Rows,
+    dx: Rows,
+    factors: Pointer,
+    given: Pointer | None = None,
+) -> None:
     """dx = f * g - a - (x - mean) * b; `given` has the factors of the forward pass with a relu."""
 
     def visit(row: Value, channel: Value, count: int) -> None:
@@ -108,9 +124,15 @@ def over_plane(k: Emitter, count: Value, kind: ir.Type, body: Callable[[Value, i
 
 
 def apply_to_plane(
-    k: Emitter, pixels: Value, x: ElementPointer, y: ElementPointer, factors: list[Value],
-    more: ElementPointer | None = None, *, relu: bool = False,
-) -> None:  # fmt: skip
+    k: Emitter,
+    pixels: Value,
+    x: ElementPointer,
+    y: ElementPointer,
+    factors: list[Value],
+    more: ElementPointer | None = None,
+    *,
+    relu: bool = False,
+) -> None:
     """y = (x - mean) * factor + shift, and what follows."""
     mean, factor, shift = (k.convert(each, x.computed) for each in factors)
 
@@ -124,9 +146,12 @@ def apply_to_plane(
 
 
 def gradient_of_plane(
-    k: Emitter, pixels: Value, planes: list[ElementPointer], factors: list[Value],
+    k: Emitter,
+    pixels: Value,
+    planes: list[ElementPointer],
+    factors: list[Value],
     mask: tuple[Value, Value] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """dx = f * g - a - (x - mean) * b, for the planes of g, x and dx."""
     g, x, dx = planes
     f, a, b, mean = (k.convert(each, x.computed) for each in factors)

@@ -38,17 +38,24 @@ class _Work:
         self.rows = {"rows": layout.pixels, "channels": layout.channels}
         self.sums = {**self.rows, "length": BLOCK_ROWS, "partial": self.partial, "known": 0}
         self.planes = {
-            "images": layout.images, "channels": layout.channels, "pixels": layout.pixels
-        }  # fmt: skip
+            "images": layout.images,
+            "channels": layout.channels,
+            "pixels": layout.pixels,
+        }
 
     def given_statistics(
         self, target: Array, scale: Array, shift: Array, mean: Array, variance: Array
     ) -> NativeCall:
         """From scale, shift, mean and variance to factors."""
         return kernels.given_statistics.call(
-            channels=self.layout.channels, eps=self.eps, factors=target, scale=vector(scale),
-            shift=vector(shift), mean=vector(mean), variance=vector(variance),
-        )  # fmt: skip
+            channels=self.layout.channels,
+            eps=self.eps,
+            factors=target,
+            scale=vector(scale),
+            shift=vector(shift),
+            mean=vector(mean),
+            variance=vector(variance),
+        )
 
     def applied(self, x: Array, y: Array, more: list[Array]) -> dict[str, Any]:
         """The arrays of a forward pass, and what follows it."""
@@ -75,20 +82,26 @@ def _bind(call: Call) -> Runner | None:
         return None
     work = _Work(call, layout)
     given: dict[str, Any] = {
-        "eps": work.eps, "scale": vector(scale), "shift": vector(shift), "means": mean,
+        "eps": work.eps,
+        "scale": vector(scale),
+        "shift": vector(shift),
+        "means": mean,
         "variances": variance,
-    }  # fmt: skip
+    }
     if not layout.last:
         parts = min(work.parts, layout.channels)
         applied = work.applied(x, y, more)
-        return NativeRunner([
-            kernels.normalise_planes.call(**applied, **given, **work.planes, parts=parts)
-        ])  # fmt: skip
+        return NativeRunner(
+            [kernels.normalise_planes.call(**applied, **given, **work.planes, parts=parts)]
+        )
     sums = {**work.sums, "values": layout.rows(0, x), "slopes": None}
     statistics = kernels.statistics.call(
-        sums=sums, totals=work.totals, factors=work.factors, **given,
+        sums=sums,
+        totals=work.totals,
+        factors=work.factors,
+        **given,
         parts=parts_for(work.partial.size),
-    )  # fmt: skip
+    )
     taken = sums_of_blocks.call(sums=sums, parts=work.parts)
     return NativeRunner([taken, statistics, work.normalise(x, y, more)])
 
@@ -117,31 +130,56 @@ def _bind_gradient(call: Call) -> Runner | None:
         calls.append(work.given_statistics(work.given, scale, shift[0], mean, variance))
     given = work.given if work.relu else None
     statistics: dict[str, Any] = {
-        "eps": work.eps, "scale": vector(scale), "for_scale": for_scale, "for_shift": for_shift
-    }  # fmt: skip
+        "eps": work.eps,
+        "scale": vector(scale),
+        "for_scale": for_scale,
+        "for_shift": for_shift,
+    }
     if not layout.last:
-        calls.append(kernels.differentiate_planes.call(
-            g=layout.images_of(1, g), x=layout.images_of(0, x), dx=layout.images_of(2, dx),
-            means=mean, variances=variance, **statistics, **work.planes, given=given,
-            parts=min(work.parts, layout.channels),
-        ))  # fmt: skip
+        calls.append(
+            kernels.differentiate_planes.call(
+                g=layout.images_of(1, g),
+                x=layout.images_of(0, x),
+                dx=layout.images_of(2, dx),
+                means=mean,
+                variances=variance,
+                **statistics,
+                **work.planes,
+                given=given,
+                parts=min(work.parts, layout.channels),
+            )
+        )
         return NativeRunner(calls)
     slopes = {
-        "x": layout.rows(0, x), "means": mean, "more": None, "y": None, "given": given,
+        "x": layout.rows(0, x),
+        "means": mean,
+        "more": None,
+        "y": None,
+        "given": given,
         "writes": False,
-    }  # fmt: skip
+    }
     sums = {**work.sums, "values": layout.rows(1, g), "slopes": slopes}
     calls += [
         sums_of_blocks.call(sums=sums, parts=work.parts),
         kernels.gradient_statistics.call(
-            sums=sums, means=vector(mean), variances=vector(variance), **statistics,
-            totals=work.totals, factors=work.factors, parts=parts_for(work.partial.size),
+            sums=sums,
+            means=vector(mean),
+            variances=vector(variance),
+            **statistics,
+            totals=work.totals,
+            factors=work.factors,
+            parts=parts_for(work.partial.size),
         ),
         kernels.differentiate_rows.call(
-            g=layout.rows(1, g), x=layout.rows(0, x), dx=layout.rows(2, dx), **work.rows,
-            given=given, factors=work.factors, parts=work.parts,
+            g=layout.rows(1, g),
+            x=layout.rows(0, x),
+            dx=layout.rows(2, dx),
+            **work.rows,
+            given=given,
+            factors=work.factors,
+            parts=work.parts,
         ),
-    ]  # fmt: skip
+    ]
     return NativeRunner(calls)
 
 
@@ -153,21 +191,25 @@ def _bind_elementwise(call: Call) -> Runner | None:
         return None
     work = _Work(call, layout)
     prepare = kernels.given_gradients.call(
-        rows=layout.images * layout.pixels, channels=layout.channels, eps=work.eps,
-        scale=vector(scale), mean=vector(mean), variance=vector(variance),
-        for_scale=vector(for_scale), for_shift=vector(for_shift), factors=work.factors,
-    )  # fmt: skip
+        rows=layout.images * layout.pixels,
+        channels=layout.channels,
+        eps=work.eps,
+        scale=vector(scale),
+        mean=vector(mean),
+        variance=vector(variance),
+        for_scale=vector(for_scale),
+        for_shift=vector(for_shift),
+        factors=work.factors,
+    )
     given: dict[str, Any] = {"factors": work.factors, "parts": work.parts}
     operand = layout.rows if layout.last else layout.images_of
     for index, (name, array) in enumerate((("x", x), ("g", g), ("dx", dx))):
         given[name] = operand(index, array)
     if layout.last:
-        return NativeRunner([
-            prepare, kernels.differentiate_rows.call(**given, **work.rows, given=None)
-        ])  # fmt: skip
-    return NativeRunner([
-        prepare, kernels.differentiate_given_planes.call(**given, **work.planes)
-    ])  # fmt: skip
+        return NativeRunner(
+            [prepare, kernels.differentiate_rows.call(**given, **work.rows, given=None)]
+        )
+    return NativeRunner([prepare, kernels.differentiate_given_planes.call(**given, **work.planes)])
 
 
 # --- workspace
@@ -204,7 +246,12 @@ _BINDS: dict[str, Callable[[Call], Runner | None]] = {
 for _op, _its_bind in _BINDS.items():
     TABLE.add(
         Kernel(
-            _op, "cpu", "native", any_layout(_its_bind),
-            workspace=lambda node: workspace_bytes(*_specs(node)), priority=10, in_place=_in_place,
+            _op,
+            "cpu",
+            "native",
+            any_layout(_its_bind),
+            workspace=lambda node: workspace_bytes(*_specs(node)),
+            priority=10,
+            in_place=_in_place,
         )
-    )  # fmt: skip
+    )

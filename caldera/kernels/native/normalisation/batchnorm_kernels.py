@@ -49,9 +49,16 @@ def _factor_of(k: Emitter, scale: Value, variance: Value, eps: Value) -> Value:
 
 @native_kernel
 def statistics(
-    k: Emitter, sums: BlockSums, totals: Pointer, means: Pointer, variances: Pointer, eps: Real,
-    scale: Vector | None, shift: Vector | None, factors: Pointer | None,
-) -> None:  # fmt: skip
+    k: Emitter,
+    sums: BlockSums,
+    totals: Pointer,
+    means: Pointer,
+    variances: Pointer,
+    eps: Real,
+    scale: Vector | None,
+    shift: Vector | None,
+    factors: Pointer | None,
+) -> None:
     """Mean and variance; with a scale and a shift, also the factors of y = (x - mean) * factor +
     shift."""
     share = share_of(k, sums.rows)
@@ -72,9 +79,15 @@ def statistics(
 
 @native_kernel
 def given_statistics(
-    k: Emitter, channels: Integer, eps: Real, factors: Pointer, scale: Vector, shift: Vector,
-    mean: Vector, variance: Vector,
-) -> None:  # fmt: skip
+    k: Emitter,
+    channels: Integer,
+    eps: Real,
+    factors: Pointer,
+    scale: Vector,
+    shift: Vector,
+    mean: Vector,
+    variance: Vector,
+) -> None:
     """The factors from a given mean and variance."""
     with k.loop(0, channels) as channel:
         factor = _factor_of(k, scale.load(channel), variance.load(channel), eps)
@@ -84,9 +97,17 @@ def given_statistics(
 
 @native_kernel
 def gradient_statistics(
-    k: Emitter, sums: BlockSums, totals: Pointer, eps: Real, scale: Vector, variances: Vector,
-    means: Vector, for_scale: ElementPointer, for_shift: ElementPointer, factors: Pointer | None,
-) -> None:  # fmt: skip
+    k: Emitter,
+    sums: BlockSums,
+    totals: Pointer,
+    eps: Real,
+    scale: Vector,
+    variances: Vector,
+    means: Vector,
+    for_scale: ElementPointer,
+    for_shift: ElementPointer,
+    factors: Pointer | None,
+) -> None:
     """The gradients of scale and shift, and the factors of that of x."""
     share = share_of(k, sums.rows)
     begin, end = sums.total(k, totals)
@@ -105,9 +126,17 @@ def gradient_statistics(
 
 @native_kernel
 def given_gradients(
-    k: Emitter, rows: Integer, channels: Integer, eps: Real, scale: Vector, mean: Vector,
-    variance: Vector, for_scale: Vector, for_shift: Vector, factors: Pointer,
-) -> None:  # fmt: skip
+    k: Emitter,
+    rows: Integer,
+    channels: Integer,
+    eps: Real,
+    scale: Vector,
+    mean: Vector,
+    variance: Vector,
+    for_scale: Vector,
+    for_shift: Vector,
+    factors: Pointer,
+) -> None:
     """The factors of the gradient of x from those of scale and shift."""
     share = share_of(k, rows)
     with k.loop(0, channels) as channel:
@@ -122,18 +151,30 @@ def given_gradients(
 
 @native_kernel
 def normalise_rows(
-    k: Emitter, x: Rows, y: Rows, rows: Integer, channels: Integer, factors: Pointer,
-    more: Rows | None, relu: bool,
-) -> None:  # fmt: skip
+    k: Emitter,
+    x: Rows,
+    y: Rows,
+    rows: Integer,
+    channels: Integer,
+    factors: Pointer,
+    more: Rows | None,
+    relu: bool,
+) -> None:
     """All rows, by their factors."""
     apply_to_rows(k, k.part_range(rows), channels, x, y, factors, more, relu=relu)
 
 
 @native_kernel
 def differentiate_rows(
-    k: Emitter, g: Rows, x: Rows, dx: Rows, rows: Integer, channels: Integer, factors: Pointer,
+    k: Emitter,
+    g: Rows,
+    x: Rows,
+    dx: Rows,
+    rows: Integer,
+    channels: Integer,
+    factors: Pointer,
     given: Pointer | None,
-) -> None:  # fmt: skip
+) -> None:
     """The gradient of all rows, by their factors."""
     gradient_of_rows(k, k.part_range(rows), channels, g, x, dx, factors, given)
 
@@ -143,10 +184,20 @@ def differentiate_rows(
 
 @native_kernel
 def normalise_planes(
-    k: Emitter, x: Images, y: Images, images: Integer, channels: Integer, pixels: Integer,
-    eps: Real, scale: Vector, shift: Vector, means: Pointer, variances: Pointer,
-    more: Images | None, relu: bool,
-) -> None:  # fmt: skip
+    k: Emitter,
+    x: Images,
+    y: Images,
+    images: Integer,
+    channels: Integer,
+    pixels: Integer,
+    eps: Real,
+    scale: Vector,
+    shift: Vector,
+    means: Pointer,
+    variances: Pointer,
+    more: Images | None,
+    relu: bool,
+) -> None:
     """Statistics and all planes."""
     kind = means.type
     share = share_of(k, images * pixels)
@@ -157,9 +208,7 @@ def normalise_planes(
         )
         wide = moments(k, one, two, k.convert(pivot, F64), share)
         mean, variance = (k.convert(value, kind) for value in wide)
-        factors = [
-            mean, _factor_of(k, scale.load(channel), variance, eps), shift.load(channel)
-        ]  # fmt: skip
+        factors = [mean, _factor_of(k, scale.load(channel), variance, eps), shift.load(channel)]
         factors = [k.convert(each, kind) for each in factors]
         means.store(channel, mean)
         variances.store(channel, variance)
@@ -171,9 +220,16 @@ def normalise_planes(
 
 @native_kernel
 def normalise_given_planes(
-    k: Emitter, x: Images, y: Images, images: Integer, channels: Integer, pixels: Integer,
-    factors: Pointer, more: Images | None, relu: bool,
-) -> None:  # fmt: skip
+    k: Emitter,
+    x: Images,
+    y: Images,
+    images: Integer,
+    channels: Integer,
+    pixels: Integer,
+    factors: Pointer,
+    more: Images | None,
+    relu: bool,
+) -> None:
     """All planes, by factors that are known."""
     with k.loop(*k.part_range(images * channels)) as which:
         image, channel = which // channels, which % channels
@@ -185,10 +241,21 @@ def normalise_given_planes(
 
 @native_kernel
 def differentiate_planes(
-    k: Emitter, g: Images, x: Images, dx: Images, images: Integer, channels: Integer,
-    pixels: Integer, eps: Real, scale: Vector, means: Pointer, variances: Pointer,
-    for_scale: ElementPointer, for_shift: ElementPointer, given: Pointer | None,
-) -> None:  # fmt: skip
+    k: Emitter,
+    g: Images,
+    x: Images,
+    dx: Images,
+    images: Integer,
+    channels: Integer,
+    pixels: Integer,
+    eps: Real,
+    scale: Vector,
+    means: Pointer,
+    variances: Pointer,
+    for_scale: ElementPointer,
+    for_shift: ElementPointer,
+    given: Pointer | None,
+) -> None:
     """The gradients of x, scale and shift."""
     kind = means.type
     share = share_of(k, images * pixels)
@@ -199,9 +266,13 @@ def differentiate_planes(
             factor, offset = factors_of(given, channels, channel, range(FACTOR, SHIFT + 1))
             mask = factor, offset
         one, two = gradient_sums(
-            k, (0, images), lambda image: (g.plane(image, channel), x.plane(image, channel)),
-            pixels, mean, mask,
-        )  # fmt: skip
+            k,
+            (0, images),
+            lambda image: (g.plane(image, channel), x.plane(image, channel)),
+            pixels,
+            mean,
+            mask,
+        )
         gain = k.convert(scale.load(channel), F64)
         inverse = inverse_deviation(k, variances.load(channel), eps)
         for_scale.store(channel, k.convert(two * inverse, for_scale.computed))
@@ -215,9 +286,15 @@ def differentiate_planes(
 
 @native_kernel
 def differentiate_given_planes(
-    k: Emitter, g: Images, x: Images, dx: Images, images: Integer, channels: Integer,
-    pixels: Integer, factors: Pointer,
-) -> None:  # fmt: skip
+    k: Emitter,
+    g: Images,
+    x: Images,
+    dx: Images,
+    images: Integer,
+    channels: Integer,
+    pixels: Integer,
+    factors: Pointer,
+) -> None:
     """The gradient of all planes, by factors that are known."""
     with k.loop(*k.part_range(images * channels)) as which:
         image, channel = which // channels, which % channels

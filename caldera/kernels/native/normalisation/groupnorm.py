@@ -51,10 +51,22 @@ from caldera.tensor.dtype import float64
 
 @native_kernel
 def _normalise_rows(
-    k: Emitter, x: Images, y: Images, images: Integer, channels: Integer, pixels: Integer,
-    groups: Integer, eps: Real, scale: Vector, shift: Vector, means: Pointer, variances: Pointer,
-    totals: Pointer, blocks: Pointer, factors: Pointer,
-) -> None:  # fmt: skip
+    k: Emitter,
+    x: Images,
+    y: Images,
+    images: Integer,
+    channels: Integer,
+    pixels: Integer,
+    groups: Integer,
+    eps: Real,
+    scale: Vector,
+    shift: Vector,
+    means: Pointer,
+    variances: Pointer,
+    totals: Pointer,
+    blocks: Pointer,
+    factors: Pointer,
+) -> None:
     kind = means.type
     each = channels // groups
     of_pixels, of_channels = share_of(k, pixels), share_of(k, each)
@@ -93,10 +105,22 @@ def _normalise_rows(
 
 @native_kernel
 def _differentiate_rows(
-    k: Emitter, g: Images, x: Images, dx: Images, images: Integer, channels: Integer,
-    pixels: Integer, groups: Integer, eps: Real, scale: Vector, means: Pointer, variances: Pointer,
-    totals: Pointer, blocks: Pointer, factors: Pointer,
-) -> None:  # fmt: skip
+    k: Emitter,
+    g: Images,
+    x: Images,
+    dx: Images,
+    images: Integer,
+    channels: Integer,
+    pixels: Integer,
+    groups: Integer,
+    eps: Real,
+    scale: Vector,
+    means: Pointer,
+    variances: Pointer,
+    totals: Pointer,
+    blocks: Pointer,
+    factors: Pointer,
+) -> None:
     each = channels // groups
     share = share_of(k, each * pixels)
     with k.loop(*k.part_range(images)) as image:
@@ -120,9 +144,14 @@ def _differentiate_rows(
 
 
 def _group_terms(
-    k: Emitter, totals: Pointer, channels: Value, bounds: tuple[Value, Value], scale: Vector,
-    inverse: Value, share: Value,
-) -> tuple[Value, Value]:  # fmt: skip
+    k: Emitter,
+    totals: Pointer,
+    channels: Value,
+    bounds: tuple[Value, Value],
+    scale: Vector,
+    inverse: Value,
+    share: Value,
+) -> tuple[Value, Value]:
     """a and b of dx = f * g - a - (x - mean) * b; the sums become the gradients' parts."""
     plain, along = k.variable(0.0, F64), k.variable(0.0, F64)
     with k.loop(*bounds) as channel:
@@ -139,9 +168,19 @@ def _group_terms(
 
 @native_kernel
 def _normalise_planes(
-    k: Emitter, x: Images, y: Images, images: Integer, channels: Integer, pixels: Integer,
-    groups: Integer, eps: Real, scale: Vector, shift: Vector, means: Pointer, variances: Pointer,
-) -> None:  # fmt: skip
+    k: Emitter,
+    x: Images,
+    y: Images,
+    images: Integer,
+    channels: Integer,
+    pixels: Integer,
+    groups: Integer,
+    eps: Real,
+    scale: Vector,
+    shift: Vector,
+    means: Pointer,
+    variances: Pointer,
+) -> None:
     kind = means.type
     each = channels // groups
     share = share_of(k, each * pixels)
@@ -162,10 +201,20 @@ def _normalise_planes(
 
 @native_kernel
 def _differentiate_planes(
-    k: Emitter, g: Images, x: Images, dx: Images, images: Integer, channels: Integer,
-    pixels: Integer, groups: Integer, eps: Real, scale: Vector, means: Pointer, variances: Pointer,
+    k: Emitter,
+    g: Images,
+    x: Images,
+    dx: Images,
+    images: Integer,
+    channels: Integer,
+    pixels: Integer,
+    groups: Integer,
+    eps: Real,
+    scale: Vector,
+    means: Pointer,
+    variances: Pointer,
     totals: Pointer,
-) -> None:  # fmt: skip
+) -> None:
     each = channels // groups
     share = share_of(k, each * pixels)
     with k.loop(*k.part_range(images * groups)) as which:
@@ -212,11 +261,16 @@ def _given(
     mean, variance = statistics
     units = layout.images if layout.last else mean.size
     return {
-        "images": layout.images, "channels": layout.channels, "pixels": layout.pixels,
-        "groups": call.node.attrs["groups"], "eps": call.node.attrs["eps"],
-        "scale": vector(scale), "means": mean, "variances": variance,
+        "images": layout.images,
+        "channels": layout.channels,
+        "pixels": layout.pixels,
+        "groups": call.node.attrs["groups"],
+        "eps": call.node.attrs["eps"],
+        "scale": vector(scale),
+        "means": mean,
+        "variances": variance,
         "parts": min(parts_for(layout.size), units),
-    }  # fmt: skip
+    }
 
 
 def _bind(call: Call) -> Runner | None:
@@ -226,15 +280,17 @@ def _bind(call: Call) -> Runner | None:
     if layout is None or not all(each.flags.c_contiguous for each in (mean, variance)):
         return None
     given = {
-        **_given(call, layout, scale, (mean, variance)), "shift": vector(shift),
-        "x": layout.images_of(0, x), "y": layout.images_of(1, y),
-    }  # fmt: skip
+        **_given(call, layout, scale, (mean, variance)),
+        "shift": vector(shift),
+        "x": layout.images_of(0, x),
+        "y": layout.images_of(1, y),
+    }
     if not layout.last:
         return NativeRunner([_normalise_planes.call(**given)])
     totals, blocks, factors = _scratch(call)
-    return NativeRunner([
-        _normalise_rows.call(**given, totals=totals, blocks=blocks, factors=factors)
-    ])  # fmt: skip
+    return NativeRunner(
+        [_normalise_rows.call(**given, totals=totals, blocks=blocks, factors=factors)]
+    )
 
 
 def _bind_gradient(call: Call) -> Runner | None:
@@ -246,17 +302,24 @@ def _bind_gradient(call: Call) -> Runner | None:
         return None
     totals, blocks, factors = _scratch(call)
     given = {
-        **_given(call, layout, scale, (mean, variance)), "totals": totals,
-        "g": layout.images_of(1, g), "x": layout.images_of(0, x), "dx": layout.images_of(2, dx),
-    }  # fmt: skip
+        **_given(call, layout, scale, (mean, variance)),
+        "totals": totals,
+        "g": layout.images_of(1, g),
+        "x": layout.images_of(0, x),
+        "dx": layout.images_of(2, dx),
+    }
     if layout.last:
         main = _differentiate_rows.call(**given, blocks=blocks, factors=factors)
     else:
         main = _differentiate_planes.call(**given)
     finish = column_totals.call(
-        partial=totals, blocks=layout.images, channels=layout.channels, products=for_scale,
-        plain=for_shift, parts=parts_for(totals.size),
-    )  # fmt: skip
+        partial=totals,
+        blocks=layout.images,
+        channels=layout.channels,
+        products=for_scale,
+        plain=for_shift,
+        parts=parts_for(totals.size),
+    )
     return NativeRunner([main, finish])
 
 
@@ -268,7 +331,12 @@ def _in_place(node: Node) -> bool:
 for _op, _its_bind in (("group_norm", _bind), ("group_norm_grad", _bind_gradient)):
     TABLE.add(
         Kernel(
-            _op, "cpu", "native", any_layout(_its_bind),
-            workspace=lambda node: workspace_bytes(*_specs(node)), priority=10, in_place=_in_place,
+            _op,
+            "cpu",
+            "native",
+            any_layout(_its_bind),
+            workspace=lambda node: workspace_bytes(*_specs(node)),
+            priority=10,
+            in_place=_in_place,
         )
-    )  # fmt: skip
+    )

@@ -49,9 +49,17 @@ _BLOCK = 64
 
 @native_kernel
 def _normalise(
-    k: Emitter, x: Rows, y: Rows, rows: Integer, length: Integer, eps: Real, scale: ElementPointer,
-    shift: ElementPointer, means: Pointer, variances: Pointer,
-) -> None:  # fmt: skip
+    k: Emitter,
+    x: Rows,
+    y: Rows,
+    rows: Integer,
+    length: Integer,
+    eps: Real,
+    scale: ElementPointer,
+    shift: ElementPointer,
+    means: Pointer,
+    variances: Pointer,
+) -> None:
     kind = means.type
     share = share_of(k, length)
     with k.loop(*k.part_range(rows)) as row:
@@ -73,9 +81,18 @@ def _normalise(
 
 @native_kernel
 def _differentiate(
-    k: Emitter, g: Rows, x: Rows, dx: Rows, rows: Integer, length: Integer, eps: Real,
-    scale: ElementPointer, means: Pointer, variances: Pointer, partial: Pointer,
-) -> None:  # fmt: skip
+    k: Emitter,
+    g: Rows,
+    x: Rows,
+    dx: Rows,
+    rows: Integer,
+    length: Integer,
+    eps: Real,
+    scale: ElementPointer,
+    means: Pointer,
+    variances: Pointer,
+    partial: Pointer,
+) -> None:
     kind = means.type
     share = share_of(k, length)
 
@@ -192,11 +209,22 @@ def _bind(call: Call) -> Runner | None:
     if found is None:
         return None
     (x_stride, _), (y_stride, _) = found
-    return NativeRunner([_normalise.call(
-        x={"base": x, "stride": x_stride}, y={"base": y, "stride": y_stride}, rows=mean.size,
-        length=scale.size, eps=call.node.attrs["eps"], scale=scale, shift=shift, means=mean,
-        variances=variance, parts=min(parts_for(x.size), mean.size),
-    )])  # fmt: skip
+    return NativeRunner(
+        [
+            _normalise.call(
+                x={"base": x, "stride": x_stride},
+                y={"base": y, "stride": y_stride},
+                rows=mean.size,
+                length=scale.size,
+                eps=call.node.attrs["eps"],
+                scale=scale,
+                shift=shift,
+                means=mean,
+                variances=variance,
+                parts=min(parts_for(x.size), mean.size),
+            )
+        ]
+    )
 
 
 def _bind_gradient(call: Call) -> Runner | None:
@@ -211,15 +239,26 @@ def _bind_gradient(call: Call) -> Runner | None:
     spec = _partial(call.node)
     partial = Scratch(call.workspace).array(spec.shape, spec.dtype)
     main = _differentiate.call(
-        g={"base": g, "stride": g_stride}, x={"base": x, "stride": x_stride},
-        dx={"base": dx, "stride": dx_stride}, rows=rows, length=length,
-        eps=call.node.attrs["eps"], scale=scale, means=mean, variances=variance, partial=partial,
+        g={"base": g, "stride": g_stride},
+        x={"base": x, "stride": x_stride},
+        dx={"base": dx, "stride": dx_stride},
+        rows=rows,
+        length=length,
+        eps=call.node.attrs["eps"],
+        scale=scale,
+        means=mean,
+        variances=variance,
+        partial=partial,
         parts=min(parts_for(x.size), len(partial)),
-    )  # fmt: skip
+    )
     totals = column_totals.call(
-        partial=partial, blocks=len(partial), channels=length, products=for_scale,
-        plain=for_shift, parts=parts_for(partial.size),
-    )  # fmt: skip
+        partial=partial,
+        blocks=len(partial),
+        channels=length,
+        products=for_scale,
+        plain=for_shift,
+        parts=parts_for(partial.size),
+    )
     return NativeRunner([main, totals])
 
 
@@ -242,8 +281,12 @@ TABLE.add(
 )
 TABLE.add(
     Kernel(
-        "layer_norm_grad", "cpu", "native", any_layout(_bind_gradient, _order),
-        workspace=lambda node: workspace_bytes(_partial(node)), priority=10,
+        "layer_norm_grad",
+        "cpu",
+        "native",
+        any_layout(_bind_gradient, _order),
+        workspace=lambda node: workspace_bytes(_partial(node)),
+        priority=10,
         in_place=lambda node: True,
     )
-)  # fmt: skip
+)

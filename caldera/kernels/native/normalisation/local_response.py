@@ -174,9 +174,14 @@ def _over_rows(
 
 @native_kernel
 def _over_planes(
-    k: Emitter, given: _Given, operands: list[Images], images: Integer, pixels: Integer,
-    window: int, beta: float,
-) -> None:  # fmt: skip
+    k: Emitter,
+    given: _Given,
+    operands: list[Images],
+    images: Integer,
+    pixels: Integer,
+    window: int,
+    beta: float,
+) -> None:
     """Channels first."""
     unit = line_lanes(given.buffers.type)
     writer = _Writer(k, given, unit, window, beta)
@@ -231,12 +236,15 @@ def _bind(call: Call) -> Runner | None:
     attrs = node.attrs
     given: dict[str, Any] = {
         "given": {
-            "channels": channels, "alpha": attrs["alpha"] / attrs["window"], "bias": attrs["k"],
+            "channels": channels,
+            "alpha": attrs["alpha"] / attrs["window"],
+            "bias": attrs["k"],
             "buffers": scratch[: count * spec.nbytes].view(spec.dtype),
         },
-        "window": attrs["window"], "beta": float(attrs["beta"]),
+        "window": attrs["window"],
+        "beta": float(attrs["beta"]),
         "parts": min(parts_for(arrays[-1].size, costly=True), count),
-    }  # fmt: skip
+    }
     pixels = size(tuple(rest))
     if by_rows:
         assert rows is not None
@@ -248,15 +256,20 @@ def _bind(call: Call) -> Runner | None:
         {"base": array, "image": image, "inner": inner}
         for array, (image, inner, _) in zip(arrays, planes, strict=True)
     ]
-    return NativeRunner([
-        _over_planes.call(operands=operands, images=images, pixels=pixels, **given)
-    ])  # fmt: skip
+    return NativeRunner(
+        [_over_planes.call(operands=operands, images=images, pixels=pixels, **given)]
+    )
 
 
 for _op in ("local_response_norm", "local_response_norm_grad"):
     TABLE.add(
         Kernel(
-            _op, "cpu", "native", any_layout(_bind), workspace=_workspace, priority=10,
+            _op,
+            "cpu",
+            "native",
+            any_layout(_bind),
+            workspace=_workspace,
+            priority=10,
             in_place=lambda node: True,
         )
-    )  # fmt: skip
+    )

@@ -84,9 +84,12 @@ def gradient_rows(g: Rows, x: Rows, means: Load) -> Prepare:
 
 
 def pivoted_sums(
-    k: Emitter, planes: tuple[Number, Number], plane: Callable[[Value], ElementPointer],
-    pixels: Value, pivot: Value,
-) -> tuple[Value, Value]:  # fmt: skip
+    k: Emitter,
+    planes: tuple[Number, Number],
+    plane: Callable[[Value], ElementPointer],
+    pixels: Value,
+    pivot: Value,
+) -> tuple[Value, Value]:
     """The sums over several planes of x less the pivot, and of the square of that."""
 
     def sums(index: Value) -> tuple[Value, Value]:
@@ -102,10 +105,13 @@ def pivoted_sums(
 
 
 def gradient_sums(
-    k: Emitter, planes: tuple[Number, Number],
-    pair: Callable[[Value], tuple[ElementPointer, ElementPointer]], pixels: Value, mean: Value,
+    k: Emitter,
+    planes: tuple[Number, Number],
+    pair: Callable[[Value], tuple[ElementPointer, ElementPointer]],
+    pixels: Value,
+    mean: Value,
     mask: tuple[Value, Value] | None = None,
-) -> tuple[Value, Value]:  # fmt: skip
+) -> tuple[Value, Value]:
     """The sums over several planes of the gradient, and of its product with x less the mean."""
 
     def sums(index: Value) -> tuple[Value, Value]:
@@ -253,9 +259,13 @@ def image_sums(
 
 @native_kernel
 def column_totals(
-    k: Emitter, partial: Pointer, blocks: Integer, channels: Integer, products: ElementPointer,
+    k: Emitter,
+    partial: Pointer,
+    blocks: Integer,
+    channels: Integer,
+    products: ElementPointer,
     plain: ElementPointer,
-) -> None:  # fmt: skip
+) -> None:
     """The sums of `column_sums` over all blocks: those of products, and the plain ones."""
     widest = line_lanes(partial.type)
     begin, end = k.part_range(channels, widest)

@@ -54,11 +54,27 @@ _PIECE = 1024
 
 @native_kernel
 def _multiply(
-    k: Emitter, table: Pointer, configuration: Pointer, a: Operand, b: Operand, c: ElementPointer,
-    packed: Pointer, leading_c: Integer, count: Integer,
-    rows: Integer, columns: Integer, height: Integer, width: Integer, band: Integer,
-    strip: Integer, room: Integer, bias: Pointer | None, epilogue: Epilogue, ta: bool, tb: bool,
-) -> None:  # fmt: skip
+    k: Emitter,
+    table: Pointer,
+    configuration: Pointer,
+    a: Operand,
+    b: Operand,
+    c: ElementPointer,
+    packed: Pointer,
+    leading_c: Integer,
+    count: Integer,
+    rows: Integer,
+    columns: Integer,
+    height: Integer,
+    width: Integer,
+    band: Integer,
+    strip: Integer,
+    room: Integer,
+    bias: Pointer | None,
+    epilogue: Epilogue,
+    ta: bool,
+    tb: bool,
+) -> None:
     """The rectangles that are this part's. Each row of the table is one product: where its
     matrices begin, and how long the sum is. `packed` has `room` elements for each part."""
     across, down = (columns + width - 1) // width, (rows + height - 1) // height
@@ -93,9 +109,12 @@ def _multiply(
                     k.loop(first_row, last_row, SIDE) as row,
                 ):
                     sums = _sums(
-                        k, registers, left_blocks.at((row - first_row) * padded),
-                        right_blocks.at((column - first_column) * padded), padded // TERMS,
-                    )  # fmt: skip
+                        k,
+                        registers,
+                        left_blocks.at((row - first_row) * padded),
+                        right_blocks.at((column - first_column) * padded),
+                        padded // TERMS,
+                    )
                     high = k.minimum(last_row - row, SIDE)
                     wide = k.minimum(last_column - column, SIDE)
                     with k.loop(0, high) as line:
@@ -127,9 +146,14 @@ def _sums(
 
 
 def _finish(
-    k: Emitter, sums: Pointer, goal: ElementPointer, wide: Value, column: Value,
-    bias: Pointer | None, epilogue: Epilogue,
-) -> None:  # fmt: skip
+    k: Emitter,
+    sums: Pointer,
+    goal: ElementPointer,
+    wide: Value,
+    column: Value,
+    bias: Pointer | None,
+    epilogue: Epilogue,
+) -> None:
     def store(i: Value, lanes: int) -> None:
         goal.store(i, apply_epilogue(k, epilogue, bias, sums.load(i, lanes), column + i))
 
@@ -258,14 +282,28 @@ class _Binder:
         parts = min(parts, count * -(-rows // height) * -(-columns // width))
         self._calls.append(
             _multiply.call(
-                table=np.ascontiguousarray(table, np.int64), configuration=tile_configuration(),
-                a=_operand(self._left), b=_operand(self._right), c=goal,
+                table=np.ascontiguousarray(table, np.int64),
+                configuration=tile_configuration(),
+                a=_operand(self._left),
+                b=_operand(self._right),
+                c=goal,
                 packed=dense((parts, room), bfloat16, self._scratch),
-                leading_c=steps(goal)[0], count=count, rows=rows, columns=columns, height=height,
-                width=width, band=band, strip=strip, room=room, bias=bias, epilogue=epilogue,
-                ta=self._left.transposed, tb=self._right.transposed, parts=parts,
+                leading_c=steps(goal)[0],
+                count=count,
+                rows=rows,
+                columns=columns,
+                height=height,
+                width=width,
+                band=band,
+                strip=strip,
+                room=room,
+                bias=bias,
+                epilogue=epilogue,
+                ta=self._left.transposed,
+                tb=self._right.transposed,
+                parts=parts,
             )
-        )  # fmt: skip
+        )
 
 
 def _starts(matrix: Matrices | Gathered, terms: np.ndarray, *, by_rows: bool) -> np.ndarray:

@@ -59,9 +59,15 @@ class Operand:
 
 
 def pack_left(
-    k: Emitter, target: Pointer, source: Operand, first: Value, length: Value, rows: Value,
-    *, flipped: bool,
-) -> None:  # fmt: skip
+    k: Emitter,
+    target: Pointer,
+    source: Operand,
+    first: Value,
+    length: Value,
+    rows: Value,
+    *,
+    flipped: bool,
+) -> None:
     """Rows of the left matrix from the first on; `flipped` says that its columns are dense."""
 
     def whole(block: Pointer, row: Value, term: Value) -> None:
@@ -81,9 +87,15 @@ def pack_left(
 
 
 def pack_right(
-    k: Emitter, target: Pointer, source: Operand, first: Value, length: Value, columns: Value,
-    *, flipped: bool,
-) -> None:  # fmt: skip
+    k: Emitter,
+    target: Pointer,
+    source: Operand,
+    first: Value,
+    length: Value,
+    columns: Value,
+    *,
+    flipped: bool,
+) -> None:
     """Columns of the right matrix from the first on; `flipped` says that they are dense."""
     half = SIDE // 2
 
@@ -110,10 +122,17 @@ def pack_right(
 
 
 def _pack(
-    k: Emitter, target: Pointer, source: Operand, first: Value, length: Value, lines: Value,
-    whole: Callable[[Pointer, Value, Value], None], place: Callable[[Value, Value], Value],
-    *, across: bool,
-) -> None:  # fmt: skip
+    k: Emitter,
+    target: Pointer,
+    source: Operand,
+    first: Value,
+    length: Value,
+    lines: Value,
+    whole: Callable[[Pointer, Value, Value], None],
+    place: Callable[[Value, Value], Value],
+    *,
+    across: bool,
+) -> None:
     """Blocks of lines, and in each of them blocks of terms: `whole` packs one, `place` says where
     an element of it goes. `across` says that it is lines that are dense in the source."""
     padded = (length + (TERMS - 1)) // TERMS * TERMS

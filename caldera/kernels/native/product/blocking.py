@@ -71,9 +71,15 @@ def shared_elements(columns: int, length: int, tile: Tile) -> int:
 
 
 def blocking_of(
-    count: int, rows: int, columns: int, length: int, parts: int, tile: Tile,
-    *, shares_panels: bool = False,
-) -> Blocking:  # fmt: skip
+    count: int,
+    rows: int,
+    columns: int,
+    length: int,
+    parts: int,
+    tile: Tile,
+    *,
+    shares_panels: bool = False,
+) -> Blocking:
     """For `count` products of this extent on so many threads, which may have packed the right
     matrix together: then each rectangle begins with a panel."""
     # Of nothing there are no rectangles, and no work for those of a row and a column.
@@ -108,9 +114,15 @@ def _rectangles(rows: int, columns: int, parts: int, tile: Tile) -> set[tuple[in
 
 
 def _cost(
-    count: int, rows: int, columns: int, shape: tuple[int, int], parts: int, tile: Tile,
-    *, shared: bool,
-) -> float:  # fmt: skip
+    count: int,
+    rows: int,
+    columns: int,
+    shape: tuple[int, int],
+    parts: int,
+    tile: Tile,
+    *,
+    shared: bool,
+) -> float:
     """Vectors that the busiest thread multiplies for each term of the sums, with what it packs."""
     height, width = shape
     tasks = count * -(-rows // height) * -(-columns // width)

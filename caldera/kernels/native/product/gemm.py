@@ -44,11 +44,26 @@ from caldera.threads import thread_count
 
 @native_kernel
 def _multiply(
-    k: Emitter, address: Integer, table: Pointer, a: Pointer, b: Pointer, c: Pointer,
-    leading_a: Integer, leading_b: Integer, leading_c: Integer, ta: Integer, tb: Integer,
-    count: Integer, rows: Integer, columns: Integer, height: Integer, width: Integer,
-    scales: list[Pointer], bias: Pointer | None, epilogue: Epilogue,
-) -> None:  # fmt: skip
+    k: Emitter,
+    address: Integer,
+    table: Pointer,
+    a: Pointer,
+    b: Pointer,
+    c: Pointer,
+    leading_a: Integer,
+    leading_b: Integer,
+    leading_c: Integer,
+    ta: Integer,
+    tb: Integer,
+    count: Integer,
+    rows: Integer,
+    columns: Integer,
+    height: Integer,
+    width: Integer,
+    scales: list[Pointer],
+    bias: Pointer | None,
+    epilogue: Epilogue,
+) -> None:
     """The blocks that are this part's, by the BLAS's function at an address. Each row of the table
     is one product: where its matrices begin, and how long the sum is."""
     alpha, beta = k.constant(1.0, c.type), k.constant(0.0, c.type)
@@ -64,11 +79,17 @@ def _multiply(
         # A BLAS may look at what it multiplies by 0; a sum of length 0 leaves nothing to look at.
         counted = k.select(alpha.equals(0.0), 0, product.load(3)) if scales else product.load(3)
         gemm(
-            k, address, (lines, span, counted),
+            k,
+            address,
+            (lines, span, counted),
             (a.at(product.load(0) + k.select(ta.differs(0), top, top * leading_a)), leading_a),
             (b.at(product.load(1) + k.select(tb.differs(0), left * leading_b, left)), leading_b),
-            (block, leading_c), ta=ta, tb=tb, alpha=alpha, beta=beta,
-        )  # fmt: skip
+            (block, leading_c),
+            ta=ta,
+            tb=tb,
+            alpha=alpha,
+            beta=beta,
+        )
         if epilogue.changes:
             with k.loop(0, lines) as line:
                 row = block.at(line * leading_c)
@@ -96,9 +117,16 @@ def in_wide_vectors(
 
 @native_kernel
 def _add_up(
-    k: Emitter, pieces: Pointer, out: Pointer, count: Integer, rows: Integer, columns: Integer,
-    leading: Integer, bias: Pointer | None, epilogue: Epilogue,
-) -> None:  # fmt: skip
+    k: Emitter,
+    pieces: Pointer,
+    out: Pointer,
+    count: Integer,
+    rows: Integer,
+    columns: Integer,
+    leading: Integer,
+    bias: Pointer | None,
+    epilogue: Epilogue,
+) -> None:
     """The sum of what the parts found, row by row, finished."""
     begin, end = k.part_range(rows)
     with k.loop(begin, end) as row:
@@ -120,10 +148,16 @@ def add_pieces(
     """The call that adds up (pieces, rows, columns)."""
     count, rows, columns = pieces.shape
     return _add_up.call(
-        pieces=pieces, out=out, count=count, rows=rows, columns=columns, leading=leading,
-        bias=bias, epilogue=epilogue,
+        pieces=pieces,
+        out=out,
+        count=count,
+        rows=rows,
+        columns=columns,
+        leading=leading,
+        bias=bias,
+        epilogue=epilogue,
         parts=thread_count() if pieces.size >= WORTH_SPLITTING_COPIES else 1,
-    )  # fmt: skip
+    )
 
 
 # --- binding
@@ -228,9 +262,14 @@ class Binder:
         )
 
     def add_products(
-        self, table: np.ndarray, goal: Matrices, parts: int, scales: tuple[Array, ...] = (),
-        bias: Array = None, epilogue: Epilogue = NOTHING,
-    ) -> None:  # fmt: skip
+        self,
+        table: np.ndarray,
+        goal: Matrices,
+        parts: int,
+        scales: tuple[Array, ...] = (),
+        bias: Array = None,
+        epilogue: Epilogue = NOTHING,
+    ) -> None:
         """The call that computes every product of the table, on so many threads."""
         rows, columns, _ = self.product.extent
         height, width = blocks(len(table), rows, columns, parts, finish=epilogue.changes)
@@ -241,13 +280,25 @@ class Binder:
             _multiply.call(
                 address=known.gemm(MEMORY_TYPES[goal.array.dtype.name]),
                 table=np.ascontiguousarray(table, np.int64),
-                a=self.left.array, b=self.right.array, c=goal.array,
-                leading_a=self.left.leading, leading_b=self.right.leading, leading_c=goal.leading,
-                ta=self.left.transposed, tb=self.right.transposed,
-                count=len(table), rows=rows, columns=columns, height=height, width=width,
-                scales=scales, bias=bias, epilogue=epilogue, parts=min(parts, tasks),
+                a=self.left.array,
+                b=self.right.array,
+                c=goal.array,
+                leading_a=self.left.leading,
+                leading_b=self.right.leading,
+                leading_c=goal.leading,
+                ta=self.left.transposed,
+                tb=self.right.transposed,
+                count=len(table),
+                rows=rows,
+                columns=columns,
+                height=height,
+                width=width,
+                scales=scales,
+                bias=bias,
+                epilogue=epilogue,
+                parts=min(parts, tasks),
             )
-        )  # fmt: skip
+        )
 
 
 def bind_product(call: Call, make: type[Binder]) -> Runner:
@@ -324,19 +375,35 @@ def _has_blas(node: Node) -> bool:
 for _op in ("matmul", "matmul_epilogue"):
     TABLE.add(
         Kernel(
-            _op, "cpu", "blas", partial(bind_product, make=Binder), _has_blas, product_workspace,
+            _op,
+            "cpu",
+            "blas",
+            partial(bind_product, make=Binder),
+            _has_blas,
+            product_workspace,
             priority=10,
         )
-    )  # fmt: skip
+    )
     TABLE.add(
         Kernel(
-            _op, "cpu", "blas, sums cut", partial(bind_split_k, make=Binder),
-            lambda node: _has_blas(node) and has_long_sums(node), split_k_workspace, priority=9,
+            _op,
+            "cpu",
+            "blas, sums cut",
+            partial(bind_split_k, make=Binder),
+            lambda node: _has_blas(node) and has_long_sums(node),
+            split_k_workspace,
+            priority=9,
         )
-    )  # fmt: skip
+    )
 TABLE.add(
     Kernel(
-        "matmul_accumulate", "cpu", "blas", partial(bind_accumulate, make=Binder), _has_blas,
-        product_workspace, priority=10, in_place=accumulates_in_place,
+        "matmul_accumulate",
+        "cpu",
+        "blas",
+        partial(bind_accumulate, make=Binder),
+        _has_blas,
+        product_workspace,
+        priority=10,
+        in_place=accumulates_in_place,
     )
-)  # fmt: skip
+)

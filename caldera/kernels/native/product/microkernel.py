@@ -81,9 +81,14 @@ _HEIGHT = 4
 
 
 def multiply(
-    k: Emitter, c: Matrix, a: Matrix, b: Matrix, extent: tuple[Number, Number, Number],
-    *, accumulate: bool = False,
-) -> None:  # fmt: skip
+    k: Emitter,
+    c: Matrix,
+    a: Matrix,
+    b: Matrix,
+    extent: tuple[Number, Number, Number],
+    *,
+    accumulate: bool = False,
+) -> None:
     """c = a @ b, or c += a @ b, inside a kernel: for matrices that fit into the cache.
 
     `extent` is rows, columns and the length of the sums. The rows of b and c are dense, and the
@@ -101,9 +106,18 @@ def multiply(
     numbers = [k.constant(n, I64) for n in (c.down, a.down, a.right, b.down, *extent)]
     c_down, a_down, a_right, b_down, rows, columns, length = numbers
     k.call(
-        function, c.pointer, c_down, a.pointer, a_down, a_right, b.pointer, b_down,
-        rows, columns, length,
-    )  # fmt: skip
+        function,
+        c.pointer,
+        c_down,
+        a.pointer,
+        a_down,
+        a_right,
+        b.pointer,
+        b_down,
+        rows,
+        columns,
+        length,
+    )
 
 
 def _multiply(k: Emitter, kind: ir.Type, accumulate: bool, *given: Value) -> None:

@@ -62,13 +62,34 @@ from caldera.threads import part_count, thread_count
 
 @native_kernel
 def _multiply(
-    k: Emitter, table: Pointer, a: Pointer, b: Pointer, c: Pointer, packed: Pointer,
-    shared: Pointer | None, leading_a: Integer, leading_b: Integer, leading_c: Integer,
-    count: Integer, rows: Integer, columns: Integer, height: Integer, width: Integer,
-    depth: Integer, band: Integer, strip: Integer, room: Integer, tile_address: Integer,
-    scales: list[Pointer], bias: Pointer | None, epilogue: Epilogue, ta: bool, tb: bool,
-    packs_left: bool, tile: tuple[int, int],
-) -> None:  # fmt: skip
+    k: Emitter,
+    table: Pointer,
+    a: Pointer,
+    b: Pointer,
+    c: Pointer,
+    packed: Pointer,
+    shared: Pointer | None,
+    leading_a: Integer,
+    leading_b: Integer,
+    leading_c: Integer,
+    count: Integer,
+    rows: Integer,
+    columns: Integer,
+    height: Integer,
+    width: Integer,
+    depth: Integer,
+    band: Integer,
+    strip: Integer,
+    room: Integer,
+    tile_address: Integer,
+    scales: list[Pointer],
+    bias: Pointer | None,
+    epilogue: Epilogue,
+    ta: bool,
+    tb: bool,
+    packs_left: bool,
+    tile: tuple[int, int],
+) -> None:
     """The rectangles that are this part's. Each row of the table is one product: where its
     matrices begin, and how long the sum is. `packed` has `room` elements for each part, `shared`
     the right matrix of the only product if it is packed already."""
@@ -112,9 +133,15 @@ def _multiply(
                 if packs_left:
                     with k.if_then(first_column.equals(left) | again):
                         pack_strips(
-                            k, strips, lines, leading_a, terms, last_row - first_row,
-                            shape.height, flipped=ta,
-                        )  # fmt: skip
+                            k,
+                            strips,
+                            lines,
+                            leading_a,
+                            terms,
+                            last_row - first_row,
+                            shape.height,
+                            flipped=ta,
+                        )
                 with k.loop(first_column, last_column, shape.width) as column:
                     wide = k.minimum(last_column - column, shape.width)
                     panel = panels.at((column - first_column) * terms)
@@ -126,38 +153,62 @@ def _multiply(
                     if shared is None:
                         with k.if_then(is_first):
                             pack_panels(
-                                k, panel, other.at(corner_of(start, column, leading_b, flipped=tb)),
-                                leading_b, terms, wide, shape.width, flipped=tb,
-                            )  # fmt: skip
+                                k,
+                                panel,
+                                other.at(corner_of(start, column, leading_b, flipped=tb)),
+                                leading_b,
+                                terms,
+                                wide,
+                                shape.width,
+                                flipped=tb,
+                            )
                         place = corner_of(
                             k.select(inside, start, next_start),
                             k.select(inside, following, next_column),
-                            leading_b, flipped=tb,
-                        )  # fmt: skip
+                            leading_b,
+                            flipped=tb,
+                        )
                         is_next = k.select(inside, is_first, is_last & is_more)
                         next_columns = Unpacked(other.at(place), leading_b, tb, is_next)
                     place = corner_of(
-                        k.select(is_last, top, last_row), k.select(is_last, next_start, start),
-                        leading_a, flipped=ta,
-                    )  # fmt: skip
+                        k.select(is_last, top, last_row),
+                        k.select(is_last, next_start, start),
+                        leading_a,
+                        flipped=ta,
+                    )
                     is_next = ~is_last | (is_more & (ends | again))
                     next_rows = Unpacked(source.at(place), leading_a, not ta, is_next)
                     tiles = (last_row - first_row + (shape.height - 1)) // shape.height
                     sum_up = TileCalls.of(
-                        k, tile_address, panel, down=1 if ta else leading_a,
-                        right=leading_a if ta else 1, leading=leading_c, terms=terms, wide=wide,
-                        alpha=alpha, keep=k.select(piece.equals(0), beta, 1.0),
-                    )  # fmt: skip
+                        k,
+                        tile_address,
+                        panel,
+                        down=1 if ta else leading_a,
+                        right=leading_a if ta else 1,
+                        leading=leading_c,
+                        terms=terms,
+                        wide=wide,
+                        alpha=alpha,
+                        keep=k.select(piece.equals(0), beta, 1.0),
+                    )
                     with k.loop(0, tiles) as number:
                         row = first_row + number * shape.height
                         goal = out.at(row * leading_c + column)
                         high = k.minimum(last_row - row, shape.height)
                         if packs_left:
                             ask_ahead(
-                                k, sum_up.ask, number, tiles, terms, shape.width, next_panel,
-                                next_columns, next_rows,
-                                (last_column - column - 1) // shape.width, band,
-                            )  # fmt: skip
+                                k,
+                                sum_up.ask,
+                                number,
+                                tiles,
+                                terms,
+                                shape.width,
+                                next_panel,
+                                next_columns,
+                                next_rows,
+                                (last_column - column - 1) // shape.width,
+                                band,
+                            )
                             sum_up(strips.at((row - first_row) * terms), goal, at=0, high=high)
                         else:
                             sum_up(lines, goal, at=row - first_row, high=high)
@@ -169,9 +220,16 @@ def _multiply(
 
 
 def _finish(
-    k: Emitter, shape: Tile, tile: Pointer, leading: Value, high: Value, wide: Value,
-    column: Value, bias: Pointer | None, epilogue: Epilogue,
-) -> None:  # fmt: skip
+    k: Emitter,
+    shape: Tile,
+    tile: Pointer,
+    leading: Value,
+    high: Value,
+    wide: Value,
+    column: Value,
+    bias: Pointer | None,
+    epilogue: Epilogue,
+) -> None:
     with k.loop(0, high) as line:
         row = tile.at(line * leading)
 
@@ -192,9 +250,14 @@ class _PackedBinder(Binder):
     shares_panels = False
 
     def add_products(
-        self, table: np.ndarray, goal: Matrices, parts: int, scales: tuple[Array, ...] = (),
-        bias: Array = None, epilogue: Epilogue = NOTHING,
-    ) -> None:  # fmt: skip
+        self,
+        table: np.ndarray,
+        goal: Matrices,
+        parts: int,
+        scales: tuple[Array, ...] = (),
+        bias: Array = None,
+        epilogue: Epilogue = NOTHING,
+    ) -> None:
         """The call that computes every product of the table, on so many threads."""
         rows, columns, _ = self.product.extent
         dtype = goal.array.dtype
@@ -209,18 +272,35 @@ class _PackedBinder(Binder):
         room = cut.left_elements(tile) if shares else cut.elements(tile)
         self.calls.append(
             _multiply.call(
-                table=table, a=self.left.array, b=self.right.array, c=goal.array,
-                packed=dense((parts, max(1, room)), dtype, self.scratch), shared=shared,
-                leading_a=self.left.leading, leading_b=self.right.leading, leading_c=goal.leading,
-                count=len(table), rows=rows, columns=columns, height=cut.height, width=cut.width,
-                depth=cut.depth, band=cut.band, strip=cut.width if shares else cut.strip,
+                table=table,
+                a=self.left.array,
+                b=self.right.array,
+                c=goal.array,
+                packed=dense((parts, max(1, room)), dtype, self.scratch),
+                shared=shared,
+                leading_a=self.left.leading,
+                leading_b=self.right.leading,
+                leading_c=goal.leading,
+                count=len(table),
+                rows=rows,
+                columns=columns,
+                height=cut.height,
+                width=cut.width,
+                depth=cut.depth,
+                band=cut.band,
+                strip=cut.width if shares else cut.strip,
                 room=room,
                 tile_address=tile_address(dtype, tile, packed=cut.packs_left),
                 scales=list(scales),
-                bias=bias, epilogue=epilogue, ta=self.left.transposed, tb=self.right.transposed,
-                packs_left=cut.packs_left, tile=(tile.height, tile.vectors), parts=parts,
+                bias=bias,
+                epilogue=epilogue,
+                ta=self.left.transposed,
+                tb=self.right.transposed,
+                packs_left=cut.packs_left,
+                tile=(tile.height, tile.vectors),
+                parts=parts,
             )
-        )  # fmt: skip
+        )
 
     def _packed_together(
         self, table: np.ndarray, length: int, cut: Blocking, parts: int, dtype: np.dtype
@@ -230,11 +310,18 @@ class _PackedBinder(Binder):
         shared = dense((max(1, shared_elements(columns, length, tile)),), dtype, self.scratch)
         self.calls.append(
             pack_together.call(
-                table=table, b=self.right.array, shared=shared, leading=self.right.leading,
-                columns=columns, length=length, depth=cut.depth, tb=self.right.transposed,
-                width=tile.width, parts=parts,
+                table=table,
+                b=self.right.array,
+                shared=shared,
+                leading=self.right.leading,
+                columns=columns,
+                length=length,
+                depth=cut.depth,
+                tb=self.right.transposed,
+                width=tile.width,
+                parts=parts,
             )
-        )  # fmt: skip
+        )
         return shared
 
 
@@ -311,40 +398,68 @@ _FEWEST_SHARING = 8
 for _op in ("matmul", "matmul_epilogue"):
     TABLE.add(
         Kernel(
-            _op, "cpu", "packed", partial(bind_product, make=_PackedBinder), _is_worth_packing,
-            _workspace, priority=8,
+            _op,
+            "cpu",
+            "packed",
+            partial(bind_product, make=_PackedBinder),
+            _is_worth_packing,
+            _workspace,
+            priority=8,
         )
-    )  # fmt: skip
+    )
     TABLE.add(
         Kernel(
-            _op, "cpu", "packed together", partial(bind_product, make=_SharingBinder),
-            _is_worth_sharing, _sharing_workspace, priority=5,
+            _op,
+            "cpu",
+            "packed together",
+            partial(bind_product, make=_SharingBinder),
+            _is_worth_sharing,
+            _sharing_workspace,
+            priority=5,
         )
-    )  # fmt: skip
+    )
     TABLE.add(
         Kernel(
-            _op, "cpu", "packed, sums cut", partial(bind_split_k, make=_PackedBinder),
-            lambda node: _is_worth_packing(node) and has_long_sums(node), _split_k_workspace,
+            _op,
+            "cpu",
+            "packed, sums cut",
+            partial(bind_split_k, make=_PackedBinder),
+            lambda node: _is_worth_packing(node) and has_long_sums(node),
+            _split_k_workspace,
             priority=7,
         )
-    )  # fmt: skip
+    )
     TABLE.add(
         Kernel(
-            _op, "cpu", f"packed, sums cut in {_PIECES}",
-            partial(bind_split_k, make=_PackedBinder, most=_PIECES), _is_cut_and_shared,
-            partial(_split_k_workspace, most=_PIECES), priority=6,
+            _op,
+            "cpu",
+            f"packed, sums cut in {_PIECES}",
+            partial(bind_split_k, make=_PackedBinder, most=_PIECES),
+            _is_cut_and_shared,
+            partial(_split_k_workspace, most=_PIECES),
+            priority=6,
         )
-    )  # fmt: skip
+    )
 TABLE.add(
     Kernel(
-        "matmul_accumulate", "cpu", "packed", partial(bind_accumulate, make=_PackedBinder),
-        workspace=_workspace, priority=8, in_place=accumulates_in_place,
+        "matmul_accumulate",
+        "cpu",
+        "packed",
+        partial(bind_accumulate, make=_PackedBinder),
+        workspace=_workspace,
+        priority=8,
+        in_place=accumulates_in_place,
     )
-)  # fmt: skip
+)
 TABLE.add(
     Kernel(
-        "matmul_accumulate", "cpu", "packed together",
-        partial(bind_accumulate, make=_SharingBinder), _is_worth_sharing, _sharing_workspace,
-        priority=5, in_place=accumulates_in_place,
+        "matmul_accumulate",
+        "cpu",
+        "packed together",
+        partial(bind_accumulate, make=_SharingBinder),
+        _is_worth_sharing,
+        _sharing_workspace,
+        priority=5,
+        in_place=accumulates_in_place,
     )
-)  # fmt: skip
+)

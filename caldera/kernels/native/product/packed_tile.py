@@ -33,11 +33,25 @@ first: a panel is too large to stay there."""
 
 @native_kernel
 def _tile(
-    k: Emitter, a: Pointer, panel: Pointer, goal: Pointer, ahead: Pointer, at: Integer,
-    down: Integer, right: Integer, leading: Integer, terms: Integer, high: Integer, wide: Integer,
-    step: Integer, jump: Integer, alpha: Real, keep: Real, shape: tuple[int, int, int],
+    k: Emitter,
+    a: Pointer,
+    panel: Pointer,
+    goal: Pointer,
+    ahead: Pointer,
+    at: Integer,
+    down: Integer,
+    right: Integer,
+    leading: Integer,
+    terms: Integer,
+    high: Integer,
+    wide: Integer,
+    step: Integer,
+    jump: Integer,
+    alpha: Real,
+    keep: Real,
+    shape: tuple[int, int, int],
     packed: bool,
-) -> None:  # fmt: skip
+) -> None:
     """goal = alpha * lines @ panel + keep * goal for `high` rows and `wide` columns.
 
     The lines of `a` begin with number `at`; the distances between them and inside them are `down`
@@ -94,9 +108,15 @@ def _rows(
 
 
 def _sums(
-    k: Emitter, tile: Tile, rows: list[Pointer], right: Value, panel: Pointer, terms: Value,
-    vectors: int, ahead: Lines | None,
-) -> list[list[Value]]:  # fmt: skip
+    k: Emitter,
+    tile: Tile,
+    rows: list[Pointer],
+    right: Value,
+    panel: Pointer,
+    terms: Value,
+    vectors: int,
+    ahead: Lines | None,
+) -> list[list[Value]]:
     lanes, kind = tile.lanes, vector(panel.type, tile.lanes)
     sums = [[k.variable(0.0, kind) for _ in range(vectors)] for _ in rows]
     is_wide = vectors == tile.vectors
@@ -146,9 +166,15 @@ def _write(
 
 
 def _write_some(
-    k: Emitter, sums: list[list[Value]], goal: Pointer, leading: Value, alpha: Value, keep: Value,
-    high: Value, wide: Value,
-) -> None:  # fmt: skip
+    k: Emitter,
+    sums: list[list[Value]],
+    goal: Pointer,
+    leading: Value,
+    alpha: Value,
+    keep: Value,
+    high: Value,
+    wide: Value,
+) -> None:
     vectors, lanes = len(sums[0]), sums[0][0].lanes
     aside = k.alloca(goal.type, len(sums) * vectors * lanes)
     for i, totals in enumerate(sums):
@@ -171,9 +197,22 @@ def _write_some(
 
 
 _SLOTS = (
-    "a", "panel", "goal", "ahead", "at", "down", "right", "leading", "terms", "high", "wide",
-    "step", "jump", "alpha", "keep",
-)  # fmt: skip
+    "a",
+    "panel",
+    "goal",
+    "ahead",
+    "at",
+    "down",
+    "right",
+    "leading",
+    "terms",
+    "high",
+    "wide",
+    "step",
+    "jump",
+    "alpha",
+    "keep",
+)
 """What the micro-kernel takes, in the order of its slots."""
 
 
@@ -197,17 +236,29 @@ class TileCalls:
 
     @classmethod
     def of(
-        cls, k: Emitter, address: Value, panel: Pointer, *, down: Number, right: Number,
-        leading: Number, terms: Number, wide: Number, alpha: Value, keep: Value,
-    ) -> TileCalls:  # fmt: skip
+        cls,
+        k: Emitter,
+        address: Value,
+        panel: Pointer,
+        *,
+        down: Number,
+        right: Number,
+        leading: Number,
+        terms: Number,
+        wide: Number,
+        alpha: Value,
+        keep: Value,
+    ) -> TileCalls:
         """For these arguments of the micro-kernel."""
         calls = cls(k, address, k.alloca(I64, len(_SLOTS)))
         calls._put(panel=k.pointer_to_int(panel), ahead=k.pointer_to_int(panel), step=0, jump=0)
         calls._put(down=down, right=right, leading=leading, terms=terms, wide=wide)
-        calls._put(**{
-            name: k.bitcast(k.convert(each, F64), I64)
-            for name, each in (("alpha", alpha), ("keep", keep))
-        })  # fmt: skip
+        calls._put(
+            **{
+                name: k.bitcast(k.convert(each, F64), I64)
+                for name, each in (("alpha", alpha), ("keep", keep))
+            }
+        )
         return calls
 
     def ask(self, lines: Lines) -> None:

@@ -24,9 +24,17 @@ there are tasks for all threads."""
 
 
 def pack_panels(
-    k: Emitter, target: Pointer, source: Pointer, leading: Value, length: Value, columns: Value,
-    width: int, *, flipped: bool, height: Value | None = None,
-) -> None:  # fmt: skip
+    k: Emitter,
+    target: Pointer,
+    source: Pointer,
+    leading: Value,
+    length: Value,
+    columns: Value,
+    width: int,
+    *,
+    flipped: bool,
+    height: Value | None = None,
+) -> None:
     """`columns` columns of a matrix, `length` rows of it, in panels of `width` columns.
 
     `flipped` says that the columns are dense, not the rows; `height` is how many rows the panels
@@ -52,9 +60,16 @@ def pack_panels(
 
 
 def pack_strips(
-    k: Emitter, target: Pointer, source: Pointer, leading: Value, length: Value, rows: Value,
-    height: int, *, flipped: bool,
-) -> None:  # fmt: skip
+    k: Emitter,
+    target: Pointer,
+    source: Pointer,
+    leading: Value,
+    length: Value,
+    rows: Value,
+    height: int,
+    *,
+    flipped: bool,
+) -> None:
     """`rows` rows of a matrix, `length` columns of it, in strips of `height` rows.
 
     That is what `pack_panels` does with the matrix transposed.
@@ -63,9 +78,15 @@ def pack_strips(
 
 
 def _pack_rows(
-    k: Emitter, target: Pointer, source: Pointer, leading: Value, length: Value, columns: Value,
-    width: int, height: Value,
-) -> None:  # fmt: skip
+    k: Emitter,
+    target: Pointer,
+    source: Pointer,
+    leading: Value,
+    length: Value,
+    columns: Value,
+    width: int,
+    height: Value,
+) -> None:
     """Panels whose rows lie in the matrix as they do here. Each row of it is read to its end: what
     is read in order comes from far caches ahead of time."""
     lanes = min(natural_lanes(target.type), width)
@@ -76,9 +97,14 @@ def _pack_rows(
 
 
 def _pack_some(
-    k: Emitter, panel: Pointer, source: Pointer, leading: Value, length: Value, width: int,
+    k: Emitter,
+    panel: Pointer,
+    source: Pointer,
+    leading: Value,
+    length: Value,
+    width: int,
     columns: Value,
-) -> None:  # fmt: skip
+) -> None:
     """The same for fewer columns than a panel has."""
     lanes = min(natural_lanes(panel.type), width)
     end = (columns + (lanes - 1)) // lanes * lanes
@@ -90,9 +116,14 @@ def _pack_some(
 
 
 def _pack_flipped(
-    k: Emitter, panel: Pointer, source: Pointer, leading: Value, length: Value, width: int,
+    k: Emitter,
+    panel: Pointer,
+    source: Pointer,
+    leading: Value,
+    length: Value,
+    width: int,
     columns: Number,
-) -> None:  # fmt: skip
+) -> None:
     """A panel whose columns are dense in the matrix: square blocks change sides in registers.
 
     Blocks at the end repeat the last column.
@@ -116,9 +147,17 @@ def _pack_flipped(
 
 @native_kernel
 def pack_together(
-    k: Emitter, table: Pointer, b: Pointer, shared: Pointer, leading: Integer, columns: Integer,
-    length: Integer, depth: Integer, tb: bool, width: int,
-) -> None:  # fmt: skip
+    k: Emitter,
+    table: Pointer,
+    b: Pointer,
+    shared: Pointer,
+    leading: Integer,
+    columns: Integer,
+    length: Integer,
+    depth: Integer,
+    tb: bool,
+    width: int,
+) -> None:
     """The right matrix of the only product, in panels of so many columns, piece of the sum by
     piece: a few rows at a time are one part's, of a panel if they lie apart in the matrix, else of
     all panels: what is read in order comes from far caches ahead of time."""
@@ -134,11 +173,16 @@ def pack_together(
         panel = panel_of(shared, start, terms, columns, width, column)
         with k.if_then(first < terms):
             pack_panels(
-                k, panel.at(first * width),
-                matrix.at(corner_of(start + first, column, leading, flipped=tb)), leading,
-                k.minimum(terms - first, _GRAIN), k.minimum(columns - column, span), width,
-                flipped=tb, height=terms,
-            )  # fmt: skip
+                k,
+                panel.at(first * width),
+                matrix.at(corner_of(start + first, column, leading, flipped=tb)),
+                leading,
+                k.minimum(terms - first, _GRAIN),
+                k.minimum(columns - column, span),
+                width,
+                flipped=tb,
+                height=terms,
+            )
 
 
 def panel_of(

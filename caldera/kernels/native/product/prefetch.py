@@ -54,9 +54,18 @@ class Unpacked:
 
 
 def ask_ahead(
-    k: Emitter, ask: Callable[[Lines], None], number: Value, tiles: Value, terms: Value,
-    width: int, packed: Pointer, panel: Unpacked | None, rows: Unpacked, panels: Value, band: Value,
-) -> None:  # fmt: skip
+    k: Emitter,
+    ask: Callable[[Lines], None],
+    number: Value,
+    tiles: Value,
+    terms: Value,
+    width: int,
+    packed: Pointer,
+    panel: Unpacked | None,
+    rows: Unpacked,
+    panels: Value,
+    band: Value,
+) -> None:
     """Have tile number `number` ask for its lines, of so many `tiles` of a panel.
 
     The next panel is `packed`, or else the `width` columns at `panel`. The next `band` rows to be

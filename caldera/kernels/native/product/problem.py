@@ -134,20 +134,35 @@ def copied(source: Array, target: Array) -> list[NativeCall]:
     (down, right), (target_down, target_right) = steps(source), steps(target)
     return [
         _copy.call(
-            source=source, target=target, offsets=offsets, count=len(offsets), rows=rows,
-            columns=columns, down=down, right=right, target_down=target_down,
+            source=source,
+            target=target,
+            offsets=offsets,
+            count=len(offsets),
+            rows=rows,
+            columns=columns,
+            down=down,
+            right=right,
+            target_down=target_down,
             target_right=target_right,
             parts=thread_count() if source.size >= WORTH_SPLITTING_COPIES else 1,
         )
-    ]  # fmt: skip
+    ]
 
 
 @native_kernel
 def _copy(
-    k: Emitter, source: ElementPointer, target: ElementPointer, offsets: Pointer, count: Integer,
-    rows: Integer, columns: Integer, down: Integer, right: Integer, target_down: Integer,
+    k: Emitter,
+    source: ElementPointer,
+    target: ElementPointer,
+    offsets: Pointer,
+    count: Integer,
+    rows: Integer,
+    columns: Integer,
+    down: Integer,
+    right: Integer,
+    target_down: Integer,
     target_right: Integer,
-) -> None:  # fmt: skip
+) -> None:
     begin, end = k.part_range(count * rows)
     with k.loop(begin, end) as line:
         which, row = line // rows, line % rows

@@ -50,11 +50,25 @@ def tile_for(rows: int, columns: int, dtype: str) -> tuple[int, int, int]:
 
 @native_kernel
 def _multiply(
-    k: Emitter, table: Pointer, a: Pointer, b: Pointer, c: ElementPointer, a_down: Integer,
-    a_right: Integer, b_down: Integer, c_down: Integer, count: Integer, rows: Integer,
-    columns: Integer, length: Integer, bias: Pointer | None, epilogue: Epilogue, lanes: int,
-    vectors: int, height: int,
-) -> None:  # fmt: skip
+    k: Emitter,
+    table: Pointer,
+    a: Pointer,
+    b: Pointer,
+    c: ElementPointer,
+    a_down: Integer,
+    a_right: Integer,
+    b_down: Integer,
+    c_down: Integer,
+    count: Integer,
+    rows: Integer,
+    columns: Integer,
+    length: Integer,
+    bias: Pointer | None,
+    epilogue: Epilogue,
+    lanes: int,
+    vectors: int,
+    height: int,
+) -> None:
     """Each row of the table is one product: where its matrices begin."""
     kind = computed_type(c.name)
     width = lanes * vectors
@@ -103,12 +117,26 @@ def _bind(call: Call) -> Runner:
     a_down, a_right = steps(product.left)
     calls.append(
         _multiply.call(
-            table=table, a=product.left, b=right, c=place, a_down=a_down, a_right=a_right,
-            b_down=steps(right)[0], c_down=steps(place)[0], count=size(batch), rows=rows,
-            columns=columns, length=length, bias=bias, epilogue=epilogue, lanes=lanes,
-            vectors=vectors, height=height, parts=min(parts_for(product.work), tiles),
+            table=table,
+            a=product.left,
+            b=right,
+            c=place,
+            a_down=a_down,
+            a_right=a_right,
+            b_down=steps(right)[0],
+            c_down=steps(place)[0],
+            count=size(batch),
+            rows=rows,
+            columns=columns,
+            length=length,
+            bias=bias,
+            epilogue=epilogue,
+            lanes=lanes,
+            vectors=vectors,
+            height=height,
+            parts=min(parts_for(product.work), tiles),
         )
-    )  # fmt: skip
+    )
     if place is not out:
         calls += copied(place, out)
     return NativeRunner(calls)

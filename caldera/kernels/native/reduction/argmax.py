@@ -66,9 +66,15 @@ class _Search:
 
 @native_kernel
 def along(
-    k: Emitter, operands: list[StridedArray], outer: list[OuterAxis], rows: Integer, inner: Integer,
-    sign: str, modes: str, lanes: int,
-) -> None:  # fmt: skip
+    k: Emitter,
+    operands: list[StridedArray],
+    outer: list[OuterAxis],
+    rows: Integer,
+    inner: Integer,
+    sign: str,
+    modes: str,
+    lanes: int,
+) -> None:
     """Search the innermost axis: for the best value first, then for where it is."""
     arrays = [each.operand(mode) for each, mode in zip(operands, modes, strict=True)]
     search = _Search(k, operands[0].base.name, sign)
@@ -128,9 +134,17 @@ def _is_absent(
 
 @native_kernel
 def across(
-    k: Emitter, operands: list[StridedArray], outer: list[OuterAxis], rows: Integer,
-    columns: Integer, length: Integer, stride: Integer, sign: str, modes: str, lanes: int,
-) -> None:  # fmt: skip
+    k: Emitter,
+    operands: list[StridedArray],
+    outer: list[OuterAxis],
+    rows: Integer,
+    columns: Integer,
+    length: Integer,
+    stride: Integer,
+    sign: str,
+    modes: str,
+    lanes: int,
+) -> None:
     """Search another axis, with a length and a stride, row by row for a group of columns."""
     arrays = [each.operand(mode) for each, mode in zip(operands, modes, strict=True)]
     dtype = operands[0].base.name
@@ -180,19 +194,38 @@ def _bind(call: Call) -> Runner:
         *outer, inner = loop.lengths
         mode = loop.modes(sizes)[0] if inner > 1 else "1"
         rows = size(tuple(outer))
-        return NativeRunner([along.call(
-            operands=operands, outer=outer_axes(range(len(outer)), loop.lengths, loop.strides),
-            rows=rows, inner=inner, sign=sign, modes=mode + "1", lanes=lanes,
-            parts=min(parts, rows),
-        )])  # fmt: skip
+        return NativeRunner(
+            [
+                along.call(
+                    operands=operands,
+                    outer=outer_axes(range(len(outer)), loop.lengths, loop.strides),
+                    rows=rows,
+                    inner=inner,
+                    sign=sign,
+                    modes=mode + "1",
+                    lanes=lanes,
+                    parts=min(parts, rows),
+                )
+            ]
+        )
     chosen = loop.reduced.index(True)
     others = [each for each in range(len(loop.lengths) - 1) if each != chosen]
-    return NativeRunner([across.call(
-        operands=operands, outer=outer_axes(others, loop.lengths, loop.strides),
-        rows=size(tuple(loop.lengths[each] for each in others)), columns=loop.lengths[-1],
-        length=loop.lengths[chosen], stride=loop.strides[0][chosen], sign=sign,
-        modes=loop.modes(sizes), lanes=lanes, parts=parts,
-    )])  # fmt: skip
+    return NativeRunner(
+        [
+            across.call(
+                operands=operands,
+                outer=outer_axes(others, loop.lengths, loop.strides),
+                rows=size(tuple(loop.lengths[each] for each in others)),
+                columns=loop.lengths[-1],
+                length=loop.lengths[chosen],
+                stride=loop.strides[0][chosen],
+                sign=sign,
+                modes=loop.modes(sizes),
+                lanes=lanes,
+                parts=parts,
+            )
+        ]
+    )
 
 
 def _is_short(node: Node) -> bool:

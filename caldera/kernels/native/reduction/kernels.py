@@ -87,9 +87,16 @@ def _split(loop_body: LoopBody, operands: Sequence[Operand]) -> tuple[list[Opera
 
 @native_kernel
 def along(
-    k: Emitter, operands: list[StridedArray], outer: list[OuterAxis], rows: Integer, inner: Integer,
-    stretch: Integer, loop_body: LoopBody, modes: str, widths: tuple[int, ...],
-) -> None:  # fmt: skip
+    k: Emitter,
+    operands: list[StridedArray],
+    outer: list[OuterAxis],
+    rows: Integer,
+    inner: Integer,
+    stretch: Integer,
+    loop_body: LoopBody,
+    modes: str,
+    widths: tuple[int, ...],
+) -> None:
     """Rows of a length, in stretches. The results' inner stride is that from one stretch of a row
     to the next."""
     arrays = [each.operand(mode) for each, mode in zip(operands, modes, strict=True)]
@@ -152,10 +159,19 @@ def _compute(
 
 @native_kernel
 def across(
-    k: Emitter, operands: list[StridedArray], outer: list[OuterAxis], rows: Integer,
-    columns: Integer, length: Integer, stretch: Integer, width: Integer, strides: list[Integer],
-    loop_body: LoopBody, modes: str, widths: tuple[int, ...],
-) -> None:  # fmt: skip
+    k: Emitter,
+    operands: list[StridedArray],
+    outer: list[OuterAxis],
+    rows: Integer,
+    columns: Integer,
+    length: Integer,
+    stretch: Integer,
+    width: Integer,
+    strides: list[Integer],
+    loop_body: LoopBody,
+    modes: str,
+    widths: tuple[int, ...],
+) -> None:
     """Rows of a length along the reduced axis, in stretches, and groups of columns of a width (at
     most COLUMNS); `strides` are the operands' along that axis. The results' is that from one
     stretch to the next."""

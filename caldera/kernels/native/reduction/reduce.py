@@ -54,10 +54,13 @@ def reduction_calls(task: ReductionTask, stretches: Stretches | None = None) -> 
 def _modes(task: ReductionTask, loop: Axes, arrays: Sequence[np.ndarray], results: str) -> str:
     fixed = len(task.inputs)
     modes = [
-        "1" if each[-1] == array.itemsize or loop.lengths[-1] == 1
-        else "0" if each[-1] == 0 and index < fixed else "s"
+        "1"
+        if each[-1] == array.itemsize or loop.lengths[-1] == 1
+        else "0"
+        if each[-1] == 0 and index < fixed
+        else "s"
         for index, (each, array) in enumerate(zip(loop.strides, arrays, strict=True))
-    ]  # fmt: skip
+    ]
     plain = len(arrays) - len(task.results)
     return "".join(modes[:plain]) + results
 
@@ -110,11 +113,15 @@ def _along(
     rows = size(outer)
     call = kernels.along.call(
         operands=strided_arrays([*arrays[:first], *results], strides),
-        outer=outer_axes(range(len(outer)), outer, strides), rows=rows, inner=inner,
-        stretch=stretch, loop_body=task.loop_body, modes=modes,
+        outer=outer_axes(range(len(outer)), outer, strides),
+        rows=rows,
+        inner=inner,
+        stretch=stretch,
+        loop_body=task.loop_body,
+        modes=modes,
         widths=widths(task.loop_body, stretch, modes),
         parts=min(workers(task.loop_body, rows * inner), rows * stretches),
-    )  # fmt: skip
+    )
     if direct:
         return [call]
     return [call, *_finish(task, results, shape, loop)]
@@ -153,12 +160,18 @@ def _across(
     parts = workers(task.loop_body, rows * length * columns)
     call = kernels.across.call(
         operands=strided_arrays([*arrays[:first], *results], strides),
-        outer=outer_axes(range(len(outer)), outer, strides), rows=rows, columns=columns,
-        length=length, stretch=stretch,
+        outer=outer_axes(range(len(outer)), outer, strides),
+        rows=rows,
+        columns=columns,
+        length=length,
+        stretch=stretch,
         width=_group_width(columns, -(-parts // (rows * stretches))),
-        strides=[each[-2] for each in strides], loop_body=task.loop_body, modes=modes,
-        widths=widths(task.loop_body, columns, modes), parts=parts,
-    )  # fmt: skip
+        strides=[each[-2] for each in strides],
+        loop_body=task.loop_body,
+        modes=modes,
+        widths=widths(task.loop_body, columns, modes),
+        parts=parts,
+    )
     if direct:
         return [call]
     if together > 1:
@@ -210,9 +223,10 @@ def _moved(loop: Axes, axis: int) -> Axes:
         return tuple(values[each] for each in order)
 
     return Axes(
-        sort(loop.lengths), tuple(loop.reduced[each] for each in order),
+        sort(loop.lengths),
+        tuple(loop.reduced[each] for each in order),
         tuple(sort(each) for each in loop.strides),
-    )  # fmt: skip
+    )
 
 
 def fill_with_nothing(node: Node, result: np.ndarray) -> Runner:

@@ -62,9 +62,7 @@ def _has_two_stages(node: Node) -> bool:
     return least <= found[1] < most
 
 
-_UFUNCS: dict[str, Any] = {
-    "sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum
-}  # fmt: skip
+_UFUNCS: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 _BY_NUMPY = frozenset(map(np.dtype, ["int32", "int64", "uint32", "uint64", "float32", "float64"]))
 
 
@@ -86,9 +84,12 @@ def _bind_numpy(call: Call) -> Runner:
 
 
 for _name in sorted(REDUCTIONS):
-    TABLE.add(Kernel(_name, "cpu", "two stages", partial(bind, stretches=SHORT), _has_two_stages,
-                     priority=9))  # fmt: skip
-    TABLE.add(Kernel(_name, "cpu", "numpy", _bind_numpy, _is_for_numpy, priority=8,
-                     serial=True))  # fmt: skip
-TABLE.add(Kernel("sum", "cpu", "product with ones", _bind_product, _is_product, priority=7,
-                 serial=True))  # fmt: skip
+    TABLE.add(
+        Kernel(
+            _name, "cpu", "two stages", partial(bind, stretches=SHORT), _has_two_stages, priority=9
+        )
+    )
+    TABLE.add(Kernel(_name, "cpu", "numpy", _bind_numpy, _is_for_numpy, priority=8, serial=True))
+TABLE.add(
+    Kernel("sum", "cpu", "product with ones", _bind_product, _is_product, priority=7, serial=True)
+)

@@ -112,8 +112,12 @@ for _name, _write, _its_bind in (
     WRITERS[_name] = _write
     TABLE.add(
         Kernel(
-            _name, "cpu", "native", any_layout(_its_bind), priority=10,
+            _name,
+            "cpu",
+            "native",
+            any_layout(_its_bind),
+            priority=10,
             # The weights wait in the output: that may be where the logits are, not the targets.
             in_place=lambda node: node.op.name == "cross_entropy_grad",
         )
-    )  # fmt: skip
+    )

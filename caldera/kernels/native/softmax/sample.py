@@ -222,9 +222,14 @@ class _Single:
 
 @native_kernel
 def _along(
-    k: Emitter, full: list[_Full], singles: list[_Single], outer: Integer, classes: Integer,
-    inner: Integer, op: str,
-) -> None:  # fmt: skip
+    k: Emitter,
+    full: list[_Full],
+    singles: list[_Single],
+    outer: Integer,
+    classes: Integer,
+    inner: Integer,
+    op: str,
+) -> None:
     """Vectors hold classes of one sample."""
     kind = full[0].base.computed
     with k.loop(*k.part_range(inner)) as sample:
@@ -238,9 +243,16 @@ def _along(
 
 @native_kernel
 def _across(
-    k: Emitter, full: list[_Full], singles: list[_Single], outer: Integer, classes: Integer,
-    inner: Integer, op: str, dense: bool, few: bool,
-) -> None:  # fmt: skip
+    k: Emitter,
+    full: list[_Full],
+    singles: list[_Single],
+    outer: Integer,
+    classes: Integer,
+    inner: Integer,
+    op: str,
+    dense: bool,
+    few: bool,
+) -> None:
     """Vectors hold one class of several samples: `dense` if these lie side by side."""
     kind = full[0].base.computed
     widest = line_lanes(kind) if dense else natural_lanes(kind)
@@ -291,9 +303,12 @@ def bind_classes(
             {"base": array, "far": far_step, "apart": apart}
             for array, (far_step, _, apart) in zip(singles, found[len(full) :], strict=True)
         ],
-        "outer": outer, "classes": classes, "inner": inner, "op": op,
+        "outer": outer,
+        "classes": classes,
+        "inner": inner,
+        "op": op,
         "parts": min(parts_for(first.size, costly=True), outer * inner),
-    }  # fmt: skip
+    }
     many = 4 * natural_lanes(computed_type(first.dtype.name))
     if outer == 1 and classes >= many and all(step == 1 for _, step, _ in strides):
         return NativeRunner([_along.call(**given)])

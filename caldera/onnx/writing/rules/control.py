@@ -32,7 +32,11 @@ def _scan(write: Any, pair: Any) -> tuple[str, ...]:
         # ONNX takes no empty list.
         directions = {name: [1] * count for name, count in counts.items() if count}
     names = write.add(
-        "Scan", *given[: carries + sequences], outputs=len(roots), body=body,
-        num_scan_inputs=sequences, **directions,
-    )  # fmt: skip
+        "Scan",
+        *given[: carries + sequences],
+        outputs=len(roots),
+        body=body,
+        num_scan_inputs=sequences,
+        **directions,
+    )
     return names if isinstance(names, tuple) else (names,)

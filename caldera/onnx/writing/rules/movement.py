@@ -73,7 +73,10 @@ def _concat(write: Any, pair: Any) -> str:
 def _split(write: Any, pair: Any) -> tuple[str, ...]:
     parts = pair.sizes("sizes")
     names = write.add(
-        "Split", *inputs(write, pair), write.shape(parts), outputs=len(parts),
+        "Split",
+        *inputs(write, pair),
+        write.shape(parts),
+        outputs=len(parts),
         axis=pair.attrs["axis"],
-    )  # fmt: skip
+    )
     return tuple(names)

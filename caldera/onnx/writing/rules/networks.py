@@ -16,18 +16,24 @@ def _max_pool2d(write: Any, pair: Any) -> tuple[str]:
     # The second output, places inside of windows, is for gradients; ONNX counts them otherwise.
     return (
         write.add(
-            "MaxPool", *inputs(write, pair), kernel_shape=list(pair.attrs["size"]),
-            dilations=list(pair.attrs["dilation"]), **placing(pair),
+            "MaxPool",
+            *inputs(write, pair),
+            kernel_shape=list(pair.attrs["size"]),
+            dilations=list(pair.attrs["dilation"]),
+            **placing(pair),
         ),
-    )  # fmt: skip
+    )
 
 
 @writes("avg_pool2d")
 def _avg_pool2d(write: Any, pair: Any) -> str:
     return write.add(
-        "AveragePool", *inputs(write, pair), kernel_shape=list(pair.attrs["size"]),
-        count_include_pad=int(pair.attrs["count_padding"]), **placing(pair),
-    )  # fmt: skip
+        "AveragePool",
+        *inputs(write, pair),
+        kernel_shape=list(pair.attrs["size"]),
+        count_include_pad=int(pair.attrs["count_padding"]),
+        **placing(pair),
+    )
 
 
 @writes("batch_norm_inference")
@@ -52,9 +58,13 @@ def _local_response_norm(write: Any, pair: Any) -> str:
     if pair.attrs["window"] % 2 == 0:
         return NotImplemented
     return write.add(
-        "LRN", *inputs(write, pair), size=pair.attrs["window"], alpha=pair.attrs["alpha"],
-        beta=pair.attrs["beta"], bias=pair.attrs["k"],
-    )  # fmt: skip
+        "LRN",
+        *inputs(write, pair),
+        size=pair.attrs["window"],
+        alpha=pair.attrs["alpha"],
+        beta=pair.attrs["beta"],
+        bias=pair.attrs["k"],
+    )
 
 
 @writes("scaled_dot_product_attention")

@@ -39,9 +39,14 @@ def placing(pair: Any) -> dict[str, Any]:
 
 def _convolution(write: Any, pair: Any, *bias: str) -> str:
     return write.add(
-        "Conv", *inputs(write, pair), *bias, kernel_shape=list(pair.node.inputs[1].shape[2:]),
-        dilations=list(pair.attrs["dilation"]), group=pair.attrs["groups"], **placing(pair),
-    )  # fmt: skip
+        "Conv",
+        *inputs(write, pair),
+        *bias,
+        kernel_shape=list(pair.node.inputs[1].shape[2:]),
+        dilations=list(pair.attrs["dilation"]),
+        group=pair.attrs["groups"],
+        **placing(pair),
+    )
 
 
 @writes("conv2d")
@@ -60,7 +65,11 @@ def _conv2d_input(write: Any, pair: Any) -> str:
         least = pair.attrs["stride"][i] * (small.shape[2 + i] - 1) + reach
         extra.append(pair.attrs["shape"][2 + i] - least + sum(pair.attrs["padding"][i]))
     return write.add(
-        "ConvTranspose", *inputs(write, pair), kernel_shape=list(kernel.shape[2:]),
-        dilations=list(pair.attrs["dilation"]), group=pair.attrs["groups"], output_padding=extra,
+        "ConvTranspose",
+        *inputs(write, pair),
+        kernel_shape=list(kernel.shape[2:]),
+        dilations=list(pair.attrs["dilation"]),
+        group=pair.attrs["groups"],
+        output_padding=extra,
         **placing(pair),
-    )  # fmt: skip
+    )

@@ -9,9 +9,13 @@ import numpy as np
 from caldera.onnx.writing.rules.registry import inputs, writes
 
 _OPERATORS = {
-    "sum": "ReduceSum", "mean": "ReduceMean", "max": "ReduceMax", "min": "ReduceMin",
-    "prod": "ReduceProd", "logsumexp": "ReduceLogSumExp",
-}  # fmt: skip
+    "sum": "ReduceSum",
+    "mean": "ReduceMean",
+    "max": "ReduceMax",
+    "min": "ReduceMin",
+    "prod": "ReduceProd",
+    "logsumexp": "ReduceLogSumExp",
+}
 
 
 def _reduced(write: Any, pair: Any) -> str:

@@ -32,8 +32,12 @@ _NEEDS = {"sse2": "sse2", "avx2": "avx2", "avx512": "avx512f", "neon": "neon"}
 _NOWHERE = 1 << 20
 """An address for code that is never called."""
 _ABOUT_THE_TARGET = (
-    compiler._toolchain, half.has_conversion, microkernel.by_lanes, microkernel.shapes, amx.has_amx,
-)  # fmt: skip
+    compiler._toolchain,
+    half.has_conversion,
+    microkernel.by_lanes,
+    microkernel.shapes,
+    amx.has_amx,
+)
 
 
 def runs_here(name: str) -> bool:

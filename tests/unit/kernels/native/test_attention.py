@@ -67,9 +67,12 @@ def _gradient_case(setting: Setting, dtype: str) -> tuple[Node, list[np.ndarray]
     generator = np.random.default_rng(1)
     wide = compute_dtype(y.dtype)
     given = [
-        generator.normal(size=y.shape).astype(y.dtype), *arrays[:3],
-        generator.normal(size=logarithm.shape).astype(wide), logarithm, *arrays[3:],
-    ]  # fmt: skip
+        generator.normal(size=y.shape).astype(y.dtype),
+        *arrays[:3],
+        generator.normal(size=logarithm.shape).astype(wide),
+        logarithm,
+        *arrays[3:],
+    ]
     nodes = [parameter(i, Spec(array.shape, array.dtype)) for i, array in enumerate(given)]
     return attention_grad.node(*nodes, **forward.attrs), given
 

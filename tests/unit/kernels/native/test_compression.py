@@ -54,9 +54,18 @@ def _largest(vector: np.ndarray, count: int, block: int) -> np.ndarray:
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(
     ("n", "count", "block"),
-    [(5120, 16, 512), (1000, 16, 512), (77, 3, 10), (100, 10, 10), (64, 1, 1), (4096, 60, 256),
-     (0, 1, 4), (3000, 100, 1000), (40_000, 16, 512)],
-)  # fmt: skip
+    [
+        (5120, 16, 512),
+        (1000, 16, 512),
+        (77, 3, 10),
+        (100, 10, 10),
+        (64, 1, 1),
+        (4096, 60, 256),
+        (0, 1, 4),
+        (3000, 100, 1000),
+        (40_000, 16, 512),
+    ],
+)
 def test_the_largest_of_every_block(n: int, count: int, block: int, threads: int) -> None:
     with cd.settings.override(threads=threads):
         for vector in _vectors(n):

@@ -86,11 +86,18 @@ def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        ((1,), (1,)), ((37,), (37,)), ((5, 21), (21,)), ((6, 19), (6, 1)),
-        ((2, 3, 4, 5), (3, 1, 1)), ((), ()), ((0, 3), (3,)), ((3, 70), ()), ((4, 1), (1, 5)),
+        ((1,), (1,)),
+        ((37,), (37,)),
+        ((5, 21), (21,)),
+        ((6, 19), (6, 1)),
+        ((2, 3, 4, 5), (3, 1, 1)),
+        ((), ()),
+        ((0, 3), (3,)),
+        ((3, 70), ()),
+        ((4, 1), (1, 5)),
         ((2, 1, 3), (2, 4, 3)),
     ],
-)  # fmt: skip
+)
 @pytest.mark.usefixtures("parts")
 def test_operands_are_broadcast(
     first: tuple[int, ...], second: tuple[int, ...], arrange: Arrange
@@ -337,11 +344,14 @@ def test_the_first_nan_is_both_largest_and_smallest(name: str) -> None:
 @pytest.mark.parametrize(
     "rule",
     [
-        optim.SGD(0.1, momentum=0.9, weight_decay=1e-3), optim.Adam(0.1), optim.AdamW(0.1),
-        optim.RMSProp(0.1), optim.Adagrad(0.1),
+        optim.SGD(0.1, momentum=0.9, weight_decay=1e-3),
+        optim.Adam(0.1),
+        optim.AdamW(0.1),
+        optim.RMSProp(0.1),
+        optim.Adagrad(0.1),
     ],
     ids=lambda rule: type(rule).__name__,
-)  # fmt: skip
+)
 def test_an_update_is_one_pass_in_place(rule: optim.Optimizer) -> None:
     weight, gradient = op.var("w", (1000,)), op.var("g", (1000,))
     plan = cd.compile(rule.apply([weight], [gradient]))

@@ -165,10 +165,17 @@ def test_images_whose_operands_lie_differently() -> None:
 @pytest.mark.parametrize(
     ("shape", "axis"),
     [
-        ((5, 7), (1,)), ((131, 64), (1,)), ((3, 4, 33), (2,)), ((3, 4, 33), (1, 2)),
-        ((3, 4, 5), (1,)), ((4, 3, 2), (0, 2)), ((6,), (0,)), ((3, 2500), (1,)), ((3, 1), (1,)),
+        ((5, 7), (1,)),
+        ((131, 64), (1,)),
+        ((3, 4, 33), (2,)),
+        ((3, 4, 33), (1, 2)),
+        ((3, 4, 5), (1,)),
+        ((4, 3, 2), (0, 2)),
+        ((6,), (0,)),
+        ((3, 2500), (1,)),
+        ((3, 1), (1,)),
     ],
-)  # fmt: skip
+)
 def test_layers(shape: tuple[int, ...], axis: tuple[int, ...], dtype: str) -> None:
     x, g = (numbers(*shape, dtype=dtype, seed=seed) for seed in (1, 2))
     own = tuple(shape[a] for a in axis)
@@ -194,9 +201,18 @@ def test_gradients_in_half_precision_beside_x_of_float32() -> None:
 # --- classes
 
 CLASSES = [
-    ((65, 10), 1), ((3, 1000), 1), ((2, 2500), 1), ((2, 21, 5, 7), 1), ((3, 100, 9), 1),
-    ((10, 33), 0), ((2, 3, 5), 2), ((1, 1), 1), ((7,), 0), ((100,), 0), ((4, 1), 1),
-]  # fmt: skip
+    ((65, 10), 1),
+    ((3, 1000), 1),
+    ((2, 2500), 1),
+    ((2, 21, 5, 7), 1),
+    ((3, 100, 9), 1),
+    ((10, 33), 0),
+    ((2, 3, 5), 2),
+    ((1, 1), 1),
+    ((7,), 0),
+    ((100,), 0),
+    ((4, 1), 1),
+]
 
 
 @pytest.mark.parametrize(
@@ -275,21 +291,27 @@ def _sample(name: str) -> tuple[tuple[np.ndarray, ...], dict[str, Any]]:
     samples: dict[str, tuple[tuple[np.ndarray, ...], dict[str, Any]]] = {
         "batch_norm": ((x, scale, shift), {"axis": 1, "eps": EPS}),
         "batch_norm_grad": (
-            (g, x, scale, *_statistics((12,), "float32")), {"axis": 1, "eps": EPS},
+            (g, x, scale, *_statistics((12,), "float32")),
+            {"axis": 1, "eps": EPS},
         ),
         "batch_norm_inference": (
-            (x, scale, shift, *_statistics((12,), "float32")), {"axis": 1, "eps": EPS},
+            (x, scale, shift, *_statistics((12,), "float32")),
+            {"axis": 1, "eps": EPS},
         ),
         "batch_norm_relu": ((x, scale, shift, g), {"axis": 1, "eps": EPS}),
         "batch_norm_relu_grad": (
-            (g, x, scale, shift, *_statistics((12,), "float32")), {"axis": 1, "eps": EPS},
+            (g, x, scale, shift, *_statistics((12,), "float32")),
+            {"axis": 1, "eps": EPS},
         ),
         "group_norm": ((x, scale, shift), {"groups": 3, "eps": EPS}),
         "group_norm_grad": (
-            (g, x, scale, *_statistics((6, 3), "float32")), {"groups": 3, "eps": EPS},
+            (g, x, scale, *_statistics((6, 3), "float32")),
+            {"groups": 3, "eps": EPS},
         ),
-        "layer_norm": ((table, shift[:1].repeat(17), scale[:1].repeat(17)),
-                       {"axis": (1,), "eps": EPS}),
+        "layer_norm": (
+            (table, shift[:1].repeat(17), scale[:1].repeat(17)),
+            {"axis": (1,), "eps": EPS},
+        ),
         "layer_norm_grad": (
             (slopes, table, numbers(17, dtype="float32"), *_statistics((len(table),), "float32")),
             {"axis": (1,), "eps": EPS},
@@ -304,20 +326,36 @@ def _sample(name: str) -> tuple[tuple[np.ndarray, ...], dict[str, Any]]:
         "cross_entropy_grad": ((slopes[:, 0].copy(), table, labels), {"axis": 1}),
         "cross_entropy_probabilities": ((table, slopes), {"axis": 1}),
         "cross_entropy_probabilities_grad": ((slopes[:, 0].copy(), table, slopes), {"axis": 1}),
-    }  # fmt: skip
+    }
     return samples[name]
 
 
 NAMES = [
-    "batch_norm", "batch_norm_grad", "batch_norm_inference", "batch_norm_relu",
-    "batch_norm_relu_grad", "group_norm", "group_norm_grad",
-    "layer_norm", "layer_norm_grad", "local_response_norm", "local_response_norm_grad", "softmax",
-    "softmax_grad", "log_softmax", "log_softmax_grad", "cross_entropy", "cross_entropy_grad",
-    "cross_entropy_probabilities", "cross_entropy_probabilities_grad",
-]  # fmt: skip
+    "batch_norm",
+    "batch_norm_grad",
+    "batch_norm_inference",
+    "batch_norm_relu",
+    "batch_norm_relu_grad",
+    "group_norm",
+    "group_norm_grad",
+    "layer_norm",
+    "layer_norm_grad",
+    "local_response_norm",
+    "local_response_norm_grad",
+    "softmax",
+    "softmax_grad",
+    "log_softmax",
+    "log_softmax_grad",
+    "cross_entropy",
+    "cross_entropy_grad",
+    "cross_entropy_probabilities",
+    "cross_entropy_probabilities_grad",
+]
 NEVER_IN_PLACE = (
-    "cross_entropy", "cross_entropy_probabilities", "cross_entropy_probabilities_grad",
-)  # fmt: skip
+    "cross_entropy",
+    "cross_entropy_probabilities",
+    "cross_entropy_probabilities_grad",
+)
 
 
 @pytest.mark.parametrize("layout", [rows, channels_last])

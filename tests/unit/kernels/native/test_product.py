@@ -31,8 +31,10 @@ SHAPES: list[Any] = [
     ((0, 4), (4, 5), False, False),
 ]
 SETTINGS: dict[str, dict[str, Any]] = {
-    "elu": {"alpha": 0.7}, "gelu": {"approximate": True}, "leaky_relu": {"slope": 0.2},
-}  # fmt: skip
+    "elu": {"alpha": 0.7},
+    "gelu": {"approximate": True},
+    "leaky_relu": {"slope": 0.2},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -91,9 +93,13 @@ def test_every_activation_at_the_ends_of_the_range(name: str) -> None:
     )
     left, right = _operands((len(numbers), 1), (1, 1), "float32")
     node = matmul_epilogue(
-        left, right, ta=False, tb=False, activation=name,
+        left,
+        right,
+        ta=False,
+        tb=False,
+        activation=name,
         attributes=tuple(SETTINGS.get(name, {}).items()),
-    )  # fmt: skip
+    )
     for kernel in _native(node):
         check_kernel(kernel, node, (numbers[:, None], np.ones((1, 1), "float32")))
 
@@ -129,8 +135,9 @@ def test_a_factor_is_not_overwritten_by_its_own_product() -> None:
 def test_matrices_that_meet_the_same_one_become_one_product() -> None:
     call = Call(
         matmul(*_operands((4, 3, 5), (5, 2), "float32"), ta=False, tb=False),
-        (np.empty((4, 3, 2), "float32"),), (),
-    )  # fmt: skip
+        (np.empty((4, 3, 2), "float32"),),
+        (),
+    )
     found = gemm.Product.of(call, np.empty((4, 3, 5), "float32"), np.empty((5, 2), "float32"))
     assert found.extent == (12, 2, 5)
     assert found.batch == ()

@@ -19,12 +19,19 @@ def test_any_range_with_any_number_of_workers(dtype: str, offset: int, parts: in
     state = np.array([_SEED, _STEP], np.int64)
     for count in (0, 1, 3, 15, 16, 17, 1001):
         out = np.full(count + 4, -1, dtype)
-        NativeRunner([
-            _uniform.call(
-                out=out, state=state, offset=np.array(offset), stream=_STREAM, count=count, apart=1,
-                parts=parts,
-            )
-        ])()  # fmt: skip
+        NativeRunner(
+            [
+                _uniform.call(
+                    out=out,
+                    state=state,
+                    offset=np.array(offset),
+                    stream=_STREAM,
+                    count=count,
+                    apart=1,
+                    parts=parts,
+                )
+            ]
+        )()
         expected = uniform01(_SEED, _STEP, _STREAM, offset, count, np.dtype(dtype))
         np.testing.assert_array_equal(out[:count], expected)
         assert (out[count:] == -1).all()

@@ -15,9 +15,13 @@ from caldera.kernels.table import TABLE, Call
 from caldera.kernels.verdict import ORACLE
 
 SHAPES = [
-    ((64, 2048), (1,)), ((64, 1030), (0,)), ((300, 300), (0, 1)), ((4, 5, 4000), (1, 2)),
-    ((600, 5, 30), (0, 1)), ((7, 100, 33), (1,)),
-]  # fmt: skip
+    ((64, 2048), (1,)),
+    ((64, 1030), (0,)),
+    ((300, 300), (0, 1)),
+    ((4, 5, 4000), (1, 2)),
+    ((600, 5, 30), (0, 1)),
+    ((7, 100, 33), (1,)),
+]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "uint64", "bool"])
@@ -27,9 +31,11 @@ def test_every_way_gives_what_the_oracle_gives(dtype: str) -> None:
     for shape, axes in SHAPES:
         for op in ("sum", "max", "prod"):
             node = reduction_node(shape, axes, dtype, op)
-            x = generator.uniform(0.99, 1.01, shape) if op == "prod" else generator.normal(
-                0, 2, shape
-            )  # fmt: skip
+            x = (
+                generator.uniform(0.99, 1.01, shape)
+                if op == "prod"
+                else generator.normal(0, 2, shape)
+            )
             x = x.astype(dtype) if dtype.startswith("float") else (x > 1).astype(dtype)
             (right,) = evaluate(node, (x,))
             tolerance = {"float16": 5e-3, "float32": 2e-6 if op == "sum" else 1e-5}.get(
@@ -41,9 +47,12 @@ def test_every_way_gives_what_the_oracle_gives(dtype: str) -> None:
                 kernel.bind(Call(node, (out,), (x,), workspace))()
                 scale = float(np.abs(right.astype("float64")).max())
                 np.testing.assert_allclose(
-                    out.astype("float64"), right.astype("float64"), rtol=tolerance,
-                    atol=tolerance * scale, err_msg=f"{op} {shape} {axes} {kernel.name}",
-                )  # fmt: skip
+                    out.astype("float64"),
+                    right.astype("float64"),
+                    rtol=tolerance,
+                    atol=tolerance * scale,
+                    err_msg=f"{op} {shape} {axes} {kernel.name}",
+                )
                 seen.add(kernel.name)
     assert {"native", "two stages", ORACLE} <= seen
     assert ("product with ones" in seen) == (dtype in ("float32", "float64"))

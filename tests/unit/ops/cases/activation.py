@@ -53,9 +53,14 @@ CASES = [
     for array in (_X, np.array(-1.2), np.zeros((2, 0, 3)))
 ]
 CASES.append(
-    Case("prelu", op.prelu, (_X, numbers(4, low=0.1)),
-         lambda x, slope: np.where(x > 0, x, slope * x), order=2)
-)  # fmt: skip
+    Case(
+        "prelu",
+        op.prelu,
+        (_X, numbers(4, low=0.1)),
+        lambda x, slope: np.where(x > 0, x, slope * x),
+        order=2,
+    )
+)
 
 
 def _softmax(x: np.ndarray, axis: int) -> np.ndarray:
@@ -65,15 +70,27 @@ def _softmax(x: np.ndarray, axis: int) -> np.ndarray:
 
 _SHAPES = [((4,), 0), ((2, 3), -1), ((2, 3), 0), ((2, 3, 2), 1), ((3, 1), 1), ((0, 3), 1)]
 CASES += [
-    Case("softmax", lambda x, a=axis: op.softmax(x, axis=a), (numbers(*shape),),
-         lambda x, a=axis: _softmax(x, a), order=2, name=f"axis {axis}")
+    Case(
+        "softmax",
+        lambda x, a=axis: op.softmax(x, axis=a),
+        (numbers(*shape),),
+        lambda x, a=axis: _softmax(x, a),
+        order=2,
+        name=f"axis {axis}",
+    )
     for shape, axis in [*_SHAPES, ((3, 0), 1)]
-]  # fmt: skip
+]
 CASES += [
-    Case("log_softmax", lambda x, a=axis: op.log_softmax(x, axis=a), (numbers(*shape),),
-         lambda x, a=axis: np.log(_softmax(x, a)), order=2, name=f"axis {axis}")
+    Case(
+        "log_softmax",
+        lambda x, a=axis: op.log_softmax(x, axis=a),
+        (numbers(*shape),),
+        lambda x, a=axis: np.log(_softmax(x, a)),
+        order=2,
+        name=f"axis {axis}",
+    )
     for shape, axis in _SHAPES
-]  # fmt: skip
+]
 
 
 def _softmax_grad(g: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -82,14 +99,35 @@ def _softmax_grad(g: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 CASES += [
-    Case("softmax_grad", lambda g, y: Expr(activation.softmax_grad(g.node, y.node, axis=1)),
-         (numbers(2, 3), numbers(2, 3, seed=1)), _softmax_grad, order=2),
-    Case("log_softmax_grad", lambda g, y: Expr(activation.log_softmax_grad(g.node, y.node, axis=1)),
-         (numbers(2, 3), numbers(2, 3, seed=1)),
-         lambda g, y: g - np.exp(y) * g.sum(1, keepdims=True), order=2),
+    Case(
+        "softmax_grad",
+        lambda g, y: Expr(activation.softmax_grad(g.node, y.node, axis=1)),
+        (numbers(2, 3), numbers(2, 3, seed=1)),
+        _softmax_grad,
+        order=2,
+    ),
+    Case(
+        "log_softmax_grad",
+        lambda g, y: Expr(activation.log_softmax_grad(g.node, y.node, axis=1)),
+        (numbers(2, 3), numbers(2, 3, seed=1)),
+        lambda g, y: g - np.exp(y) * g.sum(1, keepdims=True),
+        order=2,
+    ),
     # Both inputs of the gradient depend on x here, so the second derivative meets them together.
-    Case("softmax", lambda x: op.softmax(op.softmax(x, axis=0) * x), (numbers(2, 3),),
-         lambda x: _softmax(_softmax(x, 0) * x, 1), order=2, name="twice"),
-    Case("log_softmax", lambda x: op.log_softmax(x) ** 2.0, (numbers(2, 3),),
-         lambda x: np.log(_softmax(x, 1)) ** 2, order=2, name="squared"),
-]  # fmt: skip
+    Case(
+        "softmax",
+        lambda x: op.softmax(op.softmax(x, axis=0) * x),
+        (numbers(2, 3),),
+        lambda x: _softmax(_softmax(x, 0) * x, 1),
+        order=2,
+        name="twice",
+    ),
+    Case(
+        "log_softmax",
+        lambda x: op.log_softmax(x) ** 2.0,
+        (numbers(2, 3),),
+        lambda x: np.log(_softmax(x, 1)) ** 2,
+        order=2,
+        name="squared",
+    ),
+]

@@ -13,9 +13,13 @@ from tests.unit.ops.case import Case, numbers
 
 
 def _attention(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, allowed: Any = True, added: Any = 0.0,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    allowed: Any = True,
+    added: Any = 0.0,
     scale: float | None = None,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     scores = q @ k.swapaxes(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale) + added
     weights = np.where(allowed, np.exp(scores), 0.0)
     total = weights.sum(-1, keepdims=True)
@@ -44,43 +48,115 @@ CASES = [
     ]
 ]
 CASES += [
-    Case(NAME, lambda q, k, v: attend(q, k, v, scale=0.3), _PLAIN,
-         lambda q, k, v: _attention(q, k, v, scale=0.3), name="scale"),
-    Case(NAME, lambda q, k, v, m: attend(q, k, v, mask=m), (*_qkv((2, 2), (3, 2), (3, 2)), _MASK),
-         _attention, order=2, name="mask"),
-    Case(NAME, lambda q, k, v, m: attend(q, k, v, mask=m),
-         (*_qkv((2, 1, 2), (2, 3, 2), (2, 3, 1)), np.array([True, False, True])),
-         _attention, order=2, name="broadcast mask"),
-    Case(NAME, lambda q, k, v, m: attend(q, k, v, mask=m),
-         (*_qkv((2, 2, 2), (2, 2, 2), (2, 2, 1)), numbers(2, 1, seed=6)),
-         lambda q, k, v, m: _attention(q, k, v, added=m), order=2, name="added mask"),
-    Case(NAME, lambda q, k, v: attend(q, k, v, causal=True), _qkv((3, 2), (3, 2), (3, 2)),
-         lambda q, k, v: _attention(q, k, v, np.tri(3, dtype=bool)), order=2, name="causal"),
-    Case(NAME, lambda q, k, v: attend(q, k, v, causal=True), _qkv((2, 2), (3, 2), (3, 1)),
-         lambda q, k, v: _attention(q, k, v, np.tri(2, 3, 1, dtype=bool)), name="causal, a past"),
-    Case(NAME, lambda q, k, v: attend(q, k, v, causal=True), _qkv((3, 2), (2, 2), (2, 1)),
-         lambda q, k, v: _attention(q, k, v, np.tri(3, 2, -1, dtype=bool)), name="causal, short"),
-    Case(NAME, lambda q, k, v: wrap(attention.attention(
-             q.node, k.node, v.node, causal=False, scale=1.0)),
-         _PLAIN, lambda q, k, v: (_attention(q, k, v, scale=1.0),
-                                  np.log(np.exp(q @ k.T).sum(-1))), order=2, name="logarithm"),
-    Case(NAME, lambda q: attend(q, q, q), (numbers(2, 2),), lambda q: _attention(q, q, q), order=2,
-         name="self"),
-]  # fmt: skip
+    Case(
+        NAME,
+        lambda q, k, v: attend(q, k, v, scale=0.3),
+        _PLAIN,
+        lambda q, k, v: _attention(q, k, v, scale=0.3),
+        name="scale",
+    ),
+    Case(
+        NAME,
+        lambda q, k, v, m: attend(q, k, v, mask=m),
+        (*_qkv((2, 2), (3, 2), (3, 2)), _MASK),
+        _attention,
+        order=2,
+        name="mask",
+    ),
+    Case(
+        NAME,
+        lambda q, k, v, m: attend(q, k, v, mask=m),
+        (*_qkv((2, 1, 2), (2, 3, 2), (2, 3, 1)), np.array([True, False, True])),
+        _attention,
+        order=2,
+        name="broadcast mask",
+    ),
+    Case(
+        NAME,
+        lambda q, k, v, m: attend(q, k, v, mask=m),
+        (*_qkv((2, 2, 2), (2, 2, 2), (2, 2, 1)), numbers(2, 1, seed=6)),
+        lambda q, k, v, m: _attention(q, k, v, added=m),
+        order=2,
+        name="added mask",
+    ),
+    Case(
+        NAME,
+        lambda q, k, v: attend(q, k, v, causal=True),
+        _qkv((3, 2), (3, 2), (3, 2)),
+        lambda q, k, v: _attention(q, k, v, np.tri(3, dtype=bool)),
+        order=2,
+        name="causal",
+    ),
+    Case(
+        NAME,
+        lambda q, k, v: attend(q, k, v, causal=True),
+        _qkv((2, 2), (3, 2), (3, 1)),
+        lambda q, k, v: _attention(q, k, v, np.tri(2, 3, 1, dtype=bool)),
+        name="causal, a past",
+    ),
+    Case(
+        NAME,
+        lambda q, k, v: attend(q, k, v, causal=True),
+        _qkv((3, 2), (2, 2), (2, 1)),
+        lambda q, k, v: _attention(q, k, v, np.tri(3, 2, -1, dtype=bool)),
+        name="causal, short",
+    ),
+    Case(
+        NAME,
+        lambda q, k, v: wrap(attention.attention(q.node, k.node, v.node, causal=False, scale=1.0)),
+        _PLAIN,
+        lambda q, k, v: (_attention(q, k, v, scale=1.0), np.log(np.exp(q @ k.T).sum(-1))),
+        order=2,
+        name="logarithm",
+    ),
+    Case(
+        NAME,
+        lambda q: attend(q, q, q),
+        (numbers(2, 2),),
+        lambda q: _attention(q, q, q),
+        order=2,
+        name="self",
+    ),
+]
 CASES += [
-    Case("scaled_dot_product_attention_grad",
-         lambda *a: wrap(attention.attention_grad(
-             *[each.node for each in a], causal=True, scale=0.5)),
-         (numbers(2, 2, seed=5), *_qkv((2, 2), (2, 2), (2, 2)), numbers(2, seed=8),
-          numbers(2, seed=9), numbers(2, 2, seed=6)), order=2),
-    Case("scaled_dot_product_attention_backward",
-         lambda *a: wrap(attention.attention_backward(
-             *[each.node for each in a], causal=True, scale=0.5)),
-         (numbers(2, 2, seed=5), *_qkv((2, 2), (2, 2), (2, 2)), numbers(2, 2, seed=8),
-          numbers(2, seed=9), numbers(2, 2, seed=6)), order=2),
-    Case("scaled_dot_product_attention_backward_packed",
-         lambda *a: Expr(attention.attention_backward_packed(
-             *[each.node for each in a], causal=True, scale=0.5)),
-         (numbers(1, 2, 2, 2, seed=5), *_qkv((1, 2, 2, 2), (1, 2, 2, 2), (1, 2, 2, 2)),
-          numbers(1, 2, 2, 2, seed=8), numbers(1, 2, 2, seed=9))),
-]  # fmt: skip
+    Case(
+        "scaled_dot_product_attention_grad",
+        lambda *a: wrap(
+            attention.attention_grad(*[each.node for each in a], causal=True, scale=0.5)
+        ),
+        (
+            numbers(2, 2, seed=5),
+            *_qkv((2, 2), (2, 2), (2, 2)),
+            numbers(2, seed=8),
+            numbers(2, seed=9),
+            numbers(2, 2, seed=6),
+        ),
+        order=2,
+    ),
+    Case(
+        "scaled_dot_product_attention_backward",
+        lambda *a: wrap(
+            attention.attention_backward(*[each.node for each in a], causal=True, scale=0.5)
+        ),
+        (
+            numbers(2, 2, seed=5),
+            *_qkv((2, 2), (2, 2), (2, 2)),
+            numbers(2, 2, seed=8),
+            numbers(2, seed=9),
+            numbers(2, 2, seed=6),
+        ),
+        order=2,
+    ),
+    Case(
+        "scaled_dot_product_attention_backward_packed",
+        lambda *a: Expr(
+            attention.attention_backward_packed(*[each.node for each in a], causal=True, scale=0.5)
+        ),
+        (
+            numbers(1, 2, 2, 2, seed=5),
+            *_qkv((1, 2, 2, 2), (1, 2, 2, 2), (1, 2, 2, 2)),
+            numbers(1, 2, 2, 2, seed=8),
+            numbers(1, 2, 2, seed=9),
+        ),
+    ),
+]

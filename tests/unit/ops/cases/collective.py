@@ -30,11 +30,16 @@ CASES = [
 
 # Alone, the only part is the whole.
 CASES += [
-    Case(name, lambda x, make=make: make(x, (x.shape[1],), 0, dim=1) * x, (numbers(*shape),),
-         lambda x: x * x, order=2)
+    Case(
+        name,
+        lambda x, make=make: make(x, (x.shape[1],), 0, dim=1) * x,
+        (numbers(*shape),),
+        lambda x: x * x,
+        order=2,
+    )
     for name, make in (("all_gather", op.all_gather), ("sum_scatter", op.sum_scatter))
     for shape in ((2, 3), (3, 0))
-]  # fmt: skip
+]
 
 
 def _together(*values: Any, **how: Any) -> list[Expr]:
@@ -63,14 +68,29 @@ def _to_oneself(x: Any) -> Expr:
 
 CASES += [
     Case("turn", _to_oneself, (numbers(2, 3).T,), lambda x: x, differentiable=False),
-    Case("collective_start", _together, (numbers(2, 3), numbers()), lambda x, y: (x, y),
-         differentiable=False),
-    Case("collective_finish", _there_and_back, (numbers(2, 3).T, numbers(4)), lambda x, y: (x, y),
-         differentiable=False),
-    Case("collective_finish", lambda x, y: _together(x, y, leaves=(0, 2, 2))[0],
-         (numbers(2, 3), numbers(2, 3, seed=1)), lambda x, y: x + y, differentiable=False,
-         name="leaves of a tree"),
-]  # fmt: skip
+    Case(
+        "collective_start",
+        _together,
+        (numbers(2, 3), numbers()),
+        lambda x, y: (x, y),
+        differentiable=False,
+    ),
+    Case(
+        "collective_finish",
+        _there_and_back,
+        (numbers(2, 3).T, numbers(4)),
+        lambda x, y: (x, y),
+        differentiable=False,
+    ),
+    Case(
+        "collective_finish",
+        lambda x, y: _together(x, y, leaves=(0, 2, 2))[0],
+        (numbers(2, 3), numbers(2, 3, seed=1)),
+        lambda x, y: x + y,
+        differentiable=False,
+        name="leaves of a tree",
+    ),
+]
 
 
 def _over_ranks(x: Any, scale: Any, shift: Any, axis: int = 1) -> tuple[Expr, ...]:
@@ -78,21 +98,34 @@ def _over_ranks(x: Any, scale: Any, shift: Any, axis: int = 1) -> tuple[Expr, ..
 
 
 def _gradient(*given: Any) -> Any:
-    return wrap(batch_norm_over_ranks_grad(
-        *map(lift, given), axis=1, eps=EPS, mesh="data", number=(0,)
-    ))  # fmt: skip
+    return wrap(
+        batch_norm_over_ranks_grad(*map(lift, given), axis=1, eps=EPS, mesh="data", number=(0,))
+    )
 
 
 _S, _T = numbers(3, seed=1), numbers(3, seed=2)
 CASES += [
-    Case("batch_norm_over_ranks", lambda x, s, t, a=axis: _over_ranks(x, s, t, a),
-         (numbers(*shape), _S, _T), lambda x, s, t, a=axis: batch(x, s, t, a), order=2,
-         name=f"axis {axis}")
+    Case(
+        "batch_norm_over_ranks",
+        lambda x, s, t, a=axis: _over_ranks(x, s, t, a),
+        (numbers(*shape), _S, _T),
+        lambda x, s, t, a=axis: batch(x, s, t, a),
+        order=2,
+        name=f"axis {axis}",
+    )
     for shape, axis in [((4, 3), 1), ((2, 3, 2), 1), ((2, 2, 3), -1)]
-]  # fmt: skip
+]
 CASES += [
-    Case("batch_norm_over_ranks", lambda x, s, t: _over_ranks(x, s, t)[0], (numbers(0, 3), _S, _T),
-         lambda x, s, t: np.zeros((0, 3)), name="no samples"),
-    Case("batch_norm_over_ranks_grad", _gradient,
-         (numbers(4, 3), numbers(4, 3, seed=5), _S, _T, numbers(3, low=0.5), np.array(4.0))),
-]  # fmt: skip
+    Case(
+        "batch_norm_over_ranks",
+        lambda x, s, t: _over_ranks(x, s, t)[0],
+        (numbers(0, 3), _S, _T),
+        lambda x, s, t: np.zeros((0, 3)),
+        name="no samples",
+    ),
+    Case(
+        "batch_norm_over_ranks_grad",
+        _gradient,
+        (numbers(4, 3), numbers(4, 3, seed=5), _S, _T, numbers(3, low=0.5), np.array(4.0)),
+    ),
+]

@@ -51,9 +51,12 @@ def _recurrent_by_numpy(h: np.ndarray, x: np.ndarray, *weights: np.ndarray) -> l
 
 def _network(steps: int, batch: int = 2) -> tuple[np.ndarray, ...]:
     return (
-        numbers(batch, 3), numbers(steps, batch, 2), numbers(2, 3, seed=1), numbers(3, 3, seed=2),
+        numbers(batch, 3),
+        numbers(steps, batch, 2),
+        numbers(2, 3, seed=1),
+        numbers(3, 3, seed=2),
         numbers(3, seed=3),
-    )  # fmt: skip
+    )
 
 
 # --- several carries and sequences, one of them integer, in tuples
@@ -195,33 +198,100 @@ def _assigned(x: Expr) -> Expr:
 
 CASES = [
     *[
-        Case("scan", _recurrent, _network(steps), _recurrent_by_numpy, order=order,
-             name=f"{steps} steps")
+        Case(
+            "scan",
+            _recurrent,
+            _network(steps),
+            _recurrent_by_numpy,
+            order=order,
+            name=f"{steps} steps",
+        )
         for steps, order in ((2, 2), (1, 2), (0, 2), (4, 1))
     ],
-    Case("scan", lambda *xs: _several(*xs, reverse=False), _SEVERAL,
-         lambda *xs: _several_by_numpy(*xs, reverse=False), order=2, name="several"),
-    Case("scan", lambda *xs: _several(*xs, reverse=True), _SEVERAL,
-         lambda *xs: _several_by_numpy(*xs, reverse=True), order=2, name="reverse"),
+    Case(
+        "scan",
+        lambda *xs: _several(*xs, reverse=False),
+        _SEVERAL,
+        lambda *xs: _several_by_numpy(*xs, reverse=False),
+        order=2,
+        name="several",
+    ),
+    Case(
+        "scan",
+        lambda *xs: _several(*xs, reverse=True),
+        _SEVERAL,
+        lambda *xs: _several_by_numpy(*xs, reverse=True),
+        order=2,
+        name="reverse",
+    ),
     Case("scan", _nested, (numbers(2, 3), numbers()), _nested_by_numpy, order=2, name="nested"),
-    Case("scan", _only_last, (numbers(3), numbers()),
-         lambda x, w: loop(lambda h, x: (np.sin(h * w + x[0]), 0), 0.5 * w, (x,), 3)[0],
-         order=2, name="last carry used"),
-    Case("scan", _only_outputs, (numbers(3), numbers()), _only_outputs_by_numpy, order=2,
-         name="one y used"),
-    Case("scan", _powers, (numbers(2),), lambda x: (x**4, np.stack([x, x**2, x**3])), order=2,
-         name="length"),
-    Case("scan", _mapped, (numbers(2, 2, 3), numbers(3, 2)), lambda x, w: x * x @ w, order=2,
-         name="no carry"),
-    Case("scan", _passed_on, (numbers(3, 2), numbers(2)),
-         lambda x, w: [2 * w, 2 * w * x[2], np.stack([w] * 3),
-                       np.stack([w, 2 * w * x[0], 2 * w * x[1]])],
-         order=2, name="passed on"),
-    Case("scan", _batches, (numbers(2, 1, 2, 2), numbers(2, 2)), _batches_by_numpy, order=2,
-         name="batches"),
-    Case("fused", _fused, (numbers(2, 3), numbers(3)),
-         lambda x, y: [np.exp(x) * y, (np.exp(x) * y + x).sum(1)], order=2),
-    Case("fused", _fused_alone, (numbers(3),), lambda x: x * (x + np.arange(3)), order=2,
-         name="one output"),
+    Case(
+        "scan",
+        _only_last,
+        (numbers(3), numbers()),
+        lambda x, w: loop(lambda h, x: (np.sin(h * w + x[0]), 0), 0.5 * w, (x,), 3)[0],
+        order=2,
+        name="last carry used",
+    ),
+    Case(
+        "scan",
+        _only_outputs,
+        (numbers(3), numbers()),
+        _only_outputs_by_numpy,
+        order=2,
+        name="one y used",
+    ),
+    Case(
+        "scan",
+        _powers,
+        (numbers(2),),
+        lambda x: (x**4, np.stack([x, x**2, x**3])),
+        order=2,
+        name="length",
+    ),
+    Case(
+        "scan",
+        _mapped,
+        (numbers(2, 2, 3), numbers(3, 2)),
+        lambda x, w: x * x @ w,
+        order=2,
+        name="no carry",
+    ),
+    Case(
+        "scan",
+        _passed_on,
+        (numbers(3, 2), numbers(2)),
+        lambda x, w: [
+            2 * w,
+            2 * w * x[2],
+            np.stack([w] * 3),
+            np.stack([w, 2 * w * x[0], 2 * w * x[1]]),
+        ],
+        order=2,
+        name="passed on",
+    ),
+    Case(
+        "scan",
+        _batches,
+        (numbers(2, 1, 2, 2), numbers(2, 2)),
+        _batches_by_numpy,
+        order=2,
+        name="batches",
+    ),
+    Case(
+        "fused",
+        _fused,
+        (numbers(2, 3), numbers(3)),
+        lambda x, y: [np.exp(x) * y, (np.exp(x) * y + x).sum(1)],
+        order=2,
+    ),
+    Case(
+        "fused",
+        _fused_alone,
+        (numbers(3),),
+        lambda x: x * (x + np.arange(3)),
+        order=2,
+        name="one output",
+    ),
     Case("assign", _assigned, (numbers(2, 3),), lambda x: 2 * x, differentiable=False),
-]  # fmt: skip
+]

@@ -82,9 +82,11 @@ class Setting:
     def how(self) -> dict[str, Any]:
         """The attributes, as the ops take them."""
         return {
-            "stride": self.stride, "padding": self.padding, "dilation": self.dilation,
+            "stride": self.stride,
+            "padding": self.padding,
+            "dilation": self.dilation,
             "groups": self.groups,
-        }  # fmt: skip
+        }
 
 
 SETTINGS = [
@@ -99,20 +101,31 @@ SETTINGS = [
     Setting("grouped", (1, 4, 3, 3), (6, 2, 2, 2), groups=2),
     Setting("depthwise", (2, 3, 3, 3), (3, 1, 2, 2), padding=((1, 1), (1, 1)), groups=3),
     Setting("depthwise, two outputs a channel", (1, 2, 3, 3), (4, 1, 2, 2), groups=2),
-    Setting("everything", (2, 2, 3, 4), (2, 1, 2, 3), stride=(2, 1), padding=((2, 1), (0, 1)),
-            dilation=(2, 1), groups=2),
+    Setting(
+        "everything",
+        (2, 2, 3, 4),
+        (2, 1, 2, 3),
+        stride=(2, 1),
+        padding=((2, 1), (0, 1)),
+        dilation=(2, 1),
+        groups=2,
+    ),
     Setting("kernel as large as the image", (1, 2, 3, 2), (2, 2, 3, 2)),
     Setting("no images", (0, 2, 4, 4), (3, 2, 2, 2), padding=((1, 1), (1, 1))),
     Setting("no images, grouped", (0, 4, 3, 3), (2, 2, 2, 2), groups=2),
-]  # fmt: skip
+]
 
 
 def _value(setting: Setting) -> Case:
     how = setting.how
     return Case(
-        "conv2d", lambda x, w: op.conv2d(x, w, **how), (numbers(*setting.x), numbers(*setting.w)),
-        lambda x, w: loops_conv2d(x, w, **how), order=2, name=setting.name,
-    )  # fmt: skip
+        "conv2d",
+        lambda x, w: op.conv2d(x, w, **how),
+        (numbers(*setting.x), numbers(*setting.w)),
+        lambda x, w: loops_conv2d(x, w, **how),
+        order=2,
+        name=setting.name,
+    )
 
 
 def output_shape(setting: Setting) -> tuple[int, ...]:
@@ -134,10 +147,13 @@ def _input(setting: Setting) -> Case:
         return result
 
     return Case(
-        "conv2d_input", lambda g, w: Expr(product.conv2d_input(g.node, w.node, **how)),
-        (numbers(*output_shape(setting)), numbers(*setting.w)), expected, order=2,
+        "conv2d_input",
+        lambda g, w: Expr(product.conv2d_input(g.node, w.node, **how)),
+        (numbers(*output_shape(setting)), numbers(*setting.w)),
+        expected,
+        order=2,
         name=setting.name,
-    )  # fmt: skip
+    )
 
 
 def _weight(setting: Setting) -> Case:
@@ -152,10 +168,13 @@ def _weight(setting: Setting) -> Case:
         return result
 
     return Case(
-        "conv2d_weight", lambda x, g: Expr(product.conv2d_weight(x.node, g.node, **how)),
-        (numbers(*setting.x), numbers(*output_shape(setting))), expected, order=2,
+        "conv2d_weight",
+        lambda x, g: Expr(product.conv2d_weight(x.node, g.node, **how)),
+        (numbers(*setting.x), numbers(*output_shape(setting))),
+        expected,
+        order=2,
         name=setting.name,
-    )  # fmt: skip
+    )
 
 
 _SOME = [s for s in SETTINGS if s.name in ("plain", "1x1", "everything", "depthwise", "no images")]
@@ -164,25 +183,46 @@ CASES = [_value(setting) for setting in SETTINGS]
 CASES += [_input(setting) for setting in _SOME]
 CASES += [_weight(setting) for setting in _SOME]
 CASES += [
-    Case("conv2d_input", lambda x, w, how=how: op.conv_transpose2d(x, w, **how),
-         (numbers(*x), numbers(*w)),
-         lambda x, w, how=how: loops_conv_transpose2d(
-             x, w, stride=how.get("stride", (1, 1)), padding=how.get("padding", ((0, 0), (0, 0))),
-             dilation=how.get("dilation", (1, 1)), groups=how.get("groups", 1),
-             extra=how.get("output_padding", (0, 0))),
-         name=f"conv_transpose2d {name}")
+    Case(
+        "conv2d_input",
+        lambda x, w, how=how: op.conv_transpose2d(x, w, **how),
+        (numbers(*x), numbers(*w)),
+        lambda x, w, how=how: loops_conv_transpose2d(
+            x,
+            w,
+            stride=how.get("stride", (1, 1)),
+            padding=how.get("padding", ((0, 0), (0, 0))),
+            dilation=how.get("dilation", (1, 1)),
+            groups=how.get("groups", 1),
+            extra=how.get("output_padding", (0, 0)),
+        ),
+        name=f"conv_transpose2d {name}",
+    )
     for name, x, w, how in [
         ("plain", (2, 2, 2, 3), (2, 3, 2, 2), {}),
         ("strided", (1, 2, 2, 2), (2, 1, 3, 2), {"stride": (2, 3)}),
-        ("output padding", (1, 1, 2, 2), (1, 2, 3, 3),
-         {"stride": (2, 3), "padding": ((1, 1), (1, 0)), "output_padding": (1, 2)}),
+        (
+            "output padding",
+            (1, 1, 2, 2),
+            (1, 2, 3, 3),
+            {"stride": (2, 3), "padding": ((1, 1), (1, 0)), "output_padding": (1, 2)},
+        ),
         ("dilated, grouped", (1, 4, 2, 2), (4, 2, 2, 2), {"dilation": (2, 1), "groups": 2}),
     ]
-]  # fmt: skip
+]
 CASES += [
-    Case("conv2d", lambda x, w: op.conv1d(x, w, stride=2, padding=(2, 1), dilation=2),
-         (numbers(2, 3, 7), numbers(2, 3, 2)),
-         lambda x, w: loops_conv2d(x[:, :, None], w[:, :, None], stride=(1, 2),
-                                   padding=((0, 0), (2, 1)), dilation=(1, 2), groups=1)[:, :, 0],
-         name="conv1d"),
-]  # fmt: skip
+    Case(
+        "conv2d",
+        lambda x, w: op.conv1d(x, w, stride=2, padding=(2, 1), dilation=2),
+        (numbers(2, 3, 7), numbers(2, 3, 2)),
+        lambda x, w: loops_conv2d(
+            x[:, :, None],
+            w[:, :, None],
+            stride=(1, 2),
+            padding=((0, 0), (2, 1)),
+            dilation=(1, 2),
+            groups=1,
+        )[:, :, 0],
+        name="conv1d",
+    ),
+]

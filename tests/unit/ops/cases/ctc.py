@@ -22,9 +22,10 @@ def _log_softmax(x: np.ndarray) -> np.ndarray:
 
 def _ways(frames: int, classes: int, labels: list[int]) -> list[tuple[int, ...]]:
     return [
-        way for way in product(range(classes), repeat=frames)
+        way
+        for way in product(range(classes), repeat=frames)
         if [each for each, _ in groupby(way) if each != 0] == labels
-    ]  # fmt: skip
+    ]
 
 
 def _chances(x: np.ndarray, labels: np.ndarray, frames: np.ndarray, counts: np.ndarray) -> list:
@@ -51,15 +52,26 @@ def _posteriors(x: np.ndarray, *given: np.ndarray) -> np.ndarray:
 
 _GIVEN = (_log_softmax(numbers(3, 4, 3)), _LABELS, _FRAMES, _COUNTS)
 CASES = [
-    Case("ctc_log_likelihood",
-         lambda *x: Expr(ctc.ctc_log_likelihood(*[each.node for each in x], blank=0)),
-         _GIVEN, _log_likelihood, order=2),
-    Case("ctc_posteriors",
-         lambda *x: Expr(ctc.ctc_posteriors(*[each.node for each in x], blank=0)),
-         _GIVEN, _posteriors),
-    Case("ctc_log_likelihood", lambda x: op.ctc_loss(x, _LABELS[:2], reduction="sum"),
-         (numbers(2, 3, 3),),
-         lambda x: -_log_likelihood(
-             _log_softmax(x), _LABELS[:2], np.array([3, 3]), _COUNTS[:2]).sum(),
-         name="all frames"),
-]  # fmt: skip
+    Case(
+        "ctc_log_likelihood",
+        lambda *x: Expr(ctc.ctc_log_likelihood(*[each.node for each in x], blank=0)),
+        _GIVEN,
+        _log_likelihood,
+        order=2,
+    ),
+    Case(
+        "ctc_posteriors",
+        lambda *x: Expr(ctc.ctc_posteriors(*[each.node for each in x], blank=0)),
+        _GIVEN,
+        _posteriors,
+    ),
+    Case(
+        "ctc_log_likelihood",
+        lambda x: op.ctc_loss(x, _LABELS[:2], reduction="sum"),
+        (numbers(2, 3, 3),),
+        lambda x: (
+            -_log_likelihood(_log_softmax(x), _LABELS[:2], np.array([3, 3]), _COUNTS[:2]).sum()
+        ),
+        name="all frames",
+    ),
+]

@@ -20,12 +20,14 @@ def _binary(
     function = getattr(op, name)
     return [
         Case(
-            name, function,
+            name,
+            function,
             (numbers(*first, seed=1, low=low, high=high), numbers(*second, low=low, high=high)),
-            right, order=order,
+            right,
+            order=order,
         )
         for first, second in _PAIRS
-    ]  # fmt: skip
+    ]
 
 
 # Quotients stay away from whole numbers, where floor division jumps.
@@ -45,29 +47,70 @@ CASES = [
     *_binary("pow", np.power, low=0.5),
     *_binary("maximum", np.maximum),
     *_binary("minimum", np.minimum),
-    Case("add", lambda a, b: a + b * 2 + 1, (numbers(2), numbers(2, seed=3)),
-         lambda a, b: a + b * 2 + 1, name="operators"),
+    Case(
+        "add",
+        lambda a, b: a + b * 2 + 1,
+        (numbers(2), numbers(2, seed=3)),
+        lambda a, b: a + b * 2 + 1,
+        name="operators",
+    ),
     Case("add", lambda x: x + x, (numbers(3),), lambda x: 2 * x, order=2, name="with itself"),
     Case("mul", lambda x: x * x * x, (numbers(3),), lambda x: x**3, order=2, name="with itself"),
     Case("div", lambda x: 1 / x, (numbers(3, low=0.5),), lambda x: 1 / x, order=2, name="below 1"),
     Case("pow", lambda x: x**3, (numbers(4),), lambda x: x**3, order=2, name="constant exponent"),
-    Case("pow", lambda x: x**-2.0, (numbers(4, low=0.5),), lambda x: x**-2.0, order=2,
-         name="negative exponent"),
+    Case(
+        "pow",
+        lambda x: x**-2.0,
+        (numbers(4, low=0.5),),
+        lambda x: x**-2.0,
+        order=2,
+        name="negative exponent",
+    ),
     Case("pow", lambda x: 2.0**x, (numbers(4),), lambda x: 2.0**x, order=2, name="constant base"),
-    Case("pow", lambda a, b: op.pow(a, b), (np.array([2, -3, 0]), np.array([3, 2, 0])),
-         lambda a, b: a**b, differentiable=False, name="integers"),
+    Case(
+        "pow",
+        lambda a, b: op.pow(a, b),
+        (np.array([2, -3, 0]), np.array([3, 2, 0])),
+        lambda a, b: a**b,
+        differentiable=False,
+        name="integers",
+    ),
     Case("floor_div", op.floor_div, (_DIVIDENDS, _DIVISORS), np.floor_divide, order=2),
-    Case("floor_div", op.floor_div, (np.array([7, -7, 7]), np.array([2, 2, -2])), np.floor_divide,
-         differentiable=False, name="integers"),
+    Case(
+        "floor_div",
+        op.floor_div,
+        (np.array([7, -7, 7]), np.array([2, 2, -2])),
+        np.floor_divide,
+        differentiable=False,
+        name="integers",
+    ),
     Case("mod", op.mod, (_DIVIDENDS, _DIVISORS), np.remainder, order=2),
-    Case("mod", op.mod, (np.array([7, -7, 7]), np.array([2, 2, -2])), np.remainder,
-         differentiable=False, name="integers"),
+    Case(
+        "mod",
+        op.mod,
+        (np.array([7, -7, 7]), np.array([2, 2, -2])),
+        np.remainder,
+        differentiable=False,
+        name="integers",
+    ),
     Case("neg", op.neg, (numbers(2, 3),), np.negative, order=2),
-    Case("minimum", lambda x: op.clip(x, -0.5, 0.7), (numbers(2, 4),),
-         lambda x: np.clip(x, -0.5, 0.7), order=2, name="clip"),
-    Case("maximum", lambda x, low: op.clip(x, low), (numbers(2, 4), numbers(2, 1, seed=5)),
-         lambda x, low: np.clip(x, low, None), order=2, name="clip below"),
-]  # fmt: skip
+    Case(
+        "minimum",
+        lambda x: op.clip(x, -0.5, 0.7),
+        (numbers(2, 4),),
+        lambda x: np.clip(x, -0.5, 0.7),
+        order=2,
+        name="clip",
+    ),
+    Case(
+        "maximum",
+        lambda x, low: op.clip(x, low),
+        (numbers(2, 4), numbers(2, 1, seed=5)),
+        lambda x, low: np.clip(x, low, None),
+        order=2,
+        name="clip below",
+    ),
+]
 
 for _name in ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"):
     CASES.append(
@@ -75,29 +118,62 @@ for _name in ("equal", "not_equal", "less", "less_equal", "greater", "greater_eq
     )
 for _name in ("logical_and", "logical_or", "logical_xor"):
     CASES.append(
-        Case(_name, getattr(op, _name), (_TRUTHS, _OTHERS), getattr(np, _name),
-             differentiable=False)
-    )  # fmt: skip
+        Case(
+            _name, getattr(op, _name), (_TRUTHS, _OTHERS), getattr(np, _name), differentiable=False
+        )
+    )
 CASES += [
     Case("logical_not", op.logical_not, (_TRUTHS,), np.logical_not, differentiable=False),
     Case("isfinite", op.isfinite, (_MIXED,), np.isfinite, differentiable=False),
     Case("isnan", op.isnan, (_MIXED,), np.isnan, differentiable=False),
-    Case("where", lambda a, b: op.where(a > b, a, b * b),
-         (numbers(2, 3), numbers(3, seed=2)),
-         lambda a, b: np.where(a > b, a, b * b), order=2),
-    Case("where", op.where, (_OTHERS, numbers(3, 1), numbers(2)), np.where, order=2,
-         name="broadcast condition"),
+    Case(
+        "where",
+        lambda a, b: op.where(a > b, a, b * b),
+        (numbers(2, 3), numbers(3, seed=2)),
+        lambda a, b: np.where(a > b, a, b * b),
+        order=2,
+    ),
+    Case(
+        "where",
+        op.where,
+        (_OTHERS, numbers(3, 1), numbers(2)),
+        np.where,
+        order=2,
+        name="broadcast condition",
+    ),
     Case("where", op.where, (np.array(True), numbers(), numbers(0, 2)), np.where, name="empty"),
     # Zero is where float32 can tell apart the small steps of finite differences.
-    Case("cast", lambda x: op.cast(op.cast(x, "float32"), "float64"), (np.zeros((2, 2)),),
-         lambda x: x, order=2),
-    Case("cast", lambda x: op.cast(x, "int32"), (np.array([1.7, -1.7, 0.2]),),
-         lambda x: x.astype("int32"), differentiable=False, name="to integers"),
-    Case("cast", lambda x: op.cast(x, "bool"), (np.array([0.2, 0.0, -0.0]),),
-         lambda x: x != 0, differentiable=False, name="to truth values"),
-    Case("stop_gradient", lambda x: op.stop_gradient(op.floor(x)) * x, (numbers(3, low=0.1),),
-         lambda x: np.floor(x) * x, order=2),
-]  # fmt: skip
+    Case(
+        "cast",
+        lambda x: op.cast(op.cast(x, "float32"), "float64"),
+        (np.zeros((2, 2)),),
+        lambda x: x,
+        order=2,
+    ),
+    Case(
+        "cast",
+        lambda x: op.cast(x, "int32"),
+        (np.array([1.7, -1.7, 0.2]),),
+        lambda x: x.astype("int32"),
+        differentiable=False,
+        name="to integers",
+    ),
+    Case(
+        "cast",
+        lambda x: op.cast(x, "bool"),
+        (np.array([0.2, 0.0, -0.0]),),
+        lambda x: x != 0,
+        differentiable=False,
+        name="to truth values",
+    ),
+    Case(
+        "stop_gradient",
+        lambda x: op.stop_gradient(op.floor(x)) * x,
+        (numbers(3, low=0.1),),
+        lambda x: np.floor(x) * x,
+        order=2,
+    ),
+]
 
 _EVERYWHERE = (-2.0, 2.0)
 _POSITIVE = (0.3, 3.0)
@@ -124,6 +200,11 @@ _FUNCTIONS: tuple[tuple[str, Callable[..., Any], tuple[float, float]], ...] = (
 for _name, _right, (_low, _high) in _FUNCTIONS:
     for _shape in ((2, 3), (), (0, 2)):
         CASES.append(
-            Case(_name, getattr(op, _name), (numbers(*_shape, low=_low, high=_high),), _right,
-                 order=2)
-        )  # fmt: skip
+            Case(
+                _name,
+                getattr(op, _name),
+                (numbers(*_shape, low=_low, high=_high),),
+                _right,
+                order=2,
+            )
+        )

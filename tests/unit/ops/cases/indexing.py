@@ -49,26 +49,47 @@ _GATHERS = (
     ("empty beside", numbers(0, 3), _REPEATED, 1),
 )
 CASES = [
-    Case("gather", lambda x, i, a=axis: op.gather(x, i, a), (x, indices),
-         lambda x, i, a=axis: np.take(x, i, a), name=name, order=2)
+    Case(
+        "gather",
+        lambda x, i, a=axis: op.gather(x, i, a),
+        (x, indices),
+        lambda x, i, a=axis: np.take(x, i, a),
+        name=name,
+        order=2,
+    )
     for name, x, indices, axis in _GATHERS
-]  # fmt: skip
+]
 # The square makes the second derivative depend on what was read.
 CASES += [
-    Case("gather", lambda x, i: op.gather(x, i, 0) * op.gather(x, i, 0), (numbers(3), _REPEATED),
-         lambda x, i: np.take(x, i) ** 2, name="squared", order=2),
-]  # fmt: skip
+    Case(
+        "gather",
+        lambda x, i: op.gather(x, i, 0) * op.gather(x, i, 0),
+        (numbers(3), _REPEATED),
+        lambda x, i: np.take(x, i) ** 2,
+        name="squared",
+        order=2,
+    ),
+]
 CASES += [
-    Case("scatter_add", lambda x, i, u, a=axis: op.scatter_add(x, i, u * u, a),
-         (x, indices, numbers(*np.take(x, indices, axis).shape, seed=1)),
-         lambda x, i, u, a=axis: _scatter(x, i, u * u, a), name=name, order=2)
+    Case(
+        "scatter_add",
+        lambda x, i, u, a=axis: op.scatter_add(x, i, u * u, a),
+        (x, indices, numbers(*np.take(x, indices, axis).shape, seed=1)),
+        lambda x, i, u, a=axis: _scatter(x, i, u * u, a),
+        name=name,
+        order=2,
+    )
     for name, x, indices, axis in _GATHERS
-]  # fmt: skip
+]
 CASES += [
-    Case("scatter_add", lambda x, i, u: op.scatter_add(x, i, u),
-         (numbers(3, 2), _REPEATED, numbers(2)),
-         lambda x, i, u: _scatter(x, i, np.broadcast_to(u, (4, 2)), 0), name="broadcast updates"),
-]  # fmt: skip
+    Case(
+        "scatter_add",
+        lambda x, i, u: op.scatter_add(x, i, u),
+        (numbers(3, 2), _REPEATED, numbers(2)),
+        lambda x, i, u: _scatter(x, i, np.broadcast_to(u, (4, 2)), 0),
+        name="broadcast updates",
+    ),
+]
 
 _ALONG = (
     ("rows", numbers(3, 3), np.array([[2, 0, -1]]), 0),
@@ -79,51 +100,111 @@ _ALONG = (
     ("empty beside", numbers(0, 3), np.zeros((0, 2), np.int64), 1),
 )
 CASES += [
-    Case("take_along_axis", lambda x, i, a=axis: op.take_along_axis(x * x, i, a), (x, indices),
-         lambda x, i, a=axis: np.take_along_axis(x * x, i, a), name=name, order=2)
+    Case(
+        "take_along_axis",
+        lambda x, i, a=axis: op.take_along_axis(x * x, i, a),
+        (x, indices),
+        lambda x, i, a=axis: np.take_along_axis(x * x, i, a),
+        name=name,
+        order=2,
+    )
     for name, x, indices, axis in _ALONG
-]  # fmt: skip
+]
 CASES += [
-    Case("take_along_axis", lambda x, i: op.take_along_axis(x, i, 1), (x, indices),
-         lambda x, i: np.take_along_axis(x, i, 1), name="broadcast")
+    Case(
+        "take_along_axis",
+        lambda x, i: op.take_along_axis(x, i, 1),
+        (x, indices),
+        lambda x, i: np.take_along_axis(x, i, 1),
+        name="broadcast",
+    )
     for x, indices in ((numbers(2, 3), np.array([[2, 0]])), (numbers(1, 3), _MATRIX))
-]  # fmt: skip
+]
 CASES += [
-    Case("put_along_axis_add", lambda x, i, u, a=axis: op.put_along_axis_add(x, i, u * u, a),
-         (x, indices, numbers(*indices.shape, seed=1)),
-         lambda x, i, u, a=axis: _put(x, i, u * u, a), name=name, order=2)
+    Case(
+        "put_along_axis_add",
+        lambda x, i, u, a=axis: op.put_along_axis_add(x, i, u * u, a),
+        (x, indices, numbers(*indices.shape, seed=1)),
+        lambda x, i, u, a=axis: _put(x, i, u * u, a),
+        name=name,
+        order=2,
+    )
     for name, x, indices, axis in _ALONG
-]  # fmt: skip
+]
 
 CASES += [
-    Case("one_hot", lambda i, x: op.one_hot(i, 4, x.dtype) * x,
-         (np.array([[3, 0], [1, 1], [-1, 4]]), numbers(3, 2, 4)),
-         lambda i, x: (i[..., None] == np.arange(4)) * x, name="matrix"),
-    Case("one_hot", lambda i: op.one_hot(i, 3, "int64"), (np.array(2),),
-         lambda i: np.array([0, 0, 1]), differentiable=False, name="scalar"),
-    Case("one_hot", lambda i: op.one_hot(i, 0), (np.array([0, 1]),),
-         lambda i: np.zeros((2, 0)), differentiable=False, name="no classes"),
-]  # fmt: skip
+    Case(
+        "one_hot",
+        lambda i, x: op.one_hot(i, 4, x.dtype) * x,
+        (np.array([[3, 0], [1, 1], [-1, 4]]), numbers(3, 2, 4)),
+        lambda i, x: (i[..., None] == np.arange(4)) * x,
+        name="matrix",
+    ),
+    Case(
+        "one_hot",
+        lambda i: op.one_hot(i, 3, "int64"),
+        (np.array(2),),
+        lambda i: np.array([0, 0, 1]),
+        differentiable=False,
+        name="scalar",
+    ),
+    Case(
+        "one_hot",
+        lambda i: op.one_hot(i, 0),
+        (np.array([0, 1]),),
+        lambda i: np.zeros((2, 0)),
+        differentiable=False,
+        name="no classes",
+    ),
+]
 
-_SORTED = ((_distinct(5), 0), (_distinct(3, 4), 0), (_distinct(2, 3, 2), 1), (numbers(2, 0), 1),
-           (numbers(0, 3), 1), (numbers(2, 1), 1))  # fmt: skip
+_SORTED = (
+    (_distinct(5), 0),
+    (_distinct(3, 4), 0),
+    (_distinct(2, 3, 2), 1),
+    (numbers(2, 0), 1),
+    (numbers(0, 3), 1),
+    (numbers(2, 1), 1),
+)
 CASES += [
-    Case("sort", lambda x, a=axis, d=descending: op.sort(x * x * x, a, d), (x,),
-         lambda x, a=axis, d=descending: -np.sort(-(x**3), a) if d else np.sort(x**3, a),
-         name=f"descending {descending}", order=2)
+    Case(
+        "sort",
+        lambda x, a=axis, d=descending: op.sort(x * x * x, a, d),
+        (x,),
+        lambda x, a=axis, d=descending: -np.sort(-(x**3), a) if d else np.sort(x**3, a),
+        name=f"descending {descending}",
+        order=2,
+    )
     for x, axis in _SORTED
     for descending in (False, True)
-]  # fmt: skip
+]
 CASES += [
-    Case("sort", lambda x, a=axis: op.argsort(x, a), (x,),
-         lambda x, a=axis: np.argsort(x, a), name="argsort", differentiable=False)
+    Case(
+        "sort",
+        lambda x, a=axis: op.argsort(x, a),
+        (x,),
+        lambda x, a=axis: np.argsort(x, a),
+        name="argsort",
+        differentiable=False,
+    )
     for x, axis in _SORTED
-]  # fmt: skip
+]
 CASES += [
-    Case("top_k", lambda x, a=axis, k=k: op.top_k(x * x * x, k, a), (x,),
-         lambda x, a=axis, k=k: (np.take(-np.sort(-(x**3), a), range(k), a),
-                                 np.take(np.argsort(-x, a), range(k), a)),
-         name=f"k {k}", order=2)
-    for x, axis, k in ((_distinct(5), 0, 3), (_distinct(2, 3, 2), 1, 2), (_distinct(2, 3), 1, 3),
-                       (_distinct(2, 3), 0, 0))
-]  # fmt: skip
+    Case(
+        "top_k",
+        lambda x, a=axis, k=k: op.top_k(x * x * x, k, a),
+        (x,),
+        lambda x, a=axis, k=k: (
+            np.take(-np.sort(-(x**3), a), range(k), a),
+            np.take(np.argsort(-x, a), range(k), a),
+        ),
+        name=f"k {k}",
+        order=2,
+    )
+    for x, axis, k in (
+        (_distinct(5), 0, 3),
+        (_distinct(2, 3, 2), 1, 2),
+        (_distinct(2, 3), 1, 3),
+        (_distinct(2, 3), 0, 0),
+    )
+]

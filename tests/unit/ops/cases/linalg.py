@@ -73,102 +73,176 @@ _TALL_AND_WIDE = ((1, 1), (2, 2), (3, 2), (2, 3), (2, 3, 2), (1, 2, 2, 3))
 CASES = [
     Case("inverse", op.inverse, (_regular(*shape),), np.linalg.inv, order=2)
     for shape in _SQUARE + _EMPTY
-]  # fmt: skip
+]
 CASES += [
     Case("solve", op.solve, (_regular(*a), numbers(*b)), np.linalg.solve, order=2)
-    for a, b in (((2, 2), (2,)), ((3, 3), (3, 2)), ((2, 2, 2), (2, 2, 1)), ((2, 2), (3, 2, 1)),
-                 ((2, 1, 2, 2), (2, 2, 1)), ((2, 2, 2), (2,)), ((2, 2), (2, 0)), ((0, 0), (0, 2)),
-                 ((0, 2, 2), (0, 2, 1)))
-]  # fmt: skip
+    for a, b in (
+        ((2, 2), (2,)),
+        ((3, 3), (3, 2)),
+        ((2, 2, 2), (2, 2, 1)),
+        ((2, 2), (3, 2, 1)),
+        ((2, 1, 2, 2), (2, 2, 1)),
+        ((2, 2, 2), (2,)),
+        ((2, 2), (2, 0)),
+        ((0, 0), (0, 2)),
+        ((0, 2, 2), (0, 2, 1)),
+    )
+]
 CASES += [
     Case("determinant", op.determinant, (_regular(*shape),), np.linalg.det, order=2)
     for shape in _SQUARE + _EMPTY
-]  # fmt: skip
+]
 # Rows exchanged: a negative determinant.
 CASES += [
-    Case("determinant", op.determinant, (_regular(3, 3)[[1, 0, 2]],), np.linalg.det,
-         name="negative", order=2),
-    Case("slogdet", op.slogdet, (_regular(3, 3)[[1, 0, 2]],),
-         lambda x: tuple(np.linalg.slogdet(x)), name="negative", order=2),
-    Case("slogdet", op.slogdet, (_regular(2, 2, 2),),
-         lambda x: tuple(np.linalg.slogdet(x)), order=2),
-]  # fmt: skip
+    Case(
+        "determinant",
+        op.determinant,
+        (_regular(3, 3)[[1, 0, 2]],),
+        np.linalg.det,
+        name="negative",
+        order=2,
+    ),
+    Case(
+        "slogdet",
+        op.slogdet,
+        (_regular(3, 3)[[1, 0, 2]],),
+        lambda x: tuple(np.linalg.slogdet(x)),
+        name="negative",
+        order=2,
+    ),
+    Case(
+        "slogdet", op.slogdet, (_regular(2, 2, 2),), lambda x: tuple(np.linalg.slogdet(x)), order=2
+    ),
+]
 
 CASES += [
     Case("cholesky", op.cholesky, (_positive(*shape),), np.linalg.cholesky, order=2)
     for shape in _SQUARE + _EMPTY
-]  # fmt: skip
+]
 CASES += [
-    Case("cholesky", op.cholesky, (_positive(3, 3) + np.triu(numbers(3, 3), 1),),
-         lambda x: np.linalg.cholesky(_symmetric_part(x)), name="symmetric part", order=2),
-]  # fmt: skip
+    Case(
+        "cholesky",
+        op.cholesky,
+        (_positive(3, 3) + np.triu(numbers(3, 3), 1),),
+        lambda x: np.linalg.cholesky(_symmetric_part(x)),
+        name="symmetric part",
+        order=2,
+    ),
+]
 
 CASES += [
     Case("qr", op.qr, (_regular(*shape),), lambda x: _each(_qr, x), order=2)
     for shape in _TALL_AND_WIDE
-]  # fmt: skip
+]
 CASES += [
-    Case("qr", lambda x, part=part: op.qr(x)[part], (_regular(*shape),),
-         lambda x, part=part: _qr(x)[part], name=f"only {'qr'[part]}", order=2)
+    Case(
+        "qr",
+        lambda x, part=part: op.qr(x)[part],
+        (_regular(*shape),),
+        lambda x, part=part: _qr(x)[part],
+        name=f"only {'qr'[part]}",
+        order=2,
+    )
     for shape in ((3, 2), (2, 3))
     for part in (0, 1)
-]  # fmt: skip
+]
 CASES += [
     Case("qr", op.qr, (numbers(*shape),), lambda x: tuple(np.linalg.qr(x)), order=2)
     for shape in ((0, 0), (3, 0), (0, 3), (0, 2, 2))
-]  # fmt: skip
+]
 
 CASES += [
     Case("svd", op.svd, (_regular(*shape),), lambda x: _each(_svd, x), order=2)
     for shape in _TALL_AND_WIDE
-]  # fmt: skip
+]
 CASES += [
-    Case("svd", lambda x, part=part: op.svd(x)[part], (_regular(*shape),),
-         lambda x, part=part: _svd(x)[part], name=f"only {('u', 's', 'vt')[part]}", order=2)
+    Case(
+        "svd",
+        lambda x, part=part: op.svd(x)[part],
+        (_regular(*shape),),
+        lambda x, part=part: _svd(x)[part],
+        name=f"only {('u', 's', 'vt')[part]}",
+        order=2,
+    )
     for shape in ((3, 2), (2, 3))
     for part in (0, 1, 2)
-]  # fmt: skip
+]
 CASES += [
-    Case("svd", op.svd, (numbers(*shape),),
-         lambda x: tuple(np.linalg.svd(x, full_matrices=False)), order=2)
+    Case(
+        "svd",
+        op.svd,
+        (numbers(*shape),),
+        lambda x: tuple(np.linalg.svd(x, full_matrices=False)),
+        order=2,
+    )
     for shape in ((0, 0), (3, 0), (0, 3), (0, 2, 2))
-]  # fmt: skip
+]
 
 CASES += [
     Case("eigh", op.eigh, (_regular(*shape),), lambda x: _each(_eigh, x), order=2)
     for shape in _SQUARE
-]  # fmt: skip
+]
 CASES += [
-    Case("eigh", lambda x, part=part: op.eigh(x)[part], (_regular(3, 3),),
-         lambda x, part=part: _eigh(x)[part], name=f"only {'wv'[part]}", order=2)
+    Case(
+        "eigh",
+        lambda x, part=part: op.eigh(x)[part],
+        (_regular(3, 3),),
+        lambda x, part=part: _eigh(x)[part],
+        name=f"only {'wv'[part]}",
+        order=2,
+    )
     for part in (0, 1)
-]  # fmt: skip
+]
 CASES += [
     Case("eigh", op.eigh, (numbers(*shape),), lambda x: tuple(np.linalg.eigh(x)), order=2)
     for shape in _EMPTY
-]  # fmt: skip
+]
 
 _ANY = ((2, 2), (2, 3), (3, 2), (2, 2, 3), (0, 2), (2, 0))
 CASES += [
-    Case(name, lambda x, f=ours, k=offset: f(x * x, k), (numbers(*shape),),
-         lambda x, f=numpys, k=offset: f(x * x, k), name=f"offset {offset}", order=2)
+    Case(
+        name,
+        lambda x, f=ours, k=offset: f(x * x, k),
+        (numbers(*shape),),
+        lambda x, f=numpys, k=offset: f(x * x, k),
+        name=f"offset {offset}",
+        order=2,
+    )
     for name, ours, numpys in (("tril", op.tril, np.tril), ("triu", op.triu, np.triu))
     for shape in _ANY
     for offset in ((0,) if 0 in shape else (-4, -1, 0, 1))
-]  # fmt: skip
+]
 CASES += [
-    Case("slice", lambda x, k=offset: op.diagonal(x * x, k), (numbers(*shape),),
-         lambda x, k=offset: np.diagonal(x * x, k, -2, -1), name=f"diagonal {offset}", order=2)
+    Case(
+        "slice",
+        lambda x, k=offset: op.diagonal(x * x, k),
+        (numbers(*shape),),
+        lambda x, k=offset: np.diagonal(x * x, k, -2, -1),
+        name=f"diagonal {offset}",
+        order=2,
+    )
     for shape in ((2, 2), (2, 3), (3, 2), (2, 2, 3))
     for offset in (0, -1, 1, 4)
-]  # fmt: skip
+]
 CASES += [
-    Case("slice", lambda x: op.trace(x * x), (numbers(*shape),),
-         lambda x: np.trace(x * x, axis1=-2, axis2=-1), name="trace", order=2)
+    Case(
+        "slice",
+        lambda x: op.trace(x * x),
+        (numbers(*shape),),
+        lambda x: np.trace(x * x, axis1=-2, axis2=-1),
+        name="trace",
+        order=2,
+    )
     for shape in ((2, 2), (2, 3), (2, 3, 2))
-]  # fmt: skip
+]
 CASES += [
-    Case("unslice", lambda x: op.diagonal_matrix(x * x), (numbers(*shape),),
-         lambda x: (x * x)[..., None] * np.eye(x.shape[-1]), name="diagonal_matrix", order=2)
+    Case(
+        "unslice",
+        lambda x: op.diagonal_matrix(x * x),
+        (numbers(*shape),),
+        lambda x: (x * x)[..., None] * np.eye(x.shape[-1]),
+        name="diagonal_matrix",
+        order=2,
+    )
     for shape in ((3,), (2, 2), (0,), (2, 0))
-]  # fmt: skip
+]

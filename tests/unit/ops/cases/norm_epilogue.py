@@ -25,9 +25,13 @@ def _call(name: str) -> Any:
 
 
 def _given(
-    x: np.ndarray, scale: np.ndarray, shift: np.ndarray, mean: np.ndarray, variance: np.ndarray,
+    x: np.ndarray,
+    scale: np.ndarray,
+    shift: np.ndarray,
+    mean: np.ndarray,
+    variance: np.ndarray,
     *more: np.ndarray,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     column = (3, 1)
     factor = (scale / np.sqrt(variance + EPS)).reshape(column)
     y = (x - mean.reshape(column)) * factor + shift.reshape(column)
@@ -70,9 +74,11 @@ def _with_moments(x: np.ndarray, w: np.ndarray) -> Any:
 def _reduce(mask: str | None, added: bool) -> Any:
     def run(*given: Expr) -> Any:
         nodes = [each.node for each in given]
-        return wrap(epilogue.conv2d_input_norm_reduce(
-            *nodes, mask=mask, added=added, eps=EPS, shape=_IMAGE.shape, **_how(given[1])
-        ))  # fmt: skip
+        return wrap(
+            epilogue.conv2d_input_norm_reduce(
+                *nodes, mask=mask, added=added, eps=EPS, shape=_IMAGE.shape, **_how(given[1])
+            )
+        )
 
     return run
 
@@ -84,17 +90,35 @@ CASES = [
     Case("conv2d_moments", _moments, (_IMAGE, _FILTERS), _with_moments),
     Case("conv2d_moments", _moments, (_IMAGE, _ONE_TAP), _with_moments, name="one tap"),
     Case("conv2d_input_norm_reduce", _reduce(None, added=False), _OF_ONE_TAP, name="one tap"),
-    Case("conv2d_input_norm_reduce", _reduce("x", added=True), (*_REDUCED, _LIKE, _VECTORS[1]),
-         name="behind a relu"),
+    Case(
+        "conv2d_input_norm_reduce",
+        _reduce("x", added=True),
+        (*_REDUCED, _LIKE, _VECTORS[1]),
+        name="behind a relu",
+    ),
     Case("conv2d_input_norm_reduce", _reduce("y", added=False), (*_REDUCED, _LIKE), name="masked"),
-    Case("batch_norm_grad_elementwise", _call("batch_norm_grad_elementwise"),
-         (_MORE, _X, _VECTORS[0], *_STATISTICS, *_VECTORS)),
+    Case(
+        "batch_norm_grad_elementwise",
+        _call("batch_norm_grad_elementwise"),
+        (_MORE, _X, _VECTORS[0], *_STATISTICS, *_VECTORS),
+    ),
     Case("batch_norm_relu", _call("batch_norm_relu"), (_X, *_VECTORS), _batch, name="plain"),
     Case("batch_norm_relu", _call("batch_norm_relu"), (_X, *_VECTORS, _MORE), _batch, name="added"),
-    Case("batch_norm_inference_relu", _call("batch_norm_inference_relu"),
-         (_X, *_VECTORS, *_STATISTICS), _given, name="plain"),
-    Case("batch_norm_inference_relu", _call("batch_norm_inference_relu"),
-         (_X, *_VECTORS, *_STATISTICS, _MORE), _given, name="added"),
-    Case("batch_norm_relu_grad", _call("batch_norm_relu_grad"),
-         (_MORE, _X, *_VECTORS, *_STATISTICS)),
-]  # fmt: skip
+    Case(
+        "batch_norm_inference_relu",
+        _call("batch_norm_inference_relu"),
+        (_X, *_VECTORS, *_STATISTICS),
+        _given,
+        name="plain",
+    ),
+    Case(
+        "batch_norm_inference_relu",
+        _call("batch_norm_inference_relu"),
+        (_X, *_VECTORS, *_STATISTICS, _MORE),
+        _given,
+        name="added",
+    ),
+    Case(
+        "batch_norm_relu_grad", _call("batch_norm_relu_grad"), (_MORE, _X, *_VECTORS, *_STATISTICS)
+    ),
+]

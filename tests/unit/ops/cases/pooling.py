@@ -68,23 +68,34 @@ def _max_cases() -> list[Case]:
     for name, shape, size, stride, padding in _WINDOWS:
         how = {"size": size, "stride": stride, "padding": padding}
         cases.append(
-            Case("max_pool2d", lambda x, how=how: op.max_pool2d(x, **how), (apart(*shape),),
-                 lambda x, how=how: loops_pool2d(x, np.nanmax, **how), name=name)
-        )  # fmt: skip
+            Case(
+                "max_pool2d",
+                lambda x, how=how: op.max_pool2d(x, **how),
+                (apart(*shape),),
+                lambda x, how=how: loops_pool2d(x, np.nanmax, **how),
+                name=name,
+            )
+        )
         small = loops_pool2d(np.zeros(shape), np.nanmax, **how).shape
         index = _index_like(small, size)
         attrs = {**how, "dilation": (1, 1)}
         cases.append(
-            Case("pool_gather",
-                 lambda x, i=index, attrs=attrs: Expr(pooling.pool_gather(x.node, i, **attrs)),
-                 (numbers(*shape),), name=name)
-        )  # fmt: skip
+            Case(
+                "pool_gather",
+                lambda x, i=index, attrs=attrs: Expr(pooling.pool_gather(x.node, i, **attrs)),
+                (numbers(*shape),),
+                name=name,
+            )
+        )
         attrs = {**attrs, "shape": shape}
         cases.append(
-            Case("pool_scatter",
-                 lambda g, i=index, attrs=attrs: Expr(pooling.pool_scatter(g.node, i, **attrs)),
-                 (numbers(*small),), name=name)
-        )  # fmt: skip
+            Case(
+                "pool_scatter",
+                lambda g, i=index, attrs=attrs: Expr(pooling.pool_scatter(g.node, i, **attrs)),
+                (numbers(*small),),
+                name=name,
+            )
+        )
     return cases
 
 
@@ -95,20 +106,26 @@ def _average_cases() -> list[Case]:
             how = {"size": size, "stride": stride, "padding": padding}
             reduce = mean_with_padding if counted else np.nanmean
             cases.append(
-                Case("avg_pool2d",
-                     lambda x, how=how, counted=counted: op.avg_pool2d(
-                         x, count_padding=counted, **how),
-                     (numbers(*shape),),
-                     lambda x, how=how, reduce=reduce: loops_pool2d(x, reduce, **how),
-                     name=f"{name}, padding counted: {counted}")
-            )  # fmt: skip
+                Case(
+                    "avg_pool2d",
+                    lambda x, how=how, counted=counted: op.avg_pool2d(
+                        x, count_padding=counted, **how
+                    ),
+                    (numbers(*shape),),
+                    lambda x, how=how, reduce=reduce: loops_pool2d(x, reduce, **how),
+                    name=f"{name}, padding counted: {counted}",
+                )
+            )
             small = loops_pool2d(np.zeros(shape), np.nanmax, **how).shape
             attrs = {**how, "shape": shape, "count_padding": counted}
             cases.append(
-                Case("avg_pool2d_input",
-                     lambda g, attrs=attrs: Expr(pooling.avg_pool2d_input(g.node, **attrs)),
-                     (numbers(*small),), name=f"{name}, padding counted: {counted}")
-            )  # fmt: skip
+                Case(
+                    "avg_pool2d_input",
+                    lambda g, attrs=attrs: Expr(pooling.avg_pool2d_input(g.node, **attrs)),
+                    (numbers(*small),),
+                    name=f"{name}, padding counted: {counted}",
+                )
+            )
     return cases
 
 
@@ -116,8 +133,18 @@ _DILATED = {"size": (2, 2), "stride": (1, 2), "padding": ((1, 0), (1, 1)), "dila
 
 CASES = _max_cases() + _average_cases()
 CASES += [
-    Case("max_pool2d", lambda x: op.max_pool2d(x, **_DILATED), (apart(1, 2, 4, 5),),
-         lambda x: loops_pool2d(x, np.nanmax, **_DILATED), name="dilated"),
-    Case("mean", lambda x: op.global_average_pool(x), (numbers(2, 3, 2, 2),),
-         lambda x: x.mean((2, 3)), name="global_average_pool"),
-]  # fmt: skip
+    Case(
+        "max_pool2d",
+        lambda x: op.max_pool2d(x, **_DILATED),
+        (apart(1, 2, 4, 5),),
+        lambda x: loops_pool2d(x, np.nanmax, **_DILATED),
+        name="dilated",
+    ),
+    Case(
+        "mean",
+        lambda x: op.global_average_pool(x),
+        (numbers(2, 3, 2, 2),),
+        lambda x: x.mean((2, 3)),
+        name="global_average_pool",
+    ),
+]

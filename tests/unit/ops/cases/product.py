@@ -64,26 +64,48 @@ def _by_numpy(a: np.ndarray, b: np.ndarray, ta: bool, tb: bool) -> np.ndarray:
 
 
 CASES = [
-    Case("matmul", lambda a, b: a @ b, (numbers(*first), numbers(*second, seed=1)), np.matmul,
-         order=2, name="operator")
+    Case(
+        "matmul",
+        lambda a, b: a @ b,
+        (numbers(*first), numbers(*second, seed=1)),
+        np.matmul,
+        order=2,
+        name="operator",
+    )
     for first, second in _PRODUCTS
-]  # fmt: skip
+]
 CASES += [
-    Case("matmul", lambda a, b, ta=ta, tb=tb: op.matmul(a, b, transpose_a=ta, transpose_b=tb),
-         (numbers(*first), numbers(*second, seed=1)),
-         lambda a, b, ta=ta, tb=tb: _by_numpy(a, b, ta, tb), order=2, name=f"{ta} {tb}")
+    Case(
+        "matmul",
+        lambda a, b, ta=ta, tb=tb: op.matmul(a, b, transpose_a=ta, transpose_b=tb),
+        (numbers(*first), numbers(*second, seed=1)),
+        lambda a, b, ta=ta, tb=tb: _by_numpy(a, b, ta, tb),
+        order=2,
+        name=f"{ta} {tb}",
+    )
     for first, second, ta, tb in _TRANSPOSED
-]  # fmt: skip
+]
 CASES += [
-    Case("matmul", lambda x: x @ op.transpose(x) @ x, (numbers(2, 2),), lambda x: x @ x.T @ x,
-         order=2, name="with itself"),
+    Case(
+        "matmul",
+        lambda x: x @ op.transpose(x) @ x,
+        (numbers(2, 2),),
+        lambda x: x @ x.T @ x,
+        order=2,
+        name="with itself",
+    ),
     Case("matmul", op.dot, (numbers(3), numbers(3, seed=1)), np.dot, order=2, name="dot"),
     Case("matmul", op.dot, (numbers(2, 3), numbers(3, seed=1)), np.dot, order=2, name="dot"),
     Case("mul", op.outer, (numbers(3), numbers(2, seed=1)), np.outer, order=2, name="outer"),
-    Case("sum", lambda a, b: op.einsum("ij,jk->ik", a, b),
-         (np.arange(6).reshape(2, 3), np.arange(6).reshape(3, 2)),
-         lambda a, b: a @ b, differentiable=False, name="einsum of integers"),
-]  # fmt: skip
+    Case(
+        "sum",
+        lambda a, b: op.einsum("ij,jk->ik", a, b),
+        (np.arange(6).reshape(2, 3), np.arange(6).reshape(3, 2)),
+        lambda a, b: a @ b,
+        differentiable=False,
+        name="einsum of integers",
+    ),
+]
 
 
 def _op_of(subscripts: str) -> str:
@@ -95,21 +117,37 @@ def _op_of(subscripts: str) -> str:
 
 
 CASES += [
-    Case(_op_of(subscripts), lambda *xs, s=subscripts: op.einsum(s, *xs),
-         tuple(numbers(*shape, seed=i) for i, shape in enumerate(shapes)),
-         lambda *xs, s=subscripts: np.einsum(s, *xs), order=2, name=f"einsum {subscripts}")
+    Case(
+        _op_of(subscripts),
+        lambda *xs, s=subscripts: op.einsum(s, *xs),
+        tuple(numbers(*shape, seed=i) for i, shape in enumerate(shapes)),
+        lambda *xs, s=subscripts: np.einsum(s, *xs),
+        order=2,
+        name=f"einsum {subscripts}",
+    )
     for subscripts, *shapes in _SUMS
-]  # fmt: skip
+]
 
 _DIAGONALS = [
-    ("ii->i", (3, 3)), ("ii", (3, 3)), ("iji->ji", (2, 3, 2)), ("iii->i", (2, 2, 2)),
-    ("iijj->ij", (2, 2, 3, 3)), ("...ii->...", (2, 3, 3)), ("ii,ij->j", (3, 3), (3, 2)),
-    ("ii->i", (0, 0)), ("ii->i", (1, 1)),
-]  # fmt: skip
+    ("ii->i", (3, 3)),
+    ("ii", (3, 3)),
+    ("iji->ji", (2, 3, 2)),
+    ("iii->i", (2, 2, 2)),
+    ("iijj->ij", (2, 2, 3, 3)),
+    ("...ii->...", (2, 3, 3)),
+    ("ii,ij->j", (3, 3), (3, 2)),
+    ("ii->i", (0, 0)),
+    ("ii->i", (1, 1)),
+]
 CASES += [
-    Case("slice" if size else "reshape", lambda *xs, s=subscripts: op.einsum(s, *xs),
-         tuple(numbers(*shape, seed=i) for i, shape in enumerate(shapes)),
-         lambda *xs, s=subscripts: np.einsum(s, *xs), order=2, name=f"einsum {subscripts}")
+    Case(
+        "slice" if size else "reshape",
+        lambda *xs, s=subscripts: op.einsum(s, *xs),
+        tuple(numbers(*shape, seed=i) for i, shape in enumerate(shapes)),
+        lambda *xs, s=subscripts: np.einsum(s, *xs),
+        order=2,
+        name=f"einsum {subscripts}",
+    )
     for subscripts, *shapes in _DIAGONALS
     for size in [shapes[0][0] > 1]
-]  # fmt: skip
+]

@@ -45,9 +45,16 @@ def _added(x: np.ndarray, more: np.ndarray, scale: np.ndarray, shift: np.ndarray
 def _gradient(g: Expr, x: Expr, scale: Expr, mean: Expr, variance: Expr, more: Expr) -> Any:
     statistics = [widen(each.node) for each in (mean, variance)]
     found = layer_norm_grad_residual(
-        g.node, x.node, scale.node, *statistics, more.node, axis=(1,), eps=EPS,
-        dtype=x.node.dtype, summed=True,
-    )  # fmt: skip
+        g.node,
+        x.node,
+        scale.node,
+        *statistics,
+        more.node,
+        axis=(1,),
+        eps=EPS,
+        dtype=x.node.dtype,
+        summed=True,
+    )
     return wrap(found)
 
 
@@ -75,15 +82,38 @@ def _gather(x: Expr, indices: Expr) -> Any:
 
 
 CASES = [
-    Case("gather_rounded", _gather, (numbers(2, 5, 4), np.array([[3, 0, -1], [1, 1, 4]])),
-         lambda x, indices: x[:, indices]),
-    Case("layer_norm_rounded", _norm, (numbers(2, 5), numbers(5, seed=1), numbers(5, seed=2)),
-         _normalised),
-    Case("layer_norm_residual", _residual,
-         (numbers(2, 5), numbers(2, 5, seed=3), numbers(5, seed=1), numbers(5, seed=2)), _added),
-    Case("layer_norm_grad_residual", _gradient,
-         (numbers(3, 5), numbers(3, 5, seed=3), numbers(5, seed=1), numbers(3, seed=2),
-          numbers(3, seed=4, low=0.5), numbers(3, 5, seed=5)), _gradients),
-    Case("cross_entropy_with_gradient", _loss, (numbers(4, seed=1), numbers(4, 3), _LABELS),
-         _losses),
-]  # fmt: skip
+    Case(
+        "gather_rounded",
+        _gather,
+        (numbers(2, 5, 4), np.array([[3, 0, -1], [1, 1, 4]])),
+        lambda x, indices: x[:, indices],
+    ),
+    Case(
+        "layer_norm_rounded",
+        _norm,
+        (numbers(2, 5), numbers(5, seed=1), numbers(5, seed=2)),
+        _normalised,
+    ),
+    Case(
+        "layer_norm_residual",
+        _residual,
+        (numbers(2, 5), numbers(2, 5, seed=3), numbers(5, seed=1), numbers(5, seed=2)),
+        _added,
+    ),
+    Case(
+        "layer_norm_grad_residual",
+        _gradient,
+        (
+            numbers(3, 5),
+            numbers(3, 5, seed=3),
+            numbers(5, seed=1),
+            numbers(3, seed=2),
+            numbers(3, seed=4, low=0.5),
+            numbers(3, 5, seed=5),
+        ),
+        _gradients,
+    ),
+    Case(
+        "cross_entropy_with_gradient", _loss, (numbers(4, seed=1), numbers(4, 3), _LABELS), _losses
+    ),
+]

@@ -30,10 +30,15 @@ def _by_loops(vectors: np.ndarray, batch: int, rate: float = 0.3) -> tuple[np.nd
 
 
 CASES = [
-    Case("skip_gram", lambda v, b=batch, w=which: op.skip_gram(v, _WORDS, _CONTEXTS, 0.3, b)[w],
-         (numbers(2, 5, width),), lambda v, b=batch, w=which: _by_loops(v, b)[w], name=name,
-         # Longer vectors are for the kernel's lanes; derivatives of hundreds of numbers take long.
-         differentiable=width < 10)
+    Case(
+        "skip_gram",
+        lambda v, b=batch, w=which: op.skip_gram(v, _WORDS, _CONTEXTS, 0.3, b)[w],
+        (numbers(2, 5, width),),
+        lambda v, b=batch, w=which: _by_loops(v, b)[w],
+        name=name,
+        # Longer vectors are for the kernel's lanes; derivatives of hundreds of numbers take long.
+        differentiable=width < 10,
+    )
     for width, batch in ((3, 8), (37, 2))
     for which, name in enumerate((f"vectors, {batch} at once", f"losses, {batch} at once"))
-]  # fmt: skip
+]

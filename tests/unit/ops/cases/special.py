@@ -64,7 +64,9 @@ CASES += [
     *[
         Case(name, getattr(op, name), (numbers(2, 3), numbers(3, seed=4)), right, order=2)
         for name, right in (
-            ("atan2", np.arctan2), ("hypot", np.hypot), ("logaddexp", np.logaddexp),
+            ("atan2", np.arctan2),
+            ("hypot", np.hypot),
+            ("logaddexp", np.logaddexp),
         )
     ],
-]  # fmt: skip
+]

@@ -73,9 +73,13 @@ def linear(batch_size: int, optimizer: Any = "sgd") -> cd.NeuralNetwork:
     made = optimizer() if callable(optimizer) else optimizer
     more = {} if callable(optimizer) else {"learning_rate": 0.02}
     return cd.NeuralNetwork(
-        [nn.Input((FEATURES,)), nn.Dense(1)], loss="mse", optimizer=made, dtype="float64",
-        batch_size=batch_size, **more,
-    )  # fmt: skip
+        [nn.Input((FEATURES,)), nn.Dense(1)],
+        loss="mse",
+        optimizer=made,
+        dtype="float64",
+        batch_size=batch_size,
+        **more,
+    )
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", lambda: optim.Adam(0.05)], ids=["sgd", "adam"])
@@ -137,9 +141,13 @@ def test_a_run_stops_together_and_goes_on_with_another_strategy(tmp_path: Path) 
         found = {k: v for k, v in saved.tensors.items() if k.endswith(f"/{name}")}
         assert any(np.array_equal(value, each) for each in found.values()), name
     second = trained(
-        2, make, lambda comm: ParameterServer(mode="asynchronous", communicator=comm),
-        samples(200), resume=True, **how,
-    )  # fmt: skip
+        2,
+        make,
+        lambda comm: ParameterServer(mode="asynchronous", communicator=comm),
+        samples(200),
+        resume=True,
+        **how,
+    )
     assert second.histories[1].epochs == [0, 1]
     assert int(second.models[0].optimizer.step.numpy()) == 3 * step + 2 * (40 - step)
 

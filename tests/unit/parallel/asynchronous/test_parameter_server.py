@@ -298,9 +298,11 @@ def test_checkpoints_in_the_middle_of_an_asynchronous_epoch_have_what_all_did(
 
     def resumed(comm: Communicator) -> list[int]:
         strategy = ParameterServer(mode="asynchronous", communicator=comm)
-        return models[comm.rank].fit(
-            data, parallel=strategy, verbose=0, checkpoint=tmp_path, resume=True, epochs=2
-        ).epochs  # fmt: skip
+        return (
+            models[comm.rank]
+            .fit(data, parallel=strategy, verbose=0, checkpoint=tmp_path, resume=True, epochs=2)
+            .epochs
+        )
 
     assert run_virtual_ranks(3, resumed) == [[0, 1]] * 3
     # An epoch has ten batches of six samples, and one of two, of which one of three ranks has none.
@@ -350,8 +352,16 @@ def test_the_largest_of_all_elements_may_be_pushed_alone() -> None:
         assert _bytes(worker)[0] < 5 * size / 10 + 6 * HEAD_BYTES
 
 
-@pytest.mark.parametrize("options", [{"k": 3}, {"k": 2, "block": 16}, {"k": 0.2, "scope": "global"},
-                                     {"k": 0.2, "sampled": True}, {"k": 3, "bits": 4}])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"k": 3},
+        {"k": 2, "block": 16},
+        {"k": 0.2, "scope": "global"},
+        {"k": 0.2, "sampled": True},
+        {"k": 3, "bits": 4},
+    ],
+)
 def test_what_is_pushed_and_what_is_kept_are_the_gradient_and_what_was_kept(
     options: dict[str, Any],
 ) -> None:

@@ -62,9 +62,14 @@ def test_as_many_ranks_go_on_to_the_bit(name: str, tmp_path: Path) -> None:
 
     def work(comm: Communicator) -> cd.History:
         return models[comm.rank].fit(
-            DATA, parallel=STRATEGIES[name](comm), verbose=0, checkpoint=middle, epochs=3,
-            validation=DATA, callbacks=[Halt(6)],
-        )  # fmt: skip
+            DATA,
+            parallel=STRATEGIES[name](comm),
+            verbose=0,
+            checkpoint=middle,
+            epochs=3,
+            validation=DATA,
+            callbacks=[Halt(6)],
+        )
 
     cd.comm.run_virtual_ranks(ranks, work)
     assert CheckpointFolder(middle).steps() == [6, 4]
@@ -84,10 +89,17 @@ def test_as_many_ranks_go_on_to_the_bit(name: str, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*other kernels serve this run")
 @pytest.mark.parametrize(
     ("first", "before", "second", "after"),
-    [("local", 3, "local", 2), ("elastic", 3, "elastic", 4), ("pairs", 2, "pairs", 3),
-     ("ring", 3, "data", 3), ("data", 2, "local", 3), ("local", 2, "elastic", 2),
-     ("elastic", 2, "compressed", 2), ("compressed", 2, "ring", 2)],
-)  # fmt: skip
+    [
+        ("local", 3, "local", 2),
+        ("elastic", 3, "elastic", 4),
+        ("pairs", 2, "pairs", 3),
+        ("ring", 3, "data", 3),
+        ("data", 2, "local", 3),
+        ("local", 2, "elastic", 2),
+        ("elastic", 2, "compressed", 2),
+        ("compressed", 2, "ring", 2),
+    ],
+)
 def test_others_go_on_from_what_all_amount_to(
     first: str, before: int, second: str, after: int, tmp_path: Path
 ) -> None:
@@ -114,15 +126,23 @@ def test_sums_of_half_an_epoch_count_once(tmp_path: Path) -> None:
 
     def work(comm: Communicator) -> None:
         models[comm.rank].fit(
-            DATA, parallel=LocalSGD(4, communicator=comm), verbose=0, checkpoint=tmp_path,
+            DATA,
+            parallel=LocalSGD(4, communicator=comm),
+            verbose=0,
+            checkpoint=tmp_path,
             callbacks=[Halt(3)],
-        )  # fmt: skip
+        )
 
     cd.comm.run_virtual_ranks(2, work)
     found = trained(
-        3, lambda: network(batch_size=6, metrics=["confusion_matrix"]), STRATEGIES["ring"], DATA,
-        watch=False, checkpoint=tmp_path, resume=True,
-    )  # fmt: skip
+        3,
+        lambda: network(batch_size=6, metrics=["confusion_matrix"]),
+        STRATEGIES["ring"],
+        DATA,
+        watch=False,
+        checkpoint=tmp_path,
+        resume=True,
+    )
     assert np.sum(found.histories[0]["confusion_matrix"][0]) == 24
 
 

@@ -44,8 +44,9 @@ def own_samples(rank: int, ranks: int, size: int, count: int) -> tuple[np.ndarra
 
 def test_without_coupling_runs_are_independent_to_the_bit() -> None:
     """After every step and at the end: parameters, running statistics, momentum."""
-    found = trained(3, partial(small, batch_size=12), elastic(coupling=0, every=2), samples(48),
-                    shuffle=False)  # fmt: skip
+    found = trained(
+        3, partial(small, batch_size=12), elastic(coupling=0, every=2), samples(48), shuffle=False
+    )
     for rank in range(3):
         model, watch = small(batch_size=4), Watch()
         data = own_samples(rank, 3, 12, 48)

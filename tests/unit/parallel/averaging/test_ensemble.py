@@ -108,9 +108,13 @@ def test_regressions_are_averaged_as_they_are() -> None:
     x = np.linspace(-1, 1, 12)[:, None]
     layers = [nn.Input((1,)), nn.Dense(3, activation="tanh"), nn.Dense(1)]
     models = [
-        cd.NeuralNetwork([cd.nn.from_config(cd.nn.to_config(each)) for each in layers], loss="mse",
-                         dtype="float64") for _ in range(2)
-    ]  # fmt: skip
+        cd.NeuralNetwork(
+            [cd.nn.from_config(cd.nn.to_config(each)) for each in layers],
+            loss="mse",
+            dtype="float64",
+        )
+        for _ in range(2)
+    ]
 
     def work(comm: Communicator) -> np.ndarray:
         strategy = Ensemble(communicator=comm)

@@ -50,8 +50,13 @@ def test_exchanges_are_the_matrix_conserve_the_mean_and_shrink_differences(
 ) -> None:
     """Learning nothing, ranks only gossip."""
     models = [small(batch_size=ranks, learning_rate=1e-300) for _ in range(ranks)]
-    before = [[np.random.default_rng(10 * r + i).normal(size=p.shape)
-               for i, p in enumerate(models[r].parameters())] for r in range(ranks)]  # fmt: skip
+    before = [
+        [
+            np.random.default_rng(10 * r + i).normal(size=p.shape)
+            for i, p in enumerate(models[r].parameters())
+        ]
+        for r in range(ranks)
+    ]
     turns = 6
 
     def work(comm: Communicator) -> np.ndarray:

@@ -40,8 +40,11 @@ AVERAGED: dict[str, MakeStrategy] = {
 def plain(optimizer: Any = "sgd", **more: Any) -> cd.NeuralNetwork:
     """With dropout, whose masks do not depend on how a batch is split."""
     layers = [
-        nn.Input((FEATURES,)), nn.Dense(4, activation="tanh"), nn.Dropout(0.3), nn.Dense(CLASSES),
-    ]  # fmt: skip
+        nn.Input((FEATURES,)),
+        nn.Dense(4, activation="tanh"),
+        nn.Dropout(0.3),
+        nn.Dense(CLASSES),
+    ]
     return network(optimizer, layers=layers, **more)
 
 
@@ -156,9 +159,11 @@ def test_what_the_optimizer_keeps_may_stay_with_its_rank() -> None:
             comm: Communicator, state: str = state, models: Any = models, kept: Any = kept
         ) -> None:
             models[comm.rank].fit(
-                samples(40), parallel=LocalSGD(2, state=state, communicator=comm), verbose=0,
+                samples(40),
+                parallel=LocalSGD(2, state=state, communicator=comm),
+                verbose=0,
                 callbacks=[Look(kept[comm.rank])],
-            )  # fmt: skip
+            )
 
         run_virtual_ranks(2, work)
         seen[state] = [one == other for one, other in zip(*kept, strict=True)]

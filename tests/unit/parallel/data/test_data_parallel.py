@@ -89,14 +89,20 @@ def test_shares_may_be_empty() -> None:
     "layers",
     [
         [
-            nn.Input((2, 6, 6)), nn.Conv2D(3, 3, padding=1), nn.BatchNorm(), nn.ReLU(),
-            nn.MaxPool2D(2), nn.Flatten(), nn.LayerNorm(), nn.Dense(CLASSES),
+            nn.Input((2, 6, 6)),
+            nn.Conv2D(3, 3, padding=1),
+            nn.BatchNorm(),
+            nn.ReLU(),
+            nn.MaxPool2D(2),
+            nn.Flatten(),
+            nn.LayerNorm(),
+            nn.Dense(CLASSES),
         ],
         [nn.Input((4, 5)), nn.LSTM(6), nn.Dense(CLASSES)],
         [nn.Input((4, 6)), nn.MultiHeadAttention(2), nn.GlobalAveragePool(), nn.Dense(CLASSES)],
     ],
     ids=["images", "sequences", "attention"],
-)  # fmt: skip
+)
 def test_layers_of_all_kinds_take_an_empty_share(layers: list[nn.Layer]) -> None:
     shape = layers[0].shape  # type: ignore[attr-defined]
     x = np.random.default_rng(0).normal(size=(4, *shape))

@@ -21,8 +21,11 @@ STAGES = [data.Crop(6, padding=1), data.Mirror(), data.OneHot(3), data.Mixup(), 
 def network(device: str) -> cd.NeuralNetwork:
     return cd.NeuralNetwork(
         [nn.Input((1, 6, 6)), nn.Flatten(), nn.Dense(3)],
-        loss=nn.losses.CrossEntropy(probabilities=True), batch_size=7, device=device, seed=2,
-    )  # fmt: skip
+        loss=nn.losses.CrossEntropy(probabilities=True),
+        batch_size=7,
+        device=device,
+        seed=2,
+    )
 
 
 @pytest.fixture
@@ -46,9 +49,12 @@ def test_it_equals_one_process(strategy: Any, device: str, shards: data.Shards) 
     # Each rank has a device of its own.
     ranks = count()
     found = trained(
-        3, lambda: network(device.format(next(ranks))),
-        lambda comm: strategy(communicator=comm), pipeline, epochs=2,
-    )  # fmt: skip
+        3,
+        lambda: network(device.format(next(ranks))),
+        lambda comm: strategy(communicator=comm),
+        pipeline,
+        epochs=2,
+    )
     assert found.same_on_all_ranks()
     expected = alone(partial(network, "cpu"), pipeline, epochs=2)
     assert_close(found, expected)

@@ -19,7 +19,7 @@ from tests.unit.parallel.ranks import (
     samples,
     trained,
     values,
-)  # fmt: skip
+)
 
 OPTIMIZERS: dict[str, Callable[[], optim.Optimizer]] = {
     "lars": lambda: optim.LARS(optim.LinearWarmUp(3, then=0.5), weight_decay=1e-2),
@@ -38,9 +38,10 @@ def test_it_works_under_every_strategy(name: str, optimizer: str) -> None:
     def make() -> cd.NeuralNetwork:
         hidden = [nn.Dense(8, activation="tanh"), nn.Dense(8, activation="tanh")]
         return network(
-            OPTIMIZERS[optimizer], layers=[nn.Input((FEATURES,)), *hidden, nn.Dense(CLASSES)],
+            OPTIMIZERS[optimizer],
+            layers=[nn.Input((FEATURES,)), *hidden, nn.Dense(CLASSES)],
             batch_size=optim.GrowingBatch(5, factor=2),
-        )  # fmt: skip
+        )
 
     # Five samples for two ranks, then ten: two sizes, each of which is planned on every rank.
     data = samples(20)

@@ -104,9 +104,11 @@ def test_fit_takes_an_array_that_no_memory_holds(tmp_path: Path) -> None:
     def work(comm: Communicator) -> str:
         x = open_it(mode="r")
         history = models[comm.rank].fit(
-            (x, np.zeros((count, 1), np.float32)), parallel=DataParallel(communicator=comm),
-            callbacks=[_Brief()], verbose=0,
-        )  # fmt: skip
+            (x, np.zeros((count, 1), np.float32)),
+            parallel=DataParallel(communicator=comm),
+            callbacks=[_Brief()],
+            verbose=0,
+        )
         return str(history.stopped)
 
     assert run_virtual_ranks(2, work) == ["two steps are enough"] * 2

@@ -61,9 +61,13 @@ def test_every_stage_equals_one_process(
     dtype: str, count: int, stage: int, ranks: int, options: dict[str, Any]
 ) -> None:
     found = trained(
-        ranks, partial(network, OPTIMIZERS["momentum"], dtype=dtype), sharded(stage, **options),
-        samples(count, dtype), watch=False, validation=samples(7, dtype),
-    )  # fmt: skip
+        ranks,
+        partial(network, OPTIMIZERS["momentum"], dtype=dtype),
+        sharded(stage, **options),
+        samples(count, dtype),
+        watch=False,
+        validation=samples(7, dtype),
+    )
     assert found.same_on_all_ranks()
     assert_close(found, one_process(dtype, count))
 
@@ -133,9 +137,10 @@ def _measured(ranks: int, make: Any) -> list[tuple[int, int, int]]:
         plan.run(feeds)
         sent = strategy.plan_communicator.traffic.since(mark).total.bytes_sent
         kept = sum(
-            symbol.spec.nbytes for symbol in plan.symbols
+            symbol.spec.nbytes
+            for symbol in plan.symbols
             if symbol.role == "variable" and symbol.spec.size > 8
-        )  # fmt: skip
+        )
         return sent, plan.arena_bytes, kept
 
     return run_virtual_ranks(ranks, work)

@@ -39,17 +39,27 @@ pipeline = strategies_of(PipelineParallel)
 def dense(**more: Any) -> cd.NeuralNetwork:
     """Five layers that differ, with dropout between them."""
     layers = [
-        nn.Input((FEATURES,)), nn.Dense(7, activation="tanh"), nn.Dropout(0.3), nn.Dense(5),
-        nn.ReLU(), nn.Dense(6, activation="relu"), nn.Dense(CLASSES),
-    ]  # fmt: skip
+        nn.Input((FEATURES,)),
+        nn.Dense(7, activation="tanh"),
+        nn.Dropout(0.3),
+        nn.Dense(5),
+        nn.ReLU(),
+        nn.Dense(6, activation="relu"),
+        nn.Dense(CLASSES),
+    ]
     return network(layers=layers, **more)
 
 
 def normalised(**more: Any) -> cd.NeuralNetwork:
     layers = [
-        nn.Input((FEATURES,)), nn.Dense(5, bias=False), nn.BatchNorm(), nn.ReLU(), nn.Dense(4),
-        nn.BatchNorm(), nn.Dense(CLASSES),
-    ]  # fmt: skip
+        nn.Input((FEATURES,)),
+        nn.Dense(5, bias=False),
+        nn.BatchNorm(),
+        nn.ReLU(),
+        nn.Dense(4),
+        nn.BatchNorm(),
+        nn.Dense(CLASSES),
+    ]
     return network(layers=layers, **more)
 
 
@@ -77,9 +87,13 @@ def test_it_equals_one_process_on_the_whole_batch(
 ) -> None:
     """Dropout has the same masks, and the last batch is smaller than others."""
     found = trained(
-        ranks, partial(dense, dtype=dtype), pipeline(**options), samples(count, dtype),
-        watch=False, validation=samples(7, dtype),
-    )  # fmt: skip
+        ranks,
+        partial(dense, dtype=dtype),
+        pipeline(**options),
+        samples(count, dtype),
+        watch=False,
+        validation=samples(7, dtype),
+    )
     assert found.same_on_all_ranks()
     assert_close(found, one_process(dtype, count))
 
@@ -131,13 +145,19 @@ def test_half_precision_with_a_loss_scale() -> None:
 @pytest.mark.parametrize(
     "layers",
     [
-        [nn.Input((2, 6, 6)), nn.Conv2D(3, 3, padding=1), nn.ReLU(), nn.MaxPool2D(2),
-         nn.Conv2D(4, 3), nn.Flatten(), nn.Dense(CLASSES)],
-        [nn.Input((4, 6)), nn.MultiHeadAttention(2), nn.LayerNorm(), nn.LSTM(6),
-         nn.Dense(CLASSES)],
+        [
+            nn.Input((2, 6, 6)),
+            nn.Conv2D(3, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2D(2),
+            nn.Conv2D(4, 3),
+            nn.Flatten(),
+            nn.Dense(CLASSES),
+        ],
+        [nn.Input((4, 6)), nn.MultiHeadAttention(2), nn.LayerNorm(), nn.LSTM(6), nn.Dense(CLASSES)],
     ],
     ids=["images", "sequences"],
-)  # fmt: skip
+)
 def test_layers_of_all_kinds_flow(layers: list[nn.Layer]) -> None:
     shape = layers[0].shape  # type: ignore[attr-defined]
     x = np.random.default_rng(0).normal(size=(10, *shape))
@@ -158,9 +178,13 @@ def test_batch_normalisation_is_over_a_part() -> None:
     """As one process does that takes a step for every three batches of four samples."""
     data = samples(24)
     found = trained(
-        3, partial(normalised, batch_size=12), pipeline(micro_batches=3), data, watch=False,
+        3,
+        partial(normalised, batch_size=12),
+        pipeline(micro_batches=3),
+        data,
+        watch=False,
         shuffle=False,
-    )  # fmt: skip
+    )
     assert found.same_on_all_ranks()
     slow = partial(
         normalised, batch_size=4, optimizer=lambda: optim.SGD(0.1, momentum=0.9, accumulate=3)
@@ -178,8 +202,9 @@ def test_batch_normalisation_is_over_all_pipelines() -> None:
     data = samples(20)
     found = trained(4, normalised, pipeline(data=2, micro_batches=2), data, watch=False)
     assert found.same_on_all_ranks()
-    assert_close(found, trained(2, normalised, pipeline(stages=1, micro_batches=2), data,
-                                watch=False), 1e-12)  # fmt: skip
+    assert_close(
+        found, trained(2, normalised, pipeline(stages=1, micro_batches=2), data, watch=False), 1e-12
+    )
     whole = trained(4, normalised, pipeline(data=2, micro_batches=1), data, watch=False)
     assert_close(whole, alone(normalised, data), 1e-12)
 
@@ -347,14 +372,17 @@ def test_while_steps_run_a_rank_has_its_stage_alone() -> None:
         def epoch_ends(self, run: cd.Run) -> None:
             assert all(np.isfinite(each.numpy()).all() for each in run.model.parameters())
 
-    models = [network(layers=[nn.Input((FEATURES,)), nn.Dense(4), nn.Dense(CLASSES)])
-              for _ in range(2)]  # fmt: skip
+    models = [
+        network(layers=[nn.Input((FEATURES,)), nn.Dense(4), nn.Dense(CLASSES)]) for _ in range(2)
+    ]
 
     def work(comm: Communicator) -> None:
         models[comm.rank].fit(
-            samples(10), parallel=PipelineParallel(communicator=comm), verbose=0,
+            samples(10),
+            parallel=PipelineParallel(communicator=comm),
+            verbose=0,
             callbacks=[Nosy()],
-        )  # fmt: skip
+        )
 
     run_virtual_ranks(2, work)
     for rank, layer in enumerate(("1-Dense", "2-Dense")):
@@ -507,9 +535,13 @@ def test_layers_are_timed(precision: str | None, monkeypatch: pytest.MonkeyPatch
 
     def make() -> cd.NeuralNetwork:
         layers = [
-            nn.Input((4,), dtype="int64"), nn.Embedding(5, 6), nn.LSTM(6), nn.Dropout(0.5),
-            nn.BatchNorm(), nn.Dense(CLASSES),
-        ]  # fmt: skip
+            nn.Input((4,), dtype="int64"),
+            nn.Embedding(5, 6),
+            nn.LSTM(6),
+            nn.Dropout(0.5),
+            nn.BatchNorm(),
+            nn.Dense(CLASSES),
+        ]
         return network(layers=layers, dtype="float32", precision=precision)
 
     seen: list[float] = []

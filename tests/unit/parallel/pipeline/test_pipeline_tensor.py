@@ -29,9 +29,14 @@ from tests.unit.parallel.tensor.test_tensor_parallel import LAYERS
 def dense() -> list[nn.Layer]:
     """By outputs, then by inputs; seven features on two ranks are four and three."""
     return [
-        nn.Input((FEATURES,)), nn.Dense(7, activation="tanh"), nn.Dropout(0.3), nn.Dense(5),
-        nn.ReLU(), nn.Dense(6, activation="relu"), nn.Dense(CLASSES),
-    ]  # fmt: skip
+        nn.Input((FEATURES,)),
+        nn.Dense(7, activation="tanh"),
+        nn.Dropout(0.3),
+        nn.Dense(5),
+        nn.ReLU(),
+        nn.Dense(6, activation="relu"),
+        nn.Dense(CLASSES),
+    ]
 
 
 KINDS = {"dense": dense, "attention": LAYERS["attention"], "images": LAYERS["images"]}
@@ -54,22 +59,29 @@ def one_process(kind: str, dtype: str, count: int) -> Trained:
         ("dense", 4, {}, "float32", 10),
         # A cut inside a pair: what crosses it are parts.
         (
-            "dense", 4, {"stages": ["3-Dense"], "schedule": "fill-drain", "micro_batches": 2},
-            "float64", 27,
+            "dense",
+            4,
+            {"stages": ["3-Dense"], "schedule": "fill-drain", "micro_batches": 2},
+            "float64",
+            27,
         ),
         ("dense", 6, {"model": 3, "micro_batches": 2}, "float64", 20),
         ("attention", 4, {"micro_batches": 2}, "float64", 20),
         # Statistics are those of the batch if it is not cut.
         ("images", 8, {"data": 2, "micro_batches": 1}, "float64", 20),
     ],
-)  # fmt: skip
+)
 def test_it_equals_one_process_on_the_whole_batch(
     kind: str, ranks: int, options: dict[str, Any], dtype: str, count: int
 ) -> None:
     found = trained(
-        ranks, partial(made, kind, dtype), pipeline(**{"model": 2, "least": 1} | options),
-        samples(count, dtype), watch=False, validation=samples(7, dtype),
-    )  # fmt: skip
+        ranks,
+        partial(made, kind, dtype),
+        pipeline(**{"model": 2, "least": 1} | options),
+        samples(count, dtype),
+        watch=False,
+        validation=samples(7, dtype),
+    )
     assert found.same_on_all_ranks()
     assert_close(found, one_process(kind, dtype, count))
 

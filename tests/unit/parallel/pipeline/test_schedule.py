@@ -52,9 +52,10 @@ def stepped(ranks: int, parts: int, count: int, **options: Any) -> list[tuple[Pl
         mark = neighbours.mark()
         plan.run({name: feeds[name] for name in plan.inputs})
         kept = sum(
-            symbol.spec.nbytes for symbol in plan.symbols
+            symbol.spec.nbytes
+            for symbol in plan.symbols
             if symbol.role == "variable" and symbol.spec.size > 8
-        )  # fmt: skip
+        )
         return plan, neighbours.since(mark).total.bytes_sent, kept
 
     return run_virtual_ranks(ranks, work)
@@ -101,12 +102,19 @@ def test_plans_show_where_data_move() -> None:
     ops = [row.op for row in plan.explain(time=False).rows]
     moves = [text for text in ops if "pipeline" in text or "turn" in text]
     assert moves == [
-        "start receive at 0 over pipeline", "finish receive at 0 over pipeline",
-        "start receive at 0 over pipeline", "turn: forward 0",
-        "start send at 0 over pipeline", "turn: backward 0", "finish receive at 0 over pipeline",
-        "turn: forward 1", "finish send at 0 over pipeline", "start send at 0 over pipeline",
-        "turn: backward 1", "finish send at 0 over pipeline",
-    ]  # fmt: skip
+        "start receive at 0 over pipeline",
+        "finish receive at 0 over pipeline",
+        "start receive at 0 over pipeline",
+        "turn: forward 0",
+        "start send at 0 over pipeline",
+        "turn: backward 0",
+        "finish receive at 0 over pipeline",
+        "turn: forward 1",
+        "finish send at 0 over pipeline",
+        "start send at 0 over pipeline",
+        "turn: backward 1",
+        "finish send at 0 over pipeline",
+    ]
 
 
 def test_stages_that_wait_for_each_other_are_told() -> None:
@@ -129,7 +137,10 @@ def test_updates_are_written_down_for_one_part_of_a_batch(monkeypatch: pytest.Mo
         return network(layers=[nn.Input((6,)), nn.Dense(4), nn.Dense(3)])
 
     trained(
-        2, make, strategies_of(PipelineParallel)(micro_batches=4),
-        samples(10), watch=False,
-    )  # fmt: skip
+        2,
+        make,
+        strategies_of(PipelineParallel)(micro_batches=4),
+        samples(10),
+        watch=False,
+    )
     assert written == [4, 4]

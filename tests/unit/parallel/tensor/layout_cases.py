@@ -38,9 +38,12 @@ class Case:
     def model(self) -> cd.NeuralNetwork:
         """A new model, the same each time."""
         return cd.NeuralNetwork(
-            self.layers(), optimizer=self.optimizer(), dtype="float64", seed=7,
+            self.layers(),
+            optimizer=self.optimizer(),
+            dtype="float64",
+            seed=7,
             batch_size=self.batch_size,
-        )  # fmt: skip
+        )
 
     def on_ranks(self) -> Trained:
         """Trained in these layouts."""

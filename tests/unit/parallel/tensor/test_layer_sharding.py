@@ -39,5 +39,7 @@ def test_the_layers_of_alexnet() -> None:
     (found,) = RankGraph(0, RANKS, parts, AXIS).written([y.node])
     moved = [node for node in topological([found]) if node.op.name in ("all_gather", "all_sum")]
     assert [(node.op.name, node.shape) for node in moved] == [
-        ("all_gather", (5, 9216)), ("all_sum", (5, 4096)), ("all_gather", (5, 1000)),
-    ]  # fmt: skip
+        ("all_gather", (5, 9216)),
+        ("all_sum", (5, 4096)),
+        ("all_gather", (5, 1000)),
+    ]

@@ -42,10 +42,14 @@ def test_random_networks_in_random_layouts(seed: int) -> None:
 
 def images() -> list[nn.Layer]:
     return [
-        nn.Input((2, 4, 4)), nn.Conv2D(4, 3, padding=1, activation="relu", name="conv"),
-        nn.BatchNorm(), nn.Flatten(), nn.Dense(16, activation="relu", name="up"), nn.Dropout(0.3),
+        nn.Input((2, 4, 4)),
+        nn.Conv2D(4, 3, padding=1, activation="relu", name="conv"),
+        nn.BatchNorm(),
+        nn.Flatten(),
+        nn.Dense(16, activation="relu", name="up"),
+        nn.Dropout(0.3),
         nn.Dense(CLASSES, name="down"),
-    ]  # fmt: skip
+    ]
 
 
 def pictures(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -105,9 +109,10 @@ def test_lengths_count_each_element_once() -> None:
     def make() -> cd.NeuralNetwork:
         layers = [nn.Input((FEATURES,)), nn.Dense(6, activation="tanh"), nn.Dense(CLASSES)]
         return network(
-            layers=layers, optimizer=lambda: optim.LAMB(0.01, clip=optim.ClipNorm(0.1)),
+            layers=layers,
+            optimizer=lambda: optim.LAMB(0.01, clip=optim.ClipNorm(0.1)),
             batch_size=8,
-        )  # fmt: skip
+        )
 
     data = samples(16)
     found = trained(4, make, partial(over, layouts), data, watch=False)
@@ -207,7 +212,7 @@ WRONG_FOR_THE_MODEL: list[tuple[Any, str]] = [
     ({"up": dm.Axis(2)}, r"a layout for a value of shape \(8, 16\) on 2 ranks, got Axis\(axis=2"),
     ({"up": dm.Rows(ranks=[0, 5])}, r"expected a layout on ranks 0 to 1, got .*5$"),
     ({"up": dm.Grid(3)}, r"a layout for a value of shape \(8, 16\) on 2 ranks, got Grid\(3,\)"),
-]  # fmt: skip
+]
 
 
 def test_layouts_that_cannot_be_are_refused() -> None:

@@ -28,34 +28,54 @@ from tests.unit.parallel.ranks import (
 LAYERS: dict[str, Callable[[], list[nn.Layer]]] = {
     # By outputs (of which 2 or 3 ranks have different numbers), then by inputs; and again.
     "dense": lambda: [
-        nn.Input((FEATURES,)), nn.Dense(5, bias=False), nn.BatchNorm(), nn.ReLU(), nn.Dropout(0.3),
-        nn.Dense(7, activation="tanh"), nn.Dense(4, activation="relu"), nn.Dense(CLASSES),
+        nn.Input((FEATURES,)),
+        nn.Dense(5, bias=False),
+        nn.BatchNorm(),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        nn.Dense(7, activation="tanh"),
+        nn.Dense(4, activation="relu"),
+        nn.Dense(CLASSES),
     ],
     # Channels stay apart through normalisation, pooling and flattening.
     "images": lambda: [
-        nn.Input((FEATURES,)), nn.Reshape((1, 2, 3)), nn.Conv2D(5, 3, padding=1), nn.BatchNorm(),
-        nn.ReLU(), nn.MaxPool2D(2, stride=1), nn.Conv2D(4, 3, padding=1, activation="relu"),
-        nn.Conv2D(4, 1), nn.Flatten(), nn.Dropout(0.3), nn.Dense(6, activation="gelu"),
+        nn.Input((FEATURES,)),
+        nn.Reshape((1, 2, 3)),
+        nn.Conv2D(5, 3, padding=1),
+        nn.BatchNorm(),
+        nn.ReLU(),
+        nn.MaxPool2D(2, stride=1),
+        nn.Conv2D(4, 3, padding=1, activation="relu"),
+        nn.Conv2D(4, 1),
+        nn.Flatten(),
+        nn.Dropout(0.3),
+        nn.Dense(6, activation="gelu"),
         nn.Dense(CLASSES),
     ],
     # Three heads on two ranks.
     "attention": lambda: [
-        nn.Input((FEATURES,)), nn.Reshape((3, 2)), nn.Dense(12),
-        nn.TransformerBlock(3, dropout=0.2, causal=True), nn.GlobalAveragePool(), nn.Dense(CLASSES),
+        nn.Input((FEATURES,)),
+        nn.Reshape((3, 2)),
+        nn.Dense(12),
+        nn.TransformerBlock(3, dropout=0.2, causal=True),
+        nn.GlobalAveragePool(),
+        nn.Dense(CLASSES),
     ],
-}  # fmt: skip
+}
 
 MESHES: dict[str, tuple[int, Callable[[Communicator], Hybrid]]] = {
     "2": (2, lambda comm: TensorParallel(least=1, communicator=comm)),
     "3": (3, lambda comm: TensorParallel(least=1, communicator=comm)),
     "2 x 2": (4, lambda comm: Hybrid({"data": 2, "model": 2}, least=1, communicator=comm)),
     "samples over 3": (
-        3, lambda comm: Hybrid({"model": 3}, least=1, samples="all", communicator=comm),
+        3,
+        lambda comm: Hybrid({"model": 3}, least=1, samples="all", communicator=comm),
     ),
     "samples over 2 x 2": (
-        4, lambda comm: Hybrid({"model": 2, "data": -1}, least=1, samples="all", communicator=comm),
+        4,
+        lambda comm: Hybrid({"model": 2, "data": -1}, least=1, samples="all", communicator=comm),
     ),
-}  # fmt: skip
+}
 
 
 def made(layers: str = "dense", dtype: str = "float64", **more: Any) -> cd.NeuralNetwork:
@@ -86,9 +106,13 @@ def test_it_equals_one_process_on_the_whole_batch(
 ) -> None:
     ranks, strategy = MESHES[mesh]
     found = trained(
-        ranks, partial(made, layers, dtype), strategy, samples(count, dtype), watch=False,
+        ranks,
+        partial(made, layers, dtype),
+        strategy,
+        samples(count, dtype),
+        watch=False,
         validation=samples(7, dtype),
-    )  # fmt: skip
+    )
     assert found.same_on_all_ranks()
     assert_close(found, one_process(layers, dtype, count))
 
@@ -99,9 +123,12 @@ def test_shares_may_be_empty(samples_over: str) -> None:
     data = samples(4)
     mesh = {"data": 3, "model": 2}
     found = trained(
-        6, partial(made, batch_size=2), watch=False, data=data,
+        6,
+        partial(made, batch_size=2),
+        watch=False,
+        data=data,
         strategy=lambda comm: Hybrid(mesh, least=1, samples=samples_over, communicator=comm),
-    )  # fmt: skip
+    )
     assert found.same_on_all_ranks()
     assert_close(found, alone(partial(made, batch_size=2), data), 1e-12)
 
@@ -263,10 +290,16 @@ def test_splits_that_cannot_be_are_refused() -> None:
     _refused(
         r"splits\['2-Danse'\]: expected one of 2-Dense, .*, got '2-Danse'", {"2-Danse": "auto"}
     )
-    _refused(r"expected one of outputs, auto for 3 ranks, got 'inputs'; .* 12 outputs and 2 inputs",
-             {"2-Dense": "inputs"}, ranks=3)  # fmt: skip
-    _refused(r"got 'heads'; each rank needs at least one .*: there are 3 heads",
-             {"3-TransformerBlock/attention": "heads"}, ranks=4)  # fmt: skip
+    _refused(
+        r"expected one of outputs, auto for 3 ranks, got 'inputs'; .* 12 outputs and 2 inputs",
+        {"2-Dense": "inputs"},
+        ranks=3,
+    )
+    _refused(
+        r"got 'heads'; each rank needs at least one .*: there are 3 heads",
+        {"3-TransformerBlock/attention": "heads"},
+        ranks=4,
+    )
     with pytest.raises(ConfigError, match="splits by outputs, inputs, heads, auto, got 'rows'"):
         TensorParallel({"2-Dense": "rows"})
 

@@ -69,18 +69,22 @@ def _steps(
 def block() -> list[nn.Layer]:
     """A layer that is left whole, and two that are not."""
     return [
-        nn.Input((WIDTH,)), nn.Dense(WIDTH, bias=False, name="before"),
-        nn.Dense(HIDDEN, activation="relu", name="up"), nn.Dense(CLASSES, name="down"),
-    ]  # fmt: skip
+        nn.Input((WIDTH,)),
+        nn.Dense(WIDTH, bias=False, name="before"),
+        nn.Dense(HIDDEN, activation="relu", name="up"),
+        nn.Dense(CLASSES, name="down"),
+    ]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_pair_of_layers_needs_one_exchange_each_way(ranks: int) -> None:
     splits = {"up": "auto", "down": "auto"}
     found = _steps(
-        ranks, block, (WIDTH,),
+        ranks,
+        block,
+        (WIDTH,),
         lambda comm: TensorParallel(splits, algorithm="ring", communicator=comm),
-    )  # fmt: skip
+    )
     along = [each for each in found[0].messages if "along model" in each]
     assert along == [f"sum along model of ({SAMPLES}, {CLASSES}) float32"] * 2
     for step in found:
@@ -97,10 +101,12 @@ def test_a_pair_of_layers_needs_one_exchange_each_way(ranks: int) -> None:
 
 def images() -> list[nn.Layer]:
     return [
-        nn.Input((2, 4, 4)), nn.Conv2D(4, 3, padding=1, activation="relu", name="conv"),
-        nn.Flatten(), nn.Dense(HIDDEN, activation="relu", name="up"),
+        nn.Input((2, 4, 4)),
+        nn.Conv2D(4, 3, padding=1, activation="relu", name="conv"),
+        nn.Flatten(),
+        nn.Dense(HIDDEN, activation="relu", name="up"),
         nn.Dense(CLASSES, name="down"),
-    ]  # fmt: skip
+    ]
 
 
 def test_data_parallel_convolutions_before_model_parallel_layers() -> None:
@@ -108,12 +114,17 @@ def test_data_parallel_convolutions_before_model_parallel_layers() -> None:
     these come back to the ranks that have the images; large weights never move."""
     ranks, features = 4, 4 * 4 * 4
     found = _steps(
-        ranks, images, (2, 4, 4),
+        ranks,
+        images,
+        (2, 4, 4),
         lambda comm: Hybrid(
-            {"model": ranks}, {"up": "auto", "down": "auto"}, samples="all", algorithm="ring",
+            {"model": ranks},
+            {"up": "auto", "down": "auto"},
+            samples="all",
+            algorithm="ring",
             communicator=comm,
         ),
-    )  # fmt: skip
+    )
     own = SAMPLES // ranks * features
     along = [each for each in found[0].messages if "along model" in each]
     assert along == [
@@ -138,8 +149,11 @@ def test_data_parallel_convolutions_before_model_parallel_layers() -> None:
 def test_attention_and_its_block_need_two_exchanges_each_way() -> None:
     def layers() -> list[nn.Layer]:
         return [
-            nn.Input((3, WIDTH)), nn.TransformerBlock(4), nn.GlobalAveragePool(), nn.Dense(CLASSES),
-        ]  # fmt: skip
+            nn.Input((3, WIDTH)),
+            nn.TransformerBlock(4),
+            nn.GlobalAveragePool(),
+            nn.Dense(CLASSES),
+        ]
 
     found = _steps(2, layers, (3, WIDTH), lambda comm: TensorParallel(least=256, communicator=comm))
     along = [each for each in found[0].messages if "along model" in each]
@@ -156,11 +170,13 @@ def test_whole_values_cross_a_cut_on_every_rank_and_parts_as_parts(cut: str, cro
     """Each rank sends to that with its place in the next stage, and gets as much back."""
     splits = {"up": "outputs", "down": "inputs"}
     found = _steps(
-        4, block, (WIDTH,),
+        4,
+        block,
+        (WIDTH,),
         lambda comm: PipelineParallel(
             [cut], micro_batches=2, model=2, splits=splits, communicator=comm
         ),
-    )  # fmt: skip
+    )
     for step in found:
         assert step.sent["pipeline"] == SAMPLES * crossing * 4
         assert step.kept["up/weight"] == 3 * WIDTH * HIDDEN * 4 // 2

@@ -57,8 +57,11 @@ def test_what_a_card_is_slow_at_is_done_by_the_host() -> None:
     slow_sort = Table({"exp": 10.0, "sort": 0.1, "log": 10.0})
     found = placed(chain, slow_sort)
     assert places_of(found) == {
-        "exp": "loopback", "sort": "cpu", "item": "cpu", "log": "loopback",
-    }  # fmt: skip
+        "exp": "loopback",
+        "sort": "cpu",
+        "item": "cpu",
+        "log": "loopback",
+    }
     assert "divided" in found.reason
     far = Table({"exp": 10.0, "sort": 0.1, "log": 10.0}, latency=1000.0)
     assert set(places_of(placed(chain, far)).values()) == {"loopback"}
@@ -176,8 +179,10 @@ def test_a_division_by_cost_computes_the_same(monkeypatch: pytest.MonkeyPatch) -
     program = program_of([y.node])
     found = place_nodes(program, CARD, Table({"exp": 10.0, "sort": 0.1, "log": 10.0}))
     assert [part.device.kind for part in parts_of(program, found.groups)] == [
-        "loopback", "cpu", "loopback",
-    ]  # fmt: skip
+        "loopback",
+        "cpu",
+        "loopback",
+    ]
     b = variable("b", HOST)
     monkeypatch.setattr(MeasuredCosts, "_seconds", lambda _, node, device: 1e-3 * device.is_host)
     plan = cd.compile([y + 0.0 * b])

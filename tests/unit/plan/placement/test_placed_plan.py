@@ -30,8 +30,9 @@ def _same_kernels() -> Iterator[None]:
 def variable(name: str, device: str, seed: int = 0) -> Variable:
     draw = np.random.default_rng([seed, sum(map(ord, name))])
     kind = draw.choice([cd.MANAGED, cd.MANAGED, cd.HOST, cd.DEVICE])
-    return op.var(name, SHAPE, fill=draw.normal(size=SHAPE).astype("float32"), device=device,
-                  kind=kind)  # fmt: skip
+    return op.var(
+        name, SHAPE, fill=draw.normal(size=SHAPE).astype("float32"), device=device, kind=kind
+    )
 
 
 def random_program(seed: int, placed: bool) -> tuple[list[Variable], list[Expr]]:
@@ -92,10 +93,20 @@ def fitted(device: str, pin: str | None, keeper: str | None, **options: Any) -> 
     draw = np.random.default_rng(0)
     x, y = draw.integers(0, 50, (64, 6)), draw.integers(0, 3, 64)
     model = cd.NeuralNetwork(
-        [nn.Input((6,), dtype="int64"), nn.Embedding(50, 8, device=pin), nn.Flatten(),
-         nn.Dense(16), nn.BatchNorm(), nn.ReLU(), nn.Dropout(0.2), nn.Dense(3)],
-        optimizer=optim.Adam(0.01, device=keeper, **options), batch_size=16, device=device,
-    )  # fmt: skip
+        [
+            nn.Input((6,), dtype="int64"),
+            nn.Embedding(50, 8, device=pin),
+            nn.Flatten(),
+            nn.Dense(16),
+            nn.BatchNorm(),
+            nn.ReLU(),
+            nn.Dropout(0.2),
+            nn.Dense(3),
+        ],
+        optimizer=optim.Adam(0.01, device=keeper, **options),
+        batch_size=16,
+        device=device,
+    )
     model.fit((x, y), epochs=1, verbose=0)
     return model, [model.evaluate((x, y)), [each.numpy().tolist() for each in model.parameters()]]
 
@@ -230,9 +241,14 @@ def large_step(device: str, keeper: str | None) -> tuple[Any, list[Any]]:
     """A plan of three layers of 64 KiB that Adam trains, and the parameters."""
     draw = np.random.default_rng(0)
     weights = [
-        op.var(f"w{i}", (128, 128), fill=draw.normal(size=(128, 128)).astype("float32") / 16,
-               device=device) for i in range(3)
-    ]  # fmt: skip
+        op.var(
+            f"w{i}",
+            (128, 128),
+            fill=draw.normal(size=(128, 128)).astype("float32") / 16,
+            device=device,
+        )
+        for i in range(3)
+    ]
     y: Expr = op.input("x", (4, 128))
     for weight in weights:
         y = op.tanh(y @ weight)
@@ -299,9 +315,11 @@ def test_what_a_card_has_no_room_for_is_kept_by_the_host(monkeypatch: pytest.Mon
         monkeypatch.setattr(cd.device(device).pool, "_capacity", capacity)
         draw = np.random.default_rng(0)
         model = cd.NeuralNetwork(
-            [nn.Input((128,)), nn.Dense(256), nn.Dense(3)], optimizer=optim.Adam(0.01),
-            batch_size=16, device=device,
-        )  # fmt: skip
+            [nn.Input((128,)), nn.Dense(256), nn.Dense(3)],
+            optimizer=optim.Adam(0.01),
+            batch_size=16,
+            device=device,
+        )
         model.fit((draw.normal(size=(32, 128)), draw.integers(0, 3, 32)), verbose=0)
         return {each.tensor.device.name for each in model.optimizer.variables()}
 

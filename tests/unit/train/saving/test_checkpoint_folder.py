@@ -275,9 +275,11 @@ def test_a_kill_at_any_moment_leaves_the_last_good_one(tmp_path: Path) -> None:
     chance = random.Random(0)
     last, longest = 0, 0.06
     with subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path)], stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, text=True,
-    ) as parent:  # fmt: skip
+        [sys.executable, "-c", WRITER, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as parent:
         assert parent.stdin is not None
         assert parent.stdout is not None
         for _ in range(40):

@@ -46,14 +46,16 @@ def test_the_settings_come_back(tmp_path: Path) -> None:
     model = classifier(
         loss=CrossEntropy(label_smoothing=0.1),
         optimizer=optim.SGD(
-            optim.Cosine(0.1, steps=9), momentum=0.9, clip=optim.ClipNorm(1.0),
+            optim.Cosine(0.1, steps=9),
+            momentum=0.9,
+            clip=optim.ClipNorm(1.0),
             groups=[optim.Group("bias", weight_decay=0.0)],
         ),
         metrics=["accuracy", "f1"],
         batch_size=7,
         epochs=4,
         seed=11,
-    )  # fmt: skip
+    )
     again = load_model(save_model(model, tmp_path / "model.caldera"))
     assert again.optimizer.config() == model.optimizer.config()
     assert again.objective.losses == model.objective.losses

@@ -34,8 +34,10 @@ def dumped(thing: Any) -> Any:
 
 
 WAYS: dict[str, Callable[[Any], Any]] = {
-    "deepcopy": copy.deepcopy, "pickle": pickled, "joblib": dumped
-}  # fmt: skip
+    "deepcopy": copy.deepcopy,
+    "pickle": pickled,
+    "joblib": dumped,
+}
 ways = pytest.mark.parametrize("way", WAYS)
 
 
@@ -83,11 +85,13 @@ def test_a_network_goes_on_to_the_bit() -> None:
 def test_rules_accumulation_and_groups_are_kept() -> None:
     model = classifier(
         optimizer=optim.SGD(
-            optim.ReduceOnPlateau(0.5, patience=0), momentum=0.9, accumulate=3,
+            optim.ReduceOnPlateau(0.5, patience=0),
+            momentum=0.9,
+            accumulate=3,
             groups=[optim.Group("bias", weight_decay=0.0)],
         ),
         batch_size=optim.GrowingBatch(16, factor=2.0, every=1),
-    )  # fmt: skip
+    )
     x, y = points()
     model.fit((x, y), epochs=2, verbose=0)
     for way in WAYS.values():

@@ -162,11 +162,16 @@ def test_what_does_not_fit_together_is_refused() -> None:
         replace(good, train=[1, 2, -3]),
         replace(good, roc=good.roc[:2]),
         replace(good, roc=[replace(curve, true_positive=[]), *good.roc[1:]]),
-        replace(good, roc=[replace(curve, false_positive=[np.nan] * len(curve.false_positive)),
-                           *good.roc[1:]]),
+        replace(
+            good,
+            roc=[
+                replace(curve, false_positive=[np.nan] * len(curve.false_positive)),
+                *good.roc[1:],
+            ],
+        ),
         replace(good, calibration=[replace(good.calibration[0], accuracy=2.0)]),
         replace(good, calibration=[replace(good.calibration[0], samples=0)]),
-    ):  # fmt: skip
+    ):
         with pytest.raises(DataError, match=r"run\.json"):
             _check_classes(bad, 3)
 

@@ -83,8 +83,11 @@ def test_nothing_of_an_earlier_run_is_left(
     other = dataclasses.replace(data, name="weeds")
     run.write(model, cd.History(), other, measured=False)
     assert sorted(each.name for each in tmp_path.iterdir()) == [
-        "history.json", "mine.caldera", "run.json", "weeds.caldera",
-    ]  # fmt: skip
+        "history.json",
+        "mine.caldera",
+        "run.json",
+        "weeds.caldera",
+    ]
 
 
 def test_only_the_first_of_several_ranks_writes(
@@ -177,9 +180,11 @@ def test_numbers_that_json_has_not_survive(
     ],
 )
 def test_damaged_records_are_refused(
-    trained: tuple[cd.NeuralNetwork, cd.History, cd.data.Dataset], tmp_path: Path,
-    change: dict[str, object], said: str,
-) -> None:  # fmt: skip
+    trained: tuple[cd.NeuralNetwork, cd.History, cd.data.Dataset],
+    tmp_path: Path,
+    change: dict[str, object],
+    said: str,
+) -> None:
     run = cd.RunFolder(tmp_path)
     plain = to_plain(run.write(*trained, measured=False))
     (tmp_path / "run.json").write_text(json.dumps(plain | change))

@@ -139,9 +139,13 @@ def test_a_resumed_run_goes_on_in_the_same_charts(tmp_path: Path) -> None:
     def go(resume: bool, *more: cd.Callback) -> cd.History:
         board = cd.TensorBoard(tmp_path / "board", every=1, histograms=0)
         return small(epochs=3).fit(
-            samples(), validation=samples(20), callbacks=[board, *more], verbose=0,
-            checkpoint=tmp_path / "run", resume=resume,
-        )  # fmt: skip
+            samples(),
+            validation=samples(20),
+            callbacks=[board, *more],
+            verbose=0,
+            checkpoint=tmp_path / "run",
+            resume=resume,
+        )
 
     with pytest.raises(RuntimeError):
         go(False, Fails())

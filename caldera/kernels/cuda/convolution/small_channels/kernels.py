@@ -153,21 +153,33 @@ def _gradient(tiling: WeightGradientTiling, call: Call) -> list[Launch]:
     dtype = out.dtype.name
     parts = Scratch(call.workspace).array((tiling.blocks, tiling.partial), float32)
     first = Launch(
-        text(WEIGHT_GRADIENT, dtype, tiling.constants, tiling.least_resident), WEIGHT_GRADIENT.name,
-        (tiling.blocks, tiling.parts, 1), tiling.threads,
-        WEIGHT_GRADIENT.bind(parts=parts, images=images, gradients=gradient,
-                             pixel_tiles=tiling.pixel_tiles.numbers(out.itemsize)), tiling.shared,
-    )  # fmt: skip
+        text(WEIGHT_GRADIENT, dtype, tiling.constants, tiling.least_resident),
+        WEIGHT_GRADIENT.name,
+        (tiling.blocks, tiling.parts, 1),
+        tiling.threads,
+        WEIGHT_GRADIENT.bind(
+            parts=parts,
+            images=images,
+            gradients=gradient,
+            pixel_tiles=tiling.pixel_tiles.numbers(out.itemsize),
+        ),
+        tiling.shared,
+    )
     results, channels, *taps = out.shape
     filters = FilterNumbers(
-        results=results, width=tiling.width, terms=tiling.terms, channels=channels,
+        results=results,
+        width=tiling.width,
+        terms=tiling.terms,
+        channels=channels,
         taps=taps[0] * taps[1],
-    )  # fmt: skip
+    )
     second = Launch(
-        reduction_text(dtype), REDUCE_WEIGHT_GRADIENT.name, -(-tiling.partial // 32),
+        reduction_text(dtype),
+        REDUCE_WEIGHT_GRADIENT.name,
+        -(-tiling.partial // 32),
         REDUCTION_THREADS,
         REDUCE_WEIGHT_GRADIENT.bind(out=out, parts=parts, count=tiling.blocks, filter=filters),
-    )  # fmt: skip
+    )
     return [first, second]
 
 
@@ -193,15 +205,25 @@ def _supports_large(rank: int, node: Node) -> bool:
 for _op in FILTERS:
     TABLE.add(
         Kernel(
-            _op, "cuda", "few channels", partial(_bind, 0), _supports_small, partial(_workspace, 0),
-            priority=PRIORITIES[0], measured=False,
+            _op,
+            "cuda",
+            "few channels",
+            partial(_bind, 0),
+            _supports_small,
+            partial(_workspace, 0),
+            priority=PRIORITIES[0],
+            measured=False,
         )
-    )  # fmt: skip
+    )
     for _rank in range(RANKS):
         TABLE.add(
             Kernel(
-                _op, "cuda", f"few channels, way {_rank + 1}", partial(_bind, _rank),
-                partial(_supports_large, _rank), partial(_workspace, _rank),
+                _op,
+                "cuda",
+                f"few channels, way {_rank + 1}",
+                partial(_bind, _rank),
+                partial(_supports_large, _rank),
+                partial(_workspace, _rank),
                 priority=PRIORITIES[_rank],
             )
-        )  # fmt: skip
+        )

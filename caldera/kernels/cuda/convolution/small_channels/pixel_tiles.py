@@ -19,12 +19,28 @@ class PixelTilesNumbers(ctypes.Structure):
 
     _fields_ = [
         *[(name, Divider) for name in ("across", "down", "width", "area", "height")],
-        *[(name, ctypes.c_int) for name in (
-            "tiles", "tile_images", "tile_height", "pixels", "images", "source_height",
-            "source_width", "target_height", "target_width", "stride_y", "stride_x", "start_y",
-            "start_x", "pieces", "pitch", "seen",
-        )],
-    ]  # fmt: skip
+        *[
+            (name, ctypes.c_int)
+            for name in (
+                "tiles",
+                "tile_images",
+                "tile_height",
+                "pixels",
+                "images",
+                "source_height",
+                "source_width",
+                "target_height",
+                "target_width",
+                "stride_y",
+                "stride_x",
+                "start_y",
+                "start_x",
+                "pieces",
+                "pitch",
+                "seen",
+            )
+        ],
+    ]
 
 
 @dataclass(frozen=True)
@@ -74,14 +90,23 @@ class PixelTiles:
         size = ("height", "width")
         return PixelTilesNumbers(
             across=Divider.by(work.target[1] // self.width),
-            down=Divider.by(work.target[0] // self.height), width=Divider.by(self.width),
-            area=Divider.by(self.height * self.width), height=Divider.by(rows),
-            tiles=self.tiles, tile_images=self.images, tile_height=self.height,
-            pixels=self.pixels, images=work.batch, **by_axis("source_", work.source, size),
-            **by_axis("target_", work.target, size), **by_axis("stride_", work.stride),
-            **by_axis("start_", work.start), pieces=columns * pieces, pitch=self.pitch,
+            down=Divider.by(work.target[0] // self.height),
+            width=Divider.by(self.width),
+            area=Divider.by(self.height * self.width),
+            height=Divider.by(rows),
+            tiles=self.tiles,
+            tile_images=self.images,
+            tile_height=self.height,
+            pixels=self.pixels,
+            images=work.batch,
+            **by_axis("source_", work.source, size),
+            **by_axis("target_", work.target, size),
+            **by_axis("stride_", work.stride),
+            **by_axis("start_", work.start),
+            pieces=columns * pieces,
+            pitch=self.pitch,
             seen=self.seen,
-        )  # fmt: skip
+        )
 
 
 def pixel_tilings(work: Correlation, pixel: int) -> Iterator[PixelTiles]:

@@ -13,28 +13,47 @@ struct S {{
     static const int {constants};
 }};
 """
-CORRELATE = KernelTemplate("correlate_small_channels", {
-    "out": "T*", "images": "const T* __restrict__", "filters": "const T* __restrict__",
-    "pixel_tiles": "PixelTiles",
-}, """{{
+CORRELATE = KernelTemplate(
+    "correlate_small_channels",
+    {
+        "out": "T*",
+        "images": "const T* __restrict__",
+        "filters": "const T* __restrict__",
+        "pixel_tiles": "PixelTiles",
+    },
+    """{{
     DYNAMIC_SHARED(char, shared);
     block_correlate_small_channels<T, S>(shared, out, images, filters, pixel_tiles);
 }}
-""")  # fmt: skip
-WEIGHT_GRADIENT = KernelTemplate("small_channels_weight_gradient", {
-    "parts": "float*", "images": "const T* __restrict__", "gradients": "const T* __restrict__",
-    "pixel_tiles": "PixelTiles",
-}, """{{
+""",
+)
+WEIGHT_GRADIENT = KernelTemplate(
+    "small_channels_weight_gradient",
+    {
+        "parts": "float*",
+        "images": "const T* __restrict__",
+        "gradients": "const T* __restrict__",
+        "pixel_tiles": "PixelTiles",
+    },
+    """{{
     DYNAMIC_SHARED(char, shared);
     block_weight_gradient<T, S>(shared, parts, images, gradients, pixel_tiles);
 }}
-""")  # fmt: skip
-REDUCE_WEIGHT_GRADIENT = KernelTemplate("reduce_weight_gradient", {
-    "out": "T*", "parts": "const float* __restrict__", "count": "i32", "filter": "Filter",
-}, """{{
+""",
+)
+REDUCE_WEIGHT_GRADIENT = KernelTemplate(
+    "reduce_weight_gradient",
+    {
+        "out": "T*",
+        "parts": "const float* __restrict__",
+        "count": "i32",
+        "filter": "Filter",
+    },
+    """{{
     block_reduce_weight_gradient<T, {threads} / 32>(out, parts, count, filter);
 }}
-""")  # fmt: skip
+""",
+)
 _HEADERS = {CORRELATE: "small_channels.cuh", WEIGHT_GRADIENT: "small_channels_weight_gradient.cuh"}
 REDUCTION_THREADS = 256
 

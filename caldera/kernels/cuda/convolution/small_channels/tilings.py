@@ -139,17 +139,30 @@ class CorrelationTiling:
         lines, length, stride = self.lines
         work = self.work
         return {
-            "CHANNELS": work.channels, "RESULTS": work.results, "TAPS_Y": work.taps[0],
-            "TAPS_X": work.taps[1], "TURNED": int(self.turned), "PER": self.per,
-            "ACROSS": self.across, "THREADS": 32 * self.warps, "BUFFERS": self.buffers,
-            "PIXEL": self.pixel_tiles.pixel, "LINE_WORDS": self.line_words, "STEPS": self.steps,
-            "SIDE": self.side, "LINES": lines, "LENGTH": length, "STRIDE": stride,
-            "RAW_STEP": self.raw_step, "RAW_PITCH": self.raw_pitch,
-            "RAW_BYTES": self.raw_bytes, "ORDERED_BYTES": self.ordered_bytes,
+            "CHANNELS": work.channels,
+            "RESULTS": work.results,
+            "TAPS_Y": work.taps[0],
+            "TAPS_X": work.taps[1],
+            "TURNED": int(self.turned),
+            "PER": self.per,
+            "ACROSS": self.across,
+            "THREADS": 32 * self.warps,
+            "BUFFERS": self.buffers,
+            "PIXEL": self.pixel_tiles.pixel,
+            "LINE_WORDS": self.line_words,
+            "STEPS": self.steps,
+            "SIDE": self.side,
+            "LINES": lines,
+            "LENGTH": length,
+            "STRIDE": stride,
+            "RAW_STEP": self.raw_step,
+            "RAW_PITCH": self.raw_pitch,
+            "RAW_BYTES": self.raw_bytes,
+            "ORDERED_BYTES": self.ordered_bytes,
             "LIST_BYTES": self.list_bytes,
             "IS_EVEN": int(self.itemsize == 4 or work.stride[1] * work.channels % 2 == 0),
             "IS_FULL": int(self.parts * 8 * self.across == work.results),
-        }  # fmt: skip
+        }
 
     @property
     def shared(self) -> int:

@@ -92,12 +92,23 @@ class WeightGradientTiling:
         """What the kernel is compiled with."""
         work = self.work
         return {
-            "CHANNELS": work.channels, "RESULTS": work.results, "TAPS_Y": work.taps[0],
-            "TAPS_X": work.taps[1], "ROWS": self.rows, "TILES": self.tiles, "SHARE": self.share,
-            "SPLIT": self.split, "THREADS": self.threads, "BUFFERS": self.buffers,
-            "PIXEL": self.pixel_tiles.pixel, "DEPTH": self.depth, "GRADIENT_PITCH": self.pitch,
-            "TERMS": self.terms, "WIDTH": self.width, "IS_TURNED": int(self.is_turned),
-        }  # fmt: skip
+            "CHANNELS": work.channels,
+            "RESULTS": work.results,
+            "TAPS_Y": work.taps[0],
+            "TAPS_X": work.taps[1],
+            "ROWS": self.rows,
+            "TILES": self.tiles,
+            "SHARE": self.share,
+            "SPLIT": self.split,
+            "THREADS": self.threads,
+            "BUFFERS": self.buffers,
+            "PIXEL": self.pixel_tiles.pixel,
+            "DEPTH": self.depth,
+            "GRADIENT_PITCH": self.pitch,
+            "TERMS": self.terms,
+            "WIDTH": self.width,
+            "IS_TURNED": int(self.is_turned),
+        }
 
     @property
     def shared(self) -> int:

@@ -71,9 +71,14 @@ class _Calls:
         )
 
     def transform(
-        self, kernel: NativeKernel, image: np.ndarray, block: tuple[int, int], *,
-        padding: tuple[int, int], is_other: bool,
-    ) -> NativeCall:  # fmt: skip
+        self,
+        kernel: NativeKernel,
+        image: np.ndarray,
+        block: tuple[int, int],
+        *,
+        padding: tuple[int, int],
+        is_other: bool,
+    ) -> NativeCall:
         """Tiles of an image to points or back, for the tiles of one block."""
         layout, constants = self.layout, self.constants
         _, channels, height, width = image.shape
@@ -81,20 +86,32 @@ class _Calls:
         sides = steps_of_tiles if is_other else (layout.length, layout.length)
         is_back = kernel is kernels.inverse_transform
         values = {
-            "image": image, "image_step": steps(image)[0], "row_step": width * channels,
-            "channels": channels, "height": height, "width": width,
-            "top": padding[0], "left": padding[1],
-            "tile_rows": steps_of_tiles[0], "tile_columns": steps_of_tiles[1],
-            "side_rows": sides[0], "side_columns": sides[1], "gemm": self.gemm,
-            "down": layout.grid(layout.length)[0], "across": layout.grid(layout.length)[1],
-            "first": block[0], "end": block[1],
+            "image": image,
+            "image_step": steps(image)[0],
+            "row_step": width * channels,
+            "channels": channels,
+            "height": height,
+            "width": width,
+            "top": padding[0],
+            "left": padding[1],
+            "tile_rows": steps_of_tiles[0],
+            "tile_columns": steps_of_tiles[1],
+            "side_rows": sides[0],
+            "side_columns": sides[1],
+            "gemm": self.gemm,
+            "down": layout.grid(layout.length)[0],
+            "across": layout.grid(layout.length)[1],
+            "first": block[0],
+            "end": block[1],
             "matrix": constants.back_down if is_back else constants.down,
             "other_matrix": constants.back_across if is_back else constants.across,
-            "length": layout.length, "half": frequencies(layout.length),
+            "length": layout.length,
+            "half": frequencies(layout.length),
             "points": self.others if is_other else self.points,
             "step": layout.other_step if is_other else layout.step,
-            "workspace": self.workspace, "workspace_step": layout.workspace,
-        }  # fmt: skip
+            "workspace": self.workspace,
+            "workspace_step": layout.workspace,
+        }
         return kernel.call(given=values, parts=layout.workers)
 
     def product(
@@ -103,11 +120,19 @@ class _Calls:
         """The products of one block."""
         layout = self.layout
         values = {
-            "gemm": self.gemm, "pairs": layout.points // 2, "tiles": block[1] - block[0],
-            "inner": layout.inner, "columns": layout.columns, "filters": self.filters,
-            "filter_step": layout.filter_step, "points": self.points, "step": layout.step,
-            "others": self.others, "other_step": layout.other_step, "is_first": block[0] == 0,
-        }  # fmt: skip
+            "gemm": self.gemm,
+            "pairs": layout.points // 2,
+            "tiles": block[1] - block[0],
+            "inner": layout.inner,
+            "columns": layout.columns,
+            "filters": self.filters,
+            "filter_step": layout.filter_step,
+            "points": self.points,
+            "step": layout.step,
+            "others": self.others,
+            "other_step": layout.other_step,
+            "is_first": block[0] == 0,
+        }
         return kernel.call(given=values, parts=layout.points // 2, **parameters)
 
     def transform_filters(self, kernel: NativeKernel, filters: np.ndarray) -> NativeCall:
@@ -116,11 +141,15 @@ class _Calls:
         taps = layout.geometry.taps
         is_back = kernel is kernels.filter_taps
         values = {
-            "gemm": self.gemm, "filters": filters, "points": self.filters,
-            "step": layout.filter_step, "rows": layout.points,
+            "gemm": self.gemm,
+            "filters": filters,
+            "points": self.filters,
+            "step": layout.filter_step,
+            "rows": layout.points,
             "matrix": constants.taps if is_back else constants.filters,
-            "count": layout.inner * layout.columns, "taps": taps[0] * taps[1],
-        }  # fmt: skip
+            "count": layout.inner * layout.columns,
+            "taps": taps[0] * taps[1],
+        }
         return kernel.call(given=values, parts=layout.workers)
 
     def blocks(self) -> list[tuple[int, int]]:
@@ -201,10 +230,8 @@ def _dense(array: np.ndarray, is_filter: bool, layout: Layout) -> np.ndarray:
     start = 0 if is_filter else 1
     fits = all(
         a == b or n == 1
-        for a, b, n in zip(
-            array.strides[start:], strides[start:], array.shape[start:], strict=True
-        )
-    )  # fmt: skip
+        for a, b, n in zip(array.strides[start:], strides[start:], array.shape[start:], strict=True)
+    )
     if fits and array.dtype == layout.geometry.dtype:
         return array
     memory = np.empty(array.size, layout.geometry.dtype)

@@ -124,20 +124,26 @@ def transform_tiles(k: Emitter, given: Transform) -> None:
         tile = _Tile(k, given, first + index)
         line = tile.columns * channels
         gemm(
-            k, address, (twice, line, tile.rows),
+            k,
+            address,
+            (twice, line, tile.rows),
             (given.matrix.at(tile.first_row), length),
-            (tile.memory, given.row_step), (workspace, k.maximum(line, 1)),
-        )  # fmt: skip
+            (tile.memory, given.row_step),
+            (workspace, k.maximum(line, 1)),
+        )
         matrix = given.other_matrix.at(tile.first_column)
         with k.loop(0, given.half) as frequency:
             place = given.points.at(frequency * length * 2 * given.step + index * channels)
             for part in (0, 1):
                 gemm(
-                    k, address, (length * 2, channels, tile.columns),
+                    k,
+                    address,
+                    (length * 2, channels, tile.columns),
                     (matrix.at(length * part), length * 2),
                     (workspace.at((frequency * 2 + part) * line), channels),
-                    (place, given.step), beta=float(part),
-                )  # fmt: skip
+                    (place, given.step),
+                    beta=float(part),
+                )
 
 
 @native_kernel
@@ -155,15 +161,21 @@ def inverse_transform(k: Emitter, given: Transform) -> None:
             place = given.points.at(frequency * length * 2 * given.step + index * channels)
             for part in (0, 1):
                 gemm(
-                    k, address, (tile.columns, channels, length * 2),
+                    k,
+                    address,
+                    (tile.columns, channels, length * 2),
                     (given.other_matrix.at(length * length * 2 * part), length * 2),
                     (place, given.step),
                     (workspace.at((frequency * 2 + part) * line), channels),
-                )  # fmt: skip
+                )
         gemm(
-            k, address, (tile.rows, line, twice), (given.matrix, twice), (workspace, line),
+            k,
+            address,
+            (tile.rows, line, twice),
+            (given.matrix, twice),
+            (workspace, line),
             (tile.memory, given.row_step),
-        )  # fmt: skip
+        )
 
 
 @native_kernel
@@ -179,9 +191,16 @@ def multiply(k: Emitter, given: Product, transposed: bool) -> None:
 
         def product(a: Pointer, b: Pointer, c: Pointer, alpha: float, beta: float) -> None:
             gemm(
-                k, given.gemm, (given.tiles, columns, inner), (a, inner),
-                (b, distance), (c, columns), tb=transposed, alpha=alpha, beta=beta,
-            )  # fmt: skip
+                k,
+                given.gemm,
+                (given.tiles, columns, inner),
+                (a, inner),
+                (b, distance),
+                (c, columns),
+                tb=transposed,
+                alpha=alpha,
+                beta=beta,
+            )
 
         product(x[0], w[0], y[0], 1.0, 0.0)
         product(x[1], w[1], y[0], 1.0, 1.0)
@@ -200,9 +219,16 @@ def add(k: Emitter, given: Product) -> None:
 
         def product(a: Pointer, b: Pointer, c: Pointer, alpha: float, beta: Number) -> None:
             gemm(
-                k, given.gemm, (columns, inner, given.tiles), (a, columns),
-                (b, inner), (c, inner), ta=True, alpha=alpha, beta=beta,
-            )  # fmt: skip
+                k,
+                given.gemm,
+                (columns, inner, given.tiles),
+                (a, columns),
+                (b, inner),
+                (c, inner),
+                ta=True,
+                alpha=alpha,
+                beta=beta,
+            )
 
         product(y[0], x[0], w[0], 1.0, keep)
         product(y[1], x[1], w[0], 1.0, one)
@@ -217,10 +243,14 @@ def filter_points(k: Emitter, given: Filters) -> None:
     begin, end = k.part_range(given.rows)
     with k.if_then(end > begin):
         gemm(
-            k, given.gemm, (end - begin, given.count, taps),
-            (given.matrix.at(begin * taps), taps), (given.filters, taps),
-            (given.points.at(begin * step), step), tb=True,
-        )  # fmt: skip
+            k,
+            given.gemm,
+            (end - begin, given.count, taps),
+            (given.matrix.at(begin * taps), taps),
+            (given.filters, taps),
+            (given.points.at(begin * step), step),
+            tb=True,
+        )
 
 
 @native_kernel
@@ -230,7 +260,11 @@ def filter_taps(k: Emitter, given: Filters) -> None:
     begin, end = k.part_range(given.count)
     with k.if_then(end > begin):
         gemm(
-            k, given.gemm, (end - begin, taps, given.rows),
-            (given.points.at(begin), step), (given.matrix, taps),
-            (given.filters.at(begin * taps), taps), ta=True,
-        )  # fmt: skip
+            k,
+            given.gemm,
+            (end - begin, taps, given.rows),
+            (given.points.at(begin), step),
+            (given.matrix, taps),
+            (given.filters.at(begin * taps), taps),
+            ta=True,
+        )

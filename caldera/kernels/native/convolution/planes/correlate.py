@@ -25,25 +25,31 @@ def pack_filters(
     rows, columns = work.taps
     of_output, of_input, of_row, of_column = strides
     return gather(
-        filters, target,
+        filters,
+        target,
         (
             Loop(1, 0, 0),
             Loop(work.channels, of_input, rows * columns * width),
             Loop(rows, of_row, columns * width),
             Loop(columns, of_column, width),
         ),
-        length=work.results, neighbour=of_output, width=width, block_step=planes.terms * width,
+        length=work.results,
+        neighbour=of_output,
+        width=width,
+        block_step=planes.terms * width,
         padded=True,
-    )  # fmt: skip
+    )
 
 
 def filling_of(planes: Planes, source: np.ndarray) -> dict[str, Any]:
     """How a strip of the input becomes planes."""
     work = planes.work
     return {
-        "channels": work.channels, "plane": planes.input_plane, "pitch": planes.pitch,
+        "channels": work.channels,
+        "plane": planes.input_plane,
+        "pitch": planes.pitch,
         "images": padded_images(source, work.start),
-    }  # fmt: skip
+    }
 
 
 @dataclass(frozen=True)
@@ -78,29 +84,51 @@ def correlate(
     (N, C, H, W) whose pixels follow each other, channels last."""
     work, own = planes.work, steps(target)
     numbers = {
-        "items": planes.items, "a_image": planes.a_image, "rows": planes.rows,
-        "target_rows": work.target[0], "target_columns": work.target[1],
+        "items": planes.items,
+        "a_image": planes.a_image,
+        "rows": planes.rows,
+        "target_rows": work.target[0],
+        "target_columns": work.target[1],
         "target_image_step": work.target[0] * work.target[1] * work.results,
-        "target_row_step": own[2] if work.target[0] > 1 else 0, "reach_rows": work.reach[0],
-        "output_plane": planes.output_plane, "scratch": planes.scratch,
-        "blocks": -(-work.results // planes.tile[0]), "terms": planes.terms,
-        "tap_rows": work.taps[0], "tap_row_step": work.dilation[0] * planes.pitch,
+        "target_row_step": own[2] if work.target[0] > 1 else 0,
+        "reach_rows": work.reach[0],
+        "output_plane": planes.output_plane,
+        "scratch": planes.scratch,
+        "blocks": -(-work.results // planes.tile[0]),
+        "terms": planes.terms,
+        "tap_rows": work.taps[0],
+        "tap_row_step": work.dilation[0] * planes.pitch,
         "dilation_columns": work.dilation[1],
-    }  # fmt: skip
+    }
     return _correlate.call(
-        source=source, filters=filters, target=target, scratch=scratch,
-        filling=filling_of(planes, source), n=numbers, tile=planes.tile, results=work.results,
-        few=work.channels if work.channels <= FEW else 0, tap_columns=work.taps[1],
+        source=source,
+        filters=filters,
+        target=target,
+        scratch=scratch,
+        filling=filling_of(planes, source),
+        n=numbers,
+        tile=planes.tile,
+        results=work.results,
+        few=work.channels if work.channels <= FEW else 0,
+        tap_columns=work.taps[1],
         parts=planes.parts,
-    )  # fmt: skip
+    )
 
 
 @native_kernel
 def _correlate(
-    k: Emitter, source: Pointer, filters: Pointer, target: Pointer, scratch: Pointer,
-    filling: PlaneFilling, n: _Numbers, tile: tuple[int, int], results: int, few: int,
+    k: Emitter,
+    source: Pointer,
+    filters: Pointer,
+    target: Pointer,
+    scratch: Pointer,
+    filling: PlaneFilling,
+    n: _Numbers,
+    tile: tuple[int, int],
+    results: int,
+    few: int,
     tap_columns: int,
-) -> None:  # fmt: skip
+) -> None:
     channels, vectors = tile
     width = vectors * natural_lanes(source.type)
     planes = scratch.at(k.part * n.scratch)
@@ -126,9 +154,13 @@ def _correlate(
         to = target.at(image * n.target_image_step + row * n.target_row_step)
         with k.loop(0, rows) as y:
             write_row(
-                k, outputs.at(y * filling.pitch), n.output_plane, to.at(y * n.target_row_step),
-                n.target_columns, results,
-            )  # fmt: skip
+                k,
+                outputs.at(y * filling.pitch),
+                n.output_plane,
+                to.at(y * n.target_row_step),
+                n.target_columns,
+                results,
+            )
 
 
 class _Sums:

@@ -39,9 +39,13 @@ class _Numbers:
 
 
 def gradient_calls(
-    planes: Planes, x: np.ndarray, y: np.ndarray, partial: np.ndarray, scratch: np.ndarray,
+    planes: Planes,
+    x: np.ndarray,
+    y: np.ndarray,
+    partial: np.ndarray,
+    scratch: np.ndarray,
     out: np.ndarray,
-) -> list[NativeCall]:  # fmt: skip
+) -> list[NativeCall]:
     """Partial sums, then their sum written to the filters' gradient."""
     return [_sum_call(planes, x, y, partial, scratch), _write_call(planes, partial, out)]
 
@@ -53,21 +57,36 @@ def _sum_call(
     results, taps = planes.sum_tile
     groups = -(-planes.terms // taps)
     numbers = {
-        "items": planes.items, "a_image": planes.a_image, "rows": planes.rows,
-        "target_rows": work.target[0], "target_columns": work.target[1],
-        "reach_rows": work.reach[0], "scratch": planes.scratch,
-        "blocks": planes.whole(results) // results, "groups": groups, "size": planes.sum_size,
-    }  # fmt: skip
+        "items": planes.items,
+        "a_image": planes.a_image,
+        "rows": planes.rows,
+        "target_rows": work.target[0],
+        "target_columns": work.target[1],
+        "reach_rows": work.reach[0],
+        "scratch": planes.scratch,
+        "blocks": planes.whole(results) // results,
+        "groups": groups,
+        "size": planes.sum_size,
+    }
     y_filling = {
-        "channels": work.results, "plane": planes.output_plane, "pitch": planes.pitch,
+        "channels": work.results,
+        "plane": planes.output_plane,
+        "pitch": planes.pitch,
         "images": padded_images(y, (0, 0)),
-    }  # fmt: skip
+    }
     return _sum.call(
-        x=x, y=y, partial=partial, scratch=scratch, offsets=_offsets(planes, groups * taps),
-        x_filling=filling_of(planes, x), y_filling=y_filling, n=numbers, tile=planes.sum_tile,
+        x=x,
+        y=y,
+        partial=partial,
+        scratch=scratch,
+        offsets=_offsets(planes, groups * taps),
+        x_filling=filling_of(planes, x),
+        y_filling=y_filling,
+        n=numbers,
+        tile=planes.sum_tile,
         few=tuple(each if each <= FEW else 0 for each in (work.channels, work.results)),
         parts=planes.sums,
-    )  # fmt: skip
+    )
 
 
 def _offsets(planes: Planes, count: int) -> np.ndarray:
@@ -87,10 +106,18 @@ def _offsets(planes: Planes, count: int) -> np.ndarray:
 
 @native_kernel
 def _sum(
-    k: Emitter, x: Pointer, y: Pointer, partial: Pointer, scratch: Pointer, offsets: Pointer,
-    x_filling: PlaneFilling, y_filling: PlaneFilling, n: _Numbers, tile: tuple[int, int],
+    k: Emitter,
+    x: Pointer,
+    y: Pointer,
+    partial: Pointer,
+    scratch: Pointer,
+    offsets: Pointer,
+    x_filling: PlaneFilling,
+    y_filling: PlaneFilling,
+    n: _Numbers,
+    tile: tuple[int, int],
     few: tuple[int, int],
-) -> None:  # fmt: skip
+) -> None:
     results, taps = tile
     lanes = natural_lanes(x.type)
     x_planes = scratch.at(k.part * n.scratch)
@@ -136,17 +163,27 @@ def _write_call(planes: Planes, partial: np.ndarray, out: np.ndarray) -> NativeC
     axes = np.meshgrid(*(np.arange(length) for length in out.shape), indexing="ij")
     targets = sum(axis * step for axis, step in zip(axes, steps(out), strict=True))
     return _write.call(
-        partial=partial, out=out, sources=np.ascontiguousarray(sources.reshape(-1), np.int64),
-        targets=np.ascontiguousarray(np.reshape(targets, -1), np.int64), count=out.size,
-        sums=planes.sums, size=planes.sum_size,
-    )  # fmt: skip
+        partial=partial,
+        out=out,
+        sources=np.ascontiguousarray(sources.reshape(-1), np.int64),
+        targets=np.ascontiguousarray(np.reshape(targets, -1), np.int64),
+        count=out.size,
+        sums=planes.sums,
+        size=planes.sum_size,
+    )
 
 
 @native_kernel
 def _write(
-    k: Emitter, partial: Pointer, out: ElementPointer, sources: Pointer, targets: Pointer,
-    count: Integer, sums: Integer, size: Integer,
-) -> None:  # fmt: skip
+    k: Emitter,
+    partial: Pointer,
+    out: ElementPointer,
+    sources: Pointer,
+    targets: Pointer,
+    count: Integer,
+    sums: Integer,
+    size: Integer,
+) -> None:
     lanes = natural_lanes(partial.type)
     with k.loop(0, count) as index:
         read = partial.at(sources.load(index))

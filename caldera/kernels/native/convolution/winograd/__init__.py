@@ -89,8 +89,13 @@ for _op in ("conv2d", "conv2d_input", "conv2d_weight"):
     for _name, _size in KERNELS.items():
         TABLE.add(
             Kernel(
-                _op, "cpu", _name, partial(bind, size=_size),
-                partial(_supports, size=_size), partial(_workspace, size=_size), PRIORITY,
+                _op,
+                "cpu",
+                _name,
+                partial(bind, size=_size),
+                partial(_supports, size=_size),
+                partial(_workspace, size=_size),
+                PRIORITY,
                 estimate=partial(_seconds, size=_size),
             )
-        )  # fmt: skip
+        )

@@ -183,16 +183,23 @@ def winograd_call(
     down, across = layout.grid
     given = {
         "images": [image_arguments(images[0], *layout.padding), image_arguments(images[1], 0, 0)],
-        "down": down, "across": across, "first": tiles[0], "end": tiles[1],
+        "down": down,
+        "across": across,
+        "first": tiles[0],
+        "end": tiles[1],
         "block": layout.block,
         "matrices": {"memory": matrices, "step": layout.filter_step, "width": layout.width},
         "points": {"memory": points, "step": layout.step, "width": layout.inner},
         "others": {"memory": others, "step": layout.other_step, "width": layout.width},
-        "borders": border, "border_step": layout.border,
+        "borders": border,
+        "border_step": layout.border,
         "taken": np.zeros(layout.scratches * WORDS_OF_A_LINE, np.int64),
         "scratches": layout.scratches,
         "gemm": 0 if known is None else known.gemm(computed_type(images[0].dtype.name)),
-        "area": layout.points, "kept": layout.kept, "chunks": layout.chunks, "size": layout.size,
+        "area": layout.points,
+        "kept": layout.kept,
+        "chunks": layout.chunks,
+        "size": layout.size,
         "lanes": layout.lanes,
-    }  # fmt: skip
+    }
     return kernel.call(given=given, parts=parts, **parameters)

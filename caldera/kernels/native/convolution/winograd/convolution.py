@@ -75,14 +75,26 @@ class _Arguments(Arguments):
         count = rows[1] - begin
         if register_tile is not None:
             _by_panels(
-                k, left, points.width, right, target, products.width, count, register_tile,
-                channels, padded,
-            )  # fmt: skip
+                k,
+                left,
+                points.width,
+                right,
+                target,
+                products.width,
+                count,
+                register_tile,
+                channels,
+                padded,
+            )
             return
         gemm(
-            k, self.gemm, (count, products.width, points.width), (left, points.width),
-            (right, products.width), (target, products.width),
-        )  # fmt: skip
+            k,
+            self.gemm,
+            (count, products.width, points.width),
+            (left, points.width),
+            (right, products.width),
+            (target, products.width),
+        )
 
 
 def _by_panels(
@@ -139,24 +151,43 @@ def _by_panels(
 
 @native_kernel
 def _apart(
-    k: Emitter, given: _Arguments, register_tile: tuple[int, int] | None, channels: int,
-    padded: bool, numbers: Steps | None, grain: Integer, sums: BlockSums | None,
-) -> None:  # fmt: skip
+    k: Emitter,
+    given: _Arguments,
+    register_tile: tuple[int, int] | None,
+    channels: int,
+    padded: bool,
+    numbers: Steps | None,
+    grain: Integer,
+    sums: BlockSums | None,
+) -> None:
     """Blocks of tiles, each by one worker from beginning to end. Parts have tiles by
     `grain`; if there are `sums` to take, so many write a block of rows."""
     given = given.known(numbers)
     if sums is not None and numbers is not None:
         sums = sums.with_channels(numbers.channels[1])
     with given.own_scratch() as number:
-        _blocks_of_part(k, given.with_border(number), given.scratch(number), register_tile,
-                        channels, padded, grain, sums)  # fmt: skip
+        _blocks_of_part(
+            k,
+            given.with_border(number),
+            given.scratch(number),
+            register_tile,
+            channels,
+            padded,
+            grain,
+            sums,
+        )
 
 
 def _blocks_of_part(
-    k: Emitter, given: _Arguments, scratch: tuple[Points, Points],
-    register_tile: tuple[int, int] | None, channels: int, padded: bool, grain: Value,
+    k: Emitter,
+    given: _Arguments,
+    scratch: tuple[Points, Points],
+    register_tile: tuple[int, int] | None,
+    channels: int,
+    padded: bool,
+    grain: Value,
     sums: BlockSums | None,
-) -> None:  # fmt: skip
+) -> None:
     first, block = given.first, given.block
     start, stop = k.part_range((given.end - first + grain - 1) // grain)
     end = k.minimum(first + stop * grain, given.end)
@@ -230,9 +261,11 @@ def convolution_calls(
     if layout.is_apart:
         tiles = 0, layout.tiles
         tiled |= {
-            "padded": layout.padded, "numbers": steps_of(layout, images), "sums": sums,
+            "padded": layout.padded,
+            "numbers": steps_of(layout, images),
+            "sums": sums,
             "grain": layout.block if sums is None else layout.row_block,
-        }  # fmt: skip
+        }
         apart = winograd_call(_apart, layout, images, memory, tiles, layout.parts, **tiled)
         return [*calls, apart]
     for first in range(0, layout.tiles, layout.block):

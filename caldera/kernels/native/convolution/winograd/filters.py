@@ -27,18 +27,36 @@ def filter_points(filters: np.ndarray, points: np.ndarray, layout: Layout) -> Na
     columns, inner = filters.shape[:2]
     of_column, of_inner, of_row, of_tap = steps(filters)
     return _filter_points.call(
-        filters=filters, points=points, step=points.shape[1], width=layout.panel, columns=columns,
-        inner=inner, of_column=of_column, of_inner=of_inner, of_row=of_row, of_tap=of_tap,
-        size=layout.size, parts=layout.filter_workers,
-    )  # fmt: skip
+        filters=filters,
+        points=points,
+        step=points.shape[1],
+        width=layout.panel,
+        columns=columns,
+        inner=inner,
+        of_column=of_column,
+        of_inner=of_inner,
+        of_row=of_row,
+        of_tap=of_tap,
+        size=layout.size,
+        parts=layout.filter_workers,
+    )
 
 
 @native_kernel
 def _filter_points(
-    k: Emitter, filters: ElementPointer, points: Pointer, step: Integer, width: Integer,
-    columns: Integer, inner: Integer, of_column: Integer, of_inner: Integer, of_row: Integer,
-    of_tap: Integer, size: int,
-) -> None:  # fmt: skip
+    k: Emitter,
+    filters: ElementPointer,
+    points: Pointer,
+    step: Integer,
+    width: Integer,
+    columns: Integer,
+    inner: Integer,
+    of_column: Integer,
+    of_inner: Integer,
+    of_row: Integer,
+    of_tap: Integer,
+    size: int,
+) -> None:
     _, count = lengths("filter", size)
     lanes = natural_lanes(points.type)
     chunk = lanes * _CHUNK
@@ -70,19 +88,42 @@ def filter_gradient(sums: np.ndarray, layout: Layout, gradient: np.ndarray) -> N
     results, channels = gradient.shape[:2]
     of_result, of_channel, of_row, of_tap = steps(gradient)
     return _filter_gradient.call(
-        gradient=gradient, sums=sums, step=step, terms=len(sums), term_step=step * sums.shape[1],
-        results=results, channels=channels, of_result=of_result, of_channel=of_channel,
-        of_row=of_row, of_tap=of_tap, points=layout.points, size=layout.size, lanes=layout.lanes,
+        gradient=gradient,
+        sums=sums,
+        step=step,
+        terms=len(sums),
+        term_step=step * sums.shape[1],
+        results=results,
+        channels=channels,
+        of_result=of_result,
+        of_channel=of_channel,
+        of_row=of_row,
+        of_tap=of_tap,
+        points=layout.points,
+        size=layout.size,
+        lanes=layout.lanes,
         parts=layout.filter_workers,
-    )  # fmt: skip
+    )
 
 
 @native_kernel
 def _filter_gradient(
-    k: Emitter, gradient: ElementPointer, sums: Pointer, step: Integer, terms: Integer,
-    term_step: Integer, results: Integer, channels: Integer, of_result: Integer,
-    of_channel: Integer, of_row: Integer, of_tap: Integer, points: Integer, size: int, lanes: int,
-) -> None:  # fmt: skip
+    k: Emitter,
+    gradient: ElementPointer,
+    sums: Pointer,
+    step: Integer,
+    terms: Integer,
+    term_step: Integer,
+    results: Integer,
+    channels: Integer,
+    of_result: Integer,
+    of_channel: Integer,
+    of_row: Integer,
+    of_tap: Integer,
+    points: Integer,
+    size: int,
+    lanes: int,
+) -> None:
     count, _ = lengths("taps", size)
     with k.loop(*k.part_range(results)) as result:
         source = sums.at(result * channels)

@@ -44,9 +44,16 @@ def image_arguments(array: np.ndarray, top: int, left: int) -> dict[str, np.ndar
     _, channels, height, width = array.shape
     image_step, _, row_step, pixel_step = steps(array)
     return {
-        "memory": array, "image_step": image_step, "row_step": row_step, "pixel_step": pixel_step,
-        "channels": channels, "height": height, "width": width, "top": top, "left": left,
-    }  # fmt: skip
+        "memory": array,
+        "image_step": image_step,
+        "row_step": row_step,
+        "pixel_step": pixel_step,
+        "channels": channels,
+        "height": height,
+        "width": width,
+        "top": top,
+        "left": left,
+    }
 
 
 @dataclass(frozen=True)
@@ -270,9 +277,12 @@ def transform_tiles(
         def finish(tile: Value, channel: Value, columns: list[Vector]) -> None:
             row = points.at(run.before + tile).memory
             transform_rows(
-                k, name, tiles.size, columns,
+                k,
+                name,
+                tiles.size,
+                columns,
                 lambda i, j, value: row.store(places[i * count + j] + channel, value),
-            )  # fmt: skip
+            )
 
         def in_a_row() -> None:
             with overlapping(k, image.channels, lanes) as c:
@@ -333,10 +343,12 @@ def inverse_transform(
             row = points.at(run.before + tile).memory
             with overlapping(k, image.channels, lanes) as c:
                 in_two_dimensions(
-                    k, name, tiles.size,
+                    k,
+                    name,
+                    tiles.size,
                     lambda i, j: row.load(places[i * count + j] + c, lanes),
                     lambda i, j, value: pixels[j][i].store(c, value),
-                )  # fmt: skip
+                )
 
         with strip.over_ends(k) as (tile, pixels):
             transform(tile, pixels)

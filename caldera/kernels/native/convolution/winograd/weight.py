@@ -70,10 +70,15 @@ class _Arguments(Arguments):
             return
         keep = k.select(is_first, k.constant(0.0, sums.type), 1.0)
         gemm(
-            k, self.gemm, (rows[1] - begin, image.width, tiles),
-            (gradient.of(point).at(begin), gradient.width), (image.of(point), image.width),
-            (sums.at(image.width * begin), image.width), ta=True, beta=keep,
-        )  # fmt: skip
+            k,
+            self.gemm,
+            (rows[1] - begin, image.width, tiles),
+            (gradient.of(point).at(begin), gradient.width),
+            (image.of(point), image.width),
+            (sums.at(image.width * begin), image.width),
+            ta=True,
+            beta=keep,
+        )
 
 
 def _by_registers(
@@ -120,9 +125,12 @@ def _broadcast_rows(k: Emitter, rows: Pointer, height: int, lanes: int) -> list[
 
 @native_kernel
 def _apart(
-    k: Emitter, given: _Arguments, register_tile: tuple[int, int] | None, numbers: Steps | None,
+    k: Emitter,
+    given: _Arguments,
+    register_tile: tuple[int, int] | None,
+    numbers: Steps | None,
     by_rows: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Blocks of tiles; each part has a sum of its own."""
     given = given.known(numbers)
     with given.own_scratch() as number:
@@ -131,9 +139,12 @@ def _apart(
 
 
 def _blocks_of_part(
-    k: Emitter, given: _Arguments, scratch: tuple[Points, Points],
-    register_tile: tuple[int, int] | None, by_rows: bool,
-) -> None:  # fmt: skip
+    k: Emitter,
+    given: _Arguments,
+    scratch: tuple[Points, Points],
+    register_tile: tuple[int, int] | None,
+    by_rows: bool,
+) -> None:
     first, end, block = given.first, given.end, given.block
     start, stop = k.part_range((end - first + block - 1) // block)
     cursor = given.tiles.cursor(k, first + start * block)
@@ -148,9 +159,14 @@ def _blocks_of_part(
                 point = number + given.kept * (row or 0)
                 given.fetch_ahead(begin, point, (False, False))
                 given.add(
-                    scratch, count, (0, given.matrices.width),
-                    k.part * given.area + point, number, index.equals(start), register_tile,
-                )  # fmt: skip
+                    scratch,
+                    count,
+                    (0, given.matrices.width),
+                    k.part * given.area + point,
+                    number,
+                    index.equals(start),
+                    register_tile,
+                )
         cursor.move_to(after)
 
 
@@ -186,11 +202,19 @@ def weight_calls(
     pair = image, gradient
     calls = []
     if layout.is_apart:
-        calls.append(winograd_call(
-            _apart, layout, pair, memory, (0, layout.tiles), layout.parts,
-            register_tile=layout.register_tile, numbers=steps_of(layout, pair),
-            by_rows=layout.by_rows,
-        ))  # fmt: skip
+        calls.append(
+            winograd_call(
+                _apart,
+                layout,
+                pair,
+                memory,
+                (0, layout.tiles),
+                layout.parts,
+                register_tile=layout.register_tile,
+                numbers=steps_of(layout, pair),
+                by_rows=layout.by_rows,
+            )
+        )
     else:
         sums = layout.points * layout.chunks
         for first in range(0, layout.tiles, layout.block):

@@ -119,9 +119,12 @@ def test_another_process_loads_it(folder: Path) -> None:
     script = "from caldera.kernels.native.codegen.program import _functions; _functions()"
     for _ in range(2):
         run = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=False,
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            check=False,
             env={"CALDERA_CACHE": str(folder.parent), "PATH": "", "PYTHONPATH": ":".join(sys.path)},
-        )  # fmt: skip
+        )
         assert run.returncode == 0, run.stderr
         written = {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
     again = {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}

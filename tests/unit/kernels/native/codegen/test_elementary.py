@@ -29,13 +29,21 @@ def _by_number(function: Callable[[float], float]) -> Callable[[np.ndarray], np.
 
 
 RIGHT: dict[str, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
-    "tan": (np.tan, 3.0), "asin": (np.arcsin, 1.0), "acos": (np.arccos, 1.0),
-    "atan": (np.arctan, 1.0), "sinh": (np.sinh, 2.0), "cosh": (np.cosh, 2.0),
-    "asinh": (np.arcsinh, 2.0), "acosh": (np.arccosh, 2.0), "atanh": (np.arctanh, 2.0),
-    "log2": (np.log2, 1.0), "log10": (np.log10, 2.0), "exp2": (np.exp2, 1.0),
+    "tan": (np.tan, 3.0),
+    "asin": (np.arcsin, 1.0),
+    "acos": (np.arccos, 1.0),
+    "atan": (np.arctan, 1.0),
+    "sinh": (np.sinh, 2.0),
+    "cosh": (np.cosh, 2.0),
+    "asinh": (np.arcsinh, 2.0),
+    "acosh": (np.arccosh, 2.0),
+    "atanh": (np.arctanh, 2.0),
+    "log2": (np.log2, 1.0),
+    "log10": (np.log10, 2.0),
+    "exp2": (np.exp2, 1.0),
     # This one is compared with the C library itself.
     "erfc": (_by_number(math.erfc), 0.51),
-}  # fmt: skip
+}
 """What is right, and by how many units in the last place a result may be off."""
 NAMES = (*RIGHT, "lgamma")
 
@@ -80,9 +88,11 @@ def test_functions_are_right_over_the_whole_range(dtype: str) -> None:
 @native_kernel
 def _angle(k: Emitter, a: Pointer, b: Pointer, y: Pointer, count: Integer) -> None:
     k.vector_loop(
-        0, count, natural_lanes(a.type),
+        0,
+        count,
+        natural_lanes(a.type),
         lambda i, n: y.store(i, elementary.atan2(k, a.load(i, n), b.load(i, n))),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -43,11 +43,22 @@ def test_every_element_is_computed_once_whatever_the_split(n: int, parts: int) -
 def _arithmetic(k: Emitter, x: Pointer, out: Pointer) -> None:
     a, b = x.load(0, 2), x.load(2, 2)
     results = [
-        a + b, a - b, a * b, a / b, -a, 1.0 - a, 2.0 / a, k.fma(a, b, 1.0),
-        k.select(a < b, a, b), k.maximum(a, b), k.polynomial(a, (1.0, 2.0, 3.0)),
-        k.intrinsic("llvm.sqrt", a * a), k.splat(k.reduce_lanes(a, lambda p, q: p + q), 2),
-        k.broadcast_lane(a, 1), k.shuffle(a, b, (3, 0)),
-    ]  # fmt: skip
+        a + b,
+        a - b,
+        a * b,
+        a / b,
+        -a,
+        1.0 - a,
+        2.0 / a,
+        k.fma(a, b, 1.0),
+        k.select(a < b, a, b),
+        k.maximum(a, b),
+        k.polynomial(a, (1.0, 2.0, 3.0)),
+        k.intrinsic("llvm.sqrt", a * a),
+        k.splat(k.reduce_lanes(a, lambda p, q: p + q), 2),
+        k.broadcast_lane(a, 1),
+        k.shuffle(a, b, (3, 0)),
+    ]
     for row, value in enumerate(results):
         out.store(2 * row, value)
 
@@ -57,10 +68,22 @@ def test_operators_mean_what_they_mean_in_python() -> None:
     out = np.zeros((15, 2))
     _run(_arithmetic, x=np.concatenate([a, b]), out=out)
     expected = [
-        a + b, a - b, a * b, a / b, -a, 1 - a, 2 / a, a * b + 1, np.minimum(a, b),
-        np.maximum(a, b), a * a + 2 * a + 3, abs(a), np.full(2, a.sum()), np.full(2, a[1]),
+        a + b,
+        a - b,
+        a * b,
+        a / b,
+        -a,
+        1 - a,
+        2 / a,
+        a * b + 1,
+        np.minimum(a, b),
+        np.maximum(a, b),
+        a * a + 2 * a + 3,
+        abs(a),
+        np.full(2, a.sum()),
+        np.full(2, a[1]),
         np.array([b[1], a[0]]),
-    ]  # fmt: skip
+    ]
     np.testing.assert_allclose(out, expected, rtol=1e-15)
 
 

@@ -18,10 +18,20 @@ from caldera.kernels.native.codegen.program import NativeRunner
 FUNCTIONS = {
     name: getattr(native, name)
     for name in (
-        "exp", "log", "tanh", "sigmoid", "erf", "expm1", "log1p", "rsqrt", "sqrt", "floor", "ceil",
+        "exp",
+        "log",
+        "tanh",
+        "sigmoid",
+        "erf",
+        "expm1",
+        "log1p",
+        "rsqrt",
+        "sqrt",
+        "floor",
+        "ceil",
         "nearest",
     )
-} | {"sin": trigonometry.sin, "cos": trigonometry.cos}  # fmt: skip
+} | {"sin": trigonometry.sin, "cos": trigonometry.cos}
 KINDS = ("float32", "float64")
 
 
@@ -31,14 +41,36 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 RIGHT: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "exp": np.exp, "log": np.log, "tanh": np.tanh, "sigmoid": _sigmoid, "expm1": np.expm1,
-    "log1p": np.log1p, "rsqrt": lambda x: 1 / np.sqrt(x), "sqrt": np.sqrt, "floor": np.floor,
-    "ceil": np.ceil, "nearest": np.rint, "sin": np.sin, "cos": np.cos,
-}  # fmt: skip
+    "exp": np.exp,
+    "log": np.log,
+    "tanh": np.tanh,
+    "sigmoid": _sigmoid,
+    "expm1": np.expm1,
+    "log1p": np.log1p,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "sqrt": np.sqrt,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "nearest": np.rint,
+    "sin": np.sin,
+    "cos": np.cos,
+}
 LARGEST_ERROR = {
-    "exp": 1.5, "log": 1.5, "tanh": 2.5, "sigmoid": 3.0, "erf": 2.0, "expm1": 3.0, "log1p": 1.5,
-    "rsqrt": 1.5, "sqrt": 0.51, "floor": 0.0, "ceil": 0.0, "nearest": 0.0, "sin": 2.5, "cos": 2.5,
-}  # fmt: skip
+    "exp": 1.5,
+    "log": 1.5,
+    "tanh": 2.5,
+    "sigmoid": 3.0,
+    "erf": 2.0,
+    "expm1": 3.0,
+    "log1p": 1.5,
+    "rsqrt": 1.5,
+    "sqrt": 0.51,
+    "floor": 0.0,
+    "ceil": 0.0,
+    "nearest": 0.0,
+    "sin": 2.5,
+    "cos": 2.5,
+}
 
 
 @native_kernel
@@ -54,8 +86,28 @@ def _run(name: str, x: np.ndarray) -> np.ndarray:
     return y
 
 
-SPECIAL = [0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 0.5, -0.5, 1.5, -2.5, 8388607.5,
-           1e-45, -1e-45, 1e-40, 1e-310, -1e-310, 5e-324, 1e30, -1e30]  # fmt: skip
+SPECIAL = [
+    0.0,
+    -0.0,
+    math.inf,
+    -math.inf,
+    math.nan,
+    1.0,
+    -1.0,
+    0.5,
+    -0.5,
+    1.5,
+    -2.5,
+    8388607.5,
+    1e-45,
+    -1e-45,
+    1e-40,
+    1e-310,
+    -1e-310,
+    5e-324,
+    1e30,
+    -1e30,
+]
 
 
 def arguments(dtype: str) -> np.ndarray:
@@ -66,10 +118,15 @@ def arguments(dtype: str) -> np.ndarray:
     else:
         everywhere = generator.integers(-(1 << 63), 1 << 63, 60000).view(dtype)
     parts = [
-        everywhere, generator.uniform(-1, 1, 30000), generator.uniform(-12, 12, 30000),
-        generator.uniform(-750, 750, 20000), 1 + generator.normal(0, 0.1, 20000),
-        generator.normal(0, 1e-3, 10000), generator.uniform(-1e6, 1e6, 10000), SPECIAL,
-    ]  # fmt: skip
+        everywhere,
+        generator.uniform(-1, 1, 30000),
+        generator.uniform(-12, 12, 30000),
+        generator.uniform(-750, 750, 20000),
+        1 + generator.normal(0, 0.1, 20000),
+        generator.normal(0, 1e-3, 10000),
+        generator.uniform(-1e6, 1e6, 10000),
+        SPECIAL,
+    ]
     with np.errstate(over="ignore"):
         return np.concatenate([np.asarray(part).astype(dtype) for part in parts])
 
@@ -113,9 +170,11 @@ def test_error_function() -> None:
 @native_kernel
 def _raise(k: Emitter, a: Pointer, b: Pointer, y: Pointer, count: Integer) -> None:
     k.vector_loop(
-        0, count, natural_lanes(a.type),
+        0,
+        count,
+        natural_lanes(a.type),
         lambda i, n: y.store(i, power.power(k, a.load(i, n), b.load(i, n))),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("dtype", KINDS)
@@ -168,9 +227,9 @@ WAYS = [("float16", False), ("float16", True), ("bfloat16", False)]
 @pytest.mark.parametrize(("name", "by_integers"), WAYS)
 def test_every_half_is_widened_exactly(name: str, by_integers: bool) -> None:
     found = np.empty(PATTERNS.size, np.float32)
-    NativeRunner([
-        _widen.call(x=PATTERNS, y=found, count=PATTERNS.size, name=name, by_integers=by_integers)
-    ])()  # fmt: skip
+    NativeRunner(
+        [_widen.call(x=PATTERNS, y=found, count=PATTERNS.size, name=name, by_integers=by_integers)]
+    )()
     with np.errstate(all="ignore"):
         right = PATTERNS.view(HALVES[name]).astype(np.float32)
     np.testing.assert_array_equal(found, right)
@@ -197,9 +256,7 @@ def test_narrowing_rounds_to_the_nearest_and_ties_to_even(
         [middles, up, down, np.array([0, -0.0, np.inf, -np.inf, 1e38, 1e-45], dtype)]
     )
     found = np.empty(x.size, np.uint16)
-    NativeRunner([
-        _narrow.call(x=x, y=found, count=x.size, name=name, by_integers=by_integers)
-    ])()  # fmt: skip
+    NativeRunner([_narrow.call(x=x, y=found, count=x.size, name=name, by_integers=by_integers)])()
     wide = found.view(HALVES[name]).astype(np.float64)
     exact = x.astype(np.float64)
     count = middles.size
@@ -216,8 +273,8 @@ def test_a_nan_stays_one_when_narrowed(name: str) -> None:
     patterns = np.array([0x7F800001, 0x7FFFFFFF, 0xFF800001, 0xFFFFFFFF, 0x7FC00000], np.uint32)
     found = np.empty(patterns.size, np.uint16)
     numbers = patterns.view(np.float32)
-    NativeRunner([
-        _narrow.call(x=numbers, y=found, count=numbers.size, name=name, by_integers=False)
-    ])()  # fmt: skip
+    NativeRunner(
+        [_narrow.call(x=numbers, y=found, count=numbers.size, name=name, by_integers=False)]
+    )()
     with np.errstate(all="ignore"):
         assert np.isnan(found.view(HALVES[name]).astype(np.float32)).all()

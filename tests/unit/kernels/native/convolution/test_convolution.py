@@ -58,34 +58,48 @@ PAD = ((1, 1), (1, 1))
 CASES: dict[str, dict[str, Any]] = {
     "tiles come out even": {"x": (2, 16, 8, 10), "w": (20, 16, 3, 3), "padding": PAD},
     "odd everything": {"x": (3, 7, 9, 11), "w": (13, 7, 3, 3), "padding": PAD},
-    "first layer": {"x": (2, 3, 23, 19), "w": (24, 3, 7, 7), "stride": (2, 2),
-                    "padding": ((3, 2), (3, 3))},
+    "first layer": {
+        "x": (2, 3, 23, 19),
+        "w": (24, 3, 7, 7),
+        "stride": (2, 2),
+        "padding": ((3, 2), (3, 3)),
+    },
     "one channel": {"x": (3, 1, 14, 14), "w": (6, 1, 5, 5)},
     "one result": {"x": (2, 5, 6, 7), "w": (1, 5, 3, 3), "padding": PAD},
     "1x1": {"x": (3, 9, 5, 4), "w": (11, 9, 1, 1)},
     "1x1 strided": {"x": (2, 9, 7, 6), "w": (5, 9, 1, 1), "stride": (2, 2)},
-    "1x1 strided past the last pixel": {"x": (2, 9, 7, 6), "w": (5, 9, 1, 1), "stride": (2, 3),
-                                        "padding": ((0, 2), (0, 1))},
-    "1x1 strided in groups": {"x": (3, 8, 9, 9), "w": (70, 4, 1, 1), "stride": (3, 2),
-                              "groups": 2},
+    "1x1 strided past the last pixel": {
+        "x": (2, 9, 7, 6),
+        "w": (5, 9, 1, 1),
+        "stride": (2, 3),
+        "padding": ((0, 2), (0, 1)),
+    },
+    "1x1 strided in groups": {"x": (3, 8, 9, 9), "w": (70, 4, 1, 1), "stride": (3, 2), "groups": 2},
     "strided": {"x": (2, 6, 13, 12), "w": (9, 6, 3, 3), "stride": (2, 3), "padding": PAD},
-    "stride and dilation share a factor": {"x": (1, 5, 17, 16), "w": (6, 5, 3, 4),
-                                           "stride": (4, 2), "dilation": (2, 4),
-                                           "padding": ((2, 3), (5, 1))},
+    "stride and dilation share a factor": {
+        "x": (1, 5, 17, 16),
+        "w": (6, 5, 3, 4),
+        "stride": (4, 2),
+        "dilation": (2, 4),
+        "padding": ((2, 3), (5, 1)),
+    },
     "dilated": {"x": (2, 4, 12, 12), "w": (5, 4, 3, 3), "dilation": (2, 3), "padding": PAD},
-    "more padding than kernel": {"x": (1, 3, 4, 4), "w": (5, 3, 2, 2),
-                                 "padding": ((3, 4), (2, 3))},
+    "more padding than kernel": {"x": (1, 3, 4, 4), "w": (5, 3, 2, 2), "padding": ((3, 4), (2, 3))},
     "grouped": {"x": (2, 12, 7, 7), "w": (9, 4, 3, 3), "groups": 3, "padding": PAD},
     "depthwise": {"x": (2, 21, 9, 9), "w": (21, 1, 3, 3), "groups": 21, "padding": PAD},
-    "depthwise strided": {"x": (2, 18, 9, 10), "w": (18, 1, 5, 3), "groups": 18,
-                          "stride": (2, 2), "padding": ((2, 2), (0, 1))},
-    "two results a channel": {"x": (2, 6, 5, 5), "w": (12, 1, 3, 3), "groups": 6,
-                              "padding": PAD},
+    "depthwise strided": {
+        "x": (2, 18, 9, 10),
+        "w": (18, 1, 5, 3),
+        "groups": 18,
+        "stride": (2, 2),
+        "padding": ((2, 2), (0, 1)),
+    },
+    "two results a channel": {"x": (2, 6, 5, 5), "w": (12, 1, 3, 3), "groups": 6, "padding": PAD},
     "sums longer than a part": {"x": (1, 150, 4, 5), "w": (9, 150, 3, 3), "padding": PAD},
     "some pixels are never met": {"x": (2, 3, 8, 8), "w": (4, 3, 3, 3), "stride": (4, 4)},
     "no images": {"x": (0, 3, 5, 5), "w": (4, 3, 3, 3)},
     "a single pixel": {"x": (1, 3, 1, 1), "w": (4, 3, 3, 3), "padding": PAD},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -143,15 +157,20 @@ def test_pixels_of_a_phase_may_be_fewer_than_those_of_another(threads: int) -> N
 
 
 def test_every_kernel_was_there_to_be_checked() -> None:
-    seen = {kernel.name for name in CASES for node in convolution_nodes(**CASES[name])
-            for kernel in _kernels(node)}  # fmt: skip
+    seen = {
+        kernel.name
+        for name in CASES
+        for node in convolution_nodes(**CASES[name])
+        for kernel in _kernels(node)
+    }
     assert seen == set(NAMES)
 
 
 def test_rows_are_made_for_gradients_alone() -> None:
     """Forward they took longer than another way at every size that was measured."""
-    names = [{kernel.name for kernel in _kernels(node)}
-             for node in convolution_nodes(**CASES["strided"])]  # fmt: skip
+    names = [
+        {kernel.name for kernel in _kernels(node)} for node in convolution_nodes(**CASES["strided"])
+    ]
     assert names == [{"direct"}, {"direct", "im2col"}, {"direct", "im2col"}]
 
 

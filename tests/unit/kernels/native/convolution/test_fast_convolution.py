@@ -103,29 +103,38 @@ WINOGRAD: dict[str, dict[str, Any]] = {
     "odd everything": {"x": (3, 17, 9, 7), "w": (11, 17, 3, 3)},
     "uneven padding": {"x": (2, 9, 6, 5), "w": (24, 9, 3, 3), "padding": ((0, 2), (1, 0))},
     "no padding": {"x": (1, 8, 7, 6), "w": (8, 8, 3, 3), "padding": ((0, 0), (0, 0))},
-    "more padding than filter": {"x": (1, 8, 3, 2), "w": (10, 8, 3, 3),
-                                 "padding": ((4, 3), (0, 5))},
+    "more padding than filter": {
+        "x": (1, 8, 3, 2),
+        "w": (10, 8, 3, 3),
+        "padding": ((4, 3), (0, 5)),
+    },
     "a single pixel": {"x": (1, 8, 1, 1), "w": (9, 8, 3, 3)},
     "grouped": {"x": (2, 24, 5, 6), "w": (16, 12, 3, 3), "groups": 2},
     "several blocks": {"x": (2, 12, 31, 30), "w": (20, 12, 3, 3)},
     "many filters": {"x": (1, 264, 5, 5), "w": (256, 264, 3, 3)},
     "multiplied by BLAS": {"x": (3, 136, 20, 19), "w": (248, 136, 3, 3)},
-}  # fmt: skip
+}
 FOURIER: dict[str, dict[str, Any]] = {
     "7x7": {"x": (2, 16, 15, 17), "w": (17, 16, 7, 7), "padding": ((3, 3), (3, 3))},
-    "7x9, uneven padding": {"x": (1, 19, 12, 30), "w": (16, 19, 7, 9),
-                            "padding": ((0, 8), (1, 0))},
-    "filter larger than image": {"x": (1, 16, 3, 3), "w": (16, 16, 11, 11),
-                                 "padding": ((20, 3), (5, 9))},
+    "7x9, uneven padding": {"x": (1, 19, 12, 30), "w": (16, 19, 7, 9), "padding": ((0, 8), (1, 0))},
+    "filter larger than image": {
+        "x": (1, 16, 3, 3),
+        "w": (16, 16, 11, 11),
+        "padding": ((20, 3), (5, 9)),
+    },
     "several blocks": {"x": (3, 16, 60, 61), "w": (16, 16, 7, 7), "padding": ((3, 3), (3, 3))},
-}  # fmt: skip
+}
 PLANES: dict[str, dict[str, Any]] = {
     "one channel": {"x": (3, 1, 12, 20), "w": (6, 1, 5, 5), "padding": ((2, 2), (2, 2))},
-    "uneven, dilated": {"x": (2, 6, 9, 11), "w": (4, 6, 3, 2), "padding": ((0, 3), (2, 1)),
-                        "dilation": (2, 3)},
+    "uneven, dilated": {
+        "x": (2, 6, 9, 11),
+        "w": (4, 6, 3, 2),
+        "padding": ((0, 3), (2, 1)),
+        "dilation": (2, 3),
+    },
     "several blocks": {"x": (2, 5, 70, 90), "w": (7, 5, 4, 3), "padding": ((3, 0), (0, 1))},
     "a single pixel": {"x": (2, 3, 1, 1), "w": (2, 3, 3, 1), "padding": ((1, 1), (0, 0))},
-}  # fmt: skip
+}
 CASES = [
     pytest.param(name, case, id=f"{name}, {title}")
     for names, cases in (

@@ -95,8 +95,10 @@ def _backward(shape: tuple[int, ...], mask: str | None, added: bool, dtype: str 
     inputs = [
         _numbers(batch, results, height, width, dtype=dtype, seed=3),
         _numbers(results, channels, taps, taps, dtype=dtype),
-        _numbers(*image, dtype=dtype), *vectors[:2], variance,
-    ]  # fmt: skip
+        _numbers(*image, dtype=dtype),
+        *vectors[:2],
+        variance,
+    ]
     inputs += [_numbers(*image, dtype=dtype, seed=4)] if added else []
     inputs += {"x": [vectors[2]], "y": [_numbers(*image, dtype=dtype, seed=5)]}.get(mask or "", [])
     attrs = {"mask": mask, "added": added, "eps": 0.1, "shape": image, **_how(taps)}
@@ -129,10 +131,14 @@ def test_moments(shape: tuple[int, ...], threads: int) -> None:
 @pytest.mark.parametrize(
     ("shape", "mask", "added"),
     [
-        (SHAPES[0], None, False), (SHAPES[0], "y", True), (SHAPES[1], "x", True),
-        (SHAPES[2], "x", False), (SHAPES[3], "y", False), (SHAPES[4], "x", True),
+        (SHAPES[0], None, False),
+        (SHAPES[0], "y", True),
+        (SHAPES[1], "x", True),
+        (SHAPES[2], "x", False),
+        (SHAPES[3], "y", False),
+        (SHAPES[4], "x", True),
     ],
-)  # fmt: skip
+)
 def test_gradients(shape: tuple[int, ...], mask: str | None, added: bool) -> None:
     _check(*_backward(shape, mask, added))
 

@@ -110,14 +110,18 @@ ALL = {"conv2d", "conv2d_input", "conv2d_weight"}
         ((2, 16, 9, 8), (16, 16, 3, 2), {"stride": (2, 2), "padding": ((1, 1), (0, 1))}, set()),
         ((1, 16, 9, 9), (16, 16, 3, 3), {"dilation": (2, 2), "padding": ((2, 2), (1, 3))}, set()),
         # Rows of windows are wide enough, but few channels are not.
-        ((2, 3, 9, 12), (16, 3, 5, 6), {"stride": (2, 2), "padding": ((2, 2), (1, 3))},
-         {"conv2d_input"}),
+        (
+            (2, 3, 9, 12),
+            (16, 3, 5, 6),
+            {"stride": (2, 2), "padding": ((2, 2), (1, 3))},
+            {"conv2d_input"},
+        ),
         # Windows of the outputs' gradient begin inside of it.
         ((1, 16, 5, 5), (16, 16, 2, 2), {"padding": ((3, 0), (0, 3))}, set()),
         # There are pixels that nobody sees.
         ((1, 16, 7, 7), (16, 16, 2, 2), {"stride": (3, 3)}, {"conv2d_input"}),
     ],
-)  # fmt: skip
+)
 def test_windows_as_rows_compute_what_the_oracle_does(
     image: tuple[int, ...], filters: tuple[int, ...], how: dict[str, Any], missing: set[str]
 ) -> None:
@@ -140,9 +144,13 @@ def test_random_convolutions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
     padding = tuple((draw.randint(0, 2), draw.randint(0, 2)) for _ in range(2))
     sides = tuple((count - 1) * 2 + draw.randint(1, 9) for count in taps)
     nodes = convolution_nodes(
-        (draw.randint(1, 3), channels, *sides), (results, channels, *taps), dtype="bfloat16",
-        stride=stride, padding=padding, dilation=dilation,
-    )  # fmt: skip
+        (draw.randint(1, 3), channels, *sides),
+        (results, channels, *taps),
+        dtype="bfloat16",
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+    )
     for node in nodes:
         for name in (NAME, LARGER):
             kernel = _kernel(node, name)
