@@ -124,19 +124,11 @@ def _right_runners(
     return runners
 
 
-def _module(kernel: Kernel) -> str:
-    """Where a kernel is written."""
-    bind = kernel.bind
-    while isinstance(bind, partial):
-        bind = bind.func
-    return bind.__module__
-
-
 class _Judge:
     """Knows the right results of a call: those that two kernels agree on, or the oracle's.
 
-    Kernels of one module share its mistakes, and do not vouch for each other. With `alone` no
-    kernel's word counts.
+    Kernels of one origin share its mistakes, and do not confirm each other. With `alone` no kernel
+    confirms another.
     """
 
     def __init__(self, call: Call, *, alone: bool) -> None:
@@ -156,7 +148,7 @@ class _Judge:
                 self._witness = kernel, [output.copy() for output in call.outputs]
                 return
             witness, results = self._witness
-            if _module(witness) != _module(kernel) and self._agree(results, call.outputs):
+            if witness.origin != kernel.origin and self._agree(results, call.outputs):
                 self._right = results
                 return
         self._check(call.outputs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -75,6 +76,8 @@ class Kernel:
     `serial` is true for a call of a library that uses one thread, however many there are.
     `varies` is true for what a library names first, or second, for each shape: that may be another
     algorithm each time, so that what it took for one shape says nothing about others.
+    `source` names the code that computes the result, by default the module of `bind`. Kernels of
+    one source share its mistakes, so their agreement does not confirm a result.
     """
 
     op: str
@@ -93,6 +96,15 @@ class Kernel:
     limit: int | None = None
     serial: bool = False
     varies: bool = False
+    source: str = ""
+
+    @property
+    def origin(self) -> str:
+        """Code that computes the result: `source`, or the module that defines `bind`."""
+        bind = self.bind
+        while isinstance(bind, partial):
+            bind = bind.func
+        return self.source or bind.__module__
 
 
 @dataclass

@@ -134,6 +134,7 @@ def _limited(kernel: Kernel, threads: int) -> Kernel:
         name=kernel.name + word,
         bind=partial(_bind, kernel.bind, threads),
         workspace=partial(_workspace, kernel, threads),
+        source=kernel.origin,
     )
 
 

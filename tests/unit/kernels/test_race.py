@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
 from caldera.kernels import measure
 from caldera.kernels.race import ROUNDS, Clock, Outcome, expected_loss, race
 from caldera.kernels.table import Call, Kernel
+from caldera.kernels.thread_counts import on_fewer_threads
 from tests.unit.kernels.fake_kernels import compute, nothing, product_node, wrongly
 
 
@@ -122,6 +124,13 @@ def test_kernels_of_one_module_do_not_vouch_for_each_other() -> None:
     assert set(measure.measure(product_node(), both, 1.0).failures) == {"0", "1"}
     right = _kernels(compute, compute, module="the same")
     assert set(measure.measure(product_node(), right, 1.0).times) == {"0", "1"}
+
+
+def test_kernels_of_one_source_do_not_confirm_each_other_wherever_they_are_written() -> None:
+    copies = [replace(kernel, source="one") for kernel in _kernels(wrongly, wrongly)]
+    assert set(measure.measure(product_node(), copies, 1.0).failures) == {"0", "1"}
+    fewer = on_fewer_threads(_kernels(compute)[0])
+    assert {kernel.origin for kernel in fewer} <= {"module 0"}
 
 
 @pytest.mark.parametrize("seconds", [(3e-4, 1e-4), (1e-4, 3e-4)])

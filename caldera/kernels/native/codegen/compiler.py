@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import cache, lru_cache
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,15 @@ def _toolchain() -> str:
 
 @cache
 def _sources(module: str) -> str:
-    """A digest of the source of a module and of all kernels' modules it imports, in turn."""
+    """Return a digest of the sources that define a kernel: its module and the imported builders."""
+    digest = hashlib.blake2b(digest_size=20)
+    for _, source in sorted(builder_sources(module).items()):
+        digest.update(source)
+    return digest.hexdigest()
+
+
+def builder_sources(module: str) -> dict[str, bytes]:
+    """Return the source of a module and of every builder module it imports, directly or not."""
     found: dict[str, bytes] = {}
     pending = [module]
     while pending:
@@ -80,28 +89,40 @@ def _sources(module: str) -> str:
         if name not in found:
             found[name], imported = _source(name)
             pending += imported
-    digest = hashlib.blake2b(digest_size=20)
-    for name in sorted(found):
-        digest.update(found[name])
-    return digest.hexdigest()
+    return found
 
 
+_KERNELS = __name__.rsplit(".", 3)[0]
+BUILDERS = (f"{_KERNELS}.native", f"{_KERNELS}.common")
+"""Packages with code that builds kernels. Derived from this module's own name: a package that
+moved would otherwise drop out of the digest, and its edited code would run old machine code."""
 _IMPORT = re.compile(
-    r"^from (caldera\.kernels\.(?:native|common)[\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE
+    r"^[ \t]*(?:from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)|import[ \t]+([^\n]*))",
+    re.MULTILINE,
 )
 
 
 @cache
 def _source(module: str) -> tuple[bytes, list[str]]:
-    """The source of a module, and the kernels' modules that it imports."""
-    file = getattr(sys.modules.get(module), "__file__", None)
+    """Return the source of a module and the names of the builder modules it imports."""
+    found = sys.modules.get(module)
+    file = getattr(found, "__file__", None)
     source = b"" if file is None else Path(file).read_bytes()
     imported: list[str] = []
     for line in _IMPORT.finditer(source.decode()):
-        package, names = line.group(1), line.group(2)
-        inside = [f"{package}.{each}" for each in re.findall(r"\w+", names)]
-        imported += [package, *(each for each in inside if each in sys.modules)]
-    return source, imported
+        package, names, whole = line.groups()
+        if whole is not None:
+            imported += re.findall(r"[\w.]+", whole)
+            continue
+        if package.startswith("."):
+            package = resolve_name(package, getattr(found, "__package__", None))
+        imported += [package, *(f"{package}.{name}" for name in re.findall(r"\w+", names))]
+    return source, [name for name in imported if _is_builder(name)]
+
+
+def _is_builder(module: str) -> bool:
+    is_inside = any(module == each or module.startswith(f"{each}.") for each in BUILDERS)
+    return is_inside and module in sys.modules
 
 
 def _compile(symbol: str, build: Callable[[Emitter], None]) -> bytes:

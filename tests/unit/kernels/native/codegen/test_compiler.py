@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from caldera.kernels.native.codegen.emitter import (
 )
 from caldera.kernels.native.codegen.kernel import native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner
+from caldera.kernels.table import TABLE
 
 _times_built: list[float] = []
 
@@ -178,3 +181,55 @@ def test_a_number_in_all_lanes_is_written_once() -> None:
         x.store(0, x.load(0, 16) * k.constant(3.0, vector(F32, 16)))
 
     assert str(kernel_module("kernel", build)).count("float 0x4008") == 1
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from builders import helper",
+        "from builders.helper import width",
+        "from builders.helper import (\n    width,\n)",
+        "import builders.helper as helper",
+        "from . import helper",
+        "from .helper import width",
+        "if True:\n    from builders.helper import width",
+    ],
+)
+def test_an_edited_helper_changes_the_key_of_the_kernels_built_with_it(
+    statement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "builders"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "deepest.py").write_text("width = 4\n")
+    (package / "helper.py").write_text("from builders.deepest import width\n")
+    (package / "kernel.py").write_text(f"{statement}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(compiler, "BUILDERS", ("builders",))
+    importlib.import_module("builders.kernel")
+    try:
+        before = compiler._sources("builders.kernel")
+        (package / "deepest.py").write_text("width = 8\n")
+        compiler._sources.cache_clear()
+        compiler._source.cache_clear()
+        assert compiler._sources("builders.kernel") != before
+    finally:
+        compiler._sources.cache_clear()
+        compiler._source.cache_clear()
+        for name in [name for name in sys.modules if name.partition(".")[0] == "builders"]:
+            del sys.modules[name]
+
+
+def test_the_digest_covers_each_module_of_kernels_that_a_kernel_imports() -> None:
+    """The imports are read a second time here, from the syntax tree."""
+    importlib.import_module(TABLE.rooms.get("cpu", "caldera.kernels.native.families"))
+    root = Path(cd.__file__).parent.parent
+    modules = [name for name in sys.modules if compiler._is_builder(name)]
+    assert len(modules) > 50
+    for name in modules:
+        covered = compiler.builder_sources(name)
+        tree = ast.parse(Path(sys.modules[name].__file__ or root).read_bytes())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for each in (node.module, *(f"{node.module}.{one.name}" for one in node.names)):
+                    assert each in covered or each not in modules, (name, each)
