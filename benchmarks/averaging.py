@@ -23,7 +23,7 @@ import numpy as np
 import caldera as cd
 from caldera import data, nn, optim, parallel
 from caldera.comm import Communicator, run_virtual_ranks
-from caldera.strategy import Strategy
+from caldera.train.strategy import Strategy
 
 RANKS, BATCH, EPOCHS = 8, 64, 20
 WAYS: dict[str, Callable[..., Strategy]] = {

@@ -22,15 +22,15 @@ import numpy as np
 from captured_torch import seconds_of_a_call
 
 import caldera as cd
+from caldera.base.config import settings
 from caldera.bench.turns import best_in_turns
-from caldera.config import settings
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import parameter
-from caldera.graph.ops.product import matmul
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import parameter
+from caldera.core.graph.ops.product import matmul
+from caldera.core.tensor.dtype import float32
 from caldera.kernels.choose import TIMERS, choices
 from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.kernels.table import TABLE, Call
-from caldera.tensor.dtype import float32
 
 ROUNDS, ROUND_S, MOST_S = 12, 5e-3, 4.0
 CARD_S = 0.3

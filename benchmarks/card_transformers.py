@@ -25,8 +25,8 @@ from caldera.bench.frameworks.caldera_card import ResidentTrainer
 from caldera.bench.workloads import TrainingCase
 from caldera.bench.workloads.base import Rule
 from caldera.bench.workloads.networks import networks
+from caldera.compiler.plan.explain import shapes_text
 from caldera.nn.layer import Layer
-from caldera.plan.explain import shapes_text
 
 _WORDS, _TOKENS = 50304, 1024
 """The vocabulary of GPT-2, 50,257 words, and what makes it a multiple of 64."""

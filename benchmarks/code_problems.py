@@ -20,9 +20,10 @@ from kernel_problems import nodes_of
 from llvmlite import binding as llvm
 
 from caldera import code, op
-from caldera.graph.memory_format import laid_out
-from caldera.graph.node import Node
-from caldera.graph.program import program_of
+from caldera.compiler.lazy import Expr
+from caldera.core.graph.memory_format import laid_out
+from caldera.core.graph.node import Node
+from caldera.core.graph.program import program_of
 from caldera.kernels.learned_cost import features
 from caldera.kernels.measure import measure, some_numbers
 from caldera.kernels.native.codegen import kernel as kernel_module
@@ -34,7 +35,6 @@ from caldera.kernels.native.product import packed
 from caldera.kernels.native.product.blocking import Tile, tile_of
 from caldera.kernels.table import TABLE, Call, Kernel
 from caldera.kernels.verdict import ORACLE
-from caldera.lazy import Expr
 
 RESULTS = Path(__file__).parent / "results"
 OUTSIDE = frozenset({"reference", "its parts", "CuPy"})

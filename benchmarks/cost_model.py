@@ -41,9 +41,9 @@ import numpy as np
 
 import caldera as cd
 from caldera import nn, op
-from caldera.config import settings
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import detached
+from caldera.base.config import settings
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import detached
 from caldera.kernels import measure, tuning_cache
 from caldera.kernels.choose import Choices
 from caldera.kernels.learned_cost import CostModel, following

@@ -16,10 +16,10 @@ from time import perf_counter
 import numpy as np
 
 from caldera import nn
-from caldera.config import settings
-from caldera.memory import Device
-from caldera.memory import device as find_device
-from caldera.memory.trace import Span, recorded
+from caldera.base.config import settings
+from caldera.core.memory import Device
+from caldera.core.memory import device as find_device
+from caldera.core.memory.trace import Span, recorded
 from caldera.train.callbacks import Callback
 from caldera.train.neural_network import NeuralNetwork
 from caldera.train.run import Run

@@ -46,16 +46,16 @@ from dmath_peers import PEERS, installed
 from caldera import dmath as dm
 from caldera import op
 from caldera.comm import Communicator, world
-from caldera.graph.node import Spec
-from caldera.graph.opdef import OPS, parameter
-from caldera.sharding.algorithms import process_grid
-from caldera.sharding.algorithms.exchange import rows_to_columns
-from caldera.sharding.algorithms.product_variants import product_variants
-from caldera.sharding.algorithms.registry import ALGORITHMS
-from caldera.sharding.algorithms.variant import Variant
-from caldera.sharding.calibration import measured_links
-from caldera.sharding.distributions import Rows
-from caldera.sharding.layout import Layout
+from caldera.compiler.sharding.algorithms import process_grid
+from caldera.compiler.sharding.algorithms.exchange import rows_to_columns
+from caldera.compiler.sharding.algorithms.product_variants import product_variants
+from caldera.compiler.sharding.algorithms.registry import ALGORITHMS
+from caldera.compiler.sharding.algorithms.variant import Variant
+from caldera.compiler.sharding.calibration import measured_links
+from caldera.compiler.sharding.distributions import Rows
+from caldera.compiler.sharding.layout import Layout
+from caldera.core.graph.node import Spec
+from caldera.core.graph.opdef import OPS, parameter
 
 OPERATIONS = ("product", "qr", "tall", "cholesky", "solve", "svd", "fft")
 TAKES_TWO = ("product", "solve")

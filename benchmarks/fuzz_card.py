@@ -54,8 +54,8 @@ from fuzz_networks import (
 from fuzz_rounding import PRECISION_STEP, rounded_ops
 
 from caldera import NeuralNetwork, load
+from caldera.core.graph.opdef import OPS
 from caldera.errors import CalderaError
-from caldera.graph.opdef import OPS
 from caldera.kernels.choose import choices
 from caldera.kernels.cuda.runtime import driver
 from caldera.kernels.table import TABLE

@@ -25,10 +25,10 @@ from fuzz_settings import (
 )
 
 from caldera import NeuralNetwork, nn
-from caldera.graph.opdef import OPS
+from caldera.compiler.lazy import Expr
+from caldera.core.graph.opdef import OPS
+from caldera.core.tensor.dtype import is_float
 from caldera.kernels.table import TABLE
-from caldera.lazy import Expr
-from caldera.tensor.dtype import is_float
 
 ACTIVATIONS = tuple(nn.activations)
 OPTIMIZERS = (

@@ -13,9 +13,9 @@ from itertools import count
 
 import numpy as np
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
+from caldera.core.tensor.dtype import is_float
 from caldera.kernels.reference import evaluation, registry
-from caldera.tensor.dtype import is_float
 
 PRECISION_STEP = {"float32": 2.0**-23, "tf32": 2.0**-10, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 """The distance of two neighbouring numbers, relative to them."""

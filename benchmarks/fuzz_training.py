@@ -24,9 +24,9 @@ from fuzz_networks import LARGE, SMALL, RandomNetwork, random_network
 from fuzz_settings import Made
 
 from caldera import optim, tensor
+from caldera.base.optional import optional_import
 from caldera.bench.translate import to_torch
 from caldera.errors import CalderaError, ConfigError
-from caldera.optional import optional_import
 from caldera.train.model import Model
 
 TOLERANCE = 1e-9

@@ -19,17 +19,17 @@ from caldera.bench.frameworks.base import built
 from caldera.bench.workloads import TrainingCase
 from caldera.bench.workloads.networks import networks
 from caldera.bench.workloads.sizes import DESIGN_CONVOLUTIONS
+from caldera.compiler.lazy import Expr
+from caldera.compiler.passes.pipeline import optimise
+from caldera.compiler.plan.loop import loop_kernel
+from caldera.compiler.plan.schedule import Root, Schedule
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.program import Program, program_of
+from caldera.core.tensor.dtype import float32, is_float
 from caldera.data import ArrayData
-from caldera.graph.node import Node, Spec
-from caldera.graph.program import Program, program_of
 from caldera.kernels.measure import some_numbers
 from caldera.kernels.memory_format import wants_channels_last
 from caldera.kernels.table import TABLE, Kernel
-from caldera.lazy import Expr
-from caldera.passes.pipeline import optimise
-from caldera.plan.loop import loop_kernel
-from caldera.plan.schedule import Root, Schedule
-from caldera.tensor.dtype import float32, is_float
 from caldera.train.fit import make_steps
 
 NETWORKS = ("mlp", "lenet5", "resnet20", "googlenet", "gpt", "lstm")

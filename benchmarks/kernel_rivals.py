@@ -6,24 +6,24 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from caldera.config import settings
-from caldera.graph.memory_format import laid_out
-from caldera.graph.node import Node
-from caldera.graph.opdef import as_tuple, parameter
-from caldera.graph.program import Program
+from caldera.base.config import settings
+from caldera.compiler.passes.pipeline import passes
+from caldera.compiler.plan.loop import loop_kernel
+from caldera.compiler.plan.schedule import Buffer, Root, Schedule
+from caldera.compiler.plan.step_fusion import grouped
+from caldera.core.graph.memory_format import laid_out
+from caldera.core.graph.node import Node
+from caldera.core.graph.opdef import as_tuple, parameter
+from caldera.core.graph.program import Program
+from caldera.core.memory import Device
+from caldera.core.memory.gpus import card_count, cupy
+from caldera.core.tensor import Tensor
 from caldera.kernels.choose import choices
 from caldera.kernels.cuda.runtime.libraries import cupy_array
 from caldera.kernels.native.codegen.program import in_sequence
 from caldera.kernels.reference import FUNCTIONS, evaluate
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.kernels.verdict import ORACLE
-from caldera.memory import Device
-from caldera.memory.gpus import card_count, cupy
-from caldera.passes.pipeline import passes
-from caldera.plan.loop import loop_kernel
-from caldera.plan.schedule import Buffer, Root, Schedule
-from caldera.plan.step_fusion import grouped
-from caldera.tensor import Tensor
 
 PARTS, CUPY = "its parts", "CuPy"
 OUTSIDE = frozenset({ORACLE, PARTS, CUPY})

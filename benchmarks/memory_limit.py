@@ -34,10 +34,10 @@ import numpy as np
 
 import caldera as cd
 from caldera import nn
+from caldera.base.config import settings
 from caldera.bench.turns import in_turns
-from caldera.config import settings
+from caldera.compiler.plan.memory_limit import room_for
 from caldera.data import Loader, as_data
-from caldera.plan.memory_limit import room_for
 from caldera.train.fit import make_steps
 from caldera.train.resident import resident
 

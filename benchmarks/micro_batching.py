@@ -26,11 +26,11 @@ import numpy as np
 
 import caldera as cd
 from caldera import nn, op
+from caldera.base.config import settings
 from caldera.bench.turns import in_turns
-from caldera.config import settings
+from caldera.core.graph.node import Node
+from caldera.core.graph.opdef import detached
 from caldera.data import Data, Loader, as_data
-from caldera.graph.node import Node
-from caldera.graph.opdef import detached
 from caldera.kernels.choose import TIMERS, choices
 from caldera.kernels.common.scratch import at_most_workspace
 from caldera.kernels.microbatch import SLICED

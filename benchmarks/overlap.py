@@ -31,8 +31,8 @@ from links import Links
 import caldera as cd
 from caldera import nn, op, optim, parallel
 from caldera.comm import world
-from caldera.lazy import Expr, Variable
-from caldera.strategy import Strategy
+from caldera.compiler.lazy import Expr, Variable
+from caldera.train.strategy import Strategy
 
 BITS = {"1gbit": 1e9, "100mbit": 1e8}
 LONGER = 2.0

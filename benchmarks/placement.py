@@ -27,9 +27,9 @@ import numpy as np
 
 import caldera as cd
 from caldera import nn, op, optim
+from caldera.compiler.plan.plan import Plan
 from caldera.kernels.choose import choices
 from caldera.kernels.table import TABLE
-from caldera.plan.plan import Plan
 from caldera.train.tracking.measure_run import training_step
 
 Step = Callable[[], None]

@@ -31,14 +31,14 @@ from caldera import nn, optim
 from caldera.comm import world
 from caldera.comm.launch import launch
 from caldera.comm.mpi import MpiCommunicator
-from caldera.planner import Cluster, Compute, Setting, Wire, measured_wire, workload_of
-from caldera.planner.build import build_strategy
-from caldera.planner.compression_cost import default_codecs, timed
-from caldera.planner.compute import measured
-from caldera.planner.link_benchmark import measured_turn
-from caldera.planner.prediction import Way
-from caldera.planner.ranking import all_ways
-from caldera.strategy import Strategy
+from caldera.parallel.planner import Cluster, Compute, Setting, Wire, measured_wire, workload_of
+from caldera.parallel.planner.build import build_strategy
+from caldera.parallel.planner.compression_cost import default_codecs, timed
+from caldera.parallel.planner.compute import measured
+from caldera.parallel.planner.link_benchmark import measured_turn
+from caldera.parallel.planner.prediction import Way
+from caldera.parallel.planner.ranking import all_ways
+from caldera.train.strategy import Strategy
 
 BATCH, EVERY = 256, 4
 SHARED = "shared memory"

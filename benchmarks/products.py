@@ -17,14 +17,14 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 import caldera as cd
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import parameter
-from caldera.graph.ops.product import matmul
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import parameter
+from caldera.core.graph.ops.product import matmul
+from caldera.core.tensor.dtype import BY_NAME, DType
 from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.kernels.measure import some_numbers
 from caldera.kernels.table import TABLE, Call
 from caldera.kernels.verdict import ORACLE
-from caldera.tensor.dtype import BY_NAME, DType
 
 SIZES = (
     (100, 784, 528, False, False),

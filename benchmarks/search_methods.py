@@ -46,7 +46,7 @@ import caldera as cd
 from caldera import data, nn, search
 from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.search.samples import Samples
-from caldera.strategy import SingleProcessStrategy
+from caldera.train.strategy import SingleProcessStrategy
 
 SPACE = {
     "learning_rate": search.log(1e-4, 1e-1),

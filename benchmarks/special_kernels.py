@@ -30,17 +30,17 @@ import numpy as np
 from kernel_problems import NETWORKS, Problem, chosen, network_problems, other_problems, values_of
 from kernel_rivals import CUPY, OUTSIDE, contestants
 
+from caldera.base.config import settings
 from caldera.bench.frameworks.caldera_card import ResidentTrainer
 from caldera.bench.measuring import CARD_SHORTEST, timed
 from caldera.bench.workloads.networks import networks
-from caldera.config import settings
-from caldera.graph.opdef import OPS
+from caldera.core.graph.opdef import OPS
+from caldera.core.memory import Device
+from caldera.core.memory import device as find_device
 from caldera.kernels.choose import TIMERS
 from caldera.kernels.step_launch import LAUNCH_GROUPERS, STEP_FUSERS
 from caldera.kernels.table import TABLE
 from caldera.kernels.verdict import ORACLE
-from caldera.memory import Device
-from caldera.memory import device as find_device
 
 AHEAD, LEVEL = 0.97, 1.03
 CLOSE = 1.5

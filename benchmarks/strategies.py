@@ -24,7 +24,7 @@ import caldera as cd
 from caldera import nn, optim, parallel
 from caldera.comm import world
 from caldera.comm.launch import launch
-from caldera.strategy import SingleProcessStrategy, Strategy
+from caldera.train.strategy import SingleProcessStrategy, Strategy
 
 HIDDEN, SAMPLES, BATCH, PLANNING = (528, 528, 528), 40_000, 200, 20
 DATA_PARALLEL = "DataParallel()"

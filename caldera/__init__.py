@@ -13,24 +13,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from caldera import errors, op
-from caldera.config import settings
-from caldera.errors import (
-    CalderaError,
-    CheckpointError,
-    CommError,
-    ConfigError,
-    DataError,
-    DeviceError,
-    DtypeError,
-    GradientError,
-    IndexingError,
-    NonFiniteError,
-    OutOfMemoryError,
-    ShapeError,
-)
-from caldera.kernels.choose import choices
-from caldera.lazy import Expr, Variable, compile, forget_plans, pinned
-from caldera.memory import (
+from caldera.base.config import settings
+from caldera.base.registry import provide as _provide
+from caldera.compiler.lazy import Expr, Variable, compile, forget_plans, pinned
+from caldera.compiler.plan.plan import Plan
+from caldera.core.memory import (
     CUDA_MANAGED,
     DEVICE,
     HOST,
@@ -40,10 +27,7 @@ from caldera.memory import (
     empty_cache,
     memory_report,
 )
-from caldera.op import seed
-from caldera.plan.plan import Plan
-from caldera.registry import provide as _provide
-from caldera.tensor import (
+from caldera.core.tensor import (
     Filler,
     Tensor,
     constant,
@@ -62,6 +46,22 @@ from caldera.tensor import (
     uniform,
     zero,
 )
+from caldera.errors import (
+    CalderaError,
+    CheckpointError,
+    CommError,
+    ConfigError,
+    DataError,
+    DeviceError,
+    DtypeError,
+    GradientError,
+    IndexingError,
+    NonFiniteError,
+    OutOfMemoryError,
+    ShapeError,
+)
+from caldera.kernels.choose import choices
+from caldera.op import seed
 
 if TYPE_CHECKING:
     from caldera import (

@@ -37,7 +37,7 @@ from caldera.bench import worker_process  # noqa: E402
 from caldera.bench.worker_process import worker_environment  # noqa: E402
 from caldera.kernels import tuning_budget  # noqa: E402
 from caldera.kernels.native.codegen import program  # noqa: E402
-from caldera.planner import compression_cost  # noqa: E402
+from caldera.parallel.planner import compression_cost  # noqa: E402
 from tests.browser import Browser, find_browser  # noqa: E402
 from tests.reporting import *  # noqa: E402, F403 - hooks
 

@@ -22,7 +22,7 @@ import pytest
 
 from caldera import optim, search
 from caldera.cli import main
-from caldera.lazy import forget_plans
+from caldera.compiler.lazy import forget_plans
 from caldera.nn import losses
 from tests.browser import Browser
 from tests.built_site import unpack_site

@@ -11,10 +11,10 @@ import pytest
 
 import caldera as cd
 from caldera.cli import commands
-from caldera.graph.opdef import OPS
+from caldera.core.graph.opdef import OPS
+from caldera.core.memory import devices
 from caldera.kernels.reference import FUNCTIONS
 from caldera.kernels.table import TABLE
-from caldera.memory import devices
 from caldera.search.method import methods as search_methods
 from tests.markdown_blocks import Block, blocks
 

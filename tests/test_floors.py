@@ -3,59 +3,69 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 import caldera
 
 ROOT = Path(caldera.__file__).parent
 
 FLOORS = {
-    1: (
-        "amounts",
-        "arguments",
-        "errors",
-        "config",
-        "configurable",
-        "file_cache",
-        "file_limit",
-        "file_names",
-        "file_trust",
-        "launchers",
-        "machine",
-        "notebook",
-        "optional",
-        "plain_data",
-        "registry",
-        "threads",
-    ),
-    2: ("memory",),
-    3: ("tensor", "comm", "graph", "io"),
-    4: ("passes", "kernels", "draw"),
-    5: ("plan", "compress", "sharding"),
-    6: ("lazy", "op"),
-    7: ("nn", "optim", "data", "strategy", "testing"),
-    8: ("train", "parallel", "dmath"),
-    9: ("audio", "code", "planner", "bench", "onnx", "search", "serve", "sklearn", "report"),
-    10: ("cli",),
+    1: ("errors",),
+    2: ("base",),
+    3: ("core",),
+    4: ("comm", "io", "draw"),
+    5: ("kernels",),
+    6: ("compiler", "compress"),
+    7: ("op", "testing"),
+    8: ("nn", "optim", "data"),
+    9: ("train", "dmath", "code"),
+    10: ("parallel", "audio", "onnx", "serve"),
+    11: ("search", "bench"),
+    12: ("sklearn", "cli"),
 }
 FLOOR_OF = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
+INNER = {
+    "core": (("memory",), ("tensor",), ("graph",)),
+    "compiler": (("passes",), ("plan", "sharding"), ("lazy",)),
+}
+"""Levels inside the two packages that hold several, from the lowest to the highest."""
 
 
 class Import(NamedTuple):
-    """What a file imports, whether it does so when it is loaded, and whether only for its types."""
+    """A name that a file imports: at load time or later, for its types alone or not.
+
+    A string that names a module (`_LATER["plan"]`, `provide(...)`) is an import as well.
+    """
 
     name: str
     at_load: bool
     for_types: bool
+    is_text: bool = False
 
 
 @cache
 def _imports(path: Path) -> list[Import]:
     found: list[Import] = []
-    _read(ast.parse(path.read_text()).body, True, False, found)
+    tree = ast.parse(path.read_text())
+    _read(tree.body, True, False, found)
+    for node in ast.walk(tree):
+        text = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(text, str) and _names_a_module(text):
+            found.append(Import(text, False, False, is_text=True))
     return found
+
+
+def _names_a_module(text: str) -> bool:
+    if not re.fullmatch(r"caldera(\.\w+)+", text):
+        return False
+    path = ROOT.parent / text.replace(".", "/")
+    return path.is_dir() or path.with_suffix(".py").is_file()
 
 
 def _read(statements: list[ast.stmt], at_load: bool, for_types: bool, found: list[Import]) -> None:
@@ -92,11 +102,16 @@ def test_every_room_has_a_floor() -> None:
 
 
 def test_training_and_strategies_meet_in_their_protocols_alone() -> None:
-    """Neither names the other, not even for its types: `strategy.py` is below both."""
-    for room, other in (("train", "parallel"), ("parallel", "train")):
-        for path in (ROOT / room).rglob("*.py"):
-            for each in _imports(path):
-                assert not each.name.startswith(f"caldera.{other}."), path
+    """Training never names a strategy, and strategies name only `train.strategy`."""
+    for path in (ROOT / "train").rglob("*.py"):
+        for each in _imports(path):
+            assert not each.name.startswith("caldera.parallel"), path
+    planner = ROOT / "parallel" / "planner"
+    for path in (ROOT / "parallel").rglob("*.py"):
+        for each in _imports(path):
+            is_training = each.name.startswith("caldera.train.")
+            if is_training and planner not in path.parents:
+                assert each.name.startswith("caldera.train.strategy."), path
 
 
 def test_no_floor_imports_a_higher_one() -> None:
@@ -110,19 +125,45 @@ def test_no_floor_imports_a_higher_one() -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize("room", INNER)
+def test_no_inner_level_imports_a_higher_one(room: str) -> None:
+    level = {name: number for number, names in enumerate(INNER[room]) for name in names}
+    assert {path.name for path in (ROOT / room).iterdir() if path.is_dir()} - level.keys() <= {
+        "__pycache__"
+    }
+    for path in (ROOT / room).rglob("*/*.py"):
+        own = level[path.relative_to(ROOT / room).parts[0]]
+        for each in _own(path):
+            _, other, *inside = each.name.split(".")
+            if other == room and inside[0] in level:
+                assert level[inside[0]] <= own, f"{path.relative_to(ROOT)} imports {each.name}"
+
+
 def test_no_import_of_our_own_hides_in_a_function() -> None:
     hidden = [
         f"{path.relative_to(ROOT)} imports {each.name}"
         for path in _files()
         for each in _own(path)
-        if not each.at_load
+        if not each.at_load and not each.is_text
     ]
     assert not hidden
 
 
+def test_no_packages_import_each_other_in_a_circle() -> None:
+    """Packages of one floor may import each other, but in one direction."""
+    lower: dict[str, set[str]] = {room: set() for room in FLOOR_OF}
+    for path in _files():
+        room = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        lower[room] |= {each.name.split(".")[1] for each in _own(path)} - {room}
+    try:
+        TopologicalSorter(lower).prepare()
+    except CycleError as error:
+        pytest.fail(f"packages import each other in a circle: {' -> '.join(error.args[1])}")
+
+
 def test_only_some_rooms_know_the_optional_libraries() -> None:
     allowed = {
-        "cupy": ("memory/", "kernels/cuda/", "comm/nccl.py"),
+        "cupy": ("core/memory/", "kernels/cuda/", "comm/nccl.py"),
         "mpi4py": ("comm/mpi.py", "comm/abort.py"),
         "torch": ("bench/",),
         "jax": ("bench/",),

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import caldera
-from caldera.sharding.algorithms import lapack
+from caldera.compiler.sharding.algorithms import lapack
 
 HEAVY = (
     "numpy.ma",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from caldera.memory.interface import Device, TransferCounters
+from caldera.core.memory.interface import Device, TransferCounters
 
 
 def counted_from_now(where: Device) -> TransferCounters:

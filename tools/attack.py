@@ -33,7 +33,7 @@ import numpy as np
 import caldera as cd
 from caldera import nn
 from caldera.errors import CalderaError
-from caldera.report import run_page
+from caldera.train.report import run_page
 from caldera.train.saving.checkpoint_folder import CheckpointFolder
 from tests.bad_calls.good_files import model, write_formats
 from tests.bad_calls.outcome import Hung, alarm

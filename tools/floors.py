@@ -8,16 +8,18 @@ from pathlib import Path
 
 PICTURE = Path(__file__).parents[1] / "docs/assets/floors.svg"
 ABOUT = {
-    1: "errors, settings, names, files",
-    2: "devices and memory",
-    3: "data, ranks, the graph",
-    4: "graph to graph, kernels, pictures",
-    5: "kernel calls over memory",
-    6: "what a user writes",
-    7: "networks, optimizers, data",
-    8: "training, on one rank or many",
-    9: "what is built on all of it",
-    10: "commands",
+    1: "exceptions",
+    2: "arguments, settings, files",
+    3: "memory, tensors, the graph",
+    4: "ranks, files, pictures",
+    5: "operations on devices",
+    6: "from expressions to plans",
+    7: "what a user writes",
+    8: "networks, optimizers, data",
+    9: "training and matrices",
+    10: "many ranks, exchange, services",
+    11: "search and measurement",
+    12: "estimators and commands",
 }
 _WIDTH, _ROW, _LEFT, _LETTER = 860, 46, 250, 7.6
 

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-from caldera.arguments import guard as _guard
 from caldera.audio import kaldi, models
 from caldera.audio.augment import add_noise, change_speed, spec_augment
 from caldera.audio.corpora import Utterance, librispeech, speech_commands
@@ -38,6 +37,7 @@ from caldera.audio.layers import (
     TimeDelay,
     model_input,
 )
+from caldera.base.arguments import guard as _guard
 
 __all__ = [
     "SUFFIXES",

@@ -8,9 +8,9 @@ import numpy as np
 
 from caldera import op
 from caldera.audio.files import resample
+from caldera.compiler.lazy import Expr, lift
+from caldera.core.tensor.convert import real_array_of
 from caldera.errors import ConfigError, DataError
-from caldera.lazy import Expr, lift
-from caldera.tensor.convert import real_array_of
 
 MOST_SNR = 1000
 

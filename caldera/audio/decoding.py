@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from caldera.core.tensor.convert import real_array_of
 from caldera.errors import ConfigError, DataError, ShapeError
-from caldera.tensor.convert import real_array_of
 
 MOST_WORDS = 100
 _NEVER = -math.inf

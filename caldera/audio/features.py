@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.compiler.lazy import Expr, lift
 from caldera.errors import ConfigError, ShapeError
-from caldera.lazy import Expr, lift
 
 MOST_SAMPLES = 1 << 24
 """Of a frame."""

@@ -12,11 +12,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from caldera.base.file_limit import check_asked
+from caldera.base.optional import optional_import
+from caldera.core.tensor.convert import real_array_of
 from caldera.errors import ConfigError, DataError
-from caldera.file_limit import check_asked
 from caldera.io.files import created
-from caldera.optional import optional_import
-from caldera.tensor.convert import real_array_of
 
 SUFFIXES = (".wav", ".flac", ".ogg")
 MOST_RATE = 10_000_000

@@ -19,10 +19,10 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
-from caldera.arguments import guard as _guard
+from caldera.base.arguments import guard as _guard
+from caldera.base.file_cache import write_file
+from caldera.base.file_limit import check_asked
 from caldera.errors import ConfigError, DataError
-from caldera.file_cache import write_file
-from caldera.file_limit import check_asked
 from caldera.io.files import created, opened
 
 __all__ = ["read_ark", "read_scp", "write_ark"]

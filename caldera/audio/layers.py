@@ -13,8 +13,8 @@ from caldera import nn, op
 from caldera.audio.augment import spec_augment
 from caldera.audio.features import fbank, normalise, splice
 from caldera.audio.files import read
+from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError, DataError
-from caldera.lazy import Expr
 from caldera.train.model import Model
 
 

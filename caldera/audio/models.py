@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from caldera import nn
-from caldera.arguments import guard as _guard
 from caldera.audio.layers import ConformerBlock, Splice, StatisticsPooling, TimeDelay
+from caldera.base.arguments import guard as _guard
 from caldera.errors import ConfigError
 
 __all__ = ["blstm", "conformer", "frame_dnn", "tdnn"]

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from caldera.base.machine import card_state
 from caldera.bench.case_runner import CaseRunner, rotated
 from caldera.bench.comparison import Comparison
 from caldera.bench.results import Entry
 from caldera.bench.worker_process import WorkerHandle
 from caldera.bench.workloads import TrainingCase
-from caldera.machine import card_state
 
 MOST_TOGETHER = 16
 """Processes at once: each takes some gigabytes of the host's memory as well."""

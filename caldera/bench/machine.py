@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import caldera
+from caldera.base.machine import CardState, card_state, this_machine
 from caldera.bench.contestants import PEERS, has_compiler
-from caldera.machine import CardState, card_state, this_machine
 
 _PACKAGES = ("caldera", "numpy", "llvmlite", "scipy", "jaxlib", "triton", *PEERS)
 _TIME = "%Y-%m-%d %H:%M:%S %z"

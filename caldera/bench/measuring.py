@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from caldera.bench.frameworks.base import Task
-from caldera.lazy import forget_plans
-from caldera.memory import device
-from caldera.memory.heap import trim_heap
+from caldera.compiler.lazy import forget_plans
+from caldera.core.memory import device
+from caldera.core.memory.heap import trim_heap
 
 WARM_UP = 0.05
 """Seconds of calls before the clock starts; a long call is enough by itself."""

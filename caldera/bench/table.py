@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
+from caldera.base.optional import optional_import
 from caldera.bench.formatting import columns_of, facts, mean_text, row, title_of
 from caldera.bench.results import OURS, Entry, Report
-from caldera.optional import optional_import
 
 _NARROWEST = 200
 """Columns that a table gets where the output is not a terminal."""

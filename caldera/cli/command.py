@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from caldera.base.registry import nearest
 from caldera.errors import ConfigError
-from caldera.registry import nearest
 
 INTERRUPTED = 130
 """The exit status of a command that Ctrl-C ended."""

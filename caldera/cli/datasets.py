@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from caldera import data
+from caldera.base.registry import nearest
 from caldera.cli.options import AUGMENTATIONS, names_of
 from caldera.data import Dataset, Schema
 from caldera.data.datasets.texts import is_text_folder
 from caldera.data.tables.reading import SUFFIXES, is_table_file
 from caldera.errors import ConfigError, DataError, ShapeError
-from caldera.registry import nearest
 
 
 @dataclass(frozen=True)

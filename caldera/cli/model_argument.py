@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from caldera.base.registry import nearest
 from caldera.cli.build import make_model, make_network
 from caldera.cli.datasets import load_data
 from caldera.cli.option_types import Count, Counts
@@ -13,7 +14,6 @@ from caldera.cli.options import add_options, given_options, names_of
 from caldera.cli.recipe import complete, read_recipe
 from caldera.cli.zoo import ZOO
 from caldera.errors import ConfigError
-from caldera.registry import nearest
 from caldera.train.model import Model
 from caldera.train.neural_network import load_model
 from caldera.train.tracking.run_folder import read_class_names

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from caldera.base.registry import nearest
 from caldera.errors import ConfigError
-from caldera.registry import nearest
 
 
 class OptionType(ABC):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
+from caldera.base.machine import answer
 from caldera.comm.mpi_implementation import LIBRARY_VARIABLE, find_launcher, library
-from caldera.machine import answer
 
 
 @dataclass(frozen=True)

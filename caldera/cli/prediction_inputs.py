@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from caldera import data, io
+from caldera.base.registry import nearest
 from caldera.data import Schema, Tokenizer
 from caldera.data.datasets.texts import (
     SUFFIXES as TEXT_SUFFIXES,
@@ -22,7 +23,6 @@ from caldera.data.tables.reading import is_table_file
 from caldera.data.transforms.decode import Size, decode_all
 from caldera.errors import DataError
 from caldera.io.files import read_bounded
-from caldera.registry import nearest
 
 
 def read_inputs(

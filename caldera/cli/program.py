@@ -17,10 +17,10 @@ from pkgutil import iter_modules
 import numpy as np
 
 import caldera
+from caldera.base.registry import nearest
 from caldera.cli import commands
 from caldera.cli.command import INTERRUPTED, Command, Parser, UsageError
 from caldera.errors import CalderaError, ConfigError
-from caldera.registry import nearest
 
 FAILED = 1
 WRONG_USAGE = 2

@@ -18,12 +18,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from caldera.base.file_cache import write_file
+from caldera.base.registry import nearest
 from caldera.cli.datasets import has_texts
 from caldera.cli.option_types import toml_text
 from caldera.cli.options import OPTIONS
 from caldera.errors import ConfigError, DataError
-from caldera.file_cache import write_file
-from caldera.registry import nearest
 
 
 def read_recipe(path: str | PathLike[str]) -> dict[str, Any]:

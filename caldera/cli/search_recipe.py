@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from caldera import search
+from caldera.base.registry import nearest
 from caldera.cli.option_types import Choice, Count, Counts, Number, OptionType, Text
 from caldera.cli.options import OPTIONS, Option, names_of
 from caldera.cli.recipe import checked_options, read_toml
 from caldera.errors import ConfigError
-from caldera.registry import nearest
 from caldera.search.method import methods
 
 OWN = (

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from caldera.base.registry import nearest
 from caldera.errors import ConfigError
 from caldera.nn import models
 from caldera.nn.layer import Layer
 from caldera.nn.models import GPT
-from caldera.registry import nearest
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from caldera.arguments import guard as _guard
+from caldera.base.arguments import guard as _guard
 from caldera.code.analogies import Score, analogy_scores, distance_score
 from caldera.code.clang import compile_c
 from caldera.code.corpora import Program, poj104

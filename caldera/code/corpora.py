@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from caldera.base.file_cache import write_file
 from caldera.code.clang import compile_c
 from caldera.code.module import Function, read_ir
 from caldera.errors import DataError
-from caldera.file_cache import write_file
 
 PARTS = {"ir_train": "train", "ir_val": "validation", "ir_test": "test"}
 """Folders of inst2vec's own division."""

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from caldera.code.module import Function, Statement, checked_functions
+from caldera.core.tensor.convert import array_of
 from caldera.errors import ConfigError, DataError
 from caldera.op.arguments import as_count
-from caldera.tensor.convert import array_of
 
 Edge = tuple[int, int]
 MOST_STATEMENTS = 1 << 27

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from caldera.arguments import guard as _guard
+from caldera.base.arguments import guard as _guard
 from caldera.comm.communicator import Communicator
 from caldera.comm.mesh import Mesh
 from caldera.comm.mpi import MpiCommunicator

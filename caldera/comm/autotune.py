@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caldera.base.config import settings
+from caldera.base.file_cache import FileCache
+from caldera.base.machine import this_machine
+from caldera.base.plain_data import json_digest
 from caldera.comm.algorithms.allreduce import default_algorithm
 from caldera.comm.algorithms.torus import sides
-from caldera.config import settings
-from caldera.file_cache import FileCache
-from caldera.machine import this_machine
-from caldera.plain_data import json_digest
 
 if TYPE_CHECKING:
     from caldera.comm.communicator import Communicator

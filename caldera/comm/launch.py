@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from caldera.base.machine import usable_cores
 from caldera.comm.mpi_implementation import launcher
 from caldera.errors import ConfigError
-from caldera.machine import usable_cores
 
 RESTART = "CALDERA_RESTART"
 """How often a program was started again; `caldera run` sets this variable."""

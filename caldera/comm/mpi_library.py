@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caldera.base.config import settings
+from caldera.base.optional import optional_import
 from caldera.comm.mpi_implementation import MpiImplementation, defaults_for_ranks, implementation
 from caldera.comm.progress_thread import PollBackoff
 from caldera.comm.request import Request
-from caldera.config import settings
 from caldera.errors import CommError
-from caldera.optional import optional_import
 
 if TYPE_CHECKING:
     from caldera.comm.mpi import MpiCommunicator

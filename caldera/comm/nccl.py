@@ -18,18 +18,18 @@ from typing import Any
 
 import numpy as np
 
+from caldera.base.config import settings
+from caldera.base.optional import optional_import
 from caldera.comm.algorithms import volume
 from caldera.comm.algorithms.partition import bounds, even_counts
 from caldera.comm.communicator import Communicator
 from caldera.comm.reduction import must_widen
 from caldera.comm.request import Request
 from caldera.comm.staging import on_card
-from caldera.config import settings
+from caldera.core.memory.cuda_stream import launching_stream
+from caldera.core.memory.device_array import address_of
+from caldera.core.memory.gpus import Card, card_count, cupy, own_card
 from caldera.errors import CommError
-from caldera.memory.cuda_stream import launching_stream
-from caldera.memory.device_array import address_of
-from caldera.memory.gpus import Card, card_count, cupy, own_card
-from caldera.optional import optional_import
 
 PACKAGE = "caldera[cuda]"
 # The numbers that NCCL gives to dtypes and reductions.

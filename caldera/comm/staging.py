@@ -13,9 +13,9 @@ import numpy as np
 
 from caldera.comm.buffer_checks import same_memory
 from caldera.comm.request import Request
-from caldera.memory.cuda_stream import launching_stream
-from caldera.memory.device_array import DeviceArray, address_of
-from caldera.memory.gpus import Card, cupy
+from caldera.core.memory.cuda_stream import launching_stream
+from caldera.core.memory.device_array import DeviceArray, address_of
+from caldera.core.memory.gpus import Card, cupy
 
 
 def on_card(buffer: np.ndarray) -> bool:

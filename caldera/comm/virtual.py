@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from caldera.arguments import refusal, within
+from caldera.base.arguments import refusal, within
 from caldera.comm.communicator import Communicator
 from caldera.comm.mailboxes import JobFailure, Mailboxes
 from caldera.comm.request import Request

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from caldera.base.config import settings
 from caldera.comm.mpi import MpiCommunicator
 from caldera.comm.mpi_library import STALLS_BEFORE_ABORT, do_not_wait_for_the_lost, mpi
 from caldera.comm.point_to_point import ANY_SOURCE
-from caldera.config import settings
 
 LOOKS_EVERY_S = 0.2
 ANSWERS_WITHIN_S = 3.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import cache
 
+from caldera.base.launchers import ranks_started
 from caldera.comm.abort import end_together
 from caldera.comm.communicator import Communicator
 from caldera.comm.launch import RESTART
@@ -13,7 +14,6 @@ from caldera.comm.mpi_library import loaded, mpi
 from caldera.comm.nccl import with_nccl
 from caldera.comm.single import SingleProcess
 from caldera.errors import CommError
-from caldera.launchers import ranks_started
 
 
 @cache

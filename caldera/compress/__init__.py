@@ -6,7 +6,7 @@ ones, so that nothing is lost. `Compressor` says what they have in common.
 
 from __future__ import annotations
 
-from caldera.arguments import guard as _guard
+from caldera.base.arguments import guard as _guard
 from caldera.compress._base import Compressor, compressors
 from caldera.compress.error_feedback import redistribute
 from caldera.compress.low_precision_weights import LowPrecisionWeights

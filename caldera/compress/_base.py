@@ -8,12 +8,12 @@ from typing import TypedDict
 
 import numpy as np
 
+from caldera.base.configurable import Configurable, Family
 from caldera.comm import Communicator
 from caldera.compress.error_feedback import CompressorState, State
 from caldera.compress.random_stream import RandomStream
-from caldera.configurable import Configurable, Family
+from caldera.core.tensor.dtype import FLOATS
 from caldera.errors import DtypeError, ShapeError
-from caldera.tensor.dtype import FLOATS
 
 
 class Options(TypedDict, total=False):

@@ -18,7 +18,7 @@ from caldera.compress._base import Compressor
 from caldera.compress.codecs import Codec
 from caldera.compress.messages import EMPTY, allgather_messages, alltoall_messages, bounds
 from caldera.compress.random_stream import RandomStream
-from caldera.tensor.dtype import HALVES
+from caldera.core.tensor.dtype import HALVES
 
 _SUMMANDS, _SUMS = 0, 1
 """The two stages, as far as chance is concerned."""

@@ -12,9 +12,9 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from caldera.arguments import within
+from caldera.base.arguments import within
+from caldera.core.tensor.dtype import HALVES
 from caldera.errors import CheckpointError, ShapeError
-from caldera.tensor.dtype import HALVES
 
 State = dict[str, np.ndarray]
 

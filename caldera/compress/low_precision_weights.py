@@ -12,12 +12,12 @@ from collections.abc import Mapping
 import ml_dtypes
 import numpy as np
 
+from caldera.base.registry import nearest
 from caldera.comm import Communicator
 from caldera.compress.error_feedback import CompressorState, State
 from caldera.compress.random_stream import RandomStream
 from caldera.errors import ConfigError
 from caldera.kernels.native.compression import FORMATS, round_stochastically
-from caldera.registry import nearest
 
 
 class LowPrecisionWeights:

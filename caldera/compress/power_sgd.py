@@ -12,9 +12,9 @@ import numpy as np
 from caldera.comm import Communicator
 from caldera.compress._base import Compressor, Options, compressors
 from caldera.compress.random_stream import RandomStream
+from caldera.core.tensor.dtype import HALVES
+from caldera.core.tensor.philox import normal
 from caldera.errors import ConfigError
-from caldera.tensor.dtype import HALVES
-from caldera.tensor.philox import normal
 
 
 @compressors.register("power_sgd")

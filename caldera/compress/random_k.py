@@ -11,9 +11,9 @@ import numpy as np
 from caldera.comm import Communicator
 from caldera.compress._base import Compressor, Options, compressors
 from caldera.compress.random_stream import RandomStream
+from caldera.core.tensor.dtype import HALVES
+from caldera.core.tensor.philox import random_bits
 from caldera.errors import ConfigError
-from caldera.tensor.dtype import HALVES
-from caldera.tensor.philox import random_bits
 
 
 @compressors.register("random_k")

@@ -9,7 +9,7 @@ file is never trusted: one that is truncated, too large, damaged or hostile is r
 
 from __future__ import annotations
 
-from caldera.arguments import guard as _guard
+from caldera.base.arguments import guard as _guard
 from caldera.data.datasets.cifar import cifar10, cifar100
 from caldera.data.datasets.dataset import Dataset, arrays, split
 from caldera.data.datasets.digits import digits

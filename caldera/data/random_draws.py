@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera import op
-from caldera.lazy import Expr
-from caldera.tensor import philox
+from caldera.compiler.lazy import Expr
+from caldera.core.tensor import philox
 
 _LOW_WORD = 0xFFFFFFFF
 # Fillers and random ops count their streams from 0; these are out of their way.

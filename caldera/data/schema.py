@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from caldera.base.plain_data import from_plain, to_plain
 from caldera.data.series import Series, TargetScale
 from caldera.data.tables.date_text import is_format
 from caldera.data.tables.encoders import (
@@ -27,7 +28,6 @@ from caldera.data.tables.table import Table, Values, is_missing
 from caldera.data.tables.text_encoder import TextEncoder
 from caldera.data.text.tokenizer import Tokenizer
 from caldera.errors import DataError
-from caldera.plain_data import from_plain, to_plain
 
 VERSION = 2
 _VERSIONS = (1, VERSION)

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from caldera.arguments import guard as _guard
+from caldera.base.arguments import guard as _guard
+from caldera.compiler.sharding.distributions import (
+    Axis,
+    BlockCyclic,
+    Blocks,
+    Columns,
+    Distribution,
+    Grid,
+    Replicated,
+    Rows,
+)
+from caldera.compiler.sharding.layout import Layout
 from caldera.dmath.array import Array, evaluate
 from caldera.dmath.connect import connect, current, disconnect, spmd
 from caldera.dmath.creation import arange, array, eye, full, normal, ones, random, zeros
@@ -37,17 +48,6 @@ from caldera.op import (
     top_k,
     where,
 )
-from caldera.sharding.distributions import (
-    Axis,
-    BlockCyclic,
-    Blocks,
-    Columns,
-    Distribution,
-    Grid,
-    Replicated,
-    Rows,
-)
-from caldera.sharding.layout import Layout
 
 __all__ = [
     "Array",

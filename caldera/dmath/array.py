@@ -10,6 +10,21 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.compiler.lazy import Expr, lift
+from caldera.compiler.lazy.expr import add_kind
+from caldera.compiler.sharding.distributions import Distribution, as_layout
+from caldera.compiler.sharding.layout import Layout
+from caldera.compiler.sharding.ops import place
+from caldera.compiler.sharding.rules.registry import default_layout
+from caldera.core.graph.body import substitute
+from caldera.core.graph.node import Node, Symbol
+from caldera.core.graph.ops.base import cast, full
+from caldera.core.graph.ops.elementwise import where
+from caldera.core.graph.ops.leaf import tensor
+from caldera.core.graph.ops.movement import unslice
+from caldera.core.tensor.convert import array_of
+from caldera.core.tensor.dtype import bool_, canonical
+from caldera.core.tensor.shape import Shape
 from caldera.dmath.blocks import Box, blocks_of, to_dask, to_pandas
 from caldera.dmath.connect import current
 from caldera.dmath.explain import Explanation, explained
@@ -19,21 +34,6 @@ from caldera.dmath.picture import layout_picture
 from caldera.dmath.session import Session
 from caldera.draw.svg import Picture
 from caldera.errors import ConfigError
-from caldera.graph.body import substitute
-from caldera.graph.node import Node, Symbol
-from caldera.graph.ops.base import cast, full
-from caldera.graph.ops.elementwise import where
-from caldera.graph.ops.leaf import tensor
-from caldera.graph.ops.movement import unslice
-from caldera.lazy import Expr, lift
-from caldera.lazy.expr import add_kind
-from caldera.sharding.distributions import Distribution, as_layout
-from caldera.sharding.layout import Layout
-from caldera.sharding.ops import place
-from caldera.sharding.rules.registry import default_layout
-from caldera.tensor.convert import array_of
-from caldera.tensor.dtype import bool_, canonical
-from caldera.tensor.shape import Shape
 
 # A value that is known stands for its node as long as somebody has the node.
 _values: weakref.WeakKeyDictionary[Node, Node] = weakref.WeakKeyDictionary()

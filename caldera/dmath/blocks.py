@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from caldera.base.optional import optional_import
+from caldera.compiler.sharding.layout import CartesianLayout, Layout
+from caldera.compiler.sharding.table_layout import TableLayout
 from caldera.errors import ConfigError, ShapeError
-from caldera.optional import optional_import
-from caldera.sharding.layout import CartesianLayout, Layout
-from caldera.sharding.table_layout import TableLayout
 
 Box = tuple[slice, ...]
 MOST_BLOCKS = 4096
@@ -20,7 +20,7 @@ MOST_BLOCKS = 4096
 def cuts_of_blocks(layout: Layout) -> list[list[int]]:
     """Where the blocks of a layout begin along each axis, and where the last ends.
 
-    >>> from caldera.sharding.distributions import Rows
+    >>> from caldera.compiler.sharding.distributions import Rows
     >>> cuts_of_blocks(Rows().of((5, 3), range(2)))
     [[0, 3, 5], [0, 3]]
     """

@@ -7,7 +7,9 @@ import os
 import sys
 import threading
 
-from caldera.arguments import within
+from caldera.base.arguments import within
+from caldera.base.launchers import ranks_started
+from caldera.base.machine import usable_cores
 from caldera.comm import Communicator, world
 from caldera.dmath.master import Master
 from caldera.dmath.processes import ProcessTeam
@@ -15,8 +17,6 @@ from caldera.dmath.session import Session, SpmdSession
 from caldera.dmath.teams import MpiTeam, ThreadTeam
 from caldera.dmath.worker import Worker
 from caldera.errors import ConfigError
-from caldera.launchers import ranks_started
-from caldera.machine import usable_cores
 
 MOST_WORKERS = 1024
 

@@ -7,23 +7,23 @@ from typing import Any
 
 import numpy as np
 
+from caldera.compiler.lazy import Expr
+from caldera.compiler.lazy.indexing import array_node
+from caldera.compiler.sharding.distributions import Distribution, as_layout
+from caldera.compiler.sharding.layout import Layout
+from caldera.compiler.sharding.ops import place
+from caldera.compiler.sharding.rules.registry import default_layout
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops.base import cast
+from caldera.core.graph.ops.base import full as full_node
+from caldera.core.graph.ops.elementwise import add, mul
+from caldera.core.graph.ops.leaf import constant, iota
+from caldera.core.graph.ops.random import random_normal, random_uniform
+from caldera.core.tensor.dtype import bool_, canonical, int64, is_float
+from caldera.core.tensor.shape import Shape, as_shape
 from caldera.dmath.array import Array, as_values, checked_ranks, put
 from caldera.dmath.connect import current
 from caldera.errors import ConfigError
-from caldera.graph.node import Node
-from caldera.graph.ops.base import cast
-from caldera.graph.ops.base import full as full_node
-from caldera.graph.ops.elementwise import add, mul
-from caldera.graph.ops.leaf import constant, iota
-from caldera.graph.ops.random import random_normal, random_uniform
-from caldera.lazy import Expr
-from caldera.lazy.indexing import array_node
-from caldera.sharding.distributions import Distribution, as_layout
-from caldera.sharding.layout import Layout
-from caldera.sharding.ops import place
-from caldera.sharding.rules.registry import default_layout
-from caldera.tensor.dtype import bool_, canonical, int64, is_float
-from caldera.tensor.shape import Shape, as_shape
 
 Where = Layout | Distribution | None
 

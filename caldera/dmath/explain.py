@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from caldera.amounts import bytes_text
+from caldera.base.amounts import bytes_text
+from caldera.compiler.sharding.explanation import moves_table, shortened, summary
+from caldera.compiler.sharding.layout import Layout
+from caldera.compiler.sharding.propagation import Choice, Move, distribute
+from caldera.core.graph.body import topological
+from caldera.core.graph.node import Node
 from caldera.dmath.handle import Handle
 from caldera.dmath.session import Session
-from caldera.graph.body import topological
-from caldera.graph.node import Node
-from caldera.sharding.explanation import moves_table, shortened, summary
-from caldera.sharding.layout import Layout
-from caldera.sharding.propagation import Choice, Move, distribute
 
 CALL_S = 1.5e-4
 """To begin with a move or with what is computed, however small it is."""

@@ -8,6 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from caldera.compiler.sharding.distributions import Distribution, Replicated, Rows, as_layout
+from caldera.compiler.sharding.layout import Layout
+from caldera.core.graph.node import Spec
+from caldera.core.tensor.dtype import canonical
 from caldera.dmath.array import Array, leaf_of
 from caldera.dmath.connect import current
 from caldera.dmath.handle import Handle
@@ -15,11 +19,7 @@ from caldera.dmath.session import Session, senders
 from caldera.dmath.shards import INDEX, Saved, read_index, write_index
 from caldera.dmath.sources import open_source
 from caldera.errors import ConfigError
-from caldera.graph.node import Spec
 from caldera.io import save_npy
-from caldera.sharding.distributions import Distribution, Replicated, Rows, as_layout
-from caldera.sharding.layout import Layout
-from caldera.tensor.dtype import canonical
 
 ONLY = ""
 """The name of an array that was saved without one."""

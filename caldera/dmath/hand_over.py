@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from caldera.compiler.sharding.algorithms.process_grid import even_cuts
+from caldera.compiler.sharding.distributions import Distribution, Rows, as_layout
+from caldera.compiler.sharding.layout import Layout
+from caldera.core.graph.node import Spec
+from caldera.core.tensor.dtype import canonical
 from caldera.dmath.array import Array, leaf_of
 from caldera.dmath.connect import current
 from caldera.dmath.sources import Source, read_part
 from caldera.errors import ConfigError
-from caldera.graph.node import Spec
-from caldera.sharding.algorithms.process_grid import even_cuts
-from caldera.sharding.distributions import Distribution, Rows, as_layout
-from caldera.sharding.layout import Layout
-from caldera.tensor.dtype import canonical
 
 Where = Layout | Distribution | None
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
-from caldera.graph.node import Spec
-from caldera.sharding.layout import Layout
+from caldera.compiler.sharding.layout import Layout
+from caldera.core.graph.node import Spec
 
 if TYPE_CHECKING:
     from caldera.dmath.session import Session

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.arguments import refusal
-from caldera.config import settings
+from caldera.base.arguments import refusal
+from caldera.base.config import settings
+from caldera.compiler.lazy import Expr, lift
+from caldera.compiler.sharding.ops import largest_singular, ordered_sum, place
+from caldera.core.tensor.dtype import part_of
 from caldera.dmath.array import Array
 from caldera.errors import ShapeError
-from caldera.lazy import Expr, lift
-from caldera.sharding.ops import largest_singular, ordered_sum, place
-from caldera.tensor.dtype import part_of
 
 MOST_STEPS = 60
 

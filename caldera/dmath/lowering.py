@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from caldera.graph.node import Node, Symbol
-from caldera.sharding.layout import Layout
-from caldera.sharding.propagation import distribute
-from caldera.sharding.volume import Links
+from caldera.compiler.sharding.layout import Layout
+from caldera.compiler.sharding.propagation import distribute
+from caldera.compiler.sharding.volume import Links
+from caldera.core.graph.node import Node, Symbol
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import numpy as np
 
 from caldera import errors
 from caldera.comm import Traffic
+from caldera.compiler.sharding.layout import Layout
 from caldera.dmath.codec import decode, encode
 from caldera.dmath.handle import Handle
 from caldera.dmath.messages import (
@@ -44,7 +45,6 @@ from caldera.dmath.rank import Definition
 from caldera.dmath.session import PartOf, Session
 from caldera.dmath.teams import Team
 from caldera.errors import CalderaError, CommError
-from caldera.sharding.layout import Layout
 
 COME_BACK_S = 5.0
 """After a failure, workers that have not answered for so long are ended."""

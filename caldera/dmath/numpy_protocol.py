@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.compiler.sharding.ops import place
 from caldera.errors import ConfigError
-from caldera.sharding.ops import place
 
 Function = Callable[..., Any]
 UFUNCS: dict[Any, Function] = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import pairwise, product
 
+from caldera.compiler.sharding.layout import Layout
 from caldera.draw.palette import CARD, CATEGORICAL, TEXT
 from caldera.draw.svg import SANS, Picture, element, picture, text
 from caldera.errors import ConfigError
-from caldera.sharding.layout import Layout
 
 WIDTH, LEAST, MOST = 360.0, 48.0, 480.0
 """Of the array in pixels: its width, and how low and how high it may be."""

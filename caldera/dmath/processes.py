@@ -14,11 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import caldera
+from caldera.base.machine import usable_cores
 from caldera.comm.endpoint import Endpoint
 from caldera.comm.handshake import KEY_BYTES, Listener, gather_links
 from caldera.dmath.teams import SocketTeam
 from caldera.errors import CommError
-from caldera.machine import usable_cores
 
 START_S = 60.0
 """Until all workers are there; on an idle machine it is one or two seconds."""

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from caldera.comm import Communicator
+from caldera.compiler.lazy.compile import compile_nodes
+from caldera.compiler.plan.plan import Plan
+from caldera.compiler.sharding.layout import Layout
+from caldera.compiler.sharding.volume import Links
+from caldera.core.graph.node import Symbol
+from caldera.core.memory import Device
+from caldera.core.memory.devices import device as find_device
+from caldera.core.memory.gpus import card_count
+from caldera.core.tensor import Tensor
 from caldera.dmath.codec import decode, decode_graph, encode
 from caldera.dmath.lowering import Lowered, lower
 from caldera.dmath.replicas import ReplicaCache, View, with_fetches
 from caldera.errors import CommError
-from caldera.graph.node import Symbol
-from caldera.lazy.compile import compile_nodes
-from caldera.memory import Device
-from caldera.memory.devices import device as find_device
-from caldera.memory.gpus import card_count
-from caldera.plan.plan import Plan
-from caldera.sharding.layout import Layout
-from caldera.sharding.volume import Links
-from caldera.tensor import Tensor
 
 _LENGTH_BYTES = 8
 

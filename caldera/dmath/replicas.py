@@ -20,17 +20,17 @@ import numpy as np
 
 from caldera.comm import Communicator
 from caldera.comm.request import Request
+from caldera.compiler.sharding.layout import Layout
+from caldera.compiler.sharding.transfer import redistributed
+from caldera.compiler.sharding.volume import volume
+from caldera.core.graph.body import topological
+from caldera.core.graph.node import Node, Spec, Symbol
+from caldera.core.graph.opdef import ITEM, item
+from caldera.core.graph.ops.leaf import tensor
+from caldera.core.graph.pins import pinned
+from caldera.core.tensor import Tensor
+from caldera.core.tensor.dtype import DType
 from caldera.dmath.codec import register
-from caldera.graph.body import topological
-from caldera.graph.node import Node, Spec, Symbol
-from caldera.graph.opdef import ITEM, item
-from caldera.graph.ops.leaf import tensor
-from caldera.graph.pins import pinned
-from caldera.sharding.layout import Layout
-from caldera.sharding.transfer import redistributed
-from caldera.sharding.volume import volume
-from caldera.tensor import Tensor
-from caldera.tensor.dtype import DType
 
 DEFAULT_BYTES = 256 << 20
 """What a rank keeps at most, unless it is told otherwise."""

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import astuple
 from typing import Any
 
+from caldera.compiler.sharding.algorithms.process_grid import grids_of
+from caldera.compiler.sharding.calibration import measured_links
 from caldera.dmath.rank import Rank
 from caldera.dmath.replicas import View
-from caldera.sharding.algorithms.process_grid import grids_of
-from caldera.sharding.calibration import measured_links
 
 SERVICES: dict[str, Callable[..., Any]] = {}
 """Functions of a rank and of plain data, which give plain data."""

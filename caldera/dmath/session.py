@@ -14,9 +14,15 @@ from typing import Any, Self
 
 import numpy as np
 
-from caldera.arguments import within
+from caldera.base.arguments import within
+from caldera.base.config import settings
 from caldera.comm import Communicator, SingleProcess, Traffic
-from caldera.config import settings
+from caldera.compiler.sharding.axis_split import Intervals
+from caldera.compiler.sharding.calibration import is_clearly_other
+from caldera.compiler.sharding.layout import Layout, check_shape, index_of
+from caldera.compiler.sharding.volume import Links
+from caldera.core.graph.node import Node, Spec, Symbol
+from caldera.core.tensor.dtype import canonical
 from caldera.dmath import shards  # noqa: F401 - its services
 from caldera.dmath.codec import encode_graph, graph_key
 from caldera.dmath.handle import Handle
@@ -24,12 +30,6 @@ from caldera.dmath.rank import Definition, Rank
 from caldera.dmath.replicas import CacheCounts, View
 from caldera.dmath.services import SERVICES
 from caldera.errors import ConfigError
-from caldera.graph.node import Node, Spec, Symbol
-from caldera.sharding.axis_split import Intervals
-from caldera.sharding.calibration import is_clearly_other
-from caldera.sharding.layout import Layout, check_shape, index_of
-from caldera.sharding.volume import Links
-from caldera.tensor.dtype import canonical
 
 PartOf = Callable[[int], np.ndarray]
 WORTH_MEASURING = 1 << 20
@@ -376,7 +376,7 @@ def _is_power_of_two(n: int) -> bool:
 def senders(layout: Layout) -> list[int]:
     """Ranks whose parts together are everything: of those that have the same, one.
 
-    >>> from caldera.sharding.distributions import Replicated, Rows
+    >>> from caldera.compiler.sharding.distributions import Replicated, Rows
     >>> senders(Replicated().of((4,), range(3))), senders(Rows().of((4, 2), range(2)))
     ([0], [0, 1])
     """

@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 
+from caldera.base.file_names import checked_file_name
+from caldera.compiler.sharding.axis_split import positions
+from caldera.compiler.sharding.layout import Layout, Piece
+from caldera.core.tensor.dtype import canonical, complex128
 from caldera.dmath.codec import decode, encode
 from caldera.dmath.rank import Rank
 from caldera.dmath.services import service
 from caldera.dmath.sources import open_source, read_part
 from caldera.errors import CalderaError, DataError
-from caldera.file_names import checked_file_name
 from caldera.io import map_safetensors, save_safetensors
 from caldera.io.files import created, read_bounded
-from caldera.sharding.axis_split import positions
-from caldera.sharding.layout import Layout, Piece
-from caldera.tensor.dtype import canonical, complex128
 
 INDEX = "index.json"
 MOST_INDEX_BYTES = 1 << 28

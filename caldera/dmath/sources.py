@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from caldera.base.optional import optional_import
+from caldera.compiler.sharding.layout import Layout, Piece
+from caldera.core.tensor.dtype import DType, canonical
+from caldera.core.tensor.shape import Shape
 from caldera.errors import ConfigError, DataError
 from caldera.io import map_npy
-from caldera.optional import optional_import
-from caldera.sharding.layout import Layout, Piece
-from caldera.tensor.dtype import DType, canonical
-from caldera.tensor.shape import Shape
 
 BLOCK_BYTES = 64 << 20
 """What is read at a time, unless a row is larger."""

@@ -12,6 +12,7 @@ import traceback
 import numpy as np
 
 from caldera.comm import Traffic
+from caldera.core.tensor.dtype import canonical
 from caldera.dmath import shards  # noqa: F401 - its services
 from caldera.dmath.codec import decode, encode
 from caldera.dmath.messages import (
@@ -39,7 +40,6 @@ from caldera.dmath.rank import Definition, Rank
 from caldera.dmath.services import SERVICES
 from caldera.dmath.teams import Team
 from caldera.errors import CommError
-from caldera.tensor.dtype import canonical
 
 LONGEST_TEXT = 20_000
 

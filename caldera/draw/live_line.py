@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from caldera.notebook import html_text
-from caldera.optional import optional_import
+from caldera.base.notebook import html_text
+from caldera.base.optional import optional_import
 
 
 def live_line(console: Any) -> Any:

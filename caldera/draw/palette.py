@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from caldera.tensor.dtype import DType, bfloat16, bool_, float16, float32, float64
+from caldera.core.tensor.dtype import DType, bfloat16, bool_, float16, float32, float64
 
 
 @dataclass(frozen=True)

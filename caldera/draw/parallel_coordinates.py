@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from caldera.amounts import shortened
+from caldera.base.amounts import shortened
 from caldera.draw.axis import Axis
 from caldera.draw.html import Safe, inline_svg
 from caldera.draw.palette import CARD, CATEGORICAL, LINE, QUIET, TEXT

@@ -12,8 +12,8 @@ from html import escape
 from os import PathLike
 from pathlib import Path
 
+from caldera.base.file_cache import write_file
 from caldera.errors import ConfigError
-from caldera.file_cache import write_file
 
 Point = tuple[float, float]
 

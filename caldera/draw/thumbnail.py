@@ -7,7 +7,7 @@ import io
 
 import numpy as np
 
-from caldera.optional import optional_import
+from caldera.base.optional import optional_import
 
 SIZE = 96
 

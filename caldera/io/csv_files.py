@@ -15,10 +15,8 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
-from caldera.io.files import PathLike, array_to_save, created, named, opened
-from caldera.registry import nearest
-from caldera.tensor.dtype import (
+from caldera.base.registry import nearest
+from caldera.core.tensor.dtype import (
     HALVES,
     DType,
     bool_,
@@ -28,7 +26,9 @@ from caldera.tensor.dtype import (
     is_float,
     uint8,
 )
-from caldera.tensor.tensor import Tensor
+from caldera.core.tensor.tensor import Tensor
+from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
+from caldera.io.files import PathLike, array_to_save, created, named, opened
 
 Header = bool | Literal["auto"]
 Row = list[str]

@@ -11,13 +11,13 @@ from typing import IO, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.base.file_cache import atomic_write
+from caldera.core.memory import MemoryManager
+from caldera.core.tensor.convert import array_of
+from caldera.core.tensor.dtype import DType, bool_
+from caldera.core.tensor.shape import Shape, size
+from caldera.core.tensor.tensor import Tensor
 from caldera.errors import DataError
-from caldera.file_cache import atomic_write
-from caldera.memory import MemoryManager
-from caldera.tensor.convert import array_of
-from caldera.tensor.dtype import DType, bool_
-from caldera.tensor.shape import Shape, size
-from caldera.tensor.tensor import Tensor
 
 PathLike: TypeAlias = str | os.PathLike[str]
 Source: TypeAlias = PathLike | IO[bytes]

@@ -11,8 +11,11 @@ from typing import IO, Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.base.file_limit import check_asked
+from caldera.core.tensor.dtype import DType, bfloat16, canonical
+from caldera.core.tensor.shape import Shape, size
+from caldera.core.tensor.tensor import Tensor
 from caldera.errors import DataError, DtypeError
-from caldera.file_limit import check_asked
 from caldera.io.files import (
     PathLike,
     array_to_save,
@@ -23,9 +26,6 @@ from caldera.io.files import (
     read_array,
     read_tensor,
 )
-from caldera.tensor.dtype import DType, bfloat16, canonical
-from caldera.tensor.shape import Shape, size
-from caldera.tensor.tensor import Tensor
 
 T = TypeVar("T")
 

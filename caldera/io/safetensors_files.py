@@ -17,6 +17,10 @@ from typing import IO, Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.core.tensor import dtype as dtypes
+from caldera.core.tensor.convert import little_endian
+from caldera.core.tensor.shape import Shape, size
+from caldera.core.tensor.tensor import Tensor
 from caldera.errors import ConfigError, DataError, DtypeError
 from caldera.io.files import (
     PathLike,
@@ -30,10 +34,6 @@ from caldera.io.files import (
     read_array,
     read_tensor,
 )
-from caldera.tensor import dtype as dtypes
-from caldera.tensor.convert import little_endian
-from caldera.tensor.shape import Shape, size
-from caldera.tensor.tensor import Tensor
 
 T = TypeVar("T")
 

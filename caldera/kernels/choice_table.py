@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from caldera.amounts import table_lines
-from caldera.graph.memory_format import order_name
+from caldera.base.amounts import table_lines
+from caldera.core.graph.memory_format import order_name
 from caldera.kernels.tuning_cache import Record
 
 

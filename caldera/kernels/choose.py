@@ -16,10 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from caldera.config import settings
+from caldera.base.config import settings
+from caldera.base.plain_data import json_digest
+from caldera.base.registry import nearest
+from caldera.core.graph.node import Node
+from caldera.core.graph.opdef import OPS
 from caldera.errors import ConfigError
-from caldera.graph.node import Node
-from caldera.graph.opdef import OPS
 from caldera.kernels import tuning_cache
 from caldera.kernels.choice_table import table_text
 from caldera.kernels.common.scratch import at_most_workspace, workspace_limit
@@ -34,8 +36,6 @@ from caldera.kernels.tuning_budget import TuningBudget
 from caldera.kernels.tuning_cache import Record
 from caldera.kernels.verdict import ORACLE, Source, Verdict, winner
 from caldera.kernels.workspace_share import keeping_to
-from caldera.plain_data import json_digest
-from caldera.registry import nearest
 
 Fixed = Mapping[tuple[str, str], str]
 """By op and family of devices, the kernel that was fixed by hand."""

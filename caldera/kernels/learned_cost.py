@@ -19,12 +19,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
+from caldera.core.tensor.dtype import NAMES
+from caldera.core.tensor.shape import Shape
 from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.kernels.race import LOSS, expected_loss
 from caldera.kernels.table import Kernel
-from caldera.tensor.dtype import NAMES
-from caldera.tensor.shape import Shape
 
 MOST_SAMPLES = 256
 """Measurements that are kept; when there are more, a quarter of them goes, the oldest."""
@@ -79,9 +79,9 @@ def features(node: Node, kernel: Kernel) -> list[float]:
     """What a prediction goes by: the logarithm of the estimate, then the work, the shapes, and how
     much the last vectors of their sides are left empty.
 
-    >>> from caldera.graph.node import Spec
-    >>> from caldera.graph.opdef import parameter
-    >>> from caldera.graph.ops.product import matmul
+    >>> from caldera.core.graph.node import Spec
+    >>> from caldera.core.graph.opdef import parameter
+    >>> from caldera.core.graph.ops.product import matmul
     >>> from caldera.kernels.table import TABLE
     >>> a = parameter(0, Spec((64, 32), np.dtype("float32")))
     >>> b = parameter(1, Spec((32, 16), np.dtype("float32")))

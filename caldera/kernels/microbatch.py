@@ -17,14 +17,14 @@ from itertools import groupby
 
 import numpy as np
 
-from caldera.graph.node import Node, Spec, intern
-from caldera.graph.opdef import detached, parameter
+from caldera.core.graph.node import Node, Spec, intern
+from caldera.core.graph.opdef import detached, parameter
+from caldera.core.tensor.dtype import float32, float64
 from caldera.kernels.common.scratch import at_most_workspace, workspace_bytes, workspace_limit
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer, natural_lanes
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
 from caldera.kernels.table import Array, Call, Kernel, Runner
-from caldera.tensor.dtype import float32, float64
 
 ADDING_SPEED = 1e10
 """Bytes a second at which a term of a sum over the batch is read and added, roughly."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from caldera.config import settings
-from caldera.graph.node import Node
-from caldera.graph.opdef import detached
+from caldera.base.config import settings
+from caldera.core.graph.node import Node
+from caldera.core.graph.opdef import detached
 from caldera.kernels.choose import Choices, Fixed
 from caldera.kernels.microbatch import SLICED
 from caldera.kernels.table import Kernel

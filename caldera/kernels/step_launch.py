@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from caldera.core.tensor.shape import Shape
 from caldera.kernels.table import Array, Call, Runner
-from caldera.tensor.shape import Shape
 
 Steps = Callable[[int], Runner]
 Fresh = Callable[[Shape, str], Array]

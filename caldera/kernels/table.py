@@ -13,8 +13,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+from caldera.core.graph.node import Node
 from caldera.errors import ConfigError, DeviceError
-from caldera.graph.node import Node
 
 Array = Any
 """What a device's `array` gives: a numpy.ndarray, on a card one that only kernels may read."""

@@ -14,11 +14,11 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from time import perf_counter
 
-from caldera.config import settings
-from caldera.graph.node import Node
+from caldera.base.config import settings
+from caldera.base.threads import at_most_threads, thread_count
+from caldera.core.graph.node import Node
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.table import Call, Kernel, Runner
-from caldera.threads import at_most_threads, thread_count
 
 SHORT_S = 5e-4
 """Seconds of a call from which on all threads pay: starting them takes some microseconds."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-from caldera.config import settings
+from caldera.base.config import settings
 
 BACK_A_SECOND = 0.1
 """Seconds that come back in each second."""

@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from caldera.config import settings
-from caldera.file_cache import FileCache
-from caldera.graph.body import Body
-from caldera.graph.node import Node, Spec
+from caldera.base.config import settings
+from caldera.base.file_cache import FileCache
+from caldera.base.machine import this_machine
+from caldera.base.plain_data import json_digest
+from caldera.core.graph.body import Body
+from caldera.core.graph.node import Node, Spec
+from caldera.core.tensor.dtype import NAMES
 from caldera.kernels.microbatch import Batch
 from caldera.kernels.table import Kernel
 from caldera.kernels.thread_counts import name_on_all_threads
-from caldera.machine import this_machine
-from caldera.plain_data import json_digest
-from caldera.tensor.dtype import NAMES
 
 FORMAT = 2
 _NOT_WORK = frozenset({"stream"})

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from caldera.core.graph.node import Node
 from caldera.errors import DeviceError
-from caldera.graph.node import Node
 from caldera.kernels.choice_table import ratios
 from caldera.kernels.table import Kernel
 from caldera.kernels.thread_counts import seconds_in_plan

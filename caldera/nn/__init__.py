@@ -7,7 +7,7 @@ A network is a list of layers, or a class that calls layers; `nn.Layer` says how
 
 from __future__ import annotations
 
-from caldera.arguments import guard as _guard
+from caldera.base.arguments import guard as _guard
 from caldera.nn import losses, metrics, models
 from caldera.nn.activations import (
     ELU,

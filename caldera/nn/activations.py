@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from caldera import op
-from caldera.lazy import Expr
+from caldera.compiler.lazy import Expr
+from caldera.core.tensor import constant
 from caldera.nn.basic import register
 from caldera.nn.layer import Layer
-from caldera.tensor import constant
 
 
 @register

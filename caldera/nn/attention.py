@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.compiler.lazy import Expr, Variable
+from caldera.core.tensor import glorot_uniform, normal, uniform
+from caldera.core.tensor.dtype import is_integer
 from caldera.errors import ConfigError
-from caldera.lazy import Expr, Variable
 from caldera.nn.basic import Dense, Dropout, check_counts, register, samples_of
 from caldera.nn.initialisers import fill_or
 from caldera.nn.layer import Layer
 from caldera.nn.normalisation import LayerNorm
-from caldera.tensor import glorot_uniform, normal, uniform
-from caldera.tensor.dtype import is_integer
 
 
 @register

@@ -9,14 +9,14 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from caldera import op
-from caldera.arguments import refusal
+from caldera.base.arguments import refusal
+from caldera.base.registry import Registry
+from caldera.compiler.lazy import Expr
+from caldera.core.tensor import glorot_uniform
 from caldera.errors import ConfigError
-from caldera.lazy import Expr
 from caldera.nn.initialisers import fill_or
 from caldera.nn.layer import Layer
 from caldera.nn.tracing import context
-from caldera.registry import Registry
-from caldera.tensor import glorot_uniform
 
 L = TypeVar("L", bound=Layer)
 

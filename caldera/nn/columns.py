@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from caldera import op
+from caldera.compiler.lazy import Expr
+from caldera.core.tensor import uniform
 from caldera.errors import ConfigError
-from caldera.lazy import Expr
 from caldera.nn.basic import check_counts, register
 from caldera.nn.layer import Layer
-from caldera.tensor import uniform
 
 
 @register

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from caldera import op
+from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError
-from caldera.lazy import Expr
 from caldera.nn.basic import (
     Sequential,
     activation_function,

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from caldera.base.plain_data import plain, revived
+from caldera.base.registry import nearest
+from caldera.core.tensor import Filler
 from caldera.errors import CalderaError, ConfigError
 from caldera.nn.basic import layers
 from caldera.nn.initialisers import fill_from_config, fill_to_config
 from caldera.nn.layer import Layer
-from caldera.plain_data import plain, revived
-from caldera.registry import nearest
-from caldera.tensor import Filler
 
 DEEPEST = 64
 """Layers inside layers that a file may hold."""

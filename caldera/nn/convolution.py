@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from caldera import op
+from caldera.compiler.lazy import Expr
+from caldera.core.tensor import glorot_uniform
 from caldera.errors import ConfigError
-from caldera.lazy import Expr
 from caldera.nn.basic import activation_function, check_counts, register
 from caldera.nn.initialisers import fill_or
 from caldera.nn.layer import Layer
-from caldera.tensor import glorot_uniform
 
 INPUTS = {1: "sequences (N, C, L)", 2: "images (N, C, H, W)", 3: "volumes (N, C, D, H, W)"}
 """By the number of axes along which windows move."""

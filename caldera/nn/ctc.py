@@ -9,13 +9,13 @@ from typing import Any, Self
 import numpy as np
 
 from caldera import op
+from caldera.compiler.lazy import Expr
+from caldera.core.tensor.dtype import DType, int64
+from caldera.core.tensor.shape import Shape
 from caldera.errors import ConfigError, DataError
-from caldera.lazy import Expr
 from caldera.nn.losses import Loss, losses
 from caldera.nn.task import SEQUENCE, Task
 from caldera.op.ctc import ctc_frames
-from caldera.tensor.dtype import DType, int64
-from caldera.tensor.shape import Shape
 
 
 @losses.register("ctc")

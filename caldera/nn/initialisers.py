@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from caldera.errors import ConfigError
-from caldera.registry import Registry
-from caldera.tensor import (
+from caldera.base.registry import Registry
+from caldera.core.tensor import (
     Filler,
     constant,
     glorot_normal,
@@ -22,7 +21,8 @@ from caldera.tensor import (
     uniform,
     zero,
 )
-from caldera.tensor.fillers import Constant, Identity, Normal, Orthogonal, Scaled, Uniform
+from caldera.core.tensor.fillers import Constant, Identity, Normal, Orthogonal, Scaled, Uniform
+from caldera.errors import ConfigError
 
 fillers: Registry[Callable[..., Filler]] = Registry("filler")
 """Fillers by name: what a layer's `fill` may be written as."""

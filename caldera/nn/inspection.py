@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from caldera import op
+from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError
-from caldera.lazy import Expr
 from caldera.nn.basic import Input, Sequential
 from caldera.nn.layer import Layer
 from caldera.nn.tracing import context, trace

@@ -31,16 +31,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from caldera import op
-from caldera.arguments import checked
+from caldera.base.arguments import checked
+from caldera.compiler.lazy import Expr, Variable, lift
+from caldera.core.graph.node import Node, Spec, Symbol, describe
+from caldera.core.graph.opdef import scope
+from caldera.core.graph.pins import current_pin, pinned
+from caldera.core.memory import device as find_device
+from caldera.core.tensor.dtype import canonical, is_complex, is_float
 from caldera.errors import ConfigError, DtypeError, ShapeError
-from caldera.graph.node import Node, Spec, Symbol, describe
-from caldera.graph.opdef import scope
-from caldera.graph.pins import current_pin, pinned
-from caldera.lazy import Expr, Variable, lift
-from caldera.memory import device as find_device
 from caldera.nn.layer_watch import LayerWatch
 from caldera.nn.tracing import Added, LayerCall, context, is_tracing, resumed
-from caldera.tensor.dtype import canonical, is_complex, is_float
 
 _NO_LAYERS = frozenset({bool, int, float, str, type(None), Expr, Variable})
 """What most attributes are: to ask whether somebody's class was registered as a layer is slow."""

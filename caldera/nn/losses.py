@@ -11,12 +11,12 @@ from typing import Any, Self
 import numpy as np
 
 from caldera import op
-from caldera.configurable import Configurable, Family
+from caldera.base.configurable import Configurable, Family
+from caldera.compiler.lazy import Expr
+from caldera.core.tensor.dtype import DType, canonical, int64
+from caldera.core.tensor.shape import Shape, normalise_axis
 from caldera.errors import ConfigError, DataError, ShapeError
-from caldera.lazy import Expr
 from caldera.nn.task import MULTICLASS, MULTILABEL, REGRESSION, Task
-from caldera.tensor.dtype import DType, canonical, int64
-from caldera.tensor.shape import Shape, normalise_axis
 
 
 class Loss(Configurable, ABC):

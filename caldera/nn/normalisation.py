@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from caldera import op
+from caldera.compiler.lazy import Expr
+from caldera.core.tensor import one
+from caldera.core.tensor.shape import as_list
 from caldera.errors import ConfigError
-from caldera.lazy import Expr
 from caldera.nn.basic import check_counts, register
 from caldera.nn.layer import Layer
 from caldera.nn.tracing import context
-from caldera.tensor import one
-from caldera.tensor.shape import as_list
 
 
 @register

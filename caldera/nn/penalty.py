@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from caldera import op
+from caldera.compiler.lazy import Expr, as_float, lift
 from caldera.errors import ShapeError
-from caldera.lazy import Expr, as_float, lift
 
 _TINY = 1e-12
 

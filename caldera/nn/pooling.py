@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from caldera import op
+from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError
-from caldera.lazy import Expr
 from caldera.nn.basic import check_counts, register
 from caldera.nn.layer import Layer
 from caldera.op.images import MODES

@@ -21,12 +21,12 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from caldera import op
+from caldera.compiler.lazy import Expr, Variable
+from caldera.core.tensor import glorot_uniform, orthogonal
+from caldera.core.tensor.dtype import bool_, is_integer
 from caldera.errors import ConfigError
-from caldera.lazy import Expr, Variable
 from caldera.nn.basic import activation_function, check_counts, register
 from caldera.nn.layer import Layer
-from caldera.tensor import glorot_uniform, orthogonal
-from caldera.tensor.dtype import bool_, is_integer
 
 
 class Weights(NamedTuple):

@@ -8,11 +8,11 @@ from typing import Any, Self
 
 import numpy as np
 
+from caldera.compiler.lazy import Expr
+from caldera.core.tensor.convert import real_array_of
 from caldera.errors import ConfigError, DataError
-from caldera.lazy import Expr
 from caldera.nn.basic import register
 from caldera.nn.layer import Layer
-from caldera.tensor.convert import real_array_of
 
 _MOST_SAMPLES = 10_000
 """Samples whose mean and deviation stand for those of all."""

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.config import settings
+from caldera.base.config import settings
+from caldera.compiler.lazy import compile as compile_plan
+from caldera.core.tensor.convert import array_of
 from caldera.errors import ConfigError, DataError, NonFiniteError
-from caldera.lazy import compile as compile_plan
 from caldera.op.arguments import as_count
-from caldera.tensor.convert import array_of
 
 _AT_ONCE = 1 << 16
 """Pairs that one run of the plan is given."""

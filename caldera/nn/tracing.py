@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from caldera import op
+from caldera.compiler.lazy import Expr, Variable
+from caldera.core.graph.node import Symbol
 from caldera.errors import ConfigError
-from caldera.graph.node import Symbol
-from caldera.lazy import Expr, Variable
 
 if TYPE_CHECKING:
     from caldera.nn.layer import Layer

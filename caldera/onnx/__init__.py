@@ -9,7 +9,7 @@ them. Needs `pip install 'caldera[onnx]'`.
 
 from __future__ import annotations
 
-from caldera.arguments import guard as _guard
+from caldera.base.arguments import guard as _guard
 from caldera.onnx.backend import Backend
 from caldera.onnx.model import ImportedModel, load
 from caldera.onnx.writing import export

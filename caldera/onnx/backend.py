@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from caldera.core.memory import Device
+from caldera.core.memory import device as find_device
 from caldera.errors import CalderaError, DataError
-from caldera.memory import Device
-from caldera.memory import device as find_device
 from caldera.onnx.library import backend_base, helper, onnx
 from caldera.onnx.operators import OPERATORS
 from caldera.onnx.reading.parse import parse, plain_domain

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
+from caldera.core.tensor.dtype import ALL, DType
 from caldera.errors import DtypeError
-from caldera.tensor.dtype import ALL, DType
 
 STRING = np.dtype(object)
 """Texts: NumPy has no dtype of its own for texts of any length."""

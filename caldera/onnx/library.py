@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from caldera.optional import optional_import
+from caldera.base.optional import optional_import
 
 PACKAGE = "'caldera[onnx]'"
 WHERE = "caldera.onnx"

@@ -8,14 +8,14 @@ from typing import Any, Never
 
 import numpy as np
 
+from caldera.compiler.lazy import Expr, Variable
+from caldera.core.graph.node import Spec, Symbol
+from caldera.core.tensor.dtype import DType, canonical, float32, is_float
 from caldera.errors import ConfigError
-from caldera.graph.node import Spec, Symbol
-from caldera.lazy import Expr, Variable
 from caldera.nn.tracing import Context
 from caldera.onnx.operators.values import NeedsValue, Value
 from caldera.onnx.reading import Declared, Graph, Program, read_model
 from caldera.onnx.translate import translate
-from caldera.tensor.dtype import DType, canonical, float32, is_float
 from caldera.train.model import Model
 
 

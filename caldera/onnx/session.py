@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.graph.node import Symbol
-from caldera.lazy import Expr, compile
-from caldera.memory import Device
+from caldera.compiler.lazy import Expr, compile
+from caldera.compiler.plan.plan import Plan
+from caldera.core.graph.node import Symbol
+from caldera.core.memory import Device
 from caldera.onnx.dtypes import is_ours
 from caldera.onnx.operators.values import NeedsValue, Value, all_known
 from caldera.onnx.reading import Program
 from caldera.onnx.translate import translate
-from caldera.plan.plan import Plan
 
 _SMALL = 64
 """Elements: an input of so many may be part of what a plan is made for."""

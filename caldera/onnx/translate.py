@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from caldera.compiler.lazy import Expr
+from caldera.core.graph.opdef import scope as error_scope
 from caldera.errors import ConfigError, DataError
-from caldera.graph.opdef import scope as error_scope
-from caldera.lazy import Expr
 from caldera.onnx.operators import OPERATORS
 from caldera.onnx.operators.registry import CallContext, apply
 from caldera.onnx.operators.values import Value, check_size

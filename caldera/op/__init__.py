@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from caldera.arguments import guard as _guard
-from caldera.graph.opdef import location as _location
-from caldera.lazy import grad, input, var
+from caldera.base.arguments import guard as _guard
+from caldera.compiler.lazy import grad, input, var
+from caldera.core.graph.opdef import location as _location
 from caldera.op.activation import (
     elu,
     gelu,

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from caldera.graph.opdef import location
-from caldera.graph.ops import activation, elementwise
-from caldera.lazy import Expr, as_float, lift
+from caldera.compiler.lazy import Expr, as_float, lift
+from caldera.core.graph.opdef import location
+from caldera.core.graph.ops import activation, elementwise
+from caldera.core.tensor.shape import normalise_axis
 from caldera.op.arguments import along_an_axis, as_number, float_function
-from caldera.tensor.shape import normalise_axis
 
 
 def relu(x: Any) -> Expr:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from caldera.compiler.lazy import Expr, binary, divide, lift, power
+from caldera.core.graph.ops import elementwise
 from caldera.errors import ConfigError
-from caldera.graph.ops import elementwise
-from caldera.lazy import Expr, binary, divide, lift, power
 
 
 def add(a: Any, b: Any) -> Expr:

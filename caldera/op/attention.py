@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from caldera.graph.ops import attention
-from caldera.graph.ops.base import cast
-from caldera.lazy import Expr, as_float, lift, lift_all
+from caldera.compiler.lazy import Expr, as_float, lift, lift_all
+from caldera.core.graph.ops import attention
+from caldera.core.graph.ops.base import cast
+from caldera.core.tensor.dtype import is_float
 from caldera.op.arguments import as_number
-from caldera.tensor.dtype import is_float
 
 
 def scaled_dot_product_attention(

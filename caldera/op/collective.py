@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from caldera.compiler.lazy import Expr, lift
+from caldera.core.graph.opdef import Op, location
+from caldera.core.graph.ops import collective
+from caldera.core.tensor.shape import normalise_axis
 from caldera.errors import ShapeError
-from caldera.graph.opdef import Op, location
-from caldera.graph.ops import collective
-from caldera.lazy import Expr, lift
-from caldera.tensor.shape import normalise_axis
 
 
 def all_sum(x: Any, axis: str = "data") -> Expr:

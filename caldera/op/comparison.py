@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from caldera.graph.ops import base, elementwise
-from caldera.lazy import Expr, as_float, binary, compare, lift, lift_all
+from caldera.compiler.lazy import Expr, as_float, binary, compare, lift, lift_all
+from caldera.core.graph.ops import base, elementwise
+from caldera.core.tensor.dtype import is_complex
 from caldera.op.arguments import as_number
-from caldera.tensor.dtype import is_complex
 
 
 def equal(a: Any, b: Any) -> Expr:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from caldera.graph.ops import base, movement, trigonometry
-from caldera.lazy import Expr, as_float, lift, lift_all
-from caldera.tensor.dtype import complex_of, is_complex, part_of
-from caldera.tensor.shape import broadcast_shapes
+from caldera.compiler.lazy import Expr, as_float, lift, lift_all
+from caldera.core.graph.ops import base, movement, trigonometry
+from caldera.core.tensor.dtype import complex_of, is_complex, part_of
+from caldera.core.tensor.shape import broadcast_shapes
 
 
 def complex(real: Any, imag: Any) -> Expr:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from caldera.compiler.lazy import Expr, lift, lift_all
+from caldera.core.graph.body import Body, topological
+from caldera.core.graph.node import Node, Spec, Symbol, describe
+from caldera.core.graph.opdef import location
+from caldera.core.graph.ops import control
+from caldera.core.graph.ops.elementwise import logical_and
+from caldera.core.graph.ops.elementwise import where as choose
+from caldera.core.graph.ops.leaf import input_
+from caldera.core.tensor import Tensor
+from caldera.core.tensor.dtype import bool_
 from caldera.errors import CalderaError, ShapeError
-from caldera.graph.body import Body, topological
-from caldera.graph.node import Node, Spec, Symbol, describe
-from caldera.graph.opdef import location
-from caldera.graph.ops import control
-from caldera.graph.ops.elementwise import logical_and
-from caldera.graph.ops.elementwise import where as choose
-from caldera.graph.ops.leaf import input_
-from caldera.lazy import Expr, lift, lift_all
-from caldera.tensor import Tensor
-from caldera.tensor.dtype import bool_
 
 
 def scan(

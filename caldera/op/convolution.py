@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from caldera.compiler.lazy import Expr, as_float, lift_all
+from caldera.core.graph.node import Node, describe
+from caldera.core.graph.opdef import location, scope
+from caldera.core.graph.ops import product
+from caldera.core.graph.ops.base import reshape
+from caldera.core.graph.ops.movement import concat, pad, slice_, transpose
+from caldera.core.graph.ops.product import Pair
 from caldera.errors import ConfigError, ShapeError
-from caldera.graph.node import Node, describe
-from caldera.graph.opdef import location, scope
-from caldera.graph.ops import product
-from caldera.graph.ops.base import reshape
-from caldera.graph.ops.movement import concat, pad, slice_, transpose
-from caldera.graph.ops.product import Pair
-from caldera.lazy import Expr, as_float, lift_all
 from caldera.op.windows import as_padding, as_pair, as_sizes, as_widths, expect_rank
 
 Pairs = int | Sequence[int]

@@ -9,14 +9,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from caldera.errors import ConfigError
-from caldera.graph.node import Node
-from caldera.graph.ops import base
-from caldera.graph.ops import elementwise as e
-from caldera.graph.ops.leaf import iota
-from caldera.lazy import Expr
-from caldera.op.arguments import as_number
-from caldera.tensor.dtype import (
+from caldera.compiler.lazy import Expr
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops import base
+from caldera.core.graph.ops import elementwise as e
+from caldera.core.graph.ops.leaf import iota
+from caldera.core.tensor.dtype import (
     DType,
     bool_,
     canonical,
@@ -28,7 +26,9 @@ from caldera.tensor.dtype import (
     is_inexact,
     side_of_range,
 )
-from caldera.tensor.shape import as_shape
+from caldera.core.tensor.shape import as_shape
+from caldera.errors import ConfigError
+from caldera.op.arguments import as_number
 
 Sizes = int | Sequence[int]
 

@@ -6,19 +6,19 @@ from typing import Any
 
 import numpy as np
 
+from caldera.compiler.lazy import Expr, as_float, lift
+from caldera.core.graph.node import Node, describe
+from caldera.core.graph.opdef import location
+from caldera.core.graph.ops import ctc
+from caldera.core.graph.ops.activation import log_softmax
+from caldera.core.graph.ops.base import broadcast_to, cast, sum_
+from caldera.core.graph.ops.elementwise import div, equal, greater_equal, maximum, neg, where
+from caldera.core.graph.ops.leaf import constant
+from caldera.core.tensor import Tensor
+from caldera.core.tensor.dtype import int64
 from caldera.errors import DataError, ShapeError
-from caldera.graph.node import Node, describe
-from caldera.graph.opdef import location
-from caldera.graph.ops import ctc
-from caldera.graph.ops.activation import log_softmax
-from caldera.graph.ops.base import broadcast_to, cast, sum_
-from caldera.graph.ops.elementwise import div, equal, greater_equal, maximum, neg, where
-from caldera.graph.ops.leaf import constant
-from caldera.lazy import Expr, as_float, lift
 from caldera.op.arguments import as_count
 from caldera.op.loss import reduced
-from caldera.tensor import Tensor
-from caldera.tensor.dtype import int64
 
 _NAME = "ctc_loss"
 

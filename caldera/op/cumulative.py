@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from caldera.graph.node import Node
-from caldera.graph.ops import elementwise, indexing
-from caldera.graph.ops.base import cast
-from caldera.graph.ops.leaf import iota
-from caldera.graph.ops.movement import concat, flip, narrow
-from caldera.lazy import Expr, lift
+from caldera.compiler.lazy import Expr, lift
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops import elementwise, indexing
+from caldera.core.graph.ops.base import cast
+from caldera.core.graph.ops.leaf import iota
+from caldera.core.graph.ops.movement import concat, flip, narrow
+from caldera.core.tensor.dtype import int64, is_inexact, uint64
+from caldera.core.tensor.shape import normalise_axis
 from caldera.op.arguments import along_an_axis, place
-from caldera.tensor.dtype import int64, is_inexact, uint64
-from caldera.tensor.shape import normalise_axis
 
 Parts = tuple[Node, ...]
 

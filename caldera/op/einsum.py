@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops.base import broadcast_to, reshape, sum_
+from caldera.core.graph.ops.elementwise import mul
+from caldera.core.graph.ops.movement import slice_, transpose
+from caldera.core.graph.ops.product import matmul
+from caldera.core.tensor.dtype import is_inexact
+from caldera.core.tensor.shape import size
 from caldera.errors import ConfigError, ShapeError
-from caldera.graph.node import Node
-from caldera.graph.ops.base import broadcast_to, reshape, sum_
-from caldera.graph.ops.elementwise import mul
-from caldera.graph.ops.movement import slice_, transpose
-from caldera.graph.ops.product import matmul
 from caldera.op.arguments import place
-from caldera.tensor.dtype import is_inexact
-from caldera.tensor.shape import size
 
 ELLIPSIS = "..."
 HINT = 'write one letter an axis, as in "ij,jk->ik"'

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from caldera.graph.ops import skip_gram as node_of
-from caldera.graph.ops.base import cast
-from caldera.lazy import Expr, as_float, lift
+from caldera.compiler.lazy import Expr, as_float, lift
+from caldera.core.graph.ops import skip_gram as node_of
+from caldera.core.graph.ops.base import cast
 from caldera.op.arguments import as_count
 
 

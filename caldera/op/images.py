@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from caldera.compiler.lazy import Expr, as_float, lift
+from caldera.core.graph.node import Node, describe
+from caldera.core.graph.opdef import location
+from caldera.core.graph.ops import indexing, product
+from caldera.core.graph.ops.base import reshape
+from caldera.core.graph.ops.movement import concat, pad, repeat, slice_, transpose
 from caldera.errors import ConfigError, ShapeError
-from caldera.graph.node import Node, describe
-from caldera.graph.opdef import location
-from caldera.graph.ops import indexing, product
-from caldera.graph.ops.base import reshape
-from caldera.graph.ops.movement import concat, pad, repeat, slice_, transpose
-from caldera.lazy import Expr, as_float, lift
 from caldera.op.arguments import as_count, as_number
 from caldera.op.convolution import Paddings, Pairs
 from caldera.op.windows import as_sizes, as_widths, expect_rank

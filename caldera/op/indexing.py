@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from caldera.compiler.lazy import Expr, lift, lift_all, wrap
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops import indexing
+from caldera.core.graph.ops.base import broadcast_to, reshape
+from caldera.core.tensor.dtype import canonical
+from caldera.core.tensor.shape import as_shape, broadcast_shapes, normalise_axis
 from caldera.errors import ShapeError
-from caldera.graph.node import Node
-from caldera.graph.ops import indexing
-from caldera.graph.ops.base import broadcast_to, reshape
-from caldera.lazy import Expr, lift, lift_all, wrap
 from caldera.op.arguments import along_an_axis
-from caldera.tensor.dtype import canonical
-from caldera.tensor.shape import as_shape, broadcast_shapes, normalise_axis
 
 
 def gather(x: Any, indices: Any, axis: int = 0) -> Expr:

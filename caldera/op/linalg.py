@@ -15,15 +15,15 @@ from typing import Any
 
 from ml_dtypes import finfo
 
+from caldera.compiler.lazy import Expr, as_float, lift, lift_all
+from caldera.core.graph.node import Node, describe
+from caldera.core.graph.ops import elementwise, factorisation, linalg, matrix_functions
+from caldera.core.graph.ops.base import cast, full, reshape
+from caldera.core.graph.ops.movement import flip, swap_last
+from caldera.core.graph.ops.product import matmul_any
+from caldera.core.tensor.dtype import complex_of, is_complex, part_of
 from caldera.errors import ShapeError
-from caldera.graph.node import Node, describe
-from caldera.graph.ops import elementwise, factorisation, linalg, matrix_functions
-from caldera.graph.ops.base import cast, full, reshape
-from caldera.graph.ops.movement import flip, swap_last
-from caldera.graph.ops.product import matmul_any
-from caldera.lazy import Expr, as_float, lift, lift_all
 from caldera.op.arguments import as_number
-from caldera.tensor.dtype import complex_of, is_complex, part_of
 
 
 def inverse(a: Any) -> Expr:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from caldera.compiler.lazy import Expr, as_float, lift, lift_all
+from caldera.core.graph.node import Node, describe
+from caldera.core.graph.opdef import location
+from caldera.core.graph.ops.base import cast, reshape
+from caldera.core.graph.ops.elementwise import add
+from caldera.core.graph.ops.indexing import gather
+from caldera.core.graph.ops.product import matmul
+from caldera.core.tensor.dtype import UNSIGNED, is_integer, uint64
+from caldera.core.tensor.shape import normalise_axis, size
 from caldera.errors import DtypeError, ShapeError
-from caldera.graph.node import Node, describe
-from caldera.graph.opdef import location
-from caldera.graph.ops.base import cast, reshape
-from caldera.graph.ops.elementwise import add
-from caldera.graph.ops.indexing import gather
-from caldera.graph.ops.product import matmul
-from caldera.lazy import Expr, as_float, lift, lift_all
-from caldera.tensor.dtype import UNSIGNED, is_integer, uint64
-from caldera.tensor.shape import normalise_axis, size
 
 
 def bias_add(x: Any, bias: Any, axis: int = -1) -> Expr:

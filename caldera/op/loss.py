@@ -10,19 +10,19 @@ from typing import Any
 
 import numpy as np
 
+from caldera.compiler.lazy import Expr, as_float, lift
+from caldera.core.graph.node import Node, describe
+from caldera.core.graph.opdef import Op, location
+from caldera.core.graph.ops import loss
+from caldera.core.graph.ops.base import cast, reduced_shape, sum_
+from caldera.core.graph.ops.elementwise import div, mul
+from caldera.core.graph.ops.reduction import mean
+from caldera.core.tensor import Tensor
+from caldera.core.tensor.convert import array_of
+from caldera.core.tensor.dtype import DType, is_integer
+from caldera.core.tensor.shape import normalise_axis
 from caldera.errors import ConfigError, DataError, ShapeError
-from caldera.graph.node import Node, describe
-from caldera.graph.opdef import Op, location
-from caldera.graph.ops import loss
-from caldera.graph.ops.base import cast, reduced_shape, sum_
-from caldera.graph.ops.elementwise import div, mul
-from caldera.graph.ops.reduction import mean
-from caldera.lazy import Expr, as_float, lift
 from caldera.op.arguments import as_number
-from caldera.tensor import Tensor
-from caldera.tensor.convert import array_of
-from caldera.tensor.dtype import DType, is_integer
-from caldera.tensor.shape import normalise_axis
 
 REDUCTIONS = ("mean", "sum", "none")
 

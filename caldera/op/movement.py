@@ -7,13 +7,11 @@ from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Any
 
-from caldera.errors import ConfigError, ShapeError
-from caldera.graph.node import Node
-from caldera.graph.ops import base
-from caldera.graph.ops import movement as moves
-from caldera.lazy import Expr, lift, lift_all, wrap
-from caldera.op.arguments import along_an_axis, place
-from caldera.tensor.shape import (
+from caldera.compiler.lazy import Expr, lift, lift_all, wrap
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops import base
+from caldera.core.graph.ops import movement as moves
+from caldera.core.tensor.shape import (
     as_list,
     as_shape,
     normalise_axes,
@@ -22,6 +20,8 @@ from caldera.tensor.shape import (
     reshape_with_unknown,
     size,
 )
+from caldera.errors import ConfigError, ShapeError
+from caldera.op.arguments import along_an_axis, place
 
 Sizes = int | Sequence[int]
 Bound = int | None | Sequence[int | None]

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, overload
 
+from caldera.compiler.lazy import Expr, as_float, lift, lift_all, wrap
+from caldera.core.graph.node import Node, describe
+from caldera.core.graph.opdef import location
+from caldera.core.graph.ops import elementwise, normalisation, sync_batch_norm
+from caldera.core.graph.ops.base import cast, full, reshape
+from caldera.core.graph.ops.collective import next_number
+from caldera.core.graph.ops.reduction import mean as mean_of
+from caldera.core.graph.ops.widening import accumulator, widen
+from caldera.core.tensor.dtype import HALVES
+from caldera.core.tensor.shape import normalise_axes, normalise_axis
 from caldera.errors import ConfigError, ShapeError
-from caldera.graph.node import Node, describe
-from caldera.graph.opdef import location
-from caldera.graph.ops import elementwise, normalisation, sync_batch_norm
-from caldera.graph.ops.base import cast, full, reshape
-from caldera.graph.ops.collective import next_number
-from caldera.graph.ops.reduction import mean as mean_of
-from caldera.graph.ops.widening import accumulator, widen
-from caldera.lazy import Expr, as_float, lift, lift_all, wrap
 from caldera.op.arguments import as_count, as_number
-from caldera.tensor.dtype import HALVES
-from caldera.tensor.shape import normalise_axes, normalise_axis
 
 
 @overload

@@ -7,14 +7,14 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from caldera.compiler.lazy import Expr, lift
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops import base
+from caldera.core.graph.ops import movement as moves
+from caldera.core.tensor.dtype import bool_, is_complex, is_float, side_of_range
+from caldera.core.tensor.shape import as_shape
 from caldera.errors import ConfigError, DtypeError, ShapeError
-from caldera.graph.node import Node
-from caldera.graph.ops import base
-from caldera.graph.ops import movement as moves
-from caldera.lazy import Expr, lift
 from caldera.op.arguments import place
-from caldera.tensor.dtype import bool_, is_complex, is_float, side_of_range
-from caldera.tensor.shape import as_shape
 
 
 def pad(

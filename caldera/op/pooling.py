@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from caldera.compiler.lazy import Expr, as_float, lift
+from caldera.core.graph.node import Node, describe
+from caldera.core.graph.opdef import location
+from caldera.core.graph.ops import pooling
+from caldera.core.graph.ops.base import reshape
+from caldera.core.graph.ops.movement import pad
+from caldera.core.graph.ops.product import Padding, Pair
+from caldera.core.graph.ops.reduction import mean
+from caldera.core.tensor.shape import Shape
 from caldera.errors import ShapeError
-from caldera.graph.node import Node, describe
-from caldera.graph.opdef import location
-from caldera.graph.ops import pooling
-from caldera.graph.ops.base import reshape
-from caldera.graph.ops.movement import pad
-from caldera.graph.ops.product import Padding, Pair
-from caldera.graph.ops.reduction import mean
-from caldera.lazy import Expr, as_float, lift
 from caldera.op.convolution import Paddings
 from caldera.op.windows import as_sizes, as_widths, beyond_padding, expect_rank
-from caldera.tensor.shape import Shape
 
 Sizes = int | Sequence[int]
 _LAYOUTS = {1: "(N, C, L)", 2: "(N, C, H, W)", 3: "(N, C, D, H, W)"}

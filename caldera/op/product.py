@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from caldera.compiler.lazy import Expr, as_float, lift_all
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops import elementwise
+from caldera.core.graph.ops.base import Axes, broadcast_to, reshape, sum_
+from caldera.core.graph.ops.movement import concat, narrow, transpose
+from caldera.core.graph.ops.product import matmul_any
+from caldera.core.tensor.shape import as_list, broadcast_shapes, normalise_axis, size
 from caldera.errors import ShapeError
-from caldera.graph.node import Node
-from caldera.graph.ops import elementwise
-from caldera.graph.ops.base import Axes, broadcast_to, reshape, sum_
-from caldera.graph.ops.movement import concat, narrow, transpose
-from caldera.graph.ops.product import matmul_any
-from caldera.lazy import Expr, as_float, lift_all
 from caldera.op.arguments import place
 from caldera.op.einsum import contract
 from caldera.op.reduction import norm
-from caldera.tensor.shape import as_list, broadcast_shapes, normalise_axis, size
 
 
 def matmul(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False) -> Expr:

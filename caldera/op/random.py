@@ -14,18 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from caldera.arguments import shown
+from caldera.base.arguments import shown
+from caldera.compiler.lazy import Expr, Variable, as_float, lift, var
+from caldera.core.graph.node import Node
+from caldera.core.graph.opdef import Op, location
+from caldera.core.graph.ops import random
+from caldera.core.graph.ops.base import broadcast_to, cast
+from caldera.core.graph.ops.elementwise import add, mul
+from caldera.core.tensor import seeding
+from caldera.core.tensor.dtype import canonical, float32, int64, is_integer
+from caldera.core.tensor.shape import as_shape
 from caldera.errors import ConfigError
-from caldera.graph.node import Node
-from caldera.graph.opdef import Op, location
-from caldera.graph.ops import random
-from caldera.graph.ops.base import broadcast_to, cast
-from caldera.graph.ops.elementwise import add, mul
-from caldera.lazy import Expr, Variable, as_float, lift, var
 from caldera.op.arguments import place
-from caldera.tensor import seeding
-from caldera.tensor.dtype import canonical, float32, int64, is_integer
-from caldera.tensor.shape import as_shape
 
 _lock = threading.Lock()
 

@@ -10,15 +10,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from caldera.compiler.lazy import Expr, as_float, lift
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops import elementwise, reduction
+from caldera.core.graph.ops.base import Axes, cast, reduced_shape, reshape, sum_
+from caldera.core.graph.ops.leaf import constant
+from caldera.core.tensor.dtype import bool_, int64, is_inexact, uint64
+from caldera.core.tensor.shape import normalise_axes, normalise_axis
 from caldera.errors import ConfigError
-from caldera.graph.node import Node
-from caldera.graph.ops import elementwise, reduction
-from caldera.graph.ops.base import Axes, cast, reduced_shape, reshape, sum_
-from caldera.graph.ops.leaf import constant
-from caldera.lazy import Expr, as_float, lift
 from caldera.op.arguments import along_an_axis, place
-from caldera.tensor.dtype import bool_, int64, is_inexact, uint64
-from caldera.tensor.shape import normalise_axes, normalise_axis
 
 Axis = int | Sequence[int] | None
 

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from caldera.compiler.lazy import Expr, as_float, lift
+from caldera.core.graph.node import Node, describe
+from caldera.core.graph.opdef import location
+from caldera.core.graph.ops.base import cast
+from caldera.core.graph.ops.elementwise import greater, log, log1p, minimum, mul, neg, sub, where
+from caldera.core.graph.ops.indexing import gather, sort, top_k
+from caldera.core.graph.ops.leaf import constant, iota
+from caldera.core.graph.ops.movement import narrow
+from caldera.core.graph.ops.reduction import cumsum, max_
+from caldera.core.tensor.dtype import float64, int64
+from caldera.core.tensor.shape import as_shape, normalise_axis
 from caldera.errors import ShapeError
-from caldera.graph.node import Node, describe
-from caldera.graph.opdef import location
-from caldera.graph.ops.base import cast
-from caldera.graph.ops.elementwise import greater, log, log1p, minimum, mul, neg, sub, where
-from caldera.graph.ops.indexing import gather, sort, top_k
-from caldera.graph.ops.leaf import constant, iota
-from caldera.graph.ops.movement import narrow
-from caldera.graph.ops.reduction import cumsum, max_
-from caldera.lazy import Expr, as_float, lift
 from caldera.op.arguments import as_count
 from caldera.op.random import random_uniform
 from caldera.op.selection import searchsorted
-from caldera.tensor.dtype import float64, int64
-from caldera.tensor.shape import as_shape, normalise_axis
 
 
 def permutation(

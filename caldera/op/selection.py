@@ -9,19 +9,19 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
+from caldera.compiler.lazy import Expr, lift, lift_all
+from caldera.compiler.lazy.updating import set_at
+from caldera.core.graph.node import Node, describe
+from caldera.core.graph.opdef import location
+from caldera.core.graph.ops import elementwise, indexing
+from caldera.core.graph.ops.base import cast, full, reshape, sum_
+from caldera.core.graph.ops.leaf import constant, iota
+from caldera.core.graph.ops.movement import concat, narrow
+from caldera.core.graph.ops.reduction import cumsum
+from caldera.core.tensor.dtype import bool_, int8, int64, is_integer, side_of_range
 from caldera.errors import ConfigError, DtypeError, ShapeError
-from caldera.graph.node import Node, describe
-from caldera.graph.opdef import location
-from caldera.graph.ops import elementwise, indexing
-from caldera.graph.ops.base import cast, full, reshape, sum_
-from caldera.graph.ops.leaf import constant, iota
-from caldera.graph.ops.movement import concat, narrow
-from caldera.graph.ops.reduction import cumsum
-from caldera.lazy import Expr, lift, lift_all
-from caldera.lazy.updating import set_at
 from caldera.op.arguments import as_count, place
 from caldera.op.indexing import aligned, as_vector, axis_of, stretched
-from caldera.tensor.dtype import bool_, int8, int64, is_integer, side_of_range
 
 
 def _counted(indices: Node, length: int) -> Node:

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from caldera.graph.ops import special
-from caldera.lazy import Expr
+from caldera.compiler.lazy import Expr
+from caldera.core.graph.ops import special
 from caldera.op.arguments import float_function
 
 

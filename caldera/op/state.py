@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from caldera.compiler.lazy import Expr, Variable, lift
+from caldera.core.graph.ops import leaf
+from caldera.core.graph.ops.base import broadcast_to, cast
 from caldera.errors import DtypeError
-from caldera.graph.ops import leaf
-from caldera.graph.ops.base import broadcast_to, cast
-from caldera.lazy import Expr, Variable, lift
 
 
 def assign(target: Variable, value: Any) -> Expr:

@@ -10,16 +10,16 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from caldera.compiler.lazy import Expr, as_float, lift
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops import elementwise, indexing
+from caldera.core.graph.ops.base import reduced_shape, reshape
+from caldera.core.graph.ops.leaf import constant
+from caldera.core.graph.ops.movement import concat, narrow, transpose
+from caldera.core.tensor.shape import normalise_axes, size
 from caldera.errors import ConfigError, ShapeError
-from caldera.graph.node import Node
-from caldera.graph.ops import elementwise, indexing
-from caldera.graph.ops.base import reduced_shape, reshape
-from caldera.graph.ops.leaf import constant
-from caldera.graph.ops.movement import concat, narrow, transpose
-from caldera.lazy import Expr, as_float, lift
 from caldera.op.arguments import place
 from caldera.op.reduction import Axis, variance
-from caldera.tensor.shape import normalise_axes, size
 
 Method = Literal["linear", "lower", "higher", "nearest", "midpoint"]
 METHODS = ("linear", "lower", "higher", "nearest", "midpoint")

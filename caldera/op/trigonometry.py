@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from caldera.graph.ops import trigonometry
-from caldera.lazy import Expr
+from caldera.compiler.lazy import Expr
+from caldera.core.graph.ops import trigonometry
 from caldera.op.arguments import float_function
 
 

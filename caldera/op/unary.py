@@ -7,11 +7,11 @@ from typing import Any
 
 from ml_dtypes import finfo
 
-from caldera.graph.opdef import Op
-from caldera.graph.ops import base, elementwise
-from caldera.lazy import Expr, as_float, lift
+from caldera.compiler.lazy import Expr, as_float, lift
+from caldera.core.graph.opdef import Op
+from caldera.core.graph.ops import base, elementwise
+from caldera.core.tensor.dtype import canonical, is_complex, is_float, is_integer
 from caldera.op.arguments import as_number, float_function
-from caldera.tensor.dtype import canonical, is_complex, is_float, is_integer
 
 _PARTS = base.real, base.imag
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from operator import index
 from typing import Any
 
+from caldera.core.graph.node import Node, describe
+from caldera.core.graph.ops.product import Padding, Pair
+from caldera.core.tensor.shape import Shape
 from caldera.errors import ConfigError, ShapeError
-from caldera.graph.node import Node, describe
-from caldera.graph.ops.product import Padding, Pair
-from caldera.tensor.shape import Shape
 
 _COUNTS = {1: "a whole number", 2: "one or two whole numbers", 3: "one or three whole numbers"}
 _SIDES = {1: "(before, after)", 2: "((top, bottom), (left, right))", 3: "a pair for each axis"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from caldera.arguments import guard as _guard
+from caldera.base.arguments import guard as _guard
 from caldera.optim._base import Minimum, Optimizer, optimizers
 from caldera.optim.adadelta import Adadelta
 from caldera.optim.adagrad import Adagrad

@@ -12,12 +12,13 @@ from typing import Any, ClassVar, NoReturn, Self, TypedDict
 import numpy as np
 
 from caldera import op
-from caldera.configurable import Adjustable, Family
+from caldera.base.configurable import Adjustable, Family
+from caldera.compiler.lazy import Expr, Variable, compile
+from caldera.core.graph.pins import pinned
+from caldera.core.memory import Device
+from caldera.core.memory import device as find_device
+from caldera.core.tensor.dtype import float32, is_complex, promote
 from caldera.errors import ConfigError, DtypeError
-from caldera.graph.pins import pinned
-from caldera.lazy import Expr, Variable, compile
-from caldera.memory import Device
-from caldera.memory import device as find_device
 from caldera.optim.accumulate import Accumulation
 from caldera.optim.clip import Clip
 from caldera.optim.decay import L2, Decay
@@ -27,7 +28,6 @@ from caldera.optim.loss_scale import LossScale
 from caldera.optim.schedule import Schedule, require_count, require_positive
 from caldera.optim.sharding import check_sharded_update, updating
 from caldera.optim.state_place import host_if_full
-from caldera.tensor.dtype import float32, is_complex, promote
 
 Rate = float | Schedule | EpochRule
 State = Mapping[str, Expr]

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from caldera import op
-from caldera.graph.pins import pinned
-from caldera.lazy import Expr, Variable
-from caldera.memory import Device
-from caldera.tensor.dtype import DType
+from caldera.compiler.lazy import Expr, Variable
+from caldera.core.graph.pins import pinned
+from caldera.core.memory import Device
+from caldera.core.tensor.dtype import DType
 
 
 class Accumulation:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from caldera import op
-from caldera.configurable import Configurable, Family
+from caldera.base.configurable import Configurable, Family
+from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError
-from caldera.lazy import Expr
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping
 from typing import Any, ClassVar
 
-from caldera.configurable import Configurable, Family
+from caldera.base.configurable import Configurable, Family
+from caldera.base.registry import nearest
 from caldera.errors import ConfigError
 from caldera.optim.schedule import require_count, require_positive
-from caldera.registry import nearest
 
 
 class EpochRule(Configurable, ABC):

@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 from glob import escape
 from typing import Any
 
-from caldera.configurable import Configurable, Family
+from caldera.base.configurable import Configurable, Family
+from caldera.compiler.lazy import Variable
 from caldera.errors import ConfigError
-from caldera.lazy import Variable
 from caldera.optim.sharding import whole_of
 
 Match = str | Variable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from caldera import op
-from caldera.lazy import Expr
+from caldera.compiler.lazy import Expr
 from caldera.optim._base import State, optimizers
 from caldera.optim.adam import Adam
 from caldera.optim.decay import Decay, Decoupled

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Unpack
 
 from caldera import op
-from caldera.lazy import Expr
+from caldera.compiler.lazy import Expr
 from caldera.optim._base import Optimizer, Options, Rate, State, optimizers
 from caldera.optim.decay import Decay, Decoupled
 from caldera.optim.schedule import require_fraction

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from caldera import op
+from caldera.compiler.lazy import Expr
+from caldera.core.memory import Device
 from caldera.errors import ConfigError
-from caldera.lazy import Expr
-from caldera.memory import Device
 from caldera.optim.sharding import total
 
 

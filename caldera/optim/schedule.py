@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 
 from caldera import op
-from caldera.configurable import Configurable, Family
+from caldera.base.configurable import Configurable, Family
+from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError
-from caldera.lazy import Expr
 
 
 class Schedule(Configurable, ABC):

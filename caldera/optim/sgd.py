@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Unpack
 
+from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError
-from caldera.lazy import Expr
 from caldera.optim._base import Optimizer, Options, Rate, State, optimizers
 from caldera.optim.schedule import require_fraction
 

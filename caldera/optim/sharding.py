@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from caldera import op
+from caldera.compiler.lazy import Expr, Variable, lift
+from caldera.core.graph.body import substitute, topological, users_of
+from caldera.core.graph.node import Node
+from caldera.core.graph.opdef import parameter
+from caldera.core.graph.ops.collective import all_sum
 from caldera.errors import ConfigError
-from caldera.graph.body import substitute, topological, users_of
-from caldera.graph.node import Node
-from caldera.graph.opdef import parameter
-from caldera.graph.ops.collective import all_sum
-from caldera.lazy import Expr, Variable, lift
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from caldera.config import settings
-from caldera.lazy import Variable
-from caldera.memory import Device
-from caldera.memory.pool import size_class
+from caldera.base.config import settings
+from caldera.compiler.lazy import Variable
+from caldera.core.memory import Device
+from caldera.core.memory.pool import size_class
 
 
 def host_if_full(variables: Sequence[Variable], kept: int) -> str | None:

@@ -62,7 +62,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from caldera.arguments import guard as _guard
+from caldera.base.arguments import guard as _guard
 
 if TYPE_CHECKING:
     from caldera.parallel.asynchronous.hogwild import Hogwild
@@ -74,9 +74,9 @@ if TYPE_CHECKING:
     from caldera.parallel.data.data_parallel import DataParallel
     from caldera.parallel.data.sharded import Sharded
     from caldera.parallel.pipeline.pipeline_parallel import PipelineParallel
+    from caldera.parallel.planner import Proposal, plan
     from caldera.parallel.tensor.layouts import Layouts
     from caldera.parallel.tensor.tensor_parallel import Hybrid, TensorParallel
-    from caldera.planner import Proposal, plan
 
 # A strategy is loaded when it is first asked for: every rank needs one of them, and all take as
 # long as a third of what else it imports. The planner times training, which needs strategies.
@@ -91,10 +91,10 @@ _LATER = {
     "LocalSGD": "caldera.parallel.averaging.local_sgd",
     "ParameterServer": "caldera.parallel.asynchronous.parameter_server",
     "PipelineParallel": "caldera.parallel.pipeline.pipeline_parallel",
-    "Proposal": "caldera.planner",
+    "Proposal": "caldera.parallel.planner",
     "Sharded": "caldera.parallel.data.sharded",
     "TensorParallel": "caldera.parallel.tensor.tensor_parallel",
-    "plan": "caldera.planner",
+    "plan": "caldera.parallel.planner",
 }
 
 __all__ = [

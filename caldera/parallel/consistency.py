@@ -8,17 +8,17 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from caldera.base.config import settings
+from caldera.base.plain_data import json_digest
 from caldera.comm import Communicator
-from caldera.config import settings
+from caldera.compiler.lazy import Variable
+from caldera.compiler.plan.plan import Plan
+from caldera.core.graph.ops.collective import TOKEN, start
 from caldera.errors import CommError
-from caldera.graph.ops.collective import TOKEN, start
 from caldera.kernels.choose import choices
 from caldera.kernels.tuning_cache import Record
-from caldera.lazy import Variable
 from caldera.nn.layer import Layer
 from caldera.optim import Optimizer
-from caldera.plain_data import json_digest
-from caldera.plan.plan import Plan
 
 _told: WeakKeyDictionary[Communicator, dict[tuple[Path, str], Record]] = WeakKeyDictionary()
 """The choices that rank 0 has sent to the others: a long run makes many plans and choices."""

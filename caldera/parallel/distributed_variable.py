@@ -16,14 +16,14 @@ import numpy as np
 
 from caldera import op
 from caldera.comm import Communicator
+from caldera.compiler.lazy import Variable
+from caldera.core.graph.node import Node
+from caldera.core.memory import Device
+from caldera.core.tensor.shape import Shape, size
 from caldera.errors import ConfigError
-from caldera.graph.node import Node
-from caldera.lazy import Variable
-from caldera.memory import Device
 from caldera.optim import Optimizer
 from caldera.parallel.layout import RankLayout
-from caldera.strategy import VariableView
-from caldera.tensor.shape import Shape, size
+from caldera.train.strategy import VariableView
 
 
 class DistributedVariable(ABC):

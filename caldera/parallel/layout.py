@@ -8,10 +8,10 @@ from typing import Protocol
 
 import numpy as np
 
-from caldera.graph.ops.collective import shard_size
-from caldera.sharding.axis_split import even_split
-from caldera.sharding.layout import CartesianLayout
-from caldera.tensor.shape import Shape, size
+from caldera.compiler.sharding.axis_split import even_split
+from caldera.compiler.sharding.layout import CartesianLayout
+from caldera.core.graph.ops.collective import shard_size
+from caldera.core.tensor.shape import Shape, size
 
 AXIS = "model"
 """The axis of the mesh along which layers are split."""

@@ -8,7 +8,7 @@ study.best.model
 
 from __future__ import annotations
 
-from caldera.arguments import guard as _guard
+from caldera.base.arguments import guard as _guard
 from caldera.search.algorithms.controller import Controller
 from caldera.search.algorithms.early_stopping import ASHA, Hyperband, Median
 from caldera.search.algorithms.evolution import Evolution, HierarchicalEvolution

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from caldera.base.notebook import html_table, note
 from caldera.draw.axis import Axis, axis_of, whole_axis
 from caldera.draw.bar_chart import Bar, bar_chart
 from caldera.draw.html import Safe
@@ -18,7 +19,6 @@ from caldera.draw.line_chart import Line, LineChart, figure, figure_svg
 from caldera.draw.palette import CATEGORICAL, QUIET
 from caldera.draw.parallel_coordinates import Coordinate, parallel_coordinates
 from caldera.draw.svg import Picture
-from caldera.notebook import html_table, note
 from caldera.search.overview import Column, Overview
 from caldera.search.table import cell_text
 from caldera.search.trial import DONE, FAILED, STOPPED, Trial

@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from caldera.config import settings
+from caldera.base.config import settings
+from caldera.base.plain_data import from_plain, to_plain
 from caldera.kernels.held_choices import HeldChoices
-from caldera.plain_data import from_plain, to_plain
 
 
 @dataclass(frozen=True)

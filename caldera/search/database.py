@@ -18,8 +18,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from caldera.base.optional import optional_import
 from caldera.errors import ConfigError
-from caldera.optional import optional_import
 from caldera.search.journal import held_lock
 
 _DRIVERS = {"psycopg": '"psycopg[binary]"', "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}

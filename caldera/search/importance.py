@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caldera.optional import optional_import
+from caldera.base.optional import optional_import
 
 FEWEST = 10
 """Of fewer trials, nothing can be learned."""

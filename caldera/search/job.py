@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caldera.base.config import settings
+from caldera.base.file_cache import write_file
 from caldera.comm import Communicator, run_virtual_ranks
-from caldera.config import settings
 from caldera.errors import ConfigError
-from caldera.file_cache import write_file
 from caldera.kernels.held_choices import holding
 from caldera.parallel import DataParallel
 from caldera.search.conditions import Conditions
@@ -26,11 +26,11 @@ from caldera.search.objective import KNOWN_EARLY, MEASURED, Constraint, MissingM
 from caldera.search.samples import Samples
 from caldera.search.space import Space
 from caldera.search.trial import DONE, FAILED, STOPPED, Outcome, Row, Task
-from caldera.strategy import SingleProcessStrategy, Strategy
 from caldera.train.callbacks import Callback
 from caldera.train.model import Model
 from caldera.train.saving.progress import progress_bytes, restore_progress
 from caldera.train.saving.snapshot import Snapshot, reinitialise
+from caldera.train.strategy import SingleProcessStrategy, Strategy
 
 if TYPE_CHECKING:
     from caldera.train.run import Run

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from caldera.amounts import shortened
-from caldera.arguments import shown
+from caldera.base.amounts import shortened
+from caldera.base.arguments import shown
+from caldera.base.optional import optional_import
 from caldera.comm import world
 from caldera.draw.live_line import live_line, print_line
 from caldera.errors import ConfigError
-from caldera.optional import optional_import
 from caldera.search.scheduler import StudyCallback
 from caldera.search.table import cell_text
 from caldera.search.trial import DONE, FAILED, RUNNING, STOPPED, Trial

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from caldera.configurable import Configurable, Family
+from caldera.base.configurable import Configurable, Family
 from caldera.errors import ConfigError
 from caldera.search.objective import Objective
 from caldera.search.space import Point, Space

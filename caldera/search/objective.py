@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from caldera.base.registry import nearest
 from caldera.errors import ConfigError
-from caldera.registry import nearest
 from caldera.search.trial import Row
 from caldera.train.callbacks import _mode
 

@@ -13,12 +13,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from caldera.amounts import percent_text, seconds_text
+from caldera.base.amounts import percent_text, seconds_text
+from caldera.base.file_cache import write_file
 from caldera.draw.html import Safe, card, facts, folded, scrolled, section, table, tag, tiles
 from caldera.draw.line_chart import inline
 from caldera.draw.page import document
 from caldera.errors import ConfigError
-from caldera.file_cache import write_file
 from caldera.search.best_network import network_cards
 from caldera.search.charts import (
     MOST_AXES,

@@ -10,9 +10,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from caldera.base.optional import optional_import
+from caldera.base.plain_data import decoded, encoded, json_digest
 from caldera.errors import ConfigError, DataError
-from caldera.optional import optional_import
-from caldera.plain_data import decoded, encoded, json_digest
 from caldera.search.conditions import Conditions
 from caldera.search.database import Database
 from caldera.search.journal import Journal

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from caldera.base.registry import nearest
 from caldera.errors import ConfigError
-from caldera.registry import nearest
 from caldera.search.dimension import Choice, Dimension, Stored
 
 Pick = Callable[[str, Dimension], Stored]

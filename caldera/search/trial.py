@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from caldera.amounts import shortened
+from caldera.base.amounts import shortened
+from caldera.base.plain_data import decoded, encoded, from_plain
 from caldera.errors import ConfigError, DataError
-from caldera.plain_data import decoded, encoded, from_plain
 from caldera.search.space import Point
 
 WAITING, RUNNING, DONE, STOPPED, FAILED = "waiting", "running", "done", "stopped", "failed"

@@ -15,7 +15,7 @@ path or code; each limit on its size and time is a field of `Limits`.
 
 from __future__ import annotations
 
-from caldera.arguments import guard as _guard
+from caldera.base.arguments import guard as _guard
 from caldera.serve.application import Application, application
 from caldera.serve.limits import Limits
 from caldera.serve.server import run

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from caldera.base.registry import nearest
 from caldera.errors import CalderaError, ConfigError
-from caldera.registry import nearest
 from caldera.serve import metrics
 from caldera.serve.answers import csv_answer, json_answer
 from caldera.serve.batcher import Batcher

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from caldera.core.tensor.dtype import canonical, is_complex
 from caldera.data import Column, Schema
 from caldera.errors import ConfigError
-from caldera.tensor.dtype import canonical, is_complex
 from caldera.train.model import Model
 
 Kind = Literal["table", "text", "image", "array"]

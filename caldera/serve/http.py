@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from caldera.amounts import bytes_text
+from caldera.base.amounts import bytes_text
 from caldera.serve.limits import Limits
 from caldera.serve.refusal import Refusal
 

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from caldera.core.tensor.dtype import canonical, is_float
 from caldera.data.schema import Features
 from caldera.data.sources.base import SCALE, scaled
 from caldera.data.tables.delimited_text import parse_text
@@ -19,7 +20,6 @@ from caldera.io.csv_files import as_float
 from caldera.serve.contract import Contract
 from caldera.serve.limits import Limits
 from caldera.serve.refusal import Refusal, shown
-from caldera.tensor.dtype import canonical, is_float
 
 JSON, CSV, PLAIN = "application/json", "text/csv", "text/plain"
 

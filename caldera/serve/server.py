@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
+from caldera.base.optional import optional_import
 from caldera.errors import ConfigError
-from caldera.optional import optional_import
 from caldera.serve.application import Application, application
 from caldera.serve.limits import Limits
 from caldera.serve.refusal import Refusal

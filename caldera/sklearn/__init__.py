@@ -10,7 +10,7 @@ They pass every one of scikit-learn's own checks of an estimator.
 
 from __future__ import annotations
 
-from caldera.optional import optional_import as _optional_import
+from caldera.base.optional import optional_import as _optional_import
 
 # The error says what to install.
 _optional_import("sklearn", "'caldera[sklearn]'", "caldera.sklearn")

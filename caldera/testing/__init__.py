@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from caldera.arguments import guard as _guard
+from caldera.base.arguments import guard as _guard
 from caldera.testing.gradients import check_gradients
 
 __all__ = ["check_gradients"]

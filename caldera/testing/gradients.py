@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from caldera.arguments import refusal
-from caldera.graph.body import topological
-from caldera.graph.differentiate import gradients
-from caldera.graph.ops.base import real, sum_
-from caldera.graph.ops.elementwise import mul
-from caldera.graph.program import Program
+from caldera.base.arguments import refusal
+from caldera.compiler.lazy import Expr, Variable, compile, lift, var, wrap
+from caldera.compiler.passes.lower import lower
+from caldera.core.graph.body import topological
+from caldera.core.graph.differentiate import gradients
+from caldera.core.graph.ops.base import real, sum_
+from caldera.core.graph.ops.elementwise import mul
+from caldera.core.graph.program import Program
+from caldera.core.tensor.convert import array_of
+from caldera.core.tensor.dtype import complex128, float64, is_complex, is_inexact
 from caldera.kernels.reference import interpreter
-from caldera.lazy import Expr, Variable, compile, lift, var, wrap
-from caldera.passes.lower import lower
-from caldera.tensor.convert import array_of
-from caldera.tensor.dtype import complex128, float64, is_complex, is_inexact
 
 STEP = 1e-3
 # Weights of f(x + k STEP), k = -2, -1, 1, 2: the derivative up to an error of STEP**4.

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from caldera.core.tensor.convert import real_array_of
 from caldera.errors import ConfigError, DataError
-from caldera.tensor.convert import real_array_of
 
 T = TypeVar("T")
 

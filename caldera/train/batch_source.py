@@ -11,14 +11,14 @@ import numpy as np
 
 from caldera import op
 from caldera.comm import Communicator
+from caldera.compiler.lazy import Expr
+from caldera.compiler.plan.plan import Plan
+from caldera.core.memory import Device
+from caldera.core.tensor.dtype import canonical, is_float
 from caldera.data import Batch, Loader, Pipeline, Share
 from caldera.data.loading.device_stages import device_splits
 from caldera.data.random_draws import LazyDraw
 from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
-from caldera.lazy import Expr
-from caldera.memory import Device
-from caldera.plan.plan import Plan
-from caldera.tensor.dtype import canonical, is_float
 
 MOST_KEPT = 256
 """Sizes of batches whose expressions are kept."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from caldera.comm import Communicator
-from caldera.tensor.dtype import canonical
+from caldera.core.tensor.dtype import canonical
 
 
 def broadcast_arrays(

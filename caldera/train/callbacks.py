@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caldera.arguments import guarded
+from caldera.base.arguments import guarded
+from caldera.base.registry import nearest
 from caldera.compress import LowPrecisionWeights
 from caldera.errors import ConfigError
-from caldera.registry import nearest
 from caldera.train.arguments import plain_number, whole_number
 from caldera.train.saving.snapshot import Snapshot
 

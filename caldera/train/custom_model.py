@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 
 from caldera import op, optim
-from caldera.arguments import checked, guarded
+from caldera.base.arguments import checked, guarded
+from caldera.base.config import settings
 from caldera.comm import world
-from caldera.config import settings
+from caldera.compiler.lazy import Expr, Variable, compile
+from caldera.compiler.plan.plan import Plan
+from caldera.core.memory import Device
+from caldera.core.memory import device as find_device
+from caldera.core.tensor.dtype import canonical
+from caldera.core.tensor.seeding import checked_seed, seeded
 from caldera.data import Loader, Pipeline, as_data
 from caldera.errors import ConfigError, NonFiniteError
-from caldera.lazy import Expr, Variable, compile
-from caldera.memory import Device
-from caldera.memory import device as find_device
 from caldera.nn.layer import Layer
 from caldera.nn.tracing import trace
 from caldera.optim import Optimizer
-from caldera.plan.plan import Plan
-from caldera.tensor.dtype import canonical
-from caldera.tensor.seeding import checked_seed, seeded
 from caldera.train.arguments import whole_number
 from caldera.train.batch_source import as_words
 from caldera.train.step_graph import AFTER_PARAMETERS

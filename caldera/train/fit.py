@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caldera.config import settings
+from caldera.base.config import settings
 from caldera.data import Data, IterableData, Loader, Pipeline
 from caldera.errors import ConfigError, DataError
 from caldera.nn.task import MULTICLASS
 from caldera.optim import LossScale
-from caldera.strategy import RunSetup, SingleProcessStrategy, Strategy, default_strategy
 from caldera.train.batch_source import BatchSource, HostSource
 from caldera.train.callbacks import INTERRUPT, WARNINGS, Callback, StopOnSignal
 from caldera.train.data_digest import data_digest, weights_digest
@@ -30,6 +29,7 @@ from caldera.train.saving.checkpointer import Checkpointer
 from caldera.train.saving.snapshot import reinitialise
 from caldera.train.schema_checks import check_schema, learn_schema
 from caldera.train.step import Steps, trace_network
+from caldera.train.strategy import RunSetup, SingleProcessStrategy, Strategy, default_strategy
 from caldera.train.target_checks import adopt_targets, check_targets, warn_of_one_class
 from caldera.train.tracking.history import History
 from caldera.train.tracking.summary import training_config

@@ -9,11 +9,11 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from caldera.config import settings
-from caldera.plan.cache import MOST_BYTES
-from caldera.strategy import SingleProcessStrategy, Strategy
+from caldera.base.config import settings
+from caldera.compiler.plan.cache import MOST_BYTES
 from caldera.train.batch_source import BatchSource, HostSource
 from caldera.train.step import Steps
+from caldera.train.strategy import SingleProcessStrategy, Strategy
 
 if TYPE_CHECKING:
     from caldera.train.model import Model

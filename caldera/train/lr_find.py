@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caldera.arguments import within
+from caldera.base.arguments import within
+from caldera.base.notebook import note
 from caldera.data import Loader, Pipeline
 from caldera.draw.axis import axis_of
 from caldera.draw.line_chart import Line, LineChart, figure, figure_svg
 from caldera.draw.palette import CATEGORICAL
 from caldera.draw.svg import Picture
 from caldera.errors import ConfigError
-from caldera.notebook import note
 from caldera.train.arguments import plain_number, whole_number
 from caldera.train.fit import make_steps
 from caldera.train.saving.snapshot import Snapshot

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.lazy import Expr, Variable
-from caldera.memory import Reading
+from caldera.compiler.lazy import Expr, Variable
+from caldera.core.memory import Reading
 from caldera.nn.metrics import MeanMetric, Metric
 
 SumOverRanks = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]

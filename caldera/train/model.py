@@ -11,22 +11,21 @@ from typing import Any, Never, Self
 import numpy as np
 
 from caldera import op, optim
-from caldera.arguments import checked, guarded, refuse_unknown
+from caldera.base.arguments import checked, guarded, refuse_unknown
+from caldera.base.notebook import html_table, note
+from caldera.compiler.lazy import Expr
+from caldera.compiler.plan.explain import Explanation
+from caldera.core.memory import Device
+from caldera.core.tensor.dtype import canonical, is_float
+from caldera.core.tensor.seeding import seeded
 from caldera.data.datasets.tables import table_inputs
 from caldera.data.sources.base import SCALE, scaled
 from caldera.data.tables.reading import is_table
 from caldera.errors import ConfigError, DataError
-from caldera.lazy import Expr
-from caldera.memory import Device
 from caldera.nn.basic import Sequential
 from caldera.nn.metrics import Metric
 from caldera.nn.tracing import Context, trace
-from caldera.notebook import html_table, note
 from caldera.optim import Optimizer
-from caldera.plan.explain import Explanation
-from caldera.strategy import Strategy
-from caldera.tensor.dtype import canonical, is_float
-from caldera.tensor.seeding import seeded
 from caldera.train.arguments import folder, instances, truth, whole_number
 from caldera.train.callbacks import Callback
 from caldera.train.fit import FitOptions, TrainingData, evaluate, fit, make_steps
@@ -48,6 +47,7 @@ from caldera.train.step_graph import (
     main_output,
     named_outputs,
 )
+from caldera.train.strategy import Strategy
 from caldera.train.target_units import in_units
 from caldera.train.tracking.history import History
 from caldera.train.tracking.measure_run import profile

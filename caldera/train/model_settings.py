@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 
 from caldera import optim
+from caldera.compiler.lazy import Expr
+from caldera.compiler.passes.precision import NAMES as PRECISIONS
+from caldera.core.memory import Device
+from caldera.core.memory import device as find_device
+from caldera.core.tensor.dtype import canonical, is_float
+from caldera.core.tensor.seeding import checked_seed
 from caldera.data.schema import Schema
 from caldera.data.series import TargetScale
 from caldera.errors import ConfigError, DeviceError
-from caldera.lazy import Expr
-from caldera.memory import Device
-from caldera.memory import device as find_device
 from caldera.nn.layer import Layer
 from caldera.nn.layer_watch import LayerWatch
 from caldera.nn.losses import Loss, as_loss
@@ -21,9 +24,6 @@ from caldera.nn.metrics import Metric
 from caldera.nn.metrics import metrics as metric_names
 from caldera.nn.task import REGRESSION, SEQUENCE
 from caldera.optim import Optimizer
-from caldera.passes.precision import NAMES as PRECISIONS
-from caldera.tensor.dtype import canonical, is_float
-from caldera.tensor.seeding import checked_seed
 from caldera.train.arguments import whole_number
 from caldera.train.kept_steps import KeptSteps
 from caldera.train.predictors import Predictors

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.compiler.lazy import Expr
+from caldera.core.tensor.dtype import canonical, is_float
 from caldera.errors import ConfigError, DataError, DeviceError
 from caldera.io.files import Source, file_name_of
-from caldera.lazy import Expr
 from caldera.nn.basic import Input, Sequential
 from caldera.nn.config import from_config
 from caldera.nn.convolution import Conv2D
@@ -26,7 +27,6 @@ from caldera.nn.pooling import MaxPool2D
 from caldera.nn.scaling import Rescale
 from caldera.nn.tracing import trace
 from caldera.optim import Optimizer, optimizers
-from caldera.tensor.dtype import canonical, is_float
 from caldera.train.model import Model
 from caldera.train.model_settings import GivenLoss
 from caldera.train.saving.model_file import (

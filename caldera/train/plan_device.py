@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from caldera.config import settings
-from caldera.memory import Device
+from caldera.base.config import settings
+from caldera.core.memory import Device
 
 if TYPE_CHECKING:
     from caldera.train.model_settings import ModelSettings

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caldera.arguments import shown
+from caldera.base.arguments import shown
+from caldera.base.optional import optional_import
 from caldera.draw.live_line import live_line, print_line
 from caldera.errors import ConfigError
-from caldera.optional import optional_import
 from caldera.train.callbacks import Callback
 from caldera.train.tracking.history import shown_number
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera.comm import Communicator
+from caldera.core.memory import Device, Event, Reading
 from caldera.data import Batch, Loader, Pipeline, Share
 from caldera.errors import CommError
-from caldera.memory import Device, Event, Reading
-from caldera.strategy import NO_VOTES, Strategy
 from caldera.train.callbacks import Callback
 from caldera.train.sample_weights import SampleWeights
 from caldera.train.step import Steps
+from caldera.train.strategy import NO_VOTES, Strategy
 from caldera.train.tracking.history import History
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ class LaunchThrottle:
     to come. So now and then the host waits for a step that it launched half a second ago; if the
     device is done with that, nobody waits at all.
 
-    >>> from caldera.memory import device
+    >>> from caldera.core.memory import device
     >>> from caldera.train.run import LaunchThrottle
     >>> ahead = LaunchThrottle(device("loopback"))
     >>> for _ in range(100):

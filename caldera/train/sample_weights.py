@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from caldera.core.tensor.convert import real_array_of
+from caldera.core.tensor.dtype import is_float
 from caldera.data import Batch, Pipeline
 from caldera.errors import DataError
-from caldera.tensor.convert import real_array_of
-from caldera.tensor.dtype import is_float
 
 
 @dataclass(frozen=True)

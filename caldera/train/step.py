@@ -19,17 +19,16 @@ from weakref import WeakSet
 import numpy as np
 
 from caldera import op
+from caldera.compiler.lazy import Expr, Variable, compile
+from caldera.compiler.plan.cache import RecentPlans
+from caldera.compiler.plan.plan import Plan
+from caldera.core.tensor.seeding import seeded
 from caldera.data import Batch, Loader, Share
 from caldera.errors import DataError
-from caldera.lazy import Expr, Variable, compile
 from caldera.nn.layer_watch import LayerWatch
 from caldera.nn.metrics import Metric
 from caldera.nn.tracing import Context, trace
 from caldera.optim import LossScale, Optimizer
-from caldera.plan.cache import RecentPlans
-from caldera.plan.plan import Plan
-from caldera.strategy import NO_VOTES, VOTES, SingleProcessStrategy, Strategy
-from caldera.tensor.seeding import seeded
 from caldera.train.batch_source import (
     BatchSource,
     HostSource,
@@ -40,6 +39,7 @@ from caldera.train.batch_source import (
 from caldera.train.metric_totals import MetricTotals
 from caldera.train.plan_device import device_of_plans
 from caldera.train.step_graph import AFTER_PARAMETERS, Objective, StepGraph
+from caldera.train.strategy import NO_VOTES, VOTES, SingleProcessStrategy, Strategy
 
 if TYPE_CHECKING:
     from caldera.train.model import Model

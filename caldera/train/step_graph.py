@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera import op
+from caldera.compiler.lazy import Expr, Variable
+from caldera.core.tensor.seeding import seeded
 from caldera.errors import ConfigError, ShapeError
-from caldera.lazy import Expr, Variable
 from caldera.nn.losses import Loss, mean_by_sample
 from caldera.nn.metrics import Metric
 from caldera.nn.tracing import Added, Context, trace
 from caldera.optim.sharding import sharded_parameters
-from caldera.strategy import BatchSums, Gradients, StepProgram
-from caldera.tensor.seeding import seeded
 from caldera.train.batch_source import Values
 from caldera.train.metric_totals import AddedMetric
+from caldera.train.strategy import BatchSums, Gradients, StepProgram
 from caldera.train.target_units import in_units, on_scale
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from caldera.compiler.lazy import Expr
 from caldera.data.series import TargetScale
-from caldera.lazy import Expr
 
 
 def in_units(prediction: Expr, scale: TargetScale) -> Expr:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera import op
-from caldera.arguments import guarded
+from caldera.base.arguments import guarded
+from caldera.compiler.lazy import Variable, compile
+from caldera.compiler.plan.plan import Plan
+from caldera.core.tensor.dtype import is_float
 from caldera.errors import ConfigError
-from caldera.lazy import Variable, compile
-from caldera.plan.plan import Plan
-from caldera.tensor.dtype import is_float
 from caldera.train.arguments import plain_number
 from caldera.train.callbacks import Callback
 from caldera.train.saving.snapshot import model_variables

@@ -15,7 +15,7 @@ import numpy as np
 
 import caldera as cd
 from caldera import nn, op
-from caldera.lazy import Variable
+from caldera.compiler.lazy import Variable
 from tests.bad_calls.calls_of_op import labels, x
 from tests.bad_calls.calls_of_rooms import LAYERS, samples
 from tests.bad_calls.damage import Given

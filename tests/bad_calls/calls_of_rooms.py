@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 import caldera as cd
-from caldera import compress, nn, op, optim, planner
+from caldera import compress, nn, op, optim
 from caldera.comm import SingleProcess, Traffic
+from caldera.parallel import planner
 from tests.bad_calls import calls_of_applications
 from tests.bad_calls.calls_of_op import labels, x
 from tests.bad_calls.damage import Given

@@ -14,7 +14,7 @@ import numpy as np
 import caldera as cd
 from caldera import data, nn
 from caldera.cli.recipe import read_recipe
-from caldera.report import run_page
+from caldera.train.report import run_page
 from caldera.train.saving.checkpoint_folder import CheckpointFolder
 from tests.unit.data.files import picture, write_mnist
 

@@ -12,10 +12,10 @@ import numpy as np
 
 import caldera as cd
 from caldera import nn, op, optim
+from caldera.compiler.lazy import Expr
+from caldera.core.graph.program import Program
 from caldera.errors import CalderaError
-from caldera.graph.program import Program
 from caldera.kernels.reference import interpret
-from caldera.lazy import Expr
 from caldera.nn import Layer
 
 SMALL = 100_000

@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 
 import caldera.kernels.cuda  # noqa: F401 - registers its kernels
+from caldera.compiler.lazy import Expr, lift
+from caldera.core.graph.body import topological
+from caldera.core.graph.memory_format import laid_out
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import ITEM, parameter
+from caldera.core.memory import Device
+from caldera.core.memory.gpus import cupy
+from caldera.core.tensor.dtype import BY_NAME, bool_, complex_of
 from caldera.errors import DtypeError
-from caldera.graph.body import topological
-from caldera.graph.memory_format import laid_out
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import ITEM, parameter
 from caldera.kernels.cuda.elementwise.loop import LoopRunner
 from caldera.kernels.cuda.persistent.phases import span
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import Launch
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
-from caldera.lazy import Expr, lift
-from caldera.memory import Device
-from caldera.memory.gpus import cupy
-from caldera.tensor.dtype import BY_NAME, bool_, complex_of
 from tests.card.emulated import EmulatedCard, EmulatedDriver
 from tests.card.guards import guarded_bytes
 from tests.unit.kernels.checking import ELSEWHERE, LAYOUTS, compare, is_taken_apart, oracle

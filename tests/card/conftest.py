@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from caldera.compiler.lazy import forget_plans
+from caldera.core.memory import Device
+from caldera.core.memory import device as find_device
+from caldera.core.memory.gpus import card_count
 from caldera.kernels.cuda.runtime import driver
-from caldera.lazy import forget_plans
-from caldera.memory import Device
-from caldera.memory import device as find_device
-from caldera.memory.gpus import card_count
 from tests.card import accepted
 from tests.card.emulated import PLAYED, EmulatedDriver, compiler, emulated_card
 

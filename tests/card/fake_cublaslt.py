@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.tensor.dtype import BY_NAME
+from caldera.core.tensor.dtype import BY_NAME
 
 TYPES = {0: "float32", 1: "float64", 2: "float16", 14: "bfloat16"}
 SCALES = {68: "float32", 70: "float64", 77: "float32"}

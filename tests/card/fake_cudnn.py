@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import parameter
-from caldera.graph.ops.attention import attention, attention_backward
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import parameter
+from caldera.core.graph.ops.attention import attention, attention_backward
+from caldera.core.tensor.dtype import BY_NAME
 from caldera.kernels.reference import FUNCTIONS, evaluate
-from caldera.tensor.dtype import BY_NAME
 
 
 class cudnnGraphNotSupportedError(Exception):

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.memory.pool import ALIGNMENT, Block, Pool
+from caldera.core.memory.pool import ALIGNMENT, Block, Pool
 
 WIDE = 512
 """Bytes of a guard."""

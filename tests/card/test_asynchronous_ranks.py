@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from caldera.comm import Communicator, run_virtual_ranks
-from caldera.memory import Device
+from caldera.core.memory import Device
 from caldera.parallel import ElasticAveraging, Ensemble, Gossip, LocalSGD, ParameterServer
-from caldera.strategy import Strategy
+from caldera.train.strategy import Strategy
 from tests.card.emulated import EmulatedCard, emulated_card
 from tests.card.test_training import perceptron, points
 

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caldera.graph.node import Spec, intern
-from caldera.graph.ops import attention
+from caldera.core.graph.node import Spec, intern
+from caldera.core.graph.ops import attention
+from caldera.core.memory import Device
+from caldera.core.tensor.dtype import BY_NAME
 from caldera.kernels.cuda.runtime import driver
 from caldera.kernels.cuda.runtime.properties import CardProperties
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE
-from caldera.memory import Device
-from caldera.tensor.dtype import BY_NAME
 from tests.card.candidates import check, check_cases, run_kernel
 from tests.card.emulated import EmulatedCard, EmulatedDriver
 from tests.card.variants import node_of, numbers

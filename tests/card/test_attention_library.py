@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caldera.graph.node import Node
-from caldera.graph.ops.attention import (
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops.attention import (
     attention,
     attention_backward,
     attention_backward_packed,
 )
+from caldera.core.memory import Device
+from caldera.core.memory.gpus import card_count
+from caldera.core.tensor.dtype import BY_NAME
 from caldera.kernels.cuda.attention import cudnn_sdpa
 from caldera.kernels.cuda.runtime import cudnn, libraries
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
-from caldera.memory import Device
-from caldera.memory.gpus import card_count
-from caldera.tensor.dtype import BY_NAME
 from tests.card.candidates import run_kernel
 from tests.card.fake_cudnn import FakeCudnn
 from tests.card.variants import node_of, numbers

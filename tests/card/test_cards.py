@@ -11,9 +11,12 @@ import pytest
 
 import caldera as cd
 from caldera import nn, optim
+from caldera.compiler.lazy import forget_plans
+from caldera.core.graph.memory_format import NHWC
+from caldera.core.graph.node import Spec
+from caldera.core.memory.gpus import card_count
+from caldera.core.tensor.dtype import BY_NAME
 from caldera.errors import DeviceError
-from caldera.graph.memory_format import NHWC
-from caldera.graph.node import Spec
 from caldera.kernels.common.geometry import Correlation
 from caldera.kernels.cuda.convolution.small_channels.tilings import correlation_tilings
 from caldera.kernels.cuda.convolution.small_channels.weight_gradient_tilings import (
@@ -26,9 +29,6 @@ from caldera.kernels.cuda.product.tiling import tiling
 from caldera.kernels.cuda.runtime.driver import driver, use
 from caldera.kernels.cuda.runtime.properties import CardProperties
 from caldera.kernels.step_launch import STEP_FUSERS
-from caldera.lazy import forget_plans
-from caldera.memory.gpus import card_count
-from caldera.tensor.dtype import BY_NAME
 from tests.card.emulated import CARDS, EmulatedDriver, UndrivenDriver, compiler, emulated_card
 
 pytestmark = pytest.mark.skipif(card_count() > 0, reason="a real card is what it is")

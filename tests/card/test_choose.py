@@ -12,11 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caldera.config import settings
-from caldera.graph.memory_format import NHWC
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import OPS, parameter
-from caldera.graph.ops import product
+from caldera.base.config import settings
+from caldera.core.graph.memory_format import NHWC
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import OPS, parameter
+from caldera.core.graph.ops import product
+from caldera.core.memory import Device
+from caldera.core.memory.gpus import card_count
+from caldera.core.tensor.dtype import BY_NAME, float16, float32, int64
 from caldera.kernels import tuning_cache
 from caldera.kernels.choose import Choices
 from caldera.kernels.cuda.product import tiled
@@ -25,9 +28,6 @@ from caldera.kernels.cuda.runtime import measure as on_card
 from caldera.kernels.measure import tolerance_of
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel, KernelTable, Runner
-from caldera.memory import Device
-from caldera.memory.gpus import card_count
-from caldera.tensor.dtype import BY_NAME, float16, float32, int64
 from tests.card.test_convolution import nodes_of
 from tests.unit.ops.cases.convolution import Setting
 

@@ -8,8 +8,8 @@ import pytest
 import caldera as cd
 from caldera import op
 from caldera.comm import Communicator, SingleProcess, run_virtual_ranks
-from caldera.errors import DeviceError
-from caldera.graph.ops.collective import (
+from caldera.compiler.lazy import Expr
+from caldera.core.graph.ops.collective import (
     Message,
     all_gather_flat,
     all_reduce,
@@ -17,11 +17,11 @@ from caldera.graph.ops.collective import (
     next_number,
     reduce_scatter_flat,
 )
+from caldera.core.memory import Device
+from caldera.core.tensor.dtype import BY_NAME
+from caldera.errors import DeviceError
 from caldera.kernels.cuda import collective
 from caldera.kernels.table import TABLE
-from caldera.lazy import Expr
-from caldera.memory import Device
-from caldera.tensor.dtype import BY_NAME
 from tests.card.candidates import run_kernel, same_bits, stand_ins
 from tests.card.emulated import EmulatedCard, emulated_card
 from tests.unit.kernels.checking import DTYPES

@@ -11,18 +11,18 @@ import pytest
 
 import caldera as cd
 from caldera import op
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import parameter
-from caldera.graph.ops import product
-from caldera.graph.ops.epilogue import conv2d_epilogue
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import parameter
+from caldera.core.graph.ops import product
+from caldera.core.graph.ops.epilogue import conv2d_epilogue
+from caldera.core.memory import Device
+from caldera.core.tensor.dtype import BY_NAME
 from caldera.kernels.cuda.convolution import implicit_gemm, weight_gradient
 from caldera.kernels.cuda.convolution import source as convolution_source
 from caldera.kernels.cuda.convolution.parameters import Divider
 from caldera.kernels.cuda.product.tiling import TILES, Tile, Tiling
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE
-from caldera.memory import Device
-from caldera.tensor.dtype import BY_NAME
 from tests.card.accepted import check_for_a_card
 from tests.card.candidates import check, run_kernel
 from tests.card.test_product import numbers

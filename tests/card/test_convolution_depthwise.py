@@ -6,10 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
+from caldera.core.memory import Device
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
-from caldera.memory import Device
 from tests.card.candidates import run_kernel
 from tests.card.test_convolution_small_channels import compare, inputs_of, nodes_of
 from tests.unit.kernels.checking import LAYOUTS

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from caldera.config import settings
-from caldera.graph.memory_format import laid_out
-from caldera.graph.node import Node
-from caldera.graph.ops import product
+from caldera.base.config import settings
+from caldera.core.graph.memory_format import laid_out
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops import product
+from caldera.core.memory import Device
+from caldera.core.memory.gpus import card_count
 from caldera.kernels.choose import choices
 from caldera.kernels.cuda.convolution import cudnn
 from caldera.kernels.cuda.product import cublas
@@ -20,8 +22,6 @@ from caldera.kernels.cuda.runtime import cudnn as runtime_cudnn
 from caldera.kernels.microbatch import Batch, divided
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
-from caldera.memory import Device
-from caldera.memory.gpus import card_count
 from tests.card.candidates import check, run_kernel
 from tests.card.fake_cublaslt import FakeCublasLt
 from tests.card.fake_cudnn import FakeCudnn

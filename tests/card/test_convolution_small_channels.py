@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caldera.graph.memory_format import NHWC
-from caldera.graph.node import Node, Spec, intern
-from caldera.graph.opdef import parameter
-from caldera.graph.ops import product
+from caldera.core.graph.memory_format import NHWC
+from caldera.core.graph.node import Node, Spec, intern
+from caldera.core.graph.opdef import parameter
+from caldera.core.graph.ops import product
+from caldera.core.memory import Device
+from caldera.core.tensor.dtype import BY_NAME
 from caldera.kernels.cuda.convolution.small_channels import kernels
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
-from caldera.memory import Device
-from caldera.tensor.dtype import BY_NAME
 from tests.card.candidates import run_kernel
 from tests.card.variants import numbers
 from tests.unit.kernels.checking import LAYOUTS, TOLERANCE

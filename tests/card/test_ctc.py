@@ -7,8 +7,8 @@ import pytest
 
 import caldera as cd
 from caldera import op
-from caldera.memory import Device, device
-from caldera.memory.gpus import card_count
+from caldera.core.memory import Device, device
+from caldera.core.memory.gpus import card_count
 
 LABELS = np.array([[1, 1], [2, -1], [-1, -1]])
 """Repeated, single and none."""

@@ -9,13 +9,16 @@ import pytest
 
 import caldera as cd
 from caldera import op
+from caldera.core.graph.body import Body
+from caldera.core.graph.node import Node
+from caldera.core.graph.opdef import OPS
+from caldera.core.graph.ops import elementwise
+from caldera.core.graph.ops.base import cast, sum_
+from caldera.core.graph.ops.control import fused
+from caldera.core.memory import Device
+from caldera.core.memory.device_array import DeviceArray
+from caldera.core.tensor.dtype import ALL, BY_NAME, bool_, is_complex, is_float
 from caldera.errors import CalderaError
-from caldera.graph.body import Body
-from caldera.graph.node import Node
-from caldera.graph.opdef import OPS
-from caldera.graph.ops import elementwise
-from caldera.graph.ops.base import cast, sum_
-from caldera.graph.ops.control import fused
 from caldera.kernels.cuda.codegen import loop_operands
 from caldera.kernels.cuda.codegen.expression import can_apply
 from caldera.kernels.cuda.codegen.loop_operands import lanes_for, operand
@@ -24,9 +27,6 @@ from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.reference import evaluate
 from caldera.kernels.reference.elementwise import UFUNCS
 from caldera.kernels.table import TABLE, Call
-from caldera.memory import Device
-from caldera.memory.device_array import DeviceArray
-from caldera.tensor.dtype import ALL, BY_NAME, bool_, is_complex, is_float
 from tests.card.candidates import check, nodes_of_cases, run_kernel, stand_ins
 from tests.card.emulated import EmulatedCard
 from tests.unit.kernels.checking import LAYOUTS

@@ -10,9 +10,9 @@ import pytest
 
 import caldera as cd
 from caldera import op
+from caldera.core.memory import Device
+from caldera.core.tensor.dtype import BY_NAME
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.memory import Device
-from caldera.tensor.dtype import BY_NAME
 from tests.card.emulated import EmulatedDriver
 
 Build = Callable[[Sequence[Any]], Sequence[Any]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import caldera.kernels.cuda  # noqa: F401 - registers them
-from caldera.graph.opdef import OPS
+from caldera.core.graph.opdef import OPS
 from caldera.kernels.table import TABLE
 
 BY_PLANS = frozenset({"scan", "broadcast_to", "flip", "slice", "transpose", "view_as_real"})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from caldera.graph.ops import fourier
-from caldera.memory import Device
+from caldera.core.graph.ops import fourier
+from caldera.core.memory import Device
 from tests.card.candidates import check, nodes_of_cases, stand_ins
 from tests.unit.kernels.checking import DTYPES
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caldera.memory import Device
+from caldera.core.memory import Device
 from tests.benchmark_scripts import imported_script
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import caldera as cd
 from caldera import op
+from caldera.core.memory import Device
 from caldera.kernels.cuda.elementwise.horizontal_fusion import Touched, in_groups, needed_before
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.memory import Device
 from tests.card.emulated import EmulatedDriver
 
 CELLS = 12

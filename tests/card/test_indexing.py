@@ -7,15 +7,15 @@ import pytest
 
 import caldera as cd
 from caldera import op
-from caldera.graph.node import Node
-from caldera.graph.ops.epilogue import gather_rounded
-from caldera.graph.ops.indexing import gather, take_along_axis
+from caldera.compiler.lazy import forget_plans
+from caldera.compiler.passes import rounded_results
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops.epilogue import gather_rounded
+from caldera.core.graph.ops.indexing import gather, take_along_axis
+from caldera.core.memory import Device
+from caldera.core.tensor.dtype import ALL, BY_NAME, INTEGERS
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE
-from caldera.lazy import forget_plans
-from caldera.memory import Device
-from caldera.passes import rounded_results
-from caldera.tensor.dtype import ALL, BY_NAME, INTEGERS
 from tests.card.candidates import check, nodes_of_cases, run_kernel, same_bits, stand_ins
 from tests.unit.kernels.checking import DTYPES
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from caldera.graph.ops import factorisation, linalg
+from caldera.core.graph.ops import factorisation, linalg
+from caldera.core.memory import Device
+from caldera.core.tensor.dtype import is_complex
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE
-from caldera.memory import Device
-from caldera.tensor.dtype import is_complex
 from tests.card.candidates import check, nodes_of_cases, run_kernel, stand_ins
 from tests.unit.kernels.checking import DTYPES
 

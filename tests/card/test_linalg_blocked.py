@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caldera.config import settings
+from caldera.base.config import settings
+from caldera.core.graph.ops import factorisation, linalg
+from caldera.core.memory import Device
 from caldera.errors import DataError
-from caldera.graph.ops import factorisation, linalg
 from caldera.kernels.cuda.linalg import (
     blocked_cholesky,
     blocked_qr,
@@ -24,7 +25,6 @@ from caldera.kernels.cuda.linalg.panels import PANEL
 from caldera.kernels.cuda.runtime import cublaslt, libraries
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
-from caldera.memory import Device
 from tests.card.candidates import run_kernel, stand_ins
 from tests.card.emulated import EmulatedCard
 from tests.card.fake_cublaslt import FakeCublasLt

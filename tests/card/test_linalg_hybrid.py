@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from caldera.core.graph.ops import factorisation, linalg
+from caldera.core.memory import Device
 from caldera.errors import DataError
-from caldera.graph.ops import factorisation, linalg
 from caldera.kernels.cuda.linalg import hybrid
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
-from caldera.memory import Device
 from tests.card.candidates import run_kernel, stand_ins
 from tests.card.emulated import EmulatedCard
 from tests.unit.kernels.checking import compare

@@ -11,14 +11,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from caldera.core.graph.ops import factorisation, linalg
+from caldera.core.memory import Device
+from caldera.core.tensor.dtype import BY_NAME
 from caldera.errors import DataError
-from caldera.graph.ops import factorisation, linalg
 from caldera.kernels.cuda.fourier import cufft
 from caldera.kernels.cuda.linalg import cusolver
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE
-from caldera.memory import Device
-from caldera.tensor.dtype import BY_NAME
 from tests.card.candidates import nodes_of_cases, run_kernel, stand_ins
 from tests.card.emulated import EmulatedCard
 from tests.unit.kernels.checking import LAYOUTS, compare

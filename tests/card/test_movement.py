@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from caldera.graph.memory_format import NHWC, laid_out
-from caldera.graph.node import Spec, intern
-from caldera.graph.opdef import OPS, parameter
-from caldera.graph.ops import base, leaf, movement
+from caldera.core.graph.memory_format import NHWC, laid_out
+from caldera.core.graph.node import Spec, intern
+from caldera.core.graph.opdef import OPS, parameter
+from caldera.core.graph.ops import base, leaf, movement
+from caldera.core.memory import Device
+from caldera.core.tensor.dtype import BY_NAME
 from caldera.kernels.cuda.movement.copy import copy_calls, copying
 from caldera.kernels.table import TABLE
-from caldera.memory import Device
-from caldera.tensor.dtype import BY_NAME
 from tests.card.candidates import check, run_kernel, same_bits, stand_ins
 
 SIZES = ["bool", "bfloat16", "float32", "int64"]

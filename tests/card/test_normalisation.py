@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caldera.graph.node import Node
-from caldera.graph.ops import epilogue, normalisation
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops import epilogue, normalisation
+from caldera.core.memory import Device
+from caldera.core.tensor.dtype import BY_NAME
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE
-from caldera.memory import Device
-from caldera.tensor.dtype import BY_NAME
 from tests.card.candidates import check, check_cases, run_kernel
 from tests.card.emulated import EmulatedDriver
 from tests.card.variants import (

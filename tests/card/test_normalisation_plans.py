@@ -9,9 +9,9 @@ import pytest
 
 import caldera as cd
 from caldera import op
+from caldera.compiler.lazy import forget_plans
+from caldera.core.memory import Device
 from caldera.kernels.cuda.codegen import strided
-from caldera.lazy import forget_plans
-from caldera.memory import Device
 from tests.card.variants import numbers
 
 

@@ -7,11 +7,11 @@ import re
 import numpy as np
 import pytest
 
+from caldera.core.memory import Device
+from caldera.core.memory.gpus import card_count
 from caldera.kernels.cuda.codegen.signature import Signature, const_pointer, pointer
 from caldera.kernels.cuda.runtime.driver import headers
 from caldera.kernels.cuda.runtime.launch import Launch
-from caldera.memory import Device
-from caldera.memory.gpus import card_count
 
 pytestmark = pytest.mark.skipif(card_count() > 0, reason="a card has instructions of its own")
 

@@ -9,8 +9,8 @@ import pytest
 
 import caldera as cd
 from caldera import nn, op, optim
+from caldera.core.memory import Device
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.memory import Device
 from tests.card.emulated import EmulatedDriver
 
 CLASSES, BATCH = 5, 6

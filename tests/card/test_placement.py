@@ -6,8 +6,8 @@ import numpy as np
 
 import caldera as cd
 from caldera import op
-from caldera.memory import Device
-from caldera.plan.placement.placed_plan import PlacedPlan
+from caldera.compiler.plan.placement.placed_plan import PlacedPlan
+from caldera.core.memory import Device
 
 
 def test_a_table_on_the_host_beside_a_product_on_the_card(card: Device) -> None:

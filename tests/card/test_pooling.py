@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caldera.graph.ops import pooling
-from caldera.graph.ops.epilogue import max_pool2d_epilogue
+from caldera.core.graph.ops import pooling
+from caldera.core.graph.ops.epilogue import max_pool2d_epilogue
+from caldera.core.memory import Device
+from caldera.core.tensor.dtype import BY_NAME
 from caldera.kernels.reference import evaluate
-from caldera.memory import Device
-from caldera.tensor.dtype import BY_NAME
 from tests.card.candidates import check_cases
 from tests.card.variants import check_both_orders, node_of, numbers
 

@@ -9,10 +9,12 @@ import pytest
 
 import caldera as cd
 from caldera import op
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import parameter
-from caldera.graph.ops import epilogue, product
-from caldera.graph.ops.epilogue import ACTIVATIONS
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import parameter
+from caldera.core.graph.ops import epilogue, product
+from caldera.core.graph.ops.epilogue import ACTIVATIONS
+from caldera.core.memory import Device
+from caldera.core.tensor.dtype import BY_NAME
 from caldera.kernels.common.epilogue import Epilogue
 from caldera.kernels.cuda.product import padded, tiled
 from caldera.kernels.cuda.product.epilogue import EpilogueCode
@@ -20,8 +22,6 @@ from caldera.kernels.cuda.product.tiling import TILES, Tile, Tiling
 from caldera.kernels.cuda.runtime import libraries
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call
-from caldera.memory import Device
-from caldera.tensor.dtype import BY_NAME
 from tests.card.accepted import check_for_a_card
 from tests.card.candidates import check, placed, run_kernel
 from tests.card.emulated import EmulatedCard

@@ -11,19 +11,19 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from caldera.config import settings
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import parameter
-from caldera.graph.ops import epilogue, product
+from caldera.base.config import settings
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import parameter
+from caldera.core.graph.ops import epilogue, product
+from caldera.core.memory import Device
+from caldera.core.memory.gpus import card_count
+from caldera.core.tensor.dtype import BY_NAME
 from caldera.kernels.cuda.product import cublas, padded
 from caldera.kernels.cuda.product.cublas import WORKSPACE_ALIGNMENT
 from caldera.kernels.cuda.runtime import cublaslt, libraries
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
-from caldera.memory import Device
-from caldera.memory.gpus import card_count
-from caldera.tensor.dtype import BY_NAME
 from tests.card.candidates import run_kernel
 from tests.card.emulated import EmulatedDriver
 from tests.card.fake_cublaslt import FakeCublasLt

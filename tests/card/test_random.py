@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from caldera.graph.ops.random import random_normal, random_uniform
+from caldera.core.graph.ops.random import random_normal, random_uniform
+from caldera.core.memory import Device
+from caldera.core.tensor.dtype import BY_NAME
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call
-from caldera.memory import Device
-from caldera.tensor.dtype import BY_NAME
 from tests.card.candidates import check, fetched, nodes_of_cases, placed, same_bits, stand_ins
 from tests.unit.kernels.checking import DTYPES
 

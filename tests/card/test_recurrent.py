@@ -9,14 +9,14 @@ import pytest
 
 import caldera as cd
 from caldera import nn, op
-from caldera.graph.node import Node
+from caldera.compiler.plan.plan import Plan
+from caldera.core.graph.node import Node
+from caldera.core.memory import Device
+from caldera.core.memory.gpus import card_count
 from caldera.kernels.cuda.recurrent import persistent
 from caldera.kernels.cuda.recurrent.cell import cell_of
 from caldera.kernels.cuda.recurrent.persistent import geometry_of, supports
 from caldera.kernels.cuda.runtime.driver import use
-from caldera.memory import Device
-from caldera.memory.gpus import card_count
-from caldera.plan.plan import Plan
 from tests.card.emulated import EmulatedDriver
 
 WORST = {None: 2e-6, "tf32": 5e-3, "bfloat16": 3e-2}

@@ -10,17 +10,17 @@ import pytest
 
 import caldera as cd
 from caldera import op
-from caldera.config import settings
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import OPS, parameter
+from caldera.base.config import settings
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import OPS, parameter
+from caldera.core.memory import Device
+from caldera.core.memory.gpus import card_count
+from caldera.core.tensor.dtype import BY_NAME
 from caldera.kernels.choose import choices
 from caldera.kernels.cuda.reduction import ones
 from caldera.kernels.cuda.runtime import cublaslt, libraries
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
-from caldera.memory import Device
-from caldera.memory.gpus import card_count
-from caldera.tensor.dtype import BY_NAME
 from tests.card.candidates import run_kernel, stand_ins
 from tests.card.fake_cublaslt import FakeCublasLt
 from tests.unit.kernels.checking import LAYOUTS, compare

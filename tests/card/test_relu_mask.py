@@ -9,10 +9,10 @@ import pytest
 
 import caldera as cd
 from caldera import op
-from caldera.graph.ops.relu_mask import relu_mask, relu_mask_grad
-from caldera.memory import Device
-from caldera.passes import relu_mask as relu_mask_pass
-from caldera.tensor.dtype import BY_NAME
+from caldera.compiler.passes import relu_mask as relu_mask_pass
+from caldera.core.graph.ops.relu_mask import relu_mask, relu_mask_grad
+from caldera.core.memory import Device
+from caldera.core.tensor.dtype import BY_NAME
 from tests.card.candidates import check, check_cases
 from tests.card.variants import check_in_place, node_of, numbers
 from tests.unit.kernels.checking import DTYPES

@@ -7,10 +7,10 @@ import pytest
 
 import caldera as cd
 from caldera import op
-from caldera.graph.ops.indexing import put_along_axis_add, scatter_add
+from caldera.core.graph.ops.indexing import put_along_axis_add, scatter_add
+from caldera.core.memory import Device
+from caldera.core.tensor.dtype import BY_NAME
 from caldera.kernels.table import TABLE
-from caldera.memory import Device
-from caldera.tensor.dtype import BY_NAME
 from tests.card.candidates import check, nodes_of_cases, run_kernel, same_bits, stand_ins
 from tests.unit.kernels.checking import DTYPES, LAYOUTS
 

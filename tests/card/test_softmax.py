@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caldera.graph.ops import activation, epilogue, loss
-from caldera.memory import Device
-from caldera.tensor.dtype import BY_NAME
+from caldera.core.graph.ops import activation, epilogue, loss
+from caldera.core.memory import Device
+from caldera.core.tensor.dtype import BY_NAME
 from tests.card.candidates import check, check_cases
 from tests.card.variants import check_in_place, node_of, numbers
 from tests.unit.kernels.checking import DTYPES

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from caldera.graph.ops.indexing import sort
-from caldera.memory import Device
-from caldera.tensor.dtype import ALL, BY_NAME, is_complex
+from caldera.core.graph.ops.indexing import sort
+from caldera.core.memory import Device
+from caldera.core.tensor.dtype import ALL, BY_NAME, is_complex
 from tests.card.candidates import check, nodes_of_cases, same_bits, stand_ins
 from tests.unit.kernels.checking import DTYPES
 

@@ -13,18 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caldera import nn, optim
-from caldera.config import settings as config
+from caldera.base.config import settings as config
+from caldera.compiler.plan import autotune
+from caldera.compiler.plan.stream_assignment import assign_streams
+from caldera.core.memory import Device
+from caldera.core.memory.gpus import card_count
+from caldera.core.memory.interface import StreamCall
+from caldera.core.memory.loopback import LoopbackStream
 from caldera.errors import NonFiniteError
 from caldera.kernels.cuda.elementwise.horizontal_fusion import Touched, grouped, needed_before
 from caldera.kernels.step_launch import Piece
 from caldera.kernels.table import Call
-from caldera.memory import Device
-from caldera.memory.gpus import card_count
-from caldera.memory.interface import StreamCall
-from caldera.memory.loopback import LoopbackStream
 from caldera.op.unary import exp
-from caldera.plan import autotune
-from caldera.plan.stream_assignment import assign_streams
 from caldera.train.neural_network import NeuralNetwork
 from tests.card.test_horizontal_fusion import CELLS, part, run_touching
 

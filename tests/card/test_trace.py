@@ -9,7 +9,7 @@ import numpy as np
 
 import caldera as cd
 from caldera import op
-from caldera.memory import Device
+from caldera.core.memory import Device
 
 
 def test_kernels_and_copies_have_tracks_of_their_own(card: Device, tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from caldera import data, nn, optim
-from caldera.config import settings
-from caldera.lazy import device_plan
-from caldera.memory import Device
-from caldera.memory.trace import recorded
+from caldera.base.config import settings
+from caldera.compiler.lazy import device_plan
+from caldera.core.memory import Device
+from caldera.core.memory.trace import recorded
 from caldera.train import run as training_run
 from caldera.train.callbacks import Callback
 from caldera.train.neural_network import NeuralNetwork

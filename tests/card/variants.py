@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from caldera.graph.memory_format import NHWC, laid_out
-from caldera.graph.node import Node, Spec, intern
+from caldera.core.graph.memory_format import NHWC, laid_out
+from caldera.core.graph.node import Node, Spec, intern
+from caldera.core.memory import Device
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
-from caldera.memory import Device
 from tests.card.candidates import Arrays, check, fetched, placed, spoiled, stand_ins
 from tests.unit.kernels.checking import compare
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from caldera.plain_data import to_plain
+from caldera.base.plain_data import to_plain
 from tests.cli.conftest import Caldera
 from tests.unit.bench.test_honesty import honest
 

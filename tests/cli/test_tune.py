@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from caldera.config import settings
+from caldera.base.config import settings
 from caldera.kernels import tuning_cache
 from tests.cli.conftest import Caldera
 

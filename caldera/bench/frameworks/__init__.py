@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from caldera.base.registry import Registry
 from caldera.bench.frameworks.base import Framework, Task, Trainer
 from caldera.bench.frameworks.caldera_tasks import CalderaFramework
 from caldera.bench.frameworks.jax_tasks import JaxFramework
 from caldera.bench.frameworks.torch_tasks import TorchFramework
-from caldera.registry import Registry
 
 FRAMEWORKS: Registry[type[Framework]] = Registry("framework")
 """Frameworks by name."""

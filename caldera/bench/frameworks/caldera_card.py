@@ -25,9 +25,9 @@ from caldera.bench.frameworks.base import (
     initial_weights,
 )
 from caldera.bench.workloads import TrainingCase
+from caldera.compiler.lazy import compile
+from caldera.compiler.plan.plan import Plan
 from caldera.data import ArrayData, Batch, Loader, Share
-from caldera.lazy import compile
-from caldera.plan.plan import Plan
 from caldera.train.callbacks import Callback
 from caldera.train.fit import make_steps
 from caldera.train.neural_network import NeuralNetwork

@@ -11,6 +11,7 @@ import numpy as np
 
 import caldera
 from caldera import op
+from caldera.base.config import settings
 from caldera.bench.frameworks.base import (
     Array,
     Batches,
@@ -37,12 +38,11 @@ from caldera.bench.workloads import (
     TrainingCase,
     UpdateCase,
 )
-from caldera.config import settings
+from caldera.compiler.lazy import Expr, Variable, compile
+from caldera.compiler.plan.plan import Plan
+from caldera.core.memory import device as find_device
+from caldera.core.memory.gpus import cupy
 from caldera.data import ArrayData, Loader
-from caldera.lazy import Expr, Variable, compile
-from caldera.memory import device as find_device
-from caldera.memory.gpus import cupy
-from caldera.plan.plan import Plan
 from caldera.train.fit import make_steps
 
 FUNCTIONS = SimpleNamespace(

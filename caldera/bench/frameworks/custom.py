@@ -11,10 +11,10 @@ import numpy as np
 from caldera import op
 from caldera.bench.frameworks.base import Array, CustomTask
 from caldera.bench.parts import Operator
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import Op
+from caldera.compiler.lazy import Expr, compile, lift
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import Op
 from caldera.kernels.reference import FUNCTIONS, reference
-from caldera.lazy import Expr, compile, lift
 
 _FORWARD, _BACKWARD = "bench_operator", "bench_operator_gradient"
 _OPERATORS: dict[int, Operator] = {}

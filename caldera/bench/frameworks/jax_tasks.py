@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from caldera.base.optional import optional_import
 from caldera.bench.frameworks.base import Array, CustomTask, Framework, Task, Trainer
 from caldera.bench.frameworks.custom import JaxCustom
 from caldera.bench.frameworks.jax_training import JaxTrainer, jax_rule
@@ -19,7 +20,6 @@ from caldera.bench.workloads import (
     TrainingCase,
     UpdateCase,
 )
-from caldera.optional import optional_import
 
 _MATMUL_PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "default"}
 """What JAX calls them; in bfloat16 the factors are rounded before."""

@@ -9,12 +9,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from caldera.base.registry import nearest
 from caldera.bench.honesty import more_rules, rules
 from caldera.bench.honesty.claims import Claims, claims_of
 from caldera.bench.honesty.from_bench import claims_of_bench, is_bench
 from caldera.bench.honesty.verdict import FINE, NOT_SHOWN, VIOLATED, Verdict
 from caldera.errors import ConfigError, DataError
-from caldera.registry import nearest
 
 Rule = Callable[[Claims], Verdict]
 

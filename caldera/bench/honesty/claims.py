@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from caldera.base.plain_data import from_plain
+from caldera.base.registry import nearest
 from caldera.errors import DataError
-from caldera.plain_data import from_plain
-from caldera.registry import nearest
 
 FORMAT = "caldera claims 1"
 

@@ -10,13 +10,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from caldera import nn
+from caldera.base.config import settings
+from caldera.base.registry import nearest
 from caldera.bench.contestants import PEERS
 from caldera.bench.frameworks import FRAMEWORKS, Framework
 from caldera.bench.parts import Array
 from caldera.bench.workloads import Rule, TrainingCase
-from caldera.config import settings
 from caldera.errors import ConfigError
-from caldera.registry import nearest
 
 REFERENCE = "reference"
 """The name of the lean network in NumPy beside the frameworks."""

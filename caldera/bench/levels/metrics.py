@@ -23,8 +23,8 @@ from caldera.bench.parts import Array
 from caldera.bench.statistics import Estimate, median_of
 from caldera.comm import Communicator
 from caldera.comm.traffic import Count, Counts
-from caldera.plan.roofline import cpu_peaks
-from caldera.tensor.dtype import float32
+from caldera.compiler.plan.roofline import cpu_peaks
+from caldera.core.tensor.dtype import float32
 
 Result = float | list[float] | None
 

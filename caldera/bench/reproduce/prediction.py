@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from caldera.planner import Cluster, Compute, Prediction, Setting, Way, Wire, rank, workload_of
-from caldera.planner.compression_cost import CodecCost
-from caldera.planner.ranking import all_ways
+from caldera.parallel.planner import (
+    Cluster,
+    Compute,
+    Prediction,
+    Setting,
+    Way,
+    Wire,
+    rank,
+    workload_of,
+)
+from caldera.parallel.planner.compression_cost import CodecCost
+from caldera.parallel.planner.ranking import all_ways
 from caldera.train.neural_network import NeuralNetwork
 
 INFINIBAND = Wire(3e-6, 7e9)

@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 
 from caldera import data, nn, optim, parallel
+from caldera.base.file_cache import write_file
 from caldera.bench.measuring import peak_memory
 from caldera.comm import Communicator, world
 from caldera.compress import compressors
-from caldera.file_cache import write_file
 from caldera.nn.layer import Layer
-from caldera.planner import measured_wire
-from caldera.strategy import Strategy
+from caldera.parallel.planner import measured_wire
 from caldera.train.callbacks import Callback
 from caldera.train.neural_network import NeuralNetwork
 from caldera.train.run import Run
+from caldera.train.strategy import Strategy
 
 Options = Mapping[str, Any]
 CONSISTENCY: Mapping[str, Callable[[Communicator], Strategy]] = {

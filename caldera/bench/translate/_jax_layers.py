@@ -19,7 +19,7 @@ from caldera.bench.translate._windows import (
     windows_of_convolution,
     windows_of_pool,
 )
-from caldera.lazy import Variable
+from caldera.compiler.lazy import Variable
 from caldera.nn.models import PaddedShortcut
 from caldera.nn.recurrent import Recurrent
 from caldera.op.windows import as_pair

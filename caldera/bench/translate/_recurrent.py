@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from caldera import nn
-from caldera.lazy import Variable
+from caldera.compiler.lazy import Variable
 from caldera.nn.recurrent import Recurrent
 
 _NAMES = ("input_weight", "state_weight", "input_bias", "state_bias")

@@ -11,7 +11,7 @@ import numpy as np
 from caldera import nn
 from caldera.bench.translate._walk import Framework, Function, Pool, groups_of
 from caldera.bench.translate._windows import Windows, windows_of_convolution, windows_of_pool
-from caldera.lazy import Variable
+from caldera.compiler.lazy import Variable
 from caldera.nn.models import PaddedShortcut
 from caldera.nn.recurrent import Recurrent
 from caldera.op.windows import as_pair

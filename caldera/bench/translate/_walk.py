@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from caldera import nn
+from caldera.compiler.lazy import Variable
 from caldera.errors import ConfigError, DtypeError, ShapeError
-from caldera.lazy import Variable
 from caldera.nn.models import GPT, GoogLeNet, Inception3, PaddedShortcut
 from caldera.nn.recurrent import Recurrent
 from caldera.train.model import Model

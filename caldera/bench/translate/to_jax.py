@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from caldera.base.optional import optional_import
 from caldera.bench.translate._jax_layers import JaxLayers, JaxState, Run
 from caldera.bench.translate._walk import Function
 from caldera.errors import ConfigError
-from caldera.optional import optional_import
 from caldera.train.model import Model
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from caldera.base.optional import optional_import
 from caldera.bench.translate._torch_layers import TorchLayers
 from caldera.bench.translate._walk import values
-from caldera.lazy import Variable
-from caldera.optional import optional_import
+from caldera.compiler.lazy import Variable
 from caldera.train.model import Model
 
 

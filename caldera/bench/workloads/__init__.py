@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from caldera.base.registry import Registry
 from caldera.bench.workloads.base import (
     Case,
     ConvolutionCase,
@@ -17,7 +18,6 @@ from caldera.bench.workloads.base import (
 from caldera.bench.workloads.kernels import kernels
 from caldera.bench.workloads.learning import learning
 from caldera.bench.workloads.networks import networks
-from caldera.registry import Registry
 
 WORKLOADS: Registry[Workload] = Registry("work")
 """Work by name."""

@@ -9,6 +9,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from caldera.base.config import settings
+from caldera.base.file_cache import write_file
+from caldera.base.machine import card_state
 from caldera.bench.again import SLOWER, WITHIN, compare_reports, options_of, read_report
 from caldera.bench.case_runner import Options
 from caldera.bench.contestants import ACCURACIES, INSTALL, PEERS, missing_peers
@@ -22,11 +25,8 @@ from caldera.bench.table import print_report
 from caldera.bench.workloads import WORKLOADS, LearningCase, TrainingCase
 from caldera.cli.command import INTERRUPTED, Command
 from caldera.cli.option_types import Choice, Count, Names
-from caldera.config import settings
+from caldera.compiler.passes.pipeline import NAMES as PASSES
 from caldera.errors import ConfigError
-from caldera.file_cache import write_file
-from caldera.machine import card_state
-from caldera.passes.pipeline import NAMES as PASSES
 
 _CPU, _CARD = "cpu", "cuda"
 _DEVICES = (_CPU, _CARD)

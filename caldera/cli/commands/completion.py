@@ -8,12 +8,12 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from caldera.base.optional import optional_import
 from caldera.cli.command import Command
 from caldera.cli.option_types import Choice
 from caldera.cli.options import OPTIONS
 from caldera.cli.program import find_commands, make_parsers
 from caldera.cli.search_recipe import SEARCH_OPTIONS
-from caldera.optional import optional_import
 
 SHELLS = ("bash", "zsh", "fish")
 _EQUALS_SIGNS = """

@@ -9,9 +9,9 @@ from caldera.cli.command import Command
 from caldera.cli.model_argument import add_model_argument, find_model
 from caldera.cli.zoo import ZOO
 from caldera.errors import ConfigError
-from caldera.strategy import SingleProcessStrategy
 from caldera.train.model import Model
 from caldera.train.step import Steps
+from caldera.train.strategy import SingleProcessStrategy
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from caldera.base.file_cache import write_file
 from caldera.cli.command import Command, UsageError
 from caldera.cli.model_argument import add_model_argument, find_model
 from caldera.cli.option_types import Count
 from caldera.cli.zoo import ZOO
 from caldera.comm import world
-from caldera.file_cache import write_file
-from caldera.planner import Proposal, plan
-from caldera.report.plan import plan_page
+from caldera.parallel.planner import Proposal, plan
+from caldera.parallel.planner.page import plan_page
 
 _PICTURES = (".svg", ".html", ".htm")
 

@@ -15,6 +15,7 @@ from typing import IO
 import numpy as np
 
 from caldera import audio, io
+from caldera.base.file_cache import write_file
 from caldera.cli.command import Command
 from caldera.cli.datasets import table_input_arguments
 from caldera.cli.model_argument import class_names_of
@@ -22,7 +23,6 @@ from caldera.cli.options import OPTIONS, add_option, given_options
 from caldera.cli.prediction_inputs import read_inputs
 from caldera.data import Schema
 from caldera.errors import ShapeError
-from caldera.file_cache import write_file
 from caldera.serve.contract import is_classifier
 from caldera.train.model import Model
 from caldera.train.neural_network import load_model

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 from caldera import search
+from caldera.base.file_cache import write_file
 from caldera.cli.command import Command, UsageError
-from caldera.file_cache import write_file
-from caldera.report import compare_page, run_page
+from caldera.train.report import compare_page, run_page
 from caldera.train.tracking.run_folder import REPORT, RunFolder
 
 PAGE, COMPARISON = REPORT, "comparison.html"

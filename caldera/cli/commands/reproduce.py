@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from caldera.base.file_cache import write_file
 from caldera.bench.reproduce.experiment import (
     Context,
     Experiment,
@@ -24,7 +25,6 @@ from caldera.bench.reproduce.writing import (
 from caldera.cli.command import Command
 from caldera.cli.option_types import Choice
 from caldera.errors import CalderaError, ConfigError
-from caldera.file_cache import write_file
 
 _RESULTS = Path("benchmarks/results")
 SUMMARY = "reproduce-all.md"

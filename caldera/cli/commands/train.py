@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from caldera.amounts import bytes_text
+from caldera.base.amounts import bytes_text
 from caldera.cli.build import (
     held_out,
     make_callbacks,

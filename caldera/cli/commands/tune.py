@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 from time import perf_counter
 
-from caldera.amounts import seconds_text
+from caldera.base.amounts import seconds_text
+from caldera.base.config import settings
 from caldera.cli.command import Command
 from caldera.cli.model_argument import add_model_argument, find_model
 from caldera.cli.option_types import Count
 from caldera.cli.zoo import ZOO
-from caldera.config import settings
 from caldera.kernels.choose import choices
-from caldera.strategy import SingleProcessStrategy
 from caldera.train.step import Steps
+from caldera.train.strategy import SingleProcessStrategy
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

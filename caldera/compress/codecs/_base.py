@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from caldera.core.tensor.dtype import DType
 from caldera.errors import DataError
 from caldera.kernels.native.compression.random_draws import Draws
-from caldera.tensor.dtype import DType
 
 
 class Codec(ABC):

@@ -6,9 +6,9 @@ import numpy as np
 
 from caldera.compress.codecs._base import Codec, check_size
 from caldera.compress.messages import as_bytes, read
+from caldera.core.tensor.dtype import BY_NAME, DType, canonical
 from caldera.errors import ConfigError
 from caldera.kernels.native.compression.random_draws import Draws
-from caldera.tensor.dtype import BY_NAME, DType, canonical
 
 _HIGHEST_EXPONENT = 15
 """The largest float16 has this exponent."""

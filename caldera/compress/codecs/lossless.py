@@ -7,9 +7,9 @@ import numpy as np
 from caldera.compress.codecs._base import Codec
 from caldera.compress.index_coding import pack_indices, unpack_indices
 from caldera.compress.messages import as_bytes, read
+from caldera.core.tensor.dtype import DType
 from caldera.errors import DataError
 from caldera.kernels.native.compression.random_draws import Draws
-from caldera.tensor.dtype import DType
 
 _PLAIN, _SPARSE, _REPEATED = 0, 1, 2
 _WORDS = {2: np.uint16, 4: np.uint32, 8: np.uint64}

@@ -8,10 +8,10 @@ import numpy as np
 
 from caldera.compress.codecs._base import Codec, check_size
 from caldera.compress.messages import as_bytes, read
+from caldera.core.tensor.dtype import DType
 from caldera.errors import ConfigError
 from caldera.kernels.native.compression import dequantise, quantise
 from caldera.kernels.native.compression.random_draws import ALIGNED, Draws
-from caldera.tensor.dtype import DType
 
 WIDTHS = (2, 4, 8)
 

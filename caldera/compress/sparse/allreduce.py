@@ -16,6 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from caldera.base.registry import Registry
 from caldera.comm import Communicator
 from caldera.compress.codecs import RawCodec
 from caldera.compress.messages import EMPTY, allgather_messages, alltoall_messages, bounds
@@ -25,7 +26,6 @@ from caldera.compress.sparse.cost import Link, fastest
 from caldera.compress.sparse.vector import SparseVector
 from caldera.kernels.native.compression import add_at
 from caldera.kernels.native.compression.rice import Span
-from caldera.registry import Registry
 
 Sum = SparseVector | np.ndarray
 Algorithm = Callable[[Communicator, SparseVector, SparseCodec], Sum]

@@ -10,9 +10,9 @@ from caldera.compress.codecs import Codec
 from caldera.compress.index_coding import max_index_bytes
 from caldera.compress.random_stream import RandomStream
 from caldera.compress.sparse.vector import SparseVector
+from caldera.core.tensor.dtype import DType
 from caldera.kernels.native.compression import add_at
 from caldera.kernels.native.compression.rice import Span, pack, unpack
-from caldera.tensor.dtype import DType
 
 
 class SparseCodec:

@@ -13,7 +13,7 @@ from math import log2
 
 import numpy as np
 
-from caldera.arguments import within
+from caldera.base.arguments import within
 from caldera.comm import Communicator
 from caldera.compress.index_coding import HEADER, packed_bits
 from caldera.compress.messages import AT_ONCE

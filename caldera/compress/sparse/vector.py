@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caldera.arguments import refusal
+from caldera.base.arguments import refusal
 from caldera.errors import ShapeError
 from caldera.kernels.native.compression import merge_sorted, not_zero
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from caldera.arguments import shown
+from caldera.base.arguments import shown
+from caldera.core.tensor.convert import real_array_of
 from caldera.data.datasets.dataset_html import dataset_html
 from caldera.data.loading.pipeline import Pipeline
 from caldera.data.random_draws import permutation
@@ -18,7 +19,6 @@ from caldera.data.sources.array_data import ArrayData
 from caldera.data.sources.base import SCALE, Array, Data
 from caldera.data.transforms.stage import StagesLike
 from caldera.errors import ConfigError, DataError, ShapeError
-from caldera.tensor.convert import real_array_of
 
 _TEXT_KINDS = "US"
 # Samples are set aside in an order that no epoch of training has.

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from caldera import io
-from caldera.config import settings
+from caldera.base.config import settings
+from caldera.base.file_cache import atomic_write
+from caldera.base.file_names import checked_file_name
 from caldera.data.sources.base import Array
 from caldera.errors import DataError
-from caldera.file_cache import atomic_write
-from caldera.file_names import checked_file_name
 from caldera.io.files import PathLike, opened
 from caldera.io.numpy_files import npz_arrays
 

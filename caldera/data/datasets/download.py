@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from caldera.base.file_cache import atomic_write
+from caldera.base.file_names import checked_file_name
 from caldera.errors import DataError
-from caldera.file_cache import atomic_write
-from caldera.file_names import checked_file_name
 
 _PIECE = 1 << 20
 _TIMEOUT_S = 30

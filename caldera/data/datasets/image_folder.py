@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from caldera.base.threads import parallel_for
 from caldera.data.datasets.dataset import Dataset, split
 from caldera.data.loading.pipeline import Pipeline
 from caldera.data.sources.array_data import ArrayData
@@ -23,7 +24,6 @@ from caldera.data.transforms.decode import (
 )
 from caldera.errors import DataError
 from caldera.io.files import PathLike
-from caldera.threads import parallel_for
 
 _TRAIN = ("train", "training")
 _TEST = ("test", "val", "valid", "validation")

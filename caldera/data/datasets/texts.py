@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from caldera.base.registry import nearest
 from caldera.data.datasets.dataset import Dataset, as_targets, split_rows
 from caldera.data.schema import Schema
 from caldera.data.sources.array_data import ArrayData
@@ -18,7 +19,6 @@ from caldera.data.tables.table import value_text
 from caldera.data.text.tokenizer import Tokenizer
 from caldera.errors import ConfigError, DataError
 from caldera.io.files import read_bounded
-from caldera.registry import nearest
 
 LARGEST_TEXT = 1 << 24
 """Bytes of one text file."""

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from caldera.arguments import within
+from caldera.base.arguments import within
+from caldera.base.registry import nearest
+from caldera.core.tensor.convert import real_array_of
 from caldera.data.datasets.dataset import Dataset
 from caldera.data.schema import Schema
 from caldera.data.series import Series
@@ -18,8 +20,6 @@ from caldera.data.sources.array_data import ArrayData
 from caldera.data.tables.encoders import NumberEncoder
 from caldera.data.tables.reading import Reading, is_table, read_table
 from caldera.errors import ConfigError, DataError, ShapeError
-from caldera.registry import nearest
-from caldera.tensor.convert import real_array_of
 
 _WHERE = "data.windows"
 

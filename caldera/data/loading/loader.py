@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.arguments import checked, refusal, within
-from caldera.config import settings
+from caldera.base.arguments import checked, refusal, within
+from caldera.base.config import settings
 from caldera.data.loading.batch import Batch, DeviceStages, Share
 from caldera.data.loading.pipeline import Pipeline
 from caldera.data.loading.prefetch import BatchJob, PreparedBatch, prefetch_memory, prefetched

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.arguments import checked, refusal, within
+from caldera.base.arguments import checked, refusal, within
+from caldera.core.tensor.dtype import DType, uint8
 from caldera.data.loading.statistics import PipelineStatistics
 from caldera.data.random_draws import Draw
 from caldera.data.sources.as_data import as_data
@@ -21,7 +22,6 @@ from caldera.data.sources.ragged_data import RaggedData
 from caldera.data.transforms.normalise import Scale
 from caldera.data.transforms.stage import Stage, Stages, StagesLike, Transform
 from caldera.errors import CalderaError, ConfigError, DataError
-from caldera.tensor.dtype import DType, uint8
 
 
 # Not frozen: one is made for each batch, and freezing would triple its cost.

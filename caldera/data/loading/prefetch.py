@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.config import settings
+from caldera.base.config import settings
+from caldera.base.machine import usable_memory
 from caldera.data.loading.batch import Share
 from caldera.data.loading.pipeline import Pipeline, StagedBatch
 from caldera.data.loading.prefetcher import Prefetcher
 from caldera.data.loading.tuner import Cost, Tuner
 from caldera.data.random_draws import Draw
 from caldera.data.sources.base import Arrays
-from caldera.machine import usable_memory
 
 _PART_OF_MEMORY = 1 / 8
 _UNKNOWN_MEMORY = 1 << 33

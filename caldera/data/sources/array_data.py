@@ -14,6 +14,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from caldera.core.tensor.convert import real_array_of
+from caldera.core.tensor.dtype import DType
 from caldera.data.sources.base import (
     SCALE,
     Array,
@@ -25,8 +27,6 @@ from caldera.data.sources.base import (
     scaled,
 )
 from caldera.errors import ConfigError, ShapeError
-from caldera.tensor.convert import real_array_of
-from caldera.tensor.dtype import DType
 
 
 class ArrayData(Data):

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from caldera.arguments import refusal
+from caldera.base.arguments import refusal
+from caldera.core.tensor import Tensor
 from caldera.data.sources.array_data import ArrayData
 from caldera.data.sources.base import SCALE, Array, Data
 from caldera.data.sources.encoded_images import Files, images_in_archive, images_in_folder
@@ -23,7 +24,6 @@ from caldera.data.sources.shards import INDEX, Shards
 from caldera.errors import CalderaError, DataError
 from caldera.io import map_npy
 from caldera.io.files import PathLike, opened
-from caldera.tensor import Tensor
 
 _NPY_MAGIC = b"\x93NUMPY"
 _IDX_MAGIC = b"\x00\x00"

@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.arguments import checked, within
+from caldera.base.arguments import checked, within
+from caldera.core.tensor.dtype import DType, float32, uint8
 from caldera.data.random_draws import permutation
 from caldera.data.schema import Schema
 from caldera.errors import ConfigError, IndexingError
-from caldera.tensor.dtype import DType, float32, uint8
 
 Array: TypeAlias = NDArray[Any]
 Arrays: TypeAlias = tuple[Array, ...]

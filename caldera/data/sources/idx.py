@@ -7,9 +7,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.base.file_limit import check_asked
 from caldera.data.sources.archives import BoundedReader
 from caldera.errors import DataError
-from caldera.file_limit import check_asked
 from caldera.io.files import PathLike, file_size, named, opened
 
 _BYTES_OF_SIZE = 4

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.core.tensor.dtype import DType
 from caldera.data.sources.base import SCALE, Arrays, Data, checked_rows, checked_scale, scaled
 from caldera.data.sources.items import arrays_of_item, is_indexed
 from caldera.errors import ConfigError, DataError
-from caldera.tensor.dtype import DType
 
 
 class ItemData(Data):

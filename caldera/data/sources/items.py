@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from caldera.core.tensor.convert import real_array_of
 from caldera.data.sources.base import Array, Arrays
 from caldera.errors import CalderaError, DataError
-from caldera.tensor.convert import real_array_of
 
 TARGETS = ("y", "label", "labels", "target", "targets")
 """What a target is called among the values of a dict."""

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.arguments import shown, within
+from caldera.base.arguments import shown, within
+from caldera.core.tensor.dtype import DType
 from caldera.data.schema import Schema
 from caldera.data.sources.base import SCALE, Arrays, checked_scale, scaled
 from caldera.data.sources.items import arrays_of_item
 from caldera.errors import ConfigError, DataError
-from caldera.tensor.dtype import DType
 
 Source: TypeAlias = Iterable[Any] | Callable[[], Iterable[Any]]
 

@@ -14,14 +14,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.arguments import checked, within
+from caldera.base.arguments import checked, within
+from caldera.core.tensor.convert import real_array_of
+from caldera.core.tensor.dtype import DType, float32, is_integer
 from caldera.data.random_draws import permutation
 from caldera.data.sources.base import Array, Arrays, Data, checked_rows
 from caldera.data.sources.items import array_of_item
 from caldera.data.sources.length_buckets import bucket_lengths
 from caldera.errors import ConfigError, DataError, ShapeError
-from caldera.tensor.convert import real_array_of
-from caldera.tensor.dtype import DType, float32, is_integer
 
 # Orders of batches are drawn apart from those of samples.
 _BATCHES = 1 << 31

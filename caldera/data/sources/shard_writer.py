@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from caldera.arguments import checked
+from caldera.base.arguments import checked
+from caldera.base.file_cache import write_file
 from caldera.data.sources.as_data import as_data
 from caldera.data.sources.base import Arrays, Data
 from caldera.data.sources.encoded_images import Files
 from caldera.data.sources.iterable_data import IterableData
 from caldera.data.sources.shards import FORMAT, INDEX, VERSION, Column, Shards
 from caldera.errors import ConfigError, DataError
-from caldera.file_cache import write_file
 from caldera.io import save_npy
 from caldera.io.files import PathLike
 

@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.core.tensor.dtype import DType, canonical
 from caldera.data.random_draws import block_permutation
 from caldera.data.sources.base import SCALE, Array, Arrays, Data, checked_scale, scaled
 from caldera.errors import CalderaError, ConfigError, DataError, IndexingError
 from caldera.io import map_npy
 from caldera.io.files import PathLike, opened
-from caldera.tensor.dtype import DType, canonical
 
 INDEX = "index.json"
 FORMAT = "caldera shards"

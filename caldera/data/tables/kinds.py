@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from caldera.base.registry import nearest
 from caldera.data.tables.date_text import ISO, find_format, is_format
 from caldera.data.tables.encoders import (
     CategoryEncoder,
@@ -21,7 +22,6 @@ from caldera.data.tables.number_text import COMMA, POINT, says_missing
 from caldera.data.tables.table import Table, Values, missing_values
 from caldera.data.tables.text_encoder import TextEncoder, is_free_text
 from caldera.errors import ConfigError
-from caldera.registry import nearest
 
 NUMBER, CATEGORY, DATE, TEXT, IGNORED = "number", "category", "date", "text", "ignored"
 KINDS = (NUMBER, CATEGORY, DATE, TEXT, IGNORED)

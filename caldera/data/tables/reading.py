@@ -15,13 +15,13 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
 
+from caldera.base.file_limit import check_asked
+from caldera.base.optional import optional_import
 from caldera.data.tables.delimited_text import parse_text
 from caldera.data.tables.table import MARKS, Table, table_of
 from caldera.errors import ConfigError, DataError
-from caldera.file_limit import check_asked
 from caldera.io.csv_files import Header
 from caldera.io.files import file_size, opened
-from caldera.optional import optional_import
 
 TEXT = (".csv", ".tsv", ".tab", ".txt", ".data")
 COMPRESSED: Mapping[str, Callable[[IO[bytes]], Any]] = {

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from caldera.base.registry import nearest
 from caldera.data.datasets.dataset import as_targets
 from caldera.data.sources.base import Array
 from caldera.data.tables.encoders import numbers_of
@@ -15,7 +16,6 @@ from caldera.data.tables.kinds import decimal_of
 from caldera.data.tables.number_text import plain_number
 from caldera.data.tables.table import Table, Values, number_name, value_text
 from caldera.errors import DataError
-from caldera.registry import nearest
 
 MOST_CLASSES = 20
 """More different whole numbers than this are amounts rather than classes."""

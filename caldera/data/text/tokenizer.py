@@ -16,11 +16,11 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.arguments import within
+from caldera.base.arguments import within
+from caldera.base.optional import optional_import
+from caldera.base.plain_data import from_plain, to_plain
+from caldera.base.registry import nearest
 from caldera.errors import ConfigError, DataError
-from caldera.optional import optional_import
-from caldera.plain_data import from_plain, to_plain
-from caldera.registry import nearest
 
 KINDS = ("words", "letters", "byte_pairs")
 PADDING, UNKNOWN = 0, 1

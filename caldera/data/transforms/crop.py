@@ -8,12 +8,12 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from caldera import op
+from caldera.compiler.lazy import Expr
 from caldera.data.random_draws import Draw, LazyDraw
 from caldera.data.sources.base import Array
 from caldera.data.transforms.image_axes import Size, along_axis, arange, image_size, pair
 from caldera.data.transforms.stage import Transform
 from caldera.errors import ConfigError, ShapeError
-from caldera.lazy import Expr
 
 
 @dataclass(frozen=True)

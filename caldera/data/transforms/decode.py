@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.config import settings
+from caldera.base.config import settings
+from caldera.base.file_limit import check_asked
+from caldera.base.optional import optional_import
+from caldera.base.threads import parallel_for
 from caldera.data.random_draws import Draw
 from caldera.data.sources.base import Array
 from caldera.data.sources.encoded_images import LabelledImage
 from caldera.data.transforms.stage import Transform
 from caldera.errors import ConfigError, DataError
-from caldera.file_limit import check_asked
-from caldera.optional import optional_import
-from caldera.threads import parallel_for
 
 # Only these are tried: for some others Pillow starts programs.
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from caldera import op
+from caldera.compiler.lazy import Expr
+from caldera.core.graph.ops.leaf import iota
+from caldera.core.tensor.dtype import int64
 from caldera.data.sources.base import Array
 from caldera.errors import ConfigError, ShapeError
-from caldera.graph.ops.leaf import iota
-from caldera.lazy import Expr
-from caldera.tensor.dtype import int64
 
 Size: TypeAlias = int | tuple[int, int]
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.arguments import refusal
+from caldera.base.arguments import refusal
+from caldera.compiler.lazy import Expr
+from caldera.core.tensor.convert import real_array_of
+from caldera.core.tensor.dtype import float32, float64, is_float, uint8
 from caldera.data.random_draws import Draw, LazyDraw
 from caldera.data.sources.base import Array, Data, scaled
 from caldera.data.transforms.stage import Transform
 from caldera.errors import ConfigError, DataError, ShapeError
-from caldera.lazy import Expr
-from caldera.tensor.convert import real_array_of
-from caldera.tensor.dtype import float32, float64, is_float, uint8
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera import op
+from caldera.compiler.lazy import Expr
+from caldera.core.tensor.dtype import is_float, uint8
 from caldera.data.random_draws import Draw, LazyDraw
 from caldera.data.sources.base import Array
 from caldera.data.transforms.image_axes import image_size
 from caldera.data.transforms.stage import Transform
 from caldera.errors import ConfigError
-from caldera.lazy import Expr
-from caldera.tensor.dtype import is_float, uint8
 
 _ANGLES = 4096
 """How many angles there are to choose from."""

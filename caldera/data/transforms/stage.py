@@ -11,10 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, TypeAlias
 
+from caldera.compiler.lazy import Expr
 from caldera.data.random_draws import Draw, LazyDraw
 from caldera.data.sources.base import Array, Arrays
 from caldera.errors import ConfigError
-from caldera.lazy import Expr
 
 Exprs: TypeAlias = tuple[Expr, ...]
 

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera import op
+from caldera.compiler.lazy import Expr
+from caldera.core.tensor.dtype import float32, is_float, uint8
 from caldera.data.random_draws import Draw, LazyDraw
 from caldera.data.sources.base import Array, Arrays
 from caldera.data.transforms.stage import Exprs, Stage
 from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
-from caldera.lazy import Expr
-from caldera.tensor.dtype import float32, is_float, uint8
 
 _QUANTILES = 4096
 """How many parts there are to choose from when samples are mixed."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from caldera.core.graph.body import Body
+from caldera.core.graph.node import Node
 from caldera.draw.graph.marks import (
     Arrow,
     Mark,
@@ -19,8 +21,6 @@ from caldera.draw.graph.marks import (
 )
 from caldera.draw.graph.packing import place
 from caldera.draw.palette import dtype_colour
-from caldera.graph.body import Body
-from caldera.graph.node import Node
 
 MOST_INSIDE = 12
 """Ops in a group that are drawn as a graph; more are listed."""

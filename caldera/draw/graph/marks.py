@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from caldera.amounts import shortened
+from caldera.base.amounts import shortened
+from caldera.core.graph.node import Node, Symbol, describe
+from caldera.core.graph.opdef import ITEM
 from caldera.draw.palette import BOOL, DtypeColour, dtype_colour
 from caldera.draw.svg import Point, text_width
-from caldera.graph.node import Node, Symbol, describe
-from caldera.graph.opdef import ITEM
 
 Role = Literal[
     "operation",

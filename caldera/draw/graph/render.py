@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
-from caldera.amounts import bytes_text, flops_text
+from caldera.base.amounts import bytes_text, flops_text
+from caldera.core.graph.node import Node
+from caldera.core.graph.program import Program
 from caldera.draw.graph.marks import DETAIL_SIZE, HEADER, Arrow, Mark, Scene
 from caldera.draw.graph.scene_builder import ProgramScene, build_scene
 from caldera.draw.palette import (
@@ -35,8 +37,6 @@ from caldera.draw.svg import (
     text,
     text_width,
 )
-from caldera.graph.node import Node
-from caldera.graph.program import Program
 
 MARGIN = 24.0
 PADDING = 22.0
@@ -69,11 +69,11 @@ def draw_graph(path: str | PathLike[str] | None, panels: Mapping[str, Program]) 
 def graph_svg(panels: Mapping[str, Program]) -> str:
     """An SVG that shows programs side by side, each under its title.
 
-    >>> from caldera.graph.node import Spec, Symbol
-    >>> from caldera.graph.ops.elementwise import exp
-    >>> from caldera.graph.ops.leaf import variable
-    >>> from caldera.graph.program import Program
-    >>> from caldera.tensor.dtype import float32
+    >>> from caldera.core.graph.node import Spec, Symbol
+    >>> from caldera.core.graph.ops.elementwise import exp
+    >>> from caldera.core.graph.ops.leaf import variable
+    >>> from caldera.core.graph.program import Program
+    >>> from caldera.core.tensor.dtype import float32
     >>> x = variable(symbol=Symbol("x", Spec((3,), float32), "variable"))
     >>> text = graph_svg({"as written": Program((exp(x),))})
     >>> text.startswith("<svg"), "as written" in text

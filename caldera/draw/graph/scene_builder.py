@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from caldera.core.graph.node import Node, Symbol
+from caldera.core.graph.program import Program
 from caldera.draw.graph.clusters import mark_of
 from caldera.draw.graph.layered_layout import SMALLEST_GAP
 from caldera.draw.graph.levels import Link, levels_of
@@ -31,8 +33,6 @@ from caldera.draw.graph.marks import (
 )
 from caldera.draw.graph.packing import BETWEEN_COLUMNS, packed, side_by_side
 from caldera.draw.palette import dtype_colour
-from caldera.graph.node import Node, Symbol
-from caldera.graph.program import Program
 
 MOST_NODES = 400
 """Nodes drawn of one program; the rest is only counted."""

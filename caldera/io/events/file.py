@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from caldera.file_names import file_name
+from caldera.base.file_names import file_name
 from caldera.io.events import messages
 from caldera.io.events.messages import GraphNode, Setting
 

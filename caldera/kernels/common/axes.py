@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from caldera.tensor.shape import Shape
+from caldera.core.tensor.shape import Shape
 
 Item = TypeVar("Item")
 

@@ -12,11 +12,11 @@ import numpy as np
 from caldera.comm import Communicator, SingleProcess
 from caldera.comm.reproducible_sum import tree_sum
 from caldera.comm.request import Done, Request
-from caldera.graph.node import Node
-from caldera.graph.ops.collective import TOKEN, Message, Number, shard_size
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops.collective import TOKEN, Message, Number, shard_size
+from caldera.core.memory.device_array import address_of
+from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.table import Call
-from caldera.memory.device_array import address_of
-from caldera.tensor.shape import Shape, size
 
 Array = Any
 Pairs = list[tuple[Array, Array]]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from caldera.graph.node import Node
-from caldera.graph.ops.epilogue import Attributes
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops.epilogue import Attributes
 
 
 @dataclass(frozen=True)

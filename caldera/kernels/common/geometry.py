@@ -8,10 +8,10 @@ from math import gcd
 
 import numpy as np
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
+from caldera.core.tensor.dtype import DType
+from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.scratch import compute_dtype
-from caldera.tensor.dtype import DType
-from caldera.tensor.shape import Shape, size
 
 Pair = tuple[int, int]
 

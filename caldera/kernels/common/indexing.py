@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
 
 
 def may_overwrite(node: Node) -> bool:

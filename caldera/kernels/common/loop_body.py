@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
-from caldera.graph.body import Body
-from caldera.graph.node import Node
-from caldera.tensor.dtype import NAMES
-from caldera.tensor.shape import Shape
+from caldera.core.graph.body import Body
+from caldera.core.graph.node import Node
+from caldera.core.tensor.dtype import NAMES
+from caldera.core.tensor.shape import Shape
 
 Reference = tuple[str, int] | tuple[str, bool | int | float, str]
 """("in", index of an operand), ("step", index of a step) or ("number", value, dtype)."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from caldera.core.tensor.shape import Shape
 from caldera.kernels.table import Array
-from caldera.tensor.shape import Shape
 
 
 @dataclass(frozen=True)

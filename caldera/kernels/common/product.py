@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.table import Array, Call
-from caldera.tensor.shape import Shape, size
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from math import inf
 
 import numpy as np
 
-from caldera.graph.body import Body
-from caldera.graph.node import Node
+from caldera.core.graph.body import Body
+from caldera.core.graph.node import Node
+from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.loop_body import LoopBody, loop_body_of, loop_shape, without_outputs
 from caldera.kernels.table import Call
-from caldera.tensor.shape import Shape, size
 
 MOST_TERMS = 4096
 """Of sums in float32 that are taken one after the other: beyond, digits are lost."""

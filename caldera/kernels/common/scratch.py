@@ -8,11 +8,11 @@ from contextvars import ContextVar
 
 import numpy as np
 
-from caldera.config import settings
-from caldera.graph.node import Spec
+from caldera.base.config import settings
+from caldera.core.graph.node import Spec
+from caldera.core.tensor.dtype import HALVES, DType, float32
+from caldera.core.tensor.shape import Shape
 from caldera.kernels.table import Array
-from caldera.tensor.dtype import HALVES, DType, float32
-from caldera.tensor.shape import Shape
 
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector of any CPU in use."""

@@ -14,8 +14,11 @@ import numpy as np
 
 from caldera.comm import Communicator
 from caldera.comm.nccl import NcclCommunicator
-from caldera.graph.node import Node
-from caldera.graph.ops.collective import Message
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops.collective import Message
+from caldera.core.memory.cuda_stream import launching_stream
+from caldera.core.memory.device_array import DeviceArray, address_of
+from caldera.core.memory.gpus import cupy
 from caldera.kernels.common.collective import (
     PendingMessage,
     communicator_of,
@@ -30,9 +33,6 @@ from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.movement.copy import copy_calls
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.memory.cuda_stream import launching_stream
-from caldera.memory.device_array import DeviceArray, address_of
-from caldera.memory.gpus import cupy
 
 
 class _Staged:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from caldera.graph.node import Node
-from caldera.graph.ops.epilogue import max_pool2d_epilogue
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops.epilogue import max_pool2d_epilogue
+from caldera.core.tensor.shape import Shape
 from caldera.kernels.cuda.codegen.loop_operands import divisor
 from caldera.kernels.cuda.codegen.signature import Signature, const_pointer, pointer, type_of
 from caldera.kernels.cuda.codegen.source import flags, header_launch
@@ -24,7 +25,6 @@ from caldera.kernels.cuda.codegen.strided import (
 )
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
-from caldera.tensor.shape import Shape
 
 _THREADS = 256
 _MOST_ELEMENTS = 16

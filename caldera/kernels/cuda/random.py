@@ -1,4 +1,4 @@
-"""Random numbers on a card: the bits of `caldera.tensor.philox`, a thread for each four words."""
+"""Random numbers on a GPU: the bits of `caldera.core.tensor.philox`, one thread per four words."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from caldera.core.tensor.shape import size
 from caldera.kernels.common.scratch import compute_dtype
 from caldera.kernels.cuda.codegen.signature import Parameter, Signature, const_pointer, i32, pointer
 from caldera.kernels.cuda.codegen.source import header_launch
@@ -24,7 +25,6 @@ from caldera.kernels.cuda.codegen.strided import (
 from caldera.kernels.cuda.codegen.thread_groups import ThreadGroup, thread_group_for, thread_per_row
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
-from caldera.tensor.shape import size
 
 _FEW_CLASSES, _MANY_SAMPLES = 64, 1 << 15
 """A thread takes a sample of strided classes if they are few, or if the samples are many."""

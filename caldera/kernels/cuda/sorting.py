@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
 from caldera.kernels.cuda.codegen.merged_axes import (
     Array,
     axes_of,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
 from caldera.kernels.common.collective import (
     PendingMessage,
     communicator_of,

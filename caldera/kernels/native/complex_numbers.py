@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from caldera.graph.memory_format import as_pairs
+from caldera.core.graph.memory_format import as_pairs
 from caldera.kernels.native.movement import copying
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 

@@ -6,7 +6,7 @@ comes from, so that vectors of states read their neighbours without asking where
     -2 | -1 the start | 0 1 2 ... the states, and nothing up to whole vectors | two more
 
 What is not allowed is added as a large negative number rather than asked for. See
-`caldera.graph.ops.ctc` for the meaning of it all.
+`caldera.core.graph.ops.ctc` for the meaning of it all.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caldera.graph.node import Node
-from caldera.graph.ops.ctc import IMPOSSIBLE
+from caldera.base.threads import thread_count
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops.ctc import IMPOSSIBLE
+from caldera.core.tensor.dtype import float32, float64
 from caldera.kernels.native.codegen.emitter import (
     F64,
     I64,
@@ -31,8 +33,6 @@ from caldera.kernels.native.codegen.math import exp_of_negative, log
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.codegen.strides import any_layout, parts_for
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.tensor.dtype import float32, float64
-from caldera.threads import thread_count
 
 _MARGIN = 2
 """Places before and after the states of a row."""

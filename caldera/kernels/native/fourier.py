@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from caldera.graph.node import Node
+from caldera.base.threads import parallel_for, thread_count
+from caldera.core.graph.node import Node
+from caldera.core.tensor.dtype import complex_of, float32, float64
+from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.addressed_runner import AddressedRunner
 from caldera.kernels.native.codegen.strides import any_layout
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.tensor.dtype import complex_of, float32, float64
-from caldera.tensor.shape import Shape, size
-from caldera.threads import parallel_for, thread_count
 
 BLOCK_BYTES = {float32: 1 << 18, float64: 1 << 62}
 """Signals that are transformed together, if they lie one after the other: of float32 both libraries

@@ -14,7 +14,9 @@ from typing import NoReturn
 
 import numpy as np
 
-from caldera.graph.node import Node
+from caldera.base.threads import thread_count
+from caldera.core.graph.node import Node
+from caldera.core.tensor.dtype import float32, float64
 from caldera.kernels.common.indexing import may_overwrite
 from caldera.kernels.native.codegen.emitter import I64, Emitter, Pointer, Value, natural_lanes
 from caldera.kernels.native.codegen.kernel import (
@@ -30,8 +32,6 @@ from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.movement import copy_calls
 from caldera.kernels.reference.indexing import check_range
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.tensor.dtype import float32, float64
-from caldera.threads import thread_count
 
 _WORTH_SPLITTING = 1 << 14
 """Elements moved from which on a second thread pays."""

@@ -14,6 +14,7 @@ from math import prod
 
 import numpy as np
 
+from caldera.base.threads import thread_count
 from caldera.kernels.native.codegen.emitter import I64, Emitter, Pointer, Value, natural_lanes
 from caldera.kernels.native.codegen.kernel import (
     INTEGERS,
@@ -24,7 +25,6 @@ from caldera.kernels.native.codegen.kernel import (
 )
 from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
 from caldera.kernels.table import COPY, TABLE, Call, Kernel, Runner
-from caldera.threads import thread_count
 
 _OUTER = 4
 """How many axes a copy may have beside the two innermost."""

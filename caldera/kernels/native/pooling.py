@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from llvmlite import ir
 
+from caldera.base.threads import thread_count
 from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import (
     I32,
@@ -36,7 +37,6 @@ from caldera.kernels.native.pooling_windows import (
     tiles_image,
 )
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.threads import thread_count
 
 WORTH_SPLITTING = 1 << 14
 """Elements read from which on a second thread pays."""

@@ -1,10 +1,12 @@
-"""Uniform random numbers, as `caldera.tensor.philox` defines them, a vector of blocks at a time."""
+"""Uniform random numbers of `caldera.core.tensor.philox`, one vector of blocks at a time."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from caldera.graph.node import Node
+from caldera.base.threads import thread_count
+from caldera.core.graph.node import Node
+from caldera.core.tensor.dtype import float32, float64
 from caldera.kernels.native.codegen.emitter import (
     F32,
     F64,
@@ -20,8 +22,6 @@ from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
 from caldera.kernels.native.movement import copying, transposed
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.tensor.dtype import float32, float64
-from caldera.threads import thread_count
 
 _ROUNDS = 10
 _WORDS_IN_BLOCK = 4

@@ -16,7 +16,10 @@ from typing import NoReturn
 
 import numpy as np
 
-from caldera.graph.node import Node
+from caldera.base.threads import thread_count
+from caldera.core.graph.node import Node
+from caldera.core.tensor.dtype import float32, float64, int32, int64
+from caldera.core.tensor.shape import Shape
 from caldera.kernels.native.codegen.emitter import I1, I64, Emitter, Pointer, Value, natural_lanes
 from caldera.kernels.native.codegen.kernel import Integer, address_of, native_kernel
 from caldera.kernels.native.codegen.math import exp_of_negative, log1p, maximum
@@ -28,9 +31,6 @@ from caldera.kernels.native.movement import copy_calls
 from caldera.kernels.reference.indexing import check_range
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.kernels.thread_counts import taking_turns
-from caldera.tensor.dtype import float32, float64, int32, int64
-from caldera.tensor.shape import Shape
-from caldera.threads import thread_count
 
 _AT_ONCE = 8
 """Contexts whose scores are summed up side by side: they and a few more fit into registers."""

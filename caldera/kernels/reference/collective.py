@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.graph.ops.collective import Number
+from caldera.core.graph.ops.collective import Number
 from caldera.kernels.reference.evaluation import FUNCTIONS
 
 

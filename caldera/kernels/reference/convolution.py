@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from caldera.core.tensor.shape import Shape
 from caldera.kernels.reference.registry import reference
-from caldera.tensor.shape import Shape
 
 Pair = tuple[int, int]
 Padding = tuple[Pair, Pair]

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from caldera.graph.body import topological
-from caldera.graph.node import Node
-from caldera.graph.opdef import ITEM, as_tuple, parameter
-from caldera.tensor.dtype import HALVES, float32
+from caldera.core.graph.body import topological
+from caldera.core.graph.node import Node
+from caldera.core.graph.opdef import ITEM, as_tuple, parameter
+from caldera.core.tensor.dtype import HALVES, float32
 
 Function = Callable[..., Any]
 Arrays = tuple[np.ndarray, ...]

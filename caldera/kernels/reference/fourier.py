@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.graph.memory_format import as_pairs
+from caldera.core.graph.memory_format import as_pairs
+from caldera.core.tensor.dtype import complex_of
 from caldera.kernels.reference.registry import reference
-from caldera.tensor.dtype import complex_of
 
 
 def _as_complex(pairs: np.ndarray) -> np.ndarray:

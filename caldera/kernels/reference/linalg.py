@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from caldera.core.graph.ops.factorisation import ABOUT_EQUAL
 from caldera.errors import DataError
-from caldera.graph.ops.factorisation import ABOUT_EQUAL
 from caldera.kernels.reference.registry import reference
 
 _INVERTIBLE = "invertible matrices", "add a multiple of the identity to it"

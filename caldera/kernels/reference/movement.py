@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.graph.memory_format import Order, as_pairs
+from caldera.core.graph.memory_format import Order, as_pairs
+from caldera.core.tensor.dtype import DType, complex_of
+from caldera.core.tensor.shape import Shape
 from caldera.kernels.reference.registry import reference
-from caldera.tensor.dtype import DType, complex_of
-from caldera.tensor.shape import Shape
 
 
 @reference("constant")

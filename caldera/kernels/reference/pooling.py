@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.graph.ops.pooling import index_dtype
+from caldera.core.graph.ops.pooling import index_dtype
+from caldera.core.tensor.shape import Shape
 from caldera.kernels.reference.convolution import Padding, Pair, padded, positions
 from caldera.kernels.reference.registry import reference
-from caldera.tensor.shape import Shape
 
 _SIDE_BY_SIDE = (1, 1)
 

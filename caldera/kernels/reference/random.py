@@ -1,13 +1,13 @@
-"""Random numbers in NumPy, as `caldera.tensor.philox` defines them."""
+"""Random numbers in NumPy, as `caldera.core.tensor.philox` defines them."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from caldera.core.tensor.dtype import DType
+from caldera.core.tensor.philox import normal, uniform01
+from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.reference.registry import reference
-from caldera.tensor.dtype import DType
-from caldera.tensor.philox import normal, uniform01
-from caldera.tensor.shape import Shape, size
 
 
 def _name(state: np.ndarray) -> tuple[int, int]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.graph.body import Body
-from caldera.graph.opdef import parameter
+from caldera.core.graph.body import Body
+from caldera.core.graph.opdef import parameter
 from caldera.kernels.reference.evaluation import interpreter
 from caldera.kernels.reference.registry import reference
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from caldera.core.tensor.dtype import is_float
 from caldera.kernels.reference.registry import reference
-from caldera.tensor.dtype import is_float
 
 Axes = tuple[int, ...]
 

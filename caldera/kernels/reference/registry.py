@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-import caldera.graph.catalogue  # noqa: F401 - makes the ops known
+import caldera.core.graph.catalogue  # noqa: F401 - makes the ops known
 from caldera.kernels.reference.evaluation import FUNCTIONS, Function, evaluator
 from caldera.kernels.table import TABLE, Call, Kernel
 

@@ -9,7 +9,7 @@ metric, which refuses what makes no sense for it.
 
 from __future__ import annotations
 
-from caldera.arguments import guard as _guard
+from caldera.base.arguments import guard as _guard
 from caldera.nn.metrics.base import MeanMetric, Metric, metrics
 from caldera.nn.metrics.classes import (
     F1,

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.configurable import Configurable, Family
+from caldera.base.configurable import Configurable, Family
+from caldera.compiler.lazy import Expr
 from caldera.errors import ShapeError
-from caldera.lazy import Expr
 from caldera.nn.task import Task
 
 

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from caldera import op
+from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError
-from caldera.lazy import Expr
 from caldera.nn.losses import mean_by_sample
 from caldera.nn.metrics.base import MeanMetric, Metric, metrics, ratio, sample_factors
 from caldera.nn.metrics.decision import Decision, labels

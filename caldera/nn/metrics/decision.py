@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from caldera import op
+from caldera.compiler.lazy import Expr
+from caldera.core.tensor.shape import normalise_axis
 from caldera.errors import ConfigError, ShapeError
-from caldera.lazy import Expr
 from caldera.nn.task import MULTICLASS, MULTILABEL, REGRESSION, SEQUENCE, Task
-from caldera.tensor.shape import normalise_axis
 
 UNKNOWN = -1
 

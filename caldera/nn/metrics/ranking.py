@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError
-from caldera.lazy import Expr
 from caldera.nn.metrics.base import metrics, sample_factors
 from caldera.nn.metrics.classes import ClassMetric
 

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from caldera import op
+from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError, DataError, ShapeError
-from caldera.lazy import Expr
 from caldera.nn.metrics.base import Metric, metrics, ratio, sample_factors
 from caldera.nn.task import SEQUENCE, Task
 

@@ -9,8 +9,8 @@ from typing import Any, Self
 import numpy as np
 
 from caldera import op
+from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError
-from caldera.lazy import Expr
 from caldera.nn.losses import mean_by_sample
 from caldera.nn.metrics.base import MeanMetric, Metric, metrics, sample_factors
 from caldera.nn.metrics.decision import in_shape_of

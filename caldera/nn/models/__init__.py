@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from caldera.arguments import guard as _guard
+from caldera.base.arguments import guard as _guard
 from caldera.nn.models.alexnet import alexnet
 from caldera.nn.models.classic import lenet5, mlp
 from caldera.nn.models.googlenet import GoogLeNet, googlenet

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.lazy import Expr
+from caldera.compiler.lazy import Expr
 from caldera.nn.activations import ReLU
 from caldera.nn.basic import Sequential
 from caldera.nn.convolution import Conv2D

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.arguments import within
+from caldera.base.arguments import within
+from caldera.compiler.lazy import Expr, compile
+from caldera.compiler.plan.plan import Plan
+from caldera.core.tensor import normal
 from caldera.errors import ConfigError
-from caldera.lazy import Expr, compile
 from caldera.nn.attention import Embedding, PositionalEmbedding, TransformerBlock
 from caldera.nn.basic import Dropout, Input, check_counts, register
 from caldera.nn.layer import Layer
 from caldera.nn.normalisation import LayerNorm
-from caldera.plan.plan import Plan
-from caldera.tensor import normal
 
 MOST_WORDS = 1 << 30
 MOST_READERS = 4

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from caldera.lazy import Expr
+from caldera.compiler.lazy import Expr
 from caldera.nn.basic import Dense, Dropout, Input, Sequential, register
 from caldera.nn.composite import Branches
 from caldera.nn.layer import Layer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from caldera.arguments import within
+from caldera.base.arguments import within
 from caldera.nn.attention import Embedding
 from caldera.nn.basic import Dense, Dropout, Input
 from caldera.nn.layer import Layer

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from caldera import op
-from caldera.lazy import Expr
+from caldera.compiler.lazy import Expr
 from caldera.nn.activations import ReLU
 from caldera.nn.basic import Dense, Input, Sequential, check_counts, register
 from caldera.nn.composite import Residual

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from caldera.arguments import refusal
+from caldera.base.arguments import refusal
+from caldera.compiler.lazy import Variable
 from caldera.errors import CheckpointError
 from caldera.io.safetensors_files import safetensors_arrays
-from caldera.lazy import Variable
 from caldera.nn.attention import MultiHeadAttention
 from caldera.nn.basic import Dense
 from caldera.nn.inspection import network, sample_input

@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 from caldera import op
-from caldera.lazy import Expr
+from caldera.compiler.lazy import Expr
+from caldera.core.tensor.dtype import HALVES, float32
 from caldera.onnx.operators.registry import operator
 from caldera.onnx.operators.values import Value, axis_of
-from caldera.tensor.dtype import HALVES, float32
 
 operator("Relu")(lambda x: op.relu(x))
 operator("Softplus")(lambda x: op.softplus(x))

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.lazy import Expr
+from caldera.compiler.lazy import Expr
+from caldera.core.tensor.dtype import is_float
 from caldera.onnx.operators.registry import evaluated, operator
 from caldera.onnx.operators.values import Value, laid_along
-from caldera.tensor.dtype import is_float
 
 
 def _binary(function: Any) -> Any:

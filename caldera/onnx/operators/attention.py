@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.lazy import Expr
+from caldera.compiler.lazy import Expr
+from caldera.core.tensor.dtype import DType, bool_, float32, float64
 from caldera.onnx.dtypes import dtype_of
 from caldera.onnx.operators.registry import operator
 from caldera.onnx.operators.values import Value
-from caldera.tensor.dtype import DType, bool_, float32, float64
 
 
 def _in_heads(x: Value, heads: int | None) -> Value:

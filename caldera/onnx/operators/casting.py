@@ -6,11 +6,11 @@ import ml_dtypes
 import numpy as np
 
 from caldera import op
+from caldera.core.tensor.dtype import DType, bool_
 from caldera.errors import DtypeError
 from caldera.onnx.dtypes import STRING, dtype_of, is_ours
 from caldera.onnx.operators.registry import evaluated, operator
 from caldera.onnx.operators.values import Value, known
-from caldera.tensor.dtype import DType, bool_
 
 _POWERS_OF_TWO = np.dtype(ml_dtypes.float8_e8m0fnu)
 _LOWEST_POWER, _HIGHEST_POWER = -127, 127

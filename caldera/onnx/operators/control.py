@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.compiler.lazy import Expr
 from caldera.errors import DataError
-from caldera.lazy import Expr
 from caldera.onnx.operators.registry import operator
 from caldera.onnx.operators.values import Value, axis_of, is_known, known, known_if_possible
 from caldera.onnx.reading import Graph

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.lazy import Expr
+from caldera.compiler.lazy import Expr
 from caldera.onnx.operators.registry import operator
 from caldera.onnx.operators.values import Value, expression, integers
 from caldera.onnx.operators.windows import Windows, fold, lay_windows, padded, positions, unfold

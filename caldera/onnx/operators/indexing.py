@@ -7,11 +7,11 @@ import math
 import numpy as np
 
 from caldera import op
+from caldera.compiler.lazy import Expr
+from caldera.core.tensor.dtype import is_float
 from caldera.errors import ConfigError
-from caldera.lazy import Expr
 from caldera.onnx.operators.registry import evaluated, operator
 from caldera.onnx.operators.values import Value, axis_of, integer, known
-from caldera.tensor.dtype import is_float
 
 
 @operator("Gather", moves=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from caldera import op
-from caldera.lazy import Expr
+from caldera.compiler.lazy import Expr
 from caldera.onnx.operators.registry import operator
 from caldera.onnx.operators.values import Value
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.compiler.lazy import Expr, lift
+from caldera.core.graph.body import substitute
 from caldera.errors import ConfigError
-from caldera.graph.body import substitute
-from caldera.lazy import Expr, lift
 from caldera.onnx.dtypes import STRING
 from caldera.onnx.operators.registry import evaluated, operator
 from caldera.onnx.operators.values import Value

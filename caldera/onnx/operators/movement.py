@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError
-from caldera.lazy import Expr
 from caldera.onnx.operators.registry import operator
 from caldera.onnx.operators.values import (
     Value,

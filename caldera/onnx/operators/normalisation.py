@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.compiler.lazy import Expr, Variable
+from caldera.core.tensor.dtype import DType
 from caldera.errors import ConfigError
-from caldera.lazy import Expr, Variable
 from caldera.nn.tracing import context
 from caldera.onnx.dtypes import dtype_of
 from caldera.onnx.operators.registry import operator
 from caldera.onnx.operators.values import Value, axis_of, known
-from caldera.tensor.dtype import DType
 
 
 @operator("BatchNormalization")

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.compiler.lazy import Expr
+from caldera.core.tensor.dtype import float32, is_float
 from caldera.errors import ConfigError
-from caldera.lazy import Expr
 from caldera.onnx.operators.registry import operator
 from caldera.onnx.operators.values import Value, check_size, integers
 from caldera.onnx.operators.windows import PLACING, Windows, lay_windows, padded, places, unfold
-from caldera.tensor.dtype import float32, is_float
 
 
 def _plane(function: Any, x: Value, windows: Windows, *more: Any) -> Expr:

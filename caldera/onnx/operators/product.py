@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from caldera import op
-from caldera.lazy import Expr
+from caldera.compiler.lazy import Expr
+from caldera.core.tensor.dtype import float64, is_float
 from caldera.onnx.operators.registry import operator
 from caldera.onnx.operators.values import Value
-from caldera.tensor.dtype import float64, is_float
 
 
 @operator("MatMul")

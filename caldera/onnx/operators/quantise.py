@@ -11,14 +11,14 @@ import ml_dtypes
 import numpy as np
 
 from caldera import op
-from caldera.lazy import Expr
+from caldera.compiler.lazy import Expr
+from caldera.core.tensor.dtype import DType, float32, float64, int32, uint8
 from caldera.onnx.dtypes import dtype_of, is_ours
 from caldera.onnx.operators.casting import converted
 from caldera.onnx.operators.convolution import convolve
 from caldera.onnx.operators.registry import operator
 from caldera.onnx.operators.values import Value, axis_of
 from caldera.onnx.operators.windows import PLACING
-from caldera.tensor.dtype import DType, float32, float64, int32, uint8
 
 
 def _along(parameter: Value, x: Value, axis: int, block_size: int) -> Value:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.lazy import Expr
+from caldera.compiler.lazy import Expr
+from caldera.core.tensor.dtype import HALVES, bool_, float32, int8, is_float
 from caldera.onnx.operators.registry import operator
 from caldera.onnx.operators.values import Value, axis_of, integer, integers
-from caldera.tensor.dtype import HALVES, bool_, float32, int8, is_float
 
 Axes = tuple[int, ...]
 

@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
+from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError, DataError, DtypeError
-from caldera.lazy import Expr
 from caldera.onnx.operators.values import (
     Value,
     all_known,

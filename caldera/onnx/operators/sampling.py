@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from caldera import op
-from caldera.lazy import Expr
+from caldera.compiler.lazy import Expr
+from caldera.core.tensor.dtype import is_float
 from caldera.onnx.operators.registry import operator
 from caldera.onnx.operators.values import Value, check_size, integers, known
 from caldera.onnx.operators.windows import lay_windows, positions
-from caldera.tensor.dtype import is_float
 
 _CUBIC = -0.75
 Fetch = Callable[[Sequence[Expr]], Expr]

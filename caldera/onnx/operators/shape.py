@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.lazy import Expr
+from caldera.compiler.lazy import Expr
+from caldera.core.tensor.dtype import float32
 from caldera.onnx.dtypes import STRING, dtype_of
 from caldera.onnx.operators.registry import operator
 from caldera.onnx.operators.values import Value, axis_of, check_size, integer, integers, known
-from caldera.tensor.dtype import float32
 
 
 @operator("Shape", numpy=lambda x, **bounds: shape(x, **bounds))

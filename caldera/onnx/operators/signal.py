@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.lazy import Expr
+from caldera.compiler.lazy import Expr
 from caldera.onnx.dtypes import dtype_of
 from caldera.onnx.operators.registry import operator
 from caldera.onnx.operators.values import Value, axis_of, check_size, integer, numbers

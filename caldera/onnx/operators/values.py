@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.base.file_limit import check_asked
+from caldera.compiler.lazy import Expr
+from caldera.core.graph.body import topological
+from caldera.core.graph.node import Node, Symbol
 from caldera.errors import CalderaError
-from caldera.file_limit import check_asked
-from caldera.graph.body import topological
-from caldera.graph.node import Node, Symbol
 from caldera.kernels.reference import interpret
-from caldera.lazy import Expr
 from caldera.onnx.dtypes import is_ours
 
 Value = Any

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError
-from caldera.lazy import Expr
 from caldera.onnx.operators.values import Value
 
 Sizes = tuple[int, ...]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.tensor.dtype import DType
+from caldera.core.tensor.dtype import DType
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from caldera.base.file_limit import check_asked
+from caldera.core.tensor.dtype import DType
+from caldera.core.tensor.shape import size
 from caldera.errors import DataError
-from caldera.file_limit import check_asked
 from caldera.onnx.dtypes import STRING, dtype_of
 from caldera.onnx.library import numpy_helper, onnx
-from caldera.tensor.dtype import DType
-from caldera.tensor.shape import size
 
 _EXTERNAL_KEYS = {"location", "offset", "length", "checksum", "basepath"}
 _PACKED_BITS = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2}

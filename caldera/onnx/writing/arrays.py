@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
+from caldera.core.tensor.dtype import DType, int64
 from caldera.onnx.writing.dynamic_batch import FIRST, SECOND, Samples, Size, not_open, sizes
-from caldera.tensor.dtype import DType, int64
 
 Both = tuple[np.ndarray, np.ndarray]
 

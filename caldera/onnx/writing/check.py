@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from caldera.base.optional import optional_import
+from caldera.compiler.lazy import Expr, compile
+from caldera.core.graph.body import topological
+from caldera.core.graph.node import Node
+from caldera.core.tensor.dtype import is_float
 from caldera.errors import CalderaError, ConfigError
-from caldera.graph.body import topological
-from caldera.graph.node import Node
 from caldera.kernels.reference import interpret
-from caldera.lazy import Expr, compile
 from caldera.onnx.backend import Backend
 from caldera.onnx.library import onnx
-from caldera.optional import optional_import
-from caldera.tensor.dtype import is_float
 from caldera.train.model import Model
 
 COUNTS = (1, 2)

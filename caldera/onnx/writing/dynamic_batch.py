@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from caldera.core.graph.node import Node, Spec, describe
+from caldera.core.graph.opdef import as_tuple
 from caldera.errors import ConfigError
-from caldera.graph.node import Node, Spec, describe
-from caldera.graph.opdef import as_tuple
 
 FIRST, SECOND = 13, 17
 """The two numbers of samples: unlike any size that a network is likely to have."""

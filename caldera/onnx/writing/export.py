@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from caldera.arguments import within
+from caldera.base.arguments import within
+from caldera.base.file_cache import write_file
 from caldera.errors import ConfigError
-from caldera.file_cache import write_file
 from caldera.onnx.library import helper
 from caldera.onnx.reading.files import LARGEST_FILE
 from caldera.onnx.writing.check import check

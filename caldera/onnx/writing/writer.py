@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from caldera.core.graph.node import describe
+from caldera.core.tensor.dtype import DType
 from caldera.errors import ConfigError
-from caldera.graph.node import describe
 from caldera.onnx.dtypes import NUMBERS
 from caldera.onnx.library import helper, numpy_helper
 from caldera.onnx.writing.dynamic_batch import Pair, Samples, Size, in_order, not_open
 from caldera.onnx.writing.rules import RULES
-from caldera.tensor.dtype import DType
 
 OPSET = 18
 """The version of the operators: widely known, and the first with axes as inputs everywhere."""

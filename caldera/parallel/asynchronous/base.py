@@ -9,8 +9,9 @@ import numpy as np
 
 from caldera import op
 from caldera.comm import Communicator
+from caldera.compiler.lazy import Expr, Variable
+from caldera.compiler.plan.plan import Plan
 from caldera.data import Share
-from caldera.lazy import Expr, Variable
 from caldera.parallel.data.data_parallel import DataParallel
 from caldera.parallel.data.sums import (
     EPOCH_SUMS,
@@ -19,8 +20,7 @@ from caldera.parallel.data.sums import (
     mean_view,
     sum_view,
 )
-from caldera.plan.plan import Plan
-from caldera.strategy import Gradients, RunSetup, StepProgram, Strategy, VariableView
+from caldera.train.strategy import Gradients, RunSetup, StepProgram, Strategy, VariableView
 
 
 class AsynchronousStrategy(DataParallel):

@@ -9,15 +9,15 @@ import numpy as np
 from caldera import op
 from caldera.comm import Communicator
 from caldera.comm.shared_memory import SharedMemory
+from caldera.compiler.lazy import Expr, Variable
+from caldera.core.tensor import Tensor
 from caldera.errors import ConfigError
-from caldera.lazy import Expr, Variable
 from caldera.optim import Optimizer
 from caldera.parallel.asynchronous.base import AsynchronousStrategy
 from caldera.parallel.asynchronous.server_optimizer import optimizer_assignments
 from caldera.parallel.asynchronous.server_shards import ServerShard
 from caldera.parallel.asynchronous.stop_consensus import StopConsensus
-from caldera.strategy import Gradients, RunSetup, VariableView
-from caldera.tensor import Tensor
+from caldera.train.strategy import Gradients, RunSetup, VariableView
 
 
 class Hogwild(AsynchronousStrategy):

@@ -10,9 +10,9 @@ import numpy as np
 
 from caldera import op
 from caldera.comm import Communicator, Request, world
+from caldera.compiler.lazy import Expr, Variable
 from caldera.compress import Compressor, redistribute
 from caldera.errors import CommError, ConfigError
-from caldera.lazy import Expr, Variable
 from caldera.optim import Optimizer
 from caldera.parallel.asynchronous.base import AsynchronousStrategy
 from caldera.parallel.asynchronous.push_codec import push_codec
@@ -37,7 +37,7 @@ from caldera.parallel.asynchronous.transport import (
 from caldera.parallel.data.compression import described, gather_states, states_by_rank
 from caldera.parallel.distributed_variable import OwnedVariable
 from caldera.parallel.options import check_counts, check_same_options
-from caldera.strategy import NO_VOTES, Gradients, RunSetup, VariableView
+from caldera.train.strategy import NO_VOTES, Gradients, RunSetup, VariableView
 
 MODES = ("synchronous", "asynchronous", "stale")
 

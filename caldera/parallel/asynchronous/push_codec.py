@@ -13,9 +13,9 @@ from caldera.compress.dense import DenseCompressor
 from caldera.compress.index_coding import unpack_indices
 from caldera.compress.random_stream import RandomStream
 from caldera.compress.sparse import SparseCodec, SparseVector
+from caldera.core.tensor.dtype import DType
 from caldera.errors import ConfigError
 from caldera.parallel.asynchronous.server_shards import ServerShard
-from caldera.tensor.dtype import DType
 
 _RESIDUAL, _STEP = "residual", "step"
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from caldera.comm import Request
 from caldera.comm.progress_thread import ProgressThread
+from caldera.core.tensor.dtype import DType
 from caldera.parallel.asynchronous.server_shards import ServerShard
 from caldera.parallel.asynchronous.stop_consensus import StopConsensus
 from caldera.parallel.asynchronous.transport import LEAVE, PUSH, Push, Reply, ServerEndpoint
-from caldera.strategy import NO_VOTES
-from caldera.tensor.dtype import DType
+from caldera.train.strategy import NO_VOTES
 
 Decoder = Callable[[np.ndarray, int, DType], np.ndarray]
 """From a message to so many elements of a dtype."""

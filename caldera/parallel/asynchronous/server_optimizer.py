@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from caldera import op
+from caldera.compiler.lazy import Expr, Variable, compile
+from caldera.core.graph.body import substitute
 from caldera.errors import ConfigError
-from caldera.graph.body import substitute
-from caldera.lazy import Expr, Variable, compile
 from caldera.optim import Optimizer
 from caldera.parallel.asynchronous.server_shards import ServerShard
 from caldera.parallel.distributed_variable import variable_like

@@ -9,9 +9,9 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
+from caldera.compiler.lazy import Variable
+from caldera.core.tensor.dtype import DType, promote
 from caldera.errors import ConfigError
-from caldera.lazy import Variable
-from caldera.tensor.dtype import DType, promote
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from caldera.strategy import NO_VOTES
+from caldera.train.strategy import NO_VOTES
 
 _PLACE, _VOTES, _TAKEN = 0, slice(1, 3), 3
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from caldera.comm import ANY_SOURCE, Communicator, Request
-from caldera.strategy import NO_VOTES
-from caldera.tensor.dtype import DType
+from caldera.core.tensor.dtype import DType
+from caldera.train.strategy import NO_VOTES
 
 PUSH, BARRIER, LEAVE = range(3)
 """A gradient; all workers wait for each other; the same, and the server ends."""

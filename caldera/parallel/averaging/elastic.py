@@ -8,11 +8,11 @@ import numpy as np
 
 from caldera import op
 from caldera.comm import Communicator
+from caldera.compiler.lazy import Expr, Variable
 from caldera.errors import ConfigError
-from caldera.lazy import Expr, Variable
 from caldera.parallel.averaging.periodic import PeriodicAveraging, sums, wide
 from caldera.parallel.data.sums import mean_over_ranks
-from caldera.strategy import RunSetup
+from caldera.train.strategy import RunSetup
 
 CENTRE = "centre/"
 

@@ -10,9 +10,10 @@ import numpy as np
 
 from caldera import op
 from caldera.comm import Communicator
+from caldera.compiler.lazy import Expr
+from caldera.compiler.plan.plan import Plan
+from caldera.core.graph.ops.collective import Message, all_reduce, next_number
 from caldera.errors import CheckpointError, ConfigError
-from caldera.graph.ops.collective import Message, all_reduce, next_number
-from caldera.lazy import Expr
 from caldera.nn.losses import Loss
 from caldera.parallel.averaging.replicas import ReplicaStrategy
 from caldera.parallel.consistency import check_same
@@ -20,8 +21,7 @@ from caldera.parallel.data.compression import State
 from caldera.parallel.data.data_parallel import DataParallel
 from caldera.parallel.data.sums import mean_over_ranks
 from caldera.parallel.options import check_choice
-from caldera.plan.plan import Plan
-from caldera.strategy import RunSetup, SingleProcessStrategy, Strategy
+from caldera.train.strategy import RunSetup, SingleProcessStrategy, Strategy
 
 START = ("new", "given")
 

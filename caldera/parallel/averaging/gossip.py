@@ -9,13 +9,13 @@ import numpy as np
 from caldera import op
 from caldera.comm import Communicator, Request
 from caldera.comm.algorithms.segments import start_receive, start_send, wait_all
+from caldera.compiler.lazy import Expr, Variable
+from caldera.core.graph.ops.collective import Message, all_reduce, next_number
 from caldera.data.random_draws import permutation
-from caldera.graph.ops.collective import Message, all_reduce, next_number
-from caldera.lazy import Expr, Variable
 from caldera.parallel.averaging.periodic import PeriodicAveraging, wide
 from caldera.parallel.data.sums import mean_over_ranks
 from caldera.parallel.options import check_choice
-from caldera.strategy import RunSetup
+from caldera.train.strategy import RunSetup
 
 _TURN = "turn of gossip"
 

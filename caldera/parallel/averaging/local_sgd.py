@@ -8,13 +8,13 @@ import numpy as np
 
 from caldera import op
 from caldera.comm import Communicator
+from caldera.compiler.lazy import Expr, Variable
+from caldera.core.graph.ops.collective import Message, all_reduce, next_number
 from caldera.errors import ConfigError
-from caldera.graph.ops.collective import Message, all_reduce, next_number
-from caldera.lazy import Expr, Variable
 from caldera.parallel.averaging.periodic import PeriodicAveraging, sums, wide
 from caldera.parallel.data.sums import mean_over_ranks
 from caldera.parallel.options import check_choice
-from caldera.strategy import RunSetup
+from caldera.train.strategy import RunSetup
 
 STATE = ("average", "keep")
 BEGAN, UPDATE = "block/", "block update/"

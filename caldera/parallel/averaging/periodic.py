@@ -9,7 +9,9 @@ import numpy as np
 
 from caldera import op
 from caldera.comm import Communicator
-from caldera.lazy import Expr, Variable, compile
+from caldera.compiler.lazy import Expr, Variable, compile
+from caldera.compiler.plan.plan import Plan
+from caldera.core.tensor.dtype import float32, promote
 from caldera.optim import Optimizer
 from caldera.parallel.averaging.replicas import ReplicaStrategy
 from caldera.parallel.consistency import check_same
@@ -18,9 +20,7 @@ from caldera.parallel.data.data_parallel import BUCKET_BYTES
 from caldera.parallel.data.sums import bucketed_sums, mean_over_ranks, mean_view
 from caldera.parallel.distributed_variable import PerRankVariable
 from caldera.parallel.options import check_counts
-from caldera.plan.plan import Plan
-from caldera.strategy import Gradients, RunSetup, VariableView
-from caldera.tensor.dtype import float32, promote
+from caldera.train.strategy import Gradients, RunSetup, VariableView
 
 _STEPS = "steps since the last exchange"
 _WEIGHT = "weight since the last exchange"

@@ -8,15 +8,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from caldera.comm import Communicator
+from caldera.compiler.lazy import Expr, Variable
 from caldera.data import Share
 from caldera.errors import ConfigError
-from caldera.lazy import Expr, Variable
 from caldera.nn.layer import Layer
 from caldera.optim import Optimizer
 from caldera.parallel.data.compression import State, gather_states, states_by_rank
 from caldera.parallel.data.data_parallel import DataParallel
 from caldera.parallel.data.sums import EPOCH_SUMS, allreduce_arrays, sum_view
-from caldera.strategy import (
+from caldera.train.strategy import (
     RunSetup,
     SingleProcessStrategy,
     StepProgram,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from caldera.graph.body import topological
-from caldera.lazy import Expr, Variable
+from caldera.compiler.lazy import Expr, Variable
+from caldera.core.graph.body import topological
 
 LINE = 64
 """Bytes of a cache line."""

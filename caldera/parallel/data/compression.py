@@ -8,8 +8,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from caldera.base.configurable import Configurable
 from caldera.comm import Communicator
-from caldera.configurable import Configurable
 
 State = Mapping[str, np.ndarray]
 _RANK = "rank"

@@ -9,11 +9,12 @@ import numpy as np
 
 from caldera import op
 from caldera.comm import Communicator, world
+from caldera.compiler.lazy import Expr, Variable
+from caldera.compiler.plan.plan import Plan
 from caldera.compress import redistribute
+from caldera.core.graph.ops.collective import Message, next_number
 from caldera.data import Share
 from caldera.errors import ConfigError
-from caldera.graph.ops.collective import Message, next_number
-from caldera.lazy import Expr, Variable
 from caldera.parallel.consistency import (
     broadcast_model,
     check_same_setup,
@@ -25,8 +26,7 @@ from caldera.parallel.data.sufficient_factors import by_factors, has_factors
 from caldera.parallel.data.sums import bucketed_sums, sum_over_axis
 from caldera.parallel.data.virtual_shards import joined, virtual_shards_of
 from caldera.parallel.options import check_counts, check_same_options
-from caldera.plan.plan import Plan
-from caldera.strategy import Gradients, RunSetup, StepProgram, Strategy
+from caldera.train.strategy import Gradients, RunSetup, StepProgram, Strategy
 
 BUCKET_BYTES = 4 << 20
 """Large enough that a message's latency does not count, small enough to overlap."""

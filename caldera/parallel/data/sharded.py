@@ -7,23 +7,23 @@ from collections.abc import Collection, Mapping, Sequence
 
 from caldera import op
 from caldera.comm import Communicator
-from caldera.data import Share
-from caldera.errors import ConfigError
-from caldera.graph.body import topological
-from caldera.graph.node import Node
-from caldera.graph.ops.collective import (
+from caldera.compiler.lazy import Expr, Variable
+from caldera.core.graph.body import topological
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops.collective import (
     Message,
     all_gather_flat,
     next_number,
     reduce_scatter_flat,
 )
-from caldera.lazy import Expr, Variable
+from caldera.data import Share
+from caldera.errors import ConfigError
 from caldera.optim.sharding import Sharding
 from caldera.parallel.data.buckets import bucket_indices, buckets, in_backward_order
 from caldera.parallel.data.data_parallel import BUCKET_BYTES, DataParallel
 from caldera.parallel.distributed_variable import ParameterShards
 from caldera.parallel.layout import FlatLayout
-from caldera.strategy import Gradients, RunSetup, StepProgram, VariableView
+from caldera.train.strategy import Gradients, RunSetup, StepProgram, VariableView
 
 _NO_LIMIT = sys.maxsize
 

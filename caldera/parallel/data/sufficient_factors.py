@@ -8,11 +8,11 @@ of all ranks.
 
 from __future__ import annotations
 
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops.collective import Message, all_gather_flat
+from caldera.core.graph.ops.movement import pad
+from caldera.core.graph.ops.product import matmul
 from caldera.data import Share
-from caldera.graph.node import Node
-from caldera.graph.ops.collective import Message, all_gather_flat
-from caldera.graph.ops.movement import pad
-from caldera.graph.ops.product import matmul
 
 
 def factors_are_smaller(samples: int, inputs: int, outputs: int) -> bool:

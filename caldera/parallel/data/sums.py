@@ -9,12 +9,12 @@ import numpy as np
 
 from caldera import op
 from caldera.comm import Communicator
-from caldera.graph.ops.collective import Message, all_reduce, next_number
-from caldera.lazy import Expr, Variable
+from caldera.compiler.lazy import Expr, Variable
+from caldera.core.graph.ops.collective import Message, all_reduce, next_number
+from caldera.core.tensor.dtype import float32, promote
 from caldera.parallel.data.buckets import buckets
 from caldera.parallel.distributed_variable import PerRankVariable
-from caldera.strategy import VariableView
-from caldera.tensor.dtype import float32, promote
+from caldera.train.strategy import VariableView
 
 
 def allreduce_arrays(communicator: Communicator, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from caldera.comm.reproducible_sum import leaf_range
+from caldera.compiler.lazy import Expr
+from caldera.compiler.passes.collectives import without_hidden
+from caldera.core.graph.body import rebuilt, topological
+from caldera.core.graph.node import Node
+from caldera.core.graph.opdef import Nodes, item
+from caldera.core.graph.ops.base import reshape
+from caldera.core.graph.ops.collective import Message, all_sum, finish, run_collective, start
+from caldera.core.graph.program import Program
 from caldera.data import Share
-from caldera.graph.body import rebuilt, topological
-from caldera.graph.node import Node
-from caldera.graph.opdef import Nodes, item
-from caldera.graph.ops.base import reshape
-from caldera.graph.ops.collective import Message, all_sum, finish, run_collective, start
-from caldera.graph.program import Program
-from caldera.lazy import Expr
-from caldera.passes.collectives import without_hidden
 
 
 def virtual_shards_of(share: Share, shards: int, rank: int, ranks: int) -> list[Share]:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 
 from caldera import op
-from caldera.graph.body import topological
-from caldera.graph.node import Node
-from caldera.graph.ops.base import full
-from caldera.graph.ops.elementwise import add
+from caldera.core.graph.body import topological
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops.base import full
+from caldera.core.graph.ops.elementwise import add
 from caldera.parallel.pipeline.stage_program import MicroBatch
-from caldera.strategy import VOTES
+from caldera.train.strategy import VOTES
 
 OverRanks = Callable[[list[Node]], list[Node]]
 

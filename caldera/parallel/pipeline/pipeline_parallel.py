@@ -7,13 +7,14 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+from caldera.base.config import settings
 from caldera.comm import Communicator, Mesh
-from caldera.config import settings
+from caldera.compiler.lazy import Expr, Variable
+from caldera.compiler.plan.plan import Plan
+from caldera.core.graph.body import substitute
+from caldera.core.graph.node import Node
 from caldera.data import Share
 from caldera.errors import ConfigError
-from caldera.graph.body import substitute
-from caldera.graph.node import Node
-from caldera.lazy import Expr, Variable
 from caldera.nn.layer import Layer
 from caldera.optim import Optimizer
 from caldera.parallel.consistency import (
@@ -41,8 +42,7 @@ from caldera.parallel.pipeline.stage_update import StageUpdate
 from caldera.parallel.tensor.layer_sharding import LEAST
 from caldera.parallel.tensor.rank_network import rank_network, rewritten_network
 from caldera.parallel.tensor.sharded_layers import ShardedLayers
-from caldera.plan.plan import Plan
-from caldera.strategy import Gradients, RunSetup, StepProgram, Strategy, VariableView
+from caldera.train.strategy import Gradients, RunSetup, StepProgram, Strategy, VariableView
 
 BALANCES = ("operations", "time")
 """What stages have about as much of as each other."""

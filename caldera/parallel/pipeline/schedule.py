@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from caldera.graph.ops.collective import turn
-from caldera.plan.plan import Plan
+from caldera.compiler.plan.plan import Plan
+from caldera.core.graph.ops.collective import turn
 
 
 class Action(NamedTuple):

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 
+from caldera.compiler.lazy import Expr
+from caldera.core.graph.body import topological, users_of
+from caldera.core.graph.node import Node
+from caldera.core.graph.opdef import ITEM
 from caldera.errors import ConfigError
-from caldera.graph.body import topological, users_of
-from caldera.graph.node import Node
-from caldera.graph.opdef import ITEM
-from caldera.lazy import Expr
 from caldera.nn.basic import Sequential
 from caldera.nn.tracing import LayerCall
 from caldera.parallel.tensor.rank_network import RankNetwork, TracedNetwork

@@ -9,15 +9,15 @@ import numpy as np
 
 from caldera import op
 from caldera.comm import SingleProcess
-from caldera.graph.body import Body, rebuilt, topological
-from caldera.graph.differentiate import accumulate
-from caldera.graph.node import Node
-from caldera.graph.ops.base import full
-from caldera.lazy import Expr, compile
-from caldera.memory import Device
+from caldera.compiler.lazy import Expr, compile
+from caldera.core.graph.body import Body, rebuilt, topological
+from caldera.core.graph.differentiate import accumulate
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops.base import full
+from caldera.core.memory import Device
+from caldera.core.tensor.dtype import is_float
 from caldera.parallel.pipeline.stage_partition import boundary_values, stages_of, unit_flops
 from caldera.parallel.tensor.rank_network import RankNetwork
-from caldera.tensor.dtype import is_float
 
 FEWEST_RUNS, MOST_RUNS, BUDGET_S = 3, 50, 0.05
 

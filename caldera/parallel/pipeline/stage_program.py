@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from caldera import op
-from caldera.errors import ConfigError
-from caldera.graph.body import rebuilt
-from caldera.graph.differentiate import accumulate
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import Nodes
-from caldera.graph.ops.base import full
-from caldera.graph.ops.collective import (
+from caldera.core.graph.body import rebuilt
+from caldera.core.graph.differentiate import accumulate
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import Nodes
+from caldera.core.graph.ops.base import full
+from caldera.core.graph.ops.collective import (
     GATHERING,
     Message,
     all_sum,
@@ -30,8 +29,10 @@ from caldera.graph.ops.collective import (
     start_collective,
     turn,
 )
-from caldera.graph.ops.elementwise import add
-from caldera.graph.ops.sync_batch_norm import SYNCHRONISED
+from caldera.core.graph.ops.elementwise import add
+from caldera.core.graph.ops.sync_batch_norm import SYNCHRONISED
+from caldera.core.tensor.dtype import is_float
+from caldera.errors import ConfigError
 from caldera.parallel.pipeline.schedule import Action
 from caldera.parallel.pipeline.stage_partition import (
     Stages,
@@ -41,7 +42,6 @@ from caldera.parallel.pipeline.stage_partition import (
     with_gradients,
 )
 from caldera.parallel.tensor.rank_network import TracedNetwork
-from caldera.tensor.dtype import is_float
 
 AXIS = "pipeline"
 NEXT, BEFORE = 1, -1

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from caldera.graph.body import topological
-from caldera.graph.node import Node
-from caldera.lazy import Expr
+from caldera.compiler.lazy import Expr
+from caldera.core.graph.body import topological
+from caldera.core.graph.node import Node
 from caldera.parallel.data.sums import sum_over_axis
 from caldera.parallel.pipeline.batch_sums import zero
 from caldera.parallel.pipeline.stage_program import AXIS, rewritten

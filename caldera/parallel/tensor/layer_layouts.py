@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from caldera import nn
+from caldera.compiler.lazy import Variable
+from caldera.compiler.sharding.distributions import Axis, Distribution, Replicated, as_layout
+from caldera.compiler.sharding.layout import CartesianLayout, Layout
+from caldera.compiler.sharding.ops import copies
+from caldera.core.tensor.shape import Shape, size
 from caldera.errors import CalderaError, ConfigError
-from caldera.lazy import Variable
 from caldera.nn.layer import Layer
 from caldera.nn.tracing import LayerCall
 from caldera.parallel.tensor.layer_sharding import Candidate, candidates
-from caldera.sharding.distributions import Axis, Distribution, Replicated, as_layout
-from caldera.sharding.layout import CartesianLayout, Layout
-from caldera.sharding.ops import copies
-from caldera.tensor.shape import Shape, size
 
 WORDS = ("rows", "columns", "inputs", "replicated", "auto")
 """By samples, by the features that a layer gives, by those it takes, whole, or as it suits."""

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from caldera import nn
+from caldera.compiler.lazy import Expr, Variable
+from caldera.compiler.sharding.layout import CartesianLayout, Layout
+from caldera.compiler.sharding.rank_graph import RankGraph
+from caldera.core.graph.node import Node, Spec, Symbol
 from caldera.errors import ConfigError
-from caldera.graph.node import Node, Spec, Symbol
-from caldera.lazy import Expr, Variable
 from caldera.nn.layer import Layer
 from caldera.parallel.layout import AXIS, evenly
-from caldera.sharding.layout import CartesianLayout, Layout
-from caldera.sharding.rank_graph import RankGraph
 
 WAYS = ("outputs", "inputs", "heads", "auto")
 """By the features that a layer gives, by those it takes, by heads, or as it fits best."""

@@ -6,11 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from caldera.amounts import bytes_text
+from caldera.base.amounts import bytes_text
 from caldera.comm import Communicator
+from caldera.compiler.lazy import Expr, Variable
+from caldera.compiler.sharding.collective_moves import is_plain
+from caldera.compiler.sharding.explanation import moves_table, shortened, summary
+from caldera.compiler.sharding.layout import Layout
+from caldera.compiler.sharding.ops import place
+from caldera.compiler.sharding.propagation import Move
 from caldera.data import Share
 from caldera.errors import ConfigError
-from caldera.lazy import Expr, Variable
 from caldera.nn.layer import Layer
 from caldera.parallel.data.data_parallel import BUCKET_BYTES, DataParallel
 from caldera.parallel.distributed_variable import OwnedVariable
@@ -27,12 +32,7 @@ from caldera.parallel.tensor.layer_layouts import (
 )
 from caldera.parallel.tensor.layer_sharding import layouts_of
 from caldera.parallel.tensor.tensor_parallel import EVERYONE, Hybrid
-from caldera.sharding.collective_moves import is_plain
-from caldera.sharding.explanation import moves_table, shortened, summary
-from caldera.sharding.layout import Layout
-from caldera.sharding.ops import place
-from caldera.sharding.propagation import Move
-from caldera.strategy import Gradients, RunSetup
+from caldera.train.strategy import Gradients, RunSetup
 
 
 @dataclass(frozen=True)

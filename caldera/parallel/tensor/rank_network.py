@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from caldera.graph.node import Node
-from caldera.lazy import Expr, Variable
+from caldera.compiler.lazy import Expr, Variable
+from caldera.compiler.sharding.layout import CartesianLayout
+from caldera.compiler.sharding.rank_graph import RankGraph
+from caldera.core.graph.node import Node
 from caldera.nn.layer import Layer
 from caldera.nn.tracing import Context, LayerCall
 from caldera.parallel.layout import AXIS
 from caldera.parallel.tensor.layer_sharding import LEAST, chosen_layers, layouts_of, stand_in
-from caldera.sharding.layout import CartesianLayout
-from caldera.sharding.rank_graph import RankGraph
 
 
 @dataclass(frozen=True)

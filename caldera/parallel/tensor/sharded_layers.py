@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from caldera.comm import Communicator
+from caldera.compiler.lazy import Expr, Variable
+from caldera.compiler.sharding.collective_moves import CollectiveMoves
+from caldera.compiler.sharding.layout import Layout
+from caldera.compiler.sharding.ops import copies
+from caldera.compiler.sharding.rank_graph import RankGraph
+from caldera.compiler.sharding.rules.registry import Placement
+from caldera.compiler.sharding.volume import Links
+from caldera.core.graph.node import Node
 from caldera.errors import ConfigError
-from caldera.graph.node import Node
-from caldera.lazy import Expr, Variable
 from caldera.nn.layer import Layer
 from caldera.optim import Optimizer
 from caldera.optim.sharding import Sharding
 from caldera.parallel.distributed_variable import ParameterShards
 from caldera.parallel.layout import AXIS
 from caldera.parallel.tensor.layer_sharding import WAYS, chosen_layers, layouts_of
-from caldera.sharding.collective_moves import CollectiveMoves
-from caldera.sharding.layout import Layout
-from caldera.sharding.ops import copies
-from caldera.sharding.rank_graph import RankGraph
-from caldera.sharding.rules.registry import Placement
-from caldera.sharding.volume import Links
 
 
 class ShardedLayers:

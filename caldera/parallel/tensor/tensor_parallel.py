@@ -8,9 +8,11 @@ from typing import Any
 
 from caldera import op
 from caldera.comm import Communicator, Mesh
+from caldera.compiler.lazy import Expr, Variable
+from caldera.compiler.sharding.propagation import Move
+from caldera.compiler.sharding.rank_graph import RankGraph
 from caldera.data import Share
 from caldera.errors import ConfigError
-from caldera.lazy import Expr, Variable
 from caldera.parallel.data.buckets import in_backward_order
 from caldera.parallel.data.data_parallel import BUCKET_BYTES, DataParallel
 from caldera.parallel.data.sums import bucketed_sums, sum_over_axis
@@ -18,9 +20,7 @@ from caldera.parallel.layout import AXIS
 from caldera.parallel.options import check_same_options
 from caldera.parallel.tensor.layer_sharding import LEAST
 from caldera.parallel.tensor.sharded_layers import ShardedLayers
-from caldera.sharding.propagation import Move
-from caldera.sharding.rank_graph import RankGraph
-from caldera.strategy import Gradients, RunSetup, StepProgram, VariableView
+from caldera.train.strategy import Gradients, RunSetup, StepProgram, VariableView
 
 EVERYONE = "all"
 """As the axis of a message: all ranks of the mesh."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from caldera import op, optim
-from caldera.lazy import compile
+from caldera.compiler.lazy import compile
+from caldera.core.tensor import constant
 from caldera.search.dimension import Dimension
 from caldera.search.method import Method, Proposal, methods
 from caldera.search.trial import Trial
-from caldera.tensor import constant
 from caldera.train.arguments import whole_number
 
 _NEVER = -1e9

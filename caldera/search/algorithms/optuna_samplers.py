@@ -17,8 +17,8 @@ from typing import Any, ClassVar, TypeGuard
 
 import numpy as np
 
+from caldera.base.optional import optional_import
 from caldera.errors import ConfigError
-from caldera.optional import optional_import
 from caldera.search.dimension import Dimension, Stored, Uniform
 from caldera.search.method import Method, methods
 from caldera.search.record import import_optuna

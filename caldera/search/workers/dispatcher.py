@@ -16,9 +16,9 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from caldera.config import settings
+from caldera.base.config import settings
+from caldera.base.plain_data import decoded
 from caldera.errors import CommError
-from caldera.plain_data import decoded
 from caldera.search.conditions import of_all_ranks
 from caldera.search.scheduler import Scheduler
 from caldera.search.trial import FAILED, Outcome

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from caldera.plain_data import decoded, encoded
+from caldera.base.plain_data import decoded, encoded
 from caldera.search.study import Study
 from caldera.search.trial import Trial
 

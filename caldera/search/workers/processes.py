@@ -18,8 +18,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
+from caldera.core.memory.gpus import card_count
 from caldera.errors import ConfigError
-from caldera.memory.gpus import card_count
 from caldera.search.job import Job
 from caldera.search.workers.channel import Channel
 from caldera.search.workers.pool import Member, WorkerPool

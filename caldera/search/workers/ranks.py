@@ -25,7 +25,7 @@ from caldera.search.workers.dispatcher import Dispatcher
 from caldera.search.workers.rank_pool import RankWorkers
 from caldera.search.workers.resources import share_card
 from caldera.search.workers.worker import Worker
-from caldera.strategy import SingleProcessStrategy
+from caldera.train.strategy import SingleProcessStrategy
 
 MASTER = 0
 CONNECTS_WITHIN_S = 30.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from caldera.config import settings
+from caldera.base.config import settings
+from caldera.base.launchers import WORKER
+from caldera.core.memory import device
+from caldera.core.memory.gpus import card_count
 from caldera.kernels.common.blas_threads import single_threaded_blas
-from caldera.launchers import WORKER
-from caldera.memory import device
-from caldera.memory.gpus import card_count
 
 FOR_TRIALS = 0.9
 """The part of a card's memory that its workers share; the rest is for the driver and libraries."""

@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from caldera.plain_data import encoded
+from caldera.base.plain_data import encoded
 from caldera.search.job import Job
 from caldera.search.trial import Row, Task
 from caldera.search.workers.channel import Channel
-from caldera.strategy import SingleProcessStrategy, Strategy
+from caldera.train.strategy import SingleProcessStrategy, Strategy
 
 BEAT_S = 1.0
 """How often a worker says that it lives."""

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera import op
-from caldera.arguments import checked, refusal
+from caldera.base.arguments import checked, refusal
+from caldera.compiler.lazy import Expr, Variable, compile, input, lift, var
+from caldera.compiler.plan.plan import Plan
+from caldera.core.graph.body import Body, topological
+from caldera.core.graph.node import Node, Spec, Symbol
+from caldera.core.graph.opdef import ITEM, item, parameter
+from caldera.core.tensor.convert import array_of
+from caldera.core.tensor.dtype import float64, is_float
 from caldera.data import ArrayData
 from caldera.errors import ConfigError
-from caldera.graph.body import Body, topological
-from caldera.graph.node import Node, Spec, Symbol
-from caldera.graph.opdef import ITEM, item, parameter
-from caldera.lazy import Expr, Variable, compile, input, lift, var
-from caldera.plan.plan import Plan
-from caldera.tensor.convert import array_of
-from caldera.tensor.dtype import float64, is_float
 from caldera.train.fit import make_steps
 from caldera.train.step import Steps
 
@@ -138,7 +138,7 @@ class Float64Graph:
     >>> import numpy as np
     >>> import caldera as cd
     >>> from caldera import op
-    >>> from caldera.lazy import Expr
+    >>> from caldera.compiler.lazy import Expr
     >>> w = op.var("w", (2,), fill=cd.constant(3.0))
     >>> widened = Float64Graph()
     >>> Expr(widened.node((w * w).node)).dtype.name, list(widened.variables) == [w.symbol]

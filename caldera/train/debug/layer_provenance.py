@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable
 
+from caldera.core.graph.body import topological
+from caldera.core.graph.node import Node, Symbol, frozen
 from caldera.data import Batch
-from caldera.graph.body import topological
-from caldera.graph.node import Node, Symbol, frozen
 from caldera.nn.tracing import trace
 from caldera.train.step import Steps
 from caldera.train.tracking.summary import layer_nodes

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caldera.core.graph.node import Node, Symbol, describe
+from caldera.core.graph.opdef import ITEM
+from caldera.core.graph.program import Program
+from caldera.core.memory import Reading
+from caldera.core.tensor.dtype import is_float
 from caldera.data import Batch
 from caldera.errors import CalderaError, NonFiniteError
-from caldera.graph.node import Node, Symbol, describe
-from caldera.graph.opdef import ITEM
-from caldera.graph.program import Program
 from caldera.kernels.reference import evaluate
-from caldera.memory import Reading
-from caldera.tensor.dtype import is_float
 from caldera.train.callbacks import Callback
 from caldera.train.debug.layer_provenance import LayerProvenance
 from caldera.train.step import Steps

@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
+from caldera.base.file_cache import sync, write_file
+from caldera.base.plain_data import decoded, encoded
+from caldera.core.tensor.convert import little_endian
+from caldera.core.tensor.dtype import canonical
+from caldera.core.tensor.shape import size
 from caldera.errors import CalderaError, CheckpointError
-from caldera.file_cache import sync, write_file
 from caldera.io import save_safetensors
 from caldera.io.files import bytes_of
 from caldera.io.safetensors_files import safetensors_arrays
-from caldera.plain_data import decoded, encoded
-from caldera.tensor.convert import little_endian
-from caldera.tensor.dtype import canonical
-from caldera.tensor.shape import size
 
 FORMAT = "caldera-checkpoint-1"
 TENSORS = "tensors.safetensors"

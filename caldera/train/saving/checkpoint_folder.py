@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from caldera.base.file_cache import sync
 from caldera.errors import CalderaError, CheckpointError
-from caldera.file_cache import sync
 from caldera.train.saving.checkpoint_file import (
     Checkpoint,
     read_checkpoint,

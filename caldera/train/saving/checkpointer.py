@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caldera.arguments import guarded
+from caldera.base.arguments import guarded
+from caldera.base.plain_data import json_digest
 from caldera.data import Schema, Share
 from caldera.errors import CheckpointError, ConfigError
 from caldera.nn.config import to_config
 from caldera.optim import EpochRule
-from caldera.plain_data import json_digest
-from caldera.strategy import VariableView
 from caldera.train.arguments import plain_number, truth, whole_number
 from caldera.train.broadcast import broadcast_arrays
 from caldera.train.callbacks import Callback
 from caldera.train.saving.checkpoint_file import Checkpoint, state_of, state_text
 from caldera.train.saving.checkpoint_folder import CheckpointFolder
 from caldera.train.saving.snapshot import assign_all, by_name, check_fit, model_variables
+from caldera.train.strategy import VariableView
 from caldera.train.tracking.history import History
 
 if TYPE_CHECKING:

@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caldera.base.file_cache import atomic_write
+from caldera.core.tensor.dtype import canonical
 from caldera.data import Schema
 from caldera.errors import CheckpointError, ConfigError, DataError
-from caldera.file_cache import atomic_write
 from caldera.io import load_safetensors_metadata, save_safetensors
 from caldera.io.files import Source, file_name_of, file_size, opened
 from caldera.io.safetensors_files import safetensors_arrays
 from caldera.nn.config import to_config
-from caldera.tensor.dtype import canonical
 from caldera.train.saving.checkpoint_file import described, differences, digest, nbytes
 from caldera.train.saving.snapshot import assign_all, model_variables
 from caldera.train.schema_checks import schema_of_inputs

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from caldera.compiler.lazy import Variable
 from caldera.errors import CheckpointError
-from caldera.lazy import Variable
 from caldera.nn.layer import Layer
-from caldera.strategy import VariableView
+from caldera.train.strategy import VariableView
 
 if TYPE_CHECKING:
     from caldera.train.model import Model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
 from caldera.nn.tracing import LayerCall
 from caldera.train.tracking.run_record import BlockRecord
 

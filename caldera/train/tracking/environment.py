@@ -9,15 +9,15 @@ from importlib.util import find_spec
 import llvmlite
 
 import caldera
-from caldera.amounts import bytes_text
-from caldera.config import settings
+from caldera.base.amounts import bytes_text
+from caldera.base.config import settings
+from caldera.base.machine import available_memory, this_machine, usable_cores
+from caldera.base.optional import optional_import
+from caldera.core.memory.gpus import card_count
 from caldera.data.datasets.dataset_cache import ENVIRONMENT, cache_folder
 from caldera.kernels.native.codegen.blas import blas
 from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.tuning_cache import all_records
-from caldera.machine import available_memory, this_machine, usable_cores
-from caldera.memory.gpus import card_count
-from caldera.optional import optional_import
 
 
 def environment() -> dict[str, dict[str, int | str]]:

@@ -11,15 +11,15 @@ from typing import Any, Self
 
 import numpy as np
 
-from caldera.amounts import table_lines
-from caldera.arguments import checked, shown
+from caldera.base.amounts import table_lines
+from caldera.base.arguments import checked, shown
+from caldera.base.notebook import html_table, note
+from caldera.base.plain_data import to_plain
+from caldera.base.registry import nearest
 from caldera.draw.learning_curves import learning_curve_charts, learning_curves
 from caldera.draw.line_chart import figure_svg
 from caldera.draw.svg import Picture
 from caldera.errors import ConfigError, DataError
-from caldera.notebook import html_table, note
-from caldera.plain_data import to_plain
-from caldera.registry import nearest
 
 _ROWS_SHOWN = 12
 _NOT_IN_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caldera.compiler.plan.explain import Explanation, Row, shapes_text
+from caldera.compiler.plan.plan import Plan
+from caldera.compiler.plan.timeline import arena_in_use
 from caldera.data import Dataset, Loader, as_data
 from caldera.errors import DataError
-from caldera.plan.explain import Explanation, Row, shapes_text
-from caldera.plan.plan import Plan
-from caldera.plan.timeline import arena_in_use
 from caldera.train.fit import make_steps
 from caldera.train.tracking.blocks import blocks_of
 from caldera.train.tracking.environment import environment

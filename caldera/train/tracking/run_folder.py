@@ -16,13 +16,13 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from caldera.arguments import checked, guarded
+from caldera.base.arguments import checked, guarded
+from caldera.base.file_cache import write_file
+from caldera.base.file_names import file_name
+from caldera.base.plain_data import from_plain, to_plain
 from caldera.comm import world
 from caldera.data import Dataset
 from caldera.errors import DataError
-from caldera.file_cache import write_file
-from caldera.file_names import file_name
-from caldera.plain_data import from_plain, to_plain
 from caldera.train.saving.model_file import save_model
 from caldera.train.tracking.history import History
 from caldera.train.tracking.measure_run import record_of

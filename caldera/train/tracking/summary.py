@@ -6,16 +6,16 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from caldera.amounts import bytes_text, table_lines
-from caldera.configurable import Configurable
+from caldera.base.amounts import bytes_text, table_lines
+from caldera.base.configurable import Configurable
+from caldera.base.notebook import html_table, note
+from caldera.compiler.lazy import Expr
+from caldera.core.graph.body import topological
+from caldera.core.graph.node import Node
 from caldera.errors import ConfigError
-from caldera.graph.body import topological
-from caldera.graph.node import Node
-from caldera.lazy import Expr
 from caldera.nn.config import to_config
 from caldera.nn.layer import Layer
 from caldera.nn.tracing import Context, LayerCall
-from caldera.notebook import html_table, note
 
 if TYPE_CHECKING:
     from caldera.train.model import Model

@@ -9,10 +9,10 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from caldera.arguments import guarded
+from caldera.base.arguments import guarded
+from caldera.core.graph.body import topological
+from caldera.core.graph.node import Node
 from caldera.errors import ConfigError
-from caldera.graph.body import topological
-from caldera.graph.node import Node
 from caldera.io.events import EventFile, GraphNode
 from caldera.train.callbacks import Callback
 from caldera.train.metric_totals import TotalsReading

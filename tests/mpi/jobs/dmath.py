@@ -6,7 +6,7 @@ import numpy as np
 
 import caldera as cd
 from caldera import dmath as dm
-from caldera.graph.opdef import op
+from caldera.core.graph.opdef import op
 from tests.unit.dmath.programs import computed, everywhere, leaf
 
 

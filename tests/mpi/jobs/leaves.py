@@ -6,8 +6,8 @@ import os
 import time
 
 import caldera as cd
+from caldera.base.launchers import rank_on_machine
 from caldera.comm import world
-from caldera.launchers import rank_on_machine
 
 if __name__ == "__main__" and rank_on_machine(os.environ) != 1:
     # Else mpiexec may see it first.

@@ -13,7 +13,7 @@ import caldera as cd
 from caldera import nn, optim
 from caldera.comm import world
 from caldera.parallel import DataParallel, Hybrid, PipelineParallel
-from caldera.strategy import SingleProcessStrategy, Strategy
+from caldera.train.strategy import SingleProcessStrategy, Strategy
 from tests.mpi.jobs.one_process import of_rank_0
 
 FEATURES, CLASSES = 6, 3

@@ -9,7 +9,7 @@ import numpy as np
 import caldera as cd
 from caldera import nn, parallel
 from caldera.comm import world
-from caldera.strategy import SingleProcessStrategy, Strategy
+from caldera.train.strategy import SingleProcessStrategy, Strategy
 
 FEATURES, CLASSES = 6, 3
 generator = np.random.default_rng(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from caldera.comm import world
-from tests.unit.sharding import fuzz
+from tests.unit.compiler.sharding import fuzz
 
 CASES = 30
 

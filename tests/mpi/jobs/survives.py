@@ -11,7 +11,7 @@ import numpy as np
 import caldera as cd
 from caldera import nn, parallel
 from caldera.comm import MpiCommunicator, RankLostError, world
-from caldera.strategy import SingleProcessStrategy, Strategy
+from caldera.train.strategy import SingleProcessStrategy, Strategy
 
 EPOCHS = 3
 generator = np.random.default_rng(1)

@@ -11,7 +11,7 @@ import pytest
 import caldera as cd
 from caldera import audio, nn
 from caldera.audio import models
-from caldera.registry import provided
+from caldera.base.registry import provided
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from caldera.base.machine import CardState, card_state, card_state_from
 from caldera.bench import card_session
 from caldera.bench.card_session import CardSession
 from caldera.bench.case_runner import CaseRunner, Options
@@ -15,7 +16,6 @@ from caldera.bench.results import Entry
 from caldera.bench.session import Session
 from caldera.bench.worker_process import WorkerError, WorkerHandle
 from caldera.bench.workloads import WORKLOADS, TrainingCase
-from caldera.machine import CardState, card_state, card_state_from
 
 GIB = 1 << 30
 

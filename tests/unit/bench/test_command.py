@@ -7,12 +7,12 @@ import argparse
 import numpy as np
 import pytest
 
+from caldera.base.config import settings
 from caldera.bench.case_runner import Options
 from caldera.bench.contestants import contestants
 from caldera.bench.frameworks.caldera_tasks import CalderaFramework
 from caldera.bench.workloads import WORKLOADS, TrainingCase
 from caldera.cli.commands import bench as command
-from caldera.config import settings
 from caldera.errors import ConfigError
 
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from caldera import bench
+from caldera.base.plain_data import to_plain
 from caldera.bench.honesty import FINE, NOT_SHOWN, VIOLATED, Claims, Hardware, Run, Tuning, check
 from caldera.bench.honesty.check import RULES
 from caldera.bench.results import Report
 from caldera.errors import ConfigError, DataError
-from caldera.plain_data import to_plain
 from tests.unit.bench.reports import entry, report
 
 CPU = Hardware("Xeon 8480", 2023)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from caldera.base.config import settings
 from caldera.bench import levels
 from caldera.bench.frameworks import FRAMEWORKS
 from caldera.bench.honesty import check
@@ -22,7 +23,6 @@ from caldera.bench.page import page
 from caldera.bench.results import Entry
 from caldera.bench.workloads import WORKLOADS, LearningCase, ProductCase
 from caldera.comm import SingleProcess
-from caldera.config import settings
 from caldera.draw.heat_map import heat_map
 from caldera.errors import ConfigError
 from tests.unit.bench.reports import report

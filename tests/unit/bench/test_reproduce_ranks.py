@@ -8,7 +8,7 @@ from caldera import nn
 from caldera.bench.reproduce import ranks
 from caldera.bench.reproduce.prediction import guesses
 from caldera.bench.reproduce.ranks import THREADS, run_ranks
-from caldera.planner import Compute, Wire
+from caldera.parallel.planner import Compute, Wire
 from caldera.train.neural_network import NeuralNetwork
 
 

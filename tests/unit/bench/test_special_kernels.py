@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from caldera import op
-from caldera.graph.memory_format import NHWC
-from caldera.graph.node import Node
-from caldera.graph.program import program_of
+from caldera.core.graph.memory_format import NHWC
+from caldera.core.graph.node import Node
+from caldera.core.graph.program import program_of
+from caldera.core.memory import device
 from caldera.kernels.measure import measure
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.memory import device
 from tests.benchmark_scripts import imported_script
 
 

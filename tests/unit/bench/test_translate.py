@@ -15,8 +15,8 @@ import caldera as cd
 from caldera import nn, op
 from caldera.bench.translate import to_jax, to_torch
 from caldera.bench.translate._windows import Windows, window_means
+from caldera.compiler.lazy import compile
 from caldera.errors import ConfigError, DtypeError, ShapeError
-from caldera.lazy import compile
 
 TOLERANCE = 1e-9
 

@@ -17,8 +17,8 @@ import pytest
 
 from caldera.comm import nccl as nccl_module
 from caldera.comm import staging
-from caldera.memory import gpus
-from caldera.memory.device_array import DeviceArray
+from caldera.core.memory import gpus
+from caldera.core.memory.device_array import DeviceArray
 
 
 def on_card(values: np.ndarray) -> DeviceArray:

@@ -10,8 +10,8 @@ import pytest
 import caldera as cd
 from caldera import op
 from caldera.comm import Communicator, Mesh, run_virtual_ranks
+from caldera.compiler.lazy import Expr
 from caldera.errors import ShapeError
-from caldera.lazy import Expr
 
 SIZES = [(2, 2), (1, 3, 2), (3, 0, 1, 2)]
 

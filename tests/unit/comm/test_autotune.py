@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import caldera as cd
+from caldera.base.file_cache import FileCache
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.comm.autotune import AllreduceTuner, candidates
-from caldera.file_cache import FileCache
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from caldera.base.launchers import rank_on_machine, ranks_started
 from caldera.comm import SingleProcess, restarted, world
 from caldera.comm.launch import launch
 from caldera.comm.mpi_implementation import find_launcher, implementation
 from caldera.errors import ConfigError
-from caldera.launchers import rank_on_machine, ranks_started
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caldera import data
+from caldera.base.optional import optional_import
 from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
-from caldera.optional import optional_import
 
 
 @given(

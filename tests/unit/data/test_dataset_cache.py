@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from caldera import data
-from caldera.config import settings
+from caldera.base.config import settings
+from caldera.core.memory import devices
 from caldera.data.datasets.dataset_cache import cached_arrays
-from caldera.memory import devices
 
 
 def test_data_from_files_is_read_without_a_look_at_cards(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import caldera as cd
-from caldera import machine
+from caldera.base import machine
 from caldera.data.loading.prefetch import prefetch_memory
 from caldera.data.loading.tuner import MOST_WORKERS, Cost, Setting, Tuner
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 import caldera as cd
+from caldera.compiler.sharding.distributions import Replicated
+from caldera.core.graph.node import Symbol
+from caldera.core.graph.ops.leaf import tensor
 from caldera.dmath.handle import Handle
 from caldera.dmath.session import Session
-from caldera.graph.node import Symbol
-from caldera.graph.ops.leaf import tensor
-from caldera.sharding.distributions import Replicated
 
 
 def leaf(handle: Handle) -> cd.Expr:

@@ -10,8 +10,8 @@ import pytest
 
 from caldera import dmath as dm
 from caldera import op
+from caldera.compiler.lazy import Expr
 from caldera.errors import CalderaError, ConfigError
-from caldera.lazy import Expr
 
 RANKS = 4
 

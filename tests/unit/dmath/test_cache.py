@@ -9,9 +9,9 @@ import pytest
 
 from caldera import comm
 from caldera import dmath as dm
+from caldera.compiler.sharding.distributions import Columns, Replicated, Rows
 from caldera.dmath.handle import Handle
 from caldera.dmath.session import Session, SpmdSession
-from caldera.sharding.distributions import Columns, Replicated, Rows
 from tests.unit.dmath.programs import leaf
 
 A = np.arange(48.0).reshape(6, 8)

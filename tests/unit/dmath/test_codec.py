@@ -10,13 +10,13 @@ import pytest
 
 import caldera as cd
 from caldera import op
+from caldera.compiler.lazy import lift
+from caldera.compiler.sharding.distributions import BlockCyclic, Blocks, Replicated, Rows
+from caldera.core.graph.ops.collective import Message
+from caldera.core.tensor import Tensor
+from caldera.core.tensor.dtype import bfloat16
 from caldera.dmath.codec import decode, decode_graph, encode, encode_graph, graph_key
 from caldera.errors import CalderaError, ConfigError, DataError
-from caldera.graph.ops.collective import Message
-from caldera.lazy import lift
-from caldera.sharding.distributions import BlockCyclic, Blocks, Replicated, Rows
-from caldera.tensor import Tensor
-from caldera.tensor.dtype import bfloat16
 
 
 def _evaluated(content: bytes, values: list[np.ndarray]) -> list[np.ndarray]:

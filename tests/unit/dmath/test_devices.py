@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from caldera import dmath as dm
+from caldera.core.memory.gpus import card_count
 from caldera.dmath.services import SERVICES
 from caldera.errors import ConfigError, DeviceError
-from caldera.memory.gpus import card_count
 
 RNG = np.random.default_rng(0)
 A, B = RNG.normal(size=(12, 8)), RNG.normal(size=(8, 12))

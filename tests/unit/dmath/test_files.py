@@ -12,11 +12,18 @@ import pytest
 
 from caldera import comm
 from caldera import dmath as dm
+from caldera.compiler.sharding.distributions import (
+    BlockCyclic,
+    Blocks,
+    Columns,
+    Grid,
+    Replicated,
+    Rows,
+)
 from caldera.dmath import sources
 from caldera.dmath.files import load_handles, save_handles
 from caldera.dmath.session import Session, SpmdSession
 from caldera.errors import CalderaError, ConfigError, DataError
-from caldera.sharding.distributions import BlockCyclic, Blocks, Columns, Grid, Replicated, Rows
 
 RNG = np.random.default_rng(0)
 ARRAYS = {

@@ -7,7 +7,14 @@ import pytest
 
 from caldera import dmath as dm
 from caldera import op
-from caldera.sharding.distributions import BlockCyclic, Blocks, Columns, Grid, Replicated, Rows
+from caldera.compiler.sharding.distributions import (
+    BlockCyclic,
+    Blocks,
+    Columns,
+    Grid,
+    Replicated,
+    Rows,
+)
 from tests.unit.dmath.programs import leaf
 
 RNG = np.random.default_rng(0)

@@ -7,8 +7,8 @@ import pytest
 
 from caldera import dmath as dm
 from caldera import op
+from caldera.compiler.sharding.rules import algorithms
 from caldera.errors import ShapeError
-from caldera.sharding.rules import algorithms
 
 
 def test_solutions_factors_and_transforms_of_arrays_that_ranks_share(

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from caldera import dmath as dm
+from caldera.core.graph.node import Spec
+from caldera.core.graph.opdef import OPS, op
 from caldera.dmath.handle import Handle
 from caldera.dmath.master import Master
 from caldera.errors import CommError, DataError
-from caldera.graph.node import Spec
-from caldera.graph.opdef import OPS, op
 from tests.unit.dmath.programs import computed, everywhere, leaf
 
 ROOT = Path(__file__).parents[3]

@@ -13,6 +13,7 @@ import pytest
 
 from caldera import comm, op
 from caldera import dmath as dm
+from caldera.compiler.sharding.distributions import Columns, Rows
 from caldera.dmath import worker
 from caldera.dmath.master import Master
 from caldera.dmath.messages import FRAME_BYTES
@@ -20,7 +21,6 @@ from caldera.dmath.rank import Rank
 from caldera.dmath.services import SERVICES
 from caldera.dmath.session import Session, SpmdSession
 from caldera.errors import CommError, ConfigError, DataError
-from caldera.sharding.distributions import Columns, Rows
 from tests.unit.dmath.programs import computed, everywhere, leaf
 
 A = np.arange(12.0).reshape(3, 4)

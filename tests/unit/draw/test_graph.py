@@ -11,11 +11,11 @@ import pytest
 
 import caldera as cd
 from caldera import op
+from caldera.core.graph.program import Program, program_of
 from caldera.draw.graph import draw_graph, graph_svg
 from caldera.draw.palette import DTYPE_COLOURS
 from caldera.draw.svg import text_width
 from caldera.errors import ConfigError
-from caldera.graph.program import Program, program_of
 from tests.unit.draw.boxes import Box
 
 SVG = "{http://www.w3.org/2000/svg}"

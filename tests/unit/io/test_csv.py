@@ -10,8 +10,8 @@ from hypothesis.extra import numpy as hnp
 
 import caldera as cd
 from caldera import io as files
+from caldera.core.tensor import dtype as dtypes
 from caldera.errors import ConfigError, DataError, ShapeError
-from caldera.tensor import dtype as dtypes
 
 
 @pytest.fixture

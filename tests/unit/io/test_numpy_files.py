@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import caldera as cd
 from caldera import io as files
+from caldera.core.tensor import dtype as dtypes
 from caldera.errors import DataError, DtypeError
-from caldera.tensor import dtype as dtypes
 
 STORABLE = [dtype for dtype in dtypes.ALL if dtype != dtypes.bfloat16]
 every_dtype = pytest.mark.parametrize("dtype", STORABLE, ids=str)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import caldera as cd
 from caldera import io as files
+from caldera.core.tensor import dtype as dtypes
 from caldera.errors import ConfigError, DataError
-from caldera.tensor import dtype as dtypes
 
 
 def readable(value: object) -> str:

@@ -7,15 +7,15 @@ from functools import cache
 
 import numpy as np
 
-from caldera.graph.memory_format import NHWC, laid_out
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import parameter
-from caldera.graph.ops.control import items
-from caldera.graph.program import Program
+from caldera.compiler.passes.layout import IMAGES, layout
+from caldera.core.graph.memory_format import NHWC, laid_out
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import parameter
+from caldera.core.graph.ops.control import items
+from caldera.core.graph.program import Program
+from caldera.core.tensor.dtype import bool_, is_complex, is_inexact, part_of
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import Call, Kernel
-from caldera.passes.layout import IMAGES, layout
-from caldera.tensor.dtype import bool_, is_complex, is_inexact, part_of
 from tests.unit.kernels.guard_pages import guarded
 
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 2e-3, "bfloat16": 2e-2}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from caldera.config import settings
+from caldera.base.config import settings
 from tests.unit.kernels.fake_kernels import FakeKernels
 
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import parameter
-from caldera.graph.ops.product import matmul
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import parameter
+from caldera.core.graph.ops.product import matmul
+from caldera.core.tensor.dtype import float32
 from caldera.kernels.choose import Choices
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import Call, Kernel, KernelTable, Runner
-from caldera.tensor.dtype import float32
 
 
 def product_node(rows: int = 64) -> Node:

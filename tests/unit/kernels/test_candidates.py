@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from caldera.compiler.lazy import Expr, lift
+from caldera.core.graph.body import Body, topological
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import ITEM, OPS, parameter
+from caldera.core.graph.ops import product
+from caldera.core.graph.ops.base import broadcast_to
+from caldera.core.graph.ops.control import fused
+from caldera.core.graph.ops.elementwise import add, exp, mul
+from caldera.core.tensor.dtype import BY_NAME, float32
 from caldera.errors import DtypeError
-from caldera.graph.body import Body, topological
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import ITEM, OPS, parameter
-from caldera.graph.ops import product
-from caldera.graph.ops.base import broadcast_to
-from caldera.graph.ops.control import fused
-from caldera.graph.ops.elementwise import add, exp, mul
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
-from caldera.lazy import Expr, lift
-from caldera.tensor.dtype import BY_NAME, float32
 from tests.unit.kernels.checking import (
     DTYPES,
     ELSEWHERE,
@@ -152,7 +152,7 @@ def test_kernels_compute_the_cases_of_every_op(dtype: str) -> None:
         assert checked >= {
             (name, kernel)
             for name, each in OPS.items()
-            # Those of several ranks together are in tests/unit/sharding.
+            # Those of several ranks together are in tests/unit/compiler/sharding.
             if each.kind != "distributed"
             for kernel in TABLE.names(name, "cpu")
             if kernel != "reference" and kernel not in LARGE and name not in ELSEWHERE

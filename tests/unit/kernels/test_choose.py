@@ -15,11 +15,13 @@ import pytest
 
 import caldera as cd
 from caldera import op
-from caldera.config import settings
+from caldera.base.config import settings
+from caldera.base.threads import at_most_threads, thread_count
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import parameter
+from caldera.core.graph.ops.product import matmul
+from caldera.core.tensor.dtype import float32
 from caldera.errors import ConfigError, DeviceError
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import parameter
-from caldera.graph.ops.product import matmul
 from caldera.kernels import choose
 from caldera.kernels.choose import Choices
 from caldera.kernels.measure import compare
@@ -29,8 +31,6 @@ from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.race import Outcome
 from caldera.kernels.table import TABLE, Call, Kernel, KernelTable
 from caldera.kernels.thread_counts import name_on_all_threads, on_fewer_threads
-from caldera.tensor.dtype import float32
-from caldera.threads import at_most_threads, thread_count
 from tests.unit.kernels.fake_kernels import (
     FakeKernels,
     compute,

@@ -9,8 +9,8 @@ from random import SystemRandom
 
 import pytest
 
-from caldera.config import settings
-from caldera.graph.node import Node
+from caldera.base.config import settings
+from caldera.core.graph.node import Node
 from caldera.kernels import choose
 from caldera.kernels.choose import Choices
 from caldera.kernels.held_choices import HeldChoices, held_choices, holding

@@ -12,8 +12,8 @@ import pytest
 
 import caldera as cd
 from caldera import op
-from caldera.config import settings
-from caldera.graph.node import Node
+from caldera.base.config import settings
+from caldera.core.graph.node import Node
 from caldera.kernels import choose
 from caldera.kernels.choose import Choices
 from caldera.kernels.learned_cost import (

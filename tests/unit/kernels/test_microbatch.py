@@ -10,10 +10,11 @@ import pytest
 
 import caldera as cd
 from caldera import op
-from caldera.config import settings
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import parameter
-from caldera.graph.ops import product
+from caldera.base.config import settings
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import parameter
+from caldera.core.graph.ops import product
+from caldera.core.tensor.dtype import float32, float64
 from caldera.kernels.choose import Choices, choices
 from caldera.kernels.microbatch import Batch, best_sizes, divided
 from caldera.kernels.reference import evaluate
@@ -21,7 +22,6 @@ from caldera.kernels.shared_limits import shared_limits
 from caldera.kernels.table import TABLE, Call, Kernel, KernelTable, Runner
 from caldera.kernels.verdict import ORACLE
 from caldera.kernels.workspace_share import Option, best_options
-from caldera.tensor.dtype import float32, float64
 
 IMAGES, FILTERS = (7, 16, 10, 10), (16, 16, 3, 3)
 HOW = {"stride": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1), "groups": 1}

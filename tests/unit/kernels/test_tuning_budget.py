@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from caldera.config import settings
+from caldera.base.config import settings
 from caldera.kernels import tuning_budget
 from caldera.kernels.tuning_budget import TuningBudget
 

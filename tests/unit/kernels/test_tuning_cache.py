@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 
 from caldera import op
-from caldera.config import settings
-from caldera.file_cache import FileCache
-from caldera.graph.body import Body
-from caldera.graph.node import Spec, intern
-from caldera.graph.opdef import parameter
-from caldera.graph.ops.control import fused
-from caldera.graph.ops.elementwise import add, exp
-from caldera.graph.ops.movement import arrange
-from caldera.graph.ops.product import matmul
-from caldera.graph.ops.random import random_uniform
+from caldera.base.config import settings
+from caldera.base.file_cache import FileCache
+from caldera.base.plain_data import json_digest
+from caldera.core.graph.body import Body
+from caldera.core.graph.node import Spec, intern
+from caldera.core.graph.opdef import parameter
+from caldera.core.graph.ops.control import fused
+from caldera.core.graph.ops.elementwise import add, exp
+from caldera.core.graph.ops.movement import arrange
+from caldera.core.graph.ops.product import matmul
+from caldera.core.graph.ops.random import random_uniform
+from caldera.core.tensor.dtype import float32, int64
 from caldera.kernels import tuning_cache
 from caldera.kernels.choose import Choices
 from caldera.kernels.measure import measure
 from caldera.kernels.table import Call, Kernel, Runner
-from caldera.plain_data import json_digest
-from caldera.tensor.dtype import float32, int64
 from tests.unit.kernels.fake_kernels import FakeKernels, product_node, race
 
 pytestmark = pytest.mark.usefixtures("own_folder")

@@ -11,9 +11,9 @@ import pytest
 
 import caldera as cd
 from caldera import nn, op
+from caldera.base.registry import Registry
 from caldera.errors import ConfigError, ShapeError
 from caldera.nn import layer as layer_module
-from caldera.registry import Registry
 
 
 @pytest.mark.usefixtures("own_layers")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from caldera import op
+from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError, ShapeError
-from caldera.lazy import Expr
 
 INF = np.inf
 FUNCTIONS: dict[str, Callable[..., Expr]] = {

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from caldera import op
+from caldera.compiler.lazy import Variable
 from caldera.errors import ConfigError, DtypeError, ShapeError
-from caldera.lazy import Variable
 
 attend = op.scaled_dot_product_attention
 

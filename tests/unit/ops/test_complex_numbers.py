@@ -12,21 +12,21 @@ import pytest
 
 import caldera as cd
 from caldera import nn, op, optim
+from caldera.compiler.lazy import Expr, lift, lift_all
+from caldera.compiler.passes.complex_functions import FUNCTIONS
+from caldera.compiler.passes.complex_parts import complex_parts, has_complex
+from caldera.compiler.passes.constants import value_of
+from caldera.compiler.passes.pipeline import passes
+from caldera.core.graph.body import topological
+from caldera.core.graph.complex_support import HOLOMORPHIC, LINEAR, OWN_RULE, TAKES_COMPLEX
+from caldera.core.graph.opdef import OPS
+from caldera.core.graph.ops.base import sum_
+from caldera.core.graph.program import Program
+from caldera.core.graph.verify import verify
+from caldera.core.tensor import dtype as dtypes
 from caldera.errors import DtypeError, GradientError, ShapeError
-from caldera.graph.body import topological
-from caldera.graph.complex_support import HOLOMORPHIC, LINEAR, OWN_RULE, TAKES_COMPLEX
-from caldera.graph.opdef import OPS
-from caldera.graph.ops.base import sum_
-from caldera.graph.program import Program
-from caldera.graph.verify import verify
 from caldera.kernels.reference import interpret
 from caldera.kernels.table import TABLE
-from caldera.lazy import Expr, lift, lift_all
-from caldera.passes.complex_functions import FUNCTIONS
-from caldera.passes.complex_parts import complex_parts, has_complex
-from caldera.passes.constants import value_of
-from caldera.passes.pipeline import passes
-from caldera.tensor import dtype as dtypes
 from tests.unit.ops.case import complex_numbers, numbers
 
 REAL = [each for each in dtypes.ALL if not dtypes.is_complex(each)]

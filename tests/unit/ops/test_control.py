@@ -10,13 +10,13 @@ import pytest
 
 import caldera as cd
 from caldera import op
+from caldera.compiler.lazy import Expr
+from caldera.core.graph.body import Body, topological
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops.control import close_over, fused
+from caldera.core.graph.ops.elementwise import mul
 from caldera.errors import CalderaError, DtypeError, ShapeError
-from caldera.graph.body import Body, topological
-from caldera.graph.node import Node
-from caldera.graph.ops.control import close_over, fused
-from caldera.graph.ops.elementwise import mul
 from caldera.kernels.reference import evaluate
-from caldera.lazy import Expr
 from tests.unit.ops.case import numbers
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from caldera import op
+from caldera.compiler.lazy import Expr
 from caldera.errors import CalderaError, ConfigError, ShapeError
-from caldera.lazy import Expr
 from tests.unit.ops.case import numbers
 from tests.unit.ops.cases.convolution import loops_conv2d
 

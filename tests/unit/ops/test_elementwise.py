@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import caldera as cd
 from caldera import op
+from caldera.compiler.lazy import Expr, Variable
 from caldera.errors import ConfigError, DtypeError, ShapeError
-from caldera.lazy import Expr, Variable
 
 INF, NAN = math.inf, math.nan
 

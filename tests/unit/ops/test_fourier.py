@@ -7,10 +7,10 @@ import pytest
 
 import caldera as cd
 from caldera import op
+from caldera.compiler.lazy import lift
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops import fourier
 from caldera.errors import ConfigError, DtypeError, ShapeError
-from caldera.graph.node import Node
-from caldera.graph.ops import fourier
-from caldera.lazy import lift
 from tests.unit.ops.case import complex_numbers, numbers
 
 

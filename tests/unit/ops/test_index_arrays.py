@@ -9,9 +9,9 @@ import pytest
 
 import caldera as cd
 from caldera import op, testing
+from caldera.compiler.lazy import Expr, Input
 from caldera.errors import DataError, DtypeError, IndexingError, ShapeError
 from caldera.kernels.reference import interpret
-from caldera.lazy import Expr, Input
 
 SEEDS = 100
 

@@ -7,9 +7,9 @@ import pytest
 
 import caldera as cd
 from caldera import op
+from caldera.compiler.lazy import lift
+from caldera.core.graph.ops import linalg
 from caldera.errors import DataError, DtypeError, ShapeError
-from caldera.graph.ops import linalg
-from caldera.lazy import lift
 from tests.unit.ops.case import numbers
 
 SINGULAR = np.array([[1.0, 2.0], [2.0, 4.0]])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from caldera import op
+from caldera.core.graph.body import topological
 from caldera.errors import DataError, DtypeError, ShapeError
-from caldera.graph.body import topological
 
 
 def test_a_batch_of_sequences_is_one_plain_product() -> None:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import caldera as cd
-from caldera.graph.body import topological
-from caldera.graph.opdef import OPS
-from caldera.graph.program import Program
+from caldera.compiler.lazy import Expr, lift
+from caldera.compiler.passes.lower import lower
+from caldera.core.graph.body import topological
+from caldera.core.graph.opdef import OPS
+from caldera.core.graph.program import Program
 from caldera.kernels.reference import interpret
-from caldera.lazy import Expr, lift
-from caldera.passes.lower import lower
 from caldera.testing import check_gradients
 from tests.unit.ops.case import Case
 from tests.unit.ops.cases import ALL
@@ -30,7 +30,7 @@ for each in ALL:
 
 Compute = Callable[[tuple[Expr, ...]], list[np.ndarray]]
 APART = ("leaf", "distributed")
-"""Kinds of ops without a case here: those of ranks together are in tests/unit/sharding."""
+"""Kinds of ops without a case here: those of ranks together are in tests/unit/compiler/sharding."""
 
 OF_PLANS = ("turn", "collective_start", "collective_finish")
 """Ops that are nothing without a plan."""

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from caldera import op
+from caldera.compiler.lazy import Expr, compile, lift
+from caldera.core.graph.ops import pooling
 from caldera.errors import DtypeError, ShapeError
-from caldera.graph.ops import pooling
-from caldera.lazy import Expr, compile, lift
 from caldera.testing import check_gradients
 from tests.unit.ops.case import numbers
 

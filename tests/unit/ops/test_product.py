@@ -10,9 +10,9 @@ import pytest
 
 import caldera as cd
 from caldera import op
+from caldera.compiler.lazy import Expr
+from caldera.core.graph.body import topological
 from caldera.errors import CalderaError, ConfigError, DtypeError, ShapeError
-from caldera.graph.body import topological
-from caldera.lazy import Expr
 from tests.unit.ops.case import numbers
 
 

@@ -9,8 +9,8 @@ import pytest
 
 import caldera as cd
 from caldera import op
+from caldera.core.tensor import philox, seeding
 from caldera.errors import ConfigError, DtypeError, ShapeError
-from caldera.tensor import philox, seeding
 
 
 @pytest.fixture(autouse=True)

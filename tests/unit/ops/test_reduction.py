@@ -11,13 +11,13 @@ import pytest
 
 import caldera as cd
 from caldera import op
+from caldera.compiler.lazy import Expr, Variable
+from caldera.core.graph.node import Spec
+from caldera.core.graph.opdef import parameter
+from caldera.core.graph.ops.base import sum_
+from caldera.core.tensor.dtype import float32
 from caldera.errors import ConfigError, ShapeError
-from caldera.graph.node import Spec
-from caldera.graph.opdef import parameter
-from caldera.graph.ops.base import sum_
 from caldera.kernels.reference import evaluate
-from caldera.lazy import Expr, Variable
-from caldera.tensor.dtype import float32
 
 INF, NAN = math.inf, math.nan
 

@@ -13,8 +13,8 @@ import pytest
 
 import caldera as cd
 from caldera import op
+from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError, DtypeError
-from caldera.lazy import Expr
 
 INF, NAN, PI = math.inf, math.nan, math.pi
 # Where, the value there, and the derivative.

@@ -15,14 +15,14 @@ import pytest
 
 import caldera as cd
 from caldera import op
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import OPS, parameter
+from caldera.core.graph.ops.base import cast
+from caldera.core.tensor.dtype import BY_NAME, INTEGERS, promote
 from caldera.errors import CalderaError, DataError, DtypeError, IndexingError
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import OPS, parameter
-from caldera.graph.ops.base import cast
 from caldera.io import load_safetensors, save_safetensors
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call
-from caldera.tensor.dtype import BY_NAME, INTEGERS, promote
 
 UNSIGNED = ("uint16", "uint32", "uint64")
 

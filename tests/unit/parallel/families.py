@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from caldera import compress, parallel
 from caldera.comm import Communicator
-from caldera.strategy import Strategy
+from caldera.train.strategy import Strategy
 
 FAMILIES: dict[str, Callable[[Communicator], Strategy]] = {
     "data": lambda comm: parallel.DataParallel(communicator=comm),

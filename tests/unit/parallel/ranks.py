@@ -11,7 +11,7 @@ import numpy as np
 import caldera as cd
 from caldera import nn
 from caldera.comm import Communicator, run_virtual_ranks
-from caldera.strategy import Strategy
+from caldera.train.strategy import Strategy
 
 FEATURES, CLASSES = 6, 3
 TOLERANCE = {"float32": 1e-6, "float64": 1e-12}

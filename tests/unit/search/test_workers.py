@@ -17,8 +17,8 @@ import pytest
 
 import caldera as cd
 from caldera import nn, search
+from caldera.base.config import settings
 from caldera.comm import Communicator, run_virtual_ranks
-from caldera.config import settings
 from caldera.errors import CommError, ConfigError
 from caldera.search import workers as search_workers
 from caldera.search.job import digest_of

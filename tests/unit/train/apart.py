@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from caldera.config import settings
+from caldera.base.config import settings
 from caldera.train.model import Model
 from tests.unit.train.small import same_bits, values
 

@@ -10,7 +10,7 @@ import pytest
 import caldera as cd
 from caldera import comm, data, nn, parallel
 from caldera.errors import ConfigError, DataError
-from caldera.report.run import run_page
+from caldera.train.report.run import run_page
 
 X = np.arange(40, dtype=np.float32)[:, None] / 40
 Y = (np.arange(40) % 4 == 0).astype(np.int64)

@@ -8,9 +8,9 @@ import pytest
 
 import caldera as cd
 from caldera import nn, op
-from caldera.config import settings
+from caldera.base.config import settings
+from caldera.core.memory import devices
 from caldera.data import ArrayData
-from caldera.memory import devices
 
 
 @pytest.fixture

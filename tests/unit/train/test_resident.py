@@ -10,9 +10,9 @@ import pytest
 
 import caldera as cd
 from caldera import data, nn, optim
-from caldera.config import settings
+from caldera.base.config import settings
+from caldera.core.memory import device
 from caldera.data import ArrayData, IterableData, Loader, Share
-from caldera.memory import device
 from caldera.train.fit import make_steps
 from caldera.train.model import Model
 from caldera.train.neural_network import NeuralNetwork

@@ -10,8 +10,8 @@ import pytest
 
 import caldera as cd
 from caldera import nn
-from caldera.memory import Device, device
-from caldera.plan import plan
+from caldera.compiler.plan import plan
+from caldera.core.memory import Device, device
 from caldera.train import run as training_run
 from caldera.train.callbacks import Callback
 from caldera.train.debug import nonfinite

@@ -12,7 +12,7 @@ import pytest
 
 import caldera as cd
 from caldera import nn, op
-from caldera.lazy import Expr
+from caldera.compiler.lazy import Expr
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from caldera import nn
+from caldera.base.machine import usable_cores
 from caldera.bench.reproduce.experiment import (
     BESIDE,
     Context,
@@ -18,8 +19,7 @@ from caldera.bench.reproduce.experiment import (
 from caldera.bench.reproduce.prediction import guesses
 from caldera.bench.reproduce.rank_work import NETWORKS
 from caldera.bench.reproduce.ranks import run_ranks
-from caldera.machine import usable_cores
-from caldera.planner import Compute, Wire
+from caldera.parallel.planner import Compute, Wire
 from caldera.train.neural_network import NeuralNetwork
 
 RANKS = (1, 2, 4, 8, 16, 32, 64)

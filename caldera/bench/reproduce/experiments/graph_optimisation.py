@@ -17,7 +17,7 @@ from caldera.bench.reproduce.experiment import (
     holds,
 )
 from caldera.bench.turns import in_turns
-from caldera.lazy import compile
+from caldera.compiler.lazy import compile
 
 SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)
 SMALL = 1 << 14

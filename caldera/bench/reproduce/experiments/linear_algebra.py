@@ -16,7 +16,7 @@ from caldera.bench.reproduce.experiment import (
     holds,
 )
 from caldera.bench.turns import in_turns
-from caldera.lazy import compile
+from caldera.compiler.lazy import compile
 
 SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048, 3500)
 QUICK = (16, 64, 256, 1024, 3500)

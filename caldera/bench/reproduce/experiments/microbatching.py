@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from caldera import op
+from caldera.base.config import settings
 from caldera.bench.reproduce.experiment import BESIDE, Context, Outcome, Plot, Row, claim, holds
 from caldera.bench.turns import in_turns
-from caldera.config import settings
+from caldera.compiler.lazy import Expr, compile
+from caldera.compiler.plan.plan import Plan
 from caldera.kernels.choose import choices
 from caldera.kernels.table import TABLE
 from caldera.kernels.verdict import ORACLE
-from caldera.lazy import Expr, compile
-from caldera.plan.plan import Plan
 
 SHAPES = {"3 x 3, 64 channels of 28": (64, 64, 28, 3), "5 x 5, 64 channels of 27": (64, 64, 27, 5)}
 """Batch, channels, pixels, kernel: as in VGG, and AlexNet's second layer."""

@@ -10,8 +10,8 @@ import numpy as np
 from caldera import op
 from caldera.bench.reproduce.experiment import BESIDE, Context, Outcome, Plot, Row, claim, holds
 from caldera.bench.turns import in_turns
-from caldera.lazy import Expr, compile
-from caldera.plan.plan import Plan
+from caldera.compiler.lazy import Expr, compile
+from caldera.compiler.plan.plan import Plan
 
 SIZES = (128, 512, 1024)
 BATCH = 256

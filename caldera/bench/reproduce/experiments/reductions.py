@@ -8,10 +8,10 @@ from importlib.util import find_spec
 import numpy as np
 
 from caldera import op
+from caldera.base.optional import optional_import
 from caldera.bench.reproduce.experiment import Context, Outcome, Plot, Row, claim, faster, holds
 from caldera.bench.turns import in_turns
-from caldera.lazy import compile
-from caldera.optional import optional_import
+from caldera.compiler.lazy import compile
 
 SIZES = (64, 128, 256, 512, 1024, 2048)
 

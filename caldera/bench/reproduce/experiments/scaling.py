@@ -7,14 +7,14 @@ from functools import partial
 from statistics import median
 
 from caldera import nn
+from caldera.base.machine import usable_cores
 from caldera.bench.reproduce.experiment import BESIDE, Context, Outcome, Plot, Row, claim, holds
 from caldera.bench.reproduce.prediction import guesses
 from caldera.bench.reproduce.rank_work import NETWORKS
 from caldera.bench.reproduce.ranks import run_ranks
 from caldera.bench.turns import load_per_core
-from caldera.machine import usable_cores
 from caldera.nn.layer import Layer
-from caldera.planner import Compute, Wire
+from caldera.parallel.planner import Compute, Wire
 from caldera.train.neural_network import NeuralNetwork
 
 PER_RANK = {"mlp": 256, "resnet20": 64}

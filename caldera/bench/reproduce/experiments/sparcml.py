@@ -10,15 +10,15 @@ from statistics import median
 import numpy as np
 
 from caldera import nn
+from caldera.base.machine import usable_cores
 from caldera.bench.reproduce.experiment import BESIDE, Context, Outcome, Row, claim, holds
 from caldera.bench.reproduce.prediction import guess_way, setting_of
 from caldera.bench.reproduce.ranks import run_ranks
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.compress import compressors
-from caldera.machine import usable_cores
 from caldera.nn.layer import Layer
-from caldera.planner import Wire
-from caldera.planner.compression_cost import default_codecs
+from caldera.parallel.planner import Wire
+from caldera.parallel.planner.compression_cost import default_codecs
 from caldera.train.neural_network import NeuralNetwork
 
 RANKS = 8

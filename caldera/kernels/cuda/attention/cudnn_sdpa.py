@@ -15,8 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from caldera.graph.memory_format import dense_strides
-from caldera.graph.node import Node, Spec
+from caldera.core.graph.memory_format import dense_strides
+from caldera.core.graph.node import Node, Spec
+from caldera.core.memory.device_array import address_of
+from caldera.core.tensor.dtype import HALVES
+from caldera.core.tensor.shape import Shape
 from caldera.kernels.common.scratch import Scratch, workspace_bytes
 from caldera.kernels.cuda.attention import tiles
 from caldera.kernels.cuda.codegen.strided import strides_of
@@ -32,9 +35,6 @@ from caldera.kernels.cuda.runtime.cudnn import (
 )
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
-from caldera.memory.device_array import address_of
-from caldera.tensor.dtype import HALVES
-from caldera.tensor.shape import Shape
 
 RANK = 4
 """The axes of the library's tensors: batch, head, step, element."""

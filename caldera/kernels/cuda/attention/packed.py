@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from caldera.graph.node import Node
-from caldera.graph.ops.attention import (
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops.attention import (
     HEADS_INSIDE,
     attention_backward,
     attention_backward_packed,

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
+from caldera.core.memory.device_array import address_of
+from caldera.core.tensor.dtype import DType, bfloat16, float16, float32
 from caldera.kernels.common.scratch import Scratch
 from caldera.kernels.cuda.attention.tiles import TileGradient, common_bytes, row_products
 from caldera.kernels.cuda.attention.work import GradientWork, Operand, Work, mask_operands
@@ -18,8 +20,6 @@ from caldera.kernels.cuda.codegen.strided import strides_of
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
-from caldera.memory.device_array import address_of
-from caldera.tensor.dtype import DType, bfloat16, float16, float32
 
 HEADER = "attention_cores.cuh"
 THREADS = 128

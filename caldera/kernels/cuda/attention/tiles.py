@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.cuda.attention.work import GradientWork, Operand, Work, mask_operands
 from caldera.kernels.cuda.codegen.signature import (

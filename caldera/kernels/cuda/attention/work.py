@@ -8,7 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
+from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.cuda.codegen.dtypes import computed_type
 from caldera.kernels.cuda.codegen.signature import (
     Parameter,
@@ -32,7 +33,6 @@ from caldera.kernels.cuda.codegen.strided import (
 )
 from caldera.kernels.cuda.runtime.launch import Launch
 from caldera.kernels.table import Array, Call
-from caldera.tensor.shape import Shape, size
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
 from caldera.kernels.common.loop_body import LoopBody, Reference, Step, is_computable
 from caldera.kernels.cuda.codegen.dtypes import HALVES, STORED, computed_type, literal
 from caldera.kernels.cuda.runtime.driver import headers

@@ -6,11 +6,11 @@ import ctypes
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from caldera.graph.memory_format import dense_strides
+from caldera.core.graph.memory_format import dense_strides
+from caldera.core.memory.device_array import address_of
+from caldera.core.tensor.shape import Shape
 from caldera.kernels.cuda.codegen.signature import Parameter, i32, i64
 from caldera.kernels.table import Array
-from caldera.memory.device_array import address_of
-from caldera.tensor.shape import Shape
 
 Strides = tuple[int, ...]
 """In elements, one for each axis of a shape."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from caldera.graph.node import Node, intern
-from caldera.graph.ops.epilogue import conv2d_epilogue
-from caldera.graph.ops.product import conv2d
+from caldera.core.graph.node import Node, intern
+from caldera.core.graph.ops.epilogue import conv2d_epilogue
+from caldera.core.graph.ops.product import conv2d
 from caldera.kernels.common.epilogue import Epilogue
 from caldera.kernels.common.loop_body import LoopBody
 from caldera.kernels.common.scratch import Scratch

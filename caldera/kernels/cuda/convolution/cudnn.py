@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from caldera.config import settings
-from caldera.graph.memory_format import NHWC, dense_strides, same_memory
-from caldera.graph.node import Node, Spec
-from caldera.graph.ops.epilogue import conv2d_epilogue
+from caldera.base.config import settings
+from caldera.core.graph.memory_format import NHWC, dense_strides, same_memory
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.ops.epilogue import conv2d_epilogue
+from caldera.core.memory.device_array import address_of
 from caldera.kernels.common.epilogue import Epilogue
 from caldera.kernels.common.scratch import Scratch, workspace_bytes
 from caldera.kernels.cuda import convolution
@@ -35,7 +36,6 @@ from caldera.kernels.cuda.runtime.cudnn import (
 )
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
-from caldera.memory.device_array import address_of
 
 RANKS = 3
 """Plans that are tried against each other."""

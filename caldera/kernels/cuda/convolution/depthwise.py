@@ -10,8 +10,10 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
-from caldera.graph.memory_format import NHWC, same_memory
-from caldera.graph.node import Node, Spec
+from caldera.core.graph.memory_format import NHWC, same_memory
+from caldera.core.graph.node import Node, Spec
+from caldera.core.memory.device_array import address_of
+from caldera.core.tensor.dtype import is_float
 from caldera.kernels.common.geometry import Geometry
 from caldera.kernels.common.scratch import Scratch, workspace_bytes
 from caldera.kernels.cuda import convolution
@@ -29,8 +31,6 @@ from caldera.kernels.cuda.codegen.strided import lies_dense
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.memory.device_array import address_of
-from caldera.tensor.dtype import is_float
 
 _HEADER = "depthwise.cuh"
 FILTERS = {"conv2d": 1, "conv2d_input": 1, "conv2d_weight": 2}

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
 from caldera.kernels.cuda import convolution
 from caldera.kernels.cuda.convolution import cudnn, depthwise, pointwise
 from caldera.kernels.cuda.convolution.small_channels import kernels

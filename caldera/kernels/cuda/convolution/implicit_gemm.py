@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from caldera.graph.node import Spec
+from caldera.core.graph.node import Spec
+from caldera.core.tensor.shape import size
 from caldera.kernels.common.geometry import Correlation, Geometry, forward, input_phases, steps
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.cuda.convolution.parameters import filter_steps, image_steps, window_of
@@ -26,7 +27,6 @@ from caldera.kernels.cuda.movement.copy import copy_calls
 from caldera.kernels.cuda.product.tiling import SPLITS, Tile, Tiling, tiling
 from caldera.kernels.cuda.runtime.launch import Launch
 from caldera.kernels.table import Array, Call
-from caldera.tensor.shape import size
 
 
 @dataclass(frozen=True, eq=False)

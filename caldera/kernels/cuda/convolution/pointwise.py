@@ -5,7 +5,8 @@ Images that lie channels last are one tall matrix, those that lie row major a ba
 
 from __future__ import annotations
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
+from caldera.core.tensor.shape import size
 from caldera.kernels.common.geometry import Geometry
 from caldera.kernels.cuda import convolution
 from caldera.kernels.cuda.product import cublas, tiled
@@ -13,7 +14,6 @@ from caldera.kernels.cuda.product.problem import Multiplication, described_call
 from caldera.kernels.cuda.runtime import libraries
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
-from caldera.tensor.shape import size
 
 
 def product_of(call: Call) -> Multiplication | None:

@@ -3,7 +3,8 @@ launch adds up."""
 
 from __future__ import annotations
 
-from caldera.graph.node import Spec
+from caldera.core.graph.node import Spec
+from caldera.core.memory.device_array import address_of
 from caldera.kernels.common.geometry import steps
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.cuda.codegen.merged_axes import blocks_for
@@ -13,7 +14,6 @@ from caldera.kernels.cuda.product.tiling import Tile, Tiling
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import Launch
 from caldera.kernels.table import Array
-from caldera.memory.device_array import address_of
 
 THREADS = 256
 FEW = 8

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from caldera.core.memory.device_array import address_of
 from caldera.kernels.cuda.codegen.expression import HEADER, element_function
 from caldera.kernels.cuda.codegen.loop_operands import Numbers
 from caldera.kernels.cuda.codegen.signature import Parameter, Signature
 from caldera.kernels.cuda.codegen.strided import next_power_of_two
 from caldera.kernels.cuda.elementwise.loop import THREADS, Loop, LoopText, are_many, is_light
 from caldera.kernels.cuda.runtime.launch import Launch
-from caldera.memory.device_array import address_of
 
 MOST_ELEMENTS = 1 << 22
 """Elements of a loop beyond which a launch of its own is as good."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from caldera.graph.body import Body
-from caldera.graph.node import Node
+from caldera.core.graph.body import Body
+from caldera.core.graph.node import Node
+from caldera.core.tensor.shape import size
 from caldera.kernels.common.loop_body import loop_body_of, loop_shape
 from caldera.kernels.common.reduction import elementwise_outputs, fused_tasks, reductions_by_axes
 from caldera.kernels.cuda.codegen.expression import is_known
@@ -11,7 +12,6 @@ from caldera.kernels.cuda.elementwise.loop import loop_runner
 from caldera.kernels.cuda.reduction.reduce import of_nothing, reduction_calls, workspace_of
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.tensor.shape import size
 
 
 def _bind(call: Call) -> Runner:

@@ -13,7 +13,8 @@ from functools import cached_property
 
 import numpy as np
 
-from caldera.graph.opdef import OPS
+from caldera.core.graph.opdef import OPS
+from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.axes import axes_of
 from caldera.kernels.common.loop_body import LoopBody, loop_body_of, loop_shape
 from caldera.kernels.cuda.codegen.dtypes import computed_type
@@ -31,7 +32,6 @@ from caldera.kernels.cuda.codegen.signature import Signature, const_pointer, poi
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.tensor.shape import Shape, size
 
 THREADS = 256
 FULL = 2048

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import ctypes
 
-from caldera.graph.node import Node, Spec
+from caldera.core.graph.node import Node, Spec
+from caldera.core.memory.device_array import address_of
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.cuda.codegen.merged_axes import blocks_for, element_strides
 from caldera.kernels.cuda.codegen.signature import (
@@ -24,7 +25,6 @@ from caldera.kernels.cuda.normalisation.layout import TOTALS_BLOCK
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
-from caldera.memory.device_array import address_of
 
 HEADER = "relu_mask.cuh"
 THREADS = 256

@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from caldera.graph.node import Node
+from caldera.base.optional import optional_import
+from caldera.core.graph.node import Node
+from caldera.core.memory.gpus import PACKAGE, card_count
 from caldera.kernels.cuda.codegen.dtypes import computed_type
 from caldera.kernels.cuda.codegen.merged_axes import blocks_for
 from caldera.kernels.cuda.codegen.signature import Signature, pointer, u32, u64
@@ -32,8 +34,6 @@ from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.cuda.runtime.libraries import cupy_array, current_card
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.memory.gpus import PACKAGE, card_count
-from caldera.optional import optional_import
 
 _THREADS = 256
 _C2C, _Z2Z = 0x29, 0x69

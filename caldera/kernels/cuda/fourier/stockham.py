@@ -10,7 +10,7 @@ import ctypes
 from dataclasses import dataclass
 from math import prod
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
 from caldera.kernels.cuda.codegen.dtypes import STORED, computed_type
 from caldera.kernels.cuda.codegen.merged_axes import (
     Array,

@@ -1,4 +1,4 @@
-// Random numbers as caldera/tensor/philox.py defines them, to the last bit: element i of a stream is
+// Random numbers as caldera/core/tensor/philox.py defines them, to the last bit: element i of a stream is
 // a function of (seed, step, stream, i) alone. Products and sums are written as calls because a
 // compiler may contract a * b + c into one operation that rounds once, and bits would differ.
 #pragma once
@@ -72,7 +72,7 @@ template <typename T, int BITS> struct UniformHalf {
 template <> struct Uniform<half_t> : UniformHalf<half_t, 11> {};
 template <> struct Uniform<bfloat_t> : UniformHalf<bfloat_t, 8> {};
 
-// --- normal numbers by Box and Muller, as caldera/tensor/box_muller.py computes them
+// --- normal numbers by Box and Muller, as caldera/core/tensor/box_muller.py computes them
 
 __device__ __forceinline__ float times(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double times(double a, double b) { return __dmul_rn(a, b); }

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
+from caldera.core.memory.device_array import address_of
+from caldera.core.tensor.dtype import is_float
 from caldera.kernels.cuda.codegen.merged_axes import (
     Array,
     Axis,
@@ -33,8 +35,6 @@ from caldera.kernels.cuda.codegen.source import header_launch
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.memory.device_array import address_of
-from caldera.tensor.dtype import is_float
 
 _THREADS = 256
 _UNITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "uint4"}

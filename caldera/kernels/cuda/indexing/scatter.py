@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from math import isqrt, prod
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
+from caldera.core.memory.device_array import address_of
 from caldera.kernels.common.indexing import may_overwrite
 from caldera.kernels.cuda.codegen.merged_axes import (
     Array,
@@ -46,7 +47,6 @@ from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.cuda.sorting import THREADS as SORT_THREADS
 from caldera.kernels.cuda.sorting import TILE, merge_runs, tiles_of
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.memory.device_array import address_of
 
 _THREADS = 256
 _ITEM = 8

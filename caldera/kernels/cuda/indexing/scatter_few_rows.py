@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
 from caldera.kernels.common.indexing import may_overwrite
 from caldera.kernels.cuda.codegen.merged_axes import (
     Axis,

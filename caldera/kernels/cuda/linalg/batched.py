@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
+from caldera.core.tensor.dtype import is_float
+from caldera.core.tensor.shape import Shape
 from caldera.kernels.cuda.codegen.dtypes import STORED, computed_type
 from caldera.kernels.cuda.codegen.merged_axes import (
     Array,
@@ -35,8 +37,6 @@ from caldera.kernels.cuda.linalg import cusolver
 from caldera.kernels.cuda.runtime.driver import driver, fits_in_shared
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.tensor.dtype import is_float
-from caldera.tensor.shape import Shape
 
 _COLUMNS = 64
 """Right sides that one block solves for; further ones are another block's."""

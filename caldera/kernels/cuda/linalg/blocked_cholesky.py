@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from caldera.graph.node import Node, Spec
+from caldera.core.graph.node import Node, Spec
 from caldera.kernels.cuda.linalg import cusolver
 from caldera.kernels.cuda.linalg.panels import (
     GROUP,

@@ -22,7 +22,8 @@ from functools import partial
 
 import numpy as np
 
-from caldera.graph.node import Node, Spec
+from caldera.core.graph.node import Node, Spec
+from caldera.core.tensor.dtype import float32, float64
 from caldera.kernels.cuda.codegen.signature import const_pointer, pointer, real, u32
 from caldera.kernels.cuda.linalg import cusolver
 from caldera.kernels.cuda.linalg.panels import (
@@ -35,7 +36,6 @@ from caldera.kernels.cuda.linalg.panels import (
     seconds,
 )
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
-from caldera.tensor.dtype import float32, float64
 
 _LEAST = 1e-10, 0.25
 """The square of how much of a column is not in those before it in its panel, the first time and the

@@ -13,7 +13,8 @@ from functools import partial
 
 import numpy as np
 
-from caldera.graph.node import Node, Spec
+from caldera.core.graph.node import Node, Spec
+from caldera.core.tensor.dtype import float64
 from caldera.kernels.cuda.codegen.signature import const_pointer, pointer, type_of, u32
 from caldera.kernels.cuda.linalg import cusolver
 from caldera.kernels.cuda.linalg.panels import (
@@ -29,7 +30,6 @@ from caldera.kernels.cuda.linalg.panels import (
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.cuda.runtime.libraries import cupy_array
 from caldera.kernels.table import TABLE, Array, Call, Kernel
-from caldera.tensor.dtype import float64
 
 MOST_COLUMNS = 16
 """Right sides: residuals are computed for one after the other."""

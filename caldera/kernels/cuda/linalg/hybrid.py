@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from caldera.graph.node import Node
+from caldera.base.optional import optional_import
+from caldera.core.graph.node import Node
+from caldera.core.memory.gpus import card_count, cupy
+from caldera.core.tensor.dtype import float32, float64
 from caldera.kernels.cuda.runtime.libraries import cupy_array, current_card
 from caldera.kernels.reference.linalg import named
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.memory.gpus import card_count, cupy
-from caldera.optional import optional_import
-from caldera.tensor.dtype import float32, float64
 
 PANEL = 128
 """Columns of a panel."""

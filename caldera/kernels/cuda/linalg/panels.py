@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from caldera.graph.node import Node, Spec
+from caldera.core.graph.node import Node, Spec
+from caldera.core.memory.device_array import address_of
+from caldera.core.tensor.dtype import BY_NAME, DType, float32, float64
+from caldera.core.tensor.shape import Shape
 from caldera.kernels.common.loop_body import LoopBody
 from caldera.kernels.common.scratch import Scratch, workspace_bytes
 from caldera.kernels.cuda.codegen.merged_axes import element_strides
@@ -35,9 +38,6 @@ from caldera.kernels.cuda.runtime.driver import Size, driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.cuda.runtime.libraries import cupy_array
 from caldera.kernels.table import Array, Call, Runner
-from caldera.memory.device_array import address_of
-from caldera.tensor.dtype import BY_NAME, DType, float32, float64
-from caldera.tensor.shape import Shape
 
 PANEL = 128
 """Columns of a panel: BLOCK_SIDE of diagonal_block.cuh."""

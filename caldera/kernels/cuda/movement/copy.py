@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from caldera.graph.memory_format import as_pairs
+from caldera.core.graph.memory_format import as_pairs
 from caldera.kernels.common.axes import Axes, axes_of
 from caldera.kernels.common.loop_body import LoopBody
 from caldera.kernels.cuda.codegen.dtypes import STORED

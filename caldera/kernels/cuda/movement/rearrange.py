@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caldera.graph.memory_format import as_pairs
+from caldera.core.graph.memory_format import as_pairs
+from caldera.core.memory.device_array import address_of
 from caldera.kernels.common.loop_body import LoopBody
 from caldera.kernels.cuda.codegen.dtypes import STORED
 from caldera.kernels.cuda.codegen.loop_operands import (
@@ -22,7 +23,6 @@ from caldera.kernels.cuda.elementwise.loop import THREADS, launch_of, loop_over
 from caldera.kernels.cuda.movement.copy import as_bits, bind_copy, copy_calls, copying
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.memory.device_array import address_of
 
 # --- reshape
 

@@ -7,7 +7,7 @@ which a small kernel turns into factors, and for all elements.
 
 from __future__ import annotations
 
-from caldera.graph.node import Node, Spec
+from caldera.core.graph.node import Node, Spec
 from caldera.kernels.common.scratch import workspace_bytes
 from caldera.kernels.cuda.codegen.signature import (
     Signature,

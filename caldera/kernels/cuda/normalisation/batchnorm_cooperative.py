@@ -13,8 +13,10 @@ from itertools import count
 
 import numpy as np
 
-from caldera.graph.memory_format import NHWC
-from caldera.graph.node import Node, Spec
+from caldera.core.graph.memory_format import NHWC
+from caldera.core.graph.node import Node, Spec
+from caldera.core.memory.device_array import address_of
+from caldera.core.tensor.dtype import HALVES, float32
 from caldera.kernels.common.scratch import Scratch, workspace_bytes
 from caldera.kernels.cuda.codegen.signature import (
     Parameter,
@@ -33,8 +35,6 @@ from caldera.kernels.cuda.normalisation.layout import strided
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
-from caldera.memory.device_array import address_of
-from caldera.tensor.dtype import HALVES, float32
 
 THREADS = ((256, 4), (512, 8))
 """Threads of a block, and pieces of an image that each keeps at most. Few threads are

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.graph.node import Node, Spec
+from caldera.core.graph.node import Node, Spec
+from caldera.core.tensor.shape import size
 from caldera.kernels.common.scratch import workspace_bytes
 from caldera.kernels.cuda.codegen.signature import (
     Parameter,
@@ -31,7 +32,6 @@ from caldera.kernels.cuda.normalisation.statistics import (
 )
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
-from caldera.tensor.shape import size
 
 _FORWARD, _BACKWARD = 3, 4
 """Numbers a channel of an image that the last kernel works with."""

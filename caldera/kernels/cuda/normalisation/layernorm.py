@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from caldera.graph.node import Node, Spec
+from caldera.core.graph.node import Node, Spec
+from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.cuda.codegen.signature import (
     Parameter,
@@ -35,7 +36,6 @@ from caldera.kernels.cuda.normalisation.statistics import parameter_gradients
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
-from caldera.tensor.shape import Shape, size
 
 _HEADER = "layernorm.cuh"
 _MOST_KEPT, _MOST_KEPT_OF_BLOCK = 32, 16

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from caldera.graph.node import Node, Spec
+from caldera.core.graph.node import Node, Spec
+from caldera.core.tensor.dtype import float64
+from caldera.core.tensor.shape import size
 from caldera.kernels.common.scratch import compute_dtype
 from caldera.kernels.cuda.codegen.signature import Parameter
 from caldera.kernels.cuda.codegen.source import flags
@@ -28,8 +30,6 @@ from caldera.kernels.cuda.codegen.strided import (
 )
 from caldera.kernels.cuda.runtime.driver import Size, driver
 from caldera.kernels.table import Array
-from caldera.tensor.dtype import float64
-from caldera.tensor.shape import size
 
 THREADS = 256
 TOTALS_BLOCK: Size = (16, 32, 1)

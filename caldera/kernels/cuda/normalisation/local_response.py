@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
+from caldera.core.tensor.shape import size
 from caldera.kernels.common.scratch import compute_dtype
 from caldera.kernels.cuda.codegen.dtypes import computed_type
 from caldera.kernels.cuda.codegen.signature import Signature, const_pointer, pointer, real
@@ -22,7 +23,6 @@ from caldera.kernels.cuda.codegen.strided import (
 )
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
-from caldera.tensor.shape import size
 
 _HEADER = "local_response.cuh"
 _THREADS = 256

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from caldera.graph.node import Node, Spec
+from caldera.core.graph.node import Node, Spec
+from caldera.core.tensor.shape import size
 from caldera.kernels.common.scratch import Scratch
 from caldera.kernels.cuda.codegen.signature import (
     Parameter,
@@ -29,7 +30,6 @@ from caldera.kernels.cuda.normalisation.layout import (
 )
 from caldera.kernels.cuda.runtime.launch import Launch
 from caldera.kernels.table import Array, Call
-from caldera.tensor.shape import size
 
 HEADER = "norm_apply.cuh"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from caldera.core.tensor.shape import size
 from caldera.kernels.common.epilogue import Epilogue as EpilogueCode
 from caldera.kernels.common.loop_body import LoopBody
 from caldera.kernels.cuda.codegen.signature import Array
@@ -25,7 +26,6 @@ from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, dynamic_floats
 from caldera.kernels.cuda.product.epilogue import activation_lines
 from caldera.kernels.step_launch import Fresh
 from caldera.kernels.table import Call
-from caldera.tensor.shape import size
 
 CONVOLUTIONS = ("conv2d", "conv2d_epilogue", "conv2d_input", "conv2d_weight")
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from caldera.core.memory.device_array import address_of
 from caldera.kernels.common.loop_body import LoopBody
 from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.phases import conflict, meet
 from caldera.kernels.table import Call
-from caldera.memory.device_array import address_of
 
 
 class Rows(Protocol):

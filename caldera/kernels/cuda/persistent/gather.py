@@ -12,7 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from caldera.graph.memory_format import dense_strides
+from caldera.core.graph.memory_format import dense_strides
+from caldera.core.memory.device_array import address_of
+from caldera.core.tensor.dtype import UNSIGNED
+from caldera.core.tensor.shape import size
 from caldera.kernels.cuda.codegen.dtypes import STORED
 from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.epilogue_fusion import Product, same
@@ -20,9 +23,6 @@ from caldera.kernels.cuda.persistent.memory_access import Access, unravelled
 from caldera.kernels.cuda.persistent.phases import meet
 from caldera.kernels.cuda.persistent.tasks import THREADS, Task, plain, units_of
 from caldera.kernels.table import Call
-from caldera.memory.device_array import address_of
-from caldera.tensor.dtype import UNSIGNED
-from caldera.tensor.shape import size
 
 VECTOR = 16
 """Bytes that a thread moves at once where rows allow it."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from caldera.core.memory.device_array import address_of
 from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.convolutions import Correlation, FilterGradient
 from caldera.kernels.cuda.persistent.epilogue_fusion import same
@@ -36,7 +37,6 @@ from caldera.kernels.cuda.persistent.tasks import (
     dynamic_floats,
     units_of,
 )
-from caldera.memory.device_array import address_of
 
 LOAD = 1 << 18
 """Multiplications for an image that are as much work as a unit of other parts, or more."""

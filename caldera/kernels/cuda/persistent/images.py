@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.loop_body import LoopBody
 from caldera.kernels.common.reduction import accumulator_dtype, identity
 from caldera.kernels.cuda.codegen.dtypes import computed_type, literal
@@ -23,7 +24,6 @@ from caldera.kernels.cuda.persistent.memory_access import Access, RegisterPrefet
 from caldera.kernels.cuda.persistent.shared_tiles import SharedAccess, SharedTile
 from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, units_of
 from caldera.kernels.step_launch import Fresh
-from caldera.tensor.shape import Shape, size
 
 Epilogue = Callable[[Producer, Access, str, Sequence[str]], list[str]]
 """Statements for a value that a producer has made: given its name and its coordinates."""

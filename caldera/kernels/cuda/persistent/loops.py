@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.loop_body import LoopBody
 from caldera.kernels.common.reduction import accumulator_dtype, identity
 from caldera.kernels.cuda.codegen.dtypes import computed_type, literal
@@ -14,7 +15,6 @@ from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.epilogue_fusion import Loop, Reduction
 from caldera.kernels.cuda.persistent.memory_access import Access, aligned_coordinates, unravelled
 from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, Task, plain, units_of
-from caldera.tensor.shape import Shape, size
 
 COMBINED = {"sum": "op_add", "prod": "op_mul", "max": "op_maximum", "min": "op_minimum"}
 """What makes one of two partial results."""

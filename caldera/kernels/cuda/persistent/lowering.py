@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from caldera.graph.body import Body
+from caldera.core.graph.body import Body
+from caldera.core.tensor.shape import size
 from caldera.kernels.common.loop_body import LoopBody, loop_body_of, loop_shape, without_outputs
 from caldera.kernels.cuda.codegen.expression import is_known
 from caldera.kernels.cuda.codegen.signature import Array
@@ -22,7 +23,6 @@ from caldera.kernels.cuda.persistent.products import is_product, operands
 from caldera.kernels.cuda.persistent.row_ops import BUILDERS, RowWork
 from caldera.kernels.step_launch import Fresh
 from caldera.kernels.table import Call
-from caldera.tensor.shape import size
 
 Piece = (
     Gather

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
+from caldera.core.memory.device_array import address_of
 from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.codegen.source import flags
 from caldera.kernels.cuda.persistent.gather import Gather
@@ -24,7 +25,6 @@ from caldera.kernels.cuda.persistent.tasks import (
 )
 from caldera.kernels.cuda.persistent.tilings import Size, Tiling, tilings_for
 from caldera.kernels.table import Call
-from caldera.memory.device_array import address_of
 
 Epilogue = Callable[[Access, str], list[str]]
 """Statements for one element of a product, whose coordinates are `row` and `column`."""

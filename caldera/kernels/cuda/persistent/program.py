@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
+from caldera.core.memory.device_array import address_of
 from caldera.kernels.cuda.codegen.dtypes import STORED
 from caldera.kernels.cuda.codegen.expression import include_for
 from caldera.kernels.cuda.codegen.signature import Array
@@ -21,7 +22,6 @@ from caldera.kernels.cuda.persistent.memory_access import Access
 from caldera.kernels.cuda.persistent.phases import early_in
 from caldera.kernels.cuda.persistent.shared_memory import starts
 from caldera.kernels.cuda.persistent.tasks import MASKS, NUMBERS, THREADS, Task, Text
-from caldera.memory.device_array import address_of
 
 STEPS = KernelTemplate(
     "steps",

@@ -9,11 +9,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from caldera.core.tensor.shape import size
 from caldera.kernels.cuda.codegen.signature import Array
 from caldera.kernels.cuda.persistent.epilogue_fusion import same
 from caldera.kernels.cuda.persistent.memory_access import Access, DelegatingAccess
 from caldera.kernels.cuda.persistent.tasks import THREADS, units_of
-from caldera.tensor.shape import size
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
-from caldera.config import settings
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import detached
+from caldera.base.config import settings
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import detached
+from caldera.core.memory.device_array import address_of
+from caldera.core.tensor.dtype import DType, float64
 from caldera.kernels.common.epilogue import Epilogue
 from caldera.kernels.common.matrices import as_matrices
 from caldera.kernels.common.scratch import (
@@ -40,8 +42,6 @@ from caldera.kernels.cuda.runtime.cublaslt import (
 )
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
-from caldera.memory.device_array import address_of
-from caldera.tensor.dtype import DType, float64
 
 MOST_CALLS = 16
 """Calls into which a product may be cut whose batch has several axes."""

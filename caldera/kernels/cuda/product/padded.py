@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
-from caldera.config import settings
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import detached
+from caldera.base.config import settings
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import detached
 from caldera.kernels.common.matrices import as_matrices
 from caldera.kernels.common.scratch import Scratch, workspace_bytes, workspace_limit
 from caldera.kernels.cuda.movement.copy import copy_calls

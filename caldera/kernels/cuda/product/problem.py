@@ -9,14 +9,14 @@ from functools import cached_property
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from caldera.graph.memory_format import dense_strides
-from caldera.graph.node import Node, Spec
+from caldera.core.graph.memory_format import dense_strides
+from caldera.core.graph.node import Node, Spec
+from caldera.core.tensor.dtype import DType
+from caldera.core.tensor.shape import Shape
 from caldera.kernels.common.epilogue import Epilogue
 from caldera.kernels.common.product import Product
 from caldera.kernels.cuda.codegen.merged_axes import Axis, axes_of, elements, merged
 from caldera.kernels.table import Array, Call
-from caldera.tensor.dtype import DType
-from caldera.tensor.shape import Shape
 
 MOST_BATCH_AXES = 4
 """Axes before the matrices' that one launch takes, once they are merged."""

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from caldera.graph.node import Node, Spec
+from caldera.core.graph.node import Node, Spec
+from caldera.core.tensor.dtype import int32
 from caldera.kernels.common.scratch import Scratch, workspace_bytes
 from caldera.kernels.cuda.codegen.dtypes import STORED
 from caldera.kernels.cuda.codegen.signature import Signature, const_pointer, i32, i64, pointer, u32
@@ -27,7 +28,6 @@ from caldera.kernels.cuda.recurrent.source import CellSource
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.tensor.dtype import int32
 
 UNITS, WARPS, TILE_ROWS = 16, 8, 8
 """As in recurrent_weights.cuh: units of a block, warps that share a product, rows of a tile."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from caldera.graph.node import Node, Spec
+from caldera.core.graph.node import Node, Spec
 from caldera.kernels.cuda.codegen.dtypes import STORED, computed_type
 from caldera.kernels.cuda.codegen.expression import include_for
 from caldera.kernels.cuda.codegen.signature import (

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
+from caldera.core.tensor.shape import size
 from caldera.kernels.common.loop_body import LoopBody
 from caldera.kernels.common.reduction import ReductionTask
 from caldera.kernels.cuda.codegen.loop_operands import (
@@ -34,7 +35,6 @@ from caldera.kernels.cuda.reduction.reduce import Planned, first_pass, planned, 
 from caldera.kernels.cuda.reduction.source import struct
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.tensor.shape import size
 
 
 def _bind(call: Call) -> Runner:

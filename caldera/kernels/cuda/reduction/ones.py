@@ -11,9 +11,12 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from caldera.config import settings
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import detached
+from caldera.base.config import settings
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import detached
+from caldera.core.memory import device
+from caldera.core.memory.gpus import card_count
+from caldera.core.tensor.dtype import DType, bfloat16, float16, float32
 from caldera.kernels.common.reduction import MOST_TERMS, lengths
 from caldera.kernels.common.scratch import workspace_limit
 from caldera.kernels.cuda.product import cublas
@@ -23,9 +26,6 @@ from caldera.kernels.cuda.runtime import libraries
 from caldera.kernels.cuda.runtime.cublaslt import RANKS
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
-from caldera.memory import device
-from caldera.memory.gpus import card_count
-from caldera.tensor.dtype import DType, bfloat16, float16, float32
 
 FEWEST_ELEMENTS = 1 << 16
 """Below them every way is the time of a launch."""

@@ -12,7 +12,8 @@ from math import prod
 
 import numpy as np
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
+from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.axes import Axes, axes_of
 from caldera.kernels.common.loop_body import REDUCTIONS, LoopBody, loop_body_of
 from caldera.kernels.common.reduction import ReductionTask, with_axes
@@ -29,7 +30,6 @@ from caldera.kernels.cuda.reduction.source import Cut, Loop, join_source, reduce
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.tensor.shape import Shape, size
 
 MOST_THREADS = 1024
 PLENTY = 1 << 16

@@ -14,13 +14,13 @@ from weakref import finalize
 
 import numpy as np
 
+from caldera.core.memory.cuda_stream import launching_stream
+from caldera.core.memory.device_array import address_of
+from caldera.core.tensor.dtype import float64
 from caldera.kernels.common.matrices import Matrices, as_matrices
 from caldera.kernels.cuda.product.problem import Multiplication
 from caldera.kernels.cuda.runtime import libraries
 from caldera.kernels.table import Array
-from caldera.memory.cuda_stream import launching_stream
-from caldera.memory.device_array import address_of
-from caldera.tensor.dtype import float64
 
 RANKS = 8
 """Algorithms that are tried against each other: the library names no more, and of large products

@@ -13,10 +13,10 @@ from functools import lru_cache
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+from caldera.core.memory.cuda_stream import launching_side_stream, launching_stream
+from caldera.core.memory.device_array import address_of
 from caldera.kernels.cuda.runtime import libraries
 from caldera.kernels.table import Array
-from caldera.memory.cuda_stream import launching_side_stream, launching_stream
-from caldera.memory.device_array import address_of
 
 ALIGNMENT = 16
 """Bytes that cuDNN expects of the addresses of tensors."""

@@ -18,11 +18,11 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any
 
-from caldera.file_cache import FileCache
+from caldera.base.file_cache import FileCache
+from caldera.core.memory.cuda_stream import launching_stream
+from caldera.core.memory.gpus import cupy
 from caldera.kernels.cuda.runtime import nvrtc
 from caldera.kernels.cuda.runtime.properties import CardProperties
-from caldera.memory.cuda_stream import launching_stream
-from caldera.memory.gpus import cupy
 
 Size = tuple[int, int, int]
 MOST_LOADED = 4096

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from caldera.core.memory.device_array import address_of
 from caldera.kernels.cuda.codegen.signature import Argument, Array, Signature
 from caldera.kernels.cuda.runtime.driver import Size, driver
-from caldera.memory.device_array import address_of
 
 
 class Launch:

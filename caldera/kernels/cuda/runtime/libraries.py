@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from caldera.config import settings
-from caldera.memory.device_array import address_of
-from caldera.memory.gpus import PACKAGE, card_count, cupy
-from caldera.optional import optional_import
+from caldera.base.config import settings
+from caldera.base.optional import optional_import
+from caldera.core.memory.device_array import address_of
+from caldera.core.memory.gpus import PACKAGE, card_count, cupy
 
 
 @cache

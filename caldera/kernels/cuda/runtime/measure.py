@@ -16,8 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from caldera.graph.memory_format import laid_out, stored_shape
-from caldera.graph.node import Node, Spec
+from caldera.core.graph.memory_format import laid_out, stored_shape
+from caldera.core.graph.node import Node, Spec
+from caldera.core.memory import Block, Device, device
+from caldera.core.memory.capture import capture
+from caldera.core.memory.cuda_stream import launching_stream
+from caldera.core.memory.gpus import card_count, cupy
+from caldera.core.tensor.dtype import DType
 from caldera.kernels import measure as on_host
 from caldera.kernels.choose import SLOW_FLOPS, TIMERS
 from caldera.kernels.cuda.runtime import libraries
@@ -27,11 +32,6 @@ from caldera.kernels.race import HOPELESS, SAMPLE_S, Clock, Outcome, race
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import PRECISION_CHECKS, Call, Kernel, Runner
 from caldera.kernels.tuning_cache import FACTS
-from caldera.memory import Block, Device, device
-from caldera.memory.capture import capture
-from caldera.memory.cuda_stream import launching_stream
-from caldera.memory.gpus import card_count, cupy
-from caldera.tensor.dtype import DType
 
 OWN = frozenset({"tiles", "direct"})
 """Kernels that may judge others."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from caldera.amounts import bytes_text
+from caldera.base.amounts import bytes_text
 from caldera.errors import DeviceError
 
 

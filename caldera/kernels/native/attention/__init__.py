@@ -12,7 +12,10 @@ from functools import partial
 
 import numpy as np
 
-from caldera.graph.node import Node, Spec
+from caldera.base.threads import part_count, thread_count
+from caldera.core.graph.node import Node, Spec
+from caldera.core.tensor.dtype import DType
+from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.matrices import offsets_of, steps
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.native.attention.head import BLOCK, Sizes
@@ -20,9 +23,6 @@ from caldera.kernels.native.attention.kernels import backward, forward
 from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
 from caldera.kernels.native.codegen.target import CACHE_LINE
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
-from caldera.tensor.dtype import DType
-from caldera.tensor.shape import Shape, size
-from caldera.threads import part_count, thread_count
 
 
 def _dense_masks(masks: Sequence[Array], keys: int) -> tuple[list[Array], list[Runner]]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
+from caldera.core.tensor.dtype import DType
+from caldera.core.tensor.shape import Shape
 from caldera.kernels.native.codegen.dtypes import MEMORY_TYPES, ElementPointer, computed_type
 from caldera.kernels.native.codegen.emitter import (
     I32,
@@ -25,8 +27,6 @@ from caldera.kernels.native.codegen.kernel import Integer
 from caldera.kernels.native.codegen.target import CACHE_LINE
 from caldera.kernels.native.movement import transposed
 from caldera.kernels.native.product.microkernel import Matrix
-from caldera.tensor.dtype import DType
-from caldera.tensor.shape import Shape
 
 BLOCK = 32
 """Queries that are worked on at once."""

@@ -20,10 +20,10 @@ from typing import Any
 import llvmlite
 from llvmlite import binding as llvm
 
-from caldera.file_cache import FileCache
+from caldera.base.file_cache import FileCache
+from caldera.core.memory.heap import note_garbage
 from caldera.kernels.native.codegen.emitter import Emitter, kernel_module
 from caldera.kernels.native.codegen.target import host_target, target_machine
-from caldera.memory.heap import note_garbage
 
 _addresses: dict[str, int] = {}
 _lock = threading.Lock()

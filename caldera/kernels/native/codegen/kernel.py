@@ -38,6 +38,7 @@ from typing import (
 
 import numpy as np
 
+from caldera.core.tensor.dtype import NAMES
 from caldera.kernels.common.signature import Signature
 from caldera.kernels.native.codegen.compiler import compiled
 from caldera.kernels.native.codegen.dtypes import MEMORY_TYPES, ElementPointer
@@ -49,7 +50,6 @@ from caldera.kernels.native.codegen.emitter import (
     Pointer,
     Value,
 )
-from caldera.tensor.dtype import NAMES
 
 Integer: TypeAlias = Value
 """An int64 that is given to a kernel."""

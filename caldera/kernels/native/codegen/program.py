@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from caldera.config import settings
+from caldera.base.config import settings
+from caldera.base.threads import is_worker, submit
 from caldera.kernels.native.codegen.emitter import I32, I64, Emitter, Pointer, Value
 from caldera.kernels.native.codegen.kernel import (
     ENTRY,
@@ -30,7 +31,6 @@ from caldera.kernels.native.codegen.kernel import (
     native_kernel,
 )
 from caldera.kernels.table import Runner
-from caldera.threads import is_worker, submit
 
 
 class NativeRunner:

@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from caldera.graph.memory_format import Order, dense_strides, laid_out
-from caldera.graph.node import Node
+from caldera.base.threads import is_limited, thread_count
+from caldera.core.graph.memory_format import Order, dense_strides, laid_out
+from caldera.core.graph.node import Node
 from caldera.kernels.reference.evaluation import evaluate
 from caldera.kernels.table import Array, Call, Runner
-from caldera.threads import is_limited, thread_count
 
 Axes = tuple[int, ...]
 Strides = tuple[int, ...]

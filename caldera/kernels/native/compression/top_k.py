@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from caldera.base.threads import thread_count
 from caldera.kernels.native.codegen.emitter import (
     F32,
     I1,
@@ -32,7 +33,6 @@ from caldera.kernels.native.codegen.emitter import (
 )
 from caldera.kernels.native.codegen.kernel import Integer, addresses_of, native_kernel
 from caldera.kernels.native.codegen.program import run_now
-from caldera.threads import thread_count
 
 _MAGNITUDE = 0x7FFFFFFF
 _AT_ONCE = 64

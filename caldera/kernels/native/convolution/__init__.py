@@ -7,7 +7,7 @@ benchmarks/results/kernels-x86_64.md. For the gradients they are ahead here and 
 
 from __future__ import annotations
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
 from caldera.kernels.common.geometry import Geometry
 from caldera.kernels.native.convolution import direct, im2col, weight_gradient
 from caldera.kernels.native.convolution.cost_model import columns_seconds, direct_seconds

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caldera.graph.memory_format import NHWC
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import parameter
-from caldera.graph.ops.product import matmul
+from caldera.core.graph.memory_format import NHWC
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import parameter
+from caldera.core.graph.ops.product import matmul
+from caldera.core.tensor.dtype import bfloat16
+from caldera.core.tensor.shape import Shape
 from caldera.kernels.common.geometry import Geometry, Phase, input_phases
 from caldera.kernels.common.scratch import Scratch, workspace_bytes
 from caldera.kernels.native.codegen.kernel import NativeCall
@@ -34,8 +36,6 @@ from caldera.kernels.native.product import amx
 from caldera.kernels.native.product.amx_packing import SIDE
 from caldera.kernels.native.product.problem import copied
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.tensor.dtype import bfloat16
-from caldera.tensor.shape import Shape
 
 _FEWEST_ELEMENTS = 16
 """With fewer side by side, windows are copied too slowly."""

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 
+from caldera.base.threads import part_count, thread_count
+from caldera.core.tensor.dtype import DType
 from caldera.kernels.common.geometry import Correlation, Pair
 from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import natural_lanes
 from caldera.kernels.native.convolution.microkernel import best_shape, depthwise_shape
 from caldera.kernels.native.convolution.strip_mining import Strips, cut
-from caldera.tensor.dtype import DType
-from caldera.threads import part_count, thread_count
 
 ITEMS_A_THREAD = 4
 """Strips a worker should have at least, so that all finish at about the same time."""

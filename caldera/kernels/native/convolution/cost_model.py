@@ -6,13 +6,13 @@ Seconds are those of one core that does 36 billion operations a second; only the
 
 from __future__ import annotations
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
+from caldera.core.tensor.shape import size
 from caldera.kernels.common.geometry import Geometry, forward
 from caldera.kernels.native.convolution.correlation_blocking import Packing
 from caldera.kernels.native.convolution.direct import packing
 from caldera.kernels.native.convolution.im2col import Columns
 from caldera.kernels.native.convolution.weight_blocking import Gradient
-from caldera.tensor.shape import size
 
 PEAK = 36e9
 COPY = 5e9

@@ -12,6 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
+from caldera.core.tensor.dtype import DType
 from caldera.kernels.common.geometry import Correlation, steps
 from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import (
@@ -31,7 +32,6 @@ from caldera.kernels.native.convolution.weight_blocking import (
     strips_wanted,
     workers_of,
 )
-from caldera.tensor.dtype import DType
 
 
 @dataclass(frozen=True)

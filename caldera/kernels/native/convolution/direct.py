@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
 from caldera.kernels.common.geometry import Geometry, forward, input_phases, steps
 from caldera.kernels.native.codegen.program import NativeCall
 from caldera.kernels.native.convolution.correlate import correlate, pack_filters

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caldera.graph.node import Node
+from caldera.base.threads import thread_count
+from caldera.core.graph.node import Node
 from caldera.kernels.common.geometry import Geometry, steps
 from caldera.kernels.native.codegen.blas import blas
 from caldera.kernels.native.codegen.dtypes import computed_type
@@ -32,7 +33,6 @@ from caldera.kernels.native.convolution.reorder import (
 )
 from caldera.kernels.native.product import problem
 from caldera.kernels.table import Call, Runner
-from caldera.threads import thread_count
 
 COLUMN_BYTES = 3 << 17
 """What a block of the matrix may take: it should stay in the second-level cache."""

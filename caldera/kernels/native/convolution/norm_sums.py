@@ -12,9 +12,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from caldera.graph.memory_format import NHWC
-from caldera.graph.node import Node, Spec, intern
-from caldera.graph.ops.product import conv2d, conv2d_input
+from caldera.core.graph.memory_format import NHWC
+from caldera.core.graph.node import Node, Spec, intern
+from caldera.core.graph.ops.product import conv2d, conv2d_input
+from caldera.core.tensor.dtype import float64
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.native.codegen.kernel import NativeCall
 from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
@@ -38,7 +39,6 @@ from caldera.kernels.native.normalisation.block_sums import (
 )
 from caldera.kernels.native.normalisation.layout import batch_layout, vector
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
-from caldera.tensor.dtype import float64
 
 CONVOLUTIONS = {"conv2d_moments": conv2d, "conv2d_input_norm_reduce": conv2d_input}
 """What the ops convolve by."""

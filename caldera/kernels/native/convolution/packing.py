@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from caldera.base.threads import thread_count
 from caldera.kernels.native.codegen.dtypes import ElementPointer
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, natural_lanes, vector
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.movement import LoopArgument
-from caldera.threads import thread_count
 
 WORTH_SPLITTING = 1 << 14
 """Elements from which on a second thread pays."""

@@ -12,10 +12,11 @@ from functools import partial
 
 import numpy as np
 
-from caldera.graph.memory_format import NHWC
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import parameter
-from caldera.graph.ops.product import matmul
+from caldera.core.graph.memory_format import NHWC
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import parameter
+from caldera.core.graph.ops.product import matmul
+from caldera.core.tensor.dtype import float32
 from caldera.kernels.common.geometry import Geometry, seen_pixels
 from caldera.kernels.common.scratch import Scratch, workspace_bytes
 from caldera.kernels.native.codegen.kernel import NativeCall
@@ -24,7 +25,6 @@ from caldera.kernels.native.convolution.cost_model import columns_seconds
 from caldera.kernels.native.product import amx, packed  # noqa: F401 - register their kernels
 from caldera.kernels.native.product.problem import copied, dense
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.tensor.dtype import float32
 
 _TRANSPOSED = {
     "conv2d": (False, True),

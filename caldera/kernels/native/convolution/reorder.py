@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from caldera.graph.memory_format import NHWC, laid_out, same_memory
-from caldera.graph.node import Node, Spec
+from caldera.core.graph.memory_format import NHWC, laid_out, same_memory
+from caldera.core.graph.node import Node, Spec
+from caldera.core.tensor.dtype import DType
 from caldera.kernels.common.geometry import steps
 from caldera.kernels.common.scratch import ALIGNMENT, Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.native.codegen.dtypes import computed_type
@@ -19,7 +20,6 @@ from caldera.kernels.native.codegen.program import NativeCall, NativeRunner
 from caldera.kernels.native.convolution.packing import Loop, gather, scatter
 from caldera.kernels.native.movement import copying
 from caldera.kernels.table import Call, Runner
-from caldera.tensor.dtype import DType
 
 IMAGES = {"conv2d": ((0,), True), "conv2d_input": ((0,), True), "conv2d_weight": ((0, 1), False)}
 """Which inputs of an op are images, and whether its output is one."""

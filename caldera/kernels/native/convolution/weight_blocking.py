@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from caldera.base.threads import part_count, thread_count
+from caldera.core.tensor.dtype import DType
 from caldera.kernels.common.geometry import Correlation
 from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import Emitter, Number, Value, natural_lanes
@@ -14,8 +16,6 @@ from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.native.convolution.blocked_strips import Blocks
 from caldera.kernels.native.convolution.microkernel import by_lanes
 from caldera.kernels.native.convolution.strip_mining import Strips, cut
-from caldera.tensor.dtype import DType
-from caldera.threads import part_count, thread_count
 
 SUM_BYTES = 1 << 24
 """What all partial sums may take."""

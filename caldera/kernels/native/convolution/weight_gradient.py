@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
 from caldera.kernels.common.geometry import Geometry, forward, seen_pixels
 from caldera.kernels.native.codegen.program import NativeCall
 from caldera.kernels.native.convolution import depthwise_weight, weight_kernel

@@ -7,7 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from caldera.graph.opdef import OPS
+from caldera.base.threads import thread_count
+from caldera.core.graph.opdef import OPS
+from caldera.core.tensor.dtype import NAMES
+from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.axes import Axes, axes_of
 from caldera.kernels.common.loop_body import LoopBody, loop_body_of, loop_shape
 from caldera.kernels.native.codegen.dtypes import computed_type
@@ -25,9 +28,6 @@ from caldera.kernels.native.elementwise.operands import (
 )
 from caldera.kernels.native.elementwise.operations import computed_values, is_known
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.tensor.dtype import NAMES
-from caldera.tensor.shape import Shape, size
-from caldera.threads import thread_count
 
 LIGHT_SHARE, HEAVY_SHARE = 1 << 14, 1 << 12
 """Elements that are worth a worker of their own."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
 from caldera.kernels.common.loop_body import LoopBody, Reference, is_computable
 from caldera.kernels.native.codegen import elementary
 from caldera.kernels.native.codegen import math as numeric

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from caldera.graph.node import Node, Spec
+from caldera.core.graph.node import Node, Spec
+from caldera.core.tensor.dtype import float64
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.native.codegen.kernel import NativeCall
 from caldera.kernels.native.codegen.program import NativeRunner
@@ -20,7 +21,6 @@ from caldera.kernels.native.normalisation.block_sums import SUMS, sums_of_blocks
 from caldera.kernels.native.normalisation.layout import Layout, batch_layout, vector
 from caldera.kernels.native.normalisation.statistics import BLOCK_ROWS
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
-from caldera.tensor.dtype import float64
 
 
 class _Work:

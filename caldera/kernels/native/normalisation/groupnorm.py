@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from caldera.graph.node import Node, Spec
+from caldera.core.graph.node import Node, Spec
+from caldera.core.tensor.dtype import float64
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.native.codegen.emitter import F64, Emitter, Pointer, Value
 from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
@@ -44,7 +45,6 @@ from caldera.kernels.native.normalisation.statistics import (
     share_of,
 )
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
-from caldera.tensor.dtype import float64
 
 # --- channels last
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from caldera.graph.memory_format import Order
-from caldera.graph.node import Node, Spec
+from caldera.core.graph.memory_format import Order
+from caldera.core.graph.node import Node, Spec
+from caldera.core.tensor.shape import size
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.native.codegen.dtypes import ElementPointer
 from caldera.kernels.native.codegen.emitter import (
@@ -39,7 +40,6 @@ from caldera.kernels.native.normalisation.statistics import (
     share_of,
 )
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
-from caldera.tensor.shape import size
 
 _TOGETHER = 2
 """Rows of a gradient that are read together, and again while they are in the cache."""

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from caldera.graph.node import Node, Spec
+from caldera.base.threads import thread_count
+from caldera.core.graph.node import Node, Spec
+from caldera.core.tensor.shape import size
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import (
@@ -30,8 +32,6 @@ from caldera.kernels.native.normalisation.layout import Images, Rows
 from caldera.kernels.native.normalisation.statistics import pairwise
 from caldera.kernels.native.softmax.operands import Operand
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.tensor.shape import size
-from caldera.threads import thread_count
 
 _BUFFERS = 3
 """Squares, what neighbours add, and the channel's own part."""

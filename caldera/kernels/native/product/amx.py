@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from caldera.graph.node import Node, Spec
+from caldera.core.graph.node import Node, Spec
+from caldera.core.tensor.dtype import bfloat16, float32
 from caldera.kernels.common.epilogue import NOTHING, Epilogue
 from caldera.kernels.common.matrices import Matrices, as_matrices, offsets_of, steps
 from caldera.kernels.common.product import Product
@@ -43,7 +44,6 @@ from caldera.kernels.native.product.epilogue import apply_epilogue
 from caldera.kernels.native.product.gemm import add_pieces, epilogue_of
 from caldera.kernels.native.product.problem import copied, dense, extent_of, parts_for
 from caldera.kernels.table import TABLE, Array, Call, Kernel
-from caldera.tensor.dtype import bfloat16, float32
 
 _TILE = Tile(SIDE, 2, SIDE // 2)
 _CACHED_ELEMENTS = 1 << 18

@@ -13,7 +13,10 @@ from functools import partial
 
 import numpy as np
 
-from caldera.graph.node import Node, Spec
+from caldera.base.threads import thread_count
+from caldera.core.graph.node import Node, Spec
+from caldera.core.tensor.dtype import HALVES
+from caldera.core.tensor.shape import size
 from caldera.kernels.common.epilogue import NOTHING, Epilogue
 from caldera.kernels.common.matrices import Matrices, as_matrices, offsets_of
 from caldera.kernels.common.product import Product
@@ -35,9 +38,6 @@ from caldera.kernels.native.product.problem import (
     prepared,
 )
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
-from caldera.tensor.dtype import HALVES
-from caldera.tensor.shape import size
-from caldera.threads import thread_count
 
 # --- the kernel
 

@@ -14,7 +14,10 @@ from functools import partial
 
 import numpy as np
 
-from caldera.graph.node import Node, Spec
+from caldera.base.threads import part_count, thread_count
+from caldera.core.graph.node import Node, Spec
+from caldera.core.tensor.dtype import DType
+from caldera.core.tensor.shape import size
 from caldera.kernels.common.epilogue import NOTHING, Epilogue
 from caldera.kernels.common.matrices import Matrices
 from caldera.kernels.common.scratch import compute_dtype, workspace_bytes
@@ -55,9 +58,6 @@ from caldera.kernels.native.product.packing import (
 from caldera.kernels.native.product.prefetch import Unpacked, ask_ahead
 from caldera.kernels.native.product.problem import dense, extent_of, parts_for
 from caldera.kernels.table import TABLE, Array, Kernel
-from caldera.tensor.dtype import DType
-from caldera.tensor.shape import size
-from caldera.threads import part_count, thread_count
 
 
 @native_kernel

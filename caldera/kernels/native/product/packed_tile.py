@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from llvmlite import ir
 
+from caldera.core.tensor.dtype import DType
 from caldera.kernels.native.codegen.emitter import (
     F64,
     I64,
@@ -24,7 +25,6 @@ from caldera.kernels.native.codegen.emitter import (
 from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
 from caldera.kernels.native.product.blocking import Tile
 from caldera.kernels.native.product.prefetch import TERMS, Lines, group_of
-from caldera.tensor.dtype import DType
 
 _SOON = 8
 """How many terms before it is read a row of the panel is brought from the second cache to the

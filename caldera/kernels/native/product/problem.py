@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.graph.node import Node, Spec
+from caldera.base.threads import thread_count
+from caldera.core.graph.node import Node, Spec
+from caldera.core.tensor.dtype import HALVES
+from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.matrices import Matrices, as_matrices, offsets_of, steps
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.native.codegen.dtypes import ElementPointer
@@ -16,9 +19,6 @@ from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, natu
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.movement import copy_calls
 from caldera.kernels.table import Array
-from caldera.tensor.dtype import HALVES
-from caldera.tensor.shape import Shape, size
-from caldera.threads import thread_count
 
 WORTH_SPLITTING = 400_000
 """Operations a part has at least: about ten microseconds."""

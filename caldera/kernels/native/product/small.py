@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
+from caldera.core.tensor.shape import size
 from caldera.kernels.common.epilogue import Epilogue
 from caldera.kernels.common.matrices import offsets_of, steps
 from caldera.kernels.common.product import Product
@@ -29,7 +30,6 @@ from caldera.kernels.native.product.problem import (
     parts_for,
 )
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
-from caldera.tensor.shape import size
 
 MOST_WORK = 1 << 22
 """Operations of one product from which on rearranging the operands is sure to pay."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
+from caldera.core.tensor.shape import size
 from caldera.kernels.common.axes import Axes, axes_of
 from caldera.kernels.common.loop_body import LoopBody
 from caldera.kernels.common.reduction import identity
@@ -33,7 +34,6 @@ from caldera.kernels.native.elementwise.operands import (
 )
 from caldera.kernels.native.elementwise.operations import combine
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.tensor.shape import size
 
 LONGEST = 1 << 31
 """Positions are kept in 32 bits while columns are searched."""

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
+from caldera.core.tensor.dtype import BY_NAME
+from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.axes import Axes, axes_of
 from caldera.kernels.common.loop_body import REDUCTIONS, LoopBody, loop_body_of
 from caldera.kernels.common.reduction import ReductionTask, accumulator_dtype, identity, with_axes
@@ -18,8 +20,6 @@ from caldera.kernels.native.elementwise.operands import outer_axes, strided_arra
 from caldera.kernels.native.elementwise.operations import is_known
 from caldera.kernels.native.reduction import kernels
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.tensor.dtype import BY_NAME
-from caldera.tensor.shape import Shape, size
 
 
 @dataclass(frozen=True)

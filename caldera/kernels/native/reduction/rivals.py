@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from caldera.config import settings
-from caldera.graph.node import Node
+from caldera.base.config import settings
+from caldera.core.graph.node import Node
+from caldera.core.tensor.dtype import float32, float64
 from caldera.kernels.common.loop_body import REDUCTIONS
 from caldera.kernels.common.reduction import MOST_TERMS, lengths
 from caldera.kernels.native.elementwise.operations import is_known
 from caldera.kernels.native.reduction.reduce import LONG, SHORT, bind
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.tensor.dtype import float32, float64
 
 WORTH_A_CALL = 1 << 14
 """Elements from which on a call of NumPy is not most of the time: it also ends a run of native

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 from llvmlite import ir
 
+from caldera.core.tensor.shape import size
 from caldera.kernels.native.codegen.dtypes import ElementPointer, computed_type
 from caldera.kernels.native.codegen.emitter import (
     F64,
@@ -33,7 +34,6 @@ from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.codegen.strides import collapse_axes, parts_for
 from caldera.kernels.native.softmax.operands import Operand, Single
 from caldera.kernels.table import Array, Runner
-from caldera.tensor.shape import size
 
 _BLOCK = 1024
 """Classes that are added up in the type of computation; between blocks, float64 is used."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from caldera.graph.opdef import parameter
+from caldera.core.graph.opdef import parameter
 from caldera.onnx.writing.dynamic_batch import Pair
 from caldera.onnx.writing.rules.registry import inputs, writes
 

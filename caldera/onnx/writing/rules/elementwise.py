@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from caldera.core.tensor.dtype import is_float
 from caldera.onnx.writing.rules.registry import inputs, writes
-from caldera.tensor.dtype import is_float
 
 _SAME = {
     "sub": "Sub",

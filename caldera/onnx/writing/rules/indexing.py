@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from caldera.core.tensor.dtype import int32, int64, uint64
 from caldera.onnx.writing.rules.registry import inputs, writes
-from caldera.tensor.dtype import int32, int64, uint64
 
 
 def _as_index(write: Any, pair: Any) -> str:

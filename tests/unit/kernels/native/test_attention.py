@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import caldera as cd
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import parameter
-from caldera.graph.ops.attention import attention, attention_grad
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import parameter
+from caldera.core.graph.ops.attention import attention, attention_grad
+from caldera.core.tensor.dtype import BY_NAME, bool_
+from caldera.core.tensor.shape import Shape
 from caldera.kernels.common.scratch import compute_dtype
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
-from caldera.tensor.dtype import BY_NAME, bool_
-from caldera.tensor.shape import Shape
 from tests.unit.kernels.checking import DTYPES, LAYOUTS, check_kernel
 
 

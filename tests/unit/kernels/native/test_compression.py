@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import caldera as cd
+from caldera.core.tensor.philox import uniform01
 from caldera.kernels.native.compression import (
     FORMATS,
     add_at,
@@ -26,7 +27,6 @@ from caldera.kernels.native.compression import (
 )
 from caldera.kernels.native.compression.random_draws import Draws
 from caldera.kernels.native.compression.rice import HEADER, Span, pack, unpack
-from caldera.tensor.philox import uniform01
 
 DRAWS = Draws(seed=-5, step=3, stream=9, first=2)
 

@@ -7,13 +7,13 @@ import pytest
 
 import caldera as cd
 from caldera import op
+from caldera.core.graph.node import Spec
+from caldera.core.graph.opdef import parameter
+from caldera.core.graph.ops.indexing import scatter_add
+from caldera.core.tensor.dtype import INTEGERS
 from caldera.errors import DataError
-from caldera.graph.node import Spec
-from caldera.graph.opdef import parameter
-from caldera.graph.ops.indexing import scatter_add
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call
-from caldera.tensor.dtype import INTEGERS
 
 
 @pytest.mark.parametrize("dtype", sorted(dtype.name for dtype in INTEGERS))

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caldera.config import settings
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import OPS, parameter
+from caldera.base.config import settings
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import OPS, parameter
+from caldera.core.tensor.dtype import BY_NAME
 from caldera.kernels.native import families  # noqa: F401 - registers its kernels
 from caldera.kernels.native.codegen import strides
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
-from caldera.tensor.dtype import BY_NAME
 
 Layout = Callable[[np.ndarray], np.ndarray]
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}

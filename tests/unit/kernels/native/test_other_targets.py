@@ -8,13 +8,14 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from caldera.config import settings
-from caldera.graph.memory_format import laid_out
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import as_tuple, parameter
-from caldera.graph.ops.activation import softmax
-from caldera.graph.ops.epilogue import conv2d_moments
-from caldera.graph.ops.product import matmul
+from caldera.base.config import settings
+from caldera.core.graph.memory_format import laid_out
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import as_tuple, parameter
+from caldera.core.graph.ops.activation import softmax
+from caldera.core.graph.ops.epilogue import conv2d_moments
+from caldera.core.graph.ops.product import matmul
+from caldera.core.tensor.dtype import BY_NAME
 from caldera.kernels.measure import compare, some_numbers, tolerance_of
 from caldera.kernels.native import families  # noqa: F401 - registers its kernels
 from caldera.kernels.native.codegen.emitter import F32, natural_lanes
@@ -22,7 +23,6 @@ from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.native.product import amx
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
-from caldera.tensor.dtype import BY_NAME
 from tests.unit.kernels.native.convolution.cases import convolution_nodes
 from tests.unit.kernels.native.other_targets import building_for, runs_here
 

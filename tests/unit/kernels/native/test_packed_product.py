@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import caldera as cd
-from caldera.graph.node import Spec
-from caldera.graph.opdef import parameter
-from caldera.graph.ops.epilogue import matmul_accumulate, matmul_epilogue
-from caldera.graph.ops.product import matmul
+from caldera.core.graph.node import Spec
+from caldera.core.graph.opdef import parameter
+from caldera.core.graph.ops.epilogue import matmul_accumulate, matmul_epilogue
+from caldera.core.graph.ops.product import matmul
+from caldera.core.tensor.dtype import BY_NAME, bfloat16, float32, float64
 from caldera.kernels.native.product import amx, blocking, problem
 from caldera.kernels.native.product.blocking import Tile, blocking_of
 from caldera.kernels.table import TABLE
-from caldera.tensor.dtype import BY_NAME, bfloat16, float32, float64
 from tests.unit.kernels.checking import check_kernel
 from tests.unit.kernels.native.tile_registers import with_tile_registers
 

@@ -7,13 +7,13 @@ import pytest
 
 import caldera as cd
 from caldera import op
-from caldera.graph.node import Spec
-from caldera.graph.opdef import parameter
-from caldera.graph.ops import pooling
+from caldera.core.graph.node import Spec
+from caldera.core.graph.opdef import parameter
+from caldera.core.graph.ops import pooling
+from caldera.core.tensor.dtype import BY_NAME
 from caldera.kernels.native.pooling import taps
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call
-from caldera.tensor.dtype import BY_NAME
 from tests.unit.kernels.guard_pages import guarded
 
 

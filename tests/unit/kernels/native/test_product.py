@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 import caldera as cd
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import parameter
-from caldera.graph.ops.epilogue import ACTIVATIONS, matmul_accumulate, matmul_epilogue
-from caldera.graph.ops.product import matmul
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import parameter
+from caldera.core.graph.ops.epilogue import ACTIVATIONS, matmul_accumulate, matmul_epilogue
+from caldera.core.graph.ops.product import matmul
+from caldera.core.tensor.dtype import BY_NAME, float32
 from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.native.product import epilogue, gemm, problem, small
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
-from caldera.tensor.dtype import BY_NAME, float32
 from tests.unit.kernels.checking import DTYPES, LAYOUTS, check_kernel
 
 SHAPES: list[Any] = [

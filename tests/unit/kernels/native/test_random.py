@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from caldera.core.tensor.philox import uniform01
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.random import _uniform
-from caldera.tensor.philox import uniform01
 
 _SEED, _STEP, _STREAM = -12345678912345, 77, 9
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from caldera.base.config import settings
 from caldera.bench.reduction_candidates import reduction_node
-from caldera.config import settings
 from caldera.kernels.choose import Choices
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from caldera import op
-from caldera.graph.ops import activation
-from caldera.lazy import Expr
+from caldera.compiler.lazy import Expr
+from caldera.core.graph.ops import activation
 from tests.unit.ops.case import Case, numbers
 
 _erf = np.vectorize(math.erf, otypes=[float])

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.graph.ops import attention
-from caldera.lazy import Expr, wrap
+from caldera.compiler.lazy import Expr, wrap
+from caldera.core.graph.ops import attention
 from tests.unit.ops.case import Case, numbers
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.graph.ops.collective import (
+from caldera.compiler.lazy import Expr, lift, wrap
+from caldera.core.graph.ops.collective import (
     Message,
     all_gather_flat,
     all_reduce,
@@ -17,8 +18,7 @@ from caldera.graph.ops.collective import (
     start_collective,
     turn,
 )
-from caldera.graph.ops.sync_batch_norm import batch_norm_over_ranks_grad
-from caldera.lazy import Expr, lift, wrap
+from caldera.core.graph.ops.sync_batch_norm import batch_norm_over_ranks_grad
 from tests.unit.ops.case import Case, numbers
 from tests.unit.ops.cases.normalisation import EPS, batch
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.graph.body import Body
-from caldera.graph.node import Node
-from caldera.graph.ops.base import sum_
-from caldera.graph.ops.control import fused, items
-from caldera.graph.ops.elementwise import add, exp, mul
-from caldera.graph.ops.leaf import iota
-from caldera.lazy import Expr, wrap
+from caldera.compiler.lazy import Expr, wrap
+from caldera.core.graph.body import Body
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops.base import sum_
+from caldera.core.graph.ops.control import fused, items
+from caldera.core.graph.ops.elementwise import add, exp, mul
+from caldera.core.graph.ops.leaf import iota
 from tests.unit.ops.case import Case, numbers
 
 Step = Callable[[Any, Any], tuple[Any, Any]]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.graph.ops import product
-from caldera.lazy import Expr
+from caldera.compiler.lazy import Expr
+from caldera.core.graph.ops import product
 from tests.unit.ops.case import Case, numbers
 
 

@@ -7,8 +7,8 @@ from itertools import groupby, product
 import numpy as np
 
 from caldera import op
-from caldera.graph.ops import ctc
-from caldera.lazy import Expr
+from caldera.compiler.lazy import Expr
+from caldera.core.graph.ops import ctc
 from tests.unit.ops.case import Case, numbers
 
 _LABELS = np.array([[1, 1], [2, -1], [-1, -1]])

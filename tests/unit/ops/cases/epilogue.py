@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from caldera.graph.ops.epilogue import (
+from caldera.compiler.lazy import Expr
+from caldera.core.graph.ops.epilogue import (
     conv2d_epilogue,
     matmul_accumulate,
     matmul_epilogue,
     max_pool2d_epilogue,
 )
-from caldera.lazy import Expr
 from tests.unit.ops.case import Case, numbers
 from tests.unit.ops.cases.convolution import loops_conv2d
 from tests.unit.ops.cases.pooling import apart

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from caldera import op
-from caldera.graph.ops import loss
-from caldera.lazy import Expr
+from caldera.compiler.lazy import Expr
+from caldera.core.graph.ops import loss
 from tests.unit.ops.case import Case, numbers
 
 _LABELS = np.array([2, 0])

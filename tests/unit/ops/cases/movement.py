@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from caldera import op
-from caldera.graph.ops.movement import arrange, unslice
-from caldera.lazy import Expr
+from caldera.compiler.lazy import Expr
+from caldera.core.graph.ops.movement import arrange, unslice
 from tests.unit.ops.case import Case, numbers
 
 _X = numbers(2, 3, 4)

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from caldera.graph.ops import epilogue
-from caldera.lazy import Expr, wrap
+from caldera.compiler.lazy import Expr, wrap
+from caldera.core.graph.ops import epilogue
 from tests.unit.ops.case import Case, numbers
 
 EPS = 0.1

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.graph.node import Node
-from caldera.graph.ops import pooling
-from caldera.lazy import Expr, lift
+from caldera.compiler.lazy import Expr, lift
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops import pooling
 from tests.unit.ops.case import Case, numbers
 
 Window = Callable[[np.ndarray], float]

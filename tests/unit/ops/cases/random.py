@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.tensor import philox
-from caldera.tensor.dtype import DType, float32, float64
+from caldera.core.tensor import philox
+from caldera.core.tensor.dtype import DType, float32, float64
 from tests.unit.ops.case import Case, numbers
 
 _SEED, _STEP, _STREAM = 7, 3, 9

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from caldera.graph.ops.relu_mask import mask_bytes, relu_mask, relu_mask_grad
-from caldera.lazy import wrap
+from caldera.compiler.lazy import wrap
+from caldera.core.graph.ops.relu_mask import mask_bytes, relu_mask, relu_mask_grad
 from tests.unit.ops.case import Case, numbers
 
 COLUMNS = 19

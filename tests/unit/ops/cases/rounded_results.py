@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from caldera.graph.ops.epilogue import (
+from caldera.compiler.lazy import Expr, wrap
+from caldera.core.graph.ops.epilogue import (
     cross_entropy_with_gradient,
     gather_rounded,
     layer_norm_grad_residual,
     layer_norm_residual,
     layer_norm_rounded,
 )
-from caldera.graph.ops.widening import widen
-from caldera.lazy import Expr, wrap
+from caldera.core.graph.ops.widening import widen
 from tests.unit.ops.case import Case, numbers
 
 EPS = 0.01

@@ -6,7 +6,7 @@ import pytest
 
 import caldera as cd
 from caldera import nn
-from caldera.config import settings
+from caldera.base.config import settings
 from tests.unit.parallel.families import FAMILIES
 from tests.unit.parallel.ranks import CLASSES, FEATURES, network, samples, trained, values
 

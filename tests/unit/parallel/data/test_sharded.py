@@ -14,8 +14,8 @@ from caldera.comm import Communicator, run_virtual_ranks
 from caldera.data import Share
 from caldera.errors import ConfigError
 from caldera.parallel import DataParallel, Sharded
-from caldera.strategy import NO_VOTES, VOTES, Strategy
 from caldera.train.fit import make_steps, run_setup
+from caldera.train.strategy import NO_VOTES, VOTES, Strategy
 from tests.unit.parallel.ranks import (
     Trained,
     alone,

@@ -12,13 +12,13 @@ import pytest
 
 import caldera as cd
 from caldera import nn, op, optim
+from caldera.base.config import settings
 from caldera.comm import Communicator, Mesh, run_virtual_ranks
-from caldera.config import settings
+from caldera.compiler.plan.plan import Plan
+from caldera.core.graph.ops.collective import turn
 from caldera.errors import CommError, ConfigError, NonFiniteError
-from caldera.graph.ops.collective import turn
 from caldera.parallel import DataParallel, PipelineParallel
 from caldera.parallel.pipeline import stage_profile
-from caldera.plan.plan import Plan
 from caldera.train.fit import run_setup
 from tests.unit.parallel.ranks import (
     CLASSES,

@@ -10,6 +10,7 @@ import pytest
 import caldera as cd
 from caldera import nn, optim
 from caldera.comm import Communicator, run_virtual_ranks
+from caldera.compiler.plan.plan import Plan
 from caldera.parallel import PipelineParallel
 from caldera.parallel.pipeline.schedule import (
     SCHEDULES,
@@ -18,9 +19,8 @@ from caldera.parallel.pipeline.schedule import (
     recorded,
     timeline,
 )
-from caldera.plan.plan import Plan
-from caldera.strategy import NO_VOTES, VOTES
 from caldera.train.fit import make_steps, run_setup
+from caldera.train.strategy import NO_VOTES, VOTES
 from tests.unit.parallel.ranks import network, samples, strategies_of, trained
 
 WIDE = 64

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from caldera import nn, op
-from caldera.graph.body import topological
+from caldera.compiler.sharding.rank_graph import RankGraph
+from caldera.core.graph.body import topological
 from caldera.parallel.layout import AXIS, evenly
 from caldera.parallel.tensor.layer_sharding import LEAST, chosen_layers, layouts_of
-from caldera.sharding.rank_graph import RankGraph
 
 RANKS = 2
 

@@ -16,8 +16,8 @@ from caldera.data import Share
 from caldera.errors import CommError, ConfigError
 from caldera.parallel import Layouts
 from caldera.parallel.consistency import messages
-from caldera.strategy import NO_VOTES, VOTES
 from caldera.train.fit import make_steps, run_setup
+from caldera.train.strategy import NO_VOTES, VOTES
 from tests.unit.parallel.ranks import (
     CLASSES,
     FEATURES,

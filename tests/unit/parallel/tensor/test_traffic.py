@@ -14,8 +14,8 @@ from caldera.comm import Communicator, run_virtual_ranks
 from caldera.data import Share
 from caldera.parallel import Hybrid, PipelineParallel, TensorParallel
 from caldera.parallel.consistency import messages
-from caldera.strategy import NO_VOTES, VOTES
 from caldera.train.fit import make_steps, run_setup
+from caldera.train.strategy import NO_VOTES, VOTES
 
 SAMPLES, WIDTH, HIDDEN, CLASSES = 8, 16, 64, 4
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from caldera import nn, op
+from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError
-from caldera.lazy import Expr
 from caldera.train.debug.gradient_check import check_model_gradients
 from caldera.train.model import Model
 from caldera.train.neural_network import NeuralNetwork

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from caldera import nn, op, optim
+from caldera.compiler.lazy import Expr
 from caldera.data import ArrayData, IterableData
 from caldera.errors import NonFiniteError
-from caldera.lazy import Expr
 from caldera.nn.losses import Loss
 from caldera.train.callbacks import Callback
 from caldera.train.debug.nonfinite import explain

@@ -11,8 +11,8 @@ import pytest
 
 import caldera as cd
 from caldera import comm, nn
+from caldera.base.plain_data import from_plain, to_plain
 from caldera.errors import DataError
-from caldera.plain_data import from_plain, to_plain
 from caldera.train.tracking.run_record import RunRecord
 
 

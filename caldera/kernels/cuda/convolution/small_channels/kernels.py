@@ -11,8 +11,11 @@ from functools import partial
 
 import numpy as np
 
-from caldera.graph.memory_format import NHWC, same_memory
-from caldera.graph.node import Node, Spec
+from caldera.core.graph.memory_format import NHWC, same_memory
+from caldera.core.graph.node import Node, Spec
+from caldera.core.memory.device_array import address_of
+from caldera.core.tensor.dtype import HALVES, float16, float32
+from caldera.core.tensor.shape import size
 from caldera.kernels.common.geometry import Correlation, Geometry, forward, input_phases
 from caldera.kernels.common.scratch import Scratch, workspace_bytes
 from caldera.kernels.cuda import convolution
@@ -38,9 +41,6 @@ from caldera.kernels.cuda.runtime import libraries
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.memory.device_array import address_of
-from caldera.tensor.dtype import HALVES, float16, float32
-from caldera.tensor.shape import size
 
 MOST_CHANNELS = 64
 MOST_TAPS = 11

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from caldera.core.tensor.shape import size
 from caldera.kernels.common.geometry import Correlation
 from caldera.kernels.cuda.convolution.small_channels.pixel_tiles import PixelTiles, pixel_tilings
 from caldera.kernels.cuda.convolution.small_channels.tilings import (
@@ -16,7 +17,6 @@ from caldera.kernels.cuda.convolution.small_channels.tilings import (
     best_tilings,
 )
 from caldera.kernels.cuda.runtime.properties import CardProperties
-from caldera.tensor.shape import size
 
 MOST_SUMS = 112
 """Registers of a thread for sums."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from caldera.graph.memory_format import NHWC, dense_strides, laid_out
-from caldera.graph.node import Node
+from caldera.core.graph.memory_format import NHWC, dense_strides, laid_out
+from caldera.core.graph.node import Node
 from caldera.kernels.common.geometry import steps
 from caldera.kernels.native.codegen.blas import blas
 from caldera.kernels.native.codegen.dtypes import computed_type

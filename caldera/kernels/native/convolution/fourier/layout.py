@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from caldera.base.threads import thread_count
+from caldera.core.tensor.shape import size
 from caldera.kernels.common.scratch import workspace_limit
 from caldera.kernels.native.codegen.target import CACHE_LINE
 from caldera.kernels.native.convolution.cost_model import PEAK
 from caldera.kernels.native.convolution.fourier.matrices import frequencies
 from caldera.kernels.native.convolution.reorder import staging_bytes
 from caldera.kernels.native.convolution.tiled_layout import TiledLayout
-from caldera.tensor.shape import size
-from caldera.threads import thread_count
 
 LENGTHS = (16, 24, 32, 48, 64)
 """Of tiles and their transforms, along either axis."""

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from caldera.tensor.dtype import DType
+from caldera.core.tensor.dtype import DType
 
 
 @dataclass(frozen=True, eq=False)

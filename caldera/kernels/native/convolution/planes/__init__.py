@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.graph.node import Node
+from caldera.core.graph.node import Node
+from caldera.core.tensor.shape import size
 from caldera.kernels.common.geometry import Geometry, forward, input_phases, steps
 from caldera.kernels.native.codegen.program import NativeCall
 from caldera.kernels.native.codegen.target import host_target
@@ -26,7 +27,6 @@ from caldera.kernels.native.convolution.reorder import (
     staging_bytes,
 )
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.tensor.shape import size
 
 MOST_TERMS = 512
 """Terms of a sum: longer ones round more than other kernels' do."""

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from caldera.base.threads import thread_count
+from caldera.core.tensor.dtype import NAMES, DType
 from caldera.kernels.common.geometry import Correlation
 from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import natural_lanes
 from caldera.kernels.native.codegen.target import host_target
-from caldera.tensor.dtype import NAMES, DType
-from caldera.threads import thread_count
 
 STRIP_BYTES = 1 << 17
 """What the planes of a strip may take: they should stay near, in the second-level cache."""

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from caldera.config import settings
-from caldera.graph.node import Node
+from caldera.base.config import settings
+from caldera.core.graph.node import Node
 from caldera.kernels.native.codegen.blas import blas
 from caldera.kernels.native.codegen.program import NativeCall
 from caldera.kernels.native.convolution import PRIORITY

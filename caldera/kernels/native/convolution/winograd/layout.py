@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from caldera.base.threads import is_limited, thread_count
+from caldera.core.tensor.dtype import NAMES
 from caldera.kernels.common.scratch import workspace_limit
 from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import natural_lanes
@@ -21,8 +23,6 @@ from caldera.kernels.native.convolution.reorder import staging_bytes
 from caldera.kernels.native.convolution.tiled_layout import TiledLayout
 from caldera.kernels.native.convolution.winograd.transforms import reach
 from caldera.kernels.native.normalisation.block_sums import rows_of_image
-from caldera.tensor.dtype import NAMES
-from caldera.threads import is_limited, thread_count
 
 _BLOCKS_IN_PLACE = (12, 6)
 _BLOCKS_OF_OUR_PRODUCTS = (60, 30, 12)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import caldera as cd
+from caldera.base.threads import submit
 from caldera.errors import DataError
 from caldera.kernels.native.codegen.blas import blas
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer
@@ -21,7 +22,6 @@ from caldera.kernels.native.codegen.program import (
     in_sequence,
     joined_runs,
 )
-from caldera.threads import submit
 
 
 @native_kernel

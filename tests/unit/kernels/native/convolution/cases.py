@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from caldera.graph.memory_format import NHWC, Order
-from caldera.graph.node import Node, Spec, intern
-from caldera.graph.opdef import parameter
-from caldera.graph.ops import product
-from caldera.tensor.dtype import BY_NAME
+from caldera.core.graph.memory_format import NHWC, Order
+from caldera.core.graph.node import Node, Spec, intern
+from caldera.core.graph.opdef import parameter
+from caldera.core.graph.ops import product
+from caldera.core.tensor.dtype import BY_NAME
 
 
 def convolution_nodes(

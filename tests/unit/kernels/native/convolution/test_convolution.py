@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caldera.config import settings
-from caldera.graph.memory_format import NHWC, Order, laid_out
-from caldera.graph.node import Node, Spec
+from caldera.base.config import settings
+from caldera.core.graph.memory_format import NHWC, Order, laid_out
+from caldera.core.graph.node import Node, Spec
 from caldera.kernels.common.geometry import Geometry, forward, input_phases
 from caldera.kernels.native.convolution import strip_mining
 from caldera.kernels.native.convolution.direct import packing

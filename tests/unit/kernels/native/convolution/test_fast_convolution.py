@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caldera.config import settings
-from caldera.graph.memory_format import NHWC, laid_out
-from caldera.graph.node import Node, Spec
-from caldera.graph.opdef import parameter
+from caldera.base.config import settings
+from caldera.base.threads import at_most_threads
+from caldera.core.graph.memory_format import NHWC, laid_out
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import parameter
+from caldera.core.tensor.dtype import float64
 from caldera.kernels.native import families  # noqa: F401 - registers its kernels
 from caldera.kernels.native.convolution.winograd import layout
 from caldera.kernels.native.convolution.winograd.layout import Layout
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
 from caldera.kernels.tuning_cache import tuning_key
-from caldera.tensor.dtype import float64
-from caldera.threads import at_most_threads
 from tests.unit.kernels.native.convolution.cases import convolution_nodes
 
 BOUNDS = {

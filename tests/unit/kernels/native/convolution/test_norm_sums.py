@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caldera.config import settings
-from caldera.graph.memory_format import NHWC
-from caldera.graph.node import Node, Spec, intern_like
-from caldera.graph.opdef import OPS, parameter
+from caldera.base.config import settings
+from caldera.core.graph.memory_format import NHWC
+from caldera.core.graph.node import Node, Spec, intern_like
+from caldera.core.graph.opdef import OPS, parameter
 from caldera.kernels.native.convolution import winograd
 from caldera.kernels.native.convolution.norm_sums import convolution_of
 from caldera.kernels.reference import evaluate

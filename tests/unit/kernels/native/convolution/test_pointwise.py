@@ -11,9 +11,9 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from caldera.config import settings
-from caldera.graph.memory_format import NHWC
-from caldera.graph.node import Node, Spec
+from caldera.base.config import settings
+from caldera.core.graph.memory_format import NHWC
+from caldera.core.graph.node import Node, Spec
 from caldera.kernels.measure import _aligned, _placed, compare, some_numbers, tolerance_of
 from caldera.kernels.native import families  # noqa: F401 - registers its kernels
 from caldera.kernels.native.product import amx

@@ -1,0 +1,1 @@
+"""Arguments, configuration, names, files, threads: modules without a device, graph or data."""

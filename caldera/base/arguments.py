@@ -1,0 +1,366 @@
+"""Arguments of public functions, checked at the door against their annotations.
+
+`checked` reads what a function says it takes and refuses all else with an error that names the
+argument, so that nobody meets a TypeError from the middle of the library. What an annotation cannot
+say (a range, a name that exists, shapes that fit) the function checks itself. Annotations that say
+nothing about a value (`Any`, arrays, protocols) are not checked.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, wraps
+from numbers import Real
+from operator import index
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+import numpy as np
+
+from caldera.base.registry import nearest
+from caldera.errors import CalderaError, ConfigError
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+_ANY_NAME = "**"
+"""Among the names of a function's arguments: it takes others too."""
+
+
+class ArgumentError(ConfigError, TypeError):
+    """An argument of a name that a function does not have: a TypeError, as of any function."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of values: how to say it, and what is of it."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+def checked(function: F, where: Callable[[str], str] = str, own_words: bool = False) -> F:
+    """The function, with a door that refuses arguments of other kinds than it says it takes.
+
+    `where` makes the start of the message from the name of the function. With `own_words` the
+    function is asked first what is wrong, for it may know better words; not for what leaves traces.
+
+    >>> @checked
+    ... def repeat(text: str, times: int = 2) -> str:
+    ...     return text * times
+    >>> repeat("no")
+    'nono'
+    >>> repeat("no", times="two")
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: repeat: expected times= a whole number, got 'two'
+    """
+
+    @wraps(function)
+    def door(*args: Any, **named: Any) -> Any:
+        refused = refusal_of(function, args, named, where)
+        if refused is not None:
+            raise _in_own_words(function, args, named, refused) if own_words else refused
+        return function(*args, **named)
+
+    return door  # type: ignore[return-value]
+
+
+def guard(
+    room: dict[str, Any],
+    *leave: str,
+    where: Callable[[str], str] = str,
+    own_words: bool = True,
+) -> None:
+    """Give the functions and classes that a room names in `__all__` such a door, but for `leave`.
+
+    Called at the end of the room's `__init__`. Of classes `__init__` is checked.
+    """
+    for name in room["__all__"]:
+        value = room.get(name)  # not there: one that the room gives when it is asked for
+        if name in leave or not getattr(value, "__module__", "").startswith("caldera."):
+            continue
+        if isinstance(value, types.FunctionType) and not hasattr(value, "__wrapped__"):
+            room[name] = checked(value, where, own_words)
+            # Also where it is defined: pickle looks for it there.
+            setattr(sys.modules[value.__module__], value.__name__, room[name])
+        elif isinstance(value, type) and "__init__" in vars(value):
+            guarded(value)
+
+
+def guarded(cls: type[T]) -> type[T]:
+    """The class, made only with arguments that its `__init__` says it takes."""
+    make: Any = vars(cls)["__init__"]
+    if not isinstance(make, types.FunctionType) or getattr(cls, "_is_protocol", False):
+        return cls
+
+    @wraps(make)
+    def door(self: Any, *args: Any, **named: Any) -> None:
+        refused = refusal_of(make, (self, *args), named, name=type(self).__name__)
+        if refused is not None:
+            raise _in_own_words(make, (self, *args), named, refused)
+        make(self, *args, **named)
+
+    cls.__init__ = door  # type: ignore[method-assign]
+    return cls
+
+
+def _in_own_words(
+    function: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any], refused: Exception
+) -> Exception:
+    """What the function itself says about arguments that are refused, if it says anything."""
+    try:
+        function(*args, **named)
+    except CalderaError as error:
+        return error
+    except Exception:  # the kind of exception that nobody should meet
+        return refused
+    return refused
+
+
+def refusal_of(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    named: Mapping[str, Any],
+    where: Callable[[str], str] = str,
+    name: str = "",
+) -> CalderaError | None:
+    """The error about the first argument that the function does not take; None if it takes all."""
+    positional, by_name = kinds_of(function)
+    for (argument, kind), value in zip(positional, args, strict=False):
+        if kind is not None and not kind.holds(value):
+            return refusal(where(name or function.__qualname__), argument, kind.words, value)
+    for argument, value in named.items():
+        if argument not in by_name and _ANY_NAME not in by_name:
+            return _unknown(where(name or function.__qualname__), argument, by_name)
+        kind = by_name.get(argument)
+        if kind is not None and not kind.holds(value):
+            return refusal(where(name or function.__qualname__), argument, kind.words, value)
+    return None
+
+
+def refuse_unknown(function: Callable[..., Any], unknown: Mapping[str, Any]) -> None:
+    """Refuse arguments of names that a function does not have, which it has caught as `**unknown`:
+    a door around it would be a frame more between a warning and the line that it is about.
+
+    >>> def fit(class_weights=None, **unknown):
+    ...     refuse_unknown(fit, unknown)
+    >>> fit(class_weight="balanced")
+    Traceback (most recent call last):
+    caldera.base.arguments.ArgumentError: fit: expected its own arguments, got class_weight=;
+    did you mean 'class_weights'?
+    """
+    for argument in unknown:
+        raise _unknown(function.__name__, argument, kinds_of(function)[1])
+
+
+def _unknown(where: str, argument: str, known: Iterable[str]) -> ArgumentError:
+    names = [each for each in known if each not in ("self", _ANY_NAME)]
+    return ArgumentError.build(
+        where,
+        expected="its own arguments",
+        got=f"{argument}=",
+        hint=nearest(argument, names) if names else "it takes none",
+    )
+
+
+def within(where: str, argument: str, value: Any, least: int, most: int) -> int:
+    """A whole number from `least` to `most`.
+
+    >>> within("mesh", "ranks", 0, 1, 8)
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: mesh: expected ranks= a whole number from 1 to 8, got 0
+    """
+    if not _is_whole(value) or not least <= index(value) <= most:
+        raise refusal(where, argument, f"a whole number from {least} to {most}", value)
+    return index(value)
+
+
+def refusal(where: str, argument: str, expected: str, value: Any) -> CalderaError:
+    """The error about one argument."""
+    return ConfigError.build(where, expected=f"{argument}= {expected}", got=shown(value))
+
+
+def shown(value: Any) -> str:
+    """A value as an error message shows it: short, and whatever its own repr does.
+
+    >>> shown("x" * 500)[-5:], shown(np.zeros((2, 3)))
+    ('xx...', 'an array of shape (2, 3)')
+    """
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape}"
+    try:
+        text = repr(value)
+    except Exception:  # somebody else's repr
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+Kinds = tuple[list[tuple[str, Kind | None]], dict[str, Kind | None]]
+
+
+@cache
+def kinds_of(function: Callable[..., Any]) -> Kinds:
+    """The kinds of a function's arguments: those that may come by position, and all by name."""
+    positional: list[tuple[str, Kind | None]] = []
+    by_name: dict[str, Kind | None] = {}
+    varied = False
+    parameters = list(inspect.signature(function).parameters.values())
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            by_name[_ANY_NAME] = None
+            continue
+        varied = varied or parameter.kind is parameter.VAR_POSITIONAL
+        kind = None if varied else _kind_of_parameter(function, parameter)
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            kind = _kind_of_parameter(function, parameter)
+        elif not varied:
+            positional.append((parameter.name, kind))
+        by_name[parameter.name] = kind
+    return positional, by_name
+
+
+def _kind_of_parameter(function: Callable[..., Any], parameter: inspect.Parameter) -> Kind | None:
+    hint = parameter.annotation
+    if isinstance(hint, str):
+        module = sys.modules.get(function.__module__)
+        try:
+            # A string that stands in the source of the function, not one that came from a user.
+            hint = typing.get_type_hints(
+                types.SimpleNamespace(__annotations__={"it": hint}), vars(module)
+            )["it"]
+        except Exception:  # a name for type checkers alone
+            return None
+    kind = kind_of(hint)
+    if kind is None or parameter.default is parameter.empty or kind.holds(parameter.default):
+        return kind
+    default = parameter.default
+    return Kind(kind.words, lambda value: value is default or kind.holds(value))
+
+
+def kind_of(hint: Any) -> Kind | None:
+    """What an annotation says about values; None if nothing.
+
+    >>> kind_of(int | None).words
+    'a whole number or None'
+    """
+    if hint in _PLAIN:
+        return _PLAIN[hint]
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin is Union or origin is types.UnionType:
+        path = any(os.PathLike in (each, get_origin(each)) for each in inside)
+        return _any_of([_PATH if path and each is str else kind_of(each) for each in inside])
+    if origin is Literal:
+        return _any_of([kind_of(type(each)) for each in inside])  # which one, it asks itself
+    if origin is tuple and inside[-1:] != (...,):
+        parts = [kind_of(each) for each in inside]
+        return Kind(
+            f"{len(parts)} values",
+            lambda value: (
+                _is_sequence(value)
+                and len(value) == len(parts)
+                and all(k is None or k.holds(v) for k, v in zip(parts, value, strict=True))
+            ),
+        )
+    if origin in (Sequence, list, tuple):
+        return _sequence_of(kind_of(inside[0]))
+    if origin is Mapping or origin is dict:
+        return _mapping_of(*map(kind_of, inside))
+    if origin is os.PathLike or hint is os.PathLike:
+        return Kind("a path", lambda value: isinstance(value, os.PathLike))
+    if origin is typing.IO or hint is typing.IO:
+        return Kind("an open file", lambda value: hasattr(value, "read") or hasattr(value, "write"))
+    if origin is Iterable:
+        return Kind("a list", lambda value: isinstance(value, Iterable) and not _is_text(value))
+    if origin is Callable or hint is Callable:
+        return Kind("a function", callable)
+    if isinstance(hint, type) and hint.__module__.startswith("caldera."):
+        return _instance_of(hint)
+    return None
+
+
+def _any_of(kinds: Sequence[Kind | None]) -> Kind | None:
+    known = [kind for kind in kinds if kind is not None]
+    if len(known) < len(kinds):
+        return None
+    each = [kind.holds for kind in known]
+    return Kind(
+        " or ".join(dict.fromkeys(kind.words for kind in known)),
+        lambda value: any(holds(value) for holds in each),
+    )
+
+
+def _instance_of(cls: type) -> Kind | None:
+    if getattr(cls, "_is_protocol", False) or typing.is_typeddict(cls):
+        return None
+    return Kind(f"{cls.__name__} object", lambda value: isinstance(value, cls))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str | bytes)
+
+
+def _is_sequence(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Sequence) and not _is_text(value)
+
+
+def _sequence_of(kind: Kind | None) -> Kind:
+    words = "a list" if kind is None else f"a list, each {kind.words}"
+    return Kind(
+        words,
+        lambda value: _is_sequence(value) and (kind is None or all(map(kind.holds, value))),
+    )
+
+
+def _mapping_of(key: Kind | None, value: Kind | None) -> Kind:
+    def holds(given: Any) -> bool:
+        return isinstance(given, Mapping) and all(
+            (key is None or key.holds(k)) and (value is None or value.holds(v))
+            for k, v in given.items()
+        )
+
+    words = "a dict" if value is None else f"a dict, each value {value.words}"
+    return Kind(words, holds)
+
+
+_TRUTHS = (bool, np.bool_)
+_NUMBERS = frozenset({int, float})
+"""What most numbers are: to ask whether somebody's type was registered as a number is slow."""
+
+
+def _is_truth(value: Any) -> bool:
+    return isinstance(value, _TRUTHS)
+
+
+def _is_whole(value: Any) -> bool:
+    if isinstance(value, _TRUTHS):
+        return False
+    try:
+        return -(2**63) <= index(value) < 2**64  # what a machine can count
+    except TypeError:
+        return False
+
+
+def _is_real(value: Any) -> bool:
+    return type(value) in _NUMBERS or (isinstance(value, Real) and not _is_truth(value))
+
+
+_PATH = Kind("a path", lambda value: isinstance(value, str) and "\0" not in value)
+_PLAIN: dict[Any, Kind | None] = {
+    Any: None,
+    object: None,
+    None: Kind("None", lambda value: value is None),
+    types.NoneType: Kind("None", lambda value: value is None),
+    bool: Kind("True or False", _is_truth),
+    int: Kind("a whole number", _is_whole),
+    float: Kind("a number", _is_real),
+    str: Kind("text", lambda value: isinstance(value, str)),
+    bytes: Kind("bytes", lambda value: isinstance(value, bytes)),
+    dict: Kind("a dict", lambda value: isinstance(value, dict)),
+    list: _sequence_of(None),
+}

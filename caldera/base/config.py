@@ -1,0 +1,283 @@
+"""The settings of one process: a single typed object that refuses unknown names and wrong values.
+
+Each field has a check beside its name in `_CHECKS`; a value passes through it whether it comes
+from an assignment, `update`, `override` or the environment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from caldera.base.machine import usable_cores
+from caldera.errors import ConfigError
+
+ACCELERATORS = ("auto", "cpu", "loopback", "cuda")
+
+
+ACCURACIES = ("strict", "fast")
+PLACEMENTS = ("auto", "cpu", "cuda", "loopback")
+
+
+def _check_accuracy(where: str, value: object) -> str:
+    if isinstance(value, str) and value in ACCURACIES:
+        return value
+    raise ConfigError.build(
+        where,
+        expected="one of " + ", ".join(ACCURACIES),
+        got=repr(value),
+        hint="'fast' admits kernels that round more than a plain sum does",
+    )
+
+
+def _check_placement(where: str, value: object) -> str:
+    if isinstance(value, str) and value in PLACEMENTS:
+        return value
+    close = difflib.get_close_matches(str(value), PLACEMENTS, n=1)
+    raise ConfigError.build(
+        where,
+        expected="one of " + ", ".join(PLACEMENTS),
+        got=repr(value),
+        hint=f"did you mean {close[0]!r}?"
+        if close
+        else "pin a single layer with device=, as in nn.Embedding(..., device='cpu')",
+    )
+
+
+def _check_accelerator(where: str, value: object) -> str:
+    if isinstance(value, str) and value in ACCELERATORS:
+        return value
+    close = difflib.get_close_matches(str(value), ACCELERATORS, n=1)
+    raise ConfigError.build(
+        where,
+        expected="one of " + ", ".join(ACCELERATORS),
+        got=repr(value),
+        hint=f"did you mean {close[0]!r}?" if close else "",
+    )
+
+
+def _whole_number(minimum: int) -> Callable[[str, object], int]:
+    def check(where: str, value: object) -> int:
+        # bool is an int to Python, but `threads=True` is a mistake.
+        if isinstance(value, int) and not isinstance(value, bool) and value >= minimum:
+            return value
+        raise ConfigError.build(
+            where, expected=f"a whole number of at least {minimum}", got=repr(value)
+        )
+
+    return check
+
+
+def _check_memory_limit(where: str, value: object) -> int | None:
+    return None if value is None else _whole_number(1)(where, value)
+
+
+def _check_workspace_total(where: str, value: object) -> int | None:
+    return None if value is None else _whole_number(0)(where, value)
+
+
+def _check_seconds(where: str, value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = float(value)
+        if math.isfinite(seconds) and seconds >= 0:
+            return seconds
+    raise ConfigError.build(where, expected="seconds, 0 or more", got=repr(value))
+
+
+def _check_part(where: str, value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
+        return float(value)
+    raise ConfigError.build(where, expected="a part from 0 to 1", got=repr(value))
+
+
+def _check_flag(where: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise ConfigError.build(where, expected="True or False", got=repr(value))
+
+
+def _check_folder(where: str, value: object) -> Path:
+    if not isinstance(value, str | Path) or not str(value):
+        raise ConfigError.build(where, expected="the path of a folder", got=repr(value))
+    folder = Path(value).expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError.build(
+            where, expected="a folder", got=f"the file {folder}", hint="name a folder or a new path"
+        )
+    return folder
+
+
+_CHECKS: dict[str, Callable[[str, object], Any]] = {
+    "accelerator": _check_accelerator,
+    "accuracy": _check_accuracy,
+    "placement": _check_placement,
+    "threads": _whole_number(1),
+    "cache_dir": _check_folder,
+    "tune_budget_s": _check_seconds,
+    "deterministic": _check_flag,
+    "workspace_limit": _whole_number(0),
+    "workspace_total": _check_workspace_total,
+    "memory_limit": _check_memory_limit,
+    "file_limit": _whole_number(1),
+    "resident_fraction": _check_part,
+    "stall_s": _check_seconds,
+}
+
+
+def _number_from(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name)
+    if text is None:
+        return None
+    try:
+        value: object = int(text)
+    except ValueError:
+        value = text
+    return _whole_number(1)(f"environment variable {name}", value)
+
+
+def _cache_dir_from(environment: Mapping[str, str]) -> Path:
+    text = environment.get("CALDERA_CACHE")
+    if text is not None:
+        return _check_folder("environment variable CALDERA_CACHE", text)
+    if sys.platform == "win32":
+        base = Path(environment.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "caldera"
+
+
+def _threads_from(environment: Mapping[str, str]) -> int:
+    """As many as there are cores for, and as OpenMP's libraries may start: that list of numbers is
+    one for each level of nesting, and what is no number is for OpenMP to complain about."""
+    outermost = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    cores = usable_cores()
+    return min(cores, int(outermost)) if outermost.isdecimal() and int(outermost) else cores
+
+
+DEFAULT_WORKSPACE = 1 << 30
+"""Bytes of workspace for a kernel, if nobody says otherwise."""
+
+
+class Settings:
+    """What a process can choose; `caldera.settings` is the one instance everybody reads.
+
+    - `accelerator`: what an integer device id means: "cpu", "loopback", "cuda", or "auto" for the
+      best one this machine has.
+    - `accuracy`: "strict" uses only kernels that are as accurate as the plain sum; "fast" admits
+      those that are faster and round more, such as Winograd's F(4x4, 3x3).
+    - `placement`: where a plan computes what is not pinned to a device: "cpu", "cuda" or "loopback",
+      or "auto" for the device of its variables; with variables on several, where it is done first
+      by predicted time, copies included.
+    - `threads`: workers of the one thread pool (`CALDERA_THREADS`, or the cores it may use, as far
+      as affinity, a container's quota and `OMP_NUM_THREADS` allow).
+    - `cache_dir`: where tuned choices and compiled kernels are kept (`CALDERA_CACHE`).
+    - `tune_budget_s`: seconds that measuring kernels may take at once; a tenth of the time comes back.
+    - `deterministic`: never change a kernel choice during a run.
+    - `workspace_limit`: bytes a kernel may use as scratch memory. Where a convolution needs more,
+      it is given the batch in slices.
+    - `workspace_total`: bytes that all convolutions of a plan may use so together, shared out to
+      those that gain most; None if only `workspace_limit` counts.
+    - `memory_limit`: bytes each device's pool may hold; None for what the system has. A plan that
+      would take more drops values and computes them again, or has the host keep them.
+    - `file_limit`: bytes of memory that a file may ask for, however small it is; a file that asks
+      for more than that, and for more than a hundred times its size, is refused
+      (`CALDERA_FILE_LIMIT`, or 1 GiB).
+    - `resident_fraction`: the part of a device's memory that training data may take. Data that
+      fit are put there once; others are fed batch by batch.
+    - `stall_s`: seconds a rank may wait for the others before it says who is missing. After twice
+      as long (two minutes) all ranks are ended if one does not answer, since it was stopped or its
+      machine is gone; one that answers, and has other work to do, is waited for ten times as long.
+
+    Changes hold for the whole process, all threads included.
+
+    >>> import caldera as cd
+    >>> with cd.settings.override(deterministic=True):
+    ...     cd.settings.deterministic
+    True
+    >>> cd.settings.update(tune_budget=1.0)
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: settings: got unknown name 'tune_budget'; did you mean 'tune_budget_s'?
+    """  # noqa: E501
+
+    accelerator: str
+    accuracy: str
+    placement: str
+    threads: int
+    cache_dir: Path
+    tune_budget_s: float
+    deterministic: bool
+    workspace_limit: int
+    workspace_total: int | None
+    memory_limit: int | None
+    file_limit: int
+    resident_fraction: float
+    stall_s: float
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self.accelerator = "auto"
+        self.accuracy = "strict"
+        self.placement = "auto"
+        self.threads = _number_from(environment, "CALDERA_THREADS") or _threads_from(environment)
+        self.cache_dir = _cache_dir_from(environment)
+        self.tune_budget_s = 5.0
+        self.deterministic = False
+        self.workspace_limit = DEFAULT_WORKSPACE
+        self.workspace_total = None
+        self.memory_limit = None
+        self.file_limit = _number_from(environment, "CALDERA_FILE_LIMIT") or 1 << 30
+        self.resident_fraction = 0.25
+        self.stall_s = 60.0
+
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, _checked(name, value))
+
+    def __repr__(self) -> str:
+        return f"Settings({', '.join(f'{name}={getattr(self, name)!r}' for name in _CHECKS)})"
+
+    def update(self, **values: Any) -> None:
+        """Change several settings; either all of them are valid, or none is changed.
+
+        >>> import caldera as cd
+        >>> cd.settings.update(workspace_limit=1 << 30, deterministic=False)
+        """
+        checked = {name: _checked(name, value) for name, value in values.items()}
+        self.__dict__.update(checked)
+
+    @contextmanager
+    def override(self, **values: Any) -> Iterator[Settings]:
+        """Settings that hold inside a `with` block, and are put back after it.
+
+        >>> import caldera as cd
+        >>> with cd.settings.override(workspace_limit=0) as settings:
+        ...     settings.workspace_limit
+        0
+        """
+        before = {name: self.__dict__[name] for name in values if name in _CHECKS}
+        self.update(**values)
+        try:
+            yield self
+        finally:
+            self.__dict__.update(before)
+
+
+def _checked(name: str, value: object) -> Any:
+    check = _CHECKS.get(name)
+    if check is None:
+        close = difflib.get_close_matches(name, _CHECKS, n=1)
+        raise ConfigError.build(
+            "settings",
+            got=f"unknown name {name!r}",
+            hint=f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(_CHECKS),
+        )
+    return check(f"settings.{name}", value)
+
+
+settings = Settings()

@@ -1,0 +1,256 @@
+"""Objects that can be written to a file as a registered name and plain arguments.
+
+Files never hold import paths, so reading one can make nothing but what was registered. The same
+names serve users who write `optimizer="adam"`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, ClassVar, Self, TypeVar
+
+import numpy as np
+
+from caldera.base.plain_data import plain, revived
+from caldera.base.registry import Registry, nearest
+from caldera.errors import ConfigError
+
+KEYS = ("kind", "name", "arguments")
+
+
+class Configurable:
+    """Something that remembers the arguments it was made with, and so can be described.
+
+    >>> from caldera import optim
+    >>> optim.L2(0.5).config()
+    {'kind': 'decay', 'name': 'l2', 'arguments': {'strength': 0.5}}
+    >>> optim.SGD(0.1, momentum=0.9)
+    SGD(0.1, momentum=0.9)
+    """
+
+    _made_with: tuple[tuple[Any, ...], dict[str, Any]]
+
+    def __new__(cls, *args: Any, **named: Any) -> Self:
+        made = super().__new__(cls)
+        # Past the guard of frozen dataclasses.
+        object.__setattr__(made, "_made_with", (args, named))
+        return made
+
+    def __init__(self) -> None:
+        """Take no arguments: without this any would pass, since __new__ takes them all."""
+
+    def __repr__(self) -> str:
+        args, named = self._made_with
+        given = [repr(value) for value in args] + [f"{k}={value!r}" for k, value in named.items()]
+        return f"{type(self).__name__}({', '.join(given)})"
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments it was made with, by name, defaults included.
+
+        >>> from caldera import optim
+        >>> optim.Cosine(0.1, steps=100).arguments()
+        {'peak': 0.1, 'steps': 100, 'warm_up': 0, 'final': 0.0}
+        """
+        args, named = self._made_with
+        known = _parameters(type(self))
+        passed = dict(zip(known, args, strict=False)) | named
+        return {name: passed.get(name, parameter.default) for name, parameter in known.items()}
+
+    def config(self) -> dict[str, Any]:
+        """Its kind, registered name and arguments: a dict that JSON can hold."""
+        family, name = _registered(type(self))
+        arguments = {
+            key: plain(value, partial(_written, f"{name} {key}"), dicts=False)
+            for key, value in self.arguments().items()
+        }
+        return {"kind": family.kind, "name": name, "arguments": arguments}
+
+
+class Adjustable(Configurable):
+    """One to whose attributes may be assigned: its arguments are then those that are true of it.
+
+    >>> from caldera import optim
+    >>> descent = optim.SGD(0.1, momentum=0.9)
+    >>> descent.momentum = 0.5
+    >>> descent.arguments()["momentum"]
+    0.5
+    """
+
+    gives_way: ClassVar[Mapping[str, str]] = {}
+    """Which argument says nothing any more where another one was assigned, by the name of that."""
+
+    def __repr__(self) -> str:
+        if not self._assigned():
+            return super().__repr__()
+        # Not that of one made with these: what was assigned may be what no constructor takes.
+        given = [f"{name}={value!r}" for name, value in self.arguments().items()]
+        return f"{type(self).__name__}({', '.join(given)})"
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments that make one like this: those it was made with, and what was assigned."""
+        assigned = self._assigned()
+        void = {self.gives_way[name]: None for name in assigned if name in self.gives_way}
+        return super().arguments() | void | assigned
+
+    def _assigned(self) -> dict[str, Any]:
+        """The attributes, named as arguments are, in which it differs from one just made."""
+        args, named = self._made_with
+        fresh = type(self)(*args, **named)
+        names = [name for name in super().arguments() if name in vars(self) and name in vars(fresh)]
+        own = {name: getattr(self, name) for name in names}
+        return {name: own[name] for name in names if not _alike(own[name], getattr(fresh, name))}
+
+
+def _alike(value: Any, other: Any) -> bool:
+    """Whether two arguments say the same."""
+    if isinstance(value, Configurable) and type(value) is type(other):
+        return value is other or value.arguments() == other.arguments()
+    return bool(np.all(value == other))
+
+
+T = TypeVar("T", bound=Configurable)
+
+
+class Family(Registry[Callable[..., T]]):
+    """The classes of one kind by name, to make objects from names or from `config()`.
+
+    >>> from caldera import optim
+    >>> optim.optimizers.make("adam", beta1=0.8).beta1
+    0.8
+    >>> optim.optimizers["adagrad"].__name__
+    'Adagrad'
+    """
+
+    def __init__(self, kind: str, base: Callable[..., T]) -> None:
+        super().__init__(kind)
+        self.base = base
+        _families.add(kind, self)
+
+    def register(self, *names: str) -> Callable[[type[T]], type[T]]:
+        """A decorator that gives a class its names; files use the first.
+
+        >>> from caldera import op, optim
+        >>> @optim.optimizers.register("sign_descent")
+        ... class SignDescent(optim.Optimizer):
+        ...     def update(self, parameter, gradient, state, rate, step):
+        ...         return parameter - rate * op.sign(gradient), {}
+        >>> optim.get("sign_descent", learning_rate=0.1).config()["name"]
+        'sign_descent'
+        """
+
+        def enter(cls: type[T]) -> type[T]:
+            for name in names:
+                self.add(name, cls)
+            return cls
+
+        return enter
+
+    def make(self, given: str | T, **arguments: Any) -> T:
+        """An object from its name and arguments; an object is given back as it is."""
+        if isinstance(given, str):
+            make = self[given]
+            known = _parameters(make)
+            for name in arguments:
+                if name not in known:
+                    raise ConfigError.build(
+                        f"{self.kind} {given}",
+                        expected="an argument it takes",
+                        got=repr(name),
+                        hint=nearest(name, known),
+                    )
+            try:
+                return make(**arguments)
+            except TypeError as error:
+                raise ConfigError.build(
+                    f"{self.kind} {given}", expected="arguments it can be made with", got=f"{error}"
+                ) from error
+        if not isinstance(given, self.base):  # type: ignore[arg-type]
+            raise ConfigError.build(
+                self.kind,
+                expected="a name or an object",
+                got=repr(given),
+                hint="names: " + ", ".join(self),
+            )
+        if arguments:
+            raise ConfigError.build(
+                self.kind,
+                expected="arguments only beside a name",
+                got=f"an object and {', '.join(arguments)}",
+            )
+        return given
+
+    def name_of(self, cls: type) -> str | None:
+        """The name that files use for a class, or None if it is not registered."""
+        return next((name for name in self if self[name] is cls), None)
+
+    def from_config(self, config: Mapping[str, Any]) -> T:
+        """What `config()` described, made anew.
+
+        >>> from caldera import optim
+        >>> optim.schedules.from_config(optim.Cosine(0.1, steps=100).config())
+        Cosine(peak=0.1, steps=100, warm_up=0, final=0.0)
+        """
+        if not isinstance(config, Mapping) or set(config) != set(KEYS):
+            raise ConfigError.build(
+                f"config of {self.kind}", expected="a dict of " + ", ".join(KEYS), got=repr(config)
+            )
+        kind, name, arguments = (config[key] for key in KEYS)
+        if kind != self.kind or not isinstance(name, str) or not isinstance(arguments, Mapping):
+            raise ConfigError.build(
+                f"config of {self.kind}",
+                expected=f"kind {self.kind!r}, a name and arguments",
+                got=repr(config),
+            )
+        made = {str(key): revived(value, _made) for key, value in arguments.items()}
+        return self.make(name, **made)
+
+
+_families: Registry[Family[Any]] = Registry("kind")
+
+
+def _registered(cls: type) -> tuple[Family[Any], str]:
+    for kind in _families:
+        name = _families[kind].name_of(cls)
+        if name is not None:
+            return _families[kind], name
+    raise ConfigError.build(
+        cls.__name__,
+        expected="a registered class, since files hold names",
+        got="one that is not",
+        hint="register it, as in @optim.optimizers.register('my_optimizer')",
+    )
+
+
+def _parameters(made: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """What a class is made with; where it passes keywords on to its base, what that takes too."""
+    found: dict[str, inspect.Parameter] = {}
+    cls = made.func if isinstance(made, partial) else made
+    for each in inspect.getmro(cls):  # type: ignore[arg-type]
+        if "__init__" not in vars(each):
+            continue
+        own = list(inspect.signature(vars(each)["__init__"]).parameters.values())[1:]
+        named = [p for p in own if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        found = found | {p.name: p for p in named if p.name not in found}
+        if len(named) == len(own):
+            break
+    return found
+
+
+def _written(where: str, value: Any) -> Any:
+    if isinstance(value, Configurable):
+        return value.config()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    raise ConfigError.build(
+        where,
+        expected="what JSON can hold: numbers, text, lists and registered objects",
+        got=type(value).__name__,
+    )
+
+
+def _made(config: Mapping[str, Any]) -> Any:
+    return _families[config.get("kind", "")].from_config(config)

@@ -1,0 +1,260 @@
+"""Files that are written whole or not at all, and caches of files that are believed only if whole.
+
+A file is written under another name in its own folder and renamed when it is complete: readers see
+all of it or nothing, and two processes that write at once cannot spoil each other's work. An entry
+of a cache begins with a code that only this user could have made of its key and of what follows: in
+each folder lies a secret for that. Caches are private: their folders and files are for this user
+alone, and those that others could have written to are not used.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import hmac
+import json
+import os
+import re
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from caldera.base.config import settings
+from caldera.base.file_names import checked_file_name
+from caldera.base.file_trust import read_own_file, why_folder_is_unsafe
+
+_MAGIC = b"caldera cache 2 "
+_FORMAT = ".2"
+"""At the end of each entry's name: other versions of Caldera may use the same folder."""
+_CODE_BYTES = 16
+_HEAD = len(_MAGIC) + 2 * _CODE_BYTES + 1
+_SECRET = ".secret"
+_SECRET_BYTES = 32
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+_STALE_S = 3600.0
+"""A file that nobody has written to for so long was left by a process that is gone."""
+_swept: set[Path] = set()
+_warned: set[Path] = set()
+
+
+@contextmanager
+def atomic_write(
+    path: Path, *, durable: bool = False, private: bool = False, replace: bool = True
+) -> Iterator[Path]:
+    """A name to write to; the file takes the place of `path` if all went well, and else is removed.
+
+    With `durable` it is on the disk before it gets its name; with `private` nobody else may read
+    the file, nor look into the folders that had to be made for it. Without `replace` a file that is
+    there stays. A link is followed, and what is no file (a pipe, a terminal) is written to as it
+    is; not so with `private`, where neither belongs.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with atomic_write(Path(folder) / "notes.txt") as unfinished:
+    ...         _ = unfinished.write_text("whole")
+    ...     [(path.name, path.read_text()) for path in Path(folder).iterdir()]
+    [('notes.txt', 'whole')]
+    """
+    if not private:
+        path = path.resolve()
+        if path.exists() and not path.is_file():
+            yield path
+            return
+    _make_folder(path.parent, 0o700 if private else 0o777)
+    _sweep(path.parent)
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
+    try:
+        # Opened for writing it keeps the mode that it is made with here.
+        mode = 0o600 if private else 0o666
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+        if not private and path.exists():
+            shutil.copymode(path, temporary)
+        yield temporary
+        if durable:
+            sync(temporary)
+        if replace:
+            temporary.replace(path)
+        else:
+            _rename_unless_there(temporary, path)
+        if durable:
+            sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_file(path: Path, content: str | bytes, *, durable: bool = False) -> None:
+    """Write a file whole, or leave the one that is there; its folder is made if need be.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_file(Path(folder) / "new" / "notes.txt", "whole")
+    ...     (Path(folder) / "new" / "notes.txt").read_text()
+    'whole'
+    """
+    with atomic_write(path, durable=durable) as unfinished:
+        unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
+    if path.is_dir() and os.name == "nt":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sweep(folder: Path) -> None:
+    """Once in a process, remove what processes that were killed have left unfinished."""
+    if folder in _swept:
+        return
+    _swept.add(folder)
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not _TEMPORARY.fullmatch(entry.name):
+                continue
+            with suppress(OSError):
+                if time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE_S:
+                    os.unlink(entry)
+
+
+def _rename_unless_there(temporary: Path, path: Path) -> None:
+    try:
+        path.hardlink_to(temporary)
+    except FileExistsError:
+        return
+    except OSError:
+        # A disk that knows no links: two who come in the same moment replace each other's.
+        if not path.exists():
+            temporary.replace(path)
+
+
+def _make_folder(folder: Path, mode: int) -> None:
+    if not folder.is_dir():
+        _make_folder(folder.parent, mode)
+        folder.mkdir(mode, exist_ok=True)
+
+
+class FileCache:
+    """The entries of one folder in `settings.cache_dir`, by key. A key must be fit for a file name.
+
+    Whatever cannot be read, or is not what was written, counts as not there.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, settings.override(cache_dir=folder):
+    ...     cache = FileCache("examples")
+    ...     cache.write("a", b"content")
+    ...     cache.read("a"), cache.read("b"), list(cache)
+    (b'content', None, ['a'])
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = checked_file_name(name, "cache")
+
+    @property
+    def folder(self) -> Path:
+        """Where the entries are."""
+        return settings.cache_dir / self.name
+
+    def path(self, key: str) -> Path:
+        """The file of an entry."""
+        return self.folder / f"{checked_file_name(key, self.name)}{_FORMAT}"
+
+    def read(self, key: str) -> bytes | None:
+        """What was written; None if there is nothing, it is damaged, or others may have put it."""
+        if not self.path(key).exists() or not self._is_safe():
+            return None
+        try:
+            found = read_own_file(self.path(key))
+            secret = self._secret()
+        except PermissionError as problem:
+            self._warn(str(problem.strerror))
+            return None
+        except OSError:
+            return None
+        content = found[_HEAD:]
+        return content if hmac.compare_digest(found[:_HEAD], _head(secret, key, content)) else None
+
+    def write(self, key: str, content: bytes) -> None:
+        """Keep something. Raises OSError where the folder cannot be written, or is not safe."""
+        if not self._is_safe():
+            raise PermissionError(errno.EPERM, "others may write there", str(self.folder))
+        try:
+            secret = self._secret()
+        except OSError as problem:
+            if not isinstance(problem, FileNotFoundError):
+                # Damaged, or others may know it.
+                (self.folder / _SECRET).unlink(missing_ok=True)
+            # Of several who do this at once the first one counts.
+            with atomic_write(self.folder / _SECRET, private=True, replace=False) as unfinished:
+                unfinished.write_bytes(os.urandom(_SECRET_BYTES))
+            secret = self._secret()
+        with atomic_write(self.path(key), private=True) as unfinished:
+            unfinished.write_bytes(_head(secret, key, content) + content)
+
+    def _secret(self) -> bytes:
+        found = read_own_file(self.folder / _SECRET)
+        if len(found) != _SECRET_BYTES:
+            raise OSError(errno.EINVAL, "a secret of another length", str(self.folder))
+        return found
+
+    def _is_safe(self) -> bool:
+        reason = why_folder_is_unsafe(self.folder)
+        if reason:
+            self._warn(reason)
+        return not reason
+
+    def _warn(self, reason: str) -> None:
+        if self.folder not in _warned:
+            _warned.add(self.folder)
+            warnings.warn(
+                f"what lies in the cache {self.folder} would be run, and {reason}: it is not used; "
+                "make it yours alone (chown, chmod go-w), or set CALDERA_CACHE to a folder that is",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+    def get(self, key: str, make: Callable[[], bytes]) -> bytes:
+        """What is kept, or is made now. A cache that cannot be written only costs time."""
+        content = self.read(key)
+        if content is None:
+            content = make()
+            with suppress(OSError):
+                self.write(key, content)
+        return content
+
+    def read_json(self, key: str) -> Any:
+        """What `write_json` wrote; None if there is nothing, or it is damaged."""
+        content = self.read(key)
+        try:
+            return None if content is None else json.loads(content)
+        except (ValueError, RecursionError):
+            return None
+
+    def write_json(self, key: str, content: Any) -> None:
+        """Keep what JSON can hold. Raises OSError where the folder cannot be written."""
+        self.write(key, json.dumps(content).encode())
+
+    def __iter__(self) -> Iterator[str]:
+        """The keys of all entries, in order; they need not all be whole."""
+        names = sorted(path.name for path in self.folder.glob(f"*{_FORMAT}"))
+        return (name.removesuffix(_FORMAT) for name in names if not name.startswith("."))
+
+    def clear(self) -> None:
+        """Delete everything, also what a process that was killed has left unfinished."""
+        for path in self.folder.glob("*"):
+            with suppress(OSError):
+                path.unlink()
+
+
+def _head(secret: bytes, key: str, content: bytes) -> bytes:
+    # The key as well: an entry under another's name would be run in its place.
+    code = hashlib.blake2b(key.encode() + b"\0", key=secret, digest_size=_CODE_BYTES)
+    code.update(content)
+    return _MAGIC + code.hexdigest().encode() + b"\n"

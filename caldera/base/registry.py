@@ -1,0 +1,113 @@
+"""Names for things that users and files refer to by name: layers, losses, optimizers and so on."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from typing import Any, Generic, TypeVar, cast
+
+from caldera.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Things of one kind by name. A name is given once; one that nobody has is an error.
+
+    What a higher floor registers when it is imported is found before that, too, if the front door
+    says where it is (`provide("layer FilterBank", ...)`).
+
+    >>> from caldera.base.registry import Registry
+    >>> colours: Registry[int] = Registry("colour")
+    >>> colours.add("red", 0xFF0000)
+    >>> colours["red"], list(colours), "blue" in colours
+    (16711680, ['red'], False)
+    >>> colours["ret"]
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: colour: expected a registered name, got 'ret'; did you mean 'red'?
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, T] = {}
+
+    def add(self, name: str, value: T) -> None:
+        """Give `value` a name. A class that is defined again, as in a notebook, takes its place."""
+        if name in self._entries and not _same_definition(self._entries[name], value):
+            raise ConfigError.build(
+                f"{self.kind} {name}",
+                expected="a name that is free",
+                got=f"that of {self._entries[name]!r}",
+                hint="choose another name",
+            )
+        self._entries[name] = value
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self:
+            raise ConfigError.build(
+                self.kind,
+                expected="a registered name",
+                got=repr(name),
+                hint=nearest(name, self._entries),
+            )
+        if name not in self._entries:
+            return cast(T, provided(f"{self.kind} {name}"))
+        return self._entries[name]
+
+    def __contains__(self, name: object) -> bool:
+        known = isinstance(name, str) and name in self._entries
+        return known or f"{self.kind} {name}" in _providers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def _same_definition(old: object, new: object) -> bool:
+    return isinstance(old, type) and isinstance(new, type) and repr(old) == repr(new)
+
+
+MOST_NAMED = 40
+"""Names that a hint lists: there are hundreds of ops."""
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """The hint for a name that does not exist.
+
+    >>> from caldera.base.registry import nearest
+    >>> nearest("adamm", ["adam", "sgd"])
+    "did you mean 'adam'?"
+    >>> nearest("qqq", ["adam", "sgd"])
+    'known: adam, sgd'
+    """
+    names = list(known)
+    close = difflib.get_close_matches(str(name), names, n=1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return "known: " + ", ".join(names[:MOST_NAMED]) + more
+
+
+_providers: dict[str, tuple[str, str]] = {}
+
+
+def provide(what: str, module: str, name: str) -> None:
+    """Say where a thing is that lower floors ask for by what it does; the front door does that."""
+    _providers[what] = (module, name)
+
+
+def provided(what: str) -> Any:
+    """What was named by `provide`, imported when it is first needed.
+
+    >>> from caldera.base.registry import provide, provided
+    >>> provide("a name", "pathlib", "Path")
+    >>> provided("a name").__name__
+    'Path'
+    """
+    if what not in _providers:
+        raise ConfigError.build("caldera", expected=f"somebody who provides {what}", got="nobody")
+    module, name = _providers[what]
+    return getattr(import_module(module), name)

@@ -1,0 +1,1 @@
+"""From expressions to a plan: lazy expressions, graph passes, sharding, kernel calls."""

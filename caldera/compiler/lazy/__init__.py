@@ -1,0 +1,39 @@
+"""Where a user's expression meets plans and tensors: writing, compiling, differentiating."""
+
+from __future__ import annotations
+
+from caldera.compiler.lazy.compile import compile_nodes, forget_plans
+from caldera.compiler.lazy.expr import (
+    Expr,
+    as_float,
+    binary,
+    compare,
+    divide,
+    lift,
+    lift_all,
+    power,
+    wrap,
+)
+from caldera.compiler.lazy.transforms import compile, grad, pinned
+from caldera.compiler.lazy.variable import Input, Variable, input, var
+
+__all__ = [
+    "Expr",
+    "Input",
+    "Variable",
+    "as_float",
+    "binary",
+    "compare",
+    "compile",
+    "compile_nodes",
+    "divide",
+    "forget_plans",
+    "grad",
+    "input",
+    "lift",
+    "lift_all",
+    "pinned",
+    "power",
+    "var",
+    "wrap",
+]

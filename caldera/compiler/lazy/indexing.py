@@ -1,0 +1,265 @@
+"""NumPy's indices on nodes: which parts a key names, and reading them.
+
+A key is cut into parts, one for each axis it makes or takes away. Ints, slices, `...` and None are
+slices and shapes. Arrays of ints are positions: those of several axes become positions in one
+axis, the product of them, which `gather` reads. A mask is the positions at which it is true, so it
+has to be known when the expression is written. Positions may be nodes, computed when a plan runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from caldera.core.graph.node import Node, Spec, Symbol, describe
+from caldera.core.graph.ops import elementwise as e
+from caldera.core.graph.ops.base import broadcast_to, cast, full, reshape
+from caldera.core.graph.ops.indexing import as_signed, gather
+from caldera.core.graph.ops.leaf import array as array_leaf
+from caldera.core.graph.ops.leaf import constant
+from caldera.core.graph.ops.movement import flip, slice_, transpose
+from caldera.core.tensor import Tensor
+from caldera.core.tensor.dtype import bool_, canonical, int64, is_integer
+from caldera.core.tensor.layout import index_arrays
+from caldera.core.tensor.shape import Shape, size
+from caldera.errors import IndexingError
+
+Positions = np.ndarray | Node
+
+
+@dataclass(frozen=True)
+class At:
+    """Positions along an axis; `is_new` if the key makes that axis (of size 1) itself."""
+
+    positions: Positions
+    is_new: bool = False
+
+
+Part = None | slice | At
+
+
+def array_node(array: np.ndarray) -> Node:
+    """A node that holds an array; a number is a constant."""
+    if array.ndim == 0:
+        number: Node = constant(array.item(), canonical(array.dtype))
+        return number
+    # On the host, and copied by a plan of another device: to ask for the default one would load
+    # the libraries of a card where everything else is on the CPU.
+    held = Tensor.from_numpy(array, device="cpu")
+    node: Node = array_leaf(symbol=Symbol("", Spec(held.shape, held.dtype), "array", held))
+    return node
+
+
+class Index:
+    """A key for one shape. Of its parts every `None`, slice and `At` stands for an axis."""
+
+    def __init__(self, node: Node, key: tuple[Any, ...]) -> None:
+        self.parts, dots = _parts(node, plain_key(key))
+        self.at = [i for i, part in enumerate(self.parts) if isinstance(part, At)]
+        self.is_number = all(self._positions(i).shape == () for i in self.at)
+        try:
+            shapes_of = [self._positions(i).shape for i in self.at]
+            self.shape = () if self.is_number else np.broadcast_shapes(*shapes_of)
+        except ValueError:
+            shapes = ", ".join(str(self._positions(i).shape) for i in self.at)
+            raise IndexingError.build(
+                "index", expected="index arrays that broadcast together", got=f"shapes {shapes}"
+            ) from None
+        # As in NumPy: axes of positions stand where they were, or first if anything was between.
+        last = self.at[-1] if self.at else 0
+        self.first = self.at[0] if self.at else 0
+        if last - self.first >= len(self.at) or self.first < dots <= last:
+            self.first = 0
+
+    def _positions(self, i: int) -> Positions:
+        part = self.parts[i]
+        assert isinstance(part, At)
+        return part.positions
+
+    @property
+    def order(self) -> list[int]:
+        """The parts in the order in which their axes are read."""
+        others = [i for i in range(len(self.parts)) if i not in self.at]
+        return [*others[: self.first], *self.at, *others[self.first :]]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all positions are known now."""
+        return all(isinstance(self._positions(i), np.ndarray) for i in self.at)
+
+    def axis_of(self, part: int) -> int:
+        """The axis of the result that a slice or a new axis became."""
+        before = self.order[: self.order.index(part)]
+        positions = [each for each in before if each in self.at]
+        return len(before) - len(positions) + (len(self.shape) if positions else 0)
+
+    def read(self, node: Node) -> Node:
+        """What the key names in a node (of the shape it was made for)."""
+        if self.is_number and self.is_known:
+            return _cut(node, self.parts, without_numbers=True)
+        cut = _cut(node, self.parts)
+        turned = transpose(cut, tuple(self.order))
+        before, after = self.first, self.first + len(self.at)
+        lengths = turned.shape[before:after]
+        joined = reshape(turned, (*turned.shape[:before], size(lengths), *turned.shape[after:]))
+        return gather(joined, self._joined(lengths), axis=before)
+
+    def _joined(self, lengths: Shape) -> Node:
+        """Positions in the axes of positions, taken as one."""
+        all_positions = [self._positions(i) for i in self.at]
+        if self.is_known:
+            flat = (
+                np.ravel_multi_index(np.broadcast_arrays(*all_positions), lengths)  # type: ignore[arg-type]
+                if size(self.shape)
+                else np.zeros(self.shape, np.int64)
+            )
+            return array_node(np.asarray(flat, np.int64))
+        if len(all_positions) == 1:
+            return all_positions[0]  # type: ignore[return-value]
+        total, valid = full((), 0, int64), None
+        for positions, n in zip(all_positions, lengths, strict=True):
+            length = full((), n, int64)
+            if isinstance(positions, np.ndarray):
+                counted = array_node(positions)
+            else:
+                given = cast(positions, int64)
+                counted = e.where(e.less(given, full((), 0, int64)), e.add(given, length), given)
+                inside = e.logical_and(
+                    e.greater_equal(counted, full((), 0, int64)), e.less(counted, length)
+                )
+                valid = inside if valid is None else e.logical_and(valid, inside)
+            total = e.add(e.mul(total, length), counted)
+        assert valid is not None
+        # One that is outside of its own axis must not become another element of all.
+        outside = full((), math.prod(lengths), int64)
+        return broadcast_to(e.where(valid, total, outside), self.shape)
+
+
+def plain_key(key: tuple[Any, ...]) -> list[Any]:
+    """A key of None, `...`, slices, ints, nodes and NumPy arrays alone."""
+    return [_plain(item) for item in key]
+
+
+def _plain(item: Any) -> Any:
+    if item is None or item is Ellipsis or isinstance(item, slice | Node):
+        return item
+    if isinstance(item, bool | np.bool_):
+        return np.array(item)
+    if isinstance(item, int | np.integer):
+        return int(item)
+    return np.asarray(index_arrays((item,))[0])
+
+
+def _taken(item: Any) -> int:
+    """How many axes a part of a key takes."""
+    if item is None or item is Ellipsis:
+        return 0
+    return item.ndim if isinstance(item, np.ndarray) and item.dtype == bool_ else 1
+
+
+def _parts(node: Node, key: list[Any]) -> tuple[list[Part], int]:
+    """The parts of a key, and which of them is the first that `...` stands for."""
+    given = sum(map(_taken, key))
+    rank = len(node.shape)
+    dots = [i for i, item in enumerate(key) if item is Ellipsis]
+    if given > rank or len(dots) > 1:
+        raise IndexingError.build("index", expected=f"at most {rank} indices", got=f"{given}")
+    at = dots[0] if dots else len(key)
+    whole = [slice(None)] * (rank - given)
+    parts: list[Part] = []
+    axis = first_of_dots = 0
+    for i, item in enumerate((*key[:at], *whole, *key[at + 1 :])):
+        if i == at and dots:
+            first_of_dots = len(parts)
+        if item is None or isinstance(item, slice):
+            parts.append(item)
+        elif isinstance(item, int):
+            n = node.shape[axis]
+            if not -n <= item < n:
+                raise _outside(item, axis, node)
+            parts.append(At(np.array(item % n)))
+        elif isinstance(item, Node):
+            parts.append(At(_checked_node(item)))
+        elif item.dtype != bool_:
+            parts.append(At(_checked(item, axis, node)))
+        elif item.ndim == 0:
+            parts.append(At(np.zeros(int(item), np.int64), is_new=True))
+        else:
+            parts += [At(each) for each in _true_positions(item, axis, node)]
+        axis += _taken(item)
+    return parts, first_of_dots
+
+
+def _checked(positions: np.ndarray, axis: int, node: Node) -> np.ndarray:
+    """Positions counted from the front."""
+    n = node.shape[axis]
+    wrong = (positions < -n) | (positions >= n)
+    if wrong.any():
+        raise _outside(positions[wrong].reshape(-1)[0], axis, node)
+    return np.where(positions < 0, positions + n, positions).astype(np.int64)
+
+
+def _outside(position: int, axis: int, node: Node) -> IndexingError:
+    return IndexingError.build(
+        "index",
+        expected=f"an index within {node.shape[axis]} along axis {axis}",
+        got=f"{position} into {describe(node)}",
+    )
+
+
+def _checked_node(positions: Node) -> Node:
+    if positions.dtype == bool_:
+        raise IndexingError.build(
+            "index",
+            expected="a mask that is known when the expression is written",
+            got=f"{describe(positions)}, which is computed",
+            hint="how many elements it chooses would decide about the shape; "
+            "use op.where(mask, x, ...), or x.at[mask].set(value)",
+        )
+    if not is_integer(positions.dtype):
+        raise IndexingError.build(
+            "index",
+            expected="integers as positions",
+            got=describe(positions),
+            hint="cast them with op.cast(indices, 'int64')",
+        )
+    return as_signed(positions)
+
+
+def _true_positions(mask: np.ndarray, axis: int, node: Node) -> tuple[np.ndarray, ...]:
+    wanted = node.shape[axis : axis + mask.ndim]
+    if mask.shape != wanted:
+        raise IndexingError.build(
+            "index",
+            expected=f"a mask of shape {wanted} from axis {axis} on",
+            got=f"shape {mask.shape} for {describe(node)}",
+        )
+    return mask.nonzero()
+
+
+def _cut(node: Node, parts: Sequence[Part], without_numbers: bool = False) -> Node:
+    """Slices taken, axes made, and those of positions left whole; or, of numbers, left out."""
+    bounds: list[tuple[int, int, int]] = []
+    flipped: list[int] = []
+    shape: list[int] = []
+    for part in parts:
+        if part is None or (isinstance(part, At) and part.is_new):
+            shape.append(1)
+            continue
+        if without_numbers and isinstance(part, At):
+            number = int(part.positions)  # type: ignore[arg-type]
+            bounds.append((number, number + 1, 1))
+            continue
+        n = node.shape[len(bounds)]
+        chosen = range(*part.indices(n)) if isinstance(part, slice) else range(n)
+        if len(chosen) and chosen.step < 0:
+            chosen = chosen[::-1]
+            flipped.append(len(bounds))
+        count = len(chosen)
+        bounds.append((chosen.start, chosen[-1] + 1, chosen.step) if count else (0, 0, 1))
+        shape.append(count)
+    return reshape(flip(slice_(node, tuple(bounds)), tuple(flipped)), tuple(shape))

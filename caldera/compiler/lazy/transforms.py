@@ -1,0 +1,109 @@
+"""`compile` and `grad`: what can be done with a whole expression."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from caldera.base.arguments import checked, refusal
+from caldera.compiler.lazy.compile import compile_nodes
+from caldera.compiler.lazy.expr import Expr, lift, wrap
+from caldera.compiler.plan.plan import Plan
+from caldera.core.graph.differentiate import gradients
+from caldera.core.graph.pins import pinned as pinned_nodes
+from caldera.core.memory import Device
+from caldera.core.memory import device as find_device
+from caldera.errors import ConfigError
+
+
+@partial(checked, own_words=True)
+def compile(
+    outputs: Expr | Iterable[Expr],
+    *,
+    device: Device | str | int | None = None,
+    without: Sequence[str] = (),
+    precision: str | None = None,
+    communicator: Any = None,
+    remember: bool = True,
+) -> Plan:
+    """The plan that computes these expressions together, and performs the assignments among them.
+
+    A run gives back the values of the expressions; assignments only take effect.
+    `device` is where all is computed that is not pinned; without it `settings.placement` decides,
+    which is where the variables are unless they are on several devices. `without` names passes to
+    leave out (`caldera.compiler.passes`). `precision` is None, "float16" or "bfloat16" for mixed
+    precision, or "tf32" for products that tensor cores may round. Plans are remembered for the next
+    time, with the memory they hold, unless `remember` is false: those used last, as long as what
+    they read exists.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = op.var("x", (2,), fill=cd.constant(3.0))
+    >>> plan = cd.compile([x + 1.0, x * x])
+    >>> [tensor.tolist() for tensor in plan.run()]
+    [[4.0, 4.0], [9.0, 9.0]]
+    """
+    if not isinstance(outputs, Expr | Iterable):
+        raise ConfigError.build(
+            "compile", expected="an expression or a list of them", got=repr(outputs)
+        )
+    if communicator is not None and not hasattr(communicator, "Allreduce"):
+        raise refusal("compile", "communicator", "a communicator or None", communicator)
+    wanted = [lift(each) for each in ([outputs] if isinstance(outputs, Expr) else outputs)]
+    return compile_nodes(
+        tuple(node for node in wanted if node.op.name != "assign"),
+        tuple(node for node in wanted if node.op.name == "assign"),
+        device=device,
+        without=without,
+        precision=precision,
+        communicator=communicator,
+        remember=remember,
+    )
+
+
+@checked
+@contextmanager
+def pinned(device: Device | str | int) -> Iterator[None]:
+    """Operations written inside are computed on this device, and so are their gradients.
+
+    What they read from elsewhere is copied there, planned with the rest of the step; the same
+    operations written elsewhere are not affected. Layers are pinned with their `device=`.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = op.var("x", (3,), fill=[3.0, 1.0, 2.0], device="loopback")
+    >>> with cd.pinned("cpu"):
+    ...     y = op.sort(x * 2.0)
+    >>> plan = cd.compile(op.exp(y - 6.0) + x, device="loopback")
+    >>> [part.device.name for part in plan.parts]
+    ['cpu', 'loopback:0']
+    >>> float(plan.run()[0][2])
+    3.0
+    """
+    with pinned_nodes(find_device(device).name):
+        yield
+
+
+def grad(
+    output: Expr, wrt: Expr | Sequence[Expr], *, seed: Any = None, unused: str = "error"
+) -> Any:
+    """The derivative of a scalar expression with respect to others: again expressions.
+
+    One expression for one, a list for a list. An output that is not a scalar needs `seed`, the
+    derivative of some scalar with respect to it. An expression it does not depend on is an error
+    unless `unused="zero"`.
+
+    >>> import caldera as cd
+    >>> from caldera import op
+    >>> x = op.var("x", (), fill=cd.constant(3.0))
+    >>> slope = op.grad(x ** 3, x)
+    >>> float(slope), float(op.grad(slope, x))
+    (27.0, 18.0)
+    """
+    single = isinstance(wrt, Expr)
+    wanted = [wrt] if isinstance(wrt, Expr) else list(wrt)
+    start = None if seed is None else lift(seed, output.dtype)
+    found = wrap(gradients(output.node, [each.node for each in wanted], start, unused=unused))
+    return found[0] if single else list(found)

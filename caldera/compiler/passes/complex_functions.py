@@ -1,0 +1,369 @@
+"""Functions of complex numbers in terms of their parts, element by element.
+
+A number is a pair of nodes (real, imaginary). Branch cuts are those of NumPy and of C; formulas are
+W. Kahan's (Branch cuts for complex elementary functions, 1987) where the plain ones would lose
+digits or overflow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from caldera.compiler.passes.constants import uniform
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops.base import broadcast_to, full
+from caldera.core.graph.ops.elementwise import (
+    abs_,
+    add,
+    cos,
+    div,
+    equal,
+    exp,
+    expm1,
+    greater,
+    greater_equal,
+    isfinite,
+    isnan,
+    less,
+    log,
+    log1p,
+    logical_and,
+    logical_or,
+    maximum,
+    minimum,
+    mul,
+    neg,
+    not_equal,
+    scalar,
+    sin,
+    sqrt,
+    square,
+    sub,
+    tanh,
+    where,
+)
+from caldera.core.graph.ops.special import hypot, length_or_one
+from caldera.core.graph.ops.trigonometry import asinh, atan2, cosh, sinh, tan
+
+Parts = tuple[Node, Node]
+Function = Callable[..., Node | Parts]
+
+LARGEST_POWER = 64
+"""Whole exponents up to this are products, as in NumPy: a logarithm would round."""
+
+
+def is_real(x: Parts) -> bool:
+    """Whether the imaginary part is known to be 0: half of the work is enough then."""
+    return uniform(x[1]) == 0
+
+
+def _zero(like: Node) -> Node:
+    return full(like.shape, 0, like.dtype)
+
+
+def _scaled(x: Parts, factor: float) -> Parts:
+    return mul(x[0], scalar(factor, x[0])), mul(x[1], scalar(factor, x[1]))
+
+
+def _times_i(x: Parts) -> Parts:
+    return neg(x[1]), x[0]
+
+
+def _over_i(x: Parts) -> Parts:
+    return x[1], neg(x[0])
+
+
+# --- arithmetic
+
+
+def _mul(x: Parts, y: Parts) -> Parts:
+    (a, b), (c, d) = x, y
+    if is_real(y):
+        return mul(a, c), mul(b, c)
+    if is_real(x):
+        return mul(a, c), mul(a, d)
+    return sub(mul(a, c), mul(b, d)), add(mul(a, d), mul(b, c))
+
+
+def _square(x: Parts) -> Parts:
+    return _mul(x, x)
+
+
+def _div(x: Parts, y: Parts) -> Parts:
+    """Smith's way: the squares of the divisor's parts might overflow."""
+    (a, b), (c, d) = x, y
+    if is_real(y):
+        return div(a, c), div(b, c)
+    first = greater_equal(abs_(c), abs_(d))
+    larger, smaller = where(first, c, d), where(first, d, c)
+    nothing = equal(larger, scalar(0, larger))
+    ratio = where(nothing, scalar(0, larger), div(smaller, larger))
+    under = where(nothing, scalar(0, larger), add(larger, mul(smaller, ratio)))
+    real = where(first, add(a, mul(b, ratio)), add(mul(a, ratio), b))
+    imag = where(first, sub(b, mul(a, ratio)), sub(mul(b, ratio), a))
+    return div(real, under), div(imag, under)
+
+
+def _reciprocal(x: Parts) -> Parts:
+    return _div((scalar(1, x[0]), scalar(0, x[0])), x)
+
+
+def _abs(x: Parts) -> Node:
+    node: Node = hypot(*x)
+    return node
+
+
+def _sign(x: Parts) -> Parts:
+    length = length_or_one(_abs(x))
+    return div(x[0], length), div(x[1], length)
+
+
+def _pow(x: Parts, y: Parts) -> Parts:
+    exponent = uniform(y[0]) if is_real(y) else None
+    shape = mul(x[0], y[0]).shape
+    if exponent is not None and float(exponent).is_integer() and abs(exponent) <= LARGEST_POWER:
+        real, imag = _whole_power(x, int(exponent))
+        return broadcast_to(real, shape), broadcast_to(imag, shape)
+    real, imag = _exp(_mul(y, _log(x)))
+    # 0 to a power has no logarithm: it is 1 for the power 0, and 0 for one with a positive part.
+    base = logical_and(equal(x[0], scalar(0, x[0])), equal(x[1], scalar(0, x[1])))
+    one = logical_and(equal(y[0], scalar(0, y[0])), equal(y[1], scalar(0, y[1])))
+    zero = logical_and(base, greater(y[0], scalar(0, y[0])))
+    real = where(one, scalar(1, real), where(zero, scalar(0, real), real))
+    return real, where(logical_or(one, zero), scalar(0, imag), imag)
+
+
+def _whole_power(x: Parts, exponent: int) -> Parts:
+    result: Parts | None = None
+    power = x
+    for digit in reversed(bin(abs(exponent))[2:]):
+        if digit == "1":
+            result = power if result is None else _mul(result, power)
+        power = _square(power)
+    if result is None:
+        return full(x[0].shape, 1, x[0].dtype), _zero(x[1])
+    return _reciprocal(result) if exponent < 0 else result
+
+
+# --- exponentials and logarithms
+
+
+def _exp(x: Parts) -> Parts:
+    size = exp(x[0])
+    # Of a real number, the result is: infinity times the sine of 0 would be nan.
+    still = equal(x[1], scalar(0, x[1]))
+    return where(still, size, mul(size, cos(x[1]))), where(still, x[1], mul(size, sin(x[1])))
+
+
+def _exp2(x: Parts) -> Parts:
+    return _exp(_scaled(x, math.log(2)))
+
+
+def _expm1(x: Parts) -> Parts:
+    half = sin(mul(x[1], scalar(0.5, x[1])))
+    lost = mul(scalar(2, half), square(half))
+    return sub(mul(expm1(x[0]), cos(x[1])), lost), _exp(x)[1]
+
+
+def _log(x: Parts) -> Parts:
+    return _log_abs(x), atan2(x[1], x[0])
+
+
+def _log_abs(x: Parts) -> Node:
+    """log|x|, exact also near |x| = 1, where it is the logarithm of 1 and a little."""
+    first, second = abs_(x[0]), abs_(x[1])
+    longer, shorter = maximum(first, second), minimum(first, second)
+    half, one = scalar(0.5, longer), scalar(1, longer)
+    beyond = add(mul(sub(longer, one), add(longer, one)), square(shorter))
+    near = logical_and(greater(longer, half), less(longer, scalar(2, longer)))
+    far = log(_abs(x))
+    node: Node = where(near, mul(half, log1p(where(near, beyond, scalar(0, beyond)))), far)
+    return node
+
+
+def _log1p(x: Parts) -> Parts:
+    moved = add(x[0], scalar(1, x[0])), x[1]
+    beyond = add(mul(x[0], add(x[0], scalar(2, x[0]))), square(x[1]))
+    small = logical_and(less(abs_(x[0]), scalar(0.5, x[0])), less(abs_(x[1]), scalar(0.5, x[1])))
+    near = mul(scalar(0.5, beyond), log1p(where(small, beyond, scalar(0, beyond))))
+    return where(small, near, _log_abs(moved)), atan2(x[1], moved[0])
+
+
+def _log2(x: Parts) -> Parts:
+    return _scaled(_log(x), 1 / math.log(2))
+
+
+def _log10(x: Parts) -> Parts:
+    return _scaled(_log(x), 1 / math.log(10))
+
+
+def _sqrt(x: Parts) -> Parts:
+    half = scalar(0.5, x[0])
+    root = sqrt(add(mul(half, abs_(x[0])), mul(half, _abs(x))))
+    other = div(mul(half, x[1]), length_or_one(root))
+    right = greater_equal(x[0], scalar(0, x[0]))
+    # The imaginary part has the sign of x's, that of a negative zero too.
+    below = less(atan2(x[1], scalar(-1, x[1])), scalar(0, x[1]))
+    return (
+        where(right, root, abs_(other)),
+        where(right, other, where(below, neg(root), root)),
+    )
+
+
+def _rsqrt(x: Parts) -> Parts:
+    return _reciprocal(_sqrt(x))
+
+
+# --- angles
+
+
+def _sin(x: Parts) -> Parts:
+    return mul(sin(x[0]), cosh(x[1])), mul(cos(x[0]), sinh(x[1]))
+
+
+def _cos(x: Parts) -> Parts:
+    return mul(cos(x[0]), cosh(x[1])), neg(mul(sin(x[0]), sinh(x[1])))
+
+
+def _sinh(x: Parts) -> Parts:
+    return mul(sinh(x[0]), cos(x[1])), mul(cosh(x[0]), sin(x[1]))
+
+
+def _cosh(x: Parts) -> Parts:
+    return mul(cosh(x[0]), cos(x[1])), mul(sinh(x[0]), sin(x[1]))
+
+
+def _tanh(x: Parts) -> Parts:
+    along, across = tanh(x[0]), tan(x[1])
+    under = add(scalar(1, along), square(mul(along, across)))
+    real = div(mul(along, add(scalar(1, across), square(across))), under)
+    # 1 - tanh^2, which would lose all digits far from 0.
+    rest = square(div(scalar(1, along), cosh(x[0])))
+    return real, div(mul(across, rest), under)
+
+
+def _tan(x: Parts) -> Parts:
+    return _over_i(_tanh(_times_i(x)))
+
+
+def _roots(x: Parts) -> tuple[Parts, Parts]:
+    """The square roots of 1 - x and of 1 + x."""
+    one = scalar(1, x[0])
+    return _sqrt((sub(one, x[0]), neg(x[1]))), _sqrt((add(one, x[0]), x[1]))
+
+
+def _asin(x: Parts) -> Parts:
+    (a, b), (c, d) = _roots(x)
+    return atan2(x[0], sub(mul(a, c), mul(b, d))), asinh(sub(mul(a, d), mul(b, c)))
+
+
+def _acos(x: Parts) -> Parts:
+    (a, b), (c, d) = _roots(x)
+    return mul(scalar(2, a), atan2(a, c)), asinh(sub(mul(c, b), mul(d, a)))
+
+
+def _acosh(x: Parts) -> Parts:
+    one = scalar(1, x[0])
+    (a, b), (c, d) = _sqrt((sub(x[0], one), x[1])), _sqrt((add(x[0], one), x[1]))
+    return asinh(add(mul(a, c), mul(b, d))), mul(scalar(2, b), atan2(b, c))
+
+
+def _asinh(x: Parts) -> Parts:
+    return _over_i(_asin(_times_i(x)))
+
+
+def _atanh(x: Parts) -> Parts:
+    one = scalar(1, x[0])
+    left, right = sub(one, x[0]), add(one, x[0])
+    # On the right side of 0: on the other one the logarithm would be that of almost nothing.
+    side = abs_(x[0])
+    under = add(square(sub(one, side)), square(x[1]))
+    size = mul(scalar(0.25, left), log1p(div(mul(scalar(4, left), side), under)))
+    real = where(less(x[0], scalar(0, left)), neg(size), size)
+    twice = mul(scalar(2, left), x[1])
+    angle = atan2(twice, sub(mul(left, right), square(x[1])))
+    return real, mul(scalar(0.5, left), angle)
+
+
+def _atan(x: Parts) -> Parts:
+    return _over_i(_atanh(_times_i(x)))
+
+
+# --- parts and questions
+
+
+def _conj(x: Parts) -> Parts:
+    return x[0], neg(x[1])
+
+
+def _equal(x: Parts, y: Parts) -> Node:
+    node: Node = logical_and(equal(x[0], y[0]), equal(x[1], y[1]))
+    return node
+
+
+def _not_equal(x: Parts, y: Parts) -> Node:
+    node: Node = logical_or(not_equal(x[0], y[0]), not_equal(x[1], y[1]))
+    return node
+
+
+def _isfinite(x: Parts) -> Node:
+    node: Node = logical_and(isfinite(x[0]), isfinite(x[1]))
+    return node
+
+
+def _isnan(x: Parts) -> Node:
+    node: Node = logical_or(isnan(x[0]), isnan(x[1]))
+    return node
+
+
+def nonzero(x: Parts) -> Node:
+    """Whether it is not 0."""
+    node: Node = logical_or(*[not_equal(part, scalar(0, part)) for part in x])
+    return node
+
+
+def joined(real: Node, imag: Node) -> Parts:
+    """A number of these parts."""
+    return real, imag
+
+
+FUNCTIONS: dict[str, Function] = {
+    "mul": _mul,
+    "square": _square,
+    "div": _div,
+    "reciprocal": _reciprocal,
+    "abs": _abs,
+    "sign": _sign,
+    "pow": _pow,
+    "exp": _exp,
+    "exp2": _exp2,
+    "expm1": _expm1,
+    "log": _log,
+    "log1p": _log1p,
+    "log2": _log2,
+    "log10": _log10,
+    "sqrt": _sqrt,
+    "rsqrt": _rsqrt,
+    "sin": _sin,
+    "cos": _cos,
+    "tan": _tan,
+    "sinh": _sinh,
+    "cosh": _cosh,
+    "tanh": _tanh,
+    "asin": _asin,
+    "acos": _acos,
+    "atan": _atan,
+    "asinh": _asinh,
+    "acosh": _acosh,
+    "atanh": _atanh,
+    "conj": _conj,
+    "real": lambda x: x[0],
+    "imag": lambda x: x[1],
+    "complex": joined,
+    "equal": _equal,
+    "not_equal": _not_equal,
+    "isfinite": _isfinite,
+    "isnan": _isnan,
+}
+"""By the name of the op: from parts (a real operand is a node) to parts, or to a real node."""

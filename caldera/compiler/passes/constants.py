@@ -1,0 +1,86 @@
+"""What passes know about values before anything runs: numbers, and arrays that never change."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable
+
+import numpy as np
+
+from caldera.core.graph.node import Node, Spec, Symbol
+from caldera.core.graph.ops.base import full
+from caldera.core.graph.ops.elementwise import greater
+from caldera.core.graph.ops.leaf import array as array_leaf
+from caldera.core.tensor import Tensor
+from caldera.core.tensor.dtype import DType, bool_, is_float
+from caldera.kernels.reference import evaluate
+
+Number = bool | int | float
+
+LARGEST_ARRAY = 1 << 16
+"""Elements: larger arrays are neither computed ahead nor compared with each other."""
+
+VIEWS = frozenset({"broadcast_to", "reshape", "transpose", "slice", "flip"})
+"""Ops that only look at a value in another way."""
+
+_known: weakref.WeakValueDictionary[Hashable, Node] = weakref.WeakValueDictionary()
+
+
+def uniform(node: Node) -> Number | None:
+    """The number that `node` holds in every element, if it is such a constant."""
+    while node.op.name == "broadcast_to":
+        node = node.inputs[0]
+    value: Number | None = node.attrs["value"] if node.op.name == "constant" else None
+    return value
+
+
+def is_positive_test(node: Node, value: Node) -> bool:
+    """Whether `node` is value > 0."""
+    return node.op is greater and node.inputs[0] is value and uniform(node.inputs[1]) == 0
+
+
+def is_known(node: Node) -> bool:
+    """Whether the value is known now: constants, ranges, constant arrays and views of them."""
+    while node.op.name in VIEWS:
+        node = node.inputs[0]
+    if node.op.name == "constant":
+        return True
+    return node.op.name in ("array", "iota") and node.spec.size <= LARGEST_ARRAY
+
+
+def value_of(node: Node) -> np.ndarray:
+    """The array behind a node that `is_known`."""
+    if node.op.name == "array":
+        tensor: Tensor = node.attrs["symbol"].value
+        return tensor.numpy()
+    return evaluate(node, [value_of(given) for given in node.inputs])[0]
+
+
+def known_node(value: np.ndarray) -> Node:
+    """A node that holds `value`: a (broadcast) constant if all elements have the same bits."""
+    array = np.ascontiguousarray(value)
+    bits = array.tobytes()
+    first = bits[: array.itemsize]
+    if array.size and bits == first * array.size:
+        return full(value.shape, plain(array.reshape(-1)[0], array.dtype), array.dtype)
+    return array_node(value, bits) if array.size else full(value.shape, 0, array.dtype)
+
+
+def array_node(value: np.ndarray, bits: bytes | None = None) -> Node:
+    """The constant array with these bits: the same node whenever they are the same."""
+    key = (value.shape, value.dtype.name, value.tobytes() if bits is None else bits)
+    node = _known.get(key)
+    if node is None:
+        # On the host, as what `lazy` makes of arrays: plans of other devices copy it.
+        dense = np.ascontiguousarray(value).reshape(value.shape)
+        held = Tensor.from_numpy(dense, device="cpu")
+        node = array_leaf(symbol=Symbol("", Spec(held.shape, held.dtype), "array", held))
+        _known[key] = node
+    return node
+
+
+def plain(value: object, dtype: DType) -> Number:
+    """An element of an array as a Python number."""
+    if is_float(dtype):
+        return float(value)  # type: ignore[arg-type]
+    return bool(value) if dtype == bool_ else int(value)  # type: ignore[call-overload]

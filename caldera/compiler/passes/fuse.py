@@ -1,0 +1,226 @@
+"""Element-wise chains become one loop, together with the reductions they feed.
+
+Nodes are grouped; a group becomes one `fused` node whose body holds them. In a body, element-wise
+nodes have the shape of the loop, and reductions are outputs that nothing in the body reads: their
+value is complete only when the loop has ended.
+
+A group may take in a consumer if no path leads from the one to the other through a node outside,
+for the joined node would have to run both before and after that one.
+
+Two groups that compute the parts of complex numbers, which read the same, become one as well.
+
+What asks whether the result of a relu is positive, as its gradient does, stays apart from it where
+a product keeps that result for its own gradient anyway: else the answer would be kept as well.
+
+Where a program says what comes after what (`turn`), a loop has only what is due at the same turn:
+else one that is due early would wait for all that is in the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from caldera.compiler.passes.constants import uniform
+from caldera.core.graph.body import Body, users_of
+from caldera.core.graph.node import Node
+from caldera.core.graph.opdef import as_tuple
+from caldera.core.graph.ops.base import complex_
+from caldera.core.graph.ops.collective import Number, turn
+from caldera.core.graph.ops.control import fused
+from caldera.core.graph.ops.elementwise import greater, relu
+from caldera.core.graph.program import Program
+from caldera.core.tensor.dtype import HALVES
+from caldera.core.tensor.shape import Shape
+
+LARGEST = 256
+"""Nodes a body: a limit for the compilers behind it."""
+REDUCTIONS = frozenset({"sum", "max", "min", "prod"})
+
+
+class _Group:
+    """Nodes that become one loop, and what they depend on."""
+
+    __slots__ = ("above", "first", "me", "members", "reads", "shape")
+
+    def __init__(self, node: Node, position: int) -> None:
+        self.members: dict[Node, None] = {node: None}
+        self.reads: dict[Node, None] = dict.fromkeys(node.inputs)
+        self.first = position
+        self.shape: Shape | None = None
+        # Each loop has a bit; a group has those of its loops (`me`) and of all loops that its
+        # value depends on (`above`), so that one `&` tells whether a path leads to it.
+        self.me = 0
+        self.above = 0
+
+
+def _is_loop(node: Node) -> bool:
+    return node.op.kind == "elementwise" and node.op.decompose is None
+
+
+def _is_tail(node: Node) -> bool:
+    return node.op.name in REDUCTIONS and node.dtype not in HALVES
+
+
+class _Fuser:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.order = program.order()
+        self.users = users_of(self.order)
+        self.place = {node: position for position, node in enumerate(self.order)}
+        self.group: dict[Node, _Group] = {}
+        self.due = _due(self.order)
+
+    def run(self) -> Program:
+        for position, node in enumerate(self.order):
+            group = self.group[node] = _Group(node, position)
+            for given in group.reads:
+                group.above |= self.group[given].above | self.group[given].me
+            if _is_loop(node):
+                group.shape = node.shape
+                group.me = 1 << position
+            if (_is_loop(node) or _is_tail(node)) and not self._asks_what_is_kept(node):
+                for given in node.inputs:
+                    self._try_join(given, node, position)
+            if node.op is complex_:
+                self._try_join_parts(node, position)
+        return self._rebuild()
+
+    def _asks_what_is_kept(self, node: Node) -> bool:
+        if node.op is not greater or uniform(node.inputs[1]) != 0:
+            return False
+        result = node.inputs[0]
+        if result.op is not relu:
+            return False
+        # Somebody else needs it at about the time when the answer is needed.
+        return any(
+            not _is_loop(other)
+            and abs(self.place[other] - self.place[reader]) < self.place[other] - self.place[result]
+            for reader in self.users[node]
+            for other in self.users[result]
+        )
+
+    def _try_join(self, producer: Node, consumer: Node, now: int) -> None:
+        first, second = self.group[producer], self.group[consumer]
+        if first is second or not _is_loop(producer):
+            return
+        if self.due.get(producer) != self.due.get(consumer):
+            return
+        if second.shape not in (None, first.shape):
+            return
+        if len(first.members) + len(second.members) > LARGEST or self._separated(first, second):
+            return
+        self._join(first, second, now)
+
+    def _try_join_parts(self, node: Node, now: int) -> None:
+        """The two parts of complex numbers read the same: one loop computes both."""
+        real, imag = node.inputs
+        first, second = self.group[real], self.group[imag]
+        if first is second or not (_is_loop(real) and _is_loop(imag)):
+            return
+        if first.shape != second.shape or self.due.get(real) != self.due.get(imag):
+            return
+        if len(first.members) + len(second.members) > LARGEST:
+            return
+        if not (self._separated(first, second) or self._separated(second, first)):
+            self._join(first, second, now)
+
+    def _join(self, first: _Group, second: _Group, now: int) -> None:
+        self._hand_down(first, second.above & ~first.above & ~first.me, now)
+        self._hand_down(second, first.above & ~second.above & ~second.me, now)
+        first.me |= second.me
+        first.above = (first.above | second.above) & ~first.me
+        first.first = min(first.first, second.first)
+        first.members.update(second.members)
+        first.reads.update(second.reads)
+        for node in second.members:
+            self.group[node] = first
+
+    def _separated(self, first: _Group, second: _Group) -> bool:
+        """Whether `second` reads something that is not ready while the loop of `first` runs."""
+        for given in second.reads:
+            between = self.group[given]
+            if between is first:
+                if not _is_loop(given):
+                    return True
+            elif between is not second and between.above & first.me:
+                return True
+        return False
+
+    def _hand_down(self, group: _Group, more: int, now: int) -> None:
+        """All that depend on `group` now depend on `more` as well."""
+        if more:
+            for node in self.order[group.first : now]:
+                below = self.group[node]
+                if below.above & group.me:
+                    below.above |= more
+
+    # --- rebuilding
+
+    def _rebuild(self) -> Program:
+        new: dict[Node, Node] = {}
+        roots = set(self.program.roots)
+        for group in self._groups_in_order():
+            if len(group.members) == 1:
+                (node,) = group.members
+                new[node] = node.op.rebuild(node, tuple([new[given] for given in node.inputs]))
+            else:
+                self._emit(group, new, roots)
+        return self.program.with_roots([new[root] for root in self.program.roots])
+
+    def _emit(self, group: _Group, new: dict[Node, Node], roots: set[Node]) -> None:
+        members = group.members
+        sources = (_source(given) for given in group.reads if given not in members)
+        outside = dict.fromkeys(node for node in sources if node.op.name != "constant")
+        outputs = [
+            node
+            for node in members
+            if node in roots or any(user not in members for user in self.users[node])
+        ]
+        results = fused(*[new[node] for node in outside], body=Body(list(outside), outputs))
+        new.update(zip(outputs, as_tuple(results), strict=True))
+
+    def _groups_in_order(self) -> list[_Group]:
+        """Groups such that each comes after all it reads."""
+        result: list[_Group] = []
+        seen: set[_Group] = set()
+        for node in self.order:
+            stack: list[tuple[_Group, Iterator[Node]]] = []
+            if self.group[node] not in seen:
+                seen.add(self.group[node])
+                stack.append((self.group[node], iter(self.group[node].reads)))
+            while stack:
+                group, reads = stack[-1]
+                for given in reads:
+                    before = self.group[given]
+                    if before not in seen:
+                        seen.add(before)
+                        stack.append((before, iter(before.reads)))
+                        break
+                else:
+                    result.append(group)
+                    stack.pop()
+        return result
+
+
+def _due(order: Sequence[Node]) -> dict[Node, Number]:
+    """The first turn for which each node has to be there; nothing of what none waits for."""
+    due: dict[Node, Number] = {}
+    for node in reversed(order):
+        if node.op is turn:
+            due[node] = node.attrs["number"]
+        if node in due:
+            for given in node.inputs:
+                due[given] = min(due.get(given, due[node]), due[node])
+    return due
+
+
+def _source(node: Node) -> Node:
+    """What a body really reads: a broadcast is only a way to look at something."""
+    while node.op.name == "broadcast_to":
+        node = node.inputs[0]
+    return node
+
+
+def fuse(program: Program) -> Program:
+    """Join element-wise nodes, and reductions with what feeds them, into fused nodes."""
+    return _Fuser(program).run()

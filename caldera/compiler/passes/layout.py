@@ -1,0 +1,341 @@
+"""Images lie channels last (NHWC) in memory wherever that saves more than it costs.
+
+Shapes stay (N, C, H, W): an order belongs to the memory alone, and where a value must change it, an
+`arrange` stands in the graph. Convolution, pooling and normalisation want their images channels
+last and give them so; variables, filters, results and all other ops are row major. Between these,
+element-wise ops and those that cut and join images take either, as long as all of their images lie
+alike. Such ops form a region of one order: that which moves fewer bytes at its borders.
+
+Attention writes its heads inside of the steps of a sequence where they are read so: then joining
+the heads is no copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from caldera.core.graph.body import Body
+from caldera.core.graph.memory_format import NHWC, Order, same_memory
+from caldera.core.graph.node import Node, Spec, intern_like
+from caldera.core.graph.opdef import ITEM, Nodes, item
+from caldera.core.graph.ops.attention import HEADS_INSIDE
+from caldera.core.graph.ops.control import fused
+from caldera.core.graph.ops.movement import arrange
+from caldera.core.graph.program import Program
+from caldera.core.tensor.dtype import is_float
+from caldera.core.tensor.shape import Shape
+
+Use = Literal["rows", "last", "alike", "any"]
+"""How an op takes or gives a value: row major, channels last, like its other images, any way."""
+
+Uses = tuple[tuple[Use, ...], tuple[Use, ...]]
+"""For each input and each output."""
+
+IMAGES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "conv2d": ((0,), (0,)),
+    "conv2d_epilogue": ((0,), (0,)),
+    "conv2d_input": ((0,), (0,)),
+    "conv2d_weight": ((0, 1), ()),
+    "max_pool2d": ((0,), (0, 1)),
+    "max_pool2d_epilogue": ((0,), (0, 1)),
+    "pool_scatter": ((0, 1), (0,)),
+    "pool_gather": ((0, 1), (0,)),
+    "avg_pool2d": ((0,), (0,)),
+    "avg_pool2d_input": ((0,), (0,)),
+    "batch_norm": ((0,), (0,)),
+    "batch_norm_grad": ((0, 1), (0,)),
+    "batch_norm_inference": ((0,), (0,)),
+    "batch_norm_relu": ((0, 3), (0,)),
+    "batch_norm_inference_relu": ((0, 5), (0,)),
+    "batch_norm_relu_grad": ((0, 1), (0,)),
+    "batch_norm_grad_elementwise": ((0, 1), (0,)),
+    "conv2d_moments": ((0,), (0,)),
+    "conv2d_input_norm_reduce": ((0, 2, 6, 7), (0,)),
+    "group_norm": ((0,), (0,)),
+    "group_norm_grad": ((0, 1), (0,)),
+    "local_response_norm": ((0,), (0,)),
+    "local_response_norm_grad": ((0, 1), (0,)),
+}
+"""Ops that want images channels last: which of their inputs and outputs those are."""
+
+ATTENTION = frozenset(
+    {
+        "scaled_dot_product_attention",
+        "scaled_dot_product_attention_backward",
+        "scaled_dot_product_attention_grad",
+    }
+)
+
+FOLLOWING = frozenset({"concat", "split", "slice", "unslice", "pad", "flip", "dropout"})
+"""Ops beside the element-wise ones whose images all lie alike."""
+
+VIEWS = frozenset({"broadcast_to", "transpose", "reshape"})
+"""Ops that read any order; what they give, where they have to copy, is row major."""
+
+LOOKS = frozenset({"transpose", "slice", "flip"})
+"""Ops that never copy: what they make of a broadcast value takes no memory either."""
+
+
+def layout(program: Program) -> Program:
+    """Choose the order in memory of every image, and arrange values where it has to change."""
+    program = _row_major(program)
+    order = program.order()
+    if any(node.op.name in IMAGES for node in order):
+        program = _Layout(program, order).run()
+    return _heads_inside(program)
+
+
+def _row_major(program: Program) -> Program:
+    """The program as it was before anybody chose an order."""
+    if not any(map(_has_order, program.order())):
+        return program
+    new: dict[Node, Node] = {}
+    for node in program.order():
+        inputs = tuple([new[given] for given in node.inputs])
+        if node.op.name == "arrange":
+            (new[node],) = inputs
+        else:
+            new[node] = _rebuilt(node, inputs, (None,) * len(node.outputs))
+    return program.with_roots([new[root] for root in program.roots])
+
+
+def _has_order(node: Node) -> bool:
+    return node.op.name == "arrange" or any(spec.order is not None for spec in node.outputs)
+
+
+def _rebuilt(node: Node, inputs: Nodes, orders: Sequence[Order | None]) -> Node:
+    """The node over these inputs, with outputs that lie in these orders."""
+    if node.op is ITEM:
+        return item(inputs[0], node.attrs["index"])
+    outputs = tuple(
+        [
+            spec if spec.order == order else Spec(spec.shape, spec.dtype, order)
+            for spec, order in zip(node.outputs, orders, strict=True)
+        ]
+    )
+    if outputs == node.outputs and inputs == node.inputs:
+        return node
+    return intern_like(node, inputs, outputs)
+
+
+def _heads_inside(program: Program) -> Program:
+    """Let attention write (N, heads, T, D) as (N, T, heads, D) where somebody turns it so."""
+    order = program.order()
+    if not any(node.op.name in ATTENTION for node in order):
+        return program
+    turned = {
+        _value(node.inputs[0])
+        for node in order
+        if node.op.name == "transpose" and tuple(node.attrs["axes"]) == HEADS_INSIDE
+    } - {_value(root) for root in program.roots}
+    new: dict[Node, Node] = {}
+    for node in order:
+        is_attention = node.op.name in ATTENTION
+        orders = [
+            HEADS_INSIDE if is_attention and (node, index) in turned else spec.order
+            for index, spec in enumerate(node.outputs)
+        ]
+        new[node] = _rebuilt(node, tuple([new[given] for given in node.inputs]), orders)
+    return program.with_roots([new[root] for root in program.roots])
+
+
+# --- what ops want
+
+
+def _uses(node: Node, spread: set[Node]) -> Uses:
+    """How a node takes its inputs and gives its outputs; `spread` are values that are broadcast."""
+    name, kind = node.op.name, node.op.kind
+    if name in IMAGES:
+        return _uses_of_images(node)
+    if kind == "elementwise" or node.op is fused:
+        return _uses_of_loop(node, spread)
+    if name in FOLLOWING and node not in spread:
+        images = [_alike(given.spec, given in spread) for given in node.inputs]
+        return tuple(images), tuple(_alike(spec) for spec in node.outputs)
+    if kind == "random" or name == "input":
+        # Whoever writes these writes them in any order.
+        return _every("rows", node.inputs), tuple(_alike(spec) for spec in node.outputs)
+    if kind == "reduction" or name in VIEWS or name in FOLLOWING:
+        return _every("any", node.inputs), _every("rows", node.outputs)
+    return _every("rows", node.inputs), _every("rows", node.outputs)
+
+
+def _every(use: Use, values: Sequence[object]) -> tuple[Use, ...]:
+    return (use,) * len(values)
+
+
+def _alike(spec: Spec, is_spread: bool = False) -> Use:
+    if is_spread:
+        return "any"
+    return "alike" if spec.rank == len(NHWC) else "rows"
+
+
+def _uses_of_images(node: Node) -> Uses:
+    inputs, outputs = IMAGES[node.op.name]
+    image = node.inputs[inputs[0]].spec
+    # Normalisation also takes vectors and volumes, and its channels may be elsewhere.
+    if image.rank != len(NHWC) or node.attrs.get("axis", 1) != 1 or not is_float(image.dtype):
+        inputs = outputs = ()
+    # What may be an image or a vector is an image if it looks like one.
+    images = {i for i, given in enumerate(node.inputs) if given.spec.rank == len(NHWC)}
+    return (
+        tuple("last" if i in images and i in inputs else "rows" for i in range(len(node.inputs))),
+        tuple("last" if index in outputs else "rows" for index in range(len(node.outputs))),
+    )
+
+
+def _uses_of_loop(node: Node, spread: set[Node]) -> Uses:
+    loop = _loop_shape(node)
+    inputs: list[Use] = []
+    for given in node.inputs:
+        whole = len(loop) == len(NHWC) and given.shape == loop
+        inputs.append("any" if given in spread else "alike" if whole else "rows")
+    whole_loop: Use = "alike" if len(loop) == len(NHWC) else "rows"
+    if node.op is not fused:
+        return tuple(inputs), (whole_loop,)
+    body: Body = node.attrs["body"]
+    kinds = [output.op.kind for output in body.outputs]
+    return tuple(inputs), tuple("rows" if kind == "reduction" else whole_loop for kind in kinds)
+
+
+def _loop_shape(node: Node) -> Shape:
+    if node.op is not fused:
+        return node.shape
+    body: Body = node.attrs["body"]
+    return next(part.shape for part in body.order() if part.op.kind == "elementwise")
+
+
+def _spread(order: Sequence[Node]) -> set[Node]:
+    """The values in which one element of memory is seen several times."""
+    found: set[Node] = set()
+    for node in order:
+        is_look = node.op.name in LOOKS and node.inputs[0] in found
+        if node.op.name == "broadcast_to" or is_look:
+            found.add(node)
+    return found
+
+
+# --- regions
+
+Value = tuple[Node, int]
+"""A node and the index of one of its outputs; -1 stands for the node itself."""
+
+
+def _value(node: Node) -> Value:
+    return (node.inputs[0], node.attrs["index"]) if node.op is ITEM else (node, 0)
+
+
+@dataclass
+class _Borders:
+    """The values that have to be arranged if a region is of one order or of the other."""
+
+    if_rows: set[Value] = field(default_factory=set)
+    if_last: set[Value] = field(default_factory=set)
+
+    def order(self) -> Order | None:
+        """The one that costs less; channels last if both cost the same."""
+        last, rows = _cost(self.if_last), _cost(self.if_rows)
+        return NHWC if rows and last <= rows else None
+
+
+def _cost(values: set[Value]) -> int:
+    """Bytes to move; where both orders are the same memory, next to nothing."""
+    specs = [node.outputs[index] for node, index in values]
+    return sum(1 if same_memory(spec.shape, None, NHWC) else spec.nbytes for spec in specs)
+
+
+class _Layout:
+    def __init__(self, program: Program, order: Sequence[Node]) -> None:
+        self.program = program
+        self.order = order
+        spread = _spread(order)
+        self.uses = {node: _uses(node, spread) for node in order if node.op is not ITEM}
+        self.parent: dict[Value, Value] = {}
+        for node, given, use in self._reads():
+            if use == "alike":
+                self._join((node, -1), _value(given))
+        for node in self.uses:
+            for index in range(len(node.outputs)):
+                self._join((node, -1), (node, index))
+        self.orders = {region: found.order() for region, found in self._borders().items()}
+
+    def _reads(self) -> Iterator[tuple[Node, Node, Use]]:
+        """Each node with each of its inputs, and how it takes it."""
+        for node, (inputs, _) in self.uses.items():
+            for given, use in zip(node.inputs, inputs, strict=True):
+                yield node, given, use
+
+    def _gives(self, value: Value) -> Use:
+        node, index = value
+        return self.uses[node][1][index]
+
+    # --- which values lie alike
+
+    def _join(self, one: Value, value: Value) -> None:
+        if self._gives(value) == "alike":
+            self.parent[self._region(one)] = self._region(value)
+
+    def _region(self, value: Value) -> Value:
+        while (above := self.parent.get(value, value)) != value:
+            self.parent[value] = self.parent.get(above, above)
+            value = above
+        return value
+
+    def _borders(self) -> dict[Value, _Borders]:
+        found: dict[Value, _Borders] = {}
+
+        def borders(value: Value) -> _Borders:
+            return found.setdefault(self._region(value), _Borders())
+
+        for node, given, use in self._reads():
+            value = _value(given)
+            gives = self._gives(value)
+            if use == "alike" and gives == "rows":
+                borders((node, -1)).if_last.add(value)
+            elif use == "alike" and gives == "last":
+                borders((node, -1)).if_rows.add(value)
+            elif gives == "alike" and use == "rows":
+                borders(value).if_last.add(value)
+            elif gives == "alike" and use == "last":
+                borders(value).if_rows.add(value)
+        for root in self.program.roots:
+            if self._gives(_value(root)) == "alike":
+                borders(_value(root)).if_last.add(_value(root))
+        return found
+
+    # --- rebuilding
+
+    def run(self) -> Program:
+        """The program with an order for every value."""
+        new: dict[Node, Node] = {}
+        for node in self.order:
+            inputs = tuple([new[given] for given in node.inputs])
+            if node.op is ITEM:
+                new[node] = item(inputs[0], node.attrs["index"])
+                continue
+            takes, gives = self.uses[node]
+            region = self.orders.get(self._region((node, -1)))
+            arranged = tuple(
+                given if use == "any" else arrange(given, _order(use, region))
+                for given, use in zip(inputs, takes, strict=True)
+            )
+            new[node] = _rebuilt(node, arranged, [_order(use, region) for use in gives])
+        count = len(self.program.outputs)
+        roots = [new[root] for root in self.program.roots]
+        outputs = [_result(root) for root in roots[:count]]
+        updates = [arrange(root, None) for root in roots[count:]]
+        return self.program.with_roots([*outputs, *updates])
+
+
+def _order(use: Use, region: Order | None) -> Order | None:
+    if use == "alike":
+        return region
+    return NHWC if use == "last" else None
+
+
+def _result(root: Node) -> Node:
+    """A result is row major, in whatever words."""
+    same = same_memory(root.shape, root.spec.order, None)
+    return root if same else arrange(root, None)

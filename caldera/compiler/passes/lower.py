@@ -1,0 +1,27 @@
+"""Composite ops for which the device has no kernel of their own are replaced by their parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from caldera.core.graph.node import Node
+from caldera.core.graph.opdef import Nodes, as_tuple
+from caldera.core.graph.program import Program, rebuild
+
+HasKernel = Callable[[str], bool]
+
+
+def lower(program: Program, has_kernel: HasKernel) -> Program:
+    """Expand until every op has a kernel."""
+
+    def is_expanded(node: Node) -> bool:
+        return node.op.decompose is not None and not has_kernel(node.op.name)
+
+    def expand(node: Node, inputs: Nodes) -> Nodes | None:
+        if node.op.decompose is None or has_kernel(node.op.name):
+            return None
+        return as_tuple(node.op.decompose(*inputs, **node.attrs))
+
+    while any(is_expanded(node) for node in program.order()):
+        program = rebuild(program, expand)
+    return program

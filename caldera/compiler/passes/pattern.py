@@ -1,0 +1,242 @@
+"""Patterns of nodes, and passes as lists of (pattern, rewrite) pairs.
+
+    x = anything("x")
+    RULES = Rules(
+        (p.mul(x, 1), lambda x: x),
+        (p.neg(p.neg(x)), lambda x: x),
+    )
+
+A pattern is written like the expression it matches: `p.mul(x, 1)` is a product of anything with a
+constant 1 (also a broadcast one), in either order since `mul` is commutative. The rewrite gets what
+the names stand for and gives the new node, or None to leave things as they are. It may give a node
+of a smaller shape, which is then broadcast.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from caldera.compiler.passes.constants import Number, uniform
+from caldera.core.graph.node import Node
+from caldera.core.graph.opdef import OPS, Kind, Op
+from caldera.core.graph.ops.base import broadcast_to
+from caldera.core.graph.program import Program
+
+Found = dict[str, Any]
+Rewrite = Callable[..., Node | None]
+
+_NUMBERS = frozenset({OPS["constant"], OPS["broadcast_to"]})
+
+
+class Pattern(ABC):
+    """Something a node may look like."""
+
+    def may_match(self, op: Op) -> bool:
+        """Whether nodes of this op are worth a look."""
+        return True
+
+    def wants(self) -> tuple[frozenset[Op], ...]:
+        """For a quick no: sets of ops, of each of which one must be among the node's inputs."""
+        return ()
+
+    @abstractmethod
+    def match(self, node: Node, found: Found) -> bool:
+        """Whether `node` looks like this; names are added to `found`."""
+
+
+class _Anything(Pattern):
+    def __init__(self, name: str, kind: Kind | None) -> None:
+        self.name = name
+        self.kind = kind
+
+    def may_match(self, op: Op) -> bool:
+        return self.kind is None or op.kind == self.kind
+
+    def match(self, node: Node, found: Found) -> bool:
+        if self.kind is not None and node.op.kind != self.kind:
+            return False
+        return found.setdefault(self.name, node) is node
+
+
+class _Constant(Pattern):
+    def __init__(self, name: str | None, test: Callable[[Any], bool]) -> None:
+        self.name = name
+        self.test = test
+
+    def match(self, node: Node, found: Found) -> bool:
+        value = uniform(node)
+        if value is None or not self.test(value):
+            return False
+        if self.name is not None:
+            found[self.name] = value
+        return True
+
+
+class _Applied(Pattern):
+    def __init__(self, op: Op, inputs: Sequence[Pattern] | None, name: str | None) -> None:
+        self.op = op
+        self.inputs = inputs
+        self.name = name
+
+    def may_match(self, op: Op) -> bool:
+        return op is self.op
+
+    def wants(self) -> tuple[frozenset[Op], ...]:
+        parts = self.inputs or ()
+        return tuple(
+            _NUMBERS if isinstance(part, _Constant) else frozenset({part.op})
+            for part in parts
+            if isinstance(part, _Constant | _Applied)
+        )
+
+    def match(self, node: Node, found: Found) -> bool:
+        if node.op is not self.op:
+            return False
+        if self.name is not None and found.setdefault(self.name, node) is not node:
+            return False
+        if self.inputs is None:
+            return True
+        if not self.op.commutative:
+            return _match_all(self.inputs, node.inputs, found)
+        before = dict(found)
+        if _match_all(self.inputs, node.inputs, found):
+            return True
+        found.clear()
+        found.update(before)
+        return _match_all(self.inputs, node.inputs[::-1], found)
+
+
+def _match_all(patterns: Sequence[Pattern], nodes: Sequence[Node], found: Found) -> bool:
+    return len(patterns) == len(nodes) and all(
+        part.match(given, found) for part, given in zip(patterns, nodes, strict=True)
+    )
+
+
+class _Ops:
+    """`p.name(inputs)` is the op `name` applied to patterns and numbers; `p.name(...)` to anything.
+
+    `name=` is the name under which the rewrite gets the node itself.
+    """
+
+    def __getattr__(self, op_name: str) -> Callable[..., Pattern]:
+        op = OPS.get(op_name)
+        if op is None:
+            raise AttributeError(f"there is no op {op_name!r}")
+
+        def applied(*inputs: Any, name: str | None = None) -> Pattern:
+            if inputs == (...,):
+                return _Applied(op, None, name)
+            parts = [part if isinstance(part, Pattern) else _literal(part) for part in inputs]
+            return _Applied(op, parts, name)
+
+        return applied
+
+
+p = _Ops()
+
+
+def anything(name: str, *, kind: Kind | None = None) -> Pattern:
+    """Any node (of a kind); the same name twice in a pattern stands for the same node."""
+    return _Anything(name, kind)
+
+
+def number(name: str | None = None, test: Callable[[Any], bool] = lambda value: True) -> Pattern:
+    """A constant that passes `test`, broadcast or not; the name stands for the Python number."""
+    return _Constant(name, test)
+
+
+def _literal(value: Number) -> Pattern:
+    if isinstance(value, bool):
+        return number(test=lambda other: other is value)
+    assert value != 0, "zeros have a sign: write number(test=...)"
+    return number(test=lambda other: other == value and not isinstance(other, bool))
+
+
+class Rules:
+    """Pairs of a pattern and what becomes of it; the first that matches is taken."""
+
+    def __init__(self, *pairs: tuple[Pattern, Rewrite]) -> None:
+        self.pairs = pairs
+        self._by_ops: dict[tuple[Op, frozenset[Op]], list[tuple[Pattern, Rewrite]]] = {}
+
+    def __add__(self, other: Rules) -> Rules:
+        """These rules, then those."""
+        return Rules(*self.pairs, *other.pairs)
+
+    def once(self, node: Node) -> Node | None:
+        """What the first rule that matches makes of `node`; None if none does."""
+        if node.unchanged_by is self:
+            return None
+        for pattern, rewrite in self._pairs_for(node):
+            found: Found = {}
+            if not pattern.match(node, found):
+                continue
+            new = rewrite(**found)
+            if new is None or new is node:
+                continue
+            assert new.dtype == node.dtype, f"{node} must not become {new}"
+            return broadcast_to(new, node.shape)
+        node.unchanged_by = self
+        return None
+
+    def _pairs_for(self, node: Node) -> list[tuple[Pattern, Rewrite]]:
+        """The pairs that are worth a look, by the ops of the node and of its inputs."""
+        key = (node.op, frozenset([given.op for given in node.inputs]))
+        pairs = self._by_ops.get(key)
+        if pairs is None:
+            op, below = key
+            pairs = self._by_ops[key] = [
+                pair
+                for pair in self.pairs
+                if pair[0].may_match(op)
+                and not any(below.isdisjoint(ops) for ops in pair[0].wants())
+            ]
+        return pairs
+
+    def __call__(self, program: Program) -> Program:
+        """Apply the rules bottom-up until none matches any more."""
+        if not any(map(self._pairs_for, program.order())):
+            return program
+        return program.with_roots(settle(program.roots, self.once))
+
+
+def settle(roots: Iterable[Node], rule: Callable[[Node], Node | None]) -> tuple[Node, ...]:
+    """Rewrite bottom-up to a fixed point, in one sweep.
+
+    `rule` sees a node whose inputs are final. What it gives is rewritten in turn, so that the
+    result holds no node that a rule would change.
+    """
+    roots = tuple(roots)
+    final: dict[Node, Node] = {}
+    # A node that was replaced waits here until its replacement is final.
+    becomes: dict[Node, Node] = {}
+    for root in roots:
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            if node in final:
+                stack.pop()
+                continue
+            if node in becomes:
+                final[node] = final[becomes[node]]
+                continue
+            missing = [given for given in node.inputs if given not in final]
+            if missing:
+                stack.extend(missing)
+                continue
+            rebuilt = node.op.rebuild(node, tuple([final[given] for given in node.inputs]))
+            known = final.get(rebuilt)
+            if known is None:
+                new = rule(rebuilt)
+                if new is not None:
+                    circles = new in becomes and new not in final
+                    assert not circles, f"the rules go round in circles at {node}"
+                    becomes[node] = new
+                    stack.append(new)
+                    continue
+                known = final[rebuilt] = rebuilt
+            final[node] = known
+            stack.pop()
+    return tuple(final[root] for root in roots)

@@ -1,0 +1,200 @@
+"""The passes in their order. Each takes a program and gives back one that computes the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import lru_cache
+
+from caldera.compiler.passes import cse, fold, reshapes, simplify, stable_losses
+from caldera.compiler.passes.complex_parts import complex_parts, has_complex
+from caldera.compiler.passes.dead_code import eliminate_dead_code
+from caldera.compiler.passes.epilogue import epilogue
+from caldera.compiler.passes.fuse import fuse
+from caldera.compiler.passes.hoist import hoist
+from caldera.compiler.passes.layout import layout
+from caldera.compiler.passes.lower import HasKernel, lower
+from caldera.compiler.passes.norm_epilogue import norm_epilogue
+from caldera.compiler.passes.norm_sums import norm_sums
+from caldera.compiler.passes.packed_attention import packed_attention
+from caldera.compiler.passes.pattern import Rules
+from caldera.compiler.passes.pool_first import pool_first
+from caldera.compiler.passes.precision import lower_precision
+from caldera.compiler.passes.relu_mask import relu_mask
+from caldera.compiler.passes.residual_norm import residual_norm
+from caldera.compiler.passes.rounded_results import rounded_results
+from caldera.compiler.passes.row_products import row_products
+from caldera.compiler.passes.update_product import update_product
+from caldera.compiler.passes.update_rows import update_rows
+from caldera.core.graph.body import Body, rewrite
+from caldera.core.graph.node import Node
+from caldera.core.graph.opdef import parameter
+from caldera.core.graph.ops.attention import attention_backward_packed
+from caldera.core.graph.ops.control import scan
+from caldera.core.graph.ops.epilogue import ACTIVATIONS
+from caldera.core.graph.program import Program
+from caldera.errors import ConfigError, DtypeError
+
+NAMES = (
+    "losses",
+    "fold",
+    "simplify",
+    "row_products",
+    "pool_first",
+    "epilogue",
+    "relu_mask",
+    "norm_epilogue",
+    "norm_sums",
+    "rounded_results",
+    "residual_norm",
+    "merge",
+    "hoist",
+    "dead",
+    "update_product",
+    "update_rows",
+    "packed_attention",
+    "fuse",
+    "layout",
+    "in_place",
+)
+"""Passes that can be switched off. (`in_place` is decided while a plan is laid out.)"""
+NEEDED = {
+    "update_product": "matmul_accumulate",
+    "norm_epilogue": "batch_norm_relu",
+    "norm_sums": "conv2d_moments",
+    "rounded_results": "layer_norm_rounded",
+    "residual_norm": "layer_norm_residual",
+    "packed_attention": attention_backward_packed.name,
+    "relu_mask": "relu_mask",
+}
+"""Passes that serve only devices with a kernel for what they make."""
+
+Pass = Callable[[Program], Program]
+
+
+def optimise(
+    program: Program,
+    *,
+    has_kernel: HasKernel,
+    without: Collection[str] = (),
+    precision: str | None = None,
+    channels_last: bool = False,
+    adds_rows: bool = False,
+) -> Program:
+    """Run all passes but those named in `without`.
+
+    `channels_last` says that the device's kernels want images to lie so in memory, `adds_rows` that
+    they add rows to the same few places as fast as to many.
+    """
+    for name in without:
+        if name not in NAMES:
+            raise ConfigError.build("passes", expected="one of " + ", ".join(NAMES), got=repr(name))
+    _check_real(program, precision)
+    for _, run in passes(
+        has_kernel, frozenset(without), precision, channels_last=channels_last, adds_rows=adds_rows
+    ):
+        program = run(program)
+    return program
+
+
+def narrowed(program: Program, precision: str, without: Collection[str] = ()) -> Program:
+    """The program as it is after the passes that decide its precision, which come first."""
+    _check_real(program, precision)
+    if "losses" not in without:
+        program = stable_losses.RULES(program)
+    return lower_precision(program, precision)
+
+
+def _check_real(program: Program, precision: str | None) -> None:
+    if precision is not None and any(map(has_complex, program.order())):
+        raise DtypeError.build(
+            "precision",
+            expected="real numbers alone for a precision of their own",
+            got=f"complex numbers, and precision={precision!r}",
+            hint="leave precision out, or compile the complex part by itself",
+        )
+
+
+def passes(
+    has_kernel: HasKernel,
+    without: frozenset[str] = frozenset(),
+    precision: str | None = None,
+    *,
+    channels_last: bool = False,
+    adds_rows: bool = False,
+    in_loop: bool = False,
+) -> list[tuple[str, Pass]]:
+    """The passes as they run one after the other, with their names."""
+
+    def is_kept(name: str) -> bool:
+        # Activations are recognised while they are still one node.
+        return name in ACTIVATIONS or has_kernel(name)
+
+    def inside(program: Program) -> Program:
+        for _, run in passes(has_kernel, without, in_loop=True):
+            program = run(program)
+        return program
+
+    algebra = _algebra(without, in_loop)
+    steps: list[tuple[str, Pass]] = [
+        ("complex", complex_parts),
+        ("losses", stable_losses.RULES),
+        ("precision", lambda program: lower_precision(program, precision)),
+        ("algebra", algebra),
+        ("row_products", row_products),
+        ("pool_first", pool_first),
+        ("lower all but activations", lambda program: lower(program, is_kept)),
+        ("epilogue", lambda program: epilogue(program, has_kernel)),
+        ("relu_mask", relu_mask),
+        ("norm_epilogue", norm_epilogue),
+        ("norm_sums", norm_sums),
+        ("rounded_results", rounded_results),
+        ("residual_norm", residual_norm),
+        ("lower", lambda program: lower(program, has_kernel)),
+        ("merge", cse.merge_loops),
+        ("hoist", hoist),
+        ("dead", eliminate_dead_code),
+        ("update_product", update_product),
+        ("update_rows", update_rows),
+        ("algebra again", algebra),
+        ("packed_attention", packed_attention),
+        ("bodies of loops", lambda program: _in_bodies(program, inside)),
+        ("fuse", fuse),
+        ("layout", layout),
+    ]
+    missing = {name for name, kernel in NEEDED.items() if not has_kernel(kernel)}
+    if not adds_rows:
+        missing.add("row_products")
+    if in_loop or not channels_last or "layout" in without:
+        # What a loop hands from step to step lies row major, and so does all that is inside; sums
+        # are taken while rows of channels are written.
+        missing |= {"layout", "norm_sums"}
+    return [(name, run) for name, run in steps if name not in without | missing]
+
+
+@lru_cache
+def _algebra(without: frozenset[str], in_loop: bool) -> Rules:
+    """The passes that are lists of rules, as one list: their fixed point is a common one."""
+    rules = Rules()
+    if "fold" not in without:
+        rules += fold.NUMBERS if in_loop else fold.ARRAYS
+    if "simplify" not in without:
+        rules += simplify.RULES + reshapes.RULES
+    if "merge" not in without:
+        rules += cse.RULES
+    return rules
+
+
+def _in_bodies(program: Program, run: Pass) -> Program:
+    """Apply `run` to the body of every loop."""
+
+    def rule(node: Node) -> Node | None:
+        if node.op is not scan:
+            return None
+        body: Body = node.attrs["body"]
+        arguments = [parameter(i, spec) for i, spec in enumerate(body.parameters)]
+        better = Body(arguments, run(Program(body.outputs)).outputs)
+        return scan.node(*node.inputs, **{**node.attrs, "body": better})
+
+    if not any(node.op is scan for node in program.order()):
+        return program
+    return program.with_roots(rewrite(program.roots, rule))

@@ -1,0 +1,269 @@
+"""Mixed precision: products in float16 or bfloat16, everything delicate in float32.
+
+Variables stay float32 (the master weights) and are cast where a product reads them; so do program
+outputs and the new values of variables. What lies between two products is stored in half precision.
+After the last product on a path (a loss, an optimizer's update) everything is float32. Casts are
+explicit nodes; two that meet cancel in a later pass. Kernels accumulate halves in float32.
+
+With "tf32" everything stays float32; products and convolutions are only marked: a device may round
+what it multiplies to the digits that its tensor cores keep.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from caldera.compiler.passes.constants import uniform
+from caldera.core.graph.body import Body, rewrite
+from caldera.core.graph.node import Node
+from caldera.core.graph.opdef import ITEM, item, parameter
+from caldera.core.graph.ops.base import cast
+from caldera.core.graph.ops.control import scan
+from caldera.core.graph.program import Program
+from caldera.core.tensor.dtype import DType, bfloat16, bool_, float16, float32
+from caldera.errors import ConfigError
+
+ALL = 99
+"""Every input, however many there are."""
+
+PRODUCTS: dict[str, int] = {
+    "matmul": ALL,
+    "matmul_epilogue": ALL,
+    "conv2d": ALL,
+    "conv2d_epilogue": ALL,
+    "conv2d_input": ALL,
+    "conv2d_weight": ALL,
+    "scaled_dot_product_attention": ALL,
+    # g, q, k, v and perhaps the result; the rows' sums stay float32.
+    "scaled_dot_product_attention_backward": 5,
+    "scaled_dot_product_attention_grad": 4,
+}
+"""Always in half precision: how many of the first inputs are cast."""
+
+STORED: dict[str, int] = {
+    # Arithmetic that neither overflows easily nor loses more than one rounding.
+    "add": ALL,
+    "sub": ALL,
+    "mul": ALL,
+    "neg": ALL,
+    "abs": ALL,
+    "sign": ALL,
+    "maximum": ALL,
+    "minimum": ALL,
+    "floor": ALL,
+    "ceil": ALL,
+    "round": ALL,
+    "where": ALL,
+    "stop_gradient": ALL,
+    "max": ALL,
+    "min": ALL,
+    "equal": ALL,
+    "not_equal": ALL,
+    "less": ALL,
+    "less_equal": ALL,
+    "greater": ALL,
+    "greater_equal": ALL,
+    "isfinite": ALL,
+    "isnan": ALL,
+    # Activations with bounded slopes.
+    "relu": ALL,
+    "sigmoid": ALL,
+    "tanh": ALL,
+    "erf": ALL,
+    "leaky_relu": ALL,
+    "elu": ALL,
+    "selu": ALL,
+    "gelu": ALL,
+    "silu": ALL,
+    "hard_sigmoid": ALL,
+    "hard_swish": ALL,
+    "mish": ALL,
+    "softsign": ALL,
+    "prelu": ALL,
+    "atan": ALL,
+    "asinh": ALL,
+    # Moving elements.
+    "reshape": ALL,
+    "transpose": ALL,
+    "slice": ALL,
+    "unslice": ALL,
+    "pad": ALL,
+    "flip": ALL,
+    "concat": ALL,
+    "split": ALL,
+    "tile": ALL,
+    "repeat": ALL,
+    "broadcast_to": ALL,
+    "gather": ALL,
+    "take_along_axis": ALL,
+    "max_pool2d": ALL,
+    "pool_gather": ALL,
+    "pool_scatter": ALL,
+    "dropout": ALL,
+    # These take halves and compute in float32 inside; statistics and parameters stay float32.
+    "softmax": ALL,
+    "softmax_grad": ALL,
+    "avg_pool2d": ALL,
+    "avg_pool2d_input": ALL,
+    "batch_norm": 1,
+    "batch_norm_inference": 1,
+    "batch_norm_grad": 2,
+    "layer_norm": 1,
+    "layer_norm_grad": 2,
+    "group_norm": 1,
+    "group_norm_grad": 2,
+    "local_response_norm": 1,
+    "local_response_norm_grad": 2,
+}
+"""In half precision between two products, where its first inputs are: how many of them."""
+
+STATISTICS_GRADIENTS = frozenset({"batch_norm_grad", "layer_norm_grad", "group_norm_grad"})
+"""Gradients by the mean and variance of x, of g and x."""
+NORM_GRADIENTS = STATISTICS_GRADIENTS | {"local_response_norm_grad"}
+"""These read the x that the norm has read. Rounded after its mean was taken, it would be wrong by
+many deviations where the mean is large beside them."""
+
+COMPARISONS = frozenset({"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"})
+"""Rounding a constant would change what these answer."""
+
+HALF_NAMES = {"float16": float16, "bfloat16": bfloat16}
+NAMES = (*HALF_NAMES, "tf32")
+"""What can be asked for."""
+ROUNDED = frozenset(
+    {
+        "matmul",
+        "conv2d",
+        "conv2d_input",
+        "conv2d_weight",
+        "scaled_dot_product_attention",
+        "scaled_dot_product_attention_backward",
+        "scaled_dot_product_attention_grad",
+    }
+)
+"""Products that tensor cores may round; those made of them later on are marked as they are."""
+
+
+def lower_precision(program: Program, precision: str | None) -> Program:
+    """Let the program's float32 products run in `precision`; None changes nothing."""
+    if precision is None:
+        return program
+    if precision == "tf32":
+        return _marked(program)
+    if precision not in HALF_NAMES:
+        raise ConfigError.build(
+            "precision",
+            expected="one of " + ", ".join(NAMES),
+            got=repr(precision),
+            hint="leave it out to compute everything in float32",
+        )
+    return _Narrowing(program, HALF_NAMES[precision]).run()
+
+
+def _marked(program: Program) -> Program:
+    """The program with products of float32 that may be rounded."""
+
+    def mark(node: Node) -> Node | None:
+        if node.op is scan:
+            body: Body = node.attrs["body"]
+            arguments = [parameter(i, spec) for i, spec in enumerate(body.parameters)]
+            inside = Body(arguments, _marked(Program(body.outputs)).outputs)
+            return scan.node(*node.inputs, **{**node.attrs, "body": inside})
+        if node.op.name in ROUNDED and node.outputs[0].dtype == float32:
+            return node.op.node(*node.inputs, **{**node.attrs, "compute": "tf32"})
+        return None
+
+    return program.with_roots(rewrite(program.roots, mark))
+
+
+class _Narrowing:
+    def __init__(self, program: Program, half: DType) -> None:
+        self.program = program
+        self.half = half
+        self.order = program.order()
+        self.before_product = _before_products(self.order)
+        # What became of each node: its dtype is `half` where the value is stored in half precision.
+        self.new: dict[Node, Node] = {}
+
+    def run(self) -> Program:
+        for node in self.order:
+            if node.op is ITEM:
+                self.new[node] = item(self.new[node.inputs[0]], node.attrs["index"])
+            elif node.op is scan:
+                self.new[node] = self._loop(node)
+            else:
+                self.new[node] = node.op.rebuild(node, self._inputs(node))
+        return self.program.with_roots([self._full(root) for root in self.program.roots])
+
+    def _loop(self, node: Node) -> Node:
+        """A loop with the same inputs and outputs, whose body has been through the same."""
+        body: Body = node.attrs["body"]
+        arguments = [parameter(i, spec) for i, spec in enumerate(body.parameters)]
+        inside = _Narrowing(Program(body.outputs), self.half).run()
+        attrs = {**node.attrs, "body": Body(arguments, inside.outputs)}
+        return scan.node(*self._inputs(node), **attrs)
+
+    def _full(self, node: Node) -> Node:
+        """The value in the dtype it was written in."""
+        return cast(self.new[node], node.dtype)
+
+    def _inputs(self, node: Node) -> tuple[Node, ...]:
+        narrowed = self._how_many(node)
+        if node.op.name in STATISTICS_GRADIENTS and not narrowed:
+            # They take a gradient in half precision beside an x of float32.
+            return (self.new[node.inputs[0]], *map(self._full, node.inputs[1:]))
+        return tuple(
+            cast(self.new[given], self.half)
+            if index < narrowed and given.dtype == float32
+            else self._full(given)
+            for index, given in enumerate(node.inputs)
+        )
+
+    def _how_many(self, node: Node) -> int:
+        """How many of the first inputs come in half precision."""
+        if node.op.name in PRODUCTS:
+            return PRODUCTS[node.op.name]
+        count = STORED.get(node.op.name, 0)
+        if node not in self.before_product:
+            return 0
+        if node.op.name in NORM_GRADIENTS:
+            return count if self.new[node.inputs[1]].dtype == self.half else 0
+        given = [each for each in node.inputs[:count] if each.dtype == float32]
+        stored = [each for each in given if self.new[each].dtype == self.half]
+        others = [each for each in given if self.new[each].dtype != self.half]
+        return count if stored and all(self._is_harmless(each, node) for each in others) else 0
+
+    def _is_harmless(self, given: Node, node: Node) -> bool:
+        """Whether rounding this input of `node` loses nothing that matters."""
+        value = uniform(given)
+        if value is not None:
+            return self._holds(value, exactly=node.op.name in COMPARISONS)
+        if given.op.name == "cast":
+            return given.inputs[0].dtype == bool_
+        # A bias, say. Numbers in variables (a loss scale) may be out of range.
+        return _is_parameter(given) and 1 < given.spec.size < node.outputs[0].size
+
+    def _holds(self, value: float, exactly: bool) -> bool:
+        with np.errstate(all="ignore"):
+            rounded = float(np.asarray(value, self.half))
+        if exactly or value == 0 or not math.isfinite(value):
+            return rounded == value
+        return math.isclose(rounded, value, rel_tol=0.01)
+
+
+def _is_parameter(node: Node) -> bool:
+    """Whether this is a variable or a loop's argument, perhaps seen in another shape."""
+    while node.op.name in ("reshape", "broadcast_to"):
+        node = node.inputs[0]
+    return node.op.name in ("variable", "parameter")
+
+
+def _before_products(order: Sequence[Node]) -> set[Node]:
+    """The nodes whose value some product depends on."""
+    found: set[Node] = set()
+    for node in reversed(order):
+        if node.op.name in PRODUCTS or node in found:
+            found.update(node.inputs)
+    return found

@@ -1,0 +1,331 @@
+"""Algebra that is exact in floating point.
+
+Each rule gives the same bits for every input, infinities, NaN and signed zeros included: x * 0
+stays (it may be NaN), x + 0.0 stays (it turns -0.0 into 0.0), x - x stays. Only `x ** 2` becomes
+more accurate, as a product is rounded once.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from caldera.compiler.passes.pattern import Rules, anything, number, p
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops.base import broadcast_to, cast, reshape
+from caldera.core.graph.ops.elementwise import (
+    abs_,
+    add,
+    div,
+    equal,
+    isnan,
+    logical_not,
+    mul,
+    neg,
+    not_equal,
+    reciprocal,
+    square,
+    sub,
+    where,
+)
+from caldera.core.graph.ops.leaf import constant, iota
+from caldera.core.graph.ops.movement import flip, slice_, transpose
+from caldera.core.graph.ops.product import matmul
+from caldera.core.tensor.dtype import (
+    FLOATS,
+    INTEGERS,
+    UNSIGNED,
+    DType,
+    bfloat16,
+    bool_,
+    float16,
+    float32,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    is_float,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+)
+from caldera.core.tensor.shape import Shape
+
+x, y, a, b, c = (anything(name) for name in "xyabc")
+k = number("k")
+
+
+def _is_integer_zero(value: object) -> bool:
+    return value == 0 and not isinstance(value, float | bool)
+
+
+def _has_sign(value: float, sign: float) -> bool:
+    return isinstance(value, float) and value == 0 and math.copysign(1, value) == sign
+
+
+integer_zero = number(test=_is_integer_zero)
+positive_zero = number(test=lambda value: _has_sign(value, 1))
+negative_zero = number(test=lambda value: _has_sign(value, -1))
+
+
+# --- arithmetic
+
+
+def _by_reciprocal(node: Node, x: Node, k: float) -> Node | None:
+    """Dividing by a power of two is multiplying by another one, if that exists in this dtype."""
+    if k == 0 or not math.isfinite(k) or abs(math.frexp(k)[0]) != 0.5:
+        return None
+    with np.errstate(over="ignore"):
+        inverse = constant(1 / k, node.dtype)
+    return mul(x, inverse) if inverse.attrs["value"] == 1 / k else None
+
+
+def _negative(k: float, dtype: DType) -> Node:
+    """-k; of an integer what it wraps to."""
+    return constant(np.negative(np.asarray(k, dtype)).item(), dtype)
+
+
+ARITHMETIC = Rules(
+    (p.add(x, integer_zero), lambda x: x),
+    (p.add(x, negative_zero), lambda x: x),
+    (p.sub(x, integer_zero), lambda x: x),
+    (p.sub(x, positive_zero), lambda x: x),
+    (p.sub(integer_zero, x), lambda x: neg(x)),
+    (p.sub(negative_zero, x), lambda x: neg(x)),
+    (p.mul(x, 1), lambda x: x),
+    (p.mul(x, -1), lambda x: neg(x)),
+    (p.mul(x, x), lambda x: square(x)),
+    (p.div(x, 1), lambda x: x),
+    (p.div(x, -1), lambda x: neg(x)),
+    (p.div(1, x), lambda x: reciprocal(x)),
+    (p.div(x, k, name="node"), _by_reciprocal),
+    (p.pow(x, 1), lambda x: x),
+    (p.pow(x, 2), lambda x: square(x)),
+    (p.pow(x, -1), lambda x: reciprocal(x) if is_float(x.dtype) else None),
+    (p.pow(x, number(test=lambda value: value == 0)), lambda x: constant(1, x.dtype)),
+    # Signs move without rounding.
+    (p.neg(p.neg(x)), lambda x: x),
+    (p.add(x, p.neg(y)), lambda x, y: sub(x, y)),
+    (p.sub(x, p.neg(y)), lambda x, y: add(x, y)),
+    (p.mul(p.neg(x), p.neg(y)), lambda x, y: mul(x, y)),
+    (p.div(p.neg(x), p.neg(y)), lambda x, y: div(x, y)),
+    (p.mul(p.neg(x), k), lambda x, k: mul(x, _negative(k, x.dtype))),
+    (p.neg(p.mul(x, k)), lambda x, k: mul(x, _negative(k, x.dtype))),
+    (p.square(p.neg(x)), lambda x: square(x)),
+    (p.square(p.abs(x)), lambda x: square(x)),
+    (p.abs(p.neg(x)), lambda x: abs_(x) if x.dtype not in UNSIGNED else None),
+    (p.abs(p.abs(x)), lambda x: abs_(x)),
+    (p.relu(p.relu(x, name="node")), lambda node, x: node),
+    (p.maximum(x, x), lambda x: x),
+    (p.minimum(x, x), lambda x: x),
+    (p.stop_gradient(x), lambda x: x),
+)
+
+
+# --- comparison and logic
+
+
+def _truth(value: bool) -> Node:
+    return constant(value, bool_)
+
+
+def _differs_from_itself(x: Node) -> Node:
+    return isnan(x) if is_float(x.dtype) else _truth(False)
+
+
+def _equals_itself(x: Node) -> Node | None:
+    return None if is_float(x.dtype) else _truth(True)
+
+
+LOGIC = Rules(
+    (p.logical_not(p.logical_not(x)), lambda x: x),
+    (p.logical_not(p.equal(x, y)), lambda x, y: not_equal(x, y)),
+    (p.logical_not(p.not_equal(x, y)), lambda x, y: equal(x, y)),
+    (p.logical_and(x, x), lambda x: x),
+    (p.logical_and(x, True), lambda x: x),
+    (p.logical_and(x, False), lambda x: _truth(False)),
+    (p.logical_or(x, x), lambda x: x),
+    (p.logical_or(x, False), lambda x: x),
+    (p.logical_or(x, True), lambda x: _truth(True)),
+    (p.logical_xor(x, x), lambda x: _truth(False)),
+    (p.logical_xor(x, False), lambda x: x),
+    (p.logical_xor(x, True), lambda x: logical_not(x)),
+    # NaN is neither less than, nor greater than, nor equal to itself.
+    (p.less(x, x), lambda x: _truth(False)),
+    (p.greater(x, x), lambda x: _truth(False)),
+    (p.not_equal(x, x), _differs_from_itself),
+    (p.equal(x, x), _equals_itself),
+    (p.less_equal(x, x), _equals_itself),
+    (p.greater_equal(x, x), _equals_itself),
+    (p.where(True, a, b), lambda a, b: a),
+    (p.where(False, a, b), lambda a, b: b),
+    (p.where(c, x, x), lambda c, x: x),
+    (p.where(p.logical_not(c), a, b), lambda a, b, c: where(c, b, a)),
+)
+
+
+# --- casts
+
+_EXACT: dict[DType, frozenset[DType]] = {
+    bool_: INTEGERS | FLOATS,
+    uint8: FLOATS | {uint16, uint32, uint64, int16, int32, int64},
+    uint16: frozenset({uint32, uint64, int32, int64, float32, float64}),
+    uint32: frozenset({uint64, int64, float64}),
+    int8: FLOATS | {int16, int32, int64},
+    int16: frozenset({int32, int64, float32, float64}),
+    int32: frozenset({int64, float64}),
+    float16: frozenset({float32, float64}),
+    bfloat16: frozenset({float32, float64}),
+    float32: frozenset({float64}),
+}
+"""For each dtype those that hold all of its values."""
+
+
+def _direct_cast(x: Node, through: Node, node: Node) -> Node | None:
+    """A cast by way of a wider dtype needs no detour (one by way of a narrower one rounds)."""
+    if through.dtype not in _EXACT.get(x.dtype, ()):
+        return None
+    # What a float outside an integer's range becomes is up to the machine and the dtype.
+    if is_float(x.dtype) and not is_float(node.dtype):
+        return None
+    return cast(x, node.dtype)
+
+
+def _position_of_given(x: Node, through: Node, node: Node) -> Node | None:
+    """The largest is where it was before numbers were made wider, as predictions for accuracy."""
+    exact = is_float(x.dtype) and through.dtype in _EXACT.get(x.dtype, ())
+    return node.op.rebuild(node, (x,)) if exact else None
+
+
+CASTS = Rules(
+    (p.cast(p.cast(x, name="through"), name="node"), _direct_cast),
+    (p.argmax(p.cast(x, name="through"), name="node"), _position_of_given),
+    (p.argmin(p.cast(x, name="through"), name="node"), _position_of_given),
+)
+
+
+# --- movement
+
+
+def _compose(inner: Shape, outer: Shape) -> Shape:
+    return tuple(inner[axis] for axis in outer)
+
+
+def _slice_of_slice(x: Node, inner: Node, node: Node) -> Node:
+    bounds = []
+    for first, second in zip(inner.attrs["bounds"], node.attrs["bounds"], strict=True):
+        kept = range(*first)[slice(*second)]
+        bounds.append((kept.start, kept[-1] + 1, kept.step) if kept else (0, 0, 1))
+    return slice_(x, tuple(bounds))
+
+
+def _flip_of_flip(x: Node, inner: Node, node: Node) -> Node:
+    once = set(inner.attrs["axis"]) ^ set(node.attrs["axis"])
+    return flip(x, tuple(sorted(once)))
+
+
+def _without_leading_ones(x: Node, inner: Node, node: Node) -> Node | None:
+    """Broadcasting adds leading axes by itself."""
+    extra = len(inner.shape) - len(x.shape)
+    if extra < 0 or inner.shape != (1,) * extra + x.shape:
+        return None
+    return broadcast_to(x, node.shape)
+
+
+def _piece(x: Node, parts: Node, node: Node) -> Node:
+    """A piece of a split is a slice, which costs nothing."""
+    axis, sizes = parts.attrs["axis"], parts.attrs["sizes"]
+    index = node.attrs["index"]
+    start = sum(sizes[:index])
+    bounds = [(0, n, 1) for n in x.shape]
+    bounds[axis] = (start, start + sizes[index], 1)
+    return slice_(x, tuple(bounds))
+
+
+def _narrow_operands(node: Node) -> Node | None:
+    """Element-wise ops broadcast by themselves, and compute no element twice."""
+    if not any(given.op.name == "broadcast_to" for given in node.inputs):
+        return None
+    return node.op.node(*[_seen_through(given) for given in node.inputs], **node.attrs)
+
+
+def _seen_through(node: Node) -> Node:
+    while node.op.name == "broadcast_to":
+        node = node.inputs[0]
+    return node
+
+
+def _one_axis_range(node: Node) -> Node | None:
+    """A range over a larger shape is a range over one axis, broadcast."""
+    shape, axis = node.shape, node.attrs["axis"]
+    along = tuple(n if i == axis else 1 for i, n in enumerate(shape))
+    if len(shape) == 1:
+        return None
+    return reshape(iota(shape=(shape[axis],), axis=0, dtype=node.dtype), along)
+
+
+MOVEMENT = Rules(
+    (p.reshape(p.reshape(x), name="node"), lambda x, node: reshape(x, node.shape)),
+    (
+        p.transpose(p.transpose(x, name="inner"), name="node"),
+        lambda x, inner, node: transpose(x, _compose(inner.attrs["axes"], node.attrs["axes"])),
+    ),
+    (p.broadcast_to(p.broadcast_to(x), name="node"), lambda x, node: broadcast_to(x, node.shape)),
+    (p.broadcast_to(p.reshape(x, name="inner"), name="node"), _without_leading_ones),
+    (p.slice(p.slice(x, name="inner"), name="node"), _slice_of_slice),
+    (p.flip(p.flip(x, name="inner"), name="node"), _flip_of_flip),
+    (p.item(p.split(x, name="parts"), name="node"), _piece),
+    (p.iota(name="node"), _one_axis_range),
+    (anything("node", kind="elementwise"), _narrow_operands),
+)
+
+
+# --- reductions and products
+
+
+def _single(x: Node, node: Node) -> Node | None:
+    """A reduction over axes of length 1 reduces nothing."""
+    if any(x.shape[axis] != 1 for axis in node.attrs["axis"]):
+        return None
+    return reshape(x, node.shape)
+
+
+def _single_sum(x: Node, node: Node) -> Node | None:
+    same = _single(x, node)
+    if same is None or not is_float(x.dtype):
+        return same
+    # A sum starts from 0, so that of one negative zero is a positive one.
+    return add(same, constant(0, x.dtype))
+
+
+def _swaps_last(moved: Node) -> bool:
+    rank = len(moved.shape)
+    return rank >= 2 and moved.attrs["axes"] == (*range(rank - 2), rank - 1, rank - 2)
+
+
+def _first_transposed(x: Node, moved: Node, y: Node, node: Node) -> Node | None:
+    if not _swaps_last(moved):
+        return None
+    return matmul(x, y, **{**node.attrs, "ta": not node.attrs["ta"]})
+
+
+def _second_transposed(x: Node, moved: Node, y: Node, node: Node) -> Node | None:
+    if not _swaps_last(moved):
+        return None
+    return matmul(y, x, **{**node.attrs, "tb": not node.attrs["tb"]})
+
+
+REDUCTIONS = Rules(
+    (p.sum(x, name="node"), _single_sum),
+    (p.max(x, name="node"), _single),
+    (p.min(x, name="node"), _single),
+    (p.prod(x, name="node"), _single),
+    (p.matmul(p.transpose(x, name="moved"), y, name="node"), _first_transposed),
+    (p.matmul(y, p.transpose(x, name="moved"), name="node"), _second_transposed),
+)
+
+RULES = ARITHMETIC + LOGIC + CASTS + MOVEMENT + REDUCTIONS
+"""All of them."""

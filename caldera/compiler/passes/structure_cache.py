@@ -1,0 +1,143 @@
+"""Programs of one structure are optimised once.
+
+Passes look at the structure of a program, never at what its variables hold. The steps of two
+networks with the same layers, of the folds of a cross-validation, or of ranks that are threads,
+differ only in whose variables they read: such a program is written over stand-ins, optimised if no
+other of its structure was, and written back over its own variables.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from caldera.compiler.passes.constants import array_node, value_of
+from caldera.core.graph.node import Node, Spec, Symbol, intern, intern_like
+from caldera.core.graph.ops.leaf import array as array_leaf
+from caldera.core.graph.program import Program
+
+REMEMBERED = 64
+"""Structures kept for the next program."""
+LARGEST_ARRAY = 1 << 12
+"""Bytes: a program with a larger constant is not remembered, because the constant would be too."""
+_BOUND_LATER = frozenset({"variable", "input", "tensor"})
+"""Roles of symbols whose values no pass may know."""
+
+
+@dataclass(frozen=True)
+class _Constant:
+    """What a constant array holds, in memory of its own: that of a tensor is a device's."""
+
+    values: np.ndarray
+
+    def numpy(self) -> np.ndarray:
+        return self.values
+
+
+@lru_cache(maxsize=4096)
+def _stand_in(role: str, spec: Spec, place: int) -> Symbol:
+    return Symbol(f"{role} {place}", spec, role)
+
+
+@lru_cache(REMEMBERED)
+def _stand_in_array(spec: Spec, bits: bytes) -> Node:
+    values = np.frombuffer(bits, spec.dtype).reshape(spec.shape)
+    node: Node = array_leaf(symbol=Symbol("array", spec, "array", _Constant(values)))
+    return node
+
+
+class StructureCache:
+    """Optimised programs by the structure they were made of, and by how."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[Hashable, Program] = OrderedDict()
+        # One for all: passes are Python, and threads that wait for the same program do not make it
+        # twice.
+        self._lock = threading.RLock()
+
+    def optimised(
+        self, program: Program, how: Hashable, optimise: Callable[[Program], Program]
+    ) -> Program:
+        """What `optimise` makes of a program; `how` names all that it depends on besides that."""
+        if any(map(_is_large, program.order())):
+            return optimise(program)
+        stand_ins = _stand_ins(program)
+        own = {other: symbol for symbol, other in stand_ins.items()}
+        structure = _over(program, stand_ins, _without_tensor)
+        key = (structure, how)
+        with self._lock:
+            found = self._known.get(key)
+            if found is None:
+                found = optimise(structure)
+                if any(map(_is_large, found.order())):
+                    # A constant has been computed ahead.
+                    return _over(found, own, _with_tensor)
+                found = self._known[key] = _over(found, {}, _without_tensor)
+            self._known.move_to_end(key)
+            while len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+        return _over(found, own, _with_tensor)
+
+    def clear(self) -> None:
+        """Forget all programs."""
+        with self._lock:
+            self._known.clear()
+
+
+def _is_large(node: Node) -> bool:
+    """Whether keeping the node would keep more than a node."""
+    if node.op is array_leaf:
+        return node.spec.nbytes > LARGEST_ARRAY
+    message = node.attrs.get("message")
+    # Who exchanges has buffers, and a communicator.
+    return message is not None and message.exchange is not None
+
+
+def _stand_ins(program: Program) -> dict[Symbol, Symbol]:
+    """For each symbol whose value no pass may know, one that programs of a structure share."""
+    symbols = [node.attrs.get("symbol") for node in program.order()]
+    symbols += [symbol for symbol, _ in program.updates]
+    unknown = [each for each in symbols if each is not None and each.role in _BOUND_LATER]
+    return {
+        symbol: _stand_in(symbol.role, symbol.spec, place)
+        for place, symbol in enumerate(dict.fromkeys(unknown))
+    }
+
+
+def _without_tensor(node: Node) -> Node:
+    """A constant array that keeps no memory of a device; its values are part of the structure."""
+    return _stand_in_array(node.spec, value_of(node).tobytes())
+
+
+def _with_tensor(node: Node) -> Node:
+    """The constant array as plans take it."""
+    known = isinstance(node.attrs["symbol"].value, _Constant)
+    return array_node(value_of(node).copy()) if known else node
+
+
+def _over(
+    program: Program, symbols: Mapping[Symbol, Symbol], array: Callable[[Node], Node]
+) -> Program:
+    """The same program over other symbols and constant arrays."""
+    new: dict[Node, Node] = {}
+    for node in program.order():
+        inputs = tuple([new[given] for given in node.inputs])
+        symbol = node.attrs.get("symbol")
+        if node.op is array_leaf:
+            new[node] = array(node)
+        elif symbol is not None and symbol in symbols:
+            attrs = {**node.attrs, "symbol": symbols[symbol]}
+            new[node] = intern(node.op, inputs, attrs, node.outputs)
+        elif inputs == node.inputs:
+            new[node] = node
+        else:
+            new[node] = intern_like(node, inputs, node.outputs)
+    return Program(
+        tuple(new[node] for node in program.outputs),
+        tuple((symbols.get(symbol, symbol), new[node]) for symbol, node in program.updates),
+    )

@@ -1,0 +1,145 @@
+"""What a plan reads and updates, as arrays that the kernels of its device can use."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from caldera.compiler.plan.inputs import Inputs
+from caldera.compiler.plan.schedule import Schedule
+from caldera.core.graph.memory_format import Order, laid_out
+from caldera.core.graph.node import Node, Symbol
+from caldera.core.graph.program import Program
+from caldera.core.memory import HOST, MANAGED, Device
+from caldera.core.tensor import Tensor
+from caldera.errors import DeviceError
+from caldera.kernels.reference import evaluate
+
+
+class Operands:
+    """Variables and tensors, wherever they are; inputs and constants, which the plan keeps."""
+
+    def __init__(self, program: Program, schedule: Schedule, device: Device) -> None:
+        self._device = device
+        self._orders: dict[Symbol, Order | None] = {
+            b.key: b.spec.order for b in schedule.buffers if isinstance(b.key, Symbol)
+        }
+        self.symbols = sorted(self._orders, key=lambda symbol: symbol.serial)
+        self.updated = [symbol for symbol, _ in program.updates]
+        fed = [symbol for symbol in self.symbols if symbol.role == "input"]
+        self.inputs = Inputs(fed, self._orders, device)
+        self._others = [symbol for symbol in self.symbols if symbol.role != "input"]
+        self._read = {each.attrs.get("symbol") for each in program.order()}
+        # Constant arrays have no place of their own: they are kept on the device.
+        self._held: dict[Symbol, Tensor] = {
+            symbol: _copy_on(device, symbol)
+            for symbol in self._others
+            if symbol.role == "array" and not can_reach(device, symbol.value)
+        }
+        self._constants: dict[Node, Any] = {}
+        self._ready: object = None
+        self._moves = Symbol.moves
+        # A plan of the host reads and writes the host's side of what belonged to a device when it
+        # was made.
+        self._foreign: set[Symbol] | None = None
+        self._check()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what the plan keeps itself."""
+        kept = [*self._held.values(), *list(self._constants.values())]
+        return self.inputs.nbytes + sum(each.nbytes for each in kept)
+
+    @property
+    def are_stale(self) -> bool:
+        """Whether variables have moved since arrays were last asked for."""
+        return self._moves != Symbol.moves
+
+    def renew(self) -> None:
+        """Take note of where variables are now."""
+        self._check()
+        self._ready, self._moves = None, Symbol.moves
+
+    def make_ready(self) -> None:
+        """Have everything on the device that a run reads, and what it writes marked as such."""
+        if self._device.is_host:
+            self._make_ready_on_host()
+            return
+        touched = self._device.touched
+        # Step after step nobody else was there, and there is nothing to ask.
+        if self._ready is touched:
+            return
+        for symbol in self._others:
+            self._tensor(symbol).memory.on_device()
+        for symbol in self.updated:
+            symbol.value.memory.on_device(write=True)
+        self._ready = touched
+
+    def _make_ready_on_host(self) -> None:
+        """Have those that belong to another device up to date in the memory of the host."""
+        updated = set(self.updated)
+        for symbol in self._foreign or ():
+            written = symbol in updated
+            self._tensor(symbol).host_array(written, written and symbol not in self._read)
+
+    def array(self, symbol: Symbol) -> Any:
+        """What kernels are given for a symbol."""
+        if symbol.role == "input":
+            return self.inputs.array(symbol)
+        tensor = self._tensor(symbol)
+        on_host = tensor.kind is HOST or symbol in (self._foreign or ())
+        array = tensor.host_array() if on_host else tensor.device_array()
+        order = self._orders[symbol]
+        return array if order is None else laid_out(array, symbol.spec.shape, order)
+
+    def constant(self, node: Node) -> Any:
+        """The array of a constant, put on the device once."""
+        if node not in self._constants:
+            (value,) = evaluate(node, ())
+            tensor = Tensor.from_numpy(value, device=self._device)
+            self._constants[node] = tensor.device_array()
+        return self._constants[node]
+
+    def _tensor(self, symbol: Symbol) -> Tensor:
+        held = self._held.get(symbol)
+        return symbol.value if held is None else held
+
+    def _check(self) -> None:
+        tensors = {symbol: self._tensor(symbol) for symbol in self._others}
+        foreign = {
+            symbol
+            for symbol, tensor in tensors.items()
+            if self._device.is_host and not tensor.device.is_host
+        }
+        if self._foreign is None:
+            self._foreign = foreign
+        for symbol, tensor in tensors.items():
+            # What has moved away since is no longer where the plan was meant for.
+            moved = symbol in foreign and symbol not in self._foreign
+            if moved or not can_reach(self._device, tensor):
+                raise DeviceError.build(
+                    f"{symbol.role} {symbol.name}".strip(),
+                    expected=f"memory that {self._device.name} can read",
+                    got=f"{tensor.kind.name} memory on {tensor.device.name}",
+                    hint=f"move it with .to(device={self._device.name!r})",
+                )
+
+
+def _copy_on(device: Device, symbol: Symbol) -> Tensor:
+    """A constant array on a device, shared by all plans there."""
+    key = ("constant", device)
+    known = symbol.dependants.get(key)
+    copy = known() if isinstance(known, weakref.ref) else None
+    if copy is None:
+        copy = symbol.value.to(device=device, kind=MANAGED)
+        # The plans that use it keep it.
+        symbol.dependants[key] = weakref.ref(copy)
+    assert isinstance(copy, Tensor)
+    return copy
+
+
+def can_reach(device: Device, tensor: Tensor) -> bool:
+    """Whether kernels of a device can use the tensor where it is."""
+    if device.is_host:
+        return tensor.device.is_host or tensor.kind in (HOST, MANAGED)
+    return tensor.device is device and tensor.kind is not HOST

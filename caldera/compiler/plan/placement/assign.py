@@ -1,0 +1,265 @@
+"""Which device each node of a program runs on.
+
+Pinned nodes are where they are pinned; so is a tensor where it is. The rest runs on one device that
+somebody named (`device=`, `settings.placement`), or where it is cheapest: everything on the one or
+the other device, or divided between them by a minimum cut, whichever is predicted to be done first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from caldera.base.amounts import seconds_text
+from caldera.base.config import settings
+from caldera.compiler.plan.operands import can_reach
+from caldera.compiler.plan.placement.costs import Costs
+from caldera.compiler.plan.placement.cut import NEVER, Network
+from caldera.compiler.plan.placement.parts import groups_of, home_of, is_free, is_held
+from caldera.core.graph.node import Node, Symbol
+from caldera.core.graph.opdef import ITEM
+from caldera.core.graph.pins import any_pins
+from caldera.core.graph.program import Program
+from caldera.core.memory import Device, Kind
+from caldera.core.memory import device as find_device
+
+CLEARLY = 0.97
+"""A division has to be predicted to take less than this part of what one device takes."""
+MOST_NODES = 4000
+"""Nodes that a cut is looked for among; beyond that the two devices as a whole are compared."""
+Groups = list[tuple[Device, list[Node]]]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Nodes in groups, each on one device, in the order in which they run, and why."""
+
+    groups: Groups
+    reason: str
+
+    @property
+    def devices(self) -> list[Device]:
+        """Those that take part."""
+        return list(dict.fromkeys(device for device, _ in self.groups))
+
+
+def default_device(program: Program, device: Device | None) -> tuple[Device, bool]:
+    """The device of what nobody has pinned, and whether that may be decided otherwise."""
+    if device is not None:
+        return device, False
+    if settings.placement != "auto":
+        return find_device(settings.placement), False
+    held: dict[Device, int] = {}
+    for symbol in _held_symbols(program):
+        home = home_of(symbol)
+        held[home] = held.get(home, 0) + symbol.spec.nbytes
+    # A scalar on a card beside data of the host belongs to what is computed on that card.
+    away = {each: nbytes for each, nbytes in held.items() if not each.is_host}
+    if away or held:
+        return max(away or held, key=(away or held).__getitem__), True
+    return find_device(None), True
+
+
+def homes(program: Program) -> tuple[tuple[Device, Kind], ...]:
+    """Where all tensors of a program are, on which its placement depends."""
+    held = (symbol.value for symbol in _held_symbols(program))
+    return tuple((tensor.device, tensor.kind) for tensor in held)
+
+
+def is_mixed(program: Program, device: Device) -> bool:
+    """Whether some node or tensor of a program is elsewhere."""
+    if not all(can_reach(device, symbol.value) for symbol in _held_symbols(program)):
+        return True
+    return any_pins() and any(place is not device for place in _pinned(program).values())
+
+
+def place_nodes(program: Program, device: Device, costs: Costs | None) -> Placement:
+    """Where the nodes of a mixed program run: what is not pinned on `device`, or by `costs`."""
+    pinned = _pinned(program)
+    if costs is None:
+        named = "device=" if settings.placement == "auto" else "settings.placement"
+        reason = f"{named} {device.name}, but for what is pinned or kept elsewhere"
+        return Placement(_fewest(program, _assigned(program, pinned, device)), reason)
+    return _cheapest(program, pinned, device, costs)
+
+
+def _held_symbols(program: Program) -> list[Symbol]:
+    found = {node.attrs["symbol"]: None for node in program.order() if is_held(node)}
+    return list(found | dict.fromkeys(symbol for symbol, _ in program.updates))
+
+
+def _pinned(program: Program) -> dict[Node, Device]:
+    """The nodes that are computed and belong somewhere; results of one node belong together."""
+    found: dict[Node, Device] = {}
+    for node in program.order():
+        if node.pin is not None:
+            found[node] = find_device(node.pin)
+    return found
+
+
+def _assigned(
+    program: Program,
+    pinned: dict[Node, Device],
+    device: Device,
+    moved: Sequence[Node] = (),
+    to: Device | None = None,
+) -> dict[Node, Device]:
+    """A device for each node that is computed, and for what is given back as it is."""
+    elsewhere = set(moved)
+    roots = set(program.outputs)
+    places: dict[Node, Device] = {}
+    for node in program.order():
+        if node.op is ITEM:
+            places[node] = places[node.inputs[0]]
+        elif is_held(node):
+            if node in roots:
+                places[node] = home_of(node.attrs["symbol"])
+        elif not is_free(node) or node in roots:
+            found = to if to is not None and node in elsewhere else device
+            places[node] = pinned.get(node, found)
+    return places
+
+
+def _fewest(program: Program, places: dict[Node, Device]) -> Groups:
+    """The groups, begun with the device with which there are fewest of them."""
+    return min(_groupings(program, places), key=len, default=[])
+
+
+def _groupings(program: Program, places: dict[Node, Device]) -> list[Groups]:
+    # Cards first, among equals: the host goes on while they are at work.
+    starts = sorted(dict.fromkeys(places.values()), key=lambda each: (each.is_host, each.name))
+    return [groups_of(program, places, first) for first in starts]
+
+
+# --- by cost
+
+
+def _cheapest(
+    program: Program, pinned: dict[Node, Device], device: Device, costs: Costs
+) -> Placement:
+    others = {home_of(symbol) for symbol in _held_symbols(program)} | set(pinned.values())
+    other = find_device("cpu")
+    if device.is_host:
+        other = min(others - {device}, key=lambda each: each.name, default=device)
+    free = [
+        node
+        for node in program.order()
+        if node not in pinned and not is_held(node) and not is_free(node)
+    ]
+    candidates = {f"all on {device.name}": _assigned(program, pinned, device)}
+    if other is not device:
+        candidates[f"all on {other.name}"] = _assigned(program, pinned, other)
+        if len(free) <= MOST_NODES:
+            moved = _cut(program, pinned, device, other, costs)
+            divided = _assigned(program, pinned, device, moved, other)
+            candidates["divided"] = divided
+    times: dict[str, float] = {}
+    groups: dict[str, Groups] = {}
+    for name, places in candidates.items():
+        found = sorted(_groupings(program, places), key=len)
+        ends = [predicted(program, each, costs) for each in found]
+        # Fewer parts are better, unless both devices are at work at once in more.
+        quickest = next(i for i, end in enumerate(ends) if CLEARLY * end <= min(ends))
+        times[name], groups[name] = ends[quickest], found[quickest]
+    best = min((name for name in times if name != "divided"), key=times.__getitem__)
+    if "divided" in times and times["divided"] < CLEARLY * times[best]:
+        best = "divided"
+    said = ", ".join(f"{name} {seconds_text(time)}" for name, time in times.items())
+    return Placement(groups[best], f"settings.placement auto: {best}, by predicted time ({said})")
+
+
+def _cut(
+    program: Program, pinned: dict[Node, Device], device: Device, other: Device, costs: Costs
+) -> list[Node]:
+    """The nodes that are cheaper on the other device, copies counted."""
+    order = [node for node in program.order() if node.op.kind != "leaf" or node.inputs]
+    leaves = [node for node in program.order() if is_held(node)]
+    feeds = [
+        n for n in program.order() if "symbol" in n.attrs and n.attrs["symbol"].role == "input"
+    ]
+    numbers = {node: i for i, node in enumerate([*order, *leaves, *feeds])}
+    network = Network(len(numbers))
+    host = find_device("cpu")
+
+    def fix(number: int, where: Device) -> None:
+        if where is device:
+            network.edge(network.source, number, NEVER)
+        elif where is other:
+            network.edge(number, network.sink, NEVER)
+
+    for node in order:
+        number = numbers[node]
+        if node.op is ITEM:
+            network.edge(number, numbers[node.inputs[0]], NEVER)
+            network.edge(numbers[node.inputs[0]], number, NEVER)
+        elif node in pinned:
+            fix(number, pinned[node])
+        else:
+            network.edge(network.source, number, costs.seconds(node, other))
+            network.edge(number, network.sink, costs.seconds(node, device))
+    for node in leaves:
+        fix(numbers[node], home_of(node.attrs["symbol"]))
+    for node in feeds:
+        fix(numbers[node], host)
+    readers: dict[Node, list[int]] = {}
+    for node in order:
+        for given in dict.fromkeys(node.inputs):
+            if given in numbers and node.op is not ITEM:
+                readers.setdefault(given, []).append(numbers[node])
+    for symbol, value in program.updates:
+        if value in numbers:
+            kept = network.node()
+            fix(kept, home_of(symbol))
+            readers.setdefault(value, []).append(kept)
+    for node, users in readers.items():
+        _add_copy(network, numbers[node], users, costs.copied(node.spec.nbytes, device, other))
+    with_device = network.source_side()
+    return [node for node in order if numbers[node] not in with_device]
+
+
+def _add_copy(network: Network, number: int, users: Sequence[int], seconds: float) -> None:
+    """A value that is read on the other side is copied there once."""
+    there, back = network.node(), network.node()
+    network.edge(number, there, seconds)
+    network.edge(back, number, seconds)
+    for user in users:
+        network.edge(there, user, NEVER)
+        network.edge(user, back, NEVER)
+
+
+def predicted(program: Program, groups: Groups, costs: Costs) -> float:
+    """When a run is over: cards go on by themselves, the host waits for what it reads."""
+    host = find_device("cpu")
+    group_of = {node: i for i, (_, nodes) in enumerate(groups) for node in nodes}
+    ends: list[float] = []
+    free: dict[Device, float] = {}
+    for device, nodes in groups:
+        # Whoever launches is the host.
+        begin = max(free.get(device, 0.0), free.get(host, 0.0))
+        copies = 0.0
+        read = {given: None for node in nodes for given in node.inputs}
+        read |= {node: None for node in nodes if is_held(node)}
+        for node in read:
+            source = _place_of(node, groups, group_of)
+            if source is not None and source is not device:
+                copies += costs.copied(node.spec.nbytes, source, device)
+            if node in group_of and group_of[node] < len(ends):
+                begin = max(begin, ends[group_of[node]])
+        work = sum(costs.seconds(node, device) for node in nodes if not is_held(node))
+        ends.append(begin + copies + work)
+        free[device] = ends[-1]
+    last = max(ends, default=0.0)
+    for symbol, node in program.updates:
+        source = _place_of(node, groups, group_of)
+        if source is not None and source is not home_of(symbol):
+            last += costs.copied(symbol.spec.nbytes, source, home_of(symbol))
+    return last
+
+
+def _place_of(node: Node, groups: Groups, group_of: dict[Node, int]) -> Device | None:
+    if is_held(node):
+        return home_of(node.attrs["symbol"])
+    if node in group_of:
+        return groups[group_of[node]][0]
+    is_input = "symbol" in node.attrs and node.attrs["symbol"].role == "input"
+    return find_device("cpu") if is_input else None

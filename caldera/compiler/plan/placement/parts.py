@@ -1,0 +1,285 @@
+"""A program that runs on several devices, as parts that each run on one.
+
+Each part is a program of its own, so passes, kernels, memory and capture are those of its device.
+What one part computes and another reads lies in a tensor with a side on the host and one on the
+device: the part before writes the one, the part after reads the other, and the copy between them is
+launched as soon as the value is there. Reads see the values before the run, as everywhere: a
+variable is written by a part after which nobody reads it, or at the end of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from caldera.compiler.plan.explain import Copied
+from caldera.compiler.plan.operands import can_reach
+from caldera.compiler.plan.placement.streaming import streamed
+from caldera.core.graph.body import users_of
+from caldera.core.graph.node import Node, Spec, Symbol
+from caldera.core.graph.ops.leaf import tensor as tensor_leaf
+from caldera.core.graph.program import Program
+from caldera.core.memory import HOST, MANAGED, Device
+from caldera.core.memory import device as find_device
+from caldera.core.tensor import Tensor
+
+Places = Mapping[Node, Device]
+
+
+def is_held(node: Node) -> bool:
+    """Whether the node stands for a tensor, which has a place of its own."""
+    symbol = node.attrs.get("symbol")
+    return symbol is not None and symbol.role in ("variable", "tensor")
+
+
+def is_free(node: Node) -> bool:
+    """Whether any part can have the node for nothing: inputs are fed to all, constants are kept,
+    and so are those that are only repeated or turned."""
+    if not node.inputs:
+        return node.op.kind == "leaf" and not is_held(node)
+    return (
+        node.op.kind == "movement"
+        and all(given.op.kind != "leaf" or given.op.name == "constant" for given in node.inputs)
+        and all(map(is_free, node.inputs))
+    )
+
+
+def home_of(symbol: Symbol) -> Device:
+    """The device whose kernels use the symbol's tensor."""
+    tensor = symbol.value
+    return find_device("cpu") if tensor.kind is HOST else tensor.device
+
+
+@dataclass
+class Part:
+    """What runs on one device without a break.
+
+    `outputs` has the numbers of the results of the whole program, in the order of those of this
+    part; `relays` the tensors that are copied to others before it runs; `sent` those whose copy to
+    the other side begins when it has been launched.
+    """
+
+    device: Device
+    program: Program
+    outputs: tuple[int, ...] = ()
+    relays: list[tuple[Symbol, Symbol]] = field(default_factory=list)
+    sent: list[Symbol] = field(default_factory=list)
+    copies: list[Copied] = field(default_factory=list)
+
+
+def groups_of(program: Program, places: Places, first: Device) -> list[tuple[Device, list[Node]]]:
+    """The nodes that are computed, in as long runs on one device as their order allows."""
+    nodes = [node for node in program.order() if node in places]
+    users = users_of(program.order())
+    missing = {node: sum(given in places for given in set(node.inputs)) for node in nodes}
+    # By device, in the order of the program.
+    ready: dict[Device, list[Node]] = {first: []}
+    for node in nodes:
+        ready.setdefault(places[node], [])
+        if not missing[node]:
+            ready[places[node]].append(node)
+    groups: list[tuple[Device, list[Node]]] = []
+    device = first
+    while any(ready.values()):
+        if not ready[device]:
+            device = max(ready, key=lambda each: len(ready[each]))
+        taken: list[Node] = []
+        pending = ready[device]
+        while pending:
+            batch, pending = pending, []
+            ready[device] = pending
+            for node in batch:
+                taken.append(node)
+                for user in users[node]:
+                    if user in missing:
+                        missing[user] -= 1
+                        if not missing[user]:
+                            ready[places[user]].append(user)
+        groups.append((device, taken))
+    return groups
+
+
+def parts_of(program: Program, groups: Sequence[tuple[Device, list[Node]]]) -> list[Part]:
+    """The parts in the order in which they are launched."""
+    return _Cutting(program, streamed(groups)).parts
+
+
+class _Cutting:
+    """Finds what goes from part to part."""
+
+    def __init__(self, program: Program, groups: Sequence[tuple[Device, list[Node]]]) -> None:
+        self._groups = groups
+        self._devices = [device for device, _ in groups]
+        self._number = {node: i for i, (_, nodes) in enumerate(groups) for node in nodes}
+        self._carriers: dict[tuple[Node, Device], Symbol] = {}
+        self._writes: list[dict[Symbol, Node]] = [{} for _ in groups]
+        self._relays: list[dict[Symbol, Symbol]] = [{} for _ in groups]
+        self._sent: list[dict[Symbol, None]] = [{} for _ in groups]
+        self._copies: list[list[Copied]] = [[] for _ in groups]
+        self._new: list[dict[Node, Node]] = [{} for _ in groups]
+        self._last_reader: dict[Symbol, int] = {}
+        self._seen_from_host: list[tuple[int, Symbol]] = []
+        for number, (_, nodes) in enumerate(groups):
+            for node in nodes:
+                self._rebuild(node, number)
+        for _, node in program.updates:
+            if is_held(node):
+                # Copied at the end: until then it must be what it was.
+                self._last_reader[node.attrs["symbol"]] = len(groups)
+        late = self._deliver(program)
+        self._note_reads(late)
+        self.parts = [self._part(program, number) for number in range(len(groups))] + late
+
+    def _part(self, program: Program, number: int) -> Part:
+        new, device = self._new[number], self._devices[number]
+        outputs = [i for i, node in enumerate(program.outputs) if self._number[node] == number]
+        updates = [(symbol, new[node]) for symbol, node in self._writes[number].items()]
+        relays = [(source, target) for target, source in self._relays[number].items()]
+        sent = list(self._sent[number])
+        if device.is_host:
+            sent += [symbol for symbol, _ in updates if not home_of(symbol).is_host]
+        values = tuple(new[program.outputs[i]] for i in outputs)
+        written = Program(values, tuple(updates))
+        return Part(device, written, tuple(outputs), relays, sent, self._copies[number])
+
+    def _note_reads(self, late: Sequence[Part]) -> None:
+        """Count the copies of variables that the host reads: what no card writes is there."""
+        writes = list(zip(self._devices, self._writes, strict=True))
+        writes += [(part.device, dict(part.program.updates)) for part in late]
+        by_cards = {symbol for device, each in writes if not device.is_host for symbol in each}
+        for number, symbol in self._seen_from_host:
+            if symbol in by_cards:
+                self._note(number, symbol, home_of(symbol), self._devices[number])
+
+    # --- reading
+
+    def _rebuild(self, node: Node, number: int) -> None:
+        new = self._new[number]
+        if is_held(node):
+            new[node] = self._read(node, number)
+            return
+        for given in node.inputs:
+            if given not in new:
+                new[given] = self._read(given, number)
+        new[node] = node.op.rebuild(node, tuple(new[given] for given in node.inputs))
+
+    def _read(self, node: Node, number: int) -> Node:
+        """What stands for a node of another part, or of none, in this one."""
+        device = self._devices[number]
+        if is_held(node):
+            symbol: Symbol = node.attrs["symbol"]
+            self._last_reader[symbol] = number
+            if can_reach(device, symbol.value):
+                if device is not home_of(symbol):
+                    self._seen_from_host.append((number, symbol))
+                return node
+            return _leaf(self._relayed(node, symbol, number))
+        if is_free(node):
+            return node
+        return _leaf(self._carried(node, number))
+
+    def _carried(self, node: Node, number: int) -> Symbol:
+        """The tensor in which this part finds what another one has computed."""
+        device, made = self._devices[number], self._number[node]
+        source = self._devices[made]
+        key = (node, device if source.is_host else source)
+        carrier = self._carriers.get(key)
+        if carrier is None:
+            carrier = self._carriers[key] = _carrier(node.spec, node.op.name, key[1])
+            self._writes[made][carrier] = node
+        if source is device:
+            return carrier
+        if source.is_host or device.is_host:
+            if device.is_host:
+                self._sent[made][carrier] = None
+            self._note(number, carrier, source, device)
+            return carrier
+        return self._relayed(node, carrier, number)
+
+    def _relayed(self, node: Node, source: Symbol, number: int) -> Symbol:
+        """A copy of a tensor that the device of a part cannot reach, made before it runs."""
+        device = self._devices[number]
+        target = self._carriers.get((node, device))
+        if target is None:
+            target = _carrier(node.spec, source.name or node.op.name, device)
+            self._carriers[node, device] = target
+            self._relays[number][target] = source
+            self._note(number, source, home_of(source), device)
+        return target
+
+    def _note(self, number: int, symbol: Symbol, source: Device, target: Device) -> None:
+        what = symbol.name or symbol.role
+        copy = Copied(what, symbol.spec.nbytes, source.name, target.name)
+        if copy not in self._copies[number]:
+            self._copies[number].append(copy)
+
+    # --- writing
+
+    def _deliver(self, program: Program) -> list[Part]:
+        """Give each update to the part that may write it; those of none are parts of their own."""
+        late: dict[Device, dict[Symbol, Node]] = {}
+        relays: list[tuple[Symbol, Symbol]] = []
+        copies: dict[Device, list[Copied]] = {}
+        for symbol, node in program.updates:
+            made = self._number.get(node)
+            home = home_of(symbol)
+            if made is not None and self._may_write(symbol, node, made):
+                self._writes[made][symbol] = node
+                if self._devices[made] is not home:
+                    self._note(made, symbol, self._devices[made], home)
+                continue
+            value = node
+            if made is not None and not is_held(node):
+                carrier = self._carried_to(node, made, home, relays)
+                value = _leaf(carrier)
+                if self._devices[made] is not home:
+                    source = self._devices[made].name
+                    moved = Copied(symbol.name, symbol.spec.nbytes, source, home.name)
+                    copies.setdefault(home, []).append(moved)
+            elif is_held(node) and home_of(node.attrs["symbol"]) is not home:
+                carrier = _carrier(node.spec, symbol.name, home)
+                relays.append((node.attrs["symbol"], carrier))
+                value = _leaf(carrier)
+            late.setdefault(home, {})[symbol] = value
+        parts = [
+            Part(home, Program((), tuple(writes.items())), copies=copies.get(home, []))
+            for home, writes in late.items()
+        ]
+        if parts:
+            # Before any of them: what one copies, another may be about to write.
+            parts[0].relays += relays
+        return parts
+
+    def _may_write(self, symbol: Symbol, node: Node, made: int) -> bool:
+        """Whether the part that computes a new value may write it: nobody reads the old one after
+        that."""
+        is_last = self._last_reader.get(symbol, -1) <= made
+        return is_last and not is_held(node) and can_reach(self._devices[made], symbol.value)
+
+    def _carried_to(
+        self, node: Node, made: int, home: Device, relays: list[tuple[Symbol, Symbol]]
+    ) -> Symbol:
+        """The tensor in which a part at the end finds what part `made` computes."""
+        source = self._devices[made]
+        key = (node, home if source.is_host else source)
+        carrier = self._carriers.get(key)
+        if carrier is None:
+            carrier = self._carriers[key] = _carrier(node.spec, node.op.name, key[1])
+        self._writes[made][carrier] = node
+        if home.is_host and not source.is_host:
+            self._sent[made][carrier] = None
+        if source is home or source.is_host or home.is_host:
+            return carrier
+        target = _carrier(node.spec, node.op.name, home)
+        relays.append((carrier, target))
+        return target
+
+
+def _carrier(spec: Spec, name: str, device: Device) -> Symbol:
+    held = Tensor(spec.shape, dtype=spec.dtype, kind=MANAGED, device=device, name=f"{name} carried")
+    return Symbol(name, spec.logical, "tensor", held)
+
+
+def _leaf(symbol: Symbol) -> Node:
+    node: Node = tensor_leaf(symbol=symbol)
+    return node

@@ -1,0 +1,197 @@
+"""When each call of a plan ran, on which thread or stream, beside copies and memory in use.
+
+Looking costs some microseconds a call. On a device, calls are launched one by one here, where a
+captured plan replays them as a whole.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+
+from caldera.compiler.plan.arena import aligned
+from caldera.compiler.plan.schedule import Schedule
+from caldera.core.memory import Device
+from caldera.core.memory.trace import recorded
+from caldera.kernels.common.blas_threads import single_threaded_blas
+from caldera.kernels.native.codegen.program import NativeRunner, joined_runs
+from caldera.kernels.native.codegen.tracing import PartSpan, traced
+from caldera.kernels.table import Runner
+
+HOST, DEVICE = "host", "device"
+CALLS, COPIES = "calls", "copies"
+
+
+class Rehearsal(NamedTuple):
+    """What a run needs: the variables put back to what they were, and the calls made ready."""
+
+    restore: Callable[[], None]
+    prepare: Callable[[], Sequence[Runner]]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Something that took time. `step` is the number of the plan's step, if it is one.
+
+    `part` is (which, of how many) where threads share a step.
+    """
+
+    what: str
+    place: str
+    track: str
+    begin: float
+    end: float
+    step: int | None = None
+    part: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Level:
+    """Bytes in use from a moment on."""
+
+    what: str
+    time: float
+    nbytes: int
+
+
+@dataclass
+class Timeline:
+    """Everything that was seen, in seconds since it began."""
+
+    slices: list[Slice] = field(default_factory=list)
+    levels: list[Level] = field(default_factory=list)
+
+
+def watch(rehearsal: Rehearsal, schedule: Schedule, device: Device, runs: int) -> Timeline:
+    """Run the calls a few times, and write down when each of them ran."""
+    run = _on_host if device.is_host else _on_stream
+    found = Timeline()
+    with single_threaded_blas, np.errstate(all="ignore"):
+        # The first run compiles and warms up.
+        rehearsal.restore()
+        run(rehearsal, device, Timeline(), 0.0)
+        start = perf_counter()
+        for number in range(runs):
+            rehearsal.restore()
+            one = Timeline()
+            begin = perf_counter() - start
+            run(rehearsal, device, one, start)
+            end = max((each.end for each in one.slices), default=begin)
+            found.slices.append(Slice(f"run {number + 1}", HOST, "runs", begin, end))
+            found.slices += one.slices
+            found.levels += _levels(one, schedule, device, begin, end)
+    return found
+
+
+def arena_in_use(schedule: Schedule) -> list[int]:
+    """Bytes of the arena that hold something during each step."""
+    used = np.zeros(len(schedule.steps) + 1, np.int64)
+    for buffer in schedule.buffers:
+        if buffer.place == "arena" and buffer.shared is None:
+            used[buffer.first] += aligned(buffer.spec.nbytes)
+            used[buffer.last + 1] -= aligned(buffer.spec.nbytes)
+    return [int(nbytes) for nbytes in np.cumsum(used)[:-1]]
+
+
+def _levels(
+    run: Timeline, schedule: Schedule, device: Device, begin: float, end: float
+) -> Iterator[Level]:
+    in_use = arena_in_use(schedule)
+    yield Level(f"pool of {device.name}", begin, sum(pool.in_use for pool in device.pools))
+    for each in run.slices:
+        if each.step is not None and each.part is None:
+            yield Level("arena", each.begin, in_use[each.step])
+    yield Level("arena", end, 0)
+
+
+# --- on the CPU
+
+
+def _on_host(rehearsal: Rehearsal, device: Device, seen: Timeline, start: float) -> None:
+    begin = perf_counter()
+    steps = rehearsal.prepare()
+    seen.slices.append(_slice("feed", begin, start))
+    pause = perf_counter()
+    notes: list[tuple[int, PartSpan]] = []
+    # Joined as in earnest: the workers stay from one call to the next.
+    calls = joined_runs([_noted(runner, step, notes) for step, runner in enumerate(steps)])
+    # Getting ready to look is no part of the run.
+    start += perf_counter() - pause
+    for call in calls:
+        call()
+    seen.slices += _of_parts(notes, start)
+
+
+def _noted(runner: Runner, step: int, notes: list[tuple[int, PartSpan]]) -> Runner:
+    """The same work; each part of it is written down, by whichever thread does it."""
+    if isinstance(runner, NativeRunner):
+        return traced(runner, lambda part: notes.append((step, part)))
+
+    def run() -> None:
+        begin = perf_counter()
+        runner()
+        notes.append((step, PartSpan(threading.get_ident(), 0, 1, begin, perf_counter())))
+
+    return run
+
+
+def _of_parts(notes: Sequence[tuple[int, PartSpan]], start: float) -> Iterator[Slice]:
+    """A slice for each step, from its first part to its last, and its parts on their threads."""
+    workers = {threading.get_ident(): CALLS}
+    for step, group in groupby(sorted(notes, key=lambda note: note[0]), key=lambda note: note[0]):
+        parts = [part for _, part in group]
+        begin, end = min(each.begin for each in parts), max(each.end for each in parts)
+        yield Slice("call", HOST, CALLS, begin - start, end - start, step)
+        # One part is the step itself.
+        for each in parts if len(parts) > 1 else ():
+            track = workers.setdefault(each.thread, f"worker {len(workers)}")
+            yield Slice(
+                "part",
+                HOST,
+                track,
+                each.begin - start,
+                each.end - start,
+                step,
+                (each.part, each.parts),
+            )
+
+
+def _slice(what: str, begin: float, start: float) -> Slice:
+    return Slice(what, HOST, CALLS, begin - start, perf_counter() - start)
+
+
+# --- on a device
+
+
+def _on_stream(rehearsal: Rehearsal, device: Device, seen: Timeline, start: float) -> None:
+    stream = device.stream
+    device.copy_stream.synchronize()
+    with recorded(device) as trace:
+        # The trace counts from the moment when the stream came to its beginning: about now.
+        stream.synchronize()
+        origin = perf_counter()
+        calls = rehearsal.prepare()
+        seen.slices.append(_slice("feed", origin, start))
+        begin = perf_counter()
+        for step, call in enumerate(calls):
+            with trace.around(str(step), stream):
+                stream.launch(call)
+        seen.slices.append(_slice("launch", begin, start))
+        for span in trace.spans():
+            step_number = int(span.what) if span.what.isdecimal() else None
+            seen.slices.append(
+                Slice(
+                    span.what if step_number is None else "call",
+                    DEVICE,
+                    COPIES if span.stream == "copies" else CALLS,
+                    origin - start + span.begin,
+                    origin - start + span.end,
+                    step_number,
+                )
+            )

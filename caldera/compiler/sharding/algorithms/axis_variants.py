@@ -1,0 +1,202 @@
+"""Ops along one axis that is spread over ranks: Fourier transforms, sorting, running sums.
+
+Where another axis is long enough nobody needs them: it is spread instead, and the op is local.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from caldera.comm import Communicator
+from caldera.compiler.sharding.algorithms import fourier
+from caldera.compiler.sharding.algorithms.cost import Cost, computing
+from caldera.compiler.sharding.algorithms.process_grid import Cuts, even_cuts
+from caldera.compiler.sharding.algorithms.sorting import cumulative_sum, sort, top_k
+from caldera.compiler.sharding.algorithms.variant import (
+    Algorithm,
+    Options,
+    Variant,
+    contiguous,
+    cuts_of,
+)
+from caldera.compiler.sharding.layout import CartesianLayout, Layout, replicated
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops.fourier import frequencies
+from caldera.core.tensor.dtype import HALVES
+from caldera.core.tensor.shape import Shape, size
+
+Layouts = Sequence[Layout]
+Parts = Sequence[np.ndarray]
+
+
+def axis_layout(shape: Shape, axis: int, cuts: Cuts) -> CartesianLayout:
+    """Contiguous blocks of one axis, one for each rank."""
+    splits = tuple(contiguous(cuts) if each == axis else None for each in range(len(shape)))
+    return CartesianLayout(shape, splits, tuple(range(len(cuts) - 1)))
+
+
+def _kept_cuts(layout: Layout, axis: int, ranks: int) -> Cuts:
+    """Those of a layout that will do, or equal parts."""
+    kept = None if ranks == 1 else cuts_of(layout, axis, ranks)
+    in_order = isinstance(layout, CartesianLayout) and layout.ranks == tuple(range(ranks))
+    if kept is not None and in_order:
+        return kept
+    return even_cuts(layout.shape[axis], ranks)
+
+
+# --- Fourier transforms
+
+
+def _fft_cost(node: Node, n: int, ranks: int) -> Cost:
+    """Everything to everybody if it is short, else three transposes (Bluestein's: five times)."""
+    elements = max(given.spec.size for given in (*node.inputs, node))
+    nbytes = elements * node.dtype.itemsize
+    if ranks == 1:
+        return computing(node)
+    if n <= fourier.SHORT:
+        return Cost(nbytes * (ranks - 1) // ranks, ranks - 1) + computing(node)
+    times = 3 if fourier.factors(n, ranks) else 24
+    work = node.op.count_flops(node) // ranks * (times // 3)
+    return Cost(times * nbytes // ranks, times * (ranks - 1), transforms=work)
+
+
+def _fft_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
+    axis, x = node.attrs["axis"], node.inputs[0].shape
+    n = node.attrs.get("n", x[axis])
+    taken = tuple(min(cut, x[axis]) for cut in fourier.input_cuts(n, ranks))
+    made = tuple(min(cut, node.shape[axis]) for cut in fourier.output_cuts(n, ranks))
+    name = "six-step FFT" if fourier.factors(n, ranks) else "Bluestein's FFT"
+    return [
+        Variant(
+            name if n > fourier.SHORT else "gathered FFT",
+            (axis_layout(x, axis, taken),),
+            (axis_layout(node.shape, axis, made),),
+            _fft_cost(node, n, ranks),
+            (node.op.name, axis, n, bool(node.attrs.get("inverse", node.op.name == "irfft"))),
+        )
+    ]
+
+
+def _run_fft(
+    parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
+) -> Parts:
+    name, axis, n, inverse = options
+    x = parts[0]
+    if name != "rfft":
+        pairs = np.ascontiguousarray(x)
+        x = pairs.view(np.result_type(x.dtype, np.complex64)).reshape(x.shape[:-1])
+    x = np.moveaxis(x, axis, 0)
+    cuts = fourier.input_cuts(n, comm.size)
+    begin, end = cuts[comm.rank], cuts[comm.rank + 1]
+    if name == "irfft":
+        x = fourier.spectrum_to_signal(x, n, begin)
+        x = np.pad(x, [(0, end - begin - len(x)), *[(0, 0)] * (x.ndim - 1)])
+    made = fourier.fft(np.ascontiguousarray(x), n, comm, inverse=inverse)
+    if name == "irfft":
+        return [np.ascontiguousarray(np.moveaxis(made.real, 0, axis))]
+    if name == "rfft":
+        first = fourier.output_cuts(n, comm.size)[comm.rank]
+        made = made[: max(frequencies(n) - first, 0)]
+    found = np.ascontiguousarray(np.moveaxis(made, 0, axis))
+    return [found.view(found.real.dtype).reshape(*found.shape, 2)]
+
+
+# --- sorting and running sums
+
+
+def _sort_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
+    x = node.inputs[0]
+    if len(x.shape) != 1:
+        return []
+    layout = axis_layout(x.shape, 0, _kept_cuts(given[0], 0, ranks))
+    moved = 2 * x.spec.size * (x.dtype.itemsize + 8) // ranks
+    cost = Cost(moved if ranks > 1 else 0, 5 * (ranks - 1)) + computing(node, ranks)
+    options = (bool(node.attrs["descending"]),)
+    return [Variant("sample sort", (layout,), (layout, layout), cost, options)]
+
+
+def _run_sort(
+    parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
+) -> Parts:
+    return sort(parts[0], _cuts_in(inputs[0], 0, comm), comm, descending=options[0])
+
+
+def _cuts_in(layout: Layout, axis: int, comm: Communicator) -> Cuts:
+    lengths = [layout.local_shape(rank)[axis] for rank in range(comm.size)]
+    return (0, *(int(cut) for cut in np.cumsum(lengths)))
+
+
+def _top_k_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
+    x, axis, k = node.inputs[0], node.attrs["axis"], node.attrs["k"]
+    layout = axis_layout(x.shape, axis, _kept_cuts(given[0], axis, ranks))
+    whole = replicated(node.outputs[0].shape, range(ranks))
+    moved = size(node.outputs[0].shape) * (x.dtype.itemsize + 8) * (ranks - 1)
+    cost = Cost(moved, 2 * (ranks - 1), x.spec.size // ranks)
+    return [Variant("top k of each rank", (layout,), (whole, whole), cost, (axis, k))]
+
+
+def _run_top_k(
+    parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
+) -> Parts:
+    axis, k = options
+    found = top_k(np.moveaxis(parts[0], axis, 0), _cuts_in(inputs[0], axis, comm), k, comm)
+    return [np.ascontiguousarray(np.moveaxis(each, 0, axis)) for each in found]
+
+
+def _cumsum_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
+    x, axis = node.inputs[0], node.attrs["axis"]
+    layout = axis_layout(x.shape, axis, _kept_cuts(given[0], axis, ranks))
+    line = size(x.shape) // max(x.shape[axis], 1) * x.dtype.itemsize
+    cost = Cost(line * (ranks - 1), ranks - 1, node.op.count_flops(node) // ranks)
+    return [Variant("scan", (layout,), (layout,), cost, (axis, bool(node.attrs["reverse"])))]
+
+
+def _run_cumsum(
+    parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
+) -> Parts:
+    axis, reverse = options
+    found = cumulative_sum(np.moveaxis(parts[0], axis, 0), comm, reverse=reverse)
+    return [np.ascontiguousarray(np.moveaxis(found, 0, axis))]
+
+
+# --- sums in one order
+
+
+def _ordered_sum_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
+    """Everybody gets whole lines: then nothing depends on how many ranks there are."""
+    x, other = node.inputs[0], 1 - node.attrs["axis"]
+    cuts = _kept_cuts(given[0], other, ranks)
+    cost = Cost(flops=x.spec.size // ranks)
+    inputs, outputs = axis_layout(x.shape, other, cuts), axis_layout(node.shape, 0, cuts)
+    return [Variant("whole lines", (inputs,), (outputs,), cost, (node.attrs["axis"],))]
+
+
+def _run_ordered_sum(
+    parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
+) -> Parts:
+    return [tree_sum_of_rows(parts[0] if options[0] == 0 else parts[0].T)]
+
+
+def tree_sum_of_rows(x: np.ndarray) -> np.ndarray:
+    """The rows added up in pairs, the sums in pairs, and so on: each column for itself.
+
+    >>> tree_sum_of_rows(np.arange(10.0).reshape(5, 2))
+    array([20., 25.])
+    """
+    wide = np.float32 if x.dtype in HALVES else x.dtype
+    total = x.astype(wide)
+    while len(total) > 1:
+        half, odd = divmod(len(total), 2)
+        sums = total[:half] + total[half : 2 * half]
+        total = np.concatenate((sums, total[-1:])) if odd else sums
+    whole: np.ndarray = total[0] if len(total) else np.zeros(x.shape[1], wide)
+    return whole.astype(x.dtype)
+
+
+FFT = Algorithm(_fft_variants, _run_fft)
+SORT = Algorithm(_sort_variants, _run_sort)
+TOP_K = Algorithm(_top_k_variants, _run_top_k)
+CUMSUM = Algorithm(_cumsum_variants, _run_cumsum)
+ORDERED_SUM = Algorithm(_ordered_sum_variants, _run_ordered_sum)

@@ -1,0 +1,284 @@
+"""Products of matrices on a grid of ranks: SUMMA, and 2.5-D with several layers of it.
+
+C = A B has three matrices, of which one stays where it is while parts of the other two travel:
+
+- *stationary C*: slices of A travel along the rows of the grid and slices of B along its columns
+  (van de Geijn and Watts, SUMMA, 1997). On a grid of one column only B travels, of one row only A.
+  Each rank begins with another part of the inner axis, as in Cannon's algorithm (1969): at each
+  step a rank sends to one other and receives from one, and what it has itself is never copied.
+- *stationary B*: panels of A travel along the rows, and sums of C along the columns.
+- *stationary A*: the same with rows and columns exchanged.
+
+With several layers (Solomonik and Demmel, 2011) each layer takes a part of the inner axis, and the
+layers' sums are added up. One layer for each rank and nothing else is the inner product in one
+dimension: neither A nor B travel.
+
+Where sums travel, panels take a piece from every owner, so that all ranks send as much as they
+receive. Sums over ranks are formed in the order of `ReduceScatter`: the same bits in each run.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from caldera.comm import Communicator
+from caldera.comm.request import Request
+from caldera.compiler.sharding.algorithms.lapack import accumulate_product
+from caldera.compiler.sharding.algorithms.process_grid import Cuts, ProcessGrid, gather_rows
+
+PANEL_BYTES = 8 << 20
+"""What the panels of one step may take on a rank, unless that is less than a column of them."""
+NARROWEST = 64
+"""A panel this wide is computed at nearly full speed: thinner ones save no time."""
+_SLICE = 5
+"""The tag of slices."""
+
+
+class Panels:
+    """An axis in panels: each has a piece of all parts of it, by several ways to cut it."""
+
+    def __init__(self, length: int, cuts: Sequence[Cuts], bytes_each: int) -> None:
+        self._segments = sorted({0, length}.union(*cuts))
+        widest = max(PANEL_BYTES // max(bytes_each, 1), NARROWEST)
+        self.count = max(-(-length // widest), 1) if length else 0
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        """The indices of each panel, ascending."""
+        for panel in range(self.count):
+            pieces = [
+                np.arange(
+                    begin + (end - begin) * panel // self.count,
+                    begin + (end - begin) * (panel + 1) // self.count,
+                )
+                for begin, end in zip(self._segments, self._segments[1:], strict=False)
+            ]
+            yield np.concatenate(pieces)
+
+
+def owned(panel: np.ndarray, cuts: Cuts, part: int) -> np.ndarray:
+    """Which of these indices a part has, as indices of its own."""
+    begin, end = np.searchsorted(panel, (cuts[part], cuts[part + 1]))
+    return panel[begin:end] - cuts[part]
+
+
+def counts(panel: np.ndarray, cuts: Cuts) -> list[int]:
+    """How many of these indices each part has."""
+    return [int(each) for each in np.diff(np.searchsorted(panel, cuts))]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A stretch of the inner axis, the column of the grid that has it of A, and the row that has it
+    of B."""
+
+    begin: int
+    end: int
+    column: int
+    row: int
+
+    def share(self, number: int, count: int) -> Slice:
+        """One of as many parts of it."""
+        length = self.end - self.begin
+        begin, end = (self.begin + length * each // count for each in (number, number + 1))
+        return Slice(begin, end, self.column, self.row)
+
+
+def stretches_of(inner_a: Cuts, inner_b: Cuts) -> list[Slice]:
+    """The inner axis in stretches that have one owner each."""
+    return [
+        Slice(begin, end, _owner(inner_a, begin), _owner(inner_b, begin))
+        for begin, end in pairwise(sorted({*inner_a, *inner_b}))
+    ]
+
+
+def slices(inner_a: Cuts, inner_b: Cuts, bytes_each: int) -> list[list[Slice]]:
+    """The inner axis in stretches that have one owner each, all of them in as many slices; those of
+    a step are a panel at most.
+
+    >>> [(each.begin, each.column, each.row) for (each,) in slices((0, 4, 8), (0, 2, 8), 8)]
+    [(0, 0, 0), (2, 0, 1), (4, 1, 1)]
+    """
+    stretches = stretches_of(inner_a, inner_b)
+    count = slices_each(stretches, bytes_each)
+    return [[each.share(number, count) for number in range(count)] for each in stretches]
+
+
+def slices_each(stretches: Sequence[Slice], bytes_each: int) -> int:
+    """In how many slices stretches are taken, for so many bytes an index.
+
+    >>> slices_each(stretches_of((0, 4, 8), (0, 2, 8)), 8)
+    1
+    """
+    widest = max(PANEL_BYTES // max(bytes_each, 1), NARROWEST)
+    return -(-max((each.end - each.begin for each in stretches), default=0) // widest)
+
+
+def _owner(cuts: Cuts, index: int) -> int:
+    return bisect_right(cuts, index) - 1
+
+
+def stationary_c(
+    c: np.ndarray,
+    a: np.ndarray,
+    b: np.ndarray,
+    grid: ProcessGrid,
+    rows: Cuts,
+    inner_a: Cuts,
+    inner_b: Cuts,
+    columns: Cuts,
+    transposed: tuple[bool, bool] = (False, False),
+) -> None:
+    """c = this rank's block of A B, for its blocks of A (rows, inner_a) and B (inner_b, columns).
+
+    The first axis of each is cut over the rows of the grid, the second over its columns. A matrix
+    that lies `transposed` in memory, on all ranks, travels so.
+    """
+    bytes_each = (longest(rows) + longest(columns)) * a.itemsize
+    stretches = slices(inner_a, inner_b, bytes_each)
+    each = len(stretches[0]) if stretches else 0
+    steps = len(stretches) * each
+
+    def slice_of(row: int, column: int, step: int) -> Slice:
+        """What a rank multiplies in a step: no two of a row, or of a column, the same."""
+        return stretches[(row + column + step // each) % len(stretches)][step % each]
+
+    def own_a(part: Slice) -> np.ndarray:
+        first = inner_a[grid.column]
+        return a[:, part.begin - first : part.end - first]
+
+    def own_b(part: Slice) -> np.ndarray:
+        first = inner_b[grid.row]
+        return b[part.begin - first : part.end - first]
+
+    def send(step: int) -> list[Request]:
+        """What others multiply in a step; a request keeps what it sends."""
+        found = []
+        for column in range(grid.columns):
+            part = slice_of(grid.row, column, step)
+            if column != grid.column == part.column:
+                found += _sent(own_a(part), transposed[0], column, grid.along_row)
+        for row in range(grid.rows):
+            part = slice_of(row, grid.column, step)
+            if row != grid.row == part.row:
+                found += _sent(own_b(part), transposed[1], row, grid.along_column)
+        return found
+
+    def receive(step: int) -> tuple[np.ndarray, np.ndarray, list[Request]]:
+        part = slice_of(grid.row, grid.column, step)
+        width, found = part.end - part.begin, []
+        if part.column == grid.column:
+            of_a = own_a(part)
+        else:
+            of_a = _room((a.shape[0], width), a.dtype, transposed[0])
+            found += _received(of_a, transposed[0], part.column, grid.along_row)
+        if part.row == grid.row:
+            of_b = own_b(part)
+        else:
+            of_b = _room((width, b.shape[1]), b.dtype, transposed[1])
+            found += _received(of_b, transposed[1], part.row, grid.along_column)
+        return of_a, of_b, found
+
+    if not steps:
+        c[...] = 0
+        return
+    leaving = send(0)
+    for step in range(steps):
+        of_a, of_b, arriving = receive(step)
+        for request in (*arriving, *leaving):
+            request.wait()
+        # Who is ready before this rank has multiplied finds what comes next.
+        leaving = send(step + 1) if step + 1 < steps else []
+        if step:
+            accumulate_product(c, of_a, of_b)
+        else:
+            np.matmul(of_a, of_b, out=c)
+
+
+def _room(shape: tuple[int, int], dtype: np.dtype, transposed: bool) -> np.ndarray:
+    return np.empty(shape[::-1], dtype).T if transposed else np.empty(shape, dtype)
+
+
+def _received(x: np.ndarray, transposed: bool, source: int, comm: Communicator) -> list[Request]:
+    return [comm.Irecv(x.T if transposed else x, source, _SLICE)] if x.size else []
+
+
+def _sent(x: np.ndarray, transposed: bool, dest: int, comm: Communicator) -> list[Request]:
+    """In one piece; without a copy where it is one."""
+    if not x.size:
+        return []
+    return [comm.Isend(np.ascontiguousarray(x.T if transposed else x), dest, _SLICE)]
+
+
+def stationary_b(
+    a: np.ndarray,
+    b: np.ndarray,
+    grid: ProcessGrid,
+    inner: Cuts,
+    m: Cuts,
+    columns: Cuts,
+    rows: Cuts,
+) -> np.ndarray:
+    """This rank's block (rows, columns) of Aᵀ B, for its blocks of A (inner, m) and B (inner,
+    columns); `m` and `rows` are two ways to cut the same axis.
+
+    The first axis of each is cut over the rows of the grid, the second over its columns.
+    """
+    c = np.empty((rows[grid.row + 1] - rows[grid.row], b.shape[1]), a.dtype)
+    bytes_each = (longest(inner) + 2 * longest(columns)) * a.itemsize
+    for panel in Panels(m[-1], (m, rows), bytes_each):
+        columns_of_a = gather_rows(
+            _rows(a.T, owned(panel, m, grid.column)), counts(panel, m), grid.along_row
+        )
+        sums = sum_scatter(columns_of_a @ b, counts(panel, rows), grid.along_column)
+        c[owned(panel, rows, grid.row)] = sums
+    return c
+
+
+def stationary_a(
+    a: np.ndarray,
+    b: np.ndarray,
+    grid: ProcessGrid,
+    rows: Cuts,
+    inner: Cuts,
+    n: Cuts,
+    columns: Cuts,
+) -> np.ndarray:
+    """This rank's block (rows, columns) of A Bᵀ, for its blocks of A (rows, inner) and B (n,
+    inner); `n` and `columns` are two ways to cut the same axis.
+
+    The first axis of each is cut over the rows of the grid, the second over its columns.
+    """
+    return stationary_b(b.T, a.T, grid.transposed, inner, n, rows, columns).T
+
+
+def sum_over_layers(c: np.ndarray, grid: ProcessGrid, rows: Cuts) -> np.ndarray:
+    """This layer's rows of the sum of all layers' blocks; `rows` has where theirs begin."""
+    return sum_scatter(c, list(np.diff(rows)), grid.along_layers)
+
+
+def sum_scatter(x: np.ndarray, rows: Sequence[int], comm: Communicator) -> np.ndarray:
+    """This rank's rows of the sum over ranks."""
+    if comm.size == 1:
+        return x
+    width = int(np.prod(x.shape[1:], dtype=np.int64))
+    own = np.empty((int(rows[comm.rank]), *x.shape[1:]), x.dtype)
+    elements = [int(count) * width for count in rows]
+    comm.ReduceScatter(np.ascontiguousarray(x), own, elements)
+    return own
+
+
+def _rows(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """Rows by ascending index, without a copy where they follow each other."""
+    if len(indices) and indices[-1] - indices[0] + 1 == len(indices):
+        return x[indices[0] : indices[0] + len(indices)]
+    return x[indices]
+
+
+def longest(cuts: Cuts) -> int:
+    """The length of the longest part."""
+    return int(max(np.diff(cuts)))

@@ -1,0 +1,208 @@
+"""Which algorithm computes an op of whole values on ranks: the one table.
+
+`sharding.propagation` asks it for the variants there are, brings the inputs to where one of them
+wants them, and writes an `spmd` node, whose kernel runs the algorithm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from caldera.comm import Communicator
+from caldera.compiler.sharding import ops
+from caldera.compiler.sharding.algorithms import lu
+from caldera.compiler.sharding.algorithms.axis_variants import CUMSUM, FFT, ORDERED_SUM, SORT, TOP_K
+from caldera.compiler.sharding.algorithms.cholesky import cholesky, factorise
+from caldera.compiler.sharding.algorithms.cost import Cost
+from caldera.compiler.sharding.algorithms.factorisation_cost import grid_cost, shape_of, tsqr_cost
+from caldera.compiler.sharding.algorithms.matrix import (
+    BLOCK,
+    Matrix,
+    block_size,
+    factorisation_grid,
+    grid_of,
+    is_tall,
+    qr,
+    qr_layouts,
+)
+from caldera.compiler.sharding.algorithms.process_grid import even_cuts
+from caldera.compiler.sharding.algorithms.product_variants import MATMUL
+from caldera.compiler.sharding.algorithms.spectral_variants import EIGH, SVD
+from caldera.compiler.sharding.algorithms.subspace import largest_singular
+from caldera.compiler.sharding.algorithms.variant import (
+    Algorithm,
+    Options,
+    Variant,
+    cyclic_layout,
+    rows_layout,
+)
+from caldera.compiler.sharding.layout import Layout, replicated
+from caldera.core.graph.node import Node
+
+Parts = Sequence[np.ndarray]
+Layouts = Sequence[Layout]
+Size = tuple[int, int]
+BLOCKS = (32, 64, 128, 256)
+"""How wide panels may be: wide ones are fewer, narrow ones are sooner done."""
+
+
+def _matrices(
+    layouts: Callable[[Node, int, int], tuple[Layouts, Layouts]], name: str
+) -> Callable[[Node, Layouts, int], list[Variant]]:
+    """An op on matrices, by panels of several widths; batches of them are no business of
+    algorithms. `options` are the width."""
+
+    def variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
+        if any(len(each.shape) != 2 for each in node.inputs):
+            return []
+        if node.op.name == "qr" and is_tall(shape_of(node), ranks):
+            inputs, outputs = layouts(node, ranks, BLOCK)
+            return [
+                Variant("TSQR", tuple(inputs), tuple(outputs), tsqr_cost(node, ranks), (BLOCK,))
+            ]
+        found = {}
+        for widest in BLOCKS:
+            inputs, outputs = layouts(node, ranks, widest)
+            block = block_size(min(node.inputs[0].shape), ranks, widest)
+            cost = grid_cost(node, ranks, block)
+            title = f"{name}, blocks of {block}"
+            # Small matrices have narrow panels whatever is wished.
+            found[block] = Variant(title, tuple(inputs), tuple(outputs), cost, (block,))
+        return list(found.values())
+
+    return variants
+
+
+def _cyclic(node: Node, ranks: int, widest: int) -> list[Layout]:
+    """All inputs block-cyclic with the block of the first."""
+    block, grid = block_size(node.inputs[0].shape[0], ranks, widest), factorisation_grid(ranks)
+    return [cyclic_layout((m, n), block, grid) for m, n in (each.shape for each in node.inputs)]
+
+
+# --- one function for each op
+
+
+def _run_cholesky(
+    parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
+) -> Parts:
+    return [cholesky(parts[0], inputs[0].shape[0], options[0], grid_of(comm), average=True)]
+
+
+def _run_cholesky_into(
+    places: Parts,
+    parts: Parts,
+    inputs: Layouts,
+    outputs: Layouts,
+    options: Options,
+    comm: Communicator,
+) -> None:
+    (place,) = places
+    if not place.flags.c_contiguous:
+        np.copyto(place, _run_cholesky(parts, inputs, outputs, options, comm)[0])
+        return
+    np.copyto(place, parts[0])
+    factorise(place, inputs[0].shape[0], options[0], grid_of(comm), average=True)
+
+
+def _run_solve(
+    parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
+) -> Parts:
+    n, columns = inputs[1].shape
+    block, grid = options[0], grid_of(comm)
+    factors, order = lu.lu(parts[0], n, block, grid)
+    lu.check_invertible(factors, n, block, grid)
+    return [lu.solve_lu(factors, order, parts[1], columns, block, grid)]
+
+
+def _run_inverse(
+    parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
+) -> Parts:
+    n = inputs[0].shape[0]
+    where = lu.Cyclic((n, n), options[0], grid_of(comm))
+    identity = (where.rows[:, None] == where.columns).astype(parts[0].dtype)
+    return _run_solve((parts[0], identity), (inputs[0], inputs[0]), outputs, options, comm)
+
+
+def _run_slogdet(
+    parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
+) -> Parts:
+    n = inputs[0].shape[0]
+    factors, order = lu.lu(parts[0], n, options[0], grid_of(comm))
+    sign, logarithm = lu.slogdet(factors, order, options[0], grid_of(comm))
+    return [np.asarray(sign), np.asarray(logarithm)]
+
+
+def _run_qr(
+    parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
+) -> Parts:
+    return [each.part for each in qr(Matrix(parts[0], inputs[0], comm), options[0])]
+
+
+# --- where inputs must be and outputs will be
+
+
+def _in_place(node: Node, ranks: int, widest: int) -> tuple[Layouts, Layouts]:
+    given = _cyclic(node, ranks, widest)
+    return given, given[-1:]
+
+
+def _numbers(node: Node, ranks: int, widest: int) -> tuple[Layouts, Layouts]:
+    everywhere = [replicated(spec.shape, range(ranks)) for spec in node.outputs]
+    return _cyclic(node, ranks, widest), everywhere
+
+
+def _of_qr(node: Node, ranks: int, widest: int) -> tuple[Layouts, Layouts]:
+    given, *made = qr_layouts(shape_of(node), ranks, widest)
+    return [given], made
+
+
+def _of_largest(node: Node, ranks: int) -> tuple[Layouts, Layouts]:
+    (m, n), k = shape_of(node), node.attrs["k"]
+    cuts, everywhere = even_cuts(m, ranks), range(ranks)
+    others = [replicated(spec.shape, everywhere) for spec in node.outputs[1:]]
+    return [rows_layout((m, n), cuts)], [rows_layout((m, k), cuts), *others]
+
+
+def _largest_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
+    inputs, outputs = _of_largest(node, ranks)
+    n, k = node.inputs[0].shape[1], node.attrs["k"]
+    elements = node.inputs[0].spec.size
+    # About ten steps, each of which goes through the matrix twice.
+    sent = 20 * n * k * node.inputs[0].dtype.itemsize if ranks > 1 else 0
+    cost = Cost(sent, 100 * (ranks - 1), 40 * elements * k // ranks)
+    options = (k, node.attrs["tolerance"], node.attrs["steps"], node.attrs["seed"])
+    return [Variant("block Krylov", tuple(inputs), tuple(outputs), cost, options)]
+
+
+def _run_largest(
+    parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
+) -> Parts:
+    k, tolerance, steps, seed = options
+    return largest_singular(
+        parts[0], inputs[0].shape[0], k, comm, seed=seed, tolerance=tolerance, most_steps=steps
+    )
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "matmul": MATMUL,
+    "fft": FFT,
+    "rfft": FFT,
+    "irfft": FFT,
+    "sort": SORT,
+    "top_k": TOP_K,
+    "cumsum": CUMSUM,
+    ops.ordered_sum.name: ORDERED_SUM,
+    "cholesky": Algorithm(
+        _matrices(_in_place, "blocked Cholesky"), _run_cholesky, _run_cholesky_into
+    ),
+    "solve": Algorithm(_matrices(_in_place, "LU, partial pivoting"), _run_solve),
+    "inverse": Algorithm(_matrices(_in_place, "LU, partial pivoting"), _run_inverse),
+    "slogdet": Algorithm(_matrices(_numbers, "LU, partial pivoting"), _run_slogdet),
+    "qr": Algorithm(_matrices(_of_qr, "blocked QR"), _run_qr),
+    "svd": SVD,
+    ops.largest_singular.name: Algorithm(_largest_variants, _run_largest),
+    "eigh": EIGH,
+}
+"""By the name of the op of whole values."""

@@ -1,0 +1,173 @@
+"""Singular values and vectors, and those of symmetric matrices, on ranks.
+
+Of a matrix that every rank has room for, all ranks make a bidiagonal one. Of a larger one
+A = Q R, and R's adjoint, whose columns are nearly orthogonal already, is made orthogonal by block
+Jacobi: Rᴴ V = U S. Then A = (Q V) S Uᴴ. A symmetric matrix is made positive definite by adding
+a multiple of the identity, and its eigenvectors are then what its columns become.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from caldera.comm import Communicator
+from caldera.compiler.sharding.algorithms.bidiagonal import DEALT, svd_by_bidiagonal
+from caldera.compiler.sharding.algorithms.jacobi import jacobi_cuts, one_sided_jacobi
+from caldera.compiler.sharding.algorithms.matrix import Matrix, multiply, qr
+from caldera.compiler.sharding.algorithms.process_grid import even_cuts, gather_rows, sum_over
+from caldera.compiler.sharding.algorithms.variant import columns_layout
+from caldera.compiler.sharding.axis_split import AxisSplit, cyclic_split
+from caldera.compiler.sharding.layout import CartesianLayout, replicated
+from caldera.core.graph.ops.factorisation import ABOUT_EQUAL
+
+TALL = 2
+"""Rows for each column from which on a QR comes first: less is left to be made bidiagonal."""
+
+
+def svd(a: Matrix) -> tuple[Matrix, np.ndarray, Matrix]:
+    """U with its columns spread over the ranks, s on all of them, and Vᴴ with its rows spread."""
+    if a.shape[0] < a.shape[1]:
+        u, s, vh = svd(a.adjoint)
+        return _with_signs(vh.adjoint, s, u.adjoint)
+    q, r = qr(a)
+    n, comm = r.shape[0], a.comm
+    given = r.adjoint.to(columns_layout((n, n), jacobi_cuts(n, comm.size)))
+    turned, rotations = one_sided_jacobi(given.part, n, comm, rotations=True)
+    lengths, (right, left) = _in_order((turned, rotations), n, comm, descending=True)
+    right = _normalised(right, lengths, n)
+    return _with_signs(multiply(q, left), lengths, right.adjoint)
+
+
+def dealt_columns(shape: tuple[int, int], ranks: int) -> CartesianLayout:
+    """Columns dealt out to the ranks, as `bidiagonal_svd` wants them of a matrix that is not tall;
+    rows of one that has more columns than rows."""
+    split = cyclic_split(min(shape), ranks, DEALT)
+    splits = (None, split) if shape[0] >= shape[1] else (split, None)
+    return CartesianLayout(shape, splits, tuple(range(ranks)))
+
+
+def bidiagonal_svd(a: Matrix) -> tuple[Matrix, np.ndarray, Matrix]:
+    """The same as `svd`, by a bidiagonal matrix: every rank has room for the smaller factor."""
+    (m, n), comm = a.shape, a.comm
+    if m < n:
+        u, s, vh = bidiagonal_svd(a.adjoint)
+        return _with_signs(vh.adjoint, s, u.adjoint)
+    if m > n and m >= TALL * n:
+        q, r = qr(a)
+        u, s, vh = bidiagonal_svd(r)
+        return _with_signs(multiply(q, u), s, vh)
+    given = a.to(dealt_columns((m, n), comm.size))
+    left, lengths, right = svd_by_bidiagonal(given.part, n, comm)
+    cuts = even_cuts(n, comm.size)
+    v = Matrix(right, columns_layout((n, n), cuts), comm)
+    return _with_signs(Matrix(left, columns_layout((m, n), cuts), comm), lengths, v.adjoint)
+
+
+def eigh(a: Matrix, *, together: bool = True) -> tuple[np.ndarray, Matrix]:
+    """The eigenvalues of (A + Aᴴ) / 2, ascending, on all ranks, and the eigenvectors, whose columns
+    are spread over the ranks; by all ranks together, or by LAPACK on each of them alike."""
+    n, comm = a.shape[0], a.comm
+    if not together:
+        whole = a.hermitian(replicated((n, n), range(comm.size))).part
+        values, found = np.linalg.eigh(whole)
+        own = np.ascontiguousarray(found[:, _own_columns(n, comm)])
+        even = columns_layout((n, n), even_cuts(n, comm.size))
+        return values, Matrix(own * sign_of_columns(own).conj(), even, comm)
+    where = columns_layout((n, n), jacobi_cuts(n, comm.size))
+    part = a.hermitian(where).part
+    shift = _norm_bound(part, comm)
+    begin = jacobi_cuts(n, comm.size)[comm.rank]
+    own = np.arange(part.shape[1])
+    part[begin + own, own] += part.dtype.type(shift)
+    turned, _ = one_sided_jacobi(part, n, comm, rotations=False)
+    lengths, (vectors,) = _in_order((turned,), n, comm, descending=False)
+    if shift:
+        vectors = _normalised(vectors, lengths, n)
+    else:
+        vectors = Matrix(
+            np.eye(n, dtype=part.dtype)[:, _own_columns(n, comm)], vectors.layout, comm
+        )
+    sign = sign_of_columns(vectors.part)
+    return lengths - lengths.dtype.type(shift), Matrix(
+        vectors.part * sign.conj(), vectors.layout, comm
+    )
+
+
+def _norm_bound(part: np.ndarray, comm: Communicator) -> float:
+    """Twice what no eigenvalue is larger than: the largest column sum, or the Frobenius norm."""
+    column = np.max(np.sum(np.abs(part), axis=0, dtype=np.float64), initial=0)
+    found = np.array([column])
+    comm.Allreduce(found, found, "max")
+    square = sum_over(np.array([np.sum(np.abs(part) ** 2, dtype=np.float64)]), comm)
+    return 2 * float(min(found[0], np.sqrt(square[0])))
+
+
+def _own_columns(n: int, comm: Communicator) -> slice:
+    return slice(*even_cuts(n, comm.size)[comm.rank : comm.rank + 2])
+
+
+def _in_order(
+    parts: tuple[np.ndarray, ...], n: int, comm: Communicator, *, descending: bool
+) -> tuple[np.ndarray, list[Matrix]]:
+    """The lengths of the first part's columns in order, and all columns in that order, evenly
+    spread."""
+    cuts = jacobi_cuts(n, comm.size)
+    counts = [int(count) for count in np.diff(cuts)]
+    own = np.sqrt(np.sum(np.abs(parts[0]) ** 2, axis=0))
+    lengths = gather_rows(own, counts, comm)
+    order = np.argsort(-lengths if descending else lengths, kind="stable")
+    owners = np.repeat(np.arange(comm.size), counts)[order]
+    split = AxisSplit(comm.size, tuple(range(n + 1)), tuple(owners.tolist()))
+    mine = order[owners == comm.rank] - cuts[comm.rank]
+    found = []
+    for part in parts:
+        shape = (len(part), n)
+        layout = CartesianLayout(shape, (None, split), tuple(range(comm.size)))
+        even = columns_layout(shape, even_cuts(n, comm.size))
+        found.append(Matrix(np.ascontiguousarray(part[:, mine]), layout, comm).to(even))
+    return lengths[order], found
+
+
+def _normalised(columns: Matrix, lengths: np.ndarray, n: int) -> Matrix:
+    """Columns of length 1; those too short to have a direction become any that are orthogonal to
+    all others."""
+    if not n:
+        return columns
+    own = lengths[_own_columns(n, columns.comm)]
+    limit = np.max(lengths) * np.finfo(lengths.dtype).eps * n
+    safe = own > limit
+    part = np.where(safe, columns.part / np.where(safe, own, 1), 0).astype(columns.part.dtype)
+    found = Matrix(part, columns.layout, columns.comm)
+    if np.all(lengths > limit):
+        return found
+    # Householder's Q continues the columns that are there, in order, but for their signs.
+    order_last = qr(found)[0].to(columns.layout).part
+    part = np.where(safe, part, order_last)
+    return Matrix(np.ascontiguousarray(part), columns.layout, columns.comm)
+
+
+def _with_signs(u: Matrix, s: np.ndarray, vh: Matrix) -> tuple[Matrix, np.ndarray, Matrix]:
+    """The signs that `op.svd` has: the first of the largest components of each u is positive."""
+    m, k = u.shape
+    ranks = u.comm.size
+    columns = columns_layout((m, k), even_cuts(k, ranks))
+    rows = columns_layout((vh.shape[1], k), even_cuts(k, ranks)).transposed((1, 0))
+    u, vh = u.to(columns), vh.to(rows)
+    sign = sign_of_columns(u.part)
+    return (
+        Matrix(u.part * sign.conj(), columns, u.comm),
+        s,
+        Matrix(vh.part * sign[:, None], rows, u.comm),
+    )
+
+
+def sign_of_columns(vectors: np.ndarray) -> np.ndarray:
+    """The direction of each column: that of the first of its largest components."""
+    if vectors.size == 0:
+        return np.ones(vectors.shape[1], vectors.dtype)
+    size = np.abs(vectors)
+    first = np.argmax(size >= ABOUT_EQUAL * size.max(axis=0), axis=0)
+    deciding = vectors[first, np.arange(vectors.shape[1])]
+    length = np.abs(deciding)
+    safe = np.where(length == 0, 1, length)
+    return np.where(length == 0, 1, deciding / safe).astype(vectors.dtype)

@@ -1,0 +1,263 @@
+"""What messages and products take here, measured now and then and remembered on this machine.
+
+Ranks measure together, and the slowest of them counts. Rank 0 keeps what was found beside what
+`comm` has measured of its algorithms, and says what all of them use, so they never disagree.
+
+What is asked is how long things will take, not how short they can be: cores share their power and
+their memory, so all ranks compute at once, on what caches do not have, since large arrays go
+through them from step to step; and the median of what is remembered counts. Others who
+compute here make all of it slower for a while: so it is measured again after a pause, the longer
+the more is known.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, astuple, fields, replace
+from functools import partial
+from math import log2
+from statistics import median
+
+import numpy as np
+
+from caldera.base.config import settings
+from caldera.base.file_cache import FileCache
+from caldera.comm import Communicator
+from caldera.comm.autotune import machine_key
+from caldera.compiler.sharding.algorithms.bidiagonal import DEALT, Bidiagonalisation
+from caldera.compiler.sharding.algorithms.lapack import accumulate_product, has_scipy
+from caldera.compiler.sharding.algorithms.matrix import factorisation_grid
+from caldera.compiler.sharding.algorithms.process_grid import gather_rows
+from caldera.compiler.sharding.algorithms.registry import ALGORITHMS
+from caldera.compiler.sharding.algorithms.variant import cyclic_layout
+from caldera.compiler.sharding.distributions import Columns, Rows
+from caldera.compiler.sharding.transfer import redistributed
+from caldera.compiler.sharding.volume import Links, volume
+
+SWEEPS = 3
+"""How often everything is measured at first."""
+PAUSE_S, LONGEST_PAUSE_S = 1.0, 3600.0
+"""Until it is measured once more; each pause is twice the one before."""
+REMEMBERED = 16
+"""Sweeps whose median counts: a machine that is slower for good is believed in the end."""
+CLEARLY = 1.1
+"""How many times as good something has to be for ways to be chosen anew."""
+LONG_BYTES, GATHERED_BYTES, COPIED_BYTES = 8 << 20, 16 << 20, 4 << 20
+"""What each rank has of a matrix that is moved, what all ranks get of one, and what each copies:
+more than its caches keep for it."""
+SHARED_BYTES = 4 << 20
+"""What each rank has of a matrix that is moved through memory that ranks share."""
+EVICTED_BYTES = 32 << 20
+"""What each rank writes before it measures, so that caches have nothing of what it will read."""
+PRODUCT, SLICE = 768, 256
+"""Rows and columns of a block to which the product of two slices is added, and their width."""
+PANELS, NARROW = 16, 8
+"""Of a small matrix: panels, and the columns of each."""
+SIGNALS, LENGTH = 128, 2048
+"""Transforms of that length, one after the other."""
+NEAR, FAR = (1024, 32), (4096, 128)
+"""The length of transforms side by side and how many they are, of NEAR_BYTES and of FAR_BYTES."""
+_NAMES = [field.name for field in fields(Links)]
+_LINKS = FileCache("links")
+
+
+def measured_links(comm: Communicator) -> Links:
+    """What messages and products take between the ranks of a communicator; all of them have to ask.
+
+    Threads of one process share what they compute with: for them, and where choices have to be the
+    same in each run (`settings.deterministic`), it is what `Links` says by itself.
+
+    >>> from caldera.comm import run_virtual_ranks
+    >>> run_virtual_ranks(2, measured_links)[0] == Links()
+    True
+    """
+    if comm.size == 1 or comm.name == "threads" or settings.deterministic:
+        return Links()
+    key = machine_key(comm) if comm.rank == 0 else None
+    known = [] if key is None else _read(key)
+    due = sweeps_due([sweep["at"] for sweep in known], time.time())
+    known, due = comm.bcast_object((known, due))
+    if due:
+        with comm.traffic.apart("tuning"):
+            new = [{"at": time.time(), **asdict(_sweep(comm))} for _ in range(due)]
+        known = [*known, *new][-REMEMBERED:]
+        if key is not None:
+            with suppress(OSError):
+                _LINKS.write_json(key, known)
+    return typical(known)
+
+
+def sweeps_due(times: Sequence[float], now: float) -> int:
+    """How often everything is to be measured now, if that was done at these times.
+
+    >>> sweeps_due([], 100.0), sweeps_due([100, 100, 100], 100.5), sweeps_due([100, 100, 100], 102)
+    (3, 0, 1)
+    """
+    if not times:
+        return SWEEPS
+    pause = min(PAUSE_S * 2 ** max(len(times) - SWEEPS, 0), LONGEST_PAUSE_S)
+    # A clock may have been set back.
+    return int(not 0 <= now - times[-1] < pause)
+
+
+def typical(sweeps: Sequence[dict[str, float]]) -> Links:
+    """The median of each field of `Links`."""
+    return Links(**{name: median(sweep[name] for sweep in sweeps) for name in _NAMES})
+
+
+def is_clearly_other(links: Links, before: Links) -> bool:
+    """Whether anything differs by more than what two measurements do.
+
+    >>> is_clearly_other(Links(flops=31e9), Links(flops=30e9))
+    False
+    """
+    pairs = zip(astuple(links), astuple(before), strict=True)
+    return any(max(pair) > CLEARLY * min(pair) for pair in pairs)
+
+
+def measure(comm: Communicator) -> Links:
+    """The same without a look at what was measured before: less than half a second.
+
+    >>> from caldera.comm import run_virtual_ranks
+    >>> first, second = run_virtual_ranks(2, measure)
+    >>> first == second, first.bandwidth > 0
+    (True, True)
+    """
+    return typical([asdict(_sweep(comm)) for _ in range(SWEEPS)])
+
+
+def _sweep(comm: Communicator) -> Links:
+    ranks = comm.size
+    evict = partial(np.empty(EVICTED_BYTES // 8).fill, 1.0)
+    short, messages, _ = _moving(comm, 8 * ranks)
+    long, _, nbytes = _moving(comm, _size(LONG_BYTES, ranks))
+    meeting = shared = 0.0
+    if comm.shares_memory:
+        meeting = _moving(comm, 8 * ranks, in_memory=True)[0]
+        taken, _, left = _moving(comm, _size(SHARED_BYTES, ranks), evict, in_memory=True)
+        shared = left / max(taken - meeting, taken / 2)
+    n = max(_size(GATHERED_BYTES // ranks, ranks), ranks)
+    part = np.ones((n // ranks, n))
+    gathered = _seconds(comm, lambda: gather_rows(part, [len(part)] * ranks, comm))
+    copied = np.ones(COPIED_BYTES // 8)
+    copying = _seconds(comm, lambda: np.copyto(np.empty_like(copied), copied), evict)
+    links = Links(
+        latency=short / messages,
+        bandwidth=nbytes / max(long - short, long / 2),
+        collective=part.nbytes * (ranks - 1) / gathered,
+        flops=_products(comm, evict),
+        copying=2 * copied.nbytes / copying,
+        transforms=_transforms((SIGNALS, LENGTH), 1, comm, evict),
+        columns_near=_transforms(NEAR, 0, comm),
+        columns_far=_transforms(FAR, 0, comm, evict),
+        meeting=meeting,
+        shared=shared,
+    )
+    if not has_scipy():
+        return links
+    return replace(
+        links,
+        cholesky_panel=_panel("cholesky", comm),
+        qr_panel=_panel("qr", comm),
+        solve_panel=_panel("solve", comm),
+        reflection=_reflection(comm),
+    )
+
+
+def _size(nbytes: int, ranks: int) -> int:
+    """Of a matrix of which each rank has so many bytes."""
+    return int((nbytes * ranks / 8) ** 0.5) // ranks * ranks
+
+
+def _products(comm: Communicator, before: Callable[[], object]) -> float:
+    """Operations a second. Numbers that are all alike take less power than others, and a core that
+    saves power is faster."""
+    draw = np.random.default_rng(0).standard_normal
+    a, b, c = draw((PRODUCT, SLICE)), draw((SLICE, PRODUCT)), np.zeros((PRODUCT, PRODUCT))
+    return 2 * PRODUCT**2 * SLICE / _seconds(comm, lambda: accumulate_product(c, a, b), before)
+
+
+def _transforms(
+    shape: tuple[int, int], axis: int, comm: Communicator, before: Callable[[], object] = int
+) -> float:
+    """Operations a second in Fourier transforms along an axis, those of real numbers as well if
+    they lie one after the other."""
+    draw = np.random.default_rng(0).standard_normal
+    real = draw(shape)
+    signals, n = real.astype(np.complex128), shape[axis]
+    made, half = np.empty_like(signals), np.empty((shape[0], shape[1] // 2 + 1), np.complex128)
+
+    def work() -> None:
+        np.fft.fft(signals, axis=axis, out=made)
+        if axis == 1:
+            np.fft.rfft(real, axis=1, out=half)
+
+    flops = 5 * signals.size * log2(n) * (1.5 if axis == 1 else 1)
+    return flops / _seconds(comm, work, before)
+
+
+def _panel(name: str, comm: Communicator) -> float:
+    """Seconds for a panel that is too small for anything but messages and calls."""
+    n, algorithm = PANELS * NARROW, ALGORITHMS[name]
+    layout = cyclic_layout((n, n), NARROW, factorisation_grid(comm.size))
+    rows, columns = (layout.axis_indices(comm.rank, axis) for axis in (0, 1))
+    part = np.ones(layout.local_shape(comm.rank)) + n * (rows[:, None] == columns)
+    parts, layouts = [part, part], [layout, layout]
+    work = partial(algorithm.run, parts, layouts, layouts, (NARROW,), comm)
+    return _seconds(comm, work) / PANELS
+
+
+def _reflection(comm: Communicator) -> float:
+    """Seconds for a column that is too short for anything but messages and calls."""
+    n = DEALT * comm.size
+    part = np.ones((n, DEALT)) + n * (np.arange(n)[:, None] == comm.rank * DEALT + np.arange(DEALT))
+    return _seconds(comm, lambda: Bidiagonalisation(part, n, comm).run()) / n
+
+
+def _moving(
+    comm: Communicator, n: int, before: Callable[[], object] = int, *, in_memory: bool = False
+) -> tuple[float, int, int]:
+    """Seconds from rows to columns, and the messages and bytes that a rank sends for that."""
+    everybody = range(comm.size)
+    rows, columns = Rows().of((n, n), everybody), Columns().of((n, n), everybody)
+    part, moved = np.ones(rows.local_shape(comm.rank)), volume(rows, columns)
+    made = np.empty(columns.local_shape(comm.rank))
+    move = partial(
+        redistributed, part, rows, columns, comm, rank=comm.rank, out=made, in_memory=in_memory
+    )
+    seconds = _seconds(comm, move, before)
+    return seconds, moved.messages, moved.most * part.itemsize
+
+
+def _seconds(
+    comm: Communicator, work: Callable[[], object], before: Callable[[], object] = int
+) -> float:
+    """As long as the slowest rank takes, the second time, after what it does before."""
+    taken = 0.0
+    for _ in range(2):
+        before()
+        comm.Barrier()
+        began = time.perf_counter()
+        work()
+        taken = time.perf_counter() - began
+    return float(max(comm.gather_objects(taken)))
+
+
+def _read(key: str) -> list[dict[str, float]]:
+    """What was measured before, and when; whatever cannot be read counts as not there."""
+    try:
+        found = [
+            {name: float(sweep[name]) for name in ("at", *_NAMES)}
+            for sweep in _LINKS.read_json(key)
+        ]
+    except (KeyError, TypeError, ValueError):
+        return []
+    may_be_none = ("meeting", "shared")
+    is_right = all(
+        0 < value < float("inf") or (value == 0 and name in may_be_none)
+        for sweep in found
+        for name, value in sweep.items()
+    )
+    return found if is_right else []

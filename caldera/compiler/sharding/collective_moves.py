@@ -1,0 +1,173 @@
+"""From one layout to another by collectives that have gradients: what is written, what it takes.
+
+What every rank has is cut where it is wanted. Terms of a sum that all ranks have are summed, for
+all of them or each rank's own part; parts along one axis are gathered. Anything else goes from rank
+to rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from math import ceil, log2
+
+from caldera.compiler.sharding.axis_split import AxisSplit
+from caldera.compiler.sharding.layout import CartesianLayout, Layout, replicated
+from caldera.compiler.sharding.ops import redistribute
+from caldera.compiler.sharding.rules.registry import Placement
+from caldera.compiler.sharding.rules.stretches import part as part_of
+from caldera.compiler.sharding.rules.stretches import take
+from caldera.compiler.sharding.volume import Links, volume
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import item
+from caldera.core.graph.ops.collective import all_gather, all_sum, next_number, sum_scatter
+from caldera.core.graph.ops.movement import concat, narrow
+from caldera.core.tensor.shape import Shape
+
+
+@dataclass(frozen=True)
+class CollectiveMoves:
+    """Of one of the ranks along an axis of the mesh. With `direct`, parts along one axis go from
+    rank to rank if they are wanted along another, instead of all of them to everybody first."""
+
+    rank: int
+    ranks: int
+    axis: str
+    links: Links
+    _: KW_ONLY
+    direct: bool
+
+    # --- facts
+
+    def is_everywhere(self, layout: Layout) -> bool:
+        """Whether every rank has everything."""
+        return (
+            isinstance(layout, CartesianLayout)
+            and not layout.split_axes
+            and len(layout.ranks) == self.ranks
+        )
+
+    def is_sum(self, where: Placement) -> bool:
+        """Whether every rank has a term of all of it."""
+        return where.terms == self.ranks > 1 and self.is_everywhere(where.layout)
+
+    def is_free(self, where: Placement) -> bool:
+        """Whether nothing has to be sent, wherever it goes."""
+        return where.terms == 1 and self.is_everywhere(where.layout)
+
+    def _is_along_one_axis(self, layout: Layout) -> bool:
+        return is_plain(layout, self.ranks) and not self.is_everywhere(layout)
+
+    def _stretches(self, layout: Layout) -> tuple[int, AxisSplit] | None:
+        """The axis of which each rank has one stretch, in the order of ranks, and these."""
+        if not self._is_along_one_axis(layout):
+            return None
+        axis, split = _only_split(layout)
+        return (axis, split) if _is_straight(split) else None
+
+    def seconds(self, where: Placement, layout: Layout, spec: Spec) -> float:
+        """What a value takes from where it is to a layout."""
+        if self.is_free(where) or (where.layout == layout and where.terms == 1):
+            return 0.0
+        if not (self.is_sum(where) or self._is_along_one_axis(where.layout)):
+            moved = volume(where.layout, layout, where.terms)
+            return moved.seconds(spec.dtype.itemsize, self.links)
+        once = spec.nbytes * (self.ranks - 1) / self.ranks / self.links.bandwidth
+        start = ceil(log2(max(2, self.ranks))) * self.links.latency
+        is_sum = where.terms > 1 and self._stretches(layout) is None
+        return start + (2 * once if is_sum else once)
+
+    # --- writing
+
+    def written(self, part: Node, where: Placement, layout: Layout) -> Node:
+        """This rank's part of a value in a layout."""
+        if self.is_free(where):
+            return self.cut(part, layout)
+        if self.is_sum(where):
+            return self._summed(part, layout)
+        to_all = self.is_everywhere(layout) or not self.direct
+        if where.terms == 1 and self._is_along_one_axis(where.layout) and to_all:
+            return self.cut(self._gathered(part, where.layout), layout)
+        return self._redistributed(part, where, layout)
+
+    def cut(self, whole: Node, layout: Layout) -> Node:
+        """This rank's part of a value that it has all of."""
+        if self.is_everywhere(layout):
+            return whole
+        if isinstance(layout, CartesianLayout) and self.rank in layout.ranks:
+            return part_of(whole, layout, self.rank)
+        if isinstance(layout, CartesianLayout):
+            # Nothing, but of this value: gradients go the same way on all ranks.
+            return take(whole, [[] for _ in whole.shape])
+        everywhere = Placement(replicated(layout.shape, range(self.ranks)))
+        return self._redistributed(whole, everywhere, layout)
+
+    def _summed(self, term: Node, layout: Layout) -> Node:
+        target = self._stretches(layout)
+        if target is None:
+            return self.cut(all_sum(term, axis=self.axis, number=next_number()), layout)
+        axis, split = target
+        node: Node = sum_scatter(
+            term, axis=self.axis, dim=axis, sizes=split.sizes, rank=self.rank, number=next_number()
+        )
+        return node
+
+    def _gathered(self, part: Node, layout: Layout) -> Node:
+        """All of what ranks have along one axis: each may have several blocks."""
+        axis, split = _only_split(layout)
+        node: Node = all_gather(
+            part, axis=self.axis, dim=axis, sizes=split.sizes, rank=self.rank, number=next_number()
+        )
+        if _is_straight(split):
+            return node
+        places = [sum(split.sizes[:owner]) for owner in range(split.parts)]
+        pieces = []
+        for owner, begin, end in zip(split.owners, split.cuts, split.cuts[1:], strict=False):
+            pieces.append(narrow(node, axis, places[owner], end - begin))
+            places[owner] += end - begin
+        return concat(tuple(pieces), axis)
+
+    def _redistributed(self, part: Node, where: Placement, layout: Layout) -> Node:
+        sent = redistribute.node(
+            part,
+            source=where.layout,
+            target=layout,
+            rank=self.rank,
+            dtype=part.dtype,
+            terms=where.terms,
+            reduce=where.reduce,
+            axis=self.axis,
+            number=next_number(),
+        )
+        return item(sent, 0)
+
+
+def is_plain(layout: Layout, ranks: int) -> bool:
+    """Whether all ranks share out one axis, in their order, or each has everything."""
+    if not isinstance(layout, CartesianLayout) or len(layout.ranks) != ranks:
+        return False
+    in_order = layout.ranks == tuple(range(ranks)) and layout.replicas == 1
+    return not layout.split_axes or (in_order and len(layout.split_axes) == 1)
+
+
+def in_stretches(shape: Shape, axis: int, sizes: Sequence[int]) -> CartesianLayout:
+    """Each rank has a stretch of an axis, in the order of ranks."""
+    cuts = [0]
+    for length in sizes:
+        cuts.append(cuts[-1] + length)
+    split = AxisSplit(len(sizes), tuple(cuts), tuple(range(len(sizes))))
+    splits = tuple(split if each == axis else None for each in range(len(shape)))
+    return CartesianLayout(shape, splits, tuple(range(len(sizes))))
+
+
+def _only_split(layout: Layout) -> tuple[int, AxisSplit]:
+    assert isinstance(layout, CartesianLayout)
+    (axis,) = layout.split_axes
+    split = layout.splits[axis]
+    assert split is not None
+    return axis, split
+
+
+def _is_straight(split: AxisSplit) -> bool:
+    """Whether the parts lie in their order."""
+    return list(split.owners) == sorted(split.owners)

@@ -1,0 +1,397 @@
+"""Layouts: which ranks have which elements of an array. Small values, apart from any data.
+
+There are two kinds. In a `CartesianLayout` ranks are a mesh, and each axis of the array is split
+along an axis of the mesh, or not at all: rows, columns, grids, block-cyclic, replicated. A rank's
+part is one array, with its indices along each axis in their order. In a `TableLayout` any block
+belongs to any ranks; a rank's part is its blocks one after the other, flat. What several ranks have
+they all have whole.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from caldera.compiler.sharding.axis_split import AxisSplit, Intervals, indices, overlap, total
+from caldera.core.tensor.dtype import DType
+from caldera.core.tensor.shape import Shape, size
+from caldera.errors import ConfigError, ShapeError
+
+Bounds = Sequence[tuple[int, int, int]]
+"""(start, stop, step) an axis, with step > 0 and 0 <= start <= stop <= n."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements that lie together: along each axis these indices; `offset` is where they begin in
+    the part of a rank, counted in elements."""
+
+    axes: tuple[Intervals, ...]
+    offset: int = 0
+
+    @cached_property
+    def shape(self) -> Shape:
+        """How many indices there are along each axis."""
+        return tuple(map(total, self.axes))
+
+    @property
+    def size(self) -> int:
+        """How many elements there are."""
+        return size(self.shape)
+
+    def overlap(self, other: Piece) -> Piece | None:
+        """The elements in both; None if there are none."""
+        axes = []
+        for mine, others in zip(self.axes, other.axes, strict=True):
+            both = overlap(mine, others)
+            if not both:
+                return None
+            axes.append(both)
+        return Piece(tuple(axes))
+
+
+class Layout(ABC):
+    """Which of the `ranks` have which elements of an array of this `shape`.
+
+    >>> from caldera import dmath as dm
+    >>> with dm.connect(threads=2):
+    ...     layout = dm.ones((5, 2), layout=dm.Rows()).eval().layout
+    >>> isinstance(layout, dm.Layout), layout.local_shape(0), layout.owners((4, 0))
+    (True, (3, 2), (1,))
+    """
+
+    shape: Shape
+    ranks: tuple[int, ...]
+
+    @abstractmethod
+    def local_shape(self, rank: int) -> Shape:
+        """The shape of a rank's part. A rank without any has room for nothing, but for a number,
+        which has no axis along which it could be empty."""
+
+    @abstractmethod
+    def pieces(self, rank: int) -> tuple[Piece, ...]:
+        """What a rank has, as pieces one after the other in its part."""
+
+    @property
+    @abstractmethod
+    def cuts(self) -> tuple[tuple[int, ...], ...]:
+        """Along each axis where blocks begin, and the length: a block has the same owners."""
+
+    @abstractmethod
+    def owners(self, index: Sequence[int]) -> tuple[int, ...]:
+        """The ranks that have the element with this index."""
+
+    @abstractmethod
+    def transposed(self, axes: Sequence[int]) -> Layout:
+        """The layout of the transpose, if every rank transposes its part."""
+
+    # --- facts
+
+    def elements(self, rank: int) -> int:
+        """How many elements a rank has."""
+        return sum(piece.size for piece in self.pieces(rank))
+
+    def nbytes(self, rank: int, dtype: DType) -> int:
+        """How many bytes a rank's part takes."""
+        return self.elements(rank) * np.dtype(dtype).itemsize
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether each of its ranks has everything."""
+        return all(self.elements(rank) == size(self.shape) for rank in self.ranks)
+
+    def replicated(self) -> CartesianLayout:
+        """The same ranks, each of which has everything."""
+        return replicated(self.shape, self.ranks)
+
+    # --- arrays
+
+    def part_of(self, whole: np.ndarray, rank: int) -> np.ndarray:
+        """A rank's part of an array."""
+        check_shape("part_of", self.shape, whole.shape)
+        pieces = self.pieces(rank)
+        if not pieces:
+            return np.zeros(self.local_shape(rank), whole.dtype)
+        taken = [whole[index_of(piece.axes)].reshape(-1) for piece in pieces]
+        return np.concatenate(taken).reshape(self.local_shape(rank))
+
+    def put(self, whole: np.ndarray, rank: int, part: np.ndarray) -> None:
+        """Write a rank's part to where it belongs in an array."""
+        flat = np.ascontiguousarray(part).reshape(-1)
+        for piece in self.pieces(rank):
+            own = flat[piece.offset : piece.offset + piece.size]
+            whole[index_of(piece.axes)] = own.reshape(piece.shape)
+
+    def whole_of(self, parts: Mapping[int, np.ndarray] | Sequence[np.ndarray]) -> np.ndarray:
+        """The array that these are the parts of, by rank."""
+        given = parts if isinstance(parts, Mapping) else dict(enumerate(parts))
+        dtype = next(iter(given.values())).dtype if given else np.float64
+        whole = np.zeros(self.shape, dtype)
+        for rank in self.ranks:
+            self.put(whole, rank, given[rank])
+        return whole
+
+
+def check_shape(where: str, expected: Shape, got: Shape) -> None:
+    """Refuse an array of another shape than the layout's."""
+    if tuple(expected) != tuple(got):
+        raise ShapeError.build(f"layout.{where}", expected=f"shape {expected}", got=f"{got}")
+
+
+def check_ranks(ranks: Sequence[int]) -> None:
+    if len(set(ranks)) != len(ranks) or not ranks or min(ranks) < 0:
+        raise ConfigError.build(
+            "layout", expected="ranks from 0, at least one and each once", got=str(ranks)
+        )
+
+
+@dataclass(frozen=True)
+class CartesianLayout(Layout):
+    """Axis by axis: `splits` has how each is shared out, None where nobody shares it.
+
+    The ranks are a mesh in row-major order: one axis for each split, in the order of the splits,
+    and a last one along which everything is replicated.
+
+    >>> import numpy as np
+    >>> from caldera.compiler.sharding.axis_split import even_split
+    >>> from caldera.compiler.sharding.layout import CartesianLayout
+    >>> layout = CartesianLayout((3, 4), (even_split(3, 2), None), (0, 1, 2, 3))
+    >>> layout.mesh, layout.replicas
+    ((2, 2), 2)
+    >>> layout.local_shape(0), layout.local_shape(3), layout.owners((2, 0))
+    ((2, 4), (1, 4), (2, 3))
+    """
+
+    shape: Shape
+    splits: tuple[AxisSplit | None, ...]
+    ranks: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        splits = tuple(None if s is None or s.parts == 1 else s for s in self.splits)
+        object.__setattr__(self, "splits", splits)
+        lengths = tuple(
+            n if s is None else s.length for n, s in zip(self.shape, splits, strict=True)
+        )
+        if lengths != self.shape:
+            raise ShapeError.build(
+                "layout", expected=f"splits of shape {self.shape}", got=f"{lengths}"
+            )
+        check_ranks(self.ranks)
+        if len(self.ranks) % prod(s.parts for s in splits if s is not None):
+            raise ConfigError.build(
+                "layout",
+                expected=f"a multiple of {prod(self._parts)} ranks, the parts there are",
+                got=f"{len(self.ranks)} ranks",
+            )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.shape, self.splits, self.ranks))
+
+    # --- the mesh
+
+    @cached_property
+    def _parts(self) -> tuple[int, ...]:
+        return tuple(split.parts for split in self.splits if split is not None)
+
+    @cached_property
+    def replicas(self) -> int:
+        """How many ranks have the same part."""
+        return len(self.ranks) // prod(self._parts)
+
+    @cached_property
+    def mesh(self) -> tuple[int, ...]:
+        """The shape of the mesh of ranks: the parts of each split, and the replicas."""
+        return (*self._parts, self.replicas)
+
+    @cached_property
+    def split_axes(self) -> tuple[int, ...]:
+        """The axes that are shared out."""
+        return tuple(axis for axis, split in enumerate(self.splits) if split is not None)
+
+    @cached_property
+    def _place(self) -> dict[int, int]:
+        return {rank: place for place, rank in enumerate(self.ranks)}
+
+    def coordinates(self, rank: int) -> tuple[int, ...] | None:
+        """Where in the mesh a rank is; None if it is not there."""
+        place = self._place.get(rank)
+        if place is None:
+            return None
+        found = []
+        for length in reversed(self.mesh):
+            place, coordinate = divmod(place, length)
+            found.append(coordinate)
+        return tuple(reversed(found))
+
+    def group(self, parts: Sequence[int]) -> tuple[int, ...]:
+        """The ranks that have the part with these numbers along the split axes."""
+        first = int(np.ravel_multi_index((*parts, 0), self.mesh))
+        return self.ranks[first : first + self.replicas]
+
+    def mesh_with_terms(self, terms: int, place: int) -> tuple[int, ...]:
+        """The ranks if the first of `terms` of the replicas are an axis of the mesh, at a place."""
+        split = np.array(self.ranks).reshape(*self._parts, terms, self.replicas // terms)
+        return tuple(np.moveaxis(split, len(self._parts), place).reshape(-1).tolist())
+
+    # --- what a layout says
+
+    def axis_intervals(self, rank: int, axis: int) -> Intervals:
+        """What a rank has along an axis."""
+        split, place = self.splits[axis], self.coordinates(rank)
+        if place is None:
+            return ()
+        if split is None:
+            return ((0, self.shape[axis]),) if self.shape[axis] else ()
+        return split.intervals[place[self.split_axes.index(axis)]]
+
+    def axis_indices(self, rank: int, axis: int) -> np.ndarray:
+        """From a rank's own number along an axis to that of the whole array."""
+        return indices(self.axis_intervals(rank, axis))
+
+    def local_shape(self, rank: int) -> Shape:
+        return tuple(total(self.axis_intervals(rank, axis)) for axis in range(len(self.shape)))
+
+    def pieces(self, rank: int) -> tuple[Piece, ...]:
+        if rank not in self._place:
+            return ()
+        piece = Piece(tuple(self.axis_intervals(rank, axis) for axis in range(len(self.shape))))
+        return (piece,) if piece.size else ()
+
+    @property
+    def cuts(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(
+            (0, n) if split is None else split.cuts
+            for n, split in zip(self.shape, self.splits, strict=True)
+        )
+
+    def owners(self, index: Sequence[int]) -> tuple[int, ...]:
+        parts = []
+        for place, split in zip(index, self.splits, strict=True):
+            if split is not None:
+                block = int(np.searchsorted(split.cuts, place, side="right")) - 1
+                parts.append(split.owners[block])
+        return self.group(parts)
+
+    # --- other layouts
+
+    def transposed(self, axes: Sequence[int]) -> CartesianLayout:
+        order = [self.split_axes.index(axis) for axis in axes if self.splits[axis] is not None]
+        mesh = np.array(self.ranks).reshape(self.mesh).transpose(*order, len(order))
+        return CartesianLayout(
+            tuple(self.shape[axis] for axis in axes),
+            tuple(self.splits[axis] for axis in axes),
+            tuple(mesh.reshape(-1).tolist()),
+        )
+
+    def sliced(self, bounds: Bounds) -> CartesianLayout:
+        """The layout of a slice, if every rank keeps what it has of it."""
+        splits = tuple(
+            None if split is None else split.sliced(*bound)
+            for split, bound in zip(self.splits, bounds, strict=True)
+        )
+        return CartesianLayout(tuple(len(range(*b)) for b in bounds), splits, self.ranks)
+
+    def local_slices(self, bounds: Bounds, rank: int) -> tuple[tuple[slice, ...], ...]:
+        """Along each axis which of a rank's own indices a slice takes, stretch by stretch."""
+        return tuple(
+            _taken(self.axis_intervals(rank, axis), bound) for axis, bound in enumerate(bounds)
+        )
+
+    def without(self, axes: Sequence[int]) -> CartesianLayout:
+        """The layout without some axes: what was shared out along them is replicated.
+
+        Along the mesh's last axis those that differed come first: ranks with other indices along
+        the axes that went are one after the other.
+        """
+        kept = [axis for axis in range(len(self.shape)) if axis not in axes]
+        order = [self.split_axes.index(axis) for axis in kept if self.splits[axis] is not None]
+        gone = [place for place in range(len(self._parts)) if place not in order]
+        mesh = np.array(self.ranks).reshape(self.mesh).transpose(*order, *gone, len(self._parts))
+        return CartesianLayout(
+            tuple(self.shape[axis] for axis in kept),
+            tuple(self.splits[axis] for axis in kept),
+            tuple(mesh.reshape(-1).tolist()),
+        )
+
+    def unsplit(self, axes: Sequence[int]) -> CartesianLayout:
+        """The layout with some axes whole on every rank: replicated where they were shared out."""
+        less = self.without(axes)
+        for axis in sorted(axes):
+            less = less.expanded(axis, self.shape[axis])
+        return less
+
+    def expanded(self, axis: int, length: int = 1) -> CartesianLayout:
+        """The layout with one more axis, which nobody shares."""
+        return CartesianLayout(
+            (*self.shape[:axis], length, *self.shape[axis:]),
+            (*self.splits[:axis], None, *self.splits[axis:]),
+            self.ranks,
+        )
+
+    def flipped(self, axes: Sequence[int]) -> CartesianLayout:
+        """The layout of the array in reverse along some axes, if ranks reverse their parts."""
+        splits = tuple(
+            split.flipped() if split is not None and axis in axes else split
+            for axis, split in enumerate(self.splits)
+        )
+        return CartesianLayout(self.shape, splits, self.ranks)
+
+
+def replicated(shape: Shape, ranks: Sequence[int]) -> CartesianLayout:
+    """Each of these ranks has everything."""
+    return _replicated(shape, tuple(ranks))
+
+
+# Ranks ask for the same few, several times for each node.
+@lru_cache(maxsize=4096)
+def _replicated(shape: Shape, ranks: tuple[int, ...]) -> CartesianLayout:
+    return CartesianLayout(shape, (None,) * len(shape), ranks)
+
+
+def same_owners(first: Layout, second: Layout) -> bool:
+    """Whether every element has the same owners in both, whatever the layouts look like.
+
+    >>> from caldera.compiler.sharding.layout import replicated, same_owners
+    >>> from caldera.compiler.sharding.table_layout import TableLayout
+    >>> same_owners(replicated((2,), (0, 1)), TableLayout((2,), ((0, 1, 2),), ((0, 1), (0, 1))))
+    True
+    """
+    if first.shape != second.shape:
+        return False
+    if first == second:
+        return True
+    corners = [
+        sorted({cut for cut in (*a, *b) if cut < n})
+        for a, b, n in zip(first.cuts, second.cuts, first.shape, strict=True)
+    ]
+    return all(set(first.owners(i)) == set(second.owners(i)) for i in product(*corners))
+
+
+def index_of(axes: Sequence[Intervals]) -> tuple[slice | np.ndarray, ...]:
+    """What takes these indices of an array: slices where that is enough."""
+    if all(len(each) == 1 for each in axes):
+        return tuple(slice(*each[0]) for each in axes)
+    return np.ix_(*map(indices, axes))
+
+
+def _taken(held: Intervals, bound: tuple[int, int, int]) -> tuple[slice, ...]:
+    """Which of the indices that are held a slice takes, in their own numbers."""
+    start, stop, step = bound
+    found, place = [], 0
+    for begin, end in held:
+        first = start + -(-(max(begin, start) - start) // step) * step
+        last = min(end, stop)
+        if first < last:
+            found.append(slice(place + first - begin, place + last - begin, step))
+        place += end - begin
+    return tuple(found)

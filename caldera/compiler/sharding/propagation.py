@@ -1,0 +1,410 @@
+"""From a graph of whole values to the graph that one rank runs.
+
+Leaves have layouts. From them to the outputs, each op is computed in the cheapest of the ways that
+its rule knows (see `sharding.rules`), and what has to move for that is written as `redistribute`
+nodes. Everything that decides is the same on every rank: they all write the same movements in the
+same order, which a token keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from caldera.compiler.sharding import kernels  # noqa: F401 - registers them
+from caldera.compiler.sharding.axis_split import even_split
+from caldera.compiler.sharding.layout import CartesianLayout, Layout, replicated
+from caldera.compiler.sharding.ops import EVERYONE, redistribute
+from caldera.compiler.sharding.rules import KINDS, RULES
+from caldera.compiler.sharding.rules.registry import (
+    SMALL_BYTES,
+    Lazy,
+    Placement,
+    Rule,
+    Value,
+    Way,
+    default_layout,
+)
+from caldera.compiler.sharding.volume import Links, volume
+from caldera.core.graph.body import substitute, topological
+from caldera.core.graph.node import Node, Spec, Symbol, describe
+from caldera.core.graph.opdef import ITEM, as_tuple, item, parameter
+from caldera.core.graph.ops.base import complex_, full, imag, real
+from caldera.core.graph.ops.leaf import tensor
+from caldera.core.graph.pins import pinned
+from caldera.core.tensor.dtype import DType, is_complex, part_of
+from caldera.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Move:
+    """What is brought from one layout to another: what it is, and how many bytes move."""
+
+    what: str
+    source: Layout
+    target: Layout
+    nbytes: int
+    terms: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A way to compute an op: seconds, and bytes that move between ranks, both with what it takes
+    to bring its inputs there and to add up its terms."""
+
+    name: str
+    seconds: float
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How an op is computed, and the ways that it was chosen among. `seconds` and `nbytes` are
+    those of computing alone: what moves before and after is among the moves."""
+
+    what: str
+    chosen: Cost
+    others: tuple[Cost, ...]
+    seconds: float
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Distributed:
+    """What one rank runs: its nodes for the outputs, the symbols of its parts of leaves, and the
+    layouts of the outputs. `roots` has to be compiled: with what keeps ranks to one order."""
+
+    outputs: tuple[Node, ...]
+    leaves: dict[Symbol, Symbol]
+    layouts: tuple[Layout, ...]
+    token: Node | None
+    moves: tuple[Move, ...]
+    choices: tuple[Choice, ...]
+
+    @property
+    def roots(self) -> tuple[Node, ...]:
+        """The outputs, and the token if anything moves."""
+        return self.outputs if self.token is None else (*self.outputs, self.token)
+
+
+def distribute(
+    outputs: Sequence[Node],
+    leaves: Mapping[Symbol, Layout],
+    wanted: Sequence[Layout | None] | None = None,
+    *,
+    ranks: int,
+    rank: int,
+    links: Links | None = None,
+    messages_on: str | None = None,
+) -> Distributed:
+    """The graph that a rank runs for these outputs, and where the results are.
+
+    `leaves` says which `tensor` leaves are shared out, and how; all others are the same on every
+    rank. `wanted` has a layout for each output, or None for whatever is cheapest. What ranks run
+    together is pinned to the device `messages_on`, if one is given.
+    """
+    graph = Propagation(ranks, rank, leaves, links or Links(), messages_on)
+    asked = [None] * len(outputs) if wanted is None else list(wanted)
+    graph.settle(outputs)
+    made, layouts = [], []
+    for node, layout in zip(outputs, asked, strict=True):
+        where = graph.layout(node) if layout is None else layout
+        made.append(graph.placed(node, where))
+        layouts.append(where)
+    return Distributed(
+        tuple(made),
+        graph.leaves,
+        tuple(layouts),
+        graph.token,
+        tuple(graph.moves),
+        tuple(graph.choices),
+    )
+
+
+@dataclass(eq=False)
+class Propagation:
+    """Writes the graph of one rank, node by node."""
+
+    ranks: int
+    rank: int
+    layouts: Mapping[Symbol, Layout]
+    links: Links
+    messages_on: str | None = None
+    leaves: dict[Symbol, Symbol] = field(default_factory=dict)
+    token: Node | None = None
+    moves: list[Move] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
+    _values: dict[Node, list[Value]] = field(default_factory=dict)
+    _placed: dict[tuple[Node, Layout], Node] = field(default_factory=dict)
+    _keep: list[Node] = field(default_factory=list)
+
+    may_exchange: ClassVar[bool] = True
+    """Whether rules may write nodes that ranks run together, with messages of their own."""
+
+    # --- what rules ask
+
+    def value(self, node: Node) -> Value:
+        """What a rank has in place of a whole value."""
+        return self._values[node][0]
+
+    def layout(self, node: Node) -> Layout:
+        """The layout a value is in, or goes to if nobody wants another."""
+        value = self.value(node)
+        if value.lazy is not None:
+            return value.lazy.like or self.default(node.spec)
+        if value.placement.terms == 1:
+            return value.placement.layout
+        return self.resting(value.placement, node.spec)
+
+    def suited(self, node: Node) -> CartesianLayout | None:
+        """A cartesian layout that a value has, or is near to; None for what is made anywhere."""
+        value = self.value(node)
+        layout = value.lazy.like if value.lazy is not None else self.layout(node)
+        if layout is None or isinstance(layout, CartesianLayout):
+            return layout
+        return default_layout(node.shape, layout.ranks, node.dtype.itemsize)
+
+    def default(self, spec: Spec) -> CartesianLayout:
+        """Where an array goes if nothing else says so."""
+        return default_layout(spec.shape, range(self.ranks), spec.dtype.itemsize)
+
+    def seconds(self, node: Node, layout: Layout) -> float:
+        """What it takes to have a value in a layout."""
+        return self._moving(node, layout)[0]
+
+    def _moving(self, node: Node, layout: Layout) -> tuple[float, int]:
+        """Seconds, and bytes that move, to have a value in a layout."""
+        if (node, layout) in self._placed:
+            return 0.0, 0
+        value = self.value(node)
+        if value.lazy is not None:
+            near = layout if isinstance(layout, CartesianLayout) else self.default(node.spec)
+            return value.lazy.seconds(near), 0
+        where, itemsize = value.placement, node.dtype.itemsize
+        moved = volume(where.layout, layout, where.terms)
+        return moved.seconds(itemsize, self.links), moved.elements * itemsize
+
+    def placed(self, node: Node, layout: Layout, dtype: DType | None = None) -> Node:
+        """This rank's part of a value in a layout, brought there if it has to be."""
+        if dtype is not None and dtype != node.dtype:
+            return self._moved(node, layout, dtype)
+        known = self._placed.get((node, layout))
+        if known is None:
+            known = self._placed[node, layout] = self._moved(node, layout, node.dtype)
+        return known
+
+    def messaging(self) -> AbstractContextManager[None]:
+        """Where nodes are written that ranks run together: on their device, if that is told."""
+        return nullcontext() if self.messages_on is None else pinned(self.messages_on)
+
+    def communicate(self, node: Node) -> tuple[Node, ...]:
+        """What a node gives that ranks run together: its last output is the next token."""
+        *made, self.token = (item(node, index) for index in range(len(node.outputs)))
+        return tuple(made)
+
+    def tokens(self) -> tuple[Node, ...]:
+        """The last input of the next node that ranks run together."""
+        return () if self.token is None else (self.token,)
+
+    def empty(self, layout: Layout, dtype: DType) -> Node:
+        """What a rank has of a value of which it has nothing."""
+        return full(layout.local_shape(self.rank), 0, dtype)
+
+    # --- rewriting
+
+    def settle(self, roots: Sequence[Node]) -> None:
+        """Decide how everything is computed that these depend on."""
+        for node in topological(roots):
+            if node not in self._values:
+                self._values[node] = self._settled(node)
+                self._keep.append(node)
+
+    def _settled(self, node: Node) -> list[Value]:
+        if node.op is ITEM:
+            return [self._values[node.inputs[0]][node.attrs["index"]]]
+        symbol = node.attrs.get("symbol")
+        if symbol is not None and symbol in self.layouts:
+            return [self._leaf(node, symbol)]
+        rule = self.rule(node)
+        found = None if rule is None else rule(self, node)
+        if isinstance(found, Lazy):
+            return [Value(Placement(self.default(node.spec)), lazy=found)]
+        if isinstance(found, Node):
+            self.settle([found])
+            return self._values[found]
+        if found:
+            return self._computed(node, found)
+        return self._without_rule(node)
+
+    def rule(self, node: Node) -> Rule | None:
+        """What knows how ranks can compute a node."""
+        return RULES.get(node.op.name) or KINDS.get(node.op.kind)
+
+    def _without_rule(self, node: Node) -> list[Value]:
+        if node.op.decompose is not None and not self._is_whole(node):
+            return self._in_parts(node)
+        return self._computed(node, [self._whole(node)])
+
+    def resting(self, where: Placement, spec: Spec) -> CartesianLayout:
+        """Where the sum of terms goes: each of those that have a term gets a share of it, along an
+        axis that nobody shares yet; small ones go to all of them."""
+        layout = where.layout
+        assert isinstance(layout, CartesianLayout)
+        if spec.nbytes <= SMALL_BYTES:
+            return layout
+        for axis, n in enumerate(layout.shape):
+            if layout.splits[axis] is None and n >= where.terms:
+                before = len([each for each in layout.split_axes if each < axis])
+                ranks = layout.mesh_with_terms(where.terms, before)
+                split = even_split(n, where.terms)
+                splits = (*layout.splits[:axis], split, *layout.splits[axis + 1 :])
+                return CartesianLayout(layout.shape, splits, ranks)
+        return layout
+
+    def _leaf(self, node: Node, symbol: Symbol) -> Value:
+        layout = self.layouts[symbol]
+        if symbol not in self.leaves:
+            spec = Spec(layout.local_shape(self.rank), node.dtype)
+            self.leaves[symbol] = Symbol(symbol.name, spec, "tensor")
+        return Value(Placement(layout), tensor(symbol=self.leaves[symbol]))
+
+    def _computed(self, node: Node, ways: Sequence[Way]) -> list[Value]:
+        """The node in the cheapest way."""
+        costs = [self._cost(node, way) for way in ways]
+        best = min(range(len(ways)), key=lambda each: costs[each].seconds)
+        way = ways[best]
+        others = (*costs[:best], *costs[best + 1 :])
+        choice = Choice(describe(node, 1), costs[best], others, way.seconds, way.nbytes)
+        self.choices.append(choice)
+        parts = [self.placed(x, where) for x, where in zip(node.inputs, way.inputs, strict=True)]
+        made = as_tuple(way.make(parts)) if self._takes_part(way) else (None,) * len(way.outputs)
+        values = []
+        for spec, placement, part in zip(node.outputs, way.outputs, made, strict=True):
+            if part is None or self.rank not in placement.layout.ranks:
+                part = self.empty(placement.layout, spec.dtype)
+            expected = placement.layout.local_shape(self.rank)
+            assert part.shape == expected, f"{describe(node)}: {part.shape} is not {expected}"
+            values.append(Value(placement, part))
+        return values
+
+    def _takes_part(self, way: Way) -> bool:
+        return any(self.rank in placement.layout.ranks for placement in way.outputs)
+
+    def _cost(self, node: Node, way: Way) -> Cost:
+        seconds, nbytes = way.seconds, way.nbytes
+        for given, layout in zip(node.inputs, way.inputs, strict=True):
+            taken, sent = self._moving(given, layout)
+            seconds, nbytes = seconds + taken, nbytes + sent
+        for spec, where in zip(node.outputs, way.outputs, strict=True):
+            if where.terms > 1:
+                taken, sent = self._summing(where, spec)
+                seconds, nbytes = seconds + taken, nbytes + sent
+        return Cost(way.name, seconds, nbytes)
+
+    def _summing(self, where: Placement, spec: Spec) -> tuple[float, int]:
+        """Seconds, and bytes that move, to add up the terms of a result where it rests."""
+        moved = volume(where.layout, self.resting(where, spec), where.terms)
+        return moved.seconds(spec.dtype.itemsize, self.links), moved.elements * spec.dtype.itemsize
+
+    def _is_whole(self, node: Node) -> bool:
+        return all(
+            isinstance(layout, CartesianLayout) and layout.is_replicated
+            for layout in map(self.layout, node.inputs)
+        )
+
+    def _whole(self, node: Node) -> Way:
+        """Every rank that has something of an input computes everything."""
+        ranks = sorted({r for given in node.inputs for r in self._ranks_of(given)})
+        where = ranks or range(self.ranks)
+        return Way(
+            "whole",
+            tuple(replicated(given.shape, where) for given in node.inputs),
+            tuple(Placement(replicated(spec.shape, where)) for spec in node.outputs),
+            lambda parts: node.op(*parts, **node.attrs),
+        )
+
+    def _ranks_of(self, node: Node) -> tuple[int, ...]:
+        value = self.value(node)
+        if value.lazy is not None:
+            return () if value.lazy.like is None else value.lazy.like.ranks
+        return value.placement.layout.ranks
+
+    def _in_parts(self, node: Node) -> list[Value]:
+        """A composite op: its parts are settled one by one."""
+        stand_ins = [parameter(i, given.spec) for i, given in enumerate(node.inputs)]
+        assert node.op.decompose is not None
+        parts = as_tuple(node.op.decompose(*stand_ins, **node.attrs))
+        written = substitute(parts, dict(zip(stand_ins, node.inputs, strict=True)))
+        self.settle(written)
+        return [self._values[each][0] for each in written]
+
+    # --- moving
+
+    def _moved(self, node: Node, layout: Layout, dtype: DType) -> Node:
+        value = self.value(node)
+        if value.lazy is not None:
+            near = layout if isinstance(layout, CartesianLayout) else self.default(node.spec)
+            part = value.lazy.make(near)
+            if self.rank not in near.ranks:
+                part = self.empty(near, node.dtype)
+            return self._sent(node, part, Placement(near), layout, dtype)
+        assert value.node is not None
+        where = value.placement
+        large = node.spec.nbytes > SMALL_BYTES
+        if (
+            where.terms > 1
+            and large
+            and isinstance(layout, CartesianLayout)
+            and layout.replicas > 1
+        ):
+            # Everybody adds up a share, and gives it to the others: less than all terms to all.
+            share = self.resting(where, node.spec)
+            part = self._sent(node, value.node, where, share, node.dtype)
+            return self._sent(node, part, Placement(share), layout, dtype)
+        return self._sent(node, value.node, where, layout, dtype)
+
+    def _sent(self, node: Node, part: Node, where: Placement, layout: Layout, dtype: DType) -> Node:
+        if where.layout == layout and where.terms == 1 and dtype == node.dtype:
+            return part
+        if is_complex(node.dtype):
+            halves = [
+                self._sent(each, own, where, layout, part_of(dtype))
+                for each, own in ((real(node), real(part)), (imag(node), imag(part)))
+            ]
+            made: Node = complex_(*halves)
+            return made
+        if layout.shape != where.layout.shape:
+            raise ConfigError.build(
+                "layout", expected=f"one of shape {where.layout.shape}", got=f"{layout.shape}"
+            )
+        with self.messaging():
+            sent = redistribute.node(
+                part,
+                *self.tokens(),
+                source=where.layout,
+                target=layout,
+                rank=self.rank,
+                dtype=dtype,
+                terms=where.terms,
+                reduce=where.reduce,
+                axis=EVERYONE,
+                number=len(self.moves),
+            )
+        width = (
+            min(node.dtype.itemsize, dtype.itemsize) if where.terms == 1 else node.dtype.itemsize
+        )
+        moved = volume(where.layout, layout, where.terms)
+        self.moves.append(
+            Move(
+                describe(node, 1),
+                where.layout,
+                layout,
+                moved.elements * width,
+                where.terms,
+                moved.seconds(width, self.links),
+            )
+        )
+        return self.communicate(sent)[0]

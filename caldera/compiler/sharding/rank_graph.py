@@ -1,0 +1,302 @@
+"""The graph that one rank computes of a network, with gradients.
+
+Here layouts are followed through the forward pass alone, by the same rules as everywhere, and what
+moves is written as collectives that have gradients. So `op.grad` of what a rank computes is its
+part of the gradient, and what is parallel forwards is so backwards. The loss of the whole job is
+the sum of what the ranks compute (see `graph.ops.collective`).
+
+Parameters of which ranks have parts stay where they are: rather than them, activations move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import ClassVar
+
+from caldera.compiler.sharding.collective_moves import CollectiveMoves, in_stretches
+from caldera.compiler.sharding.layout import CartesianLayout, Layout, replicated
+from caldera.compiler.sharding.propagation import Move, Propagation
+from caldera.compiler.sharding.rules.registry import Placement, Rule, Value, Way
+from caldera.compiler.sharding.volume import Links, volume
+from caldera.core.graph.body import topological
+from caldera.core.graph.node import Node, Spec, describe
+from caldera.core.graph.opdef import ITEM, item
+from caldera.core.graph.ops.base import cast
+from caldera.core.graph.ops.collective import all_gather
+from caldera.core.graph.ops.elementwise import mul
+from caldera.core.graph.ops.leaf import constant
+from caldera.core.tensor.dtype import DType, is_complex
+
+LEAVES = frozenset({"input", "tensor", "variable"})
+DRAWN = frozenset({"random_uniform", "random_normal"})
+"""What all ranks compute alike: their parts have no kernel on most devices."""
+OF_SUMS = frozenset({"mean", "var", "norm"})
+"""Reductions that are made of sums, of which ranks can have terms."""
+INHERITING = ("movement", "elementwise")
+"""Kinds of ops after which a parameter still is one, in another shape or dtype."""
+LINEAR = frozenset({"add", "sub", "mul", "div", "neg"})
+STAYS = 1e3
+"""Seconds that count for moving a parameter: more than anything else would take."""
+
+
+class RankGraph(Propagation):
+    """Rewrites a graph bit by bit, for one of the ranks along an axis of the mesh.
+
+    `parts` has the leaves of which a rank has parts: the node for its own, and their layout. All
+    other leaves every rank has. With `direct`, what is no sum or gather goes straight from rank to
+    rank, instead of through all of them; only hosts can do that.
+    """
+
+    may_exchange: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        rank: int,
+        ranks: int,
+        parts: Mapping[Node, tuple[Node, Layout]],
+        axis: str,
+        *,
+        direct: bool = False,
+    ) -> None:
+        super().__init__(ranks, rank, {}, Links())
+        self.axis = axis
+        self._collectives = CollectiveMoves(rank, ranks, axis, self.links, direct=direct)
+        self._weights = set(parts)
+        self._everyone = tuple(range(ranks))
+        for leaf, (own, layout) in parts.items():
+            self.split_now(leaf, own, layout)
+
+    # --- what is asked
+
+    def split_now(self, leaf: Node, own: Node, layout: Layout) -> None:
+        """From now on, ranks have parts of this leaf."""
+        self._weights.add(leaf)
+        self._values[leaf] = [Value(Placement(layout), own)]
+        self._forget(leaf)
+
+    def settle_again(self, nodes: Iterable[Node]) -> None:
+        """These depend on what has been split since they were met."""
+        for node in nodes:
+            self._values.pop(node, None)
+            self._forget(node)
+            self.settle([node])
+
+    def keep(self, nodes: Iterable[Node]) -> None:
+        """These, and all that they depend on, are about a rank's parts already."""
+        for node in topological(nodes):
+            if node.op is not ITEM:
+                self._values.setdefault(node, self._everywhere(node))
+
+    def here(self, nodes: Iterable[Node]) -> list[Node]:
+        """What this rank computes in place of each: all of it, or a part."""
+        wanted = list(nodes)
+        self.settle(each for each in wanted if each not in self._values)
+        return [self.placed(node, self.layout(node)) for node in wanted]
+
+    def written(self, roots: Collection[Node]) -> list[Node]:
+        """What ranks compute in place of these nodes: all of each, on every rank."""
+        self.settle(roots)
+        return [self.whole(root) for root in roots]
+
+    def whole(self, node: Node) -> Node:
+        """All of a value, on every rank."""
+        return self.placed(node, replicated(node.shape, self._everyone))
+
+    def share(self, number: Node) -> Node:
+        """What this rank adds to a number, such that all ranks together have it once."""
+        self.settle([number])
+        value = self.value(number)
+        if value.node is not None and self._collectives.is_sum(value.placement):
+            return value.node
+        node: Node = mul(self.whole(number), constant(1 / self.ranks, number.dtype))
+        return node
+
+    def is_whole(self, node: Node) -> bool:
+        """Whether every rank has all of a value."""
+        value = self.value(node)
+        if value.lazy is not None or value.placement.terms > 1:
+            return False
+        return self._collectives.is_everywhere(value.placement.layout)
+
+    # --- deciding
+
+    def settle(self, roots: Iterable[Node]) -> None:
+        for node in topological(roots):
+            if node not in self._values:
+                self.before(node)
+                self._values[node] = self._settled(node)
+                self._keep.append(node)
+                if node.op.kind in INHERITING and all(n in self._weights for n in node.inputs):
+                    self._weights.add(node)
+
+    def before(self, node: Node) -> None:
+        """Called before a node is settled."""
+
+    def _settled(self, node: Node) -> list[Value]:
+        if node.op is all_gather and node.attrs["axis"] == self.axis:
+            # Where samples are gathered, it is done as late as can be.
+            layout = in_stretches(node.shape, node.attrs["dim"], node.attrs["sizes"])
+            return [Value(Placement(layout), self.whole(node.inputs[0]))]
+        if node.op.name in LEAVES:
+            return self._everywhere(node)
+        if node.op.name == "place" and node.attrs["layout"] is not None:
+            layout = node.attrs["layout"]
+            return [Value(Placement(layout), self.placed(node.inputs[0], layout))]
+        if self._is_of_wholes(node):
+            return self._without_rule(node)
+        return self._scaled(node) or super()._settled(node)
+
+    def _scaled(self, node: Node) -> list[Value] | None:
+        """A sum of terms that is scaled, or added to another, still is one."""
+        if node.op.name not in LINEAR:
+            return None
+        terms = [each for each in node.inputs if self._is_pending(each)]
+        others = [each for each in node.inputs if each not in terms]
+        if not terms or any(each.shape != node.shape for each in terms):
+            return None
+        if node.op.name in ("add", "sub"):
+            fits = not others
+        else:
+            fits = terms == [node.inputs[0]] or (node.op.name == "mul" and len(terms) == 1)
+        if not fits or not all(self.is_whole(each) or self._is_free(each) for each in others):
+            return None
+        parts = [self._term(each) if each in terms else self.whole(each) for each in node.inputs]
+        made = node.op(*parts, **node.attrs)
+        where = Placement(replicated(node.shape, self._everyone), self.ranks)
+        return [Value(where, made)]
+
+    def _term(self, node: Node) -> Node:
+        term = self.value(node).node
+        assert term is not None
+        return term
+
+    def _is_pending(self, node: Node) -> bool:
+        value = self.value(node)
+        return (
+            value.lazy is None
+            and self._collectives.is_sum(value.placement)
+            and not self._known(node, value.placement.layout)
+        )
+
+    def _is_of_wholes(self, node: Node) -> bool:
+        """Whether every rank has all of what a node is given."""
+        if node.op is ITEM or not any(map(self.is_whole, node.inputs)):
+            return False
+        return all(self.is_whole(each) or self._is_free(each) for each in node.inputs)
+
+    def rule(self, node: Node) -> Rule | None:
+        return None if node.op.name in DRAWN else super().rule(node)
+
+    def _without_rule(self, node: Node) -> list[Value]:
+        """Everybody computes all of it, unless it comes to sums."""
+        if node.op.name in OF_SUMS and not self._is_of_wholes(node):
+            return self._in_parts(node)
+        return self._everywhere(
+            node.op.rebuild(node, tuple(self.whole(given) for given in node.inputs))
+        )
+
+    def _everywhere(self, node: Node) -> list[Value]:
+        count = len(node.outputs)
+        outputs = [node] if count == 1 else [item(node, index) for index in range(count)]
+        return [Value(Placement(replicated(n.shape, self._everyone)), n) for n in outputs]
+
+    def _computed(self, node: Node, ways: Sequence[Way]) -> list[Value]:
+        possible = [way for way in ways if _has_gradient(way)]
+        return super()._computed(node, possible) if possible else self._without_rule(node)
+
+    def suited(self, node: Node) -> CartesianLayout | None:
+        # All ranks take part in everything, so that gradients go the same way on all of them.
+        layout = super().suited(node)
+        if layout is None or len(layout.ranks) == self.ranks:
+            return layout
+        return self.default(node.spec)
+
+    def resting(self, where: Placement, spec: Spec) -> CartesianLayout:
+        assert isinstance(where.layout, CartesianLayout)
+        return where.layout
+
+    # --- what it takes
+
+    def _moving(self, node: Node, layout: Layout) -> tuple[float, int]:
+        value = self.value(node)
+        if value.lazy is not None or self._known(node, layout):
+            return super()._moving(node, layout)
+        if node in self._weights and value.placement.layout != layout:
+            return STAYS, 0
+        return self._between(value.placement, layout, node.spec)
+
+    def _summing(self, where: Placement, spec: Spec) -> tuple[float, int]:
+        return self._between(where, self.resting(where, spec), spec)
+
+    def _between(self, where: Placement, layout: Layout, spec: Spec) -> tuple[float, int]:
+        moved = volume(where.layout, layout, where.terms).elements * spec.dtype.itemsize
+        return self._collectives.seconds(where, layout, spec), moved
+
+    # --- moving
+
+    def placed(self, node: Node, layout: Layout, dtype: DType | None = None) -> Node:
+        everywhere = replicated(node.shape, self._everyone)
+        if (
+            dtype in (None, node.dtype)
+            and (node, layout) not in self._placed
+            and (node, everywhere) in self._placed
+            and isinstance(layout, CartesianLayout)
+        ):
+            # Who has all of it has every part.
+            whole = self._placed[node, everywhere]
+            self._placed[node, layout] = self._collectives.cut(whole, layout)
+        return super().placed(node, layout, dtype)
+
+    def _moved(self, node: Node, layout: Layout, dtype: DType) -> Node:
+        value = self.value(node)
+        if value.lazy is not None and len(layout.ranks) == self.ranks:
+            return super()._moved(node, layout, dtype)
+        if value.lazy is not None:
+            everywhere = replicated(node.shape, self._everyone)
+            made = value.lazy.make(everywhere)
+            return self._sent(node, made, Placement(everywhere), layout, dtype)
+        assert value.node is not None
+        return self._sent(node, value.node, value.placement, layout, dtype)
+
+    def _sent(self, node: Node, part: Node, where: Placement, layout: Layout, dtype: DType) -> Node:
+        if is_complex(node.dtype):
+            return super()._sent(node, part, where, layout, dtype)
+        moved = part
+        if where.layout != layout or where.terms > 1:
+            if not self._collectives.is_free(where):
+                self._note(node, where, layout)
+            moved = self._collectives.written(part, where, layout)
+        return moved if dtype == node.dtype else cast(moved, dtype)
+
+    def _note(self, node: Node, where: Placement, layout: Layout) -> None:
+        moved = volume(where.layout, layout, where.terms)
+        self.moves.append(
+            Move(
+                describe(node, 1),
+                where.layout,
+                layout,
+                moved.elements * node.dtype.itemsize,
+                where.terms,
+                self._collectives.seconds(where, layout, node.spec),
+            )
+        )
+
+    # --- facts
+
+    def _is_free(self, node: Node) -> bool:
+        """Whether a value is made wherever it is wanted, and nobody has a part of it."""
+        value = self.value(node)
+        return value.lazy is not None and value.lazy.like is None
+
+    def _known(self, node: Node, layout: Layout) -> bool:
+        everywhere = replicated(node.shape, self._everyone)
+        return (node, layout) in self._placed or (node, everywhere) in self._placed
+
+    def _forget(self, node: Node) -> None:
+        for key in [each for each in self._placed if each[0] is node]:
+            del self._placed[key]
+
+
+def _has_gradient(way: Way) -> bool:
+    """Of terms only sums have one."""
+    return all(where.terms == 1 or where.reduce == "sum" for where in way.outputs)

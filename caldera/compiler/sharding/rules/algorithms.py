@@ -1,0 +1,105 @@
+"""Ops for which there are algorithms on ranks: each of their ways is one to choose, beside those in
+which ranks compute by themselves what they have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from caldera.compiler.sharding.algorithms.registry import ALGORITHMS
+from caldera.compiler.sharding.algorithms.spmd import spmd_node
+from caldera.compiler.sharding.algorithms.variant import Variant
+from caldera.compiler.sharding.layout import Layout
+from caldera.compiler.sharding.rules import loops, products
+from caldera.compiler.sharding.rules.letters import Letters, Signature, letter_ways, names
+from caldera.compiler.sharding.rules.registry import RULES, Lazy, Placement, Rule, Way
+from caldera.core.graph.node import Node
+from caldera.core.graph.opdef import Nodes
+
+if TYPE_CHECKING:
+    from caldera.compiler.sharding.propagation import Propagation
+
+WHOLE_BYTES = 1 << 20
+"""What is no larger may be computed by every rank for itself, if that takes less time."""
+STARTING = 3e-5
+"""Seconds that an algorithm takes before it does anything."""
+AFTER = (loops, products)
+"""Rules of the same ops, which these are added to."""
+
+
+def _rule(before: Rule | None, graph: Propagation, node: Node) -> list[Way] | Lazy | Node | None:
+    """What ranks can do by themselves, and what they can do together."""
+    only_together = node.op.kind == "distributed"
+    alone = None if only_together else _alone_or(before, graph, node)
+    by_itself = graph.ranks == 1 or not graph.may_exchange
+    if isinstance(alone, Lazy | Node) or (by_itself and not only_together):
+        return alone
+    layouts = [graph.layout(given) for given in node.inputs]
+    together = ALGORITHMS[node.op.name].variants(node, layouts, graph.ranks)
+    if together:
+        alone = without_gathering(node, alone or [], layouts)
+    return [*(alone or []), *(_way(graph, node, each) for each in together)]
+
+
+def _alone_or(
+    before: Rule | None, graph: Propagation, node: Node
+) -> list[Way] | Lazy | Node | None:
+    return _alone(graph, node) if before is None else before(graph, node)
+
+
+def without_gathering(node: Node, ways: list[Way], layouts: Sequence[Layout]) -> list[Way]:
+    """Those in which nobody need have room for everything, if that is a lot."""
+    if sum(given.spec.nbytes for given in node.inputs) <= WHOLE_BYTES:
+        return ways
+    return [way for way in ways if not _gathers(way, layouts)]
+
+
+def _gathers(way: Way, layouts: Sequence[Layout]) -> bool:
+    """Whether everything goes to every rank that was not there before."""
+    moves = any(wanted != given for wanted, given in zip(way.inputs, layouts, strict=True))
+    return moves and all(layout.is_replicated for layout in way.inputs)
+
+
+def _way(graph: Propagation, node: Node, variant: Variant) -> Way:
+    outputs = tuple(Placement(layout) for layout in variant.outputs)
+    make = partial(_write, graph, node, variant)
+    seconds = STARTING + variant.cost.seconds(graph.links)
+    nbytes = variant.cost.bytes * graph.ranks
+    return Way(variant.name, variant.inputs, outputs, make, seconds, nbytes)
+
+
+def _write(graph: Propagation, node: Node, variant: Variant, parts: Sequence[Node]) -> Nodes:
+    number = len(graph.moves)
+    with graph.messaging():
+        made = spmd_node(node, variant, parts, graph.tokens(), rank=graph.rank, number=number)
+    return graph.communicate(made)
+
+
+def _alone(graph: Propagation, node: Node) -> list[Way]:
+    """Matrices of a batch that is shared out, or all of it."""
+    inputs = [_batch_letters(node, given.shape[:-2]) for given in node.inputs]
+    outputs = []
+    for spec in node.outputs:
+        batch = _batch_letters(node, _batch(node))
+        outputs.append((*batch, *(None,) * (len(spec.shape) - len(batch))))
+    signature = Signature(tuple((*each, None, None) for each in inputs), tuple(outputs))
+    return letter_ways(graph, node, signature)
+
+
+def _batch(node: Node) -> tuple[int, ...]:
+    """The axes before the matrices, of the result."""
+    given = max((each.shape[:-2] for each in node.inputs), key=len)
+    return tuple(node.outputs[0].shape[: len(given)])
+
+
+def _batch_letters(node: Node, shape: tuple[int, ...]) -> Letters:
+    whole = _batch(node)
+    extra, letters = len(whole) - len(shape), names(len(whole))
+    return tuple(
+        letters[extra + axis] if n == whole[extra + axis] else None for axis, n in enumerate(shape)
+    )
+
+
+for _name in ALGORITHMS:
+    RULES[_name] = partial(_rule, RULES.get(_name))

@@ -1,0 +1,279 @@
+"""Convolutions of images that are shared out along height or width: ranks exchange halos.
+
+Each rank computes some rows and columns of the result, and gets what they see of the input from its
+neighbours; padding is only where the image ends. The gradients are the same with their own windows:
+that for the input sees outputs, that for the weight adds up what all ranks have found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from caldera.compiler.sharding.algorithms.halo import Range, Window
+from caldera.compiler.sharding.algorithms.process_grid import even_cuts
+from caldera.compiler.sharding.algorithms.variant import contiguous, cuts_of
+from caldera.compiler.sharding.axis_split import AxisSplit
+from caldera.compiler.sharding.layout import CartesianLayout, Layout, replicated
+from caldera.compiler.sharding.ops import halo
+from caldera.compiler.sharding.rules import products
+from caldera.compiler.sharding.rules.algorithms import without_gathering
+from caldera.compiler.sharding.rules.registry import RULES, Lazy, Placement, Rule, Way
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops.base import full
+from caldera.core.graph.ops.movement import narrow, pad
+from caldera.core.tensor.shape import Shape, size
+
+if TYPE_CHECKING:
+    from caldera.compiler.sharding.propagation import Propagation
+
+SPACE = (2, 3)
+"""Height and width of images (N, C, H, W)."""
+
+
+@dataclass(frozen=True)
+class Spatial:
+    """A convolution whose images and results are shared out alike, along space and samples."""
+
+    images: CartesianLayout
+    results: CartesianLayout
+    windows: tuple[Window, Window]
+
+
+def _rule(before: Rule, graph: Propagation, node: Node) -> list[Way] | Lazy | Node | None:
+    alone = before(graph, node)
+    spatial = _spatial(graph, node) if graph.may_exchange else None
+    if spatial is None or isinstance(alone, Lazy | Node):
+        return alone
+    layouts = [graph.layout(given) for given in node.inputs]
+    kept = without_gathering(node, alone or [], layouts)
+    return [*kept, _WAYS[node.op.name](graph, node, spatial)]
+
+
+def _spatial(graph: Propagation, node: Node) -> Spatial | None:
+    """As one of the images is shared out; None if none is along space."""
+    images, kernel, results = _shapes(node)
+    attrs = node.attrs
+    windows = tuple(
+        Window(
+            images[axis],
+            kernel[axis],
+            attrs["stride"][axis - 2],
+            attrs["padding"][axis - 2][0],
+            attrs["dilation"][axis - 2],
+        )
+        for axis in SPACE
+    )
+    for given in node.inputs:
+        layout = graph.suited(given)
+        if given.shape == images or given.shape == results:
+            is_image = given is node.inputs[0] and node.op.name != "conv2d_input"
+            if layout is not None and set(layout.split_axes) & set(SPACE):
+                return _shared_out(layout.unsplit([1]), images, results, windows, is_image=is_image)
+    return None
+
+
+def _shapes(node: Node) -> tuple[Shape, Shape, Shape]:
+    """Of the images, the kernel and the results."""
+    first, second = (given.shape for given in node.inputs)
+    if node.op.name == "conv2d":
+        return first, second, node.shape
+    if node.op.name == "conv2d_input":
+        return node.shape, second, first
+    return first, node.shape, second
+
+
+def _shared_out(
+    layout: CartesianLayout,
+    images: Shape,
+    results: Shape,
+    windows: Sequence[Window],
+    *,
+    is_image: bool,
+) -> Spatial:
+    splits: list[list[AxisSplit | None]] = [[layout.splits[0], None], [layout.splits[0], None]]
+    for axis, window in zip(SPACE, windows, strict=True):
+        split = layout.splits[axis]
+        if split is None:
+            splits[0].append(None)
+            splits[1].append(None)
+            continue
+        n, count = images[axis], results[axis]
+        known = cuts_of(layout, axis, split.parts) or even_cuts(layout.shape[axis], split.parts)
+        if is_image:
+            other = [min(-(-cut // window.stride), count) for cut in known[:-1]]
+            pair = known, (*other, count)
+        else:
+            pair = (*(min(cut * window.stride, n) for cut in known[:-1]), n), known
+        for each, cuts in zip(splits, pair, strict=True):
+            each.append(contiguous(cuts))
+    ranks = layout.ranks
+    first, second = windows
+    return Spatial(
+        CartesianLayout(images, tuple(splits[0]), ranks),
+        CartesianLayout(results, tuple(splits[1]), ranks),
+        (first, second),
+    )
+
+
+# --- halos
+
+
+def _with_halo(
+    graph: Propagation, part: Node, layout: CartesianLayout, axis: int, wanted: Sequence[Range]
+) -> Node:
+    """This rank's part with what it wants along an axis: its parts want `wanted`."""
+    if layout.splits[axis] is None:
+        begin, end = wanted[0]
+        return narrow(part, axis, begin, end - begin)
+    mesh = np.array(layout.ranks).reshape(layout.mesh)
+    along = np.moveaxis(mesh, layout.split_axes.index(axis), -1)
+    groups = along.reshape(-1, len(wanted)).tolist()
+    peers = next((tuple(group) for group in groups if graph.rank in group), ())
+    split = layout.splits[axis]
+    assert split is not None
+    cuts = cuts_of(layout, axis, split.parts)
+    assert cuts is not None
+    with graph.messaging():
+        made = halo.node(
+            part,
+            *graph.tokens(),
+            axis=axis,
+            cuts=cuts,
+            wanted=tuple(wanted),
+            peers=peers,
+            rank=graph.rank,
+            number=len(graph.moves),
+        )
+    return graph.communicate(made)[0]
+
+
+def _parts(layout: CartesianLayout, axis: int) -> list[Range]:
+    """What each part has along an axis."""
+    split = layout.splits[axis]
+    if split is None:
+        return [(0, layout.shape[axis])]
+    cuts = cuts_of(layout, axis, split.parts)
+    assert cuts is not None
+    return list(pairwise(cuts))
+
+
+def _own(layout: CartesianLayout, axis: int, rank: int) -> int:
+    """Which part along an axis a rank has."""
+    if layout.splits[axis] is None:
+        return 0
+    place = layout.coordinates(rank)
+    assert place is not None
+    return place[layout.split_axes.index(axis)]
+
+
+def _seen(
+    graph: Propagation, part: Node, spatial: Spatial
+) -> tuple[Node, tuple[tuple[int, int], ...]]:
+    """The images that this rank's results see, and the padding around them."""
+    padding = []
+    for axis, window in zip(SPACE, spatial.windows, strict=True):
+        ranges = [window.inputs(each) for each in _parts(spatial.results, axis)]
+        part = _with_halo(graph, part, spatial.images, axis, [each for each, _ in ranges])
+        padding.append(ranges[_own(spatial.results, axis, graph.rank)][1])
+    return part, tuple(padding)
+
+
+def _way(
+    graph: Propagation,
+    node: Node,
+    spatial: Spatial,
+    inputs: Sequence[Layout],
+    output: Placement,
+    make: Callable[[Sequence[Node]], Node],
+) -> Way:
+    """What halos on both sides take, and a share of the work."""
+    images, shares = spatial.images, int(np.prod(spatial.images.mesh[:-1]))
+    seconds, sent = node.op.count_flops(node) / shares / graph.links.flops, 0
+    for axis, window in zip(SPACE, spatial.windows, strict=True):
+        split = images.splits[axis]
+        if split is not None:
+            line = size(images.shape) // max(images.shape[axis], 1) * split.parts // shares
+            nbytes = 2 * (window.reach - 1) * line * node.dtype.itemsize
+            seconds += 2 * graph.links.latency + nbytes / graph.links.bandwidth
+            sent += nbytes * shares * (split.parts - 1) // split.parts
+    return Way("halo exchange", tuple(inputs), (output,), make, seconds, sent)
+
+
+# --- the three convolutions
+
+
+def _forward(graph: Propagation, node: Node, spatial: Spatial) -> Way:
+    kernel = replicated(node.inputs[1].shape, spatial.images.ranks)
+
+    def make(parts: Sequence[Node]) -> Node:
+        seen, padding = _seen(graph, parts[0], spatial)
+        shape = spatial.results.local_shape(graph.rank)
+        if 0 in shape or 0 in seen.shape:
+            return full(shape, 0, node.dtype)
+        made: Node = node.op(seen, parts[1], **{**node.attrs, "padding": padding})
+        return made
+
+    inputs = (spatial.images, kernel)
+    return _way(graph, node, spatial, inputs, Placement(spatial.results), make)
+
+
+def _weight(graph: Propagation, node: Node, spatial: Spatial) -> Way:
+    ranks = spatial.images.ranks
+    terms = int(np.prod(spatial.images.mesh[:-1]))
+
+    def make(parts: Sequence[Node]) -> Node:
+        seen, padding = _seen(graph, parts[0], spatial)
+        if 0 in seen.shape or 0 in parts[1].shape:
+            return full(node.shape, 0, node.dtype)
+        made: Node = node.op(seen, parts[1], **{**node.attrs, "padding": padding})
+        return made
+
+    output = Placement(replicated(node.shape, ranks), terms)
+    return _way(graph, node, spatial, (spatial.images, spatial.results), output, make)
+
+
+def _input(graph: Propagation, node: Node, spatial: Spatial) -> Way:
+    kernel = replicated(node.inputs[1].shape, spatial.images.ranks)
+
+    def make(parts: Sequence[Node]) -> Node:
+        part, ranges = parts[0], []
+        for axis, window in zip(SPACE, spatial.windows, strict=True):
+            count = spatial.results.shape[axis]
+            seen = [window.outputs(each, count) for each in _parts(spatial.images, axis)]
+            part = _with_halo(graph, part, spatial.results, axis, seen)
+            ranges.append(seen[_own(spatial.images, axis, graph.rank)])
+        shape = spatial.images.local_shape(graph.rank)
+        if 0 in shape or 0 in part.shape:
+            return full(shape, 0, node.dtype)
+        sizes = [
+            (end - begin - 1) * window.stride + window.reach
+            for (begin, end), window in zip(ranges, spatial.windows, strict=True)
+        ]
+        attrs = {**node.attrs, "padding": ((0, 0), (0, 0)), "shape": (*shape[:2], *sizes)}
+        made: Node = node.op(part, parts[1], **attrs)
+        for axis, window, (begin, _) in zip(SPACE, spatial.windows, ranges, strict=True):
+            own = _parts(spatial.images, axis)[_own(spatial.images, axis, graph.rank)]
+            made = _window(made, axis, begin * window.stride - window.before, own)
+        return made
+
+    inputs = (spatial.results, kernel)
+    return _way(graph, node, spatial, inputs, Placement(spatial.images), make)
+
+
+def _window(x: Node, axis: int, begin: int, own: Range) -> Node:
+    """Indices `own` of something that begins at index `begin`, with zeros where it is not."""
+    end = begin + x.shape[axis]
+    before, behind = max(begin - own[0], 0), max(own[1] - end, 0)
+    amounts = tuple((before, behind) if each == axis else (0, 0) for each in range(len(x.shape)))
+    return narrow(pad(x, amounts), axis, own[0] - begin + before, own[1] - own[0])
+
+
+_WAYS = {"conv2d": _forward, "conv2d_weight": _weight, "conv2d_input": _input}
+for _name in products.CONVOLUTIONS:
+    RULES[_name] = partial(_rule, RULES[_name])

@@ -1,0 +1,327 @@
+"""Element-wise ops, reductions, and ops that need one axis whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from caldera.compiler.sharding.layout import CartesianLayout, replicated
+from caldera.compiler.sharding.rules.letters import (
+    Assignment,
+    Letters,
+    Signature,
+    broadcast_letters,
+    letter_ways,
+    names,
+)
+from caldera.compiler.sharding.rules.registry import Lazy, Placement, Way, rule
+from caldera.compiler.sharding.table_layout import TableLayout
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops.base import full, reshape
+from caldera.core.graph.ops.elementwise import equal, isnan, logical_or, where
+from caldera.core.graph.ops.leaf import iota
+from caldera.core.graph.ops.reduction import max_, min_
+from caldera.core.tensor.dtype import DType, bool_, int64, is_float
+
+if TYPE_CHECKING:
+    from caldera.compiler.sharding.propagation import Propagation
+
+# --- element by element
+
+
+def elementwise(graph: Propagation, node: Node) -> list[Way] | Lazy:
+    """Every rank computes what it has all operands of; operands come to where one of them is."""
+    inputs, output = broadcast_letters(node)
+    if all(graph.value(given).lazy is not None for given in node.inputs):
+        return _lazy(graph, node, inputs, output)
+    ways = letter_ways(graph, node, Signature(inputs, (output,)))
+    return [*_table_ways(graph, node), *ways]
+
+
+@rule("view_as_real", "view_as_complex")
+def _(graph: Propagation, node: Node) -> list[Way]:
+    """The two parts of complex numbers, side by side along a last axis, are on one rank."""
+    given, made = node.inputs[0].shape, node.shape
+    letters = names(min(len(given), len(made)))
+    pairs: Letters = (*letters, None)
+    inputs = pairs if len(given) > len(made) else tuple(letters)
+    outputs = pairs if len(made) > len(given) else tuple(letters)
+    ways = letter_ways(graph, node, Signature((inputs,), (outputs,)))
+    # The same memory, seen otherwise.
+    return [replace(way, seconds=0.0) for way in ways]
+
+
+def _lazy(graph: Propagation, node: Node, inputs: tuple[Letters, ...], output: Letters) -> Lazy:
+    """Of values that are made anywhere the result is, too."""
+
+    def layouts(layout: CartesianLayout) -> list[CartesianLayout]:
+        assignment = Assignment.of(layout, output)
+        shapes = [given.shape for given in node.inputs]
+        return [assignment.layout(s, letters) for s, letters in zip(shapes, inputs, strict=True)]
+
+    def make(layout: CartesianLayout) -> Node:
+        parts = [
+            graph.placed(x, where) for x, where in zip(node.inputs, layouts(layout), strict=True)
+        ]
+        if graph.rank not in layout.ranks:
+            return graph.empty(layout, node.dtype)
+        made: Node = node.op(*parts, **node.attrs)
+        return made
+
+    def seconds(layout: CartesianLayout) -> float:
+        return sum(
+            graph.seconds(x, where) for x, where in zip(node.inputs, layouts(layout), strict=True)
+        )
+
+    likes = [value.lazy.like for value in map(graph.value, node.inputs) if value.lazy is not None]
+    like = next((each for each in likes if each is not None and each.shape == node.shape), None)
+    return Lazy(make, seconds, like)
+
+
+def _table_ways(graph: Propagation, node: Node) -> list[Way]:
+    """In a table of blocks a rank's part is flat; that is enough if shapes are equal."""
+    found = []
+    for given in node.inputs:
+        value = graph.value(given)
+        table = value.placement.layout
+        if value.lazy is not None or not isinstance(table, TableLayout):
+            continue
+        if given.shape != node.shape:
+            continue
+        if any(each.shape != node.shape and each.spec.size != 1 for each in node.inputs):
+            continue
+        inputs = tuple(
+            table if each.shape == node.shape else replicated(each.shape, table.ranks)
+            for each in node.inputs
+        )
+        make = partial(_flat, node)
+        found.append(Way("in its table", inputs, (Placement(table),), make))
+    return found
+
+
+def _flat(node: Node, parts: Sequence[Node]) -> Any:
+    numbers = [
+        reshape(part, ()) if given.shape != node.shape else part
+        for part, given in zip(parts, node.inputs, strict=True)
+    ]
+    return node.op(*numbers, **node.attrs)
+
+
+# --- over axes
+
+REDUCED = {"sum": "sum", "max": "max", "min": "min", "prod": "prod"}
+
+
+def reduction(graph: Propagation, node: Node) -> list[Way] | Node | None:
+    """Over an axis that is shared out ranks compute terms, which are reduced in turn."""
+    signature = _reduction_letters(node)
+    if node.op.name in REDUCED:
+        make = partial(_reduce, node)
+        return [*_flat_terms(graph, node), *letter_ways(graph, node, signature, make)]
+    if node.op.name in ("argmax", "argmin"):
+        return _position(graph, node)
+    layout = graph.suited(node.inputs[0])
+    axes = node.attrs["axis"]
+    if layout is None or set(axes) & set(layout.split_axes):
+        return None
+    return letter_ways(graph, node, signature)
+
+
+def _axes(node: Node) -> tuple[int, ...]:
+    axis = node.attrs["axis"]
+    return axis if isinstance(axis, tuple) else (axis,)
+
+
+def _reduction_letters(node: Node) -> Signature:
+    (x,) = node.inputs
+    axes = _axes(node)
+    letters = names(len(x.shape))
+    if node.attrs["keepdims"]:
+        output: Letters = tuple(None if i in axes else n for i, n in enumerate(letters))
+    else:
+        output = tuple(n for i, n in enumerate(letters) if i not in axes)
+    reduce = REDUCED.get(node.op.name)
+    gone = frozenset(letters[axis] for axis in axes)
+    if reduce is None:
+        blocked = tuple(None if n in gone else n for n in letters)
+        return Signature((blocked,), (output,))
+    return Signature((tuple(letters),), (output,), reduce, gone)
+
+
+def _reduce(node: Node, parts: Sequence[Node], layouts: tuple[CartesianLayout, ...]) -> Node:
+    (part,) = parts
+    name, dtype = node.op.name, node.dtype
+    nothing = any(part.shape[axis] == 0 for axis in _axes(node))
+    if nothing and name in ("max", "min"):
+        shape = tuple(
+            1 if axis in _axes(node) else n
+            for axis, n in enumerate(part.shape)
+            if node.attrs["keepdims"] or axis not in _axes(node)
+        )
+        return full(shape, _least(dtype) if name == "max" else _most(dtype), dtype)
+    made: Node = node.op(part, **node.attrs)
+    return made
+
+
+def _least(dtype: DType) -> Any:
+    if dtype == bool_:
+        return False
+    return -float("inf") if is_float(dtype) else int(np.iinfo(dtype).min)
+
+
+def _most(dtype: DType) -> Any:
+    if dtype == bool_:
+        return True
+    return float("inf") if is_float(dtype) else int(np.iinfo(dtype).max)
+
+
+def _flat_terms(graph: Propagation, node: Node) -> list[Way]:
+    """All elements of a table of blocks: each rank reduces its own."""
+    (x,) = node.inputs
+    value = graph.value(x)
+    table = value.placement.layout
+    if value.lazy is not None or not isinstance(table, TableLayout):
+        return []
+    if len(_axes(node)) != len(x.shape) or any(len(ranks) > 1 for ranks in table.table):
+        return []
+    terms = Placement(replicated(node.shape, table.ranks), len(table.ranks), REDUCED[node.op.name])
+
+    def make(parts: Sequence[Node]) -> Node:
+        flat = node.op(parts[0], axis=(0,), keepdims=False)
+        return reshape(flat, node.shape)
+
+    if any(not table.elements(rank) for rank in table.ranks) and node.op.name in ("max", "min"):
+        return []
+    return [Way("in its table", (table,), (terms,), make)]
+
+
+def _position(graph: Propagation, node: Node) -> list[Way] | Node:
+    """Where the largest is: along an axis that is shared out, the first place that has it."""
+    (x,) = node.inputs
+    axis = node.attrs["axis"]
+    layout = graph.suited(x)
+    if layout is None or layout.splits[axis] is None:
+        return letter_ways(graph, node, _reduction_letters(node))
+    extreme = max_ if node.op.name == "argmax" else min_
+    best = extreme(x, axis=(axis,), keepdims=True)
+    there = equal(x, best)
+    if is_float(x.dtype):
+        # The extreme of numbers among which is a nan is nan, and the first of them is meant.
+        there = logical_or(there, isnan(x))
+    places = iota(shape=x.shape, axis=axis, dtype=int64)
+    found = where(there, places, full(x.shape, x.shape[axis], int64))
+    made: Node = min_(found, axis=(axis,), keepdims=node.attrs["keepdims"])
+    return made
+
+
+# --- one axis whole
+
+
+@rule("cumsum", "softmax", "log_softmax", "sort", "top_k")
+def _(graph: Propagation, node: Node) -> list[Way] | None:
+    x, *others = node.inputs
+    if others:
+        return None
+    axis = node.attrs.get("axis")
+    if axis is None:
+        return None
+    whole = axis if isinstance(axis, tuple) else (axis,)
+    layout = graph.suited(x)
+    if node.op.decompose is not None and (layout is None or set(whole) & set(layout.split_axes)):
+        return None
+    letters = tuple(None if i in whole else n for i, n in enumerate(names(len(x.shape))))
+    return letter_ways(graph, node, Signature((letters,), (letters,) * len(node.outputs)))
+
+
+@rule("take_along_axis")
+def _(graph: Propagation, node: Node) -> list[Way]:
+    axis = node.attrs["axis"]
+    letters = [n if i != axis else None for i, n in enumerate(names(len(node.shape)))]
+    same = tuple(
+        n if node.inputs[0].shape[i] == node.inputs[1].shape[i] else None
+        for i, n in enumerate(letters)
+    )
+    return letter_ways(graph, node, Signature((same, same), (same,)))
+
+
+@rule("gather")
+def _(graph: Propagation, node: Node) -> list[Way]:
+    x, places = node.inputs
+    axis = node.attrs["axis"]
+    rows = names(len(x.shape))
+    found = names(len(places.shape), len(rows))
+    given = tuple(None if i == axis else n for i, n in enumerate(rows))
+    output = (*rows[:axis], *found, *rows[axis + 1 :])
+    return letter_ways(graph, node, Signature((given, tuple(found)), (output,)))
+
+
+@rule("scatter_add")
+def _(graph: Propagation, node: Node) -> list[Way]:
+    places = node.inputs[1]
+    axis, rows = node.attrs["axis"], names(len(node.shape))
+    kept = tuple(None if i == axis else n for i, n in enumerate(rows))
+    every: Letters = (None,) * len(places.shape)
+    updates = (*rows[:axis], *every, *rows[axis + 1 :])
+    return letter_ways(graph, node, Signature((kept, every, updates), (kept,)))
+
+
+@rule("put_along_axis_add")
+def _(graph: Propagation, node: Node) -> list[Way]:
+    kept = tuple(
+        None if i == node.attrs["axis"] else n for i, n in enumerate(names(len(node.shape)))
+    )
+    return letter_ways(graph, node, Signature((kept,) * 3, (kept,)))
+
+
+@rule("conj", "real", "imag", "complex")
+def _(graph: Propagation, node: Node) -> list[Way]:
+    letters = tuple(names(len(node.shape)))
+    return letter_ways(graph, node, Signature((letters,) * len(node.inputs), (letters,)))
+
+
+@rule("mirror")
+def _(graph: Propagation, node: Node) -> list[Way]:
+    """With the axis shared out as it is: who has a frequency has that which mirrors it."""
+    (x,), attrs = node.inputs, node.attrs
+    axis, begin, end = attrs["axis"], attrs["begin"], attrs["end"]
+    whole = {axis, *attrs["others"], len(x.shape) - 1}
+    letters = tuple(None if i in whole else n for i, n in enumerate(names(len(x.shape))))
+    ways = letter_ways(graph, node, Signature((letters,), (letters,)))
+    given = graph.suited(x)
+    if given is None or begin == end or set(given.split_axes) & whole != {axis}:
+        return ways
+    split = given.splits[axis]
+    assert split is not None
+    made = split.joined(split.sliced(begin, end).flipped())
+    layout = CartesianLayout(
+        node.shape, (*given.splits[:axis], made, *given.splits[axis + 1 :]), given.ranks
+    )
+
+    def make(parts: Sequence[Node]) -> Node:
+        """A rank's own stretch of what is mirrored; its parts follow each other in order."""
+        place = given.coordinates(graph.rank)
+        assert place is not None
+        part = place[given.split_axes.index(axis)]
+        before = sum(min(e, begin) - min(b, begin) for b, e in split.intervals[part])
+        until = sum(min(e, end) - min(b, end) for b, e in split.intervals[part])
+        own: Node = node.op(parts[0], **{**attrs, "begin": before, "end": until})
+        return own
+
+    # Backwards through memory, which takes twice as long.
+    seconds = 2 * (x.spec.nbytes + node.spec.nbytes) / split.parts / graph.links.copying
+    return [*ways, Way("mirrored parts", (given,), (Placement(layout),), make, seconds)]
+
+
+@rule("fft", "rfft", "irfft")
+def _(graph: Propagation, node: Node) -> list[Way]:
+    """The axis whole; pairs of numbers stand along the last axis of what is complex."""
+    (x,) = node.inputs
+    axes = len(x.shape) if node.op.name == "rfft" else len(x.shape) - 1
+    free = tuple(None if i == node.attrs["axis"] else n for i, n in enumerate(names(axes)))
+    given = free if node.op.name == "rfft" else (*free, None)
+    output = free if node.op.name == "irfft" else (*free, None)
+    return letter_ways(graph, node, Signature((given,), (output,)))

@@ -1,0 +1,228 @@
+"""Ops that move elements: where a rank can, it moves its own; nothing else is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING
+
+from caldera.compiler.sharding.layout import Bounds, CartesianLayout, Layout, replicated
+from caldera.compiler.sharding.reshaping import joined, reshaped
+from caldera.compiler.sharding.rules.registry import Lazy, Placement, Way, default_layout, rule
+from caldera.compiler.sharding.rules.stretches import embed, part, take
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops.base import reshape
+from caldera.core.graph.ops.movement import concat
+
+if TYPE_CHECKING:
+    from caldera.compiler.sharding.propagation import Propagation
+
+
+@rule("place")
+def _(graph: Propagation, node: Node) -> list[Way] | Lazy:
+    """What a user asks for. A wider dtype is made where the value arrives."""
+    (x,) = node.inputs
+    layout: Layout | None = node.attrs["layout"]
+    if layout is None:
+        lazy = graph.value(x).lazy
+        return lazy or [_one(node, graph.layout(x), graph.layout(x), lambda part: part)]
+    where = (Placement(layout),)
+    widens = x.op.name == "cast" and x.dtype.itemsize > x.inputs[0].dtype.itemsize
+    if widens and x.inputs[0].dtype.kind != "b" and x.shape == x.inputs[0].shape:
+        made = graph.placed(x.inputs[0], layout, x.dtype)
+        return [Way("widened there", (graph.layout(x),), where, lambda parts: made)]
+    return [Way("as asked for", (layout,), where, lambda parts: parts[0])]
+
+
+def _own(graph: Propagation, node: Node) -> CartesianLayout:
+    return graph.suited(node) or graph.default(node.spec)
+
+
+@rule("transpose")
+def _(graph: Propagation, node: Node) -> list[Way] | Lazy:
+    (x,) = node.inputs
+    axes = node.attrs["axes"]
+    back = tuple(axes.index(axis) for axis in range(len(axes)))
+    own = graph.suited(x)
+    if own is None:
+        return _lazy(graph, node, lambda layout: layout.transposed(back))
+    return [_one(node, own, own.transposed(axes), lambda part: node.op(part, axes=axes))]
+
+
+@rule("flip")
+def _(graph: Propagation, node: Node) -> list[Way]:
+    (x,) = node.inputs
+    own = _own(graph, x)
+    turned = own.flipped(node.attrs["axis"])
+    return [_one(node, own, turned, lambda part: node.op(part, **node.attrs))]
+
+
+def _one(node: Node, source: Layout, target: Layout, make) -> Way:  # type: ignore[no-untyped-def]
+    return Way("where it is", (source,), (Placement(target),), lambda parts: make(parts[0]))
+
+
+def _lazy(graph: Propagation, node: Node, source) -> Lazy:  # type: ignore[no-untyped-def]
+    """A value that is moved where it is made; `source` gives the layout before it is."""
+    (x,) = node.inputs
+
+    def make(layout: CartesianLayout) -> Node:
+        part = graph.placed(x, source(layout))
+        if graph.rank not in layout.ranks:
+            return graph.empty(layout, node.dtype)
+        made: Node = node.op(part, **node.attrs)
+        return made
+
+    return Lazy(make, lambda layout: graph.seconds(x, source(layout)))
+
+
+# --- slices
+
+
+@rule("slice")
+def _(graph: Propagation, node: Node) -> list[Way]:
+    (x,) = node.inputs
+    own, bounds = _own(graph, x), node.attrs["bounds"]
+    stretches = own.local_slices(bounds, graph.rank)
+    return [_one(node, own, own.sliced(bounds), lambda part: take(part, stretches))]
+
+
+@rule("split")
+def _(graph: Propagation, node: Node) -> list[Way]:
+    (x,) = node.inputs
+    own, axis = _own(graph, x), node.attrs["axis"]
+    places, start = [], 0
+    for length in node.attrs["sizes"]:
+        bounds = [(0, n, 1) for n in x.shape]
+        bounds[axis] = (start, start + length, 1)
+        places.append(bounds)
+        start += length
+
+    def make(parts: Sequence[Node]) -> tuple[Node, ...]:
+        return tuple(take(parts[0], own.local_slices(each, graph.rank)) for each in places)
+
+    return [Way("where it is", (own,), tuple(Placement(own.sliced(each)) for each in places), make)]
+
+
+@rule("unslice")
+def _(graph: Propagation, node: Node) -> Lazy:
+    return _embedded(graph, node, node.attrs["bounds"], 0)
+
+
+@rule("pad")
+def _(graph: Propagation, node: Node) -> Lazy:
+    (x,) = node.inputs
+    widths = node.attrs["widths"]
+    bounds = [(a, a + n, 1) for n, (a, _) in zip(x.shape, widths, strict=True)]
+    return _embedded(graph, node, bounds, node.attrs["value"])
+
+
+def _embedded(graph: Propagation, node: Node, bounds: Bounds, value: complex) -> Lazy:
+    """A value within a larger one: what is around it nobody has to send."""
+    (x,) = node.inputs
+
+    def make(layout: CartesianLayout) -> Node:
+        part = graph.placed(x, layout.sliced(bounds))
+        if graph.rank not in layout.ranks:
+            return graph.empty(layout, node.dtype)
+        stretches = layout.local_slices(bounds, graph.rank)
+        return embed(part, stretches, layout.local_shape(graph.rank), value)
+
+    def seconds(layout: CartesianLayout) -> float:
+        return graph.seconds(x, layout.sliced(bounds))
+
+    own = graph.suited(x)
+    like = None
+    if own is not None and own.split_axes:
+        like = default_layout(node.shape, own.ranks, node.dtype.itemsize)
+    return Lazy(make, seconds, like)
+
+
+@rule("concat")
+def _(graph: Propagation, node: Node) -> list[Way]:
+    axis = node.attrs["axis"]
+    owns = [graph.suited(given) for given in node.inputs]
+    known = [own for own in owns if own is not None]
+    ways = []
+    if len(known) == len(owns):
+        together = joined(known, axis)
+        if together is not None:
+            ways.append(_joining(node, known, together))
+    ranks = max((own.ranks for own in known), key=len, default=tuple(range(graph.ranks)))
+    spread = default_layout(node.shape, ranks, node.dtype.itemsize)
+    ways.append(_joining(node, list(_places(node, spread)), spread))
+    return ways
+
+
+def _places(node: Node, layout: CartesianLayout) -> Iterator[CartesianLayout]:
+    axis, start = node.attrs["axis"], 0
+    for given in node.inputs:
+        bounds = [(0, n, 1) for n in layout.shape]
+        bounds[axis] = (start, start + given.shape[axis], 1)
+        yield layout.sliced(bounds)
+        start += given.shape[axis]
+
+
+def _joining(node: Node, layouts: Sequence[Layout], result: Layout) -> Way:
+    make = partial(_join, node.attrs["axis"])
+    return Way("joined", tuple(layouts), (Placement(result),), make)
+
+
+def _join(axis: int, parts: Sequence[Node]) -> Node:
+    return concat(tuple(parts), axis)
+
+
+# --- reshape
+
+
+@rule("reshape")
+def _(graph: Propagation, node: Node) -> list[Way] | Lazy:
+    (x,) = node.inputs
+    shape = node.shape
+    own = graph.suited(x)
+    if own is None:
+        return _lazy_reshape(graph, node)
+    ways = []
+    for source in (own, *_others(graph, x, shape, own)):
+        target = reshaped(source, shape)
+        if target is not None:
+            ways.append(
+                _one(node, source, target, partial(_reshaped, local=target.local_shape(graph.rank)))
+            )
+    return ways
+
+
+def _lazy_reshape(graph: Propagation, node: Node) -> Lazy:
+    (x,) = node.inputs
+
+    def source(layout: CartesianLayout) -> CartesianLayout:
+        return reshaped(layout, x.shape) or replicated(x.shape, layout.ranks)
+
+    def make(layout: CartesianLayout) -> Node:
+        own = graph.placed(x, source(layout))
+        if graph.rank not in layout.ranks:
+            return graph.empty(layout, node.dtype)
+        if reshaped(layout, x.shape) is not None:
+            return reshape(own, layout.local_shape(graph.rank))
+        return part(reshape(own, node.shape), layout, graph.rank)
+
+    return Lazy(make, lambda layout: graph.seconds(x, source(layout)))
+
+
+def _reshaped(own: Node, local: tuple[int, ...]) -> Node:
+    return reshape(own, local)
+
+
+def _others(
+    graph: Propagation, x: Node, shape: tuple[int, ...], own: CartesianLayout
+) -> Iterator[CartesianLayout]:
+    """Layouts to bring a value to before it is reshaped."""
+    wanted = default_layout(shape, own.ranks, x.dtype.itemsize)
+    if prod(shape):
+        back = reshaped(wanted, x.shape)
+        if back is not None:
+            yield back
+    yield default_layout(x.shape, own.ranks, x.dtype.itemsize)
+    for axis in own.split_axes:
+        yield own.unsplit([each for each in own.split_axes if each != axis])
+    yield own.replicated()

@@ -1,0 +1,216 @@
+"""Moving the data of a redistribution: packing, sending, receiving, unpacking, in bounded memory.
+
+Ranks go round in pairs: in round k a rank sends to the k-th after it and receives from the k-th
+before it, one message at a time each way. No order of the ranks can block that: whoever is furthest
+behind finds its partner waiting. Where all messages of a rank fit into a buffer together they are
+under way at once, or need not be sent: ranks of one machine leave them where the others find them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from caldera.comm import Communicator
+from caldera.comm.algorithms.shared_exchange import shared_exchange
+from caldera.comm.request import Request
+from caldera.compiler.sharding.layout import Layout
+from caldera.compiler.sharding.redistribution import Exchange, Message, exchange
+from caldera.core.tensor.dtype import HALVES, float32
+
+AT_ONCE_BYTES = 16 << 20
+"""What all messages of a rank may take for being under way together."""
+TAG = 3
+"""Of these messages; whoever communicates beside them uses another."""
+REDUCTIONS: dict[str, Callable[..., Any]] = {
+    "sum": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "prod": np.multiply,
+}
+"""What becomes of terms, by name."""
+
+
+def redistributed(
+    part: np.ndarray,
+    source: Layout,
+    target: Layout,
+    communicator: Communicator | None,
+    *,
+    rank: int = 0,
+    dtype: Any = None,
+    terms: int = 1,
+    reduce: str = "sum",
+    out: np.ndarray | None = None,
+    in_memory: bool = True,
+) -> np.ndarray:
+    """A rank's part of an array in another layout, perhaps in another dtype.
+
+    `terms` of the source's replicas have to be reduced (added, say), in their order. All ranks of
+    the communicator call this, also those without any part. Unless it may go `in_memory` that they
+    share everything is sent.
+
+    >>> import numpy as np
+    >>> from caldera.comm import run_virtual_ranks
+    >>> from caldera.compiler.sharding.distributions import Columns, Rows
+    >>> rows, columns = Rows().of((2, 4), range(2)), Columns().of((2, 4), range(2))
+    >>> whole = np.arange(8).reshape(2, 4)
+    >>> def work(comm):
+    ...     own = rows.part_of(whole, comm.rank)
+    ...     return redistributed(own, rows, columns, comm, rank=comm.rank).tolist()
+    >>> run_virtual_ranks(2, work)
+    [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+    """
+    given = np.dtype(part.dtype)
+    wanted = given if dtype is None else np.dtype(dtype)
+    # What arrives narrower is sent so. But terms are added before they are rounded.
+    wire = wanted if wanted.itemsize < given.itemsize and terms == 1 else given
+    made = np.zeros(target.local_shape(rank), wanted) if out is None else out
+    plan = exchange(source, target, rank, wire.itemsize, terms)
+    move = _Transfer(
+        plan, np.ascontiguousarray(part).reshape(-1), wire, communicator, rank, in_memory
+    )
+    if terms == 1:
+        flat = made.reshape(-1)
+        move.run(lambda _: flat)
+        return made
+    added = float32 if given in HALVES else given
+    rows = [np.zeros(made.size, added) for _ in range(terms)]
+    move.run(lambda term: rows[term])
+    if rank in target.ranks:
+        total = rows[0]
+        for row in rows[1:]:
+            REDUCTIONS[reduce](total, row, out=total)
+        made.reshape(-1)[...] = total.astype(wanted)
+    return made
+
+
+class _Transfer:
+    """One redistribution of one rank."""
+
+    def __init__(
+        self,
+        plan: Exchange,
+        part: np.ndarray,
+        wire: Any,
+        communicator: Communicator | None,
+        rank: int,
+        in_memory: bool,
+    ) -> None:
+        self._may_share = in_memory
+        self._plan = plan
+        self._part = part
+        self._wire = wire
+        self._communicator = communicator
+        self._rank = rank
+
+    def run(self, place: Callable[[int], np.ndarray]) -> None:
+        """Move everything; `place` gives the flat array that the elements of a term go to."""
+        for old, new in self._plan.stays:
+            values = old.view(self._part)[old.index]
+            new.view(place(new.term))[new.index] = values.astype(self._wire, copy=False)
+        sends, receives = self._plan.sends, self._plan.receives
+        if not sends and not receives:
+            return
+        if self._can_share():
+            self._in_memory(place)
+            return
+        everything = [m for messages in (*sends.values(), *receives.values()) for m in messages]
+        elements = sum(place.size for message in everything for place in message)
+        if elements * self._wire.itemsize <= AT_ONCE_BYTES:
+            self._at_once(place)
+        else:
+            self._in_rounds(place)
+
+    def _can_share(self) -> bool:
+        """Whether all ranks take part and have room in common: all of them find the same."""
+        assert self._communicator is not None
+        comm = self._communicator
+        fits = self._plan.moved.can_share(self._wire.itemsize, comm.size)
+        return fits and self._may_share and comm.shares_memory
+
+    def _in_memory(self, place: Callable[[int], np.ndarray]) -> None:
+        """No messages: each rank leaves what it packs in memory that the others see."""
+        assert self._communicator is not None
+        leaving, to_each, arriving, from_each = self._plan.in_order
+        found = shared_exchange(self._communicator).run(
+            to_each, from_each, self._wire, partial(_pack, leaving, self._part)
+        )
+        for message, numbers in zip(arriving, found, strict=True):
+            _unpack(message, numbers, place)
+
+    def _at_once(self, place: Callable[[int], np.ndarray]) -> None:
+        arriving = [
+            (message, *self._receive(message, peer))
+            for peer, messages in self._plan.receives.items()
+            for message in messages
+        ]
+        leaving = [
+            self._send(message, peer)
+            for peer, messages in self._plan.sends.items()
+            for message in messages
+        ]
+        for message, buffer, request in arriving:
+            request.wait()
+            _unpack(message, buffer, place)
+        for _, request in leaving:
+            request.wait()
+
+    def _in_rounds(self, place: Callable[[int], np.ndarray]) -> None:
+        assert self._communicator is not None
+        ranks = self._communicator.size
+        for distance in range(1, ranks):
+            to, come = (self._rank + distance) % ranks, (self._rank - distance) % ranks
+            leaving = self._plan.sends.get(to, [])
+            arriving = self._plan.receives.get(come, [])
+            for number in range(max(len(leaving), len(arriving))):
+                waiting = None
+                if number < len(arriving):
+                    waiting = self._receive(arriving[number], come)
+                sent = self._send(leaving[number], to) if number < len(leaving) else None
+                if waiting is not None:
+                    waiting[1].wait()
+                    _unpack(arriving[number], waiting[0], place)
+                if sent is not None:
+                    sent[1].wait()
+
+    def _send(self, message: Message, peer: int) -> tuple[np.ndarray, Request]:
+        assert self._communicator is not None
+        buffer = _packed(message, self._part, self._wire)
+        # As bytes: not every library knows every dtype.
+        return buffer, self._communicator.Isend(buffer.view(np.uint8), peer, TAG)
+
+    def _receive(self, message: Message, peer: int) -> tuple[np.ndarray, Request]:
+        assert self._communicator is not None
+        buffer = np.empty(sum(place.size for place in message), self._wire)
+        return buffer, self._communicator.Irecv(buffer.view(np.uint8), peer, TAG)
+
+
+def _packed(message: Message, part: np.ndarray, wire: Any) -> np.ndarray:
+    if len(message) == 1:
+        (place,) = message
+        values = place.view(part)[place.index]
+        # What lies together already is sent from where it is.
+        return np.ascontiguousarray(values, dtype=wire).reshape(-1)
+    buffer = np.empty(sum(place.size for place in message), wire)
+    _pack(message, part, buffer)
+    return buffer
+
+
+def _pack(message: Message, part: np.ndarray, buffer: np.ndarray) -> None:
+    """Write a message to a buffer."""
+    filled = 0
+    for place in message:
+        buffer[filled : filled + place.size].reshape(place.box)[...] = place.view(part)[place.index]
+        filled += place.size
+
+
+def _unpack(message: Message, buffer: np.ndarray, place: Callable[[int], np.ndarray]) -> None:
+    filled = 0
+    for each in message:
+        values = buffer[filled : filled + each.size].reshape(each.box)
+        each.view(place(each.term))[each.index] = values
+        filled += each.size

@@ -1,0 +1,221 @@
+"""How much moves between two layouts, and what that takes: no data, only counting.
+
+An element moves to a rank that has it in the target and did not have it in the source. Where the
+source's replicas are terms of a sum, the rank needs all terms that it does not have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import log2
+
+import numpy as np
+
+from caldera.comm.algorithms.shared_exchange import room_bytes
+from caldera.compiler.sharding.layout import CartesianLayout, Layout, Piece
+from caldera.core.tensor.shape import size
+
+NEAR_BYTES, FAR_BYTES = 1 << 19, 1 << 23
+"""Of signals that lie side by side: what caches of a core keep, and what they do not."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """What a rank takes while all of them are at work; `calibration` measures it.
+
+    - `latency`: seconds for each message; `bandwidth`: bytes a second that it sends where layouts
+      change, with taking them apart and putting them together; `collective`: the same where parts
+      of a product travel along the ranks.
+    - `meeting`, `shared`: seconds for an exchange in which all ranks have something for others, and
+      bytes a second that each leaves there, where they have memory in common, or else 0.
+    - `flops`: operations a second in products; `copying`: bytes a second that it reads and writes.
+    - `transforms`: operations a second in Fourier transforms, counted as 5 n log2 n, of signals
+      that lie one after the other; `columns_near`, `columns_far`: of signals side by side, where
+      they have `NEAR_BYTES` together, which caches keep, and where they have `FAR_BYTES`.
+    - `cholesky_panel`, `qr_panel`, `solve_panel`: seconds for the messages and calls that a panel
+      takes, however small it is; `reflection`: the same of a column that is made bidiagonal.
+    """
+
+    latency: float = 2e-5
+    bandwidth: float = 4e9
+    collective: float = 4e9
+    flops: float = 3e10
+    copying: float = 1e10
+    transforms: float = 2e9
+    columns_near: float = 2e9
+    columns_far: float = 1e9
+    cholesky_panel: float = 5e-4
+    qr_panel: float = 1e-3
+    solve_panel: float = 1.8e-3
+    reflection: float = 1e-4
+    meeting: float = 0.0
+    shared: float = 0.0
+
+    def columns(self, nbytes: int) -> float:
+        """Operations a second in transforms of columns that have so many bytes together.
+
+        >>> round(Links().columns(1 << 21) / 1e9, 2)
+        1.41
+        """
+        place = log2(max(nbytes, 1) / NEAR_BYTES) / log2(FAR_BYTES / NEAR_BYTES)
+        share = min(max(place, 0.0), 1.0)
+        return float(self.columns_near ** (1 - share) * self.columns_far**share)
+
+    def panel(self, name: str) -> float:
+        """What a panel of a factorisation takes: "cholesky", "qr", "solve" or "reflection"."""
+        return {
+            "cholesky": self.cholesky_panel,
+            "qr": self.qr_panel,
+            "solve": self.solve_panel,
+            "reflection": self.reflection,
+        }[name]
+
+
+@dataclass(frozen=True)
+class Volume:
+    """Elements that move: all of them, the most that one rank sends or receives, and messages of
+    the rank that has the most; how many ranks there are, if each of them sends something and
+    receives something, else 0, and the most that one of them sends."""
+
+    elements: int
+    most: int
+    messages: int
+    ranks: int = 0
+    sent: int = 0
+
+    def can_share(self, itemsize: int, ranks: int) -> bool:
+        """Whether all ranks have something for others, and room for it in memory they share."""
+        return self.ranks == ranks > 0 and self.sent * itemsize <= room_bytes(ranks)
+
+    def seconds(self, itemsize: int, links: Links) -> float:
+        """What moving them takes, all ranks at once."""
+        if links.shared and self.can_share(itemsize, self.ranks):
+            return links.meeting + self.most * itemsize / links.shared
+        return self.messages * links.latency + self.most * itemsize / links.bandwidth
+
+
+NOTHING = Volume(0, 0, 0)
+
+
+@lru_cache(maxsize=4096)
+def volume(source: Layout, target: Layout, terms: int = 1) -> Volume:
+    """What moves from one layout to another; `terms` of each group of replicas are to be added.
+
+    >>> from caldera.compiler.sharding.distributions import Columns, Rows
+    >>> from caldera.compiler.sharding.volume import volume
+    >>> volume(Rows().of((4, 4), range(2)), Columns().of((4, 4), range(2))).elements
+    8
+    """
+    if terms == 1 and source == target:
+        return NOTHING
+    moved = moves(source, target, terms)
+    if not moved.size:
+        return NOTHING
+    np.fill_diagonal(moved, 0)
+    both = np.maximum(moved.sum(1), moved.sum(0))
+    messages = np.maximum((moved > 0).sum(1), (moved > 0).sum(0))
+    everybody = bool(moved.any(0).all() and moved.any(1).all())
+    return Volume(
+        int(moved.sum()),
+        int(both.max()),
+        int(messages.max()),
+        len(moved) * everybody,
+        int(moved.sum(1).max()),
+    )
+
+
+def moves(source: Layout, target: Layout, terms: int = 1) -> np.ndarray:
+    """How many elements go from each rank (row) to each (column); what stays is on the diagonal."""
+    count = max((*source.ranks, *target.ranks)) + 1
+    found = np.zeros((count, count), np.int64)
+    if not size(source.shape):
+        return found
+    if isinstance(source, CartesianLayout) and isinstance(target, CartesianLayout):
+        shared = _shared(source, target)
+    else:
+        shared = _shared_pieces(source, target)
+    # As `sender_to` says, for all ranks of the target at once: there may be thousands.
+    receivers, places = np.array(target.ranks), np.arange(len(target.ranks))
+    for row, owners in enumerate(groups(source)):
+        for term in range(terms):
+            copies = np.array(copies_of(owners, term, terms))
+            senders = copies[places % len(copies)]
+            has_it = np.isin(receivers, copies)
+            senders[has_it] = receivers[has_it]
+            found[senders, receivers] += shared[row]
+    return found
+
+
+def groups(layout: Layout) -> list[tuple[int, ...]]:
+    """The ranks of each part of a layout, or of each block."""
+    if isinstance(layout, CartesianLayout):
+        each = layout.replicas
+        return [layout.ranks[i : i + each] for i in range(0, len(layout.ranks), each)]
+    found = {}
+    for rank in layout.ranks:
+        for piece in layout.pieces(rank):
+            owners = layout.owners([axis[0][0] for axis in piece.axes])
+            found[piece.axes] = owners
+    return list(found.values())
+
+
+def copies_of(owners: tuple[int, ...], term: int, terms: int) -> tuple[int, ...]:
+    """Those of some replicas that have a term of the sum."""
+    each = len(owners) // terms
+    return owners[term * each : (term + 1) * each]
+
+
+def sender_to(rank: int, copies: tuple[int, ...], place: int) -> int:
+    """Who gives a rank what these have: itself, or else they take turns."""
+    return rank if rank in copies else copies[place % len(copies)]
+
+
+def _shared(source: CartesianLayout, target: CartesianLayout) -> np.ndarray:
+    """How many elements each part of the source has in common with each rank of the target."""
+    one_of_each = [group[0] for group in groups(source)]
+    found = np.ones((len(one_of_each), len(target.ranks)), np.int64)
+    for axis, n in enumerate(source.shape):
+        first, second = source.splits[axis], target.splits[axis]
+        theirs = (
+            np.full((1, n), 0) if first is None else _owner_of_each(first.cuts, first.owners)[None]
+        )
+        ours = np.full(n, 0) if second is None else _owner_of_each(second.cuts, second.owners)
+        table = np.zeros(
+            (1 if first is None else first.parts, 1 if second is None else second.parts), np.int64
+        )
+        np.add.at(table, (theirs[0], ours), 1)
+        rows = [_part(source, rank, axis) for rank in one_of_each]
+        columns = [_part(target, rank, axis) for rank in target.ranks]
+        found *= table[np.ix_(rows, columns)]
+    return found
+
+
+def _owner_of_each(cuts: tuple[int, ...], owners: tuple[int, ...]) -> np.ndarray:
+    return np.repeat(owners, np.diff(cuts)).astype(np.int64)
+
+
+def _part(layout: CartesianLayout, rank: int, axis: int) -> int:
+    """Which part of an axis a rank has."""
+    place = layout.coordinates(rank)
+    assert place is not None
+    return 0 if layout.splits[axis] is None else place[layout.split_axes.index(axis)]
+
+
+def _shared_pieces(source: Layout, target: Layout) -> np.ndarray:
+    rows: dict[object, Piece] = {}
+    for rank in source.ranks:
+        for piece in source.pieces(rank):
+            rows.setdefault(piece.axes, piece)
+    if isinstance(source, CartesianLayout):
+        ordered = [source.pieces(group[0]) for group in groups(source)]
+    else:
+        ordered = [(piece,) for piece in rows.values()]
+    found = np.zeros((len(ordered), len(target.ranks)), np.int64)
+    for column, rank in enumerate(target.ranks):
+        for mine in target.pieces(rank):
+            for row, pieces in enumerate(ordered):
+                for piece in pieces:
+                    both = piece.overlap(mine)
+                    found[row, column] += 0 if both is None else both.size
+    return found

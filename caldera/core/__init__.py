@@ -1,0 +1,1 @@
+"""Memory of devices, tensors, and the graph of operations with its gradients."""

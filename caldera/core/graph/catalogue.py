@@ -1,0 +1,33 @@
+"""Every family of ops. Importing this fills the table `OPS`."""
+
+# ruff: noqa: F401 - families are imported for what they register
+
+from __future__ import annotations
+
+from caldera.core.graph.ops import (
+    activation,
+    attention,
+    base,
+    collective,
+    control,
+    ctc,
+    elementwise,
+    epilogue,
+    factorisation,
+    fourier,
+    indexing,
+    leaf,
+    linalg,
+    loss,
+    matrix_functions,
+    movement,
+    normalisation,
+    pooling,
+    product,
+    random,
+    reduction,
+    relu_mask,
+    special,
+    sync_batch_norm,
+    trigonometry,
+)

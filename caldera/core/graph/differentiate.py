@@ -1,0 +1,185 @@
+"""Reverse-mode differentiation, from graph to graph.
+
+The result is again a graph of ordinary nodes, so higher derivatives are derivatives of it, and
+passes optimise all of them alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from caldera.core.graph.body import substitute, topological
+from caldera.core.graph.complex_support import HOLOMORPHIC
+from caldera.core.graph.node import Node, describe
+from caldera.core.graph.opdef import ITEM, as_tuple, item, parameter
+from caldera.core.graph.ops.base import conj, full
+from caldera.core.graph.ops.elementwise import add
+from caldera.core.graph.pins import pinned
+from caldera.core.tensor.dtype import is_complex, is_inexact
+from caldera.errors import ConfigError, GradientError, ShapeError
+
+
+def gradients(
+    output: Node, wrt: Sequence[Node], seed: Node | None = None, *, unused: str = "error"
+) -> list[Node]:
+    """The derivative of `output` with respect to each node of `wrt`.
+
+    `output` is a scalar, or has a `seed`: the derivative of some scalar with respect to it.
+    `unused` says what to do where `output` does not depend on a node: "error" or "zero". The
+    derivative with respect to a complex number is that for its real part plus i times that for its
+    imaginary one.
+    """
+    if unused not in ("error", "zero"):
+        raise ConfigError.build("op.grad", expected="unused='error' or 'zero'", got=repr(unused))
+    if not is_inexact(output.dtype):
+        raise GradientError.build(
+            "op.grad", expected="a floating-point value to differentiate", got=describe(output)
+        )
+    if seed is None:
+        if is_complex(output.dtype):
+            raise GradientError.build(
+                "op.grad",
+                expected="a real value to differentiate",
+                got=describe(output),
+                hint="take op.real, op.imag or op.abs of it, or give seed=",
+            )
+        if output.shape != ():
+            raise ShapeError.build(
+                "op.grad",
+                expected="a scalar to differentiate",
+                got=describe(output),
+                hint="reduce it with op.sum or op.mean, or give seed=",
+            )
+        seed = full((), 1, output.dtype)
+    elif seed.spec.logical != output.spec.logical:
+        raise ShapeError.build(
+            "op.grad", expected=f"a seed like the output, {output.spec}", got=describe(seed)
+        )
+    found = accumulate([output], [seed], wrt)
+    result = []
+    for node, gradient in zip(wrt, found, strict=True):
+        if gradient is None:
+            if unused != "zero":
+                _check_path(output, node)
+            gradient = full(node.shape, 0, node.dtype)
+        result.append(gradient)
+    return result
+
+
+def accumulate(
+    outputs: Sequence[Node], seeds: Sequence[Node | None], wrt: Sequence[Node]
+) -> list[Node | None]:
+    """For each node of `wrt` the sum of its gradients from all `outputs`; None if none reaches it.
+
+    This is the whole of reverse mode: visit users before inputs, ask each op for its rule, add.
+    """
+    order = topological(outputs)
+    wanted = set(wrt)
+    active: set[Node] = set()
+    for node in order:
+        if node in wanted or any(given in active for given in node.inputs):
+            active.add(node)
+    gradient: dict[Node, Node] = {}
+    for node, seed in zip(outputs, seeds, strict=True):
+        if seed is not None:
+            _add_to(gradient, node, seed)
+    partial: dict[Node, dict[int, Node]] = {}
+    for node in reversed(order):
+        if node not in active:
+            continue
+        if node.op is ITEM:
+            if node in gradient:
+                partial.setdefault(node.inputs[0], {})[node.attrs["index"]] = gradient[node]
+            continue
+        several = partial.get(node)
+        if several is None and node not in gradient:
+            continue
+        if not any(given in active for given in node.inputs):
+            continue
+        with pinned(node.pin):
+            parts = _apply_rule(node, gradient, several)
+        for given, part in zip(node.inputs, parts, strict=True):
+            if part is not None and given in active and is_inexact(given.dtype):
+                _add_to(gradient, given, part)
+    return [gradient.get(node) for node in wrt]
+
+
+def _apply_rule(
+    node: Node, gradient: dict[Node, Node], several: dict[int, Node] | None
+) -> tuple[Node | None, ...]:
+    g: Any
+    y: Any
+    if len(node.outputs) == 1:
+        g, y = gradient[node], node
+    else:
+        count = len(node.outputs)
+        g = tuple((several or {}).get(index) for index in range(count))
+        y = tuple(item(node, index) for index in range(count))
+    rule = node.op.gradient_rule
+    if rule is not None and node.op.name in HOLOMORPHIC and is_complex(node.dtype):
+        parts = rule(conj(g), y, *node.inputs, **node.attrs)
+        return tuple(None if part is None else conj(part) for part in parts)
+    if rule is not None:
+        return rule(g, y, *node.inputs, **node.attrs)
+    if node.op.decompose is not None:
+        return _through_parts(node, as_tuple(g))
+    raise GradientError.build(
+        f"op.{node.op.name}",
+        expected="a differentiable op on the way to the variable",
+        got=f"{describe(node)}, which has no derivative",
+        hint="use op.stop_gradient on its input if that is meant",
+    )
+
+
+def _through_parts(node: Node, seeds: Sequence[Node | None]) -> tuple[Node | None, ...]:
+    """The gradient of a composite: that of its decomposition."""
+    # Stand-ins keep the walk inside: one input may be computed from another, and what flows along
+    # that way is counted when its own turn comes.
+    inputs = [parameter(i, given.spec) for i, given in enumerate(node.inputs)]
+    slots = [parameter(len(inputs) + i, spec) for i, spec in enumerate(node.outputs)]
+    assert node.op.decompose is not None
+    parts = as_tuple(node.op.decompose(*inputs, **node.attrs))
+    live = [None if seed is None else slot for slot, seed in zip(slots, seeds, strict=True)]
+    found = accumulate(parts, live, inputs)
+    stand_ins = dict(zip(inputs, node.inputs, strict=True))
+    stand_ins |= {s: seed for s, seed in zip(slots, seeds, strict=True) if seed is not None}
+    reached = [part for part in found if part is not None]
+    written = iter(substitute(reached, stand_ins))
+    return tuple(None if part is None else next(written) for part in found)
+
+
+def _add_to(gradient: dict[Node, Node], node: Node, part: Node) -> None:
+    # A wrong shape here would be a broken gradient rule; it must not broadcast into a wrong answer.
+    fits = part.spec.logical == node.spec.logical
+    assert fits, f"gradient {part.spec} of {describe(node)} came out wrong"
+    gradient[node] = add(gradient[node], part) if node in gradient else part
+
+
+def _check_path(output: Node, node: Node) -> None:
+    """Raise unless a differentiable path exists (a rule may then say that it carries zero)."""
+    smooth, reached = {node}, {node}
+    stops: dict[str, None] = {}
+    for step in topological([output]):
+        if any(given in reached for given in step.inputs):
+            reached.add(step)
+        if any(given in smooth for given in step.inputs):
+            carries = any(is_inexact(spec.dtype) for spec in step.outputs)
+            if carries and (step.op is ITEM or step.op.differentiable):
+                smooth.add(step)
+            else:
+                stops[f"op.{step.op.name}"] = None
+    if output not in reached:
+        raise GradientError.build(
+            "op.grad",
+            expected="variables the expression depends on",
+            got=describe(node),
+            hint="leave it out, or pass unused='zero'",
+        )
+    if output not in smooth:
+        raise GradientError.build(
+            "op.grad",
+            expected=f"a differentiable path from {describe(node)}",
+            got="only paths through " + ", ".join(stops),
+            hint="these have no derivative; pass unused='zero' to take it as zero",
+        )

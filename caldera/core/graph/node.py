@@ -1,0 +1,229 @@
+"""The one node of which every graph is made.
+
+A node is pure structure: an op, its inputs, its static attributes, and the shape and dtype of each
+output (and, once that is decided, how it lies in memory). Nodes are immutable and interned, so two
+equal expressions are one object and common subexpressions merge when they are written. A node knows
+no value, no device and no rank.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from caldera.core.graph.memory_format import Order, order_name
+from caldera.core.graph.pins import current_pin
+from caldera.core.graph.weak_table import WeakTable
+from caldera.core.tensor.dtype import DType
+from caldera.core.tensor.shape import Shape, size
+
+if TYPE_CHECKING:
+    from caldera.core.graph.opdef import Op
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Shape and dtype of one value, and the order of its axes in memory (None: row major).
+
+    The order is the business of plans and kernels: rules of ops never see it.
+    """
+
+    shape: Shape
+    dtype: DType
+    order: Order | None = None
+
+    @property
+    def logical(self) -> Spec:
+        """The same without the order."""
+        return self if self.order is None else Spec(self.shape, self.dtype)
+
+    @property
+    def rank(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return size(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes the value takes."""
+        return size(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        text = f"{self.shape} {self.dtype.name}"
+        return text if self.order is None else f"{text} {order_name(self.order)}"
+
+
+class Symbol:
+    """The identity of something a graph reads but does not compute.
+
+    `role` is "variable" (state, may be assigned), "input" (fed at each run), "tensor" (a user's
+    live data), "array" (a constant array) or "parameter" (an argument of a body being traced).
+    `value` belongs to whoever made the symbol; the graph never looks at it. `dependants` are kept
+    only as long as the symbol exists: nobody can ask for them without it.
+    """
+
+    __slots__ = ("__weakref__", "dependants", "name", "role", "serial", "spec", "value")
+    _serials = itertools.count()
+    moves = 0
+    """How often any symbol was given another value to stand for: whoever holds on to one looks."""
+
+    def __init__(self, name: str, spec: Spec, role: str, value: Any = None) -> None:
+        self.name = name
+        self.spec = spec
+        self.role = role
+        self.value = value
+        self.serial = next(Symbol._serials)
+        self.dependants: dict[Hashable, object] = {}
+
+    def move(self, value: Any) -> None:
+        """Stand for another value, of the same shape and dtype, from now on."""
+        self.value = value
+        Symbol.moves += 1
+
+    def __repr__(self) -> str:
+        return f"<{self.role} {self.name or self.serial} {self.spec}>"
+
+
+class Node:
+    """An op applied to inputs. Make one by calling an `Op`; equal calls give the same node."""
+
+    __slots__ = (
+        "__weakref__",
+        "attrs",
+        "attrs_key",
+        "inputs",
+        "op",
+        "outputs",
+        "pin",
+        "serial",
+        "unchanged_by",
+    )
+    _serials = itertools.count()
+
+    op: Op
+    inputs: tuple[Node, ...]
+    attrs: Mapping[str, Any]
+    attrs_key: Hashable
+    outputs: tuple[Spec, ...]
+    pin: str | None
+    """The name of the device that it belongs on, wherever others are; see `pins`."""
+    serial: int
+    unchanged_by: object
+    """The rules that were tried on it last, if none of them matched: none will."""
+
+    @property
+    def spec(self) -> Spec:
+        """Shape and dtype of the only output."""
+        (spec,) = self.outputs
+        return spec
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of the only output."""
+        return self.spec.shape
+
+    @property
+    def dtype(self) -> DType:
+        """Dtype of the only output."""
+        return self.spec.dtype
+
+    def __repr__(self) -> str:
+        return f"<{describe(self)}>"
+
+
+_table: WeakTable[Node] = WeakTable()
+
+
+def frozen(value: Any) -> Hashable:
+    """A key under which attribute values are equal only if type and bits are.
+
+    1, True and 1.0 differ, and so do 0.0 and -0.0.
+    """
+    kind = type(value)
+    if kind is int or kind is str:
+        return kind, value
+    if isinstance(value, float):
+        return float, struct.pack("<d", value)
+    if isinstance(value, complex):
+        return complex, struct.pack("<2d", value.real, value.imag)
+    if isinstance(value, tuple):
+        return tuple([frozen(part) for part in value])
+    if isinstance(value, Symbol):
+        return Symbol, id(value)
+    return kind, value
+
+
+def intern(
+    op: Op, inputs: tuple[Node, ...], attrs: Mapping[str, Any], outputs: tuple[Spec, ...]
+) -> Node:
+    """The node with this structure: the one that exists, or a new one."""
+    attrs_key = tuple([(name, frozen(attrs[name])) for name in sorted(attrs)]) if attrs else ()
+    return _interned(op, inputs, attrs, attrs_key, outputs)
+
+
+def intern_like(node: Node, inputs: tuple[Node, ...], outputs: tuple[Spec, ...]) -> Node:
+    """The node that differs from another only in what it reads and gives."""
+    return _interned(node.op, inputs, node.attrs, node.attrs_key, outputs)
+
+
+def _interned(
+    op: Op,
+    inputs: tuple[Node, ...],
+    attrs: Mapping[str, Any],
+    attrs_key: Hashable,
+    outputs: tuple[Spec, ...],
+) -> Node:
+    # Leaves differ in nothing but attributes, and their dtype may be one of them; everything else
+    # follows from op, inputs and attributes, but for the order in memory.
+    # `a + b` and `b + a` are one node, which keeps the order in which it was first written.
+    # Keys hold on to nothing: a node keeps alive what it is made of, so numbers of objects are good
+    # as long as its entry is.
+    if op.commutative and inputs[0].serial > inputs[1].serial:
+        operands = tuple(map(id, inputs[::-1]))
+    else:
+        operands = tuple(map(id, inputs))
+    orders = outputs[0].order if len(outputs) == 1 else tuple([each.order for each in outputs])
+    # What is not computed is where it is.
+    pin = current_pin() if inputs else None
+    key = (op, operands, attrs_key, orders, pin)
+    found = _table.get(key)
+    if found is not None:
+        return found
+    node = Node()
+    node.op = op
+    node.inputs = inputs
+    node.attrs = attrs
+    node.attrs_key = attrs_key
+    node.outputs = outputs
+    node.pin = pin
+    node.unchanged_by = None
+    node.serial = next(Node._serials)
+    return _table.setdefault(key, node)
+
+
+def describe(node: Node, depth: int = 2) -> str:
+    """The node as a reader would write it, with its shape: `matmul(W, X) (6, 3) float32`."""
+    specs = " and ".join(str(spec) for spec in node.outputs)
+    return f"{_written(node, depth)} {specs}"
+
+
+def _written(node: Node, depth: int) -> str:
+    symbol = node.attrs.get("symbol")
+    if isinstance(symbol, Symbol):
+        return symbol.name or symbol.role
+    if node.op.name == "constant":
+        return repr(node.attrs["value"])
+    if node.op.name == "item":
+        return f"{_written(node.inputs[0], depth)}[{node.attrs['index']}]"
+    if not node.inputs:
+        return node.op.name
+    if depth == 0:
+        return f"{node.op.name}(…)"
+    return f"{node.op.name}({', '.join(_written(child, depth - 1) for child in node.inputs)})"

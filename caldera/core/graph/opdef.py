@@ -1,0 +1,281 @@
+"""What an op is: a name, a rule for shapes and dtypes, a gradient, and a few plain facts.
+
+    @op("exp", kind="elementwise")
+    def exp(x):                      # the shape rule, from Spec to Spec
+        return float_result(x)
+
+    @exp.gradient
+    def _(g, y, x):                  # the gradient, built from ops alone
+        return (mul(g, y),)
+
+Inputs are positional, static attributes keyword-only, in every rule. Calling the op with nodes
+makes a node. A composite op gives a `decomposition` instead of a shape rule: its shape, gradient
+and reference value then follow from that, and a backend may still bring a kernel for the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Any, Literal, NoReturn
+
+from caldera.core.graph.complex_support import TAKES_COMPLEX
+from caldera.core.graph.node import Node, Spec, describe, frozen, intern, intern_like
+from caldera.core.graph.pins import pinned
+from caldera.errors import CalderaError, DtypeError, ShapeError
+
+Kind = Literal[
+    "leaf",
+    "elementwise",
+    "reduction",
+    "movement",
+    "product",
+    "random",
+    "state",
+    "control",
+    "distributed",
+    "other",
+]
+Nodes = tuple[Node, ...]
+InferRule = Callable[..., Any]
+GradientRule = Callable[..., tuple[Node | None, ...]]
+
+OPS: dict[str, Op] = {}
+"""Every op there is, by name."""
+MOST_KNOWN = 1 << 12
+"""Shapes for which a composite op remembers what it gives."""
+
+
+class Mismatch(Exception):
+    """Raised by a shape rule; `Op` adds the op's name and what came, for the user's error."""
+
+    def __init__(self, error: type[CalderaError], expected: str, got: str, hint: str) -> None:
+        super().__init__(expected)
+        self.error = error
+        self.expected = expected
+        self.got = got
+        self.hint = hint
+
+
+def refuse_shape(expected: str, got: str = "", hint: str = "") -> NoReturn:
+    """Stop: the shapes do not fit."""
+    raise Mismatch(ShapeError, expected, got, hint)
+
+
+def refuse_dtype(expected: str, got: str = "", hint: str = "") -> NoReturn:
+    """Stop: the dtypes do not fit."""
+    raise Mismatch(DtypeError, expected, got, hint)
+
+
+_scope: ContextVar[tuple[str, ...]] = ContextVar("caldera_scope", default=())
+
+
+@contextmanager
+def scope(name: str) -> Iterator[None]:
+    """Errors raised inside say that they came from `name` (a layer's path, say)."""
+    token = _scope.set((*_scope.get(), name))
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+
+
+def location(name: str) -> str:
+    """Where an error happened: the path of scopes and the name of the op."""
+    return "/".join((*_scope.get(), f"op.{name}"))
+
+
+class Op:
+    """An operation; see the module's text. Facts a pass or a kernel may rely on:
+
+    - `kind`: what family of loops it is. Element-wise ops broadcast their inputs as NumPy does. A
+      "distributed" one is about arrays that ranks have parts of (see `caldera.compiler.sharding`).
+    - `commutative`: the two inputs may be exchanged.
+    - `differentiable`: False where a derivative makes no sense; asking for one is an error.
+    """
+
+    def __init__(
+        self, name: str, infer: InferRule, kind: Kind, *, commutative: bool = False
+    ) -> None:
+        self.name = name
+        self.infer = infer
+        self.kind: Kind = kind
+        self.commutative = commutative
+        self.gradient_rule: GradientRule | None = None
+        self.decompose: Callable[..., Any] | None = None
+        self.count_flops: Callable[[Node], int] = _default_flops
+
+    def gradient(self, rule: GradientRule) -> GradientRule:
+        """Register the gradient: `rule(g, y, *inputs, **attrs)` gives one node (or None) an input.
+
+        None says that the derivative is zero there. For an op with several outputs `g` and `y`
+        are tuples, and a `g` nobody asked for is None.
+        """
+        self.gradient_rule = rule
+        return rule
+
+    def flops(self, rule: Callable[[Node], int]) -> Callable[[Node], int]:
+        """Register how many floating-point operations a node of this op takes."""
+        self.count_flops = rule
+        return rule
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether there is a gradient, written or from the decomposition."""
+        return self.gradient_rule is not None or self.decompose is not None
+
+    def __call__(self, *inputs: Node, **attrs: Any) -> Any:
+        """The node (for several outputs, the tuple of items) of this op on these inputs."""
+        node = self.node(*inputs, **attrs)
+        if len(node.outputs) == 1:
+            return node
+        return tuple(item(node, index) for index in range(len(node.outputs)))
+
+    def node(self, *inputs: Node, **attrs: Any) -> Node:
+        """The node itself, also where it has several outputs."""
+        try:
+            if self.name not in TAKES_COMPLEX:
+                _refuse_complex(inputs)
+            outputs = self.infer(*[given.spec.logical for given in inputs], **attrs)
+        except Mismatch as mismatch:
+            got = mismatch.got or ", ".join(describe(given) for given in inputs)
+            raise mismatch.error.build(
+                location(self.name), expected=mismatch.expected, got=got, hint=mismatch.hint
+            ) from None
+        if isinstance(outputs, Spec):
+            outputs = (outputs,)
+        return intern(self, inputs, attrs, tuple(outputs))
+
+    def rebuild(self, node: Node, inputs: Nodes) -> Node:
+        """The same node over other inputs."""
+        if inputs == node.inputs:
+            return node
+        if node.pin is None:
+            return self._rebuilt(node, inputs)
+        with pinned(node.pin):
+            return self._rebuilt(node, inputs)
+
+    def _rebuilt(self, node: Node, inputs: Nodes) -> Node:
+        if self is ITEM:
+            return item(inputs[0], node.attrs["index"])
+        if [given.outputs for given in inputs] == [given.outputs for given in node.inputs]:
+            # A rule sees nothing but shapes, dtypes and attributes: it would say the same again.
+            return intern_like(node, inputs, tuple([spec.logical for spec in node.outputs]))
+        return self.node(*inputs, **node.attrs)
+
+    def __repr__(self) -> str:
+        return f"op.{self.name}"
+
+
+def _refuse_complex(inputs: Nodes) -> None:
+    # An op with several outputs comes in as one of its items, which has one.
+    if any(given.outputs[0].dtype.kind == "c" for given in inputs):
+        refuse_dtype(
+            "real numbers",
+            hint="take op.real(x), op.imag(x), op.abs(x) or op.view_as_real(x) first",
+        )
+
+
+def _default_flops(node: Node) -> int:
+    if node.op.kind == "elementwise":
+        return node.spec.size
+    if node.op.kind == "reduction":
+        return sum(given.spec.size for given in node.inputs)
+    return 0
+
+
+def _register(created: Op) -> Op:
+    if created.name in OPS:
+        raise ValueError(f"op {created.name!r} is defined twice")
+    OPS[created.name] = created
+    return created
+
+
+def op(name: str, kind: Kind = "other", *, commutative: bool = False) -> Callable[[InferRule], Op]:
+    """Decorate a shape rule: makes and registers the op `name`."""
+
+    def define(infer: InferRule) -> Op:
+        return _register(Op(name, infer, kind, commutative=commutative))
+
+    return define
+
+
+def composite(name: str, kind: Kind = "other") -> Callable[[Callable[..., Any]], Op]:
+    """Decorate a decomposition (nodes to nodes): makes and registers the op `name`."""
+
+    def define(decomposition: Callable[..., Any]) -> Op:
+        known: dict[Hashable, tuple[tuple[Spec, ...], int]] = {}
+
+        def facts(inputs: tuple[Spec, ...], attrs: Mapping[str, Any]) -> tuple[Any, int]:
+            """What it gives, and the operations of its parts."""
+            key = (inputs, tuple([(key, frozen(value)) for key, value in attrs.items()]))
+            found = known.get(key)
+            if found is None:
+                stand_ins = [parameter(i, spec) for i, spec in enumerate(inputs)]
+                result = as_tuple(decomposition(*stand_ins, **attrs))
+                if len(known) >= MOST_KNOWN:
+                    known.clear()
+                found = known[key] = tuple(node.spec for node in result), _total_flops(result)
+            return found
+
+        created = _register(Op(name, lambda *inputs, **attrs: facts(inputs, attrs)[0], kind))
+        created.decompose = decomposition
+        created.count_flops = lambda node: facts(
+            tuple([given.spec.logical for given in node.inputs]), node.attrs
+        )[1]
+        return created
+
+    return define
+
+
+def _total_flops(results: Nodes) -> int:
+    """The operations of all that these are made of."""
+    pending, total = list(results), 0
+    seen: set[Node] = set()
+    while pending:
+        part = pending.pop()
+        if part not in seen:
+            seen.add(part)
+            total += part.op.count_flops(part)
+            pending.extend(part.inputs)
+    return total
+
+
+def as_tuple(result: Any) -> Nodes:
+    """One node or a tuple of nodes, as a tuple."""
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _infer_item(*_: Spec) -> NoReturn:
+    raise TypeError("items are made by item()")
+
+
+ITEM = _register(Op("item", _infer_item, "leaf"))
+
+
+def item(node: Node, index: int) -> Node:
+    """Output `index` of a node with several outputs; it belongs where the node does."""
+    with pinned(node.pin):
+        return intern(ITEM, (node,), {"index": index}, (node.outputs[index],))
+
+
+@op("parameter", kind="leaf")
+def _parameter(*, index: int, spec: Spec) -> Spec:
+    return spec
+
+
+@lru_cache(MOST_KNOWN)
+def parameter(index: int, spec: Spec) -> Node:
+    """Argument number `index` of a body."""
+    node: Node = _parameter(index=index, spec=spec)
+    return node
+
+
+def detached(node: Node) -> Node:
+    """The same op on arguments that only have a shape and a dtype: what is known about a node as
+    such can be kept without holding on to what it is computed from."""
+    inputs = tuple(parameter(index, given.outputs[0]) for index, given in enumerate(node.inputs))
+    with pinned(None):
+        return intern_like(node, inputs, node.outputs)

@@ -1,0 +1,355 @@
+"""Activation functions, softmax and log-softmax.
+
+Right at the ends of the range: an infinite argument gives the limit, NaN stays NaN, and no
+derivative is inf * 0. So that this holds, factors are clipped where the other factor is exactly
+0 or 1 in every dtype.
+
+Conventions where the derivative is not unique, all of them tested: at 0 leaky_relu, elu and selu
+have the slope of the negative side; at -3 and 3 hard_sigmoid and hard_swish have that of the flat
+or straight outside (0, and for hard_swish 1 at 3).
+
+A row of softmax that holds +inf puts everything there, shared equally if there are several; a row
+of nothing but -inf has no limit and gives NaN. Over an axis of length 0 there is nothing to do.
+"""
+
+from __future__ import annotations
+
+import math
+
+from caldera.core.graph.node import Node
+from caldera.core.graph.opdef import Nodes, composite, refuse_dtype
+from caldera.core.graph.ops.base import cast, sum_
+from caldera.core.graph.ops.elementwise import (
+    abs_,
+    add,
+    div,
+    equal,
+    erf,
+    exp,
+    expm1,
+    greater,
+    less,
+    log,
+    log1p,
+    maximum,
+    minimum,
+    mul,
+    neg,
+    reciprocal,
+    relu,
+    scalar,
+    sigmoid,
+    square,
+    sub,
+    tanh,
+    where,
+)
+from caldera.core.graph.ops.reduction import max_
+from caldera.core.graph.ops.widening import widened
+from caldera.core.tensor.dtype import is_float
+
+SELU_ALPHA = 1.6732632423543772
+SELU_SCALE = 1.0507009873554805
+# Beyond these, the normal density, the normal distribution and sigmoid are exactly 0 or 1 also in
+# float64.
+_NORMAL_END = 40.0
+_SIGMOID_END = 1000.0
+# Adding 1 to this changes nothing, in float64 too.
+_LARGE = 2.0**60
+
+
+def _check_float(x: Node) -> None:
+    if not is_float(x.dtype):
+        refuse_dtype("a floating-point dtype", hint="cast it with op.cast(x, 'float32')")
+
+
+def _clipped(x: Node, end: float) -> Node:
+    node: Node = minimum(maximum(x, scalar(-end, x)), scalar(end, x))
+    return node
+
+
+# --- pieces that are straight on one side
+
+
+@composite("leaky_relu", kind="elementwise")
+@widened
+def leaky_relu(x: Node, *, slope: float) -> Node:
+    """x above 0, slope * x below."""
+    _check_float(x)
+    node: Node = where(greater(x, scalar(0, x)), x, mul(x, scalar(slope, x)))
+    return node
+
+
+@leaky_relu.gradient
+@widened
+def _(g: Node, y: Node, x: Node, *, slope: float) -> Nodes:
+    return (mul(g, where(greater(x, scalar(0, x)), scalar(1, x), scalar(slope, x))),)
+
+
+def _negative_part(x: Node) -> Node:
+    """x where it is not positive, else 0; unlike min(x, 0), with slope 1 at 0."""
+    node: Node = where(greater(x, scalar(0, x)), scalar(0, x), x)
+    return node
+
+
+@composite("elu", kind="elementwise")
+@widened
+def elu(x: Node, *, alpha: float) -> Node:
+    """x above 0, alpha * (exp(x) - 1) below."""
+    _check_float(x)
+    below = mul(expm1(_negative_part(x)), scalar(alpha, x))
+    node: Node = where(greater(x, scalar(0, x)), x, below)
+    return node
+
+
+@elu.gradient
+@widened
+def _(g: Node, y: Node, x: Node, *, alpha: float) -> Nodes:
+    below = mul(exp(_negative_part(x)), scalar(alpha, x))
+    return (mul(g, where(greater(x, scalar(0, x)), scalar(1, x), below)),)
+
+
+@composite("selu", kind="elementwise")
+@widened
+def selu(x: Node) -> Node:
+    """elu scaled so that activations keep mean 0 and variance 1 (Klambauer et al., 2017)."""
+    _check_float(x)
+    node: Node = mul(elu(x, alpha=SELU_ALPHA), scalar(SELU_SCALE, x))
+    return node
+
+
+@composite("softplus", kind="elementwise")
+@widened
+def softplus(x: Node) -> Node:
+    """log(1 + exp(x)), without overflow."""
+    _check_float(x)
+    node: Node = add(relu(x), log1p(exp(neg(abs_(x)))))
+    return node
+
+
+@softplus.gradient
+@widened
+def _(g: Node, y: Node, x: Node) -> Nodes:
+    return (mul(g, sigmoid(x)),)
+
+
+@composite("prelu", kind="elementwise")
+@widened
+def prelu(x: Node, slope: Node) -> Node:
+    """x above 0, slope * x below, with slopes that are learned."""
+    _check_float(x)
+    node: Node = where(greater(x, scalar(0, x)), x, mul(_negative_part(x), slope))
+    return node
+
+
+@composite("softsign", kind="elementwise")
+@widened
+def softsign(x: Node) -> Node:
+    """x / (1 + |x|)."""
+    _check_float(x)
+    node: Node = div(_clipped(x, _LARGE), add(scalar(1, x), minimum(abs_(x), scalar(_LARGE, x))))
+    return node
+
+
+@softsign.gradient
+@widened
+def _(g: Node, y: Node, x: Node) -> Nodes:
+    inverse = reciprocal(add(scalar(1, x), abs_(x)))
+    return (mul(mul(g, inverse), inverse),)
+
+
+# --- x times a gate between 0 and 1
+
+
+def _normal_gate(x: Node) -> Node:
+    """The probability that a standard normal number is below x."""
+    half = scalar(0.5, x)
+    node: Node = add(mul(erf(mul(x, scalar(math.sqrt(0.5), x))), half), half)
+    return node
+
+
+def _tanh_argument(x: Node) -> Node:
+    cubic = add(mul(square(x), scalar(0.044715, x)), scalar(1, x))
+    node: Node = mul(mul(x, scalar(math.sqrt(2 / math.pi), x)), cubic)
+    return node
+
+
+def _tanh_gate(x: Node) -> Node:
+    """The same by Hendrycks and Gimpel's (2016) approximation."""
+    half = scalar(0.5, x)
+    node: Node = add(mul(tanh(_tanh_argument(x)), half), half)
+    return node
+
+
+@composite("gelu", kind="elementwise")
+@widened
+def gelu(x: Node, *, approximate: bool) -> Node:
+    """x times the probability that a standard normal number is below it."""
+    _check_float(x)
+    gate = _tanh_gate(x) if approximate else _normal_gate(x)
+    node: Node = mul(maximum(x, scalar(-_NORMAL_END, x)), gate)
+    return node
+
+
+@gelu.gradient
+@widened
+def _(g: Node, y: Node, x: Node, *, approximate: bool) -> Nodes:
+    near = _clipped(x, _NORMAL_END)
+    if approximate:
+        gate = _tanh_gate(near)
+        # gate' = 2 gate (1 - gate) argument'
+        slope = add(mul(square(near), scalar(3 * 0.044715, x)), scalar(1, x))
+        slope = mul(slope, scalar(2 * math.sqrt(2 / math.pi), x))
+        density = mul(mul(gate, sub(scalar(1, x), gate)), slope)
+    else:
+        gate = _normal_gate(near)
+        bell = exp(mul(square(near), scalar(-0.5, x)))
+        density = mul(bell, scalar(1 / math.sqrt(2 * math.pi), x))
+    return (mul(g, add(gate, mul(near, density))),)
+
+
+@composite("silu", kind="elementwise")
+@widened
+def silu(x: Node) -> Node:
+    """x * sigmoid(x), also known as swish."""
+    _check_float(x)
+    node: Node = mul(maximum(x, scalar(-_SIGMOID_END, x)), sigmoid(x))
+    return node
+
+
+@silu.gradient
+@widened
+def _(g: Node, y: Node, x: Node) -> Nodes:
+    gate = sigmoid(x)
+    bend = mul(_clipped(x, _SIGMOID_END), sub(scalar(1, x), gate))
+    return (mul(g, mul(gate, add(bend, scalar(1, x)))),)
+
+
+@composite("mish", kind="elementwise")
+@widened
+def mish(x: Node) -> Node:
+    """x * tanh(softplus(x)) (Misra, 2019)."""
+    _check_float(x)
+    node: Node = mul(maximum(x, scalar(-_SIGMOID_END, x)), tanh(softplus(x)))
+    return node
+
+
+@mish.gradient
+@widened
+def _(g: Node, y: Node, x: Node) -> Nodes:
+    gate = tanh(softplus(x))
+    bend = mul(sub(scalar(1, x), square(gate)), sigmoid(x))
+    return (mul(g, add(gate, mul(_clipped(x, _SIGMOID_END), bend))),)
+
+
+@composite("hard_sigmoid", kind="elementwise")
+@widened
+def hard_sigmoid(x: Node) -> Node:
+    """x / 6 + 1/2, kept between 0 and 1."""
+    _check_float(x)
+    line = add(mul(x, scalar(1 / 6, x)), scalar(0.5, x))
+    node: Node = minimum(maximum(line, scalar(0, x)), scalar(1, x))
+    return node
+
+
+@hard_sigmoid.gradient
+@widened
+def _(g: Node, y: Node, x: Node) -> Nodes:
+    inside = less(abs_(x), scalar(3, x))
+    return (mul(g, where(inside, scalar(1 / 6, x), scalar(0, x))),)
+
+
+@composite("hard_swish", kind="elementwise")
+@widened
+def hard_swish(x: Node) -> Node:
+    """x * hard_sigmoid(x)."""
+    _check_float(x)
+    node: Node = mul(maximum(x, scalar(-3, x)), hard_sigmoid(x))
+    return node
+
+
+@hard_swish.gradient
+@widened
+def _(g: Node, y: Node, x: Node) -> Nodes:
+    inside = less(abs_(x), scalar(3, x))
+    line = add(mul(x, scalar(1 / 3, x)), scalar(0.5, x))
+    outside = cast(greater(x, scalar(0, x)), x.dtype)
+    return (mul(g, where(inside, line, outside)),)
+
+
+@composite("rbf", kind="elementwise")
+@widened
+def rbf(x: Node, *, eps: float) -> Node:
+    """The Gaussian radial basis function exp(-(eps x)^2)."""
+    _check_float(x)
+    node: Node = exp(neg(square(mul(x, scalar(eps, x)))))
+    return node
+
+
+@rbf.gradient
+@widened
+def _(g: Node, y: Node, x: Node, *, eps: float) -> Nodes:
+    near = _clipped(mul(x, scalar(eps, x)), _NORMAL_END)
+    slope = mul(mul(near, exp(neg(square(near)))), scalar(-2 * eps, x))
+    return (mul(g, slope),)
+
+
+# --- over an axis
+
+
+def below_largest(x: Node, axis: int) -> Node:
+    """x less the largest element along `axis`, and 0 where x is +inf."""
+    largest = max_(x, axis=(axis,), keepdims=True)
+    infinite = equal(x, scalar(math.inf, x))
+    node: Node = where(infinite, scalar(0, x), sub(x, largest))
+    return node
+
+
+@composite("softmax")
+@widened
+def softmax(x: Node, *, axis: int) -> Node:
+    """exp(x) / sum(exp(x)) along `axis`, without overflow."""
+    _check_float(x)
+    if x.shape[axis] == 0:
+        return x
+    weights = exp(below_largest(x, axis))
+    node: Node = div(weights, sum_(weights, (axis,), keepdims=True))
+    return node
+
+
+@softmax.gradient
+def _(g: Node, y: Node, x: Node, *, axis: int) -> Nodes:
+    return (softmax_grad(g, y, axis=axis),)
+
+
+@composite("softmax_grad")
+@widened
+def softmax_grad(g: Node, y: Node, *, axis: int) -> Node:
+    """The gradient of softmax, from that of its result `y`."""
+    node: Node = mul(y, sub(g, sum_(mul(g, y), (axis,), keepdims=True)))
+    return node
+
+
+@composite("log_softmax")
+@widened
+def log_softmax(x: Node, *, axis: int) -> Node:
+    """log(softmax(x)) along `axis`, right also where the softmax is 0 in floating point."""
+    _check_float(x)
+    if x.shape[axis] == 0:
+        return x
+    below = below_largest(x, axis)
+    node: Node = sub(below, log(sum_(exp(below), (axis,), keepdims=True)))
+    return node
+
+
+@log_softmax.gradient
+def _(g: Node, y: Node, x: Node, *, axis: int) -> Nodes:
+    return (log_softmax_grad(g, y, axis=axis),)
+
+
+@composite("log_softmax_grad")
+@widened
+def log_softmax_grad(g: Node, y: Node, *, axis: int) -> Node:
+    """The gradient of log_softmax, from that of its result `y`."""
+    node: Node = sub(g, mul(exp(y), sum_(g, (axis,), keepdims=True)))
+    return node

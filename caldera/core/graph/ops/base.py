@@ -1,0 +1,218 @@
+"""The ops that other gradients lean on: broadcast and sum are each other's gradient, and so are a
+complex number and its parts.
+
+Before a program runs, a pass replaces each complex value by its two parts (`passes.complex_parts`):
+what is left of complex dtypes is what variables, inputs and results look like in memory, where the
+parts of a number stand side by side.
+"""
+
+from __future__ import annotations
+
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import Nodes, op, refuse_dtype, refuse_shape
+from caldera.core.graph.ops.leaf import Number, constant
+from caldera.core.tensor.dtype import (
+    DType,
+    bool_,
+    complex_of,
+    float32,
+    float64,
+    is_complex,
+    is_inexact,
+    part_of,
+)
+from caldera.core.tensor.shape import Shape, size
+
+Axes = tuple[int, ...]
+
+
+@op("broadcast_to", kind="movement")
+def _broadcast_to(x: Spec, *, shape: Shape) -> Spec:
+    padded = (1,) * (len(shape) - x.rank) + x.shape
+    fits = len(padded) == len(shape) and all(
+        have in (1, want) for have, want in zip(padded, shape, strict=True)
+    )
+    if not fits:
+        refuse_shape(f"a shape that broadcasts to {shape}")
+    return Spec(shape, x.dtype)
+
+
+@_broadcast_to.gradient
+def _(g: Node, y: Node, x: Node, *, shape: Shape) -> Nodes:
+    return (sum_to(g, x.shape),)
+
+
+def broadcast_to(x: Node, shape: Shape) -> Node:
+    """`x` seen in a larger shape, as NumPy broadcasts."""
+    node: Node = x if x.shape == shape else _broadcast_to(x, shape=shape)
+    return node
+
+
+def full(shape: Shape, value: Number, dtype: DType) -> Node:
+    """A value of `shape` that is the same everywhere."""
+    return broadcast_to(constant(value, dtype), shape)
+
+
+@op("reshape", kind="movement")
+def _reshape(x: Spec, *, shape: Shape) -> Spec:
+    if size(shape) != x.size:
+        refuse_shape(f"{size(shape)} elements for shape {shape}")
+    return Spec(shape, x.dtype)
+
+
+@_reshape.gradient
+def _(g: Node, y: Node, x: Node, *, shape: Shape) -> Nodes:
+    return (reshape(g, x.shape),)
+
+
+def reshape(x: Node, shape: Shape) -> Node:
+    """The same elements in the same (row-major) order in another shape."""
+    node: Node = x if x.shape == shape else _reshape(x, shape=shape)
+    return node
+
+
+def reduced_shape(shape: Shape, axes: Axes, keepdims: bool) -> Shape:
+    """The shape left when `axes` are reduced."""
+    if keepdims:
+        return tuple(1 if axis in axes else n for axis, n in enumerate(shape))
+    return tuple(n for axis, n in enumerate(shape) if axis not in axes)
+
+
+def expand_reduced(reduced: Node, shape: Shape, axes: Axes) -> Node:
+    """A reduced value, back in the shape it was reduced from."""
+    return broadcast_to(reshape(reduced, reduced_shape(shape, axes, keepdims=True)), shape)
+
+
+@op("sum", kind="reduction")
+def _sum(x: Spec, *, axis: Axes, keepdims: bool) -> Spec:
+    return Spec(reduced_shape(x.shape, axis, keepdims), x.dtype)
+
+
+@_sum.gradient
+def _(g: Node, y: Node, x: Node, *, axis: Axes, keepdims: bool) -> Nodes:
+    return (expand_reduced(g, x.shape, axis),)
+
+
+def sum_(x: Node, axis: Axes, keepdims: bool = False) -> Node:
+    """The sum over `axis`."""
+    node: Node = x if not axis else _sum(x, axis=axis, keepdims=keepdims)
+    return node
+
+
+def sum_to(x: Node, shape: Shape) -> Node:
+    """The gradient of broadcasting `shape` to `x.shape`: sum what was repeated."""
+    if x.shape == shape:
+        return x
+    extra = len(x.shape) - len(shape)
+    padded = (1,) * extra + shape
+    axes = tuple(i for i, n in enumerate(padded) if i < extra or (n == 1 and x.shape[i] != 1))
+    return reshape(sum_(x, axes), shape)
+
+
+@op("cast", kind="elementwise")
+def _cast(x: Spec, *, dtype: DType) -> Spec:
+    if is_complex(x.dtype) and not is_complex(dtype) and dtype != bool_:
+        refuse_dtype(
+            f"real numbers to cast to {dtype}",
+            hint="take op.real(x) or op.abs(x) first: a cast would drop the imaginary part",
+        )
+    return Spec(x.shape, dtype)
+
+
+@_cast.gradient
+def _(g: Node, y: Node, x: Node, *, dtype: DType) -> tuple[Node | None, ...]:
+    if not (is_inexact(dtype) and is_inexact(x.dtype)):
+        return (None,)
+    if is_complex(dtype) and not is_complex(x.dtype):
+        g = real(g)
+    return (cast(g, x.dtype),)
+
+
+def cast(x: Node, dtype: DType) -> Node:
+    """The same values in another dtype (to bool: whether they are not zero)."""
+    node: Node = x if x.dtype == dtype else _cast(x, dtype=dtype)
+    return node
+
+
+# --- complex numbers
+
+
+def check_complex(x: Spec) -> None:
+    """Refuse real numbers."""
+    if not is_complex(x.dtype):
+        refuse_dtype("complex numbers", hint="cast it with op.cast(x, 'complex64')")
+
+
+def check_part(dtype: DType) -> None:
+    """Refuse what cannot be a part of complex numbers."""
+    if dtype not in (float32, float64):
+        refuse_dtype("parts of dtype float32 or float64", hint="cast them with op.cast")
+
+
+@op("complex", kind="movement")
+def complex_(real: Spec, imag: Spec) -> Spec:
+    """The numbers with these real and imaginary parts."""
+    check_part(real.dtype)
+    if real.dtype != imag.dtype:
+        refuse_dtype("two parts of one dtype", hint="cast one of them with op.cast")
+    if real.shape != imag.shape:
+        refuse_shape("two parts of one shape")
+    return Spec(real.shape, complex_of(real.dtype))
+
+
+@complex_.gradient
+def _(g: Node, y: Node, re: Node, im: Node) -> Nodes:
+    return real(g), imag(g)
+
+
+@op("real", kind="movement")
+def _real(x: Spec) -> Spec:
+    check_complex(x)
+    return Spec(x.shape, part_of(x.dtype))
+
+
+@_real.gradient
+def _(g: Node, y: Node, x: Node) -> Nodes:
+    return (complex_(g, full(g.shape, 0, g.dtype)),)
+
+
+@op("imag", kind="movement")
+def _imag(x: Spec) -> Spec:
+    check_complex(x)
+    return Spec(x.shape, part_of(x.dtype))
+
+
+@_imag.gradient
+def _(g: Node, y: Node, x: Node) -> Nodes:
+    return (complex_(full(g.shape, 0, g.dtype), g),)
+
+
+@op("conj")
+def _conj(x: Spec) -> Spec:
+    check_complex(x)
+    return x
+
+
+@_conj.gradient
+def _(g: Node, y: Node, x: Node) -> Nodes:
+    return (conj(g),)
+
+
+def real(x: Node) -> Node:
+    """The real part; real numbers are their own."""
+    node: Node = _real(x) if is_complex(x.dtype) else x
+    return node
+
+
+def imag(x: Node) -> Node:
+    """The imaginary part; that of real numbers is 0."""
+    node: Node = _imag(x) if is_complex(x.dtype) else full(x.shape, 0, x.dtype)
+    return node
+
+
+def conj(x: Node) -> Node:
+    """The conjugate; real numbers are their own."""
+    if not is_complex(x.dtype):
+        return x
+    node: Node = x.inputs[0] if x.op is _conj else _conj(x)
+    return node

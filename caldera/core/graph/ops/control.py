@@ -1,0 +1,298 @@
+"""Ops that hold a graph: `fused` (a body that runs in one pass), `scan` (a loop over an axis)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from caldera.core.graph.body import Body, topological
+from caldera.core.graph.differentiate import accumulate
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import (
+    ITEM,
+    OPS,
+    Nodes,
+    as_tuple,
+    item,
+    op,
+    parameter,
+    refuse_dtype,
+    refuse_shape,
+)
+from caldera.core.graph.ops.base import full, reshape
+from caldera.core.graph.ops.elementwise import add
+from caldera.core.graph.ops.movement import transpose
+from caldera.core.graph.ops.product import matmul
+from caldera.core.tensor.dtype import is_inexact
+
+
+@op("fused", kind="control")
+def fused(*inputs: Spec, body: Body) -> tuple[Spec, ...]:
+    """The outputs of `body`, computed in one pass over the data. Made by passes."""
+    if inputs != body.parameters:
+        refuse_shape(f"inputs {', '.join(str(spec) for spec in body.parameters)}")
+    return tuple(node.spec for node in body.outputs)
+
+
+fused.decompose = lambda *inputs, body: body(*inputs)
+
+
+@fused.flops
+def _(node: Node) -> int:
+    return sum(part.op.count_flops(part) for part in node.attrs["body"].order())
+
+
+@op("scan", kind="control")
+def scan(
+    *inputs: Spec, body: Body, carries: int, sequences: int, length: int, reverse: bool
+) -> tuple[Spec, ...]:
+    """A loop: `body(carry…, x_t…, constant…) -> (carry…, y_t…)` for each index t of the sequences.
+
+    Inputs are the first carries, the sequences (stacked along axis 0) and the constants; outputs
+    are the last carries and the y_t stacked along axis 0. `reverse` runs t from the end; y_t still
+    stands at index t.
+    """
+    per_step = []
+    for i, spec in enumerate(inputs):
+        if carries <= i < carries + sequences:
+            if spec.shape[:1] != (length,):
+                refuse_shape(f"sequences of {length} steps along axis 0", got=str(spec))
+            spec = Spec(spec.shape[1:], spec.dtype)
+        per_step.append(spec)
+    if tuple(per_step) != body.parameters:
+        refuse_shape(f"inputs that a step takes as {', '.join(map(str, body.parameters))}")
+    for before, after in zip(body.parameters[:carries], body.outputs[:carries], strict=True):
+        if before != after.spec:
+            refuse_dtype(
+                f"a step that gives back its carry as {before}",
+                got=str(after.spec),
+                hint="cast or reshape the carry inside the step",
+            )
+    stacked = [Spec((length, *node.shape), node.dtype) for node in body.outputs[carries:]]
+    return (*body.parameters[:carries], *stacked)
+
+
+@scan.flops
+def _(node: Node) -> int:
+    body: Body = node.attrs["body"]
+    return int(node.attrs["length"]) * sum(part.op.count_flops(part) for part in body.order())
+
+
+@scan.gradient
+def _(
+    g: Node | tuple[Node | None, ...],
+    y: Node | Nodes,
+    *inputs: Node,
+    body: Body,
+    carries: int,
+    sequences: int,
+    length: int,
+    reverse: bool,
+) -> tuple[Node | None, ...]:
+    """Run the loop again the other way, with the derivative of the body as its body."""
+    given = as_tuple(g)
+    first_constant = carries + sequences
+    parameters = [parameter(i, spec) for i, spec in enumerate(body.parameters)]
+    seeds = [parameter(len(parameters) + i, node.spec) for i, node in enumerate(body.outputs)]
+    live = [
+        seed if is_inexact(seed.dtype) and (i < carries or given[i] is not None) else None
+        for i, seed in enumerate(seeds)
+    ]
+    found = accumulate(body.outputs, live, parameters)
+    carried = [i for i in range(carries) if is_inexact(parameters[i].dtype)]
+    gradients: dict[int, Node] = {i: part for i, part in enumerate(found) if part is not None}
+    for i in carried:
+        gradients.setdefault(i, full(parameters[i].shape, 0, parameters[i].dtype))
+
+    # A constant's gradient is a sum over all steps. Where each term is a product of two matrices,
+    # the whole sum is one large product of the stacked factors, made after the loop. So is a sum
+    # over rows of something that is stacked anyway (a bias).
+    emitted = [i for i in gradients if carries <= i < first_constant]
+    factored = [i for i in gradients if i >= first_constant and _is_plain_product(gradients[i])]
+    factors = [factor for i in factored for factor in gradients[i].inputs]
+    stacked = {*factors, *[gradients[i] for i in emitted]}
+    reduced = [
+        i
+        for i in gradients
+        if i >= first_constant
+        and gradients[i].op.name == "sum"
+        and gradients[i].inputs[0] in stacked
+    ]
+    summed = [i for i in gradients if i >= first_constant and i not in (*factored, *reduced)]
+    sums = [
+        parameter(len(parameters) + len(seeds) + i, parameters[k].spec)
+        for i, k in enumerate(summed)
+    ]
+    outputs = [gradients[i] for i in carried]
+    outputs += [add(total, gradients[k]) for total, k in zip(sums, summed, strict=True)]
+    outputs += [gradients[i] for i in emitted]
+    outputs += factors
+    outputs += [gradients[i].inputs[0] for i in reduced]
+    if not outputs:
+        return (None,) * len(inputs)
+
+    saved = _residuals(outputs, body, parameters[:carries])
+    history = _history(saved, parameters, inputs, body, carries, sequences, length, reverse)
+    fed = [(seeds[i], part) for i, part in enumerate(given) if i >= carries and part is not None]
+    along = [*zip(parameters, inputs, strict=True)][carries:first_constant]
+    along += [*zip(saved, history, strict=True), *[pair for pair in fed if pair[0] in live]]
+    starts = [_or_zeros(given[i], parameters[i].spec) for i in carried]
+    starts += [_or_zeros(None, total.spec) for total in sums]
+    arguments = [seeds[i] for i in carried] + sums
+    arguments += [step for step, _ in along] + parameters[first_constant:]
+    results = scan.node(
+        *starts,
+        *[stack for _, stack in along],
+        *inputs[first_constant:],
+        body=Body(arguments, outputs),
+        carries=len(starts),
+        sequences=len(along),
+        length=length,
+        reverse=not reverse,
+    )
+    stacks = iter(items(results))
+    gradient = {i: next(stacks) for i in [*carried, *summed, *emitted]}
+    for i in factored:
+        gradient[i] = _product_over_steps(next(stacks), next(stacks), gradients[i])
+    for i in reduced:
+        gradient[i] = _sum_over_steps(next(stacks), gradients[i])
+    return tuple(gradient.get(i) for i in range(len(inputs)))
+
+
+def _or_zeros(node: Node | None, spec: Spec) -> Node:
+    return full(spec.shape, 0, spec.dtype) if node is None else node
+
+
+def items(node: Node) -> Nodes:
+    """All outputs of a node."""
+    if len(node.outputs) == 1:
+        return (node,)
+    return tuple(item(node, index) for index in range(len(node.outputs)))
+
+
+def _is_plain_product(node: Node) -> bool:
+    return node.op is matmul and len(node.shape) == 2
+
+
+def _product_over_steps(a: Node, b: Node, step: Node) -> Node:
+    """The sum over t of the products `step` of a[t] and b[t], as one product."""
+    ta, tb = step.attrs["ta"], step.attrs["tb"]
+    node: Node = matmul(_joined(a, ta), _joined(b, not tb), **step.attrs)
+    return node
+
+
+def _sum_over_steps(stack: Node, step: Node) -> Node:
+    """The sum over t of the sums `step` of stack[t], as one sum."""
+    axes = (0, *(axis + 1 for axis in step.attrs["axis"]))
+    total: Node = step.op.node(stack, axis=axes, keepdims=False)
+    return reshape(total, step.shape)
+
+
+def _joined(stack: Node, inner_first: bool) -> Node:
+    """(t, inner, n) as (t inner, n), or (t, n, inner) as (n, t inner)."""
+    t, rows, columns = stack.shape
+    if inner_first:
+        return reshape(stack, (t * rows, columns))
+    return reshape(transpose(stack, (1, 0, 2)), (rows, t * columns))
+
+
+def _residuals(outputs: Sequence[Node], body: Body, carry: Sequence[Node]) -> list[Node]:
+    """What of the forward step must be kept for the backward one.
+
+    The carries it started from, and the results of its expensive ops; cheap ones are run again. Of
+    a result that only one cheap op reads, what that op makes of it is kept: what else the op reads
+    is then not needed.
+    """
+    forward = set(topological(body.outputs))
+    carries = set(carry)
+
+    def is_kept(node: Node) -> bool:
+        maker = node.inputs[0] if node.op is ITEM else node
+        return node in carries or (
+            node in forward and bool(node.inputs) and maker.op.kind not in _CHEAP
+        )
+
+    users = _readers(outputs, is_kept)
+    kept = {_used_as(node, users, forward, set(outputs)) for node in users if is_kept(node)}
+    return [node for node in _readers(outputs, kept.__contains__) if node in kept]
+
+
+_CHEAP = ("elementwise", "movement")
+
+
+def _readers(outputs: Sequence[Node], stop: Callable[[Node], bool]) -> dict[Node, list[Node]]:
+    """The nodes that outputs depend on, with those that read them; what stands below nodes at which
+    to stop is not visited."""
+    found: dict[Node, list[Node]] = {node: [] for node in outputs}
+    stack = list(found)
+    while stack:
+        node = stack.pop()
+        if stop(node):
+            continue
+        for given in dict.fromkeys(node.inputs):
+            if given not in found:
+                found[given] = []
+                stack.append(given)
+            found[given].append(node)
+    return found
+
+
+def _used_as(
+    node: Node, users: Mapping[Node, Sequence[Node]], forward: set[Node], outputs: set[Node]
+) -> Node:
+    """What becomes of a node, as long as one element-wise op after another is all that reads it."""
+    while node not in outputs and len(users[node]) == 1:
+        (user,) = users[node]
+        if user not in forward or user.op.kind != "elementwise" or user.outputs != node.outputs:
+            break
+        node = user
+    return node
+
+
+def _history(
+    saved: Sequence[Node],
+    parameters: Sequence[Node],
+    inputs: Nodes,
+    body: Body,
+    carries: int,
+    sequences: int,
+    length: int,
+    reverse: bool,
+) -> list[Node]:
+    """The values of `saved` at every step, from the loop run forward once more.
+
+    A pass merges this loop with the first one; where the first gives all of them, it is the first.
+    """
+    place = {node: carries + i for i, node in enumerate(body.outputs[carries:])}
+    extra = [node for node in saved if node not in place]
+    place |= {node: len(body.outputs) + i for i, node in enumerate(extra)}
+    forward = scan.node(
+        *inputs,
+        body=Body(parameters, (*body.outputs, *extra)),
+        carries=carries,
+        sequences=sequences,
+        length=length,
+        reverse=reverse,
+    )
+    stacks = items(forward)
+    return [stacks[place[node]] for node in saved]
+
+
+def close_over(arguments: Sequence[Node], outputs: Sequence[Node]) -> Nodes:
+    """The outer nodes that a traced body reads: they become constants of the loop."""
+    inside = set(arguments)
+    # Constants, also seen in a larger shape: every body has its own, so that they fuse.
+    everywhere: set[Node] = set()
+    order = topological(outputs)
+    for node in order:
+        if any(given in inside for given in node.inputs):
+            inside.add(node)
+        elif node.op in _IN_EVERY_BODY and all(given in everywhere for given in node.inputs):
+            everywhere.add(node)
+    outer: dict[Node, None] = {}
+    for node in (*[given for step in order if step in inside for given in step.inputs], *outputs):
+        if node not in inside and node not in everywhere:
+            outer[node] = None
+    return tuple(outer)
+
+
+_IN_EVERY_BODY = frozenset({OPS["constant"], OPS["iota"], OPS["broadcast_to"]})

@@ -1,0 +1,290 @@
+"""Factorisations of matrices, or of batches of them: Cholesky, QR, singular values, eigenvalues.
+
+Gradients follow Giles (An extended collection of matrix derivative results, 2008), for QR Walter
+and Lehmann (Algorithmic differentiation of linear algebra functions, 2010), and for eig Boeddeker
+et al. (On the computation of complex-valued gradients, 2017). They are made of ops, so higher
+derivatives exist as well.
+
+Where a factorisation is not unique, these conventions make it so, on every device: R of a QR has no
+negative number on its diagonal; of each column of U and of each eigenvector, the first component
+within 1% of its largest is positive. Singular values descend, eigenvalues of eigh ascend.
+
+For complex matrices all of this holds with the conjugate transpose in place of the transpose: U, V
+and Q are unitary, eigh is for Hermitian matrices, and what is positive is real.
+
+Cholesky and eigh take the symmetric part of what they are given, (a + aᵀ) / 2. The derivative of
+singular vectors and eigenvectors exists only where the values are distinct (and, for matrices that
+are not square, none is 0), and is not finite elsewhere; that of the values always is, but for eig,
+whose eigenvectors have to be linearly independent. A matrix that cannot be factorised is an error
+when a plan runs (nan on a card, unless a library finds it out).
+"""
+
+from __future__ import annotations
+
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import Nodes, op
+from caldera.core.graph.ops.base import cast, complex_, conj, full, imag, real, sum_
+from caldera.core.graph.ops.elementwise import (
+    abs_,
+    add,
+    div,
+    equal,
+    less_equal,
+    mul,
+    neg,
+    sub,
+    where,
+)
+from caldera.core.graph.ops.leaf import constant
+from caldera.core.graph.ops.linalg import (
+    Cotangents,
+    Gradient,
+    adjoint,
+    as_columns,
+    as_rows,
+    check_matrix,
+    check_square,
+    diagonal,
+    diagonal_matrix,
+    indices,
+    product,
+    sizes,
+    solve,
+    total,
+    tril,
+)
+from caldera.core.graph.ops.movement import concat, narrow
+from caldera.core.graph.ops.reduction import cumsum, max_
+from caldera.core.tensor.dtype import complex_of, int64, is_complex, part_of
+
+ABOUT_EQUAL = 0.99
+"""Components of a vector this close to its largest decide its sign: the first of them does."""
+
+
+def _symmetric(x: Node) -> Node:
+    node: Node = mul(add(x, adjoint(x)), constant(0.5, x.dtype))
+    return node
+
+
+def _over_differences(x: Node, values: Node) -> Node:
+    """x_ij / (values_j - values_i), and x_ij itself on the diagonal."""
+    apart = sub(as_rows(values), as_columns(values))
+    safe = where(_on_diagonal(x), constant(1, apart.dtype), apart)
+    node: Node = div(x, cast(safe, x.dtype))
+    return node
+
+
+@op("cholesky")
+def cholesky(a: Spec) -> Spec:
+    """The lower triangular L with L Lᵀ = (a + aᵀ) / 2."""
+    check_square(a)
+    return a
+
+
+@cholesky.gradient
+def _(g: Node, y: Node, a: Node) -> Gradient:
+    inner = product(y, g, ta=True)
+    # The lower triangle, with half of the diagonal.
+    halved = mul(constant(0.5, a.dtype), add(tril(inner, offset=0), tril(inner, offset=-1)))
+    upper = adjoint(y)
+    return (_symmetric(solve(upper, adjoint(solve(upper, halved)))),)
+
+
+@op("qr")
+def qr(a: Spec) -> tuple[Spec, Spec]:
+    """Q with orthonormal columns and R upper triangular: a = Q R, of min(m, n) columns and rows."""
+    check_matrix(a)
+    *batch, m, n = a.shape
+    k = min(m, n)
+    return Spec((*batch, m, k), a.dtype), Spec((*batch, k, n), a.dtype)
+
+
+@qr.gradient
+def _(g: Cotangents, y: Nodes, a: Node) -> Gradient:
+    gq, gr = g
+    q, r = y
+    *_, m, n = a.shape
+    if m >= n:
+        return (_tall_qr_gradient(gq, gr, q, r),)
+    if gr is None:
+        gr = full(r.shape, 0, r.dtype)
+    # Only the first m columns are factorised; the others are multiplied by Q transposed.
+    column = len(a.shape) - 1
+    rest = narrow(a, column, m, n - m)
+    g_rest = narrow(gr, column, m, n - m)
+    gq = total(gq, product(rest, g_rest, tb=True))
+    square = _tall_qr_gradient(gq, narrow(gr, column, 0, m), q, narrow(r, column, 0, m))
+    return (concat((square, product(q, g_rest)), column),)
+
+
+def _tall_qr_gradient(gq: Node | None, gr: Node | None, q: Node, r: Node) -> Node:
+    inner = total(
+        None if gr is None else product(r, gr, tb=True),
+        None if gq is None else neg(product(gq, q, ta=True)),
+    )
+    if is_complex(inner.dtype):
+        # The diagonal of R stays real.
+        inner = where(_on_diagonal(inner), cast(real(inner), inner.dtype), inner)
+    mirrored = add(tril(inner, offset=0), adjoint(tril(inner, offset=-1)))
+    return adjoint(solve(r, adjoint(total(gq, product(q, mirrored)))))
+
+
+@op("svd")
+def svd(a: Spec) -> tuple[Spec, Spec, Spec]:
+    """U, s and Vᵀ with a = U diag(s) Vᵀ, reduced: min(m, n) singular values, descending."""
+    check_matrix(a)
+    *batch, m, n = a.shape
+    k = min(m, n)
+    return (
+        Spec((*batch, m, k), a.dtype),
+        Spec((*batch, k), part_of(a.dtype)),
+        Spec((*batch, k, n), a.dtype),
+    )
+
+
+@svd.gradient
+def _(g: Cotangents, y: Nodes, a: Node) -> Gradient:
+    gu, gs, gvt = g
+    u, s, vt = y
+    squares, lengths = mul(s, s), cast(s, a.dtype)
+    terms: list[Node | None] = [None if gs is None else cast(diagonal_matrix(gs), a.dtype)]
+    if is_complex(a.dtype) and not (gu is None and gvt is None):
+        turns = neg(_turning(vt, gvt, axis=-1)) if gvt is not None else None
+        gu = _with_fixed_phase(gu, u, turns)
+        along = imag(diagonal(product(u, gu, ta=True)))
+        phases = complex_(full(along.shape, 0, along.dtype), div(along, s))
+        terms.append(diagonal_matrix(phases))
+    if gu is not None:
+        turned = _over_differences(_skew(product(u, gu, ta=True)), squares)
+        terms.append(mul(turned, as_rows(lengths)))
+    if gvt is not None:
+        turned = _over_differences(_skew(product(vt, gvt, tb=True)), squares)
+        terms.append(mul(as_columns(lengths), turned))
+    result = product(product(u, total(*terms)), vt)
+    *_, m, n = a.shape
+    if gu is not None and m > n:
+        outside = sub(gu, product(u, product(u, gu, ta=True)))
+        result = add(result, product(div(outside, as_rows(lengths)), vt))
+    if gvt is not None and n > m:
+        outside = sub(gvt, product(product(gvt, vt, tb=True), vt))
+        result = add(result, product(u, div(outside, as_columns(lengths))))
+    return (result,)
+
+
+def _skew(x: Node) -> Node:
+    """x less its (conjugate) transpose, without the diagonal: a phase is no business of it."""
+    node: Node = sub(x, adjoint(x))
+    return _off_diagonal(node) if is_complex(x.dtype) else node
+
+
+@op("eigh")
+def eigh(a: Spec) -> tuple[Spec, Spec]:
+    """Eigenvalues, ascending, and eigenvectors (columns) of (a + aᵀ) / 2."""
+    check_square(a)
+    return Spec(a.shape[:-1], part_of(a.dtype)), a
+
+
+@eigh.gradient
+def _(g: Cotangents, y: Nodes, a: Node) -> Gradient:
+    gw, gv = g
+    w, v = y
+    if gv is not None and is_complex(a.dtype):
+        gv = _with_fixed_phase(gv, v)
+    inner = total(
+        None if gw is None else cast(diagonal_matrix(gw), a.dtype),
+        None if gv is None else _over_differences(_off_diagonal(product(v, gv, ta=True)), w),
+    )
+    return (_symmetric(product(product(v, inner), v, tb=True)),)
+
+
+@op("eig")
+def eig(a: Spec) -> tuple[Spec, Spec]:
+    """Eigenvalues, in no particular order, and eigenvectors (columns of length 1): complex."""
+    check_square(a)
+    dtype = complex_of(a.dtype)
+    return Spec(a.shape[:-1], dtype), Spec(a.shape, dtype)
+
+
+@eig.gradient
+def _(g: Cotangents, y: Nodes, a: Node) -> Gradient:
+    gw, gv = g
+    w, v = y
+    terms: list[Node | None] = [None if gw is None else diagonal_matrix(gw)]
+    if gv is not None:
+        inner = product(v, _with_fixed_phase(gv, v), ta=True)
+        # The length stays 1: what points along an eigenvector is taken off.
+        along = cast(real(diagonal(inner)), inner.dtype)
+        inner = sub(inner, mul(product(v, v, ta=True), as_rows(along)))
+        terms.append(_over_differences(_off_diagonal(inner), conj(w)))
+    found = solve(adjoint(v), product(total(*terms), v, tb=True))
+    return (found if is_complex(a.dtype) else cast(real(found), a.dtype),)
+
+
+def _on_diagonal(x: Node) -> Node:
+    row, column = indices(x.shape)
+    node: Node = equal(row, column)
+    return node
+
+
+def _off_diagonal(x: Node) -> Node:
+    node: Node = where(_on_diagonal(x), constant(0, x.dtype), x)
+    return node
+
+
+def _turning(x: Node, g: Node, axis: int) -> Node:
+    """The derivative of the loss for turning each vector along `axis` by a phase."""
+    return sum_(imag(mul(conj(x), g)), (len(x.shape) + axis,))
+
+
+def _with_fixed_phase(g: Node | None, v: Node, turns: Node | None = None) -> Node:
+    """The gradient for vectors (columns) whose phase is free, from that for the fixed one.
+
+    A phase is taken off such that the deciding component of each is positive; `turns` is what else
+    the loss gains if the vectors turn (those of V do with those of U).
+    """
+    if v.spec.size == 0:
+        return full(v.shape, 0, v.dtype) if g is None else g
+    size_of = abs_(v)
+    down = len(v.shape) - 2
+    limit = mul(max_(size_of, axis=(down,), keepdims=True), constant(ABOUT_EQUAL, size_of.dtype))
+    among_largest = cast(less_equal(limit, size_of), int64)
+    before = cumsum(among_largest, axis=down, reverse=False)
+    decides = equal(mul(among_largest, before), constant(1, int64))
+    turning = total(None if g is None else _turning(v, g, axis=-2), turns)
+    lengths = where(decides, size_of, constant(1, size_of.dtype))
+    back = neg(div(as_rows(turning), lengths))
+    fixed = complex_(full(back.shape, 0, back.dtype), back)
+    return total(g, where(decides, fixed, constant(0, v.dtype)))
+
+
+# --- cost, in the usual counts (Golub and Van Loan, Matrix Computations)
+
+
+@cholesky.flops
+def _(node: Node) -> int:
+    batch, _, n = sizes(node)
+    return batch * n**3 // 3
+
+
+@qr.flops
+def _(node: Node) -> int:
+    batch, m, n = sizes(node)
+    return batch * (4 * m * n * n - 4 * n**3 // 3)
+
+
+@svd.flops
+def _(node: Node) -> int:
+    batch, m, n = sizes(node)
+    return batch * (6 * m * n * n + 20 * n**3)
+
+
+@eigh.flops
+def _(node: Node) -> int:
+    batch, _, n = sizes(node)
+    return batch * 9 * n**3
+
+
+@eig.flops
+def _(node: Node) -> int:
+    batch, _, n = sizes(node)
+    return batch * 25 * n**3

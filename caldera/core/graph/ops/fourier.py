@@ -1,0 +1,169 @@
+"""Fourier transforms.
+
+Here, as for kernels, a complex number is a pair (real, imaginary) on a last axis of length 2; the
+public functions go from complex dtypes to pairs and back.
+A real transform keeps the n // 2 + 1 frequencies that determine the rest, and `mirror` adds those.
+
+All three primitives are sums without a factor in front; the public inverse transforms divide by n.
+So each one's gradient is another of them: the adjoint of a transform is its inverse times n.
+"""
+
+from __future__ import annotations
+
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import Nodes, op, refuse_dtype, refuse_shape
+from caldera.core.graph.ops.base import full
+from caldera.core.graph.ops.elementwise import equal, logical_or, mul, where
+from caldera.core.graph.ops.leaf import constant, iota
+from caldera.core.graph.ops.movement import concat, flip, narrow
+from caldera.core.tensor.dtype import DType, int64, is_float
+
+
+def _check_float(x: Spec) -> None:
+    if not is_float(x.dtype):
+        refuse_dtype("a floating-point dtype", hint="cast it with op.cast(x, 'float32')")
+
+
+def _check_pairs(x: Spec) -> None:
+    _check_float(x)
+    if x.rank < 1 or x.shape[-1] != 2:
+        refuse_shape(
+            "a last axis of length 2: (real, imaginary)",
+            hint="stack the two parts along a new last axis",
+        )
+
+
+def _check_length(x: Spec, axis: int) -> None:
+    if x.shape[axis] < 1:
+        refuse_shape(f"at least one element along axis {axis}")
+
+
+def frequencies(n: int) -> int:
+    """How many frequencies of a real signal of length n are kept."""
+    return n // 2 + 1
+
+
+@op("fft")
+def fft(x: Spec, *, axis: int, inverse: bool) -> Spec:
+    """The sum over t of x_t exp(-2 pi i k t / n) for each k, or with + if `inverse`."""
+    _check_pairs(x)
+    if not 0 <= axis < x.rank - 1:
+        refuse_shape(f"a signal along axis {axis}, before the axis of (real, imaginary)")
+    _check_length(x, axis)
+    return x
+
+
+@fft.gradient
+def _(g: Node, y: Node, x: Node, *, axis: int, inverse: bool) -> Nodes:
+    return (fft(g, axis=axis, inverse=not inverse),)
+
+
+@op("rfft")
+def rfft(x: Spec, *, axis: int) -> Spec:
+    """The first n // 2 + 1 frequencies of a real signal."""
+    _check_float(x)
+    if not 0 <= axis < x.rank:
+        refuse_shape(f"a signal along axis {axis}")
+    _check_length(x, axis)
+    n = x.shape[axis]
+    return Spec((*x.shape[:axis], frequencies(n), *x.shape[axis + 1 :], 2), x.dtype)
+
+
+@op("irfft")
+def irfft(x: Spec, *, axis: int, n: int) -> Spec:
+    """The real signal of length n with these frequencies, times n.
+
+    The imaginary parts of frequency 0 and, for even n, of the last one are ignored.
+    """
+    _check_pairs(x)
+    if not 0 <= axis < x.rank - 1:
+        refuse_shape(f"frequencies along axis {axis}, before the axis of (real, imaginary)")
+    if n < 1:
+        refuse_shape("a length of 1 or more for the signal", got=f"n = {n}")
+    if x.shape[axis] != frequencies(n):
+        refuse_shape(
+            f"{frequencies(n)} frequencies along axis {axis} for a signal of length {n}",
+            hint="an even length has n / 2 + 1 of them, an odd one (n + 1) / 2",
+        )
+    return Spec((*x.shape[:axis], n, *x.shape[axis + 1 : -1]), x.dtype)
+
+
+@op("mirror", kind="movement")
+def mirror(x: Spec, *, axis: int, begin: int, end: int, others: tuple[int, ...]) -> Spec:
+    """x, followed along `axis` by the conjugates of what it has from `begin` to `end`, in reverse
+    order; along `others`, index i of these is what x has at -i.
+
+    >>> from caldera.core.graph.ops.leaf import constant
+    >>> mirror(full((4, 3, 2), 0, constant(0.0).dtype), axis=1, begin=1, end=2, others=(0,)).shape
+    (4, 4, 2)
+    """
+    _check_pairs(x)
+    if not 0 <= axis < x.rank - 1 or not 0 <= begin <= end <= x.shape[axis]:
+        refuse_shape(f"frequencies {begin} to {end} along axis {axis}")
+    return Spec((*x.shape[:axis], x.shape[axis] + end - begin, *x.shape[axis + 1 :]), x.dtype)
+
+
+def _mirrored(x: Node, *, axis: int, begin: int, end: int, others: tuple[int, ...]) -> Node:
+    if begin == end:
+        return x
+    found = flip(narrow(x, axis, begin, end - begin), (axis,))
+    for other in others:
+        rest = flip(narrow(found, other, 1, found.shape[other] - 1), (other,))
+        found = concat((narrow(found, other, 0, 1), rest), other)
+    imaginary = equal(iota(shape=(2,), axis=0, dtype=int64), constant(1, int64))
+    signs = where(imaginary, full((2,), -1, x.dtype), full((2,), 1, x.dtype))
+    return concat((x, mul(found, signs)), axis)
+
+
+mirror.decompose = _mirrored
+
+
+def all_frequencies(half: Node, axis: int, n: int, others: tuple[int, ...] = ()) -> Node:
+    """All n frequencies along `axis` of real signals whose first n // 2 + 1 are given; `others` are
+    the axes along which they were transformed as well."""
+    node: Node = mirror(half, axis=axis, begin=1, end=(n - 1) // 2 + 1, others=others)
+    return node
+
+
+# A frequency that is kept stands for itself and its mirror image, except 0 and n / 2, which stand
+# for themselves alone. rfft counts each once and irfft counts both, hence the factors.
+
+
+@rfft.gradient
+def _(g: Node, y: Node, x: Node, *, axis: int) -> Nodes:
+    n = x.shape[axis]
+    return (irfft(mul(g, _paired(n, axis, g, 0.5)), axis=axis, n=n),)
+
+
+@irfft.gradient
+def _(g: Node, y: Node, x: Node, *, axis: int, n: int) -> Nodes:
+    return (mul(rfft(g, axis=axis), _paired(n, axis, x, 2)),)
+
+
+def _paired(n: int, axis: int, spectrum: Node, factor: float) -> Node:
+    """`factor` for the frequencies with a mirror image and 1 for the others, along `axis`."""
+    behind = len(spectrum.shape) - axis - 1
+    k: Node = iota(shape=(frequencies(n),) + (1,) * behind, axis=0, dtype=int64)
+    twice = mul(k, constant(2, int64))
+    alone = logical_or(equal(k, constant(0, int64)), equal(twice, constant(n, int64)))
+    dtype: DType = spectrum.dtype
+    node: Node = where(alone, full(k.shape, 1, dtype), full(k.shape, factor, dtype))
+    return node
+
+
+@fft.flops
+def _(node: Node) -> int:
+    n = node.shape[node.attrs["axis"]]
+    return 5 * (node.spec.size // 2) * (n - 1).bit_length()
+
+
+@rfft.flops
+def _(node: Node) -> int:
+    given = node.inputs[0]
+    n = given.shape[node.attrs["axis"]]
+    return 5 * given.spec.size * (n - 1).bit_length() // 2
+
+
+@irfft.flops
+def _(node: Node) -> int:
+    return 5 * node.spec.size * (node.attrs["n"] - 1).bit_length() // 2

@@ -1,0 +1,165 @@
+"""Ops that read or add at computed positions, and sorting.
+
+Indices are integers of any width; along an axis of length n they run from -n to n - 1, negative
+ones counted from the end. One outside is found when a plan runs, and is an error there; a card,
+which cannot stop, gives nan instead. Positions have no derivative: gradients flow through the
+values alone.
+
+Reading and adding are adjoint: `gather` and `scatter_add` (one list of positions for a whole axis),
+`take_along_axis` and `put_along_axis_add` (a position of its own for each element). Where a
+position is named twice, both updates are added.
+
+Sorting is stable (equal elements keep their order, also when descending), and NaN come last in both
+directions. The gradient follows the permutation.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import Nodes, composite, op, refuse_dtype, refuse_shape
+from caldera.core.graph.ops.base import cast, full, reshape
+from caldera.core.graph.ops.elementwise import equal, minimum
+from caldera.core.graph.ops.leaf import constant, iota
+from caldera.core.graph.ops.movement import narrow
+from caldera.core.tensor.dtype import DType, bool_, int64, is_integer, uint64
+from caldera.core.tensor.shape import Shape
+
+Gradient = tuple[Node | None, ...]
+
+
+def _check_axis(x: Spec, axis: int) -> None:
+    if not 0 <= axis < x.rank:
+        refuse_shape(f"something with an axis {axis}")
+
+
+def _check_indices(indices: Spec) -> None:
+    if not is_integer(indices.dtype):
+        refuse_dtype("integers as indices", hint="cast them with op.cast(indices, 'int64')")
+
+
+def as_signed(indices: Node) -> Node:
+    """Indices that can be cast to int64: what that has not stays beyond every end."""
+    if indices.dtype != uint64:
+        return indices
+    return cast(minimum(indices, constant(np.iinfo(np.int64).max, uint64)), int64)
+
+
+def _check_updates(x: Spec, updates: Spec, shape: Shape) -> None:
+    if x.dtype != updates.dtype or x.dtype == bool_:
+        refuse_dtype("numbers of one dtype, not truth values", hint="cast them with op.cast")
+    if updates.shape != shape:
+        refuse_shape(f"updates of shape {shape}")
+
+
+def _gathered(x: Spec, indices: Spec, axis: int) -> Shape:
+    _check_axis(x, axis)
+    _check_indices(indices)
+    return (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+
+
+@op("gather", kind="movement")
+def gather(x: Spec, indices: Spec, *, axis: int) -> Spec:
+    """The parts of `x` at `indices` along `axis`, which the axes of `indices` replace."""
+    return Spec(_gathered(x, indices, axis), x.dtype)
+
+
+@gather.gradient
+def _(g: Node, y: Node, x: Node, indices: Node, *, axis: int) -> Gradient:
+    return scatter_add(full(x.shape, 0, x.dtype), indices, g, axis=axis), None
+
+
+@op("scatter_add")
+def scatter_add(x: Spec, indices: Spec, updates: Spec, *, axis: int) -> Spec:
+    """`x` with each part of `updates` added at its index along `axis`."""
+    _check_updates(x, updates, _gathered(x, indices, axis))
+    return x
+
+
+@scatter_add.gradient
+def _(g: Node, y: Node, x: Node, indices: Node, updates: Node, *, axis: int) -> Gradient:
+    return g, None, gather(g, indices, axis=axis)
+
+
+def _taken(x: Spec, indices: Spec, axis: int) -> Shape:
+    _check_axis(x, axis)
+    _check_indices(indices)
+    if x.rank != indices.rank or any(
+        have != want
+        for i, (have, want) in enumerate(zip(indices.shape, x.shape, strict=True))
+        if i != axis
+    ):
+        refuse_shape(f"indices that differ from {x.shape} only along axis {axis}")
+    return indices.shape
+
+
+@op("take_along_axis", kind="movement")
+def take_along_axis(x: Spec, indices: Spec, *, axis: int) -> Spec:
+    """For each element of `indices`, the element of `x` at that index along `axis`."""
+    return Spec(_taken(x, indices, axis), x.dtype)
+
+
+@take_along_axis.gradient
+def _(g: Node, y: Node, x: Node, indices: Node, *, axis: int) -> Gradient:
+    return put_along_axis_add(full(x.shape, 0, x.dtype), indices, g, axis=axis), None
+
+
+@op("put_along_axis_add")
+def put_along_axis_add(x: Spec, indices: Spec, updates: Spec, *, axis: int) -> Spec:
+    """`x` with each element of `updates` added at its index along `axis`."""
+    _check_updates(x, updates, _taken(x, indices, axis))
+    return x
+
+
+@put_along_axis_add.gradient
+def _(g: Node, y: Node, x: Node, indices: Node, updates: Node, *, axis: int) -> Gradient:
+    return g, None, take_along_axis(g, indices, axis=axis)
+
+
+@scatter_add.flops
+@put_along_axis_add.flops
+def _(node: Node) -> int:
+    return node.inputs[2].spec.size
+
+
+@composite("one_hot")
+def one_hot(indices: Node, *, classes: int, dtype: DType) -> Node:
+    """1 at each index of a new last axis and 0 elsewhere; all 0 for an index outside it."""
+    _check_indices(indices.spec)
+    shape = (*indices.shape, classes)
+    positions = iota(shape=shape, axis=len(indices.shape), dtype=int64)
+    wanted = reshape(cast(indices, int64), (*indices.shape, 1))
+    return cast(equal(wanted, positions), dtype)
+
+
+@op("sort")
+def sort(x: Spec, *, axis: int, descending: bool) -> tuple[Spec, Spec]:
+    """The elements in order along `axis`, and the index each came from."""
+    _check_axis(x, axis)
+    return x, Spec(x.shape, int64)
+
+
+@sort.gradient
+def _(
+    g: tuple[Node | None, Node | None], y: Nodes, x: Node, *, axis: int, descending: bool
+) -> Gradient:
+    if g[0] is None:
+        return (None,)
+    return (put_along_axis_add(full(x.shape, 0, x.dtype), y[1], g[0], axis=axis),)
+
+
+@sort.flops
+def _(node: Node) -> int:
+    given = node.inputs[0]
+    return given.spec.size * max(given.shape[node.attrs["axis"]] - 1, 0).bit_length()
+
+
+@composite("top_k")
+def top_k(x: Node, *, k: int, axis: int) -> Nodes:
+    """The `k` largest elements along `axis`, largest first, and the index each came from."""
+    _check_axis(x.spec, axis)
+    if not 0 <= k <= x.shape[axis]:
+        refuse_shape(f"k from 0 to {x.shape[axis]}, the length of axis {axis}", got=f"k = {k}")
+    values, indices = sort(x, axis=axis, descending=True)
+    return narrow(values, axis, 0, k), narrow(indices, axis, 0, k)

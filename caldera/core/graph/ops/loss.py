@@ -1,0 +1,245 @@
+"""Losses: one number a sample or an element; the public functions reduce them.
+
+`cross_entropy` goes from logits and class indices to losses in one op, and its gradient is one op
+as well, so that a backend can give each a single pass over the logits. A label that is no class
+gives NaN: a wrong label must not train in silence.
+
+Conventions, all of them tested: a class whose target is 0 adds nothing, even if its probability is
+0; huber is quadratic up to and including delta; absolute_error has derivative 0 at 0, hinge at the
+margin, and kl_divergence with respect to a target of 0.
+"""
+
+from __future__ import annotations
+
+import math
+
+from caldera.core.graph.node import Node
+from caldera.core.graph.opdef import Nodes, composite, refuse_dtype, refuse_shape
+from caldera.core.graph.ops.activation import below_largest, log_softmax, softmax
+from caldera.core.graph.ops.base import cast, expand_reduced, reshape, sum_, sum_to
+from caldera.core.graph.ops.elementwise import (
+    abs_,
+    add,
+    broadcast,
+    equal,
+    exp,
+    greater_equal,
+    less_equal,
+    log,
+    log1p,
+    logical_and,
+    maximum,
+    minimum,
+    mul,
+    neg,
+    relu,
+    sigmoid,
+    square,
+    sub,
+    where,
+)
+from caldera.core.graph.ops.leaf import constant, iota
+from caldera.core.graph.ops.widening import widened
+from caldera.core.tensor.dtype import int64, is_float, is_integer
+from caldera.core.tensor.shape import Shape
+
+
+def _scalar(value: float, like: Node) -> Node:
+    return constant(value, like.dtype)
+
+
+def _check_dtypes(predictions: Node, targets: Node) -> None:
+    if predictions.dtype != targets.dtype or not is_float(predictions.dtype):
+        refuse_dtype("predictions and targets of one floating-point dtype")
+
+
+def _check_pair(predictions: Node, targets: Node) -> None:
+    _check_dtypes(predictions, targets)
+    if predictions.shape != targets.shape:
+        refuse_shape("predictions and targets of one shape", hint="reshape one of them")
+
+
+# --- cross entropy with class indices
+
+
+def is_label(labels: Node, shape: Shape, axis: int) -> Node:
+    """Where in an array of `shape`, with the classes along `axis`, each sample's own class is."""
+    classes = iota(shape=shape, axis=axis, dtype=int64)
+    column = (*labels.shape[:axis], 1, *labels.shape[axis:])
+    node: Node = equal(reshape(cast(labels, int64), column), classes)
+    return node
+
+
+def _check_labels(logits: Node, labels: Node, axis: int) -> None:
+    if not is_float(logits.dtype):
+        refuse_dtype("logits of a floating-point dtype", hint="cast them with op.cast")
+    if not is_integer(labels.dtype):
+        refuse_dtype(
+            "labels that are class indices (integers)",
+            hint="give probabilities in the shape of the logits, or cast the labels",
+        )
+    wanted = (*logits.shape[:axis], *logits.shape[axis + 1 :])
+    if labels.shape != wanted:
+        refuse_shape(f"labels of shape {wanted}: one a sample, with the classes on axis {axis}")
+    if logits.shape[axis] == 0:
+        refuse_shape("at least one class")
+
+
+@composite("cross_entropy")
+@widened
+def cross_entropy(logits: Node, labels: Node, *, axis: int) -> Node:
+    """-log(softmax(logits)) at each sample's label, without overflow."""
+    _check_labels(logits, labels, axis)
+    below = below_largest(logits, axis)
+    own = where(is_label(labels, logits.shape, axis), below, _scalar(0, below))
+    loss = sub(log(sum_(exp(below), (axis,))), sum_(own, (axis,)))
+    index = cast(labels, int64)
+    last = constant(logits.shape[axis] - 1, int64)
+    known = logical_and(greater_equal(index, constant(0, int64)), less_equal(index, last))
+    node: Node = where(known, loss, _scalar(math.nan, loss))
+    return node
+
+
+@cross_entropy.gradient
+def _(g: Node, y: Node, logits: Node, labels: Node, *, axis: int) -> tuple[Node | None, ...]:
+    return cross_entropy_grad(g, logits, labels, axis=axis), None
+
+
+@composite("cross_entropy_grad")
+@widened
+def cross_entropy_grad(g: Node, logits: Node, labels: Node, *, axis: int) -> Node:
+    """The gradient of cross_entropy with respect to the logits: g * (softmax - one_hot)."""
+    own = cast(is_label(labels, logits.shape, axis), logits.dtype)
+    spread = expand_reduced(g, logits.shape, (axis,))
+    node: Node = mul(spread, sub(softmax(logits, axis=axis), own))
+    return node
+
+
+# --- cross entropy with probabilities as targets
+
+
+@composite("cross_entropy_probabilities")
+@widened
+def cross_entropy_probabilities(logits: Node, targets: Node, *, axis: int) -> Node:
+    """-sum(targets * log(softmax(logits))) along `axis`, without overflow."""
+    _check_pair(logits, targets)
+    terms = mul(targets, neg(log_softmax(logits, axis=axis)))
+    absent = equal(targets, _scalar(0, targets))
+    return sum_(where(absent, _scalar(0, terms), terms), (axis,))
+
+
+@cross_entropy_probabilities.gradient
+@widened
+def _(g: Node, y: Node, logits: Node, targets: Node, *, axis: int) -> Nodes:
+    spread = expand_reduced(g, logits.shape, (axis,))
+    for_logits = cross_entropy_probabilities_grad(g, logits, targets, axis=axis)
+    return for_logits, neg(mul(spread, log_softmax(logits, axis=axis)))
+
+
+@composite("cross_entropy_probabilities_grad")
+@widened
+def cross_entropy_probabilities_grad(g: Node, logits: Node, targets: Node, *, axis: int) -> Node:
+    """The same with respect to the logits: g * (softmax * sum(targets) - targets)."""
+    spread = expand_reduced(g, logits.shape, (axis,))
+    total = sum_(targets, (axis,), keepdims=True)
+    node: Node = mul(spread, sub(mul(softmax(logits, axis=axis), total), targets))
+    return node
+
+
+@composite("cross_entropy_epsilon")
+@widened
+def cross_entropy_epsilon(probabilities: Node, targets: Node, *, axis: int, epsilon: float) -> Node:
+    """-sum(targets * log(probabilities + epsilon)) along `axis`."""
+    _check_pair(probabilities, targets)
+    logarithm = log(add(probabilities, _scalar(epsilon, probabilities)))
+    return neg(sum_(mul(targets, logarithm), (axis,)))
+
+
+@composite("kl_divergence")
+@widened
+def kl_divergence(log_probabilities: Node, targets: Node, *, axis: int) -> Node:
+    """sum(targets * (log(targets) - log_probabilities)) along `axis`."""
+    _check_pair(log_probabilities, targets)
+    absent = equal(targets, _scalar(0, targets))
+    safe = where(absent, _scalar(1, targets), targets)
+    present = where(absent, _scalar(0, targets), log_probabilities)
+    return sum_(mul(targets, sub(log(safe), present)), (axis,))
+
+
+# --- element by element; as all element-wise ops, they broadcast
+
+
+def _check_elements(predictions: Node, targets: Node) -> None:
+    _check_dtypes(predictions, targets)
+    broadcast(predictions.spec, targets.spec)
+
+
+@composite("binary_cross_entropy", kind="elementwise")
+@widened
+def binary_cross_entropy(logits: Node, targets: Node) -> Node:
+    """-(t log(sigmoid(x)) + (1 - t) log(1 - sigmoid(x))), without overflow or cancellation."""
+    _check_elements(logits, targets)
+    zero = _scalar(0, logits)
+    size = abs_(logits)
+    # How wrong a certain answer would be; a certain and right one costs nothing even at infinity.
+    positive = greater_equal(logits, zero)
+    wrong = where(positive, sub(_scalar(1, targets), targets), targets)
+    line = where(equal(wrong, zero), zero, mul(size, wrong))
+    node: Node = add(line, log1p(exp(neg(size))))
+    return node
+
+
+@binary_cross_entropy.gradient
+@widened
+def _(g: Node, y: Node, logits: Node, targets: Node) -> Nodes:
+    for_logits = mul(g, sub(sigmoid(logits), targets))
+    return sum_to(for_logits, logits.shape), sum_to(neg(mul(g, logits)), targets.shape)
+
+
+@composite("squared_error", kind="elementwise")
+@widened
+def squared_error(predictions: Node, targets: Node) -> Node:
+    """(p - t)^2."""
+    _check_elements(predictions, targets)
+    node: Node = square(sub(predictions, targets))
+    return node
+
+
+@composite("absolute_error", kind="elementwise")
+@widened
+def absolute_error(predictions: Node, targets: Node) -> Node:
+    """|p - t|."""
+    _check_elements(predictions, targets)
+    node: Node = abs_(sub(predictions, targets))
+    return node
+
+
+@composite("huber", kind="elementwise")
+@widened
+def huber(predictions: Node, targets: Node, *, delta: float) -> Node:
+    """(p - t)^2 / 2 up to a difference of delta, and straight on from there."""
+    _check_elements(predictions, targets)
+    difference = sub(predictions, targets)
+    size = abs_(difference)
+    near = mul(square(difference), _scalar(0.5, size))
+    far = mul(sub(size, _scalar(0.5 * delta, size)), _scalar(delta, size))
+    node: Node = where(less_equal(size, _scalar(delta, size)), near, far)
+    return node
+
+
+@huber.gradient
+@widened
+def _(g: Node, y: Node, predictions: Node, targets: Node, *, delta: float) -> Nodes:
+    difference = sub(predictions, targets)
+    slope = minimum(maximum(difference, _scalar(-delta, g)), _scalar(delta, g))
+    part = mul(g, slope)
+    return sum_to(part, predictions.shape), sum_to(neg(part), targets.shape)
+
+
+@composite("hinge", kind="elementwise")
+@widened
+def hinge(predictions: Node, targets: Node) -> Node:
+    """max(0, 1 - t p), with targets -1 and 1."""
+    _check_elements(predictions, targets)
+    node: Node = relu(sub(_scalar(1, targets), mul(targets, predictions)))
+    return node

@@ -1,0 +1,289 @@
+"""Normalisation by batch, layer, group, and over neighbouring channels.
+
+The ops that take statistics from their input give back (y, mean, variance): the statistics are what
+their gradient needs, so a kernel keeps them instead of computing them again. Variances are those of
+the data at hand (divided by the number of elements). Half-precision inputs are normalised in
+float32: their statistics are float32, and scale and shift may be.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+
+from caldera.core.graph.node import Node
+from caldera.core.graph.opdef import Nodes, Op, composite, refuse_dtype, refuse_shape
+from caldera.core.graph.ops.base import Axes, broadcast_to, cast, reduced_shape, reshape, sum_
+from caldera.core.graph.ops.elementwise import add, div, mul, pow_, rsqrt, square, sub
+from caldera.core.graph.ops.leaf import constant
+from caldera.core.graph.ops.movement import narrow, pad
+from caldera.core.graph.ops.reduction import count
+from caldera.core.graph.ops.reduction import mean as mean_of
+from caldera.core.graph.ops.widening import accumulator, widen, widened
+from caldera.core.tensor.dtype import is_float
+from caldera.core.tensor.shape import Shape
+
+Gradient = tuple[Node | None, ...]
+Several = tuple[Node | None, ...]
+
+
+def _scalar(value: float, like: Node) -> Node:
+    return constant(value, like.dtype)
+
+
+def _check(x: Node, parameters: Nodes, shape: Shape, what: str) -> None:
+    if not is_float(x.dtype):
+        refuse_dtype("a floating-point dtype", hint="cast it with op.cast(x, 'float32')")
+    dtypes = {parameter.dtype for parameter in parameters}
+    if len(dtypes) > 1 or not dtypes <= {x.dtype, accumulator(x.dtype)}:
+        refuse_dtype(f"{what} of dtype {accumulator(x.dtype).name}", hint="cast them with op.cast")
+    if any(parameter.shape != shape for parameter in parameters):
+        refuse_shape(f"{what} of shape {shape}")
+
+
+def _share(x: Node, axes: Axes) -> Node:
+    """One over the number of elements that are averaged (0 where there are none)."""
+    elements = count(x, axes)
+    return constant(1 / elements if elements else 0, accumulator(x.dtype))
+
+
+def _like(value: Node, parameter: Node) -> Node:
+    return cast(reshape(value, parameter.shape), parameter.dtype)
+
+
+def _others(rank: int, axes: Axes) -> Axes:
+    return tuple(axis for axis in range(rank) if axis not in axes)
+
+
+def _along(parameter: Node, shape: Shape, axes: Axes) -> Node:
+    """A parameter of the sizes of `axes`, in float32 at least, ready to broadcast to `shape`."""
+    aligned = reduced_shape(shape, _others(len(shape), axes), keepdims=True)
+    return reshape(widen(parameter), aligned)
+
+
+def _normalise(x: Node, scale: Node, shift: Node, over: Axes, own: Axes, eps: float) -> Nodes:
+    """x normalised `over` some axes, then scaled along its `own` axes; the mean, the variance."""
+    wide = widen(x)
+    mean = mean_of(wide, axis=over, keepdims=True)
+    centred = sub(wide, mean)
+    variance = mean_of(square(centred), axis=over, keepdims=True)
+    unit = mul(centred, rsqrt(add(variance, _scalar(eps, variance))))
+    y = add(mul(unit, _along(scale, x.shape, own)), _along(shift, x.shape, own))
+    reduced = reduced_shape(x.shape, over, keepdims=False)
+    return cast(y, x.dtype), reshape(mean, reduced), reshape(variance, reduced)
+
+
+def _unit(x: Node, mean: Node, variance: Node, over: Axes, eps: float) -> Nodes:
+    """x less its mean over its deviation, and one over the deviation."""
+    shape = reduced_shape(x.shape, over, keepdims=True)
+    inverse = rsqrt(add(reshape(variance, shape), _scalar(eps, variance)))
+    return mul(sub(widen(x), reshape(mean, shape)), inverse), inverse
+
+
+def _from_statistics(g: Several, x: Node, mean: Node, over: Axes) -> Node | None:
+    """What the gradients of the mean and the variance add to that of x."""
+    _, for_mean, for_variance = g
+    shape = reduced_shape(x.shape, over, keepdims=True)
+    parts = []
+    if for_mean is not None:
+        parts.append(broadcast_to(reshape(for_mean, shape), x.shape))
+    if for_variance is not None:
+        centred = sub(widen(x), reshape(mean, shape))
+        parts.append(mul(centred, mul(reshape(for_variance, shape), _scalar(2, mean))))
+    return mul(reduce(add, parts), _share(x, over)) if parts else None
+
+
+def _gradient(
+    backward: Op, g: Several, y: Nodes, x: Node, scale: Node, extra: Node | None, **attrs: object
+) -> Gradient:
+    """The rule all three share: `backward` for y, and something `extra` for the statistics."""
+    if extra is not None:
+        extra = cast(reshape(extra, x.shape), x.dtype)
+    if g[0] is None:
+        return extra, None, None
+    dx, dscale, dshift = backward(g[0], x, scale, *y[1:], **attrs)
+    return dx if extra is None else add(dx, extra), dscale, dshift
+
+
+# --- batch
+
+
+@composite("batch_norm")
+def batch_norm(x: Node, scale: Node, shift: Node, *, axis: int, eps: float) -> Nodes:
+    """x normalised over all axes but `axis`, with its mean and variance."""
+    _check(x, (scale, shift), (x.shape[axis],), f"scale and shift (along axis {axis})")
+    return _normalise(x, scale, shift, _others(len(x.shape), (axis,)), (axis,), eps)
+
+
+@batch_norm.gradient
+def _(
+    g: Several, y: Nodes, x: Node, scale: Node, shift: Node, *, axis: int, eps: float
+) -> Gradient:
+    extra = _from_statistics(g, x, y[1], _others(len(x.shape), (axis,)))
+    return _gradient(batch_norm_grad, g, y, x, scale, extra, axis=axis, eps=eps)
+
+
+@composite("batch_norm_grad")
+def batch_norm_grad(
+    g: Node, x: Node, scale: Node, mean: Node, variance: Node, *, axis: int, eps: float
+) -> Nodes:
+    """The gradients of batch_norm with respect to x (through y alone), scale and shift."""
+    over = _others(len(x.shape), (axis,))
+    unit, inverse = _unit(x, mean, variance, over, eps)
+    wide = widen(g)
+    for_scale = sum_(mul(wide, unit), over, keepdims=True)
+    for_shift = sum_(wide, over, keepdims=True)
+    common = mul(add(for_shift, mul(unit, for_scale)), _share(x, over))
+    dx = mul(mul(inverse, _along(scale, x.shape, (axis,))), sub(wide, common))
+    return cast(dx, x.dtype), _like(for_scale, scale), _like(for_shift, scale)
+
+
+@composite("batch_norm_inference")
+def batch_norm_inference(
+    x: Node, scale: Node, shift: Node, mean: Node, variance: Node, *, axis: int, eps: float
+) -> Node:
+    """x normalised by a given mean and variance along `axis`."""
+    _check(x, (scale, shift), (x.shape[axis],), f"scale and shift (along axis {axis})")
+    _check(x, (mean, variance), (x.shape[axis],), f"mean and variance (along axis {axis})")
+    spread = rsqrt(add(widen(variance), _scalar(eps, widen(variance))))
+    factor = mul(widen(scale), spread)
+    centred = sub(widen(x), _along(mean, x.shape, (axis,)))
+    y = add(mul(centred, _along(factor, x.shape, (axis,))), _along(shift, x.shape, (axis,)))
+    return cast(y, x.dtype)
+
+
+# --- layer and group
+
+
+def _backward(
+    g: Node, x: Node, scale: Node, mean: Node, variance: Node, over: Axes, own: Axes, eps: float
+) -> Nodes:
+    """The gradients of `_normalise` with respect to x (through y alone), scale and shift."""
+    unit, inverse = _unit(x, mean, variance, over, eps)
+    wide = widen(g)
+    scaled = mul(wide, _along(scale, x.shape, own))
+    along_unit = sum_(mul(scaled, unit), over, keepdims=True)
+    common = mul(add(sum_(scaled, over, keepdims=True), mul(unit, along_unit)), _share(x, over))
+    dx = mul(inverse, sub(scaled, common))
+    others = _others(len(x.shape), own)
+    for_scale, for_shift = sum_(mul(wide, unit), others), sum_(wide, others)
+    return cast(dx, x.dtype), _like(for_scale, scale), _like(for_shift, scale)
+
+
+@composite("layer_norm")
+def layer_norm(x: Node, scale: Node, shift: Node, *, axis: Axes, eps: float) -> Nodes:
+    """Each sample normalised over `axis`, with its mean and variance."""
+    shape = tuple(x.shape[each] for each in axis)
+    _check(x, (scale, shift), shape, f"scale and shift (along axes {axis})")
+    return _normalise(x, scale, shift, axis, axis, eps)
+
+
+@layer_norm.gradient
+def _(
+    g: Several, y: Nodes, x: Node, scale: Node, shift: Node, *, axis: Axes, eps: float
+) -> Gradient:
+    extra = _from_statistics(g, x, y[1], axis)
+    return _gradient(layer_norm_grad, g, y, x, scale, extra, axis=axis, eps=eps)
+
+
+@composite("layer_norm_grad")
+def layer_norm_grad(
+    g: Node, x: Node, scale: Node, mean: Node, variance: Node, *, axis: Axes, eps: float
+) -> Nodes:
+    """The gradients of layer_norm with respect to x (through y alone), scale and shift."""
+    return _backward(g, x, scale, mean, variance, axis, axis, eps)
+
+
+def _grouped(x: Node, groups: int) -> tuple[Node, Axes]:
+    """(N, C, ...) as (N, groups, C / groups, ...), and the axes that are normalised."""
+    n, channels, *rest = x.shape
+    shape = (n, groups, channels // groups, *rest)
+    return reshape(x, shape), tuple(range(2, len(shape)))
+
+
+def _by_group(parameter: Node, groups: int) -> Node:
+    return reshape(parameter, (groups, parameter.shape[0] // groups))
+
+
+@composite("group_norm")
+def group_norm(x: Node, scale: Node, shift: Node, *, groups: int, eps: float) -> Nodes:
+    """(N, C, ...) normalised over each group of neighbouring channels, with mean and variance."""
+    if len(x.shape) < 2:
+        refuse_shape("x of shape (N, C, ...)")
+    if groups < 1 or x.shape[1] % groups:
+        refuse_shape(f"a number of channels that {groups} groups divide")
+    _check(x, (scale, shift), (x.shape[1],), "scale and shift (one a channel)")
+    parts, over = _grouped(x, groups)
+    y, mean, variance = _normalise(
+        parts, _by_group(scale, groups), _by_group(shift, groups), over, (1, 2), eps
+    )
+    return reshape(y, x.shape), mean, variance
+
+
+@group_norm.gradient
+def _(
+    g: Several, y: Nodes, x: Node, scale: Node, shift: Node, *, groups: int, eps: float
+) -> Gradient:
+    parts, over = _grouped(x, groups)
+    extra = _from_statistics(g, parts, y[1], over)
+    return _gradient(group_norm_grad, g, y, x, scale, extra, groups=groups, eps=eps)
+
+
+@composite("group_norm_grad")
+def group_norm_grad(
+    g: Node, x: Node, scale: Node, mean: Node, variance: Node, *, groups: int, eps: float
+) -> Nodes:
+    """The gradients of group_norm with respect to x (through y alone), scale and shift."""
+    parts, over = _grouped(x, groups)
+    dx, dscale, dshift = _backward(
+        reshape(g, parts.shape), parts, _by_group(scale, groups), mean, variance, over, (1, 2), eps
+    )
+    return reshape(dx, x.shape), reshape(dscale, scale.shape), reshape(dshift, scale.shape)
+
+
+# --- neighbouring channels
+
+
+def _window_sum(x: Node, before: int, after: int) -> Node:
+    """For each channel (axis 1), the sum over the channels from `before` below to `after` above."""
+    before, after = (min(each, x.shape[1]) for each in (before, after))  # behind them all is 0
+    widths = tuple((before, after) if axis == 1 else (0, 0) for axis in range(len(x.shape)))
+    padded = pad(x, widths)
+    parts = [narrow(padded, 1, start, x.shape[1]) for start in range(before + after + 1)]
+    return reduce(add, parts)
+
+
+def _window_scale(x: Node, window: int, alpha: float, k: float) -> Node:
+    squares = _window_sum(square(x), window // 2, (window - 1) // 2)
+    node: Node = add(mul(squares, _scalar(alpha / window, x)), _scalar(k, x))
+    return node
+
+
+@composite("local_response_norm")
+@widened
+def local_response_norm(x: Node, *, window: int, alpha: float, beta: float, k: float) -> Node:
+    """x / (k + alpha / window * sum of squares over `window` neighbouring channels) ** beta."""
+    if not is_float(x.dtype):
+        refuse_dtype("a floating-point dtype", hint="cast it with op.cast(x, 'float32')")
+    if len(x.shape) < 2:
+        refuse_shape("x of shape (N, C, ...)")
+    node: Node = mul(x, pow_(_window_scale(x, window, alpha, k), _scalar(-beta, x)))
+    return node
+
+
+@local_response_norm.gradient
+def _(g: Node, y: Node, x: Node, **attrs: object) -> Nodes:
+    return (local_response_norm_grad(g, x, **attrs),)
+
+
+@composite("local_response_norm_grad")
+@widened
+def local_response_norm_grad(
+    g: Node, x: Node, *, window: int, alpha: float, beta: float, k: float
+) -> Node:
+    """The gradient of local_response_norm: each channel's own part, and its neighbours'."""
+    scale = _window_scale(x, window, alpha, k)
+    own = mul(g, pow_(scale, _scalar(-beta, x)))
+    # The channels whose windows hold this one lie mirrored.
+    met = _window_sum(div(mul(own, x), scale), (window - 1) // 2, window // 2)
+    node: Node = sub(own, mul(mul(x, _scalar(2 * alpha * beta / window, x)), met))
+    return node

@@ -1,0 +1,196 @@
+"""Matrix products and convolutions, with their gradients among themselves.
+
+Convolution, its gradient with respect to the input and its gradient with respect to the weight are
+three ops, each linear in both arguments; the derivative of each is made of the other two, so
+derivatives of any order exist. `conv2d_input` is also the transposed convolution.
+
+All of them take an attribute `compute`: "tf32" allows a device to round float32 operands to the 11
+digits that its tensor cores keep. It is left out where nothing of that kind is allowed.
+"""
+
+from __future__ import annotations
+
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import Nodes, op, refuse_dtype, refuse_shape
+from caldera.core.graph.ops.base import reshape, sum_to
+from caldera.core.graph.ops.elementwise import broadcast
+from caldera.core.tensor.dtype import is_inexact
+from caldera.core.tensor.shape import Shape, size
+
+Pair = tuple[int, int]
+Padding = tuple[Pair, Pair]
+"""((top, bottom), (left, right))"""
+
+
+def _check_floats(*specs: Spec) -> None:
+    if any(spec.dtype != specs[0].dtype or not is_inexact(spec.dtype) for spec in specs):
+        refuse_dtype("operands of one floating-point dtype", hint="cast one of them with op.cast")
+
+
+@op("matmul", kind="product")
+def matmul(a: Spec, b: Spec, *, ta: bool, tb: bool, compute: str | None = None) -> Spec:
+    """The product of (batches of) matrices, each read transposed where `ta` or `tb` says so."""
+    _check_floats(a, b)
+    if a.rank < 2 or b.rank < 2:
+        refuse_shape("matrices, or batches of them")
+    rows, inner_a = a.shape[-2:][::-1] if ta else a.shape[-2:]
+    inner_b, columns = b.shape[-2:][::-1] if tb else b.shape[-2:]
+    if inner_a != inner_b:
+        refuse_shape(
+            f"equal inner sizes, not {inner_a} and {inner_b}",
+            hint="the columns of the first must be the rows of the second",
+        )
+    batch = broadcast(Spec(a.shape[:-2], a.dtype), Spec(b.shape[:-2], b.dtype))
+    return Spec((*batch, rows, columns), a.dtype)
+
+
+@matmul.gradient
+def _(g: Node, y: Node, a: Node, b: Node, *, ta: bool, tb: bool, **how: str) -> Nodes:
+    da = matmul(b, g, ta=tb, tb=True, **how) if ta else matmul(g, b, ta=False, tb=not tb, **how)
+    da = sum_to(da, a.shape)
+    if len(b.shape) == 2 < len(a.shape) and not ta:
+        # All matrices of the batch meet the same one: they are one tall matrix, and the sum over
+        # the batch is part of the product.
+        a, g = (reshape(each, (size(each.shape[:-1]), each.shape[-1])) for each in (a, g))
+    db = matmul(g, a, ta=True, tb=ta, **how) if tb else matmul(a, g, ta=not ta, tb=False, **how)
+    return da, sum_to(db, b.shape)
+
+
+@matmul.flops
+def _(node: Node) -> int:
+    inner = node.inputs[0].shape[-2 if node.attrs["ta"] else -1]
+    return 2 * node.spec.size * inner
+
+
+def matmul_any(a: Node, b: Node, ta: bool = False, tb: bool = False) -> Node:
+    """The product as NumPy's `@` means it: vectors are rows on the left, columns on the right.
+
+    The transpose of a vector is that vector.
+    """
+    left = reshape(a, (1, *a.shape)) if len(a.shape) == 1 else a
+    right = reshape(b, (*b.shape, 1)) if len(b.shape) == 1 else b
+    result: Node = matmul(left, right, ta=ta and len(a.shape) > 1, tb=tb and len(b.shape) > 1)
+    shape = list(result.shape)
+    if len(b.shape) == 1:
+        del shape[-1]
+    if len(a.shape) == 1:
+        del shape[-1 if len(b.shape) == 1 else -2]
+    return reshape(result, tuple(shape))
+
+
+def conv_size(n: int, kernel: int, stride: int, padding: Pair, dilation: int) -> int:
+    """The output length of a convolution or pooling along one axis (may be < 1: does not fit)."""
+    return (n + sum(padding) - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def _conv_shape(
+    x: Shape, w: Shape, stride: Pair, padding: Padding, dilation: Pair, groups: int
+) -> Shape:
+    if len(x) != 4 or len(w) != 4:
+        refuse_shape("x of shape (N, C, H, W) and w of shape (K, C / groups, kernel H, kernel W)")
+    if groups < 1 or x[1] % groups or w[0] % groups or w[1] != x[1] // groups:
+        refuse_shape(
+            f"w to have {x[1]} / {groups} input channels and a multiple of {groups} outputs",
+            hint="check the channels of x, w and groups=",
+        )
+    if 0 in w[2:]:
+        refuse_shape("a kernel with at least one element")
+    height, width = (
+        conv_size(x[2 + i], w[2 + i], stride[i], padding[i], dilation[i]) for i in (0, 1)
+    )
+    if height < 1 or width < 1:
+        reach = " x ".join(str(dilation[i] * (w[2 + i] - 1) + 1) for i in (0, 1))
+        refuse_shape(
+            f"an image of at least {reach}, its padding {padding} included",
+            hint="add padding, or use a smaller kernel or dilation",
+        )
+    return (x[0], w[0], height, width)
+
+
+@op("conv2d", kind="product")
+def conv2d(
+    x: Spec,
+    w: Spec,
+    *,
+    stride: Pair,
+    padding: Padding,
+    dilation: Pair,
+    groups: int,
+    compute: str | None = None,
+) -> Spec:
+    """Cross-correlation of images (N, C, H, W) with kernels (K, C / groups, h, w)."""
+    _check_floats(x, w)
+    return Spec(_conv_shape(x.shape, w.shape, stride, padding, dilation, groups), x.dtype)
+
+
+@op("conv2d_input", kind="product")
+def conv2d_input(
+    g: Spec,
+    w: Spec,
+    *,
+    shape: Shape,
+    stride: Pair,
+    padding: Padding,
+    dilation: Pair,
+    groups: int,
+    compute: str | None = None,
+) -> Spec:
+    """The gradient of `conv2d` with respect to its input, which has `shape`."""
+    _check_floats(g, w)
+    expected = _conv_shape(shape, w.shape, stride, padding, dilation, groups)
+    if g.shape != expected:
+        refuse_shape(f"an output gradient of shape {expected}")
+    return Spec(shape, g.dtype)
+
+
+@op("conv2d_weight", kind="product")
+def conv2d_weight(
+    x: Spec,
+    g: Spec,
+    *,
+    shape: Shape,
+    stride: Pair,
+    padding: Padding,
+    dilation: Pair,
+    groups: int,
+    compute: str | None = None,
+) -> Spec:
+    """The gradient of `conv2d` with respect to its weight, which has `shape`."""
+    _check_floats(x, g)
+    expected = _conv_shape(x.shape, shape, stride, padding, dilation, groups)
+    if g.shape != expected:
+        refuse_shape(f"an output gradient of shape {expected}")
+    return Spec(shape, x.dtype)
+
+
+@conv2d.gradient
+def _(g: Node, y: Node, x: Node, w: Node, **how: object) -> Nodes:
+    return (
+        conv2d_input(g, w, shape=x.shape, **how),
+        conv2d_weight(x, g, shape=w.shape, **how),
+    )
+
+
+@conv2d_input.gradient
+def _(gx: Node, y: Node, g: Node, w: Node, *, shape: Shape, **how: object) -> Nodes:
+    return conv2d(gx, w, **how), conv2d_weight(gx, g, shape=w.shape, **how)
+
+
+@conv2d_weight.gradient
+def _(gw: Node, y: Node, x: Node, g: Node, *, shape: Shape, **how: object) -> Nodes:
+    return conv2d_input(g, gw, shape=x.shape, **how), conv2d(x, gw, **how)
+
+
+@conv2d.flops
+def _(node: Node) -> int:
+    return 2 * node.spec.size * size(node.inputs[1].shape[1:])
+
+
+@conv2d_input.flops
+def _(node: Node) -> int:
+    return 2 * node.inputs[0].spec.size * size(node.inputs[1].shape[1:])
+
+
+@conv2d_weight.flops
+def _(node: Node) -> int:
+    return 2 * node.inputs[1].spec.size * size(node.shape[1:])

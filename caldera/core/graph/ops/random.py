@@ -1,0 +1,56 @@
+"""Random numbers as ordinary nodes.
+
+A random op reads `state`, an int64 pair (seed, step), and `offset`, the global index of its first
+element, and has a `stream` number of its own. Element i is a function of (seed, step, stream,
+offset + i) alone: the same on every device, and however a plan or a batch is split.
+"""
+
+from __future__ import annotations
+
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import composite, op, refuse_dtype
+from caldera.core.graph.ops.base import broadcast_to, full
+from caldera.core.graph.ops.elementwise import less, mul, where
+from caldera.core.graph.ops.leaf import constant
+from caldera.core.tensor.dtype import DType, float32, int64, is_float
+from caldera.core.tensor.shape import Shape
+
+
+def _random(state: Spec, offset: Spec, *, shape: Shape, dtype: DType, stream: int) -> Spec:
+    if state != Spec((2,), int64) or offset != Spec((), int64):
+        refuse_dtype("state (seed, step) of two int64 and an int64 offset")
+    if not is_float(dtype):
+        refuse_dtype("a floating-point dtype", got=dtype.name)
+    return Spec(shape, dtype)
+
+
+random_uniform = op("random_uniform", kind="random")(_random)
+random_normal = op("random_normal", kind="random")(_random)
+
+
+def _independent(g: Node, y: Node, *inputs: Node, **attrs: object) -> tuple[Node | None, ...]:
+    return None, None
+
+
+random_uniform.gradient(_independent)
+random_normal.gradient(_independent)
+
+
+def bernoulli(state: Node, offset: Node, shape: Shape, probability: Node, stream: int) -> Node:
+    """True with `probability` (float32, broadcast to `shape`), element by element."""
+    draws = random_uniform(state, offset, shape=shape, dtype=float32, stream=stream)
+    node: Node = less(draws, broadcast_to(probability, shape))
+    return node
+
+
+def dropped(x: Node, kept: Node, rate: float) -> Node:
+    """`x` where it is kept, scaled up for a fraction `rate` that is not."""
+    scaled = mul(x, constant(1 / (1 - rate) if rate < 1 else 0, x.dtype))
+    node: Node = where(kept, scaled, full(x.shape, 0, x.dtype))
+    return node
+
+
+@composite("dropout")
+def dropout(x: Node, state: Node, offset: Node, *, rate: float, stream: int) -> Node:
+    """`x` with a fraction `rate` of its elements set to zero and the rest scaled up to match."""
+    return dropped(x, bernoulli(state, offset, x.shape, constant(1 - rate, float32), stream), rate)

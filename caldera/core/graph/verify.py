@@ -1,0 +1,179 @@
+"""Whether a program is well formed. Tests ask this after every pass.
+
+A failure shows the node with what stands above and below it, since that is where the pass went
+wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from caldera.core.graph.body import Body, topological, users_of
+from caldera.core.graph.node import Node, Spec, Symbol, describe, intern
+from caldera.core.graph.opdef import ITEM, OPS, Mismatch, item
+from caldera.core.graph.pins import pinned
+from caldera.core.graph.program import Program
+from caldera.errors import CalderaError
+
+NEIGHBOURS = 6
+"""Inputs and readers that a failure shows at most."""
+
+
+class MalformedGraphError(CalderaError, AssertionError):
+    """A program that breaks a rule of graphs: the fault of whatever rewrote it.
+
+    >>> issubclass(MalformedGraphError, AssertionError)
+    True
+    """
+
+
+def verify(program: Program, after: str = "") -> None:
+    """Raise `MalformedGraphError` unless the program keeps every rule of graphs.
+
+    `after` names the pass that made it.
+
+    >>> from caldera.core.graph.ops.leaf import constant
+    >>> from caldera.core.graph.program import Program
+    >>> from caldera.core.tensor.dtype import float32
+    >>> verify(Program((constant(1.0, float32),)))
+    """
+    path = (f"after {after}",) if after else ()
+    check = _Checker(topological(program.roots), path, parameters=None)
+    check.all_nodes()
+    check.roots(program.roots)
+    updated: set[Symbol] = set()
+    for symbol, node in program.updates:
+        if symbol.role != "variable":
+            check.fail(node, f"it is the new value of {symbol}, which is no variable")
+        if symbol in updated:
+            check.fail(node, f"it is a second new value of {symbol}")
+        if symbol.spec != node.spec:
+            check.fail(node, f"it is the new value of {symbol}, which has another shape or dtype")
+        updated.add(symbol)
+
+
+class _Checker:
+    """The rules, for the nodes of one program or of one body."""
+
+    def __init__(
+        self, order: Sequence[Node], path: tuple[str, ...], parameters: tuple[Spec, ...] | None
+    ) -> None:
+        self.order = order
+        self.path = path
+        self.parameters = parameters
+
+    def fail(self, node: Node, problem: str) -> NoReturn:
+        """Raise, with the neighbourhood of the node."""
+        readers = users_of(self.order).get(node, [])
+        lines = [f"{': '.join(('malformed graph', *self.path))}: {problem}"]
+        lines.append(f"  node      {_shown(node)}")
+        attrs = [f"{name}={value!r}" for name, value in node.attrs.items()]
+        lines += [f"  attribute {text}" for text in attrs]
+        lines += [f"  input     {_shown(given)}" for given in node.inputs[:NEIGHBOURS]]
+        lines += [f"  read by   {_shown(reader)}" for reader in readers[:NEIGHBOURS]]
+        raise MalformedGraphError("\n".join(lines))
+
+    def roots(self, roots: Sequence[Node]) -> None:
+        """What leaves is one value, not a node with several."""
+        for node in roots:
+            if len(node.outputs) != 1:
+                self.fail(node, "all of a node with several outputs leaves as if it were one value")
+
+    def all_nodes(self) -> None:
+        """Every rule for every node, and for the bodies they hold."""
+        for node in self.order:
+            self.attributes(node)
+            self.leaf(node)
+            if node.op is ITEM:
+                self.item(node)
+            else:
+                self.inferred(node)
+            for value in node.attrs.values():
+                if isinstance(value, Body):
+                    self.body(node, value)
+
+    def attributes(self, node: Node) -> None:
+        """The op is the one of its name, attributes are hashable, and updates are elsewhere."""
+        if OPS.get(node.op.name) is not node.op:
+            self.fail(node, f"its op is not the one registered as {node.op.name!r}")
+        if node.op.name == "assign":
+            self.fail(node, "an assign stands in the graph; updates belong to the program")
+        for name, value in node.attrs.items():
+            try:
+                hash(value)
+            except TypeError:
+                self.fail(node, f"attribute {name} is not hashable")
+
+    def leaf(self, node: Node) -> None:
+        """Parameters stand in bodies and nowhere else; bodies read nothing from outside."""
+        symbol = node.attrs.get("symbol")
+        if isinstance(symbol, Symbol):
+            if self.parameters is not None:
+                self.fail(node, "a body reads something from outside that is no argument")
+            if symbol.role == "parameter":
+                self.fail(node, "an argument of a body stands outside of it")
+        if node.op.name == "parameter":
+            if self.parameters is None:
+                self.fail(node, "an argument of a body stands outside of it")
+            index, spec = node.attrs["index"], node.attrs["spec"]
+            if not 0 <= index < len(self.parameters):
+                self.fail(node, f"the body has only {len(self.parameters)} arguments")
+            if self.parameters[index] != spec:
+                self.fail(node, f"the body's argument {index} is {self.parameters[index]}")
+
+    def item(self, node: Node) -> None:
+        """An item takes one output that exists of a node that has several."""
+        index = node.attrs.get("index")
+        if len(node.inputs) != 1 or not isinstance(index, int):
+            self.fail(node, "an item has one input and an index")
+        (given,) = node.inputs
+        if len(given.outputs) < 2:
+            self.fail(node, "an item is taken of a node with one output")
+        if not 0 <= index < len(given.outputs):
+            self.fail(node, f"there are only {len(given.outputs)} outputs")
+        if node.outputs != (given.outputs[index],):
+            self.fail(node, f"output {index} is {given.outputs[index]}")
+        if item(given, index) is not node:
+            self.fail(node, "another node of the same structure exists")
+
+    def inferred(self, node: Node) -> None:
+        """Outputs are what the op makes of its inputs, and there is no second such node."""
+        for given in node.inputs:
+            if len(given.outputs) != 1:
+                self.fail(node, f"it reads all outputs of op.{given.op.name} as if they were one")
+        specs = [given.spec.logical for given in node.inputs]
+        try:
+            inferred = node.op.infer(*specs, **node.attrs)
+        except Mismatch as mismatch:
+            self.fail(node, f"its op refuses these inputs and expects {mismatch.expected}")
+        except CalderaError as error:
+            self.fail(node, f"its op refuses these inputs: {error}")
+        except (TypeError, ValueError) as error:
+            self.fail(node, f"its op does not take these inputs and attributes: {error}")
+        outputs = (inferred,) if isinstance(inferred, Spec) else tuple(inferred)
+        # How a value lies in memory is for passes to decide; what it is, for its op.
+        if [spec.logical for spec in node.outputs] != [spec.logical for spec in outputs]:
+            self.fail(node, f"its op gives {' and '.join(map(str, outputs))}")
+        for spec in node.outputs:
+            if spec.order is not None and sorted(spec.order) != list(range(spec.rank)):
+                self.fail(node, f"the order {spec.order} is no order of its axes")
+        with pinned(node.pin):
+            found = intern(node.op, node.inputs, dict(node.attrs), node.outputs)
+        if found is not node:
+            self.fail(node, "another node of the same structure exists")
+
+    def body(self, node: Node, body: Body) -> None:
+        """The rules hold inside."""
+        path = (*self.path, f"in the body of op.{node.op.name}")
+        inside = _Checker(body.order(), path, body.parameters)
+        inside.all_nodes()
+        inside.roots(body.outputs)
+
+
+def _shown(node: Node) -> str:
+    try:
+        return f"#{node.serial} {describe(node, 1)}"
+    except (IndexError, KeyError):
+        # Too broken to be written as a reader would.
+        return f"#{node.serial} {node.op.name} of {len(node.inputs)} inputs"

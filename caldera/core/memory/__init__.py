@@ -1,0 +1,31 @@
+"""Memory and devices: the four kinds of memory, the pool under them, copies and prefetch."""
+
+from __future__ import annotations
+
+from caldera.core.memory.coherence import Reading
+from caldera.core.memory.devices import device, empty_cache, memory_report, register_device
+from caldera.core.memory.interface import CapturedGraph, Device, Event, Stream, TransferCounters
+from caldera.core.memory.kinds import CUDA_MANAGED, DEVICE, HOST, MANAGED, Kind
+from caldera.core.memory.manager import MemoryManager
+from caldera.core.memory.pool import Block, Pool
+
+__all__ = [
+    "CUDA_MANAGED",
+    "DEVICE",
+    "HOST",
+    "MANAGED",
+    "Block",
+    "CapturedGraph",
+    "Device",
+    "Event",
+    "Kind",
+    "MemoryManager",
+    "Pool",
+    "Reading",
+    "Stream",
+    "TransferCounters",
+    "device",
+    "empty_cache",
+    "memory_report",
+    "register_device",
+]

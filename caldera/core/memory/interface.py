@@ -1,0 +1,364 @@
+"""What a device is: memory, streams that run work in order, events, capture and replay.
+
+`host.py`, `loopback.py` and `cuda.py` implement it; everything above knows devices only through
+this file.
+
+Work is launched on a stream and may run later; work on one stream runs in order, work on two
+streams does not unless one waits for an event of the other. Copies between host and device are
+launched like any other work. What a stream was given must stay alive until it has run: the arrays
+and blocks a call refers to are held by the call itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caldera.core.memory.launch_batching import Times
+from caldera.core.memory.pool import Block, Pool
+
+if TYPE_CHECKING:
+    from caldera.core.memory.trace import Trace
+
+
+class Event(ABC):
+    """A point in a stream's work that others can wait for.
+
+    >>> from caldera.core.memory import device
+    >>> event = device("loopback").stream.record()
+    >>> event.synchronize()
+    >>> event.done()
+    True
+    """
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether the work before this point has ended, well or not."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise what went wrong in the work before this point, which must be `done`."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for the work before this point, and raise what went wrong in it."""
+
+    def settle(self) -> None:
+        """As `synchronize`, but it only counts as a wait if there is something to wait for."""
+        if self.done():
+            self.check()
+        else:
+            self.synchronize()
+
+
+class TimingEvent(ABC):
+    """When a stream came to a point of its work; known once it has."""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether the stream has come to it."""
+
+    @abstractmethod
+    def since(self, earlier: Self) -> float:
+        """Seconds from another moment of the same device to this one."""
+
+
+class CapturedGraph(ABC):
+    """Work that was recorded once and can be launched again as a whole.
+
+    >>> from caldera.core.memory import device
+    >>> stream, seen = device("cpu").new_stream(), []
+    >>> stream.begin_capture()
+    >>> stream.launch(lambda: seen.append(len(seen)))
+    >>> graph = stream.end_capture()
+    >>> graph.replay(); graph.replay()
+    >>> seen
+    [0, 1]
+    """
+
+    @abstractmethod
+    def replay(self) -> None:
+        """Launch everything recorded on the stream it was recorded from."""
+
+
+@dataclass(frozen=True)
+class StreamCall:
+    """One of several calls that may run beside each other: those of a stream run in order, and
+    `after` has the numbers of calls before it, on other streams, that have to be done first."""
+
+    call: Callable[[], object]
+    stream: int = 0
+    after: tuple[int, ...] = ()
+
+
+class Stream(ABC):
+    """A queue of work that runs in order.
+
+    While a stream captures, what is launched is recorded and does not run. Whatever would make
+    the host or another stream wait (`synchronize`, `record`, `wait`) is refused meanwhile. That
+    goes for the thread that began the capture: what others do runs as always.
+
+    >>> from caldera.core.memory import device
+    >>> stream, seen = device("loopback").new_stream(), []
+    >>> stream.begin_capture()
+    >>> stream.launch(lambda: seen.append("ran"))
+    >>> graph = stream.end_capture()
+    >>> graph.replay(); graph.replay(); stream.synchronize()
+    >>> seen
+    ['ran', 'ran']
+    """
+
+    @property
+    @abstractmethod
+    def capturing(self) -> bool:
+        """Whether launches of this thread are being recorded instead of run."""
+
+    @abstractmethod
+    def launch(self, call: Callable[[], object]) -> None:
+        """Run `call` after everything launched before it. It must not wait for this stream."""
+
+    @property
+    def has_side_streams(self) -> bool:
+        """Whether calls of different streams run at the same time."""
+        return False
+
+    def launch_on_streams(self, calls: Sequence[StreamCall]) -> None:
+        """Run calls after everything launched before them; what comes later waits for them all."""
+        for each in calls:
+            self.launch(each.call)
+
+    @abstractmethod
+    def repeat(self, times: Times) -> None:
+        """Launch `times(1)`, or hold it back until more of the same can be launched as one.
+
+        It runs after everything launched before it, and before everything launched after it.
+        """
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until everything launched has run, and raise the first thing that went wrong."""
+
+    @abstractmethod
+    def record(self) -> Event:
+        """An event that is done once everything launched so far has run."""
+
+    @abstractmethod
+    def record_timing(self) -> TimingEvent:
+        """When everything launched so far has run."""
+
+    @abstractmethod
+    def wait(self, event: Event) -> None:
+        """Let what is launched from now on run only after `event`; the host does not wait."""
+
+    @abstractmethod
+    def begin_capture(self) -> None:
+        """Record what this thread launches from now on, instead of running it."""
+
+    @abstractmethod
+    def end_capture(self) -> CapturedGraph:
+        """Stop recording; what was recorded, to be replayed as often as wanted."""
+
+
+Direction = Literal["h2d", "d2h", "d2d"]
+
+
+class TransferCounters:
+    """How many copies a device has made, of how many bytes, and how often the host waited for it.
+
+    `h2d` is host to device, `d2h` device to host, `d2d` inside the device. A copy counts when it
+    runs, so replayed copies count as well; synchronise before reading. `waits` counts every
+    `synchronize` of a stream or an event, whether there was anything to wait for or not.
+
+    >>> from caldera.core.memory.interface import TransferCounters
+    >>> counters = TransferCounters()
+    >>> counters.add("h2d", 100)
+    >>> counters
+    TransferCounters(h2d=1 (100 bytes), d2h=0 (0 bytes), d2d=0 (0 bytes), waits=0)
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        """Start again from zero."""
+        with self._lock:
+            self._counts: dict[Direction, int] = {"h2d": 0, "d2h": 0, "d2d": 0}
+            self._bytes: dict[Direction, int] = {"h2d": 0, "d2h": 0, "d2d": 0}
+            self._waits = 0
+
+    def add(self, direction: Direction, nbytes: int) -> None:
+        """Count one copy of `nbytes` bytes."""
+        with self._lock:
+            self._counts[direction] += 1
+            self._bytes[direction] += nbytes
+
+    def add_wait(self) -> None:
+        """Count one wait of the host."""
+        with self._lock:
+            self._waits += 1
+
+    @property
+    def waits(self) -> int:
+        """How often the host waited for the device."""
+        return self._waits
+
+    @property
+    def h2d(self) -> int:
+        """Copies from host to device."""
+        return self._counts["h2d"]
+
+    @property
+    def d2h(self) -> int:
+        """Copies from device to host."""
+        return self._counts["d2h"]
+
+    @property
+    def d2d(self) -> int:
+        """Copies inside the device."""
+        return self._counts["d2d"]
+
+    @property
+    def h2d_bytes(self) -> int:
+        """Bytes copied from host to device."""
+        return self._bytes["h2d"]
+
+    @property
+    def d2h_bytes(self) -> int:
+        """Bytes copied from device to host."""
+        return self._bytes["d2h"]
+
+    @property
+    def d2d_bytes(self) -> int:
+        """Bytes copied inside the device."""
+        return self._bytes["d2d"]
+
+    def __repr__(self) -> str:
+        parts = [f"{key}={self._counts[key]} ({self._bytes[key]} bytes)" for key in self._counts]
+        return f"TransferCounters({', '.join(parts)}, waits={self._waits})"
+
+
+class Device(ABC):
+    """A place with memory of its own, where kernels run.
+
+    - `name`: "cpu" or "loopback:1"; `kind` and `index` are its two halves.
+    - `kernels`: which family of kernels runs on it.
+    - `is_host`: whether its memory is the host's, so that nothing is ever copied.
+    - `pool`: its memory; `pools` are all those it owns.
+    - `counters`: the copies it has made, and how often the host waited for it.
+    - `touched`: another object after each `touch`.
+    - `trace`: where `span` records what runs, if anybody asked for it.
+    - `stream`: where kernels run unless told otherwise; `copy_stream`: where prefetches run.
+    - `turn`: held by a thread between whose launches no other thread's may come. The host has none:
+      there threads compute at the same time.
+
+    Offsets and sizes are in bytes. A block is handed out only when no launched work can still
+    touch its bytes.
+
+    >>> from caldera.core.memory import device
+    >>> here, apart = device("cpu"), device("loopback:1")
+    >>> here.is_host, apart.is_host, apart.kind, apart.index, apart.kernels
+    (True, False, 'loopback', 1, 'cpu')
+    """
+
+    kind: str
+    kernels: str
+    is_host: bool
+
+    def __init__(self, name: str, index: int, pool: Pool) -> None:
+        self.name = name
+        self.index = index
+        self.pool = pool
+        self.counters = TransferCounters()
+        self.touched = object()
+        self.last_writer: object = None
+        """The plan (a token of it) that was the last to run of those that update variables."""
+        self.trace: Trace | None = None
+        self.turn: AbstractContextManager[Any] = (
+            nullcontext() if self.is_host else threading.RLock()
+        )
+        self.stream = self.new_stream()
+        self.copy_stream = self.stream if self.is_host else self.new_stream()
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """Every pool this device owns, for reports."""
+        return (self.pool,)
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The most bytes it can hold; None if nobody has set a limit."""
+        return self.pool.capacity
+
+    def touch(self) -> None:
+        """Note that the host, or another stream, got at memory that kernels use.
+
+        Whoever has made sure that memory is ready for a kernel need not look again before this.
+        """
+        self.touched = object()
+
+    def span(self, what: str, stream: Stream) -> AbstractContextManager[None]:
+        """What is launched inside is recorded under this name, if there is a `trace`."""
+        if self.trace is None or stream.capturing:
+            return nullcontext()
+        return self.trace.around(what, stream)
+
+    @abstractmethod
+    def new_stream(self) -> Stream:
+        """A further stream, independent of the others."""
+
+    def allocate(self, nbytes: int, owner: str = "") -> Block:
+        """Memory of the device."""
+        return self.pool.allocate(nbytes, owner)
+
+    def trim(self) -> int:
+        """Give memory that nobody uses back to the system; how many bytes that were."""
+        return self.pool.trim()
+
+    def empty_cache(self) -> int:
+        """The same for all of its pools, those of host memory too."""
+        return sum(pool.trim() for pool in self.pools)
+
+    @abstractmethod
+    def allocate_host(self, nbytes: int, owner: str = "") -> Block:
+        """Host memory that this device copies from and to at full speed."""
+
+    @abstractmethod
+    def allocate_shared(self, nbytes: int, owner: str = "") -> Block:
+        """Memory that host and device both reach at the same address."""
+
+    @abstractmethod
+    def array(self, block: Block, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """The array that a kernel of this device is given for a part of a block."""
+
+    @abstractmethod
+    def copy_in(self, target: Block, offset: int, source: NDArray[Any], stream: Stream) -> None:
+        """Launch a copy of a contiguous host array into a block. It is read when the copy runs."""
+
+    @abstractmethod
+    def copy_out(
+        self, target: NDArray[Any], source: Block, offset: int, nbytes: int, stream: Stream
+    ) -> None:
+        """Launch a copy from a block into a contiguous host array."""
+
+    @abstractmethod
+    def copy_within(
+        self,
+        target: Block,
+        offset: int,
+        source: Block,
+        source_offset: int,
+        nbytes: int,
+        stream: Stream,
+    ) -> None:
+        """Launch a copy between two blocks of this device, or inside one; ranges may overlap."""
+
+    def __repr__(self) -> str:
+        return f"<device {self.name}>"

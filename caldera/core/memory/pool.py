@@ -1,0 +1,361 @@
+"""Memory in size classes: freed blocks are kept and handed out again.
+
+A request is rounded up to the next of 512, 640, 768, 896, 1024, 1280, ... bytes (four steps to
+each power of two), so a block is less than 25% larger than what was asked, small ones aside. The
+larger, the fewer and the more alike they are, and the more is wasted on each: above 1 MiB there are
+8 steps, above 32 MiB 32 and above 512 MiB, where arenas are, 512.
+
+Who may have a block is decided by Python's reference counts alone. A `Block` goes back to its pool
+when the last reference to it is gone, and every array over it (`host_view`) holds such a
+reference, as do all views, slices and DLPack exports of that array. So memory is never handed out
+twice while anybody can still see it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caldera.base.amounts import bytes_text
+from caldera.base.config import settings
+from caldera.core.memory.numa import interleave
+from caldera.errors import OutOfMemoryError, ShapeError
+
+ALIGNMENT = 128
+SMALLEST = 512
+STEPS = ((512 << 20, 512), (32 << 20, 32), (1 << 20, 8), (0, 4))
+"""Requests of more bytes than this are rounded up in so many steps to each power of two."""
+SMALL = STEPS[-2][0]
+OWNERS_SHOWN = 5
+UNNAMED = "unnamed"
+
+
+class Segment(NamedTuple):
+    """Bytes taken from the system: they go back when `storage` is dropped."""
+
+    address: int
+    size: int
+    storage: object
+
+
+class Block:
+    """A lease on `nbytes` bytes at `address`; it ends when nobody refers to it any more.
+
+    >>> from caldera.core.memory import device
+    >>> block = device("cpu").allocate(1000, owner="example")
+    >>> block.nbytes, block.owner, block.address % 128
+    (1000, 'example', 0)
+    """
+
+    __slots__ = ("__weakref__", "_pool", "_segment", "address", "nbytes", "owner")
+
+    def __init__(self, pool: Pool, segment: Segment, nbytes: int, owner: str) -> None:
+        self._pool = pool
+        self._segment = segment
+        self.address = segment.address
+        self.nbytes = nbytes
+        self.owner = owner
+
+    def __del__(self) -> None:
+        self._pool._returned.append((self._segment, self.owner))
+
+    def __repr__(self) -> str:
+        return f"Block({self.nbytes} bytes of {self._pool.name}, owner={self.owner!r})"
+
+
+# For each size class, what makes the object through which NumPy sees a block's bytes.
+_lease_makers: dict[int, Callable[[int], Any]] = {}
+
+
+def _lease_maker(size: int) -> Callable[[int], Any]:
+    byte_array: Any = ctypes.c_ubyte * size
+    return type("Lease", (byte_array,), {"__slots__": ("block",)}).from_address  # type: ignore[attr-defined]
+
+
+def host_view(
+    block: Block, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> NDArray[Any]:
+    """An array over a block that the host can reach; the array keeps the block leased.
+
+    The base of the array is a ctypes object that refers to the block. NumPy shortens chains of
+    bases as long as they are arrays, so an array in that place could be skipped, and the block
+    with it.
+
+    >>> import numpy as np
+    >>> from caldera.core.memory import Pool
+    >>> from caldera.core.memory.pool import host_view
+    >>> pool = Pool("example")
+    >>> part = host_view(pool.allocate(1024), 0, (16, 16), np.dtype("float32"))[3:5]
+    >>> pool.in_use
+    1024
+    """
+    size = block._segment.size
+    lease_at = _lease_makers.get(size)
+    if lease_at is None:
+        lease_at = _lease_makers[size] = _lease_maker(size)
+    lease = lease_at(block.address)
+    lease.block = block
+    return np.ndarray(shape, dtype, lease, offset)
+
+
+def take_host_memory(nbytes: int) -> tuple[int, object]:
+    """Aligned bytes of host memory, not cleared: their address and what keeps them.
+
+    >>> from caldera.core.memory.pool import take_host_memory
+    >>> address, storage = take_host_memory(100)
+    >>> address % 128
+    0
+    """
+    storage = np.empty(nbytes + ALIGNMENT, np.uint8)
+    address: int = storage.__array_interface__["data"][0]
+    interleave(address, nbytes)
+    return -(-address // ALIGNMENT) * ALIGNMENT, storage
+
+
+def size_class(nbytes: int) -> int:
+    """The bytes a request really takes.
+
+    >>> from caldera.core.memory.pool import size_class
+    >>> [size_class(nbytes) for nbytes in (1, 512, 513, 641, 1025, 1_000_000, 33 << 20)]
+    [512, 512, 640, 768, 1280, 1048576, 34603008]
+    """
+    if nbytes <= SMALLEST:
+        if nbytes < 0:
+            raise ShapeError.build("allocate", expected="0 bytes or more", got=str(nbytes))
+        return SMALLEST
+    return rounded_up(nbytes, next(steps for above, steps in STEPS if nbytes > above))
+
+
+def rounded_up(number: int, steps: int = 4) -> int:
+    """The next of the numbers of which there are so many, a power of two, to each doubling.
+
+    >>> from caldera.core.memory.pool import rounded_up
+    >>> [rounded_up(number) for number in (9, 10, 11, 100)]
+    [10, 10, 12, 112]
+    """
+    last = number - 1
+    shift = last.bit_length() - steps.bit_length()
+    return ((last >> shift) + 1) << shift
+
+
+class Pool:
+    """Hands out blocks of one memory, keeps what comes back, and knows who holds what.
+
+    `take(nbytes)` gets memory from the system: (address, what keeps it). `capacity` is the most
+    bytes that may be in use and cached together; None means `settings.memory_limit`.
+
+    >>> from caldera.core.memory import Pool
+    >>> pool = Pool("example")
+    >>> block = pool.allocate(600, owner="weights")
+    >>> pool.in_use, pool.cached, pool.peak
+    (640, 0, 640)
+    >>> del block
+    >>> pool.in_use, pool.cached, pool.trim()
+    (0, 640, 640)
+    """
+
+    def __init__(
+        self,
+        name: str,
+        take: Callable[[int], tuple[int, object]] = take_host_memory,
+        capacity: int | None = None,
+    ) -> None:
+        self.name = name
+        self._take = take
+        self._capacity = capacity
+        self._free: dict[int, list[Segment]] = {}
+        self._owners: dict[str, int] = {}
+        self._in_use = 0
+        self._cached = 0
+        self._peak = 0
+        self._lock = threading.RLock()
+        # Blocks die anywhere, also inside `allocate` when the garbage collector runs there. Their
+        # finalizer therefore only appends here, which is atomic; the next call does the books.
+        self._returned: deque[tuple[Segment, str]] = deque()
+        _pools.add(self)
+
+    def allocate(self, nbytes: int, owner: str = "") -> Block:
+        """A block of at least `nbytes` bytes, not cleared, aligned to 128 bytes.
+
+        >>> from caldera.core.memory import Pool
+        >>> Pool("example").allocate(100, owner="bias")
+        Block(100 bytes of example, owner='bias')
+        """
+        if SMALLEST < nbytes <= SMALL:
+            # `size_class`, without the cost of a call.
+            last = nbytes - 1
+            shift = last.bit_length() - 3
+            size = ((last >> shift) + 1) << shift
+        else:
+            size = size_class(nbytes)
+        if not owner:
+            owner = UNNAMED
+        lock = self._lock
+        # Half the cost of a `with` statement, in the path every tensor takes.
+        lock.acquire()
+        try:
+            if self._returned:
+                self._take_back()
+            free = self._free.get(size)
+            if free:
+                segment = free.pop()
+                self._cached -= size
+            else:
+                segment = self._fresh(size, nbytes, owner)
+            in_use = self._in_use = self._in_use + size
+            if in_use > self._peak:
+                self._peak = in_use
+            owners = self._owners
+            owners[owner] = owners.get(owner, 0) + size
+        finally:
+            lock.release()
+        return Block(self, segment, nbytes, owner)
+
+    @property
+    def capacity(self) -> int | None:
+        """The most bytes this pool may hold; None when only the system sets a limit."""
+        return settings.memory_limit if self._capacity is None else self._capacity
+
+    @property
+    def in_use(self) -> int:
+        """Bytes of blocks that somebody holds, as rounded up."""
+        with self._lock:
+            self._take_back()
+            return self._in_use
+
+    @property
+    def cached(self) -> int:
+        """Bytes kept for the next request."""
+        with self._lock:
+            self._take_back()
+            return self._cached
+
+    @property
+    def peak(self) -> int:
+        """The most bytes ever in use at once, since the start or `reset_peak`."""
+        return self._peak
+
+    def reset_peak(self) -> None:
+        """Measure the peak anew, from what is in use now.
+
+        >>> from caldera.core.memory import Pool
+        >>> pool = Pool("example")
+        >>> pool.allocate(600).nbytes
+        600
+        >>> pool.reset_peak()
+        >>> pool.peak
+        0
+        """
+        with self._lock:
+            self._take_back()
+            self._peak = self._in_use
+
+    def report(self) -> dict[str, int]:
+        """Bytes in use by owner, the largest first.
+
+        >>> from caldera.core.memory import Pool
+        >>> pool = Pool("example")
+        >>> held = pool.allocate(1000, "bias"), pool.allocate(2000, "weights")
+        >>> pool.report()
+        {'weights': 2048, 'bias': 1024}
+        """
+        with self._lock:
+            self._take_back()
+            by_size = sorted(self._owners.items(), key=lambda item: (-item[1], item[0]))
+        return dict(by_size)
+
+    def trim(self) -> int:
+        """Give everything cached back to the system; how many bytes that were.
+
+        >>> from caldera.core.memory import Pool
+        >>> pool = Pool("example")
+        >>> pool.allocate(600).nbytes
+        600
+        >>> pool.trim(), pool.cached
+        (640, 0)
+        """
+        with self._lock:
+            self._take_back()
+            given_back = self._cached
+            self._free.clear()
+            self._cached = 0
+        return given_back
+
+    def _take_back(self) -> None:
+        returned = self._returned
+        while returned:
+            segment, owner = returned.popleft()
+            size = segment.size
+            free = self._free.get(size)
+            if free is None:
+                free = self._free[size] = []
+            free.append(segment)
+            self._cached += size
+            self._in_use -= size
+            remaining = self._owners[owner] - size
+            if remaining:
+                self._owners[owner] = remaining
+            else:
+                del self._owners[owner]
+
+    def _fresh(self, size: int, nbytes: int, owner: str) -> Segment:
+        """Memory from the system; when it has none, after giving back what nobody uses."""
+        segment = self._from_system(size)
+        if segment is None:
+            self.trim()
+            segment = self._from_system(size)
+        if segment is None:
+            # Arrays in reference cycles are dead already, but wait for the collector.
+            gc.collect()
+            self.trim()
+            segment = self._from_system(size)
+        if segment is None:
+            raise self._exhausted(nbytes, owner)
+        return segment
+
+    def _from_system(self, size: int) -> Segment | None:
+        capacity = self.capacity
+        if capacity is not None and self._in_use + self._cached + size > capacity:
+            return None
+        try:
+            address, storage = self._take(size)
+        except MemoryError:
+            return None
+        return Segment(address, size, storage)
+
+    def _exhausted(self, nbytes: int, owner: str) -> OutOfMemoryError:
+        capacity = self.capacity
+        holders = list(self.report().items())
+        largest = ", ".join(f"{name} {bytes_text(size)}" for name, size in holders[:OWNERS_SHOWN])
+        if len(holders) > OWNERS_SHOWN:
+            largest += f" and {len(holders) - OWNERS_SHOWN} more"
+        return OutOfMemoryError.build(
+            f"memory of {self.name}",
+            expected=f"room for {bytes_text(nbytes)} asked by {owner!r}",
+            got=f"{bytes_text(self.in_use)} in use, {bytes_text(self.cached)} cached, capacity "
+            + ("what the system gives" if capacity is None else bytes_text(capacity)),
+            hint=f"largest owners: {largest or 'none'}; use smaller batches, drop what is no "
+            "longer needed, or raise settings.memory_limit",
+        )
+
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    """In a child after a fork: a thread of the parent may have held a lock, and is not here."""
+    for pool in _pools:
+        pool._lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)

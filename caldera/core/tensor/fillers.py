@@ -1,0 +1,274 @@
+"""Fillers: what a new tensor or variable holds. `fills.py` has what a user calls.
+
+A filler is a small value that says what to write; the numbers are made when it meets a shape. The
+random ones are named by (seed, stream) and made on the host by the counter-based generator of
+`philox.py`, so they are the same whatever device the tensor lives on.
+
+The fans of Glorot and He: a matrix is (in, out), as in `x @ W`; a weight with more axes is a
+convolution's, (out, in / groups, kernel...), as in `op.conv2d(x, w)`, and its fans are multiplied
+by the size of the kernel.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from math import ceil, prod, sqrt
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caldera.core.tensor import philox
+from caldera.core.tensor.convert import array_of, exactly
+from caldera.core.tensor.dtype import DType, bool_, float32, float64, is_complex, is_float
+from caldera.core.tensor.seeding import streams
+from caldera.core.tensor.shape import Shape, size
+from caldera.errors import DtypeError, ShapeError
+
+Array = NDArray[Any]
+
+
+class Filler(ABC):
+    """Base of all fillers.
+
+    >>> import caldera as cd
+    >>> isinstance(cd.uniform(-1, 1), cd.Filler)
+    True
+    """
+
+    is_random: ClassVar[bool] = False
+
+    @abstractmethod
+    def generate(self, shape: Shape, dtype: DType, seed: int, stream: int) -> Array:
+        """The values for a tensor of this shape; the same arguments give the same numbers.
+
+        >>> import numpy as np
+        >>> import caldera as cd
+        >>> cd.identity().generate((2, 2), np.dtype("int8"), seed=0, stream=0).tolist()
+        [[1, 0], [0, 1]]
+        """
+
+
+def filled(fill: Filler, shape: Shape, dtype: DType) -> Array:
+    """The values under the program's seed; a random filler takes the next stream.
+
+    >>> filled(Constant(2), (3,), float32).tolist()
+    [2.0, 2.0, 2.0]
+    """
+    now = streams()
+    return fill.generate(shape, dtype, now.seed, now.take() if fill.is_random else 0)
+
+
+def as_filler(fill: object, where: str) -> Filler:
+    """A filler from what a user may pass as `fill=`: a filler, a number, or an array.
+
+    >>> as_filler(0.5, "op.var").generate((2,), float32, 0, 0).tolist()
+    [0.5, 0.5]
+    """
+    if isinstance(fill, Filler):
+        return fill
+    if isinstance(fill, bool | int | float | complex | np.generic):
+        return Constant(array_of(fill, where).item())
+    if callable(fill):
+        raise DtypeError.build(
+            where,
+            expected="a filler, a number or an array",
+            got=repr(fill),
+            hint="call it: a filler is made by cd.uniform(), cd.zero(), ...",
+        )
+    return FromArray(array_of(fill, where))
+
+
+@dataclass(frozen=True)
+class Constant(Filler):
+    """The same value everywhere."""
+
+    value: bool | int | float | complex
+
+    def generate(self, shape: Shape, dtype: DType, seed: int, stream: int) -> Array:
+        """The value, `shape` times."""
+        return np.full(shape, exactly(self.value, dtype, f"constant({self.value!r})"), dtype)
+
+
+@dataclass(frozen=True)
+class Uniform(Filler):
+    """Uniform numbers in [low, high); whole numbers if the dtype is an integer one."""
+
+    low: float
+    high: float
+    is_random: ClassVar[bool] = True
+
+    def generate(self, shape: Shape, dtype: DType, seed: int, stream: int) -> Array:
+        """Element i in row-major order is number i of the stream."""
+        if is_float(dtype):
+            values = self._scaled(size(shape), _working_dtype(dtype), seed, stream)
+            result = values.astype(dtype, copy=False)
+            # The last rounding can reach `high`, which is excluded.
+            limit = np.nextafter(dtype.type(self.high), dtype.type(self.low))
+            return np.minimum(result, limit, out=result).reshape(shape)
+        self._require_range(dtype)
+        values = self._scaled(size(shape), float64, seed, stream)
+        np.floor(values, out=values)
+        np.minimum(values, max(ceil(self.high) - 1, self.low), out=values)
+        return values.astype(dtype).reshape(shape)
+
+    def _scaled(self, count: int, dtype: DType, seed: int, stream: int) -> Array:
+        values = philox.uniform01(seed, 0, stream, 0, count, dtype)
+        values *= dtype.type(self.high - self.low)
+        values += dtype.type(self.low)
+        return values
+
+    def _require_range(self, dtype: DType) -> None:
+        if dtype == bool_ or is_complex(dtype):
+            raise DtypeError.build("uniform", expected="a float or integer dtype", got=str(dtype))
+        limits = np.iinfo(dtype)
+        if self.low < limits.min or self.high - 1 > limits.max:
+            raise DtypeError.build(
+                "uniform",
+                expected=f"bounds in the range of {dtype}",
+                got=f"{self.low} and {self.high}",
+            )
+
+
+@dataclass(frozen=True)
+class Normal(Filler):
+    """Normal numbers."""
+
+    mean: float
+    std: float
+    is_random: ClassVar[bool] = True
+
+    def generate(self, shape: Shape, dtype: DType, seed: int, stream: int) -> Array:
+        """Element i in row-major order is number i of the stream."""
+        if not is_float(dtype):
+            raise DtypeError.build("normal", expected="a float dtype", got=str(dtype))
+        working = _working_dtype(dtype)
+        values = philox.normal(seed, 0, stream, 0, size(shape), working)
+        values *= working.type(self.std)
+        values += working.type(self.mean)
+        return values.astype(dtype, copy=False).reshape(shape)
+
+
+@dataclass(frozen=True)
+class Scaled(Filler):
+    """Random numbers of mean 0 whose variance follows from the fans: Glorot's and He's rules."""
+
+    rule: Literal["glorot", "he"]
+    distribution: Literal["uniform", "normal"]
+    is_random: ClassVar[bool] = True
+
+    def generate(self, shape: Shape, dtype: DType, seed: int, stream: int) -> Array:
+        """Variance 2 / (fan_in + fan_out) after Glorot, 2 / fan_in after He."""
+        where = f"{self.rule}_{self.distribution}"
+        fan_in, fan_out = fans(shape, where)
+        if not is_float(dtype):
+            raise DtypeError.build(where, expected="a float dtype", got=str(dtype))
+        variance = 2.0 / max(fan_in + fan_out if self.rule == "glorot" else fan_in, 1)
+        limit = sqrt(3.0 * variance)
+        filler = (
+            Uniform(-limit, limit)
+            if self.distribution == "uniform"
+            else Normal(0.0, sqrt(variance))
+        )
+        return filler.generate(shape, dtype, seed, stream)
+
+
+@dataclass(frozen=True)
+class Orthogonal(Filler):
+    """A random matrix with orthonormal rows or columns, whichever are fewer, times `gain`."""
+
+    gain: float
+    is_random: ClassVar[bool] = True
+
+    def generate(self, shape: Shape, dtype: DType, seed: int, stream: int) -> Array:
+        """All axes after the first count as columns."""
+        if len(shape) < 2:
+            raise ShapeError.build("orthogonal", expected="at least two axes", got=str(shape))
+        if not is_float(dtype):
+            raise DtypeError.build("orthogonal", expected="a float dtype", got=str(dtype))
+        rows, columns = shape[0], prod(shape[1:])
+        tall = (max(rows, columns), min(rows, columns))
+        gaussian = Normal(0.0, 1.0).generate(tall, float64, seed, stream)
+        directions, triangle = np.linalg.qr(gaussian)
+        # With the signs of the diagonal taken out, all orthogonal matrices are equally likely.
+        directions *= np.where(np.diagonal(triangle) < 0, -self.gain, self.gain)
+        if rows < columns:
+            directions = directions.T
+        return np.ascontiguousarray(directions.reshape(shape), dtype=dtype)
+
+
+@dataclass(frozen=True)
+class Identity(Filler):
+    """Ones on the diagonal, zeros elsewhere."""
+
+    def generate(self, shape: Shape, dtype: DType, seed: int, stream: int) -> Array:
+        """The matrix; it need not be square."""
+        _require_matrix(shape, "identity")
+        return np.eye(shape[0], shape[1], dtype=dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Diagonal(Filler):
+    """The given values on the diagonal, zeros elsewhere."""
+
+    values: Array = field(repr=False)
+
+    def generate(self, shape: Shape, dtype: DType, seed: int, stream: int) -> Array:
+        """The matrix; its shorter side has as many places as there are values."""
+        _require_matrix(shape, "diagonal")
+        if self.values.shape not in ((), (min(shape),)):
+            raise ShapeError.build(
+                "diagonal",
+                expected=f"{min(shape)} values for a matrix of shape {shape}",
+                got=f"values of shape {self.values.shape}",
+            )
+        matrix = np.zeros(shape, dtype)
+        np.fill_diagonal(matrix, exactly(self.values, dtype, "diagonal"))
+        return matrix
+
+
+@dataclass(frozen=True, eq=False)
+class FromArray(Filler):
+    """A copy of an array of the same shape."""
+
+    values: Array = field(repr=False)
+
+    def generate(self, shape: Shape, dtype: DType, seed: int, stream: int) -> Array:
+        """The array, in the wanted dtype."""
+        if self.values.shape != shape:
+            raise ShapeError.build(
+                "from_array",
+                expected=f"an array of shape {shape}",
+                got=str(self.values.shape),
+                hint="reshape the array, or use cd.constant for a number",
+            )
+        return np.array(exactly(self.values, dtype, "from_array"), dtype=dtype, order="C")
+
+
+def fans(shape: Shape, where: str) -> tuple[int, int]:
+    """How many values feed one output, and how many outputs one value feeds.
+
+    >>> fans((784, 528), "glorot_uniform"), fans((32, 16, 3, 3), "glorot_uniform")
+    ((784, 528), (144, 288))
+    """
+    if len(shape) < 2:
+        raise ShapeError.build(
+            where,
+            expected="a weight of at least two axes",
+            got=str(shape),
+            hint="fill vectors with cd.zero(), cd.uniform(...) or cd.normal(...)",
+        )
+    if len(shape) == 2:
+        return shape
+    kernel = prod(shape[2:])
+    return shape[1] * kernel, shape[0] * kernel
+
+
+def _working_dtype(dtype: DType) -> DType:
+    return float64 if dtype == float64 else float32
+
+
+def _require_matrix(shape: Shape, where: str) -> None:
+    if len(shape) != 2:
+        raise ShapeError.build(where, expected="a matrix, of two axes", got=str(shape))

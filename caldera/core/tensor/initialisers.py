@@ -1,0 +1,159 @@
+"""Fillers by the names that a user calls: `cd.uniform(-1, 1)`, `cd.he_normal()`."""
+
+from __future__ import annotations
+
+from numpy.typing import ArrayLike
+
+from caldera.core.tensor.fillers import (
+    Constant,
+    Diagonal,
+    Filler,
+    FromArray,
+    Identity,
+    Normal,
+    Orthogonal,
+    Scaled,
+    Uniform,
+    array_of,
+)
+from caldera.errors import ConfigError
+
+
+def zero() -> Filler:
+    """Zeros.
+
+    >>> import caldera as cd
+    >>> cd.Tensor((2,), fill=cd.zero()).tolist()
+    [0.0, 0.0]
+    """
+    return Constant(0)
+
+
+def one() -> Filler:
+    """Ones.
+
+    >>> import caldera as cd
+    >>> cd.Tensor((2,), fill=cd.one()).tolist()
+    [1.0, 1.0]
+    """
+    return Constant(1)
+
+
+def constant(value: bool | int | float) -> Filler:
+    """The same value everywhere.
+
+    >>> import caldera as cd
+    >>> cd.Tensor((2,), fill=cd.constant(0.5)).tolist()
+    [0.5, 0.5]
+    """
+    return Constant(value)
+
+
+def uniform(low: float = 0.0, high: float = 1.0) -> Filler:
+    """Uniform numbers in [low, high); for integer dtypes, the whole numbers from low to high - 1.
+
+    >>> import caldera as cd
+    >>> t = cd.Tensor((1000,), fill=cd.uniform(-1, 1)).numpy()
+    >>> bool(t.min() >= -1 and t.max() < 1)
+    True
+    """
+    if not low <= high:
+        raise ConfigError.build("uniform", expected="low <= high", got=f"{low} and {high}")
+    return Uniform(low, high)
+
+
+def normal(mean: float = 0.0, std: float = 1.0) -> Filler:
+    """Normal numbers.
+
+    >>> import caldera as cd
+    >>> t = cd.Tensor((1000,), fill=cd.normal(5, 0.1)).numpy()
+    >>> bool(4.9 < t.mean() < 5.1)
+    True
+    """
+    return Normal(mean, std)
+
+
+def glorot_uniform() -> Filler:
+    """Uniform in +-sqrt(6 / (fan_in + fan_out)): Glorot and Bengio's choice for tanh and sigmoid.
+
+    >>> import caldera as cd
+    >>> w = cd.Tensor((100, 50), fill=cd.glorot_uniform()).numpy()
+    >>> bool(abs(w).max() <= 0.2)
+    True
+    """
+    return Scaled("glorot", "uniform")
+
+
+def glorot_normal() -> Filler:
+    """Normal with variance 2 / (fan_in + fan_out).
+
+    >>> import caldera as cd
+    >>> w = cd.Tensor((100, 100), fill=cd.glorot_normal()).numpy()
+    >>> bool(0.09 < w.std() < 0.11)
+    True
+    """
+    return Scaled("glorot", "normal")
+
+
+def he_uniform() -> Filler:
+    """Uniform in +-sqrt(6 / fan_in): He and others' choice for relu.
+
+    >>> import caldera as cd
+    >>> w = cd.Tensor((150, 50), fill=cd.he_uniform()).numpy()
+    >>> bool(abs(w).max() <= 0.2)
+    True
+    """
+    return Scaled("he", "uniform")
+
+
+def he_normal() -> Filler:
+    """Normal with variance 2 / fan_in.
+
+    >>> import caldera as cd
+    >>> w = cd.Tensor((200, 50), fill=cd.he_normal()).numpy()
+    >>> bool(0.09 < w.std() < 0.11)
+    True
+    """
+    return Scaled("he", "normal")
+
+
+def orthogonal(gain: float = 1.0) -> Filler:
+    """A random matrix with orthonormal rows or columns, whichever are fewer, times `gain`.
+
+    >>> import numpy as np
+    >>> import caldera as cd
+    >>> w = cd.Tensor((4, 4), fill=cd.orthogonal()).numpy()
+    >>> bool(np.allclose(w @ w.T, np.eye(4), atol=1e-6))
+    True
+    """
+    return Orthogonal(gain)
+
+
+def identity() -> Filler:
+    """Ones on the diagonal, zeros elsewhere.
+
+    >>> import caldera as cd
+    >>> cd.Tensor((2, 2), fill=cd.identity()).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+    return Identity()
+
+
+def diagonal(values: ArrayLike) -> Filler:
+    """The given values (or one value) on the diagonal, zeros elsewhere.
+
+    >>> import caldera as cd
+    >>> cd.Tensor((2, 2), fill=cd.diagonal([3, 4])).tolist()
+    [[3.0, 0.0], [0.0, 4.0]]
+    """
+    return Diagonal(array_of(values, "diagonal"))
+
+
+def from_array(array: ArrayLike) -> Filler:
+    """A copy of an array, nested list or tensor of the same shape, read when the tensor is made.
+
+    >>> import caldera as cd
+    >>> cd.Tensor((2, 2), fill=cd.from_array([[1, 2], [3, 4]])).tolist()
+    [[1.0, 2.0], [3.0, 4.0]]
+    """
+    return FromArray(array_of(array, "from_array"))

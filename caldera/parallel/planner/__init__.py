@@ -1,0 +1,36 @@
+"""The planner: what a training step would cost in every way that ranks can share it.
+
+`parallel.plan(model, ranks=1024, link="100Gb")` and `caldera plan` are its doors.
+"""
+
+from __future__ import annotations
+
+from caldera.base.arguments import guard as _guard
+from caldera.parallel.planner.cluster import Cluster, Wire
+from caldera.parallel.planner.compute import Compute
+from caldera.parallel.planner.layer_cost import LayerCost
+from caldera.parallel.planner.link_benchmark import measured_wire
+from caldera.parallel.planner.prediction import Prediction, Setting, Way
+from caldera.parallel.planner.proposal import Proposal, plan, proposed
+from caldera.parallel.planner.ranking import Ranking, rank
+from caldera.parallel.planner.workload import Workload, workload_of
+
+__all__ = [
+    "Cluster",
+    "Compute",
+    "LayerCost",
+    "Prediction",
+    "Proposal",
+    "Ranking",
+    "Setting",
+    "Way",
+    "Wire",
+    "Workload",
+    "measured_wire",
+    "plan",
+    "proposed",
+    "rank",
+    "workload_of",
+]
+
+_guard(globals())

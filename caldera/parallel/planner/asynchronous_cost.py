@@ -1,0 +1,196 @@
+"""Parameter servers, and ways in which ranks agree only now and then or not at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+
+from caldera.parallel.asynchronous.server_shards import deal
+from caldera.parallel.asynchronous.transport import PUSH_HEADER_BYTES, REPLY_HEADER_BYTES
+from caldera.parallel.data.buckets import bucket_indices
+from caldera.parallel.data.data_parallel import BUCKET_BYTES
+from caldera.parallel.planner.collective_cost import Cost, allreduce
+from caldera.parallel.planner.data_parallel_cost import (
+    batch_too_small,
+    samples_per_rank,
+    statistics_sums,
+    status_sums,
+)
+from caldera.parallel.planner.prediction import Prediction, Setting, Way, refuse
+
+SERVER, AVERAGING, ENSEMBLE = "parameter server", "averaging", "ensemble"
+_MODES = {"synchronous": True, "asynchronous": False, "stale": False}
+_BOUND = 4
+"""Steps that a rank may be ahead of the slowest, with bounded staleness."""
+
+
+def ways(ranks: int, every: int) -> Iterator[Way]:
+    """Every way of this kind."""
+    if ranks < 2:
+        return
+    for mode, exact in _MODES.items():
+        for servers in _powers(ranks):
+            given = {"servers": servers, "mode": mode}
+            given |= {"bound": _BOUND} if mode == "stale" else {}
+            name = f"ParameterServer, {mode}, {servers} server{'s' * (servers > 1)}"
+            cost = partial(parameter_server_cost, servers=servers, mode=mode)
+            yield Way(SERVER, name, ("ParameterServer", given), exact, cost)
+    yield Way(SERVER, "Hogwild", ("Hogwild", {}), False, _hogwild)
+    local = ("LocalSGD", {"every": every})
+    yield Way(AVERAGING, f"LocalSGD, every {every} steps", local, every == 1, _local)
+    elastic = ("ElasticAveraging", {"every": every})
+    yield Way(AVERAGING, f"ElasticAveraging, every {every} steps", elastic, False, _elastic)
+    for pattern, partners in (("random pairs", 1), ("ring", 2)):
+        maker = ("Gossip", {"pattern": pattern})
+        cost = partial(_gossip, partners=partners)
+        yield Way(AVERAGING, f"Gossip, {pattern}", maker, False, cost)
+    yield Way(ENSEMBLE, f"Ensemble of {ranks} models", ("Ensemble", {}), False, _ensemble)
+
+
+def parameter_server_cost(setting: Setting, servers: int, mode: str) -> Prediction:
+    """Every rank sends its gradients to servers and gets parameters. Some ranks are servers as
+    well, and their links carry what all others send and get.
+
+    Synchronous: all push, then all pull. Else a rank goes on with what it has got, and as many
+    steps are done as servers can carry.
+    """
+    ranks, workload = setting.ranks, setting.workload
+    reason = batch_too_small(setting, ranks)
+    if not reason and servers > len(workload.gradients):
+        count = len(workload.gradients)
+        reason = f"{servers} servers would share {count} parameters, which stay whole"
+    if reason:
+        return refuse(setting, reason)
+    samples = samples_per_rank(setting, ranks)
+    # Gradients are packed and added up, parameters packed and unpacked.
+    computing = setting.seconds(samples) + 4 * setting.handing_over()
+    wire = setting.cluster.in_background().between(ranks, neighbours=False)
+    wire = wire.met() if ranks > 2 else wire
+    shards = server_bytes(setting, servers)
+    kept = max(shards)
+    # A rank's gradients in as many parts as there are servers, a server's from all others.
+    pushed = sum(shards) + servers * PUSH_HEADER_BYTES
+    own = wire.seconds(pushed - (min(shards) if servers == ranks else 0), servers)
+    carried = (ranks - 1) * kept
+    at_server = wire.summed(carried, ranks - 1)
+    now = Cost()
+    if mode == "synchronous":
+        exchange = max(own, at_server) + max(own, wire.seconds(carried, ranks - 1))
+        now = status_sums(setting, ranks) + statistics_sums(setting, workload.layers, ranks)
+        seconds = computing + exchange + now.seconds
+    else:
+        exchange = 2 * own
+        seconds = max(computing + exchange, at_server)
+    # What a server keeps of its own gradients it does not send.
+    replies = (ranks - 1) * (kept + REPLY_HEADER_BYTES)
+    sent = replies + pushed - kept - PUSH_HEADER_BYTES
+    return Prediction(
+        setting.batch,
+        seconds,
+        computing,
+        exchange + now.seconds,
+        seconds - computing,
+        sent=max(sent, pushed if servers < ranks else 0) + now.sent,
+        memory=workload.memory(samples) + 2 * kept,
+    )
+
+
+def server_bytes(setting: Setting, servers: int) -> list[float]:
+    """Bytes of the parameters of each server."""
+    sizes = [gradient.nbytes for gradient in setting.workload.gradients]
+    owners = deal([round(nbytes) for nbytes in sizes], servers)
+    return [
+        sum(nbytes for nbytes, owner in zip(sizes, owners, strict=True) if owner == server)
+        for server in range(servers)
+    ]
+
+
+def _hogwild(setting: Setting) -> Prediction:
+    """All ranks of a machine change one copy of the parameters: nothing is sent."""
+    ranks, workload = setting.ranks, setting.workload
+    reason = batch_too_small(setting, ranks)
+    if not reason and ranks > setting.cluster.per_node:
+        reason = f"{ranks} ranks are not on one machine"
+    if reason:
+        return refuse(setting, reason)
+    samples = samples_per_rank(setting, ranks)
+    computing = setting.seconds(samples)
+    shared = (workload.parameters + workload.optimizer) * (1 - 1 / ranks)
+    memory = workload.memory(samples) - shared
+    return Prediction(setting.batch, computing, computing, memory=memory)
+
+
+def _local(setting: Setting) -> Prediction:
+    """Parameters and what the optimizer keeps are averaged, and running statistics."""
+    workload = setting.workload
+    sizes = [round(gradient.nbytes) for gradient in workload.gradients]
+    kept = round(workload.optimizer / (workload.trained or 1.0))
+    return _now_and_then(setting, [*sizes * (1 + kept), *_statistics(setting)], 0.0)
+
+
+def _elastic(setting: Setting) -> Prediction:
+    """Each rank is drawn to a centre that all of them keep."""
+    sizes = [round(gradient.nbytes) for gradient in setting.workload.gradients]
+    return _now_and_then(setting, sizes, setting.workload.parameters)
+
+
+def _statistics(setting: Setting) -> list[int]:
+    """Bytes of the running means and variances."""
+    workload = setting.workload
+    return [2 * each.synchronised * workload.value for each in workload.layers if each.synchronised]
+
+
+def _now_and_then(setting: Setting, sizes: list[int], more_memory: float) -> Prediction:
+    ranks, cluster = setting.ranks, setting.cluster.in_background()
+    reason = batch_too_small(setting, ranks)
+    if reason:
+        return refuse(setting, reason)
+    buckets = bucket_indices(sizes, [""] * len(sizes), range(len(sizes)), BUCKET_BYTES)
+    messages = [sum(sizes[index] for index in bucket) for bucket in buckets]
+    whole = sum((allreduce("auto", nbytes, ranks, cluster) for nbytes in messages), Cost())
+    # What is sent is weighed before, and the sum after.
+    cost = whole + Cost(2 * setting.handing_over())
+    return _after_each_step(setting, cost.times(1 / setting.every), more_memory)
+
+
+def _gossip(setting: Setting, partners: int) -> Prediction:
+    """Parameters to one partner or to both neighbours, after each step."""
+    nbytes = setting.workload.trained + sum(_statistics(setting))
+    partners = min(partners, setting.ranks - 1)
+    wire = setting.cluster.between(setting.ranks, neighbours=partners == 2)
+    wire = wire.met() if partners == 2 else wire
+    reason = batch_too_small(setting, setting.ranks)
+    if reason:
+        return refuse(setting, reason)
+    # The mean is over as many models: they are packed, weighed, added, divided and unpacked.
+    mixing = (partners + 3) * setting.handing_over()
+    cost = Cost(wire.seconds(partners * nbytes, partners) + mixing, partners * nbytes)
+    return _after_each_step(setting, cost, nbytes)
+
+
+def _ensemble(setting: Setting) -> Prediction:
+    """Each rank trains a model of its own on all samples: more models, none of them sooner."""
+    computing = setting.seconds(setting.batch)
+    memory = setting.workload.memory(setting.batch)
+    return Prediction(setting.batch, computing, computing, memory=memory)
+
+
+def _after_each_step(setting: Setting, cost: Cost, more_memory: float) -> Prediction:
+    samples = samples_per_rank(setting, setting.ranks)
+    computing = setting.seconds(samples)
+    memory = setting.workload.memory(samples) + more_memory
+    return Prediction(
+        setting.batch,
+        computing + cost.seconds,
+        computing,
+        cost.seconds,
+        cost.seconds,
+        sent=cost.sent,
+        memory=memory,
+    )
+
+
+def _powers(most: int) -> list[int]:
+    """1, 2, 4, ... up to a number."""
+    return [2**power for power in range(int(math.log2(most)) + 1)]

@@ -1,0 +1,277 @@
+"""Data parallelism: what it costs plain, sharded and compressed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from caldera.core.graph.ops.collective import shard_size
+from caldera.parallel.data.sufficient_factors import factors_are_smaller
+from caldera.parallel.planner.collective_cost import (
+    ALGORITHMS,
+    Cost,
+    allgather,
+    allreduce,
+    reduce_scatter,
+)
+from caldera.parallel.planner.compression_cost import CodecCost
+from caldera.parallel.planner.layer_cost import LayerCost
+from caldera.parallel.planner.overlap import (
+    BucketCost,
+    CostOf,
+    gradient_buckets,
+    overlapped_sends,
+    parameter_buckets,
+    prefetched_and_sent,
+    total,
+    waited_for,
+    without_overlap,
+)
+from caldera.parallel.planner.prediction import Prediction, Setting, Way, refuse
+
+STATUS_BYTES = 40
+"""The losses and metrics that ranks add up in each step, before they go on."""
+DATA, SHARDED, COMPRESSED = "data parallel", "sharded", "compressed"
+
+
+def ways(codes: Mapping[str, CodecCost]) -> Iterator[Way]:
+    """Every kind of data parallelism."""
+    for algorithm in ALGORITHMS:
+        cost = partial(_plain, algorithm=algorithm)
+        maker: tuple[str, dict[str, Any]] = ("DataParallel", {"algorithm": algorithm})
+        yield Way(DATA, f"DataParallel, {algorithm}", maker, True, cost)
+    yield Way(DATA, "DataParallel, factors", ("DataParallel", {"factors": True}), True, _by_factors)
+    for stage in (1, 2, 3):
+        maker = ("Sharded", {"stage": stage})
+        yield Way(SHARDED, f"Sharded, stage {stage}", maker, True, partial(_sharded, stage=stage))
+    for name, code in codes.items():
+        maker = ("DataParallel", {"compression": code.compressor})
+        cost = partial(_compressed, name=name)
+        yield Way(COMPRESSED, f"DataParallel, {name}", maker, False, cost)
+
+
+def samples_per_rank(setting: Setting, ranks: int) -> int:
+    """The samples of the rank that has most."""
+    return math.ceil(setting.batch / ranks)
+
+
+def batch_too_small(setting: Setting, ranks: int) -> str:
+    """Why so many ranks cannot share a batch; empty if they can."""
+    if ranks <= setting.batch:
+        return ""
+    return f"{ranks} ranks would share a batch of {setting.batch} samples"
+
+
+def status_sums(setting: Setting, ranks: int, algorithm: str = "auto") -> Cost:
+    """The loss and the metrics of a step, which all ranks wait for."""
+    return allreduce(algorithm, STATUS_BYTES, ranks, setting.cluster)
+
+
+def statistics_sums(
+    setting: Setting,
+    layers: Sequence[LayerCost],
+    ranks: int,
+    stride: int = 1,
+    algorithm: str = "auto",
+) -> Cost:
+    """What batch normalisation of these layers sums over ranks, which wait for it: two messages
+    forward, the first with the number of samples, and one backward."""
+    value = setting.workload.value
+    found = Cost()
+    for layer in layers:
+        if layer.synchronised:
+            vector = layer.synchronised * value
+            for nbytes in (vector + value, vector, 2 * vector):
+                found += allreduce(algorithm, nbytes, ranks, setting.cluster, stride)
+    return found
+
+
+def _waited_for(setting: Setting, algorithm: str = "auto") -> Cost:
+    ranks, layers = setting.ranks, setting.workload.layers
+    sums = statistics_sums(setting, layers, ranks, algorithm=algorithm)
+    return status_sums(setting, ranks, algorithm) + sums
+
+
+def _computing(setting: Setting, samples: int) -> tuple[float, float]:
+    """Seconds of a step whose gradients are exchanged, and of its forward pass."""
+    computing = setting.seconds(samples)
+    return computing + setting.handing_over(), setting.compute.forward * computing
+
+
+def _plain(setting: Setting, algorithm: str) -> Prediction:
+    cluster = setting.cluster.in_background()
+
+    def cost(bucket: BucketCost) -> Cost:
+        return allreduce(algorithm, bucket.nbytes, setting.ranks, cluster)
+
+    return _exchanged(setting, cost, waited=_waited_for(setting, algorithm))
+
+
+def _compressed(setting: Setting, name: str) -> Prediction:
+    code, workload = setting.codes[name], setting.workload
+    wire = setting.cluster.in_background().between(setting.ranks, neighbours=False)
+
+    def cost(bucket: BucketCost) -> Cost:
+        return code.cost([each.shape for each in bucket.gradients], setting.ranks, wire)
+
+    def encoding(bucket: BucketCost) -> Cost:
+        seconds = code.seconds(bucket.nbytes / workload.value, setting.ranks)
+        return Cost(seconds * setting.cluster.slowdown)
+
+    found = _exchanged(setting, cost, encoding)
+    # What was not sent is kept for the next step.
+    return replace(found, memory=found.memory + workload.trained)
+
+
+def _by_factors(setting: Setting) -> Prediction:
+    """Dense layers send what their gradients are products of, wherever that is less, and every rank
+    multiplies those of all samples."""
+    ranks, batch, workload = setting.ranks, setting.batch, setting.workload
+    cluster = setting.cluster.in_background()
+    factored = {
+        number: gradient
+        for number, gradient in enumerate(workload.gradients)
+        if _has_factors(gradient.shape, workload.layers[gradient.layer], setting)
+    }
+    if not factored:
+        return refuse(setting, "no dense layer's inputs and outputs are less than its gradient")
+    rest = [number for number in workload.backward if number not in factored]
+
+    def cost(bucket: BucketCost) -> Cost:
+        return allreduce("auto", bucket.nbytes, ranks, cluster)
+
+    found = _exchanged(setting, cost, order=rest)
+    if found.refused:
+        return found
+    # Ranks with fewer samples than others send as many rows.
+    rows = ranks * samples_per_rank(setting, ranks) * workload.value
+    moved = sum(
+        (
+            allgather(sum(each.shape) * rows, ranks, cluster.between(ranks))
+            for each in factored.values()
+        ),
+        Cost(),
+    )
+    # One of three passes of these layers is over all samples.
+    layers = {workload.layers[each.layer] for each in factored.values()}
+    part = sum(layer.weight for layer in layers) / 3
+    more = part * (setting.seconds(batch) - setting.seconds(samples_per_rank(setting, ranks)))
+    return replace(
+        found,
+        seconds=found.seconds + moved.seconds + more,
+        computing=found.computing + more,
+        exchange=found.exchange + moved.seconds,
+        exposed=found.exposed + moved.seconds,
+        sent=found.sent + moved.sent,
+    )
+
+
+def _has_factors(shape: tuple[int, ...], layer: LayerCost, setting: Setting) -> bool:
+    """Whether a gradient is a product over samples, of which the factors are smaller."""
+    if not layer.is_dense or len(shape) != 2:
+        return False
+    inputs, outputs = shape
+    # A layer that is applied to every position of a sequence has more rows than samples.
+    is_by_sample = round(layer.output / setting.workload.value) == outputs
+    return is_by_sample and factors_are_smaller(setting.batch, inputs, outputs)
+
+
+def _exchanged(
+    setting: Setting,
+    cost: CostOf,
+    encoding: CostOf = lambda bucket: Cost(),
+    *,
+    order: Sequence[int] | None = None,
+    waited: Cost | None = None,
+) -> Prediction:
+    """Gradients in messages that leave while the backward pass goes on.
+
+    Encoding takes a core: where none is left, the rank computes that much later.
+    """
+    ranks, workload = setting.ranks, setting.workload
+    reason = batch_too_small(setting, ranks)
+    if reason:
+        return refuse(setting, reason)
+    samples = samples_per_rank(setting, ranks)
+    computing, forward = _computing(setting, samples)
+    behind = gradient_buckets(workload, computing - forward, order)
+    now = _waited_for(setting) if waited is None else waited
+    exchange = total(behind, cost) + total(behind, encoding) + now
+    if not setting.cluster.hides(ranks):
+        after = without_overlap(behind, cost, encoding)
+    elif setting.cluster.is_full:
+        after = overlapped_sends(behind, cost) + total(behind, encoding).seconds
+    else:
+        after = overlapped_sends(behind, lambda bucket: cost(bucket) + encoding(bucket))
+    seconds = forward + after + now.seconds
+    return Prediction(
+        setting.batch,
+        seconds,
+        computing,
+        exchange.seconds,
+        seconds - computing,
+        sent=exchange.sent,
+        memory=workload.memory(samples),
+    )
+
+
+def _sharded(setting: Setting, stage: int) -> Prediction:
+    ranks, workload, cluster = setting.ranks, setting.workload, setting.cluster
+    reason = batch_too_small(setting, ranks)
+    if reason:
+        return refuse(setting, reason)
+    samples = samples_per_rank(setting, ranks)
+    computing, forward = _computing(setting, samples)
+    wire = cluster.in_background().between(ranks)
+
+    def padded(bucket: BucketCost) -> float:
+        """Every rank has as many elements of each parameter."""
+        sizes = [shard_size(math.prod(each.shape), ranks) for each in bucket.gradients]
+        return ranks * sum(sizes) * workload.value
+
+    def gather(bucket: BucketCost) -> Cost:
+        return allgather(padded(bucket), ranks, wire)
+
+    def scatter(bucket: BucketCost) -> Cost:
+        return reduce_scatter(padded(bucket), ranks, wire)
+
+    there = parameter_buckets(workload, forward)
+    back = gradient_buckets(workload, computing - forward)
+    now = _waited_for(setting)
+    exchange = total(there, gather) + total(back, scatter) + now
+    if stage == 3:
+        exchange += total(there, gather)
+    if not cluster.hides(ranks):
+        seconds = computing + exchange.seconds - now.seconds
+    elif stage < 3:
+        seconds = waited_for(there, gather) + overlapped_sends(back, scatter)
+    else:
+        seconds = prefetched_and_sent(there, gather, lambda bucket: Cost())
+        seconds += prefetched_and_sent(back, gather, scatter)
+    seconds += now.seconds
+    return Prediction(
+        setting.batch,
+        seconds,
+        computing,
+        exchange.seconds,
+        seconds - computing,
+        sent=exchange.sent,
+        memory=_memory(setting, stage, samples, back),
+    )
+
+
+def _memory(setting: Setting, stage: int, samples: int, messages: Sequence[BucketCost]) -> float:
+    """A rank's part of what is shared out, and two messages of what is put together again."""
+    workload, ranks = setting.workload, setting.ranks
+    around = min(2 * max((bucket.nbytes for bucket in messages), default=0.0), workload.trained)
+    parameters = workload.parameters + workload.trained / ranks
+    workspace = workload.workspace
+    if stage >= 2:
+        workspace = max(workspace - workload.trained, 0.0) + workload.trained / ranks + around
+    if stage == 3:
+        parameters = workload.parameters - workload.trained * (1 - 1 / ranks) + around
+    kept = workload.optimizer / ranks
+    return parameters + kept + workspace + workload.activations * samples

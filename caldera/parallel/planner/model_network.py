@@ -1,0 +1,236 @@
+"""How the strategies share the layers of a model: they are asked, and what they say is kept.
+
+A network is traced on two numbers of samples for each number of ranks that share its layers.
+Operations and bytes grow along a line with the samples, so every other number of them follows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from caldera import op
+from caldera.core.graph.body import topological
+from caldera.core.graph.node import Node
+from caldera.core.tensor.dtype import is_float
+from caldera.errors import ConfigError
+from caldera.nn.layer import Layer
+from caldera.nn.tracing import LayerCall
+from caldera.parallel.layout import AXIS
+from caldera.parallel.pipeline.stage_partition import (
+    balanced_cuts,
+    boundary_values,
+    readers,
+    stages_of,
+    unit_flops,
+    unit_starts,
+    with_gradients,
+)
+from caldera.parallel.planner.layer_cost import LayerCost
+from caldera.parallel.planner.stages import Exchange, Stage
+from caldera.parallel.tensor.rank_network import RankNetwork, rank_network
+from caldera.train.step import trace_network
+
+if TYPE_CHECKING:
+    from caldera.train.model import Model
+
+_BACK = {"sum": "sum", "gather": "scatter", "scatter": "gather"}
+"""What a collective is on the way back."""
+_KINDS = {"all_sum": "sum", "all_gather": "gather", "sum_scatter": "scatter"}
+
+
+@dataclass(frozen=True)
+class _Units:
+    """What the units of a network cost, of which the later ones begin with the calls `starts`.
+
+    `sent_on` and `sent_back` are the bytes that cross each cut, `exchanges` those of each unit, and
+    `readers` the units that read each parameter that is trained.
+    """
+
+    starts: Sequence[int]
+    flops: Sequence[float]
+    sent_on: Sequence[float]
+    sent_back: Sequence[float]
+    exchanges: Sequence[Sequence[Exchange]]
+    readers: Sequence[set[int]]
+
+    def towards(self, other: _Units, way: float) -> _Units:
+        """What lies that far from these to others, and beyond them."""
+
+        def between(first: Sequence[float], second: Sequence[float]) -> list[float]:
+            return [low + (high - low) * way for low, high in zip(first, second, strict=True)]
+
+        pairs = zip(self.exchanges, other.exchanges, strict=True)
+        return replace(
+            self,
+            flops=between(self.flops, other.flops),
+            sent_on=between(self.sent_on, other.sent_on),
+            sent_back=between(self.sent_back, other.sent_back),
+            exchanges=[_between(low, high, way) for low, high in pairs],
+        )
+
+
+def _between(low: Sequence[Exchange], high: Sequence[Exchange], way: float) -> list[Exchange]:
+    pairs = zip(low, high, strict=True)
+    return [Exchange(a.kind, a.nbytes + (b.nbytes - a.nbytes) * way) for a, b in pairs]
+
+
+class ModelNetwork:
+    """What the strategies say about a model that has these layers, of those without others inside.
+
+    It is asked for the same again and again, so all of it is kept.
+    """
+
+    def __init__(self, model: Model, layers: Sequence[LayerCost]) -> None:
+        self._model = model
+        self._layers = layers
+        self._traces = cache(partial(trace_network, model, several_ranks=True))
+        self._networks = cache(self._network)
+        self._units = cache(self._units_of)
+        self._cuts = cache(self._cuts_of)
+        self._gathered = cache(self._gathered_exchanges)
+        self.shards = cache(self._shards)
+        self._variables = model.trainable()
+        self._leaves = leaf_calls(model, self._networks(1, 1).own.calls)
+
+    def stages(self, count: int, ranks: int, samples: float, traced: int) -> list[Stage] | None:
+        """As `PipelineParallel` cuts it, for the operations that its first rank does."""
+        try:
+            starts = self._starts(count, ranks)
+        except ConfigError:
+            return None
+        small, large = (self._units(ranks, times, starts) for times in (1, 2))
+        units = small.towards(large, (samples - ranks) / ranks)
+        groups = list(pairwise([0, *self._cuts(count, ranks, traced), len(starts) + 1]))
+        spans = [set(range(first, last)) for first, last in groups]
+        shared = [i for i, read in enumerate(units.readers) if not any(read <= s for s in spans)]
+        return [self._stage(units, first, last, shared) for first, last in groups]
+
+    def _stage(self, units: _Units, first: int, last: int, shared: Sequence[int]) -> Stage:
+        """The stage of some units."""
+        begin, end = (self._layer_at(units, unit) for unit in (first, last))
+        read_here = set(range(first, last))
+        is_last = last > len(units.starts)
+        return Stage(
+            begin,
+            tuple(self._layers[begin:end]),
+            tuple(i for i, read in enumerate(units.readers) if read <= read_here),
+            tuple(shared),
+            0.0 if is_last else units.sent_on[last - 1],
+            0.0 if is_last else units.sent_back[last - 1],
+            tuple(each for unit in range(first, last) for each in units.exchanges[unit]),
+        )
+
+    def _layer_at(self, units: _Units, unit: int) -> int:
+        """The number of the layer that a unit begins with."""
+        calls = [0, *units.starts, self._leaves[-1] + 1]
+        return bisect_left(self._leaves, calls[unit])
+
+    def of_all_samples(self, ranks: int, samples: float) -> tuple[Exchange, ...]:
+        """As `Hybrid` does it whose ranks share all samples and the dense layers."""
+        small, large = (self._gathered(ranks, times) for times in (1, 2))
+        return tuple(_between(small, large, samples - 1))
+
+    # --- what is kept
+
+    def _shards(self, ranks: int, *, dense_only: bool = False) -> Sequence[float | None]:
+        """The parts of the first rank, which has most."""
+        parts = self._networks(ranks, 1, dense_only=dense_only).parts if ranks > 1 else {}
+        return [parts[e].node.spec.nbytes if e in parts else None for e in self._variables]
+
+    def _network(self, ranks: int, times: int, *, dense_only: bool = False) -> RankNetwork:
+        model = self._model
+        if not dense_only:
+            return rank_network(model, self._traces(times * ranks), ranks=ranks)
+        sizes = [times] * ranks
+        traced = trace_network(
+            model,
+            times,
+            several_ranks=True,
+            samples=lambda own: op.all_gather(own, sizes, 0, axis=AXIS),
+        )
+        return rank_network(model, traced, ranks=ranks, dense_only=True)
+
+    def _gathered_exchanges(self, ranks: int, times: int) -> list[Exchange]:
+        network = self._networks(ranks, times, dense_only=True)
+        active = with_gradients(network.own.roots, network.trained)
+        (found,) = _exchanges(network, {}, active, ranks)
+        return found
+
+    def _units_of(self, ranks: int, times: int, starts: tuple[int, ...]) -> _Units:
+        network = self._networks(ranks, times)
+        own = network.own
+        active = with_gradients(own.roots, network.trained)
+        units = stages_of(own, starts)
+        cuts = boundary_values(own, units, len(starts))
+        return _Units(
+            starts,
+            unit_flops(own, network.trained, starts),
+            [_nbytes(cut) for cut in cuts],
+            [_nbytes([v for v in cut if v in active and is_float(v.dtype)]) for cut in cuts],
+            _exchanges(network, units, active, ranks),
+            self._readers(network, units),
+        )
+
+    def _readers(self, network: RankNetwork, units: Mapping[Node, int]) -> list[set[int]]:
+        found = readers(network.own, units)
+        variables = [network.parts.get(each, each) for each in self._variables]
+        everywhere = set(units.values())
+        # One that nobody reads, all ranks have.
+        return [found.get(each.node) or everywhere for each in variables]
+
+    def _starts(self, count: int, ranks: int) -> tuple[int, ...]:
+        """The calls with which units after the first begin, of which there are enough."""
+        return tuple(unit_starts(self._networks(ranks, 1).own.calls, count)[1:])
+
+    def _cuts_of(self, count: int, ranks: int, traced: int) -> list[int]:
+        """The units with which stages after the first begin, for a trace of so many samples."""
+        small, large = (self._units(ranks, n, self._starts(count, ranks)) for n in (1, 2))
+        # In whole numbers, as the strategy has them: `ranks` times what a trace would show.
+        flops, sizes = (
+            [
+                round(ranks * low + (high - low) * (traced - ranks))
+                for low, high in zip(*both, strict=True)
+            ]
+            for both in ((small.flops, large.flops), (small.sent_on, large.sent_on))
+        )
+        return balanced_cuts(flops, sizes, count)
+
+
+def leaf_calls(model: Layer, calls: Sequence[LayerCall]) -> list[int]:
+    """The numbers of the calls of layers that have no others inside."""
+    return [
+        place
+        for place, call in enumerate(calls)
+        if call.layer is not model and not list(call.layer.children())
+    ]
+
+
+def _nbytes(values: Sequence[Node]) -> int:
+    return sum(value.spec.nbytes for value in values)
+
+
+def _exchanges(
+    network: RankNetwork, units: Mapping[Node, int], active: set[Node], ranks: int
+) -> list[list[Exchange]]:
+    """What the ranks that share layers exchange for each unit, there and back."""
+    found: list[list[Exchange]] = [[] for _ in range(1 + max(units.values(), default=0))]
+    for node in topological(network.own.roots):
+        kind = _KINDS.get(node.op.name)
+        if kind is None or node.attrs["axis"] != AXIS:
+            continue
+        nbytes = float(node.spec.nbytes)
+        if kind != "sum":
+            # All parts take the room of the largest.
+            sizes = node.attrs["sizes"]
+            nbytes = max(node, node.inputs[0], key=lambda e: e.spec.size).spec.nbytes
+            nbytes *= ranks * max(sizes) / sum(sizes)
+        there = found[units.get(node, -1)]
+        there.append(Exchange(kind, nbytes))
+        if node.inputs[0] in active:
+            there.append(Exchange(_BACK[kind], nbytes))
+    return found

@@ -1,0 +1,120 @@
+"""All ways to train on some ranks, the best first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from caldera.errors import ConfigError
+from caldera.parallel.planner import asynchronous_cost, data_parallel_cost, hybrid_cost
+from caldera.parallel.planner.prediction import Prediction, Setting, Way
+
+CLEARLY = 1.02
+"""Times that differ by less are alike."""
+_FAMILIES = (
+    "one process",
+    data_parallel_cost.DATA,
+    data_parallel_cost.SHARDED,
+    hybrid_cost.TENSOR,
+    hybrid_cost.PIPELINE,
+    hybrid_cost.HYBRID,
+    data_parallel_cost.COMPRESSED,
+    asynchronous_cost.AVERAGING,
+    asynchronous_cost.SERVER,
+)
+"""The simplest first."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One way to train, and what it costs."""
+
+    way: Way
+    prediction: Prediction
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """All ways for one setting: those that can be used by their speed, then the others.
+
+    `best` is the fastest of those that may be chosen, or a simpler one that is hardly slower.
+    """
+
+    setting: Setting
+    entries: tuple[Entry, ...]
+    best: Entry
+
+    def usable(self) -> list[Entry]:
+        """Those that can be used."""
+        return [each for each in self.entries if not each.prediction.refused]
+
+    def refused(self) -> list[Entry]:
+        """Those that cannot."""
+        return [each for each in self.entries if each.prediction.refused]
+
+    def families(self, entries: Iterable[Entry]) -> dict[str, Entry]:
+        """The first of each family, the chosen one before all."""
+        chosen = [self.best] if self.best in entries else []
+        found: dict[str, Entry] = {}
+        for entry in [*chosen, *entries]:
+            found.setdefault(entry.way.family, entry)
+        return found
+
+
+def all_ways(setting: Setting) -> Iterator[Way]:
+    """Everything that is known, for this number of ranks."""
+    if setting.ranks == 1:
+        yield _alone()
+        return
+    yield from data_parallel_cost.ways(setting.codes)
+    yield from hybrid_cost.ways(setting.ranks)
+    yield from asynchronous_cost.ways(setting.ranks, setting.every)
+
+
+def rank(setting: Setting, *, exact: bool = True) -> Ranking:
+    """Predict everything; with `exact` only what equals one process may be chosen."""
+    entries = [Entry(way, way.predict(setting)) for way in all_ways(setting)]
+    entries.sort(key=lambda each: (bool(each.prediction.refused), each.prediction.seconds))
+    allowed = [e for e in entries if not e.prediction.refused and _may_be_chosen(e.way, exact)]
+    if not allowed:
+        closest = min(entries, key=lambda each: each.prediction.memory or float("inf"))
+        raise ConfigError.build(
+            f"plan of {setting.ranks} ranks",
+            expected="a way to train that fits",
+            got=f"none; {closest.way.name} {closest.prediction.refused}",
+            hint="give more memory or ranks, or another batch size",
+        )
+    return Ranking(setting, tuple(entries), _best(allowed))
+
+
+def _best(allowed: Sequence[Entry]) -> Entry:
+    """The first, the fastest; but of families that are as fast to all appearances the simplest."""
+    limit = CLEARLY * allowed[0].prediction.seconds
+    close = [entry for entry in allowed if entry.prediction.seconds <= limit]
+    return min(close, key=lambda entry: _FAMILIES.index(entry.way.family))
+
+
+def _may_be_chosen(way: Way, exact: bool) -> bool:
+    # An ensemble makes no model sooner than one rank alone would.
+    return way.exact or (not exact and way.family != asynchronous_cost.ENSEMBLE)
+
+
+def _alone() -> Way:
+    def cost(setting: Setting) -> Prediction:
+        seconds = setting.seconds(setting.batch)
+        memory = setting.workload.memory(setting.batch)
+        return Prediction(setting.batch, seconds, seconds, memory=memory)
+
+    return Way(_FAMILIES[0], "one process", ("", {}), True, cost)
+
+
+def what_if(ranking: Ranking) -> dict[str, float]:
+    """How many times as fast the best way would be with a better machine of one kind or another."""
+    setting, way = ranking.setting, ranking.best.way
+    changed = {
+        "compute": replace(setting, compute=setting.compute.faster(2)),
+        "bandwidth": setting.with_wire(bandwidth=2),
+        "latency": setting.with_wire(latency=0.5),
+    }
+    before = ranking.best.prediction.seconds
+    return {name: before / (way.cost(each).seconds or before) for name, each in changed.items()}

@@ -1,0 +1,182 @@
+"""What a model asks of a training step: operations, parameters and activations, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from caldera import op
+from caldera.base.arguments import refusal
+from caldera.compiler.lazy import Variable
+from caldera.nn.tracing import Context
+from caldera.parallel.data.buckets import in_backward_order
+from caldera.parallel.planner.layer_cost import Gradient, LayerCost
+from caldera.parallel.planner.model_network import ModelNetwork, leaf_calls
+from caldera.parallel.planner.stages import EstimatedNetwork, Network
+from caldera.parallel.tensor.layer_sharding import most_ranks
+from caldera.train.step import trace_network
+from caldera.train.tracking.summary import Row
+
+if TYPE_CHECKING:
+    from caldera.train.model import Model
+
+OPERATIONS_A_VALUE = 8.0
+"""A layer that only moves values takes about as long as so many operations on each of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """A model as the planner sees it.
+
+    - `flops`: of the forward pass of one sample.
+    - `optimizer`: bytes that the optimizer keeps.
+    - `activations`: bytes of one more sample in a step, its input included; `workspace`: bytes
+      that a step takes for gradients and the like however few samples it has.
+    - `shapes`: of the parameters that are trained.
+    - `value`: bytes of one number.
+    - `gradients`: of the parameters that are trained, in the order of the model, and `backward`
+      their numbers in the order in which the backward pass is done with them; if not given, there
+      is one a layer.
+    - `network`: who knows how ranks share the layers; if not given, that is estimated.
+    """
+
+    name: str
+    layers: tuple[LayerCost, ...]
+    flops: float
+    optimizer: float
+    activations: float
+    workspace: float
+    shapes: tuple[tuple[int, ...], ...] = ()
+    value: int = 4
+    gradients: tuple[Gradient, ...] = ()
+    backward: tuple[int, ...] = ()
+    network: Network = field(default=None, repr=False)  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        given = self.gradients or tuple(_one_a_layer(self.layers, self.shapes, self.value))
+        object.__setattr__(self, "gradients", given)
+        object.__setattr__(self, "backward", self.backward or tuple(range(len(given)))[::-1])
+        if self.network is None:
+            object.__setattr__(self, "network", EstimatedNetwork(self.layers, given))
+
+    @cached_property
+    def parameters(self) -> float:
+        """Bytes of all parameters."""
+        return sum(layer.parameters for layer in self.layers)
+
+    @cached_property
+    def trained(self) -> float:
+        """Bytes of all gradients."""
+        return sum(gradient.nbytes for gradient in self.gradients)
+
+    @cached_property
+    def outputs(self) -> float:
+        """Bytes of what all layers make of one sample."""
+        return sum(layer.output for layer in self.layers)
+
+    @cached_property
+    def widest(self) -> int:
+        """Over how many ranks a layer can be split at the most."""
+        return max((layer.units for layer in self.layers), default=1)
+
+    def memory(self, samples: float) -> float:
+        """Bytes that one rank alone needs for batches of so many samples."""
+        return self.parameters + self.optimizer + self.workspace + self.activations * samples
+
+
+def workload_of(model: Model) -> Workload:
+    """What a model asks for, from its graph alone.
+
+    >>> import caldera as cd
+    >>> from caldera import nn
+    >>> found = workload_of(cd.NeuralNetwork([nn.Input((4,)), nn.Dense(3), nn.Dense(2)]))
+    >>> found.parameters, found.flops, [layer.units for layer in found.layers]
+    (92.0, 41, [1, 1, 1])
+    """
+    if not hasattr(model, "summary"):
+        raise refusal("plan", "model", "a model", model)
+    found = model.summary(show=False)
+    value = found.parameter_bytes / max(found.parameters, 1) or 4.0
+    traced = trace_network(model, model.samples_traced)
+    leaves = leaf_calls(model, traced.calls)
+    units = most_ranks(model)
+    layers = _layers(found.rows, value, [units.get(traced.calls[i].layer, 1) for i in leaves])
+    parameters = model.trainable()
+    owners = _owners(traced, leaves)
+    gradients = tuple(
+        Gradient(each.shape, each.node.spec.nbytes, owners.get(each, 0), each.dtype.name)
+        for each in parameters
+    )
+    trained = sum(gradient.nbytes for gradient in gradients)
+    inputs = sum(row.nbytes for row in found.rows[:1])
+    ends = [op.sum(op.cast(each, "float32")) for each in traced.calls[0].outputs]
+    return Workload(
+        name=model.name or found.name,
+        layers=layers,
+        flops=found.flops,
+        optimizer=_kept_a_parameter(model) * trained,
+        activations=found.activation_bytes + inputs,
+        workspace=trained,
+        shapes=tuple(each.shape for each in parameters),
+        value=round(value),
+        gradients=gradients,
+        backward=tuple(in_backward_order(sum(ends[1:], ends[0]), parameters)),
+        network=ModelNetwork(model, layers),
+    )
+
+
+def _one_a_layer(
+    layers: Sequence[LayerCost], shapes: Sequence[tuple[int, ...]], value: int
+) -> Iterator[Gradient]:
+    """A gradient for each layer that is trained, of these shapes if there are as many."""
+    trained = [(number, layer) for number, layer in enumerate(layers) if layer.trained]
+    flat = [(round(layer.trained / value),) for _, layer in trained]
+    known = shapes if len(shapes) == len(trained) else flat
+    for (number, layer), shape in zip(trained, known, strict=True):
+        yield Gradient(shape, layer.trained, number)
+
+
+def _owners(traced: Context, leaves: Sequence[int]) -> dict[Variable, int]:
+    """The layer that each parameter belongs to; that of a layer with others inside to the first of
+    these."""
+    found: dict[Variable, int] = {}
+    for place, call in enumerate(traced.calls):
+        first = next((i for i, leaf in enumerate(leaves) if leaf >= place), len(leaves) - 1)
+        for each in call.layer.variables().values():
+            found.setdefault(each, first)
+    return found
+
+
+def _kept_a_parameter(model: Model) -> int:
+    """How many values the optimizer keeps for each that it changes."""
+    return len(model.optimizer.keeps) + (model.optimizer.accumulate > 1)
+
+
+def _layers(rows: Sequence[Row], value: float, units: Sequence[int]) -> tuple[LayerCost, ...]:
+    trained = [bool(row.trainable) for row in rows]
+    # Nothing before the first layer that learns needs a gradient.
+    back = [any(trained[:index]) for index in range(len(rows))]
+    moved = [OPERATIONS_A_VALUE * row.nbytes / value for row in rows]
+    forward = [row.flops + values for row, values in zip(rows, moved, strict=True)]
+    # Forward, for the gradient of its parameters, and for that of its input.
+    passes = [1 + own + before for own, before in zip(trained, back, strict=True)]
+    works = [count * work for count, work in zip(passes, forward, strict=True)]
+    given = [0, *(row.nbytes for row in rows[:-1])]
+    return tuple(
+        LayerCost(
+            path=row.path,
+            kind=row.kind,
+            block=row.path.partition("/")[0],
+            weight=work / (sum(works) or 1.0),
+            operations=row.flops / (sum(each.flops for each in rows) or 1.0),
+            parameters=row.parameters * value,
+            trained=row.trainable * value,
+            output=row.nbytes,
+            given=before,
+            units=most,
+            synchronised=row.trainable // 2 if row.kind == "BatchNorm" else 0,
+        )
+        for row, work, before, most in zip(rows, works, given, units, strict=True)
+    )

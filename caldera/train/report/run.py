@@ -1,0 +1,178 @@
+"""The page about a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from caldera.base.amounts import bytes_text, flops_text, seconds_text
+from caldera.draw.graph.blocks import Block, block_picture
+from caldera.draw.html import Safe, card, facts, scrolled, section, table, tag, tiles
+from caldera.draw.page import document
+from caldera.train.report.columns import columns_section
+from caldera.train.report.confusion import classes_parts
+from caldera.train.report.costs import memory_section, time_section
+from caldera.train.report.graph import graph_section
+from caldera.train.report.learning import curves_section
+from caldera.train.report.regression import values_parts
+from caldera.train.tracking.history import History, shown_number
+from caldera.train.tracking.run_folder import RunFolder
+from caldera.train.tracking.run_record import RunRecord
+
+_ENGINEERING = "For engineers: how the training step runs on this machine."
+
+
+def run_page(run: RunFolder) -> str:
+    """The text of the page about a run; nothing is computed anew."""
+    record, history = run.record(), run.history()
+    people = {
+        "curves": ("Curves", curves_section(record, history)),
+        "predictions": ("Predictions", _predictions(record)),
+        "columns": ("Columns", _columns(record)),
+        "network": ("Network", _network(record)),
+        "settings": ("Settings", _settings(record)),
+    }
+    engineers = {
+        "graph": ("Graph", graph_section(record, run.graph())),
+        "time": ("Time", time_section(record.profile, history)),
+        "memory": ("Memory", memory_section(record.profile)),
+    }
+    index = {anchor: title for anchor, (title, part) in (people | engineers).items() if part}
+    parts = [
+        *_top(record, history),
+        *(part for _, part in people.values()),
+        tag("p", _ENGINEERING, class_="divider"),
+        *(part for _, part in engineers.values()),
+        _footer(record),
+    ]
+    return document(f"{record.name}: a run of Caldera", index, parts)
+
+
+def _predictions(record: RunRecord) -> Safe:
+    """How predictions on the test data compare with the truth."""
+    where = f"On the {record.data.test:,} samples of the test data."
+    if record.confusion:
+        parts = classes_parts(record)
+    elif record.predictions:
+        parts = values_parts(record.predictions, record.values)
+    else:
+        parts, where = [], "The run has no predictions on test data."
+    return section("predictions", "Predictions", *parts, note=where)
+
+
+def _columns(record: RunRecord) -> Safe:
+    if record.classes is not None and record.classes.columns:
+        return columns_section(record.classes.columns, "accuracy")
+    if record.values is not None and record.values.columns:
+        return columns_section(record.values.columns, "R\u00b2")
+    return Safe("")
+
+
+def _top(record: RunRecord, history: History) -> Iterator[Safe]:
+    yield tag("h1", record.name)
+    model = record.settings.get("model")
+    shape = " \u00d7 ".join(map(str, record.data.shape)) or "1"
+    yield tag(
+        "p",
+        f"{f'{model}, ' if model else ''}trained on {record.data.train:,} samples of {shape}, "
+        f"{_time(record.started)}",
+        class_="quiet",
+    )
+    if record.stopped:
+        yield tag("div", f"The run was ended: {record.stopped}.", class_="card note")
+    yield tiles(_tiles(record, history))
+    if record.selection:
+        yield tag("p", f"{record.selection[:1].upper()}{record.selection[1:]}.", class_="quiet")
+
+
+def _tiles(record: RunRecord, history: History) -> Iterator[tuple[str, str]]:
+    for name, value in _results_first(record.results):
+        shown = f"{value:.2%}" if name == "accuracy" else shown_number(value)
+        yield f"{name} on test data", shown
+    planned = record.settings.get("epochs")
+    done = len(history.epochs)
+    yield "epochs", f"{done} of {planned}" if isinstance(planned, int) else str(done)
+    yield "training time", seconds_text(record.seconds)
+    yield "parameters", f"{record.network.parameters:,}"
+    if record.profile is not None and record.profile.seconds:
+        yield "a training step", seconds_text(record.profile.seconds)
+
+
+def _results_first(results: dict[str, float]) -> list[tuple[str, float]]:
+    """The accuracy, if there is one, before everything else; not more than fit in a row."""
+    return sorted(results.items(), key=lambda each: each[0] != "accuracy")[:4]
+
+
+def _time(text: str) -> str:
+    try:
+        return datetime.fromisoformat(text).strftime("%d %B %Y, %H:%M:%S %Z").strip()
+    except ValueError:
+        return text
+
+
+def _network(record: RunRecord) -> Safe:
+    network = record.network
+    rows = [
+        (
+            layer.path,
+            layer.kind,
+            " \u00d7 ".join(map(str, layer.shape)) or "1",
+            f"{layer.parameters:,}",
+            flops_text(layer.flops) if layer.flops else "\u2013",
+            bytes_text(layer.nbytes),
+        )
+        for layer in network.layers
+    ]
+    head = ("layer", "kind", "output", "parameters", "work", "memory")
+    note = (
+        f"{network.parameters:,} parameters, {network.trainable:,} of them trained; "
+        f"{flops_text(network.flops)} forward for one sample."
+    )
+    layers = card("Layers, for one sample", table(head, rows, numbers=(3, 4, 5)))
+    both = tag("div", _folded(record), layers, class_="beside")
+    return section("network", "Network", both, note=note)
+
+
+def _folded(record: RunRecord) -> Safe:
+    """The network as a picture, folded by layer."""
+    if not record.network.blocks:
+        return Safe("")
+    blocks = [
+        Block(each.kind, " \u00d7 ".join(map(str, each.shape)) or "1", each.reads)
+        for each in record.network.blocks
+    ]
+    given = " \u00d7 ".join(map(str, record.data.shape)) or "1"
+    picture = scrolled(block_picture(blocks, given), "picture of the network")
+    return card("From layer to layer", picture, class_="network")
+
+
+def _settings(record: RunRecord) -> Safe:
+    data = record.data
+    given = {
+        "name": data.name,
+        "samples to train": f"{data.train:,}",
+        "samples to test": f"{data.test:,}",
+        "shape of a sample": tuple(data.shape),
+        "classes": len(data.class_names) or "values are predicted",
+    }
+    cards = [
+        card("Settings", facts({k: shown_setting(v) for k, v in record.settings.items()})),
+        card("Seeds", facts(record.seeds)),
+        card("Data", facts(given)),
+        *(card(title.capitalize(), facts(rows)) for title, rows in record.machine.items()),
+    ]
+    return section("settings", "Settings, seeds and versions", tag("div", *cards, class_="masonry"))
+
+
+def shown_setting(value: object) -> str:
+    """The value of a setting as text."""
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _footer(record: RunRecord) -> Safe:
+    version = record.machine.get("caldera", {}).get("version", "")
+    return tag("footer", f"Written by caldera report. The run was made with Caldera {version}.")
