@@ -103,7 +103,7 @@ def study_in_a_process(
     """What `study_here` prints there."""
     command = [__file__, "--kinds", kind, "--seeds", str(seed), "--threads", str(threads)]
     command += ["--memory", memory]
-    ranks = ["-m", "caldera.cli", "run", "-n", "3"] if kind == "ranks" else []
+    ranks = ["-m", "caldera", "run", "-n", "3"] if kind == "ranks" else []
     environment = {**os.environ, "CALDERA_CACHE": cache}
     done = subprocess.run(
         [sys.executable, *ranks, *command],

@@ -289,13 +289,13 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         train = ["train", "--data", "digits", "--quiet", "--out", folder]
-        subprocess.run([sys.executable, "-m", "caldera.cli", *train], check=True)
+        subprocess.run([sys.executable, "-m", "caldera", *train], check=True)
         model = str(Path(folder) / "digits.caldera")
         contestants = {
             "caldera serve": [
                 sys.executable,
                 "-m",
-                "caldera.cli",
+                "caldera",
                 "serve",
                 model,
                 "--port",

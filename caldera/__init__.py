@@ -66,6 +66,10 @@ from caldera.op import seed
 if TYPE_CHECKING:
     from caldera import (
         audio,
+        bench,
+        cli,
+        code,
+        comm,
         compress,
         data,
         dmath,
@@ -78,6 +82,7 @@ if TYPE_CHECKING:
         serve,
         sklearn,
         testing,
+        train,
     )
     from caldera.train.callbacks import (
         Callback,
@@ -102,9 +107,28 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# What training needs is loaded when it is first asked for: a script that only computes starts
-# sooner. Values are the module, and the name in it if it has another one there.
-_LATER: dict[str, tuple[str, str]] = {
+# Imported on first use: a script that only computes starts sooner.
+_PACKAGES = {
+    "audio",
+    "bench",
+    "cli",
+    "code",
+    "comm",
+    "compress",
+    "data",
+    "dmath",
+    "io",
+    "nn",
+    "onnx",
+    "optim",
+    "parallel",
+    "search",
+    "serve",
+    "sklearn",
+    "testing",
+    "train",
+}
+_LATER = {
     "Callback": ("caldera.train.callbacks", "Callback"),
     "Checkpointer": ("caldera.train.saving.checkpointer", "Checkpointer"),
     "CustomModel": ("caldera.train.custom_model", "CustomModel"),
@@ -122,20 +146,7 @@ _LATER: dict[str, tuple[str, str]] = {
     "TimeLimit": ("caldera.train.callbacks", "TimeLimit"),
     "WeightAverage": ("caldera.train.weight_average", "WeightAverage"),
     "check_model_gradients": ("caldera.train.debug.gradient_check", "check_model_gradients"),
-    "audio": ("caldera.audio", ""),
-    "compress": ("caldera.compress", ""),
-    "data": ("caldera.data", ""),
-    "dmath": ("caldera.dmath", ""),
-    "io": ("caldera.io", ""),
     "load": ("caldera.train.neural_network", "load_model"),
-    "nn": ("caldera.nn", ""),
-    "onnx": ("caldera.onnx", ""),
-    "optim": ("caldera.optim", ""),
-    "parallel": ("caldera.parallel", ""),
-    "search": ("caldera.search", ""),
-    "serve": ("caldera.serve", ""),
-    "sklearn": ("caldera.sklearn", ""),
-    "testing": ("caldera.testing", ""),
 }
 
 # Who trains on several processes without saying how needs a strategy; training knows none itself.
@@ -146,11 +157,14 @@ for _name in ("ConformerBlock", "FilterBank", "Splice", "StatisticsPooling", "Ti
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    value: Any
+    if name in _PACKAGES:
+        value = import_module(f"caldera.{name}")
+    elif name in _LATER:
+        module, attribute = _LATER[name]
+        value = getattr(import_module(module), attribute)
+    else:
         raise AttributeError(f"module 'caldera' has no attribute {name!r}")
-    module, attribute = _LATER[name]
-    found = import_module(module)
-    value = getattr(found, attribute) if attribute else found
     globals()[name] = value
     return value
 
@@ -199,8 +213,12 @@ __all__ = [
     "Variable",
     "WeightAverage",
     "audio",
+    "bench",
     "check_model_gradients",
     "choices",
+    "cli",
+    "code",
+    "comm",
     "compile",
     "compress",
     "constant",
@@ -237,6 +255,7 @@ __all__ = [
     "sklearn",
     "tensor",
     "testing",
+    "train",
     "uniform",
     "zero",
 ]

@@ -72,6 +72,18 @@ def _has_examples(name: str) -> bool:
     return ">>>" in Path(spec.origin).read_text()
 
 
+def test_every_public_package_is_an_attribute_on_first_use() -> None:
+    rooms = [name.removeprefix("caldera.") for name in PUBLIC_ROOMS if name.count(".") == 1]
+    code = f"import caldera as cd; print(all(hasattr(cd, name) for name in {rooms}))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "True\n"
+    assert set(rooms) <= set(caldera.__all__)
+
+
+def test_python_m_caldera_is_the_command_line() -> None:
+    words = [sys.executable, "-m", "caldera", "--version"]
+    assert caldera.__version__ in subprocess.check_output(words, text=True)
+
+
 def test_importing_it_and_making_a_tensor_bring_in_nothing_heavy() -> None:
     code = (
         "import sys, caldera; caldera.tensor([1.0])\n"

@@ -156,7 +156,7 @@ def test_one_new_file_makes_a_new_command(
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
-    words = [sys.executable, "-m", "caldera.cli", "info"]
+    words = [sys.executable, "-m", "caldera", "info"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stderr is not None

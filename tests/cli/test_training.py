@@ -149,7 +149,7 @@ def test_a_signal_ends_training_after_saving(
 ) -> None:
     words = ["train", "--epochs", "100000", "--hidden", "8", "--out", str(tmp_path / "out")]
     process = subprocess.Popen(
-        [sys.executable, "-m", "caldera.cli", *words, "--checkpoint", str(tmp_path / "run")],
+        [sys.executable, "-m", "caldera", *words, "--checkpoint", str(tmp_path / "run")],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -62,7 +62,7 @@ def job(tmp_path: Path) -> Job:
         }
         program = [str(JOBS / f"{name}.py"), *arguments]
         if flags:
-            command = [sys.executable, "-m", "caldera.cli", "run", "-n", str(ranks), *flags]
+            command = [sys.executable, "-m", "caldera", "run", "-n", str(ranks), *flags]
             command += program
         else:
             made = launch(ranks, program, environment=environment)

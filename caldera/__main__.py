@@ -1,4 +1,4 @@
-"""`python -m caldera.cli`: the same as the `caldera` script."""
+"""`python -m caldera`: the command line without the installed `caldera` script."""
 
 from __future__ import annotations
 
