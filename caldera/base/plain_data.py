@@ -139,8 +139,7 @@ def from_plain(kind: type[T], value: Any, where: str) -> T:
     Traceback (most recent call last):
     caldera.errors.DataError: counts[1]: expected int, got '2'
     """
-    found: T = _read(kind, value, where)
-    return found
+    return _read(kind, value, where)
 
 
 def _read(kind: Any, value: Any, where: str) -> Any:

@@ -197,8 +197,7 @@ def read_report(path: str | Path) -> dict[str, Any]:
         raise DataError.build(
             f"--again {path}", expected="a file of caldera bench --json", got="something else"
         ) from None
-    found: dict[str, Any] = content
-    return found
+    return content
 
 
 def options_of(report: Mapping[str, Any]) -> Options:

@@ -18,8 +18,7 @@ from caldera.kernels.verdict import ORACLE
 
 def reduction_node(shape: Shape, axis: tuple[int, ...], dtype: str, op: str = "sum") -> Node:
     """The reduction of an array of this shape over these axes."""
-    node: Node = OPS[op](parameter(0, Spec(shape, BY_NAME[dtype])), axis=axis, keepdims=False)
-    return node
+    return OPS[op](parameter(0, Spec(shape, BY_NAME[dtype])), axis=axis, keepdims=False)
 
 
 def reduction_runners(

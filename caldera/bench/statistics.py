@@ -107,8 +107,7 @@ def fast_times(rounds: Rounds) -> Values:
     >>> fast_times([[1.0, 5.0]] * 2).shape
     (2,)
     """
-    found: Values = np.log([_fast(each) for each in rounds if each])
-    return found
+    return np.log([_fast(each) for each in rounds if each])
 
 
 def _fast(times: Sequence[float]) -> float:
@@ -169,8 +168,7 @@ def _drawn_medians(rounds: Rounds, draws: NDArray[np.int64]) -> Values:
     total = before[:, -1:]
     lower = np.argmax(2 * before >= total, axis=1)
     upper = np.argmax(2 * before > total, axis=1)
-    middle: Values = (times[lower] + times[upper]) / 2
-    return middle
+    return (times[lower] + times[upper]) / 2
 
 
 def _estimate(value: float, drawn: Values) -> Estimate:

@@ -54,8 +54,7 @@ class Embedding:
 
     def similarities(self, number: int) -> np.ndarray:
         """Those of the statement with this number to all."""
-        found: np.ndarray = self._directions @ self._directions[number]
-        return found
+        return self._directions @ self._directions[number]
 
     def nearest(self, statement: str, count: int = 5) -> list[tuple[str, float]]:
         """The statements most like this one, and how much so."""

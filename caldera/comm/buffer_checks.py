@@ -55,8 +55,7 @@ def _overlap(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def _address(array: np.ndarray) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
+    return array.__array_interface__["data"][0]
 
 
 def check_size(where: str, what: str, buffer: np.ndarray, elements: int) -> None:

@@ -89,5 +89,4 @@ def _value(known: dict[LeafRange, np.ndarray], low: int, high: int) -> np.ndarra
     if (low, high) in known:
         return known[low, high]
     middle = (low + high) // 2
-    total: np.ndarray = _value(known, low, middle) + _value(known, middle, high)
-    return total
+    return _value(known, low, middle) + _value(known, middle, high)

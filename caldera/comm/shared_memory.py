@@ -81,8 +81,7 @@ class DoubleBuffer:
     def next(self) -> np.ndarray:
         """The bytes that are free now, a row for each rank."""
         self._turn = 1 - self._turn
-        found: np.ndarray = self._memory.arrays[0][self._turn]
-        return found
+        return self._memory.arrays[0][self._turn]
 
 
 Kept = TypeVar("Kept")
@@ -94,8 +93,7 @@ def made_once(communicator: Communicator, name: str, make: Callable[[], Kept]) -
     if name not in made:
         with communicator.traffic.apart("tuning"):
             made[name] = make()
-    found: Kept = made[name]
-    return found
+    return made[name]
 
 
 def _opened(communicator: Communicator, nbytes: int) -> int:

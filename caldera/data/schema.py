@@ -263,8 +263,7 @@ class Schema:
 
     def to_plain(self) -> dict[str, Any]:
         """As what JSON can hold."""
-        found: dict[str, Any] = to_plain(self)
-        return found
+        return to_plain(self)
 
     @classmethod
     def from_plain(cls, given: Any, where: str) -> Schema:

@@ -62,8 +62,7 @@ class Array(Expr):
         """The layout it has, or will have once it is computed."""
         known = _values.get(self.node, self.node).attrs.get("symbol")
         if known is not None and isinstance(known.value, Handle):
-            layout: Layout = known.value.layout
-            return layout
+            return known.value.layout
         return self._explained(again=False).layout
 
     def to(
@@ -313,8 +312,7 @@ def evaluate(arrays: Sequence[Expr]) -> list[Array]:
 
 def leaf_of(handle: Handle) -> Node:
     """The node of an array that ranks have."""
-    node: Node = tensor(symbol=Symbol("", handle.spec, "tensor", handle))
-    return node
+    return tensor(symbol=Symbol("", handle.spec, "tensor", handle))
 
 
 def put(values: np.ndarray, layout: Layout, session: Session | None = None) -> Array:
@@ -343,8 +341,7 @@ def _is_value(node: Node) -> bool:
 
 
 def _handle(node: Node) -> Handle:
-    handle: Handle = node.attrs["symbol"].value
-    return handle
+    return node.attrs["symbol"].value
 
 
 def checked_ranks(ranks: Iterable[int]) -> tuple[int, ...]:

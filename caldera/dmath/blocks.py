@@ -52,8 +52,7 @@ class Elements:
         self.shape, self.dtype, self.ndim = array.shape, np.dtype(array.dtype), array.ndim
 
     def __getitem__(self, key: Any) -> np.ndarray:
-        taken: np.ndarray = self._array[key].numpy()
-        return taken
+        return self._array[key].numpy()
 
 
 def to_dask(array: Any) -> Any:

@@ -105,5 +105,5 @@ def _largest(a: Any, k: int, tolerance: float | None, seed: int) -> tuple[Expr, 
             got=f"shape {node.shape} and k={k}",
         )
     limit = 50 * float(np.finfo(part_of(node.dtype)).eps) if tolerance is None else tolerance
-    made = largest_singular(node, k=k, tolerance=float(limit), steps=MOST_STEPS, seed=seed)
+    made = largest_singular.outputs(node, k=k, tolerance=float(limit), steps=MOST_STEPS, seed=seed)
     return tuple(Array(each) for each in made)

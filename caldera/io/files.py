@@ -124,8 +124,7 @@ def read_bounded(path: PathLike, most: int, where: str) -> bytes:
         size = file_size(file)
         if size > most:
             raise DataError.build(where, expected=f"at most {most} bytes in {path}", got=f"{size}")
-        content: bytes = file.read(most)
-        return content
+        return file.read(most)
 
 
 def array_to_save(value: Tensor | NDArray[Any], where: str) -> NDArray[Any]:

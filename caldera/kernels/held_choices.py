@@ -52,8 +52,7 @@ def holding(held: HeldChoices) -> Iterator[HeldChoices]:
 
 def held_choices() -> HeldChoices | None:
     """Those that plans of this thread go by; None if they choose freely."""
-    found: HeldChoices | None = getattr(_here, "held", None)
-    return found
+    return getattr(_here, "held", None)
 
 
 def held_or(

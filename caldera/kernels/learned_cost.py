@@ -222,8 +222,7 @@ class _Process:
         prior, product = self.prior, a @ b.T
         apart = (a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2 * product
         near = np.exp(-np.maximum(apart, 0.0) / (2 * prior.length**2))
-        found: np.ndarray = prior.overall**2 + prior.slope**2 * product + prior.local**2 * near
-        return found
+        return prior.overall**2 + prior.slope**2 * product + prior.local**2 * near
 
 
 @dataclass

@@ -263,5 +263,4 @@ def Bidirectional(layer: Recurrent) -> Recurrent:
             "Bidirectional", expected="a recurrent layer, such as nn.LSTM(64)", got=repr(layer)
         )
     whole: Any = layer
-    both: Recurrent = replace(whole, bidirectional=True)
-    return both
+    return replace(whole, bidirectional=True)

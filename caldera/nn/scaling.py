@@ -80,8 +80,7 @@ def _inputs(samples: Any) -> np.ndarray:
     if not (len(samples) if is_data else samples.size):
         raise DataError.build("nn.Rescale.fit", expected="samples", got="none")
     rows = np.unique(np.linspace(0, len(samples) - 1, min(len(samples), _MOST_SAMPLES)).astype(int))
-    found: np.ndarray = samples.batch(rows)[0] if is_data else samples[rows]
-    return found
+    return samples.batch(rows)[0] if is_data else samples[rows]
 
 
 def _moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

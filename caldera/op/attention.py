@@ -45,4 +45,4 @@ def scaled_dot_product_attention(
         factor = 1 / math.sqrt(max(width, 1))
     else:
         factor = as_number(scale, "scale", "scaled_dot_product_attention")
-    return Expr(attention.attention(*nodes, causal=bool(causal), scale=factor)[0])
+    return Expr(attention.attention.outputs(*nodes, causal=bool(causal), scale=factor)[0])

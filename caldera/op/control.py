@@ -178,8 +178,7 @@ def _held(where: str, going: Node, value: Any, old: Node) -> Node:
             got=describe(new),
             hint="cast or reshape the carry inside the body",
         )
-    node: Node = choose(going, new, old)
-    return node
+    return choose(going, new, old)
 
 
 # --- structures: nested tuples (or lists of expressions) with values in their places
@@ -220,8 +219,7 @@ def _skeleton(value: Any) -> Any:
 
 def _argument(name: str, spec: Spec) -> Node:
     # A symbol of its own, so that arguments of loops inside loops are never taken for each other.
-    node: Node = input_(symbol=Symbol(name, spec, "parameter"))
-    return node
+    return input_(symbol=Symbol(name, spec, "parameter"))
 
 
 def _length(where: str, sequences: Sequence[Node], length: int | None) -> int:

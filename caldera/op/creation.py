@@ -150,5 +150,4 @@ def eye(rows: int, columns: int | None = None, k: int = 0, *, dtype: Any = "floa
 
 
 def _positions(count: int, dtype: DType) -> Node:
-    node: Node = iota(shape=(count,), axis=0, dtype=dtype)
-    return node
+    return iota(shape=(count,), axis=0, dtype=dtype)

@@ -36,5 +36,7 @@ def skip_gram(
     table = as_float(lift(vectors))
     speed = cast(lift(rate, table.dtype), table.dtype)
     at_once = as_count(batch, "batch", "skip_gram")
-    after, losses = node_of.skip_gram(table, lift(words), lift(contexts), speed, batch=at_once)
+    after, losses = node_of.skip_gram.outputs(
+        table, lift(words), lift(contexts), speed, batch=at_once
+    )
     return Expr(after), Expr(losses)

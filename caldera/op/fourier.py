@@ -185,7 +185,7 @@ def _transformed(node: Node, axes: tuple[int, ...], *, inverse: bool) -> Node:
     *before, last = axes
     is_real = node.dtype.kind != "c" and not inverse and node.shape[last] > 0
     if is_real:
-        pairs: Node = fourier.rfft(cast(node, part_of(complex_of(node.dtype))), axis=last)
+        pairs = fourier.rfft(cast(node, part_of(complex_of(node.dtype))), axis=last)
     else:
         pairs = view_as_real(cast(node, complex_of(node.dtype)))
         pairs = fourier.fft(pairs, axis=last, inverse=inverse)
@@ -217,5 +217,4 @@ def _scaled(total: Node, count: int, norm: Norm, *, inverse: bool) -> Node:
     if not power:
         return total
     factor = 1 / count if power == 1 else 1 / math.sqrt(count)
-    node: Node = mul(total, constant(factor, total.dtype))
-    return node
+    return mul(total, constant(factor, total.dtype))

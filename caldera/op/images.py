@@ -86,15 +86,14 @@ def _nearest(x: Node, axis: int, new: int, step: float) -> Node:
     if new % length == 0 and step == length / new:
         return repeat(x, repeats=new // length, axis=axis) if new > length else x
     chosen = np.minimum(np.floor(np.arange(new) * step), length - 1).astype(np.int64)
-    node: Node = indexing.gather(x, lift(chosen), axis=axis)
-    return node
+    return indexing.gather(x, lift(chosen), axis=axis)
 
 
 def _weighted(x: Node, axis: int, new: int, step: float, mode: str, align_corners: bool) -> Node:
     """A product with a matrix that has a few weights a row."""
     weights = lift(_weights(x.shape[axis], new, step, mode, align_corners).astype(x.dtype))
     if axis == 2:
-        node: Node = product.matmul(weights, x, ta=False, tb=False)
+        node = product.matmul(weights, x, ta=False, tb=False)
     else:
         node = product.matmul(x, weights, ta=False, tb=True)
     return node

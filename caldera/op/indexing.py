@@ -137,7 +137,7 @@ def top_k(x: Any, k: int, axis: int = -1) -> tuple[Expr, Expr]:
     """
     node = lift(x)
     (length,) = as_shape((k,), "op.top_k k")
-    values, indices = indexing.top_k(node, k=length, axis=axis_of(node, axis, "top_k"))
+    values, indices = indexing.top_k.outputs(node, k=length, axis=axis_of(node, axis, "top_k"))
     return Expr(values), Expr(indices)
 
 
@@ -183,4 +183,6 @@ def aligned(x: Node, indices: Node, axis: int, name: str) -> tuple[Node, Node, i
 
 def _sorted(x: Any, axis: int, descending: bool, name: str) -> tuple[Expr, ...]:
     node = lift(x)
-    return wrap(indexing.sort(node, axis=axis_of(node, axis, name), descending=bool(descending)))
+    return wrap(
+        indexing.sort.outputs(node, axis=axis_of(node, axis, name), descending=bool(descending))
+    )

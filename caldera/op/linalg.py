@@ -142,7 +142,7 @@ def slogdet(a: Any) -> tuple[Expr, Expr]:
     >>> sign.tolist(), logarithm.tolist()
     (-1.0, 0.0)
     """
-    sign, logarithm = linalg.slogdet(as_float(lift(a)))
+    sign, logarithm = linalg.slogdet.outputs(as_float(lift(a)))
     return Expr(sign), Expr(logarithm)
 
 
@@ -171,7 +171,7 @@ def qr(a: Any) -> tuple[Expr, Expr]:
     >>> [[round(abs(x), 4) for x in row] for row in r.tolist()]
     [[3.0, 1.0], [0.0, 2.0]]
     """
-    q, r = factorisation.qr(as_float(lift(a)))
+    q, r = factorisation.qr.outputs(as_float(lift(a)))
     return Expr(q), Expr(r)
 
 
@@ -186,7 +186,7 @@ def svd(a: Any) -> tuple[Expr, Expr, Expr]:
     >>> [round(x, 4) for x in s.tolist()]
     [3.0, 2.0]
     """
-    u, s, vt = factorisation.svd(as_float(lift(a)))
+    u, s, vt = factorisation.svd.outputs(as_float(lift(a)))
     return Expr(u), Expr(s), Expr(vt)
 
 
@@ -203,7 +203,7 @@ def eigh(a: Any) -> tuple[Expr, Expr]:
     >>> [[round(x, 4) for x in row] for row in v.tolist()]
     [[0.7071, 0.7071], [-0.7071, 0.7071]]
     """
-    w, v = factorisation.eigh(as_float(lift(a)))
+    w, v = factorisation.eigh.outputs(as_float(lift(a)))
     return Expr(w), Expr(v)
 
 
@@ -220,7 +220,7 @@ def eig(a: Any) -> tuple[Expr, Expr]:
     >>> sorted(w.tolist(), key=lambda each: each.imag)
     [-2j, 2j]
     """
-    w, v = factorisation.eig(_wide(a))
+    w, v = factorisation.eig.outputs(_wide(a))
     return Expr(w), Expr(v)
 
 

@@ -79,7 +79,7 @@ def batch_norm(
     }
     if mean is not None:
         return Expr(normalisation.batch_norm_inference(*nodes, **attrs))
-    y, batch_mean, batch_variance = wrap(normalisation.batch_norm(*nodes, **attrs))
+    y, batch_mean, batch_variance = wrap(normalisation.batch_norm.outputs(*nodes, **attrs))
     return y, batch_mean, batch_variance
 
 
@@ -106,7 +106,7 @@ def batch_norm_over_ranks(
     nodes = _with_parameters(x, scale, shift)
     where = "batch_norm_over_ranks"
     y, mean, variance, count = wrap(
-        sync_batch_norm.batch_norm_over_ranks(
+        sync_batch_norm.batch_norm_over_ranks.outputs(
             *nodes,
             axis=normalise_axis(axis, len(nodes[0].shape), location(where)),
             eps=_epsilon(eps, where),
@@ -131,7 +131,7 @@ def layer_norm(
     node, *parameters = _with_parameters(x, scale, shift)
     axes = normalise_axes(axis, len(node.shape), location("layer_norm"))
     number = _epsilon(eps, "layer_norm")
-    return Expr(normalisation.layer_norm(node, *parameters, axis=axes, eps=number)[0])
+    return Expr(normalisation.layer_norm.outputs(node, *parameters, axis=axes, eps=number)[0])
 
 
 def group_norm(x: Any, groups: int, scale: Any, shift: Any, eps: float = 1e-5) -> Expr:
@@ -149,7 +149,7 @@ def group_norm(x: Any, groups: int, scale: Any, shift: Any, eps: float = 1e-5) -
     nodes = _with_parameters(x, scale, shift)
     count = as_count(groups, "groups", "group_norm")
     number = _epsilon(eps, "group_norm")
-    return Expr(normalisation.group_norm(*nodes, groups=count, eps=number)[0])
+    return Expr(normalisation.group_norm.outputs(*nodes, groups=count, eps=number)[0])
 
 
 def instance_norm(x: Any, scale: Any = None, shift: Any = None, eps: float = 1e-5) -> Expr:

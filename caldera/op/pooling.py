@@ -75,19 +75,17 @@ def _laid(
 
 def _max(x: Node, windows: _Windows, *axes: int) -> Node:
     size, stride, padding, dilation = windows.along(*axes)
-    node: Node = pooling.max_pool2d(
+    return pooling.max_pool2d.outputs(
         x, size=size, stride=stride, padding=padding, dilation=dilation
     )[0]
-    return node
 
 
 def _average(count_padding: bool) -> Any:
     def average(x: Node, windows: _Windows, *axes: int) -> Node:
         size, stride, padding, _ = windows.along(*axes)
-        node: Node = pooling.avg_pool2d(
+        return pooling.avg_pool2d(
             x, size=size, stride=stride, padding=padding, count_padding=count_padding
         )
-        return node
 
     return average
 

@@ -46,8 +46,7 @@ def random_state() -> Variable:
         if streams.state is None:
             start = _bits(streams.seed, 0)
             streams.state = var("random state", (2,), fill=start, dtype=int64)
-        found: Variable = streams.state
-        return found
+        return streams.state
 
 
 def _bits(seed_: int, step: int) -> np.ndarray:
@@ -95,13 +94,12 @@ def next_step() -> None:
 def _draw(
     make: Op, name: str, shape: Any, dtype: Any, state: Any, offset: Any, stream: int | None
 ) -> Node:
-    node: Node = make(
+    return make(
         *_source(state, offset),
         shape=as_shape(shape, location(name)),
         dtype=canonical(dtype),
         stream=_number(stream),
     )
-    return node
 
 
 def _source(state: Any, offset: Any) -> tuple[Node, Node]:

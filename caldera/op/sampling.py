@@ -49,7 +49,7 @@ def permutation(
         length = node.shape[which]
     # 53 random digits: ties, which would keep their order, do not occur.
     draws = random_uniform((length,), dtype="float64", state=state, offset=offset, stream=stream)
-    order = sort(draws.node, axis=0, descending=False)[1]
+    order = sort.outputs(draws.node, axis=0, descending=False)[1]
     return Expr(order if node is None else gather(node, order, axis=which))
 
 
@@ -97,7 +97,7 @@ def multinomial(
     draws = random_uniform((*batch, length), dtype=float64, **how).node
     exponential = neg(log1p(neg(draws)))
     keys = sub(log(cast(node, float64)), log(exponential))
-    return Expr(top_k(keys, k=count, axis=len(batch))[1])
+    return Expr(top_k.outputs(keys, k=count, axis=len(batch))[1])
 
 
 def _last_positive(probabilities: Node) -> Node:
@@ -105,5 +105,4 @@ def _last_positive(probabilities: Node) -> Node:
     axis = len(probabilities.shape) - 1
     places = iota(shape=probabilities.shape, axis=axis, dtype=int64)
     positive = greater(probabilities, constant(0, probabilities.dtype))
-    node: Node = max_(where(positive, places, constant(0, int64)), axis=(axis,), keepdims=True)
-    return node
+    return max_(where(positive, places, constant(0, int64)), axis=(axis,), keepdims=True)

@@ -29,8 +29,7 @@ def _counted(indices: Node, length: int) -> Node:
     whole = cast(indexing.as_signed(indices), int64)
     below = elementwise.less(whole, constant(0, int64))
     ahead = elementwise.add(whole, constant(length, int64))
-    node: Node = elementwise.where(below, ahead, whole)
-    return node
+    return elementwise.where(below, ahead, whole)
 
 
 def _last_of_equal(ordered: Node, axis: int) -> Node:
@@ -88,7 +87,7 @@ def put_along_axis(x: Any, indices: Any, updates: Any, axis: int) -> Expr:
     _, places, which = aligned(node, lift(indices), axis, "put_along_axis")
     given = stretched(given, places.shape, "put_along_axis")
     flat = _counted(places, node.shape[which])
-    ordered, order = indexing.sort(flat, axis=which, descending=False)
+    ordered, order = indexing.sort.outputs(flat, axis=which, descending=False)
     wins = _last_of_equal(ordered, which)
     chosen = indexing.take_along_axis(given, order, axis=which)
     chosen = elementwise.where(wins, chosen, constant(0, chosen.dtype))
@@ -121,7 +120,7 @@ def _first_true(truths: Node, size: int) -> tuple[Node, Node]:
     Behind the last true one stand positions that are not true.
     """
     length = truths.shape[0]
-    order = indexing.sort(cast(truths, int64), axis=0, descending=True)[1]
+    order = indexing.sort.outputs(cast(truths, int64), axis=0, descending=True)[1]
     if size <= length:
         found = narrow(order, 0, 0, size)
     else:
@@ -170,7 +169,7 @@ def unique(x: Any, size: int, fill: float = 0) -> tuple[Expr, Expr, Expr, Expr]:
     places = as_count(size, "size", "unique", least=0)
     length = node.spec.size
     flat = reshape(node, (length,))
-    ordered, order = indexing.sort(flat, axis=0, descending=False)
+    ordered, order = indexing.sort.outputs(flat, axis=0, descending=False)
     last = _last_of_equal(ordered, 0)
     found, count = _first_true(last, places)
     valid = elementwise.less(iota(shape=(places,), axis=0, dtype=int64), count)
@@ -262,5 +261,4 @@ def _comes_before(found: Node, wanted: Node, equal_too: bool) -> Node:
     nan = elementwise.isnan(wanted)
     if not equal_too:
         nan = elementwise.logical_and(nan, elementwise.logical_not(elementwise.isnan(found)))
-    node: Node = elementwise.logical_or(compare(found, wanted), nan)
-    return node
+    return elementwise.logical_or(compare(found, wanted), nan)

@@ -101,7 +101,7 @@ def _quantiles(
             place(name, node), expected="at least one element along the reduced axes", got="none"
         )
     rows = reshape(transpose(node, (*kept, *axes)), (*(node.shape[i] for i in kept), count))
-    ordered = indexing.sort(rows, axis=len(kept), descending=False)[0]
+    ordered = indexing.sort.outputs(rows, axis=len(kept), descending=False)[0]
     # NaN are sorted to the end.
     last = _at(ordered, count - 1)
     nan = elementwise.isnan(last)
@@ -132,5 +132,4 @@ def _between(ordered: Node, position: float, method: str) -> Node:
     # The difference of equal infinities is nan.
     flat = elementwise.equal(below, above)
     step = elementwise.where(flat, constant(0, below.dtype), elementwise.sub(above, below))
-    node: Node = elementwise.add(below, elementwise.mul(step, share))
-    return node
+    return elementwise.add(below, elementwise.mul(step, share))

@@ -86,8 +86,7 @@ def _ranks(values: np.ndarray) -> np.ndarray:
     """Places from 0 to 1; equal values have equal ones."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
-    middle: np.ndarray = (ends - (counts + 1) / 2)[inverse] / max(len(values) - 1, 1)
-    return middle
+    return (ends - (counts + 1) / 2)[inverse] / max(len(values) - 1, 1)
 
 
 def _drops(columns: np.ndarray, ranks: np.ndarray) -> np.ndarray:

@@ -142,8 +142,7 @@ class Record:
 
     def notes(self) -> dict[str, Any]:
         """All that was written down about the whole study."""
-        found: dict[str, Any] = decoded(self._storage.get_study_user_attrs(self._study))
-        return found
+        return decoded(self._storage.get_study_user_attrs(self._study))
 
     # --- conditions of trials, each once: trials of the same network have mostly the same
 

@@ -204,8 +204,7 @@ def _ways(
 
 
 def _method(given: Any) -> Method:
-    made: Method = methods.make(given)
-    return made
+    return methods.make(given)
 
 
 @contextmanager

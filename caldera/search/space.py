@@ -138,8 +138,7 @@ class Space:
                 raise ConfigError.build(
                     f"space {path}", expected=f"a value of {dimension!r}", got=repr(point[path])
                 )
-            kept: Stored = point[path]
-            return kept
+            return point[path]
 
         used, parameters = self.walk(pick)
         unknown = [path for path in point if path not in used]
@@ -174,8 +173,7 @@ class Space:
                 return dimension.stored(random.random())
             if path == forced or random.random() < chance:
                 return dimension.near(point[path], random, width)
-            kept: Stored = point[path]
-            return kept
+            return point[path]
 
         return self.walk(pick)[0]
 

@@ -152,8 +152,7 @@ class Study:
     @property
     def test(self) -> dict[str, float] | None:
         """What the best model reached on the test samples; None before the end of the search."""
-        found: dict[str, float] | None = self.record.notes().get("test")
-        return found
+        return self.record.notes().get("test")
 
     @property
     def facts(self) -> dict[str, Any]:

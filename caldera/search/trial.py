@@ -37,8 +37,7 @@ class Task:
 
     def to_plain(self) -> dict[str, Any]:
         """As what JSON can hold."""
-        plain: dict[str, Any] = encoded(vars(self))
-        return plain
+        return encoded(vars(self))
 
     @classmethod
     def from_plain(cls, given: Mapping[str, Any]) -> Task:
@@ -73,8 +72,7 @@ class Outcome:
 
     def to_plain(self) -> dict[str, Any]:
         """As what JSON can hold."""
-        plain: dict[str, Any] = encoded(vars(self))
-        return plain
+        return encoded(vars(self))
 
     @classmethod
     def from_plain(cls, given: Mapping[str, Any]) -> Outcome:

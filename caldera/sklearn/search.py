@@ -181,8 +181,7 @@ class CalderaSearchCV(BaseSearchCV):
     @staticmethod
     def _select_best_index(refit: Any, refit_metric: str, results: Mapping[str, Any]) -> int:
         if callable(refit) or "n_resources" not in results:
-            found: int = BaseSearchCV._select_best_index(refit, refit_metric, results)
-            return found
+            return BaseSearchCV._select_best_index(refit, refit_metric, results)
         # What was fitted with less than others is not compared with them.
         amounts = np.asarray(results["n_resources"])
         ranks = np.asarray(results[f"rank_test_{refit_metric}"], dtype=float)

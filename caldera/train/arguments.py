@@ -46,8 +46,7 @@ def plain_number(value: Any, name: str, least: float, where: str = "fit") -> flo
     if not is_number or not value >= least:
         limit = "" if least == -math.inf else f" of at least {least:g}"
         raise ConfigError.build(where, expected=f"{name}= a number{limit}", got=repr(value))
-    found: float = value
-    return found
+    return value
 
 
 def truth(value: Any, name: str, where: str = "fit") -> bool:

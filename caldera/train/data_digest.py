@@ -47,8 +47,7 @@ def _rows(data: Pipeline) -> Iterable[np.ndarray]:
     if stored is not None:
         wanted = max(ROWS, BYTES // max(sum(each[:1].nbytes for each in stored.arrays), 1))
     numbers = np.unique(np.linspace(0, count - 1, min(count, wanted)).astype(np.int64))
-    found: Iterable[np.ndarray] = source.raw_batch(numbers)  # type: ignore[union-attr]
-    return found
+    return source.raw_batch(numbers)  # type: ignore[union-attr]
 
 
 def _digest(arrays: Iterable[np.ndarray]) -> str:

@@ -176,8 +176,7 @@ def _smooth(losses: list[float], width: float) -> list[float]:
     """Each loss as the mean of those around it, the nearer the more; `width` is in steps."""
     places = np.arange(len(losses))
     weights = np.exp(-0.5 * ((places[:, None] - places) / width) ** 2)
-    smoothed: list[float] = (weights @ np.array(losses) / weights.sum(axis=1)).tolist()
-    return smoothed
+    return (weights @ np.array(losses) / weights.sum(axis=1)).tolist()
 
 
 def _suggestion(rates: list[float], smoothed: list[float]) -> float:

@@ -91,8 +91,7 @@ class AddedMetric(MeanMetric):
 
     def per_sample(self, prediction: Any, target: Any) -> Expr:
         """What is given is what was added."""
-        result: Expr = prediction
-        return result
+        return prediction
 
 
 @dataclass(frozen=True)

@@ -282,5 +282,4 @@ def default_strategy() -> Strategy:
     everyone = world()
     if everyone.size == 1:
         return SingleProcessStrategy()
-    made: Strategy = provided("default strategy")(communicator=everyone)
-    return made
+    return provided("default strategy")(communicator=everyone)

@@ -20,8 +20,7 @@ class Linear(Operator):
 
     def forward(self, *inputs: Array) -> Array:
         x, w, b = inputs
-        found: Array = x @ w + b
-        return found
+        return x @ w + b
 
     def backward(self, gradient: Array, *inputs: Array) -> Sequence[Array]:
         x, w, _ = inputs
@@ -42,8 +41,7 @@ class Softmax(Operator):
     def forward(self, *inputs: Array) -> Array:
         (x,) = inputs
         powers = np.exp(x - x.max(-1, keepdims=True))
-        found: Array = powers / powers.sum(-1, keepdims=True)
-        return found
+        return powers / powers.sum(-1, keepdims=True)
 
     def backward(self, gradient: Array, *inputs: Array) -> Sequence[Array]:
         y = self.forward(*inputs)
@@ -70,8 +68,7 @@ class SGD(Optimizer):
     def update(self, number: int, weight: Array, gradient: Array, step: int) -> Array:
         velocity = self.momentum * self._velocity.get(number, np.zeros_like(weight)) + gradient
         self._velocity[number] = velocity
-        found: Array = weight - self.rate * velocity
-        return found
+        return weight - self.rate * velocity
 
 
 class Adam(Optimizer):
@@ -93,8 +90,7 @@ class Adam(Optimizer):
         s = second * s + (1 - second) * gradient**2
         self._moments[number] = m, s
         mean, square = m / (1 - first**step), s / (1 - second**step)
-        found: Array = weight - self.rate * mean / (np.sqrt(square) + self.epsilon)
-        return found
+        return weight - self.rate * mean / (np.sqrt(square) + self.epsilon)
 
 
 # --- samplers
@@ -165,5 +161,4 @@ class Quantized(Compression):
 
     def decode(self, message: Array, count: int) -> Array:
         norm = float(message[:4].copy().view(np.float32)[0])
-        found: Array = message[4:].astype(np.float64) * (norm / self.levels)
-        return found
+        return message[4:].astype(np.float64) * (norm / self.levels)

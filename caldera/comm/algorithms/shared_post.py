@@ -95,8 +95,7 @@ class SharedPost:
 
     def _at(self, rank: int, begin: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         end = begin + prod(shape) * dtype.itemsize
-        found: np.ndarray = self._memory.arrays[0][rank, begin:end].view(dtype).reshape(shape)
-        return found
+        return self._memory.arrays[0][rank, begin:end].view(dtype).reshape(shape)
 
 
 def _address(array: np.ndarray) -> int:

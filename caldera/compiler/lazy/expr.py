@@ -499,8 +499,7 @@ def _weak_number(value: Any) -> bool | int | float | complex | None:
         return value
     if not isinstance(value, list | tuple):
         return None
-    number: bool | int | float | complex = array_of(value, "operand").dtype.type(0).item()
-    return number
+    return array_of(value, "operand").dtype.type(0).item()
 
 
 def wrap(nodes: Sequence[Node]) -> tuple[Expr, ...]:

@@ -45,13 +45,11 @@ Part = None | slice | At
 def array_node(array: np.ndarray) -> Node:
     """A node that holds an array; a number is a constant."""
     if array.ndim == 0:
-        number: Node = constant(array.item(), canonical(array.dtype))
-        return number
+        return constant(array.item(), canonical(array.dtype))
     # On the host, and copied by a plan of another device: to ask for the default one would load
     # the libraries of a card where everything else is on the CPU.
     held = Tensor.from_numpy(array, device="cpu")
-    node: Node = array_leaf(symbol=Symbol("", Spec(held.shape, held.dtype), "array", held))
-    return node
+    return array_leaf(symbol=Symbol("", Spec(held.shape, held.dtype), "array", held))
 
 
 class Index:

@@ -126,7 +126,7 @@ def _set_computed(rows: Node, places: Node, values: Node) -> Node:
         # Truth values cannot be added.
         return cast(_set_computed(cast(rows, int8), places, cast(values, int8)), bool_)
     count = places.shape[0]
-    ordered, order = sort(places, axis=0, descending=False)
+    ordered, order = sort.outputs(places, axis=0, descending=False)
     is_other = e.not_equal(narrow(ordered, 0, 1, count - 1), narrow(ordered, 0, 0, count - 1))
     is_last = cast(concat((is_other, full((1,), True, bool_)), axis=0), int64)
     is_last = scatter_add(full((count,), 0, int64), order, is_last, axis=0)

@@ -44,8 +44,7 @@ class Variable(Expr):
     @property
     def tensor(self) -> Tensor:
         """Where its value lives; runs write to it."""
-        held: Tensor = self.symbol.value
-        return held
+        return self.symbol.value
 
     def numpy(self) -> np.ndarray:
         """A copy of the value (unlike `tensor.numpy()`, it does not change under you)."""

@@ -110,8 +110,7 @@ def _reciprocal(x: Parts) -> Parts:
 
 
 def _abs(x: Parts) -> Node:
-    node: Node = hypot(*x)
-    return node
+    return hypot(*x)
 
 
 def _sign(x: Parts) -> Parts:
@@ -178,8 +177,7 @@ def _log_abs(x: Parts) -> Node:
     beyond = add(mul(sub(longer, one), add(longer, one)), square(shorter))
     near = logical_and(greater(longer, half), less(longer, scalar(2, longer)))
     far = log(_abs(x))
-    node: Node = where(near, mul(half, log1p(where(near, beyond, scalar(0, beyond)))), far)
-    return node
+    return where(near, mul(half, log1p(where(near, beyond, scalar(0, beyond)))), far)
 
 
 def _log1p(x: Parts) -> Parts:
@@ -298,29 +296,24 @@ def _conj(x: Parts) -> Parts:
 
 
 def _equal(x: Parts, y: Parts) -> Node:
-    node: Node = logical_and(equal(x[0], y[0]), equal(x[1], y[1]))
-    return node
+    return logical_and(equal(x[0], y[0]), equal(x[1], y[1]))
 
 
 def _not_equal(x: Parts, y: Parts) -> Node:
-    node: Node = logical_or(not_equal(x[0], y[0]), not_equal(x[1], y[1]))
-    return node
+    return logical_or(not_equal(x[0], y[0]), not_equal(x[1], y[1]))
 
 
 def _isfinite(x: Parts) -> Node:
-    node: Node = logical_and(isfinite(x[0]), isfinite(x[1]))
-    return node
+    return logical_and(isfinite(x[0]), isfinite(x[1]))
 
 
 def _isnan(x: Parts) -> Node:
-    node: Node = logical_or(isnan(x[0]), isnan(x[1]))
-    return node
+    return logical_or(isnan(x[0]), isnan(x[1]))
 
 
 def nonzero(x: Parts) -> Node:
     """Whether it is not 0."""
-    node: Node = logical_or(*[not_equal(part, scalar(0, part)) for part in x])
-    return node
+    return logical_or(*[not_equal(part, scalar(0, part)) for part in x])
 
 
 def joined(real: Node, imag: Node) -> Parts:

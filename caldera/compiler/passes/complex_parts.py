@@ -172,8 +172,7 @@ class _Splitter:
     def _view_as_real(self, node: Node) -> Value:
         given = node.inputs[0]
         known = self.pairs.get(given)
-        pairs: Node = view_as_real(self._in_memory(given)) if known is None else known
-        return pairs
+        return view_as_real(self._in_memory(given)) if known is None else known
 
     def _view_as_complex(self, node: Node) -> Value:
         self.pairs[node] = self._real(node.inputs[0])
@@ -183,8 +182,7 @@ class _Splitter:
         (a, b), (c, d) = (self._parts(given) for given in node.inputs)
 
         def product(x: Node, y: Node) -> Node:
-            made: Node = matmul(x, y, **node.attrs)
-            return made
+            return matmul(x, y, **node.attrs)
 
         if is_real((c, d)):
             return product(a, c), product(b, c)

@@ -30,8 +30,7 @@ def uniform(node: Node) -> Number | None:
     """The number that `node` holds in every element, if it is such a constant."""
     while node.op.name == "broadcast_to":
         node = node.inputs[0]
-    value: Number | None = node.attrs["value"] if node.op.name == "constant" else None
-    return value
+    return node.attrs["value"] if node.op.name == "constant" else None
 
 
 def is_positive_test(node: Node, value: Node) -> bool:

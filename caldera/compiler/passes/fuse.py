@@ -23,7 +23,6 @@ from collections.abc import Iterator, Sequence
 from caldera.compiler.passes.constants import uniform
 from caldera.core.graph.body import Body, users_of
 from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import as_tuple
 from caldera.core.graph.ops.base import complex_
 from caldera.core.graph.ops.collective import Number, turn
 from caldera.core.graph.ops.control import fused
@@ -176,8 +175,8 @@ class _Fuser:
             for node in members
             if node in roots or any(user not in members for user in self.users[node])
         ]
-        results = fused(*[new[node] for node in outside], body=Body(list(outside), outputs))
-        new.update(zip(outputs, as_tuple(results), strict=True))
+        results = fused.outputs(*[new[node] for node in outside], body=Body(list(outside), outputs))
+        new.update(zip(outputs, results, strict=True))
 
     def _groups_in_order(self) -> list[_Group]:
         """Groups such that each comes after all it reads."""

@@ -16,7 +16,7 @@ from caldera.compiler.passes.dependency_order import dependency_order
 from caldera.compiler.passes.norm_epilogue import is_spread
 from caldera.core.graph.body import users_of
 from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import ITEM, Nodes, as_tuple, item
+from caldera.core.graph.opdef import ITEM, Nodes, item
 from caldera.core.graph.ops.elementwise import add, where
 from caldera.core.graph.ops.epilogue import (
     batch_norm_grad_elementwise,
@@ -178,7 +178,7 @@ def _rebuilt(program: Program, forward: dict[Node, Node], gradients: list[_Gradi
             "eps": match.norm.attrs["eps"],
         }
         inputs = [new[given][0] for given in match.needs]
-        return as_tuple(conv2d_input_norm_reduce(*inputs, **attrs))
+        return conv2d_input_norm_reduce.outputs(*inputs, **attrs)
 
     def convert(node: Node) -> Nodes:
         if node.op is ITEM:
@@ -187,12 +187,10 @@ def _rebuilt(program: Program, forward: dict[Node, Node], gradients: list[_Gradi
             return sums_of(by_value[node])[:1]
         inputs = [new[given][0] for given in node.inputs]
         if node in convolved:
-            return as_tuple(conv2d_moments(*inputs, **node.attrs))[:1]
+            return conv2d_moments.outputs(*inputs, **node.attrs)[:1]
         if node in forward:
-            statistics = as_tuple(
-                conv2d_moments(
-                    *[new[given][0] for given in forward[node].inputs], **forward[node].attrs
-                )
+            statistics = conv2d_moments.outputs(
+                *[new[given][0] for given in forward[node].inputs], **forward[node].attrs
             )[1:]
             x, scale, shift, *more = inputs
             y = GIVEN[node.op](x, scale, shift, *statistics, *more, **node.attrs)

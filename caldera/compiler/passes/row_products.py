@@ -50,13 +50,11 @@ def _product(node: Node) -> Node | None:
         return None
     table, indices = found
     if not node.attrs["ta"]:
-        small: Node = matmul(table, right, **node.attrs)
-        taken: Node = gather(small, indices, axis=0)
-        return taken
+        small = matmul(table, right, **node.attrs)
+        return gather(small, indices, axis=0)
     if node.attrs["tb"]:
         return None
-    result: Node = matmul(table, _added_up(table, indices, right), **node.attrs)
-    return result
+    return matmul(table, _added_up(table, indices, right), **node.attrs)
 
 
 def _bias(node: Node) -> Node | None:
@@ -67,8 +65,7 @@ def _bias(node: Node) -> Node | None:
             row = _as_row(bias, node.shape[-1])
             if found is not None and row is not None:
                 table, indices = found
-                taken: Node = gather(add(table, row), indices, axis=0)
-                return taken
+                return gather(add(table, row), indices, axis=0)
     return None
 
 
@@ -101,15 +98,14 @@ def _gradient_of_table(node: Node) -> Node | None:
     left, right = updates.inputs
     if right.shape[:-2] or not _is_worth_it(start, indices):
         return None
-    product: Node = matmul(_added_up(start, indices, left), right, **updates.attrs)
+    product = matmul(_added_up(start, indices, left), right, **updates.attrs)
     return product if uniform(start) == 0 else add(start, product)
 
 
 def _added_up(table: Node, indices: Node, rows: Node) -> Node:
     """For each row of the table, the sum of the rows at the places that name it."""
     nothing = full((table.shape[0], rows.shape[-1]), 0, rows.dtype)
-    total: Node = scatter_add(nothing, indices, rows, axis=0)
-    return total
+    return scatter_add(nothing, indices, rows, axis=0)
 
 
 def _rows(node: Node) -> tuple[Node, Node] | None:

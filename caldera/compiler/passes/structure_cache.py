@@ -47,8 +47,7 @@ def _stand_in(role: str, spec: Spec, place: int) -> Symbol:
 @lru_cache(REMEMBERED)
 def _stand_in_array(spec: Spec, bits: bytes) -> Node:
     values = np.frombuffer(bits, spec.dtype).reshape(spec.shape)
-    node: Node = array_leaf(symbol=Symbol("array", spec, "array", _Constant(values)))
-    return node
+    return array_leaf(symbol=Symbol("array", spec, "array", _Constant(values)))
 
 
 class StructureCache:

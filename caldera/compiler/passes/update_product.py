@@ -57,8 +57,7 @@ def _accumulated(weight: Node, update: Update) -> Node | None:
         # A step that is refused adds nothing, whatever its gradient is: alpha = 0 says so.
         alpha = where(update.condition, alpha, constant(0.0, alpha.dtype))
         beta = where(update.condition, beta, constant(1.0, beta.dtype))
-    node: Node = matmul_accumulate(weight, a, b, alpha, beta, **update.gradient.attrs)
-    return node
+    return matmul_accumulate(weight, a, b, alpha, beta, **update.gradient.attrs)
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,7 @@ class _Terms:
 def _times(a: Node | None, number: Node) -> Node | None:
     if a is None:
         return None
-    node: Node = number if a.attrs.get("value") == 1 else mul(a, number)
-    return node
+    return number if a.attrs.get("value") == 1 else mul(a, number)
 
 
 def _plus(a: Node | None, b: Node | None) -> Node | None:

@@ -28,9 +28,8 @@ def _added(weight: Node, update: Update) -> Node | None:
     if not is_whole or rows.spec.size >= weight.spec.size:
         # Decay changes every row, and so does a batch that names them all.
         return None
-    scaled: Node = mul(rows, update.alpha)
+    scaled = mul(rows, update.alpha)
     if update.condition is not None:
         # Nothing changes when -0.0 is added, not even the sign of nought.
         scaled = where(update.condition, scaled, constant(-0.0, rows.dtype))
-    node: Node = scatter_add(weight, indices, scaled, **update.gradient.attrs)
-    return node
+    return scatter_add(weight, indices, scaled, **update.gradient.attrs)

@@ -60,5 +60,4 @@ def is_heavy(node: Node) -> bool:
 
 def _number(node: Node) -> Number:
     """The place of a message or a turn in their order."""
-    number: Number = node.attrs["number"] if node.op is turn else node.attrs["message"].number
-    return number
+    return node.attrs["number"] if node.op is turn else node.attrs["message"].number

@@ -107,15 +107,14 @@ class CollectiveMoves:
         if target is None:
             return self.cut(all_sum(term, axis=self.axis, number=next_number()), layout)
         axis, split = target
-        node: Node = sum_scatter(
+        return sum_scatter(
             term, axis=self.axis, dim=axis, sizes=split.sizes, rank=self.rank, number=next_number()
         )
-        return node
 
     def _gathered(self, part: Node, layout: Layout) -> Node:
         """All of what ranks have along one axis: each may have several blocks."""
         axis, split = _only_split(layout)
-        node: Node = all_gather(
+        node = all_gather(
             part, axis=self.axis, dim=axis, sizes=split.sizes, rank=self.rank, number=next_number()
         )
         if _is_straight(split):

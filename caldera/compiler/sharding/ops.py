@@ -51,8 +51,7 @@ def _(g: Node, y: Node, x: Node, *, layout: Layout | None) -> Nodes:
 
 def place(x: Node, layout: Layout | None) -> Node:
     """The same value, in this layout; None says that ranks have it, wherever that is best."""
-    node: Node = _place(x, layout=layout)
-    return node
+    return _place(x, layout=layout)
 
 
 @op("redistribute", kind="distributed")

@@ -323,7 +323,7 @@ class Propagation:
             "whole",
             tuple(replicated(given.shape, where) for given in node.inputs),
             tuple(Placement(replicated(spec.shape, where)) for spec in node.outputs),
-            lambda parts: node.op(*parts, **node.attrs),
+            lambda parts: node.op.outputs(*parts, **node.attrs),
         )
 
     def _ranks_of(self, node: Node) -> tuple[int, ...]:
@@ -374,8 +374,7 @@ class Propagation:
                 self._sent(each, own, where, layout, part_of(dtype))
                 for each, own in ((real(node), real(part)), (imag(node), imag(part)))
             ]
-            made: Node = complex_(*halves)
-            return made
+            return complex_(*halves)
         if layout.shape != where.layout.shape:
             raise ConfigError.build(
                 "layout", expected=f"one of shape {where.layout.shape}", got=f"{layout.shape}"

@@ -108,8 +108,7 @@ class RankGraph(Propagation):
         value = self.value(number)
         if value.node is not None and self._collectives.is_sum(value.placement):
             return value.node
-        node: Node = mul(self.whole(number), constant(1 / self.ranks, number.dtype))
-        return node
+        return mul(self.whole(number), constant(1 / self.ranks, number.dtype))
 
     def is_whole(self, node: Node) -> bool:
         """Whether every rank has all of a value."""

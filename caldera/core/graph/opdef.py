@@ -126,15 +126,22 @@ class Op:
         """Whether there is a gradient, written or from the decomposition."""
         return self.gradient_rule is not None or self.decompose is not None
 
-    def __call__(self, *inputs: Node, **attrs: Any) -> Any:
-        """The node (for several outputs, the tuple of items) of this op on these inputs."""
+    def __call__(self, *inputs: Node, **attrs: Any) -> Node:
+        """Return the node of this op on these inputs; the op must have one output."""
+        node = self.node(*inputs, **attrs)
+        if len(node.outputs) != 1:
+            raise TypeError(f"{self!r} has {len(node.outputs)} outputs: call .outputs(...)")
+        return node
+
+    def outputs(self, *inputs: Node, **attrs: Any) -> Nodes:
+        """Return one node per output of this op on these inputs."""
         node = self.node(*inputs, **attrs)
         if len(node.outputs) == 1:
-            return node
+            return (node,)
         return tuple(item(node, index) for index in range(len(node.outputs)))
 
     def node(self, *inputs: Node, **attrs: Any) -> Node:
-        """The node itself, also where it has several outputs."""
+        """Return the node itself, which may have several outputs."""
         try:
             if self.name not in TAKES_COMPLEX:
                 _refuse_complex(inputs)
@@ -269,8 +276,7 @@ def _parameter(*, index: int, spec: Spec) -> Spec:
 @lru_cache(MOST_KNOWN)
 def parameter(index: int, spec: Spec) -> Node:
     """Argument number `index` of a body."""
-    node: Node = _parameter(index=index, spec=spec)
-    return node
+    return _parameter(index=index, spec=spec)
 
 
 def detached(node: Node) -> Node:

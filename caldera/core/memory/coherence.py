@@ -109,8 +109,7 @@ class CoherentMemory:
         host = self._host_array()
         if self._block is not None:
             return self._block.address
-        address: int = host.__array_interface__["data"][0]
-        return address
+        return host.__array_interface__["data"][0]
 
     @property
     def has_block(self) -> bool:

@@ -111,5 +111,4 @@ def address_of(array: np.ndarray[Any, np.dtype[Any]]) -> int:
     >>> address_of(numbers[1:]) - address_of(numbers)
     8
     """
-    address: int = array.__array_interface__["data"][0]
-    return address
+    return array.__array_interface__["data"][0]

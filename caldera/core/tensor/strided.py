@@ -219,8 +219,7 @@ class StridedArray:
         if self._memory.kind is not DEVICE:
             return self.host_array(write, discard)
         if self._memory.device.is_host:
-            array: Array = self.device_array(write, discard)
-            return array
+            return self.device_array(write, discard)
         return None
 
     def _staged(self) -> tuple[Array, Array]:

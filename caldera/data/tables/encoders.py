@@ -294,14 +294,12 @@ def _category(text: str) -> str:
 
 
 def _days(values: Values) -> Values:
-    days: Values = (values - np.datetime64(0, "us")) / _DAY
-    return days
+    return (values - np.datetime64(0, "us")) / _DAY
 
 
 def _phase(days: Values, length: float) -> Values:
     """Where in a cycle: from 0 to 1. Weeks begin on Mondays; day 0 was a Thursday."""
-    found: Values = ((days + (3 if length == CYCLES["week"] else 0)) / length) % 1.0
-    return found
+    return ((days + (3 if length == CYCLES["week"] else 0)) / length) % 1.0
 
 
 def _varies(days: Values, length: float) -> bool:

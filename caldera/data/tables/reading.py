@@ -150,8 +150,7 @@ def _content(path: Path, where: str) -> bytes:
     with opened(path, "rb", where) as file:
         unpack = COMPRESSED.get(path.suffix.lower())
         if unpack is None:
-            content: bytes = file.read()
-            return content
+            return file.read()
         held, parts, total = file_size(file), [], 0
         try:
             with unpack(file) as stream:

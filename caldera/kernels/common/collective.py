@@ -59,8 +59,7 @@ class PendingMessage:
 def communicator_of(call: Call) -> Communicator:
     """Who carries a message; alone, nobody has to."""
     if call.communicator is not None:
-        carrier: Communicator = call.communicator.along(call.node.attrs["message"].axis)
-        return carrier
+        return call.communicator.along(call.node.attrs["message"].axis)
     if not hasattr(_alone, "communicator"):
         _alone.communicator = SingleProcess()
     return _alone.communicator

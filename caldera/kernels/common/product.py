@@ -44,8 +44,7 @@ class Product:
     @property
     def batch(self) -> Shape:
         """The axes before the matrices'."""
-        shape: Shape = self.out.shape[:-2]
-        return shape
+        return self.out.shape[:-2]
 
     @property
     def extent(self) -> tuple[int, int, int]:

@@ -98,8 +98,7 @@ def _as_complex(pairs: np.ndarray) -> np.ndarray | None:
     """The memory of pairs as complex numbers."""
     if pairs.strides[-1] != pairs.itemsize:
         return None
-    found: np.ndarray = pairs.view(complex_of(pairs.dtype))[..., 0]
-    return found
+    return pairs.view(complex_of(pairs.dtype))[..., 0]
 
 
 def _bind_mirror(call: Call) -> Runner | None:

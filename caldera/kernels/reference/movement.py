@@ -92,8 +92,7 @@ def _complex(real: np.ndarray, imag: np.ndarray) -> np.ndarray:
 
 @reference("view_as_real")
 def _view_as_real(x: np.ndarray) -> np.ndarray:
-    pairs: np.ndarray = as_pairs(x)
-    return pairs
+    return as_pairs(x)
 
 
 @reference("view_as_complex")

@@ -93,8 +93,7 @@ class GPT(Layer):
 
     def embedded(self, words: Expr) -> Expr:
         """What the first block is given."""
-        x: Expr = self.drop(self.positions(self.words(words)))
-        return x
+        return self.drop(self.positions(self.words(words)))
 
     def scores(self, x: Expr) -> Expr:
         """What the last block gives (N, T, width), as scores for the words that follow."""

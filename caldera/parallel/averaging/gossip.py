@@ -113,8 +113,7 @@ class Gossip(PeriodicAveraging):
                [0.5, 0.5]])
         """
         counts = self.counts(turn)
-        found: np.ndarray = counts / counts[0].sum()
-        return found
+        return counts / counts[0].sum()
 
     def exchanged(self) -> list[Expr]:
         variables = self.averaged()

@@ -52,8 +52,7 @@ def by_factors(gradient: Node, share: Share, message: Message) -> Node:
     factors = [pad(each, ((0, rows - each.shape[0]), (0, 0))) for each in gradient.inputs]
     shapes = [(rows * message.ranks, factor.shape[1]) for factor in factors]
     inputs, gradients = all_gather_flat(factors, shapes, message)
-    product: Node = matmul(inputs, gradients, **gradient.attrs)
-    return product
+    return matmul(inputs, gradients, **gradient.attrs)
 
 
 def _has_positions(gradients: Node) -> bool:

@@ -44,8 +44,7 @@ def build_strategy(way: Way, ranks: int, communicator: Communicator | None) -> S
             hint="start as many, or plan for those that are there",
         )
     given = {key: _own(value) for key, value in arguments.items()}
-    found: Strategy = made(**given, communicator=everyone)
-    return found
+    return made(**given, communicator=everyone)
 
 
 def _own(value: Any) -> Any:

@@ -85,8 +85,7 @@ class OptunaMethod(Method, ABC):
         return self._stored(dimension, found)
 
     def _stored(self, dimension: Dimension, suggested: Any) -> Stored:
-        found: Stored = dimension.at(suggested) if _has_steps(dimension) else suggested
-        return found
+        return dimension.at(suggested) if _has_steps(dimension) else suggested
 
     def _suggestions(self, point: Point) -> tuple[Point, dict[str, Any]]:
         """What Optuna would have suggested for a point, and out of which distributions."""
@@ -179,14 +178,12 @@ def _has_steps(dimension: Dimension) -> TypeGuard[Uniform]:
 
 
 def _violations(frozen: Any) -> Sequence[float]:
-    found: Sequence[float] = frozen.user_attrs.get(_CONSTRAINT, [0.0])
-    return found
+    return frozen.user_attrs.get(_CONSTRAINT, [0.0])
 
 
 def violations_if_any(frozen: Any) -> Sequence[float]:
     """The same for samplers that need no number where there is nothing to keep: it takes time."""
-    found: Sequence[float] = frozen.user_attrs.get(_CONSTRAINT, ())
-    return found
+    return frozen.user_attrs.get(_CONSTRAINT, ())
 
 
 @contextmanager

@@ -117,8 +117,7 @@ class ParzenEstimator:
         right = self._right[chosen] + (mass - part)
         unit = np.where(left < right, 1.0, -1.0) * _ndtri(np.minimum(left, right))
         unit = _clipped(unit, self._lowest[chosen], self._highest[chosen])
-        found: np.ndarray = unit * self._widths[chosen] + self._centres[chosen]
-        return found
+        return unit * self._widths[chosen] + self._centres[chosen]
 
     def log_density(self, points: np.ndarray) -> np.ndarray:
         """Of points that `draw` gave."""
@@ -155,8 +154,7 @@ class ParzenEstimator:
         turned = left > 0
         left, right = np.where(turned, -right, left), np.where(turned, -left, right)
         mass = np.maximum(_ndtr(right) - _ndtr(left), 0.0)[of_number][:, of_kernel]
-        found: np.ndarray = mass / self._mass[:, axis]
-        return found
+        return mass / self._mass[:, axis]
 
 
 def _elementwise(function: Callable[[float], float]) -> Callable[[np.ndarray], np.ndarray]:
@@ -187,8 +185,7 @@ def _table(seen: np.ndarray, choices: int) -> np.ndarray:
     kernels = len(seen) + 1
     table = np.full((kernels, choices), 1.0 / kernels)
     table[np.arange(len(seen)), seen] += 1.0
-    found: np.ndarray = table / table.sum(axis=1, keepdims=True)
-    return found
+    return table / table.sum(axis=1, keepdims=True)
 
 
 def _clipped(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:

@@ -62,8 +62,7 @@ def state_of(text: str) -> dict[str, Any]:
     >>> state_of(state_text({"best": float("inf")}))
     {'best': inf}
     """
-    found: dict[str, Any] = decoded(json.loads(text))
-    return found
+    return decoded(json.loads(text))
 
 
 def write_checkpoint(path: Path, step: int, tensors: Mapping[str, np.ndarray], text: str) -> None:
@@ -130,8 +129,7 @@ def _content(path: Path) -> dict[str, Any]:
             got="something else",
             hint="the file is damaged",
         )
-    found: dict[str, Any] = content
-    return found
+    return content
 
 
 def differences(expected: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> list[str]:

@@ -258,5 +258,4 @@ def _layers_of(model: Model) -> list[Any] | None:
     if network is None:
         return None
     # As one layer, so that layers that occur twice stay shared.
-    found: list[Any] = to_config(network)["layers"]
-    return found
+    return to_config(network)["layers"]

@@ -122,8 +122,7 @@ def _probabilities(predictions: np.ndarray, task: Task | None) -> np.ndarray:
     if (task is not None and task.kind == MULTICLASS and not task.logits) or are_distributions:
         return found
     powers = np.exp(found - found.max(axis=1, keepdims=True))
-    result: np.ndarray = powers / powers.sum(axis=1, keepdims=True)
-    return result
+    return powers / powers.sum(axis=1, keepdims=True)
 
 
 # --- mistakes

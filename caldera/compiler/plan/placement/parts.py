@@ -281,5 +281,4 @@ def _carrier(spec: Spec, name: str, device: Device) -> Symbol:
 
 
 def _leaf(symbol: Symbol) -> Node:
-    node: Node = tensor_leaf(symbol=symbol)
-    return node
+    return tensor_leaf(symbol=symbol)

@@ -78,10 +78,7 @@ class Bidiagonalisation:
         if self._owner(index) != self.comm.rank:
             return np.zeros(self.columns.shape[1] - index, self.columns.dtype)
         at, waiting = self._begin(index), self._waiting
-        found: np.ndarray = self.columns[at, index:] - (
-            self._wide[at, :waiting] @ self._tall[:waiting, index:]
-        )
-        return found
+        return self.columns[at, index:] - (self._wide[at, :waiting] @ self._tall[:waiting, index:])
 
     def _take_off(self, index: int) -> None:
         """What waits, of all rows and columns from an index on."""
@@ -136,8 +133,7 @@ class Bidiagonalisation:
         self.right[step, at:] = u
         x = factor * scale * (product - beta * following) if factor else np.zeros_like(product)
         self._wait(behind, x, u.conj())
-        found: np.ndarray = following - x
-        return found
+        return following - x
 
     def _sum(self, sums: np.ndarray) -> None:
         """Over the ranks, in place; complex numbers are pairs of real ones."""

@@ -69,8 +69,7 @@ class Cyclic:
 
 
 def _counts_before(indices: np.ndarray, length: int) -> list[int]:
-    found: list[int] = np.searchsorted(indices, np.arange(length + 1)).tolist()
-    return found
+    return np.searchsorted(indices, np.arange(length + 1)).tolist()
 
 
 @dataclass

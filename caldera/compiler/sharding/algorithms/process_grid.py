@@ -144,8 +144,7 @@ class ProcessGrid:
 
 def _grids(comm: Communicator) -> dict[tuple[int, int, int], ProcessGrid]:
     """Those of a communicator, kept with it: a grid has it in turn, and both go together."""
-    found: dict[tuple[int, int, int], ProcessGrid] = vars(comm).setdefault("_process_grids", {})
-    return found
+    return vars(comm).setdefault("_process_grids", {})
 
 
 def process_grid(comm: Communicator, rows: int, columns: int, layers: int = 1) -> ProcessGrid:

@@ -46,7 +46,7 @@ def spmd_node(
     number: int,
 ) -> Node:
     """A node of whole values as one rank runs it, from its parts of the inputs, after a token."""
-    made: Node = spmd.node(
+    return spmd.node(
         *parts,
         *tokens,
         algorithm=node.op.name,
@@ -57,7 +57,6 @@ def spmd_node(
         rank=rank,
         number=number,
     )
-    return made
 
 
 def _bind(call: Call) -> Runner:

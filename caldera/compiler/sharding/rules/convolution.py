@@ -216,8 +216,7 @@ def _forward(graph: Propagation, node: Node, spatial: Spatial) -> Way:
         shape = spatial.results.local_shape(graph.rank)
         if 0 in shape or 0 in seen.shape:
             return full(shape, 0, node.dtype)
-        made: Node = node.op(seen, parts[1], **{**node.attrs, "padding": padding})
-        return made
+        return node.op(seen, parts[1], **{**node.attrs, "padding": padding})
 
     inputs = (spatial.images, kernel)
     return _way(graph, node, spatial, inputs, Placement(spatial.results), make)
@@ -231,8 +230,7 @@ def _weight(graph: Propagation, node: Node, spatial: Spatial) -> Way:
         seen, padding = _seen(graph, parts[0], spatial)
         if 0 in seen.shape or 0 in parts[1].shape:
             return full(node.shape, 0, node.dtype)
-        made: Node = node.op(seen, parts[1], **{**node.attrs, "padding": padding})
-        return made
+        return node.op(seen, parts[1], **{**node.attrs, "padding": padding})
 
     output = Placement(replicated(node.shape, ranks), terms)
     return _way(graph, node, spatial, (spatial.images, spatial.results), output, make)
@@ -256,7 +254,7 @@ def _input(graph: Propagation, node: Node, spatial: Spatial) -> Way:
             for (begin, end), window in zip(ranges, spatial.windows, strict=True)
         ]
         attrs = {**node.attrs, "padding": ((0, 0), (0, 0)), "shape": (*shape[:2], *sizes)}
-        made: Node = node.op(part, parts[1], **attrs)
+        made = node.op(part, parts[1], **attrs)
         for axis, window, (begin, _) in zip(SPACE, spatial.windows, ranges, strict=True):
             own = _parts(spatial.images, axis)[_own(spatial.images, axis, graph.rank)]
             made = _window(made, axis, begin * window.stride - window.before, own)

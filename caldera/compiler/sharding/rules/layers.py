@@ -81,8 +81,7 @@ def _(graph: Propagation, node: Node) -> list[Way] | None:
         everywhere = [Placement(number), Placement(number), Placement(replicated((), layout.ranks))]
 
         def make(parts: Sequence[Node]) -> Nodes:
-            made: Nodes = node.op(*parts, **{**node.attrs, "mesh": "all"})
-            return made
+            return node.op.outputs(*parts, **{**node.attrs, "mesh": "all"})
 
         return [
             Way("samples of all", (layout, number, number), (Placement(layout), *everywhere), make)
@@ -140,8 +139,7 @@ def _dropped(
     if layout.split_axes in ((), (SAMPLES,)) and len(stretches) <= 1:
         skipped = stretches[0][0] * size(layout.shape[1:]) if stretches else 0
         first = add(start, constant(skipped, int64))
-        made: Node = node.op(own, state, first, **node.attrs)
-        return made
+        return node.op(own, state, first, **node.attrs)
     # The numbers of a part do not follow each other: it is cut out of all of them.
     rate = node.attrs["rate"]
     chance = constant(1 - rate, float32)

@@ -65,8 +65,7 @@ def _(graph: Propagation, node: Node) -> Lazy:
     def make(layout: CartesianLayout) -> Node:
         local = layout.local_shape(graph.rank)
         if layout.splits[axis] is None:
-            made: Node = iota(shape=local, axis=axis, dtype=dtype)
-            return made
+            return iota(shape=local, axis=axis, dtype=dtype)
         numbers = constant_array(layout.axis_indices(graph.rank, axis).astype(dtype))
         line = tuple(n if i == axis else 1 for i, n in enumerate(local))
         return broadcast_to(reshape(numbers, line), local)
@@ -85,8 +84,7 @@ def _(graph: Propagation, node: Node) -> Lazy:
         if graph.rank not in layout.ranks:
             return graph.empty(layout, node.dtype)
         if layout.is_replicated:
-            made: Node = node.op(own, first, **node.attrs)
-            return made
+            return node.op(own, first, **node.attrs)
         with graph.messaging():
             # Its kernel is the host's, as are those that send.
             return random_part(

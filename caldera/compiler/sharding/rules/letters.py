@@ -154,7 +154,7 @@ def _computing(graph: Propagation, node: Node, layouts: Sequence[Layout], share:
 
 def _maker(node: Node, make: Any, layouts: Any) -> Callable[[Sequence[Node]], Any]:
     if make is None:
-        return lambda parts: node.op(*parts, **node.attrs)
+        return lambda parts: node.op.outputs(*parts, **node.attrs)
     return lambda parts: make(parts, layouts)
 
 

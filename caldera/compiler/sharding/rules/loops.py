@@ -69,8 +69,7 @@ def _lazy(graph: Propagation, node: Node, inputs: tuple[Letters, ...], output: L
         ]
         if graph.rank not in layout.ranks:
             return graph.empty(layout, node.dtype)
-        made: Node = node.op(*parts, **node.attrs)
-        return made
+        return node.op(*parts, **node.attrs)
 
     def seconds(layout: CartesianLayout) -> float:
         return sum(
@@ -108,7 +107,7 @@ def _flat(node: Node, parts: Sequence[Node]) -> Any:
         reshape(part, ()) if given.shape != node.shape else part
         for part, given in zip(parts, node.inputs, strict=True)
     ]
-    return node.op(*numbers, **node.attrs)
+    return node.op.outputs(*numbers, **node.attrs)
 
 
 # --- over axes
@@ -163,8 +162,7 @@ def _reduce(node: Node, parts: Sequence[Node], layouts: tuple[CartesianLayout, .
             if node.attrs["keepdims"] or axis not in _axes(node)
         )
         return full(shape, _least(dtype) if name == "max" else _most(dtype), dtype)
-    made: Node = node.op(part, **node.attrs)
-    return made
+    return node.op(part, **node.attrs)
 
 
 def _least(dtype: DType) -> Any:
@@ -214,8 +212,7 @@ def _position(graph: Propagation, node: Node) -> list[Way] | Node:
         there = logical_or(there, isnan(x))
     places = iota(shape=x.shape, axis=axis, dtype=int64)
     found = where(there, places, full(x.shape, x.shape[axis], int64))
-    made: Node = min_(found, axis=(axis,), keepdims=node.attrs["keepdims"])
-    return made
+    return min_(found, axis=(axis,), keepdims=node.attrs["keepdims"])
 
 
 # --- one axis whole
@@ -308,8 +305,7 @@ def _(graph: Propagation, node: Node) -> list[Way]:
         part = place[given.split_axes.index(axis)]
         before = sum(min(e, begin) - min(b, begin) for b, e in split.intervals[part])
         until = sum(min(e, end) - min(b, end) for b, e in split.intervals[part])
-        own: Node = node.op(parts[0], **{**attrs, "begin": before, "end": until})
-        return own
+        return node.op(parts[0], **{**attrs, "begin": before, "end": until})
 
     # Backwards through memory, which takes twice as long.
     seconds = 2 * (x.spec.nbytes + node.spec.nbytes) / split.parts / graph.links.copying

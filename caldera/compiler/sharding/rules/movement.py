@@ -70,8 +70,7 @@ def _lazy(graph: Propagation, node: Node, source) -> Lazy:  # type: ignore[no-un
         part = graph.placed(x, source(layout))
         if graph.rank not in layout.ranks:
             return graph.empty(layout, node.dtype)
-        made: Node = node.op(part, **node.attrs)
-        return made
+        return node.op(part, **node.attrs)
 
     return Lazy(make, lambda layout: graph.seconds(x, source(layout)))
 

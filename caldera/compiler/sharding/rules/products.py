@@ -61,7 +61,7 @@ def _(graph: Propagation, node: Node) -> list[Way] | None:
         attrs = dict(node.attrs)
         if "shape" in attrs:
             attrs["shape"] = layouts[0].local_shape(graph.rank)
-        return node.op(*parts, **attrs)
+        return node.op.outputs(*parts, **attrs)
 
     return letter_ways(graph, node, signature, make)
 

@@ -64,8 +64,7 @@ def _check_float(x: Node) -> None:
 
 
 def _clipped(x: Node, end: float) -> Node:
-    node: Node = minimum(maximum(x, scalar(-end, x)), scalar(end, x))
-    return node
+    return minimum(maximum(x, scalar(-end, x)), scalar(end, x))
 
 
 # --- pieces that are straight on one side
@@ -76,8 +75,7 @@ def _clipped(x: Node, end: float) -> Node:
 def leaky_relu(x: Node, *, slope: float) -> Node:
     """x above 0, slope * x below."""
     _check_float(x)
-    node: Node = where(greater(x, scalar(0, x)), x, mul(x, scalar(slope, x)))
-    return node
+    return where(greater(x, scalar(0, x)), x, mul(x, scalar(slope, x)))
 
 
 @leaky_relu.gradient
@@ -88,8 +86,7 @@ def _(g: Node, y: Node, x: Node, *, slope: float) -> Nodes:
 
 def _negative_part(x: Node) -> Node:
     """x where it is not positive, else 0; unlike min(x, 0), with slope 1 at 0."""
-    node: Node = where(greater(x, scalar(0, x)), scalar(0, x), x)
-    return node
+    return where(greater(x, scalar(0, x)), scalar(0, x), x)
 
 
 @composite("elu", kind="elementwise")
@@ -98,8 +95,7 @@ def elu(x: Node, *, alpha: float) -> Node:
     """x above 0, alpha * (exp(x) - 1) below."""
     _check_float(x)
     below = mul(expm1(_negative_part(x)), scalar(alpha, x))
-    node: Node = where(greater(x, scalar(0, x)), x, below)
-    return node
+    return where(greater(x, scalar(0, x)), x, below)
 
 
 @elu.gradient
@@ -114,8 +110,7 @@ def _(g: Node, y: Node, x: Node, *, alpha: float) -> Nodes:
 def selu(x: Node) -> Node:
     """elu scaled so that activations keep mean 0 and variance 1 (Klambauer et al., 2017)."""
     _check_float(x)
-    node: Node = mul(elu(x, alpha=SELU_ALPHA), scalar(SELU_SCALE, x))
-    return node
+    return mul(elu(x, alpha=SELU_ALPHA), scalar(SELU_SCALE, x))
 
 
 @composite("softplus", kind="elementwise")
@@ -123,8 +118,7 @@ def selu(x: Node) -> Node:
 def softplus(x: Node) -> Node:
     """log(1 + exp(x)), without overflow."""
     _check_float(x)
-    node: Node = add(relu(x), log1p(exp(neg(abs_(x)))))
-    return node
+    return add(relu(x), log1p(exp(neg(abs_(x)))))
 
 
 @softplus.gradient
@@ -138,8 +132,7 @@ def _(g: Node, y: Node, x: Node) -> Nodes:
 def prelu(x: Node, slope: Node) -> Node:
     """x above 0, slope * x below, with slopes that are learned."""
     _check_float(x)
-    node: Node = where(greater(x, scalar(0, x)), x, mul(_negative_part(x), slope))
-    return node
+    return where(greater(x, scalar(0, x)), x, mul(_negative_part(x), slope))
 
 
 @composite("softsign", kind="elementwise")
@@ -147,8 +140,7 @@ def prelu(x: Node, slope: Node) -> Node:
 def softsign(x: Node) -> Node:
     """x / (1 + |x|)."""
     _check_float(x)
-    node: Node = div(_clipped(x, _LARGE), add(scalar(1, x), minimum(abs_(x), scalar(_LARGE, x))))
-    return node
+    return div(_clipped(x, _LARGE), add(scalar(1, x), minimum(abs_(x), scalar(_LARGE, x))))
 
 
 @softsign.gradient
@@ -164,21 +156,18 @@ def _(g: Node, y: Node, x: Node) -> Nodes:
 def _normal_gate(x: Node) -> Node:
     """The probability that a standard normal number is below x."""
     half = scalar(0.5, x)
-    node: Node = add(mul(erf(mul(x, scalar(math.sqrt(0.5), x))), half), half)
-    return node
+    return add(mul(erf(mul(x, scalar(math.sqrt(0.5), x))), half), half)
 
 
 def _tanh_argument(x: Node) -> Node:
     cubic = add(mul(square(x), scalar(0.044715, x)), scalar(1, x))
-    node: Node = mul(mul(x, scalar(math.sqrt(2 / math.pi), x)), cubic)
-    return node
+    return mul(mul(x, scalar(math.sqrt(2 / math.pi), x)), cubic)
 
 
 def _tanh_gate(x: Node) -> Node:
     """The same by Hendrycks and Gimpel's (2016) approximation."""
     half = scalar(0.5, x)
-    node: Node = add(mul(tanh(_tanh_argument(x)), half), half)
-    return node
+    return add(mul(tanh(_tanh_argument(x)), half), half)
 
 
 @composite("gelu", kind="elementwise")
@@ -187,8 +176,7 @@ def gelu(x: Node, *, approximate: bool) -> Node:
     """x times the probability that a standard normal number is below it."""
     _check_float(x)
     gate = _tanh_gate(x) if approximate else _normal_gate(x)
-    node: Node = mul(maximum(x, scalar(-_NORMAL_END, x)), gate)
-    return node
+    return mul(maximum(x, scalar(-_NORMAL_END, x)), gate)
 
 
 @gelu.gradient
@@ -213,8 +201,7 @@ def _(g: Node, y: Node, x: Node, *, approximate: bool) -> Nodes:
 def silu(x: Node) -> Node:
     """x * sigmoid(x), also known as swish."""
     _check_float(x)
-    node: Node = mul(maximum(x, scalar(-_SIGMOID_END, x)), sigmoid(x))
-    return node
+    return mul(maximum(x, scalar(-_SIGMOID_END, x)), sigmoid(x))
 
 
 @silu.gradient
@@ -230,8 +217,7 @@ def _(g: Node, y: Node, x: Node) -> Nodes:
 def mish(x: Node) -> Node:
     """x * tanh(softplus(x)) (Misra, 2019)."""
     _check_float(x)
-    node: Node = mul(maximum(x, scalar(-_SIGMOID_END, x)), tanh(softplus(x)))
-    return node
+    return mul(maximum(x, scalar(-_SIGMOID_END, x)), tanh(softplus(x)))
 
 
 @mish.gradient
@@ -248,8 +234,7 @@ def hard_sigmoid(x: Node) -> Node:
     """x / 6 + 1/2, kept between 0 and 1."""
     _check_float(x)
     line = add(mul(x, scalar(1 / 6, x)), scalar(0.5, x))
-    node: Node = minimum(maximum(line, scalar(0, x)), scalar(1, x))
-    return node
+    return minimum(maximum(line, scalar(0, x)), scalar(1, x))
 
 
 @hard_sigmoid.gradient
@@ -264,8 +249,7 @@ def _(g: Node, y: Node, x: Node) -> Nodes:
 def hard_swish(x: Node) -> Node:
     """x * hard_sigmoid(x)."""
     _check_float(x)
-    node: Node = mul(maximum(x, scalar(-3, x)), hard_sigmoid(x))
-    return node
+    return mul(maximum(x, scalar(-3, x)), hard_sigmoid(x))
 
 
 @hard_swish.gradient
@@ -282,8 +266,7 @@ def _(g: Node, y: Node, x: Node) -> Nodes:
 def rbf(x: Node, *, eps: float) -> Node:
     """The Gaussian radial basis function exp(-(eps x)^2)."""
     _check_float(x)
-    node: Node = exp(neg(square(mul(x, scalar(eps, x)))))
-    return node
+    return exp(neg(square(mul(x, scalar(eps, x)))))
 
 
 @rbf.gradient
@@ -301,8 +284,7 @@ def below_largest(x: Node, axis: int) -> Node:
     """x less the largest element along `axis`, and 0 where x is +inf."""
     largest = max_(x, axis=(axis,), keepdims=True)
     infinite = equal(x, scalar(math.inf, x))
-    node: Node = where(infinite, scalar(0, x), sub(x, largest))
-    return node
+    return where(infinite, scalar(0, x), sub(x, largest))
 
 
 @composite("softmax")
@@ -313,8 +295,7 @@ def softmax(x: Node, *, axis: int) -> Node:
     if x.shape[axis] == 0:
         return x
     weights = exp(below_largest(x, axis))
-    node: Node = div(weights, sum_(weights, (axis,), keepdims=True))
-    return node
+    return div(weights, sum_(weights, (axis,), keepdims=True))
 
 
 @softmax.gradient
@@ -326,8 +307,7 @@ def _(g: Node, y: Node, x: Node, *, axis: int) -> Nodes:
 @widened
 def softmax_grad(g: Node, y: Node, *, axis: int) -> Node:
     """The gradient of softmax, from that of its result `y`."""
-    node: Node = mul(y, sub(g, sum_(mul(g, y), (axis,), keepdims=True)))
-    return node
+    return mul(y, sub(g, sum_(mul(g, y), (axis,), keepdims=True)))
 
 
 @composite("log_softmax")
@@ -338,8 +318,7 @@ def log_softmax(x: Node, *, axis: int) -> Node:
     if x.shape[axis] == 0:
         return x
     below = below_largest(x, axis)
-    node: Node = sub(below, log(sum_(exp(below), (axis,), keepdims=True)))
-    return node
+    return sub(below, log(sum_(exp(below), (axis,), keepdims=True)))
 
 
 @log_softmax.gradient
@@ -351,5 +330,4 @@ def _(g: Node, y: Node, x: Node, *, axis: int) -> Nodes:
 @widened
 def log_softmax_grad(g: Node, y: Node, *, axis: int) -> Node:
     """The gradient of log_softmax, from that of its result `y`."""
-    node: Node = sub(g, mul(exp(y), sum_(g, (axis,), keepdims=True)))
-    return node
+    return sub(g, mul(exp(y), sum_(g, (axis,), keepdims=True)))

@@ -74,8 +74,7 @@ def _scores(
         scores = where(mask, scores, never) if mask.dtype == bool_ else add(scores, widen(mask))
     if causal:
         scores = where(_not_later(scores.shape), scores, never)
-    node: Node = scores
-    return node
+    return scores
 
 
 def _not_later(shape: Shape) -> Node:
@@ -83,8 +82,7 @@ def _not_later(shape: Shape) -> Node:
     queries, keys = shape[-2:]
     row = iota(shape=(queries, keys), axis=0, dtype=int64)
     column = iota(shape=(queries, keys), axis=1, dtype=int64)
-    node: Node = greater_equal(add(row, constant(keys - queries, int64)), column)
-    return node
+    return greater_equal(add(row, constant(keys - queries, int64)), column)
 
 
 @composite("scaled_dot_product_attention")
@@ -129,10 +127,10 @@ def _(
         for_y = full(result.shape, 0, result.dtype)
     how = _how(causal, scale, compute)
     if for_logarithm is None:
-        found = attention_backward(for_y, q, k, v, result, logarithm, *masks, **how)
+        found = attention_backward.outputs(for_y, q, k, v, result, logarithm, *masks, **how)
     else:
         common = sub(_common(for_y, result), for_logarithm)
-        found = attention_grad(for_y, q, k, v, common, logarithm, *masks, **how)
+        found = attention_grad.outputs(for_y, q, k, v, common, logarithm, *masks, **how)
     added = iter(found[3:])
     return *found[:3], *(None if mask.dtype == bool_ else next(added) for mask in masks)
 
@@ -144,8 +142,7 @@ def _how(causal: bool, scale: float, compute: str | None) -> dict[str, Any]:
 
 def _common(g: Node, result: Node) -> Node:
     """What the derivative of a softmax takes away from all scores of a row."""
-    node: Node = sum_(mul(widen(g), widen(result)), (len(result.shape) - 1,))
-    return node
+    return sum_(mul(widen(g), widen(result)), (len(result.shape) - 1,))
 
 
 @composite("scaled_dot_product_attention_backward")
@@ -168,8 +165,7 @@ def attention_backward(
     """
     common = _common(g, result)
     how = _how(causal, scale, compute)
-    found: Nodes = attention_grad(g, q, k, v, common, logarithm, *masks, **how)
-    return found
+    return attention_grad.outputs(g, q, k, v, common, logarithm, *masks, **how)
 
 
 @composite("scaled_dot_product_attention_backward_packed")
@@ -190,7 +186,7 @@ def attention_backward_packed(
     That is the gradient of the product of which they are views. Passes make it of the pieces.
     """
     how = _how(causal, scale, compute)
-    found = attention_backward(g, q, k, v, result, logarithm, *masks, **how)
+    found = attention_backward.outputs(g, q, k, v, result, logarithm, *masks, **how)
     return concat(tuple(heads_joined(each) for each in found[:3]), axis=2)
 
 

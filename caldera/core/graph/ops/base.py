@@ -44,8 +44,7 @@ def _(g: Node, y: Node, x: Node, *, shape: Shape) -> Nodes:
 
 def broadcast_to(x: Node, shape: Shape) -> Node:
     """`x` seen in a larger shape, as NumPy broadcasts."""
-    node: Node = x if x.shape == shape else _broadcast_to(x, shape=shape)
-    return node
+    return x if x.shape == shape else _broadcast_to(x, shape=shape)
 
 
 def full(shape: Shape, value: Number, dtype: DType) -> Node:
@@ -67,8 +66,7 @@ def _(g: Node, y: Node, x: Node, *, shape: Shape) -> Nodes:
 
 def reshape(x: Node, shape: Shape) -> Node:
     """The same elements in the same (row-major) order in another shape."""
-    node: Node = x if x.shape == shape else _reshape(x, shape=shape)
-    return node
+    return x if x.shape == shape else _reshape(x, shape=shape)
 
 
 def reduced_shape(shape: Shape, axes: Axes, keepdims: bool) -> Shape:
@@ -95,8 +93,7 @@ def _(g: Node, y: Node, x: Node, *, axis: Axes, keepdims: bool) -> Nodes:
 
 def sum_(x: Node, axis: Axes, keepdims: bool = False) -> Node:
     """The sum over `axis`."""
-    node: Node = x if not axis else _sum(x, axis=axis, keepdims=keepdims)
-    return node
+    return x if not axis else _sum(x, axis=axis, keepdims=keepdims)
 
 
 def sum_to(x: Node, shape: Shape) -> Node:
@@ -130,8 +127,7 @@ def _(g: Node, y: Node, x: Node, *, dtype: DType) -> tuple[Node | None, ...]:
 
 def cast(x: Node, dtype: DType) -> Node:
     """The same values in another dtype (to bool: whether they are not zero)."""
-    node: Node = x if x.dtype == dtype else _cast(x, dtype=dtype)
-    return node
+    return x if x.dtype == dtype else _cast(x, dtype=dtype)
 
 
 # --- complex numbers
@@ -200,19 +196,16 @@ def _(g: Node, y: Node, x: Node) -> Nodes:
 
 def real(x: Node) -> Node:
     """The real part; real numbers are their own."""
-    node: Node = _real(x) if is_complex(x.dtype) else x
-    return node
+    return _real(x) if is_complex(x.dtype) else x
 
 
 def imag(x: Node) -> Node:
     """The imaginary part; that of real numbers is 0."""
-    node: Node = _imag(x) if is_complex(x.dtype) else full(x.shape, 0, x.dtype)
-    return node
+    return _imag(x) if is_complex(x.dtype) else full(x.shape, 0, x.dtype)
 
 
 def conj(x: Node) -> Node:
     """The conjugate; real numbers are their own."""
     if not is_complex(x.dtype):
         return x
-    node: Node = x.inputs[0] if x.op is _conj else _conj(x)
-    return node
+    return x.inputs[0] if x.op is _conj else _conj(x)

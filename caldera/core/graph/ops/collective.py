@@ -157,8 +157,7 @@ def run_collective(values: Sequence[Node], message: Message) -> Node:
     """What a message brings: flat, and for "gather" a row for each rank."""
     sent = start.node(*values, message=message)
     parts = [item(sent, index) for index in range(len(sent.outputs))]
-    node: Node = item(finish.node(*parts, message=message), 0)
-    return node
+    return item(finish.node(*parts, message=message), 0)
 
 
 def all_reduce(values: Sequence[Node], message: Message) -> list[Node]:

@@ -176,14 +176,13 @@ def _is_plain_product(node: Node) -> bool:
 def _product_over_steps(a: Node, b: Node, step: Node) -> Node:
     """The sum over t of the products `step` of a[t] and b[t], as one product."""
     ta, tb = step.attrs["ta"], step.attrs["tb"]
-    node: Node = matmul(_joined(a, ta), _joined(b, not tb), **step.attrs)
-    return node
+    return matmul(_joined(a, ta), _joined(b, not tb), **step.attrs)
 
 
 def _sum_over_steps(stack: Node, step: Node) -> Node:
     """The sum over t of the sums `step` of stack[t], as one sum."""
     axes = (0, *(axis + 1 for axis in step.attrs["axis"]))
-    total: Node = step.op.node(stack, axis=axes, keepdims=False)
+    total = step.op.node(stack, axis=axes, keepdims=False)
     return reshape(total, step.shape)
 
 

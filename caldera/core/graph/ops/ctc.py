@@ -135,13 +135,11 @@ def _log_sum(parts: Nodes) -> Node:
     total = exp(sub(parts[0], largest))
     for part in parts[1:]:
         total = add(total, exp(sub(part, largest)))
-    node: Node = add(largest, log(total))
-    return node
+    return add(largest, log(total))
 
 
 def _choice(condition: Node, yes: Node) -> Node:
-    node: Node = where(condition, yes, constant(IMPOSSIBLE, float64))
-    return node
+    return where(condition, yes, constant(IMPOSSIBLE, float64))
 
 
 def _loop(step, carry: Node, sequences: Nodes, outer: Nodes, *, reverse: bool) -> Nodes:  # type: ignore[no-untyped-def]
@@ -163,8 +161,7 @@ def _loop(step, carry: Node, sequences: Nodes, outer: Nodes, *, reverse: bool) -
 
 
 def _times(frames: int) -> Node:
-    node: Node = iota(shape=(frames,), axis=0, dtype=int64)
-    return node
+    return iota(shape=(frames,), axis=0, dtype=int64)
 
 
 def _forward(emissions: Node, states: _States) -> Nodes:
@@ -222,8 +219,7 @@ def _ends(alpha: Node, states: _States) -> Node:
     """The log-likelihood, from the forward variables of the last frame."""
     last = _choice(states.is_last, narrow(alpha, 1, 2, states.count))
     total = logsumexp(last, axis=(1,), keepdims=False)
-    node: Node = where(states.is_empty, constant(0, float64), total)
-    return node
+    return where(states.is_empty, constant(0, float64), total)
 
 
 @composite("ctc_log_likelihood")

@@ -140,8 +140,7 @@ def _power_gradient(g: Node, a: Node, b: Node) -> Node | None:
     exponent = b.attrs["value"]
     if exponent == 0:
         return None
-    node: Node = mul(g, mul(b, pow_(a, scalar(exponent - 1, b))))
-    return node
+    return mul(g, mul(b, pow_(a, scalar(exponent - 1, b))))
 
 
 @floor_div.gradient

@@ -91,7 +91,7 @@ def matmul_epilogue(
     **how: str,
 ) -> Node:
     """activation(a b + bias): the bias may be left out, and the activation be None."""
-    result: Node = matmul(a, b, ta=ta, tb=tb, **how)
+    result = matmul(a, b, ta=ta, tb=tb, **how)
     if len(bias) > 1 or not all(is_bias(each, result) for each in bias):
         refuse_shape(f"at most one bias, along the last axis of {result.shape}")
     return apply_epilogue(result, bias, activation, attributes)
@@ -108,7 +108,7 @@ def conv2d_epilogue(
     **how: Any,
 ) -> Node:
     """activation(conv2d(x, w) + bias), with a bias of shape (channels, 1, 1) or none."""
-    result: Node = conv2d(x, w, **how)
+    result = conv2d(x, w, **how)
     if len(bias) > 1 or not all(is_channel_bias(each, result) for each in bias):
         refuse_shape(f"at most one bias, along the channels of {result.shape}")
     return apply_epilogue(result, bias, activation, attributes)
@@ -118,7 +118,7 @@ def conv2d_epilogue(
 def max_pool2d_epilogue(x: Node, *bias: Node, activated: bool, **how: Any) -> Nodes:
     """The largest of each window plus a bias of shape (channels, 1, 1), if there is one, after a
     relu if `activated`; and where in its window the largest stands."""
-    largest, index = max_pool2d(x, **how)
+    largest, index = max_pool2d.outputs(x, **how)
     if len(bias) > 1 or not all(is_channel_bias(each, largest) for each in bias):
         refuse_shape(f"at most one bias, along the channels of {largest.shape}")
     for each in bias:
@@ -140,15 +140,13 @@ def matmul_accumulate(
         refuse_shape(f"a matrix of shape {product.shape} to add to")
     if alpha.shape or beta.shape:
         refuse_shape("alpha and beta to be single numbers")
-    node: Node = add(_times_unless_0(c, beta), _times_unless_0(product, alpha))
-    return node
+    return add(_times_unless_0(c, beta), _times_unless_0(product, alpha))
 
 
 def _times_unless_0(matrix: Node, number: Node) -> Node:
     """matrix * number, and 0 where the number is 0, even if the matrix holds a nan."""
     nothing = full((), 0, matrix.dtype)
-    node: Node = where(equal(number, nothing), nothing, mul(matrix, number))
-    return node
+    return where(equal(number, nothing), nothing, mul(matrix, number))
 
 
 def _finished(y: Node, more: Nodes) -> Node:
@@ -156,14 +154,13 @@ def _finished(y: Node, more: Nodes) -> Node:
         refuse_shape(f"at most one image to add, like {y.spec}")
     for each in more:
         y = add(y, each)
-    node: Node = relu(y)
-    return node
+    return relu(y)
 
 
 @composite("batch_norm_relu")
 def batch_norm_relu(x: Node, scale: Node, shift: Node, *more: Node, axis: int, eps: float) -> Nodes:
     """relu(batch_norm(x) + more), with the mean and the variance; `more` may be left out."""
-    y, mean, variance = batch_norm(x, scale, shift, axis=axis, eps=eps)
+    y, mean, variance = batch_norm.outputs(x, scale, shift, axis=axis, eps=eps)
     return _finished(y, more), mean, variance
 
 
@@ -201,8 +198,7 @@ def batch_norm_relu_grad(
     """
     y = batch_norm_inference(x, scale, shift, mean, variance, axis=axis, eps=eps)
     masked = where(greater(y, constant(0, y.dtype)), g, full(g.shape, 0, g.dtype))
-    gradients: Nodes = batch_norm_grad(masked, x, scale, mean, variance, axis=axis, eps=eps)
-    return gradients
+    return batch_norm_grad.outputs(masked, x, scale, mean, variance, axis=axis, eps=eps)
 
 
 @composite("batch_norm_grad_elementwise")
@@ -227,8 +223,7 @@ def batch_norm_grad_elementwise(
     centred = sub(x, reshape(mean, column))
     common = add(reshape(for_shift, column), mul(centred, reshape(slant, column)))
     less = sub(g, mul(common, constant(share, g.dtype)))
-    node: Node = mul(less, reshape(gain, column))
-    return node
+    return mul(less, reshape(gain, column))
 
 
 def _check_wide(x: Node) -> None:
@@ -241,7 +236,7 @@ def _check_wide(x: Node) -> None:
 def conv2d_moments(x: Node, w: Node, **how: Any) -> Nodes:
     """conv2d(x, w), with the mean and the variance of each channel."""
     _check_wide(x)
-    y: Node = conv2d(x, w, **how)
+    y = conv2d(x, w, **how)
     average = mean_of(y, axis=(0, 2, 3), keepdims=True)
     variance = mean_of(square(sub(y, average)), axis=(0, 2, 3), keepdims=False)
     return y, reshape(average, variance.shape), variance
@@ -269,7 +264,7 @@ def conv2d_input_norm_reduce(
     the relu's result, which then is in `rest`; None if there is no relu.
     """
     _check_wide(g)
-    slope: Node = conv2d_input(g, w, **how)
+    slope = conv2d_input(g, w, **how)
     if len(rest) != added + (mask is not None):
         refuse_shape("something to add if it is said, and what the mask is seen from")
     if added:
@@ -279,7 +274,9 @@ def conv2d_input_norm_reduce(
         if mask == "x":
             seen = batch_norm_inference(x, scale, seen, mean, variance, axis=1, eps=eps)
         slope = where(greater(seen, constant(0, seen.dtype)), slope, full(slope.shape, 0, g.dtype))
-    _, for_scale, for_shift = batch_norm_grad(slope, x, scale, mean, variance, axis=1, eps=eps)
+    _, for_scale, for_shift = batch_norm_grad.outputs(
+        slope, x, scale, mean, variance, axis=1, eps=eps
+    )
     return slope, for_scale, for_shift
 
 
@@ -294,7 +291,7 @@ def layer_norm_rounded(
     x: Node, scale: Node, shift: Node, *, axis: Axes, eps: float, dtype: DType
 ) -> Nodes:
     """layer_norm(x) in `dtype`, with the mean and the variance."""
-    y, mean, variance = layer_norm(x, scale, shift, axis=axis, eps=eps)
+    y, mean, variance = layer_norm.outputs(x, scale, shift, axis=axis, eps=eps)
     return cast(y, dtype), mean, variance
 
 
@@ -313,7 +310,7 @@ def layer_norm_residual(
 ) -> Nodes:
     """x + more, layer_norm of that in `dtype`, and the mean and the variance."""
     total = add(x, _widened_to(more, x))
-    return total, *layer_norm_rounded(total, scale, shift, axis=axis, eps=eps, dtype=dtype)
+    return total, *layer_norm_rounded.outputs(total, scale, shift, axis=axis, eps=eps, dtype=dtype)
 
 
 @composite("layer_norm_grad_residual")
@@ -332,7 +329,9 @@ def layer_norm_grad_residual(
     """The gradients of layer_norm with respect to x, scale and shift; `more`, if it is there, is
     added to the first, which then follows in `dtype` (unless that is None), and, if `summed`, its
     sum over samples, of the shape of the scale."""
-    dx, for_scale, for_shift = layer_norm_grad(g, x, scale, mean, variance, axis=axis, eps=eps)
+    dx, for_scale, for_shift = layer_norm_grad.outputs(
+        g, x, scale, mean, variance, axis=axis, eps=eps
+    )
     for each in more:
         dx = add(dx, _widened_to(each, dx))
     found = [dx, for_scale, for_shift]

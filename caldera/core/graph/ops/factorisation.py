@@ -62,16 +62,14 @@ ABOUT_EQUAL = 0.99
 
 
 def _symmetric(x: Node) -> Node:
-    node: Node = mul(add(x, adjoint(x)), constant(0.5, x.dtype))
-    return node
+    return mul(add(x, adjoint(x)), constant(0.5, x.dtype))
 
 
 def _over_differences(x: Node, values: Node) -> Node:
     """x_ij / (values_j - values_i), and x_ij itself on the diagonal."""
     apart = sub(as_rows(values), as_columns(values))
     safe = where(_on_diagonal(x), constant(1, apart.dtype), apart)
-    node: Node = div(x, cast(safe, x.dtype))
-    return node
+    return div(x, cast(safe, x.dtype))
 
 
 @op("cholesky")
@@ -173,7 +171,7 @@ def _(g: Cotangents, y: Nodes, a: Node) -> Gradient:
 
 def _skew(x: Node) -> Node:
     """x less its (conjugate) transpose, without the diagonal: a phase is no business of it."""
-    node: Node = sub(x, adjoint(x))
+    node = sub(x, adjoint(x))
     return _off_diagonal(node) if is_complex(x.dtype) else node
 
 
@@ -222,13 +220,11 @@ def _(g: Cotangents, y: Nodes, a: Node) -> Gradient:
 
 def _on_diagonal(x: Node) -> Node:
     row, column = indices(x.shape)
-    node: Node = equal(row, column)
-    return node
+    return equal(row, column)
 
 
 def _off_diagonal(x: Node) -> Node:
-    node: Node = where(_on_diagonal(x), constant(0, x.dtype), x)
-    return node
+    return where(_on_diagonal(x), constant(0, x.dtype), x)
 
 
 def _turning(x: Node, g: Node, axis: int) -> Node:

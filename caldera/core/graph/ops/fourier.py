@@ -121,8 +121,7 @@ mirror.decompose = _mirrored
 def all_frequencies(half: Node, axis: int, n: int, others: tuple[int, ...] = ()) -> Node:
     """All n frequencies along `axis` of real signals whose first n // 2 + 1 are given; `others` are
     the axes along which they were transformed as well."""
-    node: Node = mirror(half, axis=axis, begin=1, end=(n - 1) // 2 + 1, others=others)
-    return node
+    return mirror(half, axis=axis, begin=1, end=(n - 1) // 2 + 1, others=others)
 
 
 # A frequency that is kept stands for itself and its mirror image, except 0 and n / 2, which stand
@@ -143,12 +142,11 @@ def _(g: Node, y: Node, x: Node, *, axis: int, n: int) -> Nodes:
 def _paired(n: int, axis: int, spectrum: Node, factor: float) -> Node:
     """`factor` for the frequencies with a mirror image and 1 for the others, along `axis`."""
     behind = len(spectrum.shape) - axis - 1
-    k: Node = iota(shape=(frequencies(n),) + (1,) * behind, axis=0, dtype=int64)
+    k = iota(shape=(frequencies(n),) + (1,) * behind, axis=0, dtype=int64)
     twice = mul(k, constant(2, int64))
     alone = logical_or(equal(k, constant(0, int64)), equal(twice, constant(n, int64)))
     dtype: DType = spectrum.dtype
-    node: Node = where(alone, full(k.shape, 1, dtype), full(k.shape, factor, dtype))
-    return node
+    return where(alone, full(k.shape, 1, dtype), full(k.shape, factor, dtype))
 
 
 @fft.flops

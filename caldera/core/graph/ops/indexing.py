@@ -161,5 +161,5 @@ def top_k(x: Node, *, k: int, axis: int) -> Nodes:
     _check_axis(x.spec, axis)
     if not 0 <= k <= x.shape[axis]:
         refuse_shape(f"k from 0 to {x.shape[axis]}, the length of axis {axis}", got=f"k = {k}")
-    values, indices = sort(x, axis=axis, descending=True)
+    values, indices = sort.outputs(x, axis=axis, descending=True)
     return narrow(values, axis, 0, k), narrow(indices, axis, 0, k)

@@ -50,8 +50,7 @@ def check_square(x: Spec) -> None:
 
 def product(a: Node, b: Node, *, ta: bool = False, tb: bool = False) -> Node:
     """The product of matrices, each (conjugate) transposed where that is said."""
-    node: Node = matmul(conj(a) if ta else a, conj(b) if tb else b, ta=ta, tb=tb)
-    return node
+    return matmul(conj(a) if ta else a, conj(b) if tb else b, ta=ta, tb=tb)
 
 
 def adjoint(x: Node) -> Node:
@@ -82,8 +81,7 @@ def tril(x: Node, *, offset: int) -> Node:
     """The elements on and below a diagonal, the main one moved right by `offset`; zeros above."""
     row, column = indices(x.shape)
     kept = less_equal(column, add(row, constant(offset, int64)))
-    node: Node = where(kept, x, constant(0, x.dtype))
-    return node
+    return where(kept, x, constant(0, x.dtype))
 
 
 @composite("triu")
@@ -91,8 +89,7 @@ def triu(x: Node, *, offset: int) -> Node:
     """The elements on and above a diagonal, the main one moved right by `offset`; zeros below."""
     row, column = indices(x.shape)
     kept = less_equal(add(row, constant(offset, int64)), column)
-    node: Node = where(kept, x, constant(0, x.dtype))
-    return node
+    return where(kept, x, constant(0, x.dtype))
 
 
 def _diagonal_bounds(shape: Shape, offset: int) -> tuple[tuple[int, int, int], ...]:
@@ -193,9 +190,8 @@ def _(g: Cotangents, y: Nodes, a: Node) -> Gradient:
 def determinant(a: Node) -> Node:
     """The determinant of each matrix."""
     check_square(a.spec)
-    sign, logarithm = slogdet(a)
-    node: Node = mul(sign, cast(exp(logarithm), a.dtype))
-    return node
+    sign, logarithm = slogdet.outputs(a)
+    return mul(sign, cast(exp(logarithm), a.dtype))
 
 
 # --- cost, in the usual counts (Golub and Van Loan, Matrix Computations)

@@ -66,8 +66,7 @@ def is_label(labels: Node, shape: Shape, axis: int) -> Node:
     """Where in an array of `shape`, with the classes along `axis`, each sample's own class is."""
     classes = iota(shape=shape, axis=axis, dtype=int64)
     column = (*labels.shape[:axis], 1, *labels.shape[axis:])
-    node: Node = equal(reshape(cast(labels, int64), column), classes)
-    return node
+    return equal(reshape(cast(labels, int64), column), classes)
 
 
 def _check_labels(logits: Node, labels: Node, axis: int) -> None:
@@ -96,8 +95,7 @@ def cross_entropy(logits: Node, labels: Node, *, axis: int) -> Node:
     index = cast(labels, int64)
     last = constant(logits.shape[axis] - 1, int64)
     known = logical_and(greater_equal(index, constant(0, int64)), less_equal(index, last))
-    node: Node = where(known, loss, _scalar(math.nan, loss))
-    return node
+    return where(known, loss, _scalar(math.nan, loss))
 
 
 @cross_entropy.gradient
@@ -111,8 +109,7 @@ def cross_entropy_grad(g: Node, logits: Node, labels: Node, *, axis: int) -> Nod
     """The gradient of cross_entropy with respect to the logits: g * (softmax - one_hot)."""
     own = cast(is_label(labels, logits.shape, axis), logits.dtype)
     spread = expand_reduced(g, logits.shape, (axis,))
-    node: Node = mul(spread, sub(softmax(logits, axis=axis), own))
-    return node
+    return mul(spread, sub(softmax(logits, axis=axis), own))
 
 
 # --- cross entropy with probabilities as targets
@@ -142,8 +139,7 @@ def cross_entropy_probabilities_grad(g: Node, logits: Node, targets: Node, *, ax
     """The same with respect to the logits: g * (softmax * sum(targets) - targets)."""
     spread = expand_reduced(g, logits.shape, (axis,))
     total = sum_(targets, (axis,), keepdims=True)
-    node: Node = mul(spread, sub(mul(softmax(logits, axis=axis), total), targets))
-    return node
+    return mul(spread, sub(mul(softmax(logits, axis=axis), total), targets))
 
 
 @composite("cross_entropy_epsilon")
@@ -185,8 +181,7 @@ def binary_cross_entropy(logits: Node, targets: Node) -> Node:
     positive = greater_equal(logits, zero)
     wrong = where(positive, sub(_scalar(1, targets), targets), targets)
     line = where(equal(wrong, zero), zero, mul(size, wrong))
-    node: Node = add(line, log1p(exp(neg(size))))
-    return node
+    return add(line, log1p(exp(neg(size))))
 
 
 @binary_cross_entropy.gradient
@@ -201,8 +196,7 @@ def _(g: Node, y: Node, logits: Node, targets: Node) -> Nodes:
 def squared_error(predictions: Node, targets: Node) -> Node:
     """(p - t)^2."""
     _check_elements(predictions, targets)
-    node: Node = square(sub(predictions, targets))
-    return node
+    return square(sub(predictions, targets))
 
 
 @composite("absolute_error", kind="elementwise")
@@ -210,8 +204,7 @@ def squared_error(predictions: Node, targets: Node) -> Node:
 def absolute_error(predictions: Node, targets: Node) -> Node:
     """|p - t|."""
     _check_elements(predictions, targets)
-    node: Node = abs_(sub(predictions, targets))
-    return node
+    return abs_(sub(predictions, targets))
 
 
 @composite("huber", kind="elementwise")
@@ -223,8 +216,7 @@ def huber(predictions: Node, targets: Node, *, delta: float) -> Node:
     size = abs_(difference)
     near = mul(square(difference), _scalar(0.5, size))
     far = mul(sub(size, _scalar(0.5 * delta, size)), _scalar(delta, size))
-    node: Node = where(less_equal(size, _scalar(delta, size)), near, far)
-    return node
+    return where(less_equal(size, _scalar(delta, size)), near, far)
 
 
 @huber.gradient
@@ -241,5 +233,4 @@ def _(g: Node, y: Node, predictions: Node, targets: Node, *, delta: float) -> No
 def hinge(predictions: Node, targets: Node) -> Node:
     """max(0, 1 - t p), with targets -1 and 1."""
     _check_elements(predictions, targets)
-    node: Node = relu(sub(_scalar(1, targets), mul(targets, predictions)))
-    return node
+    return relu(sub(_scalar(1, targets), mul(targets, predictions)))

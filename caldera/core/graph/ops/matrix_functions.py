@@ -50,7 +50,7 @@ def pinv(a: Node, *, rtol: float) -> Node:
     check_matrix(a.spec)
     if 0 in a.shape[-2:]:
         return adjoint(a)
-    u, s, vt = svd(a)
+    u, s, vt = svd.outputs(a)
     axis = len(s.shape) - 1
     limit = mul(max_(s, axis=(axis,), keepdims=True), scalar(rtol, s))
     counts = greater(s, limit)
@@ -121,8 +121,7 @@ def _squarings(a: Node, largest: float) -> Node:
     ratio = maximum(div(norm, scalar(largest, norm)), scalar(1, norm))
     known = logical_and(isfinite(ratio), greater(ratio, scalar(1, norm)))
     count = where(known, ceil(log2(ratio)), scalar(0, norm))
-    node: Node = minimum(count, scalar(_MOST_SQUARINGS, norm))
-    return node
+    return minimum(count, scalar(_MOST_SQUARINGS, norm))
 
 
 def _pade(a: Node, coefficients: tuple[float, ...]) -> Node:
@@ -136,5 +135,4 @@ def _pade(a: Node, coefficients: tuple[float, ...]) -> Node:
         even = add(even, mul(power, scalar(coefficients[k], a)))
         odd = add(odd, mul(power, scalar(coefficients[k + 1], a)))
     odd = product(a, odd)
-    node: Node = solve(sub(even, odd), add(even, odd))
-    return node
+    return solve(sub(even, odd), add(even, odd))

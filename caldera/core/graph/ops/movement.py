@@ -37,8 +37,7 @@ def _(g: Node, y: Node, x: Node, *, axes: Axes) -> Nodes:
 
 def transpose(x: Node, axes: Axes) -> Node:
     """The axes in another order."""
-    node: Node = x if axes == tuple(range(len(axes))) else _transpose(x, axes=axes)
-    return node
+    return x if axes == tuple(range(len(axes))) else _transpose(x, axes=axes)
 
 
 def swap_last(x: Node) -> Node:
@@ -62,8 +61,7 @@ def _(g: Node, y: Node, x: Node, *, bounds: Bounds) -> Nodes:
 def slice_(x: Node, bounds: Bounds) -> Node:
     """A regular part of `x`."""
     whole = all(bound == (0, n, 1) for bound, n in zip(bounds, x.shape, strict=True))
-    node: Node = x if whole else _slice(x, bounds=bounds)
-    return node
+    return x if whole else _slice(x, bounds=bounds)
 
 
 def narrow(x: Node, axis: int, start: int, length: int) -> Node:
@@ -107,8 +105,7 @@ def pad(x: Node, widths: Widths, value: complex = 0) -> Node:
     else:
         # As a float it would lose the digits of large integers.
         around = int(value.real) if is_integer(x.dtype) else float(value.real)
-    node: Node = _pad(x, widths=widths, value=around)
-    return node
+    return _pad(x, widths=widths, value=around)
 
 
 @op("flip", kind="movement")
@@ -123,8 +120,7 @@ def _(g: Node, y: Node, x: Node, *, axis: Axes) -> Nodes:
 
 def flip(x: Node, axis: Axes) -> Node:
     """The elements in reverse order along `axis`."""
-    node: Node = x if not axis else _flip(x, axis=axis)
-    return node
+    return x if not axis else _flip(x, axis=axis)
 
 
 @op("concat", kind="movement")
@@ -155,8 +151,7 @@ def _(g: Node, y: Node, *parts: Node, axis: int) -> Nodes:
 
 def concat(parts: Nodes, axis: int) -> Node:
     """The parts one after the other along `axis`."""
-    node: Node = parts[0] if len(parts) == 1 else _concat(*parts, axis=axis)
-    return node
+    return parts[0] if len(parts) == 1 else _concat(*parts, axis=axis)
 
 
 @op("split", kind="movement")
@@ -180,7 +175,7 @@ def _(g: tuple[Node | None, ...], y: Nodes, x: Node, *, sizes: tuple[int, ...], 
 
 def split(x: Node, sizes: tuple[int, ...], axis: int) -> Nodes:
     """`x` cut along `axis` into pieces of these sizes."""
-    return (x,) if len(sizes) == 1 else tuple(_split(x, sizes=sizes, axis=axis))
+    return (x,) if len(sizes) == 1 else _split.outputs(x, sizes=sizes, axis=axis)
 
 
 @op("arrange", kind="movement")
@@ -197,8 +192,7 @@ def _(g: Node, y: Node, x: Node, *, order: Order | None) -> Nodes:
 
 def arrange(x: Node, order: Order | None) -> Node:
     """The same value in memory whose axes have this order (None: row major). Made by a pass."""
-    node: Node = x if x.spec.order == order else _arrange(x, order=order)
-    return node
+    return x if x.spec.order == order else _arrange(x, order=order)
 
 
 @op("view_as_real", kind="movement")

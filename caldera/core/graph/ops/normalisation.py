@@ -100,7 +100,7 @@ def _gradient(
         extra = cast(reshape(extra, x.shape), x.dtype)
     if g[0] is None:
         return extra, None, None
-    dx, dscale, dshift = backward(g[0], x, scale, *y[1:], **attrs)
+    dx, dscale, dshift = backward.outputs(g[0], x, scale, *y[1:], **attrs)
     return dx if extra is None else add(dx, extra), dscale, dshift
 
 
@@ -254,8 +254,7 @@ def _window_sum(x: Node, before: int, after: int) -> Node:
 
 def _window_scale(x: Node, window: int, alpha: float, k: float) -> Node:
     squares = _window_sum(square(x), window // 2, (window - 1) // 2)
-    node: Node = add(mul(squares, _scalar(alpha / window, x)), _scalar(k, x))
-    return node
+    return add(mul(squares, _scalar(alpha / window, x)), _scalar(k, x))
 
 
 @composite("local_response_norm")
@@ -266,8 +265,7 @@ def local_response_norm(x: Node, *, window: int, alpha: float, beta: float, k: f
         refuse_dtype("a floating-point dtype", hint="cast it with op.cast(x, 'float32')")
     if len(x.shape) < 2:
         refuse_shape("x of shape (N, C, ...)")
-    node: Node = mul(x, pow_(_window_scale(x, window, alpha, k), _scalar(-beta, x)))
-    return node
+    return mul(x, pow_(_window_scale(x, window, alpha, k), _scalar(-beta, x)))
 
 
 @local_response_norm.gradient
@@ -285,5 +283,4 @@ def local_response_norm_grad(
     own = mul(g, pow_(scale, _scalar(-beta, x)))
     # The channels whose windows hold this one lie mirrored.
     met = _window_sum(div(mul(own, x), scale), (window - 1) // 2, window // 2)
-    node: Node = sub(own, mul(mul(x, _scalar(2 * alpha * beta / window, x)), met))
-    return node
+    return sub(own, mul(mul(x, _scalar(2 * alpha * beta / window, x)), met))

@@ -69,7 +69,7 @@ def matmul_any(a: Node, b: Node, ta: bool = False, tb: bool = False) -> Node:
     """
     left = reshape(a, (1, *a.shape)) if len(a.shape) == 1 else a
     right = reshape(b, (*b.shape, 1)) if len(b.shape) == 1 else b
-    result: Node = matmul(left, right, ta=ta and len(a.shape) > 1, tb=tb and len(b.shape) > 1)
+    result = matmul(left, right, ta=ta and len(a.shape) > 1, tb=tb and len(b.shape) > 1)
     shape = list(result.shape)
     if len(b.shape) == 1:
         del shape[-1]

@@ -39,15 +39,13 @@ random_normal.gradient(_independent)
 def bernoulli(state: Node, offset: Node, shape: Shape, probability: Node, stream: int) -> Node:
     """True with `probability` (float32, broadcast to `shape`), element by element."""
     draws = random_uniform(state, offset, shape=shape, dtype=float32, stream=stream)
-    node: Node = less(draws, broadcast_to(probability, shape))
-    return node
+    return less(draws, broadcast_to(probability, shape))
 
 
 def dropped(x: Node, kept: Node, rate: float) -> Node:
     """`x` where it is kept, scaled up for a fraction `rate` that is not."""
     scaled = mul(x, constant(1 / (1 - rate) if rate < 1 else 0, x.dtype))
-    node: Node = where(kept, scaled, full(x.shape, 0, x.dtype))
-    return node
+    return where(kept, scaled, full(x.shape, 0, x.dtype))
 
 
 @composite("dropout")

@@ -176,8 +176,7 @@ def _(g: Node, y: Node, x: Node, *, axis: Axes, keepdims: bool, correction: int)
 
 
 def _centred(x: Node, axis: Axes) -> Node:
-    node: Node = sub(x, mean(x, axis=axis, keepdims=True))
-    return node
+    return sub(x, mean(x, axis=axis, keepdims=True))
 
 
 def _freedom(like: Node, elements: int, correction: int) -> Node:
@@ -187,7 +186,7 @@ def _freedom(like: Node, elements: int, correction: int) -> Node:
 def _squared_size(x: Node) -> Node:
     """|x|^2, a real number."""
     if not is_complex(x.dtype):
-        node: Node = square(x)
+        node = square(x)
     else:
         node = add(square(real(x)), square(imag(x)))
     return node

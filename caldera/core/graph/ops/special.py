@@ -76,8 +76,7 @@ def hypot(a: Node, b: Node) -> Node:
     ratio = div(minimum(first, second), length_or_one(longer))
     length = mul(longer, sqrt(add(square(ratio), scalar(1, a))))
     endless = scalar(math.inf, a)
-    node: Node = where(logical_or(equal(first, endless), equal(second, endless)), endless, length)
-    return node
+    return where(logical_or(equal(first, endless), equal(second, endless)), endless, length)
 
 
 @hypot.gradient
@@ -90,8 +89,7 @@ def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
 
 def length_or_one(length: Node) -> Node:
     """A length to divide by: 1 in place of 0."""
-    node: Node = where(equal(length, scalar(0, length)), scalar(1, length), length)
-    return node
+    return where(equal(length, scalar(0, length)), scalar(1, length), length)
 
 
 @composite("logaddexp", kind="elementwise")
@@ -102,8 +100,7 @@ def logaddexp(a: Node, b: Node) -> Node:
     rest = log1p(exp(neg(abs_(sub(a, b)))))
     # The difference of equal infinities is nan.
     rest = where(equal(a, b), scalar(math.log(2), a), rest)
-    node: Node = add(maximum(a, b), rest)
-    return node
+    return add(maximum(a, b), rest)
 
 
 @logaddexp.gradient
@@ -192,8 +189,7 @@ _FAR_BOTTOM = (
 
 
 def _ratio(x: Node, top: Sequence[float], bottom: Sequence[float]) -> Node:
-    node: Node = div(_polynomial(x, top), _polynomial(x, bottom))
-    return node
+    return div(_polynomial(x, top), _polynomial(x, bottom))
 
 
 @composite("erfinv", kind="elementwise")
@@ -215,8 +211,7 @@ def erfinv(y: Node) -> Node:
     outside = where(equal(magnitude, scalar(1, y)), scalar(math.inf, y), outside)
     is_inside = less_equal(magnitude, scalar(0.85, y))
     quantile = where(is_inside, middle, mul(sign(y), outside))
-    node: Node = mul(quantile, scalar(math.sqrt(0.5), y))
-    return node
+    return mul(quantile, scalar(math.sqrt(0.5), y))
 
 
 @erfinv.gradient
@@ -263,5 +258,4 @@ def digamma(x: Node) -> Node:
     angle = mul(where(below, apart, scalar(0.25, x)), scalar(math.pi, x))
     turned = where(below, div(mul(scalar(math.pi, x), cos(angle)), sin(angle)), zero)
     value = sub(sub(value, lost), turned)
-    node: Node = where(whole, scalar(math.nan, x), value)
-    return node
+    return where(whole, scalar(math.nan, x), value)

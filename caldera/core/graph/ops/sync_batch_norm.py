@@ -33,8 +33,7 @@ def _along(vector: Node, x: Node, axis: int) -> Node:
 
 def _mean(total: Node, count: Node) -> Node:
     """A sum over all ranks divided by the count of elements (0 where there are none)."""
-    node: Node = div(total, maximum(count, constant(1.0, count.dtype)))
-    return node
+    return div(total, maximum(count, constant(1.0, count.dtype)))
 
 
 @composite("batch_norm_over_ranks")
@@ -69,7 +68,7 @@ def _(
     extra = _from_statistics(g, x, mean, count, axis, mesh)
     if g[0] is None:
         return extra, None, None
-    dx, dscale, dshift = batch_norm_over_ranks_grad(
+    dx, dscale, dshift = batch_norm_over_ranks_grad.outputs(
         g[0], x, scale, mean, variance, count, axis=axis, eps=eps, mesh=mesh, number=next_number()
     )
     return dx if extra is None else add(dx, extra), dscale, dshift

@@ -21,8 +21,7 @@ assert all((cudnn_sdpa, tensor_core, tiles))
 
 def _apart(node: Node) -> Node:
     """The node with an output for each of the three."""
-    found: Node = attention_backward.node(*node.inputs, **node.attrs)
-    return found
+    return attention_backward.node(*node.inputs, **node.attrs)
 
 
 def _bind(kernel: Kernel, call: Call) -> Runner:

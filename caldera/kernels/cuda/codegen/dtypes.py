@@ -63,5 +63,4 @@ def _floating(value: float, kind: str) -> str:
 
 
 def _bits(value: float, form: str, integer: str) -> int:
-    bits: int = struct.unpack(integer, struct.pack(form, value))[0]
-    return bits
+    return struct.unpack(integer, struct.pack(form, value))[0]

@@ -38,8 +38,7 @@ def access(array: Array, axis: int, extent: int, tile: Tile, *, along: bool) -> 
 
 def most_splits(scratch: Array, out: Array) -> int:
     """Into how many parts sums may be cut with this much workspace."""
-    most: int = scratch.nbytes // max(1, out.size * compute_dtype(out.dtype).itemsize)
-    return most
+    return scratch.nbytes // max(1, out.size * compute_dtype(out.dtype).itemsize)
 
 
 def split_k_partials(cut: Tiling, scratch: Array, out: Array) -> Array | None:

@@ -137,5 +137,4 @@ def _without(output: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
     """An output less the axes over which it was reduced."""
     if not keepdims:
         return output
-    view: Array = output[tuple(0 if axis in axes else slice(None) for axis in range(output.ndim))]
-    return view
+    return output[tuple(0 if axis in axes else slice(None) for axis in range(output.ndim))]

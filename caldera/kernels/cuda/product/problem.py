@@ -82,8 +82,7 @@ class Multiplication:
     @property
     def dtype(self) -> DType:
         """The dtype of the result."""
-        dtype: DType = self.out.dtype
-        return dtype
+        return self.out.dtype
 
     @cached_property
     def batch(self) -> tuple[Axis, ...]:

@@ -98,8 +98,7 @@ def batch_numbers(axes: Sequence[Axis]) -> BatchNumbers:
     for index, axis in enumerate(reversed(axes)):
         numbers.size[index] = axis.length
         numbers.left[index], numbers.right[index], numbers.out[index] = axis.strides
-    found: BatchNumbers = numbers
-    return found
+    return numbers
 
 
 def epilogue_arguments(product: Multiplication) -> EpilogueArguments:
@@ -114,8 +113,7 @@ def epilogue_arguments(product: Multiplication) -> EpilogueArguments:
         )
         given.start_row, given.start_column = element_strides(found.start)
     given.kept = product
-    numbers: EpilogueArguments = given
-    return numbers
+    return given
 
 
 # --- how operands are read

@@ -33,8 +33,7 @@ class CellSource:
 
     @property
     def _specs(self) -> tuple[Spec, ...]:
-        specs: tuple[Spec, ...] = self.node.attrs["body"].parameters
-        return specs
+        return self.node.attrs["body"].parameters
 
     def _held(self, number: int) -> str:
         if number < self._carries:

@@ -153,8 +153,7 @@ def _put(function: Any, handle: int, attribute: Any, value: Any) -> None:
 @lru_cache
 def handle(card: int) -> int:
     """The library's context on a card."""
-    found: int = libraries.cublas_lt().create()
-    return found
+    return libraries.cublas_lt().create()
 
 
 @lru_cache(maxsize=4096)

@@ -196,8 +196,7 @@ def _product(name: str, windows: _Windows) -> Node:
         "conv2d_weight": (((pixels, windows.results), (pixels, length)), True, False),
     }[name]
     left, right = (parameter(i, Spec(each, bfloat16)) for i, each in enumerate(shapes))
-    product: Node = matmul(left, right, ta=ta, tb=tb)
-    return product
+    return matmul(left, right, ta=ta, tb=tb)
 
 
 def _all_windows(node: Node) -> list[_Windows]:

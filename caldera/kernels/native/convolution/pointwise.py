@@ -80,8 +80,7 @@ def _product(node: Node) -> Node:
     if node.op.name == "conv2d_weight":
         matrices.reverse()
     left, right = (parameter(i, Spec(each, node.dtype)) for i, each in enumerate(matrices))
-    product: Node = matmul(left, right, ta=ta, tb=tb)
-    return product
+    return matmul(left, right, ta=ta, tb=tb)
 
 
 def _matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -116,8 +116,7 @@ def bind_staged(
 
 def _stand_in(image: np.ndarray, workspace: Workspace) -> np.ndarray:
     memory = workspace.array(image.size, compute_dtype(image.dtype))
-    stood: np.ndarray = laid_out(memory, image.shape, NHWC)
-    return stood
+    return laid_out(memory, image.shape, NHWC)
 
 
 def _image_loops(one: np.ndarray, other: np.ndarray) -> tuple[Loop, Loop, Loop]:

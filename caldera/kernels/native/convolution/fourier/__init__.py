@@ -235,8 +235,7 @@ def _dense(array: np.ndarray, is_filter: bool, layout: Layout) -> np.ndarray:
     if fits and array.dtype == layout.geometry.dtype:
         return array
     memory = np.empty(array.size, layout.geometry.dtype)
-    copy: np.ndarray = laid_out(memory, array.shape, order)
-    return copy
+    return laid_out(memory, array.shape, order)
 
 
 for _op in ("conv2d", "conv2d_input", "conv2d_weight"):
