@@ -25,7 +25,7 @@ from caldera.kernels.tuning_cache import machine_key
 
 SIDE = 640
 """Rows of the product that is timed: large enough for BLAS to reach its full speed."""
-COPIED = 96 << 20
+STREAM_BYTES = 96 << 20
 """Bytes of the copy that is timed: more than the caches hold."""
 ENOUGH_S = 0.1
 """Each of the three is timed again and again for so long, and the best counts."""
@@ -111,7 +111,7 @@ def _product_speed(dtype: DType) -> float:
 
 
 def _copy_speed() -> float:
-    source = np.ones(COPIED // 8)
+    source = np.ones(STREAM_BYTES // 8)
     target = np.empty_like(source)
 
     def copy_part(worker: int, workers: int) -> None:

@@ -31,7 +31,7 @@ CARD = Peaks(float32=3e13, float64=1e12, bfloat16=3e13, bandwidth=1e12)
 """What a card does at least, for kernels of which nobody has measured any."""
 LINK = 1e10
 """Bytes a second between a device and the host, where that may not be measured."""
-COPIED = 1 << 20
+COPIED_BYTES = 1 << 20
 """Bytes of the copy that is timed: there may not be room for more."""
 LAUNCH_S = 1e-5
 """What a copy takes besides its bytes."""
@@ -117,17 +117,17 @@ def link_bandwidth(device: Device) -> float:
         return LINK
     if device not in _links:
         try:
-            there = device.allocate(COPIED, owner="copy that is timed")
+            there = device.allocate(COPIED_BYTES, owner="copy that is timed")
         except OutOfMemoryError:
             return _links.setdefault(device, LINK)
-        here = host_view(device.allocate_host(COPIED), 0, (COPIED,), np.dtype(np.uint8))
+        here = host_view(device.allocate_host(COPIED_BYTES), 0, (COPIED_BYTES,), np.dtype(np.uint8))
 
         def there_and_back() -> None:
             device.copy_in(there, 0, here, stream)
-            device.copy_out(here, there, 0, COPIED, stream)
+            device.copy_out(here, there, 0, COPIED_BYTES, stream)
             stream.synchronize()
 
-        _links[device] = 2 * COPIED / min(_seconds(there_and_back) for _ in range(3))
+        _links[device] = 2 * COPIED_BYTES / min(_seconds(there_and_back) for _ in range(3))
     return _links[device]
 
 

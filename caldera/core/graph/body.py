@@ -42,10 +42,10 @@ def users_of(order: Sequence[Node]) -> dict[Node, list[Node]]:
     return users
 
 
-Rule = Callable[[Node], Node | None]
+NodeRule = Callable[[Node], Node | None]
 
 
-def rewrite(roots: Sequence[Node], rule: Rule) -> tuple[Node, ...]:
+def rewrite(roots: Sequence[Node], rule: NodeRule) -> tuple[Node, ...]:
     """Rebuild the graph bottom-up; `rule` may replace each rebuilt node (None keeps it)."""
     new: dict[Node, Node] = {}
     for node in topological(roots):

@@ -12,11 +12,11 @@ from caldera.core.graph.ops.attention import (
     attention_backward,
     attention_backward_packed,
 )
-from caldera.kernels.cuda.attention import cudnn_sdpa, tensor_core, tiles
+from caldera.kernels.cuda.attention import cudnn_sdpa, tiles
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 # These have registered their kernels before this module looks for them.
-assert all((cudnn_sdpa, tensor_core, tiles))
+assert all((cudnn_sdpa, tiles))
 
 
 def _apart(node: Node) -> Node:

@@ -104,11 +104,11 @@ def blocks_for(count: int, threads: int, multiprocessors: int) -> int:
     return max(1, min(-(-count // threads), multiprocessors * MOST_BLOCKS_EACH))
 
 
-def index_type(*counts: int) -> str:
+def counter_type(*counts: int) -> str:
     """The type that counts this far; divisions of the narrow one are several times faster."""
     return "u32" if max(counts, default=0) < 2**31 else "u64"
 
 
 def counted(kind: str, value: int) -> Parameter:
-    """A parameter of an `index_type`."""
+    """A parameter of an `counter_type`."""
     return u32(value) if kind == "u32" else u64(value)

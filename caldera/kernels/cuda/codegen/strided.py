@@ -10,7 +10,7 @@ from caldera.core.graph.memory_format import dense_strides
 from caldera.core.memory.device_array import address_of
 from caldera.core.tensor.shape import Shape
 from caldera.kernels.cuda.codegen.signature import Parameter, i32, i64
-from caldera.kernels.table import Array
+from caldera.kernels.table import Array as DeviceArray
 
 Strides = tuple[int, ...]
 """In elements, one for each axis of a shape."""
@@ -20,13 +20,13 @@ _FEW = 1 << 30
 """Elements that 32-bit numbers count with room to spare for the last step of a loop."""
 
 
-def strides_of(array: Array) -> Strides:
+def strides_of(array: DeviceArray) -> Strides:
     """The elements from one number to the next along each axis; 0 where there is no next one."""
     pairs = zip(array.shape, array.strides, strict=True)
     return tuple(step // array.itemsize if n > 1 else 0 for n, step in pairs)
 
 
-def lies_dense(array: Array, order: tuple[int, ...] | None) -> bool:
+def lies_dense(array: DeviceArray, order: tuple[int, ...] | None) -> bool:
     """Whether the elements lie without gaps, the axes in this order."""
     strides = dense_strides(array.shape, order, array.itemsize)
     return all(
@@ -99,19 +99,19 @@ def next_power_of_two(count: int) -> int:
     return 1 << max(count - 1, 0).bit_length()
 
 
-def is_large(*arrays: Array) -> bool:
+def is_large(*arrays: DeviceArray) -> bool:
     """Whether places in one of these arrays need 64-bit numbers."""
     return any(_extent(array) >= _FEW for array in arrays)
 
 
-def _extent(array: Array) -> int:
+def _extent(array: DeviceArray) -> int:
     reach = sum(
         abs(step) * max(n - 1, 0) for n, step in zip(array.shape, strides_of(array), strict=True)
     )
     return max(reach, int(array.size))
 
 
-def neighbours(length: int, arrays: Sequence[tuple[Array, Iterable[int]]]) -> int:
+def neighbours(length: int, arrays: Sequence[tuple[DeviceArray, Iterable[int]]]) -> int:
     """How many neighbours can be moved at once: a power of 2 that divides the length.
 
     With each array come the strides that places in it are made of, but for that of the neighbours.
@@ -123,7 +123,7 @@ def neighbours(length: int, arrays: Sequence[tuple[Array, Iterable[int]]]) -> in
     return count
 
 
-def _fits(array: Array, strides: Iterable[int], count: int) -> bool:
+def _fits(array: DeviceArray, strides: Iterable[int], count: int) -> bool:
     nbytes = min(count * array.itemsize, _WIDEST)
     starts = [address_of(array), *(step * array.itemsize for step in strides)]
     return all(start % nbytes == 0 for start in starts)

@@ -17,9 +17,9 @@ from caldera.kernels.cuda.codegen.merged_axes import (
     axes_of,
     blocks_for,
     counted,
+    counter_type,
     element_strides,
     elements,
-    index_type,
     merged,
     strided_axes,
 )
@@ -71,7 +71,7 @@ def _bind_rounded(call: Call) -> Runner:
     rows_begin = [row, step, *[n for a in lines for n in a.strides[:2]]]
     places = [address_of(out) // out.itemsize, address_of(x) // x.itemsize, *rows_begin]
     together = next(many for many in (4, 2, 1) if all(place % many == 0 for place in places))
-    index = index_type(count)
+    index = counter_type(count)
     signature = Signature(
         {
             "out": pointer(out),
@@ -129,7 +129,7 @@ def _reading(out: Array, x: Array, positions: Array, axes: Sequence[Axis], axis:
         Axis(a.length, (a.strides[0] // scale, a.strides[1] // scale, a.strides[2])) for a in lines
     ]
     units, count = row // scale, count // scale
-    index = index_type(count)
+    index = counter_type(count)
     # All bits set are a nan in every floating-point dtype.
     missing = 0 if out.dtype.name == "bool" else 0xFF
     blocks = blocks_for(count, _THREADS, driver().multiprocessors)

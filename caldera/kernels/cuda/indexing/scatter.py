@@ -26,9 +26,9 @@ from caldera.kernels.cuda.codegen.merged_axes import (
     axes_of,
     blocks_for,
     counted,
+    counter_type,
     element_strides,
     elements,
-    index_type,
     merged,
     strided_axes,
 )
@@ -157,7 +157,7 @@ def _bind_scanning(geometry: Geometry, call: Call) -> Runner:
     vector = vector_of(out.itemsize, axes, [(out, 0)], most=1 if steps[3] else 4)
     axes = in_vectors(axes, vector)
     count = elements(axes)
-    index = index_type(count)
+    index = counter_type(count)
     _, x_step, update_step, _, place_step = steps
     signature = Signature(
         {
@@ -318,7 +318,7 @@ def _sums(shape: _Geometry, workspace: Array, items: Array, additions: int) -> l
     heads = workspace[begin : begin + partial_bytes]
     tails = workspace[begin + partial_bytes : begin + 2 * partial_bytes]
     count = chunks * column_count
-    index = index_type(count)
+    index = counter_type(count)
     sums = f"Scatter<{type_of(out)}, {vector}>"
     signature = Signature(
         {

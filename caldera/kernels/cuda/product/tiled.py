@@ -13,7 +13,7 @@ from caldera.core.graph.node import Node, Spec
 from caldera.core.memory.device_array import address_of
 from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.cuda.codegen.dtypes import computed_type
-from caldera.kernels.cuda.codegen.merged_axes import Axis, blocks_for, element_strides, index_type
+from caldera.kernels.cuda.codegen.merged_axes import Axis, blocks_for, counter_type, element_strides
 from caldera.kernels.cuda.codegen.source import KernelTemplate, flags
 from caldera.kernels.cuda.product.epilogue import EpilogueCode
 from caldera.kernels.cuda.product.problem import (
@@ -326,7 +326,7 @@ def epilogue_launch(product: Multiplication, terms: Array) -> Launch:
     """
     count = product.out.size
     kind = computed_type(product.dtype.name) if terms.dtype != product.dtype else "T"
-    source = _split_k_text(EpilogueCode.of(product), index_type(count), kind)
+    source = _split_k_text(EpilogueCode.of(product), counter_type(count), kind)
     blocks = blocks_for(count, THREADS, driver().multiprocessors)
     signature = _SPLIT_K_REDUCE.bind(
         out=product.out,

@@ -408,7 +408,7 @@ def test_a_folder_that_cannot_be_written_does_no_harm(tmp_path: Path) -> None:
 def test_the_real_measurement_gives_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(roofline, "SIDE", 16)
-    monkeypatch.setattr(roofline, "COPIED", 1 << 16)
+    monkeypatch.setattr(roofline, "STREAM_BYTES", 1 << 16)
     monkeypatch.setattr(roofline, "ENOUGH_S", 0.0)
     peaks = roofline.measure()
     assert min(vars(peaks).values()) > 0
