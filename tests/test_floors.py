@@ -52,19 +52,15 @@ class Import(NamedTuple):
 @cache
 def _imports(path: Path) -> list[Import]:
     found: list[Import] = []
-    tree = ast.parse(path.read_text())
-    _read(tree.body, True, False, found)
-    for node in ast.walk(tree):
-        text = node.value if isinstance(node, ast.Constant) else None
-        if isinstance(text, str) and _names_a_module(text):
-            found.append(Import(text, False, False, is_text=True))
+    text = path.read_text()
+    _read(ast.parse(text).body, True, False, found)
+    strings = re.findall(r"""["'](caldera(?:\.\w+)+)["']""", text)
+    found += [Import(name, False, False, is_text=True) for name in strings if _is_module(name)]
     return found
 
 
-def _names_a_module(text: str) -> bool:
-    if not re.fullmatch(r"caldera(\.\w+)+", text):
-        return False
-    path = ROOT.parent / text.replace(".", "/")
+def _is_module(name: str) -> bool:
+    path = ROOT.parent / name.replace(".", "/")
     return path.is_dir() or path.with_suffix(".py").is_file()
 
 

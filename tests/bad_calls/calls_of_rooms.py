@@ -273,13 +273,13 @@ FRONT: dict[str, Given] = {
     "orthogonal": lambda f: f(),
     "pinned": lambda f: f("cpu"),
     "seed": lambda f: f(3),
-    "tensor.seed": lambda f: f(3),
+    "core.tensor.seed": lambda f: f(3),
     "tensor": lambda f: f([1.0, 2.0]),
     "uniform": lambda f: f(),
     "testing.check_gradients": lambda f: f(lambda *a: a[0] * a[0], [x(2)]),
     "onnx.load": lambda f: f("missing.onnx"),
     "onnx.export": lambda f: f(model(), "model.onnx"),
-    "memory.register_device": lambda f: f("cpu2", lambda index: None),
+    "core.memory.register_device": lambda f: f("cpu2", lambda index: None),
 }
 IO: dict[str, Given] = {
     "load_npy": lambda f: f("missing.npy"),
@@ -349,7 +349,7 @@ ROOMS = {
     "compress.": COMPRESS,
     "comm.": COMM,
     "parallel.": PARALLEL,
-    "planner.": PLANNER,
+    "parallel.planner.": PLANNER,
     "audio.": calls_of_applications.AUDIO,
     "code.": calls_of_applications.CODE,
 }
