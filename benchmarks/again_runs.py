@@ -34,7 +34,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import caldera
-from caldera.bench.again import (
+from caldera.bench.case_runner import CaseRunner, Entries, Options
+from caldera.bench.contestants import Contestant
+from caldera.bench.previous_run import (
     BUDGET,
     CPU_TIME,
     SLOWER,
@@ -42,10 +44,8 @@ from caldera.bench.again import (
     WITHIN,
     Again,
     compare_in_turns,
+    paired_round,
 )
-from caldera.bench.case_runner import CaseRunner, Entries, Options
-from caldera.bench.contestants import Contestant
-from caldera.bench.paired_turns import paired_round
 from caldera.bench.results import Entry
 from caldera.bench.worker_process import WorkerHandle
 from caldera.bench.workloads import WORKLOADS

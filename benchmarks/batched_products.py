@@ -23,7 +23,7 @@ from captured_torch import seconds_of_a_call
 
 import caldera as cd
 from caldera.base.config import settings
-from caldera.bench.turns import best_in_turns
+from caldera.bench.timing import best_in_turns
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import parameter
 from caldera.core.graph.ops.product import matmul

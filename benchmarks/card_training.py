@@ -26,9 +26,9 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 from caldera.bench.contestants import card_contestants
 from caldera.bench.frameworks import FRAMEWORKS
 from caldera.bench.frameworks.base import Framework, Restartable
-from caldera.bench.measuring import CARD_SHORTEST, first_call, timed
+from caldera.bench.timing import CARD_SHORTEST, first_call, timed
 from caldera.bench.workloads import TrainingCase
-from caldera.bench.workloads.networks import networks
+from caldera.bench.workloads.training import networks
 
 STEPS = 3
 """Whose losses are compared."""

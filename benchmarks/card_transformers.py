@@ -24,7 +24,7 @@ from caldera import nn
 from caldera.bench.frameworks.caldera_card import ResidentTrainer
 from caldera.bench.workloads import TrainingCase
 from caldera.bench.workloads.base import Rule
-from caldera.bench.workloads.networks import networks
+from caldera.bench.workloads.training import networks
 from caldera.compiler.plan.explain import shapes_text
 from caldera.nn.layer import Layer
 

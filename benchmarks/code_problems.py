@@ -24,6 +24,7 @@ from caldera.compiler.lazy import Expr
 from caldera.core.graph.memory_format import laid_out
 from caldera.core.graph.node import Node
 from caldera.core.graph.program import program_of
+from caldera.kernels.choices import ORACLE
 from caldera.kernels.learned_cost import features
 from caldera.kernels.measure import measure, some_numbers
 from caldera.kernels.native.codegen import kernel as kernel_module
@@ -32,9 +33,8 @@ from caldera.kernels.native.codegen.kernel import ENTRY, NativeKernel
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.codegen.target import target_machine
 from caldera.kernels.native.product import packed
-from caldera.kernels.native.product.blocking import Tile, tile_of
+from caldera.kernels.native.product.packing import Tile, tile_of
 from caldera.kernels.table import TABLE, Call, Kernel
-from caldera.kernels.verdict import ORACLE
 
 RESULTS = Path(__file__).parent / "results"
 OUTSIDE = frozenset({"reference", "its parts", "CuPy"})

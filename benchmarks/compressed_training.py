@@ -38,7 +38,7 @@ from links import Links
 import caldera as cd
 from caldera import nn, optim, parallel
 from caldera.comm import world
-from caldera.comm.launch import launch
+from caldera.comm.processes import launch
 
 TARGET = 0.975
 HIDDEN = (528, 528, 528)

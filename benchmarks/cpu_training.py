@@ -33,7 +33,7 @@ from statistics import median
 from caldera.bench.contestants import Contestant, contestants, has_compiler
 from caldera.bench.worker_process import LOSSES, MEASURE, PREPARE, WorkerError, WorkerHandle
 from caldera.bench.workloads import TrainingCase
-from caldera.bench.workloads.networks import networks
+from caldera.bench.workloads.training import networks
 
 STEPS = 3
 """Whose losses are compared, after the first one."""

@@ -47,7 +47,7 @@ from caldera import dmath as dm
 from caldera import op
 from caldera.comm import Communicator, world
 from caldera.compiler.sharding.algorithms import process_grid
-from caldera.compiler.sharding.algorithms.exchange import rows_to_columns
+from caldera.compiler.sharding.algorithms.axis_exchange import rows_to_columns
 from caldera.compiler.sharding.algorithms.product_variants import product_variants
 from caldera.compiler.sharding.algorithms.registry import ALGORITHMS
 from caldera.compiler.sharding.algorithms.variant import Variant

@@ -15,7 +15,7 @@ import numpy as np
 
 from caldera.core.graph.node import Node
 from caldera.core.tensor.dtype import is_float
-from caldera.kernels.reference import evaluation, registry
+from caldera.kernels.reference import evaluation
 
 PRECISION_STEP = {"float32": 2.0**-23, "tf32": 2.0**-10, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 """The distance of two neighbouring numbers, relative to them."""
@@ -83,11 +83,11 @@ def rounded_ops(seed: int, roundings: float = 1.0) -> Iterator[None]:
         return changed
 
     # Kernels ask for it when they are bound, and graphs for each of their nodes.
-    evaluation.evaluator = registry.evaluator = evaluator
+    evaluation.evaluator = evaluation.evaluator = evaluator
     try:
         yield
     finally:
-        evaluation.evaluator = registry.evaluator = usual
+        evaluation.evaluator = evaluation.evaluator = usual
 
 
 def _rounded(

@@ -24,7 +24,7 @@ from fuzz_networks import LARGE, SMALL, RandomNetwork, random_network
 from fuzz_settings import Made
 
 from caldera import optim, tensor
-from caldera.base.optional import optional_import
+from caldera.base.registry import optional_import
 from caldera.bench.translate import to_torch
 from caldera.errors import CalderaError, ConfigError
 from caldera.train.model import Model

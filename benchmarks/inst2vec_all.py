@@ -25,7 +25,7 @@ from typing import Any
 import inst2vec
 import inst2vec_kernels
 
-from caldera.code.clang import find_clang
+from caldera.code.llvm_ir import find_clang
 from caldera.io.files import created
 
 KERNELS = argparse.Namespace(nodes=100, bodies=20, epochs=40, seeds=2)

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Self
 
-from caldera.comm.launch import launch
+from caldera.comm.processes import launch
 
 ROOT = Path(__file__).parent.parent
 BURST = {"100mbit": "72kb", "1gbit": "256kb"}

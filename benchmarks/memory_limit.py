@@ -35,7 +35,7 @@ import numpy as np
 import caldera as cd
 from caldera import nn
 from caldera.base.config import settings
-from caldera.bench.turns import in_turns
+from caldera.bench.timing import in_turns
 from caldera.compiler.plan.memory_limit import room_for
 from caldera.data import Loader, as_data
 from caldera.train.fit import make_steps

@@ -27,16 +27,16 @@ import numpy as np
 import caldera as cd
 from caldera import nn, op
 from caldera.base.config import settings
-from caldera.bench.turns import in_turns
+from caldera.bench.timing import in_turns
 from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import detached
 from caldera.data import Data, Loader, as_data
+from caldera.kernels.choices import ORACLE
 from caldera.kernels.choose import TIMERS, choices
-from caldera.kernels.common.scratch import at_most_workspace
+from caldera.kernels.common.binding import at_most_workspace
 from caldera.kernels.microbatch import SLICED
 from caldera.kernels.shared_limits import shared_limits
 from caldera.kernels.table import TABLE, Kernel
-from caldera.kernels.verdict import ORACLE
 from caldera.train.fit import make_steps
 from caldera.train.resident import resident
 

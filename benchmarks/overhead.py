@@ -23,7 +23,7 @@ import numpy as np
 import caldera as cd
 from caldera import op, optim
 from caldera.bench.levels import metrics
-from caldera.bench.levels.watching import Watch
+from caldera.bench.levels.instrumentation import Watch
 
 
 def microseconds(function: Callable[[], object], calls: int = 2000, repeats: int = 9) -> float:

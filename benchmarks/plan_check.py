@@ -18,11 +18,11 @@ from typing import Any
 
 from plan_runs import BATCH, EVERY, RANKS, SHARED, STEPS, model, names
 
-from caldera.base.amounts import bytes_text, seconds_text
+from caldera.base.formatting import bytes_text, seconds_text
 from caldera.parallel.planner import Cluster, Compute, Setting, Wire, workload_of
+from caldera.parallel.planner.cluster import rate_text
 from caldera.parallel.planner.compression_cost import CodecSeconds, default_codecs
 from caldera.parallel.planner.ranking import all_ways
-from caldera.parallel.planner.units import rate_text
 
 HEAD = """
 | ranks | strategy | predicted | measured | ratio | bytes predicted | bytes counted |

@@ -29,15 +29,14 @@ from links import Links, missing
 import caldera as cd
 from caldera import nn, optim
 from caldera.comm import world
-from caldera.comm.launch import launch
 from caldera.comm.mpi import MpiCommunicator
+from caldera.comm.processes import launch
 from caldera.parallel.planner import Cluster, Compute, Setting, Wire, measured_wire, workload_of
-from caldera.parallel.planner.build import build_strategy
+from caldera.parallel.planner.cluster import measured_turn
 from caldera.parallel.planner.compression_cost import default_codecs, timed
 from caldera.parallel.planner.compute import measured
-from caldera.parallel.planner.link_benchmark import measured_turn
 from caldera.parallel.planner.prediction import Way
-from caldera.parallel.planner.ranking import all_ways
+from caldera.parallel.planner.ranking import all_ways, build_strategy
 from caldera.train.strategy import Strategy
 
 BATCH, EVERY = 256, 4

@@ -18,7 +18,7 @@ from captured_torch import seconds_of_a_call
 import caldera as cd
 from caldera.base.config import settings
 from caldera.bench.reduction_candidates import chosen_reduction, reduction_node, reduction_runners
-from caldera.bench.turns import best_in_turns
+from caldera.bench.timing import best_in_turns
 from caldera.kernels.choose import TIMERS, choices
 from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.kernels.table import TABLE

@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 
 from caldera import search
-from caldera.kernels.held_choices import HeldChoices
+from caldera.kernels.choices import HeldChoices
 from caldera.search.conditions import Conditions
 from caldera.search.method import methods
 from caldera.search.objective import as_objective

@@ -32,15 +32,15 @@ from kernel_rivals import CUPY, OUTSIDE, contestants
 
 from caldera.base.config import settings
 from caldera.bench.frameworks.caldera_card import ResidentTrainer
-from caldera.bench.measuring import CARD_SHORTEST, timed
-from caldera.bench.workloads.networks import networks
+from caldera.bench.timing import CARD_SHORTEST, timed
+from caldera.bench.workloads.training import networks
 from caldera.core.graph.opdef import OPS
 from caldera.core.memory import Device
 from caldera.core.memory import device as find_device
+from caldera.kernels.choices import ORACLE
 from caldera.kernels.choose import TIMERS
-from caldera.kernels.step_launch import LAUNCH_GROUPERS, STEP_FUSERS
+from caldera.kernels.runners import LAUNCH_GROUPERS, STEP_FUSERS
 from caldera.kernels.table import TABLE
-from caldera.kernels.verdict import ORACLE
 
 AHEAD, LEVEL = 0.97, 1.03
 CLOSE = 1.5

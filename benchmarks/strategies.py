@@ -23,7 +23,7 @@ from typing import Any
 import caldera as cd
 from caldera import nn, optim, parallel
 from caldera.comm import world
-from caldera.comm.launch import launch
+from caldera.comm.processes import launch
 from caldera.train.strategy import SingleProcessStrategy, Strategy
 
 HIDDEN, SAMPLES, BATCH, PLANNING = (528, 528, 528), 40_000, 200, 20

@@ -22,7 +22,7 @@ import numpy as np
 import caldera as cd
 from caldera import nn, optim
 from caldera.comm import world
-from caldera.comm.launch import launch
+from caldera.comm.processes import launch
 
 BATCHES = {100: 1.5, 400: 1.8}
 """Batch sizes, and how many times as fast two processes should be."""

@@ -153,7 +153,7 @@ _LATER = {
 _provide("default strategy", "caldera.parallel.data.data_parallel", "DataParallel")
 # A file with layers of sound is read without an import of their module.
 for _name in ("ConformerBlock", "FilterBank", "Splice", "StatisticsPooling", "TimeDelay"):
-    _provide(f"layer {_name}", "caldera.audio.layers", _name)
+    _provide(f"layer {_name}", "caldera.audio.models", _name)
 
 
 def __getattr__(name: str) -> Any:

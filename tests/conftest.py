@@ -35,7 +35,7 @@ import caldera as cd  # noqa: E402
 from caldera import nn  # noqa: E402
 from caldera.bench import worker_process  # noqa: E402
 from caldera.bench.worker_process import worker_environment  # noqa: E402
-from caldera.kernels import tuning_budget  # noqa: E402
+from caldera.kernels import tuning  # noqa: E402
 from caldera.kernels.native.codegen import program  # noqa: E402
 from caldera.parallel.planner import compression_cost  # noqa: E402
 from tests.browser import Browser, find_browser  # noqa: E402
@@ -53,7 +53,7 @@ compression_cost._RUNS = 1
 # Workers of tests share the cores: a thread that waits for more work takes them from another.
 program._LINGER = 10
 # Nor is a tenth of their time for measuring kernels: they have what a process has at first.
-tuning_budget.BACK_A_SECOND = 0.0
+tuning.BACK_A_SECOND = 0.0
 
 
 @pytest.hookimpl(tryfirst=True)

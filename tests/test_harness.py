@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from caldera.errors import DeviceError
-from caldera.kernels.cuda.runtime import nvrtc
+from caldera.kernels.cuda.runtime import driver
 from caldera.kernels.cuda.runtime.driver import headers
 from tests import object_cache
 from tests.card import accepted
@@ -69,16 +69,16 @@ SOURCE = '#include "types.cuh"\nextern "C" __global__ void twice(float* x) { x[0
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """The sources that NVRTC is asked for, from an empty list on."""
-    if nvrtc.library() is None:
+    if driver.library() is None:
         pytest.skip("NVRTC is not installed")
     asked: list[str] = []
-    compile_source = nvrtc.compile_source
+    compile_source = driver.compile_source
 
     def watched(source: str, *rest: object) -> bytes:
         asked.append(source)
         return compile_source(source, *rest)
 
-    monkeypatch.setattr(nvrtc, "compile_source", watched)
+    monkeypatch.setattr(driver, "compile_source", watched)
     monkeypatch.setattr(accepted, "CACHE", tmp_path)
     monkeypatch.setattr(accepted, "LIST", tmp_path / "accepted.txt")
     monkeypatch.setattr(accepted, "needed", set())

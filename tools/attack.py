@@ -34,7 +34,7 @@ import caldera as cd
 from caldera import nn
 from caldera.errors import CalderaError
 from caldera.train.report import run_page
-from caldera.train.saving.checkpoint_folder import CheckpointFolder
+from caldera.train.saving.checkpoint import CheckpointFolder
 from tests.bad_calls.good_files import model, write_formats
 from tests.bad_calls.outcome import Hung, alarm
 from tests.bad_calls.test_files import damaged_files

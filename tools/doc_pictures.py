@@ -22,7 +22,7 @@ import caldera as cd
 from caldera import nn, serve
 from caldera.draw.axis import axis_of
 from caldera.draw.line_chart import Line, LineChart, figure_svg
-from caldera.draw.palette import CATEGORICAL
+from caldera.draw.svg import CATEGORICAL
 from tests.browser import Browser, find_browser
 from tests.markdown_blocks import blocks
 

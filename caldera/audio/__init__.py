@@ -29,7 +29,7 @@ from caldera.audio.features import (
     stft,
 )
 from caldera.audio.files import SUFFIXES, Sound, read, resample, write
-from caldera.audio.layers import (
+from caldera.audio.models import (
     ConformerBlock,
     FilterBank,
     Splice,

@@ -9,7 +9,7 @@ import numpy as np
 from caldera import op
 from caldera.audio.files import resample
 from caldera.compiler.lazy import Expr, lift
-from caldera.core.tensor.convert import real_array_of
+from caldera.core.tensor.dtype import real_array_of
 from caldera.errors import ConfigError, DataError
 
 MOST_SNR = 1000

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.core.tensor.convert import real_array_of
+from caldera.core.tensor.dtype import real_array_of
 from caldera.errors import ConfigError, DataError, ShapeError
 
 MOST_WORDS = 100

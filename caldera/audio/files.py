@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from caldera.base.file_limit import check_asked
-from caldera.base.optional import optional_import
-from caldera.core.tensor.convert import real_array_of
+from caldera.base.file_access import check_asked
+from caldera.base.registry import optional_import
+from caldera.core.tensor.dtype import real_array_of
 from caldera.errors import ConfigError, DataError
 from caldera.io.files import created
 

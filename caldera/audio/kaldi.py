@@ -20,8 +20,8 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from caldera.base.arguments import guard as _guard
+from caldera.base.file_access import check_asked
 from caldera.base.file_cache import write_file
-from caldera.base.file_limit import check_asked
 from caldera.errors import ConfigError, DataError
 from caldera.io.files import created, opened
 

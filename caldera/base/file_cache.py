@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from caldera.base.config import settings
-from caldera.base.file_names import checked_file_name
-from caldera.base.file_trust import read_own_file, why_folder_is_unsafe
+from caldera.base.file_access import checked_file_name, read_own_file, why_folder_is_unsafe
 
 _MAGIC = b"caldera cache 2 "
 _FORMAT = ".2"

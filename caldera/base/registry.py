@@ -1,4 +1,8 @@
-"""Names for things that users and files refer to by name: layers, losses, optimizers and so on."""
+"""Registries of named objects, and imports of optional libraries on first use.
+
+Users and files refer to layers, losses and optimizers by name. An optional library is imported
+only when a feature needs it.
+"""
 
 from __future__ import annotations
 
@@ -111,3 +115,25 @@ def provided(what: str) -> Any:
         raise ConfigError.build("caldera", expected=f"somebody who provides {what}", got="nobody")
     module, name = _providers[what]
     return getattr(import_module(module), name)
+
+
+def optional_import(module: str, package: str, where: str) -> Any:
+    """A module of a library that may not be installed; the error says what to install.
+
+    >>> optional_import("math", "math", "data.digits").sqrt(4.0)
+    2.0
+    >>> optional_import("no_such_module", "no-such-package", "data.digits")
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: data.digits: expected the package no-such-package,
+    got No module named 'no_such_module'; install it with: pip install no-such-package
+    """
+    try:
+        return import_module(module)
+    except (ImportError, OSError) as error:
+        # The latter where a library of the machine is missing under the package.
+        raise ConfigError.build(
+            where,
+            expected=f"the package {package}",
+            got=str(error),
+            hint=f"install it with: pip install {package}",
+        ) from None

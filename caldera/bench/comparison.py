@@ -1,4 +1,7 @@
-"""The results of a case's contestants beside those of the reference, as they come in."""
+"""Comparison of each contestant's results with those of the reference.
+
+Workers compute the arrays and accuracies; the results are compared as contestants finish.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from caldera.bench.checks import TRUTH, written
+import numpy as np
+
 from caldera.bench.equality import (
     Equality,
     compare_in_precision,
@@ -16,7 +20,144 @@ from caldera.bench.equality import (
     curve_limit,
     largest_difference,
 )
+from caldera.bench.frameworks.base import Array, Framework, Restartable, Task
+from caldera.bench.frameworks.caldera_card import FitTask
 from caldera.bench.results import Entry
+from caldera.bench.workloads import Case, TrainingCase
+from caldera.data import Dataset, Loader, cifar10, mnist
+from caldera.errors import ConfigError
+
+FLOAT64_STEPS = 5
+CURVE_STEPS = 100
+QUICK_CURVE_STEPS = 20
+LARGE_CHECK_BATCH = 2
+"""Samples for the float64 steps of large networks, which would take minutes with all."""
+MOST_COMPARED = 1 << 20
+"""Numbers of a kernel's result that are compared; the same ones everywhere."""
+CARD_EPOCHS, QUICK_CARD_EPOCHS = 12, 2
+"""On a card, how often all batches are trained on."""
+TRUTH = "float64"
+"""The folder, within that of the reference, for gradients in float64."""
+
+
+def checked(
+    framework: Framework, case: Case, folder: Path, *, quick: bool, truth: bool = False
+) -> dict[str, Any]:
+    """Compute a case for comparing: arrays are written to the folder, numbers are given back.
+
+    With `truth` the gradients are computed in float64 as well, to judge those in float32.
+    """
+    if not isinstance(case, TrainingCase):
+        _write(folder, [_sampled(each) for each in framework.task(case).results()])
+        return {}
+    trainer = framework.trainer(case, "float32")
+    loss, gradients = trainer.gradients()
+    _write(folder, gradients)
+    del gradients, trainer
+    if truth:
+        _write(folder / TRUTH, framework.trainer(case, "float64").gradients()[1])
+    found: dict[str, Any] = {"first loss": loss}
+    steps = _curve_steps(case, quick)
+    curve = framework.trainer(case, "float32").losses(steps)
+    found |= {"steps": steps, "loss": curve[-1]}
+    if case.is_small:
+        found["curve"] = curve
+    if case.is_small or not quick:
+        # Last, because a framework may change its precision for the whole process.
+        batch = LARGE_CHECK_BATCH if case.is_large else None
+        found["float64"] = framework.trainer(case, "float64", batch).losses(FLOAT64_STEPS)
+    return found
+
+
+def checked_on_card(
+    framework: Framework,
+    task: Task,
+    case: TrainingCase,
+    folder: Path,
+    *,
+    quick: bool,
+    truth: bool = False,
+    float64: bool = False,
+) -> dict[str, Any]:
+    """As `checked`, with the very task that is timed: nothing is compiled twice.
+
+    With `float64`, five steps in that precision are made as well.
+    """
+    steps = case.batches * (CARD_EPOCHS if case.is_small and not quick else QUICK_CARD_EPOCHS)
+    if isinstance(task, FitTask):
+        means = task.epoch_losses(steps // case.batches)
+        return {"epochs": means, "steps": steps, "loss": means[-1], "mean of": case.batches}
+    if not isinstance(task, Restartable):
+        raise ConfigError.build("bench check", expected="a trainer for a card", got=case.name)
+    task.restart()
+    loss, gradients = task.gradients()
+    _write(folder, gradients)
+    del gradients
+    task.restart()
+    curve = task.losses(steps)
+    found = {"first loss": loss, "steps": steps, "loss": curve[-1], "curve": curve}
+    if truth:
+        _write(folder / TRUTH, framework.trainer(case, "float64").gradients()[1])
+    if float64:
+        found["float64"] = framework.trainer(case, "float64").losses(FLOAT64_STEPS)
+    return found
+
+
+def written(folder: Path) -> list[Array]:
+    """The arrays that a worker wrote, in their order."""
+    paths = sorted(folder.glob("*.npy"))
+    return [np.load(path, mmap_mode="r", allow_pickle=False) for path in paths]
+
+
+def trained_accuracy(framework: Framework, case: TrainingCase, epochs: int) -> float:
+    """Train on real data from the case's initial weights; the share of test samples got right."""
+    found = _dataset(case)
+    trainer = framework.trainer(case, "float32")
+    shape = (-1, *case.shape)
+    # Whole batches only: a framework that compiles for shapes need not compile twice.
+    loader = Loader(found.train, case.batch, seed=0, drop_last=True)
+    for _ in range(epochs):
+        for batch in loader:
+            trainer.train(batch.x.reshape(shape), np.asarray(batch.y))
+    trainer.wait()
+    right = total = 0
+    for batch in Loader(found.test, case.batch, shuffle=False, drop_last=True):
+        scores = trainer.predict(batch.x.reshape(shape))
+        right += int((scores.argmax(-1) == batch.y).sum())
+        total += len(batch)
+    return right / total
+
+
+def _dataset(case: TrainingCase) -> Dataset:
+    makers = {"mnist": mnist, "cifar10": cifar10}
+    if case.dataset not in makers:
+        raise ConfigError.build(
+            "--test-accuracy",
+            expected="work with a data set",
+            got=case.name,
+            hint="mlp, lenet5 and resnet20 have one",
+        )
+    return makers[case.dataset](download=False)
+
+
+def _curve_steps(case: TrainingCase, quick: bool) -> int:
+    if case.is_small and not quick:
+        return CURVE_STEPS
+    return FLOAT64_STEPS if case.is_large else QUICK_CURVE_STEPS
+
+
+def _sampled(array: Array) -> Array:
+    flat = np.ascontiguousarray(array).reshape(-1)
+    if flat.size <= MOST_COMPARED:
+        return flat
+    return flat[:: -(-flat.size // MOST_COMPARED)]
+
+
+def _write(folder: Path, arrays: list[Array]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, array in enumerate(arrays):
+        np.save(folder / f"{number:05}.npy", np.ascontiguousarray(array), allow_pickle=False)
+
 
 _EAGER = "eager"
 _OTHER_FORMAT = "channels_last"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from caldera.base.amounts import bytes_text, seconds_text
+from caldera.base.formatting import bytes_text, seconds_text
 from caldera.bench.equality import FLOAT64, GRADIENTS, Equality
 from caldera.bench.results import ANY, Entry, Mean, Ratio, Report
 from caldera.bench.statistics import Estimate

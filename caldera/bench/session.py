@@ -18,9 +18,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from caldera.bench.again import BUDGET, is_clear
-from caldera.bench.card_session import CardSession
-from caldera.bench.case_runner import CaseRunner, Entries, Options, Tell, rotated
+from caldera.bench.case_runner import CardSession, CaseRunner, Entries, Options, Tell, rotated
 from caldera.bench.comparison import Comparison
 from caldera.bench.contestants import (
     REFERENCE,
@@ -32,7 +30,7 @@ from caldera.bench.contestants import (
 )
 from caldera.bench.equality import SLACK, TOLERANCES
 from caldera.bench.machine import code_version, machine_facts, package_versions
-from caldera.bench.paired_turns import paired_round
+from caldera.bench.previous_run import BUDGET, is_clear, paired_round
 from caldera.bench.results import OURS, Entry, Report
 from caldera.bench.worker_process import WorkerHandle
 from caldera.bench.workloads import WORKLOADS, Case, LearningCase, TrainingCase, Workload

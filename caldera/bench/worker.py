@@ -16,11 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from caldera.bench.checks import checked, checked_on_card, trained_accuracy
+from caldera.bench.comparison import checked, checked_on_card, trained_accuracy
 from caldera.bench.frameworks import FRAMEWORKS, Framework, Task
 from caldera.bench.frameworks.base import Trainer
-from caldera.bench.levels.learning import learned
-from caldera.bench.measuring import (
+from caldera.bench.levels.instrumentation import learned
+from caldera.bench.timing import (
     CARD_SHORTEST,
     SHORTEST,
     first_call,

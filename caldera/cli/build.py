@@ -12,10 +12,9 @@ from caldera.cli.options import CONSTANT, names_of
 from caldera.cli.zoo import ZOO, make_layers
 from caldera.data import Data, Dataset
 from caldera.errors import ConfigError
-from caldera.nn.columns import ColumnEmbedding
 from caldera.nn.losses import Loss, losses
 from caldera.nn.normalisation import BatchNorm
-from caldera.nn.scaling import Rescale
+from caldera.nn.preprocessing import ColumnEmbedding, Rescale
 from caldera.optim import Optimizer, epoch_rules, schedules
 from caldera.train.callbacks import Callback, EarlyStopping, KeepBest, Target, TimeLimit
 from caldera.train.neural_network import NeuralNetwork

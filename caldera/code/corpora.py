@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from caldera.base.file_cache import write_file
-from caldera.code.clang import compile_c
-from caldera.code.module import Function, read_ir
+from caldera.code.llvm_ir import Function, compile_c, read_ir
 from caldera.errors import DataError
 
 PARTS = {"ir_train": "train", "ir_val": "validation", "ir_test": "test"}

@@ -12,9 +12,9 @@ import numpy as np
 
 from caldera import io, nn
 from caldera.code.flow_graph import context_pairs, flow_edges
-from caldera.code.module import Function, checked_functions
+from caldera.code.llvm_ir import Function, checked_functions
 from caldera.code.vocabulary import Vocabulary
-from caldera.core.tensor.convert import real_array_of
+from caldera.core.tensor.dtype import real_array_of
 from caldera.errors import DataError
 from caldera.io.safetensors_files import safetensors_arrays
 

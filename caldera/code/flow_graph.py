@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from caldera.code.module import Function, Statement, checked_functions
-from caldera.core.tensor.convert import array_of
+from caldera.code.llvm_ir import Function, Statement, checked_functions
+from caldera.core.tensor.dtype import array_of
 from caldera.errors import ConfigError, DataError
 from caldera.op.arguments import as_count
 

@@ -1,13 +1,105 @@
-"""Words of a language and their numbers."""
+"""Normalised LLVM IR statements and their vocabulary (inst2vec, Ben-Nun 2018).
+
+Normalisation removes the names of variables, functions and labels, numbers, and attributes that
+matter only to a linker or a debugger. Types, flags and the instruction remain. A named structure
+is written as its members.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 
 from caldera.errors import DataError
+
+LOCAL, GLOBAL, INTEGER, FLOAT = "<%ID>", "<@ID>", "<INT>", "<FLOAT>"
+_NAME = r'(?:"[^"]*"|[-\w$.]+)'
+LOCAL_NAME = re.compile(f"%({_NAME})")
+_GLOBAL_NAME = re.compile(f"@(?!llvm\\.){_NAME}")
+_METADATA = re.compile(r",? ![\w.]+( !\d+)?|(?<=[\w)]) #\d+|\s*;.*$")
+_STRING = re.compile(r'c"[^"]*"')
+_CASES = re.compile(r" \[.*\]$")
+_ATTRIBUTES = re.compile(
+    r"\b(?:noundef|nonnull|noalias|nofree|nocapture|readonly|readnone|writeonly|writable|signext"
+    r"|zeroext|returned|immarg|inreg|dead_on_unwind|initializes\(\(.*?\)\)"
+    r"|(?:dereferenceable|dereferenceable_or_null|range|captures|sret|byval)\([^()]*\)) "
+)
+_FLOAT = re.compile(r"(?<![\w.%@])(?:-?\d+\.\d+(?:e[+-]?\d+)?|0x[KLMHR]?[0-9A-F]+)")
+_KEPT_NUMBER = r"(?:\b(?:align|addrspace\(|syncscope\()\s*\d+|[\[<]\d+ x |\bvscale x \d+ x )"
+_NUMBER = re.compile(_KEPT_NUMBER + r"|(?<![\w.%@<#])-?\d+(?![\w.])")
+MOST_CHARACTERS, MOST_LEVELS = 1 << 14, 64
+"""Of a structure written as its members: a larger or deeper one keeps its name. Two of the one
+before in each would fill any memory."""
+_PARAMETER_ALIGN = re.compile(r"(?<=ptr) align \d+(?= )")
+
+
+def normalised(statement: str, structures: Mapping[str, str] | None = None) -> str:
+    """A statement as a word.
+
+    >>> normalised("%4 = add nsw i32 %3, -16, !dbg !7")
+    '<%ID> = add nsw i32 <%ID>, <INT>'
+    >>> normalised("%9 = tail call double @sqrt(double noundef %8) #4")
+    '<%ID> = tail call double <@ID>(double <%ID>)'
+    >>> normalised("%p = getelementptr %s, ptr %0, i64 2", {"%s": "{ i8, [4 x i32] }"})
+    '<%ID> = getelementptr { i8, [4 x i32] }, ptr <%ID>, i64 <INT>'
+    """
+    text = statement.strip()
+    if "!" in text or "#" in text or ";" in text:
+        text = _METADATA.sub("", text)
+    if '"' in text:
+        text = _STRING.sub("<STRING>", text)
+    known = structures or {}
+
+    def members_or_name(found: re.Match[str]) -> str:
+        members = known.get(found.group())
+        return LOCAL if members is None else LOCAL_NAME.sub(LOCAL, members)
+
+    return _without_numbers(LOCAL_NAME.sub(members_or_name, text))
+
+
+@lru_cache(1 << 16)
+def _without_numbers(text: str) -> str:
+    """A statement without its names: so few of them differ that each is rarely met first."""
+    if text.startswith("switch"):
+        text = _CASES.sub("", text)
+    text = _PARAMETER_ALIGN.sub("", _ATTRIBUTES.sub("", text))
+    text = _FLOAT.sub(FLOAT, _GLOBAL_NAME.sub(GLOBAL, text))
+    text = _NUMBER.sub(_kept_or_number, text)
+    return re.sub(r"\s+", " ", text)
+
+
+def _kept_or_number(found: re.Match[str]) -> str:
+    text = found.group()
+    return INTEGER if text.lstrip("-").isdigit() else text
+
+
+def structures_of(module: str) -> dict[str, str]:
+    """The named structures of a module, each written as its members, those of others within it too.
+
+    >>> structures_of("%a = type { i8 }\\n%b = type { %a, i32 }\\n%c = type opaque")
+    {'%a': '{ i8 }', '%b': '{ { i8 }, i32 }', '%c': 'opaque'}
+    """
+    found = dict(re.findall(rf"^(%{_NAME}) = type (.*)$", module, re.MULTILINE))
+    done: dict[str, str] = {}
+
+    def members(name: str, depth: int = 0) -> str:
+        if name not in done and depth < MOST_LEVELS:
+            done[name] = name
+            whole = LOCAL_NAME.sub(
+                lambda inner: (
+                    members(inner.group(), depth + 1) if inner.group() in found else inner.group()
+                ),
+                found[name],
+            )
+            done[name] = whole if len(whole) <= MOST_CHARACTERS else name
+        return done.get(name, name)
+
+    return {name: members(name) for name in found}
+
 
 UNKNOWN = "<unknown>"
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from caldera.base.arguments import guard as _guard
 from caldera.comm.communicator import Communicator
-from caldera.comm.mesh import Mesh
 from caldera.comm.mpi import MpiCommunicator
 from caldera.comm.nccl import NcclCommunicator
 from caldera.comm.point_to_point import ANY_SOURCE
-from caldera.comm.request import Request
-from caldera.comm.single import SingleProcess
+from caldera.comm.ranks import Mesh, SingleProcess, restarted, world
+from caldera.comm.requests import Request
 from caldera.comm.traffic import Count, Counts, Traffic
 from caldera.comm.virtual import VirtualRank, run_virtual_ranks
-from caldera.comm.world import restarted, world
 from caldera.errors import RankLostError
 
 __all__ = [

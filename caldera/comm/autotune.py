@@ -20,7 +20,7 @@ from caldera.base.file_cache import FileCache
 from caldera.base.machine import this_machine
 from caldera.base.plain_data import json_digest
 from caldera.comm.algorithms.allreduce import default_algorithm
-from caldera.comm.algorithms.torus import sides
+from caldera.comm.algorithms.rings import sides
 
 if TYPE_CHECKING:
     from caldera.comm.communicator import Communicator

@@ -17,7 +17,8 @@ import numpy as np
 
 from caldera.comm import algorithms
 from caldera.comm.algorithms.allreduce import WITHIN_A_MACHINE, default_algorithm
-from caldera.comm.buffer_checks import (
+from caldera.comm.point_to_point import PointToPoint, Staging
+from caldera.comm.reduction import (
     check_alike,
     check_buffer,
     check_reduction,
@@ -25,10 +26,7 @@ from caldera.comm.buffer_checks import (
     checked_counts,
     same_memory,
 )
-from caldera.comm.point_to_point import PointToPoint
-from caldera.comm.progress_thread import PollBackoff, ProgressThread
-from caldera.comm.request import Request
-from caldera.comm.staging import Staging
+from caldera.comm.requests import PollBackoff, ProgressThread, Request
 from caldera.comm.traffic import Traffic
 from caldera.errors import CommError
 

@@ -20,7 +20,7 @@ from functools import partial
 import numpy as np
 
 from caldera.comm.mailboxes import Inbox, JobFailure, bytes_of
-from caldera.comm.shared_outbox import CAPACITY, SharedOutbox, can_share, mark_read, open_outbox
+from caldera.comm.shared_memory import CAPACITY, SharedOutbox, can_share, mark_read, open_outbox
 from caldera.errors import CommError, RankLostError
 
 HEADER = struct.Struct("<BHHQQ")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from caldera.comm.request import Done, Request
+from caldera.comm.requests import Done, Request
 from caldera.errors import CommError
 
 _ANY = -1

@@ -21,9 +21,8 @@ import numpy as np
 
 from caldera.comm.algorithms import volume
 from caldera.comm.algorithms.allreduce import default_algorithm
-from caldera.comm.algorithms.partition import SEGMENT_BYTES, bounds
+from caldera.comm.algorithms.segments import SEGMENT_BYTES, bounds
 from caldera.comm.autotune import AllreduceTuner
-from caldera.comm.buffer_checks import same_memory
 from caldera.comm.communicator import Communicator
 from caldera.comm.mpi_library import (
     MpiRequest,
@@ -35,10 +34,9 @@ from caldera.comm.mpi_library import (
     shares_cores,
     takes_cards,
 )
-from caldera.comm.point_to_point import ANY_SOURCE
-from caldera.comm.reduction import finish
-from caldera.comm.request import Done, Request
-from caldera.comm.staging import on_card, wait_for_kernels
+from caldera.comm.point_to_point import ANY_SOURCE, on_card, wait_for_kernels
+from caldera.comm.reduction import finish, same_memory
+from caldera.comm.requests import Done, Request
 from caldera.comm.traffic import Traffic
 from caldera.errors import CommError, RankLostError
 

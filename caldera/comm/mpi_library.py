@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera.base.config import settings
-from caldera.base.optional import optional_import
+from caldera.base.registry import optional_import
 from caldera.comm.mpi_implementation import MpiImplementation, defaults_for_ranks, implementation
-from caldera.comm.progress_thread import PollBackoff
-from caldera.comm.request import Request
+from caldera.comm.requests import PollBackoff, Request
 from caldera.errors import CommError
 
 if TYPE_CHECKING:

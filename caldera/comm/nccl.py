@@ -19,16 +19,16 @@ from typing import Any
 import numpy as np
 
 from caldera.base.config import settings
-from caldera.base.optional import optional_import
+from caldera.base.registry import optional_import
 from caldera.comm.algorithms import volume
-from caldera.comm.algorithms.partition import bounds, even_counts
+from caldera.comm.algorithms.segments import bounds, even_counts
 from caldera.comm.communicator import Communicator
+from caldera.comm.point_to_point import on_card
 from caldera.comm.reduction import must_widen
-from caldera.comm.request import Request
-from caldera.comm.staging import on_card
-from caldera.core.memory.cuda_stream import launching_stream
-from caldera.core.memory.device_array import address_of
+from caldera.comm.requests import Request
+from caldera.core.memory.cuda import launching_stream
 from caldera.core.memory.gpus import Card, card_count, cupy, own_card
+from caldera.core.memory.software import address_of
 from caldera.errors import CommError
 
 PACKAGE = "caldera[cuda]"

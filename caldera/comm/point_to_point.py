@@ -1,25 +1,149 @@
-"""Messages between two ranks: what a communicator needs, and all collectives can be built from.
+"""Messages between two ranks, with host staging of GPU buffers.
 
-Here stand the checks and the counters; how a buffer moves is said by those who implement the
-methods that begin with an underscore.
+This base class contains the checks and counters of a communicator. All collectives can be built
+from its messages; subclasses implement the transfers, in methods that start with an underscore.
+
+A communicator that reaches host memory only reads from a copy in pinned host memory, made once
+the GPU has finished writing; received data is copied to the GPU before any other work can use it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from caldera.comm.algorithms.collectives import exchange_messages
-from caldera.comm.algorithms.partition import SEGMENT_BYTES
-from caldera.comm.algorithms.segments import TAG
+from caldera.comm.algorithms.segments import SEGMENT_BYTES, TAG
 from caldera.comm.algorithms.volume import Volume
-from caldera.comm.buffer_checks import check_buffer
-from caldera.comm.request import Request
-from caldera.comm.staging import StagedReceive, copy_to_host, on_card, pinned_like
+from caldera.comm.reduction import check_buffer, same_memory
+from caldera.comm.requests import Request
 from caldera.comm.traffic import Traffic
+from caldera.core.memory.cuda import launching_stream
+from caldera.core.memory.gpus import Card, cupy
+from caldera.core.memory.software import DeviceArray, address_of
 from caldera.errors import CommError
+
+
+def on_card(buffer: np.ndarray) -> bool:
+    """Whether a buffer lies in memory that the host cannot reach."""
+    return isinstance(buffer, DeviceArray)
+
+
+def pinned_like(there: np.ndarray) -> np.ndarray:
+    """Host memory of the same shape that the card copies from and to at full speed."""
+    memory = cupy().cuda.alloc_pinned_memory(max(1, there.nbytes))
+    return np.frombuffer(memory, np.uint8, there.nbytes).view(there.dtype).reshape(there.shape)
+
+
+def copy_to_host(there: np.ndarray) -> np.ndarray:
+    """What a buffer on a card holds when everything launched before has run."""
+    here = pinned_like(there)
+    _copy(here, there, there, cupy().cuda.runtime.memcpyDeviceToHost)
+    return here
+
+
+def copy_to_device(there: np.ndarray, here: np.ndarray) -> None:
+    """Put host memory into a buffer on a card; it is there when this returns."""
+    _copy(there, here, there, cupy().cuda.runtime.memcpyHostToDevice)
+
+
+def wait_for_kernels(there: np.ndarray) -> None:
+    """Wait until everything launched before has run, so that others may read the buffer."""
+    with _its_card(there):
+        _wait(launching_stream())
+
+
+def _copy(target: np.ndarray, source: np.ndarray, there: np.ndarray, kind: Any) -> None:
+    stream = launching_stream()
+    with _its_card(there):
+        if not stream:
+            # Nobody says on which stream the buffer was written: it may be any of them.
+            _wait(0)
+        cupy().cuda.runtime.memcpyAsync(
+            address_of(target), address_of(source), there.nbytes, kind, stream
+        )
+        cupy().cuda.runtime.streamSynchronize(stream)
+
+
+def _wait(stream: int) -> None:
+    if stream:
+        cupy().cuda.runtime.streamSynchronize(stream)
+    else:
+        Card.current().synchronize()
+
+
+def _its_card(there: np.ndarray) -> Any:
+    attributes = cupy().cuda.runtime.pointerGetAttributes(address_of(there))
+    return cupy().cuda.Device(attributes.device)
+
+
+class Staging:
+    """Around one operation: `read` and `write` give buffers that the communicator reaches, and
+    what was written goes to its place when the operation has ended well."""
+
+    def __init__(self, reaches: Callable[[np.ndarray], bool]) -> None:
+        self._reaches = reaches
+        self._moved: list[tuple[np.ndarray, np.ndarray]] = []
+        self._written: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def read(self, buffer: np.ndarray) -> np.ndarray:
+        """A buffer with the same content."""
+        if self._reaches(buffer):
+            return buffer
+        here = copy_to_host(buffer)
+        self._moved.append((buffer, here))
+        return here
+
+    def write(self, buffer: np.ndarray) -> np.ndarray:
+        """A buffer whose content will be that of the given one; the same as was read, if it is."""
+        if self._reaches(buffer):
+            return buffer
+        for there, here in self._moved:
+            if same_memory(there, buffer):
+                found = here.reshape(buffer.shape)
+                break
+        else:
+            found = pinned_like(buffer)
+        self._written.append((buffer, found))
+        return found
+
+    def __enter__(self) -> Staging:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            for there, here in self._written:
+                copy_to_device(there, here)
+
+
+class StagedReceive(Request):
+    """A message for a card: received on the host, then copied."""
+
+    def __init__(self, request: Request, there: np.ndarray, here: np.ndarray) -> None:
+        self._request = request
+        self._there = there
+        self._here = here
+        self._stored = False
+
+    def wait(self) -> None:
+        self._request.wait()
+        self._store()
+
+    def test(self) -> bool:
+        if self._request.test():
+            self._store()
+            return True
+        return False
+
+    def _store(self) -> None:
+        self.source = self._request.source
+        if not self._stored:
+            copy_to_device(self._there, self._here)
+            self._stored = True
+
 
 ANY_SOURCE = -1
 """As the source of a `Recv`: the next message with that tag, whoever sent it."""

@@ -7,7 +7,7 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
-from caldera.base.amounts import bytes_text, seconds_text, table_lines
+from caldera.base.formatting import bytes_text, seconds_text, table_lines
 
 
 @dataclass

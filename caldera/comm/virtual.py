@@ -11,7 +11,7 @@ import numpy as np
 from caldera.base.arguments import refusal, within
 from caldera.comm.communicator import Communicator
 from caldera.comm.mailboxes import JobFailure, Mailboxes
-from caldera.comm.request import Request
+from caldera.comm.requests import Request
 from caldera.comm.traffic import Traffic
 from caldera.comm.watchdog import source_location
 from caldera.errors import CommError

@@ -7,14 +7,11 @@ ones, so that nothing is lost. `Compressor` says what they have in common.
 from __future__ import annotations
 
 from caldera.base.arguments import guard as _guard
-from caldera.compress._base import Compressor, compressors
-from caldera.compress.error_feedback import redistribute
-from caldera.compress.low_precision_weights import LowPrecisionWeights
-from caldera.compress.power_sgd import PowerSGD
-from caldera.compress.quantisers import QSGD, Cast, Lossless, OneBit, TernGrad
-from caldera.compress.random_k import RandomK
+from caldera.compress.compressor import Compressor, compressors, redistribute
+from caldera.compress.dense import QSGD, Cast, Lossless, LowPrecisionWeights, OneBit, TernGrad
+from caldera.compress.linear_compressors import PowerSGD, RandomK
 from caldera.compress.sparse import Link, SparseVector, predicted_seconds, sparse_allreduce
-from caldera.compress.topk import TopK
+from caldera.compress.top_k import TopK
 
 __all__ = [
     "QSGD",

@@ -1,24 +1,45 @@
-"""Sums of whole vectors in a code: each rank adds up one part of them and sends the sum around.
+"""Quantised allreduce of whole vectors, its quantisers, and low-precision weights.
 
-Rank r receives part r of all vectors, decodes and adds them in the order of the ranks, encodes the
-sum and sends it to all. Every value thus crosses the wire 2 (n - 1) / n times, as in a ring, and
-is rounded twice: once by the rank it comes from, once by the one that adds up. Both keep what they
-lost. A rank's own part of its own vector is not rounded, since it does not travel.
+Rank r receives part r of all vectors, decodes and adds them in rank order, encodes the sum and
+sends it to all. Every value thus crosses the wire 2 (n - 1) / n times, as in a ring, and is
+rounded twice: once by its source, once by the rank that sums. Both keep their rounding errors. A
+rank's own part of its own vector is not rounded, since it does not travel.
+
+Rounding weights to the nearest loses every update smaller than half a step of the format, and
+training stops; stochastic rounding keeps updates on average (Gupta and others, 2015). All ranks
+round the same parameter with the same draws, so their weights stay equal bit for bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Unpack
 
+import ml_dtypes
 import numpy as np
 
+from caldera.base.registry import nearest
 from caldera.comm import Communicator
-from caldera.compress._base import Compressor
-from caldera.compress.codecs import Codec
-from caldera.compress.messages import EMPTY, allgather_messages, alltoall_messages, bounds
-from caldera.compress.random_stream import RandomStream
+from caldera.compress.codecs import (
+    Codec,
+    HalfPrecisionCodec,
+    LosslessCodec,
+    QsgdCodec,
+    SignCodec,
+    TernaryCodec,
+)
+from caldera.compress.compressor import Compressor, CompressorState, Options, State, compressors
+from caldera.compress.messages import (
+    EMPTY,
+    RandomStream,
+    allgather_messages,
+    alltoall_messages,
+    bounds,
+)
 from caldera.core.tensor.dtype import HALVES
+from caldera.errors import ConfigError
+from caldera.kernels.native.compression import FORMATS, round_stochastically
 
 _SUMMANDS, _SUMS = 0, 1
 """The two stages, as far as chance is concerned."""
@@ -117,3 +138,185 @@ def _spread(vector: np.ndarray, arrays: Sequence[np.ndarray]) -> None:
     for array in arrays:
         array[...] = vector[start : start + array.size]
         start += array.size
+
+
+@compressors.register("cast")
+class Cast(DenseCompressor):
+    """16 bits a value: "bfloat16" or "float16". Sums are taken in float32.
+
+    >>> import numpy as np
+    >>> from caldera import comm, compress
+    >>> def work(communicator):
+    ...     gradient = np.array([1.0, 1e-8, 70000.0], np.float32)
+    ...     compress.Cast("bfloat16").exchange("w", gradient, communicator)
+    ...     return gradient.tolist()
+    >>> comm.run_virtual_ranks(2, work)[0]
+    [2.0, 2.0023435354232788e-08, 140288.0]
+    """
+
+    def __init__(
+        self, dtype: str = "bfloat16", *, feedback: bool = False, **options: Unpack[Options]
+    ) -> None:
+        super().__init__(**options)
+        self.code = HalfPrecisionCodec(dtype)
+        self.sum_codec = HalfPrecisionCodec(dtype)
+        self.feedback = feedback
+
+
+@compressors.register("qsgd")
+class QSGD(DenseCompressor):
+    """2, 4 or 8 bits a value, rounded by chance and unbiased (Alistarh and others, 2017).
+
+    `bucket` values share a scale. With `feedback` what rounding loses is kept for the next step:
+    then it is no longer unbiased step by step, but nothing is ever lost.
+
+    >>> from caldera import compress
+    >>> compress.QSGD(bits=4).code.size(1024)
+    520
+    """
+
+    def __init__(
+        self,
+        bits: int = 4,
+        *,
+        bucket: int = 512,
+        feedback: bool = False,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(**options)
+        self.code = QsgdCodec(bits, bucket)
+        self.sum_codec = QsgdCodec(bits, bucket)
+        self.feedback = feedback
+
+
+@compressors.register("terngrad")
+class TernGrad(DenseCompressor):
+    """Three levels, 1.6 bits a value, clipped at `clip` deviations (Wen and others, 2017).
+
+    A sum of n ranks has 2n + 1 levels, so sums travel in 8 bits.
+
+    >>> from caldera import compress
+    >>> compress.TernGrad().code.size(1000)
+    204
+    """
+
+    def __init__(
+        self, *, clip: float = 2.5, feedback: bool = False, **options: Unpack[Options]
+    ) -> None:
+        super().__init__(**options)
+        self.code = TernaryCodec(clip)
+        self.sum_codec = QsgdCodec(8)
+        self.feedback = feedback
+
+
+@compressors.register("one_bit")
+class OneBit(DenseCompressor):
+    """The signs, with two means for each `bucket` values; the error is kept and added to the next
+    gradient, both of what a rank sends and of the sums (Seide and others, 2014). What is kept acts
+    like momentum, of which an optimizer then needs none of its own; a learning rate and a weight
+    decay that suit dense sums without momentum suit it too.
+
+    >>> from caldera import compress
+    >>> compress.OneBit(bucket=1024).code.size(8192)
+    1088
+    """
+
+    def __init__(self, *, bucket: int = 512, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        self.code = SignCodec(bucket)
+        self.sum_codec = SignCodec(bucket)
+        self.feedback = True
+
+
+@compressors.register("lossless")
+class Lossless(DenseCompressor):
+    """Every bit of every value, packed where many are zero or repeated: equal to a plain sum.
+
+    Gradients of embeddings, and those behind a ReLU that never fired, are mostly zeros.
+
+    >>> import numpy as np
+    >>> from caldera import comm, compress
+    >>> def work(communicator):
+    ...     gradient = np.zeros((1000, 64), np.float32)
+    ...     gradient[communicator.rank] = 1.0
+    ...     compress.Lossless().exchange("embedding", gradient, communicator)
+    ...     return float(gradient.sum()), communicator.traffic.total.bytes_sent < 1000
+    >>> comm.run_virtual_ranks(2, work)
+    [(128.0, True), (128.0, True)]
+    """
+
+    def __init__(self, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        self.code = LosslessCodec()
+        self.sum_codec = LosslessCodec()
+        self.feedback = False
+
+
+class LowPrecisionWeights:
+    """Weights in "bfloat16", "float16", "float8_e4m3fn" or "float8_e5m2".
+
+    `store(name, weights)` gives the array to keep, rounded by chance; `round(name, weights)` does
+    the same in place of float32 weights; `broadcast` sends weights from one rank to all in this
+    format. Draws depend on the seed, the parameter and how often it was rounded: `state()` and
+    `restore` keep the latter.
+
+    >>> import numpy as np
+    >>> from caldera import compress
+    >>> low = compress.LowPrecisionWeights("bfloat16", seed=1)
+    >>> weight = np.ones(1000, np.float32)
+    >>> for _ in range(100):                      # a step of 1e-4 is far below bfloat16's 2**-8
+    ...     weight -= np.float32(1e-4)
+    ...     low.round("w", weight)
+    >>> round(float(weight.mean()), 3), low.store("w", weight).nbytes
+    (0.99, 2000)
+    """
+
+    def __init__(self, dtype: str = "bfloat16", seed: int = 0) -> None:
+        if dtype not in FORMATS:
+            raise ConfigError.build(
+                "LowPrecisionWeights",
+                expected="a format of fewer bits",
+                got=repr(dtype),
+                hint=nearest(dtype, FORMATS),
+            )
+        self.name = dtype
+        self.dtype = np.dtype(dtype if dtype == "float16" else getattr(ml_dtypes, dtype))
+        self.seed = seed
+        self._kept = CompressorState()
+
+    def round(self, name: str, weights: np.ndarray) -> None:
+        """Replace float32 weights by numbers of the format, near them and equal on average."""
+        random_stream = RandomStream(self.seed, self._kept.next_step(name), name)
+        weights[...] = round_stochastically(
+            np.ascontiguousarray(weights), self.name, random_stream.of(rank=0)
+        )
+
+    def store(self, name: str, weights: np.ndarray) -> np.ndarray:
+        """The weights rounded by chance, in the format's own dtype."""
+        rounded = np.array(weights, np.float32)
+        self.round(name, rounded)
+        return rounded.astype(self.dtype)
+
+    def broadcast(
+        self, weights: Mapping[str, np.ndarray], communicator: Communicator, root: int = 0
+    ) -> None:
+        """Send the root's float32 weights to all ranks in the format, in place on every rank."""
+        bytes_each = [array.size * self.dtype.itemsize for array in weights.values()]
+        message = np.empty(sum(bytes_each), np.uint8)
+        stored = [self.store(name, array) for name, array in weights.items()]
+        if communicator.rank == root and stored:
+            message[:] = np.concatenate([array.reshape(-1).view(np.uint8) for array in stored])
+        communicator.Bcast(message, root)
+        start = 0
+        for array, size in zip(weights.values(), bytes_each, strict=True):
+            part = message[start : start + size].copy().view(self.dtype)
+            array[...] = part.astype(np.float32).reshape(array.shape)
+            start += size
+
+    def state(self) -> State:
+        """How often each parameter was rounded, for a checkpoint."""
+        return self._kept.state()
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take up what `state()` gave."""
+        self._kept.restore(state)

@@ -12,9 +12,8 @@ from __future__ import annotations
 from caldera.base.arguments import guard as _guard
 from caldera.data.datasets.cifar import cifar10, cifar100
 from caldera.data.datasets.dataset import Dataset, arrays, split
-from caldera.data.datasets.digits import digits
+from caldera.data.datasets.handwritten_digits import digits, mnist
 from caldera.data.datasets.image_folder import images
-from caldera.data.datasets.mnist import mnist
 from caldera.data.datasets.tables import csv, csv_inputs, npz, table, table_inputs
 from caldera.data.datasets.texts import texts
 from caldera.data.datasets.windows import windows
@@ -23,21 +22,18 @@ from caldera.data.loading.loader import Loader
 from caldera.data.loading.pipeline import Pipeline
 from caldera.data.random_draws import Draw
 from caldera.data.schema import Column, Schema
-from caldera.data.sources.array_data import ArrayData
 from caldera.data.sources.as_data import as_data, source
 from caldera.data.sources.base import Data
 from caldera.data.sources.encoded_images import Files
-from caldera.data.sources.item_data import ItemData
+from caldera.data.sources.indexed_data import ArrayData, ItemData
 from caldera.data.sources.iterable_data import IterableData
 from caldera.data.sources.ragged_data import RaggedData
 from caldera.data.sources.shard_writer import write_shards
 from caldera.data.sources.shards import Shards
 from caldera.data.text.tokenizer import Tokenizer
-from caldera.data.transforms.colour import Colour
-from caldera.data.transforms.crop import Crop, Cutout, Mirror
 from caldera.data.transforms.decode import Decode
-from caldera.data.transforms.normalise import Normalise, SubtractMean
-from caldera.data.transforms.rotation import Rotate
+from caldera.data.transforms.geometry import Crop, Cutout, Mirror, Rotate
+from caldera.data.transforms.intensity import Colour, Normalise, SubtractMean
 from caldera.data.transforms.stage import Stage, Transform
 from caldera.data.transforms.targets import Mixup, OneHot
 

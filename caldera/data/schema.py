@@ -16,7 +16,6 @@ import numpy as np
 
 from caldera.base.plain_data import from_plain, to_plain
 from caldera.data.series import Series, TargetScale
-from caldera.data.tables.date_text import is_format
 from caldera.data.tables.encoders import (
     CYCLES,
     CategoryEncoder,
@@ -26,6 +25,7 @@ from caldera.data.tables.encoders import (
 )
 from caldera.data.tables.table import Table, Values, is_missing
 from caldera.data.tables.text_encoder import TextEncoder
+from caldera.data.tables.text_parsing import is_format
 from caldera.data.text.tokenizer import Tokenizer
 from caldera.errors import DataError
 

@@ -16,9 +16,19 @@ from caldera.compiler.sharding.distributions import (
 from caldera.compiler.sharding.layout import Layout
 from caldera.dmath.array import Array, evaluate
 from caldera.dmath.connect import connect, current, disconnect, spmd
-from caldera.dmath.creation import arange, array, eye, full, normal, ones, random, zeros
+from caldera.dmath.creation import (
+    arange,
+    array,
+    eye,
+    from_dask,
+    from_pandas,
+    full,
+    normal,
+    ones,
+    random,
+    zeros,
+)
 from caldera.dmath.files import load, save
-from caldera.dmath.hand_over import from_dask, from_pandas
 from caldera.dmath.linalg import add_row_col_sum, svd, svd_bound
 from caldera.dmath.session import Session
 from caldera.op import (

@@ -16,21 +16,18 @@ from caldera.compiler.sharding.distributions import Distribution, as_layout
 from caldera.compiler.sharding.layout import Layout
 from caldera.compiler.sharding.ops import place
 from caldera.compiler.sharding.rules.registry import default_layout
-from caldera.core.graph.body import substitute
 from caldera.core.graph.node import Node, Symbol
-from caldera.core.graph.ops.base import cast, full
+from caldera.core.graph.ops.base import cast, full, tensor
 from caldera.core.graph.ops.elementwise import where
-from caldera.core.graph.ops.leaf import tensor
 from caldera.core.graph.ops.movement import unslice
-from caldera.core.tensor.convert import array_of
-from caldera.core.tensor.dtype import bool_, canonical
+from caldera.core.graph.program import substitute
+from caldera.core.tensor.dtype import array_of, bool_, canonical
 from caldera.core.tensor.shape import Shape
 from caldera.dmath.blocks import Box, blocks_of, to_dask, to_pandas
 from caldera.dmath.connect import current
-from caldera.dmath.explain import Explanation, explained
+from caldera.dmath.explain import Explanation, explained, layout_picture
 from caldera.dmath.handle import Handle
 from caldera.dmath.numpy_protocol import apply_function, apply_ufunc
-from caldera.dmath.picture import layout_picture
 from caldera.dmath.session import Session
 from caldera.draw.svg import Picture
 from caldera.errors import ConfigError

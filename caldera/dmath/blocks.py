@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.base.optional import optional_import
+from caldera.base.registry import optional_import
 from caldera.compiler.sharding.layout import CartesianLayout, Layout
 from caldera.compiler.sharding.table_layout import TableLayout
 from caldera.errors import ConfigError, ShapeError

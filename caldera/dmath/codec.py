@@ -21,10 +21,10 @@ from caldera.compiler.sharding.layout import CartesianLayout
 from caldera.compiler.sharding.table_layout import TableLayout
 from caldera.compiler.sharding.volume import Links
 from caldera.core.graph import catalogue  # noqa: F401 - fills the table of ops
-from caldera.core.graph.body import Body, topological
 from caldera.core.graph.node import Node, Spec, Symbol
 from caldera.core.graph.opdef import ITEM, OPS, item, parameter
 from caldera.core.graph.ops.collective import Message
+from caldera.core.graph.program import Body, topological
 from caldera.core.tensor import Tensor
 from caldera.core.tensor.dtype import canonical
 from caldera.errors import ConfigError, DataError
@@ -78,7 +78,7 @@ def graph_key(outputs: Sequence[Node]) -> tuple[Hashable, tuple[Symbol, ...]]:
     """What is equal for graphs that `encode_graph` writes alike, and the leaves in its order.
     Nothing is written for it, unless there are constant arrays or loops: then it is the bytes.
 
-    >>> from caldera.core.graph.ops.leaf import tensor
+    >>> from caldera.core.graph.ops.base import tensor
     >>> spec = Spec((2,), np.dtype("float32"))
     >>> first, second = (tensor(symbol=Symbol("", spec, "tensor")) for _ in range(2))
     >>> graph_key([first])[0] == graph_key([second])[0]

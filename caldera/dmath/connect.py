@@ -8,14 +8,12 @@ import sys
 import threading
 
 from caldera.base.arguments import within
-from caldera.base.launchers import ranks_started
-from caldera.base.machine import usable_cores
+from caldera.base.machine import ranks_started, usable_cores
 from caldera.comm import Communicator, world
 from caldera.dmath.master import Master
 from caldera.dmath.processes import ProcessTeam
 from caldera.dmath.session import Session, SpmdSession
-from caldera.dmath.teams import MpiTeam, ThreadTeam
-from caldera.dmath.worker import Worker
+from caldera.dmath.workers import MpiTeam, ThreadTeam, Worker
 from caldera.errors import ConfigError
 
 MOST_WORKERS = 1024

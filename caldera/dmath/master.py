@@ -20,7 +20,7 @@ from caldera.comm import Traffic
 from caldera.compiler.sharding.layout import Layout
 from caldera.dmath.codec import decode, encode
 from caldera.dmath.handle import Handle
-from caldera.dmath.messages import (
+from caldera.dmath.protocol import (
     CALL,
     DATA_TAG,
     DEFINE,
@@ -43,7 +43,7 @@ from caldera.dmath.messages import (
 )
 from caldera.dmath.rank import Definition
 from caldera.dmath.session import PartOf, Session
-from caldera.dmath.teams import Team
+from caldera.dmath.workers import Team
 from caldera.errors import CalderaError, CommError
 
 COME_BACK_S = 5.0

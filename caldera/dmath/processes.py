@@ -16,8 +16,8 @@ from pathlib import Path
 import caldera
 from caldera.base.machine import usable_cores
 from caldera.comm.endpoint import Endpoint
-from caldera.comm.handshake import KEY_BYTES, Listener, gather_links
-from caldera.dmath.teams import SocketTeam
+from caldera.comm.local_sockets import KEY_BYTES, Listener, gather_links
+from caldera.dmath.workers import SocketTeam
 from caldera.errors import CommError
 
 START_S = 60.0

@@ -19,15 +19,14 @@ from typing import Any
 import numpy as np
 
 from caldera.comm import Communicator
-from caldera.comm.request import Request
+from caldera.comm.requests import Request
 from caldera.compiler.sharding.layout import Layout
 from caldera.compiler.sharding.transfer import redistributed
 from caldera.compiler.sharding.volume import volume
-from caldera.core.graph.body import topological
-from caldera.core.graph.node import Node, Spec, Symbol
+from caldera.core.graph.node import Node, Spec, Symbol, pinned
 from caldera.core.graph.opdef import ITEM, item
-from caldera.core.graph.ops.leaf import tensor
-from caldera.core.graph.pins import pinned
+from caldera.core.graph.ops.base import tensor
+from caldera.core.graph.program import topological
 from caldera.core.tensor import Tensor
 from caldera.core.tensor.dtype import DType
 from caldera.dmath.codec import register

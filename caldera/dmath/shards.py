@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from caldera.base.file_names import checked_file_name
+from caldera.base.file_access import checked_file_name
 from caldera.compiler.sharding.axis_split import positions
 from caldera.compiler.sharding.layout import Layout, Piece
 from caldera.core.tensor.dtype import canonical, complex128
 from caldera.dmath.codec import decode, encode
+from caldera.dmath.protocol import service
 from caldera.dmath.rank import Rank
-from caldera.dmath.services import service
 from caldera.dmath.sources import open_source, read_part
 from caldera.errors import CalderaError, DataError
 from caldera.io import map_safetensors, save_safetensors

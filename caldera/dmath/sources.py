@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from caldera.base.optional import optional_import
+from caldera.base.registry import optional_import
 from caldera.compiler.sharding.layout import Layout, Piece
 from caldera.core.tensor.dtype import DType, canonical
 from caldera.core.tensor.shape import Shape

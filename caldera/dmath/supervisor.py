@@ -16,9 +16,8 @@ import sys
 from contextlib import suppress
 
 from caldera.comm.endpoint import Endpoint
-from caldera.comm.handshake import join_links
-from caldera.dmath.teams import SocketTeam
-from caldera.dmath.worker import Worker
+from caldera.comm.local_sockets import join_links
+from caldera.dmath.workers import SocketTeam, Worker
 
 START_S = 60.0
 LOOKS_EVERY_S = 1.0

@@ -12,10 +12,14 @@ from os import PathLike
 from pathlib import Path
 
 from caldera.draw.axis import Axis
-from caldera.draw.html import Safe, inline_svg
-from caldera.draw.palette import CARD, LINE, PAPER, QUIET, TEXT
+from caldera.draw.page import Safe, inline_svg
 from caldera.draw.svg import (
+    CARD,
+    LINE,
+    PAPER,
+    QUIET,
     SANS,
+    TEXT,
     Picture,
     Point,
     element,

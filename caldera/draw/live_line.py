@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from caldera.base.notebook import html_text
-from caldera.base.optional import optional_import
+from caldera.base.formatting import html_text
+from caldera.base.registry import optional_import
 
 
 def live_line(console: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import IO, Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.base.file_limit import check_asked
+from caldera.base.file_access import check_asked
 from caldera.core.tensor.dtype import DType, bfloat16, canonical
 from caldera.core.tensor.shape import Shape, size
 from caldera.core.tensor.tensor import Tensor

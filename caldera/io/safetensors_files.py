@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.core.tensor import dtype as dtypes
-from caldera.core.tensor.convert import little_endian
+from caldera.core.tensor.dtype import little_endian
 from caldera.core.tensor.shape import Shape, size
 from caldera.core.tensor.tensor import Tensor
 from caldera.errors import ConfigError, DataError, DtypeError

@@ -23,18 +23,15 @@ from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import OPS
 from caldera.errors import ConfigError
 from caldera.kernels import tuning_cache
-from caldera.kernels.choice_table import table_text
-from caldera.kernels.common.scratch import at_most_workspace, workspace_limit
-from caldera.kernels.held_choices import held_or
+from caldera.kernels.choices import ORACLE, Source, Verdict, held_or, table_text, winner
+from caldera.kernels.common.binding import at_most_workspace, workspace_limit
 from caldera.kernels.learned_cost import CostModel, features
 from caldera.kernels.measure import measure
 from caldera.kernels.microbatch import SLICED, Batch, best_sizes, divided, least_workspace
-from caldera.kernels.race import Outcome
 from caldera.kernels.table import TABLE, Kernel, KernelTable
 from caldera.kernels.thread_counts import SHORT_S, with_a_shared_one, with_thread_counts
-from caldera.kernels.tuning_budget import TuningBudget
+from caldera.kernels.tuning import Outcome, TuningBudget
 from caldera.kernels.tuning_cache import Record
-from caldera.kernels.verdict import ORACLE, Source, Verdict, winner
 from caldera.kernels.workspace_share import keeping_to
 
 Fixed = Mapping[tuple[str, str], str]

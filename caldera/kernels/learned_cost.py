@@ -23,8 +23,8 @@ from caldera.core.graph.node import Node
 from caldera.core.tensor.dtype import NAMES
 from caldera.core.tensor.shape import Shape
 from caldera.kernels.common.blas_threads import single_threaded_blas
-from caldera.kernels.race import LOSS, expected_loss
 from caldera.kernels.table import Kernel
+from caldera.kernels.tuning import LOSS, expected_loss
 
 MOST_SAMPLES = 256
 """Measurements that are kept; when there are more, a quarter of them goes, the oldest."""

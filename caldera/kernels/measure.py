@@ -15,14 +15,14 @@ import numpy as np
 
 from caldera.core.graph.memory_format import laid_out
 from caldera.core.graph.node import Node, Spec
-from caldera.core.memory.heap import note_garbage
+from caldera.core.memory.host import note_garbage
 from caldera.core.tensor.dtype import DType, bfloat16, bool_, float16, float32, float64, is_float
 from caldera.core.tensor.shape import Shape
 from caldera.kernels.common.blas_threads import single_threaded_blas
-from caldera.kernels.race import Clock, Outcome, race
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import Call, Kernel, Runner
 from caldera.kernels.thread_counts import SHORT_S, is_shared, on_fewer_threads, seconds_in_plan
+from caldera.kernels.tuning import Clock, Outcome, race
 
 ALIGNMENT = 64
 TOLERANCE: dict[DType, float] = {float64: 1e-10, float32: 1e-4, float16: 1e-2, bfloat16: 4e-2}

@@ -20,7 +20,7 @@ import numpy as np
 from caldera.core.graph.node import Node, Spec, intern
 from caldera.core.graph.opdef import detached, parameter
 from caldera.core.tensor.dtype import float32, float64
-from caldera.kernels.common.scratch import at_most_workspace, workspace_bytes, workspace_limit
+from caldera.kernels.common.binding import at_most_workspace, workspace_bytes, workspace_limit
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer, natural_lanes
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner, in_sequence

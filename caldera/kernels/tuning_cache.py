@@ -17,8 +17,8 @@ from caldera.base.config import settings
 from caldera.base.file_cache import FileCache
 from caldera.base.machine import this_machine
 from caldera.base.plain_data import json_digest
-from caldera.core.graph.body import Body
 from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.program import Body
 from caldera.core.tensor.dtype import NAMES
 from caldera.kernels.microbatch import Batch
 from caldera.kernels.table import Kernel

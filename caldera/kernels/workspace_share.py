@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from caldera.core.graph.node import Node
-from caldera.kernels.common.scratch import at_most_workspace
+from caldera.kernels.common.binding import at_most_workspace
 from caldera.kernels.table import Call, Kernel, Runner
 
 UNITS = 1 << 14

@@ -48,7 +48,6 @@ from caldera.nn.basic import (
     layers,
     register,
 )
-from caldera.nn.columns import ColumnEmbedding
 from caldera.nn.composite import Add, Branches, Cell, Concat, Residual
 from caldera.nn.config import from_config, to_config
 from caldera.nn.convolution import Conv1D, Conv2D, Conv3D, ConvTranspose2D, DepthwiseConv2D
@@ -78,8 +77,8 @@ from caldera.nn.pooling import (
     Pooling2D,
     UpSampling2D,
 )
+from caldera.nn.preprocessing import ColumnEmbedding, Rescale
 from caldera.nn.recurrent import GRU, LSTM, RNN, Bidirectional
-from caldera.nn.scaling import Rescale
 from caldera.nn.skip_gram import SkipGram
 from caldera.nn.tracing import Context, LayerCall, context, trace
 

@@ -15,7 +15,7 @@ from caldera.core.tensor.shape import Shape
 from caldera.errors import ConfigError, DataError
 from caldera.nn.losses import Loss, losses
 from caldera.nn.task import SEQUENCE, Task
-from caldera.op.ctc import ctc_frames
+from caldera.op.loss import ctc_frames
 
 
 @losses.register("ctc")

@@ -33,9 +33,8 @@ from typing import Any, ClassVar, Self
 from caldera import op
 from caldera.base.arguments import checked
 from caldera.compiler.lazy import Expr, Variable, lift
-from caldera.core.graph.node import Node, Spec, Symbol, describe
+from caldera.core.graph.node import Node, Spec, Symbol, current_pin, describe, pinned
 from caldera.core.graph.opdef import scope
-from caldera.core.graph.pins import current_pin, pinned
 from caldera.core.memory import device as find_device
 from caldera.core.tensor.dtype import canonical, is_complex, is_float
 from caldera.errors import ConfigError, DtypeError, ShapeError

@@ -10,7 +10,7 @@ import numpy as np
 from caldera import op
 from caldera.base.config import settings
 from caldera.compiler.lazy import compile as compile_plan
-from caldera.core.tensor.convert import array_of
+from caldera.core.tensor.dtype import array_of
 from caldera.errors import ConfigError, DataError, NonFiniteError
 from caldera.op.arguments import as_count
 

@@ -10,8 +10,8 @@ them. Needs `pip install 'caldera[onnx]'`.
 from __future__ import annotations
 
 from caldera.base.arguments import guard as _guard
-from caldera.onnx.backend import Backend
 from caldera.onnx.model import ImportedModel, load
+from caldera.onnx.runtime import Backend
 from caldera.onnx.writing import export
 
 __all__ = ["Backend", "ImportedModel", "export", "load"]

@@ -13,7 +13,7 @@ from caldera.core.graph.node import Spec, Symbol
 from caldera.core.tensor.dtype import DType, canonical, float32, is_float
 from caldera.errors import ConfigError
 from caldera.nn.tracing import Context
-from caldera.onnx.operators.values import NeedsValue, Value
+from caldera.onnx.operators.registry import NeedsValue, Value
 from caldera.onnx.reading import Declared, Graph, Program, read_model
 from caldera.onnx.translate import translate
 from caldera.train.model import Model

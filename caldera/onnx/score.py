@@ -25,11 +25,11 @@ from unittest import mock
 
 import numpy as np
 
-from caldera.base.optional import optional_import
-from caldera.onnx.backend import Backend, Prepared
+from caldera.base.registry import optional_import
 from caldera.onnx.library import PACKAGE, WHERE, onnx
 from caldera.onnx.operators import OPERATORS
-from caldera.onnx.reading.parse import plain_domain
+from caldera.onnx.reading.parser import plain_domain
+from caldera.onnx.runtime import Backend, Prepared
 
 _IN_FILES = ("simple", "pytorch-converted", "pytorch-operator")
 

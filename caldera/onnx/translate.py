@@ -11,8 +11,7 @@ from caldera.compiler.lazy import Expr
 from caldera.core.graph.opdef import scope as error_scope
 from caldera.errors import ConfigError, DataError
 from caldera.onnx.operators import OPERATORS
-from caldera.onnx.operators.registry import CallContext, apply
-from caldera.onnx.operators.values import Value, check_size
+from caldera.onnx.operators.registry import CallContext, Value, apply, check_size
 from caldera.onnx.reading import Call, Function, Graph, Program, Reference
 
 MOST_CALLS = 1 << 20

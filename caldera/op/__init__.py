@@ -24,18 +24,24 @@ from caldera.op.activation import (
 )
 from caldera.op.arithmetic import (
     add,
+    angle,
     clip,
+    complex,
+    conj,
     div,
     floor_div,
+    imag,
     maximum,
     minimum,
     mod,
     mul,
     neg,
     pow,
+    real,
     sub,
+    view_as_complex,
+    view_as_real,
 )
-from caldera.op.attention import scaled_dot_product_attention
 from caldera.op.collective import all_gather, all_sum, sum_scatter
 from caldera.op.comparison import (
     equal,
@@ -54,21 +60,9 @@ from caldera.op.comparison import (
     not_equal,
     where,
 )
-from caldera.op.complex_numbers import (
-    angle,
-    complex,
-    conj,
-    imag,
-    real,
-    view_as_complex,
-    view_as_real,
-)
 from caldera.op.control import cond, scan, while_loop
 from caldera.op.convolution import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d
 from caldera.op.creation import arange, eye, full, linspace, ones, zeros
-from caldera.op.ctc import ctc_loss
-from caldera.op.cumulative import cummax, cummin, cumprod
-from caldera.op.embedding import skip_gram
 from caldera.op.fourier import (
     fft,
     fft2,
@@ -92,6 +86,7 @@ from caldera.op.indexing import (
     take_along_axis,
     top_k,
 )
+from caldera.op.layers import bias_add, embedding, linear, scaled_dot_product_attention, skip_gram
 from caldera.op.linalg import (
     cholesky,
     determinant,
@@ -113,11 +108,11 @@ from caldera.op.linalg import (
     tril,
     triu,
 )
-from caldera.op.linear import bias_add, embedding, linear
 from caldera.op.loss import (
     binary_cross_entropy,
     cross_entropy,
     cross_entropy_epsilon,
+    ctc_loss,
     hinge,
     huber,
     kl_divergence,
@@ -152,7 +147,6 @@ from caldera.op.normalisation import (
     local_response_norm,
     rms_norm,
 )
-from caldera.op.padding import pad
 from caldera.op.pooling import (
     avg_pool1d,
     avg_pool2d,
@@ -166,7 +160,9 @@ from caldera.op.product import cdist, cross, dot, einsum, kron, matmul, outer, t
 from caldera.op.random import (
     bernoulli,
     dropout,
+    multinomial,
     next_step,
+    permutation,
     random_normal,
     random_state,
     random_uniform,
@@ -177,6 +173,9 @@ from caldera.op.reduction import (
     any,
     argmax,
     argmin,
+    cummax,
+    cummin,
+    cumprod,
     cumsum,
     logsumexp,
     max,
@@ -187,12 +186,27 @@ from caldera.op.reduction import (
     sum,
     variance,
 )
-from caldera.op.sampling import multinomial, permutation
 from caldera.op.selection import bincount, nonzero, put_along_axis, scatter, searchsorted, unique
-from caldera.op.special import digamma, erfc, erfinv, hypot, lgamma, logaddexp
+from caldera.op.special import (
+    acos,
+    acosh,
+    asin,
+    asinh,
+    atan,
+    atan2,
+    atanh,
+    cosh,
+    digamma,
+    erfc,
+    erfinv,
+    hypot,
+    lgamma,
+    logaddexp,
+    sinh,
+    tan,
+)
 from caldera.op.state import assign
 from caldera.op.statistics import median, quantile, std
-from caldera.op.trigonometry import acos, acosh, asin, asinh, atan, atan2, atanh, cosh, sinh, tan
 from caldera.op.unary import (
     abs,
     cast,
@@ -220,6 +234,7 @@ from caldera.op.unary import (
     tanh,
     trunc,
 )
+from caldera.op.windows import pad
 
 __all__ = [
     "abs",

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from caldera.compiler.lazy import Expr, lift, lift_all
-from caldera.core.graph.body import Body, topological
 from caldera.core.graph.node import Node, Spec, Symbol, describe
 from caldera.core.graph.opdef import location
 from caldera.core.graph.ops import control
+from caldera.core.graph.ops.base import input_
 from caldera.core.graph.ops.elementwise import logical_and
 from caldera.core.graph.ops.elementwise import where as choose
-from caldera.core.graph.ops.leaf import input_
+from caldera.core.graph.program import Body, topological
 from caldera.core.tensor import Tensor
 from caldera.core.tensor.dtype import bool_
 from caldera.errors import CalderaError, ShapeError

@@ -13,7 +13,7 @@ from caldera.compiler.lazy import Expr
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops import base
 from caldera.core.graph.ops import elementwise as e
-from caldera.core.graph.ops.leaf import iota
+from caldera.core.graph.ops.base import iota
 from caldera.core.tensor.dtype import (
     DType,
     bool_,

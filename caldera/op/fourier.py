@@ -13,9 +13,8 @@ from typing import Any, Literal
 from caldera.compiler.lazy import Expr, as_float, lift
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops import fourier
-from caldera.core.graph.ops.base import cast
+from caldera.core.graph.ops.base import cast, constant
 from caldera.core.graph.ops.elementwise import mul
-from caldera.core.graph.ops.leaf import constant
 from caldera.core.graph.ops.movement import narrow, pad, view_as_complex, view_as_real
 from caldera.core.tensor.dtype import complex_of, part_of
 from caldera.core.tensor.shape import as_shape, normalise_axes, normalise_axis

@@ -14,8 +14,7 @@ from caldera.compiler.lazy.updating import set_at
 from caldera.core.graph.node import Node, describe
 from caldera.core.graph.opdef import location
 from caldera.core.graph.ops import elementwise, indexing
-from caldera.core.graph.ops.base import cast, full, reshape, sum_
-from caldera.core.graph.ops.leaf import constant, iota
+from caldera.core.graph.ops.base import cast, constant, full, iota, reshape, sum_
 from caldera.core.graph.ops.movement import concat, narrow
 from caldera.core.graph.ops.reduction import cumsum
 from caldera.core.tensor.dtype import bool_, int8, int64, is_integer, side_of_range

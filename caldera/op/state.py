@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from caldera.compiler.lazy import Expr, Variable, lift
-from caldera.core.graph.ops import leaf
+from caldera.core.graph.ops import base
 from caldera.core.graph.ops.base import broadcast_to, cast
 from caldera.errors import DtypeError
 
@@ -31,4 +31,4 @@ def assign(target: Variable, value: Any) -> Expr:
     new = lift(value, target.dtype)
     if new.shape == () and target.shape != ():
         new = broadcast_to(new, target.shape)
-    return Expr(leaf.assign(target.node, cast(new, target.dtype)))
+    return Expr(base.assign(target.node, cast(new, target.dtype)))

@@ -13,8 +13,7 @@ from typing import Any, Literal
 from caldera.compiler.lazy import Expr, as_float, lift
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops import elementwise, indexing
-from caldera.core.graph.ops.base import reduced_shape, reshape
-from caldera.core.graph.ops.leaf import constant
+from caldera.core.graph.ops.base import constant, reduced_shape, reshape
 from caldera.core.graph.ops.movement import concat, narrow, transpose
 from caldera.core.tensor.shape import normalise_axes, size
 from caldera.errors import ConfigError, ShapeError

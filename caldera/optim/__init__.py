@@ -6,18 +6,12 @@ from typing import Any
 
 from caldera.base.arguments import guard as _guard
 from caldera.optim._base import Minimum, Optimizer, optimizers
-from caldera.optim.adadelta import Adadelta
-from caldera.optim.adagrad import Adagrad
-from caldera.optim.adam import Adam, Adamax, AdamW, Nadam
-from caldera.optim.clip import Clip, ClipNorm, ClipValue, clips
-from caldera.optim.decay import L1, L2, Decay, Decoupled, decays
+from caldera.optim.adaptive import Adadelta, Adagrad, Adam, Adamax, AdamW, Nadam, RMSProp
 from caldera.optim.epoch_rule import EpochRule, GrowingBatch, ReduceOnPlateau, epoch_rules
-from caldera.optim.group import Group
-from caldera.optim.lamb import LAMB
-from caldera.optim.lars import LARS
-from caldera.optim.lion import Lion
-from caldera.optim.loss_scale import LossScale
-from caldera.optim.rmsprop import RMSProp
+from caldera.optim.gradients import Clip, ClipNorm, ClipValue, LossScale, clips
+from caldera.optim.large_batch import LAMB, LARS
+from caldera.optim.momentum import SGD, GradientDescent, Lion
+from caldera.optim.parameter_groups import L1, L2, Decay, Decoupled, Group, decays
 from caldera.optim.schedule import (
     Cosine,
     Exponential,
@@ -27,7 +21,6 @@ from caldera.optim.schedule import (
     StepDecay,
     schedules,
 )
-from caldera.optim.sgd import SGD, GradientDescent
 from caldera.optim.sharding import length, total
 
 

@@ -14,17 +14,14 @@ import numpy as np
 from caldera import op
 from caldera.base.configurable import Adjustable, Family
 from caldera.compiler.lazy import Expr, Variable, compile
-from caldera.core.graph.pins import pinned
+from caldera.core.graph.node import pinned
 from caldera.core.memory import Device
 from caldera.core.memory import device as find_device
 from caldera.core.tensor.dtype import float32, is_complex, promote
 from caldera.errors import ConfigError, DtypeError
-from caldera.optim.accumulate import Accumulation
-from caldera.optim.clip import Clip
-from caldera.optim.decay import L2, Decay
 from caldera.optim.epoch_rule import EpochRule
-from caldera.optim.group import Group, assign_groups
-from caldera.optim.loss_scale import LossScale
+from caldera.optim.gradients import Accumulation, Clip, LossScale
+from caldera.optim.parameter_groups import L2, Decay, Group, assign_groups
 from caldera.optim.schedule import Schedule, require_count, require_positive
 from caldera.optim.sharding import check_sharded_update, updating
 from caldera.optim.state_place import host_if_full

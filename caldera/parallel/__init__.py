@@ -67,10 +67,9 @@ from caldera.base.arguments import guard as _guard
 if TYPE_CHECKING:
     from caldera.parallel.asynchronous.hogwild import Hogwild
     from caldera.parallel.asynchronous.parameter_server import ParameterServer
-    from caldera.parallel.averaging.elastic import ElasticAveraging
     from caldera.parallel.averaging.ensemble import Ensemble
     from caldera.parallel.averaging.gossip import Gossip
-    from caldera.parallel.averaging.local_sgd import LocalSGD
+    from caldera.parallel.averaging.local_sgd import ElasticAveraging, LocalSGD
     from caldera.parallel.data.data_parallel import DataParallel
     from caldera.parallel.data.sharded import Sharded
     from caldera.parallel.pipeline.pipeline_parallel import PipelineParallel
@@ -82,7 +81,7 @@ if TYPE_CHECKING:
 # long as a third of what else it imports. The planner times training, which needs strategies.
 _LATER = {
     "DataParallel": "caldera.parallel.data.data_parallel",
-    "ElasticAveraging": "caldera.parallel.averaging.elastic",
+    "ElasticAveraging": "caldera.parallel.averaging.local_sgd",
     "Ensemble": "caldera.parallel.averaging.ensemble",
     "Gossip": "caldera.parallel.averaging.gossip",
     "Hogwild": "caldera.parallel.asynchronous.hogwild",

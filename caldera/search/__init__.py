@@ -9,24 +9,20 @@ study.best.model
 from __future__ import annotations
 
 from caldera.base.arguments import guard as _guard
+from caldera.search.algorithms.basic_samplers import Grid, Random, Swarm, Threshold
 from caldera.search.algorithms.controller import Controller
-from caldera.search.algorithms.early_stopping import ASHA, Hyperband, Median
-from caldera.search.algorithms.evolution import Evolution, HierarchicalEvolution
-from caldera.search.algorithms.grid import Grid
+from caldera.search.algorithms.early_stopping import ASHA, Hyperband, Median, Promotion
+from caldera.search.algorithms.evolution import PBT, Evolution, HierarchicalEvolution
 from caldera.search.algorithms.optuna_samplers import (
     CMAES,
     NSGA2,
     GaussianProcess,
     QuasiRandom,
 )
-from caldera.search.algorithms.pbt import PBT
-from caldera.search.algorithms.promotion import Promotion
-from caldera.search.algorithms.random import Random, Threshold
-from caldera.search.algorithms.swarm import Swarm
 from caldera.search.algorithms.tpe import TPE
+from caldera.search.analysis import Importance
 from caldera.search.architecture import cell, hierarchy, layers, make_cell, make_layers, repeat
 from caldera.search.dimension import Dimension, choice, integer, log, uniform
-from caldera.search.importance import Importance
 from caldera.search.luck import Luck, luck
 from caldera.search.method import Method, Proposal, methods
 from caldera.search.objective import (

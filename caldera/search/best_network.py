@@ -11,14 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from caldera.base.amounts import flops_text
 from caldera.base.file_cache import write_file
+from caldera.base.formatting import flops_text
 from caldera.base.plain_data import from_plain, to_plain
 from caldera.core.graph.program import Program
 from caldera.draw.graph import graph_svg
-from caldera.draw.html import Safe, card, table, tag
+from caldera.draw.page import Safe, card, table, tag
 from caldera.search.trial import Trial
-from caldera.train.report.graph import viewer
+from caldera.train.report.step import viewer
 from caldera.train.tracking.measure_run import network_record
 from caldera.train.tracking.run_record import NetworkRecord
 

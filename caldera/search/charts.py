@@ -10,16 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from caldera.base.notebook import html_table, note
+from caldera.base.formatting import html_table, note
 from caldera.draw.axis import Axis, axis_of, whole_axis
-from caldera.draw.bar_chart import Bar, bar_chart
-from caldera.draw.html import Safe
-from caldera.draw.learning_curves import short_number
+from caldera.draw.charts import Bar, bar_chart
 from caldera.draw.line_chart import Line, LineChart, figure, figure_svg
-from caldera.draw.palette import CATEGORICAL, QUIET
-from caldera.draw.parallel_coordinates import Coordinate, parallel_coordinates
-from caldera.draw.svg import Picture
-from caldera.search.overview import Column, Overview
+from caldera.draw.page import Safe
+from caldera.draw.run_charts import Coordinate, parallel_coordinates, short_number
+from caldera.draw.svg import CATEGORICAL, QUIET, Picture
+from caldera.search.analysis import Column, Overview
 from caldera.search.table import cell_text
 from caldera.search.trial import DONE, FAILED, STOPPED, Trial
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from caldera.base.config import settings
 from caldera.base.plain_data import from_plain, to_plain
-from caldera.kernels.held_choices import HeldChoices
+from caldera.kernels.choices import HeldChoices
 
 
 @dataclass(frozen=True)

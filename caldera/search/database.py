@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from caldera.base.optional import optional_import
+from caldera.base.registry import optional_import
 from caldera.errors import ConfigError
 from caldera.search.journal import held_lock
 

@@ -19,7 +19,7 @@ from caldera.base.config import settings
 from caldera.base.file_cache import write_file
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.errors import ConfigError
-from caldera.kernels.held_choices import holding
+from caldera.kernels.choices import holding
 from caldera.parallel import DataParallel
 from caldera.search.conditions import Conditions
 from caldera.search.objective import KNOWN_EARLY, MEASURED, Constraint, MissingMetric, Objective
@@ -28,8 +28,7 @@ from caldera.search.space import Space
 from caldera.search.trial import DONE, FAILED, STOPPED, Outcome, Row, Task
 from caldera.train.callbacks import Callback
 from caldera.train.model import Model
-from caldera.train.saving.progress import progress_bytes, restore_progress
-from caldera.train.saving.snapshot import Snapshot, reinitialise
+from caldera.train.saving.snapshot import Snapshot, progress_bytes, reinitialise, restore_progress
 from caldera.train.strategy import SingleProcessStrategy, Strategy
 
 if TYPE_CHECKING:

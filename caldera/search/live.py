@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from caldera.base.amounts import shortened
 from caldera.base.arguments import shown
-from caldera.base.optional import optional_import
+from caldera.base.formatting import shortened
+from caldera.base.registry import optional_import
 from caldera.comm import world
 from caldera.draw.live_line import live_line, print_line
 from caldera.errors import ConfigError

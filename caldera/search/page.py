@@ -13,12 +13,23 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from caldera.base.amounts import percent_text, seconds_text
 from caldera.base.file_cache import write_file
-from caldera.draw.html import Safe, card, facts, folded, scrolled, section, table, tag, tiles
+from caldera.base.formatting import percent_text, seconds_text
 from caldera.draw.line_chart import inline
-from caldera.draw.page import document
+from caldera.draw.page import (
+    Safe,
+    card,
+    document,
+    facts,
+    folded,
+    scrolled,
+    section,
+    table,
+    tag,
+    tiles,
+)
 from caldera.errors import ConfigError
+from caldera.search.analysis import FEWEST, Overview
 from caldera.search.best_network import network_cards
 from caldera.search.charts import (
     MOST_AXES,
@@ -30,8 +41,6 @@ from caldera.search.charts import (
     importance_bars,
     slice_charts,
 )
-from caldera.search.importance import FEWEST
-from caldera.search.overview import Overview
 from caldera.search.table import cell_text
 from caldera.search.trial import DONE, FAILED, RUNNING, STOPPED, WAITING, Trial
 

@@ -10,8 +10,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from caldera.base.optional import optional_import
 from caldera.base.plain_data import decoded, encoded, json_digest
+from caldera.base.registry import optional_import
 from caldera.errors import ConfigError, DataError
 from caldera.search.conditions import Conditions
 from caldera.search.database import Database

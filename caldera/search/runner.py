@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from caldera.core.tensor.seeding import checked_seed
+from caldera.core.tensor.random import checked_seed
 from caldera.errors import ConfigError
 from caldera.search.best_network import keep_network
 from caldera.search.job import Job
@@ -22,7 +22,7 @@ from caldera.search.scheduler import Scheduler, StudyCallback
 from caldera.search.space import Space
 from caldera.search.study import Study
 from caldera.search.workers import is_master, parse_workers, run_trials
-from caldera.search.workers.last_words import last_words, take_over
+from caldera.search.workers.ranks import last_words, take_over
 from caldera.train.arguments import folder as checked_folder
 from caldera.train.arguments import instances, plain_number, whole_number
 

@@ -10,7 +10,7 @@ import numpy as np
 from caldera.data import Dataset, Pipeline
 from caldera.data.random_draws import permutation
 from caldera.errors import ConfigError, DataError
-from caldera.train.held_out import Parts
+from caldera.train.data_adapters import Parts
 
 _NO_EPOCH = (1 << 32) - 2
 

@@ -12,12 +12,11 @@ from typing import Any
 from caldera.base.arguments import checked
 from caldera.draw.svg import Picture
 from caldera.errors import CalderaError, ConfigError, DataError
+from caldera.search.analysis import Importance, Overview
 from caldera.search.charts import plot_study, study_html
-from caldera.search.importance import Importance
 from caldera.search.job import Job, digest_of
 from caldera.search.luck import Luck
 from caldera.search.objective import Objective
-from caldera.search.overview import Overview
 from caldera.search.page import write_page
 from caldera.search.record import NAME, Record
 from caldera.search.space import Space

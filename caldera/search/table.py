@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from caldera.base.amounts import shortened, table_lines
-from caldera.base.optional import optional_import
+from caldera.base.formatting import shortened, table_lines
+from caldera.base.registry import optional_import
 
 _LONGEST = 40
 

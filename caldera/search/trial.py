@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from caldera.base.amounts import shortened
+from caldera.base.formatting import shortened
 from caldera.base.plain_data import decoded, encoded, from_plain
 from caldera.errors import ConfigError, DataError
 from caldera.search.space import Point

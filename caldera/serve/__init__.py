@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from caldera.base.arguments import guard as _guard
 from caldera.serve.application import Application, application
-from caldera.serve.limits import Limits
+from caldera.serve.http import Limits
 from caldera.serve.server import run
 
 __all__ = ["Application", "Limits", "application", "run"]

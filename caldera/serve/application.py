@@ -15,14 +15,22 @@ import numpy as np
 from caldera.base.registry import nearest
 from caldera.errors import CalderaError, ConfigError
 from caldera.serve import metrics
-from caldera.serve.answers import csv_answer, json_answer
 from caldera.serve.batcher import Batcher
-from caldera.serve.contract import Contract
-from caldera.serve.http import Answer, Gone, Message, Receive, Send, header, read_body
-from caldera.serve.limits import Limits
+from caldera.serve.http import (
+    Answer,
+    Gone,
+    Limits,
+    Message,
+    Receive,
+    Refusal,
+    Send,
+    header,
+    read_body,
+    shown,
+)
 from caldera.serve.page import page, policy
-from caldera.serve.refusal import Refusal, shown
 from caldera.serve.samples import CSV, JSON, Samples
+from caldera.serve.signature import Contract, csv_answer, json_answer
 from caldera.train.model import Model
 
 _LARGE = 1 << 16

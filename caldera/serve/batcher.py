@@ -17,9 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from caldera.errors import CalderaError
-from caldera.serve.limits import Limits
+from caldera.serve.http import Limits, Refusal
 from caldera.serve.metrics import Metrics
-from caldera.serve.refusal import Refusal
 
 Predict = Callable[[np.ndarray], np.ndarray]
 QUICK = 1e-3

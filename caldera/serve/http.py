@@ -1,16 +1,104 @@
-"""What of HTTP the service needs: requests with limits, and answers."""
+"""HTTP requests within limits, responses, and errors with a status and a reason."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from caldera.base.amounts import bytes_text
-from caldera.serve.limits import Limits
-from caldera.serve.refusal import Refusal
+from caldera.base.formatting import bytes_text
+from caldera.errors import CalderaError, ConfigError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a request may ask for, and how many of them are computed together.
+
+    - `batch_size`: samples that are computed at once.
+    - `body`: bytes of a request.
+    - `samples`: samples of a request.
+    - `pixels`: of an image before it is brought to the size that the model takes.
+    - `waiting`: samples that may wait for their turn; who comes then is told to try again.
+    - `seconds`: a request has to have come, and its answer has to have been computed, in that time.
+    - `connections`: clients at the same time.
+    - `drain`: seconds for which a service that has been told to end still takes requests, so that
+      clients that are connected learn of it.
+
+    >>> from caldera import serve
+    >>> serve.Limits(batch_size=0)
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: serve.Limits: expected batch_size to be a whole number
+    of at least 1, got 0
+    """
+
+    batch_size: int = 64
+    body: int = 8 << 20
+    samples: int = 4096
+    pixels: int = 1 << 24
+    waiting: int = 8192
+    seconds: float = 30.0
+    connections: int = 1024
+    drain: float = 2.0
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value, whole = getattr(self, each.name), each.type == "int"
+            least = 1 if whole else 0
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int if whole else int | float)
+                or not math.isfinite(value)
+                or value < least
+            ):
+                kind = "a whole number" if whole else "a number"
+                raise ConfigError.build(
+                    "serve.Limits",
+                    expected=f"{each.name} to be {kind} of at least {least}",
+                    got=repr(value),
+                )
+
+
+class Refusal(Exception):
+    """A request that is refused; `status` is that of HTTP.
+
+    >>> str(Refusal.build(415, "content-type", expected="application/json", got="text/html"))
+    'content-type: expected application/json, got text/html'
+    """
+
+    def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(text)
+        self.status = status
+        self.headers = dict(headers or {})
+
+    @classmethod
+    def build(
+        cls,
+        status: int,
+        where: str,
+        *,
+        expected: str = "",
+        got: str = "",
+        hint: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> Refusal:
+        """A refusal that reads as all errors of Caldera do."""
+        text = CalderaError.build(where, expected=expected, got=got, hint=hint)
+        return cls(status, str(text), headers)
+
+
+def shown(value: object, most: int = 60) -> str:
+    """What came, as short as a message can have it.
+
+    >>> shown("x" * 100, 10)
+    "'xxxxxx..."
+    """
+    # Only the beginning is written out: what came may be long.
+    text = repr(value[: most + 1] if isinstance(value, str | bytes | list) else value)
+    return text if len(text) <= most else text[: most - 3] + "..."
+
 
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -10,10 +10,9 @@ from functools import cache
 from pathlib import Path
 
 from caldera.data import Column
-from caldera.draw.html import Safe, join, tag
-from caldera.draw.palette import DARK, LIGHT
-from caldera.draw.svg import MONO, SANS
-from caldera.serve.contract import Contract
+from caldera.draw.page import Safe, join, tag
+from caldera.draw.svg import DARK, LIGHT, MONO, SANS
+from caldera.serve.signature import Contract
 
 _LARGEST_DRAWN = 64
 """Pixels of a side, up to which images are small enough to draw them by hand."""

@@ -11,15 +11,14 @@ import numpy as np
 from caldera.core.tensor.dtype import canonical, is_float
 from caldera.data.schema import Features
 from caldera.data.sources.base import SCALE, scaled
-from caldera.data.tables.delimited_text import parse_text
 from caldera.data.tables.table import MARKS, Table, column_of
 from caldera.data.tables.text_encoder import TextEncoder
+from caldera.data.tables.text_parsing import parse_text
 from caldera.data.transforms.decode import Decoder, Size
 from caldera.errors import DataError
 from caldera.io.csv_files import as_float
-from caldera.serve.contract import Contract
-from caldera.serve.limits import Limits
-from caldera.serve.refusal import Refusal, shown
+from caldera.serve.http import Limits, Refusal, shown
+from caldera.serve.signature import Contract
 
 JSON, CSV, PLAIN = "application/json", "text/csv", "text/plain"
 

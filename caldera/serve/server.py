@@ -13,11 +13,10 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
-from caldera.base.optional import optional_import
+from caldera.base.registry import optional_import
 from caldera.errors import ConfigError
 from caldera.serve.application import Application, application
-from caldera.serve.limits import Limits
-from caldera.serve.refusal import Refusal
+from caldera.serve.http import Limits, Refusal
 from caldera.train.model import Model
 
 _MOST_HEADERS, _A_HEADER = 1 << 15, 32

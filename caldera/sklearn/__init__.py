@@ -10,13 +10,12 @@ They pass every one of scikit-learn's own checks of an estimator.
 
 from __future__ import annotations
 
-from caldera.base.optional import optional_import as _optional_import
+from caldera.base.registry import optional_import as _optional_import
 
 # The error says what to install.
 _optional_import("sklearn", "'caldera[sklearn]'", "caldera.sklearn")
 
-from caldera.sklearn.classifier import CalderaClassifier
-from caldera.sklearn.regressor import CalderaRegressor
+from caldera.sklearn.estimators import CalderaClassifier, CalderaRegressor
 from caldera.sklearn.search import CalderaSearchCV
 
 __all__ = ["CalderaClassifier", "CalderaRegressor", "CalderaSearchCV"]

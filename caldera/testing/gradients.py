@@ -10,13 +10,11 @@ import numpy as np
 from caldera.base.arguments import refusal
 from caldera.compiler.lazy import Expr, Variable, compile, lift, var, wrap
 from caldera.compiler.passes.lower import lower
-from caldera.core.graph.body import topological
 from caldera.core.graph.differentiate import gradients
 from caldera.core.graph.ops.base import real, sum_
 from caldera.core.graph.ops.elementwise import mul
-from caldera.core.graph.program import Program
-from caldera.core.tensor.convert import array_of
-from caldera.core.tensor.dtype import complex128, float64, is_complex, is_inexact
+from caldera.core.graph.program import Program, topological
+from caldera.core.tensor.dtype import array_of, complex128, float64, is_complex, is_inexact
 from caldera.kernels.reference import interpreter
 
 STEP = 1e-3

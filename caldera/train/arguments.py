@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from caldera.core.tensor.convert import real_array_of
+from caldera.core.tensor.dtype import real_array_of
 from caldera.errors import ConfigError, DataError
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from caldera.compiler.plan.plan import Plan
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import canonical, is_float
 from caldera.data import Batch, Loader, Pipeline, Share
-from caldera.data.loading.device_stages import device_splits
+from caldera.data.loading.batch import device_splits
 from caldera.data.random_draws import LazyDraw
 from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
 

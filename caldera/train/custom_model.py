@@ -18,7 +18,7 @@ from caldera.compiler.plan.plan import Plan
 from caldera.core.memory import Device
 from caldera.core.memory import device as find_device
 from caldera.core.tensor.dtype import canonical
-from caldera.core.tensor.seeding import checked_seed, seeded
+from caldera.core.tensor.random import checked_seed, seeded
 from caldera.data import Loader, Pipeline, as_data
 from caldera.errors import ConfigError, NonFiniteError
 from caldera.nn.layer import Layer

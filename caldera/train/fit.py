@@ -16,21 +16,25 @@ from caldera.nn.task import MULTICLASS
 from caldera.optim import LossScale
 from caldera.train.batch_source import BatchSource, HostSource
 from caldera.train.callbacks import INTERRUPT, WARNINGS, Callback, StopOnSignal
-from caldera.train.data_digest import data_digest, weights_digest
+from caldera.train.data_adapters import Parts, refuse_channels_last
+from caldera.train.data_checks import (
+    adopt_targets,
+    check_schema,
+    check_targets,
+    data_digest,
+    learn_schema,
+    warn_of_one_class,
+    weights_digest,
+)
 from caldera.train.debug.nonfinite import StopAtNonFinite
-from caldera.train.given_data import refuse_channels_last
-from caldera.train.held_out import Parts
-from caldera.train.kept_steps import facts_of
 from caldera.train.progress import Progress
 from caldera.train.resident import resident
 from caldera.train.run import Run, Validation, loader_for
 from caldera.train.sample_weights import SampleWeights
 from caldera.train.saving.checkpointer import Checkpointer
 from caldera.train.saving.snapshot import reinitialise
-from caldera.train.schema_checks import check_schema, learn_schema
-from caldera.train.step import Steps, trace_network
+from caldera.train.step import Steps, facts_of, trace_network
 from caldera.train.strategy import RunSetup, SingleProcessStrategy, Strategy, default_strategy
-from caldera.train.target_checks import adopt_targets, check_targets, warn_of_one_class
 from caldera.train.tracking.history import History
 from caldera.train.tracking.summary import training_config
 

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera.base.arguments import within
-from caldera.base.notebook import note
+from caldera.base.formatting import note
 from caldera.data import Loader, Pipeline
 from caldera.draw.axis import axis_of
 from caldera.draw.line_chart import Line, LineChart, figure, figure_svg
-from caldera.draw.palette import CATEGORICAL
-from caldera.draw.svg import Picture
+from caldera.draw.svg import CATEGORICAL, Picture
 from caldera.errors import ConfigError
 from caldera.train.arguments import plain_number, whole_number
 from caldera.train.fit import make_steps

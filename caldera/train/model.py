@@ -12,12 +12,12 @@ import numpy as np
 
 from caldera import op, optim
 from caldera.base.arguments import checked, guarded, refuse_unknown
-from caldera.base.notebook import html_table, note
+from caldera.base.formatting import html_table, note
 from caldera.compiler.lazy import Expr
 from caldera.compiler.plan.explain import Explanation
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import canonical, is_float
-from caldera.core.tensor.seeding import seeded
+from caldera.core.tensor.random import seeded
 from caldera.data.datasets.tables import table_inputs
 from caldera.data.sources.base import SCALE, scaled
 from caldera.data.tables.reading import is_table
@@ -28,8 +28,7 @@ from caldera.nn.tracing import Context, trace
 from caldera.optim import Optimizer
 from caldera.train.arguments import folder, instances, truth, whole_number
 from caldera.train.callbacks import Callback
-from caldera.train.fit import FitOptions, TrainingData, evaluate, fit, make_steps
-from caldera.train.given_data import (
+from caldera.train.data_adapters import (
     as_ragged,
     joined,
     joined_validation,
@@ -37,6 +36,7 @@ from caldera.train.given_data import (
     predict_ragged,
     prediction_arrays,
 )
+from caldera.train.fit import FitOptions, TrainingData, evaluate, fit, make_steps
 from caldera.train.lr_find import LearningRates, lr_find
 from caldera.train.model_settings import GivenLoss, ModelSettings
 from caldera.train.saving.model_file import load_weights, save_model

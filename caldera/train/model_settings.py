@@ -13,7 +13,7 @@ from caldera.compiler.passes.precision import NAMES as PRECISIONS
 from caldera.core.memory import Device
 from caldera.core.memory import device as find_device
 from caldera.core.tensor.dtype import canonical, is_float
-from caldera.core.tensor.seeding import checked_seed
+from caldera.core.tensor.random import checked_seed
 from caldera.data.schema import Schema
 from caldera.data.series import TargetScale
 from caldera.errors import ConfigError, DeviceError
@@ -25,9 +25,8 @@ from caldera.nn.metrics import metrics as metric_names
 from caldera.nn.task import REGRESSION, SEQUENCE
 from caldera.optim import Optimizer
 from caldera.train.arguments import whole_number
-from caldera.train.kept_steps import KeptSteps
 from caldera.train.predictors import Predictors
-from caldera.train.step import Steps
+from caldera.train.step import KeptSteps, Steps
 from caldera.train.step_graph import MAIN, Objective
 
 OneLoss = str | Loss | Callable[[Expr, Expr], Expr]

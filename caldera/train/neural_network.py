@@ -24,7 +24,7 @@ from caldera.nn.losses import losses
 from caldera.nn.metrics import metrics
 from caldera.nn.normalisation import BatchNorm
 from caldera.nn.pooling import MaxPool2D
-from caldera.nn.scaling import Rescale
+from caldera.nn.preprocessing import Rescale
 from caldera.nn.tracing import trace
 from caldera.optim import Optimizer, optimizers
 from caldera.train.model import Model
@@ -36,8 +36,12 @@ from caldera.train.saving.model_file import (
     read_schema,
     read_tensors,
 )
-from caldera.train.saving.progress import progress_bytes, restore_progress
-from caldera.train.saving.snapshot import assign_all, model_variables
+from caldera.train.saving.snapshot import (
+    assign_all,
+    model_variables,
+    progress_bytes,
+    restore_progress,
+)
 
 _MOST_INPUTS = 64
 

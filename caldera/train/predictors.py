@@ -11,8 +11,7 @@ from caldera.compiler.lazy import compile
 from caldera.compiler.plan.cache import RecentPlans
 from caldera.compiler.plan.plan import Plan
 from caldera.core.memory.pool import rounded_up
-from caldera.train.plan_device import device_of_plans
-from caldera.train.step import MOST_SIZES
+from caldera.train.step import MOST_SIZES, device_of_plans
 from caldera.train.step_graph import main_output
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera.base.arguments import shown
-from caldera.base.optional import optional_import
+from caldera.base.registry import optional_import
 from caldera.draw.live_line import live_line, print_line
 from caldera.errors import ConfigError
 from caldera.train.callbacks import Callback

@@ -18,10 +18,9 @@ from caldera.base.config import settings
 from caldera.compiler.lazy import Expr
 from caldera.core.memory import DEVICE, Device
 from caldera.core.tensor import Tensor
-from caldera.core.tensor.convert import exactly
-from caldera.core.tensor.dtype import canonical
+from caldera.core.tensor.dtype import canonical, exactly
 from caldera.data import Batch, Data, IterableData, Loader, Pipeline, Share
-from caldera.data.loading.device_stages import can_run_on_device
+from caldera.data.loading.batch import can_run_on_device
 from caldera.data.random_draws import Draw, LazyDraw
 from caldera.data.sources.base import StoredArrays
 from caldera.train.batch_source import BatchSource, Values, array_names, as_words, by_name, in_shape

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.core.tensor.convert import real_array_of
-from caldera.core.tensor.dtype import is_float
+from caldera.core.tensor.dtype import is_float, real_array_of
 from caldera.data import Batch, Pipeline
 from caldera.errors import DataError
 

@@ -1,16 +1,21 @@
-"""The plans of a model: one graph for a training step, one for evaluation, one for prediction.
+"""Compiled plans of a model: one graph each for training, evaluation and prediction.
 
-Shapes are static in a plan, so each batch size has plans of its own; all of them share the model's
-variables. A step whose loss is not finite changes nothing, and its number is kept: so the state
-that led to it is still there when somebody asks why.
+Shapes are static in a plan, so each batch size has separate plans, which share the model's
+variables. A step whose loss is not finite changes nothing, and its number is stored: the state
+that led to it is still available for a diagnosis.
 
-On a device with memory of its own a plan is captured before it runs for the second time, and then
-replayed: a step is one launch that nobody waits for.
+On a device with separate memory a plan is captured before its second run and then replayed: a
+step is one asynchronous launch.
+
+The plans of the last `fit` are reused by the next one, so training in many short calls compiles
+once. They are reused only if nothing they depend on has changed. The steps detect changes of
+layers; the remaining facts are compared here. Facts that cannot be compared cause a new plan.
 """
 
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,30 +24,36 @@ from weakref import WeakSet
 import numpy as np
 
 from caldera import op
+from caldera.base.config import settings
 from caldera.compiler.lazy import Expr, Variable, compile
-from caldera.compiler.plan.cache import RecentPlans
+from caldera.compiler.plan.cache import MOST_BYTES, RecentPlans
 from caldera.compiler.plan.plan import Plan
-from caldera.core.tensor.seeding import seeded
+from caldera.core.memory import Device
+from caldera.core.tensor.random import seeded
 from caldera.data import Batch, Loader, Share
 from caldera.errors import DataError
 from caldera.nn.layer_watch import LayerWatch
 from caldera.nn.metrics import Metric
 from caldera.nn.tracing import Context, trace
 from caldera.optim import LossScale, Optimizer
-from caldera.train.batch_source import (
-    BatchSource,
-    HostSource,
-    as_words,
-    drawn,
-    synchronised_stream,
-)
+from caldera.train.batch_source import BatchSource, HostSource, as_words, drawn, synchronised_stream
 from caldera.train.metric_totals import MetricTotals
-from caldera.train.plan_device import device_of_plans
 from caldera.train.step_graph import AFTER_PARAMETERS, Objective, StepGraph
 from caldera.train.strategy import NO_VOTES, VOTES, SingleProcessStrategy, Strategy
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
+    from caldera.train.model_settings import ModelSettings
+
+
+def device_of_plans(model: ModelSettings, *, several_ranks: bool = False) -> Device | None:
+    """Where plans compute what is not pinned; None where `settings.placement` decides, because it
+    names a device or because several take part."""
+    if several_ranks:
+        return model.device
+    mixed = bool(model.pinned_variables()) or model.optimizer.apart is not None
+    return None if mixed or settings.placement != "auto" else model.device
+
 
 TRAINING, EVALUATION = "training", "evaluation"
 Votes = Sequence[float]
@@ -264,3 +275,72 @@ def trace_network(
     ):
         model(*inputs)
     return traced
+
+
+Facts = tuple[Any, ...]
+"""What a model's steps depend on, beside its layers."""
+
+
+class KeptSteps:
+    """The steps of a model's last run, as long as they hold no more than a few plans may."""
+
+    def __init__(self) -> None:
+        self._facts: Facts | None = None
+        self._steps: Steps | None = None
+
+    def take(self, facts: Facts | None, model: Model) -> Steps | None:
+        """The steps that were made for these facts, as new, if there are any. They are kept again
+        by `keep`, once a run has ended well."""
+        steps = self._steps if facts is not None and facts == self._facts else None
+        self.clear()
+        if steps is not None:
+            steps.model = model
+            steps.begin_again(model.seed, model.steps_done)
+        return steps
+
+    def keep(self, facts: Facts | None, steps: Steps) -> None:
+        """Keep the steps of a run that has ended, for others with the same facts."""
+        if facts is not None and steps.nbytes <= MOST_BYTES:
+            self._facts, self._steps = facts, steps
+            # A model that nobody uses goes at once: what it keeps must not hold on to it.
+            loose: Any = weakref.proxy(steps.model)
+            steps.model = loose
+
+    def clear(self) -> None:
+        """Let go of them."""
+        self._facts = self._steps = None
+
+
+def facts_of(
+    model: Model, strategy: Strategy, source: BatchSource, *, weighted: bool, targets: int
+) -> Facts | None:
+    """What steps for this would depend on; None if that cannot be told."""
+    alone = type(strategy) is SingleProcessStrategy
+    fed = isinstance(source, HostSource) and not source.has_stages
+    if not (alone and fed) or model.precision == "float16":
+        # Ranks plan together; data lie on the device; a loss scale begins anew with each run.
+        return None
+    optimizer = model.optimizer
+    if not type(optimizer).__module__.startswith("caldera."):
+        # Nobody knows what the rule of somebody else reads.
+        return None
+    numbers = {
+        name: value
+        for name, value in vars(optimizer).items()
+        if name != "state" and not name.startswith("_")
+    }
+    return (
+        id(strategy),
+        model.objective,
+        optimizer,
+        numbers,
+        model.metrics,
+        model.dtype,
+        model.precision,
+        model.device,
+        model.seed,
+        model.signature,
+        weighted,
+        targets,
+        repr(settings),
+    )

@@ -10,7 +10,7 @@ import numpy as np
 
 from caldera import op
 from caldera.compiler.lazy import Expr, Variable
-from caldera.core.tensor.seeding import seeded
+from caldera.core.tensor.random import seeded
 from caldera.errors import ConfigError, ShapeError
 from caldera.nn.losses import Loss, mean_by_sample
 from caldera.nn.metrics import Metric

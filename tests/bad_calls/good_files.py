@@ -15,7 +15,7 @@ import caldera as cd
 from caldera import data, nn
 from caldera.cli.recipe import read_recipe
 from caldera.train.report import run_page
-from caldera.train.saving.checkpoint_folder import CheckpointFolder
+from caldera.train.saving.checkpoint import CheckpointFolder
 from tests.unit.data.files import picture, write_mnist
 
 

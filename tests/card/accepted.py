@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from caldera.kernels.cuda.runtime import nvrtc
+from caldera.kernels.cuda.runtime import driver
 from caldera.kernels.cuda.runtime.driver import headers
 from tests.object_cache import CACHE, cached_file
 
@@ -121,8 +121,8 @@ def check_for_a_card(source: str) -> None:
 def _check(digest: str, compile_: Callable[[], object]) -> None:
     if digest in needed:
         return
-    if digest not in listed() and nvrtc.library() is not None:
-        folder = CACHE / "accepted" / ".".join(map(str, nvrtc.version()))
+    if digest not in listed() and driver.library() is not None:
+        folder = CACHE / "accepted" / ".".join(map(str, driver.version()))
         folder.mkdir(parents=True, exist_ok=True)
         if anew:
             (folder / digest).unlink(missing_ok=True)
@@ -136,8 +136,8 @@ def _check(digest: str, compile_: Callable[[], object]) -> None:
 
 
 def _compile(source: str, architecture: str) -> None:
-    options = QUICKLY if nvrtc.version() >= (13, 4) else QUICKLY[:1]
-    nvrtc.compile_source(source, included(source), architecture, options)
+    options = QUICKLY if driver.version() >= (13, 4) else QUICKLY[:1]
+    driver.compile_source(source, included(source), architecture, options)
 
 
 @cache
@@ -153,4 +153,4 @@ def write_list(digests: set[str]) -> None:
 
 
 def _heading() -> str:
-    return f"NVRTC-{'.'.join(map(str, nvrtc.version()))}-{'-'.join((ARCHITECTURE, *OTHERS))}"
+    return f"NVRTC-{'.'.join(map(str, driver.version()))}-{'-'.join((ARCHITECTURE, *OTHERS))}"

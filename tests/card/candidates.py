@@ -10,10 +10,10 @@ import numpy as np
 
 import caldera.kernels.cuda  # noqa: F401 - registers its kernels
 from caldera.compiler.lazy import Expr, lift
-from caldera.core.graph.body import topological
 from caldera.core.graph.memory_format import laid_out
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import ITEM, parameter
+from caldera.core.graph.program import topological
 from caldera.core.memory import Device
 from caldera.core.memory.gpus import cupy
 from caldera.core.tensor.dtype import BY_NAME, bool_, complex_of

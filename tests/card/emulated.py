@@ -27,8 +27,8 @@ from typing import Any
 from caldera.core.memory import device as find_device
 from caldera.core.memory.loopback import LoopbackDevice
 from caldera.core.memory.pool import Pool
+from caldera.kernels.cuda.runtime.device import CardProperties
 from caldera.kernels.cuda.runtime.driver import Driver, Size
-from caldera.kernels.cuda.runtime.properties import CardProperties
 from tests.card.accepted import check_for_a_card, included
 from tests.card.guards import GuardedPool, check_guards
 from tests.object_cache import CACHE, cached_file

@@ -12,7 +12,7 @@ from caldera.core.graph.ops import attention
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import BY_NAME
 from caldera.kernels.cuda.runtime import driver
-from caldera.kernels.cuda.runtime.properties import CardProperties
+from caldera.kernels.cuda.runtime.device import CardProperties
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE
 from tests.card.candidates import check, check_cases, run_kernel

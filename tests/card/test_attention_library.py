@@ -19,7 +19,7 @@ from caldera.core.memory import Device
 from caldera.core.memory.gpus import card_count
 from caldera.core.tensor.dtype import BY_NAME
 from caldera.kernels.cuda.attention import cudnn_sdpa
-from caldera.kernels.cuda.runtime import cudnn, libraries
+from caldera.kernels.cuda.runtime import cudnn, device
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
 from tests.card.candidates import run_kernel
@@ -37,7 +37,7 @@ Problem = tuple[Node, tuple[np.ndarray, ...]]
 def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCudnn]:
     """A library that does what cuDNN does."""
     fake = FakeCudnn()
-    monkeypatch.setattr(libraries, "cudnn", lambda: fake)
+    monkeypatch.setattr(device, "cudnn", lambda: fake)
     cudnn.handle.cache_clear()
     cudnn_sdpa.graph_of.cache_clear()
     yield fake

@@ -25,10 +25,10 @@ from caldera.kernels.cuda.convolution.small_channels.weight_gradient_tilings imp
 from caldera.kernels.cuda.normalisation import batchnorm_cooperative
 from caldera.kernels.cuda.persistent import PersistentStep, persistent_step
 from caldera.kernels.cuda.persistent.tasks import shared_floats
-from caldera.kernels.cuda.product.tiling import tiling
+from caldera.kernels.cuda.product.problem import tiling
+from caldera.kernels.cuda.runtime.device import CardProperties
 from caldera.kernels.cuda.runtime.driver import driver, use
-from caldera.kernels.cuda.runtime.properties import CardProperties
-from caldera.kernels.step_launch import STEP_FUSERS
+from caldera.kernels.runners import STEP_FUSERS
 from tests.card.emulated import CARDS, EmulatedDriver, UndrivenDriver, compiler, emulated_card
 
 pytestmark = pytest.mark.skipif(card_count() > 0, reason="a real card is what it is")

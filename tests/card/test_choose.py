@@ -23,7 +23,7 @@ from caldera.core.tensor.dtype import BY_NAME, float16, float32, int64
 from caldera.kernels import tuning_cache
 from caldera.kernels.choose import Choices
 from caldera.kernels.cuda.product import tiled
-from caldera.kernels.cuda.runtime import libraries
+from caldera.kernels.cuda.runtime import device
 from caldera.kernels.cuda.runtime import measure as on_card
 from caldera.kernels.measure import tolerance_of
 from caldera.kernels.reference import evaluate
@@ -264,7 +264,7 @@ def test_another_card_is_another_question(
 
 def test_facts_about_no_card() -> None:
     if not card_count():
-        assert libraries.facts()["card"].startswith("none")
+        assert device.facts()["card"].startswith("none")
 
 
 def test_how_far_off_a_result_may_be() -> None:

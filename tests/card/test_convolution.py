@@ -19,8 +19,8 @@ from caldera.core.memory import Device
 from caldera.core.tensor.dtype import BY_NAME
 from caldera.kernels.cuda.convolution import implicit_gemm, weight_gradient
 from caldera.kernels.cuda.convolution import source as convolution_source
-from caldera.kernels.cuda.convolution.parameters import Divider
-from caldera.kernels.cuda.product.tiling import TILES, Tile, Tiling
+from caldera.kernels.cuda.convolution.implicit_gemm import Divider
+from caldera.kernels.cuda.product.problem import TILES, Tile, Tiling
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE
 from tests.card.accepted import check_for_a_card

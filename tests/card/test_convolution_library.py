@@ -17,7 +17,7 @@ from caldera.core.memory.gpus import card_count
 from caldera.kernels.choose import choices
 from caldera.kernels.cuda.convolution import cudnn
 from caldera.kernels.cuda.product import cublas
-from caldera.kernels.cuda.runtime import cublaslt, libraries
+from caldera.kernels.cuda.runtime import cublaslt, device
 from caldera.kernels.cuda.runtime import cudnn as runtime_cudnn
 from caldera.kernels.microbatch import Batch, divided
 from caldera.kernels.reference import evaluate
@@ -47,7 +47,7 @@ def _forget() -> None:
 def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCudnn]:
     """A library that does what cuDNN does."""
     fake = FakeCudnn()
-    monkeypatch.setattr(libraries, "cudnn", lambda: fake)
+    monkeypatch.setattr(device, "cudnn", lambda: fake)
     _forget()
     yield fake
     _forget()
@@ -139,7 +139,7 @@ def test_what_cudnn_does_not_support(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake = FakeCudnn(refused=("conv2d_weight",))
-    monkeypatch.setattr(libraries, "cudnn", lambda: fake)
+    monkeypatch.setattr(device, "cudnn", lambda: fake)
     _forget()
     found = {node.op.name: bool(_kernels(node)) for node in nodes_of(TILED[0], "float32")}
     assert found == {"conv2d": True, "conv2d_input": True, "conv2d_weight": False}
@@ -177,7 +177,7 @@ def test_without_an_engine_for_the_ending_there_are_two_launches(
     card: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = FakeCudnn(refused=("add",))
-    monkeypatch.setattr(libraries, "cudnn", lambda: fake)
+    monkeypatch.setattr(device, "cudnn", lambda: fake)
     _forget()
     node = next(ended_of(TILED[0], "float32", ENDINGS[0]))
     assert [each.name for each in _kernels(node)] == ["cudnn", "cudnn 2"]
@@ -253,7 +253,7 @@ def test_products_of_our_own(card: Device, setting: Setting, dtype: str) -> None
 
 def test_products_by_the_library(card: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeCublasLt()
-    monkeypatch.setattr(libraries, "cublas_lt", lambda: fake)
+    monkeypatch.setattr(device, "cublas_lt", lambda: fake)
     _forget()
     for setting in POINTWISE:
         for node in nodes_of(setting, "float32"):

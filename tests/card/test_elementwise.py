@@ -9,14 +9,14 @@ import pytest
 
 import caldera as cd
 from caldera import op
-from caldera.core.graph.body import Body
 from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import OPS
 from caldera.core.graph.ops import elementwise
 from caldera.core.graph.ops.base import cast, sum_
 from caldera.core.graph.ops.control import fused
+from caldera.core.graph.program import Body
 from caldera.core.memory import Device
-from caldera.core.memory.device_array import DeviceArray
+from caldera.core.memory.software import DeviceArray
 from caldera.core.tensor.dtype import ALL, BY_NAME, bool_, is_complex, is_float
 from caldera.errors import CalderaError
 from caldera.kernels.cuda.codegen import loop_operands

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import caldera as cd
 from caldera import op
 from caldera.core.memory import Device
-from caldera.kernels.cuda.elementwise.horizontal_fusion import Touched, in_groups, needed_before
+from caldera.kernels.cuda.elementwise.fused import Touched, in_groups, needed_before
 from caldera.kernels.cuda.runtime.driver import driver
 from tests.card.emulated import EmulatedDriver
 

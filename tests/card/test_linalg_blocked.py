@@ -15,14 +15,20 @@ from caldera.core.graph.ops import factorisation, linalg
 from caldera.core.memory import Device
 from caldera.errors import DataError
 from caldera.kernels.cuda.linalg import (
-    blocked_cholesky,
-    blocked_qr,
-    blocked_solve,
+    blocked as blocked_cholesky,
+)
+from caldera.kernels.cuda.linalg import (
+    blocked as blocked_qr,
+)
+from caldera.kernels.cuda.linalg import (
+    blocked as blocked_solve,
+)
+from caldera.kernels.cuda.linalg import (
     cusolver,
     panels,
 )
 from caldera.kernels.cuda.linalg.panels import PANEL
-from caldera.kernels.cuda.runtime import cublaslt, libraries
+from caldera.kernels.cuda.runtime import cublaslt, device
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
 from tests.card.candidates import run_kernel, stand_ins
@@ -40,7 +46,7 @@ def blocked(card: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
         monkeypatch.setattr(module, "GROUP", 256)
     if isinstance(card, EmulatedCard):
         fake = FakeCublasLt()
-        monkeypatch.setattr(libraries, "cublas_lt", lambda: fake)
+        monkeypatch.setattr(device, "cublas_lt", lambda: fake)
         monkeypatch.setattr(cusolver, "card_count", lambda: 1)
         for module in (panels, blocked_solve, cusolver):
             monkeypatch.setattr(module, "cupy_array", lambda array: array)

@@ -8,7 +8,7 @@ import pytest
 from caldera.core.graph.memory_format import NHWC, laid_out
 from caldera.core.graph.node import Spec, intern
 from caldera.core.graph.opdef import OPS, parameter
-from caldera.core.graph.ops import base, leaf, movement
+from caldera.core.graph.ops import base, movement
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import BY_NAME
 from caldera.kernels.cuda.movement.copy import copy_calls, copying
@@ -123,7 +123,7 @@ def test_slices_back_in_place(
 def test_ranges(card: Device, dtype: str) -> None:
     longest = 2 if dtype == "bool" else 50
     for shape, axis in (((longest,), 0), ((3, longest), 1), ((longest, 4), 0), ((2, 2, 8), 1)):
-        node = leaf.iota(shape=shape, axis=axis, dtype=BY_NAME[dtype])
+        node = base.iota(shape=shape, axis=axis, dtype=BY_NAME[dtype])
         assert check(card, node, (), by=np.testing.assert_array_equal)
 
 

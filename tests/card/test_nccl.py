@@ -11,8 +11,8 @@ import pytest
 
 import caldera as cd
 from caldera.comm import Communicator, NcclCommunicator, SingleProcess
-from caldera.core.memory.device_array import DeviceArray
 from caldera.core.memory.gpus import card_count
+from caldera.core.memory.software import DeviceArray
 from caldera.testing.communicators import CONTRACT, Check
 
 pytestmark = pytest.mark.skipif(

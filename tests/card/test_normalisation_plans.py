@@ -11,7 +11,7 @@ import caldera as cd
 from caldera import op
 from caldera.compiler.lazy import forget_plans
 from caldera.core.memory import Device
-from caldera.kernels.cuda.codegen import strided
+from caldera.kernels.cuda.codegen import strides
 from tests.card.variants import numbers
 
 
@@ -37,7 +37,7 @@ def places(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     """With 32-bit places, and with the 64-bit ones that only large arrays need."""
     if request.param == "wide":
         forget_plans()
-        monkeypatch.setattr(strided, "_FEW", 0)
+        monkeypatch.setattr(strides, "_FEW", 0)
 
 
 def test_a_network_of_images(card: Device, places: None) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from caldera.core.memory import Device
 from caldera.core.memory.gpus import card_count
-from caldera.kernels.cuda.codegen.signature import Signature, const_pointer, pointer
+from caldera.kernels.cuda.codegen.expression import Signature, const_pointer, pointer
 from caldera.kernels.cuda.runtime.driver import headers
 from caldera.kernels.cuda.runtime.launch import Launch
 

@@ -15,14 +15,14 @@ from caldera import nn, op, optim
 from caldera.compiler.lazy import forget_plans
 from caldera.core.memory import Device
 from caldera.core.memory.gpus import card_count
-from caldera.kernels.common.loop_body import LoopBody
+from caldera.kernels.common.loops import LoopBody
 from caldera.kernels.cuda.persistent import PersistentStep, persistent_step
 from caldera.kernels.cuda.persistent.epilogue_fusion import Loop, Producer, fuse_epilogues
 from caldera.kernels.cuda.persistent.phases import early_in, in_phases
 from caldera.kernels.cuda.persistent.program import Program, assign_blocks
 from caldera.kernels.cuda.persistent.tasks import Task, plain, shared_floats
 from caldera.kernels.cuda.runtime.driver import driver, use
-from caldera.kernels.step_launch import STEP_FUSERS
+from caldera.kernels.runners import STEP_FUSERS
 from tests.card.emulated import PLAYED, EmulatedDriver, UndrivenDriver, emulated_card
 
 SAMPLES, WIDTH, CLASSES = 30, 20, 5

@@ -15,11 +15,11 @@ from caldera.core.graph.ops import epilogue, product
 from caldera.core.graph.ops.epilogue import ACTIVATIONS
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import BY_NAME
-from caldera.kernels.common.epilogue import Epilogue
+from caldera.kernels.common.product import Epilogue
 from caldera.kernels.cuda.product import padded, tiled
 from caldera.kernels.cuda.product.epilogue import EpilogueCode
-from caldera.kernels.cuda.product.tiling import TILES, Tile, Tiling
-from caldera.kernels.cuda.runtime import libraries
+from caldera.kernels.cuda.product.problem import TILES, Tile, Tiling
+from caldera.kernels.cuda.runtime import device
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call
 from tests.card.accepted import check_for_a_card
@@ -97,7 +97,7 @@ def test_sides_of_any_length(card: Device, monkeypatch: pytest.MonkeyPatch) -> N
     ):
         node = products(a, b, ta=ta, tb=tb, dtype=dtype)
         found = check(card, node, numbers(a, b, dtype=dtype), layouts=FEW_LAYOUTS)
-        assert ("cublas padded" in found) == (libraries.cublas_lt() is not None)
+        assert ("cublas padded" in found) == (device.cublas_lt() is not None)
 
 
 @pytest.fixture(params=TILES, ids=lambda tile: f"{tile.side}")

@@ -20,7 +20,7 @@ from caldera.core.memory.gpus import card_count
 from caldera.core.tensor.dtype import BY_NAME
 from caldera.kernels.cuda.product import cublas, padded
 from caldera.kernels.cuda.product.cublas import WORKSPACE_ALIGNMENT
-from caldera.kernels.cuda.runtime import cublaslt, libraries
+from caldera.kernels.cuda.runtime import cublaslt, device
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
@@ -42,7 +42,7 @@ def _forget() -> None:
 def lt(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCublasLt]:
     """A library that does what cuBLASLt does."""
     fake = FakeCublasLt()
-    monkeypatch.setattr(libraries, "cublas_lt", lambda: fake)
+    monkeypatch.setattr(device, "cublas_lt", lambda: fake)
     _forget()
     yield fake
     _forget()
@@ -128,7 +128,7 @@ def test_a_library_without_an_algorithm(
     card: Device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(libraries, "cublas_lt", lambda: FakeCublasLt(algorithms=0))
+    monkeypatch.setattr(device, "cublas_lt", lambda: FakeCublasLt(algorithms=0))
     _forget()
     assert not _kernels(products((20, 30), (30, 40), dtype="float32"))
     _forget()
@@ -304,8 +304,8 @@ def test_nothing_is_left_behind(card: Device, lt: FakeCublasLt) -> None:
 
 
 def test_without_the_library_our_own_kernels_serve(card: Device) -> None:
-    assert libraries.cublas_lt() is None
-    assert libraries.cudnn() is None
+    assert device.cublas_lt() is None
+    assert device.cudnn() is None
     node = products((20, 30), (30, 40), dtype="float32")
     assert [each.name for each in TABLE.candidates(node, "cuda")] == ["tiles"]
 

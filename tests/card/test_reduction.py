@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from caldera.core.graph.body import Body
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import OPS, parameter
 from caldera.core.graph.ops import elementwise, reduction
 from caldera.core.graph.ops.base import cast, sum_
 from caldera.core.graph.ops.control import fused
+from caldera.core.graph.program import Body
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import ALL, BY_NAME, is_complex, is_float
-from caldera.kernels.common.loop_body import loop_body_of
+from caldera.kernels.common.loops import loop_body_of
 from caldera.kernels.common.reduction import ReductionTask, with_axes
 from caldera.kernels.cuda.codegen.loop_operands import Numbers
 from caldera.kernels.cuda.product.problem import described

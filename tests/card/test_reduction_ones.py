@@ -18,7 +18,7 @@ from caldera.core.memory.gpus import card_count
 from caldera.core.tensor.dtype import BY_NAME
 from caldera.kernels.choose import choices
 from caldera.kernels.cuda.reduction import ones
-from caldera.kernels.cuda.runtime import cublaslt, libraries
+from caldera.kernels.cuda.runtime import cublaslt, device
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
 from tests.card.candidates import run_kernel, stand_ins
@@ -32,8 +32,8 @@ NAME = "product with ones"
 def _library(card: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if not card_count():
         fake = FakeCublasLt()
-        monkeypatch.setattr(libraries, "cublas_lt", lambda: fake)
-        monkeypatch.setattr(libraries, "may_measure", lambda: True)
+        monkeypatch.setattr(device, "cublas_lt", lambda: fake)
+        monkeypatch.setattr(device, "may_measure", lambda: True)
     monkeypatch.setattr(ones, "FEWEST_ELEMENTS", 8)
     caches = (cublaslt.handle, cublaslt.algorithms, ones._found)
     for known in caches:

@@ -9,7 +9,7 @@ import pytest
 
 import caldera as cd
 from caldera import op
-from caldera.compiler.passes import relu_mask as relu_mask_pass
+from caldera.compiler.passes import relu as relu_mask_pass
 from caldera.core.graph.ops.relu_mask import relu_mask, relu_mask_grad
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import BY_NAME

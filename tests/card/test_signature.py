@@ -7,7 +7,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from caldera.kernels.cuda.codegen.signature import Signature, const_pointer, i64, pointer, u32
+from caldera.kernels.cuda.codegen.expression import Signature, const_pointer, i64, pointer, u32
 from caldera.kernels.cuda.codegen.source import KernelTemplate, kernel_source
 
 

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from caldera import nn, optim
 from caldera.base.config import settings as config
-from caldera.compiler.plan import autotune
-from caldera.compiler.plan.stream_assignment import assign_streams
+from caldera.compiler.plan import step_fusion
+from caldera.compiler.plan.order import assign_streams
 from caldera.core.memory import Device
 from caldera.core.memory.gpus import card_count
 from caldera.core.memory.interface import StreamCall
 from caldera.core.memory.loopback import LoopbackStream
 from caldera.errors import NonFiniteError
-from caldera.kernels.cuda.elementwise.horizontal_fusion import Touched, grouped, needed_before
-from caldera.kernels.step_launch import Piece
+from caldera.kernels.cuda.elementwise.fused import Touched, grouped, needed_before
+from caldera.kernels.runners import Piece
 from caldera.kernels.table import Call
 from caldera.op.unary import exp
 from caldera.train.neural_network import NeuralNetwork
@@ -148,7 +148,7 @@ def _learnt(
 
     monkeypatch.setattr(LoopbackStream, "has_side_streams", True)
     monkeypatch.setattr(LoopbackStream, "launch_on_streams", launch_on_streams)
-    monkeypatch.setattr(autotune, "AutotunedGraph", lambda stream, forms: forms[1])
+    monkeypatch.setattr(step_fusion, "AutotunedGraph", lambda stream, forms: forms[1])
     generator = np.random.default_rng(0)
     x = generator.normal(size=(8, 3, 8, 8)).astype("float32")
     model = NeuralNetwork(

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from caldera.cli.commands import run as command
-from caldera.comm.launch import Launch
+from caldera.comm.processes import Launch
 from tests.cli.conftest import Caldera
 
 
@@ -49,7 +49,7 @@ def test_the_ranks_do_not_outlive_the_command() -> None:
     sleeps = [sys.executable, "-S", "-c", "import time; print(1, flush=True); time.sleep(60)"]
     script = (
         "import os\n"
-        "from caldera.comm.launch import Launch\n"
+        "from caldera.comm.processes import Launch\n"
         f"child = Launch({sleeps!r}, dict(os.environ)).start()\n"
         "print(child.pid, flush=True)\n"
         "child.wait()\n"

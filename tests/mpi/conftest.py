@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from caldera.comm.launch import launch
 from caldera.comm.mpi_implementation import find_launcher
+from caldera.comm.processes import launch
 
 JOBS = Path(__file__).parent / "jobs"
 ROOT = Path(__file__).parent.parent.parent

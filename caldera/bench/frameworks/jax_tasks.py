@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.base.optional import optional_import
+from caldera.base.registry import optional_import
 from caldera.bench.frameworks.base import Array, CustomTask, Framework, Task, Trainer
 from caldera.bench.frameworks.custom import JaxCustom
 from caldera.bench.frameworks.jax_training import JaxTrainer, jax_rule

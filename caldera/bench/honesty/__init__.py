@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from caldera.bench.honesty.check import Findings, check
 from caldera.bench.honesty.claims import Claims, Hardware, Run, Tuning
-from caldera.bench.honesty.verdict import FINE, NOT_SHOWN, VIOLATED, Verdict
+from caldera.bench.honesty.rules import FINE, NOT_SHOWN, VIOLATED, Verdict
 
 __all__ = [
     "FINE",

@@ -13,7 +13,7 @@ from caldera.base.registry import nearest
 from caldera.bench.honesty import more_rules, rules
 from caldera.bench.honesty.claims import Claims, claims_of
 from caldera.bench.honesty.from_bench import claims_of_bench, is_bench
-from caldera.bench.honesty.verdict import FINE, NOT_SHOWN, VIOLATED, Verdict
+from caldera.bench.honesty.rules import FINE, NOT_SHOWN, VIOLATED, Verdict
 from caldera.errors import ConfigError, DataError
 
 Rule = Callable[[Claims], Verdict]

@@ -19,7 +19,7 @@ from caldera.bench.honesty.claims import (
     Tuning,
 )
 from caldera.bench.workloads import WORKLOADS, LearningCase, TrainingCase
-from caldera.bench.workloads.learning import WEAK_SCALING
+from caldera.bench.workloads.training import WEAK_SCALING
 from caldera.errors import DataError
 
 

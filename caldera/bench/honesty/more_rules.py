@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 
-from caldera.bench.honesty.accuracy import is_lower, mean
 from caldera.bench.honesty.claims import STRONG, WALL_TIME, Claims, Run
-from caldera.bench.honesty.rules import names
-from caldera.bench.honesty.verdict import Verdict, fine, not_shown, violated
+from caldera.bench.honesty.rules import Verdict, fine, is_lower, mean, names, not_shown, violated
 
 LARGER = 1.1
 """How many times the usual numbers a sample may have."""

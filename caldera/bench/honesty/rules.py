@@ -1,13 +1,104 @@
-"""The twelve, each as a function of the claims; the ways are the keynote's.
+"""Rules 1 to 6 of the keynote's twelve ways to fool the masses, with their verdicts.
 
-1 to 6 are here, 7 to 12 in `more_rules`.
+Each rule is a function of the claims. Rules 7 to 12 are in `more_rules`.
 """
 
 from __future__ import annotations
 
-from caldera.bench.honesty.accuracy import is_lower, mean
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from caldera.bench.honesty.claims import KERNEL, STORAGE, SUBSET, WHOLE, Claims, Run
-from caldera.bench.honesty.verdict import Verdict, fine, not_shown, violated
+
+FINE = "fine"
+VIOLATED = "violated"
+NOT_SHOWN = "not shown"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a report keeps a rule.
+
+    >>> Verdict(fine("runs train to an accuracy").status, "...").passes
+    True
+    """
+
+    status: str
+    why: str
+    sentence: str = ""
+    """What should be added to the report."""
+    number: int = 0
+    rule: str = ""
+    """The short name of the rule, as `statements` has it."""
+    way: str = ""
+    """The way to fool the masses that the rule looks for."""
+    excusable: bool = False
+    """Whether a report may do this if it says so."""
+
+    @property
+    def passes(self) -> bool:
+        """Whether nothing is to be added."""
+        return self.status == FINE
+
+
+def fine(why: str) -> Verdict:
+    """The report keeps the rule.
+
+    >>> fine("nothing was scaled").status
+    'fine'
+    """
+    return Verdict(FINE, why)
+
+
+def violated(why: str, sentence: str, *, excusable: bool = False) -> Verdict:
+    """The report's own numbers break the rule.
+
+    >>> violated("only kernels", "Say so.").status
+    'violated'
+    """
+    return Verdict(VIOLATED, why, sentence, excusable=excusable)
+
+
+def not_shown(why: str, sentence: str) -> Verdict:
+    """The report does not say enough.
+
+    >>> not_shown("no hardware", "Name it.").status
+    'not shown'
+    """
+    return Verdict(NOT_SHOWN, why, sentence, excusable=True)
+
+
+LEAST = 0.005
+"""Half a per cent of the test samples: less is not called a difference."""
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean.
+
+    >>> mean([0.5, 0.7])
+    0.6
+    """
+    return math.fsum(values) / len(values)
+
+
+def is_lower(values: Sequence[float], than: Sequence[float]) -> bool:
+    """Whether an accuracy is lower by more than `LEAST` and more than seeds explain.
+
+    >>> is_lower([0.90], [0.92]), is_lower([0.90, 0.94], [0.93, 0.91]), is_lower([0.918], [0.92])
+    (True, False, False)
+    """
+    spread = 2.0 * math.sqrt(_error(values) + _error(than))
+    return mean(than) - mean(values) > max(LEAST, spread)
+
+
+def _error(values: Sequence[float]) -> float:
+    """The square of the standard error."""
+    if len(values) < 2:
+        return 0.0
+    middle = mean(values)
+    return math.fsum((each - middle) ** 2 for each in values) / (len(values) - 1) / len(values)
+
 
 SAME_AGE = 2
 """Years that hardware may lie apart in a comparison."""

@@ -11,14 +11,19 @@ from caldera.bench.levels import reference, schemes
 from caldera.bench.levels.difference import Difference
 from caldera.bench.levels.distribution import validate_compression, validate_scheme
 from caldera.bench.levels.learner import Learner, frameworks, learner
-from caldera.bench.levels.operators import validate_operator
 from caldera.bench.levels.trajectories import (
     validate_batches,
     validate_network,
     validate_optimizer,
     validate_sampler,
 )
-from caldera.bench.levels.validation import Finding, Validation, ValidationError, validation_page
+from caldera.bench.levels.validation import (
+    Finding,
+    Validation,
+    ValidationError,
+    validate_operator,
+    validation_page,
+)
 from caldera.bench.parts import Compression, Operator, Optimizer, Sampler, Scheme
 
 __all__ = [

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from caldera.bench.levels.difference import Difference
-from caldera.bench.measuring import peak_memory, reset_peak_memory
 from caldera.bench.parts import Array
 from caldera.bench.statistics import Estimate, median_of
+from caldera.bench.timing import peak_memory, reset_peak_memory
 from caldera.comm import Communicator
 from caldera.comm.traffic import Count, Counts
-from caldera.compiler.plan.roofline import cpu_peaks
+from caldera.compiler.plan.timing import cpu_peaks
 from caldera.core.tensor.dtype import float32
 
 Result = float | list[float] | None

@@ -17,7 +17,7 @@ import numpy as np
 
 from caldera import data, nn, optim, parallel
 from caldera.base.file_cache import write_file
-from caldera.bench.measuring import peak_memory
+from caldera.bench.timing import peak_memory
 from caldera.comm import Communicator, world
 from caldera.compress import compressors
 from caldera.nn.layer import Layer

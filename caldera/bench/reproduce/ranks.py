@@ -13,8 +13,8 @@ from typing import Any
 
 from caldera.bench.reproduce.rank_work import WORKS, Options
 from caldera.comm import run_virtual_ranks
-from caldera.comm.launch import launch
 from caldera.comm.mpi_implementation import find_launcher, library
+from caldera.comm.processes import launch
 from caldera.errors import CommError
 
 PROCESSES, THREADS = "processes", "threads of one process"

@@ -10,17 +10,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from caldera.base.amounts import seconds_text
 from caldera.base.config import settings
 from caldera.base.file_cache import write_file
+from caldera.base.formatting import seconds_text
 from caldera.base.plain_data import to_plain
 from caldera.bench.machine import code_version, machine_facts, package_versions
 from caldera.bench.reproduce.experiment import BESIDE, Experiment, Outcome, Plot, Row
 from caldera.draw.axis import axis_of
-from caldera.draw.html import section, table, tag
 from caldera.draw.line_chart import Line, LineChart, inline
-from caldera.draw.page import document
-from caldera.draw.palette import CATEGORICAL
+from caldera.draw.page import document, section, table, tag
+from caldera.draw.svg import CATEGORICAL
 
 BUSY = 2.0
 """A load for each core above which somebody else must compute too: it is taken at the end."""

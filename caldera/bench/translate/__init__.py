@@ -9,8 +9,7 @@ functions, so that it is as fast as the framework can be. Each framework is opti
 
 from __future__ import annotations
 
-from caldera.bench.translate.to_jax import JaxNetwork, JaxState, to_jax
-from caldera.bench.translate.to_torch import TorchNetwork, to_torch
+from caldera.bench.translate.networks import JaxNetwork, JaxState, TorchNetwork, to_jax, to_torch
 
 __all__ = [
     "JaxNetwork",

@@ -16,8 +16,7 @@ from caldera.bench.workloads.base import (
     Workload,
 )
 from caldera.bench.workloads.kernels import kernels
-from caldera.bench.workloads.learning import learning
-from caldera.bench.workloads.networks import networks
+from caldera.bench.workloads.training import learning, networks
 
 WORKLOADS: Registry[Workload] = Registry("work")
 """Work by name."""

@@ -12,16 +12,21 @@ from typing import Any
 from caldera.base.config import settings
 from caldera.base.file_cache import write_file
 from caldera.base.machine import card_state
-from caldera.bench.again import SLOWER, WITHIN, compare_reports, options_of, read_report
 from caldera.bench.case_runner import Options
 from caldera.bench.contestants import ACCURACIES, INSTALL, PEERS, missing_peers
 from caldera.bench.equality import PRECISIONS, REFERENCE_PRECISION
 from caldera.bench.mllog import log_text
-from caldera.bench.page import page
-from caldera.bench.previous import previous_sources
+from caldera.bench.previous_run import (
+    SLOWER,
+    WITHIN,
+    compare_reports,
+    options_of,
+    previous_sources,
+    read_report,
+)
+from caldera.bench.report import page, print_report
 from caldera.bench.results import Report
 from caldera.bench.session import Session
-from caldera.bench.table import print_report
 from caldera.bench.workloads import WORKLOADS, LearningCase, TrainingCase
 from caldera.cli.command import INTERRUPTED, Command
 from caldera.cli.option_types import Choice, Count, Names

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from caldera.base.optional import optional_import
+from caldera.base.registry import optional_import
 from caldera.cli.command import Command
 from caldera.cli.option_types import Choice
 from caldera.cli.options import OPTIONS

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from caldera.cli.command import Command
 from caldera.cli.optional_parts import Part, parts
-from caldera.train.tracking.environment import environment
+from caldera.train.tracking.run_record import environment
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -23,7 +23,7 @@ from caldera.cli.options import OPTIONS, add_option, given_options
 from caldera.cli.prediction_inputs import read_inputs
 from caldera.data import Schema
 from caldera.errors import ShapeError
-from caldera.serve.contract import is_classifier
+from caldera.serve.signature import is_classifier
 from caldera.train.model import Model
 from caldera.train.neural_network import load_model
 

@@ -9,7 +9,7 @@ from types import FrameType
 
 from caldera.cli.command import Command
 from caldera.cli.option_types import Count
-from caldera.comm.launch import Launch, launch
+from caldera.comm.processes import Launch, launch
 
 _ENDED_BY = (signal.SIGINT, signal.SIGTERM)
 """Who sends these wants the job to end, not to begin again."""

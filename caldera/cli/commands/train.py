@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from caldera.base.amounts import bytes_text
+from caldera.base.formatting import bytes_text
 from caldera.cli.build import (
     held_out,
     make_callbacks,
@@ -23,7 +23,7 @@ from caldera.cli.recipe import complete, read_recipe, write_recipe
 from caldera.cli.result_text import results_line
 from caldera.data import Dataset
 from caldera.train.neural_network import NeuralNetwork
-from caldera.train.saving.checkpoint_folder import CheckpointFolder
+from caldera.train.saving.checkpoint import CheckpointFolder
 from caldera.train.tracking.run_folder import CURVES, GRAPH, HISTORY, RUN, RunFolder
 
 RECIPE = "recipe.toml"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from time import perf_counter
 
-from caldera.base.amounts import seconds_text
 from caldera.base.config import settings
+from caldera.base.formatting import seconds_text
 from caldera.cli.command import Command
 from caldera.cli.model_argument import add_model_argument, find_model
 from caldera.cli.option_types import Count

@@ -1,24 +1,190 @@
-"""The allreduce algorithms by name, and which one to take."""
+"""Allreduce by name and its default, with doubling, halving and direct exchange.
+
+- **doubling**: in step k ranks that differ in bit k exchange everything they have. log2(n)
+  messages of the whole buffer: the fastest for buffers so short that only the number of messages
+  counts. Ranks beyond a power of two add their values to another rank's first and receive the
+  result last.
+- **halving**, after Rabenseifner: partners at distance n/2, n/4, ... 1 each take half of their
+  common part; then the halves are gathered in the opposite order. As few bytes as the ring in
+  fewer messages. Ranks beyond a power of two join before and after.
+- **direct**: every rank sends each part to the rank that sums it. As few bytes as the ring, in n
+  - 1 simultaneous messages. A sum of float16 or bfloat16 is formed in float32 from the original
+  values and rounded once, which algorithms that pass partial sums on cannot do without sending
+  more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from caldera.comm.algorithms.direct import direct
-from caldera.comm.algorithms.doubling import doubling
-from caldera.comm.algorithms.halving import halving
-from caldera.comm.algorithms.hierarchical import hierarchical
-from caldera.comm.algorithms.master import master
-from caldera.comm.algorithms.ring import ring
-from caldera.comm.algorithms.torus import torus
+from caldera.comm.algorithms.rings import hierarchical, master, ring, ring_allgather, torus
+from caldera.comm.algorithms.segments import (
+    bounds,
+    combine_from,
+    even_counts,
+    exchange,
+    start_receive,
+    start_send,
+    wait_all,
+)
 from caldera.comm.algorithms.window import window
-from caldera.comm.reduction import downcast, must_widen, upcast
+from caldera.comm.reduction import combine, downcast, finish, must_widen, upcast
 
 if TYPE_CHECKING:
     from caldera.comm.communicator import Communicator
+    from caldera.comm.point_to_point import PointToPoint
+
+
+def doubling(comm: PointToPoint, buffer: np.ndarray, op: str = "sum") -> None:
+    """Reduce a flat buffer over all ranks, in place.
+
+    >>> import numpy as np
+    >>> from caldera.comm import run_virtual_ranks
+    >>> def work(comm):
+    ...     number = np.array([float(comm.rank)])
+    ...     doubling(comm, number, "max")
+    ...     return number.item()
+    >>> run_virtual_ranks(3, work)
+    [2.0, 2.0, 2.0]
+    """
+    core, extra = core_ranks(comm.size)
+    if fold_in(comm, buffer, op):
+        distance = 1
+        while distance < core:
+            partner = comm.rank ^ distance
+            leaving = buffer.copy()
+            requests = start_send(comm, leaving, partner)
+            combine_from(comm, buffer, partner, op, theirs_first=partner < comm.rank)
+            wait_all(requests)
+            distance *= 2
+        finish(buffer, op, comm.size)
+    fold_out(comm, buffer, extra)
+
+
+def core_ranks(size: int) -> tuple[int, int]:
+    """The largest power of two that is not above `size`, and how many ranks are beyond it.
+
+    >>> core_ranks(6)
+    (4, 2)
+    """
+    core = 1 << (size.bit_length() - 1)
+    return core, size - core
+
+
+def fold_in(comm: PointToPoint, buffer: np.ndarray, op: str) -> bool:
+    """Ranks beyond the power of two give what they have away; whether this rank goes on."""
+    core, extra = core_ranks(comm.size)
+    if comm.rank >= core:
+        wait_all(start_send(comm, buffer, comm.rank - core))
+        return False
+    if comm.rank < extra:
+        combine_from(comm, buffer, comm.rank + core, op)
+    return True
+
+
+def fold_out(comm: PointToPoint, buffer: np.ndarray, extra: int) -> None:
+    """Ranks beyond the power of two get the result."""
+    core = comm.size - extra
+    if comm.rank >= core:
+        wait_all(start_receive(comm, buffer, comm.rank - core))
+    elif comm.rank < extra:
+        wait_all(start_send(comm, buffer, comm.rank + core))
+
+
+def halving(comm: PointToPoint, buffer: np.ndarray, op: str = "sum") -> None:
+    """Reduce a flat buffer over all ranks, in place.
+
+    >>> import numpy as np
+    >>> from caldera.comm import run_virtual_ranks
+    >>> def work(comm):
+    ...     numbers = np.arange(5.0)
+    ...     halving(comm, numbers)
+    ...     return numbers.tolist()
+    >>> run_virtual_ranks(4, work)[3]
+    [0.0, 4.0, 8.0, 12.0, 16.0]
+    """
+    core, extra = core_ranks(comm.size)
+    if fold_in(comm, buffer, op):
+        _halve_and_double(comm, buffer, op, core)
+    fold_out(comm, buffer, extra)
+
+
+def _halve_and_double(comm: PointToPoint, buffer: np.ndarray, op: str, core: int) -> None:
+    parts = bounds(even_counts(buffer.size, core))
+
+    def stretch(first: int, count: int) -> np.ndarray:
+        return buffer[parts[first][0] : parts[first + count - 1][1]]
+
+    distance = core // 2
+    first = 0
+    while distance:
+        partner = comm.rank ^ distance
+        mine, theirs = first, first + distance
+        if comm.rank & distance:
+            mine, theirs = theirs, mine
+        requests = start_send(comm, stretch(theirs, distance), partner)
+        combine_from(comm, stretch(mine, distance), partner, op)
+        wait_all(requests)
+        first = mine
+        distance //= 2
+    finish(stretch(first, 1), op, comm.size)
+    distance = 1
+    while distance < core:
+        partner = comm.rank ^ distance
+        other = first ^ distance
+        exchange(comm, stretch(first, distance), partner, stretch(other, distance), partner)
+        first = min(first, other)
+        distance *= 2
+
+
+def direct(comm: PointToPoint, buffer: np.ndarray, op: str = "sum") -> None:
+    """Reduce a flat buffer over all ranks, in place.
+
+    >>> import numpy as np
+    >>> from caldera.comm import run_virtual_ranks
+    >>> def work(comm):
+    ...     numbers = np.full(3, 60000, np.float16)
+    ...     direct(comm, numbers, "mean")
+    ...     return numbers.tolist()
+    >>> run_virtual_ranks(3, work)[0]
+    [60000.0, 60000.0, 60000.0]
+    """
+    counts = even_counts(buffer.size, comm.size)
+    begin, end = bounds(counts)[comm.rank]
+    buffer[begin:end] = direct_reduce_scatter(comm, buffer, counts, op)
+    ring_allgather(comm, buffer, counts)
+
+
+def direct_reduce_scatter(
+    comm: PointToPoint, send: np.ndarray, counts: Sequence[int], op: str
+) -> np.ndarray:
+    """The reduction of this rank's part, in the order of the ranks."""
+    parts = bounds(counts)
+    begin, end = parts[comm.rank]
+    others = [(comm.rank + distance) % comm.size for distance in range(1, comm.size)]
+    received = {rank: np.empty(end - begin, send.dtype) for rank in others}
+    # Nearest neighbours first on both sides, so that not all of them send to one rank at once.
+    arriving = {rank: start_receive(comm, received[rank], rank) for rank in reversed(others)}
+    leaving = [r for rank in others for r in start_send(comm, send[slice(*parts[rank])], rank)]
+    received[comm.rank] = send[begin:end]
+    halves = must_widen(send.dtype, op)
+
+    def numbers_of(rank: int) -> np.ndarray:
+        wait_all(arriving.get(rank, []))
+        return upcast(received[rank], comm.size) if halves else received[rank]
+
+    total = numbers_of(0).copy()
+    for rank in range(1, comm.size):
+        combine(total, numbers_of(rank), op)
+    wait_all(leaving)
+    if halves:
+        return downcast(total, send.dtype, op, comm.size)
+    finish(total, op, comm.size)
+    return total
+
 
 Algorithm = Callable[["Communicator", np.ndarray, str], None]
 

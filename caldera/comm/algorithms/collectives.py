@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from caldera.comm.algorithms.direct import direct_reduce_scatter
-from caldera.comm.algorithms.partition import bounds, even_counts, segments
-from caldera.comm.algorithms.ring import ring_allgather, ring_reduce_scatter
+from caldera.comm.algorithms.allreduce import direct_reduce_scatter
+from caldera.comm.algorithms.rings import ring_allgather, ring_reduce_scatter
 from caldera.comm.algorithms.segments import (
     TAG,
+    bounds,
+    even_counts,
     post_receive,
     post_send,
     segment_elements,
+    segments,
     start_receive,
     start_send,
     wait_all,
 )
 from caldera.comm.reduction import must_widen
-from caldera.comm.request import Request
+from caldera.comm.requests import Request
 
 if TYPE_CHECKING:
     from caldera.comm.point_to_point import PointToPoint

@@ -1,19 +1,61 @@
-"""Long messages in segments: combined as they arrive, so that link and processor both have work."""
+"""Partition of buffers into parts and segments, and pipelined exchange of segments.
+
+Long messages are sent in segments and combined as they arrive, so that link and processor work
+concurrently.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from caldera.comm.algorithms.partition import segments
 from caldera.comm.reduction import combine
-from caldera.comm.request import Request
+from caldera.comm.requests import Request
 
 if TYPE_CHECKING:
     from caldera.comm.point_to_point import PointToPoint
+
+
+SEGMENT_BYTES = 61440
+"""What travels as one message where somebody waits for it. Smaller than what MPI sends without
+asking the receiver first, and large enough that the cost of a message is small beside it."""
+
+
+def even_counts(elements: int, parts: int) -> list[int]:
+    """As equal as possible, the larger parts first.
+
+    >>> even_counts(10, 4)
+    [3, 3, 2, 2]
+    """
+    size, larger = divmod(elements, parts)
+    return [size + (part < larger) for part in range(parts)]
+
+
+def bounds(counts: Sequence[int]) -> list[tuple[int, int]]:
+    """Where each part begins and ends.
+
+    >>> bounds([3, 0, 2])
+    [(0, 3), (3, 3), (3, 5)]
+    """
+    ends = [0]
+    for count in counts:
+        ends.append(ends[-1] + count)
+    return list(pairwise(ends))
+
+
+def segments(part: tuple[int, int], elements: int) -> list[tuple[int, int]]:
+    """A part in pieces of at most `elements` elements.
+
+    >>> segments((10, 15), 2)
+    [(10, 12), (12, 14), (14, 15)]
+    """
+    begin, end = part
+    return [(at, min(at + elements, end)) for at in range(begin, end, elements)]
+
 
 TAG = 16384
 """One tag serves all collectives: messages between two ranks keep their order, and all ranks call

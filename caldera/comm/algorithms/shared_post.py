@@ -16,7 +16,7 @@ from caldera.comm.shared_memory import LINE, SharedMemory, made_once
 
 if TYPE_CHECKING:
     from caldera.comm.communicator import Communicator
-    from caldera.comm.request import Request
+    from caldera.comm.requests import Request
 
 ROOM_BYTES, ALL_ROOM_BYTES = 8 << 20, 64 << 20
 """Of a rank, at most, and of all ranks together."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from caldera.comm.algorithms.partition import even_counts
+from caldera.comm.algorithms.segments import even_counts
 
 
 class Volume(NamedTuple):

@@ -1,25 +1,140 @@
-"""From nodes to a plan: the passes, the choice of a device, and the plans already made."""
+"""Compilation of nodes to a plan: device selection, passes, kernels and the cache of plans.
+
+A plan is made for one device and its available memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
-from caldera.base.config import settings
-from caldera.compiler.lazy.device_plan import How, plan_on, structures
+from caldera.base.config import DEFAULT_WORKSPACE, settings
+from caldera.compiler.passes.collectives import collectives
+from caldera.compiler.passes.pipeline import narrowed, optimise
+from caldera.compiler.passes.precision import HALF_NAMES
+from caldera.compiler.passes.structure_cache import StructureCache
+from caldera.compiler.passes.weight_updates import weight_copies
 from caldera.compiler.plan.cache import SharedPlans, program_key
+from caldera.compiler.plan.memory_limit import room_for
+from caldera.compiler.plan.operands import WeightCopies, copy_on
 from caldera.compiler.plan.placement.assign import default_device, homes, is_mixed, place_nodes
-from caldera.compiler.plan.placement.costs import MeasuredCosts
+from caldera.compiler.plan.placement.min_cut import MeasuredCosts
 from caldera.compiler.plan.placement.parts import parts_of
 from caldera.compiler.plan.placement.placed_plan import PlacedPlan
 from caldera.compiler.plan.plan import Plan
-from caldera.core.graph.node import Node
-from caldera.core.graph.pins import pinned
+from caldera.core.graph.node import Node, Symbol, pinned
+from caldera.core.graph.opdef import detached
+from caldera.core.graph.ops.base import cast, variable
 from caldera.core.graph.program import Program, program_of
 from caldera.core.memory import Device
 from caldera.core.memory import device as find_device
 from caldera.errors import DeviceError
+from caldera.kernels import reference  # noqa: F401 - it registers kernels
 from caldera.kernels.choose import choices
+from caldera.kernels.memory_format import wants_channels_last
+from caldera.kernels.shared_limits import shared_limits
+from caldera.kernels.table import PRECISION_CHECKS, TABLE, Kernel
+
+structures = StructureCache()
+
+
+@dataclass(frozen=True)
+class How:
+    """What a plan is made with, whichever device it is for."""
+
+    without: tuple[str, ...]
+    precision: str | None
+    communicator: Any
+
+    @property
+    def several_ranks(self) -> bool:
+        """Whether others compute the same, or other parts of it."""
+        return self.communicator is not None and self.communicator.size > 1
+
+
+def plan_on(program: Program, place: Device, how: How) -> Plan:
+    """The plan of a program for one device."""
+    TABLE.load("cpu")
+    TABLE.load(place.kernels)
+    precision, several = how.precision, how.several_ranks
+    if precision is not None and place.kernels in PRECISION_CHECKS:
+        PRECISION_CHECKS[place.kernels](precision)
+    # Collectives are numbered as they are written, and only here from nought.
+    ordered = collectives(program) if several else program
+    originals: dict[Symbol, Symbol] = {}
+    # Where memory is short, a cast that can be made again is better than one that stays.
+    if precision in HALF_NAMES and not place.is_host and settings.memory_limit is None:
+        ordered, originals = weight_copies(
+            narrowed(ordered, precision, how.without), partial(copy_on, place)
+        )
+        precision = None
+    without = how.without
+    if settings.workspace_total is not None or settings.workspace_limit < DEFAULT_WORKSPACE:
+        # The batch of a convolution that takes sums as well cannot be cut.
+        without = (*without, "norm_sums")
+    run_passes = partial(
+        optimise,
+        has_kernel=lambda name: TABLE.has(name, place.kernels),
+        without=without,
+        precision=precision,
+        channels_last=wants_channels_last(place.kernels),
+        adds_rows=place.kernels == "cpu",
+    )
+    passes = (place.kernels, TABLE.version, without, precision)
+    optimised = structures.optimised(ordered, passes, run_passes)
+    # Ranks agree on their kernels when a plan is made. Those of a host are quick to measure.
+    soon = not place.is_host and not several
+
+    total = settings.workspace_total
+    # A plan that chooses again keeps to what was fixed when it was made.
+    fixed = choices.fixed
+
+    @cache
+    def limits(measure: bool) -> dict[Node, int]:
+        if total is None:
+            return {}
+        return shared_limits(
+            choices, optimised.order(), place.kernels, total, measure=measure, fixed=fixed
+        )
+
+    chosen: dict[Hashable, Kernel] = {}
+
+    def choose(node: Node, *others: Kernel, measure: bool) -> Kernel:
+        limit = limits(measure).get(node)
+        # Layers repeat, and kernels see no more of what a node reads than its shape, unless that
+        # may lie anyhow in memory.
+        is_alone = others or any(given.op.kind == "movement" for given in node.inputs)
+        key = None if is_alone else (detached(node), limit, measure)
+        if key in chosen:
+            return chosen[key]
+        kernel = choices.kernel(
+            node, place.kernels, others, measure=measure, limit=limit, fixed=fixed
+        )
+        if key is not None:
+            chosen[key] = kernel
+        return kernel
+
+    return Plan(
+        program,
+        optimised,
+        place,
+        partial(choose, measure=not soon),
+        choose_well=partial(choose, measure=True) if soon else None,
+        in_place="in_place" not in how.without,
+        communicator=how.communicator,
+        room=room_for(optimised, place),
+        copies=_kept_copies(originals, place, how) if originals else None,
+    )
+
+
+def _kept_copies(originals: Mapping[Symbol, Symbol], place: Device, how: How) -> WeightCopies:
+    made = tuple(
+        (copy, cast(variable(symbol=symbol), copy.spec.dtype)) for copy, symbol in originals.items()
+    )
+    return WeightCopies(originals, plan_on(Program((), made), place, How(how.without, None, None)))
+
 
 _plans = SharedPlans()
 

@@ -15,16 +15,16 @@ from caldera.compiler.lazy.updating import add_at, set_at
 from caldera.compiler.plan.plan import Plan
 from caldera.core.graph.node import Node, Spec, Symbol, describe
 from caldera.core.graph.ops import elementwise as e
-from caldera.core.graph.ops.base import cast, full
-from caldera.core.graph.ops.leaf import constant
-from caldera.core.graph.ops.leaf import tensor as tensor_leaf
+from caldera.core.graph.ops.base import cast, constant, full
+from caldera.core.graph.ops.base import tensor as tensor_leaf
 from caldera.core.graph.ops.product import matmul_any
 from caldera.core.tensor import Tensor
-from caldera.core.tensor.convert import array_of, exactly
 from caldera.core.tensor.dtype import (
     DType,
+    array_of,
     bool_,
     canonical,
+    exactly,
     float32,
     int8,
     is_inexact,

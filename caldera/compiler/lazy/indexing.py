@@ -17,10 +17,9 @@ import numpy as np
 
 from caldera.core.graph.node import Node, Spec, Symbol, describe
 from caldera.core.graph.ops import elementwise as e
-from caldera.core.graph.ops.base import broadcast_to, cast, full, reshape
+from caldera.core.graph.ops.base import array as array_leaf
+from caldera.core.graph.ops.base import broadcast_to, cast, constant, full, reshape
 from caldera.core.graph.ops.indexing import as_signed, gather
-from caldera.core.graph.ops.leaf import array as array_leaf
-from caldera.core.graph.ops.leaf import constant
 from caldera.core.graph.ops.movement import flip, slice_, transpose
 from caldera.core.tensor import Tensor
 from caldera.core.tensor.dtype import bool_, canonical, int64, is_integer

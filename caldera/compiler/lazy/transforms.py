@@ -12,7 +12,7 @@ from caldera.compiler.lazy.compile import compile_nodes
 from caldera.compiler.lazy.expr import Expr, lift, wrap
 from caldera.compiler.plan.plan import Plan
 from caldera.core.graph.differentiate import gradients
-from caldera.core.graph.pins import pinned as pinned_nodes
+from caldera.core.graph.node import pinned as pinned_nodes
 from caldera.core.memory import Device
 from caldera.core.memory import device as find_device
 from caldera.errors import ConfigError

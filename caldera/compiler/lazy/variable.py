@@ -10,11 +10,10 @@ import numpy as np
 from caldera.base.arguments import checked
 from caldera.compiler.lazy.expr import Expr
 from caldera.core.graph.node import Spec, Symbol
-from caldera.core.graph.ops.leaf import input_, variable
+from caldera.core.graph.ops.base import input_, variable
 from caldera.core.memory import MANAGED, Device, Kind
 from caldera.core.tensor import Tensor
-from caldera.core.tensor.convert import array_of
-from caldera.core.tensor.dtype import canonical
+from caldera.core.tensor.dtype import array_of, canonical
 from caldera.core.tensor.shape import as_shape
 from caldera.errors import ShapeError
 

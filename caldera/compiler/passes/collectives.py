@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from caldera.compiler.passes.lower import lower
-from caldera.core.graph.body import rebuilt, topological
 from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import ITEM, Nodes, item
 from caldera.core.graph.ops.base import reshape
@@ -35,7 +34,7 @@ from caldera.core.graph.ops.collective import (
     turn,
 )
 from caldera.core.graph.ops.sync_batch_norm import SYNCHRONISED
-from caldera.core.graph.program import Program
+from caldera.core.graph.program import Program, rebuilt, topological
 
 LARGEST_SHARED = 1 << 16
 """Bytes of a sum that still shares a message with others."""

@@ -43,8 +43,7 @@ from caldera.core.graph.ops.elementwise import (
     tanh,
     where,
 )
-from caldera.core.graph.ops.special import hypot, length_or_one
-from caldera.core.graph.ops.trigonometry import asinh, atan2, cosh, sinh, tan
+from caldera.core.graph.ops.special import asinh, atan2, cosh, hypot, length_or_one, sinh, tan
 
 Parts = tuple[Node, Node]
 Function = Callable[..., Node | Parts]

@@ -12,18 +12,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from caldera.compiler.passes.complex_functions import FUNCTIONS, Parts, is_real, nonzero
-from caldera.core.graph.body import Body, topological
-from caldera.core.graph.complex_support import LINEAR
 from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import ITEM, as_tuple, item, parameter
-from caldera.core.graph.ops.base import cast, complex_, full, reshape
+from caldera.core.graph.opdef import ITEM, LINEAR, as_tuple, item, parameter
+from caldera.core.graph.ops.base import cast, complex_, constant, full, reshape
 from caldera.core.graph.ops.control import items, scan
 from caldera.core.graph.ops.elementwise import add, sub
 from caldera.core.graph.ops.fourier import mirror
-from caldera.core.graph.ops.leaf import constant
 from caldera.core.graph.ops.movement import concat, narrow, view_as_complex, view_as_real
 from caldera.core.graph.ops.product import matmul
-from caldera.core.graph.program import Program
+from caldera.core.graph.program import Body, Program, topological
 from caldera.core.tensor.dtype import bool_, is_complex, part_of
 
 Value = Node | Parts

@@ -21,13 +21,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from caldera.compiler.passes.constants import uniform
-from caldera.core.graph.body import Body, users_of
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.base import complex_
 from caldera.core.graph.ops.collective import Number, turn
 from caldera.core.graph.ops.control import fused
 from caldera.core.graph.ops.elementwise import greater, relu
-from caldera.core.graph.program import Program
+from caldera.core.graph.program import Body, Program, users_of
 from caldera.core.tensor.dtype import HALVES
 from caldera.core.tensor.shape import Shape
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from caldera.compiler.passes.constants import is_positive_test, uniform
 from caldera.compiler.passes.dependency_order import dependency_order
-from caldera.compiler.passes.norm_epilogue import is_spread
-from caldera.core.graph.body import users_of
+from caldera.compiler.passes.epilogue import is_spread
 from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import ITEM, Nodes, item
 from caldera.core.graph.ops.elementwise import add, where
@@ -28,7 +27,7 @@ from caldera.core.graph.ops.epilogue import (
 )
 from caldera.core.graph.ops.normalisation import batch_norm, batch_norm_grad, batch_norm_inference
 from caldera.core.graph.ops.product import conv2d, conv2d_input
-from caldera.core.graph.program import Program
+from caldera.core.graph.program import Program, users_of
 from caldera.core.tensor.dtype import float32, float64
 
 GIVEN = {batch_norm: batch_norm_inference, batch_norm_relu: batch_norm_inference_relu}

@@ -5,33 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from functools import lru_cache
 
-from caldera.compiler.passes import cse, fold, reshapes, simplify, stable_losses
+from caldera.compiler.passes import fold, redundancy, reshapes, simplify, stable_losses
 from caldera.compiler.passes.complex_parts import complex_parts, has_complex
-from caldera.compiler.passes.dead_code import eliminate_dead_code
-from caldera.compiler.passes.epilogue import epilogue
+from caldera.compiler.passes.epilogue import epilogue, norm_epilogue
 from caldera.compiler.passes.fuse import fuse
-from caldera.compiler.passes.hoist import hoist
 from caldera.compiler.passes.layout import layout
 from caldera.compiler.passes.lower import HasKernel, lower
-from caldera.compiler.passes.norm_epilogue import norm_epilogue
 from caldera.compiler.passes.norm_sums import norm_sums
-from caldera.compiler.passes.packed_attention import packed_attention
 from caldera.compiler.passes.pattern import Rules
-from caldera.compiler.passes.pool_first import pool_first
 from caldera.compiler.passes.precision import lower_precision
-from caldera.compiler.passes.relu_mask import relu_mask
+from caldera.compiler.passes.redundancy import eliminate_dead_code, hoist
+from caldera.compiler.passes.relu import pool_first, relu_mask
+from caldera.compiler.passes.reshapes import packed_attention
 from caldera.compiler.passes.residual_norm import residual_norm
 from caldera.compiler.passes.rounded_results import rounded_results
 from caldera.compiler.passes.row_products import row_products
-from caldera.compiler.passes.update_product import update_product
-from caldera.compiler.passes.update_rows import update_rows
-from caldera.core.graph.body import Body, rewrite
+from caldera.compiler.passes.weight_updates import update_product, update_rows
 from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import parameter
 from caldera.core.graph.ops.attention import attention_backward_packed
 from caldera.core.graph.ops.control import scan
 from caldera.core.graph.ops.epilogue import ACTIVATIONS
-from caldera.core.graph.program import Program
+from caldera.core.graph.program import Body, Program, rewrite
 from caldera.errors import ConfigError, DtypeError
 
 NAMES = (
@@ -150,7 +145,7 @@ def passes(
         ("rounded_results", rounded_results),
         ("residual_norm", residual_norm),
         ("lower", lambda program: lower(program, has_kernel)),
-        ("merge", cse.merge_loops),
+        ("merge", redundancy.merge_loops),
         ("hoist", hoist),
         ("dead", eliminate_dead_code),
         ("update_product", update_product),
@@ -180,7 +175,7 @@ def _algebra(without: frozenset[str], in_loop: bool) -> Rules:
     if "simplify" not in without:
         rules += simplify.RULES + reshapes.RULES
     if "merge" not in without:
-        rules += cse.RULES
+        rules += redundancy.RULES
     return rules
 
 

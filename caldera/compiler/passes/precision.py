@@ -17,12 +17,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from caldera.compiler.passes.constants import uniform
-from caldera.core.graph.body import Body, rewrite
 from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import ITEM, item, parameter
 from caldera.core.graph.ops.base import cast
 from caldera.core.graph.ops.control import scan
-from caldera.core.graph.program import Program
+from caldera.core.graph.program import Body, Program, rewrite
 from caldera.core.tensor.dtype import DType, bfloat16, bool_, float16, float32
 from caldera.errors import ConfigError
 

@@ -1,8 +1,11 @@
-"""Reshapes out of the way of what would be one loop, or one copy.
+"""Reshapes and concatenations that would split a loop or cost a copy.
 
-A product takes matrices, while a sequence has an axis more: so between products there are reshapes,
-which cost nothing by themselves, but loops on both of their sides stay apart, and the same cast of
-both forms is computed twice.
+A product takes matrices, while a sequence has one axis more. The reshapes between products cost
+nothing themselves, but they separate the loops on both sides, and the same cast of both shapes is
+computed twice.
+
+Gradients of queries, keys and values are written next to each other if these are views of one
+product: no copy then has to concatenate them.
 """
 
 from __future__ import annotations
@@ -11,8 +14,15 @@ from collections.abc import Iterator
 
 from caldera.compiler.passes.pattern import Rules, anything, p
 from caldera.core.graph.node import Node
+from caldera.core.graph.opdef import ITEM, Nodes
+from caldera.core.graph.ops.attention import (
+    HEADS_INSIDE,
+    attention_backward,
+    attention_backward_packed,
+)
 from caldera.core.graph.ops.base import Axes, cast, reshape, sum_
-from caldera.core.graph.ops.movement import concat
+from caldera.core.graph.ops.movement import concat, transpose
+from caldera.core.graph.program import Program, rebuild, users_of
 from caldera.core.tensor.dtype import is_float
 from caldera.core.tensor.shape import Shape
 
@@ -85,3 +95,43 @@ RULES = Rules(
     (p.sum(p.cast(p.reshape(x, name="seen"), name="wide"), name="node"), _sum_of_original),
     (p.concat(..., name="node"), _concat_of_parts),
 )
+
+
+def packed_attention(program: Program) -> Program:
+    """Join gradients of attention with the concat of their joined heads."""
+    order = program.order()
+    users = users_of(order)
+    found = {node for node in order if node.op.name == "concat" and _is_packing(node, users)}
+    if not found:
+        return program
+
+    def pack(node: Node, inputs: Nodes) -> Nodes | None:
+        if node not in found:
+            return None
+        backward = inputs[0].inputs[0].inputs[0]
+        packed = attention_backward_packed(*backward.inputs, **backward.attrs)
+        return (reshape(packed, node.shape),)
+
+    return rebuild(program, pack)
+
+
+def _is_packing(node: Node, users: dict[Node, list[Node]]) -> bool:
+    """Whether this joins all three gradients of one attention, heads inside, which nobody else
+    reads."""
+    if node.attrs["axis"] != 2 or len(node.inputs) != 3:
+        return False
+    if any(part.op.name != "transpose" or len(part.shape) != 4 for part in node.inputs):
+        return False
+    values = [part.inputs[0] for part in node.inputs]
+    backward = values[0].inputs[0] if values[0].op is ITEM else None
+    if backward is None or backward.op is not attention_backward or len(backward.outputs) != 3:
+        return False
+    for index, (part, value) in enumerate(zip(node.inputs, values, strict=True)):
+        is_output = value.op is ITEM and value.inputs[0] is backward
+        if not is_output or value.attrs["index"] != index:
+            return False
+        # Nodes that are equal are one.
+        is_turned = part is transpose(value, HEADS_INSIDE)
+        if not is_turned or len(users[value]) != 1 or len(users[part]) != 1:
+            return False
+    return True

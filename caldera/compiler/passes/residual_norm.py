@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from caldera.compiler.passes.dependency_order import dependency_order
-from caldera.core.graph.body import topological, users_of
 from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import ITEM, Nodes, item
 from caldera.core.graph.ops.elementwise import add
@@ -22,7 +21,7 @@ from caldera.core.graph.ops.epilogue import (
     layer_norm_rounded,
 )
 from caldera.core.graph.ops.normalisation import layer_norm, layer_norm_grad
-from caldera.core.graph.program import Program
+from caldera.core.graph.program import Program, topological, users_of
 from caldera.core.tensor.dtype import HALVES, DType
 
 _VIEWS = ("reshape", "transpose", "slice")

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from caldera.compiler.passes.dependency_order import dependency_order
-from caldera.core.graph.body import topological, users_of
 from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import ITEM, item
 from caldera.core.graph.ops.epilogue import (
@@ -23,7 +22,7 @@ from caldera.core.graph.ops.epilogue import (
 from caldera.core.graph.ops.indexing import gather
 from caldera.core.graph.ops.loss import cross_entropy, cross_entropy_grad
 from caldera.core.graph.ops.normalisation import layer_norm
-from caldera.core.graph.program import Program
+from caldera.core.graph.program import Program, topological, users_of
 from caldera.core.tensor.dtype import HALVES, DType, float32
 from caldera.core.tensor.shape import size
 

@@ -12,14 +12,13 @@ comes of it, where it would have been left alone.
 from __future__ import annotations
 
 from caldera.compiler.passes.constants import uniform
-from caldera.core.graph.body import rewrite
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.base import full, reshape
 from caldera.core.graph.ops.elementwise import add
 from caldera.core.graph.ops.indexing import gather, scatter_add
 from caldera.core.graph.ops.movement import transpose
 from caldera.core.graph.ops.product import matmul
-from caldera.core.graph.program import Program
+from caldera.core.graph.program import Program, rewrite
 from caldera.core.tensor.dtype import float32, float64
 
 FEWER = 4

@@ -13,7 +13,7 @@ import numpy as np
 
 from caldera.compiler.passes.pattern import Rules, anything, number, p
 from caldera.core.graph.node import Node
-from caldera.core.graph.ops.base import broadcast_to, cast, reshape
+from caldera.core.graph.ops.base import broadcast_to, cast, constant, iota, reshape
 from caldera.core.graph.ops.elementwise import (
     abs_,
     add,
@@ -29,7 +29,6 @@ from caldera.core.graph.ops.elementwise import (
     sub,
     where,
 )
-from caldera.core.graph.ops.leaf import constant, iota
 from caldera.core.graph.ops.movement import flip, slice_, transpose
 from caldera.core.graph.ops.product import matmul
 from caldera.core.tensor.dtype import (

@@ -18,7 +18,7 @@ import numpy as np
 
 from caldera.compiler.passes.constants import array_node, value_of
 from caldera.core.graph.node import Node, Spec, Symbol, intern, intern_like
-from caldera.core.graph.ops.leaf import array as array_leaf
+from caldera.core.graph.ops.base import array as array_leaf
 from caldera.core.graph.program import Program
 
 REMEMBERED = 64

@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, ClassVar
 
-from caldera.base.amounts import bytes_text
+from caldera.base.formatting import bytes_text
 from caldera.compiler.plan.plan import Plan
 from caldera.core.graph.node import Symbol
 from caldera.core.graph.program import Program

@@ -7,24 +7,24 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal
 
-from caldera.base.amounts import (
+from caldera.base.config import DEFAULT_WORKSPACE, settings
+from caldera.base.formatting import (
     bytes_text,
     flops_text,
+    html_table,
+    note,
     percent_text,
     seconds_text,
     shortened,
     table_lines,
 )
-from caldera.base.config import DEFAULT_WORKSPACE, settings
-from caldera.base.notebook import html_table, note
 from caldera.compiler.plan.loop import LoopKernel
-from caldera.compiler.plan.roofline import Peaks
 from caldera.compiler.plan.schedule import Buffer, Schedule, Step, Value
-from caldera.core.graph.body import Body
+from caldera.compiler.plan.timing import Peaks
 from caldera.core.graph.memory_format import order_name
 from caldera.core.graph.node import Node, Spec, Symbol
 from caldera.core.graph.ops.collective import Message, turn
-from caldera.core.graph.program import Program
+from caldera.core.graph.program import Body, Program
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import DType, bfloat16, is_float
 from caldera.kernels.choose import choices

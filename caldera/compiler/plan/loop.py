@@ -13,9 +13,9 @@ from typing import Any
 from caldera.compiler.plan.arena import aligned
 from caldera.compiler.plan.schedule import Buffer, Chooser, Key, Root, Schedule
 from caldera.compiler.plan.step_fusion import grouped
-from caldera.core.graph.body import Body
 from caldera.core.graph.memory_format import laid_out
 from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.program import Body
 from caldera.kernels.native.codegen.program import in_sequence
 from caldera.kernels.table import COPY, Call, Kernel, Runner
 

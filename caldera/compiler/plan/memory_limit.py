@@ -12,8 +12,8 @@ import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from caldera.base.amounts import bytes_text
 from caldera.base.config import settings
+from caldera.base.formatting import bytes_text
 from caldera.compiler.plan.arena import SharedArena
 from caldera.compiler.plan.recompute import (
     POLICIES,
@@ -24,7 +24,7 @@ from caldera.compiler.plan.recompute import (
     nodes_in_order,
 )
 from caldera.compiler.plan.schedule import Schedule, Transfer
-from caldera.compiler.plan.step_seconds import StepSeconds
+from caldera.compiler.plan.timing import StepSeconds
 from caldera.core.graph.node import Node, Symbol
 from caldera.core.graph.program import Program
 from caldera.core.memory import Device

@@ -13,33 +13,29 @@ from typing import Any
 
 from caldera.base.arguments import checked, shown
 from caldera.compiler.plan.arena import SharedArena, Tenant, block_to_keep
-from caldera.compiler.plan.autotune import captured
-from caldera.compiler.plan.chrome_trace import write_trace
+from caldera.compiler.plan.buffers import Outputs
 from caldera.compiler.plan.explain import Explanation, explained, fastest
 from caldera.compiler.plan.loop import loop_kernel, not_capturable
 from caldera.compiler.plan.memory_limit import Room, within_limit
-from caldera.compiler.plan.operands import Operands
-from caldera.compiler.plan.outputs import Outputs
-from caldera.compiler.plan.profile import seconds_of_calls
+from caldera.compiler.plan.operands import Operands, WeightCopies
 from caldera.compiler.plan.relocation import Patch, bind_movable
-from caldera.compiler.plan.roofline import Peaks, cpu_peaks_at_least
 from caldera.compiler.plan.schedule import Buffer, Lookup, Root, Schedule, Transfer
-from caldera.compiler.plan.step_fusion import can_fuse_step, execute, fuse_step, grouped
-from caldera.compiler.plan.timeline import Rehearsal, watch
-from caldera.compiler.plan.weight_copies import WeightCopies
+from caldera.compiler.plan.step_fusion import can_fuse_step, captured, execute, fuse_step, grouped
+from caldera.compiler.plan.timeline import Rehearsal, watch, write_trace
+from caldera.compiler.plan.timing import Peaks, cpu_peaks_at_least, seconds_of_calls
 from caldera.core.graph.memory_format import laid_out, seen_as, stored_shape
 from caldera.core.graph.node import Node, Symbol
 from caldera.core.graph.program import Program
 from caldera.core.memory import Block, Device
-from caldera.core.memory.heap import trim_heap
+from caldera.core.memory.host import trim_heap
 from caldera.core.memory.interface import CapturedGraph
 from caldera.core.tensor import Tensor
 from caldera.draw.graph import draw_graph
 from caldera.draw.svg import Picture
 from caldera.errors import ConfigError, DeviceError
-from caldera.kernels.step_launch import LAUNCH_GROUPERS, Piece
+from caldera.kernels.choices import ORACLE
+from caldera.kernels.runners import LAUNCH_GROUPERS, Piece
 from caldera.kernels.table import TABLE, Kernel, Runner
-from caldera.kernels.verdict import ORACLE
 
 
 @dataclass(eq=False)

@@ -19,7 +19,7 @@ from functools import cached_property, partial
 
 from caldera.compiler.plan.arena import aligned
 from caldera.compiler.plan.schedule import Buffer, Schedule, Step, Transfer
-from caldera.compiler.plan.step_seconds import StepSeconds
+from caldera.compiler.plan.timing import StepSeconds
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.collective import all_sum, finish, start, turn
 from caldera.kernels.table import COPY

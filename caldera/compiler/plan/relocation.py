@@ -19,13 +19,13 @@ from caldera.compiler.plan.schedule import Lookup, Schedule, Step
 from caldera.core.graph.memory_format import laid_out, stored_shape
 from caldera.core.graph.node import Spec
 from caldera.core.memory.pool import ALIGNMENT
-from caldera.kernels.addressed_runner import AddressedRunner
 from caldera.kernels.native.codegen.kernel import NativeCall, address_of
 from caldera.kernels.native.codegen.program import NativeRunner
+from caldera.kernels.runners import AddressedRunner
 from caldera.kernels.table import Call, Runner
 
 if TYPE_CHECKING:
-    from caldera.compiler.plan.outputs import OutputSlot
+    from caldera.compiler.plan.buffers import OutputSlot
 
 
 class Patch(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from caldera.compiler.plan import arena
-from caldera.compiler.plan.node_order import in_order, is_heavy
+from caldera.compiler.plan.order import in_order, is_heavy
 from caldera.compiler.plan.views import ViewFunction, is_all_of, meta_array, view_of
 from caldera.core.graph.node import Node, Spec, Symbol
 from caldera.core.graph.opdef import ITEM

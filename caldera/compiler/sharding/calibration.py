@@ -28,7 +28,7 @@ from caldera.comm import Communicator
 from caldera.comm.autotune import machine_key
 from caldera.compiler.sharding.algorithms.bidiagonal import DEALT, Bidiagonalisation
 from caldera.compiler.sharding.algorithms.lapack import accumulate_product, has_scipy
-from caldera.compiler.sharding.algorithms.matrix import factorisation_grid
+from caldera.compiler.sharding.algorithms.panels import factorisation_grid
 from caldera.compiler.sharding.algorithms.process_grid import gather_rows
 from caldera.compiler.sharding.algorithms.registry import ALGORITHMS
 from caldera.compiler.sharding.algorithms.variant import cyclic_layout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from caldera.base.amounts import bytes_text
+from caldera.base.formatting import bytes_text
 from caldera.compiler.sharding.layout import CartesianLayout, Layout
 from caldera.compiler.sharding.propagation import Move
 

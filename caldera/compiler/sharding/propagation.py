@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from caldera.compiler.sharding import kernels  # noqa: F401 - registers them
+from caldera.compiler.sharding import ops  # noqa: F401 - registers them
 from caldera.compiler.sharding.axis_split import even_split
 from caldera.compiler.sharding.layout import CartesianLayout, Layout, replicated
 from caldera.compiler.sharding.ops import EVERYONE, redistribute
@@ -28,12 +28,10 @@ from caldera.compiler.sharding.rules.registry import (
     default_layout,
 )
 from caldera.compiler.sharding.volume import Links, volume
-from caldera.core.graph.body import substitute, topological
-from caldera.core.graph.node import Node, Spec, Symbol, describe
+from caldera.core.graph.node import Node, Spec, Symbol, describe, pinned
 from caldera.core.graph.opdef import ITEM, as_tuple, item, parameter
-from caldera.core.graph.ops.base import complex_, full, imag, real
-from caldera.core.graph.ops.leaf import tensor
-from caldera.core.graph.pins import pinned
+from caldera.core.graph.ops.base import complex_, full, imag, real, tensor
+from caldera.core.graph.program import substitute, topological
 from caldera.core.tensor.dtype import DType, is_complex, part_of
 from caldera.errors import ConfigError
 

@@ -18,13 +18,12 @@ from caldera.compiler.sharding.layout import CartesianLayout, Layout, replicated
 from caldera.compiler.sharding.propagation import Move, Propagation
 from caldera.compiler.sharding.rules.registry import Placement, Rule, Value, Way
 from caldera.compiler.sharding.volume import Links, volume
-from caldera.core.graph.body import topological
 from caldera.core.graph.node import Node, Spec, describe
 from caldera.core.graph.opdef import ITEM, item
-from caldera.core.graph.ops.base import cast
+from caldera.core.graph.ops.base import cast, constant
 from caldera.core.graph.ops.collective import all_gather
 from caldera.core.graph.ops.elementwise import mul
-from caldera.core.graph.ops.leaf import constant
+from caldera.core.graph.program import topological
 from caldera.core.tensor.dtype import DType, is_complex
 
 LEAVES = frozenset({"input", "tensor", "variable"})

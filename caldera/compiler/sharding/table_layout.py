@@ -1,8 +1,12 @@
-"""A layout in which any block belongs to any ranks."""
+"""Layouts by a table of blocks, and layouts of local reshapes and concatenations.
+
+In a table layout any block belongs to any ranks. A reshape or concatenation is local if no
+element moves between ranks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
@@ -10,8 +14,9 @@ from math import prod
 
 import numpy as np
 
-from caldera.compiler.sharding.layout import Layout, Piece, check_ranks
-from caldera.core.tensor.shape import Shape
+from caldera.compiler.sharding.axis_split import AxisSplit
+from caldera.compiler.sharding.layout import CartesianLayout, Layout, Piece, check_ranks, replicated
+from caldera.core.tensor.shape import Shape, size
 from caldera.errors import ShapeError
 
 
@@ -90,3 +95,106 @@ class TableLayout(Layout):
             tuple(self.blocks[axis] for axis in axes),
             tuple(self.table[place] for place in order),
         )
+
+
+def reshaped(layout: CartesianLayout, shape: Shape) -> CartesianLayout | None:
+    """The layout of the array in another shape, if every rank reshapes its part; None if what
+    ranks have would be no part of it.
+
+    >>> from caldera.compiler.sharding.axis_split import even_split
+    >>> from caldera.compiler.sharding.layout import CartesianLayout
+    >>> from caldera.compiler.sharding.table_layout import reshaped
+    >>> rows = CartesianLayout((4, 6), (even_split(4, 2), None), (0, 1))
+    >>> reshaped(rows, (24,)).splits, reshaped(rows, (3, 8))
+    ((AxisSplit(parts=2, cuts=(0, 12, 24), owners=(0, 1)),), None)
+    """
+    if shape == layout.shape:
+        return layout
+    if not size(shape):
+        return replicated(shape, layout.ranks)
+    splits: list[AxisSplit | None] = [None] * len(shape)
+    for before, after in _groups(layout.shape, shape):
+        taken = [axis for axis in before if layout.splits[axis] is not None]
+        if len(taken) > 1:
+            return None
+        if taken:
+            found = _moved(layout, taken[0], before, after, shape)
+            if found is None:
+                return None
+            splits[found[0]] = found[1]
+    return CartesianLayout(shape, tuple(splits), layout.ranks)
+
+
+def _groups(old: Shape, new: Shape) -> Iterator[tuple[list[int], list[int]]]:
+    """Axes of one that together are axes of the other."""
+    i = j = 0
+    while i < len(old) or j < len(new):
+        before: list[int] = []
+        after: list[int] = []
+        have = want = 1
+        while True:
+            if i < len(old) and (have < want or not before or old[i] == 1):
+                before.append(i)
+                have *= old[i]
+                i += 1
+            elif j < len(new) and (want < have or not after or new[j] == 1):
+                after.append(j)
+                want *= new[j]
+                j += 1
+            else:
+                break
+        yield before, after
+
+
+def _moved(
+    layout: CartesianLayout, axis: int, before: list[int], after: list[int], shape: Shape
+) -> tuple[int, AxisSplit] | None:
+    """The new axis along which what was shared along an old one is shared, and how."""
+    split = layout.splits[axis]
+    assert split is not None
+    outer = size(tuple(layout.shape[each] for each in before if each < axis))
+    inner = size(tuple(layout.shape[each] for each in before if each > axis))
+    whole = split.scaled(inner)
+    for place in after:
+        outside = size(tuple(shape[each] for each in after if each < place))
+        inside = size(tuple(shape[each] for each in after if each > place))
+        flat: AxisSplit | None = None
+        if outer % outside == 0:
+            flat = whole.repeated(outer // outside)
+        elif outside % outer == 0:
+            flat = whole.period(outside // outer)
+        here = None if flat is None else flat.divided(inside)
+        if here is not None and here.length == shape[place]:
+            return place, here
+    return None
+
+
+def joined(layouts: Sequence[CartesianLayout], axis: int) -> CartesianLayout | None:
+    """The layout of arrays one after the other along an axis, if every rank joins its parts; None
+    if their other axes are shared out in different ways.
+
+    >>> from caldera.compiler.sharding.axis_split import even_split
+    >>> from caldera.compiler.sharding.layout import CartesianLayout
+    >>> from caldera.compiler.sharding.table_layout import joined
+    >>> rows = CartesianLayout((4,), (even_split(4, 2),), (0, 1))
+    >>> joined([rows, rows], 0).splits[0]
+    AxisSplit(parts=2, cuts=(0, 2, 4, 6, 8), owners=(0, 1, 0, 1))
+    """
+    first, *others = layouts
+    for each in others:
+        same = each.ranks == first.ranks and all(
+            (a is None) == (b is None) and (number == axis or a == b)
+            for number, (a, b) in enumerate(zip(first.splits, each.splits, strict=True))
+        )
+        if not same or (first.splits[axis] and first.mesh != each.mesh):
+            return None
+    split = first.splits[axis]
+    for each in others:
+        other = each.splits[axis]
+        if split is not None and other is not None:
+            split = split.joined(other)
+    length = sum(each.shape[axis] for each in layouts)
+    shape = (*first.shape[:axis], length, *first.shape[axis + 1 :])
+    return CartesianLayout(
+        shape, (*first.splits[:axis], split, *first.splits[axis + 1 :]), first.ranks
+    )

@@ -16,7 +16,7 @@ import numpy as np
 
 from caldera.comm import Communicator
 from caldera.comm.algorithms.shared_exchange import shared_exchange
-from caldera.comm.request import Request
+from caldera.comm.requests import Request
 from caldera.compiler.sharding.layout import Layout
 from caldera.compiler.sharding.redistribution import Exchange, Message, exchange
 from caldera.core.tensor.dtype import HALVES, float32

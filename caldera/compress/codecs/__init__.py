@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from caldera.compress.codecs._base import Codec
-from caldera.compress.codecs.floats import HalfPrecisionCodec, RawCodec
-from caldera.compress.codecs.lossless import LosslessCodec
+from caldera.compress.codecs.codec import Codec, HalfPrecisionCodec, LosslessCodec, RawCodec
 from caldera.compress.codecs.quantised import QsgdCodec, SignCodec, TernaryCodec
 
 __all__ = [

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from caldera.compress.codecs._base import Codec, check_size
+from caldera.compress.codecs.codec import Codec, check_size
 from caldera.compress.messages import as_bytes, read
 from caldera.core.tensor.dtype import DType
 from caldera.errors import ConfigError
 from caldera.kernels.native.compression import dequantise, quantise
-from caldera.kernels.native.compression.random_draws import ALIGNED, Draws
+from caldera.kernels.native.compression.stochastic_rounding import ALIGNED, Draws
 
 WIDTHS = (2, 4, 8)
 

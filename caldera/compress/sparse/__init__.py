@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from caldera.compress.sparse.allreduce import ALGORITHMS, Sum, sparse_allreduce, sum_sparse
-from caldera.compress.sparse.codec import SparseCodec
 from caldera.compress.sparse.cost import Link, predicted_seconds
-from caldera.compress.sparse.vector import SparseVector
+from caldera.compress.sparse.vector import (
+    ALGORITHMS,
+    SparseCodec,
+    SparseVector,
+    Sum,
+    sparse_allreduce,
+    sum_sparse,
+)
 
 __all__ = [
     "ALGORITHMS",

@@ -15,8 +15,7 @@ import numpy as np
 
 from caldera.base.arguments import within
 from caldera.comm import Communicator
-from caldera.compress.index_coding import HEADER, packed_bits
-from caldera.compress.messages import AT_ONCE
+from caldera.compress.messages import AT_ONCE, HEADER, packed_bits
 from caldera.errors import ConfigError
 
 NAMES = ("recursive_doubling", "split_allgather", "dense_switching")

@@ -1,14 +1,43 @@
-"""Sparse vectors: places in order, and their values."""
+"""Sparse vectors, their wire format, and the allreduce of SparCML.
+
+A sparse vector stores sorted indices and their values. The codec keeps the errors of rounding the
+values. The allreduce (Renggli and others, 2018) has two forms:
+
+- **recursive doubling**: partners exchange and add all they have, at twice the distance each
+  time. The fewest messages, log2(n) a rank: for vectors so small that latency dominates, or so
+  alike over the ranks that their sum is hardly denser than one of them.
+- **split**: each rank adds up one part of all vectors, and all ranks gather the parts. Every
+  value travels to one rank, not to all: for vectors large enough that bandwidth dominates. The
+  parts of the sum are denser than the summands. `split_allgather` still sends them with their
+  indices; `dense_switching` sends all their elements without, which is shorter once most are not
+  zero.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from caldera.base.arguments import refusal
+from caldera.base.registry import Registry
+from caldera.comm import Communicator
+from caldera.compress.codecs import Codec, RawCodec
+from caldera.compress.messages import (
+    EMPTY,
+    RandomStream,
+    allgather_messages,
+    alltoall_messages,
+    bounds,
+    max_index_bytes,
+)
+from caldera.compress.sparse.cost import Link, fastest
+from caldera.core.tensor.dtype import DType
 from caldera.errors import ShapeError
-from caldera.kernels.native.compression import merge_sorted, not_zero
+from caldera.kernels.native.compression import add_at, merge_sorted, not_zero
+from caldera.kernels.native.compression.rice import Span, pack, unpack
 
 LONGEST = 2**31 - 1
 
@@ -63,3 +92,215 @@ class SparseVector:
         whole = np.zeros(self.length, self.values.dtype)
         whole[self.places] = self.values
         return whole
+
+
+class SparseCodec:
+    """How values travel in one allreduce: in which code, and rounded by which draws.
+
+    What a rank loses by rounding is added to `kept`, which is as long as the vectors, and once:
+    where several ranks round the same vector alike, one of them owns it. Over all ranks, the sum
+    and what was kept add up to what was to be summed.
+    """
+
+    def __init__(
+        self, code: Codec, random_stream: RandomStream, rank: int, kept: np.ndarray | None
+    ) -> None:
+        self.code = code
+        self._chance = random_stream
+        self._rank = rank
+        self._kept = kept
+
+    def encode(
+        self, vector: SparseVector, parts: Sequence[Span], stage: int, owner: int
+    ) -> list[np.ndarray]:
+        """The messages of some parts of a vector.
+
+        `owner` is the rank by whose draws of this stage they are rounded, and who keeps the loss.
+        """
+        spans = [vector.span(part) for part in parts]
+        free = [self._size(high - low) for low, high in spans]
+        messages = pack(vector.places, spans, parts, free)
+        behind = [each[each.size - size :] for each, size in zip(messages, free, strict=True)]
+        draws = self._chance.of(owner, stage)
+        lost = self.code.encode_all(vector.values, spans, behind, draws)
+        if lost is not None and self._kept is not None and owner == self._rank:
+            add_at(self._kept, vector.places, lost.astype(self._kept.dtype, copy=False))
+        return messages
+
+    def decode(
+        self, messages: Sequence[np.ndarray], parts: Sequence[Span], dtype: DType
+    ) -> tuple[np.ndarray, np.ndarray, list[int]]:
+        """Places and values of messages about these parts, and how many each of them has."""
+        places, counts, taken = unpack(messages, parts)
+        behind = [each[size:] for each, size in zip(messages, taken, strict=True)]
+        return places, self.code.decode_all(behind, counts, dtype), counts
+
+    def longest(self, part: Span) -> int:
+        """The most bytes that the message of a part can have."""
+        length = part[1] - part[0]
+        return max_index_bytes(length) + self._size(length)
+
+    def encode_dense(self, part: np.ndarray, stage: int, begin: int) -> np.ndarray:
+        """The message of a part of the sum with all its elements, which this rank owns."""
+        message = np.empty(self._size(part.size), np.uint8)
+        draws = self._chance.of(self._rank, stage)
+        lost = self.code.encode_all(part, [(0, part.size)], [message], draws)
+        if lost is not None and self._kept is not None:
+            self._kept[begin : begin + part.size] += lost
+        return message
+
+    def _size(self, count: int) -> int:
+        size = self.code.size(count)
+        assert size is not None, "sparse values travel in a code whose size is known"
+        return size
+
+
+Sum = SparseVector | np.ndarray
+Algorithm = Callable[[Communicator, SparseVector, SparseCodec], Sum]
+_FOLD = 0
+"""The stage in which ranks beyond the largest power of two hand over what they have."""
+_SUMMANDS, _SUMS = 0, 1
+
+
+def recursive_doubling(
+    communicator: Communicator, vector: SparseVector, coding: SparseCodec
+) -> SparseVector:
+    """The sum over all ranks, the same bits on each.
+
+    After stage s, groups of 2**s ranks hold the same sum. All of a group encode it alike, with
+    the draws of their first rank, who keeps what is lost.
+    """
+    rank, size = communicator.rank, communicator.size
+    paired = 1 << (size.bit_length() - 1)
+    whole, dtype = (0, vector.length), vector.values.dtype
+    longest = coding.longest(whole)
+
+    def swap(leaving: dict[int, np.ndarray], *others: int) -> list[np.ndarray]:
+        arrived = communicator.exchange_messages(leaving, dict.fromkeys(others, longest))
+        return [arrived[other] for other in others]
+
+    def decoded(message: np.ndarray) -> SparseVector:
+        places, values, _ = coding.decode([message], [whole], dtype)
+        return SparseVector(vector.length, places, values)
+
+    if rank >= paired:
+        partner = rank - paired
+        (message,) = coding.encode(vector, [whole], _FOLD, rank)
+        swap({partner: message})
+        first, second = (swap({}, partner)[0] for _ in range(2))
+        return decoded(first) + decoded(second)
+    if rank + paired < size:
+        vector = vector + decoded(swap({}, rank + paired)[0])
+    messages: list[np.ndarray] = []
+    for stage in range(paired.bit_length() - 1):
+        leader = rank >> stage << stage
+        (mine,) = coding.encode(vector, [whole], stage + 1, leader)
+        other = rank ^ (1 << stage)
+        (theirs,) = swap({other: mine}, other)
+        messages = [mine, theirs] if rank < other else [theirs, mine]
+        vector = decoded(mine) + decoded(theirs)
+    if rank + paired < size:
+        for message in messages:
+            swap({rank + paired: message})
+    return vector
+
+
+def split_allgather(
+    communicator: Communicator, vector: SparseVector, coding: SparseCodec
+) -> SparseVector:
+    """The sum over all ranks, the same bits on each; its parts travel sparse."""
+    parts, total = _sum_of_part(communicator, vector, coding)
+    mine = parts[communicator.rank]
+    summed = SparseVector.of(total, mine[0], vector.length)
+    (message,) = coding.encode(summed, [mine], _SUMS, communicator.rank)
+    longest = [coding.longest(part) for part in parts]
+    messages = allgather_messages(communicator, message, longest)
+    places, values, _ = coding.decode(messages, parts, total.dtype)
+    return SparseVector(vector.length, places, values)
+
+
+def dense_switching(
+    communicator: Communicator, vector: SparseVector, coding: SparseCodec
+) -> np.ndarray:
+    """The sum over all ranks, the same bits on each; its parts travel whole."""
+    parts, total = _sum_of_part(communicator, vector, coding)
+    message = coding.encode_dense(total, _SUMS, parts[communicator.rank][0])
+    lengths = [end - begin for begin, end in parts]
+    longest = [coding.code.longest(length, total.dtype) for length in lengths]
+    messages = allgather_messages(communicator, message, longest)
+    return coding.code.decode_all(messages, lengths, total.dtype)
+
+
+def _sum_of_part(
+    communicator: Communicator, vector: SparseVector, coding: SparseCodec
+) -> tuple[list[Span], np.ndarray]:
+    """The parts, and the sum of this rank's, added up in the order of ranks."""
+    rank, size = communicator.rank, communicator.size
+    parts = list(pairwise(bounds(vector.length, size)))
+    mine = parts[rank]
+    others = parts[:rank] + parts[rank + 1 :]
+    leaving = coding.encode(vector, others, _SUMMANDS, rank)
+    leaving.insert(rank, EMPTY)
+    arriving = alltoall_messages(communicator, leaving, coding.longest(mine))
+    del arriving[rank]
+    places, values, counts = coding.decode(arriving, [mine] * (size - 1), vector.values.dtype)
+    total = np.zeros(mine[1] - mine[0], vector.values.dtype)
+    before = sum(counts[:rank])
+    add_at(total, places[:before], values[:before], mine[0])
+    # What stays here does not travel, and is not rounded.
+    low, high = vector.span(mine)
+    add_at(total, vector.places[low:high], vector.values[low:high], mine[0])
+    add_at(total, places[before:], values[before:], mine[0])
+    return parts, total
+
+
+ALGORITHMS: Registry[Algorithm] = Registry("sparse allreduce")
+ALGORITHMS.add("recursive_doubling", recursive_doubling)
+ALGORITHMS.add("split_allgather", split_allgather)
+ALGORITHMS.add("dense_switching", dense_switching)
+
+
+def sparse_allreduce(
+    vector: SparseVector,
+    communicator: Communicator,
+    *,
+    algorithm: str = "auto",
+    link: Link | None = None,
+) -> np.ndarray:
+    """The sum of the ranks' vectors, all its elements, the same bits on every rank.
+
+    `algorithm` is "recursive_doubling", "split_allgather", "dense_switching" or "auto": the one
+    that the cost model expects to be fastest on this `link`.
+
+    >>> import numpy as np
+    >>> from caldera import comm, compress
+    >>> def work(communicator):
+    ...     mine = np.zeros(6, np.float32)
+    ...     mine[[0, communicator.rank + 1]] = 1.0
+    ...     return compress.sparse_allreduce(compress.SparseVector.of(mine), communicator)
+    >>> comm.run_virtual_ranks(3, work)[0]
+    array([3., 1., 1., 1., 0., 0.], dtype=float32)
+    """
+    counts = np.array([vector.places.size], np.int64)
+    communicator.Allreduce(counts.copy(), counts, op="max")
+    coding = SparseCodec(
+        RawCodec(vector.values.dtype), RandomStream(0, 0, ""), communicator.rank, None
+    )
+    total = sum_sparse(vector, communicator, coding, int(counts[0]), algorithm, link)
+    return total if isinstance(total, np.ndarray) else total.dense()
+
+
+def sum_sparse(
+    vector: SparseVector,
+    communicator: Communicator,
+    coding: SparseCodec,
+    expected: int,
+    algorithm: str = "auto",
+    link: Link | None = None,
+) -> Sum:
+    """As `sparse_allreduce` with any coding; all ranks expect the same number of places."""
+    if algorithm == "auto":
+        bits = coding.code.bits(expected)
+        algorithm = fastest(vector.length, expected, communicator.size, bits, link)
+    chosen = ALGORITHMS[algorithm]
+    return vector if communicator.size == 1 else chosen(communicator, vector, coding)

@@ -16,7 +16,6 @@ from caldera.core.graph.ops import (
     factorisation,
     fourier,
     indexing,
-    leaf,
     linalg,
     loss,
     matrix_functions,
@@ -29,5 +28,4 @@ from caldera.core.graph.ops import (
     relu_mask,
     special,
     sync_batch_norm,
-    trigonometry,
 )

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from caldera.core.graph.body import substitute, topological
-from caldera.core.graph.complex_support import HOLOMORPHIC
-from caldera.core.graph.node import Node, describe
-from caldera.core.graph.opdef import ITEM, as_tuple, item, parameter
+from caldera.core.graph.node import Node, describe, pinned
+from caldera.core.graph.opdef import HOLOMORPHIC, ITEM, as_tuple, item, parameter
 from caldera.core.graph.ops.base import conj, full
 from caldera.core.graph.ops.elementwise import add
-from caldera.core.graph.pins import pinned
+from caldera.core.graph.program import substitute, topological
 from caldera.core.tensor.dtype import is_complex, is_inexact
 from caldera.errors import ConfigError, GradientError, ShapeError
 

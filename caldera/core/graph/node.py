@@ -1,27 +1,133 @@
-"""The one node of which every graph is made.
+"""Interned graph nodes, device pins, and the weak table behind the interning.
 
-A node is pure structure: an op, its inputs, its static attributes, and the shape and dtype of each
-output (and, once that is decided, how it lies in memory). Nodes are immutable and interned, so two
-equal expressions are one object and common subexpressions merge when they are written. A node knows
-no value, no device and no rank.
+A node is pure structure: an op, its inputs, its static attributes, and the shape and dtype of
+each output (and, once it is decided, its memory layout). Nodes are immutable and interned, so two
+equal expressions are one object and common subexpressions merge when they are written. A node
+refers to no value, device or rank.
+
+An expression written inside `pinned(...)` becomes a separate node that carries the name of the
+device: the same expression elsewhere is another node. Only the plan reads the name. The nodes of
+a gradient belong to the device of their op.
+
+`WeakTable` keeps no value alive and needs no lock between threads. A WeakValueDictionary would
+need one, and takes twice as long for a new value: planning creates mostly new nodes.
 """
 
 from __future__ import annotations
 
 import itertools
 import struct
+import weakref
+from _weakref import _remove_dead_weakref  # type: ignore[attr-defined]
 from collections.abc import Hashable, Mapping
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from caldera.core.graph.memory_format import Order, order_name
-from caldera.core.graph.pins import current_pin
-from caldera.core.graph.weak_table import WeakTable
 from caldera.core.tensor.dtype import DType
 from caldera.core.tensor.shape import Shape, size
 
 if TYPE_CHECKING:
     from caldera.core.graph.opdef import Op
+
+
+_current: ContextVar[str | None] = ContextVar("caldera_pin", default=None)
+_is_used = False
+
+
+class _Pinned:
+    """A block of code: one of every few nodes is written in one, so it is entered quickly."""
+
+    __slots__ = ("_device", "_token")
+
+    def __init__(self, device: str | None) -> None:
+        self._device = device
+
+    def __enter__(self) -> None:
+        self._token: Token[str | None] = _current.set(self._device)
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)
+
+
+def pinned(device: str | None) -> _Pinned:
+    """Nodes written inside belong on the device of this name; with None nowhere.
+
+    >>> from caldera.core.graph.ops.base import constant
+    >>> from caldera.core.graph.ops.elementwise import exp
+    >>> import numpy as np
+    >>> x = constant(0.25, np.dtype("float32"))
+    >>> with pinned("cpu"):
+    ...     node = exp(x)
+    >>> node.pin, exp(x).pin
+    ('cpu', None)
+    """
+    global _is_used
+    _is_used = _is_used or device is not None
+    return _Pinned(device)
+
+
+def current_pin() -> str | None:
+    """The name of the device of what is being written now."""
+    return _current.get()
+
+
+def any_pins() -> bool:
+    """Whether any node may belong anywhere."""
+    return _is_used
+
+
+Value = TypeVar("Value")
+
+
+class _Entry(weakref.ref[Any]):
+    __slots__ = ("key",)
+    key: Hashable
+
+
+class WeakTable(Generic[Value]):
+    """Values by key, as long as somebody else refers to them.
+
+    >>> from caldera.core.graph.node import WeakTable
+    >>> table, first, second = WeakTable(), set("a"), set("a")
+    >>> table.setdefault("ones", first) is table.setdefault("ones", second) is first
+    True
+    >>> del first
+    >>> table.setdefault("ones", second) is second
+    True
+    """
+
+    def __init__(self) -> None:
+        entries: dict[Hashable, _Entry] = {}
+        self._entries = entries
+
+        def forget(entry: _Entry) -> None:
+            # Only if it is dead: another value may have come to its place in the meantime.
+            _remove_dead_weakref(entries, entry.key)
+
+        self._forget = forget
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: Hashable) -> Value | None:
+        """The value, or None."""
+        known = self._entries.get(key)
+        return None if known is None else known()
+
+    def setdefault(self, key: Hashable, value: Value) -> Value:
+        """The value that is there; else this one, which is there from now on."""
+        entry = _Entry(value, self._forget)
+        entry.key = key
+        while True:
+            # One step for threads: of several that come at once, all get what the first brought.
+            known = self._entries.setdefault(key, entry)
+            found: Value | None = known()
+            if found is not None:
+                return found
+            # Another thread is about to forget it.
+            self._forget(known)
 
 
 @dataclass(frozen=True, slots=True)

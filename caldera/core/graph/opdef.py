@@ -1,4 +1,4 @@
-"""What an op is: a name, a rule for shapes and dtypes, a gradient, and a few plain facts.
+"""Op definitions: name, shape and dtype rule, gradient, and support of complex numbers.
 
     @op("exp", kind="elementwise")
     def exp(x):                      # the shape rule, from Spec to Spec
@@ -9,8 +9,11 @@
         return (mul(g, y),)
 
 Inputs are positional, static attributes keyword-only, in every rule. Calling the op with nodes
-makes a node. A composite op gives a `decomposition` instead of a shape rule: its shape, gradient
-and reference value then follow from that, and a backend may still bring a kernel for the whole.
+creates a node. A composite op has a `decomposition` instead of a shape rule: its shape, gradient
+and reference value follow from that, and a backend may still provide a kernel for the whole.
+
+The gradient of a real loss L with respect to z = x + iy is dL/dx + i dL/dy, as in PyTorch: a step
+against it decreases the loss. Ops that are not listed as supporting complex numbers reject them.
 """
 
 from __future__ import annotations
@@ -21,10 +24,116 @@ from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, Literal, NoReturn
 
-from caldera.core.graph.complex_support import TAKES_COMPLEX
-from caldera.core.graph.node import Node, Spec, describe, frozen, intern, intern_like
-from caldera.core.graph.pins import pinned
+from caldera.core.graph.node import Node, Spec, describe, frozen, intern, intern_like, pinned
 from caldera.errors import CalderaError, DtypeError, ShapeError
+
+LINEAR = frozenset(
+    {
+        "add",
+        "sub",
+        "neg",
+        "where",
+        "stop_gradient",
+        "sum",
+        "cumsum",
+        "mean",
+        "broadcast_to",
+        "reshape",
+        "transpose",
+        "slice",
+        "unslice",
+        "pad",
+        "flip",
+        "concat",
+        "split",
+        "arrange",
+        "tile",
+        "repeat",
+        "gather",
+        "scatter_add",
+        "take_along_axis",
+        "put_along_axis_add",
+        "tril",
+        "triu",
+    }
+)
+"""Linear with real coefficients: the two parts go the same way, and the gradient rule is right."""
+
+HOLOMORPHIC = frozenset(
+    {
+        "mul",
+        "div",
+        "pow",
+        "square",
+        "reciprocal",
+        "sqrt",
+        "rsqrt",
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log1p",
+        "log2",
+        "log10",
+        "sin",
+        "cos",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+        "sinh",
+        "cosh",
+        "tanh",
+        "asinh",
+        "acosh",
+        "atanh",
+        "prod",
+        "matmul",
+    }
+)
+"""With a complex derivative f'. The rule of an op gives g f', and what is wanted is g conj(f'),
+which is the conjugate of the rule's answer to the conjugate of g."""
+
+OWN_RULE = frozenset(
+    {
+        "abs",
+        "sign",
+        "cast",
+        "conj",
+        "real",
+        "imag",
+        "complex",
+        "view_as_real",
+        "view_as_complex",
+        "equal",
+        "not_equal",
+        "isfinite",
+        "isnan",
+        "var",
+        "norm",
+        "inverse",
+        "solve",
+        "slogdet",
+        "determinant",
+        "cholesky",
+        "qr",
+        "svd",
+        "eigh",
+        "eig",
+        "pinv",
+        "expm",
+        "scan",
+        "fused",
+        "assign",
+        "spmd",
+        "largest_singular",
+        "place",
+    }
+)
+"""The gradient rule, or that of each part, knows of complex numbers; or there is no gradient."""
+
+TAKES_COMPLEX = LINEAR | HOLOMORPHIC | OWN_RULE
+
 
 Kind = Literal[
     "leaf",

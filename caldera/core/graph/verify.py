@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
-from caldera.core.graph.body import Body, topological, users_of
-from caldera.core.graph.node import Node, Spec, Symbol, describe, intern
+from caldera.core.graph.node import Node, Spec, Symbol, describe, intern, pinned
 from caldera.core.graph.opdef import ITEM, OPS, Mismatch, item
-from caldera.core.graph.pins import pinned
-from caldera.core.graph.program import Program
+from caldera.core.graph.program import Body, Program, topological, users_of
 from caldera.errors import CalderaError
 
 NEIGHBOURS = 6
@@ -33,7 +31,7 @@ def verify(program: Program, after: str = "") -> None:
 
     `after` names the pass that made it.
 
-    >>> from caldera.core.graph.ops.leaf import constant
+    >>> from caldera.core.graph.ops.base import constant
     >>> from caldera.core.graph.program import Program
     >>> from caldera.core.tensor.dtype import float32
     >>> verify(Program((constant(1.0, float32),)))

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from caldera.core.memory.coherence import Reading
-from caldera.core.memory.devices import device, empty_cache, memory_report, register_device
+from caldera.core.memory.devices import (
+    CUDA_MANAGED,
+    DEVICE,
+    HOST,
+    MANAGED,
+    Kind,
+    device,
+    empty_cache,
+    memory_report,
+    register_device,
+)
 from caldera.core.memory.interface import CapturedGraph, Device, Event, Stream, TransferCounters
-from caldera.core.memory.kinds import CUDA_MANAGED, DEVICE, HOST, MANAGED, Kind
 from caldera.core.memory.manager import MemoryManager
 from caldera.core.memory.pool import Block, Pool
 

@@ -26,8 +26,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from caldera.core.memory.devices import CUDA_MANAGED, Kind
 from caldera.core.memory.interface import Device, Event, Stream
-from caldera.core.memory.kinds import CUDA_MANAGED, Kind
 from caldera.core.memory.pool import Block, host_view
 from caldera.errors import DeviceError
 

@@ -1,14 +1,15 @@
-"""From a name or number to a device, and a table of what all devices hold."""
+"""Devices by name or number, the four kinds of memory, and a memory report of all devices."""
 
 from __future__ import annotations
 
 import difflib
+import enum
 import threading
 from collections.abc import Callable
 
-from caldera.base.amounts import bytes_text
 from caldera.base.arguments import checked
 from caldera.base.config import settings
+from caldera.base.formatting import bytes_text
 from caldera.core.memory.cuda import CudaDevice
 from caldera.core.memory.gpus import PACKAGE, card_count, own_card
 from caldera.core.memory.host import HostDevice
@@ -161,3 +162,23 @@ def _card(index: int) -> Device:
             else "the first card is cuda:0",
         )
     return CudaDevice(index)
+
+
+class Kind(enum.Enum):
+    """Where memory lies, and who may touch it.
+
+    >>> import caldera as cd
+    >>> cd.MANAGED
+    <Kind.MANAGED: 'a host and a device side, copied when the side that is read is stale'>
+    """
+
+    HOST = "host memory only"
+    DEVICE = "memory of the device only"
+    MANAGED = "a host and a device side, copied when the side that is read is stale"
+    CUDA_MANAGED = "one allocation that host and device both reach, moved by the driver"
+
+
+HOST = Kind.HOST
+DEVICE = Kind.DEVICE
+MANAGED = Kind.MANAGED
+CUDA_MANAGED = Kind.CUDA_MANAGED

@@ -10,8 +10,8 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
-from caldera.base.launchers import rank_on_machine
-from caldera.base.optional import optional_import
+from caldera.base.machine import rank_on_machine
+from caldera.base.registry import optional_import
 
 PACKAGE = "caldera[cuda]"
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.core.memory.coherence import CoherentMemory, Side, SideName, cheapest_path
+from caldera.core.memory.devices import CUDA_MANAGED, DEVICE, HOST, MANAGED, Kind
 from caldera.core.memory.devices import device as find_device
 from caldera.core.memory.interface import Device, Stream
-from caldera.core.memory.kinds import CUDA_MANAGED, DEVICE, HOST, MANAGED, Kind
 from caldera.errors import ConfigError, DeviceError, DtypeError, ShapeError
 
 

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.base.amounts import bytes_text
 from caldera.base.config import settings
+from caldera.base.formatting import bytes_text
 from caldera.core.memory.numa import interleave
 from caldera.errors import OutOfMemoryError, ShapeError
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from caldera.base.arguments import guard as _guard
-from caldera.core.tensor.create import from_dlpack, tensor
-from caldera.core.tensor.fillers import Filler
-from caldera.core.tensor.initialisers import (
+from caldera.core.tensor.creation import (
     constant,
     diagonal,
     from_array,
+    from_dlpack,
     glorot_normal,
     glorot_uniform,
     he_normal,
@@ -17,10 +16,12 @@ from caldera.core.tensor.initialisers import (
     normal,
     one,
     orthogonal,
+    tensor,
     uniform,
     zero,
 )
-from caldera.core.tensor.seeding import global_seed, next_stream, seed
+from caldera.core.tensor.fillers import Filler
+from caldera.core.tensor.random import global_seed, next_stream, seed
 from caldera.core.tensor.tensor import Tensor
 
 __all__ = [

@@ -20,9 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.core.tensor import philox
-from caldera.core.tensor.convert import array_of, exactly
-from caldera.core.tensor.dtype import DType, bool_, float32, float64, is_complex, is_float
-from caldera.core.tensor.seeding import streams
+from caldera.core.tensor.dtype import (
+    DType,
+    array_of,
+    bool_,
+    exactly,
+    float32,
+    float64,
+    is_complex,
+    is_float,
+)
+from caldera.core.tensor.random import streams
 from caldera.core.tensor.shape import Shape, size
 from caldera.errors import DtypeError, ShapeError
 

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.base.threads import parallel_for
-from caldera.core.tensor import box_muller
+from caldera.core.tensor import random
 from caldera.core.tensor.dtype import HALVES, DType, bfloat16, float16, float32, float64
 from caldera.errors import ConfigError, DtypeError
 
@@ -130,9 +130,9 @@ def _fill_normal(values: NDArray[Any], name: Name, first: int) -> None:
     for start, words in _chunks(*name, first // 2 * words_in_pair, pairs * words_in_pair):
         if values.dtype == float64:
             integers = _join_53_bits(words)
-            cosines, sines = box_muller.pairs_float64(integers[0::2], integers[1::2])
+            cosines, sines = random.pairs_float64(integers[0::2], integers[1::2])
         else:
-            cosines, sines = box_muller.pairs_float32(words[0::2], words[1::2])
+            cosines, sines = random.pairs_float32(words[0::2], words[1::2])
         # Straight into the result: an array beside it would be as large as this thread's share.
         begin = start // words_in_pair * 2 - skipped
         unwanted = int(begin < 0)

@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.base.arguments import checked, refusal
-from caldera.base.notebook import html_text, note
+from caldera.base.formatting import html_text, note
 from caldera.core.memory import MANAGED, Device, Kind, MemoryManager
 from caldera.core.memory import device as find_device
 from caldera.core.tensor import dlpack
-from caldera.core.tensor.convert import exactly, little_endian
-from caldera.core.tensor.dtype import DType, bool_, canonical, is_complex
+from caldera.core.tensor.dtype import DType, bool_, canonical, exactly, is_complex, little_endian
 from caldera.core.tensor.fillers import Constant, as_filler, filled
 from caldera.core.tensor.layout import Layout, index_arrays, is_basic, is_element, picked
 from caldera.core.tensor.shape import (

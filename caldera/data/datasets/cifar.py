@@ -16,19 +16,19 @@ import numpy as np
 
 from caldera.data.datasets.dataset import Dataset
 from caldera.data.datasets.dataset_cache import (
+    PublishedFile,
     cache_folder,
     cached_arrays,
     file_hash,
     missing_dataset,
     search_paths,
 )
-from caldera.data.datasets.download import PublishedFile
-from caldera.data.datasets.download import download as fetch
+from caldera.data.datasets.dataset_cache import download as fetch
 from caldera.data.datasets.image_folder import train_and_test
-from caldera.data.sources.archives import archive_members
-from caldera.data.sources.array_data import ArrayData
 from caldera.data.sources.base import Array
 from caldera.data.sources.encoded_images import SUFFIXES, LabelledImage, class_names
+from caldera.data.sources.file_formats import archive_members
+from caldera.data.sources.indexed_data import ArrayData
 from caldera.data.transforms.decode import Size, decode_all
 from caldera.errors import DataError
 from caldera.io.files import PathLike, read_bounded

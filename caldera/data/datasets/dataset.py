@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from caldera.base.arguments import shown
-from caldera.core.tensor.convert import real_array_of
+from caldera.core.tensor.dtype import real_array_of
 from caldera.data.datasets.dataset_html import dataset_html
 from caldera.data.loading.pipeline import Pipeline
 from caldera.data.random_draws import permutation
 from caldera.data.schema import Schema
-from caldera.data.sources.array_data import ArrayData
 from caldera.data.sources.base import SCALE, Array, Data
+from caldera.data.sources.indexed_data import ArrayData
 from caldera.data.transforms.stage import StagesLike
 from caldera.errors import ConfigError, DataError, ShapeError
 

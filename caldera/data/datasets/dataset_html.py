@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from caldera.base.notebook import html_facts, html_table, note
-from caldera.draw.thumbnail import thumbnail
+from caldera.base.formatting import html_facts, html_table, note
+from caldera.draw.charts import thumbnail
 
 if TYPE_CHECKING:
     from caldera.data.datasets.dataset import Dataset

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from caldera.data.datasets.dataset import Dataset, arrays, split_rows
 from caldera.data.schema import Column, Schema
-from caldera.data.sources.array_data import ArrayData
 from caldera.data.sources.base import SCALE, Array
+from caldera.data.sources.indexed_data import ArrayData
 from caldera.data.tables.encoders import NumberEncoder
 from caldera.data.tables.kinds import Chosen, choose_columns, given_kinds
 from caldera.data.tables.reading import COMPRESSED, Reading, read_table

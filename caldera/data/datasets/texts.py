@@ -13,7 +13,7 @@ import numpy as np
 from caldera.base.registry import nearest
 from caldera.data.datasets.dataset import Dataset, as_targets, split_rows
 from caldera.data.schema import Schema
-from caldera.data.sources.array_data import ArrayData
+from caldera.data.sources.indexed_data import ArrayData
 from caldera.data.tables.reading import Reading, is_table, read_table
 from caldera.data.tables.table import value_text
 from caldera.data.text.tokenizer import Tokenizer

@@ -12,11 +12,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from caldera.base.arguments import within
 from caldera.base.registry import nearest
-from caldera.core.tensor.convert import real_array_of
+from caldera.core.tensor.dtype import real_array_of
 from caldera.data.datasets.dataset import Dataset
 from caldera.data.schema import Schema
 from caldera.data.series import Series
-from caldera.data.sources.array_data import ArrayData
+from caldera.data.sources.indexed_data import ArrayData
 from caldera.data.tables.encoders import NumberEncoder
 from caldera.data.tables.reading import Reading, is_table, read_table
 from caldera.errors import ConfigError, DataError, ShapeError

@@ -19,7 +19,7 @@ from caldera.data.sources.as_data import as_data
 from caldera.data.sources.base import Array, Arrays, Data, StoredArrays, checked_rows
 from caldera.data.sources.iterable_data import IterableData
 from caldera.data.sources.ragged_data import RaggedData
-from caldera.data.transforms.normalise import Scale
+from caldera.data.transforms.intensity import Scale
 from caldera.data.transforms.stage import Stage, Stages, StagesLike, Transform
 from caldera.errors import CalderaError, ConfigError, DataError
 

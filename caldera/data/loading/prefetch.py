@@ -1,10 +1,17 @@
-"""Batches made ahead of training, as far and by as many threads as its tuner says."""
+"""Ordered prefetching of batches on threads.
+
+These threads do not belong to the compute pool: they also wait for disks and for free memory, and
+there may be many of them. They run only while the consumer reads, and the tuner sets their
+number.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +20,147 @@ from caldera.base.config import settings
 from caldera.base.machine import usable_memory
 from caldera.data.loading.batch import Share
 from caldera.data.loading.pipeline import Pipeline, StagedBatch
-from caldera.data.loading.prefetcher import Prefetcher
 from caldera.data.loading.tuner import Cost, Tuner
 from caldera.data.random_draws import Draw
 from caldera.data.sources.base import Arrays
+
+Job = TypeVar("Job")
+Made = TypeVar("Made")
+
+
+class _Failure:
+    """Instead of what should have been made: why it was not."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class Prefetcher(Generic[Job, Made]):
+    """What `make` makes of each job, in their order; jobs are asked for by one thread at a time.
+
+    With no workers it is the caller who asks and makes. An error is raised where the thing that
+    could not be made would have come. `close` ends all threads and waits for them.
+
+    >>> from caldera.data.loading.prefetch import Prefetcher
+    >>> with Prefetcher(iter(range(5)), lambda number: number**2) as feeder:
+    ...     feeder.resize(workers=3, prefetch=4)
+    ...     list(feeder)
+    [0, 1, 4, 9, 16]
+    """
+
+    def __init__(self, jobs: Iterator[Job], make: Callable[[Job], Made]) -> None:
+        self._jobs = jobs
+        self._make = make
+        self._threads: list[threading.Thread] = []
+        # How many threads there shall be, and how many there are that have not decided to go.
+        self._wanted = 0
+        self._active = 0
+        self._prefetch = 0
+        # Jobs that somebody has begun, and things that were handed out.
+        self._claimed = 0
+        self._taken = 0
+        # How many jobs there are, once that is known.
+        self._end: int | None = None
+        self._made: dict[int, Made | _Failure] = {}
+        self._asking = threading.Lock()
+        lock = threading.Lock()
+        self._not_full = threading.Condition(lock)
+        self._ready = threading.Condition(lock)
+
+    def resize(self, workers: int, prefetch: int) -> None:
+        """Go on with so many threads, which may be so many things ahead."""
+        with self._not_full:
+            self._wanted = workers
+            self._prefetch = max(prefetch, 1)
+            missing = max(workers - self._active, 0)
+            self._active += missing
+            self._not_full.notify_all()
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        for _ in range(missing):
+            thread = threading.Thread(target=self._work, name="caldera-data", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def __next__(self) -> Made:
+        # Without workers nobody else claims anything, so that these numbers do not change.
+        if not self._wanted and self._claimed == self._taken:
+            job = next(self._jobs)
+            self._claimed += 1
+            self._taken += 1
+            return self._make(job)
+        with self._ready:
+            while self._taken not in self._made:
+                if self._taken == self._end:
+                    raise StopIteration
+                self._ready.wait()
+            made = self._made.pop(self._taken)
+            self._taken += 1
+            self._not_full.notify()
+        if isinstance(made, _Failure):
+            raise made.error
+        return made
+
+    def __iter__(self) -> Iterator[Made]:
+        return self
+
+    def close(self) -> None:
+        """End all threads, and wait until each has finished what it is making."""
+        with self._not_full:
+            self._wanted = 0
+            self._not_full.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self._made.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- in a worker
+
+    def _work(self) -> None:
+        while (number := self._claim_and_make()) is not None:
+            with self._ready:
+                if number == self._taken:
+                    self._ready.notify()
+
+    def _claim_and_make(self) -> int | None:
+        """Do one job; None if this thread is not needed any longer."""
+        with self._asking:
+            number = self._claim()
+            if number is None:
+                return None
+            try:
+                job = next(self._jobs)
+            except StopIteration:
+                with self._ready:
+                    self._end = number
+                    self._ready.notify()
+                return None
+            except BaseException as error:
+                self._made[number] = _Failure(error)
+                return number
+        try:
+            self._made[number] = self._make(job)
+        except BaseException as error:
+            self._made[number] = _Failure(error)
+        return number
+
+    def _claim(self) -> int | None:
+        with self._not_full:
+            while self._is_needed() and self._claimed - self._taken >= self._prefetch:
+                self._not_full.wait()
+            if not self._is_needed():
+                self._active -= 1
+                return None
+            self._claimed += 1
+            return self._claimed - 1
+
+    def _is_needed(self) -> bool:
+        return self._active <= self._wanted and self._end is None
+
 
 _PART_OF_MEMORY = 1 / 8
 _UNKNOWN_MEMORY = 1 << 33

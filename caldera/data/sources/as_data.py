@@ -12,12 +12,17 @@ import numpy as np
 
 from caldera.base.arguments import refusal
 from caldera.core.tensor import Tensor
-from caldera.data.sources.array_data import ArrayData
 from caldera.data.sources.base import SCALE, Array, Data
 from caldera.data.sources.encoded_images import Files, images_in_archive, images_in_folder
-from caldera.data.sources.idx import map_idx
-from caldera.data.sources.item_data import ItemData
-from caldera.data.sources.items import array_of_item, is_data_loader, is_indexed, values_in_order
+from caldera.data.sources.file_formats import map_idx
+from caldera.data.sources.indexed_data import (
+    ArrayData,
+    ItemData,
+    array_of_item,
+    is_data_loader,
+    is_indexed,
+    values_in_order,
+)
 from caldera.data.sources.iterable_data import IterableData
 from caldera.data.sources.ragged_data import RaggedData
 from caldera.data.sources.shards import INDEX, Shards

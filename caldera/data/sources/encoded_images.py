@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.data.sources.archives import checked_name
 from caldera.data.sources.base import SCALE, Array, Arrays, Data
+from caldera.data.sources.file_formats import checked_name
 from caldera.errors import DataError
 from caldera.io.files import opened, read_bounded
 

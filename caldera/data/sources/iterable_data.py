@@ -13,7 +13,7 @@ from caldera.base.arguments import shown, within
 from caldera.core.tensor.dtype import DType
 from caldera.data.schema import Schema
 from caldera.data.sources.base import SCALE, Arrays, checked_scale, scaled
-from caldera.data.sources.items import arrays_of_item
+from caldera.data.sources.indexed_data import arrays_of_item
 from caldera.errors import ConfigError, DataError
 
 Source: TypeAlias = Iterable[Any] | Callable[[], Iterable[Any]]

@@ -14,10 +14,17 @@ from typing import Any, Self
 
 import numpy as np
 
-from caldera.data.tables.date_text import ISO, parse_dates
-from caldera.data.tables.number_text import COMMA, POINT, is_plain, plain_number, says_missing
 from caldera.data.tables.table import Table, Values, missing_values, number_name, value_text
 from caldera.data.tables.text_encoder import TextEncoder
+from caldera.data.tables.text_parsing import (
+    COMMA,
+    ISO,
+    POINT,
+    is_plain,
+    parse_dates,
+    plain_number,
+    says_missing,
+)
 
 MOST_CATEGORIES = 100
 """The most frequent ones have a place of their own."""

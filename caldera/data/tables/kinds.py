@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from caldera.base.registry import nearest
-from caldera.data.tables.date_text import ISO, find_format, is_format
 from caldera.data.tables.encoders import (
     CategoryEncoder,
     DateEncoder,
@@ -18,9 +17,9 @@ from caldera.data.tables.encoders import (
     NumberEncoder,
     numbers_of,
 )
-from caldera.data.tables.number_text import COMMA, POINT, says_missing
 from caldera.data.tables.table import Table, Values, missing_values
 from caldera.data.tables.text_encoder import TextEncoder, is_free_text
+from caldera.data.tables.text_parsing import COMMA, ISO, POINT, find_format, is_format, says_missing
 from caldera.errors import ConfigError
 
 NUMBER, CATEGORY, DATE, TEXT, IGNORED = "number", "category", "date", "text", "ignored"

@@ -15,10 +15,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
 
-from caldera.base.file_limit import check_asked
-from caldera.base.optional import optional_import
-from caldera.data.tables.delimited_text import parse_text
+from caldera.base.file_access import check_asked
+from caldera.base.registry import optional_import
 from caldera.data.tables.table import MARKS, Table, table_of
+from caldera.data.tables.text_parsing import parse_text
 from caldera.errors import ConfigError, DataError
 from caldera.io.csv_files import Header
 from caldera.io.files import file_size, opened

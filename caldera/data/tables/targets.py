@@ -13,8 +13,8 @@ from caldera.data.datasets.dataset import as_targets
 from caldera.data.sources.base import Array
 from caldera.data.tables.encoders import numbers_of
 from caldera.data.tables.kinds import decimal_of
-from caldera.data.tables.number_text import plain_number
 from caldera.data.tables.table import Table, Values, number_name, value_text
+from caldera.data.tables.text_parsing import plain_number
 from caldera.errors import DataError
 
 MOST_CLASSES = 20

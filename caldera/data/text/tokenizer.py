@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.base.arguments import within
-from caldera.base.optional import optional_import
 from caldera.base.plain_data import from_plain, to_plain
-from caldera.base.registry import nearest
+from caldera.base.registry import nearest, optional_import
 from caldera.errors import ConfigError, DataError
 
 KINDS = ("words", "letters", "byte_pairs")

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera.base.config import settings
-from caldera.base.file_limit import check_asked
-from caldera.base.optional import optional_import
+from caldera.base.file_access import check_asked
+from caldera.base.registry import optional_import
 from caldera.base.threads import parallel_for
 from caldera.data.random_draws import Draw
 from caldera.data.sources.base import Array

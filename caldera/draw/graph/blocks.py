@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from caldera.draw.graph.clusters import place
 from caldera.draw.graph.marks import Arrow, Mark, Scene
-from caldera.draw.graph.packing import place
 from caldera.draw.graph.render import MARGIN, scene_elements
-from caldera.draw.html import Safe, inline_svg
-from caldera.draw.palette import FLOAT32
+from caldera.draw.page import Safe, inline_svg
+from caldera.draw.svg import FLOAT32
 
 _PRODUCTS = ("Dense", "Conv", "Attention", "LSTM", "GRU", "RNN")
 

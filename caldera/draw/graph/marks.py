@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from caldera.base.amounts import shortened
+from caldera.base.formatting import shortened
 from caldera.core.graph.node import Node, Symbol, describe
 from caldera.core.graph.opdef import ITEM
-from caldera.draw.palette import BOOL, DtypeColour, dtype_colour
-from caldera.draw.svg import Point, text_width
+from caldera.draw.svg import BOOL, DtypeColour, Point, dtype_colour, text_width
 
 Role = Literal[
     "operation",

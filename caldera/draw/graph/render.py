@@ -7,26 +7,24 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
-from caldera.base.amounts import bytes_text, flops_text
+from caldera.base.formatting import bytes_text, flops_text
 from caldera.core.graph.node import Node
 from caldera.core.graph.program import Program
 from caldera.draw.graph.marks import DETAIL_SIZE, HEADER, Arrow, Mark, Scene
 from caldera.draw.graph.scene_builder import ProgramScene, build_scene
-from caldera.draw.palette import (
+from caldera.draw.svg import (
     CARD,
     DTYPE_COLOURS,
     FLOAT32,
     LINE,
+    MONO,
     PAPER,
     QUIET,
+    SANS,
     SOFT,
     TARGET,
     TEXT,
     UPDATE,
-)
-from caldera.draw.svg import (
-    MONO,
-    SANS,
     Picture,
     element,
     number,
@@ -71,7 +69,7 @@ def graph_svg(panels: Mapping[str, Program]) -> str:
 
     >>> from caldera.core.graph.node import Spec, Symbol
     >>> from caldera.core.graph.ops.elementwise import exp
-    >>> from caldera.core.graph.ops.leaf import variable
+    >>> from caldera.core.graph.ops.base import variable
     >>> from caldera.core.graph.program import Program
     >>> from caldera.core.tensor.dtype import float32
     >>> x = variable(symbol=Symbol("x", Spec((3,), float32), "variable"))

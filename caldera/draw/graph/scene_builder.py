@@ -15,7 +15,7 @@ from itertools import accumulate
 
 from caldera.core.graph.node import Node, Symbol
 from caldera.core.graph.program import Program
-from caldera.draw.graph.clusters import mark_of
+from caldera.draw.graph.clusters import BETWEEN_COLUMNS, mark_of, packed, side_by_side
 from caldera.draw.graph.layered_layout import SMALLEST_GAP
 from caldera.draw.graph.levels import Link, levels_of
 from caldera.draw.graph.marks import (
@@ -31,8 +31,7 @@ from caldera.draw.graph.marks import (
     result_mark,
     tip_of,
 )
-from caldera.draw.graph.packing import BETWEEN_COLUMNS, packed, side_by_side
-from caldera.draw.palette import dtype_colour
+from caldera.draw.svg import dtype_colour
 
 MOST_NODES = 400
 """Nodes drawn of one program; the rest is only counted."""

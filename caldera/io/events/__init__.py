@@ -6,7 +6,6 @@ records with their checksums, to a file that TensorBoard finds.
 
 from __future__ import annotations
 
-from caldera.io.events.file import EventFile
-from caldera.io.events.messages import GraphNode
+from caldera.io.events.event_file import EventFile, GraphNode
 
 __all__ = ["EventFile", "GraphNode"]

@@ -11,10 +11,10 @@ import numpy as np
 
 from caldera.comm import Communicator, SingleProcess
 from caldera.comm.reproducible_sum import tree_sum
-from caldera.comm.request import Done, Request
+from caldera.comm.requests import Done, Request
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.collective import TOKEN, Message, Number, shard_size
-from caldera.core.memory.device_array import address_of
+from caldera.core.memory.software import address_of
 from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.table import Call
 

@@ -11,7 +11,7 @@ import numpy as np
 from caldera.core.graph.node import Node
 from caldera.core.tensor.dtype import DType
 from caldera.core.tensor.shape import Shape, size
-from caldera.kernels.common.scratch import compute_dtype
+from caldera.kernels.common.binding import compute_dtype
 
 Pair = tuple[int, int]
 

@@ -53,17 +53,15 @@ from caldera.kernels.cuda import (
     softmax,
     sorting,
 )
-from caldera.kernels.cuda.attention import cudnn_sdpa, packed, tensor_core, tiles
+from caldera.kernels.cuda.attention import cudnn_sdpa, tensor_core, tiles
 from caldera.kernels.cuda.convolution import cudnn, depthwise, epilogue, pointwise
 from caldera.kernels.cuda.convolution.small_channels import kernels
-from caldera.kernels.cuda.elementwise import fused, horizontal_fusion, loop, relu_mask
+from caldera.kernels.cuda.elementwise import fused, loop, relu_mask
 from caldera.kernels.cuda.fourier import cufft, stockham
 from caldera.kernels.cuda.indexing import gather, scatter, scatter_few_rows
 from caldera.kernels.cuda.linalg import (
     batched,
-    blocked_cholesky,
-    blocked_qr,
-    blocked_solve,
+    blocked,
     cusolver,
     hybrid,
 )
@@ -71,9 +69,8 @@ from caldera.kernels.cuda.movement import copy, rearrange
 from caldera.kernels.cuda.normalisation import (
     batchnorm,
     batchnorm_cooperative,
-    groupnorm,
+    channel_norms,
     layernorm,
-    local_response,
 )
 from caldera.kernels.cuda.product import cublas, padded, tiled
 from caldera.kernels.cuda.recurrent import persistent as recurrent

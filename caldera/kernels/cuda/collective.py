@@ -16,9 +16,9 @@ from caldera.comm import Communicator
 from caldera.comm.nccl import NcclCommunicator
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.collective import Message
-from caldera.core.memory.cuda_stream import launching_stream
-from caldera.core.memory.device_array import DeviceArray, address_of
+from caldera.core.memory.cuda import launching_stream
 from caldera.core.memory.gpus import cupy
+from caldera.core.memory.software import DeviceArray, address_of
 from caldera.kernels.common.collective import (
     PendingMessage,
     communicator_of,
@@ -29,7 +29,7 @@ from caldera.kernels.common.collective import (
     unused,
     values_of,
 )
-from caldera.kernels.cuda.codegen.signature import Array
+from caldera.kernels.cuda.codegen.expression import Array
 from caldera.kernels.cuda.movement.copy import copy_calls
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.epilogue import max_pool2d_epilogue
 from caldera.core.tensor.shape import Shape
+from caldera.kernels.cuda.codegen.expression import Signature, const_pointer, pointer, type_of
 from caldera.kernels.cuda.codegen.loop_operands import divisor
-from caldera.kernels.cuda.codegen.signature import Signature, const_pointer, pointer, type_of
 from caldera.kernels.cuda.codegen.source import flags, header_launch
-from caldera.kernels.cuda.codegen.strided import (
+from caldera.kernels.cuda.codegen.strides import (
     index,
     index_type,
     indices,

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from caldera.kernels.cuda.codegen.merged_axes import (
-    axes_of,
-    blocks_for,
-    element_strides,
-    merged,
-    strided_axes,
-)
-from caldera.kernels.cuda.codegen.signature import (
+from caldera.kernels.cuda.codegen.expression import (
     Signature,
     const_pointer,
     i64,
@@ -20,6 +13,13 @@ from caldera.kernels.cuda.codegen.signature import (
     u32,
 )
 from caldera.kernels.cuda.codegen.source import flags, header_launch
+from caldera.kernels.cuda.codegen.strides import (
+    axes_of,
+    blocks_for,
+    element_strides,
+    merged,
+    strided_axes,
+)
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner

@@ -11,10 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from caldera.core.tensor.shape import size
-from caldera.kernels.common.scratch import compute_dtype
-from caldera.kernels.cuda.codegen.signature import Parameter, Signature, const_pointer, i32, pointer
-from caldera.kernels.cuda.codegen.source import header_launch
-from caldera.kernels.cuda.codegen.strided import (
+from caldera.kernels.common.binding import compute_dtype
+from caldera.kernels.cuda.codegen.expression import (
+    Parameter,
+    Signature,
+    const_pointer,
+    i32,
+    pointer,
+)
+from caldera.kernels.cuda.codegen.source import (
+    ThreadGroup,
+    header_launch,
+    thread_group_for,
+    thread_per_row,
+)
+from caldera.kernels.cuda.codegen.strides import (
     index,
     index_type,
     is_large,
@@ -22,7 +33,6 @@ from caldera.kernels.cuda.codegen.strided import (
     strided_layout,
     strides_of,
 )
-from caldera.kernels.cuda.codegen.thread_groups import ThreadGroup, thread_group_for, thread_per_row
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 

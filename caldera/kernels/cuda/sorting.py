@@ -5,14 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from caldera.core.graph.node import Node
-from caldera.kernels.cuda.codegen.merged_axes import (
-    Array,
-    axes_of,
-    element_strides,
-    merged,
-    strided_axes,
-)
-from caldera.kernels.cuda.codegen.signature import (
+from caldera.kernels.cuda.codegen.expression import (
     Parameter,
     Signature,
     const_pointer,
@@ -22,6 +15,13 @@ from caldera.kernels.cuda.codegen.signature import (
     u32,
 )
 from caldera.kernels.cuda.codegen.source import flags, header_launch
+from caldera.kernels.cuda.codegen.strides import (
+    Array,
+    axes_of,
+    element_strides,
+    merged,
+    strided_axes,
+)
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 from caldera.kernels.native import (
     attention,
     collective,
-    complex_numbers,
     convolution,
     ctc,
     fourier,
@@ -28,5 +27,5 @@ from caldera.kernels.native.convolution import fourier as fourier_convolution
 from caldera.kernels.native.elementwise import fused, loop
 from caldera.kernels.native.normalisation import batchnorm, groupnorm, layernorm, local_response
 from caldera.kernels.native.product import amx, gemm, packed, small
-from caldera.kernels.native.reduction import argmax, reduce, rivals
-from caldera.kernels.native.softmax import cross_entropy, softmax
+from caldera.kernels.native.reduction import argmax, reduce
+from caldera.kernels.native.softmax import softmax

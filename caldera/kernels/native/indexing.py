@@ -30,7 +30,7 @@ from caldera.kernels.native.codegen.kernel import (
 )
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.movement import copy_calls
-from caldera.kernels.reference.indexing import check_range
+from caldera.kernels.reference.arrays import check_range
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _WORTH_SPLITTING = 1 << 14

@@ -28,7 +28,7 @@ from caldera.kernels.native.codegen.strides import any_layout
 from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.native.codegen.values import shrinking, vector
 from caldera.kernels.native.movement import copy_calls
-from caldera.kernels.reference.indexing import check_range
+from caldera.kernels.reference.arrays import check_range
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 from caldera.kernels.thread_counts import taking_turns
 

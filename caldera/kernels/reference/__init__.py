@@ -5,24 +5,17 @@
 from __future__ import annotations
 
 from caldera.kernels.reference import (
-    attention,
-    collective,
-    convolution,
-    ctc,
+    algebra,
+    arrays,
     elementwise,
-    fourier,
-    indexing,
-    linalg,
-    movement,
-    pooling,
-    product,
-    random,
-    recurrent,
-    reduction,
-    skip_gram,
-    sorting,
+    layers,
 )
-from caldera.kernels.reference.evaluation import FUNCTIONS, evaluate, interpret, interpreter
-from caldera.kernels.reference.registry import reference
+from caldera.kernels.reference.evaluation import (
+    FUNCTIONS,
+    evaluate,
+    interpret,
+    interpreter,
+    reference,
+)
 
 __all__ = ["FUNCTIONS", "evaluate", "interpret", "interpreter", "reference"]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from caldera.core.tensor.dtype import DType, bool_
-from caldera.kernels.reference.registry import reference
+from caldera.kernels.reference.evaluation import reference
 
 # |x| <= 0.5: erf(x) = x P(x^2) / Q(x^2)
 _A = (

@@ -1,5 +1,7 @@
-"""The oracle at work: a node, or a graph node by node, on arrays of NumPy's.
+"""Reference kernels: registration of NumPy functions, and evaluation of nodes and graphs.
 
+`@reference("exp")` registers `function(*arrays, **attrs) -> array or tuple of arrays`. Composite
+ops need none: their decomposition is interpreted. The functions favour correctness over speed.
 Half-precision inputs are computed in float32 and rounded once at the end.
 """
 
@@ -10,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from caldera.core.graph.body import topological
+import caldera.core.graph.catalogue  # noqa: F401 - makes the ops known
 from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import ITEM, as_tuple, parameter
+from caldera.core.graph.program import topological
 from caldera.core.tensor.dtype import HALVES, float32
+from caldera.kernels.table import TABLE, Call, Kernel
 
 Function = Callable[..., Any]
 Arrays = tuple[np.ndarray, ...]
@@ -94,3 +98,33 @@ def _between(outputs: Sequence[Node], given: Collection[Node]) -> list[Node]:
         if node in needed and node not in given:
             needed.update(node.inputs)
     return [node for node in order if node in needed and node not in given]
+
+
+def reference(name: str) -> Callable[[Function], Function]:
+    """Register the NumPy function of an op, and with it a kernel that every CPU can run."""
+
+    def register(function: Function) -> Function:
+        FUNCTIONS[name] = function
+        TABLE.add(Kernel(name, "cpu", "reference", _bind, priority=-10))
+        return function
+
+    return register
+
+
+def by_decomposition(name: str) -> None:
+    """Register a kernel that interprets a composite op's decomposition.
+
+    It serves where the op has a kernel of its own that cannot run every node.
+    """
+    TABLE.add(Kernel(name, "cpu", "reference", _bind, priority=-10))
+
+
+def _bind(call: Call) -> Callable[[], None]:
+    """Compute with the oracle, then copy into the planned memory."""
+    outputs_of = evaluator(call.node)
+
+    def run() -> None:
+        for output, value in zip(call.outputs, outputs_of(call.inputs), strict=True):
+            np.copyto(output, value)
+
+    return run

@@ -12,6 +12,7 @@ from __future__ import annotations
 from caldera.base.arguments import guard as _guard
 from caldera.nn.metrics.base import MeanMetric, Metric, metrics
 from caldera.nn.metrics.classes import (
+    AUC,
     F1,
     Accuracy,
     ByClass,
@@ -21,7 +22,6 @@ from caldera.nn.metrics.classes import (
     Recall,
     TopK,
 )
-from caldera.nn.metrics.ranking import AUC
 from caldera.nn.metrics.sequences import (
     CharacterErrorRate,
     WordErrorRate,

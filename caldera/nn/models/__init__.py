@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from caldera.base.arguments import guard as _guard
-from caldera.nn.models.alexnet import alexnet
-from caldera.nn.models.classic import lenet5, mlp
-from caldera.nn.models.googlenet import GoogLeNet, googlenet
-from caldera.nn.models.gpt import GPT, gpt
-from caldera.nn.models.huggingface import load_huggingface
-from caldera.nn.models.inception3 import Inception3, inception3
-from caldera.nn.models.lstm import lstm_classifier, text_classifier
-from caldera.nn.models.resnet import (
+from caldera.nn.models.image_classifiers import (
     PaddedShortcut,
+    alexnet,
+    lenet5,
+    mlp,
     resnet18,
     resnet20,
     resnet34,
     resnet50,
     resnet56,
+    vgg16,
 )
-from caldera.nn.models.torchvision import load_torchvision, torchvision_names
-from caldera.nn.models.vgg import vgg16
+from caldera.nn.models.inception import GoogLeNet, Inception3, googlenet, inception3
+from caldera.nn.models.pretrained import load_huggingface, load_torchvision, torchvision_names
+from caldera.nn.models.text import GPT, gpt, lstm_classifier, text_classifier
 
 __all__ = [
     "GPT",

@@ -5,15 +5,13 @@
 from __future__ import annotations
 
 from caldera.onnx.operators import (
-    activation,
-    arithmetic,
     attention,
-    casting,
     control,
     convolution,
     detection,
+    dtype_shape,
+    elementwise,
     indexing,
-    logic,
     loss,
     ml_and_training,
     movement,
@@ -25,11 +23,8 @@ from caldera.onnx.operators import (
     reduction,
     resizing,
     sampling,
-    sequence,
-    shape,
+    sequences,
     signal,
-    text,
-    unary,
 )
 from caldera.onnx.operators.registry import OPERATORS
 

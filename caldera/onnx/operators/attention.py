@@ -10,9 +10,8 @@ import numpy as np
 from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import DType, bool_, float32, float64
-from caldera.onnx.dtypes import dtype_of
-from caldera.onnx.operators.registry import operator
-from caldera.onnx.operators.values import Value
+from caldera.onnx.library import dtype_of
+from caldera.onnx.operators.registry import Value, operator
 
 
 def _in_heads(x: Value, heads: int | None) -> Value:

@@ -16,8 +16,14 @@ import numpy as np
 from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.errors import DataError
-from caldera.onnx.operators.registry import operator
-from caldera.onnx.operators.values import Value, axis_of, is_known, known, known_if_possible
+from caldera.onnx.operators.registry import (
+    Value,
+    axis_of,
+    is_known,
+    known,
+    known_if_possible,
+    operator,
+)
 from caldera.onnx.reading import Graph
 
 MOST_TURNS = 10_000

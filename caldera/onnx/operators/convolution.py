@@ -9,8 +9,7 @@ import numpy as np
 
 from caldera import op
 from caldera.compiler.lazy import Expr
-from caldera.onnx.operators.registry import operator
-from caldera.onnx.operators.values import Value, expression, integers
+from caldera.onnx.operators.registry import Value, expression, integers, operator
 from caldera.onnx.operators.windows import Windows, fold, lay_windows, padded, positions, unfold
 
 

@@ -6,10 +6,9 @@ import io
 
 import numpy as np
 
-from caldera.base.optional import optional_import
+from caldera.base.registry import optional_import
 from caldera.errors import DataError
-from caldera.onnx.operators.registry import evaluated
-from caldera.onnx.operators.values import check_size
+from caldera.onnx.operators.registry import check_size, evaluated
 
 _BYTES_A_PIXEL = 10
 """As it is in the file, in the colours that are wanted, and as an array."""

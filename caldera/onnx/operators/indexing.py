@@ -10,8 +10,7 @@ from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import is_float
 from caldera.errors import ConfigError
-from caldera.onnx.operators.registry import evaluated, operator
-from caldera.onnx.operators.values import Value, axis_of, integer, known
+from caldera.onnx.operators.registry import Value, axis_of, evaluated, integer, known, operator
 
 
 @operator("Gather", moves=True)

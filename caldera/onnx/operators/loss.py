@@ -6,8 +6,7 @@ import numpy as np
 
 from caldera import op
 from caldera.compiler.lazy import Expr
-from caldera.onnx.operators.registry import operator
-from caldera.onnx.operators.values import Value
+from caldera.onnx.operators.registry import Value, operator
 
 
 @operator("NegativeLogLikelihoodLoss")

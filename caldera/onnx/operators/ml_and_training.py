@@ -9,11 +9,10 @@ import numpy as np
 
 from caldera import op
 from caldera.compiler.lazy import Expr, lift
-from caldera.core.graph.body import substitute
+from caldera.core.graph.program import substitute
 from caldera.errors import ConfigError
-from caldera.onnx.dtypes import STRING
-from caldera.onnx.operators.registry import evaluated, operator
-from caldera.onnx.operators.values import Value
+from caldera.onnx.library import STRING
+from caldera.onnx.operators.registry import Value, evaluated, operator
 
 CLASSICAL = "ai.onnx.ml"
 TRAINING = "ai.onnx.preview.training"

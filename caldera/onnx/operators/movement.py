@@ -9,8 +9,7 @@ import numpy as np
 from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError
-from caldera.onnx.operators.registry import operator
-from caldera.onnx.operators.values import (
+from caldera.onnx.operators.registry import (
     Value,
     axis_of,
     check_size,
@@ -18,6 +17,7 @@ from caldera.onnx.operators.values import (
     integers,
     known,
     numbers,
+    operator,
 )
 
 

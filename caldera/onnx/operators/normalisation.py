@@ -12,9 +12,8 @@ from caldera.compiler.lazy import Expr, Variable
 from caldera.core.tensor.dtype import DType
 from caldera.errors import ConfigError
 from caldera.nn.tracing import context
-from caldera.onnx.dtypes import dtype_of
-from caldera.onnx.operators.registry import operator
-from caldera.onnx.operators.values import Value, axis_of, known
+from caldera.onnx.library import dtype_of
+from caldera.onnx.operators.registry import Value, axis_of, known, operator
 
 
 @operator("BatchNormalization")

@@ -12,8 +12,7 @@ from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import float32, is_float
 from caldera.errors import ConfigError
-from caldera.onnx.operators.registry import operator
-from caldera.onnx.operators.values import Value, check_size, integers
+from caldera.onnx.operators.registry import Value, check_size, integers, operator
 from caldera.onnx.operators.windows import PLACING, Windows, lay_windows, padded, places, unfold
 
 

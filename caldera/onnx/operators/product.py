@@ -5,8 +5,7 @@ from __future__ import annotations
 from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import float64, is_float
-from caldera.onnx.operators.registry import operator
-from caldera.onnx.operators.values import Value
+from caldera.onnx.operators.registry import Value, operator
 
 
 @operator("MatMul")

@@ -13,11 +13,10 @@ import numpy as np
 from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import DType, float32, float64, int32, uint8
-from caldera.onnx.dtypes import dtype_of, is_ours
-from caldera.onnx.operators.casting import converted
+from caldera.onnx.library import dtype_of, is_ours
 from caldera.onnx.operators.convolution import convolve
-from caldera.onnx.operators.registry import operator
-from caldera.onnx.operators.values import Value, axis_of
+from caldera.onnx.operators.dtype_shape import converted
+from caldera.onnx.operators.registry import Value, axis_of, operator
 from caldera.onnx.operators.windows import PLACING
 
 

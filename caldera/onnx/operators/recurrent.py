@@ -11,8 +11,7 @@ import numpy as np
 from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError
-from caldera.onnx.operators.registry import operator
-from caldera.onnx.operators.values import Value
+from caldera.onnx.operators.registry import Value, operator
 
 Activation = Callable[[Value], Expr]
 State = tuple[Expr, ...]

@@ -9,8 +9,7 @@ import numpy as np
 from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import HALVES, bool_, float32, int8, is_float
-from caldera.onnx.operators.registry import operator
-from caldera.onnx.operators.values import Value, axis_of, integer, integers
+from caldera.onnx.operators.registry import Value, axis_of, integer, integers, operator
 
 Axes = tuple[int, ...]
 

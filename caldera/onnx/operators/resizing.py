@@ -11,8 +11,7 @@ from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import float32, is_float
 from caldera.errors import ConfigError
-from caldera.onnx.operators.registry import operator
-from caldera.onnx.operators.values import Value, axis_of, check_size, integers, numbers
+from caldera.onnx.operators.registry import Value, axis_of, check_size, integers, numbers, operator
 
 
 @dataclass(frozen=True)

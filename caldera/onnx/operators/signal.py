@@ -8,9 +8,8 @@ import numpy as np
 
 from caldera import op
 from caldera.compiler.lazy import Expr
-from caldera.onnx.dtypes import dtype_of
-from caldera.onnx.operators.registry import operator
-from caldera.onnx.operators.values import Value, axis_of, check_size, integer, numbers
+from caldera.onnx.library import dtype_of
+from caldera.onnx.operators.registry import Value, axis_of, check_size, integer, numbers, operator
 
 
 def _length_changed(x: Value, axis: int, length: int) -> Value:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from caldera.onnx.reading.files import read_model
-from caldera.onnx.reading.parse import parse
+from caldera.onnx.reading.parser import parse, read_model
 from caldera.onnx.reading.structure import Call, Declared, Function, Graph, Program, Reference
 
 __all__ = [

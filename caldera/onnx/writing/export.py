@@ -1,20 +1,169 @@
-"""`export`: a model as a file of ONNX."""
+"""Export of a model to an ONNX file, and verification of the file's results."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from caldera.base.arguments import within
 from caldera.base.file_cache import write_file
-from caldera.errors import ConfigError
-from caldera.onnx.library import helper
-from caldera.onnx.reading.files import LARGEST_FILE
-from caldera.onnx.writing.check import check
+from caldera.base.registry import optional_import
+from caldera.compiler.lazy import Expr, compile
+from caldera.core.graph.node import Node
+from caldera.core.graph.program import topological
+from caldera.core.tensor.dtype import is_float
+from caldera.errors import CalderaError, ConfigError
+from caldera.kernels.reference import interpret
+from caldera.onnx.library import helper, onnx
+from caldera.onnx.reading.parser import LARGEST_FILE
+from caldera.onnx.runtime import Backend
 from caldera.onnx.writing.dynamic_batch import FIRST, SECOND, Pair
 from caldera.onnx.writing.writer import OPSET, Writer, as_proto
 from caldera.train.model import Model
+
+COUNTS = (1, 2)
+"""Numbers of samples that a file with an open number is run for: none that it was made from."""
+
+_SPREADS = (16, 2, 1)
+"""Whole numbers that are fed are below these: a table may have few rows."""
+
+_DIGITS = {2: 3e-2, 4: 1e-3, 8: 1e-6}
+"""How far numbers of so many bytes may differ, relative to the largest."""
+
+_MUCH = 10**11
+"""Operations from which on a plan is compiled; less is done before one would be ready."""
+
+Runner = Callable[[Sequence[np.ndarray]], Sequence[Any]]
+
+
+def check(raw: bytes, model: Model, batch_size: int | None = None) -> None:
+    """Raise an error unless these bytes are a file of ONNX that computes what `model` does."""
+    with _refusing("a file that is right by ONNX's own check"):
+        onnx.checker.check_model(raw, full_check=True)
+    counts = COUNTS if batch_size is None else (batch_size,)
+    with _refusing("a file that can be loaded"):
+        run = _by_onnxruntime(raw) if find_spec("onnxruntime") else _by_caldera(raw)
+    for count in counts:
+        inputs, outputs, _ = model.open_expressions(count)
+        feeds, expected = _example(inputs, outputs)
+        with _refusing(f"a file that runs for {count} samples"):
+            found = run(feeds)
+        for (name, value), theirs in zip(expected.items(), found, strict=True):
+            _compare(name, theirs, value, count)
+
+
+@contextmanager
+def _refusing(expected: str) -> Iterator[None]:
+    """Whatever another program may raise: the file is not what it should be."""
+    try:
+        yield
+    except Exception as problem:
+        raise _wrong(expected, str(problem)) from None
+
+
+def _example(
+    inputs: Sequence[Expr], outputs: Mapping[str, Expr]
+) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+    """Inputs of the model, in order, and what it gives for them."""
+    compute = _evaluator(inputs, list(outputs.values()))
+    for spread in _SPREADS:
+        values = _random([each.node for each in inputs], spread)
+        try:
+            results = compute(values)
+        except (IndexError, CalderaError):
+            if spread == _SPREADS[-1]:
+                raise
+        else:
+            break
+    return values, dict(zip(outputs, results, strict=True))
+
+
+def _evaluator(inputs: Sequence[Expr], outputs: Sequence[Expr]) -> Runner:
+    """What computes these expressions, once: reference functions, or a plan where it pays."""
+    fed, roots = [each.node for each in inputs], [each.node for each in outputs]
+    order = topological(roots)
+    if sum(node.op.count_flops(node) for node in order) > _MUCH:
+        plan = compile(outputs, remember=False)
+        names = [node.attrs["symbol"].name for node in fed]
+        return lambda values: [
+            each.numpy().copy() for each in plan.run(dict(zip(names, values, strict=True)))
+        ]
+    held = {
+        node: np.asarray(node.attrs["symbol"].value.numpy())
+        for node in order
+        if "symbol" in node.attrs and node not in fed
+    }
+
+    def interpreted(values: Sequence[np.ndarray]) -> list[np.ndarray]:
+        with np.errstate(all="ignore"):
+            return interpret(roots, {**held, **dict(zip(fed, values, strict=True))})
+
+    return interpreted
+
+
+def _random(fed: Sequence[Node], spread: int) -> list[np.ndarray]:
+    generator = np.random.default_rng(0)
+    return [
+        (
+            generator.normal(size=node.shape)
+            if is_float(node.dtype)
+            else generator.integers(0, spread, node.shape)
+        ).astype(node.dtype)
+        for node in fed
+    ]
+
+
+def _by_caldera(raw: bytes) -> Runner:
+    prepared = Backend.prepare(onnx.ModelProto.FromString(raw), compiled=False)
+    return lambda feeds: prepared.run(list(feeds))
+
+
+def _by_onnxruntime(raw: bytes) -> Runner:
+    """What onnxruntime computes; what Caldera does where it has no kernel for a dtype."""
+    runtime = optional_import("onnxruntime", "onnxruntime", "onnx export")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        session = runtime.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
+    except runtime.capi.onnxruntime_pybind11_state.NotImplemented:
+        return _by_caldera(raw)
+    names = [each.name for each in session.get_inputs()]
+    return lambda feeds: session.run(None, dict(zip(names, feeds, strict=True)))
+
+
+def _compare(name: str, found: Any, expected: np.ndarray, count: int) -> None:
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        raise _wrong(
+            f"{expected.shape} {expected.dtype} as output {name!r} for {count} samples",
+            f"{found.shape} {found.dtype}",
+        )
+    if not is_float(expected.dtype):
+        agrees = np.array_equal(found, expected)
+    else:
+        a, b = found.astype(np.float64), expected.astype(np.float64)
+        largest = float(np.abs(b[np.isfinite(b)]).max(initial=0))
+        digits = _DIGITS[expected.dtype.itemsize]
+        # Results that cancel to nothing are as inexact as what they were made of.
+        limit = digits * largest + 0.01 * digits
+        agrees = np.allclose(a, b, rtol=0, atol=limit, equal_nan=True)
+    if not agrees:
+        raise _wrong(f"the model's own output {name!r} for {count} samples", "other numbers")
+
+
+def _wrong(expected: str, got: str) -> ConfigError:
+    return ConfigError.build(
+        "onnx export",
+        expected=expected,
+        got=" ".join(got.split())[:400],
+        hint="nothing was written; export it with batch_size=, for a fixed number of samples",
+    )
+
 
 _IR_VERSION = 8
 """The oldest form of the file that has all of these operators."""

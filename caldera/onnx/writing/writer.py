@@ -11,8 +11,7 @@ import numpy as np
 from caldera.core.graph.node import describe
 from caldera.core.tensor.dtype import DType
 from caldera.errors import ConfigError
-from caldera.onnx.dtypes import NUMBERS
-from caldera.onnx.library import helper, numpy_helper
+from caldera.onnx.library import NUMBERS, helper, numpy_helper
 from caldera.onnx.writing.dynamic_batch import Pair, Samples, Size, in_order, not_open
 from caldera.onnx.writing.rules import RULES
 

@@ -13,10 +13,9 @@ from caldera.compiler.lazy import Expr, Variable
 from caldera.core.tensor import Tensor
 from caldera.errors import ConfigError
 from caldera.optim import Optimizer
-from caldera.parallel.asynchronous.base import AsynchronousStrategy
-from caldera.parallel.asynchronous.server_optimizer import optimizer_assignments
-from caldera.parallel.asynchronous.server_shards import ServerShard
-from caldera.parallel.asynchronous.stop_consensus import StopConsensus
+from caldera.parallel.asynchronous.server import optimizer_assignments
+from caldera.parallel.asynchronous.strategy import AsynchronousStrategy, StopConsensus
+from caldera.parallel.asynchronous.transport import ServerShard
 from caldera.train.strategy import Gradients, RunSetup, VariableView
 
 

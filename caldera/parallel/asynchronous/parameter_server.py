@@ -14,15 +14,14 @@ from caldera.compiler.lazy import Expr, Variable
 from caldera.compress import Compressor, redistribute
 from caldera.errors import CommError, ConfigError
 from caldera.optim import Optimizer
-from caldera.parallel.asynchronous.base import AsynchronousStrategy
 from caldera.parallel.asynchronous.push_codec import push_codec
-from caldera.parallel.asynchronous.server import Server
-from caldera.parallel.asynchronous.server_optimizer import (
+from caldera.parallel.asynchronous.server import (
+    Server,
     ServerOptimizer,
     optimizer_assignments,
     owners,
 )
-from caldera.parallel.asynchronous.server_shards import ServerShard, deal_parameters, server_ranks
+from caldera.parallel.asynchronous.strategy import AsynchronousStrategy
 from caldera.parallel.asynchronous.transport import (
     BARRIER,
     LEAVE,
@@ -32,11 +31,14 @@ from caldera.parallel.asynchronous.transport import (
     RemoteConnection,
     Reply,
     ServerEndpoint,
+    ServerShard,
+    deal_parameters,
     replies,
+    server_ranks,
 )
+from caldera.parallel.consistency import check_counts, check_same_options
 from caldera.parallel.data.compression import described, gather_states, states_by_rank
-from caldera.parallel.distributed_variable import OwnedVariable
-from caldera.parallel.options import check_counts, check_same_options
+from caldera.parallel.distributed_variables import OwnedVariable
 from caldera.train.strategy import NO_VOTES, Gradients, RunSetup, VariableView
 
 MODES = ("synchronous", "asynchronous", "stale")

@@ -10,12 +10,11 @@ import numpy as np
 from caldera.compress import Compressor, TopK
 from caldera.compress.codecs import Codec, RawCodec
 from caldera.compress.dense import DenseCompressor
-from caldera.compress.index_coding import unpack_indices
-from caldera.compress.random_stream import RandomStream
+from caldera.compress.messages import RandomStream, unpack_indices
 from caldera.compress.sparse import SparseCodec, SparseVector
 from caldera.core.tensor.dtype import DType
 from caldera.errors import ConfigError
-from caldera.parallel.asynchronous.server_shards import ServerShard
+from caldera.parallel.asynchronous.transport import ServerShard
 
 _RESIDUAL, _STEP = "residual", "step"
 

@@ -16,11 +16,10 @@ from caldera.core.graph.ops.collective import Message, all_reduce, next_number
 from caldera.errors import CheckpointError, ConfigError
 from caldera.nn.losses import Loss
 from caldera.parallel.averaging.replicas import ReplicaStrategy
-from caldera.parallel.consistency import check_same
+from caldera.parallel.consistency import check_choice, check_same
 from caldera.parallel.data.compression import State
 from caldera.parallel.data.data_parallel import DataParallel
 from caldera.parallel.data.sums import mean_over_ranks
-from caldera.parallel.options import check_choice
 from caldera.train.strategy import RunSetup, SingleProcessStrategy, Strategy
 
 START = ("new", "given")

@@ -13,8 +13,8 @@ from caldera.compiler.lazy import Expr, Variable
 from caldera.core.graph.ops.collective import Message, all_reduce, next_number
 from caldera.data.random_draws import permutation
 from caldera.parallel.averaging.periodic import PeriodicAveraging, wide
+from caldera.parallel.consistency import check_choice
 from caldera.parallel.data.sums import mean_over_ranks
-from caldera.parallel.options import check_choice
 from caldera.train.strategy import RunSetup
 
 _TURN = "turn of gossip"

@@ -14,12 +14,11 @@ from caldera.compiler.plan.plan import Plan
 from caldera.core.tensor.dtype import float32, promote
 from caldera.optim import Optimizer
 from caldera.parallel.averaging.replicas import ReplicaStrategy
-from caldera.parallel.consistency import check_same
+from caldera.parallel.consistency import check_counts, check_same
 from caldera.parallel.data.compression import State
 from caldera.parallel.data.data_parallel import BUCKET_BYTES
 from caldera.parallel.data.sums import bucketed_sums, mean_over_ranks, mean_view
-from caldera.parallel.distributed_variable import PerRankVariable
-from caldera.parallel.options import check_counts
+from caldera.parallel.distributed_variables import PerRankVariable
 from caldera.train.strategy import Gradients, RunSetup, VariableView
 
 _STEPS = "steps since the last exchange"

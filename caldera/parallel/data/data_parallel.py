@@ -17,15 +17,15 @@ from caldera.data import Share
 from caldera.errors import ConfigError
 from caldera.parallel.consistency import (
     broadcast_model,
+    check_counts,
+    check_same_options,
     check_same_setup,
     compile_alike,
 )
-from caldera.parallel.data.buckets import in_backward_order
 from caldera.parallel.data.compression import Compression, described, gather_states, states_by_rank
 from caldera.parallel.data.sufficient_factors import by_factors, has_factors
-from caldera.parallel.data.sums import bucketed_sums, sum_over_axis
+from caldera.parallel.data.sums import bucketed_sums, in_backward_order, sum_over_axis
 from caldera.parallel.data.virtual_shards import joined, virtual_shards_of
-from caldera.parallel.options import check_counts, check_same_options
 from caldera.train.strategy import Gradients, RunSetup, StepProgram, Strategy
 
 BUCKET_BYTES = 4 << 20

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from caldera import op
 from caldera.comm import Communicator
 from caldera.compiler.lazy import Expr, Variable
-from caldera.core.graph.body import topological
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.collective import (
     Message,
@@ -16,13 +15,13 @@ from caldera.core.graph.ops.collective import (
     next_number,
     reduce_scatter_flat,
 )
+from caldera.core.graph.program import topological
 from caldera.data import Share
 from caldera.errors import ConfigError
 from caldera.optim.sharding import Sharding
-from caldera.parallel.data.buckets import bucket_indices, buckets, in_backward_order
 from caldera.parallel.data.data_parallel import BUCKET_BYTES, DataParallel
-from caldera.parallel.distributed_variable import ParameterShards
-from caldera.parallel.layout import FlatLayout
+from caldera.parallel.data.sums import bucket_indices, buckets, in_backward_order
+from caldera.parallel.distributed_variables import FlatLayout, ParameterShards
 from caldera.train.strategy import Gradients, RunSetup, StepProgram, VariableView
 
 _NO_LIMIT = sys.maxsize

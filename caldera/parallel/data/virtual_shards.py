@@ -14,12 +14,11 @@ from dataclasses import replace
 from caldera.comm.reproducible_sum import leaf_range
 from caldera.compiler.lazy import Expr
 from caldera.compiler.passes.collectives import without_hidden
-from caldera.core.graph.body import rebuilt, topological
 from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import Nodes, item
 from caldera.core.graph.ops.base import reshape
 from caldera.core.graph.ops.collective import Message, all_sum, finish, run_collective, start
-from caldera.core.graph.program import Program
+from caldera.core.graph.program import Program, rebuilt, topological
 from caldera.data import Share
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from caldera.comm import Communicator, Mesh, world
 from caldera.errors import ConfigError
-from caldera.parallel.layout import AXIS as MODEL
-from caldera.parallel.options import check_same_options
+from caldera.parallel.consistency import check_same_options
+from caldera.parallel.distributed_variables import AXIS as MODEL
 from caldera.parallel.pipeline.stage_program import AXIS as PIPELINE
 
 DATA = "data"

@@ -11,23 +11,22 @@ from caldera.base.config import settings
 from caldera.comm import Communicator, Mesh
 from caldera.compiler.lazy import Expr, Variable
 from caldera.compiler.plan.plan import Plan
-from caldera.core.graph.body import substitute
 from caldera.core.graph.node import Node
+from caldera.core.graph.program import substitute
 from caldera.data import Share
 from caldera.errors import ConfigError
 from caldera.nn.layer import Layer
 from caldera.optim import Optimizer
 from caldera.parallel.consistency import (
     broadcast_model,
+    check_counts,
     check_neighbours,
     check_same_setup,
     compile_alike,
 )
 from caldera.parallel.data.data_parallel import BUCKET_BYTES, DataParallel
 from caldera.parallel.data.sums import bucketed_sums, sum_over_axis
-from caldera.parallel.distributed_variable import OwnedVariable, release
-from caldera.parallel.options import check_counts
-from caldera.parallel.pipeline.batch_sums import early_sums, is_vote, late_sums, stand_in, zero
+from caldera.parallel.distributed_variables import OwnedVariable, release
 from caldera.parallel.pipeline.mesh import DATA, EVERYONE, MODEL, STAGE, PipelineMesh
 from caldera.parallel.pipeline.schedule import SCHEDULES
 from caldera.parallel.pipeline.stage_partition import (
@@ -35,13 +34,23 @@ from caldera.parallel.pipeline.stage_partition import (
     check_starts,
     stage_starts,
     traced_samples,
+    unit_seconds,
 )
-from caldera.parallel.pipeline.stage_profile import unit_seconds
 from caldera.parallel.pipeline.stage_program import AXIS, MicroBatch, StageProgram
-from caldera.parallel.pipeline.stage_update import StageUpdate
-from caldera.parallel.tensor.layer_sharding import LEAST
-from caldera.parallel.tensor.rank_network import rank_network, rewritten_network
-from caldera.parallel.tensor.sharded_layers import ShardedLayers
+from caldera.parallel.pipeline.stage_update import (
+    StageUpdate,
+    early_sums,
+    is_vote,
+    late_sums,
+    stand_in,
+    zero,
+)
+from caldera.parallel.tensor.layer_sharding import (
+    LEAST,
+    ShardedLayers,
+    rank_network,
+    rewritten_network,
+)
 from caldera.train.strategy import Gradients, RunSetup, StepProgram, Strategy, VariableView
 
 BALANCES = ("operations", "time")

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from caldera import op
-from caldera.core.graph.body import rebuilt
 from caldera.core.graph.differentiate import accumulate
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import Nodes
@@ -31,6 +30,7 @@ from caldera.core.graph.ops.collective import (
 )
 from caldera.core.graph.ops.elementwise import add
 from caldera.core.graph.ops.sync_batch_norm import SYNCHRONISED
+from caldera.core.graph.program import rebuilt
 from caldera.core.tensor.dtype import is_float
 from caldera.errors import ConfigError
 from caldera.parallel.pipeline.schedule import Action
@@ -41,7 +41,7 @@ from caldera.parallel.pipeline.stage_partition import (
     stages_of,
     with_gradients,
 )
-from caldera.parallel.tensor.rank_network import TracedNetwork
+from caldera.parallel.tensor.layer_sharding import TracedNetwork
 
 AXIS = "pipeline"
 NEXT, BEFORE = 1, -1

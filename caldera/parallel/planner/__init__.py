@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 from caldera.base.arguments import guard as _guard
-from caldera.parallel.planner.cluster import Cluster, Wire
+from caldera.parallel.planner.cluster import Cluster, Wire, measured_wire
 from caldera.parallel.planner.compute import Compute
-from caldera.parallel.planner.layer_cost import LayerCost
-from caldera.parallel.planner.link_benchmark import measured_wire
 from caldera.parallel.planner.prediction import Prediction, Setting, Way
 from caldera.parallel.planner.proposal import Proposal, plan, proposed
 from caldera.parallel.planner.ranking import Ranking, rank
+from caldera.parallel.planner.stages import LayerCost
 from caldera.parallel.planner.workload import Workload, workload_of
 
 __all__ = [

@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterator
 from functools import partial
 
-from caldera.parallel.asynchronous.server_shards import deal
-from caldera.parallel.asynchronous.transport import PUSH_HEADER_BYTES, REPLY_HEADER_BYTES
-from caldera.parallel.data.buckets import bucket_indices
+from caldera.parallel.asynchronous.transport import PUSH_HEADER_BYTES, REPLY_HEADER_BYTES, deal
 from caldera.parallel.data.data_parallel import BUCKET_BYTES
-from caldera.parallel.planner.collective_cost import Cost, allreduce
+from caldera.parallel.data.sums import bucket_indices
+from caldera.parallel.planner.communication_cost import Cost, allreduce
 from caldera.parallel.planner.data_parallel_cost import (
     batch_too_small,
     samples_per_rank,

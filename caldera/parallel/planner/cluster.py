@@ -1,11 +1,22 @@
-"""The ranks, and what is between them."""
+"""Cluster description: ranks, measured links, and units of rates, times, memory and compute.
+
+A link is sold in bits and a file counted in bytes, so b and B are distinguished: 100Gb is 12.5 GB
+a second. Prefixes are powers of 1000, with an i those of 1024.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from statistics import median
 
+import numpy as np
+
+from caldera.comm import Communicator
 from caldera.errors import ConfigError
 
 
@@ -154,3 +165,221 @@ def _between(cluster: Cluster, ranks: int, stride: int, neighbours: bool) -> Wir
     groups = min(stride, cluster.per_node)
     members = 1 if neighbours else max(1, cluster.per_node // stride)
     return cluster.wire.crowded(cluster.slowdown, cluster.turn).shared(groups * members)
+
+
+_SHORT_ROUNDS, _FEWEST_ROUNDS, _MOST_ROUNDS = 21, 5, 50
+_BUDGET_S = 0.3
+"""A quick link becomes quicker still in its first rounds: so long it is tried at the least."""
+_LONG_BYTES = 4 << 20
+_RING = "ring"
+
+
+def measured_wire(communicator: Communicator) -> Wire:
+    """Latency and bandwidth between the ranks of a communicator; all of them have to ask.
+
+    The latency is that of a short message to the next rank and back, halved: once between ranks
+    that wait for it, once in the background. The bandwidth is that of 4 MiB summed around the ring
+    of all ranks, so that adding up is part of it; and once that of as many bytes from everybody to
+    everybody, which says more the more ranks there are.
+
+    >>> from caldera.comm import run_virtual_ranks
+    >>> run_virtual_ranks(2, measured_wire)[0].bandwidth > 0
+    True
+    """
+    ranks = communicator.size
+    if ranks == 1:
+        raise ConfigError.build(
+            "measured_wire", expected="several ranks", got="one", hint="start it with mpiexec"
+        )
+    latency = _slowest(communicator, _short(communicator))
+    behind = 0.0
+
+    def exchange(own: Communicator) -> None:
+        nonlocal behind
+        behind = _short(own)
+
+    communicator.background(exchange).wait()
+    behind = max(_slowest(communicator, behind), latency)
+    numbers = np.zeros(_LONG_BYTES // 4, np.float32)
+    seconds = _around(communicator, numbers)
+    steps = 2 * (ranks - 1)
+    bandwidth = steps / ranks * _LONG_BYTES / max(seconds - steps * behind, 0.5 * seconds)
+    part = _LONG_BYTES // ranks // 4
+    sizes, send, receive = [part] * ranks, numbers[: part * ranks], np.empty_like(numbers)
+    seconds = _median(
+        communicator, lambda own: own.Alltoall(send, receive[: part * ranks], sizes, sizes)
+    )
+    meeting = 4 * part * (ranks - 1) / max(seconds - behind, 0.5 * seconds)
+    return Wire(latency, bandwidth, behind=behind, meeting=min(meeting, bandwidth))
+
+
+def measured_turn(communicator: Communicator, wire: Wire, cores: int) -> float:
+    """How long a message waits for a core where more ranks than a machine has share them; all of
+    them have to ask. `wire` is what is between ranks that have a core each.
+
+    A short sum goes around the ring of all ranks, who thus all have something to do.
+
+    >>> from caldera.comm import run_virtual_ranks
+    >>> run_virtual_ranks(2, lambda comm: measured_turn(comm, Wire(1.0, 1e9), 1))
+    [0.0, 0.0]
+    """
+    number = np.zeros(1, np.float64)
+    seconds = _around(communicator, number)
+    each = seconds / (2 * (communicator.size - 1))
+    return max(0.0, each - wire.in_background().latency) / (communicator.size / cores - 1)
+
+
+def adding_speed() -> float:
+    """Bytes a second that a rank of this machine adds to others.
+
+    >>> adding_speed() > 0
+    True
+    """
+    numbers, others = np.zeros(_LONG_BYTES // 4, np.float32), np.ones(_LONG_BYTES // 4, np.float32)
+    times = []
+    for _ in range(_FEWEST_ROUNDS):
+        began = time.perf_counter()
+        numbers += others
+        times.append(time.perf_counter() - began)
+    return _LONG_BYTES / median(times)
+
+
+def _around(communicator: Communicator, numbers: np.ndarray) -> float:
+    """The time of a sum around the ring."""
+    before = communicator.algorithm
+    communicator.algorithm = _RING
+    seconds = _median(communicator, lambda own: own.Allreduce(numbers, numbers))
+    communicator.algorithm = before
+    return seconds
+
+
+def _median(communicator: Communicator, work: Callable[[Communicator], None]) -> float:
+    """The median time of something in the background, on the slowest rank; of the later half, for
+    connections are made in the first rounds."""
+    times: list[float] = []
+    rounds = _FEWEST_ROUNDS
+    while len(times) < rounds:
+        communicator.Barrier()
+        began = time.perf_counter()
+        communicator.background(work).wait()
+        times.append(time.perf_counter() - began)
+        if len(times) == 2:
+            # The slowest rank says for all how often there is time for it.
+            often = int(_BUDGET_S / _slowest(communicator, times[-1]))
+            rounds = min(max(rounds, often), _MOST_ROUNDS)
+    return _slowest(communicator, median(times[len(times) // 2 :]))
+
+
+def _short(carrier: Communicator) -> float:
+    """Half the time of a message to the next rank and one back; ranks take turns."""
+    number = np.zeros(1, np.float64)
+    times = [0.0]
+    for first in range(carrier.size - 1):
+        for _ in range(_SHORT_ROUNDS):
+            began = time.perf_counter()
+            if carrier.rank == first:
+                carrier.Send(number, first + 1)
+                carrier.Recv(number, first + 1)
+                times.append((time.perf_counter() - began) / 2)
+            elif carrier.rank == first + 1:
+                carrier.Recv(number, first)
+                carrier.Send(number, first)
+    return median(times[1:] or times)
+
+
+def _slowest(communicator: Communicator, seconds: float) -> float:
+    return float(max(communicator.gather_objects(seconds)))
+
+
+_NUMBER = r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?)\s*"
+_RATE = re.compile(_NUMBER + r"([kKMGTP]i?|m|g)?(b|B|bit|Bit)(?:ps|/s)?\s*")
+_BYTES = re.compile(_NUMBER + r"([kKMGTP]i?)?(b|B)?\s*")
+_SECONDS = re.compile(_NUMBER + r"(ns|us|µs|ms|s)\s*")
+_FLOPS = re.compile(_NUMBER + r"([kKMGTP])?(?:FLOP)?(?:S|/s)?\s*")
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+_SCALES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def rate_of(text: str, where: str = "link") -> float:
+    """Bytes a second.
+
+    >>> rate_of("100Gb"), rate_of("12.5GB/s"), rate_of("100Mbit"), rate_of("1GiB")
+    (12500000000.0, 12500000000.0, 12500000.0, 1073741824.0)
+    >>> rate_of("100G")
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: link: expected a speed such as 100Gb (bits a second) or 12.5GB ...
+    """
+    found = _RATE.fullmatch(text)
+    value = float(found[1]) * _scale(found[2]) if found else 0.0
+    if found is None or value <= 0 or not math.isfinite(value):
+        raise ConfigError.build(
+            where,
+            expected="a speed such as 100Gb (bits a second) or 12.5GB (bytes a second)",
+            got=repr(text),
+            hint="b is for bits, B for bytes",
+        )
+    return value if found[3] == "B" else value / 8
+
+
+def seconds_of(text: str, where: str = "latency") -> float:
+    """Seconds.
+
+    >>> seconds_of("2us"), seconds_of("0.5 ms")
+    (2e-06, 0.0005)
+    """
+    found = _SECONDS.fullmatch(text)
+    if found is None:
+        raise ConfigError.build(where, expected="a time such as 2us, 0.1ms or 1s", got=repr(text))
+    return float(found[1]) * _SCALES[found[2]]
+
+
+def bytes_of(text: str, where: str = "memory") -> int:
+    """Bytes.
+
+    >>> bytes_of("80GB"), bytes_of("16GiB")
+    (80000000000, 17179869184)
+    >>> bytes_of("80Gb")
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: memory: expected bytes such as 80GB or 16GiB, got '80Gb'; b is ...
+    """
+    found = _BYTES.fullmatch(text)
+    if found is None or found[3] != "B" or float(found[1]) <= 0:
+        raise ConfigError.build(
+            where,
+            expected="bytes such as 80GB or 16GiB",
+            got=repr(text),
+            hint="b is for bits, B for bytes",
+        )
+    return round(float(found[1]) * _scale(found[2]))
+
+
+def flops_of(text: str, where: str = "speed") -> float:
+    """Floating-point operations a second.
+
+    >>> flops_of("30T"), flops_of("500 GFLOP/s")
+    (30000000000000.0, 500000000000.0)
+    """
+    found = _FLOPS.fullmatch(text)
+    if found is None or float(found[1]) <= 0:
+        raise ConfigError.build(
+            where, expected="operations a second such as 30T or 500G", got=repr(text)
+        )
+    return float(found[1]) * _scale(found[2])
+
+
+def rate_text(rate: float) -> str:
+    """A speed of a link, in bits.
+
+    >>> rate_text(12.5e9), rate_text(12.5e6)
+    ('100 Gbit/s', '100 Mbit/s')
+    """
+    bits = 8 * rate
+    for unit, scale in (("Tbit", 1e12), ("Gbit", 1e9), ("Mbit", 1e6)):
+        if bits >= 0.9995 * scale:
+            return f"{bits / scale:.3g} {unit}/s"
+    return f"{bits / 1e3:.3g} kbit/s"
+
+
+def _scale(prefix: str | None) -> float:
+    letters = (prefix or "").upper()
+    return (1024.0 if letters.endswith("I") else 1000.0) ** _POWERS[letters.removesuffix("I")]

@@ -18,10 +18,10 @@ from caldera.compress import Compressor, Link, PowerSGD, RandomK, compressors, p
 from caldera.compress.dense import DenseCompressor
 from caldera.compress.messages import bounds
 from caldera.compress.sparse.cost import fastest
-from caldera.compress.topk import TopK
+from caldera.compress.top_k import TopK
 from caldera.errors import ConfigError
 from caldera.parallel.planner.cluster import Cluster, Wire
-from caldera.parallel.planner.collective_cost import Cost, allreduce
+from caldera.parallel.planner.communication_cost import Cost, allreduce
 
 DEFAULT_COMPRESSORS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "float16": ("cast", {"dtype": "float16"}),

@@ -10,27 +10,25 @@ from typing import Any
 
 from caldera.core.graph.ops.collective import shard_size
 from caldera.parallel.data.sufficient_factors import factors_are_smaller
-from caldera.parallel.planner.collective_cost import (
+from caldera.parallel.planner.communication_cost import (
     ALGORITHMS,
+    BucketCost,
     Cost,
+    CostOf,
     allgather,
     allreduce,
-    reduce_scatter,
-)
-from caldera.parallel.planner.compression_cost import CodecCost
-from caldera.parallel.planner.layer_cost import LayerCost
-from caldera.parallel.planner.overlap import (
-    BucketCost,
-    CostOf,
     gradient_buckets,
     overlapped_sends,
     parameter_buckets,
     prefetched_and_sent,
+    reduce_scatter,
     total,
     waited_for,
     without_overlap,
 )
+from caldera.parallel.planner.compression_cost import CodecCost
 from caldera.parallel.planner.prediction import Prediction, Setting, Way, refuse
+from caldera.parallel.planner.stages import LayerCost
 
 STATUS_BYTES = 40
 """The losses and metrics that ranks add up in each step, before they go on."""

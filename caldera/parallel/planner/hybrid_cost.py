@@ -13,19 +13,22 @@ from functools import partial
 from typing import Any
 
 from caldera.parallel.pipeline.stage_partition import traced_samples
-from caldera.parallel.planner.collective_cost import Cost, allgather, allreduce, reduce_scatter
+from caldera.parallel.planner.communication_cost import (
+    BucketCost,
+    Cost,
+    allgather,
+    allreduce,
+    gradient_buckets,
+    overlapped_sends,
+    reduce_scatter,
+    total,
+    without_overlap,
+)
 from caldera.parallel.planner.data_parallel_cost import (
     batch_too_small,
     samples_per_rank,
     statistics_sums,
     status_sums,
-)
-from caldera.parallel.planner.overlap import (
-    BucketCost,
-    gradient_buckets,
-    overlapped_sends,
-    total,
-    without_overlap,
 )
 from caldera.parallel.planner.prediction import Prediction, Setting, Way, refuse
 from caldera.parallel.planner.stages import Exchange, Stage

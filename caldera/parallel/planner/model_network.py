@@ -14,13 +14,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from caldera import op
-from caldera.core.graph.body import topological
 from caldera.core.graph.node import Node
+from caldera.core.graph.program import topological
 from caldera.core.tensor.dtype import is_float
 from caldera.errors import ConfigError
 from caldera.nn.layer import Layer
 from caldera.nn.tracing import LayerCall
-from caldera.parallel.layout import AXIS
+from caldera.parallel.distributed_variables import AXIS
 from caldera.parallel.pipeline.stage_partition import (
     balanced_cuts,
     boundary_values,
@@ -30,9 +30,8 @@ from caldera.parallel.pipeline.stage_partition import (
     unit_starts,
     with_gradients,
 )
-from caldera.parallel.planner.layer_cost import LayerCost
-from caldera.parallel.planner.stages import Exchange, Stage
-from caldera.parallel.tensor.rank_network import RankNetwork, rank_network
+from caldera.parallel.planner.stages import Exchange, LayerCost, Stage
+from caldera.parallel.tensor.layer_sharding import RankNetwork, rank_network
 from caldera.train.step import trace_network
 
 if TYPE_CHECKING:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from caldera.base.amounts import bytes_text, flops_text, seconds_text
-from caldera.draw.html import Safe, card, facts, folded, section, table, tag, tiles
+from caldera.base.formatting import bytes_text, flops_text, seconds_text
 from caldera.draw.line_chart import inline
-from caldera.draw.page import document
+from caldera.draw.page import Safe, card, document, facts, folded, section, table, tag, tiles
 from caldera.parallel.planner import Proposal, Ranking
-from caldera.parallel.planner.charts import scaling_charts
-from caldera.parallel.planner.explanation import HEAD, row_of, rows, speed_up, times_text
-from caldera.parallel.planner.units import rate_text
+from caldera.parallel.planner.cluster import rate_text
+from caldera.parallel.planner.report import HEAD, row_of, rows, scaling_charts, speed_up, times_text
 
 _TITLES = {"strong": "Strong scaling", "weak": "Weak scaling"}
 _ABOUT = {

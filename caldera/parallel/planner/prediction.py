@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from caldera.base.amounts import bytes_text
+from caldera.base.formatting import bytes_text
 from caldera.parallel.planner.cluster import Cluster
 from caldera.parallel.planner.compression_cost import CodecCost
 from caldera.parallel.planner.compute import Compute

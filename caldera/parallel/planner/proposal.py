@@ -11,22 +11,27 @@ from typing import TYPE_CHECKING
 
 from caldera.base.arguments import refusal, within
 from caldera.base.config import settings
+from caldera.base.formatting import html_text
 from caldera.base.machine import usable_cores
-from caldera.base.notebook import html_text
 from caldera.comm import Communicator, world
 from caldera.draw.line_chart import figure_svg
 from caldera.draw.svg import Picture
 from caldera.errors import ConfigError
-from caldera.parallel.planner.build import build_strategy
-from caldera.parallel.planner.charts import plot, scaling_charts
-from caldera.parallel.planner.cluster import Cluster, Wire
+from caldera.parallel.planner.cluster import (
+    Cluster,
+    Wire,
+    adding_speed,
+    bytes_of,
+    flops_of,
+    measured_wire,
+    rate_of,
+    seconds_of,
+)
 from caldera.parallel.planner.compression_cost import default_codecs, timed
 from caldera.parallel.planner.compute import Compute, measured
-from caldera.parallel.planner.explanation import explained, given, table
-from caldera.parallel.planner.link_benchmark import adding_speed, measured_wire
 from caldera.parallel.planner.prediction import Setting
-from caldera.parallel.planner.ranking import Ranking, rank
-from caldera.parallel.planner.units import bytes_of, flops_of, rate_of, seconds_of
+from caldera.parallel.planner.ranking import Ranking, build_strategy, rank
+from caldera.parallel.planner.report import explained, given, plot, scaling_charts, table
 from caldera.parallel.planner.workload import Workload, workload_of
 from caldera.train.strategy import Strategy
 

@@ -11,10 +11,9 @@ from caldera import op
 from caldera.base.arguments import refusal
 from caldera.compiler.lazy import Variable
 from caldera.nn.tracing import Context
-from caldera.parallel.data.buckets import in_backward_order
-from caldera.parallel.planner.layer_cost import Gradient, LayerCost
+from caldera.parallel.data.sums import in_backward_order
 from caldera.parallel.planner.model_network import ModelNetwork, leaf_calls
-from caldera.parallel.planner.stages import EstimatedNetwork, Network
+from caldera.parallel.planner.stages import EstimatedNetwork, Gradient, LayerCost, Network
 from caldera.parallel.tensor.layer_sharding import most_ranks
 from caldera.train.step import trace_network
 from caldera.train.tracking.summary import Row

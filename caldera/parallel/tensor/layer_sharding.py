@@ -1,18 +1,31 @@
-"""Which layers are split over ranks, and how."""
+"""Tensor parallelism of layers: selection, parameter shards, and the network of one rank.
+
+Ranks along "model" share the selected layers. The network of a rank is derived before any layer
+is split.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from caldera import nn
+from caldera.comm import Communicator
 from caldera.compiler.lazy import Expr, Variable
+from caldera.compiler.sharding.collective_moves import CollectiveMoves
 from caldera.compiler.sharding.layout import CartesianLayout, Layout
+from caldera.compiler.sharding.ops import copies
 from caldera.compiler.sharding.rank_graph import RankGraph
+from caldera.compiler.sharding.rules.registry import Placement
+from caldera.compiler.sharding.volume import Links
 from caldera.core.graph.node import Node, Spec, Symbol
 from caldera.errors import ConfigError
 from caldera.nn.layer import Layer
-from caldera.parallel.layout import AXIS, evenly
+from caldera.nn.tracing import Context, LayerCall
+from caldera.optim import Optimizer
+from caldera.optim.sharding import Sharding
+from caldera.parallel.distributed_variables import AXIS, ParameterShards, evenly
 
 WAYS = ("outputs", "inputs", "heads", "auto")
 """By the features that a layer gives, by those it takes, by heads, or as it fits best."""
@@ -208,3 +221,177 @@ class _Choosing(RankGraph):
     def _has_parts_along(self, node: Node, axis: int) -> bool:
         layout = self.suited(node)
         return layout is not None and layout.splits[axis] is not None
+
+
+class ShardedLayers:
+    """Which parameters are split over the ranks of `along`, and this rank's part of each.
+
+    `wanted` are the splits of layers by their names; without it, all layers are split whose weight
+    has at least `least` elements. Until `choose` has been called nothing is split.
+
+    - `shards`: the parameters that are split.
+    - `direct`: whether parts may go from rank to rank, which needs kernels of the host.
+    """
+
+    def __init__(
+        self, where: str, along: Communicator, wanted: Mapping[str, str] | None, least: int
+    ) -> None:
+        if wanted is not None and not isinstance(wanted, Mapping):
+            raise ConfigError.build(
+                where,
+                expected='splits by the names of layers, as in {"1-Dense": "outputs"}',
+                got=repr(wanted),
+                hint="model.summary() shows the names",
+            )
+        if unknown := sorted(set((wanted or {}).values()) - set(WAYS)):
+            raise ConfigError.build(
+                where, expected="splits by " + ", ".join(WAYS), got=", ".join(map(repr, unknown))
+            )
+        self.wanted = wanted
+        self.least = least
+        self.rank, self.ranks = along.rank, along.size
+        self._along = along
+        self.direct = False
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing is split."""
+        self.shards = ParameterShards(self._along)
+
+    def choose(
+        self, model: Layer, optimizer: Optimizer, outputs: Sequence[Expr], *, dense_only: bool
+    ) -> None:
+        """Decide, for a model that computes these outputs, and take what the optimizer keeps."""
+        if self.ranks == 1:
+            return
+        chosen = chosen_layers(
+            model, self.ranks, self.wanted, least=self.least, dense_only=dense_only
+        )
+        self.use(layouts_of(chosen, outputs, self.rank, self.ranks), optimizer)
+
+    def use(self, layouts: Mapping[Variable, Layout], optimizer: Optimizer) -> None:
+        """Have parameters in these layouts, and what the optimizer keeps for them."""
+        for whole, layout in layouts.items():
+            self.shards.add(whole, layout, optimizer)
+
+    def part(self, variable: Variable) -> Variable:
+        """What this rank has of a parameter while steps run."""
+        return self.shards.part(variable)
+
+    def graph(self) -> RankGraph:
+        """Rewrites graphs over parameters into graphs over this rank's parts of them."""
+        parts = {
+            whole: (part, layout)
+            for whole, (part, layout) in self.shards.leaves().items()
+            if isinstance(layout, Layout)
+        }
+        return RankGraph(self.rank, self.ranks, parts, AXIS, direct=self.direct)
+
+    def sharding(self, variables: Sequence[Variable], gradients: Sequence[Node]) -> Sharding:
+        """Which variables are parts, and of which of them the gradients are."""
+        wholes = self.shards.wholes
+        pairs = zip(variables, gradients, strict=True)
+        parts = {each: variable if variable in wholes else None for variable, each in pairs}
+        return Sharding(wholes, AXIS, parts, {part: n for part, n in self._copies() if n > 1})
+
+    def over_copies(self, part: Variable, gradient: Expr) -> Expr:
+        """The sum of the terms that ranks have which have the same part of a parameter."""
+        layout = self._layout(part)
+        alike = copies(layout)
+        if alike == 1:
+            return gradient
+        moves = CollectiveMoves(self.rank, self.ranks, AXIS, Links(), direct=True)
+        return Expr(moves.written(gradient.node, Placement(layout, alike), layout))
+
+    def _copies(self) -> Iterator[tuple[Variable, int]]:
+        return ((part, copies(self._layout(part))) for part in self.shards.wholes)
+
+    def _layout(self, part: Variable) -> Layout:
+        _, layout = self.shards.leaves()[self.shards.wholes[part].node]
+        assert isinstance(layout, Layout)
+        return layout
+
+
+@dataclass(frozen=True)
+class TracedNetwork:
+    """A network as it was written down for one part of a batch.
+
+    `roots` are the nodes that a step needs, `free` those symbols' nodes that every rank may read.
+    """
+
+    calls: Sequence[LayerCall]
+    roots: Sequence[Node]
+    free: frozenset[Node]
+
+
+def rewritten_network(
+    model: Layer,
+    traced: Context,
+    graph: RankGraph,
+    roots: Sequence[Node],
+    part: Callable[[Variable], Variable],
+) -> TracedNetwork:
+    """The network over a rank's parts of parameters, where `graph` has made `roots` of those."""
+
+    def here(given: Sequence[Expr]) -> tuple[Expr, ...]:
+        return tuple(Expr(node) for node in graph.here([each.node for each in given]))
+
+    calls = [
+        LayerCall(call.layer, here(call.inputs), here(call.outputs), call.inside)
+        for call in traced.calls
+    ]
+    free = [each.node for each in (*map(part, model.parameters()), *model.states())]
+    if traced.random is not None:
+        free.append(traced.random.node)
+    return TracedNetwork(calls, roots, frozenset(free))
+
+
+@dataclass(frozen=True)
+class RankNetwork:
+    """What one rank computes, `own`, of the network that one process would compute, `whole`.
+
+    `trained` are the nodes of the parameters that are trained, and of the rank's parts of them;
+    `parts` has what stands for its part of each parameter that is split.
+    """
+
+    own: TracedNetwork
+    trained: frozenset[Node]
+    parts: Mapping[Variable, Variable]
+    make_whole: Callable[[], TracedNetwork]
+
+    @cached_property
+    def whole(self) -> TracedNetwork:
+        """The network of one process."""
+        return self.make_whole()
+
+
+def rank_network(
+    model: Layer,
+    traced: Context,
+    *,
+    rank: int = 0,
+    ranks: int = 1,
+    splits: Mapping[str, str] | None = None,
+    least: int = LEAST,
+    dense_only: bool = False,
+) -> RankNetwork:
+    """The network of a model of which so many ranks share the layers; nothing is changed by it."""
+    outputs = traced.calls[0].outputs
+    found: dict[Variable, CartesianLayout] = {}
+    if ranks > 1:
+        chosen = chosen_layers(model, ranks, splits, least=least, dense_only=dense_only)
+        found = layouts_of(chosen, outputs, rank, ranks)
+    parts = {whole: stand_in(whole, layout, rank) for whole, layout in found.items()}
+    leaves = {whole.node: (part.node, found[whole]) for whole, part in parts.items()}
+
+    def network(own: Mapping[Variable, Variable], graph: RankGraph) -> TracedNetwork:
+        roots = graph.written([each.node for each in outputs])
+        return rewritten_network(model, traced, graph, roots, lambda each: own.get(each, each))
+
+    trained = [node for v in model.trainable() for node in (v.node, parts.get(v, v).node)]
+    return RankNetwork(
+        network(parts, RankGraph(rank, ranks, leaves, AXIS)),
+        frozenset(trained),
+        parts,
+        lambda: network({}, RankGraph(rank, ranks, {}, AXIS)),
+    )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from caldera.base.amounts import bytes_text
+from caldera.base.formatting import bytes_text
 from caldera.comm import Communicator
 from caldera.compiler.lazy import Expr, Variable
 from caldera.compiler.sharding.collective_moves import is_plain
@@ -17,10 +17,9 @@ from caldera.compiler.sharding.propagation import Move
 from caldera.data import Share
 from caldera.errors import ConfigError
 from caldera.nn.layer import Layer
+from caldera.parallel.consistency import check_same_options
 from caldera.parallel.data.data_parallel import BUCKET_BYTES, DataParallel
-from caldera.parallel.distributed_variable import OwnedVariable
-from caldera.parallel.layout import AXIS
-from caldera.parallel.options import check_same_options
+from caldera.parallel.distributed_variables import AXIS, OwnedVariable
 from caldera.parallel.tensor.layer_layouts import (
     ChosenLayouts,
     Key,

@@ -13,13 +13,11 @@ from caldera.compiler.sharding.propagation import Move
 from caldera.compiler.sharding.rank_graph import RankGraph
 from caldera.data import Share
 from caldera.errors import ConfigError
-from caldera.parallel.data.buckets import in_backward_order
+from caldera.parallel.consistency import check_same_options
 from caldera.parallel.data.data_parallel import BUCKET_BYTES, DataParallel
-from caldera.parallel.data.sums import bucketed_sums, sum_over_axis
-from caldera.parallel.layout import AXIS
-from caldera.parallel.options import check_same_options
-from caldera.parallel.tensor.layer_sharding import LEAST
-from caldera.parallel.tensor.sharded_layers import ShardedLayers
+from caldera.parallel.data.sums import bucketed_sums, in_backward_order, sum_over_axis
+from caldera.parallel.distributed_variables import AXIS
+from caldera.parallel.tensor.layer_sharding import LEAST, ShardedLayers
 from caldera.train.strategy import Gradients, RunSetup, StepProgram, VariableView
 
 EVERYONE = "all"

@@ -1,1 +1,1 @@
-"""The methods, one a file."""
+"""Search methods."""

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeGuard
 
 import numpy as np
 
-from caldera.base.optional import optional_import
+from caldera.base.registry import optional_import
 from caldera.errors import ConfigError
 from caldera.search.dimension import Dimension, Stored, Uniform
 from caldera.search.method import Method, methods

@@ -21,10 +21,9 @@ from caldera.errors import ConfigError
 from caldera.search.job import Job
 from caldera.search.scheduler import Scheduler
 from caldera.search.workers.dispatcher import Dispatcher
+from caldera.search.workers.local import ProcessWorkers, ThreadWorkers
 from caldera.search.workers.pool import WorkerPool
-from caldera.search.workers.processes import ProcessWorkers
 from caldera.search.workers.ranks import MASTER, run_on_ranks
-from caldera.search.workers.threads import ThreadWorkers
 
 __all__ = ["is_master", "parse_workers", "run_trials"]
 

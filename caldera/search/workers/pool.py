@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from caldera.errors import CommError
 from caldera.search.trial import Outcome, Task
-from caldera.search.workers.channel import Channel
+from caldera.search.workers.worker import Channel
 
 LOST = "lost"
 """The kind of what a pool says itself of a worker that is gone."""

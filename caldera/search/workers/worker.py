@@ -1,11 +1,18 @@
-"""The worker's side: take a trial, run it, say what became of it, and the next one.
+"""Worker loop of a search, and its message channel to the master.
 
-The main thread runs trials. A second one listens: it hears that a trial should stop while that
-still trains, says every second that the worker lives, and ends the process if its master is gone.
+The main thread runs trials. A second thread listens: it receives the request to stop a trial
+while that still trains, reports every second that the worker is alive, and ends the process if
+its master is gone.
+
+Messages are JSON objects, one per line, over a socket. Received data cannot be executed: only
+JSON-serialisable values are sent. Threads, processes and ranks on other machines receive the same
+lines. A dead worker is detected immediately, as the end of its stream, without polling as ranks
+do that wait in MPI.
 """
 
 from __future__ import annotations
 
+import json
 import queue
 import selectors
 import socket
@@ -15,10 +22,112 @@ from collections.abc import Callable
 from typing import Any
 
 from caldera.base.plain_data import encoded
+from caldera.errors import CommError
 from caldera.search.job import Job
 from caldera.search.trial import Row, Task
-from caldera.search.workers.channel import Channel
 from caldera.train.strategy import SingleProcessStrategy, Strategy
+
+SEND_S = 30.0
+"""A peer that takes nothing for so long is gone: its buffers hold hundreds of messages."""
+LONGEST = 64 << 20
+"""Bytes of one message; more than that is not ours."""
+_PIECE = 1 << 16
+
+
+class Channel:
+    """One end of a stream of messages. Several threads may send; one reads.
+
+    >>> import socket
+    >>> left, right = map(Channel, socket.socketpair())
+    >>> left.send({"kind": "beat"})
+    >>> right.read()
+    [{'kind': 'beat'}]
+    >>> left.close(); right.read(), right.closed
+    ([], True)
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(SEND_S)
+        self._socket = connection
+        self._lock = threading.Lock()
+        self._unread = bytearray()
+        self.closed = False
+
+    def fileno(self) -> int:
+        """What a selector waits for."""
+        return self._socket.fileno()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message; nothing happens if the other end is gone, which `read` finds out."""
+        line = json.dumps(message, default=_plain).encode() + b"\n"
+        with self._lock:
+            try:
+                self._socket.sendall(line)
+            except OSError:
+                # Half a message may be on its way: nothing can follow it.
+                self._shut()
+
+    def read(self) -> list[dict[str, Any]]:
+        """The messages that have come, after waiting for some; `closed` if no more will come."""
+        try:
+            piece = self._socket.recv(_PIECE)
+        except (TimeoutError, InterruptedError):
+            return []
+        except OSError:
+            piece = b""
+        if not piece:
+            self.closed = True
+            return []
+        self._unread += piece
+        lines: list[bytearray] = []
+        # Not for every piece of a message that is still coming: a long one has many.
+        if b"\n" in piece:
+            *lines, self._unread = self._unread.split(b"\n")
+        if len(self._unread) > LONGEST:
+            raise CommError.build(
+                "a search's worker", expected=f"messages of at most {LONGEST} bytes", got="a longer"
+            )
+        return [_message(line) for line in lines]
+
+    def close(self) -> None:
+        """End the stream in both directions; the other end reads what was sent before."""
+        with self._lock:
+            self._shut()
+            self._socket.close()
+
+    def abandon(self) -> None:
+        """Close this copy of the end alone: in a process that was copied, the other goes on."""
+        self._socket.close()
+
+    def _shut(self) -> None:
+        self.closed = True
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            # The other end was faster.
+            return
+
+
+def _message(line: bytes | bytearray) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not isinstance(found.get("kind"), str):
+        raise CommError.build(
+            "a search's worker",
+            expected="a JSON object with its kind in a line",
+            got=repr(line[:80].decode(errors="replace")),
+        )
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers and arrays as Python's."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} {value!r} is nothing that JSON can say")
+
 
 BEAT_S = 1.0
 """How often a worker says that it lives."""

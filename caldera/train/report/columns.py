@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from caldera.base.amounts import percent_text
-from caldera.draw.html import Safe, card, folded, section, table, tag
+from caldera.base.formatting import percent_text
+from caldera.draw.page import Safe, card, folded, section, table, tag
 from caldera.train.tracking.run_record import ColumnRecord
 
 _SHOWN = 15

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from caldera.base.amounts import seconds_text
+from caldera.base.formatting import seconds_text
 from caldera.draw.axis import axis_of, whole_axis
-from caldera.draw.html import Safe, card, section, table, tag
 from caldera.draw.line_chart import Line, LineChart, inline
-from caldera.draw.page import document
-from caldera.draw.palette import CATEGORICAL
+from caldera.draw.page import Safe, card, document, section, table, tag
+from caldera.draw.svg import CATEGORICAL
 from caldera.train.report.run import shown_setting
 from caldera.train.tracking.history import History, shown_number
 from caldera.train.tracking.run_folder import RunFolder

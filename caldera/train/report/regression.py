@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from caldera.draw.axis import axis_of
-from caldera.draw.html import Safe, tag, tiles
 from caldera.draw.line_chart import Line, LineChart, inline
-from caldera.draw.palette import CATEGORICAL, QUIET
+from caldera.draw.page import Safe, tag, tiles
+from caldera.draw.svg import CATEGORICAL, QUIET
 from caldera.train.tracking.history import shown_number
 from caldera.train.tracking.run_record import ValuesRecord
 

@@ -19,8 +19,7 @@ from caldera.optim import EpochRule
 from caldera.train.arguments import plain_number, truth, whole_number
 from caldera.train.broadcast import broadcast_arrays
 from caldera.train.callbacks import Callback
-from caldera.train.saving.checkpoint_file import Checkpoint, state_of, state_text
-from caldera.train.saving.checkpoint_folder import CheckpointFolder
+from caldera.train.saving.checkpoint import Checkpoint, CheckpointFolder, state_of, state_text
 from caldera.train.saving.snapshot import assign_all, by_name, check_fit, model_variables
 from caldera.train.strategy import VariableView
 from caldera.train.tracking.history import History

@@ -9,7 +9,7 @@ import numpy as np
 
 from caldera.data import Dataset, Loader, Pipeline
 from caldera.data.schema import Span
-from caldera.draw.thumbnail import thumbnail
+from caldera.draw.charts import thumbnail
 from caldera.nn.task import MULTICLASS, MULTILABEL, Task
 from caldera.train.tracking.run_record import (
     CalibrationRecord,

@@ -15,8 +15,6 @@ from caldera.compiler.plan.timeline import arena_in_use
 from caldera.data import Dataset, Loader, as_data
 from caldera.errors import DataError
 from caldera.train.fit import make_steps
-from caldera.train.tracking.blocks import blocks_of
-from caldera.train.tracking.environment import environment
 from caldera.train.tracking.evaluation import tested_classes, tested_values
 from caldera.train.tracking.history import History
 from caldera.train.tracking.run_record import (
@@ -27,8 +25,9 @@ from caldera.train.tracking.run_record import (
     ProfileRecord,
     RunRecord,
     Setting,
+    environment,
 )
-from caldera.train.tracking.summary import hyper_parameters
+from caldera.train.tracking.summary import blocks_of, hyper_parameters
 
 if TYPE_CHECKING:
     from caldera.train.model import Model

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from caldera.base.arguments import checked, guarded
+from caldera.base.file_access import file_name
 from caldera.base.file_cache import write_file
-from caldera.base.file_names import file_name
 from caldera.base.plain_data import from_plain, to_plain
 from caldera.comm import world
 from caldera.data import Dataset

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from caldera.base.arguments import guarded
-from caldera.core.graph.body import topological
 from caldera.core.graph.node import Node
+from caldera.core.graph.program import topological
 from caldera.errors import ConfigError
 from caldera.io.events import EventFile, GraphNode
 from caldera.train.callbacks import Callback

@@ -12,7 +12,7 @@ import numpy as np
 import caldera as cd
 from caldera import nn, parallel
 from caldera.comm import world
-from caldera.train.saving.checkpoint_folder import CheckpointFolder
+from caldera.train.saving.checkpoint import CheckpointFolder
 from caldera.train.strategy import SingleProcessStrategy, Strategy
 
 FEATURES, CLASSES = 6, 3

@@ -8,7 +8,7 @@ import numpy as np
 
 import caldera as cd
 from caldera.comm import Communicator, MpiCommunicator, mpi, world
-from caldera.core.memory.device_array import DeviceArray
+from caldera.core.memory.software import DeviceArray
 from caldera.testing.communicators import CONTRACT
 
 # Which group each of the five ranks belongs to, pass by pass.

@@ -188,6 +188,6 @@ def test_a_package_whose_library_is_missing_is_told(
         raise OSError("cannot load library 'libsndfile.so'")
 
     (tmp_path / "a.flac").write_bytes(b"fLaC")
-    monkeypatch.setattr("caldera.base.optional.import_module", missing)
+    monkeypatch.setattr("caldera.base.registry.import_module", missing)
     with pytest.raises(ConfigError, match=r"caldera\[audio\].*libsndfile"):
         audio.read(tmp_path / "a.flac")

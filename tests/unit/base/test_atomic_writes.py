@@ -20,7 +20,7 @@ from caldera.base.file_cache import atomic_write, write_file
 from caldera.cli.recipe import write_recipe
 from caldera.draw.svg import write_svg
 from caldera.errors import CheckpointError, DataError
-from caldera.train.saving.checkpoint_folder import CheckpointFolder
+from caldera.train.saving.checkpoint import CheckpointFolder
 
 PACKAGE = Path(cd.__file__).parent
 LARGE = np.arange(5000.0)
@@ -109,10 +109,10 @@ def test_a_place_that_cannot_be_written_to_is_explained(tmp_path: Path) -> None:
 DIRECT = {
     "base/file_cache.py": 4,
     "io/files.py": 2,
-    "io/events/file.py": 1,
+    "io/events/event_file.py": 1,
     "io/numpy_files.py": 1,
-    "data/datasets/download.py": 1,
-    "bench/measuring.py": 1,
+    "data/datasets/dataset_cache.py": 1,
+    "bench/timing.py": 1,
     # A journal, to which whole lines are added, and a lock.
     "search/journal.py": 2,
 }

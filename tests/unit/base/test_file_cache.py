@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import caldera as cd
-from caldera.base import file_trust
+from caldera.base import file_access
 from caldera.base.file_cache import FileCache, atomic_write
 
 
@@ -210,9 +210,9 @@ def test_groups_count_unless_nobody_else_is_in_them(
 ) -> None:
     cache.write("a", b"content")
     cache.folder.chmod(0o770)
-    monkeypatch.setattr(file_trust, "_is_group_of_one", lambda group: True)
+    monkeypatch.setattr(file_access, "_is_group_of_one", lambda group: True)
     assert cache.read("a") == b"content"
-    monkeypatch.setattr(file_trust, "_is_group_of_one", lambda group: False)
+    monkeypatch.setattr(file_access, "_is_group_of_one", lambda group: False)
     _refuses(cache, "others may write")
 
 
@@ -221,7 +221,7 @@ def test_what_another_user_owns_is_refused(
     cache: FileCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.write("a", b"content")
-    monkeypatch.setattr(file_trust, "this_user", lambda: os.geteuid() + 1)
+    monkeypatch.setattr(file_access, "this_user", lambda: os.geteuid() + 1)
     # Folders on the way may be root's, but nobody else's; the cache itself has to be the user's.
     _refuses(cache, f"belongs to user {os.geteuid()}")
 
@@ -276,4 +276,4 @@ def test_links_are_followed_and_what_they_lead_through_counts(
 def test_links_in_a_circle_are_no_folder(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    assert "too many links" in file_trust.why_folder_is_unsafe(tmp_path / "a")
+    assert "too many links" in file_access.why_folder_is_unsafe(tmp_path / "a")

@@ -11,8 +11,8 @@ import pytest
 
 import caldera as cd
 from caldera.base.config import Settings
-from caldera.base.file_limit import check_asked
-from caldera.data.sources.idx import read_idx
+from caldera.base.file_access import check_asked
+from caldera.data.sources.file_formats import read_idx
 from caldera.errors import ConfigError, DataError
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from caldera.base.file_access import checked_file_name, file_name
 from caldera.base.file_cache import FileCache
-from caldera.base.file_names import checked_file_name, file_name
 from caldera.errors import ConfigError
 
 

@@ -10,10 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from caldera.bench.again import (
+from caldera.bench.case_runner import CaseRunner, Options
+from caldera.bench.contestants import Contestant
+from caldera.bench.machine import sources_digest
+from caldera.bench.previous_run import (
     FASTER,
     MISSING,
+    ROUNDS_OF_PROCESS,
     SLOWER,
+    TURNS,
     UNDECIDED,
     WITHIN,
     compare,
@@ -21,13 +26,10 @@ from caldera.bench.again import (
     compare_reports,
     is_clear,
     options_of,
+    paired_round,
+    previous_sources,
     read_report,
 )
-from caldera.bench.case_runner import CaseRunner, Options
-from caldera.bench.contestants import Contestant
-from caldera.bench.machine import sources_digest
-from caldera.bench.paired_turns import ROUNDS_OF_PROCESS, TURNS, paired_round
-from caldera.bench.previous import previous_sources
 from caldera.bench.session import Session
 from caldera.bench.worker_process import WorkerHandle
 from caldera.bench.workloads import WORKLOADS

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from caldera.base.machine import CardState, card_state, card_state_from
-from caldera.bench import card_session
-from caldera.bench.card_session import CardSession
-from caldera.bench.case_runner import CaseRunner, Options
+from caldera.bench import case_runner
+from caldera.bench.case_runner import CardSession, CaseRunner, Options
 from caldera.bench.contestants import Contestant
 from caldera.bench.results import Entry
 from caldera.bench.session import Session
@@ -69,7 +68,7 @@ def _run(
     fails: str = "",
 ) -> tuple[FakeCard, list[Entry]]:
     card = FakeCard()
-    monkeypatch.setattr(card_session, "card_state", card.state)
+    monkeypatch.setattr(case_runner, "card_state", card.state)
     case = WORKLOADS["mlp"].cases[0]
     assert isinstance(case, TrainingCase)
     names = [Contestant("torch", "eager", {}, "float32", is_measured)]

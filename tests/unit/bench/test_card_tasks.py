@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caldera.bench.checks import checked_on_card, written
+from caldera.bench.comparison import checked_on_card, written
 from caldera.bench.frameworks import FRAMEWORKS, Framework
 from caldera.bench.frameworks.base import Restartable, Task
 from caldera.bench.frameworks.caldera_card import FitTask
 from caldera.bench.frameworks.torch_training import WARM_UP_STEPS, CapturedStep
-from caldera.bench.measuring import first_call, timed
+from caldera.bench.timing import first_call, timed
 from caldera.bench.workloads import Rule, TrainingCase
 from caldera.bench.workloads.base import read_batches, write_batches
-from caldera.bench.workloads.networks import _mlp
+from caldera.bench.workloads.training import _mlp
 
 CASE = TrainingCase(
     "small", layers=lambda: _mlp(2), batch=4, shape=(784,), rule=Rule("adam", 0.01), card_epoch=16

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caldera.bench.checks import checked, written
+from caldera.bench.comparison import checked, written
 from caldera.bench.equality import TOLERANCES, compare_training, distance, largest_difference
 from caldera.bench.frameworks import FRAMEWORKS, Framework
 from caldera.bench.frameworks.base import Restartable
-from caldera.bench.measuring import first_call, timed
+from caldera.bench.timing import first_call, timed
 from caldera.bench.workloads import (
     Case,
     ConvolutionCase,
@@ -25,7 +25,7 @@ from caldera.bench.workloads import (
     UpdateCase,
 )
 from caldera.bench.workloads.kernels import _chain
-from caldera.bench.workloads.networks import _mlp
+from caldera.bench.workloads.training import _mlp
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "caldera": {"accuracy": "strict"},

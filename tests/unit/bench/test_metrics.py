@@ -14,16 +14,15 @@ from caldera.base.config import settings
 from caldera.bench import levels
 from caldera.bench.frameworks import FRAMEWORKS
 from caldera.bench.honesty import check
-from caldera.bench.levels import metrics, reference, watching
-from caldera.bench.levels.learning import SCHEMES, learned
+from caldera.bench.levels import instrumentation, metrics, reference
+from caldera.bench.levels.instrumentation import SCHEMES, Watch, learned, watch_task
 from caldera.bench.levels.metrics import Metric, Watched
-from caldera.bench.levels.watching import Watch, watch_task
 from caldera.bench.mllog import log_text
-from caldera.bench.page import page
+from caldera.bench.report import page
 from caldera.bench.results import Entry
 from caldera.bench.workloads import WORKLOADS, LearningCase, ProductCase
 from caldera.comm import SingleProcess
-from caldera.draw.heat_map import heat_map
+from caldera.draw.charts import heat_map
 from caldera.errors import ConfigError
 from tests.unit.bench.reports import report
 
@@ -122,7 +121,7 @@ def test_a_difference_has_a_place_and_a_map() -> None:
 
 def test_what_metrics_take_is_not_the_time_of_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(watching.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(instrumentation.time, "perf_counter", lambda: clock[0])
 
     def takes(seconds: float) -> None:
         clock[0] += seconds

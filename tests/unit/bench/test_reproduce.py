@@ -26,7 +26,7 @@ from caldera.bench.reproduce.experiment import (
 from caldera.bench.reproduce.experiments.consistency import TernGrad
 from caldera.bench.reproduce.experiments.topk_assumption import constants
 from caldera.bench.reproduce.writing import markdown_of, page_of, text_of, write_results
-from caldera.bench.turns import best_in_turns, in_turns
+from caldera.bench.timing import best_in_turns, in_turns
 from caldera.cli import main
 from caldera.cli.commands import reproduce as command
 from caldera.errors import CommError

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from caldera.bench import table
+from caldera.bench import report as table
 from caldera.bench.equality import Equality
-from caldera.bench.page import page
+from caldera.bench.report import page, plain_lines, print_report
 from caldera.bench.results import Report
-from caldera.bench.table import plain_lines, print_report
 from tests.browser import Browser, axe_violations
 from tests.unit.bench.reports import entry, report
 

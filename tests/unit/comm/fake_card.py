@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from caldera.comm import nccl as nccl_module
-from caldera.comm import staging
+from caldera.comm import point_to_point
 from caldera.core.memory import gpus
-from caldera.core.memory.device_array import DeviceArray
+from caldera.core.memory.software import DeviceArray
 
 
 def on_card(values: np.ndarray) -> DeviceArray:
@@ -251,7 +251,7 @@ def fake_card(monkeypatch: pytest.MonkeyPatch) -> Runtime:
     """A card for the communicators of one test."""
     runtime = Runtime()
     fake = fake_cupy(runtime)
-    for module in (staging, nccl_module, gpus):
+    for module in (point_to_point, nccl_module, gpus):
         monkeypatch.setattr(module, "cupy", lambda: fake)
     monkeypatch.setattr(nccl_module, "nccl", FakeNccl)
     return runtime

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from caldera.comm import abort
+from caldera.comm import processes
 
 
 def test_who_ends_all_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,10 +19,10 @@ def test_who_ends_all_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
         raise SystemExit
 
     world = SimpleNamespace(Abort=lambda status: done.append("abort"))
-    monkeypatch.setattr(abort, "mpi", lambda: SimpleNamespace(COMM_WORLD=world))
-    monkeypatch.setattr(abort.time, "sleep", done.append)
+    monkeypatch.setattr(processes, "mpi", lambda: SimpleNamespace(COMM_WORLD=world))
+    monkeypatch.setattr(processes.time, "sleep", done.append)
     monkeypatch.setattr(os, "_exit", leave)
     with pytest.raises(SystemExit):
-        abort.end_all()
+        processes.end_all()
     # What was printed is read first.
-    assert done == [abort.READ_WITHIN_S, "abort", abort.ENDED_WITHIN_S, abort.FAILED]
+    assert done == [processes.READ_WITHIN_S, "abort", processes.ENDED_WITHIN_S, processes.FAILED]

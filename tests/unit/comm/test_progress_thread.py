@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from caldera.comm import mpi_library
-from caldera.comm.progress_thread import ProgressThread
+from caldera.comm.requests import ProgressThread
 
 
 class Socket:

@@ -42,7 +42,7 @@ def test_the_background_goes_on_while_nobody_asks() -> None:
 
 
 def test_an_idle_thread_ends_and_another_one_follows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("caldera.comm.progress_thread.IDLE_S", 0.01)
+    monkeypatch.setattr("caldera.comm.requests.IDLE_S", 0.01)
     comm, others = SingleProcess(), set(threading.enumerate())
     comm.background(lambda _: None).wait()
     until = time.monotonic() + 10

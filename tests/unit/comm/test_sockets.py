@@ -13,8 +13,14 @@ import pytest
 
 from caldera.comm import endpoint
 from caldera.comm.endpoint import SHARED_FROM, Endpoint, channel_of
-from caldera.comm.handshake import KEY_BYTES, Listener, connect, gather_links, join_links
-from caldera.comm.sockets import SocketCommunicator
+from caldera.comm.local_sockets import (
+    KEY_BYTES,
+    Listener,
+    SocketCommunicator,
+    connect,
+    gather_links,
+    join_links,
+)
 from caldera.errors import CommError
 from caldera.testing.communicators import CONTRACT
 

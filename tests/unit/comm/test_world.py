@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from caldera.base.launchers import rank_on_machine, ranks_started
+from caldera.base.machine import rank_on_machine, ranks_started
 from caldera.comm import SingleProcess, restarted, world
-from caldera.comm.launch import launch
 from caldera.comm.mpi_implementation import find_launcher, implementation
+from caldera.comm.processes import launch
 from caldera.errors import ConfigError
 
 

@@ -19,9 +19,9 @@ from caldera.compress.codecs import (
     SignCodec,
     TernaryCodec,
 )
-from caldera.compress.index_coding import HEADER, pack_indices, packed_bits, unpack_indices
+from caldera.compress.messages import HEADER, pack_indices, packed_bits, unpack_indices
 from caldera.core.tensor.dtype import bfloat16, float16, float32, float64
-from caldera.kernels.native.compression.random_draws import Draws
+from caldera.kernels.native.compression.stochastic_rounding import Draws
 
 SIZES = (0, 1, 5, 63, 64, 65, 511, 512, 513, 4000)
 DRAWS = 10_000

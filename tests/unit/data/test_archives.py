@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from caldera.data.sources.archives import BoundedReader, archive_members
+from caldera.data.sources.file_formats import BoundedReader, archive_members
 from caldera.errors import DataError
 from tests.unit.data.files import survives_damage, tar
 

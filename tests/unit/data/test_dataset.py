@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caldera import data
-from caldera.base.optional import optional_import
+from caldera.base.registry import optional_import
 from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
 
 

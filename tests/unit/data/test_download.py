@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from caldera import data
-from caldera.data.datasets import cifar, mnist
-from caldera.data.datasets.download import PublishedFile, download
+from caldera.data.datasets import cifar, handwritten_digits
+from caldera.data.datasets.dataset_cache import PublishedFile, download
 from caldera.errors import DataError
 from tests.unit.data.files import idx, tar
 from tests.unit.data.test_cifar import binary10, check_binary
@@ -107,13 +107,13 @@ def test_mnist_is_downloaded_once(
     server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contents = {}
-    for key, file in mnist.FILES.items():
+    for key, file in handwritten_digits.FILES.items():
         array = np.zeros((2, 3, 3)) if "images" in key else np.arange(2)
         contents[key] = gzip.compress(idx(array))
         server.files["/" + file.name] = contents[key]
-    monkeypatch.setattr(mnist, "MIRRORS", (server.url,))
-    files = {key: published(f.name, contents[key]) for key, f in mnist.FILES.items()}
-    monkeypatch.setattr(mnist, "FILES", files)
+    monkeypatch.setattr(handwritten_digits, "MIRRORS", (server.url,))
+    files = {key: published(f.name, contents[key]) for key, f in handwritten_digits.FILES.items()}
+    monkeypatch.setattr(handwritten_digits, "FILES", files)
     assert data.mnist().shape == (1, 3, 3)
     assert len(server.asked) == 4
     assert data.mnist().shape == (1, 3, 3)

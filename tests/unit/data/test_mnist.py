@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from caldera import data
-from caldera.data.sources.idx import read_idx
+from caldera.data.sources.file_formats import read_idx
 from caldera.errors import DataError
 from tests.unit.data.files import idx, survives_damage, write_mnist
 from tests.unit.data.real import FOLDER, needs

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from caldera import data
-from caldera.data.loading.device_stages import device_splits
+from caldera.data.loading.batch import device_splits
 from caldera.data.loading.tuner import Setting
 from caldera.errors import ConfigError, DataError, ShapeError
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caldera.data.loading.prefetcher import Prefetcher
+from caldera.data.loading.prefetch import Prefetcher
 
 
 def threads() -> list[threading.Thread]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from caldera import data
-from caldera.data.sources.length_buckets import bucket_lengths
+from caldera.data.sources.ragged_data import bucket_lengths
 from caldera.errors import CalderaError, ConfigError, DataError, ShapeError
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import caldera as cd
 from caldera.compiler.sharding.distributions import Replicated
 from caldera.core.graph.node import Symbol
-from caldera.core.graph.ops.leaf import tensor
+from caldera.core.graph.ops.base import tensor
 from caldera.dmath.handle import Handle
 from caldera.dmath.session import Session
 

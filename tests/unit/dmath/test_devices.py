@@ -9,7 +9,7 @@ import pytest
 
 from caldera import dmath as dm
 from caldera.core.memory.gpus import card_count
-from caldera.dmath.services import SERVICES
+from caldera.dmath.protocol import SERVICES
 from caldera.errors import ConfigError, DeviceError
 
 RNG = np.random.default_rng(0)

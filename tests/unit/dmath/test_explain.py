@@ -12,7 +12,7 @@ import pytest
 from caldera import dmath as dm
 from caldera.compiler.sharding.volume import Links
 from caldera.dmath.explain import CALL_S
-from caldera.dmath.services import SERVICES
+from caldera.dmath.protocol import SERVICES
 
 RANKS = 4
 SLOW = Links(latency=1e-9, bandwidth=1e3, collective=1e3, flops=1e15, copying=1e15)

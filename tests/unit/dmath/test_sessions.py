@@ -14,11 +14,10 @@ import pytest
 from caldera import comm, op
 from caldera import dmath as dm
 from caldera.compiler.sharding.distributions import Columns, Rows
-from caldera.dmath import worker
+from caldera.dmath import workers
 from caldera.dmath.master import Master
-from caldera.dmath.messages import FRAME_BYTES
+from caldera.dmath.protocol import FRAME_BYTES, SERVICES
 from caldera.dmath.rank import Rank
-from caldera.dmath.services import SERVICES
 from caldera.dmath.session import Session, SpmdSession
 from caldera.errors import CommError, ConfigError, DataError
 from tests.unit.dmath.programs import computed, everywhere, leaf
@@ -182,12 +181,12 @@ def test_a_failure_is_told_with_the_next_order_as_well(
             raise RuntimeError("out of luck")
         run(self, number, leaves, first)
 
-    def told(self: worker.Worker, error: Exception) -> None:
+    def told(self: workers.Worker, error: Exception) -> None:
         fail(self, error)
         failed.set()
 
-    fail = worker.Worker._fail
-    monkeypatch.setattr(worker.Worker, "_fail", told)
+    fail = workers.Worker._fail
+    monkeypatch.setattr(workers.Worker, "_fail", told)
     monkeypatch.setattr(Rank, "run", fails)
     master.run([leaf(x).node])
     assert failed.wait(10)

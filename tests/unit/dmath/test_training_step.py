@@ -6,7 +6,7 @@ import numpy as np
 
 from caldera import dmath as dm
 from caldera import op
-from caldera.dmath.messages import FRAME_BYTES
+from caldera.dmath.protocol import FRAME_BYTES
 from caldera.dmath.session import Session
 
 RNG = np.random.default_rng(0)

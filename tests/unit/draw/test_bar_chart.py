@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from caldera.draw.bar_chart import Bar, bar_chart
+from caldera.draw.charts import Bar, bar_chart
 
 
 def bars(*values: float) -> list[ElementTree.Element]:

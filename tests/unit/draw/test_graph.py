@@ -13,8 +13,7 @@ import caldera as cd
 from caldera import op
 from caldera.core.graph.program import Program, program_of
 from caldera.draw.graph import draw_graph, graph_svg
-from caldera.draw.palette import DTYPE_COLOURS
-from caldera.draw.svg import text_width
+from caldera.draw.svg import DTYPE_COLOURS, text_width
 from caldera.errors import ConfigError
 from tests.unit.draw.boxes import Box
 

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from caldera.compiler.lazy import Expr, lift
-from caldera.core.graph.body import Body, topological
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import ITEM, OPS, parameter
 from caldera.core.graph.ops import product
 from caldera.core.graph.ops.base import broadcast_to
 from caldera.core.graph.ops.control import fused
 from caldera.core.graph.ops.elementwise import add, exp, mul
+from caldera.core.graph.program import Body, topological
 from caldera.core.tensor.dtype import BY_NAME, float32
 from caldera.errors import DtypeError
 from caldera.kernels.reference import evaluate

@@ -28,9 +28,9 @@ from caldera.kernels.measure import compare
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner
-from caldera.kernels.race import Outcome
 from caldera.kernels.table import TABLE, Call, Kernel, KernelTable
 from caldera.kernels.thread_counts import name_on_all_threads, on_fewer_threads
+from caldera.kernels.tuning import Outcome
 from tests.unit.kernels.fake_kernels import (
     FakeKernels,
     compute,

@@ -12,10 +12,10 @@ import pytest
 from caldera.base.config import settings
 from caldera.core.graph.node import Node
 from caldera.kernels import choose
+from caldera.kernels.choices import HeldChoices, held_choices, holding
 from caldera.kernels.choose import Choices
-from caldera.kernels.held_choices import HeldChoices, held_choices, holding
-from caldera.kernels.race import Outcome
 from caldera.kernels.table import Kernel, KernelTable
+from caldera.kernels.tuning import Outcome
 from tests.unit.kernels.fake_kernels import FakeKernels, product_node
 from tests.unit.kernels.test_microbatch import _greedy, _node
 

@@ -15,6 +15,7 @@ from caldera import op
 from caldera.base.config import settings
 from caldera.core.graph.node import Node
 from caldera.kernels import choose
+from caldera.kernels.choices import Verdict
 from caldera.kernels.choose import Choices
 from caldera.kernels.learned_cost import (
     FEATURES,
@@ -26,9 +27,8 @@ from caldera.kernels.learned_cost import (
     following,
     group_of,
 )
-from caldera.kernels.race import Outcome
 from caldera.kernels.table import Kernel, KernelTable
-from caldera.kernels.verdict import Verdict
+from caldera.kernels.tuning import Outcome
 from tests.unit.kernels.fake_kernels import product_node
 
 FAST, SLOW, NEAR = "fast", "slow", "near"

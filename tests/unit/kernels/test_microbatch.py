@@ -15,12 +15,12 @@ from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import parameter
 from caldera.core.graph.ops import product
 from caldera.core.tensor.dtype import float32, float64
+from caldera.kernels.choices import ORACLE
 from caldera.kernels.choose import Choices, choices
 from caldera.kernels.microbatch import Batch, best_sizes, divided
 from caldera.kernels.reference import evaluate
 from caldera.kernels.shared_limits import shared_limits
 from caldera.kernels.table import TABLE, Call, Kernel, KernelTable, Runner
-from caldera.kernels.verdict import ORACLE
 from caldera.kernels.workspace_share import Option, best_options
 
 IMAGES, FILTERS = (7, 16, 10, 10), (16, 16, 3, 3)

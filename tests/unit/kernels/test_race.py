@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from caldera.kernels import measure
-from caldera.kernels.race import ROUNDS, Clock, Outcome, expected_loss, race
 from caldera.kernels.table import Call, Kernel
 from caldera.kernels.thread_counts import on_fewer_threads
+from caldera.kernels.tuning import ROUNDS, Clock, Outcome, expected_loss, race
 from tests.unit.kernels.fake_kernels import compute, nothing, product_node, wrongly
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from caldera.base.config import settings
-from caldera.kernels import tuning_budget
-from caldera.kernels.tuning_budget import TuningBudget
+from caldera.kernels import tuning
+from caldera.kernels.tuning import TuningBudget
 
 
 class Clock:
@@ -21,8 +21,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(tuning_budget, "perf_counter", clock)
-    monkeypatch.setattr(tuning_budget, "BACK_A_SECOND", 0.1)
+    monkeypatch.setattr(tuning, "perf_counter", clock)
+    monkeypatch.setattr(tuning, "BACK_A_SECOND", 0.1)
     return clock
 
 

@@ -14,7 +14,6 @@ from caldera import op
 from caldera.base.config import settings
 from caldera.base.file_cache import FileCache
 from caldera.base.plain_data import json_digest
-from caldera.core.graph.body import Body
 from caldera.core.graph.node import Spec, intern
 from caldera.core.graph.opdef import parameter
 from caldera.core.graph.ops.control import fused
@@ -22,6 +21,7 @@ from caldera.core.graph.ops.elementwise import add, exp
 from caldera.core.graph.ops.movement import arrange
 from caldera.core.graph.ops.product import matmul
 from caldera.core.graph.ops.random import random_uniform
+from caldera.core.graph.program import Body
 from caldera.core.tensor.dtype import float32, int64
 from caldera.kernels import tuning_cache
 from caldera.kernels.choose import Choices

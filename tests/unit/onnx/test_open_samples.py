@@ -17,7 +17,7 @@ from onnx import helper
 import caldera as cd
 from caldera import nn, op
 from caldera.errors import ConfigError
-from caldera.onnx.writing import check
+from caldera.onnx.writing import export
 from caldera.onnx.writing.rules.registry import RULES, Rule
 from tests.unit.onnx.files import by_onnxruntime, declared, made, written
 from tests.unit.onnx.test_export import Written, agree, numbers
@@ -149,7 +149,7 @@ def test_a_file_that_computes_something_else_is_never_written(
     has_onnxruntime: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not has_onnxruntime:
-        monkeypatch.setattr(check, "find_spec", lambda name: None)
+        monkeypatch.setattr(export, "find_spec", lambda name: None)
     model = cd.NeuralNetwork([nn.Input((3,)), nn.Dense(2, "tanh")])
     cd.onnx.export(model, tmp_path / "right.onnx")
     wrong: dict[str, Callable[..., Any]] = {
@@ -180,8 +180,8 @@ def test_much_work_is_compiled_for_the_check(
     def refused(*given: Any) -> None:
         raise AssertionError("reference functions would take minutes")
 
-    monkeypatch.setattr(check, "_MUCH", 10)
-    monkeypatch.setattr(check, "interpret", refused)
+    monkeypatch.setattr(export, "_MUCH", 10)
+    monkeypatch.setattr(export, "interpret", refused)
     model = cd.NeuralNetwork([nn.Input((3,)), nn.Dense(2, "tanh")])
     path, x = cd.onnx.export(model, tmp_path / "m.onnx", batch_size=4), numbers(4, 3)
     np.testing.assert_allclose(by_onnxruntime(path, x)[0], model.predict(x), rtol=1e-5)

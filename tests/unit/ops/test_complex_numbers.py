@@ -17,11 +17,9 @@ from caldera.compiler.passes.complex_functions import FUNCTIONS
 from caldera.compiler.passes.complex_parts import complex_parts, has_complex
 from caldera.compiler.passes.constants import value_of
 from caldera.compiler.passes.pipeline import passes
-from caldera.core.graph.body import topological
-from caldera.core.graph.complex_support import HOLOMORPHIC, LINEAR, OWN_RULE, TAKES_COMPLEX
-from caldera.core.graph.opdef import OPS
+from caldera.core.graph.opdef import HOLOMORPHIC, LINEAR, OPS, OWN_RULE, TAKES_COMPLEX
 from caldera.core.graph.ops.base import sum_
-from caldera.core.graph.program import Program
+from caldera.core.graph.program import Program, topological
 from caldera.core.graph.verify import verify
 from caldera.core.tensor import dtype as dtypes
 from caldera.errors import DtypeError, GradientError, ShapeError

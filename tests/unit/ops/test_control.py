@@ -11,10 +11,10 @@ import pytest
 import caldera as cd
 from caldera import op
 from caldera.compiler.lazy import Expr
-from caldera.core.graph.body import Body, topological
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.control import close_over, fused
 from caldera.core.graph.ops.elementwise import mul
+from caldera.core.graph.program import Body, topological
 from caldera.errors import CalderaError, DtypeError, ShapeError
 from caldera.kernels.reference import evaluate
 from tests.unit.ops.case import numbers

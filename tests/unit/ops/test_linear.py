@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from caldera import op
-from caldera.core.graph.body import topological
+from caldera.core.graph.program import topological
 from caldera.errors import DataError, DtypeError, ShapeError
 
 

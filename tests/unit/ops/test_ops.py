@@ -11,9 +11,8 @@ import pytest
 import caldera as cd
 from caldera.compiler.lazy import Expr, lift
 from caldera.compiler.passes.lower import lower
-from caldera.core.graph.body import topological
 from caldera.core.graph.opdef import OPS
-from caldera.core.graph.program import Program
+from caldera.core.graph.program import Program, topological
 from caldera.kernels.reference import interpret
 from caldera.testing import check_gradients
 from tests.unit.ops.case import Case

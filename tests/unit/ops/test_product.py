@@ -11,7 +11,7 @@ import pytest
 import caldera as cd
 from caldera import op
 from caldera.compiler.lazy import Expr
-from caldera.core.graph.body import topological
+from caldera.core.graph.program import topological
 from caldera.errors import CalderaError, ConfigError, DtypeError, ShapeError
 from tests.unit.ops.case import numbers
 

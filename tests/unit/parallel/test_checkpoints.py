@@ -22,7 +22,7 @@ from caldera.parallel import (
     Sharded,
     TensorParallel,
 )
-from caldera.train.saving.checkpoint_folder import CheckpointFolder
+from caldera.train.saving.checkpoint import CheckpointFolder
 from tests.unit.parallel.ranks import (
     Trained,
     alone,

@@ -15,7 +15,7 @@ from caldera.errors import CommError
 from caldera.kernels.choose import Choices
 from caldera.kernels.tuning_cache import Record
 from caldera.parallel import consistency
-from caldera.train.data_digest import data_digest
+from caldera.train.data_checks import data_digest
 from caldera.train.strategy import Strategy
 from tests.unit.parallel.families import FAMILIES
 from tests.unit.parallel.ranks import CLASSES, FEATURES, network, samples

@@ -14,7 +14,7 @@ from caldera.comm import Communicator, run_virtual_ranks
 from caldera.errors import CommError, NonFiniteError
 from caldera.nn.layer import Layer
 from caldera.parallel import DataParallel, Sharded
-from caldera.train.saving.checkpoint_folder import CheckpointFolder
+from caldera.train.saving.checkpoint import CheckpointFolder
 from caldera.train.strategy import Strategy
 from tests.unit.parallel.ranks import CLASSES, FEATURES, network, samples
 

@@ -19,10 +19,9 @@ from rich.console import Console
 import caldera as cd
 from caldera import nn, search
 from caldera.errors import ConfigError
+from caldera.search.analysis import Overview, importances
 from caldera.search.charts import coordinates_picture, curves_chart, front_charts, history_chart
-from caldera.search.importance import importances
 from caldera.search.live import LiveTable
-from caldera.search.overview import Overview
 from caldera.search.page import study_page
 from caldera.search.table import Table
 from tests.unit.search import made_up

@@ -15,12 +15,12 @@ import pytest
 import caldera as cd
 from caldera import nn, search
 from caldera.errors import CalderaError, ConfigError
+from caldera.kernels.choices import Verdict
 from caldera.kernels.choose import Choices
 from caldera.kernels.table import Kernel
-from caldera.kernels.verdict import Verdict
+from caldera.search.analysis import Overview
 from caldera.search.job import digest_of
 from caldera.search.journal import Journal
-from caldera.search.overview import Overview
 from caldera.search.page import study_page
 from caldera.search.record import Record
 from tests.unit.search import made_up

@@ -22,10 +22,10 @@ from caldera.comm import Communicator, run_virtual_ranks
 from caldera.errors import CommError, ConfigError
 from caldera.search import workers as search_workers
 from caldera.search.job import digest_of
-from caldera.search.workers import channel, last_words, ranks
-from caldera.search.workers.channel import Channel
-from caldera.search.workers.rank_pool import RankWorkers
-from caldera.search.workers.resources import share_card
+from caldera.search.workers import ranks, worker
+from caldera.search.workers.local import share_card
+from caldera.search.workers.ranks import RankWorkers
+from caldera.search.workers.worker import Channel
 
 GRID = {"x": search.integer(0, 23)}
 
@@ -237,8 +237,8 @@ def test_every_rank_gets_the_study_of_the_master(
 def test_a_study_that_no_message_can_hold_reaches_every_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(channel, "LONGEST", 4000)
-    monkeypatch.setattr(last_words, "_TRIALS", 5)
+    monkeypatch.setattr(worker, "LONGEST", 4000)
+    monkeypatch.setattr(ranks, "_TRIALS", 5)
     studies = run_on_virtual_ranks(3, monkeypatch, build=squared, space=GRID, method="grid")
     for study in studies:
         assert [each.parameters["x"] for each in study.trials] == list(range(24))
@@ -246,7 +246,7 @@ def test_a_study_that_no_message_can_hold_reaches_every_rank(
 
 def test_only_ranks_hear_of_the_study_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes and threads are over then."""
-    monkeypatch.setattr(last_words, "encoded", None)
+    monkeypatch.setattr(ranks, "encoded", None)
     for workers in (1, "threads:2", "processes:2"):
         study = search.run(squared, GRID, method="grid", workers=workers, verbose=0)
         assert len(study.trials) == 24

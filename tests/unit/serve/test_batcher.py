@@ -10,9 +10,8 @@ import pytest
 
 from caldera.errors import DataError
 from caldera.serve.batcher import Batcher
-from caldera.serve.limits import Limits
+from caldera.serve.http import Limits, Refusal
 from caldera.serve.metrics import Metrics
-from caldera.serve.refusal import Refusal
 
 
 class Doubling:

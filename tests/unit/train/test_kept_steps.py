@@ -13,8 +13,7 @@ import pytest
 
 import caldera as cd
 from caldera import nn, optim
-from caldera.train.kept_steps import KeptSteps
-from caldera.train.step import Steps
+from caldera.train.step import KeptSteps, Steps
 
 X = np.random.default_rng(0).normal(size=(48, 4)).astype("float32")
 Y = X[:, :2] * 2.0
@@ -116,7 +115,7 @@ def test_targets_are_looked_at_each_time() -> None:
 
 
 def test_large_plans_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("caldera.train.kept_steps.MOST_BYTES", 100)
+    monkeypatch.setattr("caldera.train.step.MOST_BYTES", 100)
     model = made()
     model.fit(X, Y, verbose=0)
     assert model.kept_steps._steps is None

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from caldera.bench.levels.instrumentation import Samples, Watch, samples_of, watch_training
 from caldera.bench.levels.learner import Perceptron
-from caldera.bench.levels.learning import samples_of
 from caldera.bench.levels.metrics import Curve
 from caldera.bench.levels.reference import SGD, Quantized, Shuffled, TopK
 from caldera.bench.levels.schemes import AllReduce, Compressed
-from caldera.bench.levels.watching import Samples, Watch, watch_training
 from caldera.bench.parts import Array, Compression, Scheme
 from caldera.bench.reproduce.experiment import BESIDE, Context, Outcome, Plot, Row, claim, holds
 from caldera.bench.reproduce.rank_work import CONSISTENCY

@@ -16,7 +16,7 @@ from caldera.bench.reproduce.experiment import (
     faster,
     holds,
 )
-from caldera.bench.turns import in_turns
+from caldera.bench.timing import in_turns
 from caldera.compiler.lazy import compile
 
 SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)

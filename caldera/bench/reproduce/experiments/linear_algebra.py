@@ -15,7 +15,7 @@ from caldera.bench.reproduce.experiment import (
     faster,
     holds,
 )
-from caldera.bench.turns import in_turns
+from caldera.bench.timing import in_turns
 from caldera.compiler.lazy import compile
 
 SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048, 3500)

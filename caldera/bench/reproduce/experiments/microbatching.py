@@ -7,12 +7,12 @@ import numpy as np
 from caldera import op
 from caldera.base.config import settings
 from caldera.bench.reproduce.experiment import BESIDE, Context, Outcome, Plot, Row, claim, holds
-from caldera.bench.turns import in_turns
+from caldera.bench.timing import in_turns
 from caldera.compiler.lazy import Expr, compile
 from caldera.compiler.plan.plan import Plan
+from caldera.kernels.choices import ORACLE
 from caldera.kernels.choose import choices
 from caldera.kernels.table import TABLE
-from caldera.kernels.verdict import ORACLE
 
 SHAPES = {"3 x 3, 64 channels of 28": (64, 64, 28, 3), "5 x 5, 64 channels of 27": (64, 64, 27, 5)}
 """Batch, channels, pixels, kernel: as in VGG, and AlexNet's second layer."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from caldera import op
 from caldera.bench.reproduce.experiment import BESIDE, Context, Outcome, Plot, Row, claim, holds
-from caldera.bench.turns import in_turns
+from caldera.bench.timing import in_turns
 from caldera.compiler.lazy import Expr, compile
 from caldera.compiler.plan.plan import Plan
 

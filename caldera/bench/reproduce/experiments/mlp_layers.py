@@ -19,7 +19,7 @@ from caldera.bench.reproduce.experiment import (
     faster,
     holds,
 )
-from caldera.bench.turns import in_turns
+from caldera.bench.timing import in_turns
 from caldera.bench.workloads import WORKLOADS, TrainingCase
 
 SEED = {"MagmaDNN": 0.6197, "TensorFlow": 1.7524, "Theano (GPU)": 1.5271, "Theano (CPU)": 12.5071}

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 import numpy as np
 
 from caldera import op
-from caldera.base.optional import optional_import
+from caldera.base.registry import optional_import
 from caldera.bench.reproduce.experiment import Context, Outcome, Plot, Row, claim, faster, holds
-from caldera.bench.turns import in_turns
+from caldera.bench.timing import in_turns
 from caldera.compiler.lazy import compile
 
 SIZES = (64, 128, 256, 512, 1024, 2048)

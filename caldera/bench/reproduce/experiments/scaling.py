@@ -12,7 +12,7 @@ from caldera.bench.reproduce.experiment import BESIDE, Context, Outcome, Plot, R
 from caldera.bench.reproduce.prediction import guesses
 from caldera.bench.reproduce.rank_work import NETWORKS
 from caldera.bench.reproduce.ranks import run_ranks
-from caldera.bench.turns import load_per_core
+from caldera.bench.timing import load_per_core
 from caldera.nn.layer import Layer
 from caldera.parallel.planner import Compute, Wire
 from caldera.train.neural_network import NeuralNetwork

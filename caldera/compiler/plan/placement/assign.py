@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from caldera.base.amounts import seconds_text
 from caldera.base.config import settings
+from caldera.base.formatting import seconds_text
 from caldera.compiler.plan.operands import can_reach
-from caldera.compiler.plan.placement.costs import Costs
-from caldera.compiler.plan.placement.cut import NEVER, Network
+from caldera.compiler.plan.placement.min_cut import NEVER, Costs, Network
 from caldera.compiler.plan.placement.parts import groups_of, home_of, is_free, is_held
-from caldera.core.graph.node import Node, Symbol
+from caldera.core.graph.node import Node, Symbol, any_pins
 from caldera.core.graph.opdef import ITEM
-from caldera.core.graph.pins import any_pins
 from caldera.core.graph.program import Program
 from caldera.core.memory import Device, Kind
 from caldera.core.memory import device as find_device

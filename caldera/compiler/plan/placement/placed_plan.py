@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from caldera.base.arguments import checked, shown
+from caldera.compiler.plan.buffers import checked_feeds
 from caldera.compiler.plan.explain import Explanation, Row
-from caldera.compiler.plan.inputs import checked_feeds
 from caldera.compiler.plan.placement.parts import Part
 from caldera.compiler.plan.plan import Plan
 from caldera.compiler.plan.schedule import Buffer, Step

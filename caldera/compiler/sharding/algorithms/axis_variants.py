@@ -11,13 +11,14 @@ import numpy as np
 
 from caldera.comm import Communicator
 from caldera.compiler.sharding.algorithms import fourier
-from caldera.compiler.sharding.algorithms.cost import Cost, computing
+from caldera.compiler.sharding.algorithms.axis_exchange import cumulative_sum, sort, top_k
 from caldera.compiler.sharding.algorithms.process_grid import Cuts, even_cuts
-from caldera.compiler.sharding.algorithms.sorting import cumulative_sum, sort, top_k
 from caldera.compiler.sharding.algorithms.variant import (
     Algorithm,
+    Cost,
     Options,
     Variant,
+    computing,
     contiguous,
     cuts_of,
 )

@@ -25,7 +25,7 @@ from caldera.compiler.sharding.algorithms.lapack import (
     subtract_product,
 )
 from caldera.compiler.sharding.algorithms.lu import Cyclic
-from caldera.compiler.sharding.algorithms.posting import ALL, NONE, Arriving, Places, carrier
+from caldera.compiler.sharding.algorithms.panels import ALL, NONE, Arriving, Places, carrier
 from caldera.compiler.sharding.algorithms.process_grid import (
     ProcessGrid,
     cyclic_count,

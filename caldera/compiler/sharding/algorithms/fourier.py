@@ -17,7 +17,7 @@ from math import isqrt
 import numpy as np
 
 from caldera.comm import Communicator
-from caldera.compiler.sharding.algorithms.exchange import (
+from caldera.compiler.sharding.algorithms.axis_exchange import (
     columns_to_rows,
     move_rows,
     rows_to_columns,

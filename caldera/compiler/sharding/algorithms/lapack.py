@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.base.optional import optional_import
+from caldera.base.registry import optional_import
 
 KINDS = {"f": "s", "d": "d", "F": "c", "D": "z"}
 """How BLAS calls a dtype."""

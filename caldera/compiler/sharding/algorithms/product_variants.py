@@ -10,16 +10,16 @@ import numpy as np
 
 from caldera.comm import Communicator
 from caldera.compiler.sharding.algorithms import product
-from caldera.compiler.sharding.algorithms.cost import Cost
 from caldera.compiler.sharding.algorithms.process_grid import (
     Cuts,
     even_cuts,
     grid_shapes,
     process_grid,
 )
-from caldera.compiler.sharding.algorithms.shared_product import multiply_in_memory, steps_in_memory
+from caldera.compiler.sharding.algorithms.product import multiply_in_memory, steps_in_memory
 from caldera.compiler.sharding.algorithms.variant import (
     Algorithm,
+    Cost,
     Options,
     Variant,
     cuts_of,

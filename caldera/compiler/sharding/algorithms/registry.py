@@ -1,7 +1,7 @@
-"""Which algorithm computes an op of whole values on ranks: the one table.
+"""Registry of distributed algorithms by op, and SPMD nodes that run them.
 
-`sharding.propagation` asks it for the variants there are, brings the inputs to where one of them
-wants them, and writes an `spmd` node, whose kernel runs the algorithm.
+`caldera.compiler.sharding.propagation` reads the variants of an op from this table, brings the
+inputs to the layouts of one variant, and writes an `spmd` node, whose kernel runs the algorithm.
 """
 
 from __future__ import annotations
@@ -10,36 +10,42 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from caldera.comm import Communicator
+from caldera.comm import Communicator, SingleProcess
 from caldera.compiler.sharding import ops
 from caldera.compiler.sharding.algorithms import lu
 from caldera.compiler.sharding.algorithms.axis_variants import CUMSUM, FFT, ORDERED_SUM, SORT, TOP_K
 from caldera.compiler.sharding.algorithms.cholesky import cholesky, factorise
-from caldera.compiler.sharding.algorithms.cost import Cost
-from caldera.compiler.sharding.algorithms.factorisation_cost import grid_cost, shape_of, tsqr_cost
-from caldera.compiler.sharding.algorithms.matrix import (
+from caldera.compiler.sharding.algorithms.panels import (
     BLOCK,
     Matrix,
     block_size,
     factorisation_grid,
+    grid_cost,
     grid_of,
     is_tall,
     qr,
     qr_layouts,
+    shape_of,
+    tsqr_cost,
 )
 from caldera.compiler.sharding.algorithms.process_grid import even_cuts
 from caldera.compiler.sharding.algorithms.product_variants import MATMUL
 from caldera.compiler.sharding.algorithms.spectral_variants import EIGH, SVD
-from caldera.compiler.sharding.algorithms.subspace import largest_singular
+from caldera.compiler.sharding.algorithms.svd import largest_singular
 from caldera.compiler.sharding.algorithms.variant import (
     Algorithm,
+    Cost,
     Options,
     Variant,
     cyclic_layout,
     rows_layout,
 )
 from caldera.compiler.sharding.layout import Layout, replicated
-from caldera.core.graph.node import Node
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import op, refuse_shape
+from caldera.core.graph.ops.collective import TOKEN
+from caldera.core.tensor.dtype import DType
+from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 Parts = Sequence[np.ndarray]
 Layouts = Sequence[Layout]
@@ -206,3 +212,65 @@ ALGORITHMS: dict[str, Algorithm] = {
     "eigh": EIGH,
 }
 """By the name of the op of whole values."""
+
+
+@op("spmd", kind="distributed")
+def spmd(
+    *inputs: Spec,
+    algorithm: str,
+    given: tuple[Layout, ...],
+    made: tuple[Layout, ...],
+    dtypes: tuple[DType, ...],
+    options: Options,
+    rank: int,
+    number: int,
+) -> tuple[Spec, ...]:
+    """A rank's parts of what an algorithm computes, and a token; perhaps a token comes last."""
+    for part, layout in zip(inputs, given, strict=False):
+        if part.shape != layout.local_shape(rank):
+            refuse_shape(f"a part of shape {layout.local_shape(rank)}, that of rank {rank}")
+    outputs = zip(made, dtypes, strict=True)
+    return (*(Spec(layout.local_shape(rank), dtype) for layout, dtype in outputs), TOKEN)
+
+
+def spmd_node(
+    node: Node,
+    variant: Variant,
+    parts: Sequence[Node],
+    tokens: Sequence[Node],
+    *,
+    rank: int,
+    number: int,
+) -> Node:
+    """A node of whole values as one rank runs it, from its parts of the inputs, after a token."""
+    return spmd.node(
+        *parts,
+        *tokens,
+        algorithm=node.op.name,
+        given=variant.inputs,
+        made=variant.outputs,
+        dtypes=tuple(spec.dtype for spec in node.outputs),
+        options=variant.options,
+        rank=rank,
+        number=number,
+    )
+
+
+def _bind(call: Call) -> Runner:
+    attrs = call.node.attrs
+    algorithm, given, made = ALGORITHMS[attrs["algorithm"]], attrs["given"], attrs["made"]
+    parts, places = call.inputs[: len(given)], call.outputs[: len(made)]
+
+    def run() -> None:
+        comm = SingleProcess() if call.communicator is None else call.communicator
+        if algorithm.run_into is not None:
+            algorithm.run_into(places, parts, given, made, attrs["options"], comm)
+            return
+        found = algorithm.run(parts, given, made, attrs["options"], comm)
+        for place, part in zip(places, found, strict=True):
+            np.copyto(place, part)
+
+    return run
+
+
+TABLE.add(Kernel("spmd", "cpu", "messages", _bind, capturable=False, measured=False))

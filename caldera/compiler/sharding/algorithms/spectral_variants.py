@@ -7,15 +7,25 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from caldera.comm import Communicator
-from caldera.compiler.sharding.algorithms.cost import Cost
-from caldera.compiler.sharding.algorithms.factorisation_cost import grid_cost, shape_of
-from caldera.compiler.sharding.algorithms.matrix import Matrix, block_size, qr_layouts
+from caldera.compiler.sharding.algorithms.panels import (
+    Matrix,
+    block_size,
+    grid_cost,
+    qr_layouts,
+    shape_of,
+)
 from caldera.compiler.sharding.algorithms.process_grid import even_cuts
 from caldera.compiler.sharding.algorithms.svd import TALL, bidiagonal_svd, dealt_columns, eigh, svd
-from caldera.compiler.sharding.algorithms.variant import Algorithm, Options, Variant, columns_layout
+from caldera.compiler.sharding.algorithms.variant import (
+    Algorithm,
+    Cost,
+    Options,
+    Variant,
+    columns_layout,
+)
 from caldera.compiler.sharding.layout import Layout, replicated
 from caldera.core.graph.node import Node
-from caldera.kernels.reference.linalg import named
+from caldera.kernels.reference.algebra import named
 
 Parts = Sequence[np.ndarray]
 Layouts = Sequence[Layout]

@@ -1,9 +1,15 @@
-"""Singular values and vectors, and those of symmetric matrices, on ranks.
+"""Singular values and symmetric eigenvalues on ranks, and the largest by Krylov iteration.
 
-Of a matrix that every rank has room for, all ranks make a bidiagonal one. Of a larger one
-A = Q R, and R's adjoint, whose columns are nearly orthogonal already, is made orthogonal by block
-Jacobi: Rᴴ V = U S. Then A = (Q V) S Uᴴ. A symmetric matrix is made positive definite by adding
-a multiple of the identity, and its eigenvectors are then what its columns become.
+A matrix that fits into every rank's memory is reduced to a bidiagonal one by all ranks. For a
+larger one A = Q R, and R's adjoint, whose columns are nearly orthogonal already, is made
+orthogonal by block Jacobi: Rᴴ V = U S. Then A = (Q V) S Uᴴ. A symmetric matrix is made positive
+definite by adding a multiple of the identity, and the orthogonalised columns are its
+eigenvectors.
+
+The largest singular values come from a randomised block Krylov method (Musco and Musco, 2015),
+with an error bound. Rows are spread over ranks. Products with A and Aᴴ alternate, and every block
+found stays in the basis; it ends when the bound is met. For each triple (u, s, v) the bound is
+the length of Aᴴ u - s v: A has a singular value that near to s.
 """
 
 from __future__ import annotations
@@ -13,8 +19,9 @@ import numpy as np
 from caldera.comm import Communicator
 from caldera.compiler.sharding.algorithms.bidiagonal import DEALT, svd_by_bidiagonal
 from caldera.compiler.sharding.algorithms.jacobi import jacobi_cuts, one_sided_jacobi
-from caldera.compiler.sharding.algorithms.matrix import Matrix, multiply, qr
+from caldera.compiler.sharding.algorithms.panels import Matrix, multiply, qr
 from caldera.compiler.sharding.algorithms.process_grid import even_cuts, gather_rows, sum_over
+from caldera.compiler.sharding.algorithms.qr import tsqr
 from caldera.compiler.sharding.algorithms.variant import columns_layout
 from caldera.compiler.sharding.axis_split import AxisSplit, cyclic_split
 from caldera.compiler.sharding.layout import CartesianLayout, replicated
@@ -171,3 +178,57 @@ def sign_of_columns(vectors: np.ndarray) -> np.ndarray:
     length = np.abs(deciding)
     safe = np.where(length == 0, 1, length)
     return np.where(length == 0, 1, deciding / safe).astype(vectors.dtype)
+
+
+OVERSAMPLING = 8
+"""Vectors in a block beyond those that are wanted."""
+
+
+def largest_singular(
+    part: np.ndarray,
+    rows: int,
+    k: int,
+    comm: Communicator,
+    *,
+    seed: int = 0,
+    tolerance: float | None = None,
+    most_steps: int = 60,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """This rank's rows of U, and on all ranks s, Vᴴ and a bound for the error of each s."""
+    n, dtype = part.shape[1], part.dtype
+    k = min(k, rows, n)
+    width = min(k + OVERSAMPLING, rows, n)
+    epsilon = float(np.finfo(dtype).eps)
+    tolerance = epsilon * 50 if tolerance is None else tolerance
+    # The same numbers on every rank, however many there are.
+    start = np.random.default_rng(seed).standard_normal((n, width)).astype(dtype)
+    basis = np.empty((len(part), 0), dtype)
+    images = np.empty((0, n), dtype)
+    block = tsqr(part @ start, comm)[0]
+    for _ in range(most_steps):
+        basis = np.concatenate((basis, block), 1)
+        images = np.concatenate((images, sum_over(block.conj().T @ part, comm)))
+        u, s, vh = np.linalg.svd(images, full_matrices=False)
+        bound = _bound(part, basis @ u[:, :k], s[:k], vh[:k], comm)
+        wide = min(width, min(rows, n) - basis.shape[1])
+        if wide <= 0 or np.all(bound <= tolerance * max(s[0] if len(s) else 0, 1e-300)):
+            break
+        block = _orthogonal_to(basis, part @ images[-width:].conj().T, comm)[:, :wide]
+    return basis @ u[:, :k], s[:k], vh[:k], bound
+
+
+def _bound(
+    part: np.ndarray, u: np.ndarray, s: np.ndarray, vh: np.ndarray, comm: Communicator
+) -> np.ndarray:
+    """How far A v is from s u; Aᴴ u is s v by construction."""
+    rest = part @ vh.conj().T - u * s
+    squares = np.add.reduce(np.abs(rest) ** 2, axis=0, dtype=np.float64)
+    return np.sqrt(sum_over(np.asarray(squares), comm))
+
+
+def _orthogonal_to(basis: np.ndarray, block: np.ndarray, comm: Communicator) -> np.ndarray:
+    """An orthonormal basis of what a block adds to a basis; twice, as once is not enough."""
+    for _ in range(2):
+        block = block - basis @ sum_over(basis.conj().T @ block, comm)
+        block = tsqr(block, comm)[0]
+    return block

@@ -1,19 +1,139 @@
-"""A way to compute something on ranks: where inputs must be, where outputs will be, its cost."""
+"""Variants of distributed algorithms: input layouts, output layouts and cost per rank.
+
+The cost counts sent bytes, messages and arithmetic.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from caldera.comm import Communicator
-from caldera.compiler.sharding.algorithms.cost import Cost
 from caldera.compiler.sharding.axis_split import AxisSplit, cyclic_split
 from caldera.compiler.sharding.layout import CartesianLayout, Layout
 from caldera.compiler.sharding.volume import Links, volume
 from caldera.core.graph.node import Node
+
+TRANSFORMS = ("fft", "rfft", "irfft")
+CONVOLUTION = 4.5
+"""How many times as long a transform takes whose length has no small factors."""
+SLOWER = {
+    "sort": 250,
+    "qr": 7,
+    "cholesky": 6,
+    "solve": 5,
+    "inverse": 8,
+    "slogdet": 4,
+    "svd": 4,
+    "eigh": 4,
+}
+"""Operations of products that take as long as one of sorting, or of LAPACK with a matrix that one
+rank may have whole."""
+
+
+def computing(node: Node, share: int = 1) -> Cost:
+    """What a node computes, or each of `share` ranks that have equal parts of it.
+
+    >>> from caldera.core.graph.opdef import OPS, parameter
+    >>> import numpy as np
+    >>> from caldera.core.graph.node import Spec
+    >>> x = parameter(0, Spec((4, 4), np.dtype(float)))
+    >>> computing(OPS["matmul"].node(x, x, ta=False, tb=False), 2).flops
+    64
+    """
+    flops = node.op.count_flops(node)
+    if node.op.name in TRANSFORMS:
+        n = node.attrs.get("n", node.inputs[0].shape[node.attrs["axis"]])
+        slower = slower_than_two(n)
+        if _are_rows(node):
+            return Cost(transforms=int(slower * flops) // share)
+        # Half of what these take is reading and writing them.
+        nbytes = max(node.inputs[0].spec.nbytes, node.spec.nbytes)
+        return Cost(columns=((int(slower**0.5 * flops) // share, nbytes // share),))
+    return Cost(flops=flops * SLOWER.get(node.op.name, 1) // share)
+
+
+def _are_rows(node: Node) -> bool:
+    """Whether the signals of a transform lie one after the other."""
+    pairs = node.op.name != "rfft"
+    return bool(node.attrs["axis"] == len(node.inputs[0].shape) - 1 - pairs)
+
+
+@lru_cache(maxsize=256)
+def slower_than_two(n: int) -> float:
+    """How many times as long a transform of a length takes as its operations say, which are those
+    of powers of two: as the sum of its prime factors, until pocketfft makes a convolution of it.
+
+    >>> [round(slower_than_two(n), 1) for n in (1, 1024, 1000, 1023, 1021)]
+    [1.0, 1.0, 1.1, 2.2, 4.5]
+    """
+    found, factor, left = 0, 2, n
+    while left > 1:
+        if left % factor == 0:
+            found, left = found + factor, left // factor
+        else:
+            factor = left if factor * factor > left else factor + 1
+    return min(found / (2 * (n - 1).bit_length()), CONVOLUTION) if n > 1 else 1.0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of the rank that has most to do: bytes and messages that it sends, operations in products,
+    the bytes it needs beside what it is given and what it makes, seconds for what is none of these,
+    operations in Fourier transforms, bytes that it reads and writes beside products, panels by the
+    name of the factorisation, each with messages and calls of its own, bytes that others send
+    while it waits for them, and how many of all these bytes nobody sends where ranks share memory,
+    for which they meet so many times; and operations in transforms of signals that lie side by
+    side, with their bytes.
+
+    >>> Cost(bytes=8, messages=1) + Cost(bytes=4, flops=10, panels=(("qr", 4),))
+    Cost(bytes=12, messages=1, flops=10, ..., panels=(('qr', 4),), awaited=0, posted=0, ...)
+    """
+
+    bytes: int = 0
+    messages: int = 0
+    flops: int = 0
+    workspace: int = 0
+    overhead: float = 0.0
+    transforms: int = 0
+    copied: int = 0
+    panels: tuple[tuple[str, float], ...] = ()
+    awaited: int = 0
+    posted: int = 0
+    meetings: int = 0
+    columns: tuple[tuple[int, int], ...] = ()
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.bytes + other.bytes,
+            self.messages + other.messages,
+            self.flops + other.flops,
+            max(self.workspace, other.workspace),
+            self.overhead + other.overhead,
+            self.transforms + other.transforms,
+            self.copied + other.copied,
+            (*self.panels, *other.panels),
+            self.awaited + other.awaited,
+            self.posted + other.posted,
+            self.meetings + other.meetings,
+            (*self.columns, *other.columns),
+        )
+
+    def seconds(self, links: Links) -> float:
+        """How long that takes where nothing overlaps."""
+        sent, messages = self.bytes + self.awaited, self.messages * links.latency
+        if links.shared and self.posted:
+            sent, messages = sent - self.posted, self.meetings * links.meeting
+        sending = sent / links.collective + messages
+        computing = self.flops / links.flops + self.transforms / links.transforms
+        computing += sum(flops / links.columns(nbytes) for flops, nbytes in self.columns)
+        panels = sum(count * links.panel(name) for name, count in self.panels)
+        return sending + computing + panels + self.copied / links.copying + self.overhead
+
 
 Options = tuple[Any, ...]
 """What an algorithm needs to know beside its parts: numbers, words and tuples of them."""

@@ -7,13 +7,21 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from caldera.compiler.sharding.algorithms.registry import ALGORITHMS
-from caldera.compiler.sharding.algorithms.spmd import spmd_node
+from caldera.compiler.sharding.algorithms.registry import ALGORITHMS, spmd_node
 from caldera.compiler.sharding.algorithms.variant import Variant
 from caldera.compiler.sharding.layout import Layout
 from caldera.compiler.sharding.rules import loops, products
-from caldera.compiler.sharding.rules.letters import Letters, Signature, letter_ways, names
-from caldera.compiler.sharding.rules.registry import RULES, Lazy, Placement, Rule, Way
+from caldera.compiler.sharding.rules.registry import (
+    RULES,
+    Lazy,
+    Letters,
+    Placement,
+    Rule,
+    Signature,
+    Way,
+    letter_ways,
+    names,
+)
 from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import Nodes
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from caldera.compiler.sharding.algorithms.halo import Range, Window
+from caldera.compiler.sharding.algorithms.axis_exchange import Range, Window
 from caldera.compiler.sharding.algorithms.process_grid import even_cuts
 from caldera.compiler.sharding.algorithms.variant import contiguous, cuts_of
 from caldera.compiler.sharding.axis_split import AxisSplit

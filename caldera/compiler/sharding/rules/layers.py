@@ -6,13 +6,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from caldera.compiler.sharding.layout import CartesianLayout, replicated
-from caldera.compiler.sharding.rules.letters import Letters, Signature, letter_ways, names
-from caldera.compiler.sharding.rules.registry import Placement, Way, rule
+from caldera.compiler.sharding.rules.registry import (
+    Letters,
+    Placement,
+    Signature,
+    Way,
+    letter_ways,
+    names,
+    rule,
+)
 from caldera.compiler.sharding.rules.stretches import part
 from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import Nodes
+from caldera.core.graph.ops.base import constant
 from caldera.core.graph.ops.elementwise import add
-from caldera.core.graph.ops.leaf import constant
 from caldera.core.graph.ops.random import bernoulli, dropped
 from caldera.core.tensor.dtype import float32, int64
 from caldera.core.tensor.shape import size

@@ -15,8 +15,7 @@ from caldera.compiler.sharding.ops import random_part
 from caldera.compiler.sharding.rules.registry import Lazy, rule
 from caldera.compiler.sharding.rules.stretches import part
 from caldera.core.graph.node import Node
-from caldera.core.graph.ops.base import broadcast_to, full, reshape
-from caldera.core.graph.ops.leaf import iota
+from caldera.core.graph.ops.base import broadcast_to, full, iota, reshape
 
 if TYPE_CHECKING:
     from caldera.compiler.sharding.propagation import Propagation

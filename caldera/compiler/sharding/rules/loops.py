@@ -10,20 +10,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera.compiler.sharding.layout import CartesianLayout, replicated
-from caldera.compiler.sharding.rules.letters import (
+from caldera.compiler.sharding.rules.registry import (
     Assignment,
+    Lazy,
     Letters,
+    Placement,
     Signature,
+    Way,
     broadcast_letters,
     letter_ways,
     names,
+    rule,
 )
-from caldera.compiler.sharding.rules.registry import Lazy, Placement, Way, rule
 from caldera.compiler.sharding.table_layout import TableLayout
 from caldera.core.graph.node import Node
-from caldera.core.graph.ops.base import full, reshape
+from caldera.core.graph.ops.base import full, iota, reshape
 from caldera.core.graph.ops.elementwise import equal, isnan, logical_or, where
-from caldera.core.graph.ops.leaf import iota
 from caldera.core.graph.ops.reduction import max_, min_
 from caldera.core.tensor.dtype import DType, bool_, int64, is_float
 

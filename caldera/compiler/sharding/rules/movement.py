@@ -8,9 +8,9 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from caldera.compiler.sharding.layout import Bounds, CartesianLayout, Layout, replicated
-from caldera.compiler.sharding.reshaping import joined, reshaped
 from caldera.compiler.sharding.rules.registry import Lazy, Placement, Way, default_layout, rule
 from caldera.compiler.sharding.rules.stretches import embed, part, take
+from caldera.compiler.sharding.table_layout import joined, reshaped
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.base import reshape
 from caldera.core.graph.ops.movement import concat

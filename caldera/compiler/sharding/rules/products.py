@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from caldera.compiler.sharding.layout import CartesianLayout
-from caldera.compiler.sharding.rules.letters import Letters, Signature, letter_ways
-from caldera.compiler.sharding.rules.registry import Way, rule
+from caldera.compiler.sharding.rules.registry import Letters, Signature, Way, letter_ways, rule
 from caldera.core.graph.node import Node
 
 if TYPE_CHECKING:

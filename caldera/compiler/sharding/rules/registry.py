@@ -1,23 +1,34 @@
-"""What a rule is: for a node of whole values, the ways in which ranks can compute it together.
+"""Sharding rules: the ways to compute a node on ranks, and rules in Einstein notation.
 
-A way says in which layouts the inputs have to be, what a rank computes from its parts of them, and
-in which layouts the results then are. The cheapest way is taken; where an op has no rule, its
-inputs go whole to every rank, which is always right.
+A way states the layouts of the inputs, the computation of a rank on its parts, and the layouts of
+the results. The cheapest way is chosen; for an op without a rule, every rank receives the whole
+inputs, which is always correct.
+
+Most ops are loops over named axes. `matmul` is "bmk,bkn->bmn": for any distributed letters, a
+rank that has the same indices in all inputs can compute its part. A letter missing from the
+results is reduced, and the values that ranks compute for their indices of it are terms. An axis
+without a letter must be whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING, Any
 
-from caldera.compiler.sharding.axis_split import even_split
+import numpy as np
+
+from caldera.compiler.sharding.algorithms.variant import computing
+from caldera.compiler.sharding.axis_split import AxisSplit, even_split
 from caldera.compiler.sharding.layout import CartesianLayout, Layout, replicated
 from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import Shape
 
 if TYPE_CHECKING:
     from caldera.compiler.sharding.propagation import Propagation
+
 
 SMALL_BYTES = 1 << 14
 """What is no larger goes to everybody rather than being shared out."""
@@ -102,3 +113,192 @@ def default_layout(shape: Shape, ranks: Sequence[int], itemsize: int = 8) -> Car
         None if each != axis else even_split(shape[axis], len(ranks)) for each in range(len(shape))
     ]
     return CartesianLayout(shape, tuple(splits), tuple(ranks))
+
+
+Letters = tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The letters of the axes of inputs and outputs, and what is done over those that no output
+    has: "sum", "max", "min" or "prod"."""
+
+    inputs: tuple[Letters, ...]
+    outputs: tuple[Letters, ...]
+    reduce: str = "sum"
+    reduced: frozenset[str] = frozenset()
+
+
+class Assignment:
+    """Which letters are shared out, how, and over which ranks: a mesh with an axis for each letter,
+    and a last one of replicas."""
+
+    def __init__(self, splits: dict[str, AxisSplit], mesh: np.ndarray) -> None:
+        self.splits = splits
+        self.mesh = mesh
+
+    @classmethod
+    def of(cls, layout: CartesianLayout, letters: Letters) -> Assignment:
+        """That of a layout whose axes have these letters; axes without one become whole."""
+        free = [axis for axis in layout.split_axes if letters[axis] is None]
+        kept = layout.unsplit(free) if free else layout
+        splits = {}
+        for axis in kept.split_axes:
+            letter, split = letters[axis], kept.splits[axis]
+            assert letter is not None
+            assert split is not None
+            splits[letter] = split
+        return cls(splits, np.array(kept.ranks).reshape(kept.mesh))
+
+    @classmethod
+    def turned(cls, layout: CartesianLayout, letters: Letters) -> Iterator[Assignment]:
+        """Those in which axes without a letter become whole, and another axis is shared out over
+        the same ranks instead: as in a transform along each axis in turn."""
+        split = layout.split_axes
+        kept = [place for place, axis in enumerate(split) if letters[axis] is not None]
+        free = [place for place, axis in enumerate(split) if letters[axis] is None]
+        if not free:
+            return
+        mesh = np.array(layout.ranks).reshape(layout.mesh).transpose(*kept, *free, len(split))
+        parts = prod(mesh.shape[len(kept) : -1])
+        mesh = mesh.reshape(*mesh.shape[: len(kept)], parts, mesh.shape[-1])
+        splits = cls.of(layout, letters).splits
+        for axis, letter in enumerate(letters):
+            if letter is not None and letter not in splits and layout.shape[axis] >= parts:
+                yield cls({**splits, letter: even_split(layout.shape[axis], parts)}, mesh)
+
+    def key(self) -> Any:
+        """Equal for equal assignments."""
+        return tuple(self.splits.items()), self.mesh.shape, tuple(self.mesh.reshape(-1).tolist())
+
+    def layout(
+        self, shape: Shape, letters: Letters, first: frozenset[str] = frozenset()
+    ) -> CartesianLayout:
+        """The layout of an operand with these letters; among its replicas those that differ in a
+        letter of `first` come first."""
+        names = list(self.splits)
+        used = [names.index(each) for each in letters if each in self.splits]
+        ahead = [i for i, name in enumerate(names) if name in first and i not in used]
+        rest = [i for i in range(len(names) + 1) if i not in used and i not in ahead]
+        ranks = self.mesh.transpose(*used, *ahead, *rest).reshape(-1)
+        splits = tuple(None if each is None else self.splits.get(each) for each in letters)
+        return _layout(shape, splits, tuple(ranks.tolist()))
+
+    @property
+    def share(self) -> int:
+        """How many ranks compute different things."""
+        return prod(split.parts for split in self.splits.values())
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{name}/{split.parts}" for name, split in self.splits.items())
+        return f"{inside or 'whole'} on {self.mesh.size}"
+
+
+@lru_cache(1 << 12)
+def _layout(
+    shape: Shape, splits: tuple[AxisSplit | None, ...], ranks: tuple[int, ...]
+) -> CartesianLayout:
+    """Layers repeat, and a layout remembers what it was asked."""
+    return CartesianLayout(shape, splits, ranks)
+
+
+def letter_ways(
+    graph: Propagation,
+    node: Node,
+    signature: Signature,
+    make: Callable[[Sequence[Node], tuple[CartesianLayout, ...]], Any] | None = None,
+) -> list[Way]:
+    """The ways of an op that is a loop over letters. `make` writes the node of a rank, if it is not
+    simply the same op: it is given the parts and the layouts of the results."""
+    shapes = [given.shape for given in node.inputs]
+    found = []
+    for assignment in _assignments(graph, node, signature):
+        inputs = tuple(
+            assignment.layout(shape, letters)
+            for shape, letters in zip(shapes, signature.inputs, strict=True)
+        )
+        outputs = []
+        for spec, letters in zip(node.outputs, signature.outputs, strict=True):
+            pending = [n for n in assignment.splits if n in signature.reduced and n not in letters]
+            terms = prod(assignment.splits[name].parts for name in pending)
+            layout = assignment.layout(spec.shape, letters, frozenset(pending))
+            outputs.append(Placement(layout, terms, signature.reduce))
+        layouts = tuple(each.layout for each in outputs)
+        seconds = _computing(graph, node, (*inputs, *layouts), assignment.share)
+        found.append(
+            Way(str(assignment), inputs, tuple(outputs), _maker(node, make, layouts), seconds)
+        )
+    return found
+
+
+def _computing(graph: Propagation, node: Node, layouts: Sequence[Layout], share: int) -> float:
+    """Seconds for a rank's share: what is computed, or only reading and writing it."""
+    specs = (*(given.spec for given in node.inputs), *node.outputs)
+    nbytes = sum(
+        prod(layout.local_shape(layout.ranks[0])) * spec.dtype.itemsize
+        for spec, layout in zip(specs, layouts, strict=True)
+    )
+    work = computing(node, share).seconds(graph.links)
+    return max(work, nbytes / graph.links.copying)
+
+
+def _maker(node: Node, make: Any, layouts: Any) -> Callable[[Sequence[Node]], Any]:
+    if make is None:
+        return lambda parts: node.op.outputs(*parts, **node.attrs)
+    return lambda parts: make(parts, layouts)
+
+
+def _assignments(graph: Propagation, node: Node, signature: Signature) -> Iterator[Assignment]:
+    """What may be shared out: as each input is, or another axis where that one has to be whole; as
+    two of them are together; or nothing."""
+    seen = set()
+    made: list[Assignment] = []
+    for given, letters in zip(node.inputs, signature.inputs, strict=True):
+        layout = graph.suited(given)
+        if layout is not None:
+            made += [Assignment.of(layout, letters), *Assignment.turned(layout, letters)]
+    if not made:
+        output = signature.outputs[0]
+        made.append(Assignment.of(graph.default(node.outputs[0]), output))
+    made += [both for a in made for b in made if (both := _combined(a, b)) is not None]
+    largest = max(made, key=lambda each: each.mesh.size)
+    made.append(Assignment({}, largest.mesh.reshape(-1)))
+    for each in made:
+        if each.key() not in seen:
+            seen.add(each.key())
+            yield each
+
+
+def _combined(first: Assignment, second: Assignment) -> Assignment | None:
+    """On one mesh the first letter of the one and the second of the other: results stay where they
+    are then, and both operands move."""
+    if len(first.splits) != 2 or first.mesh.shape != second.mesh.shape:
+        return None
+    if len(second.splits) != 2 or not np.array_equal(first.mesh, second.mesh):
+        return None
+    (row, rows), (column, columns) = (
+        next(iter(first.splits.items())),
+        list(second.splits.items())[1],
+    )
+    return None if row == column else Assignment({row: rows, column: columns}, first.mesh)
+
+
+def names(count: int, start: int = 0) -> list[str]:
+    """Letters for axes."""
+    return [f"x{start + number}" for number in range(count)]
+
+
+def broadcast_letters(node: Node) -> tuple[tuple[Letters, ...], Letters]:
+    """Those of inputs that are broadcast to a result, as NumPy does."""
+    shape = node.outputs[0].shape
+    output = names(len(shape))
+    inputs = []
+    for given in node.inputs:
+        extra = len(shape) - len(given.shape)
+        inputs.append(
+            tuple(
+                output[extra + axis] if n == shape[extra + axis] else None
+                for axis, n in enumerate(given.shape)
+            )
+        )
+    return tuple(inputs), tuple(output)

@@ -16,7 +16,16 @@ from typing import Any
 
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import Nodes, composite, refuse_dtype, refuse_shape
-from caldera.core.graph.ops.base import broadcast_to, cast, full, reshape, sum_, sum_to
+from caldera.core.graph.ops.base import (
+    broadcast_to,
+    cast,
+    constant,
+    full,
+    iota,
+    reshape,
+    sum_,
+    sum_to,
+)
 from caldera.core.graph.ops.elementwise import (
     add,
     broadcast,
@@ -30,7 +39,6 @@ from caldera.core.graph.ops.elementwise import (
     sub,
     where,
 )
-from caldera.core.graph.ops.leaf import constant, iota
 from caldera.core.graph.ops.movement import concat, transpose
 from caldera.core.graph.ops.product import matmul
 from caldera.core.graph.ops.reduction import max_

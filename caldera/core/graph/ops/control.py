@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from caldera.core.graph.body import Body, topological
 from caldera.core.graph.differentiate import accumulate
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import (
@@ -22,6 +21,7 @@ from caldera.core.graph.ops.base import full, reshape
 from caldera.core.graph.ops.elementwise import add
 from caldera.core.graph.ops.movement import transpose
 from caldera.core.graph.ops.product import matmul
+from caldera.core.graph.program import Body, topological
 from caldera.core.tensor.dtype import is_inexact
 
 

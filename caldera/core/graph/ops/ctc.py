@@ -17,10 +17,18 @@ from __future__ import annotations
 
 import math
 
-from caldera.core.graph.body import Body
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import Nodes, composite, parameter, refuse_dtype, refuse_shape
-from caldera.core.graph.ops.base import broadcast_to, cast, expand_reduced, full, reshape, sum_
+from caldera.core.graph.ops.base import (
+    broadcast_to,
+    cast,
+    constant,
+    expand_reduced,
+    full,
+    iota,
+    reshape,
+    sum_,
+)
 from caldera.core.graph.ops.control import items, scan
 from caldera.core.graph.ops.elementwise import (
     add,
@@ -40,9 +48,9 @@ from caldera.core.graph.ops.elementwise import (
     where,
 )
 from caldera.core.graph.ops.indexing import put_along_axis_add, take_along_axis
-from caldera.core.graph.ops.leaf import constant, iota
 from caldera.core.graph.ops.movement import concat, narrow, pad, transpose
 from caldera.core.graph.ops.reduction import logsumexp
+from caldera.core.graph.program import Body
 from caldera.core.tensor.dtype import float64, int64, is_float, is_integer
 
 IMPOSSIBLE = -1e30

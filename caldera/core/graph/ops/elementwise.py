@@ -17,8 +17,7 @@ from collections.abc import Callable
 
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import Op, op, refuse_dtype, refuse_shape
-from caldera.core.graph.ops.base import cast, conj, full, real, sum_to
-from caldera.core.graph.ops.leaf import Number, constant
+from caldera.core.graph.ops.base import Number, cast, conj, constant, full, real, sum_to
 from caldera.core.tensor.dtype import bool_, is_complex, is_inexact, part_of
 from caldera.core.tensor.shape import Shape, broadcast_shapes
 from caldera.errors import ShapeError

@@ -8,7 +8,7 @@ from typing import Any
 from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import OPS, Nodes, composite, refuse_dtype, refuse_shape
 from caldera.core.graph.ops import activation
-from caldera.core.graph.ops.base import Axes, cast, full, reshape, sum_
+from caldera.core.graph.ops.base import Axes, cast, constant, full, reshape, sum_
 from caldera.core.graph.ops.elementwise import (
     add,
     equal,
@@ -21,7 +21,6 @@ from caldera.core.graph.ops.elementwise import (
     where,
 )
 from caldera.core.graph.ops.indexing import gather
-from caldera.core.graph.ops.leaf import constant
 from caldera.core.graph.ops.loss import cross_entropy, cross_entropy_grad
 from caldera.core.graph.ops.normalisation import (
     batch_norm,

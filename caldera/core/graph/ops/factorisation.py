@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import Nodes, op
-from caldera.core.graph.ops.base import cast, complex_, conj, full, imag, real, sum_
+from caldera.core.graph.ops.base import cast, complex_, conj, constant, full, imag, real, sum_
 from caldera.core.graph.ops.elementwise import (
     abs_,
     add,
@@ -35,7 +35,6 @@ from caldera.core.graph.ops.elementwise import (
     sub,
     where,
 )
-from caldera.core.graph.ops.leaf import constant
 from caldera.core.graph.ops.linalg import (
     Cotangents,
     Gradient,

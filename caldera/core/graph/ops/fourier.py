@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import Nodes, op, refuse_dtype, refuse_shape
-from caldera.core.graph.ops.base import full
+from caldera.core.graph.ops.base import constant, full, iota
 from caldera.core.graph.ops.elementwise import equal, logical_or, mul, where
-from caldera.core.graph.ops.leaf import constant, iota
 from caldera.core.graph.ops.movement import concat, flip, narrow
 from caldera.core.tensor.dtype import DType, int64, is_float
 
@@ -93,7 +92,7 @@ def mirror(x: Spec, *, axis: int, begin: int, end: int, others: tuple[int, ...])
     """x, followed along `axis` by the conjugates of what it has from `begin` to `end`, in reverse
     order; along `others`, index i of these is what x has at -i.
 
-    >>> from caldera.core.graph.ops.leaf import constant
+    >>> from caldera.core.graph.ops.base import constant
     >>> mirror(full((4, 3, 2), 0, constant(0.0).dtype), axis=1, begin=1, end=2, others=(0,)).shape
     (4, 4, 2)
     """

@@ -15,15 +15,16 @@ from caldera.core.graph.ops.base import (
     cast,
     complex_,
     conj,
+    constant,
     expand_reduced,
     full,
     imag,
+    iota,
     reshape,
     sum_,
     sum_to,
 )
 from caldera.core.graph.ops.elementwise import add, broadcast, exp, less_equal, mul, neg, where
-from caldera.core.graph.ops.leaf import constant, iota
 from caldera.core.graph.ops.movement import slice_, swap_last, unslice
 from caldera.core.graph.ops.product import matmul
 from caldera.core.tensor.dtype import int64, is_complex, is_inexact, part_of

@@ -16,7 +16,7 @@ import math
 from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import Nodes, composite, refuse_dtype, refuse_shape
 from caldera.core.graph.ops.activation import below_largest, log_softmax, softmax
-from caldera.core.graph.ops.base import cast, expand_reduced, reshape, sum_, sum_to
+from caldera.core.graph.ops.base import cast, constant, expand_reduced, iota, reshape, sum_, sum_to
 from caldera.core.graph.ops.elementwise import (
     abs_,
     add,
@@ -38,7 +38,6 @@ from caldera.core.graph.ops.elementwise import (
     sub,
     where,
 )
-from caldera.core.graph.ops.leaf import constant, iota
 from caldera.core.graph.ops.widening import widened
 from caldera.core.tensor.dtype import int64, is_float, is_integer
 from caldera.core.tensor.shape import Shape

@@ -12,9 +12,16 @@ from functools import reduce
 
 from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import Nodes, Op, composite, refuse_dtype, refuse_shape
-from caldera.core.graph.ops.base import Axes, broadcast_to, cast, reduced_shape, reshape, sum_
+from caldera.core.graph.ops.base import (
+    Axes,
+    broadcast_to,
+    cast,
+    constant,
+    reduced_shape,
+    reshape,
+    sum_,
+)
 from caldera.core.graph.ops.elementwise import add, div, mul, pow_, rsqrt, square, sub
-from caldera.core.graph.ops.leaf import constant
 from caldera.core.graph.ops.movement import narrow, pad
 from caldera.core.graph.ops.reduction import count
 from caldera.core.graph.ops.reduction import mean as mean_of

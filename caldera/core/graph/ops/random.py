@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import composite, op, refuse_dtype
-from caldera.core.graph.ops.base import broadcast_to, full
+from caldera.core.graph.ops.base import broadcast_to, constant, full
 from caldera.core.graph.ops.elementwise import less, mul, where
-from caldera.core.graph.ops.leaf import constant
 from caldera.core.tensor.dtype import DType, float32, int64, is_float
 from caldera.core.tensor.shape import Shape
 

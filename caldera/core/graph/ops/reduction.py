@@ -14,6 +14,7 @@ from caldera.core.graph.opdef import Nodes, composite, op, refuse_shape
 from caldera.core.graph.ops.base import (
     Axes,
     cast,
+    constant,
     expand_reduced,
     full,
     imag,
@@ -37,7 +38,6 @@ from caldera.core.graph.ops.elementwise import (
     sub,
     where,
 )
-from caldera.core.graph.ops.leaf import constant
 from caldera.core.graph.ops.movement import flip, narrow, pad
 from caldera.core.tensor.dtype import HALVES, float32, int64, is_complex, part_of
 from caldera.core.tensor.shape import size

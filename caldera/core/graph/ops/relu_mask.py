@@ -10,9 +10,8 @@ import numpy as np
 
 from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import Nodes, composite, refuse_dtype, refuse_shape
-from caldera.core.graph.ops.base import cast, full, reshape, sum_
+from caldera.core.graph.ops.base import cast, constant, full, reshape, sum_
 from caldera.core.graph.ops.elementwise import add, div, floor, greater, mul, relu, sub, where
-from caldera.core.graph.ops.leaf import constant
 from caldera.core.graph.ops.movement import concat, narrow, pad, slice_
 from caldera.core.graph.ops.widening import widen
 from caldera.core.tensor.dtype import float32, is_float

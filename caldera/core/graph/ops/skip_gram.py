@@ -10,7 +10,7 @@ from __future__ import annotations
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import op, refuse_dtype, refuse_shape
 from caldera.core.graph.ops.activation import softplus
-from caldera.core.graph.ops.base import full, reshape, sum_
+from caldera.core.graph.ops.base import constant, full, iota, reshape, sum_
 from caldera.core.graph.ops.elementwise import (
     equal,
     logical_and,
@@ -21,7 +21,6 @@ from caldera.core.graph.ops.elementwise import (
     where,
 )
 from caldera.core.graph.ops.indexing import gather, scatter_add
-from caldera.core.graph.ops.leaf import constant, iota
 from caldera.core.graph.ops.movement import concat, narrow
 from caldera.core.tensor.dtype import int64, is_float, is_integer
 

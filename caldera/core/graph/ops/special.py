@@ -1,11 +1,12 @@
-"""Special functions: of the normal distribution, of the gamma function, and sums that overflow.
+"""Special and trigonometric functions, with the limits of NumPy and SciPy.
 
-Right at the ends of the range, as NumPy and SciPy have it: hypot is infinite beside an infinite
-operand, even if the other is nan; logaddexp of two equal infinities is that infinity; erfinv is
-infinite at -1 and 1 and nan beyond; lgamma is infinite at 0 and at negative whole numbers, where
-digamma is nan (at 0 it is infinite with the other sign).
+Sine and cosine are element-wise primitives (`elementwise`). hypot is infinite for an infinite
+operand, even if the other is NaN; logaddexp of two equal infinities is that infinity; erfinv is
+infinite at -1 and 1 and NaN beyond; lgamma is infinite at 0 and at negative integers, at which
+digamma is NaN (at 0 it is infinite with the other sign). Outside its domain a trigonometric
+function returns NaN.
 
-Conventions where the derivative is not unique: that of hypot at the origin is taken as 0.
+Conventions for derivatives that are not unique: those of hypot and atan2 at the origin are 0.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from caldera.core.graph.ops.elementwise import (
     where,
 )
 from caldera.core.graph.ops.widening import widened
-from caldera.core.tensor.dtype import float64
+from caldera.core.tensor.dtype import float64, is_complex
 
 
 def _check_floats(*nodes: Node) -> None:
@@ -259,3 +260,77 @@ def digamma(x: Node) -> Node:
     turned = where(below, div(mul(scalar(math.pi, x), cos(angle)), sin(angle)), zero)
     value = sub(sub(value, lost), turned)
     return where(whole, scalar(math.nan, x), value)
+
+
+tan = define("tan", floats)
+asin = define("asin", floats)
+acos = define("acos", floats)
+atan = define("atan", floats)
+atan2 = define("atan2", floats)
+sinh = define("sinh", floats)
+cosh = define("cosh", floats)
+asinh = define("asinh", floats)
+acosh = define("acosh", floats)
+atanh = define("atanh", floats)
+
+
+@tan.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    return (mul(g, add(square(y), scalar(1, y))),)
+
+
+def _sides(x: Node) -> tuple[Node, Node]:
+    """1 - x and 1 + x: their product is 1 - x^2 without loss near 1."""
+    one = scalar(1, x)
+    return sub(one, x), add(one, x)
+
+
+@asin.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    return (div(g, sqrt(mul(*_sides(x)))),)
+
+
+@acos.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    return (neg(div(g, sqrt(mul(*_sides(x))))),)
+
+
+@atan.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    return (div(g, add(square(x), scalar(1, x))),)
+
+
+@atan2.gradient
+def _(g: Node, y: Node, a: Node, b: Node) -> Gradient:
+    # Divided twice by the length: its square may overflow.
+    length = length_or_one(hypot(a, b))
+    part = div(g, length)
+    for_a, for_b = mul(part, div(b, length)), neg(mul(part, div(a, length)))
+    return sum_to(for_a, a.shape), sum_to(for_b, b.shape)
+
+
+@sinh.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    return (mul(g, cosh(x)),)
+
+
+@cosh.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    return (mul(g, sinh(x)),)
+
+
+@asinh.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    one = scalar(1, x)
+    return (div(g, sqrt(add(square(x), one)) if is_complex(x.dtype) else hypot(x, one)),)
+
+
+@acosh.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    one = scalar(1, x)
+    return (div(g, mul(sqrt(sub(x, one)), sqrt(add(x, one)))),)
+
+
+@atanh.gradient
+def _(g: Node, y: Node, x: Node) -> Gradient:
+    return (div(g, mul(*_sides(x))),)

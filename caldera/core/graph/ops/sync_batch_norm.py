@@ -11,10 +11,17 @@ from functools import reduce
 
 from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import Nodes, composite
-from caldera.core.graph.ops.base import Axes, broadcast_to, cast, reduced_shape, reshape, sum_
+from caldera.core.graph.ops.base import (
+    Axes,
+    broadcast_to,
+    cast,
+    constant,
+    reduced_shape,
+    reshape,
+    sum_,
+)
 from caldera.core.graph.ops.collective import Number, all_sum, next_number
 from caldera.core.graph.ops.elementwise import add, div, maximum, mul, rsqrt, square, sub
-from caldera.core.graph.ops.leaf import constant
 from caldera.core.graph.ops.movement import concat, narrow
 from caldera.core.graph.ops.normalisation import batch_norm_inference
 from caldera.core.graph.ops.reduction import count as count_of

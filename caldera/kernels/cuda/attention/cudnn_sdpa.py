@@ -17,13 +17,13 @@ import numpy as np
 
 from caldera.core.graph.memory_format import dense_strides
 from caldera.core.graph.node import Node, Spec
-from caldera.core.memory.device_array import address_of
+from caldera.core.memory.software import address_of
 from caldera.core.tensor.dtype import HALVES
 from caldera.core.tensor.shape import Shape
-from caldera.kernels.common.scratch import Scratch, workspace_bytes
+from caldera.kernels.common.binding import Scratch, workspace_bytes
 from caldera.kernels.cuda.attention import tiles
-from caldera.kernels.cuda.codegen.strided import strides_of
-from caldera.kernels.cuda.runtime import libraries
+from caldera.kernels.cuda.codegen.strides import strides_of
+from caldera.kernels.cuda.runtime import device
 from caldera.kernels.cuda.runtime.cudnn import (
     ALIGNMENT,
     TYPES,
@@ -150,7 +150,7 @@ def graph_of(key: GraphKey, card: int) -> AttentionGraph | None:
 def _bind(call: Call) -> Runner:
     arrays = (*call.inputs, *call.outputs)
     key = GraphKey.of(call.node, arrays)
-    graph = graph_of(key, libraries.current_card()) if _is_aligned(key, arrays) else None
+    graph = graph_of(key, device.current_card()) if _is_aligned(key, arrays) else None
     allowed = 0 if call.workspace is None else call.workspace.nbytes
     if graph is None or graph.workspace(0) > allowed:
         # Ours take arrays as they lie.
@@ -174,7 +174,7 @@ def _is_aligned(key: GraphKey, arrays: Sequence[Array]) -> bool:
 
 
 def _supports(node: Node) -> bool:
-    if libraries.cudnn() is None:
+    if device.cudnn() is None:
         return False
     if len(node.inputs) != len(ROLES[node.op.name][0]) or node.inputs[0].dtype not in HALVES:
         return False
@@ -189,11 +189,11 @@ def _supports(node: Node) -> bool:
         return False
     if node.attrs["causal"] and q[-2] > key[-2]:
         return False
-    return graph_of(GraphKey.of(node), libraries.current_card()) is not None
+    return graph_of(GraphKey.of(node), device.current_card()) is not None
 
 
 def _workspace(node: Node) -> int:
-    graph = graph_of(GraphKey.of(node), libraries.current_card())
+    graph = graph_of(GraphKey.of(node), device.current_card())
     assert graph is not None
     needed = workspace_bytes(Spec((graph.workspace(0),), np.dtype(np.uint8)))
     return max(needed, tiles.common_bytes(node) if node.op.name == BACKWARD else 0)

@@ -1,22 +1,32 @@
-"""Attention and its gradients through tensor cores: see attention_cores.cuh.
+"""Tensor-core attention and its gradients, and packed gradients of queries, keys and values.
 
-In half precision, or of float32 that may be rounded to tf32. They take what cuDNN does not: masks,
-any head size up to 512 bytes, heads that share in any way, arrays that lie anyhow. Sums run in a
-fixed order, so results are the same on every run. Gradients of added masks are those of the tiles.
+The tensor-core kernels (attention_cores.cuh) run in half precision, or in float32 that may be
+rounded to tf32. They support inputs that cuDNN does not: masks, any head size up to 512 bytes,
+any sharing of heads, any strides. Sums run in a fixed order, so results are the same on every
+run. Gradients of added masks are those of the tiles.
+
+Packed gradients are computed by any kernel for the three, which writes each to its slice.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from caldera.core.graph.node import Node
-from caldera.core.memory.device_array import address_of
+from caldera.core.graph.ops.attention import (
+    HEADS_INSIDE,
+    attention_backward,
+    attention_backward_packed,
+)
+from caldera.core.memory.software import address_of
 from caldera.core.tensor.dtype import DType, bfloat16, float16, float32
-from caldera.kernels.common.scratch import Scratch
+from caldera.kernels.common.binding import Scratch
+from caldera.kernels.cuda.attention import cudnn_sdpa, tiles
 from caldera.kernels.cuda.attention.tiles import TileGradient, common_bytes, row_products
 from caldera.kernels.cuda.attention.work import GradientWork, Operand, Work, mask_operands
 from caldera.kernels.cuda.codegen.source import flags
-from caldera.kernels.cuda.codegen.strided import strides_of
+from caldera.kernels.cuda.codegen.strides import strides_of
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
@@ -238,3 +248,46 @@ TABLE.add(
         priority=5,
     )
 )
+
+
+# These have registered their kernels before this module looks for them.
+assert all((cudnn_sdpa, tiles))
+
+
+def _apart(node: Node) -> Node:
+    """The node with an output for each of the three."""
+    return attention_backward.node(*node.inputs, **node.attrs)
+
+
+def _packed_bind(kernel: Kernel, call: Call) -> Runner:
+    (whole,) = call.outputs
+    node = _apart(call.node)
+    views, begin = [], 0
+    for spec in node.outputs:
+        count, heads, steps, width = spec.shape
+        part = whole[:, :, begin : begin + heads * width]
+        begin += heads * width
+        views.append(part.reshape((count, steps, heads, width), copy=False).transpose(HEADS_INSIDE))
+    return kernel.bind(replace(call, node=node, outputs=tuple(views)))
+
+
+def _packed_supports(kernel: Kernel, node: Node) -> bool:
+    return kernel.supports(_apart(node))
+
+
+def _workspace(kernel: Kernel, node: Node) -> int:
+    return kernel.workspace(_apart(node))
+
+
+for _kernel in TABLE.kernels(attention_backward.name, "cuda"):
+    TABLE.add(
+        Kernel(
+            attention_backward_packed.name,
+            "cuda",
+            _kernel.name,
+            partial(_packed_bind, _kernel),
+            partial(_packed_supports, _kernel),
+            partial(_workspace, _kernel),
+            _kernel.priority,
+        )
+    )

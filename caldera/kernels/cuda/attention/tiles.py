@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from caldera.core.graph.node import Node
-from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
+from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.cuda.attention.work import GradientWork, Operand, Work, mask_operands
-from caldera.kernels.cuda.codegen.signature import (
+from caldera.kernels.cuda.codegen.expression import (
     Signature,
     const_pointer,
     i32,
     pointer,
 )
 from caldera.kernels.cuda.codegen.source import flags, header_launch
-from caldera.kernels.cuda.codegen.strided import (
+from caldera.kernels.cuda.codegen.strides import (
     index,
     index_type,
     is_large,

@@ -10,10 +10,10 @@ import numpy as np
 
 from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import Shape, size
-from caldera.kernels.cuda.codegen.dtypes import computed_type
-from caldera.kernels.cuda.codegen.signature import (
+from caldera.kernels.cuda.codegen.expression import (
     Parameter,
     Signature,
+    computed_type,
     const_pointer,
     i32,
     pointer,
@@ -21,7 +21,7 @@ from caldera.kernels.cuda.codegen.signature import (
     type_of,
 )
 from caldera.kernels.cuda.codegen.source import flags, header_launch
-from caldera.kernels.cuda.codegen.strided import (
+from caldera.kernels.cuda.codegen.strides import (
     StridedLayout,
     Strides,
     index,

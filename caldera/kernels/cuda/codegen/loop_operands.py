@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from caldera.core.memory.device_array import address_of
-from caldera.kernels.cuda.codegen.dtypes import STORED
-from caldera.kernels.cuda.codegen.signature import Parameter
+from caldera.core.memory.software import address_of
+from caldera.kernels.cuda.codegen.expression import STORED, Parameter
 
 NARROW = 1 << 31
 """From so many elements or bytes on, indices take 64 bits."""

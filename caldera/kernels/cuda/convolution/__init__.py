@@ -8,9 +8,9 @@ from typing import Any
 from caldera.core.graph.node import Node, intern
 from caldera.core.graph.ops.epilogue import conv2d_epilogue
 from caldera.core.graph.ops.product import conv2d
-from caldera.kernels.common.epilogue import Epilogue
-from caldera.kernels.common.loop_body import LoopBody
-from caldera.kernels.common.scratch import Scratch
+from caldera.kernels.common.binding import Scratch
+from caldera.kernels.common.loops import LoopBody
+from caldera.kernels.common.product import Epilogue
 from caldera.kernels.cuda.convolution import implicit_gemm, weight_gradient
 from caldera.kernels.cuda.elementwise.loop import loop_calls
 from caldera.kernels.cuda.product.epilogue import epilogue_loop_body

@@ -18,13 +18,13 @@ from caldera.base.config import settings
 from caldera.core.graph.memory_format import NHWC, dense_strides, same_memory
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.ops.epilogue import conv2d_epilogue
-from caldera.core.memory.device_array import address_of
-from caldera.kernels.common.epilogue import Epilogue
-from caldera.kernels.common.scratch import Scratch, workspace_bytes
+from caldera.core.memory.software import address_of
+from caldera.kernels.common.binding import Scratch, workspace_bytes
+from caldera.kernels.common.product import Epilogue
 from caldera.kernels.cuda import convolution
 from caldera.kernels.cuda.movement.copy import copy_calls
 from caldera.kernels.cuda.product.problem import NOTHING
-from caldera.kernels.cuda.runtime import libraries
+from caldera.kernels.cuda.runtime import device
 from caldera.kernels.cuda.runtime.cudnn import (
     ALIGNMENT,
     TYPES,
@@ -183,7 +183,7 @@ def graph_of(key: GraphKey, card: int) -> ConvolutionGraph | None:
 
 def _bind(rank: int, call: Call) -> Runner:
     key = GraphKey.of(call.node)
-    graph = graph_of(key, libraries.current_card())
+    graph = graph_of(key, device.current_card())
     assert graph is not None
     scratch = Scratch(call.workspace)
     workspace = scratch.array((graph.workspace(rank),), np.dtype(np.uint8))
@@ -230,7 +230,7 @@ def _is_rearranged(node: Node) -> bool:
 
 
 def _supports(rank: int, node: Node) -> bool:
-    if libraries.cudnn() is None or (rank and not libraries.may_measure()):
+    if device.cudnn() is None or (rank and not device.may_measure()):
         return False
     if node.attrs.get("activation") not in (None, *ACTIVATIONS):
         return False
@@ -239,12 +239,12 @@ def _supports(rank: int, node: Node) -> bool:
         return False
     if any(0 in spec.shape for spec in (*(each.outputs[0] for each in node.inputs), node.spec)):
         return False
-    graph = graph_of(GraphKey.of(node), libraries.current_card())
+    graph = graph_of(GraphKey.of(node), device.current_card())
     return graph is not None and graph.plan(rank) is not None
 
 
 def _workspace(rank: int, node: Node) -> int:
-    graph = graph_of(GraphKey.of(node), libraries.current_card())
+    graph = graph_of(GraphKey.of(node), device.current_card())
     assert graph is not None
     packed = workspace_bytes(_filters_of(node)) if _is_rearranged(node) else 0
     return workspace_bytes(Spec((graph.workspace(rank),), np.dtype(np.uint8))) + packed

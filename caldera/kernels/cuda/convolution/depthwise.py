@@ -12,22 +12,22 @@ from dataclasses import dataclass
 
 from caldera.core.graph.memory_format import NHWC, same_memory
 from caldera.core.graph.node import Node, Spec
-from caldera.core.memory.device_array import address_of
+from caldera.core.memory.software import address_of
 from caldera.core.tensor.dtype import is_float
+from caldera.kernels.common.binding import Scratch, workspace_bytes
 from caldera.kernels.common.geometry import Geometry
-from caldera.kernels.common.scratch import Scratch, workspace_bytes
 from caldera.kernels.cuda import convolution
-from caldera.kernels.cuda.codegen.dtypes import STORED
-from caldera.kernels.cuda.codegen.loop_operands import divisor
-from caldera.kernels.cuda.codegen.signature import (
+from caldera.kernels.cuda.codegen.expression import (
+    STORED,
     Parameter,
     Signature,
     const_pointer,
     i32,
     pointer,
 )
+from caldera.kernels.cuda.codegen.loop_operands import divisor
 from caldera.kernels.cuda.codegen.source import header_launch
-from caldera.kernels.cuda.codegen.strided import lies_dense
+from caldera.kernels.cuda.codegen.strides import lies_dense
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner

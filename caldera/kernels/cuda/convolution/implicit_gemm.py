@@ -1,32 +1,176 @@
-"""A convolution and its input gradient: every output pixel is the sum over the pixels and channels
-that it sees. With a stride, the input gradient is one correlation of stride 1 for each place of the
-stride's grid.
+"""Implicit-GEMM convolution: forward, input gradient, split-K and kernel parameters.
+
+Every output pixel is the sum over the pixels and channels of its window. With a stride, the input
+gradient is one correlation of stride 1 for each position of the stride's grid. Split-K cuts the
+sums into parts, which a second launch adds up. The parameters are the structures of
+implicit_gemm.cuh.
 """
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import Any
 
 from caldera.core.graph.node import Spec
+from caldera.core.memory.software import address_of
 from caldera.core.tensor.shape import size
+from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.common.geometry import Correlation, Geometry, forward, input_phases, steps
-from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.cuda.convolution.parameters import filter_steps, image_steps, window_of
-from caldera.kernels.cuda.convolution.source import CORRELATE, EACH, text, tiles_text
-from caldera.kernels.cuda.convolution.split_k import (
-    FEW,
-    THREADS,
-    access,
-    most_splits,
-    split_k_partials,
-    split_k_reduction,
-    split_k_workspace,
+from caldera.kernels.cuda.codegen.loop_operands import divisor
+from caldera.kernels.cuda.codegen.strides import blocks_for
+from caldera.kernels.cuda.convolution.source import (
+    CORRELATE,
+    EACH,
+    SPLIT_K_REDUCE,
+    text,
+    tiles_text,
 )
 from caldera.kernels.cuda.movement.copy import copy_calls
-from caldera.kernels.cuda.product.tiling import SPLITS, Tile, Tiling, tiling
+from caldera.kernels.cuda.product.problem import SPLITS, Tile, Tiling, tiling
+from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import Launch
 from caldera.kernels.table import Array, Call
+
+
+class Divider(ctypes.Structure):
+    """`Divider` of tiled_product.cuh."""
+
+    _fields_ = [(name, ctypes.c_uint) for name in ("divisor", "magic", "shift")]
+
+    @classmethod
+    def by(cls, number: int) -> Divider:
+        """What divides numbers below 2^31."""
+        return cls(*divisor(number))
+
+
+class Window(ctypes.Structure):
+    """`Window` of implicit_gemm.cuh."""
+
+    _fields_ = [
+        *[(name, Divider) for name in ("area", "width", "channels", "taps")],
+        *[
+            (name, ctypes.c_int)
+            for name in (
+                "pixels",
+                "terms",
+                "source_height",
+                "source_width",
+                "stride_y",
+                "stride_x",
+                "dilation_y",
+                "dilation_x",
+                "start_y",
+                "start_x",
+            )
+        ],
+    ]
+
+
+class Steps(ctypes.Structure):
+    """`Images` and `Filters` of implicit_gemm.cuh: the strides of images and of filters."""
+
+    _fields_ = [
+        (name, ctypes.c_longlong) for name in ("first", "channel", "row", "column", "group")
+    ]
+
+
+def window_of(work: Correlation) -> Window:
+    """How output pixels of a correlation meet those of the image."""
+    height, width = work.target
+    return Window(
+        area=Divider.by(max(1, height * width)),
+        width=Divider.by(max(1, width)),
+        channels=Divider.by(max(1, work.channels)),
+        taps=Divider.by(max(1, work.taps[1])),
+        pixels=work.batch * height * width,
+        terms=work.channels * work.taps[0] * work.taps[1],
+        **by_axis("source_", work.source, ("height", "width")),
+        **by_axis("stride_", work.stride),
+        **by_axis("dilation_", work.dilation),
+        **by_axis("start_", work.start),
+    )
+
+
+def by_axis(
+    prefix: str, pair: tuple[int, int], names: tuple[str, str] = ("y", "x")
+) -> dict[str, int]:
+    """A number along rows and one along columns, by their names.
+
+    >>> by_axis("stride_", (2, 3))
+    {'stride_y': 2, 'stride_x': 3}
+    """
+    return {f"{prefix}{name}": each for name, each in zip(names, pair, strict=True)}
+
+
+def image_steps(array: Array, channels: int) -> Steps:
+    """Images (N, C, H, W), so many channels of them a group."""
+    image, channel, row, column = steps(array)
+    return Steps(first=image, channel=channel, row=row, column=column, group=channels * channel)
+
+
+def filter_steps(array: Array, each: int, *, turned: bool) -> Steps:
+    """Filters (K, C / groups, R, S), `each` of them a group; turned, their channels are results."""
+    result, channel, row, column = steps(array)
+    first, second = (channel, result) if turned else (result, channel)
+    return Steps(first=first, channel=second, row=row, column=column, group=each * result)
+
+
+THREADS = 256
+FEW = 8
+"""Channels or results of a group below which tiles would be mostly empty."""
+WIDEST = 16
+"""Bytes that a thread reads at once."""
+
+
+def access(array: Array, axis: int, extent: int, tile: Tile, *, along: bool) -> tuple[bool, int]:
+    """`along`, and how many neighbours along `axis` are read at once: all others begin at such
+    places."""
+    many = min(WIDEST // array.itemsize, tile.carried)
+    own = steps(array)
+    fits = (
+        own[axis] == 1
+        and extent % many == 0
+        and address_of(array) % (many * array.itemsize) == 0
+        and all(step % many == 0 for i, step in enumerate(own) if i != axis and array.shape[i] > 1)
+    )
+    return along, many if fits else 1
+
+
+def most_splits(scratch: Array, out: Array) -> int:
+    """Into how many parts sums may be cut with this much workspace."""
+    return scratch.nbytes // max(1, out.size * compute_dtype(out.dtype).itemsize)
+
+
+def split_k_partials(cut: Tiling, scratch: Array, out: Array) -> Array | None:
+    """Where partial sums lie; None if no sum is cut."""
+    if cut.splits == 1:
+        return None
+    return Scratch(scratch).array((cut.splits, out.size), compute_dtype(out.dtype))
+
+
+def split_k_workspace(splits: int, out: Array) -> int:
+    """The workspace for them."""
+    return 0 if splits == 1 else workspace_bytes(Spec((splits, out.size), compute_dtype(out.dtype)))
+
+
+def split_k_reduction(
+    out: Array, sums: Array, window: Window, places: Steps, kind: str, shape: tuple[int, int]
+) -> Launch:
+    """The launch that adds up partial sums (rows, columns) and stores the results."""
+    source = text(SPLIT_K_REDUCE, out.dtype.name, places=kind)
+    blocks = blocks_for(out.size, THREADS, driver().multiprocessors)
+    signature = SPLIT_K_REDUCE.bind(
+        out=out,
+        terms=sums,
+        splits=sums.shape[0],
+        count=out.size,
+        window=window,
+        places=places,
+        rows=shape[0],
+        columns=shape[1],
+    )
+    return Launch(source, SPLIT_K_REDUCE.name, blocks, THREADS, signature)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from caldera.kernels.common.geometry import Geometry
 from caldera.kernels.cuda import convolution
 from caldera.kernels.cuda.product import cublas, tiled
 from caldera.kernels.cuda.product.problem import Multiplication, described_call
-from caldera.kernels.cuda.runtime import libraries
+from caldera.kernels.cuda.runtime import device
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
@@ -80,7 +80,7 @@ def _bind(call: Call) -> Runner:
     if product is None:
         return CudaRunner(convolution.launches(call))
     calls = None
-    if libraries.cublas_lt() is not None:
+    if device.cublas_lt() is not None:
         calls = cublas.bind_product(product, call.workspace)
     return CudaRunner(tiled.launches(product, call.workspace) if calls is None else calls)
 
@@ -95,7 +95,7 @@ def _supports(node: Node) -> bool:
 def _workspace(node: Node) -> int:
     product = product_of(described_call(node))
     assert product is not None
-    if libraries.cublas_lt() is not None and 0 not in (*product.extent, product.count):
+    if device.cublas_lt() is not None and 0 not in (*product.extent, product.count):
         found, algorithms = cublas.workspace(product)
         if algorithms:
             return found

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from caldera.kernels.cuda.codegen.dtypes import STORED, computed_type
+from caldera.kernels.cuda.codegen.expression import STORED, computed_type
 from caldera.kernels.cuda.codegen.source import KernelTemplate
-from caldera.kernels.cuda.product.tiling import Tile
+from caldera.kernels.cuda.product.problem import Tile
 
 TYPES = """#include "implicit_gemm.cuh"
 typedef {stored} T;

@@ -8,20 +8,22 @@ from dataclasses import dataclass
 
 from caldera.core.graph.node import Spec
 from caldera.core.tensor.shape import size
+from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.common.geometry import Correlation, Geometry, forward, steps
-from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.cuda.convolution.parameters import filter_steps, image_steps, window_of
-from caldera.kernels.cuda.convolution.source import EACH_WEIGHT, WEIGHT, text, tiles_text
-from caldera.kernels.cuda.convolution.split_k import (
+from caldera.kernels.cuda.convolution.implicit_gemm import (
     FEW,
     THREADS,
     access,
+    filter_steps,
+    image_steps,
     most_splits,
     split_k_partials,
     split_k_reduction,
     split_k_workspace,
+    window_of,
 )
-from caldera.kernels.cuda.product.tiling import SPLITS, Tile, Tiling, tiling
+from caldera.kernels.cuda.convolution.source import EACH_WEIGHT, WEIGHT, text, tiles_text
+from caldera.kernels.cuda.product.problem import SPLITS, Tile, Tiling, tiling
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import Launch
 from caldera.kernels.table import Array, Call

@@ -1,16 +1,51 @@
-"""Fused bodies on a card: one pass over the data, reductions included."""
+"""Fused loops on a GPU: one pass over the data, and horizontal fusion of small loops.
+
+A fused body includes its reductions. A step of training updates a hundred parameters, each in a
+launch that takes longer than its work; horizontal fusion runs loops of the same body in one
+launch. A table among the kernel's parameters holds the arrays and the blocks of each loop.
+
+Calls that are not loops keep their order. A loop is delayed until a call needs its results or
+overwrites its operands; then all loops that could run with it do. Dependencies follow from the
+memory that calls touch, independent of the plan's memory layout, and from other state that
+kernels share.
+"""
 
 from __future__ import annotations
 
-from caldera.core.graph.body import Body
+import ctypes
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
 from caldera.core.graph.node import Node
+from caldera.core.graph.program import Body
+from caldera.core.memory.software import address_of
 from caldera.core.tensor.shape import size
-from caldera.kernels.common.loop_body import loop_body_of, loop_shape
+from caldera.kernels.common.loops import loop_body_of, loop_shape
 from caldera.kernels.common.reduction import elementwise_outputs, fused_tasks, reductions_by_axes
-from caldera.kernels.cuda.codegen.expression import is_known
-from caldera.kernels.cuda.elementwise.loop import loop_runner
+from caldera.kernels.cuda.codegen.expression import (
+    HEADER,
+    Parameter,
+    Signature,
+    element_function,
+    is_known,
+)
+from caldera.kernels.cuda.codegen.loop_operands import Numbers
+from caldera.kernels.cuda.codegen.strides import next_power_of_two
+from caldera.kernels.cuda.elementwise.loop import (
+    THREADS,
+    Loop,
+    LoopRunner,
+    LoopText,
+    are_many,
+    is_light,
+    loop_runner,
+)
+from caldera.kernels.cuda.persistent.phases import Array, span
 from caldera.kernels.cuda.reduction.reduce import of_nothing, reduction_calls, workspace_of
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.runners import LAUNCH_GROUPERS, Piece
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 
@@ -56,3 +91,238 @@ TABLE.add(
         "fused", "cuda", "loop", _bind, supports=is_known, workspace=_workspace, in_place=_in_place
     )
 )
+
+
+MOST_ELEMENTS = 1 << 22
+"""Elements of a loop beyond which a launch of its own is as good."""
+_PARAMETERS = 4096 - 512
+"""Bytes of a kernel's parameters that a table may take."""
+_ROUND = 8
+"""Entries of a table are a multiple of this: few sources for all numbers of loops."""
+_NOBODY = 0xFFFFFFFF
+
+
+def kind_of(loop: Loop) -> Hashable | None:
+    """What loops must have in common to be in one launch; None for one that cannot be."""
+    if not loop.is_flat or loop.total > MOST_ELEMENTS:
+        return None
+    return loop.loop_body, tuple(each.mode for each in loop.operands), loop.lanes
+
+
+def most_together(loop: Loop) -> int:
+    """How many loops of this kind a launch takes."""
+    fitting = _PARAMETERS // (8 * len(loop.arrays) + 8)
+    return max(fitting // _ROUND * _ROUND, 1)
+
+
+def launch_of_many(loops: Sequence[Loop]) -> Launch:
+    """One launch for loops of one kind that do not depend on each other."""
+    first = loops[0]
+    unroll = 2 if is_light(first.loop_body) and are_many(sum(loop.items for loop in loops)) else 1
+    most = max(loop.items for loop in loops)
+    threads = min(max(32, 1 << most.bit_length()), THREADS)
+    blocks = [max(-(-loop.items // (threads * unroll)), 1) for loop in loops]
+    entries = -(-len(loops) // _ROUND) * _ROUND
+    numbers = Numbers(wide=False)
+    text = LoopText(first, numbers, "")
+    items = text.items()
+    pointers = [each.kind for each in text.pointers.values()]
+    passed = ", ".join(["n", *(f"({kind})t.at[own][{k}]" for k, kind in enumerate(pointers))])
+    table = _table(loops, np.cumsum(blocks), entries)
+    signature = Signature({"n": numbers.parameter, "t": Parameter("const Table", table)})
+    source = f"""#include "{HEADER}"
+#include "vector_access.cuh"
+{numbers.declaration}
+{element_function(first.loop_body)}
+{items}
+struct Table {{
+    u64 at[{entries}][{len(pointers)}];
+    u32 total[{entries}], end[{next_power_of_two(entries)}];
+}};
+extern "C" __global__ void loops({signature.declaration}) {{
+    u32 own = 0;
+#pragma unroll
+    for (u32 half = {next_power_of_two(entries) // 2}; half; half /= 2)
+        if (blockIdx.x >= t.end[own + half - 1]) own += half;
+    const u32 total = t.total[own], full = total / {first.lanes};
+    const u32 block = blockIdx.x - (own ? t.end[own - 1] : 0);
+    items<{first.lanes}, {unroll}>(block * (blockDim.x * {unroll}) + threadIdx.x, blockDim.x, full,
+        {passed});
+    if (block == 0)
+        items<1, 1>(full * {first.lanes} + threadIdx.x, 0, total, {passed});
+}}
+"""
+    arrays = [array for loop in loops for array in loop.arrays]
+    return Launch(source, "loops", sum(blocks), threads, signature, kept=arrays)
+
+
+def _table(loops: Sequence[Loop], ends: np.ndarray, entries: int) -> ctypes.Array[Any]:
+    at = np.zeros((entries, len(loops[0].arrays)), np.uint64)
+    total = np.zeros(entries, np.uint32)
+    end = np.full(next_power_of_two(entries), _NOBODY, np.uint32)
+    for k, loop in enumerate(loops):
+        at[k] = [address_of(array) for array in loop.arrays]
+        total[k] = loop.total
+    end[: len(loops)] = ends
+    stored = at.tobytes() + total.tobytes() + end.tobytes()
+    return (ctypes.c_ulonglong * (len(stored) // 8)).from_buffer_copy(stored)
+
+
+Touched = tuple[Sequence[Array], Sequence[Array]]
+"""What a call reads, and what it writes."""
+_LAUNCH_SECONDS, _BANDWIDTH, _FLOPS = 2e-6, 2e12, 2e14
+"""How long a call takes at least, and what a card does in a second, about."""
+
+
+def grouped(bound: Sequence[tuple[Call, Runner]]) -> list[Piece]:
+    """What runs these calls."""
+    calls = [call for call, _ in bound]
+    kinds = [kind_of(each.loop) if isinstance(each, LoopRunner) else None for _, each in bound]
+    needed = needed_before([_touched(call) for call in calls])
+    _keep_apart(calls, needed)
+    groups = in_groups(needed, kinds)
+    place = {index: number for number, group in enumerate(groups) for index in group}
+    return [
+        Piece(
+            _together([bound[index][1] for index in group]),
+            frozenset(place[other] for index in group for other in needed[index]),
+            _LAUNCH_SECONDS + sum(_seconds(calls[index]) for index in group),
+        )
+        for group in groups
+    ]
+
+
+def _touched(call: Call) -> Touched:
+    spare = () if call.workspace is None else (call.workspace,)
+    return call.inputs, (*call.outputs, *spare)
+
+
+def _keep_apart(calls: Sequence[Call], needed: list[set[int]]) -> None:
+    """Let calls that share something wait for each other."""
+    last: dict[str, int] = {}
+    for index, call in enumerate(calls):
+        for what in call.shares:
+            if what in last:
+                needed[index].add(last[what])
+            last[what] = index
+
+
+def _seconds(call: Call) -> float:
+    """How long a call works, about."""
+    spans = [span(array) for arrays in _touched(call) for array in arrays]
+    nbytes = sum(last - first for first, last in spans)
+    return nbytes / _BANDWIDTH + call.node.op.count_flops(call.node) / _FLOPS
+
+
+def _together(runners: Sequence[Runner]) -> Runner:
+    """A group, in as many launches as it takes."""
+    if len(runners) == 1:
+        (runner,) = runners
+        if isinstance(runner, LoopRunner):
+            # The compiler may begin: this one stays alone.
+            runner.launch  # noqa: B018
+        return runner
+    loops = [each.loop for each in runners if isinstance(each, LoopRunner)]
+    most = most_together(loops[0])
+    # As even as possible: a launch for a single one would not be worth a kernel of its own.
+    count = -(-len(loops) // most)
+    return CudaRunner([launch_of_many(loops[part::count]) for part in range(count)])
+
+
+def in_groups(needed: list[set[int]], kinds: Sequence[Hashable | None]) -> list[list[int]]:
+    """Numbers of calls, in groups that run one after the other: `needed` has for each those before
+    it that have to be done first; None is the kind of those that keep their order and stay alone.
+    """
+    order = _Order(needed, kinds)
+    for index, kind in enumerate(kinds):
+        if kind is None:
+            order.until(index)
+    order.rest()
+    return order.groups
+
+
+def needed_before(touched: Sequence[Touched]) -> list[set[int]]:
+    """For each call those before it that have to be done first."""
+    places = [
+        (*span(array), owner, written)
+        for owner, sides in enumerate(touched)
+        for written, arrays in enumerate(sides)
+        for array in arrays
+    ]
+    first, last, owner, written = np.array(places, np.int64).reshape(-1, 4).T
+    starts = np.searchsorted(owner, range(len(touched) + 1))
+    found = []
+    for index in range(len(touched)):
+        before = starts[index]
+        meeting = np.zeros(before, bool)
+        for place in range(before, starts[index + 1]):
+            shared = (first[:before] < last[place]) & (last[:before] > first[place])
+            meeting |= shared if written[place] else shared & (written[:before] == 1)
+        found.append(set(owner[:before][meeting].tolist()))
+    return found
+
+
+class _Order:
+    """Groups so far, and what waits."""
+
+    def __init__(self, needed: list[set[int]], kinds: Sequence[Hashable | None]) -> None:
+        self.groups: list[list[int]] = []
+        self._kinds = kinds
+        self._needed = [set(each) for each in needed]
+        self._needing: list[list[int]] = [[] for _ in needed]
+        for index, before in enumerate(needed):
+            for other in before:
+                self._needing[other].append(index)
+        self._waiting: dict[Hashable, set[int]] = {}
+        for index, kind in enumerate(kinds):
+            if kind is not None:
+                self._waiting.setdefault(kind, set()).add(index)
+
+    def until(self, index: int) -> None:
+        """All that a call needs, then the call itself."""
+        while self._needed[index]:
+            self._run_kind(self._kinds[self._first_able(index)])
+        self._run([index])
+
+    def rest(self) -> None:
+        """What nobody has needed."""
+        while self._waiting:
+            # Those first of which none still waits for another.
+            self._run_kind(min(self._waiting, key=self._to_wait_for))
+
+    def _first_able(self, index: int) -> int:
+        """Of what a call needs, directly or not, the first that needs nothing more."""
+        found: list[int] = []
+        seen: set[int] = set()
+        ahead = list(self._needed[index])
+        while ahead:
+            other = ahead.pop()
+            if other not in seen:
+                seen.add(other)
+                ahead += self._needed[other]
+                if not self._needed[other]:
+                    found.append(other)
+        return min(found)
+
+    def _able(self, kind: Hashable) -> list[int]:
+        return sorted(index for index in self._waiting[kind] if not self._needed[index])
+
+    def _to_wait_for(self, kind: Hashable) -> tuple[bool, int]:
+        able = len(self._able(kind))
+        return able < len(self._waiting[kind]), -able
+
+    def _run_kind(self, kind: Hashable) -> None:
+        able = self._able(kind)
+        self._waiting[kind].difference_update(able)
+        if not self._waiting[kind]:
+            del self._waiting[kind]
+        self._run(able)
+
+    def _run(self, group: list[int]) -> None:
+        self.groups.append(group)
+        for index in group:
+            for other in self._needing[index]:
+                self._needed[other].discard(index)
+
+
+LAUNCH_GROUPERS["cuda"] = grouped

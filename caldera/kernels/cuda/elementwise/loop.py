@@ -15,10 +15,17 @@ import numpy as np
 
 from caldera.core.graph.opdef import OPS
 from caldera.core.tensor.shape import Shape, size
-from caldera.kernels.common.axes import axes_of
-from caldera.kernels.common.loop_body import LoopBody, loop_body_of, loop_shape
-from caldera.kernels.cuda.codegen.dtypes import computed_type
-from caldera.kernels.cuda.codegen.expression import HEADER, can_apply, element_function, is_known
+from caldera.kernels.common.loops import LoopBody, axes_of, loop_body_of, loop_shape
+from caldera.kernels.cuda.codegen.expression import (
+    HEADER,
+    Signature,
+    can_apply,
+    computed_type,
+    const_pointer,
+    element_function,
+    is_known,
+    pointer,
+)
 from caldera.kernels.cuda.codegen.loop_operands import (
     Numbers,
     OffsetEmitter,
@@ -28,7 +35,6 @@ from caldera.kernels.cuda.codegen.loop_operands import (
     lines,
     operand,
 )
-from caldera.kernels.cuda.codegen.signature import Signature, const_pointer, pointer
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner

@@ -6,10 +6,9 @@ from __future__ import annotations
 import ctypes
 
 from caldera.core.graph.node import Node, Spec
-from caldera.core.memory.device_array import address_of
-from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.cuda.codegen.merged_axes import blocks_for, element_strides
-from caldera.kernels.cuda.codegen.signature import (
+from caldera.core.memory.software import address_of
+from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
+from caldera.kernels.cuda.codegen.expression import (
     Parameter,
     Signature,
     const_pointer,
@@ -20,7 +19,7 @@ from caldera.kernels.cuda.codegen.signature import (
     type_of,
 )
 from caldera.kernels.cuda.codegen.source import flags, header_launch
-from caldera.kernels.cuda.codegen.strided import index
+from caldera.kernels.cuda.codegen.strides import blocks_for, element_strides, index
 from caldera.kernels.cuda.normalisation.layout import TOTALS_BLOCK
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner

@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from caldera.base.optional import optional_import
+from caldera.base.registry import optional_import
 from caldera.core.graph.node import Node
 from caldera.core.memory.gpus import PACKAGE, card_count
-from caldera.kernels.cuda.codegen.dtypes import computed_type
-from caldera.kernels.cuda.codegen.merged_axes import blocks_for
-from caldera.kernels.cuda.codegen.signature import Signature, pointer, u32, u64
+from caldera.kernels.cuda.codegen.expression import Signature, computed_type, pointer, u32, u64
 from caldera.kernels.cuda.codegen.source import header_launch
+from caldera.kernels.cuda.codegen.strides import blocks_for
 from caldera.kernels.cuda.fourier.stockham import (
     HEADER,
     KINDS,
@@ -30,9 +29,9 @@ from caldera.kernels.cuda.fourier.stockham import (
     signals,
     types,
 )
+from caldera.kernels.cuda.runtime.device import cupy_array, current_card
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner
-from caldera.kernels.cuda.runtime.libraries import cupy_array, current_card
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _THREADS = 256

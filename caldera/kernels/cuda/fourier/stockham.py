@@ -11,17 +11,11 @@ from dataclasses import dataclass
 from math import prod
 
 from caldera.core.graph.node import Node
-from caldera.kernels.cuda.codegen.dtypes import STORED, computed_type
-from caldera.kernels.cuda.codegen.merged_axes import (
-    Array,
-    axes_of,
-    element_strides,
-    merged,
-    strided_axes,
-)
-from caldera.kernels.cuda.codegen.signature import (
+from caldera.kernels.cuda.codegen.expression import (
+    STORED,
     Parameter,
     Signature,
+    computed_type,
     const_pointer,
     i64,
     null_pointer,
@@ -29,8 +23,14 @@ from caldera.kernels.cuda.codegen.signature import (
     u32,
     u64,
 )
-from caldera.kernels.cuda.codegen.source import header_launch
-from caldera.kernels.cuda.codegen.thread_groups import threads_for
+from caldera.kernels.cuda.codegen.source import header_launch, threads_for
+from caldera.kernels.cuda.codegen.strides import (
+    Array,
+    axes_of,
+    element_strides,
+    merged,
+    strided_axes,
+)
 from caldera.kernels.cuda.runtime.driver import driver, fits_in_shared
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner

@@ -72,7 +72,7 @@ template <typename T, int BITS> struct UniformHalf {
 template <> struct Uniform<half_t> : UniformHalf<half_t, 11> {};
 template <> struct Uniform<bfloat_t> : UniformHalf<bfloat_t, 8> {};
 
-// --- normal numbers by Box and Muller, as caldera/core/tensor/box_muller.py computes them
+// --- normal numbers by Box and Muller, as caldera/core/tensor/random.py computes them
 
 __device__ __forceinline__ float times(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double times(double a, double b) { return __dmul_rn(a, b); }

@@ -9,9 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from caldera.core.graph.node import Node
-from caldera.core.memory.device_array import address_of
+from caldera.core.memory.software import address_of
 from caldera.core.tensor.dtype import is_float
-from caldera.kernels.cuda.codegen.merged_axes import (
+from caldera.kernels.cuda.codegen.expression import (
+    Signature,
+    const_pointer,
+    i64,
+    pointer,
+    type_of,
+    u32,
+)
+from caldera.kernels.cuda.codegen.source import header_launch
+from caldera.kernels.cuda.codegen.strides import (
     Array,
     Axis,
     axes_of,
@@ -23,15 +32,6 @@ from caldera.kernels.cuda.codegen.merged_axes import (
     merged,
     strided_axes,
 )
-from caldera.kernels.cuda.codegen.signature import (
-    Signature,
-    const_pointer,
-    i64,
-    pointer,
-    type_of,
-    u32,
-)
-from caldera.kernels.cuda.codegen.source import header_launch
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner

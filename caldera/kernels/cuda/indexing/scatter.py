@@ -18,9 +18,18 @@ from functools import partial
 from math import isqrt, prod
 
 from caldera.core.graph.node import Node
-from caldera.core.memory.device_array import address_of
+from caldera.core.memory.software import address_of
 from caldera.kernels.common.indexing import may_overwrite
-from caldera.kernels.cuda.codegen.merged_axes import (
+from caldera.kernels.cuda.codegen.expression import (
+    Signature,
+    const_pointer,
+    i64,
+    pointer,
+    type_of,
+    u32,
+)
+from caldera.kernels.cuda.codegen.source import header_launch
+from caldera.kernels.cuda.codegen.strides import (
     Array,
     Axis,
     axes_of,
@@ -32,15 +41,6 @@ from caldera.kernels.cuda.codegen.merged_axes import (
     merged,
     strided_axes,
 )
-from caldera.kernels.cuda.codegen.signature import (
-    Signature,
-    const_pointer,
-    i64,
-    pointer,
-    type_of,
-    u32,
-)
-from caldera.kernels.cuda.codegen.source import header_launch
 from caldera.kernels.cuda.movement.copy import copy_calls
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch

@@ -10,15 +10,7 @@ from math import prod
 
 from caldera.core.graph.node import Node
 from caldera.kernels.common.indexing import may_overwrite
-from caldera.kernels.cuda.codegen.merged_axes import (
-    Axis,
-    axes_of,
-    element_strides,
-    elements,
-    merged,
-    strided_axes,
-)
-from caldera.kernels.cuda.codegen.signature import (
+from caldera.kernels.cuda.codegen.expression import (
     Signature,
     const_pointer,
     i64,
@@ -27,6 +19,14 @@ from caldera.kernels.cuda.codegen.signature import (
     u32,
 )
 from caldera.kernels.cuda.codegen.source import header_launch
+from caldera.kernels.cuda.codegen.strides import (
+    Axis,
+    axes_of,
+    element_strides,
+    elements,
+    merged,
+    strided_axes,
+)
 from caldera.kernels.cuda.indexing.scatter import (
     BYTES_PER_SECOND,
     LAUNCH_SECONDS,

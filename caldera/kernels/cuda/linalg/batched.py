@@ -13,17 +13,11 @@ from math import prod
 from caldera.core.graph.node import Node
 from caldera.core.tensor.dtype import is_float
 from caldera.core.tensor.shape import Shape
-from caldera.kernels.cuda.codegen.dtypes import STORED, computed_type
-from caldera.kernels.cuda.codegen.merged_axes import (
-    Array,
-    axes_of,
-    element_strides,
-    merged,
-    strided_axes,
-)
-from caldera.kernels.cuda.codegen.signature import (
+from caldera.kernels.cuda.codegen.expression import (
+    STORED,
     Parameter,
     Signature,
+    computed_type,
     const_pointer,
     i64,
     null_pointer,
@@ -31,8 +25,14 @@ from caldera.kernels.cuda.codegen.signature import (
     type_of,
     u32,
 )
-from caldera.kernels.cuda.codegen.source import header_launch
-from caldera.kernels.cuda.codegen.thread_groups import threads_for
+from caldera.kernels.cuda.codegen.source import header_launch, threads_for
+from caldera.kernels.cuda.codegen.strides import (
+    Array,
+    axes_of,
+    element_strides,
+    merged,
+    strided_axes,
+)
 from caldera.kernels.cuda.linalg import cusolver
 from caldera.kernels.cuda.runtime.driver import driver, fits_in_shared
 from caldera.kernels.cuda.runtime.launch import CudaRunner

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from caldera.base.optional import optional_import
+from caldera.base.registry import optional_import
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.factorisation import ABOUT_EQUAL
 from caldera.core.memory.gpus import PACKAGE, card_count, cupy
 from caldera.core.tensor.dtype import FLOATS, bfloat16, float16, part_of
-from caldera.kernels.cuda.runtime.libraries import cupy_array
+from caldera.kernels.cuda.runtime.device import cupy_array
 from caldera.kernels.reference import FUNCTIONS
-from caldera.kernels.reference.linalg import named
+from caldera.kernels.reference.algebra import named
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _CALL_SECONDS = 2e-4

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from caldera.base.optional import optional_import
+from caldera.base.registry import optional_import
 from caldera.core.graph.node import Node
 from caldera.core.memory.gpus import card_count, cupy
 from caldera.core.tensor.dtype import float32, float64
-from caldera.kernels.cuda.runtime.libraries import cupy_array, current_card
-from caldera.kernels.reference.linalg import named
+from caldera.kernels.cuda.runtime.device import cupy_array, current_card
+from caldera.kernels.reference.algebra import named
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 PANEL = 128

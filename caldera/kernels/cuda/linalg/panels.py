@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from caldera.core.graph.node import Node, Spec
-from caldera.core.memory.device_array import address_of
+from caldera.core.memory.software import address_of
 from caldera.core.tensor.dtype import BY_NAME, DType, float32, float64
 from caldera.core.tensor.shape import Shape
-from caldera.kernels.common.loop_body import LoopBody
-from caldera.kernels.common.scratch import Scratch, workspace_bytes
-from caldera.kernels.cuda.codegen.merged_axes import element_strides
-from caldera.kernels.cuda.codegen.signature import (
+from caldera.kernels.common.binding import Scratch, workspace_bytes
+from caldera.kernels.common.loops import LoopBody
+from caldera.kernels.cuda.codegen.expression import (
     Parameter,
     Signature,
     const_pointer,
@@ -28,15 +27,16 @@ from caldera.kernels.cuda.codegen.signature import (
     u32,
 )
 from caldera.kernels.cuda.codegen.source import header_launch
+from caldera.kernels.cuda.codegen.strides import element_strides
 from caldera.kernels.cuda.elementwise.loop import loop_calls
 from caldera.kernels.cuda.movement.copy import copy_calls
 from caldera.kernels.cuda.product.cublas import MOST_WORKSPACE, WORKSPACE_ALIGNMENT
 from caldera.kernels.cuda.product.problem import Multiplication
-from caldera.kernels.cuda.runtime import libraries
+from caldera.kernels.cuda.runtime import device
 from caldera.kernels.cuda.runtime.cublaslt import LtCall, algorithms, problem_of
+from caldera.kernels.cuda.runtime.device import cupy_array
 from caldera.kernels.cuda.runtime.driver import Size, driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner
-from caldera.kernels.cuda.runtime.libraries import cupy_array
 from caldera.kernels.table import Array, Call, Runner
 
 PANEL = 128
@@ -69,7 +69,7 @@ def can_run(node: Node) -> bool:
     given = node.inputs[0]
     is_large = len(node.inputs[0].shape) == 2 and min(given.shape[-2:]) >= SMALLEST
     is_plain = all(each.dtype in (float32, float64) for each in node.inputs)
-    if not (is_large and is_plain) or libraries.cublas_lt() is None:
+    if not (is_large and is_plain) or device.cublas_lt() is None:
         return False
     return driver().card.capability in FAST_FLOAT64
 
@@ -117,7 +117,7 @@ class Panels:
         product = Multiplication(left, right, out)
         problem = problem_of(product, "DEFAULT", MOST_WORKSPACE)
         assert problem is not None, "rows of all three are dense, or columns of an operand"
-        found = algorithms(problem, libraries.current_card())
+        found = algorithms(problem, device.current_card())
         self.calls.append(LtCall(product, problem, found[:1], self._spare, alpha, beta))
 
     def cholesky(self, lower: Array, inverse: Array, a: Array, least: float = 0.0) -> None:

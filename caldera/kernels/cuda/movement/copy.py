@@ -13,9 +13,8 @@ from math import prod
 import numpy as np
 
 from caldera.core.graph.memory_format import as_pairs
-from caldera.kernels.common.axes import Axes, axes_of
-from caldera.kernels.common.loop_body import LoopBody
-from caldera.kernels.cuda.codegen.dtypes import STORED
+from caldera.kernels.common.loops import Axes, LoopBody, axes_of
+from caldera.kernels.cuda.codegen.expression import STORED, Signature, const_pointer, pointer
 from caldera.kernels.cuda.codegen.loop_operands import (
     Numbers,
     OffsetEmitter,
@@ -23,7 +22,6 @@ from caldera.kernels.cuda.codegen.loop_operands import (
     is_wide,
     lines,
 )
-from caldera.kernels.cuda.codegen.signature import Signature, const_pointer, pointer
 from caldera.kernels.cuda.elementwise.loop import THREADS, Loop, launch_of, loop_over
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import COPY, TABLE, Call, Kernel, Runner

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from caldera.core.graph.memory_format import as_pairs
-from caldera.core.memory.device_array import address_of
-from caldera.kernels.common.loop_body import LoopBody
-from caldera.kernels.cuda.codegen.dtypes import STORED
+from caldera.core.memory.software import address_of
+from caldera.kernels.common.loops import LoopBody
+from caldera.kernels.cuda.codegen.expression import STORED, Signature, const_pointer, i64, pointer
 from caldera.kernels.cuda.codegen.loop_operands import (
     Numbers,
     OffsetEmitter,
@@ -18,7 +18,6 @@ from caldera.kernels.cuda.codegen.loop_operands import (
     is_wide,
     lines,
 )
-from caldera.kernels.cuda.codegen.signature import Signature, const_pointer, i64, pointer
 from caldera.kernels.cuda.elementwise.loop import THREADS, launch_of, loop_over
 from caldera.kernels.cuda.movement.copy import as_bits, bind_copy, copy_calls, copying
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch

@@ -8,8 +8,8 @@ which a small kernel turns into factors, and for all elements.
 from __future__ import annotations
 
 from caldera.core.graph.node import Node, Spec
-from caldera.kernels.common.scratch import workspace_bytes
-from caldera.kernels.cuda.codegen.signature import (
+from caldera.kernels.common.binding import workspace_bytes
+from caldera.kernels.cuda.codegen.expression import (
     Signature,
     const_pointer,
     pointer,
@@ -17,12 +17,14 @@ from caldera.kernels.cuda.codegen.signature import (
     type_of,
 )
 from caldera.kernels.cuda.codegen.source import flags
-from caldera.kernels.cuda.normalisation.apply import images, input_gradient, normalise
 from caldera.kernels.cuda.normalisation.layout import RESIDENT, Sizes, layout_of, strided
 from caldera.kernels.cuda.normalisation.statistics import (
     gradient_sums,
     image_sums,
+    images,
     in_workspace,
+    input_gradient,
+    normalise,
     over_channels,
     over_elements,
     workspace_specs,

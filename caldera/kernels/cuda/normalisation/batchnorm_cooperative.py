@@ -15,10 +15,10 @@ import numpy as np
 
 from caldera.core.graph.memory_format import NHWC
 from caldera.core.graph.node import Node, Spec
-from caldera.core.memory.device_array import address_of
+from caldera.core.memory.software import address_of
 from caldera.core.tensor.dtype import HALVES, float32
-from caldera.kernels.common.scratch import Scratch, workspace_bytes
-from caldera.kernels.cuda.codegen.signature import (
+from caldera.kernels.common.binding import Scratch, workspace_bytes
+from caldera.kernels.cuda.codegen.expression import (
     Parameter,
     Signature,
     const_pointer,
@@ -28,7 +28,7 @@ from caldera.kernels.cuda.codegen.signature import (
     u32,
 )
 from caldera.kernels.cuda.codegen.source import flags
-from caldera.kernels.cuda.codegen.strided import lies_dense, strides_of
+from caldera.kernels.cuda.codegen.strides import lies_dense, strides_of
 from caldera.kernels.cuda.normalisation import batchnorm
 from caldera.kernels.cuda.normalisation.batchnorm import has_relu, in_place, workspace
 from caldera.kernels.cuda.normalisation.layout import strided

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.shape import Shape, size
-from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.cuda.codegen.signature import (
+from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
+from caldera.kernels.cuda.codegen.expression import (
     Parameter,
     Signature,
     const_pointer,
@@ -21,8 +21,8 @@ from caldera.kernels.cuda.codegen.signature import (
     pointer,
     real,
 )
-from caldera.kernels.cuda.codegen.source import flags, header_launch
-from caldera.kernels.cuda.codegen.strided import (
+from caldera.kernels.cuda.codegen.source import ThreadGroup, flags, header_launch, thread_group_for
+from caldera.kernels.cuda.codegen.strides import (
     StridedLayout,
     Strides,
     index,
@@ -31,7 +31,6 @@ from caldera.kernels.cuda.codegen.strided import (
     strided_layout,
     strides_of,
 )
-from caldera.kernels.cuda.codegen.thread_groups import ThreadGroup, thread_group_for
 from caldera.kernels.cuda.normalisation.statistics import parameter_gradients
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner

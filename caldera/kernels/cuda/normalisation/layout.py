@@ -14,10 +14,10 @@ import numpy as np
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.dtype import float64
 from caldera.core.tensor.shape import size
-from caldera.kernels.common.scratch import compute_dtype
-from caldera.kernels.cuda.codegen.signature import Parameter
+from caldera.kernels.common.binding import compute_dtype
+from caldera.kernels.cuda.codegen.expression import Parameter
 from caldera.kernels.cuda.codegen.source import flags
-from caldera.kernels.cuda.codegen.strided import (
+from caldera.kernels.cuda.codegen.strides import (
     StridedLayout,
     index,
     index_type,

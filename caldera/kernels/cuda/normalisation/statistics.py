@@ -1,16 +1,17 @@
-"""Sums over the rows of images, from which batch and group normalisation have their statistics and
-gradients: see include/normalisation/norm_statistics.cuh. What becomes of all elements is in
-apply.py.
+"""Row sums of images for batch and group normalisation, and the normalisation itself.
+
+The statistics and gradients derive from the sums. Sources:
+include/normalisation/norm_statistics.cuh and include/normalisation/norm_apply.cuh.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.shape import size
-from caldera.kernels.common.scratch import Scratch
-from caldera.kernels.cuda.codegen.signature import (
+from caldera.kernels.common.binding import Scratch
+from caldera.kernels.cuda.codegen.expression import (
     Parameter,
     Signature,
     const_pointer,
@@ -20,7 +21,7 @@ from caldera.kernels.cuda.codegen.signature import (
     type_of,
 )
 from caldera.kernels.cuda.codegen.source import flags, header_launch
-from caldera.kernels.cuda.codegen.strided import StridedLayout, index
+from caldera.kernels.cuda.codegen.strides import StridedLayout, index
 from caldera.kernels.cuda.normalisation.layout import (
     THREADS,
     TOTALS_BLOCK,
@@ -175,3 +176,53 @@ def in_workspace(call: Call, specs: tuple[Spec, Spec]) -> tuple[Array, Array]:
     scratch = Scratch(call.workspace)
     partial, factors = (scratch.array(spec.shape, spec.dtype) for spec in specs)
     return partial, factors
+
+
+def normalise(
+    layout: Layout, arrays: Sequence[Array], factors: Array, apart: int, *, relu: bool = False
+) -> Launch:
+    """x to y by factors: `arrays` are x, y and what is added, `apart` lies between images."""
+    layout = layout.of_elements()
+    x, y, *more = arrays
+    signature = Signature(
+        {
+            **images(layout, x, y, more),
+            "factors": const_pointer(factors),
+            "apart": layout.number(apart),
+        }
+    )
+    kinds = f"{flags(relu, bool(more))}, {layout.options}"
+    body = f"normalise<{kinds}>(x, y, more, in, factors, apart);"
+    return over_elements(layout, "normalise_images", signature, body)
+
+
+def images(layout: Layout, x: Array, y: Array, more: Sequence[Array]) -> Signature:
+    """What is read and written, and where it lies; without anything to add, `more` is not read."""
+    return Signature(
+        {
+            "x": const_pointer(x),
+            "y": pointer(y),
+            "more": const_pointer(more[0] if more else x),
+            "in": layout.images(*range(2 + len(more))),
+        }
+    )
+
+
+def input_gradient(
+    layout: Layout, arrays: Sequence[Array], factors: Array, apart: int, *, relu: bool = False
+) -> Launch:
+    """The gradient of x by factors: `arrays` are x, g and dx."""
+    layout = layout.of_elements()
+    x, g, dx = arrays
+    signature = Signature(
+        {
+            "x": const_pointer(x),
+            "g": const_pointer(g),
+            "dx": pointer(dx),
+            "in": layout.images(0, 1, 2),
+            "factors": const_pointer(factors),
+            "apart": layout.number(apart),
+        }
+    )
+    body = f"gradients<{flags(relu)}, {layout.options}>(x, g, dx, in, factors, apart);"
+    return over_elements(layout, "image_gradients", signature, body)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from caldera.kernels.cuda.codegen.signature import Array
+from caldera.kernels.cuda.codegen.expression import Array
 from caldera.kernels.cuda.persistent.epilogue_fusion import Product, same
 from caldera.kernels.cuda.persistent.memory_access import (
     Access,
@@ -38,11 +38,11 @@ from caldera.kernels.cuda.persistent.tasks import (
     Early,
     Task,
     Text,
+    Tiling,
     Zones,
     dynamic_floats,
     units_of,
 )
-from caldera.kernels.cuda.persistent.tilings import Tiling
 
 ROWS = WARPS
 """Of a tile: a warp looks at each."""

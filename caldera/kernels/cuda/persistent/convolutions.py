@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from caldera.core.tensor.shape import size
-from caldera.kernels.common.epilogue import Epilogue as EpilogueCode
-from caldera.kernels.common.loop_body import LoopBody
-from caldera.kernels.cuda.codegen.signature import Array
+from caldera.kernels.common.loops import LoopBody
+from caldera.kernels.common.product import Epilogue as EpilogueCode
+from caldera.kernels.cuda.codegen.expression import Array
 from caldera.kernels.cuda.persistent.epilogue_fusion import Producer, Reduction
 from caldera.kernels.cuda.persistent.images import Epilogue, each_pixel, shared_by_all
 from caldera.kernels.cuda.persistent.memory_access import Access
 from caldera.kernels.cuda.persistent.products import apart
-from caldera.kernels.cuda.persistent.shared_tiles import (
+from caldera.kernels.cuda.persistent.shared_memory import (
     SharedAccess,
     SharedFilters,
     SharedImage,
@@ -24,7 +24,7 @@ from caldera.kernels.cuda.persistent.shared_tiles import (
 )
 from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, dynamic_floats, units_of
 from caldera.kernels.cuda.product.epilogue import activation_lines
-from caldera.kernels.step_launch import Fresh
+from caldera.kernels.runners import Fresh
 from caldera.kernels.table import Call
 
 CONVOLUTIONS = ("conv2d", "conv2d_epilogue", "conv2d_input", "conv2d_weight")

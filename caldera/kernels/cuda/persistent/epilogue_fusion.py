@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from caldera.core.memory.device_array import address_of
-from caldera.kernels.common.loop_body import LoopBody
-from caldera.kernels.cuda.codegen.signature import Array
+from caldera.core.memory.software import address_of
+from caldera.kernels.common.loops import LoopBody
+from caldera.kernels.cuda.codegen.expression import Array
 from caldera.kernels.cuda.persistent.phases import conflict, meet
 from caldera.kernels.table import Call
 

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from caldera.core.graph.memory_format import dense_strides
-from caldera.core.memory.device_array import address_of
+from caldera.core.memory.software import address_of
 from caldera.core.tensor.dtype import UNSIGNED
 from caldera.core.tensor.shape import size
-from caldera.kernels.cuda.codegen.dtypes import STORED
-from caldera.kernels.cuda.codegen.signature import Array
+from caldera.kernels.cuda.codegen.expression import STORED, Array
 from caldera.kernels.cuda.persistent.epilogue_fusion import Product, same
 from caldera.kernels.cuda.persistent.memory_access import Access, unravelled
 from caldera.kernels.cuda.persistent.phases import meet

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from caldera.core.memory.device_array import address_of
-from caldera.kernels.cuda.codegen.signature import Array
+from caldera.core.memory.software import address_of
+from caldera.kernels.cuda.codegen.expression import Array
 from caldera.kernels.cuda.persistent.convolutions import Correlation, FilterGradient
 from caldera.kernels.cuda.persistent.epilogue_fusion import same
 from caldera.kernels.cuda.persistent.images import (
@@ -26,8 +26,12 @@ from caldera.kernels.cuda.persistent.images import (
 )
 from caldera.kernels.cuda.persistent.memory_access import Access
 from caldera.kernels.cuda.persistent.phases import conflict, meet
-from caldera.kernels.cuda.persistent.shared_memory import Layout
-from caldera.kernels.cuda.persistent.shared_tiles import SharedAccess, SharedImage, SharedTile
+from caldera.kernels.cuda.persistent.shared_memory import (
+    Layout,
+    SharedAccess,
+    SharedImage,
+    SharedTile,
+)
 from caldera.kernels.cuda.persistent.tasks import (
     THREADS,
     Early,

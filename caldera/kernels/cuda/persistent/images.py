@@ -13,17 +13,16 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from caldera.core.tensor.shape import Shape, size
-from caldera.kernels.common.loop_body import LoopBody
+from caldera.kernels.common.loops import LoopBody
 from caldera.kernels.common.reduction import accumulator_dtype, identity
-from caldera.kernels.cuda.codegen.dtypes import computed_type, literal
-from caldera.kernels.cuda.codegen.signature import Array
+from caldera.kernels.cuda.codegen.expression import Array, computed_type, literal
 from caldera.kernels.cuda.persistent.epilogue_fusion import Loop, Producer, Reduction
 from caldera.kernels.cuda.persistent.gather import Gather
 from caldera.kernels.cuda.persistent.loops import COMBINED, element_code, evaluated
 from caldera.kernels.cuda.persistent.memory_access import Access, RegisterPrefetch, unravelled
-from caldera.kernels.cuda.persistent.shared_tiles import SharedAccess, SharedTile
+from caldera.kernels.cuda.persistent.shared_memory import SharedAccess, SharedTile
 from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, units_of
-from caldera.kernels.step_launch import Fresh
+from caldera.kernels.runners import Fresh
 
 Epilogue = Callable[[Producer, Access, str, Sequence[str]], list[str]]
 """Statements for a value that a producer has made: given its name and its coordinates."""

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from caldera.kernels.common.epilogue import Epilogue
-from caldera.kernels.cuda.codegen.dtypes import computed_type
-from caldera.kernels.cuda.codegen.signature import Array
+from caldera.kernels.common.product import Epilogue
+from caldera.kernels.cuda.codegen.expression import Array, computed_type
 from caldera.kernels.cuda.persistent.classifier_head import ClassifierHead, fuse_classifier_heads
 from caldera.kernels.cuda.persistent.epilogue_fusion import (
     Loop,
@@ -43,7 +42,7 @@ from caldera.kernels.cuda.persistent.tasks import (
 from caldera.kernels.cuda.product.epilogue import activation_lines
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import Launch
-from caldera.kernels.step_launch import STEP_FUSERS, Fresh, Steps
+from caldera.kernels.runners import STEP_FUSERS, Fresh, Steps
 from caldera.kernels.table import COPY, Call
 
 Other = Gather | Loop | Reduction | RowWork | FusedImages

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from caldera.core.tensor.shape import Shape, size
-from caldera.kernels.common.loop_body import LoopBody
+from caldera.kernels.common.loops import LoopBody
 from caldera.kernels.common.reduction import accumulator_dtype, identity
-from caldera.kernels.cuda.codegen.dtypes import computed_type, literal
-from caldera.kernels.cuda.codegen.expression import statements
-from caldera.kernels.cuda.codegen.signature import Array
+from caldera.kernels.cuda.codegen.expression import Array, computed_type, literal, statements
 from caldera.kernels.cuda.persistent.epilogue_fusion import Loop, Reduction
 from caldera.kernels.cuda.persistent.memory_access import Access, aligned_coordinates, unravelled
 from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, Task, plain, units_of

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from caldera.core.graph.body import Body
+from caldera.core.graph.program import Body
 from caldera.core.tensor.shape import size
-from caldera.kernels.common.loop_body import LoopBody, loop_body_of, loop_shape, without_outputs
-from caldera.kernels.cuda.codegen.expression import is_known
-from caldera.kernels.cuda.codegen.signature import Array
+from caldera.kernels.common.loops import LoopBody, loop_body_of, loop_shape, without_outputs
+from caldera.kernels.cuda.codegen.expression import Array, is_known
 from caldera.kernels.cuda.persistent.convolutions import (
     CONVOLUTIONS,
     Correlation,
@@ -21,7 +20,7 @@ from caldera.kernels.cuda.persistent.images import ImageSums, Pixelwise, image_s
 from caldera.kernels.cuda.persistent.pooling import pool
 from caldera.kernels.cuda.persistent.products import is_product, operands
 from caldera.kernels.cuda.persistent.row_ops import BUILDERS, RowWork
-from caldera.kernels.step_launch import Fresh
+from caldera.kernels.runners import Fresh
 from caldera.kernels.table import Call
 
 Piece = (

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from caldera.core.memory.device_array import address_of
-from caldera.kernels.cuda.codegen.dtypes import STORED, computed_type
-from caldera.kernels.cuda.codegen.signature import Array
+from caldera.core.memory.software import address_of
+from caldera.kernels.cuda.codegen.expression import STORED, Array, computed_type
 from caldera.kernels.cuda.persistent.phases import meet
 
 

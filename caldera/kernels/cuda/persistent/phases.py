@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
-from caldera.core.memory.device_array import address_of
-from caldera.kernels.cuda.codegen.signature import Array
+from caldera.core.memory.software import address_of
+from caldera.kernels.cuda.codegen.expression import Array
 
 Range = tuple[int, int]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from caldera.core.graph.node import Node
-from caldera.core.memory.device_array import address_of
-from caldera.kernels.cuda.codegen.signature import Array
+from caldera.core.memory.software import address_of
+from caldera.kernels.cuda.codegen.expression import Array
 from caldera.kernels.cuda.codegen.source import flags
 from caldera.kernels.cuda.persistent.gather import Gather
 from caldera.kernels.cuda.persistent.memory_access import Access, RegisterPrefetch, TilePrefetch
@@ -17,13 +17,15 @@ from caldera.kernels.cuda.persistent.shared_memory import Layout
 from caldera.kernels.cuda.persistent.tasks import (
     THREADS,
     Early,
+    Size,
     Task,
     Text,
+    Tiling,
     Zones,
     dynamic_floats,
+    tilings_for,
     units_of,
 )
-from caldera.kernels.cuda.persistent.tilings import Size, Tiling, tilings_for
 from caldera.kernels.table import Call
 
 Epilogue = Callable[[Access, str], list[str]]

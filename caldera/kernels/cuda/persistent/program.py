@@ -13,10 +13,8 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from caldera.core.memory.device_array import address_of
-from caldera.kernels.cuda.codegen.dtypes import STORED
-from caldera.kernels.cuda.codegen.expression import include_for
-from caldera.kernels.cuda.codegen.signature import Array
+from caldera.core.memory.software import address_of
+from caldera.kernels.cuda.codegen.expression import STORED, Array, include_for
 from caldera.kernels.cuda.codegen.source import KernelTemplate
 from caldera.kernels.cuda.persistent.memory_access import Access
 from caldera.kernels.cuda.persistent.phases import early_in

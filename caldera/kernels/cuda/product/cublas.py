@@ -13,16 +13,15 @@ from typing import Any
 from caldera.base.config import settings
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import detached
-from caldera.core.memory.device_array import address_of
+from caldera.core.memory.software import address_of
 from caldera.core.tensor.dtype import DType, float64
-from caldera.kernels.common.epilogue import Epilogue
-from caldera.kernels.common.matrices import as_matrices
-from caldera.kernels.common.scratch import (
+from caldera.kernels.common.binding import (
     Scratch,
     compute_dtype,
     workspace_bytes,
     workspace_limit,
 )
+from caldera.kernels.common.product import Epilogue, as_matrices
 from caldera.kernels.cuda.elementwise.loop import loop_calls
 from caldera.kernels.cuda.product import tiled
 from caldera.kernels.cuda.product.epilogue import epilogue_loop_body
@@ -31,7 +30,7 @@ from caldera.kernels.cuda.product.problem import (
     described,
     described_call,
 )
-from caldera.kernels.cuda.runtime import libraries
+from caldera.kernels.cuda.runtime import device
 from caldera.kernels.cuda.runtime.cublaslt import (
     ALIGNMENT,
     RANKS,
@@ -135,7 +134,7 @@ def bind_product(product: Multiplication, workspace: Array, rank: int = 0) -> li
         problem = problem_of(part, plan.epilogue, limit)
         if problem is None:
             return None
-        found = algorithms(problem, libraries.current_card())
+        found = algorithms(problem, device.current_card())
         found = found[found["workspace"] <= spare.nbytes]
         if not len(found):
             return None
@@ -177,7 +176,7 @@ def workspace(product: Multiplication) -> tuple[int, int]:
     problem = None if not parts else problem_of(parts[0], plan.epilogue, _limit(terms))
     if problem is None:
         return 0, 0
-    found = algorithms(_aligned(problem), libraries.current_card())
+    found = algorithms(_aligned(problem), device.current_card())
     most = int(found["workspace"].max(initial=0))
     # 16 bytes more, as nvmath does: an epilogue has been seen to use them.
     return terms + most + (16 + WORKSPACE_ALIGNMENT if most else 0), len(found)
@@ -207,7 +206,7 @@ def _found(node: Node, accuracy: str, limit: int) -> tuple[int, int]:
 
 
 def _supports(rank: int, node: Node) -> bool:
-    if libraries.cublas_lt() is None or (rank and not libraries.may_measure()):
+    if device.cublas_lt() is None or (rank and not device.may_measure()):
         return False
     return _found(detached(node), settings.accuracy, workspace_limit())[1] > rank
 

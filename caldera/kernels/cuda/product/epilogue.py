@@ -6,17 +6,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from caldera.core.graph.body import Body
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import OPS, parameter
 from caldera.core.graph.ops.control import fused
 from caldera.core.graph.ops.epilogue import Attributes, apply_epilogue
 from caldera.core.graph.ops.widening import widened
+from caldera.core.graph.program import Body
 from caldera.core.tensor.dtype import BY_NAME, DType
-from caldera.kernels.common.epilogue import Epilogue
-from caldera.kernels.common.loop_body import LoopBody, loop_body_of
-from caldera.kernels.cuda.codegen.dtypes import STORED, computed_type
-from caldera.kernels.cuda.codegen.expression import HEADER, statements
+from caldera.kernels.common.loops import LoopBody, loop_body_of
+from caldera.kernels.common.product import Epilogue
+from caldera.kernels.cuda.codegen.expression import HEADER, STORED, computed_type, statements
 from caldera.kernels.cuda.product.problem import NOTHING, Multiplication
 
 

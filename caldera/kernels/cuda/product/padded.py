@@ -14,13 +14,13 @@ from functools import lru_cache, partial
 from caldera.base.config import settings
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import detached
-from caldera.kernels.common.matrices import as_matrices
-from caldera.kernels.common.scratch import Scratch, workspace_bytes, workspace_limit
+from caldera.kernels.common.binding import Scratch, workspace_bytes, workspace_limit
+from caldera.kernels.common.product import as_matrices
 from caldera.kernels.cuda.movement.copy import copy_calls
 from caldera.kernels.cuda.movement.rearrange import placing_calls
 from caldera.kernels.cuda.product import cublas, tiled
 from caldera.kernels.cuda.product.problem import Multiplication, described, described_call
-from caldera.kernels.cuda.runtime import libraries
+from caldera.kernels.cuda.runtime import device
 from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
@@ -118,7 +118,7 @@ def _found(node: Node, accuracy: str, limit: int) -> tuple[int, int]:
 
 
 def _supports(rank: int, node: Node) -> bool:
-    if libraries.cublas_lt() is None or not libraries.may_measure():
+    if device.cublas_lt() is None or not device.may_measure():
         return False
     if node.op.count_flops(node) < FEWEST_FLOPS:
         return False

@@ -10,18 +10,20 @@ from functools import lru_cache
 from typing import Any
 
 from caldera.core.graph.node import Node, Spec
-from caldera.core.memory.device_array import address_of
-from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.cuda.codegen.dtypes import computed_type
-from caldera.kernels.cuda.codegen.merged_axes import Axis, blocks_for, counter_type, element_strides
+from caldera.core.memory.software import address_of
+from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
+from caldera.kernels.cuda.codegen.expression import computed_type
 from caldera.kernels.cuda.codegen.source import KernelTemplate, flags
+from caldera.kernels.cuda.codegen.strides import Axis, blocks_for, counter_type, element_strides
 from caldera.kernels.cuda.product.epilogue import EpilogueCode
 from caldera.kernels.cuda.product.problem import (
     MOST_BATCH_AXES,
     Multiplication,
+    Tile,
+    Tiling,
     described_call,
+    tiling,
 )
-from caldera.kernels.cuda.product.tiling import Tile, Tiling, tiling
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner

@@ -19,10 +19,17 @@ from itertools import count
 
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.dtype import int32
-from caldera.kernels.common.scratch import Scratch, workspace_bytes
-from caldera.kernels.cuda.codegen.dtypes import STORED
-from caldera.kernels.cuda.codegen.signature import Signature, const_pointer, i32, i64, pointer, u32
-from caldera.kernels.cuda.codegen.strided import strides_of
+from caldera.kernels.common.binding import Scratch, workspace_bytes
+from caldera.kernels.cuda.codegen.expression import (
+    STORED,
+    Signature,
+    const_pointer,
+    i32,
+    i64,
+    pointer,
+    u32,
+)
+from caldera.kernels.cuda.codegen.strides import strides_of
 from caldera.kernels.cuda.recurrent.cell import Cell, cell_of
 from caldera.kernels.cuda.recurrent.source import CellSource
 from caldera.kernels.cuda.runtime.driver import driver

@@ -6,17 +6,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from caldera.core.graph.node import Node, Spec
-from caldera.kernels.cuda.codegen.dtypes import STORED, computed_type
-from caldera.kernels.cuda.codegen.expression import include_for
-from caldera.kernels.cuda.codegen.signature import (
+from caldera.kernels.cuda.codegen.expression import (
+    STORED,
     Array,
     Signature,
+    computed_type,
     const_pointer,
     i32,
     i64,
+    include_for,
     pointer,
 )
-from caldera.kernels.cuda.codegen.strided import strides_of
+from caldera.kernels.cuda.codegen.strides import strides_of
 from caldera.kernels.cuda.recurrent.cell import Cell, Leaf, Phase
 
 

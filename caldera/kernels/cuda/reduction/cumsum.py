@@ -13,20 +13,20 @@ import numpy as np
 
 from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import size
-from caldera.kernels.common.loop_body import LoopBody
+from caldera.kernels.common.loops import LoopBody
 from caldera.kernels.common.reduction import ReductionTask
+from caldera.kernels.cuda.codegen.expression import (
+    Signature,
+    const_pointer,
+    pointer,
+    restricted,
+)
 from caldera.kernels.cuda.codegen.loop_operands import (
     Numbers,
     OffsetEmitter,
     Operand,
     is_wide,
     lines,
-)
-from caldera.kernels.cuda.codegen.signature import (
-    Signature,
-    const_pointer,
-    pointer,
-    restricted,
 )
 from caldera.kernels.cuda.codegen.source import bounds_for
 from caldera.kernels.cuda.elementwise.loop import THREADS

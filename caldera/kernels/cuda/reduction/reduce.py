@@ -14,8 +14,7 @@ import numpy as np
 
 from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import Shape, size
-from caldera.kernels.common.axes import Axes, axes_of
-from caldera.kernels.common.loop_body import REDUCTIONS, LoopBody, loop_body_of
+from caldera.kernels.common.loops import REDUCTIONS, Axes, LoopBody, axes_of, loop_body_of
 from caldera.kernels.common.reduction import ReductionTask, with_axes
 from caldera.kernels.cuda.codegen.loop_operands import (
     Numbers,
@@ -24,7 +23,7 @@ from caldera.kernels.cuda.codegen.loop_operands import (
     lanes_for,
     operand,
 )
-from caldera.kernels.cuda.codegen.strided import next_power_of_two
+from caldera.kernels.cuda.codegen.strides import next_power_of_two
 from caldera.kernels.cuda.elementwise.loop import THREADS, is_light, loop_calls
 from caldera.kernels.cuda.reduction.source import Cut, Loop, join_source, reduce_source
 from caldera.kernels.cuda.runtime.driver import driver

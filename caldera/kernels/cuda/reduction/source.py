@@ -12,18 +12,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from caldera.kernels.common.loop_body import LoopBody, Reduction
-from caldera.kernels.cuda.codegen.dtypes import computed_type
-from caldera.kernels.cuda.codegen.expression import element_function
-from caldera.kernels.cuda.codegen.loop_operands import Numbers, OffsetEmitter, Operand, lines
-from caldera.kernels.cuda.codegen.signature import (
+from caldera.kernels.common.loops import LoopBody, Reduction
+from caldera.kernels.cuda.codegen.expression import (
     Array,
     Parameter,
     Signature,
+    computed_type,
     const_pointer,
+    element_function,
     pointer,
     restricted,
 )
+from caldera.kernels.cuda.codegen.loop_operands import Numbers, OffsetEmitter, Operand, lines
 from caldera.kernels.cuda.codegen.source import bounds_for
 
 _STRUCTS = {

@@ -14,12 +14,12 @@ from weakref import finalize
 
 import numpy as np
 
-from caldera.core.memory.cuda_stream import launching_stream
-from caldera.core.memory.device_array import address_of
+from caldera.core.memory.cuda import launching_stream
+from caldera.core.memory.software import address_of
 from caldera.core.tensor.dtype import float64
-from caldera.kernels.common.matrices import Matrices, as_matrices
+from caldera.kernels.common.product import Matrices, as_matrices
 from caldera.kernels.cuda.product.problem import Multiplication
-from caldera.kernels.cuda.runtime import libraries
+from caldera.kernels.cuda.runtime import device
 from caldera.kernels.table import Array
 
 RANKS = 8
@@ -153,13 +153,13 @@ def _put(function: Any, handle: int, attribute: Any, value: Any) -> None:
 @lru_cache
 def handle(card: int) -> int:
     """The library's context on a card."""
-    return libraries.cublas_lt().create()
+    return device.cublas_lt().create()
 
 
 @lru_cache(maxsize=4096)
 def algorithms(problem: Problem, card: int) -> np.ndarray:
     """The algorithms that the library thinks fastest, the best one first; maybe none."""
-    lt = libraries.cublas_lt()
+    lt = device.cublas_lt()
     # Whether there is a bias matters here, not where it lies.
     descriptors = Descriptors(lt, problem, ALIGNMENT)
     preference = lt.matmul_preference_create()
@@ -211,7 +211,7 @@ class LtCall:
         alpha: float = 1.0,
         beta: float = 0.0,
     ) -> None:
-        self._lt = libraries.cublas_lt()
+        self._lt = device.cublas_lt()
         bias = 0 if product.bias is None else address_of(product.bias)
         self._descriptors = Descriptors(self._lt, problem, bias)
         self._algorithm = algorithm.copy()
@@ -221,7 +221,7 @@ class LtCall:
         found, out = self._descriptors, address_of(product.out)
         nbytes = 0 if workspace is None else workspace.nbytes
         self._arguments = (
-            handle(libraries.current_card()),
+            handle(device.current_card()),
             found.product,
             ctypes.addressof(self._scales[0]),
             address_of(product.right),

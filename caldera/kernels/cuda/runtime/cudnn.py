@@ -13,9 +13,9 @@ from functools import lru_cache
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from caldera.core.memory.cuda_stream import launching_side_stream, launching_stream
-from caldera.core.memory.device_array import address_of
-from caldera.kernels.cuda.runtime import libraries
+from caldera.core.memory.cuda import launching_side_stream, launching_stream
+from caldera.core.memory.software import address_of
+from caldera.kernels.cuda.runtime import device
 from caldera.kernels.table import Array
 
 ALIGNMENT = 16
@@ -33,19 +33,19 @@ def _let_go() -> None:
     for graph in list(_graphs):
         graph.close()
     handle.cache_clear()
-    libraries.cudnn.cache_clear()
+    device.cudnn.cache_clear()
 
 
 @lru_cache
 def handle(card: int, lane: int) -> Any:
     """cuDNN's context on a card: one for each lane, as it has streams and memory of its own."""
-    return libraries.cudnn().create_handle()
+    return device.cudnn().create_handle()
 
 
 def _refusals() -> tuple[type[Exception], ...]:
     """What the library raises for graphs and plans that are not supported."""
     return (
-        libraries.cudnn().cudnnGraphNotSupportedError,
+        device.cudnn().cudnnGraphNotSupportedError,
         RuntimeError,
         ValueError,
         NotImplementedError,
@@ -56,7 +56,7 @@ class CudnnGraph(ABC):
     """A graph, and those of its plans that can run, the best one first."""
 
     def __init__(self, card: int) -> None:
-        self._library = libraries.cudnn()
+        self._library = device.cudnn()
         self._card = card
         self._graph = self._built()
         self._plans: list[int] = []

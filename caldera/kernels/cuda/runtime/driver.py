@@ -1,28 +1,134 @@
-"""What turns CUDA source into work on a card. There is one driver at a time.
+"""Driver that compiles and launches CUDA source, and NVRTC through ctypes.
 
-Kernels only ever say: this source, this function, these arguments. The driver of a real card
-compiles with NVRTC, keeps the machine code on disk and launches through CuPy; the tests bring one
-that needs no card.
+There is one driver at a time. Kernels pass only a source, a function and its arguments. The
+driver of a real GPU compiles with NVRTC, caches the machine code on disk and launches through
+CuPy; tests provide a driver that needs no GPU.
+
+NVRTC, NVIDIA's run-time compiler, needs neither a GPU nor CuPy. The library comes with the wheel
+nvidia-cuda-nvrtc, with CuPy's CUDA packages or with the toolkit.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import os
+import shutil
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from ctypes.util import find_library
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from caldera.base.file_cache import FileCache
-from caldera.core.memory.cuda_stream import launching_stream
+from caldera.core.memory.cuda import launching_stream
 from caldera.core.memory.gpus import cupy
-from caldera.kernels.cuda.runtime import nvrtc
-from caldera.kernels.cuda.runtime.properties import CardProperties
+from caldera.errors import ConfigError, DeviceError
+from caldera.kernels.cuda.runtime.device import CardProperties
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The library, or None where there is none."""
+    for place in _places():
+        try:
+            return ctypes.CDLL(place)
+        except OSError:
+            continue
+    return None
+
+
+def _places() -> Iterator[str]:
+    packages = find_spec("nvidia")
+    for folder in packages.submodule_search_locations or () if packages else ():
+        yield from map(str, sorted(Path(folder).glob("*/lib/libnvrtc.so*"), reverse=True))
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
+    program = shutil.which("nvcc")
+    if program:
+        homes.append(str(Path(program).resolve().parent.parent))
+    for home in filter(None, homes):
+        yield from map(str, sorted(Path(home).glob("lib*/libnvrtc.so*"), reverse=True))
+    found = find_library("nvrtc")
+    if found:
+        yield found
+
+
+def version() -> tuple[int, int]:
+    """The version of the library."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _check(_needed().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+    return major.value, minor.value
+
+
+def compile_source(
+    source: str, headers: Mapping[str, str], architecture: str, more: Sequence[str] = ()
+) -> bytes:
+    """Machine code (a cubin) for an architecture such as "sm_90", by these options among others."""
+    nvrtc = _needed()
+    program = ctypes.c_void_p()
+    names = (ctypes.c_char_p * len(headers))(*[name.encode() for name in headers])
+    texts = (ctypes.c_char_p * len(headers))(*[text.encode() for text in headers.values()])
+    _check(
+        nvrtc.nvrtcCreateProgram(
+            ctypes.byref(program), source.encode(), b"caldera.cu", len(headers), texts, names
+        )
+    )
+    try:
+        # Up to CUDA 13.0 a generic lambda counts as a function of the host without the last one.
+        options = [f"--gpu-architecture={architecture}", "--std=c++17", "-default-device", *more]
+        given = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
+        status = nvrtc.nvrtcCompileProgram(program, len(options), given)
+        if status:
+            raise DeviceError.build(
+                "CUDA compiler",
+                expected="source that compiles",
+                got=_text(nvrtc.nvrtcGetProgramLog, nvrtc.nvrtcGetProgramLogSize, program),
+                hint="this is a fault of Caldera: please report it with this text",
+            )
+        return _bytes(nvrtc.nvrtcGetCUBIN, nvrtc.nvrtcGetCUBINSize, program)
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _needed() -> ctypes.CDLL:
+    found = library()
+    if found is None:
+        raise ConfigError.build(
+            "CUDA compiler",
+            expected="the library nvrtc",
+            got="none",
+            hint="install it with: pip install nvidia-cuda-nvrtc",
+        )
+    return found
+
+
+def _check(status: int) -> None:
+    if status:
+        library_ = _needed()
+        library_.nvrtcGetErrorString.restype = ctypes.c_char_p
+        raise DeviceError.build(
+            "CUDA compiler", expected="success", got=library_.nvrtcGetErrorString(status).decode()
+        )
+
+
+def _bytes(get: object, get_size: object, program: ctypes.c_void_p) -> bytes:
+    size = ctypes.c_size_t()
+    _check(get_size(program, ctypes.byref(size)))  # type: ignore[operator]
+    content = ctypes.create_string_buffer(size.value)
+    _check(get(program, content))  # type: ignore[operator]
+    return content.raw
+
+
+def _text(get: object, get_size: object, program: ctypes.c_void_p) -> str:
+    return _bytes(get, get_size, program).rstrip(b"\0").decode(errors="replace")
+
 
 Size = tuple[int, int, int]
 MOST_LOADED = 4096
@@ -169,10 +275,10 @@ _CUBINS = FileCache("cuda")
 def compiled(source: str, architecture: str) -> bytes:
     """The machine code of a source: from disk if it is there."""
     made_of = "\n".join(
-        [architecture, str(nvrtc.version()), *headers().keys(), *headers().values(), source]
+        [architecture, str(version()), *headers().keys(), *headers().values(), source]
     )
     key = hashlib.blake2b(made_of.encode(), digest_size=20).hexdigest()
-    return _CUBINS.get(key, lambda: nvrtc.compile_source(source, headers(), architecture))
+    return _CUBINS.get(key, lambda: compile_source(source, headers(), architecture))
 
 
 _driver: Driver | None = None

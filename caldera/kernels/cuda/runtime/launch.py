@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from caldera.core.memory.device_array import address_of
-from caldera.kernels.cuda.codegen.signature import Argument, Array, Signature
+from caldera.core.memory.software import address_of
+from caldera.kernels.cuda.codegen.expression import Argument, Array, Signature
 from caldera.kernels.cuda.runtime.driver import Size, driver
 
 

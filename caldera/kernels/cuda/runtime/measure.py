@@ -20,17 +20,17 @@ from caldera.core.graph.memory_format import laid_out, stored_shape
 from caldera.core.graph.node import Node, Spec
 from caldera.core.memory import Block, Device, device
 from caldera.core.memory.capture import capture
-from caldera.core.memory.cuda_stream import launching_stream
+from caldera.core.memory.cuda import launching_stream
 from caldera.core.memory.gpus import card_count, cupy
 from caldera.core.tensor.dtype import DType
 from caldera.kernels import measure as on_host
 from caldera.kernels.choose import SLOW_FLOPS, TIMERS
-from caldera.kernels.cuda.runtime import libraries
+from caldera.kernels.cuda.runtime import device as libraries
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.measure import compare, is_checkable, some_numbers, tolerance_of
-from caldera.kernels.race import HOPELESS, SAMPLE_S, Clock, Outcome, race
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import PRECISION_CHECKS, Call, Kernel, Runner
+from caldera.kernels.tuning import HOPELESS, SAMPLE_S, Clock, Outcome, race
 from caldera.kernels.tuning_cache import FACTS
 
 OWN = frozenset({"tiles", "direct"})

@@ -16,8 +16,8 @@ from caldera.base.threads import part_count, thread_count
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.dtype import DType
 from caldera.core.tensor.shape import Shape, size
-from caldera.kernels.common.matrices import offsets_of, steps
-from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
+from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
+from caldera.kernels.common.product import offsets_of, steps
 from caldera.kernels.native.attention.head import BLOCK, Sizes
 from caldera.kernels.native.attention.kernels import backward, forward
 from caldera.kernels.native.codegen.program import NativeRunner, in_sequence

@@ -11,7 +11,13 @@ from llvmlite import ir
 
 from caldera.core.tensor.dtype import DType
 from caldera.core.tensor.shape import Shape
-from caldera.kernels.native.codegen.dtypes import MEMORY_TYPES, ElementPointer, computed_type
+from caldera.kernels.native.codegen.dtypes import (
+    MEMORY_TYPES,
+    ElementPointer,
+    computed_type,
+    load_wide,
+    store_narrow,
+)
 from caldera.kernels.native.codegen.emitter import (
     I32,
     I64,
@@ -22,7 +28,6 @@ from caldera.kernels.native.codegen.emitter import (
     Value,
     natural_lanes,
 )
-from caldera.kernels.native.codegen.half import load_wide, store_narrow
 from caldera.kernels.native.codegen.kernel import Integer
 from caldera.kernels.native.codegen.target import CACHE_LINE
 from caldera.kernels.native.movement import transposed

@@ -21,7 +21,7 @@ import llvmlite
 from llvmlite import binding as llvm
 
 from caldera.base.file_cache import FileCache
-from caldera.core.memory.heap import note_garbage
+from caldera.core.memory.host import note_garbage
 from caldera.kernels.native.codegen.emitter import Emitter, kernel_module
 from caldera.kernels.native.codegen.target import host_target, target_machine
 

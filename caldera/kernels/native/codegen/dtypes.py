@@ -1,16 +1,23 @@
-"""Elements in memory and in registers: every dtype's stored and computed type, and casts.
+"""Stored and computed types of every dtype, casts, and float16 and bfloat16 conversion.
 
-Halves are computed with in float32 and truth values as single bits; a result of half precision is
-rounded at once, so that it does not depend on which ops were fused.
+Halves are stored in 16 bits and computed in float32, and truth values as single bits. A result of
+half precision is rounded immediately, so that it does not depend on which ops were fused.
+
+Widening is exact. Narrowing rounds to the nearest, ties to even; overflow becomes infinity, and a
+NaN stays one. bfloat16 is the upper half of a float32, so integer arithmetic suffices. float16
+uses the processor's conversion if there is one, else integer arithmetic as well: for every
+element LLVM would call a function that not every C library has.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from llvmlite import ir
 
 from caldera.kernels.native.codegen.emitter import (
+    F16,
     F32,
     F64,
     I1,
@@ -26,7 +33,124 @@ from caldera.kernels.native.codegen.emitter import (
     is_floating,
     vector,
 )
-from caldera.kernels.native.codegen.half import HALF_NAMES, load_wide, narrow, store_narrow, widen
+from caldera.kernels.native.codegen.target import host_target
+
+HALF_NAMES = ("float16", "bfloat16")
+"""The dtypes that are stored in 16 bits."""
+
+
+def load_wide(
+    k: Emitter,
+    pointer: Pointer,
+    index: Number,
+    count: int,
+    dtype_name: str,
+    mask: Value | None = None,
+) -> Value:
+    """Elements from memory in the type they are computed with: float32 for halves."""
+    if dtype_name not in HALF_NAMES:
+        return pointer.load(index, count, mask)
+    return widen(k, pointer.cast(I16).load(index, count, mask), dtype_name)
+
+
+def store_narrow(
+    k: Emitter,
+    pointer: Pointer,
+    index: Number,
+    value: Value,
+    dtype_name: str,
+    mask: Value | None = None,
+) -> None:
+    """Write float32 (or float64) numbers as elements of a dtype."""
+    if dtype_name not in HALF_NAMES:
+        pointer.store(index, value, mask)
+        return
+    pointer.cast(I16).store(index, narrow(k, value, dtype_name), mask)
+
+
+def widen(k: Emitter, bits: Value, dtype_name: str) -> Value:
+    """The float32 numbers of 16-bit patterns."""
+    if dtype_name == "bfloat16":
+        wide = k.convert(bits, I32, unsigned=True) << 16
+        return k.bitcast(wide, vector(F32, bits.lanes))
+    if has_conversion():
+        return k.convert(k.bitcast(bits, vector(F16, bits.lanes)), F32)
+    return widen_by_integers(k, bits)
+
+
+def narrow(k: Emitter, value: Value, dtype_name: str) -> Value:
+    """The 16-bit patterns nearest to float32 or float64 numbers."""
+    if element(value.type) == F64:
+        value = _round_to_odd(k, value)
+    if dtype_name == "bfloat16":
+        return _narrow_to_bfloat16(k, value)
+    if has_conversion():
+        return k.bitcast(k.convert(value, F16), vector(I16, value.lanes))
+    return narrow_by_integers(k, value)
+
+
+@lru_cache(maxsize=1)
+def has_conversion() -> bool:
+    """Whether the processor converts float16 by itself."""
+    here = host_target()
+    return here.triple.startswith(("aarch64", "arm64")) or "+f16c" in here.features.split(",")
+
+
+def _integers(value: Value) -> ir.Type:
+    return vector(I32, value.lanes)
+
+
+def _narrow_to_bfloat16(k: Emitter, value: Value) -> Value:
+    bits = k.bitcast(value, _integers(value))
+    upper = k.shift_right(bits, 16)
+    rounded = k.shift_right(bits + (upper & 1) + 0x7FFF, 16)
+    # Rounding could turn a nan into infinity: keep its upper half and make it a quiet one.
+    return k.convert(k.select(k.is_nan(value), upper | 0x40, rounded), I16)
+
+
+def widen_by_integers(k: Emitter, bits: Value) -> Value:
+    """float16 patterns as float32 without a conversion by the processor."""
+    wide = k.convert(bits, I32, unsigned=True)
+    sign = (wide & 0x8000) << 16
+    magnitude = wide & 0x7FFF
+    shifted = magnitude << 13
+    small = k.convert(magnitude, F32) * 2.0**-24
+    offset = k.select(magnitude < 0x7C00, k.constant((127 - 15) << 23, wide.type), (255 - 31) << 23)
+    # Conversions by processors make nans quiet ones; so does this.
+    quiet = k.select(magnitude > 0x7C00, k.constant(1 << 22, wide.type), 0)
+    usual = (shifted + offset) | quiet
+    found = k.select(magnitude < 0x400, k.bitcast(small, wide.type), usual)
+    return k.bitcast(found | sign, vector(F32, bits.lanes))
+
+
+def narrow_by_integers(k: Emitter, value: Value) -> Value:
+    """float32 as float16 patterns without a conversion by the processor."""
+    bits = k.bitcast(value, _integers(value))
+    sign = k.shift_right(bits, 16) & 0x8000
+    magnitude = bits & 0x7FFFFFFF
+    odd = k.shift_right(magnitude, 13) & 1
+    usual = k.shift_right(magnitude + odd + 0xFFF, 13) - ((127 - 15) << 10)
+    # The last bit of a float32 near 0.5 is worth the smallest float16: adding 0.5 rounds to it.
+    near_half = k.bitcast(magnitude, value.type) + 0.5
+    small = k.bitcast(near_half, bits.type) - 0x3F000000
+    finite = k.select(magnitude < 0x38800000, small, usual)
+    nan = (k.shift_right(magnitude, 13) & 0x1FF) | 0x7E00
+    special = k.select(magnitude > 0x7F800000, nan, 0x7C00)
+    found = k.select(magnitude < 0x47800000, finite, special)
+    return k.convert(found | sign, I16)
+
+
+def _round_to_odd(k: Emitter, value: Value) -> Value:
+    """float64 as float32 such that rounding once more gives what rounding at once would give."""
+    near = k.convert(value, F32)
+    back = k.convert(near, F64)
+    bits = k.bitcast(near, _integers(value))
+    even = (bits & 1).equals(0)
+    inexact = (back < value) | (back > value)
+    absolute = k.intrinsic("llvm.fabs", back) > k.intrinsic("llvm.fabs", value)
+    step = k.select(absolute, k.constant(-1, bits.type), 1)
+    return k.bitcast(bits + k.select(even & inexact, step, 0), near.type)
+
 
 MEMORY_TYPES: dict[str, ir.Type] = {
     "bool": I8,

@@ -39,7 +39,7 @@ from typing import (
 import numpy as np
 
 from caldera.core.tensor.dtype import NAMES
-from caldera.kernels.common.signature import Signature
+from caldera.kernels.common.binding import Signature
 from caldera.kernels.native.codegen.compiler import compiled
 from caldera.kernels.native.codegen.dtypes import MEMORY_TYPES, ElementPointer
 from caldera.kernels.native.codegen.emitter import (

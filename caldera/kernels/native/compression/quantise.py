@@ -26,7 +26,7 @@ from caldera.kernels.native.codegen.emitter import (
 )
 from caldera.kernels.native.codegen.kernel import Integer, addresses_of, native_kernel
 from caldera.kernels.native.codegen.program import run_now
-from caldera.kernels.native.compression.random_draws import (
+from caldera.kernels.native.compression.stochastic_rounding import (
     ALIGNED,
     Draws,
     DrawsArgument,
@@ -58,7 +58,7 @@ def quantise(
 
     >>> import numpy as np
     >>> from caldera.kernels.native.compression import dequantise, quantise
-    >>> from caldera.kernels.native.compression.random_draws import Draws
+    >>> from caldera.kernels.native.compression.stochastic_rounding import Draws
     >>> values, message = np.array([-2, 0, 2], np.float32), np.empty(6, np.uint8)
     >>> few = {"levels": 7, "width": 4, "bucket": 64}
     >>> quantise(values, [(0, 3)], [message], Draws(0, 0, 0), **few).tolist()

@@ -1,26 +1,106 @@
-"""Rounding float32 by chance to a format with fewer bits, so that the expectation is the number.
+"""Stochastic rounding of float32, and vector loops with a random word per element.
 
-A number between two neighbours of the format becomes the upper one with the probability of its
-distance from the lower one. Adding a random number below the last kept bit and cutting off what
-follows does just that. Where the format is subnormal the neighbours are equally far apart, and
-the same is done with numbers instead of bits.
+The expectation of the rounded value is the original. A value between two neighbours of the format
+becomes the upper one with probability proportional to its distance from the lower one: a random
+number is added below the last kept bit, and the bits after it are cut off. In the subnormal range
+of the format the neighbours are equally far apart, and the same is done with numbers instead of
+bits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from caldera.kernels.native.codegen.emitter import F32, I32, Emitter, Pointer, Value
+from caldera.kernels.native.codegen.emitter import (
+    F32,
+    I32,
+    Emitter,
+    Pointer,
+    Value,
+    itemsize,
+    natural_lanes,
+)
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.program import run_now
-from caldera.kernels.native.compression.random_draws import (
-    ALIGNED,
-    Draws,
-    DrawsArgument,
-    with_draws,
-)
+from caldera.kernels.native.random import Philox
+
+ALIGNED = 64
+"""Loops begin at multiples of this, and so does the first word: whole vectors of blocks fit."""
+_WORDS = 4
+
+
+class Draws(NamedTuple):
+    """Which random words a vector takes: the name of a stream, and the first word's index.
+
+    The index counts in steps of `ALIGNED` words, so that 32 bits of ranks or layers fit above it.
+    """
+
+    seed: int
+    step: int
+    stream: int
+    first: int = 0
+
+    def after(self, count: int) -> Draws:
+        """The draws that follow so many.
+
+        >>> Draws(0, 0, 0).after(65)
+        Draws(seed=0, step=0, stream=0, first=2)
+        """
+        return self._replace(first=self.first + -(-count // ALIGNED))
+
+
+@dataclass(frozen=True)
+class DrawsArgument:
+    """The numbers of `Draws` in a kernel, given as `draws._asdict()`."""
+
+    seed: Integer
+    step: Integer
+    stream: Integer
+    first: Integer
+
+    def generator(self, k: Emitter) -> tuple[Philox, Value]:
+        """The generator that they name, and the first word."""
+        lanes = max(natural_lanes(I32), _WORDS)
+        return Philox(k, lanes, self.seed, self.step, self.stream), self.first * ALIGNED
+
+
+def with_draws(
+    k: Emitter,
+    draws: tuple[Philox, Value],
+    reach: tuple[Value, Value],
+    source: Pointer,
+    target: Pointer,
+    element: Callable[[Value, Value], Value],
+) -> None:
+    """target[i] = element(source[i], word[i]) for all i in reach, four lanes at a time.
+
+    The reach begins at a multiple of `ALIGNED`.
+    """
+    philox, first = draws
+    numbers = philox.lanes * _WORDS
+    begin, end = reach
+    whole = begin + (end - begin) // numbers * numbers
+
+    def step(start: Value, source: Pointer, target: Pointer) -> None:
+        words = philox.words((first + start) // _WORDS)
+        for index, four in enumerate(words):
+            place = start + index * _WORDS
+            target.store(place, element(source.load(place, _WORDS), four))
+
+    with k.loop(begin, whole, numbers) as start:
+        step(start, source, target)
+    with k.if_then(whole < end):
+        # The last few go through vectors of their own: what lies behind them is not ours.
+        taken, given = k.alloca(source.type, numbers), k.alloca(target.type, numbers)
+        k.clear_bytes(taken, numbers * itemsize(source.type))
+        k.copy_bytes(taken, source.at(whole), (end - whole) * itemsize(source.type))
+        step(whole, taken.at(-whole), given.at(-whole))
+        k.copy_bytes(target.at(whole), given, (end - whole) * itemsize(target.type))
+
 
 _WORTH_SPLITTING = 1 << 13
 _INFINITY = 0x7F800000
@@ -49,7 +129,7 @@ def round_stochastically(values: np.ndarray, name: str, draws: Draws) -> np.ndar
 
     >>> import numpy as np
     >>> from caldera.kernels.native.compression import round_stochastically
-    >>> from caldera.kernels.native.compression.random_draws import Draws
+    >>> from caldera.kernels.native.compression.stochastic_rounding import Draws
     >>> x = np.full(10_000, 1 + 2.0 ** -10, np.float32)
     >>> rounded = round_stochastically(x, "bfloat16", Draws(0, 0, 0))
     >>> sorted(set(rounded.tolist())), abs(rounded.mean() - x[0]) < 1e-4

@@ -21,8 +21,8 @@ from caldera.core.graph.opdef import parameter
 from caldera.core.graph.ops.product import matmul
 from caldera.core.tensor.dtype import bfloat16
 from caldera.core.tensor.shape import Shape
+from caldera.kernels.common.binding import Scratch, workspace_bytes
 from caldera.kernels.common.geometry import Geometry, Phase, input_phases
-from caldera.kernels.common.scratch import Scratch, workspace_bytes
 from caldera.kernels.native.codegen.kernel import NativeCall
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.convolution import PRIORITY

@@ -17,8 +17,8 @@ from caldera.kernels.native.codegen.emitter import I64, Emitter, Pointer, Value,
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.convolution.correlation_blocking import Packing
 from caldera.kernels.native.convolution.microkernel import Tile, by_lanes
-from caldera.kernels.native.convolution.packing import Loop, gather
-from caldera.kernels.native.convolution.strip_mining import Filling, filling, pixel_table
+from caldera.kernels.native.convolution.reorder import Loop, gather
+from caldera.kernels.native.convolution.tiling import Filling, filling, pixel_table
 
 FEW, FEW_SINGLE = 12, 32
 """Inputs of a tap (or a row of taps) for which it pays to compile a kernel without inner loops,

@@ -1,18 +1,27 @@
-"""Direct convolution of images that lie channels last: its tile, and the memory it takes."""
+"""Blocking of direct convolution: register tile, packed memory, strips in channel blocks.
+
+Images are channels-last. Sums over pixels traverse a strip once for every few channels. In blocks
+of channels, each with all pixels of the strip, the data of one traversal is contiguous: few
+pages, few cache lines, and none of them shared with other channels.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
 
 from caldera.base.threads import part_count, thread_count
 from caldera.core.tensor.dtype import DType
 from caldera.kernels.common.geometry import Correlation, Pair
 from caldera.kernels.native.codegen.dtypes import computed_type
-from caldera.kernels.native.codegen.emitter import natural_lanes
+from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, itemsize, natural_lanes
+from caldera.kernels.native.codegen.kernel import Integer
 from caldera.kernels.native.convolution.microkernel import best_shape, depthwise_shape
-from caldera.kernels.native.convolution.strip_mining import Strips, cut
+from caldera.kernels.native.convolution.tiling import PaddedImages, Strips, cut, padded_images
 
 ITEMS_A_THREAD = 4
 """Strips a worker should have at least, so that all finish at about the same time."""
@@ -158,3 +167,117 @@ class Packing:
     def scratch(self) -> int:
         """Elements of all workers' strips."""
         return 0 if self.reads_in_place else self.workers * self.strips.length
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Strips [group][block][image][row][column][width] (lengths in elements)."""
+
+    strips: Strips
+    groups: int
+    channels: int
+    """Channels of a group."""
+    width: int
+    """Channels of a block; in the last one of a group some may be unused."""
+
+    @property
+    def count(self) -> int:
+        """Blocks of a group."""
+        return -(-self.channels // self.width)
+
+    @property
+    def row_step(self) -> int:
+        """From one row of a block to the next."""
+        return self.strips.source_columns * self.width
+
+    @property
+    def image_step(self) -> int:
+        """From one image of a block to the next."""
+        return self.strips.source_rows * self.row_step
+
+    @property
+    def block_step(self) -> int:
+        """From one block to the next."""
+        return self.strips.images * self.image_step
+
+    @property
+    def length(self) -> int:
+        """The memory of a strip, in whole cache lines."""
+        return -(-self.groups * self.count * self.block_step // 16) * 16
+
+
+@dataclass(frozen=True)
+class BlockedFilling:
+    """What filling goes by: the blocks, and the images that they are filled from."""
+
+    groups: Integer
+    channels: Integer
+    count: Integer
+    rows: Integer
+    columns: Integer
+    block_step: Integer
+    images: PaddedImages
+
+    def fill(
+        self,
+        k: Emitter,
+        width: int,
+        strip: Pointer,
+        images: Pointer,
+        first_image: Value,
+        image_count: Value,
+        first_row: Value,
+        row_count: Value,
+        blocks: tuple[Value, Value] | None = None,
+    ) -> None:
+        """Copy `row_count` padded rows of some images into a strip, from row `first_row` on; of
+        each group all blocks, or those of a range."""
+        begin_block, end_block = blocks or (0, self.count)
+        own = self.images
+        left, inside = own.columns(k, self.columns)
+        with k.loop(0, image_count) as i, k.loop(0, row_count) as j:
+            row = first_row + j + own.start_row
+            outside = (row < 0) | (row >= own.height)
+            begin = k.select(outside, self.columns, left)
+            end = k.select(outside, self.columns, inside)
+            pixels = own.pixel(images, first_image + i, first_row + j, begin)
+            line = strip.at((i * self.rows + j) * self.columns * width)
+            with k.loop(0, self.groups) as group, k.loop(begin_block, end_block) as block:
+                to = line.at((group * self.count + block) * self.block_step)
+                source = pixels.at(group * self.channels + block * width)
+                valid = k.minimum(self.channels - block * width, width)
+                _clear(k, to, begin * width)
+                with k.if_else(valid.equals(width)) as (whole, part):
+                    with whole, k.loop(0, end - begin) as x:
+                        _copy(to.at((begin + x) * width), source.at(x * own.pixel_step), width)
+                    with part, k.loop(0, end - begin) as x, k.loop(0, valid) as c:
+                        to.store((begin + x) * width + c, source.load(x * own.pixel_step + c))
+                _clear(k, to.at(end * width), (self.columns - end) * width)
+
+
+def filling(blocks: Blocks, images: np.ndarray, start: Pair) -> dict[str, Any]:
+    """A `BlockedFilling` as a kernel is given it."""
+    return {
+        "groups": blocks.groups,
+        "channels": blocks.channels,
+        "count": blocks.count,
+        "rows": blocks.strips.source_rows,
+        "columns": blocks.strips.source_columns,
+        "block_step": blocks.block_step,
+        "images": padded_images(images, start),
+    }
+
+
+def _clear(k: Emitter, place: Pointer, count: Value) -> None:
+    with k.if_then(count > 0):
+        k.clear_bytes(place, count * itemsize(place.type))
+
+
+def _copy(target: Pointer, source: Pointer, count: int) -> None:
+    """Copy a number of elements that is known: vectors as long as they fit, then shorter ones."""
+    index, size = 0, natural_lanes(source.type)
+    while index < count:
+        while size > count - index:
+            size //= 2
+        target.store(index, source.load(index, size))
+        index += size

@@ -24,9 +24,9 @@ from caldera.kernels.native.codegen.emitter import (
 )
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.codegen.target import host_target
-from caldera.kernels.native.convolution.blocked_strips import BlockedFilling, Blocks, filling
-from caldera.kernels.native.convolution.packing import ONCE, Loop, scatter
-from caldera.kernels.native.convolution.strip_mining import Strips, cut, pixel_table
+from caldera.kernels.native.convolution.correlation_blocking import BlockedFilling, Blocks, filling
+from caldera.kernels.native.convolution.reorder import ONCE, Loop, scatter
+from caldera.kernels.native.convolution.tiling import Strips, cut, pixel_table
 from caldera.kernels.native.convolution.weight_blocking import (
     strips_of_worker,
     strips_wanted,

@@ -14,20 +14,23 @@ import numpy as np
 from caldera.base.threads import thread_count
 from caldera.core.graph.node import Node
 from caldera.kernels.common.geometry import Geometry, steps
-from caldera.kernels.native.codegen.blas import blas
 from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import natural_lanes
 from caldera.kernels.native.codegen.kernel import NativeCall, NativeKernel
+from caldera.kernels.native.codegen.matrix_multiply import blas
 from caldera.kernels.native.convolution.im2col_kernels import (
     forward,
     input_gradient,
     weight_gradient,
 )
-from caldera.kernels.native.convolution.packing import ONCE, Loop, gather, scatter
 from caldera.kernels.native.convolution.reorder import (
+    ONCE,
+    Loop,
     Workspace,
     bind_staged,
+    gather,
     is_uniform,
+    scatter,
     scratch_bytes,
     staging_bytes,
 )

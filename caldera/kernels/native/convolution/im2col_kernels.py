@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from caldera.kernels.native.codegen.blas import gemm
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, itemsize, natural_lanes
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
+from caldera.kernels.native.codegen.matrix_multiply import gemm
 from caldera.kernels.native.codegen.target import host_target
-from caldera.kernels.native.convolution.padded_images import between
+from caldera.kernels.native.convolution.tiling import between
 
 
 @dataclass(frozen=True)

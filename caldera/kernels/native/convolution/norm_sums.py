@@ -16,7 +16,7 @@ from caldera.core.graph.memory_format import NHWC
 from caldera.core.graph.node import Node, Spec, intern
 from caldera.core.graph.ops.product import conv2d, conv2d_input
 from caldera.core.tensor.dtype import float64
-from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
+from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.native.codegen.kernel import NativeCall
 from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
 from caldera.kernels.native.codegen.strides import any_layout, parts_for, shares_for
@@ -30,14 +30,14 @@ from caldera.kernels.native.convolution import (
     winograd,
 )
 from caldera.kernels.native.normalisation import batchnorm_kernels as kernels
-from caldera.kernels.native.normalisation.apply import FACTORS
-from caldera.kernels.native.normalisation.block_sums import (
+from caldera.kernels.native.normalisation.layout import batch_layout, vector
+from caldera.kernels.native.normalisation.loops import (
     BLOCK_ROWS,
+    FACTORS,
     SUMS,
     rows_of_image,
     sums_of_blocks,
 )
-from caldera.kernels.native.normalisation.layout import batch_layout, vector
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 CONVOLUTIONS = {"conv2d_moments": conv2d, "conv2d_input_norm_reduce": conv2d_input}

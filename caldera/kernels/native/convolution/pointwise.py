@@ -17,8 +17,8 @@ from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import parameter
 from caldera.core.graph.ops.product import matmul
 from caldera.core.tensor.dtype import float32
+from caldera.kernels.common.binding import Scratch, workspace_bytes
 from caldera.kernels.common.geometry import Geometry, seen_pixels
-from caldera.kernels.common.scratch import Scratch, workspace_bytes
 from caldera.kernels.native.codegen.kernel import NativeCall
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.convolution.cost_model import columns_seconds

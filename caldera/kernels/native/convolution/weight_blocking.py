@@ -13,9 +13,9 @@ from caldera.kernels.common.geometry import Correlation
 from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import Emitter, Number, Value, natural_lanes
 from caldera.kernels.native.codegen.target import host_target
-from caldera.kernels.native.convolution.blocked_strips import Blocks
+from caldera.kernels.native.convolution.correlation_blocking import Blocks
 from caldera.kernels.native.convolution.microkernel import by_lanes
-from caldera.kernels.native.convolution.strip_mining import Strips, cut
+from caldera.kernels.native.convolution.tiling import Strips, cut
 
 SUM_BYTES = 1 << 24
 """What all partial sums may take."""

@@ -1,22 +1,325 @@
-"""The weight gradient, direct: of a depthwise convolution, or of any other."""
+"""Direct weight gradient of convolutions, depthwise or dense: pixel sums in registers.
+
+A tile is a few adjacent inputs of a pixel by a few vectors of output channels. It iterates over
+all pixels of a strip before its sums are added to memory. Strips are assigned to a fixed number
+of partial sums, whatever the number of threads, and these are added up in a fixed order at the
+end: the result does not depend on the assignment of work to threads.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from caldera.core.graph.node import Node
-from caldera.kernels.common.geometry import Geometry, forward, seen_pixels
-from caldera.kernels.native.codegen.program import NativeCall
-from caldera.kernels.native.convolution import depthwise_weight, weight_kernel
+from caldera.kernels.common.geometry import Geometry, forward, seen_pixels, steps
+from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, natural_lanes, vector
+from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
+from caldera.kernels.native.convolution import depthwise_weight
+from caldera.kernels.native.convolution.correlation_blocking import BlockedFilling, filling
 from caldera.kernels.native.convolution.depthwise_weight import DepthwiseGradient
+from caldera.kernels.native.convolution.microkernel import by_lanes
 from caldera.kernels.native.convolution.reorder import (
+    Loop,
     Workspace,
     bind_staged,
+    is_uniform,
+    scatter,
     scratch_bytes,
     staging_bytes,
 )
-from caldera.kernels.native.convolution.weight_blocking import Gradient
+from caldera.kernels.native.convolution.tiling import pixel_table
+from caldera.kernels.native.convolution.weight_blocking import Gradient, strips_of_worker
 from caldera.kernels.table import Call, Runner
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """The strips, the target, the taps and the partial sums, in numbers and distances."""
+
+    items: Integer
+    images: Integer
+    rows: Integer
+    a_image: Integer
+    batch: Integer
+    target_rows: Integer
+    target_columns: Integer
+    stride_rows: Integer
+    reach_rows: Integer
+    groups: Integer
+    tap_rows: Integer
+    tap_columns: Integer
+    tap_row_step: Integer
+    tap_column_step: Integer
+    length: Integer
+    padded: Integer
+    block: Integer
+    size: Integer
+    sums: Integer
+    workers: Integer
+    splits: Integer
+    x_group: Integer
+    x_tile: Integer
+    y_group: Integer
+    x_length: Integer
+    y_length: Integer
+    y_copied: Integer
+
+
+def gradient_calls(
+    gradient: Gradient, x: np.ndarray, y: np.ndarray, scratch: list[np.ndarray], out: np.ndarray
+) -> list[NativeCall]:
+    """Partial sums, then their sum written to the filters' gradient."""
+    partial, input_scratch, output_scratch = scratch
+    return [
+        _sum_call(gradient, x, y, partial, input_scratch, output_scratch),
+        _write_call(gradient, partial, out),
+    ]
+
+
+def _write_call(gradient: Gradient, partial: np.ndarray, out: np.ndarray) -> NativeCall:
+    """The sum of all partial sums as (K, C, R, S)."""
+    work = gradient.work
+    (rows, columns), step = work.taps, gradient.step
+    of_output, of_input, of_row, of_column = steps(out)
+    tap = work.channels * step
+    return scatter(
+        partial,
+        out,
+        (
+            Loop(work.groups, gradient.tiles * gradient.block, work.results * of_output),
+            Loop(work.channels, step, of_input),
+            Loop(rows, columns * tap, of_row),
+            Loop(columns, tap, of_column),
+        ),
+        length=work.results,
+        neighbour=of_output,
+        width=step,
+        block_step=gradient.block,
+        sums=gradient.sums,
+        sum_step=gradient.size,
+    )
+
+
+def _sum_call(
+    gradient: Gradient,
+    x: np.ndarray,
+    y: np.ndarray,
+    partial: np.ndarray,
+    input_scratch: np.ndarray,
+    output_scratch: np.ndarray,
+) -> NativeCall:
+    work, strips = gradient.work, gradient.strips
+    x_blocks, y_blocks = gradient.input_blocks, gradient.output_blocks
+    neighbours, vectors = gradient.tile
+    joined = gradient.joined
+    values = {
+        "items": strips.items,
+        "images": strips.images,
+        "rows": strips.rows,
+        "a_image": strips.a_image,
+        "batch": work.batch,
+        "target_rows": work.target[0],
+        "target_columns": work.target[1],
+        "stride_rows": work.stride[0],
+        "reach_rows": work.reach[0],
+        "groups": work.groups,
+        "tap_rows": work.taps[0],
+        "tap_columns": 1 if joined else work.taps[1],
+        "tap_row_step": x_blocks.row_step * work.dilation[0],
+        "tap_column_step": x_blocks.width * work.dilation[1],
+        "length": gradient.length,
+        "padded": gradient.width,
+        "block": gradient.block,
+        "size": gradient.size,
+        "sums": gradient.sums,
+        "workers": gradient.workers,
+        "splits": gradient.splits,
+        "x_group": x_blocks.count * x_blocks.block_step,
+        "x_tile": neighbours if joined else x_blocks.block_step,
+        "y_group": y_blocks.count * y_blocks.block_step,
+        "x_length": x_blocks.length,
+        "y_length": y_blocks.length,
+        # Where a tile has all channels, pixels that follow each other are a strip as they are.
+        "y_copied": not (work.groups == 1 and work.results == gradient.step and is_uniform(y)),
+    }
+    by_output = (
+        x_blocks.image_step,
+        x_blocks.row_step * work.stride[0],
+        x_blocks.width * work.stride[1],
+    )
+    table = pixel_table(strips.images, strips.rows, work.target[1], by_output)
+    return _sum.call(
+        x=x,
+        y=y,
+        partial=partial,
+        input_scratch=input_scratch,
+        output_scratch=output_scratch,
+        places=table,
+        x_blocks=filling(x_blocks, x, work.start),
+        y_blocks=filling(y_blocks, y, (0, 0)),
+        n=values,
+        neighbours=neighbours,
+        vectors=vectors,
+        neighbours_left=gradient.length % neighbours,
+        vectors_left=gradient.width // gradient.lanes % vectors,
+        joined=x_blocks.width if joined else 0,
+        parts=gradient.parts,
+    )
+
+
+@native_kernel
+def _sum(
+    k: Emitter,
+    x: Pointer,
+    y: Pointer,
+    partial: Pointer,
+    input_scratch: Pointer,
+    output_scratch: Pointer,
+    places: Pointer,
+    x_blocks: BlockedFilling,
+    y_blocks: BlockedFilling,
+    n: _Numbers,
+    neighbours: int,
+    vectors: int,
+    neighbours_left: int,
+    vectors_left: int,
+    joined: int,
+) -> None:
+    wide = x.type
+    step = vectors * natural_lanes(wide)
+    worker, split = k.part // n.splits, k.part % n.splits
+    own_x = input_scratch.at(k.part * n.x_length)
+    own_y = output_scratch.at(k.part * n.y_length)
+    whole = n.padded // step
+    tiles = (n.padded + (step - 1)) // step
+    first_tile, end_tile = tiles * split // n.splits, tiles * (split + 1) // n.splits
+    shared = strips_of_worker(k, worker, n.workers, n.sums, n.items)
+    with shared as (number, item, adds):
+        sums = partial.at(number * n.size)
+        image, row = item // n.a_image * n.images, item % n.a_image * n.rows
+        images = k.minimum(n.images, n.batch - image)
+        rows = k.minimum(n.rows, n.target_rows - row)
+        reached = (rows - 1) * n.stride_rows + n.reach_rows
+        x_width = joined or neighbours
+        x_blocks.fill(k, x_width, own_x, x, image, images, row * n.stride_rows, reached)
+        with k.if_then(n.y_copied.differs(0)):
+            own_tiles = (first_tile, end_tile)
+            y_blocks.fill(k, step, own_y, y, image, images, row, rows, own_tiles)
+        in_place = y_blocks.images.pixel(y, image, row, 0)
+        given = k.either(n.y_copied.differs(0), own_y, in_place)
+        with (
+            k.loop(0, n.groups) as group,
+            k.loop(0, n.tap_rows) as tap_row,
+            k.loop(0, n.tap_columns) as tap_column,
+        ):
+            taps = tap_row * n.tap_row_step + tap_column * n.tap_column_step
+            tap = (tap_row * n.tap_columns + tap_column) * n.length * step
+            at_tap = _Tap(
+                k,
+                n,
+                y_blocks.block_step,
+                (neighbours, neighbours_left),
+                step,
+                own_x.at(group * n.x_group + taps),
+                given.at(group * n.y_group),
+                sums.at(group * tiles * n.block + tap),
+                places,
+                images * rows * n.target_columns,
+                adds,
+            )
+            with k.loop(first_tile, k.minimum(end_tile, whole)) as tile:
+                at_tap.column(tile, vectors)
+            if vectors_left:
+                with k.if_then(end_tile > whole):
+                    at_tap.column(whole, vectors_left)
+
+
+@dataclass(frozen=True)
+class _Tap:
+    """What a strip adds to the gradient of a tap, or a row of taps, of a group."""
+
+    k: Emitter
+    n: _Numbers
+    y_tile: Value
+    """From the gradients of a tile's output channels to those of the next."""
+    neighbours: tuple[int, int]
+    """Of a tile, and how many are left over at the end."""
+    step: int
+    seen: Pointer
+    given: Pointer
+    sums: Pointer
+    places: Pointer
+    pixels: Value
+    adds: Value
+
+    def column(self, tile: Value, vectors: int) -> None:
+        """All inputs, with the output channels of a tile."""
+        neighbours, left = self.neighbours
+        with self.k.loop(0, self.n.length // neighbours) as index:
+            self._block(tile, vectors, index, neighbours)
+        if left:
+            self._block(tile, vectors, self.n.length // neighbours, left)
+
+    def _block(self, tile: Value, vectors: int, index: Value, count: int) -> None:
+        n = self.n
+        seen, given = self.seen.at(index * n.x_tile), self.given.at(tile * self.y_tile)
+        total = _Sums(self.k, count, vectors, seen, given)
+        total.run(self.places, self.step, self.pixels)
+        place = self.sums.at(tile * n.block + index * self.neighbours[0] * self.step)
+        total.add_to(place, self.step, self.adds)
+
+
+class _Sums:
+    """A tile of the gradient: neighbouring inputs by vectors of output channels."""
+
+    def __init__(self, k: Emitter, neighbours: int, vectors: int, x: Pointer, y: Pointer) -> None:
+        self.k = k
+        self.neighbours, self.vectors = neighbours, vectors
+        self.x, self.y = x, y
+        self.lanes = natural_lanes(x.type)
+        zero = k.constant(0.0, vector(x.type, self.lanes))
+        self.sums = [[k.variable(zero) for _ in range(vectors)] for _ in range(neighbours)]
+
+    def run(self, places: Pointer, step: int, count: Value) -> None:
+        """Sum over the pixels of a strip; where their inputs lie is in a table."""
+        with self.k.loop(0, count) as pixel:
+            self._pixel(self.x.at(places.load(pixel)), self.y.at(pixel * step))
+
+    def _pixel(self, x: Pointer, y: Pointer) -> None:
+        k = self.k
+        given = [y.load(j * self.lanes, self.lanes) for j in range(self.vectors)]
+        start = self.neighbours // self.lanes * self.lanes if by_lanes() else 0
+        for first in range(0, start, self.lanes):
+            loaded = x.load(first, self.lanes)
+            inputs = [k.broadcast_lane(loaded, lane) for lane in range(self.lanes)]
+            for lane, value in enumerate(inputs):
+                self._multiply(first + lane, value, given)
+        # One by one, just before each is used: all at once would not fit into the registers.
+        for index in range(start, self.neighbours):
+            self._multiply(index, k.splat(x.load(index), self.lanes), given)
+
+    def _multiply(self, neighbour: int, value: Value, given: list[Value]) -> None:
+        for total, outputs in zip(self.sums[neighbour], given, strict=True):
+            total.value = self.k.fma(value, outputs, total.value)
+
+    def add_to(self, place: Pointer, row_step: int, adds: Value) -> None:
+        """Write the sums, or add them to what is there."""
+        k = self.k
+
+        def each(store: Callable[[Pointer, int, Value], None]) -> None:
+            for i, row in enumerate(self.sums):
+                target = place.at(i * row_step)
+                for j, total in enumerate(row):
+                    store(target, j * self.lanes, total.value)
+
+        with k.if_else(adds) as (more, first):
+            with more:
+                each(lambda p, i, value: p.store(i, p.load(i, self.lanes) + value))
+            with first:
+                each(lambda p, i, value: p.store(i, value))
 
 
 def _layout(geometry: Geometry) -> DepthwiseGradient | Gradient:
@@ -41,6 +344,6 @@ def bind(call: Call) -> Runner:
         scratch = [workspace.array(length, geometry.dtype) for length in gradient.lengths]
         if isinstance(gradient, DepthwiseGradient):
             return depthwise_weight.gradient_calls(gradient, x, y, scratch, out)
-        return weight_kernel.gradient_calls(gradient, x, y, scratch, out)
+        return gradient_calls(gradient, x, y, scratch, out)
 
     return bind_staged(call, gradient.lengths, compute)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from caldera.core.graph.body import Body
 from caldera.core.graph.node import Node
+from caldera.core.graph.program import Body
 from caldera.core.tensor.shape import size
-from caldera.kernels.common.loop_body import loop_body_of, loop_shape
+from caldera.kernels.common.loops import loop_body_of, loop_shape
 from caldera.kernels.common.reduction import elementwise_outputs, fused_tasks
 from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
 from caldera.kernels.native.elementwise.loop import loop_calls
 from caldera.kernels.native.elementwise.operations import is_known
 from caldera.kernels.native.reduction.reduce import fill_with_nothing, reduction_calls
-from caldera.kernels.reference.registry import by_decomposition
+from caldera.kernels.reference.evaluation import by_decomposition
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 

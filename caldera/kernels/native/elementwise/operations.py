@@ -9,14 +9,12 @@ import math
 from collections.abc import Callable
 
 from caldera.core.graph.node import Node
-from caldera.kernels.common.loop_body import LoopBody, Reference, is_computable
+from caldera.kernels.common.loops import LoopBody, Reference, is_computable
 from caldera.kernels.native.codegen import elementary
 from caldera.kernels.native.codegen import math as numeric
 from caldera.kernels.native.codegen.dtypes import UNSIGNED, cast, constant, rounded
+from caldera.kernels.native.codegen.elementary import call_libm, cos, has_libm, power, sin, tan
 from caldera.kernels.native.codegen.emitter import Emitter, Value, element, is_floating
-from caldera.kernels.native.codegen.libm import call_libm, has_libm
-from caldera.kernels.native.codegen.power import power
-from caldera.kernels.native.codegen.trigonometry import cos, sin, tan
 
 Operation = Callable[..., Value]
 """Called as `operation(k, *values)`."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 from caldera.kernels.native.codegen.dtypes import ElementPointer
 from caldera.kernels.native.codegen.emitter import F64, Emitter, Pointer, Value
 from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
-from caldera.kernels.native.normalisation.apply import (
+from caldera.kernels.native.normalisation.layout import Images, Rows, Vector
+from caldera.kernels.native.normalisation.loops import (
     CENTRE,
     FACTOR,
     FACTORS,
@@ -19,6 +20,7 @@ from caldera.kernels.native.normalisation.apply import (
     SHIFT,
     SLANT,
     SLOPE_FACTOR,
+    BlockSums,
     apply_to_plane,
     apply_to_rows,
     factors_of,
@@ -26,8 +28,6 @@ from caldera.kernels.native.normalisation.apply import (
     gradient_of_rows,
     store_factors,
 )
-from caldera.kernels.native.normalisation.block_sums import BlockSums
-from caldera.kernels.native.normalisation.layout import Images, Rows, Vector
 from caldera.kernels.native.normalisation.statistics import (
     finite_or_zero,
     gradient_factors,

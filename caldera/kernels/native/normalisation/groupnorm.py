@@ -11,12 +11,13 @@ from typing import Any
 
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.dtype import float64
-from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
+from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.native.codegen.emitter import F64, Emitter, Pointer, Value
 from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.codegen.strides import any_layout, parts_for
-from caldera.kernels.native.normalisation.apply import (
+from caldera.kernels.native.normalisation.layout import Images, Layout, Vector, image_layout, vector
+from caldera.kernels.native.normalisation.loops import (
     CENTRE,
     FACTOR,
     FACTORS,
@@ -31,7 +32,6 @@ from caldera.kernels.native.normalisation.apply import (
     gradient_of_rows,
     store_factors,
 )
-from caldera.kernels.native.normalisation.layout import Images, Layout, Vector, image_layout, vector
 from caldera.kernels.native.normalisation.statistics import (
     column_totals,
     finite_or_zero,

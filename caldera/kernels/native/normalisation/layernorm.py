@@ -11,7 +11,7 @@ from llvmlite import ir
 from caldera.core.graph.memory_format import Order
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.shape import size
-from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
+from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.native.codegen.dtypes import ElementPointer
 from caldera.kernels.native.codegen.emitter import (
     F64,
@@ -27,8 +27,8 @@ from caldera.kernels.native.codegen.emitter import (
 from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.codegen.strides import Strides, any_layout, collapse_axes, parts_for
-from caldera.kernels.native.normalisation.apply import over_plane
 from caldera.kernels.native.normalisation.layout import Rows
+from caldera.kernels.native.normalisation.loops import over_plane
 from caldera.kernels.native.normalisation.statistics import (
     column_totals,
     finite_or_zero,

@@ -14,7 +14,7 @@ from typing import Any
 from caldera.base.threads import thread_count
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.shape import size
-from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
+from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import (
     Emitter,

@@ -16,11 +16,20 @@ import numpy as np
 
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.dtype import bfloat16, float32
-from caldera.kernels.common.epilogue import NOTHING, Epilogue
-from caldera.kernels.common.matrices import Matrices, as_matrices, offsets_of, steps
-from caldera.kernels.common.product import Product
-from caldera.kernels.common.scratch import Scratch, workspace_bytes
-from caldera.kernels.native.codegen.amx import (
+from caldera.kernels.common.binding import Scratch, workspace_bytes
+from caldera.kernels.common.product import (
+    NOTHING,
+    Epilogue,
+    Matrices,
+    Product,
+    as_matrices,
+    offsets_of,
+    steps,
+)
+from caldera.kernels.native.codegen.dtypes import ElementPointer
+from caldera.kernels.native.codegen.emitter import F32, Emitter, Pointer, Value, natural_lanes
+from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
+from caldera.kernels.native.codegen.matrix_multiply import (
     ROW_BYTES,
     ROWS,
     TERMS,
@@ -28,9 +37,6 @@ from caldera.kernels.native.codegen.amx import (
     has_amx,
     tile_configuration,
 )
-from caldera.kernels.native.codegen.dtypes import ElementPointer
-from caldera.kernels.native.codegen.emitter import F32, Emitter, Pointer, Value, natural_lanes
-from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.product.amx_packing import (
     BLOCK,
@@ -39,9 +45,9 @@ from caldera.kernels.native.product.amx_packing import (
     pack_left,
     pack_right,
 )
-from caldera.kernels.native.product.blocking import Tile, blocking_of
 from caldera.kernels.native.product.epilogue import apply_epilogue
 from caldera.kernels.native.product.gemm import add_pieces, epilogue_of
+from caldera.kernels.native.product.packing import Tile, blocking_of
 from caldera.kernels.native.product.problem import copied, dense, extent_of, parts_for
 from caldera.kernels.table import TABLE, Array, Call, Kernel
 

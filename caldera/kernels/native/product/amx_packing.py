@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from caldera.kernels.native.codegen.amx import TERMS
 from caldera.kernels.native.codegen.emitter import (
     I16,
     I32,
@@ -21,6 +20,7 @@ from caldera.kernels.native.codegen.emitter import (
     vector,
 )
 from caldera.kernels.native.codegen.kernel import Integer
+from caldera.kernels.native.codegen.matrix_multiply import TERMS
 from caldera.kernels.native.movement import transposed
 
 SIDE = 32

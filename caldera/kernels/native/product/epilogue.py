@@ -7,7 +7,7 @@ from math import pi, sqrt
 from typing import Any
 
 from caldera.core.graph.ops.activation import SELU_ALPHA, SELU_SCALE
-from caldera.kernels.common.epilogue import Epilogue
+from caldera.kernels.common.product import Epilogue
 from caldera.kernels.native.codegen import math
 from caldera.kernels.native.codegen.emitter import Emitter, Number, Pointer, Value
 

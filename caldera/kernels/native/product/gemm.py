@@ -17,14 +17,19 @@ from caldera.base.threads import thread_count
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.dtype import HALVES
 from caldera.core.tensor.shape import size
-from caldera.kernels.common.epilogue import NOTHING, Epilogue
-from caldera.kernels.common.matrices import Matrices, as_matrices, offsets_of
-from caldera.kernels.common.product import Product
-from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.native.codegen.blas import blas, gemm
+from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
+from caldera.kernels.common.product import (
+    NOTHING,
+    Epilogue,
+    Matrices,
+    Product,
+    as_matrices,
+    offsets_of,
+)
 from caldera.kernels.native.codegen.dtypes import MEMORY_TYPES
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, natural_lanes
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
+from caldera.kernels.native.codegen.matrix_multiply import blas, gemm
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.product.epilogue import apply_epilogue
 from caldera.kernels.native.product.problem import (

@@ -1,7 +1,11 @@
-"""A tile of a matrix product in registers: a few rows, each of a few vectors.
+"""Micro-kernels of matrix products: a tile of the result, accumulated in registers.
 
-Tiles at the edges are moved inwards and compute some elements twice, which is cheaper than a case
-of its own for every size of what is left.
+A tile is a few rows, each of a few vectors. Tiles at the edges are moved inwards and compute some
+elements twice, which is cheaper than a special case for every remaining size.
+
+The micro-kernel of packed products is compiled once for each dtype and called by its address from
+the kernels that pack: their code differs by epilogue, and the micro-kernel is most of the code to
+compile.
 """
 
 from __future__ import annotations
@@ -9,8 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from llvmlite import ir
 
+from caldera.core.tensor.dtype import DType
+from caldera.kernels.native.codegen.dtypes import load_wide
 from caldera.kernels.native.codegen.emitter import (
     F64,
     I64,
@@ -20,12 +27,14 @@ from caldera.kernels.native.codegen.emitter import (
     Pointer,
     Value,
     Variable,
+    line_lanes,
     natural_lanes,
     vector,
 )
 from caldera.kernels.native.codegen.emitter import lanes as lanes_of
-from caldera.kernels.native.codegen.half import load_wide
+from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
 from caldera.kernels.native.codegen.target import host_target
+from caldera.kernels.native.product.packing import TERMS, Lines, Tile, group_of
 
 
 def most_vectors() -> int:
@@ -142,3 +151,254 @@ def _multiply(k: Emitter, kind: ir.Type, accumulate: bool, *given: Value) -> Non
         for goal, totals in zip(goals, sums, strict=True):
             for place, total in zip(places, totals, strict=True):
                 goal.store(place, total.value)
+
+
+_SOON = 8
+"""How many terms before it is read a row of the panel is brought from the second cache to the
+first: a panel is too large to stay there."""
+
+
+@native_kernel
+def _tile(
+    k: Emitter,
+    a: Pointer,
+    panel: Pointer,
+    goal: Pointer,
+    ahead: Pointer,
+    at: Integer,
+    down: Integer,
+    right: Integer,
+    leading: Integer,
+    terms: Integer,
+    high: Integer,
+    wide: Integer,
+    step: Integer,
+    jump: Integer,
+    alpha: Real,
+    keep: Real,
+    shape: tuple[int, int, int],
+    packed: bool,
+) -> None:
+    """goal = alpha * lines @ panel + keep * goal for `high` rows and `wide` columns.
+
+    The lines of `a` begin with number `at`; the distances between them and inside them are `down`
+    and `right`, known if they are `packed`: then the lines of cache from `ahead` on, `step` and
+    `jump` apart, are brought near meanwhile. Whole tiles, and such of half the height, are written
+    as they are. Others are put on the stack first, with what is not there left out.
+    """
+    tile = Tile(*shape)
+    scales = k.convert(alpha, goal.type), k.convert(keep, goal.type)
+    distances = (k.constant(1, I64), k.constant(tile.height, I64)) if packed else (down, right)
+    half = max(1, tile.height // 2)
+    lines = Lines(ahead, step, jump) if packed else None
+
+    def sum_up(height: int, vectors: int, *, whole: bool) -> None:
+        rows = _rows(k, a, at, distances[0], height, None if whole else high)
+        if whole:
+            _fetch(k, goal, leading, height, vectors * tile.lanes)
+        sums = _sums(k, tile, rows, distances[1], panel, terms, vectors, lines)
+        if whole:
+            _write(k, sums, goal, leading, *scales)
+        else:
+            _write_some(k, sums, goal, leading, *scales, high, wide)
+
+    is_wide, is_high = wide.equals(tile.width), high.equals(tile.height)
+    with k.if_else(is_wide & (is_high | high.equals(half))) as (whole, some):
+        with whole, k.if_else(is_high) as (full, low):
+            with full:
+                sum_up(tile.height, tile.vectors, whole=True)
+            with low:
+                sum_up(half, tile.vectors, whole=True)
+        with some:
+            for count in range(1, tile.vectors + 1):
+                above, below = wide > (count - 1) * tile.lanes, wide <= count * tile.lanes
+                with k.if_then(above & below):
+                    sum_up(tile.height, count, whole=False)
+
+
+def _fetch(k: Emitter, goal: Pointer, leading: Value, height: int, width: int) -> None:
+    """Have the result brought near while it is summed up."""
+    step = line_lanes(goal.type)
+    for i in range(height):
+        for j in range(0, width, step):
+            k.prefetch(goal.at(leading * i + j), to_write=True)
+
+
+def _rows(
+    k: Emitter, a: Pointer, at: Value, down: Value, height: int, count: Value | None
+) -> list[Pointer]:
+    """Where rows of the left matrix begin; those from `count` on are the last one there is."""
+    numbers = [k.constant(i, I64) for i in range(height)]
+    if count is not None:
+        numbers = [k.minimum(i, count - 1) for i in numbers]
+    return [a.at((at + i) * down) for i in numbers]
+
+
+def _sums(
+    k: Emitter,
+    tile: Tile,
+    rows: list[Pointer],
+    right: Value,
+    panel: Pointer,
+    terms: Value,
+    vectors: int,
+    ahead: Lines | None,
+) -> list[list[Value]]:
+    lanes, kind = tile.lanes, vector(panel.type, tile.lanes)
+    sums = [[k.variable(0.0, kind) for _ in range(vectors)] for _ in rows]
+    is_wide = vectors == tile.vectors
+
+    def add(term: Value) -> None:
+        across = panel.at(term * tile.width)
+        for j in range(0, tile.width if is_wide else 0, line_lanes(panel.type)):
+            k.prefetch(across.at(_SOON * tile.width + j), soon=True)
+        factors = [across.load(j * lanes, lanes) for j in range(vectors)]
+        for row, totals in zip(rows, sums, strict=True):
+            one = row.load(term * right)
+            for total, factor in zip(totals, factors, strict=True):
+                total.value = k.fma(one, factor, total.value)
+
+    whole = k.constant(0, I64)
+    if ahead is not None:
+        group = group_of(panel)
+        place, back = k.variable(0, I64), ahead.jump - ahead.step * (group - 1)
+        whole = terms // TERMS * TERMS
+        with k.loop(0, whole, TERMS) as term:
+            k.prefetch(ahead.first.at(place.value))
+            ends = (term % (TERMS * group)).equals(TERMS * (group - 1))
+            place.value = place.value + k.select(ends, back, ahead.step)
+            k.prefetch(rows[0].at((term + TERMS * _SOON) * right), soon=True)
+            for i in range(TERMS):
+                add(term + i)
+    with k.loop(whole, terms) as term:
+        add(term)
+    return [[total.value for total in totals] for totals in sums]
+
+
+def _write(
+    k: Emitter, sums: list[list[Value]], goal: Pointer, leading: Value, alpha: Value, keep: Value
+) -> None:
+    places = [
+        (goal.at(leading * i + j * total.lanes), total * alpha)
+        for i, totals in enumerate(sums)
+        for j, total in enumerate(totals)
+    ]
+    with k.if_else(keep.equals(0.0)) as (fresh, added):
+        with fresh:
+            for place, total in places:
+                place.store(0, total)
+        with added:
+            for place, total in places:
+                place.store(0, k.fma(place.load(0, total.lanes), keep, total))
+
+
+def _write_some(
+    k: Emitter,
+    sums: list[list[Value]],
+    goal: Pointer,
+    leading: Value,
+    alpha: Value,
+    keep: Value,
+    high: Value,
+    wide: Value,
+) -> None:
+    vectors, lanes = len(sums[0]), sums[0][0].lanes
+    aside = k.alloca(goal.type, len(sums) * vectors * lanes)
+    for i, totals in enumerate(sums):
+        for j, total in enumerate(totals):
+            aside.store((i * vectors + j) * lanes, total * alpha)
+    with k.loop(0, high) as line:
+        row, found = goal.at(line * leading), aside.at(line * (vectors * lanes))
+
+        def store(j: Value, count: int) -> None:
+            row.store(j, found.load(j, count))
+
+        def add(j: Value, count: int) -> None:
+            row.store(j, k.fma(row.load(j, count), keep, found.load(j, count)))
+
+        with k.if_else(keep.equals(0.0)) as (fresh, added):
+            with fresh:
+                k.vector_loop(0, wide, lanes, store)
+            with added:
+                k.vector_loop(0, wide, lanes, add)
+
+
+_SLOTS = (
+    "a",
+    "panel",
+    "goal",
+    "ahead",
+    "at",
+    "down",
+    "right",
+    "leading",
+    "terms",
+    "high",
+    "wide",
+    "step",
+    "jump",
+    "alpha",
+    "keep",
+)
+"""What the micro-kernel takes, in the order of its slots."""
+
+
+def tile_address(dtype: DType, tile: Tile, *, packed: bool) -> int:
+    """Where the micro-kernel is."""
+    nothing = np.empty(1, dtype)
+    arrays, numbers = dict.fromkeys(_SLOTS[:4], nothing), dict.fromkeys(_SLOTS[4:-2], 1)
+    kinds = {"shape": (tile.height, tile.vectors, tile.lanes), "packed": packed}
+    _, form = _tile.packed({**arrays, **numbers, "alpha": 1.0, "keep": 0.0, **kinds})
+    return _tile.address(form)
+
+
+@dataclass(frozen=True)
+class TileCalls:
+    """Calls of the micro-kernel from another kernel, for the tiles of a panel: its arguments lie in
+    slots, as for all others, and those that are the same for all tiles are put there once."""
+
+    k: Emitter
+    address: Value
+    slots: Pointer
+
+    @classmethod
+    def of(
+        cls,
+        k: Emitter,
+        address: Value,
+        panel: Pointer,
+        *,
+        down: Number,
+        right: Number,
+        leading: Number,
+        terms: Number,
+        wide: Number,
+        alpha: Value,
+        keep: Value,
+    ) -> TileCalls:
+        """For these arguments of the micro-kernel."""
+        calls = cls(k, address, k.alloca(I64, len(_SLOTS)))
+        calls._put(panel=k.pointer_to_int(panel), ahead=k.pointer_to_int(panel), step=0, jump=0)
+        calls._put(down=down, right=right, leading=leading, terms=terms, wide=wide)
+        calls._put(
+            **{
+                name: k.bitcast(k.convert(each, F64), I64)
+                for name, each in (("alpha", alpha), ("keep", keep))
+            }
+        )
+        return calls
+
+    def ask(self, lines: Lines) -> None:
+        """Have the next tile bring these near, if its rows are packed."""
+        self._put(ahead=self.k.pointer_to_int(lines.first), step=lines.step, jump=lines.jump)
+
+    def __call__(self, a: Pointer, goal: Pointer, *, at: Number, high: Number) -> None:
+        """Sum up a tile."""
+        k = self.k
+        self._put(a=k.pointer_to_int(a), goal=k.pointer_to_int(goal), at=at, high=high)
+        zero, one = k.constant(0, I64), k.constant(1, I64)
+        k.call_address(self.address, ir.VoidType(), self.slots, zero, one)
+
+    def _put(self, **words: Number) -> None:
+        for name, word in words.items():
+            self.slots.store(_SLOTS.index(name), self.k.constant(word, I64))

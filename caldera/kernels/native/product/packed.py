@@ -18,9 +18,8 @@ from caldera.base.threads import part_count, thread_count
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.dtype import DType
 from caldera.core.tensor.shape import size
-from caldera.kernels.common.epilogue import NOTHING, Epilogue
-from caldera.kernels.common.matrices import Matrices
-from caldera.kernels.common.scratch import compute_dtype, workspace_bytes
+from caldera.kernels.common.binding import compute_dtype, workspace_bytes
+from caldera.kernels.common.product import NOTHING, Epilogue, Matrices
 from caldera.kernels.native.codegen.emitter import (
     Emitter,
     Pointer,
@@ -28,13 +27,6 @@ from caldera.kernels.native.codegen.emitter import (
     natural_lanes,
 )
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
-from caldera.kernels.native.product.blocking import (
-    Blocking,
-    Tile,
-    blocking_of,
-    shared_elements,
-    tile_of,
-)
 from caldera.kernels.native.product.epilogue import apply_epilogue
 from caldera.kernels.native.product.gemm import (
     Binder,
@@ -47,15 +39,21 @@ from caldera.kernels.native.product.gemm import (
     product_workspace,
     split_k_workspace,
 )
-from caldera.kernels.native.product.packed_tile import TileCalls, tile_address
+from caldera.kernels.native.product.microkernel import TileCalls, tile_address
 from caldera.kernels.native.product.packing import (
+    Blocking,
+    Tile,
+    Unpacked,
+    ask_ahead,
+    blocking_of,
     corner_of,
     pack_panels,
     pack_strips,
     pack_together,
     panel_of,
+    shared_elements,
+    tile_of,
 )
-from caldera.kernels.native.product.prefetch import Unpacked, ask_ahead
 from caldera.kernels.native.product.problem import dense, extent_of, parts_for
 from caldera.kernels.table import TABLE, Array, Kernel
 

@@ -1,22 +1,164 @@
-"""Parts of matrices in the order in which a micro-kernel reads them.
+"""Blocking, packing and prefetching of matrix products.
 
-The right matrix becomes panels: as many columns as a tile is wide, row after row. The left matrix
-becomes strips: as many rows as a tile is high, column after column. Every element is then read
-from the cache line after the last one, however far apart the rows of the matrix lie.
+Blocking sets tiles for registers, blocks for caches and rectangles for threads. Packing stores
+matrices in the order in which a micro-kernel reads them. The right matrix becomes panels as wide
+as a tile, row by row; the left matrix becomes strips as high as a tile, column by column. Every
+element is then read from the cache line after the last one, however far apart the rows of the
+matrix are.
+
+A tile prefetches one cache line with every second term. More would displace its own loads: a core
+has about a dozen in flight. The lines read next are therefore divided among the preceding tiles:
+the first tiles of a panel prefetch the next panel, the others rows of the left matrix, if some
+are to be packed next.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import (
     I64,
     Emitter,
     Number,
     Pointer,
     Value,
+    line_lanes,
     natural_lanes,
 )
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
+from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.native.movement import transposed
+
+DEEPEST = 512
+"""Terms of a sum between two visits of the result: a panel of so many rows stays in the cache of
+second level, and a visit is little beside them."""
+CACHED_ELEMENTS = 1 << 16
+"""Elements of the left matrix that are used again and again: half of a cache of second level."""
+WIDEST = 1536
+"""Columns of the right matrix that are packed at once."""
+WORTH_PACKING = 2
+"""How many panels must read a strip of the left matrix for packing it to pay."""
+_PACKING = 8.0
+"""What it costs to pack a vector, in vectors multiplied: most of it is waiting for memory."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The part of the result that is kept in registers: rows, and vectors of columns."""
+
+    height: int
+    vectors: int
+    lanes: int
+
+    @property
+    def width(self) -> int:
+        """Columns."""
+        return self.vectors * self.lanes
+
+
+def tile_of(dtype: str) -> Tile:
+    """The tile for this machine: its sums, a row of vectors and one more fill the registers."""
+    height = 8 if host_target().registers >= 32 else 4
+    return Tile(height, 3, natural_lanes(computed_type(dtype)))
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """`height` rows and `width` columns of the result are one thread's task. Sums are taken in
+    pieces of `depth` terms, for `band` rows of the left matrix and `strip` columns of the right
+    one at a time. `packs_left` says whether the left matrix is packed as well."""
+
+    height: int
+    width: int
+    depth: int
+    band: int
+    strip: int
+    packs_left: bool
+
+    def left_elements(self, tile: Tile) -> int:
+        """Elements of memory that each thread needs for what it packs of the left matrix."""
+        left = self.band * self.depth if self.packs_left else 0
+        # What the next thread packs begins at a line of the cache, as vectors should.
+        return _up(left, tile.lanes)
+
+    def elements(self, tile: Tile) -> int:
+        """The same with what it packs of the right matrix."""
+        return self.depth * _up(self.strip, tile.width) + self.left_elements(tile)
+
+
+def shared_elements(columns: int, length: int, tile: Tile) -> int:
+    """Elements of memory for the right matrix, packed by all threads together."""
+    return length * _up(columns, tile.width)
+
+
+def blocking_of(
+    count: int,
+    rows: int,
+    columns: int,
+    length: int,
+    parts: int,
+    tile: Tile,
+    *,
+    shares_panels: bool = False,
+) -> Blocking:
+    """For `count` products of this extent on so many threads, which may have packed the right
+    matrix together: then each rectangle begins with a panel."""
+    # Of nothing there are no rectangles, and no work for those of a row and a column.
+    count, rows, columns = (max(1, each) for each in (count, rows, columns))
+    shapes = _rectangles(rows, columns, parts, tile)
+    if shares_panels:
+        shapes = {(down, right) for down, right in shapes if not right % tile.width}
+    height, width = min(
+        sorted(shapes),
+        key=lambda shape: _cost(count, rows, columns, shape, parts, tile, shared=shares_panels),
+    )
+    pieces = max(1, -(-length // DEEPEST))
+    depth = max(1, -(-length // pieces))
+    band = max(tile.height, CACHED_ELEMENTS // depth // tile.height * tile.height)
+    band = min(band, _up(height, tile.height))
+    packs_left = width >= WORTH_PACKING * tile.width
+    # Panel by panel the next one can be fetched meanwhile; other bands would have to be packed
+    # again for each of them.
+    strip = tile.width if height <= band else WIDEST
+    return Blocking(height, width, depth, band, min(_up(width, tile.width), strip), packs_left)
+
+
+def _rectangles(rows: int, columns: int, parts: int, tile: Tile) -> set[tuple[int, int]]:
+    """Rectangles of a result that are whole tiles, or halves of them, as far as possible."""
+    found = set()
+    for down in range(1, parts + 1):
+        for across in {1, *range(parts // down, parts // (down + 1), -1)}:
+            height, width = -(-rows // down), -(-columns // across)
+            found.add((_up(height, max(1, tile.height // 2)), _up(width, tile.lanes)))
+            found.add((_up(height, tile.height), _up(width, tile.width)))
+    return found
+
+
+def _cost(
+    count: int,
+    rows: int,
+    columns: int,
+    shape: tuple[int, int],
+    parts: int,
+    tile: Tile,
+    *,
+    shared: bool,
+) -> float:
+    """Vectors that the busiest thread multiplies for each term of the sums, with what it packs."""
+    height, width = shape
+    tasks = count * -(-rows // height) * -(-columns // width)
+    vectors = -(-min(width, _up(columns, tile.lanes)) // tile.lanes)
+    lines = min(height, rows)
+    each = _up(lines, max(1, tile.height // 2)) * vectors
+    packed = lines / tile.lanes + (0 if shared else vectors)
+    return -(-tasks // parts) * (each + _PACKING * packed)
+
+
+def _up(length: int, grain: int) -> int:
+    return -(-length // grain) * grain
+
 
 _GRAIN = 16
 """Rows that a thread packs at once: as many as the widest vector has lanes, and few enough that
@@ -195,3 +337,90 @@ def panel_of(
 def corner_of(row: Value, column: Value, leading: Value, *, flipped: bool) -> Value:
     """Where the rest of a matrix begins."""
     return column * leading + row if flipped else row * leading + column
+
+
+TERMS = 2
+"""Of a sum, for each line that is asked for meanwhile."""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Lines of cache in groups: those of a group begin `step` elements apart, and groups `jump`."""
+
+    first: Pointer
+    step: Value
+    jump: Value
+
+
+def group_of(pointer: Pointer) -> int:
+    """How many lines are a group: those that a tile asks for while it reads a line of terms."""
+    return line_lanes(pointer.type) // TERMS
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """Columns of a matrix that are packed next, if that `is_next`: `corner` is the first element.
+    `flipped` says that the columns are dense, not the rows."""
+
+    corner: Pointer
+    leading: Value
+    flipped: bool
+    is_next: Value
+
+    def lines(self, k: Emitter, share: Value, terms: Value) -> Lines:
+        """The share with this number, of `terms` rows."""
+        line, group = line_lanes(self.corner.type), group_of(self.corner)
+        if self.flipped:
+            first = self.corner.at(share * group * self.leading)
+            return Lines(first, self.leading, k.constant(line, I64))
+        half, column = (share & 1) * (terms // TERMS), (share >> 1) * line
+        return Lines(
+            self.corner.at(half * self.leading + column), self.leading, self.leading * group
+        )
+
+
+def ask_ahead(
+    k: Emitter,
+    ask: Callable[[Lines], None],
+    number: Value,
+    tiles: Value,
+    terms: Value,
+    width: int,
+    packed: Pointer,
+    panel: Unpacked | None,
+    rows: Unpacked,
+    panels: Value,
+    band: Value,
+) -> None:
+    """Have tile number `number` ask for its lines, of so many `tiles` of a panel.
+
+    The next panel is `packed`, or else the `width` columns at `panel`. The next `band` rows to be
+    packed are asked for late, by the tiles of the last panels (there are `panels` more), as they
+    take the place of what is near. These are branches, not choices: short sums leave no time to
+    compute addresses that are not asked for.
+    """
+    line, group = line_lanes(packed.type), group_of(packed)
+    most = TERMS * -(-width // line)
+
+    def ask_packed() -> None:
+        first = packed.at(number * (terms // TERMS) * line)
+        ask(Lines(first, k.constant(line, I64), k.constant(line * group, I64)))
+
+    with k.if_else(number < most) as (early, late):
+        with early:
+            if panel is None:
+                ask_packed()
+            else:
+                with k.if_else(panel.is_next) as (is_unpacked, is_packed):
+                    with is_unpacked:
+                        ask(panel.lines(k, number, terms))
+                    with is_packed:
+                        ask_packed()
+        with late:
+            share = number - most + panels * (tiles - most)
+            with k.if_else(rows.is_next & (share * group < band)) as (some, nothing):
+                with some:
+                    ask(rows.lines(k, share, terms))
+                with nothing:
+                    zero = k.constant(0, I64)
+                    ask(Lines(packed, zero, zero))

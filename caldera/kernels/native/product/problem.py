@@ -12,8 +12,8 @@ from caldera.base.threads import thread_count
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.dtype import HALVES
 from caldera.core.tensor.shape import Shape, size
-from caldera.kernels.common.matrices import Matrices, as_matrices, offsets_of, steps
-from caldera.kernels.common.scratch import Scratch, compute_dtype, workspace_bytes
+from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
+from caldera.kernels.common.product import Matrices, as_matrices, offsets_of, steps
 from caldera.kernels.native.codegen.dtypes import ElementPointer
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, natural_lanes
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel

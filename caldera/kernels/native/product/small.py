@@ -10,10 +10,8 @@ import numpy as np
 
 from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import size
-from caldera.kernels.common.epilogue import Epilogue
-from caldera.kernels.common.matrices import offsets_of, steps
-from caldera.kernels.common.product import Product
-from caldera.kernels.common.scratch import Scratch
+from caldera.kernels.common.binding import Scratch
+from caldera.kernels.common.product import Epilogue, Product, offsets_of, steps
 from caldera.kernels.native.codegen.dtypes import ElementPointer, computed_type
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer, natural_lanes, vector
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel

@@ -10,8 +10,7 @@ import numpy as np
 
 from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import size
-from caldera.kernels.common.axes import Axes, axes_of
-from caldera.kernels.common.loop_body import LoopBody
+from caldera.kernels.common.loops import Axes, LoopBody, axes_of
 from caldera.kernels.common.reduction import identity
 from caldera.kernels.native.codegen.dtypes import (
     MEMORY_TYPES,
@@ -23,14 +22,15 @@ from caldera.kernels.native.codegen.dtypes import (
 from caldera.kernels.native.codegen.emitter import I32, I64, Emitter, Value, is_floating
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner
-from caldera.kernels.native.elementwise.loop import vector_lanes, workers
-from caldera.kernels.native.elementwise.operands import (
+from caldera.kernels.native.elementwise.loop import (
     Operand,
     OuterAxis,
     StridedArray,
     at_row,
     outer_axes,
     strided_arrays,
+    vector_lanes,
+    workers,
 )
 from caldera.kernels.native.elementwise.operations import combine
 from caldera.kernels.table import TABLE, Call, Kernel, Runner

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from caldera.kernels.common.loop_body import LoopBody, Reduction
+from caldera.kernels.common.loops import LoopBody, Reduction
 from caldera.kernels.common.reduction import accumulator_dtype, identity
 from caldera.kernels.native.codegen.dtypes import (
+    HALF_NAMES,
     MEMORY_TYPES,
     cast,
     computed_type,
@@ -24,9 +25,8 @@ from caldera.kernels.native.codegen.dtypes import (
     to_memory,
 )
 from caldera.kernels.native.codegen.emitter import I64, Emitter, Value, natural_lanes, vector
-from caldera.kernels.native.codegen.half import HALF_NAMES
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
-from caldera.kernels.native.elementwise.operands import Operand, OuterAxis, StridedArray, at_row
+from caldera.kernels.native.elementwise.loop import Operand, OuterAxis, StridedArray, at_row
 from caldera.kernels.native.elementwise.operations import combine, computed_values
 
 DEPTH = 16

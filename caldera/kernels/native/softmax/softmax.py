@@ -1,13 +1,18 @@
-"""Softmax, its logarithm, and their gradients."""
+"""Softmax, log-softmax and cross entropy with their gradients.
+
+Cross entropy takes class indices or probabilities, and is computed from logits in one pass.
+"""
 
 from __future__ import annotations
 
+import math
+
 from caldera.kernels.native.codegen.emitter import Value
-from caldera.kernels.native.codegen.math import exp, log
+from caldera.kernels.native.codegen.math import exp, exp_of_negative, log
 from caldera.kernels.native.codegen.strides import any_layout
 from caldera.kernels.native.softmax.operands import Operand, Single
 from caldera.kernels.native.softmax.sample import WRITERS, Sample, bind_classes
-from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 
 def _softmax(sample: Sample, operands: list[Operand], singles: list[Single]) -> None:
@@ -67,4 +72,115 @@ for _name, _write in (
     WRITERS[_name] = _write
     TABLE.add(
         Kernel(_name, "cpu", "native", any_layout(_bind), priority=10, in_place=lambda node: True)
+    )
+
+
+class _Labels:
+    """The labels of the samples at hand, and what their logits are."""
+
+    def __init__(self, sample: Sample, logits: Operand, labels: Single) -> None:
+        k = self.k = sample.k
+        self.index = labels.load_index(sample.samples)
+        self.known = (self.index >= 0) & (self.index < sample.classes)
+        self.logit = logits.load_at(k.select(self.known, self.index, 0))
+
+    def below(self, largest: Value) -> Value:
+        """The logit of the label less the largest one, and 0 where it is +inf."""
+        return self.k.select(self.logit.equals(math.inf), 0.0, self.logit - largest)
+
+
+def _cross_entropy(sample: Sample, operands: list[Operand], singles: list[Single]) -> None:
+    (logits,), (labels, loss) = operands, singles
+    k = sample.k
+    _, total, largest = sample.weights(logits, again=False)
+    label = _Labels(sample, logits, labels)
+    loss.store(k.select(label.known, log(k, total) - label.below(largest), math.nan))
+
+
+def _cross_entropy_grad(sample: Sample, operands: list[Operand], singles: list[Single]) -> None:
+    (logits, dx), (g, labels) = operands, singles
+    slope = g.load(sample.samples)
+    # Before the weights, which may be kept where the logits are.
+    label = _Labels(sample, logits, labels)
+    weight, total, largest = sample.weights(logits, again=True)
+    share = 1.0 / total
+
+    def finish(index: Value, count: int) -> None:
+        dx.store(index, weight(index, count) * share * slope)
+
+    sample.each(finish)
+    own = exp_of_negative(sample.k, label.below(largest)) * share
+    dx.store_at(label.index, (own - 1.0) * slope, label.known)
+
+
+def _probabilities(sample: Sample, operands: list[Operand], singles: list[Single]) -> None:
+    (logits, targets), (loss,) = operands, singles
+    k = sample.k
+    _, total, largest = sample.weights(logits, again=False)
+    below, logarithm = sample.below(logits, largest), log(k, total)
+
+    def term(index: Value, count: int) -> Value:
+        target = targets.load(index, count)
+        return k.select(target.equals(0.0), 0.0, target * (logarithm - below(index, count)))
+
+    loss.store(sample.sum(term))
+
+
+def _probabilities_grad(sample: Sample, operands: list[Operand], singles: list[Single]) -> None:
+    (logits, targets, dx), (g,) = operands, singles
+    slope = g.load(sample.samples)
+    amount = sample.sum(targets.load)
+    weight, total, _ = sample.weights(logits, again=True)
+    share = 1.0 / total
+
+    def finish(index: Value, count: int) -> None:
+        part = weight(index, count) * share * amount
+        dx.store(index, (part - targets.load(index, count)) * slope)
+
+    sample.each(finish)
+
+
+Arrays = list[Array]
+
+
+def _cross_entropy_bind(call: Call) -> Runner | None:
+    logits, labels = call.inputs
+    return _bound(call, [logits], [labels, *call.outputs])
+
+
+def _bind_grad(call: Call) -> Runner | None:
+    g, logits, labels = call.inputs
+    return _bound(call, [logits, *call.outputs], [g, labels])
+
+
+def _bind_probabilities(call: Call) -> Runner | None:
+    return _bound(call, list(call.inputs), list(call.outputs))
+
+
+def _bind_probabilities_grad(call: Call) -> Runner | None:
+    g, logits, targets = call.inputs
+    return _bound(call, [logits, targets, *call.outputs], [g])
+
+
+def _bound(call: Call, full: Arrays, singles: Arrays) -> Runner | None:
+    return bind_classes(call.node.op.name, call.node.attrs["axis"], full, singles)
+
+
+for _cross_entropy_name, _cross_entropy_write, _its_bind in (
+    ("cross_entropy", _cross_entropy, _cross_entropy_bind),
+    ("cross_entropy_grad", _cross_entropy_grad, _bind_grad),
+    ("cross_entropy_probabilities", _probabilities, _bind_probabilities),
+    ("cross_entropy_probabilities_grad", _probabilities_grad, _bind_probabilities_grad),
+):
+    WRITERS[_cross_entropy_name] = _cross_entropy_write
+    TABLE.add(
+        Kernel(
+            _cross_entropy_name,
+            "cpu",
+            "native",
+            any_layout(_its_bind),
+            priority=10,
+            # The weights wait in the output: that may be where the logits are, not the targets.
+            in_place=lambda node: node.op.name == "cross_entropy_grad",
+        )
     )

@@ -5,14 +5,10 @@
 from __future__ import annotations
 
 from caldera.onnx.writing.rules import (
-    control,
     elementwise,
-    indexing,
-    leaf,
+    layers,
     movement,
-    networks,
-    product,
-    reduction,
+    registry,
 )
 from caldera.onnx.writing.rules.registry import RULES
 

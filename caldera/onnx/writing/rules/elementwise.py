@@ -1,9 +1,11 @@
-"""Ops on each element by itself."""
+"""Export rules of elementwise ops and reductions."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
+
+import numpy as np
 
 from caldera.core.tensor.dtype import is_float
 from caldera.onnx.writing.rules.registry import inputs, writes
@@ -167,3 +169,45 @@ def _softmax(write: Any, pair: Any) -> str:
 @writes("log_softmax")
 def _log_softmax(write: Any, pair: Any) -> str:
     return write.add("LogSoftmax", *inputs(write, pair), axis=pair.attrs["axis"])
+
+
+_OPERATORS = {
+    "sum": "ReduceSum",
+    "mean": "ReduceMean",
+    "max": "ReduceMax",
+    "min": "ReduceMin",
+    "prod": "ReduceProd",
+    "logsumexp": "ReduceLogSumExp",
+}
+
+
+def _reduced(write: Any, pair: Any) -> str:
+    axes = list(pair.attrs["axis"])
+    (x,) = inputs(write, pair)
+    if not axes:
+        # Without axes ONNX would take all of them.
+        return NotImplemented
+    return write.add(
+        _OPERATORS[pair.name], x, write.integers(axes), keepdims=int(pair.attrs["keepdims"])
+    )
+
+
+writes(*_OPERATORS)(_reduced)
+
+
+def _position(operator: str) -> Any:
+    def rule(write: Any, pair: Any) -> str:
+        keepdims = int(pair.attrs["keepdims"])
+        return write.add(operator, *inputs(write, pair), axis=pair.attrs["axis"], keepdims=keepdims)
+
+    return rule
+
+
+writes("argmax")(_position("ArgMax"))
+writes("argmin")(_position("ArgMin"))
+
+
+@writes("cumsum")
+def _cumsum(write: Any, pair: Any) -> str:
+    axis = write.scalar(pair.attrs["axis"], np.dtype(np.int64))
+    return write.add("CumSum", *inputs(write, pair), axis, reverse=int(pair.attrs["reverse"]))

@@ -1,12 +1,12 @@
-"""Which ops can be written, and how a rule is registered.
+"""Registry of ONNX export rules, and the rules of leaves and loops.
 
     @writes("reshape")
     def _reshape(write, pair):
         return write.add("Reshape", write.name(pair.inputs[0]), write.shape(pair.sizes("shape")))
 
-A rule gives the name of the output, a tuple of them, or NotImplemented: then a composite op is
-written by its parts. It reads attributes as they are in the graph for the first number of samples;
-those that may be others in the second graph, and that it sees to, are named:
+A rule returns the name of the output, a tuple of names, or NotImplemented: then a composite op is
+written by its components. It reads attributes from the graph for the first number of samples.
+Attributes that may differ in the second graph, and that the rule supports, are named:
 
     @writes("reshape", by_samples=("shape",))
 """
@@ -16,6 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+
+from caldera.core.graph.opdef import parameter
+from caldera.onnx.writing.dynamic_batch import Pair, array_by_samples, counting
 
 Function = Callable[[Any, Any], Any]
 RULES: dict[str, Rule] = {}
@@ -46,3 +51,84 @@ def writes(*names: str, by_samples: Sequence[str] = ()) -> Callable[[Function], 
 def inputs(write: Any, pair: Any) -> list[str]:
     """The names of a node's inputs."""
     return [write.name(given) for given in pair.inputs]
+
+
+@writes("constant", by_samples=("value",))
+def _constant(write: Any, pair: Any) -> str:
+    first, second = (
+        np.array(each.attrs["value"], pair.spec.dtype) for each in (pair.node, pair.twin)
+    )
+    return array_by_samples(write, (first, second), pair.node)
+
+
+def _arrays(pair: Any) -> tuple[np.ndarray, np.ndarray]:
+    first, second = (
+        np.array(each.attrs["symbol"].value.numpy()) for each in (pair.node, pair.twin)
+    )
+    return first, second
+
+
+@writes("array", by_samples=("symbol",))
+def _array(write: Any, pair: Any) -> str:
+    return array_by_samples(write, _arrays(pair), pair.node)
+
+
+@writes("variable", "tensor", by_samples=("symbol",))
+def _held(write: Any, pair: Any) -> str:
+    symbol = pair.attrs["symbol"]
+    if symbol is not pair.twin.attrs["symbol"]:
+        # Made while the model was written down, and so each time anew.
+        return array_by_samples(write, _arrays(pair), pair.node)
+    return write.held(np.array(symbol.value.numpy()), symbol.name or "tensor")
+
+
+@writes("iota", by_samples=("shape",))
+def _iota(write: Any, pair: Any) -> str:
+    shape, axis = pair.shape, pair.attrs["axis"]
+    numbers = counting(write, shape[axis], axis, len(shape), pair.spec.dtype)
+    return write.add("Expand", numbers, write.shape(shape))
+
+
+@writes("item")
+def _item(write: Any, pair: Any) -> str:
+    names = write.find(pair.inputs[0])
+    return names[pair.attrs["index"]]
+
+
+@writes("cast")
+def _cast(write: Any, pair: Any) -> str:
+    source = write.name(pair.inputs[0])
+    return write.add("Cast", source, to=write.element_type(pair.spec.dtype))
+
+
+@writes("scan", by_samples=("body", "length"))
+def _scan(write: Any, pair: Any) -> tuple[str, ...]:
+    attrs = pair.attrs
+    carries, sequences = attrs["carries"], attrs["sequences"]
+    if not sequences:
+        return NotImplemented
+    given = inputs(write, pair)
+    bodies = attrs["body"], pair.twin.attrs["body"]
+    arguments = [
+        Pair(*[parameter(i, body.parameters[i]) for body in bodies])
+        for i in range(len(bodies[0].parameters))
+    ]
+    roots = [Pair(*each) for each in zip(*[body.outputs for body in bodies], strict=True)]
+    body = write.body(arguments, given[carries + sequences :], carries + sequences, roots)
+    directions = {}
+    if attrs["reverse"]:
+        counts = {
+            "scan_input_directions": sequences,
+            "scan_output_directions": len(roots) - carries,
+        }
+        # ONNX takes no empty list.
+        directions = {name: [1] * count for name, count in counts.items() if count}
+    names = write.add(
+        "Scan",
+        *given[: carries + sequences],
+        outputs=len(roots),
+        body=body,
+        num_scan_inputs=sequences,
+        **directions,
+    )
+    return names if isinstance(names, tuple) else (names,)

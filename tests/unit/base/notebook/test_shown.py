@@ -13,7 +13,7 @@ from rich.text import Text
 
 import caldera as cd
 from caldera import nn, op, search
-from caldera.base.notebook import MOST_ROWS, html_table, html_text, note
+from caldera.base.formatting import MOST_ROWS, html_table, html_text, note
 from caldera.draw import live_line as live
 from caldera.draw.svg import Picture
 

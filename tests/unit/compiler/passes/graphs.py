@@ -16,14 +16,14 @@ import numpy as np
 from hypothesis import strategies as st
 
 from caldera.compiler.lazy import Variable, lift, var
-from caldera.core.graph.body import Body
 from caldera.core.graph.differentiate import gradients
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import as_tuple, parameter
 from caldera.core.graph.ops import base, control, movement, product, reduction
 from caldera.core.graph.ops import elementwise as e
 from caldera.core.graph.ops.activation import gelu, log_softmax, softmax
-from caldera.core.graph.ops.leaf import constant, iota
+from caldera.core.graph.ops.base import constant, iota
+from caldera.core.graph.program import Body
 from caldera.core.tensor.dtype import DType, float64, int32
 from caldera.core.tensor.shape import Shape, broadcast_shapes
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from caldera.compiler.lazy import lift
-from caldera.compiler.passes.cse import RULES, merge_loops
-from caldera.core.graph.body import Body
+from caldera.compiler.passes.redundancy import RULES, merge_loops
 from caldera.core.graph.differentiate import gradients
 from caldera.core.graph.node import Spec
 from caldera.core.graph.opdef import Nodes, as_tuple, parameter
 from caldera.core.graph.ops import elementwise as e
-from caldera.core.graph.ops.base import full, sum_
+from caldera.core.graph.ops.base import constant, full, sum_
 from caldera.core.graph.ops.control import scan
-from caldera.core.graph.ops.leaf import constant
-from caldera.core.graph.program import Program
+from caldera.core.graph.program import Body, Program
 from caldera.core.tensor.dtype import float32, int32
 from tests.unit.compiler.passes.tools import compute, rewritten, variable
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.compiler.passes.dead_code import eliminate_dead_code
-from caldera.core.graph.body import Body
+from caldera.compiler.passes.redundancy import eliminate_dead_code
 from caldera.core.graph.node import Spec
 from caldera.core.graph.opdef import parameter
 from caldera.core.graph.ops import elementwise as e
 from caldera.core.graph.ops.control import fused, scan
-from caldera.core.graph.program import Program
+from caldera.core.graph.program import Body, Program
 from caldera.core.tensor.dtype import float32
 from tests.unit.compiler.passes.tools import compute, variable
 

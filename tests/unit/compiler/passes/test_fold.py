@@ -10,9 +10,8 @@ from caldera.compiler.passes.constants import LARGEST_ARRAY, uniform
 from caldera.compiler.passes.fold import ARRAYS, NUMBERS, is_exact_sum
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.activation import gelu
-from caldera.core.graph.ops.base import broadcast_to, cast, full, reshape, sum_
+from caldera.core.graph.ops.base import broadcast_to, cast, constant, full, iota, reshape, sum_
 from caldera.core.graph.ops.elementwise import add, div, exp, mul, pow_
-from caldera.core.graph.ops.leaf import constant, iota
 from caldera.core.graph.ops.movement import concat, flip, pad, slice_, transpose
 from caldera.core.graph.ops.product import matmul
 from caldera.core.graph.ops.reduction import max_

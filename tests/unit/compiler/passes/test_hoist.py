@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.compiler.passes.hoist import hoist
-from caldera.core.graph.body import Body
+from caldera.compiler.passes.redundancy import hoist
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import as_tuple, parameter
 from caldera.core.graph.ops import elementwise as e
 from caldera.core.graph.ops.base import broadcast_to, full
 from caldera.core.graph.ops.control import scan
-from caldera.core.graph.program import Program
+from caldera.core.graph.program import Body, Program
 from caldera.core.tensor.dtype import float32
 from tests.unit.compiler.passes.tools import compute, number, variable
 

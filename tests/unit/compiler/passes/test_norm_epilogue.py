@@ -7,7 +7,7 @@ import pytest
 import caldera as cd
 from caldera import op
 from caldera.compiler.lazy import Expr
-from caldera.compiler.passes.norm_epilogue import norm_epilogue
+from caldera.compiler.passes.epilogue import norm_epilogue
 from caldera.core.graph.program import Program
 from tests.unit.compiler.passes.tools import joined, names
 

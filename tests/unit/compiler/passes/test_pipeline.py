@@ -10,7 +10,7 @@ import pytest
 import caldera as cd
 from caldera import nn, op
 from caldera.compiler.lazy import Expr
-from caldera.compiler.passes import relu_mask
+from caldera.compiler.passes import relu
 from caldera.compiler.passes.pipeline import NAMES, optimise
 from caldera.core.graph.opdef import OPS
 from caldera.core.graph.program import program_of
@@ -71,7 +71,7 @@ def test_each_pass_can_be_switched_off(name: str, everything: list[Expr]) -> Non
 def test_switching_a_pass_off_changes_the_result(
     everything: list[Expr], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relu_mask, "LARGE", 0)
+    monkeypatch.setattr(relu, "LARGE", 0)
     layer = nn.MultiHeadAttention(2)
     attended = op.sum(layer(op.var("steps", (1, 3, 4))))
     more = op.grad(attended, layer.parameters())

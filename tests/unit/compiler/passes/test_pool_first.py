@@ -12,7 +12,7 @@ from caldera import op
 from caldera.compiler.lazy import Expr, Variable
 from caldera.compiler.passes.lower import lower
 from caldera.compiler.passes.pipeline import passes
-from caldera.compiler.passes.pool_first import pool_first
+from caldera.compiler.passes.relu import pool_first
 from caldera.core.graph.node import Node
 from caldera.core.graph.program import Program, program_of
 from caldera.core.graph.verify import verify

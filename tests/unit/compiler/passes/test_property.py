@@ -14,10 +14,9 @@ from caldera.compiler.passes.constants import value_of
 from caldera.compiler.passes.lower import lower
 from caldera.compiler.passes.pipeline import NAMES, passes
 from caldera.compiler.plan.plan import Plan
-from caldera.core.graph.body import topological
 from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import ITEM
-from caldera.core.graph.program import Program
+from caldera.core.graph.program import Program, topological
 from caldera.core.graph.verify import verify
 from caldera.core.memory import device
 from caldera.core.tensor.dtype import float32, float64

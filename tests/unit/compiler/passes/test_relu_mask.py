@@ -8,9 +8,9 @@ import pytest
 import caldera as cd
 from caldera import op
 from caldera.compiler.lazy import Expr, Variable
-from caldera.compiler.passes import relu_mask as module
+from caldera.compiler.passes import relu as module
 from caldera.compiler.passes.epilogue import epilogue
-from caldera.compiler.passes.relu_mask import relu_mask
+from caldera.compiler.passes.relu import relu_mask
 from caldera.core.graph.program import Program, program_of
 from caldera.core.graph.verify import verify
 from tests.unit.compiler.passes.tools import names

@@ -9,8 +9,7 @@ from caldera.compiler.passes.simplify import RULES
 from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import Op
 from caldera.core.graph.ops import elementwise as e
-from caldera.core.graph.ops.base import broadcast_to, cast, full, reshape, sum_
-from caldera.core.graph.ops.leaf import constant, iota
+from caldera.core.graph.ops.base import broadcast_to, cast, constant, full, iota, reshape, sum_
 from caldera.core.graph.ops.movement import flip, slice_, split, transpose
 from caldera.core.graph.ops.product import matmul
 from caldera.core.graph.ops.reduction import argmax, argmin, max_, prod

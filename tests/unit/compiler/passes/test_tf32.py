@@ -9,9 +9,8 @@ from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.compiler.passes.pipeline import optimise
 from caldera.compiler.passes.precision import lower_precision
-from caldera.core.graph.body import Body
 from caldera.core.graph.node import Node
-from caldera.core.graph.program import Program, program_of
+from caldera.core.graph.program import Body, Program, program_of
 
 PRODUCTS = (
     "matmul",

@@ -10,7 +10,7 @@ from caldera.compiler.lazy import Expr, var
 from caldera.compiler.passes.lower import lower
 from caldera.compiler.passes.pattern import Rules
 from caldera.core.graph.node import Node
-from caldera.core.graph.ops.leaf import assign, constant
+from caldera.core.graph.ops.base import assign, constant
 from caldera.core.graph.program import Program, program_of
 from caldera.core.graph.verify import verify
 from caldera.core.tensor.dtype import float32

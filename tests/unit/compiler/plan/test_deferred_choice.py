@@ -13,7 +13,7 @@ from caldera import op
 from caldera.base.config import settings
 from caldera.core.graph.node import Node
 from caldera.kernels import choose
-from caldera.kernels.race import Outcome
+from caldera.kernels.tuning import Outcome
 
 
 @pytest.fixture

@@ -13,17 +13,17 @@ import pytest
 import caldera as cd
 from caldera import op
 from caldera.base.file_cache import FileCache
-from caldera.compiler.plan import profile, roofline
+from caldera.compiler.plan import timing
 from caldera.compiler.plan.explain import fastest
-from caldera.compiler.plan.roofline import Peaks, cpu_peaks
+from caldera.compiler.plan.timing import Peaks, cpu_peaks
 from caldera.core.graph.node import Node
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import DType, bfloat16, float32, float64, int64
 from caldera.errors import ConfigError
+from caldera.kernels.choices import Verdict
 from caldera.kernels.choose import Choices, choices
 from caldera.kernels.common import blas_threads
 from caldera.kernels.table import TABLE, Kernel, Runner
-from caldera.kernels.verdict import Verdict
 from tests.object_cache import link_kernels
 
 PEAKS = Peaks(float32=2e9, float64=1e9, bfloat16=2e9, bandwidth=4e9)
@@ -32,9 +32,9 @@ PEAKS = Peaks(float32=2e9, float64=1e9, bfloat16=2e9, bandwidth=4e9)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Few runs, and peaks that need not be measured."""
-    monkeypatch.setattr(profile, "BUDGET_S", 0.0)
-    monkeypatch.setattr(roofline, "measure", lambda: PEAKS)
-    monkeypatch.setattr(roofline, "_known", {})
+    monkeypatch.setattr(timing, "BUDGET_S", 0.0)
+    monkeypatch.setattr(timing, "measure", lambda: PEAKS)
+    monkeypatch.setattr(timing, "_known", {})
     link_kernels(tmp_path)
     with cd.settings.override(cache_dir=tmp_path):
         yield
@@ -251,9 +251,9 @@ def test_the_roofline_is_the_least_time_over_the_real_one(dtype: str, speed: flo
 
 
 def test_a_faster_product_raises_the_peak_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    raised = roofline.cpu_peaks_at_least({float32: 3e9, float64: 0.5e9, bfloat16: 9e9})
+    raised = timing.cpu_peaks_at_least({float32: 3e9, float64: 0.5e9, bfloat16: 9e9})
     assert raised == Peaks(float32=3e9, float64=1e9, bfloat16=9e9, bandwidth=4e9)
-    monkeypatch.setattr(roofline, "_known", {})
+    monkeypatch.setattr(timing, "_known", {})
     assert cpu_peaks() == raised
 
 
@@ -325,7 +325,7 @@ def test_variables_keep_their_values_when_a_run_fails(monkeypatch: pytest.Monkey
         runs.append(len(calls))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(profile, "_on_host", fail_after_a_run)
+    monkeypatch.setattr(timing, "_on_host", fail_after_a_run)
     with pytest.raises(KeyboardInterrupt):
         plan.explain()
     assert runs == [len(plan.schedule.steps)]
@@ -367,10 +367,10 @@ def test_peaks_are_measured_once_and_remembered(
         measured.append(PEAKS)
         return PEAKS
 
-    monkeypatch.setattr(roofline, "measure", measure)
+    monkeypatch.setattr(timing, "measure", measure)
     assert cpu_peaks() == cpu_peaks() == PEAKS
     assert len(measured) == 1
-    monkeypatch.setattr(roofline, "_known", {})  # as in the next process
+    monkeypatch.setattr(timing, "_known", {})  # as in the next process
     assert cpu_peaks() == PEAKS
     assert len(measured) == 1
     with cd.settings.override(threads=cd.settings.threads + 1):
@@ -395,7 +395,7 @@ def test_a_damaged_file_is_measured_again(
         cache.path(key).write_text(content)
     else:
         cache.write(key, content.encode())
-    monkeypatch.setattr(roofline, "_known", {})
+    monkeypatch.setattr(timing, "_known", {})
     assert cpu_peaks() == PEAKS
     assert cache.read_json(key) == vars(PEAKS)
 
@@ -407,18 +407,18 @@ def test_a_folder_that_cannot_be_written_does_no_harm(tmp_path: Path) -> None:
 
 def test_the_real_measurement_gives_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(roofline, "SIDE", 16)
-    monkeypatch.setattr(roofline, "STREAM_BYTES", 1 << 16)
-    monkeypatch.setattr(roofline, "ENOUGH_S", 0.0)
-    peaks = roofline.measure()
+    monkeypatch.setattr(timing, "SIDE", 16)
+    monkeypatch.setattr(timing, "STREAM_BYTES", 1 << 16)
+    monkeypatch.setattr(timing, "ENOUGH_S", 0.0)
+    peaks = timing.measure()
     assert min(vars(peaks).values()) > 0
 
 
 def test_one_thread_is_measured_with_one_thread_of_the_blas(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(roofline, "SIDE", 16)
-    monkeypatch.setattr(roofline, "ENOUGH_S", 0.0)
+    monkeypatch.setattr(timing, "SIDE", 16)
+    monkeypatch.setattr(timing, "ENOUGH_S", 0.0)
     seen = []
     matmul = np.matmul
 
@@ -428,6 +428,6 @@ def test_one_thread_is_measured_with_one_thread_of_the_blas(
 
     monkeypatch.setattr(np, "matmul", noted)
     with cd.settings.override(threads=3):
-        assert roofline._product_speed(float32) > 0
+        assert timing._product_speed(float32) > 0
     # Once to warm up and once timed, by each of three threads.
     assert seen == [1] * 6

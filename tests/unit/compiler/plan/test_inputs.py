@@ -12,7 +12,7 @@ import pytest
 
 import caldera as cd
 from caldera import op
-from caldera.compiler.plan.inputs import Inputs
+from caldera.compiler.plan.buffers import Inputs
 from caldera.core.graph.memory_format import NHWC
 from caldera.core.memory import device
 from caldera.core.memory.trace import recorded

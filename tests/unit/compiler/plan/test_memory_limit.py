@@ -14,10 +14,10 @@ import caldera as cd
 from caldera import comm, nn, op
 from caldera.base.config import settings
 from caldera.compiler.lazy import Expr
-from caldera.compiler.plan import step_seconds
+from caldera.compiler.plan import timing
 from caldera.compiler.plan.memory_limit import room_for
 from caldera.compiler.plan.plan import Plan
-from caldera.compiler.plan.step_seconds import StepSeconds
+from caldera.compiler.plan.timing import StepSeconds
 from caldera.core.memory.pool import size_class
 from caldera.errors import OutOfMemoryError
 from caldera.nn import Layer
@@ -209,7 +209,7 @@ def test_messages_are_sent_once() -> None:
 def test_a_device_may_have_the_host_keep_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where copying is quicker than computing again."""
     monkeypatch.setattr(StepSeconds, "_bandwidth", 1e15)
-    monkeypatch.setattr(step_seconds, "LAUNCH_S", 0.0)
+    monkeypatch.setattr(timing, "LAUNCH_S", 0.0)
     wanted = chain(12, "loopback")
     plan = cd.compile(wanted, remember=False)
     values = [each.numpy() for each in plan.run()]

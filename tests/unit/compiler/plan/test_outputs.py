@@ -16,7 +16,7 @@ from caldera.compiler.lazy.compile import compile_nodes
 from caldera.compiler.plan.plan import Plan
 from caldera.compiler.plan.schedule import Schedule
 from caldera.core.graph.node import Spec, Symbol
-from caldera.core.graph.ops.leaf import tensor as tensor_leaf
+from caldera.core.graph.ops.base import tensor as tensor_leaf
 
 Expr = cd.Expr
 

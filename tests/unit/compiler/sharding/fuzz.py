@@ -20,10 +20,10 @@ from caldera.compiler.sharding.layout import CartesianLayout, Layout
 from caldera.compiler.sharding.ops import place
 from caldera.compiler.sharding.propagation import distribute
 from caldera.compiler.sharding.table_layout import TableLayout
-from caldera.core.graph.body import topological
 from caldera.core.graph.node import Node, Spec, Symbol
 from caldera.core.graph.opdef import ITEM
-from caldera.core.graph.ops.leaf import tensor
+from caldera.core.graph.ops.base import tensor
+from caldera.core.graph.program import topological
 from caldera.kernels.reference import evaluate
 from tests.unit.compiler.sharding.interpreter import interpret
 

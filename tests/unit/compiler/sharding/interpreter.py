@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from caldera.compiler.sharding.propagation import Distributed
-from caldera.core.graph.body import topological
 from caldera.core.graph.node import Symbol
 from caldera.core.graph.opdef import ITEM
+from caldera.core.graph.program import topological
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call
 

@@ -23,9 +23,9 @@ from caldera.compiler.sharding.layout import Layout
 from caldera.compiler.sharding.ops import largest_singular
 from caldera.compiler.sharding.propagation import Distributed, distribute
 from caldera.compiler.sharding.rules import algorithms
-from caldera.core.graph.body import topological
 from caldera.core.graph.node import Spec, Symbol
-from caldera.core.graph.ops.leaf import tensor
+from caldera.core.graph.ops.base import tensor
+from caldera.core.graph.program import topological
 from tests.unit.compiler.sharding.algorithm_cases import small_panels
 from tests.unit.compiler.sharding.interpreter import interpret
 from tests.unit.compiler.sharding.test_algorithms import _small

@@ -12,13 +12,11 @@ from caldera.comm import Communicator, run_virtual_ranks
 from caldera.compiler.lazy import lift
 from caldera.compiler.lazy.compile import compile_nodes
 from caldera.compiler.sharding.algorithms import fourier, product
-from caldera.compiler.sharding.algorithms.exchange import move_rows
-from caldera.compiler.sharding.algorithms.halo import Window, halo_exchange
+from caldera.compiler.sharding.algorithms.axis_exchange import Window, halo_exchange, move_rows
 from caldera.compiler.sharding.algorithms.process_grid import even_cuts, process_grid
 from caldera.compiler.sharding.algorithms.product_variants import product_variants, run_matmul
-from caldera.compiler.sharding.algorithms.registry import ALGORITHMS
-from caldera.compiler.sharding.algorithms.spmd import spmd_node
-from caldera.compiler.sharding.algorithms.subspace import largest_singular
+from caldera.compiler.sharding.algorithms.registry import ALGORITHMS, spmd_node
+from caldera.compiler.sharding.algorithms.svd import largest_singular
 from caldera.compiler.sharding.algorithms.variant import Variant, choose
 from caldera.compiler.sharding.distributions import Grid, Rows
 from caldera.compiler.sharding.volume import Links

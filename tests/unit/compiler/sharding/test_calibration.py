@@ -14,7 +14,7 @@ from caldera.comm import Communicator, run_virtual_ranks
 from caldera.compiler.sharding import calibration
 from caldera.compiler.sharding.calibration import measured_links, sweeps_due
 from caldera.compiler.sharding.volume import Links
-from caldera.dmath import services
+from caldera.dmath import protocol
 
 QUIET = Links(1e-6, 2e9, 3e9, 4e9, 5e9)
 BUSY = Links(3e-6, 1e9, 1e9, 2e9, 2e9, 1e9, 1e-3, 2e-3, 4e-3)
@@ -153,7 +153,7 @@ def test_it_takes_as_long_as_the_slowest_rank_takes_the_second_time(monkeypatch:
 
 def test_a_session_asks_again_what_explain_needs(monkeypatch: Any) -> None:
     known = [BUSY]
-    monkeypatch.setattr(services, "measured_links", lambda comm: known[0])
+    monkeypatch.setattr(protocol, "measured_links", lambda comm: known[0])
     with dm.connect(threads=2):
         a = dm.array(np.ones((512, 512)))
         slow = (a @ a).explain().seconds
@@ -171,7 +171,7 @@ def test_ranks_that_run_the_script_ask_again_when_programs_are_made(monkeypatch:
         asked.append(comm.rank)
         return known[0]
 
-    monkeypatch.setattr(services, "measured_links", links)
+    monkeypatch.setattr(protocol, "measured_links", links)
     with dm.spmd() as session:
         a = dm.array(np.ones((512, 512)))
         for power in range(9):

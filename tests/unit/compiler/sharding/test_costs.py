@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from caldera.compiler.sharding.algorithms.cost import Cost, computing
 from caldera.compiler.sharding.algorithms.product_variants import STATIONARY_C, product_cost
 from caldera.compiler.sharding.algorithms.registry import ALGORITHMS
+from caldera.compiler.sharding.algorithms.variant import Cost, computing
 from caldera.compiler.sharding.distributions import Rows
 from caldera.compiler.sharding.volume import Links
 from caldera.core.graph.node import Node, Spec

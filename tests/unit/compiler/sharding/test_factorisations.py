@@ -10,7 +10,7 @@ import pytest
 
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.compiler.sharding.algorithms.cholesky import cholesky
-from caldera.compiler.sharding.algorithms.matrix import grid_of
+from caldera.compiler.sharding.algorithms.panels import grid_of
 from caldera.compiler.sharding.algorithms.process_grid import ProcessGrid, grid_shapes, process_grid
 from caldera.compiler.sharding.algorithms.qr import qr
 from caldera.compiler.sharding.algorithms.registry import ALGORITHMS

@@ -21,8 +21,7 @@ from caldera.compiler.sharding.distributions import (
     as_layout,
 )
 from caldera.compiler.sharding.layout import CartesianLayout, Layout, replicated, same_owners
-from caldera.compiler.sharding.reshaping import joined, reshaped
-from caldera.compiler.sharding.table_layout import TableLayout
+from caldera.compiler.sharding.table_layout import TableLayout, joined, reshaped
 from caldera.errors import ConfigError, ShapeError
 from tests.unit.compiler.sharding.layouts import MOST_RANKS, axis_splits, cartesian, layouts, shapes
 

@@ -17,7 +17,7 @@ from caldera.compiler.sharding.layout import Layout
 from caldera.compiler.sharding.ops import place
 from caldera.compiler.sharding.propagation import Distributed, distribute
 from caldera.core.graph.node import Spec, Symbol
-from caldera.core.graph.ops.leaf import tensor
+from caldera.core.graph.ops.base import tensor
 from tests.unit.compiler.sharding import fuzz
 from tests.unit.compiler.sharding.interpreter import interpret
 

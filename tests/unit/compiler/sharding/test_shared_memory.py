@@ -8,11 +8,11 @@ import pytest
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.comm.algorithms import shared_exchange, shared_post
 from caldera.comm.virtual import VirtualRank
-from caldera.compiler.sharding.algorithms import shared_product
-from caldera.compiler.sharding.algorithms.posting import Messages, Posting, carrier
+from caldera.compiler.sharding.algorithms import product
+from caldera.compiler.sharding.algorithms.panels import Messages, Posting, carrier
 from caldera.compiler.sharding.algorithms.process_grid import even_cuts, process_grid
+from caldera.compiler.sharding.algorithms.product import multiply_in_memory
 from caldera.compiler.sharding.algorithms.product_variants import STATIONARY_C, product_cost
-from caldera.compiler.sharding.algorithms.shared_product import multiply_in_memory
 from caldera.compiler.sharding.distributions import BlockCyclic, Columns, Rows
 from caldera.compiler.sharding.layout import Layout
 from caldera.compiler.sharding.transfer import redistributed
@@ -93,7 +93,7 @@ def test_cholesky_reads_panels_where_they_were_found() -> None:
 
 
 def test_products_multiply_slices_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_product, "NARROWEST", 1)
+    monkeypatch.setattr(product, "NARROWEST", 1)
     for room in (1 << 15, 512):
         monkeypatch.setattr(shared_exchange, "ROOM_BYTES", room)
         for seed in range(3000, 3012):

@@ -11,11 +11,11 @@ import caldera as cd
 from caldera import op
 from caldera.compiler.lazy import Expr, Variable
 from caldera.core.graph import differentiate
-from caldera.core.graph.body import topological
 from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import OPS, Op, composite
 from caldera.core.graph.ops.base import sum_
 from caldera.core.graph.ops.elementwise import exp, mul
+from caldera.core.graph.program import topological
 from caldera.errors import ConfigError, GradientError, ShapeError
 from caldera.testing import check_gradients
 

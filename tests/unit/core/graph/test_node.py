@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 import caldera as cd
 from caldera import op
-from caldera.core.graph.body import Body, topological
 from caldera.core.graph.memory_format import NHWC
 from caldera.core.graph.node import Node, Spec, Symbol, describe, intern
 from caldera.core.graph.opdef import OPS, Op, item
+from caldera.core.graph.ops.base import constant, input_
 from caldera.core.graph.ops.elementwise import add, exp, mul, sub
-from caldera.core.graph.ops.leaf import constant, input_
 from caldera.core.graph.ops.movement import arrange, split, transpose
+from caldera.core.graph.program import Body, topological
 from caldera.core.tensor.dtype import bool_, float32, float64, int64
 from caldera.errors import ShapeError
 from caldera.kernels.reference import evaluate

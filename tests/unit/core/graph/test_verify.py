@@ -9,13 +9,12 @@ import pytest
 import caldera as cd
 from caldera import op
 from caldera.compiler.passes.pipeline import NAMES, optimise
-from caldera.core.graph.body import Body, topological
 from caldera.core.graph.node import Node, Spec, Symbol, intern
 from caldera.core.graph.opdef import ITEM, OPS, Op, item, parameter
+from caldera.core.graph.ops.base import assign, constant, input_, variable
 from caldera.core.graph.ops.control import fused
 from caldera.core.graph.ops.elementwise import add, exp, mul
-from caldera.core.graph.ops.leaf import assign, constant, input_, variable
-from caldera.core.graph.program import Program
+from caldera.core.graph.program import Body, Program, topological
 from caldera.core.graph.verify import MalformedGraphError, verify
 from caldera.core.tensor.dtype import float32, float64, int64
 from caldera.kernels.table import TABLE

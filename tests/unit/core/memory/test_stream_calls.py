@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from caldera.core.memory import cuda_stream, gpus
+from caldera.core.memory import cuda, gpus
 from caldera.core.memory.capture import capture
-from caldera.core.memory.cuda_stream import CudaStream, launching_side_stream, launching_stream
+from caldera.core.memory.cuda import CudaStream, launching_side_stream, launching_stream
 from caldera.core.memory.gpus import Card
 from caldera.core.memory.interface import StreamCall, TransferCounters
 
@@ -73,7 +73,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[FakeStream]:
 
     FakeStream.made = []
     parts = SimpleNamespace(Stream=FakeStream, Event=FakeEvent, Device=chosen)
-    for module in (gpus, cuda_stream):
+    for module in (gpus, cuda):
         monkeypatch.setattr(module, "cupy", lambda: SimpleNamespace(cuda=parts))
     return FakeStream.made
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from caldera.core.memory.device_array import DeviceArray
+from caldera.core.memory.software import DeviceArray
 from caldera.errors import DeviceError
 
 

@@ -10,7 +10,7 @@ import pytest
 import caldera as cd
 from caldera.core.tensor import dtype as dtypes
 from caldera.core.tensor.fillers import fans
-from caldera.core.tensor.seeding import global_seed, next_stream
+from caldera.core.tensor.random import global_seed, next_stream
 from caldera.errors import ConfigError, DtypeError, ShapeError
 
 RANDOM = {

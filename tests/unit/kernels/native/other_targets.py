@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from llvmlite import binding as llvm
 
-from caldera.kernels.native.codegen import amx, compiler, half
+from caldera.kernels.native.codegen import compiler, dtypes, matrix_multiply
 from caldera.kernels.native.codegen.program import _functions
 from caldera.kernels.native.codegen.target import Target, host_target
 from caldera.kernels.native.convolution import microkernel
@@ -33,10 +33,10 @@ _NOWHERE = 1 << 20
 """An address for code that is never called."""
 _ABOUT_THE_TARGET = (
     compiler._toolchain,
-    half.has_conversion,
+    dtypes.has_conversion,
     microkernel.by_lanes,
     microkernel.shapes,
-    amx.has_amx,
+    matrix_multiply.has_amx,
 )
 
 

@@ -13,7 +13,7 @@ from caldera.core.graph.opdef import parameter
 from caldera.core.graph.ops.attention import attention, attention_grad
 from caldera.core.tensor.dtype import BY_NAME, bool_
 from caldera.core.tensor.shape import Shape
-from caldera.kernels.common.scratch import compute_dtype
+from caldera.kernels.common.binding import compute_dtype
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
 from tests.unit.kernels.checking import DTYPES, LAYOUTS, check_kernel

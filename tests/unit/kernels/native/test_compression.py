@@ -25,8 +25,8 @@ from caldera.kernels.native.compression import (
     take_top_k_in_blocks,
     top_k_in_blocks,
 )
-from caldera.kernels.native.compression.random_draws import Draws
 from caldera.kernels.native.compression.rice import HEADER, Span, pack, unpack
+from caldera.kernels.native.compression.stochastic_rounding import Draws
 
 DRAWS = Draws(seed=-5, step=3, stream=9, first=2)
 

@@ -10,15 +10,14 @@ import pytest
 
 import caldera as cd
 from caldera import op, optim
-from caldera.core.graph.body import Body
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import OPS, parameter
 from caldera.core.graph.ops import elementwise, reduction
-from caldera.core.graph.ops.base import cast, sum_
+from caldera.core.graph.ops.base import cast, constant, sum_
 from caldera.core.graph.ops.control import fused
-from caldera.core.graph.ops.leaf import constant
+from caldera.core.graph.program import Body
 from caldera.core.tensor.dtype import BY_NAME, bool_, float32
-from caldera.kernels.common.axes import axes_of
+from caldera.kernels.common.loops import axes_of
 from caldera.kernels.native.elementwise import loop
 from caldera.kernels.native.reduction import reduce as native_reduction
 from caldera.kernels.reference import evaluate

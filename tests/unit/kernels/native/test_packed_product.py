@@ -14,8 +14,8 @@ from caldera.core.graph.opdef import parameter
 from caldera.core.graph.ops.epilogue import matmul_accumulate, matmul_epilogue
 from caldera.core.graph.ops.product import matmul
 from caldera.core.tensor.dtype import BY_NAME, bfloat16, float32, float64
-from caldera.kernels.native.product import amx, blocking, problem
-from caldera.kernels.native.product.blocking import Tile, blocking_of
+from caldera.kernels.native.product import amx, packing, problem
+from caldera.kernels.native.product.packing import Tile, blocking_of
 from caldera.kernels.table import TABLE
 from tests.unit.kernels.checking import check_kernel
 from tests.unit.kernels.native.tile_registers import with_tile_registers
@@ -26,10 +26,10 @@ NAMES = ("packed", "packed together", "packed, sums cut", "packed, sums cut in 4
 
 def _cut_small(monkeypatch: pytest.MonkeyPatch, draw: random.Random) -> None:
     """Caches that hold next to nothing, so that small products take all loops."""
-    monkeypatch.setattr(blocking, "DEEPEST", draw.choice([1, 5, 16, 40]))
-    monkeypatch.setattr(blocking, "CACHED_ELEMENTS", draw.choice([1, 100, 1000]))
-    monkeypatch.setattr(blocking, "WIDEST", draw.choice([1, 2]) * draw.choice([48, 96]))
-    monkeypatch.setattr(blocking, "WORTH_PACKING", draw.choice([0, 100]))
+    monkeypatch.setattr(packing, "DEEPEST", draw.choice([1, 5, 16, 40]))
+    monkeypatch.setattr(packing, "CACHED_ELEMENTS", draw.choice([1, 100, 1000]))
+    monkeypatch.setattr(packing, "WIDEST", draw.choice([1, 2]) * draw.choice([48, 96]))
+    monkeypatch.setattr(packing, "WORTH_PACKING", draw.choice([0, 100]))
     monkeypatch.setattr(amx, "_CACHED_ELEMENTS", draw.choice([1, 64 * 64]))
     monkeypatch.setattr(amx, "_PIECE", draw.choice([1, 20, 32, 1000]))
     monkeypatch.setattr(problem, "WORTH_SPLITTING", draw.choice([2, 20_000]))

@@ -9,10 +9,10 @@ import pytest
 
 from caldera.base.config import settings
 from caldera.bench.reduction_candidates import reduction_node
+from caldera.kernels.choices import ORACLE
 from caldera.kernels.choose import Choices
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call
-from caldera.kernels.verdict import ORACLE
 
 SHAPES = [
     ((64, 2048), (1,)),

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from caldera.kernels.native.codegen import compiler
-from caldera.kernels.native.codegen.amx import ROW_BYTES, ROWS, has_amx
 from caldera.kernels.native.codegen.emitter import (
     F32,
     I32,
@@ -18,6 +17,7 @@ from caldera.kernels.native.codegen.emitter import (
     Value,
     vector,
 )
+from caldera.kernels.native.codegen.matrix_multiply import ROW_BYTES, ROWS, has_amx
 from caldera.kernels.native.product import amx
 
 _REGISTERS = 8

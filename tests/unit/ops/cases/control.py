@@ -9,12 +9,11 @@ import numpy as np
 
 from caldera import op
 from caldera.compiler.lazy import Expr, wrap
-from caldera.core.graph.body import Body
 from caldera.core.graph.node import Node
-from caldera.core.graph.ops.base import sum_
+from caldera.core.graph.ops.base import iota, sum_
 from caldera.core.graph.ops.control import fused, items
 from caldera.core.graph.ops.elementwise import add, exp, mul
-from caldera.core.graph.ops.leaf import iota
+from caldera.core.graph.program import Body
 from tests.unit.ops.case import Case, numbers
 
 Step = Callable[[Any, Any], tuple[Any, Any]]

@@ -14,7 +14,7 @@ from caldera import nn, optim
 from caldera.comm import Communicator, run_virtual_ranks, shared_memory
 from caldera.errors import ConfigError
 from caldera.parallel import Hogwild, ParameterServer
-from caldera.train.saving.checkpoint_folder import CheckpointFolder
+from caldera.train.saving.checkpoint import CheckpointFolder
 from tests.unit.parallel.ranks import (
     CLASSES,
     FEATURES,

@@ -19,10 +19,9 @@ from caldera.errors import ConfigError, NonFiniteError
 from caldera.nn.layer import Layer
 from caldera.parallel import DataParallel, ParameterServer
 from caldera.parallel.asynchronous.push_codec import push_codec
-from caldera.parallel.asynchronous.server_optimizer import ServerOptimizer
-from caldera.parallel.asynchronous.server_shards import ServerShard
-from caldera.train.saving.checkpoint_file import read_checkpoint
-from caldera.train.saving.checkpoint_folder import CheckpointFolder
+from caldera.parallel.asynchronous.server import ServerOptimizer
+from caldera.parallel.asynchronous.transport import ServerShard
+from caldera.train.saving.checkpoint import CheckpointFolder, read_checkpoint
 from tests.unit.parallel.ranks import (
     CLASSES,
     FEATURES,

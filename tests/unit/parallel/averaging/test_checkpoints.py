@@ -14,7 +14,7 @@ from caldera.comm import Communicator
 from caldera.compress import TopK
 from caldera.errors import CheckpointError
 from caldera.parallel import DataParallel, ElasticAveraging, Ensemble, Gossip, LocalSGD
-from caldera.train.saving.checkpoint_folder import CheckpointFolder
+from caldera.train.saving.checkpoint import CheckpointFolder
 from tests.unit.parallel.ranks import Trained, assert_same, network, samples, trained, values
 
 DATA = samples(24)

@@ -14,7 +14,7 @@ from caldera.comm import Communicator, run_virtual_ranks
 from caldera.comm.algorithms import ALLREDUCE
 from caldera.errors import CommError, ConfigError
 from caldera.parallel import DataParallel, PipelineParallel, Sharded
-from caldera.parallel.data.buckets import buckets
+from caldera.parallel.data.sums import buckets
 from tests.unit.parallel.ranks import (
     CLASSES,
     FEATURES,

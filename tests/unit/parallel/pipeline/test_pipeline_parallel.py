@@ -18,7 +18,7 @@ from caldera.compiler.plan.plan import Plan
 from caldera.core.graph.ops.collective import turn
 from caldera.errors import CommError, ConfigError, NonFiniteError
 from caldera.parallel import DataParallel, PipelineParallel
-from caldera.parallel.pipeline import stage_profile
+from caldera.parallel.pipeline import stage_partition
 from caldera.train.fit import run_setup
 from tests.unit.parallel.ranks import (
     CLASSES,
@@ -497,7 +497,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         bodies.append(body)
         return 1e-9 + sum(node.op.name == "tanh" for node in body.order())
 
-    monkeypatch.setattr(stage_profile, "_seconds", seconds)
+    monkeypatch.setattr(stage_partition, "_seconds", seconds)
     return bodies
 
 
@@ -545,8 +545,10 @@ def test_layers_are_timed(precision: str | None, monkeypatch: pytest.MonkeyPatch
         return network(layers=layers, dtype="float32", precision=precision)
 
     seen: list[float] = []
-    times = stage_profile._seconds
-    monkeypatch.setattr(stage_profile, "_seconds", lambda *given: seen.append(times(*given)) or 1.0)
+    times = stage_partition._seconds
+    monkeypatch.setattr(
+        stage_partition, "_seconds", lambda *given: seen.append(times(*given)) or 1.0
+    )
     if precision is None:
         begun(2, make, balance="time")
     else:

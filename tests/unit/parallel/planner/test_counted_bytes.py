@@ -11,7 +11,7 @@ import caldera as cd
 from caldera import compress, nn, parallel
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.parallel.planner import Cluster, Compute, Setting, Wire, workload_of
-from caldera.parallel.planner.collective_cost import (
+from caldera.parallel.planner.communication_cost import (
     ALGORITHMS,
     allgather,
     allreduce,

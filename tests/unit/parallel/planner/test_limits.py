@@ -9,7 +9,16 @@ import pytest
 from caldera import compress
 from caldera.parallel.planner import Cluster, Setting, Wire, Workload
 from caldera.parallel.planner.asynchronous_cost import ENSEMBLE
-from caldera.parallel.planner.collective_cost import ALGORITHMS, Cost, allreduce
+from caldera.parallel.planner.communication_cost import (
+    ALGORITHMS,
+    BucketCost,
+    Cost,
+    allreduce,
+    gradient_buckets,
+    overlapped_sends,
+    prefetched_and_sent,
+    waited_for,
+)
 from caldera.parallel.planner.compression_cost import CodecCost, CodecSeconds
 from caldera.parallel.planner.data_parallel_cost import status_sums
 from caldera.parallel.planner.hybrid_cost import (
@@ -17,13 +26,6 @@ from caldera.parallel.planner.hybrid_cost import (
     ONE_F_ONE_B,
     HybridConfig,
     predict_hybrid,
-)
-from caldera.parallel.planner.overlap import (
-    BucketCost,
-    gradient_buckets,
-    overlapped_sends,
-    prefetched_and_sent,
-    waited_for,
 )
 from caldera.parallel.planner.ranking import all_ways
 from caldera.parallel.planner.stages import EstimatedNetwork

@@ -14,16 +14,20 @@ import pytest
 import caldera as cd
 from caldera import nn, parallel
 from caldera.comm import Communicator, run_virtual_ranks
-from caldera.comm.algorithms.partition import even_counts
+from caldera.comm.algorithms.segments import even_counts
 from caldera.comm.algorithms.volume import allgather_volume, allreduce_volume, reduce_scatter_volume
 from caldera.core.graph.ops.collective import Message
 from caldera.parallel.data import sums
 from caldera.parallel.pipeline.stage_partition import balanced_cuts
 from caldera.parallel.planner import Cluster, Compute, Setting, Wire, workload_of
 from caldera.parallel.planner.asynchronous_cost import server_bytes
-from caldera.parallel.planner.collective_cost import allgather, allreduce, reduce_scatter
+from caldera.parallel.planner.communication_cost import (
+    allgather,
+    allreduce,
+    gradient_buckets,
+    reduce_scatter,
+)
 from caldera.parallel.planner.hybrid_cost import HybridConfig, stages_of
-from caldera.parallel.planner.overlap import gradient_buckets
 from caldera.parallel.planner.prediction import Prediction, Way
 from caldera.parallel.planner.ranking import all_ways
 from caldera.train.fit import run_setup

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from caldera.errors import ConfigError
-from caldera.parallel.planner.units import bytes_of, flops_of, rate_of, rate_text, seconds_of
+from caldera.parallel.planner.cluster import bytes_of, flops_of, rate_of, rate_text, seconds_of
 
 
 @pytest.mark.parametrize(

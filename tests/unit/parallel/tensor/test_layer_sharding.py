@@ -6,8 +6,8 @@ import numpy as np
 
 from caldera import nn, op
 from caldera.compiler.sharding.rank_graph import RankGraph
-from caldera.core.graph.body import topological
-from caldera.parallel.layout import AXIS, evenly
+from caldera.core.graph.program import topological
+from caldera.parallel.distributed_variables import AXIS, evenly
 from caldera.parallel.tensor.layer_sharding import LEAST, chosen_layers, layouts_of
 
 RANKS = 2

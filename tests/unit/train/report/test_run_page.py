@@ -14,10 +14,10 @@ import pytest
 
 import caldera as cd
 from caldera.base.plain_data import to_plain
-from caldera.draw.palette import DARK, LIGHT
+from caldera.draw.svg import DARK, LIGHT
 from caldera.errors import DataError
 from caldera.train.report import run_page
-from caldera.train.report.graph import trusted
+from caldera.train.report.step import trusted
 
 VOID = ("meta", "br", "hr", "img", "link", "input")
 PARTS = ("curves", "predictions", "network", "settings", "graph", "time", "memory")

@@ -19,9 +19,8 @@ import numpy as np
 import pytest
 
 from caldera.errors import CheckpointError
-from caldera.train.saving import checkpoint_folder as folder_module
-from caldera.train.saving.checkpoint_file import STATE, TENSORS
-from caldera.train.saving.checkpoint_folder import CheckpointFolder
+from caldera.train.saving import checkpoint as folder_module
+from caldera.train.saving.checkpoint import STATE, TENSORS, CheckpointFolder
 
 
 def tensors(step: int) -> dict[str, np.ndarray]:
@@ -245,7 +244,7 @@ def test_a_future_that_was_given_up_is_removed(tmp_path: Path) -> None:
 WRITER = """
 import itertools, os, sys
 import numpy as np
-from caldera.train.saving.checkpoint_folder import CheckpointFolder
+from caldera.train.saving.checkpoint import CheckpointFolder
 
 def tell(event, number):
     # One write a line (print may take several): a kill must not leave half of one.

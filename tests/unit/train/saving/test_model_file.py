@@ -18,7 +18,7 @@ from caldera.io import load_safetensors, load_safetensors_metadata, save_safeten
 from caldera.nn.losses import CrossEntropy
 from caldera.train.model import Model
 from caldera.train.neural_network import NeuralNetwork, load_model
-from caldera.train.saving.checkpoint_file import digest
+from caldera.train.saving.checkpoint import digest
 from caldera.train.saving.model_file import (
     DIGEST,
     KEY,

@@ -19,7 +19,7 @@ from caldera.errors import CheckpointError, ConfigError, NonFiniteError
 from caldera.train.callbacks import Callback, EarlyStopping
 from caldera.train.neural_network import NeuralNetwork
 from caldera.train.run import Run
-from caldera.train.saving.checkpoint_folder import CheckpointFolder
+from caldera.train.saving.checkpoint import CheckpointFolder
 from caldera.train.saving.checkpointer import Checkpointer
 from caldera.train.tracking.history import History
 from tests.unit.train.small import classifier, points, same_bits, values

@@ -13,12 +13,12 @@ from PIL import Image
 
 import caldera as cd
 from caldera import nn
-from caldera.draw.thumbnail import thumbnail
+from caldera.draw.charts import thumbnail
 from caldera.errors import DataError
 from caldera.train.tracking import evaluation
-from caldera.train.tracking.blocks import blocks_of
 from caldera.train.tracking.evaluation import calibration, roc
 from caldera.train.tracking.run_folder import _check_classes
+from caldera.train.tracking.summary import blocks_of
 
 
 @pytest.mark.parametrize("seed", range(5))

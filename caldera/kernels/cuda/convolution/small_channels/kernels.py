@@ -1,33 +1,29 @@
-"""Convolutions of few channels by kernels of our own, through tensor cores.
+"""Tensor-core convolutions for few channels, and their CUDA source.
 
-Libraries are made for many channels: with few, most of what they multiply is padding. Images lie
-channels last and filters as variables do; what lies otherwise is left to others.
+Libraries are made for many channels: with few, most of their arithmetic is padding. Images are
+channels-last, and filters have the layout of variables; other kernels serve the remaining
+layouts. The source is in small_channels.cuh and small_channels_weight_gradient.cuh.
 """
 
 from __future__ import annotations
 
 import ctypes
-from functools import partial
+from collections.abc import Mapping
+from functools import lru_cache, partial
 
 import numpy as np
 
 from caldera.core.graph.memory_format import NHWC, same_memory
 from caldera.core.graph.node import Node, Spec
-from caldera.core.memory.device_array import address_of
+from caldera.core.memory.software import address_of
 from caldera.core.tensor.dtype import HALVES, float16, float32
 from caldera.core.tensor.shape import size
+from caldera.kernels.common.binding import Scratch, workspace_bytes
 from caldera.kernels.common.geometry import Correlation, Geometry, forward, input_phases
-from caldera.kernels.common.scratch import Scratch, workspace_bytes
 from caldera.kernels.cuda import convolution
-from caldera.kernels.cuda.codegen.strided import lies_dense
-from caldera.kernels.cuda.convolution.small_channels.source import (
-    CORRELATE,
-    REDUCE_WEIGHT_GRADIENT,
-    REDUCTION_THREADS,
-    WEIGHT_GRADIENT,
-    reduction_text,
-    text,
-)
+from caldera.kernels.cuda.codegen.expression import STORED
+from caldera.kernels.cuda.codegen.source import KernelTemplate
+from caldera.kernels.cuda.codegen.strides import lies_dense
 from caldera.kernels.cuda.convolution.small_channels.tilings import (
     RANKS,
     CorrelationTiling,
@@ -37,10 +33,84 @@ from caldera.kernels.cuda.convolution.small_channels.weight_gradient_tilings imp
     WeightGradientTiling,
     weight_gradient_tilings,
 )
-from caldera.kernels.cuda.runtime import libraries
+from caldera.kernels.cuda.runtime import device
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
+
+_STRUCT = """typedef {stored} T;
+struct S {{
+    static const int {constants};
+}};
+"""
+CORRELATE = KernelTemplate(
+    "correlate_small_channels",
+    {
+        "out": "T*",
+        "images": "const T* __restrict__",
+        "filters": "const T* __restrict__",
+        "pixel_tiles": "PixelTiles",
+    },
+    """{{
+    DYNAMIC_SHARED(char, shared);
+    block_correlate_small_channels<T, S>(shared, out, images, filters, pixel_tiles);
+}}
+""",
+)
+WEIGHT_GRADIENT = KernelTemplate(
+    "small_channels_weight_gradient",
+    {
+        "parts": "float*",
+        "images": "const T* __restrict__",
+        "gradients": "const T* __restrict__",
+        "pixel_tiles": "PixelTiles",
+    },
+    """{{
+    DYNAMIC_SHARED(char, shared);
+    block_weight_gradient<T, S>(shared, parts, images, gradients, pixel_tiles);
+}}
+""",
+)
+REDUCE_WEIGHT_GRADIENT = KernelTemplate(
+    "reduce_weight_gradient",
+    {
+        "out": "T*",
+        "parts": "const float* __restrict__",
+        "count": "i32",
+        "filter": "Filter",
+    },
+    """{{
+    block_reduce_weight_gradient<T, {threads} / 32>(out, parts, count, filter);
+}}
+""",
+)
+_HEADERS = {CORRELATE: "small_channels.cuh", WEIGHT_GRADIENT: "small_channels_weight_gradient.cuh"}
+REDUCTION_THREADS = 256
+
+
+def reduction_text(dtype: str) -> str:
+    """The kernel that adds up parts of gradients."""
+    bounds, threads = f"__launch_bounds__({REDUCTION_THREADS})", str(REDUCTION_THREADS)
+    begin = f'#include "{_HEADERS[WEIGHT_GRADIENT]}"\ntypedef {STORED[dtype]} T;\n'
+    return begin + REDUCE_WEIGHT_GRADIENT.source(bounds, threads=threads)
+
+
+def text(
+    kernel: KernelTemplate, dtype: str, constants: Mapping[str, int], resident: int = 1
+) -> str:
+    """A kernel for numbers of a dtype, compiled with these constants."""
+    return _text(kernel, dtype, tuple(constants.items()), resident)
+
+
+@lru_cache(maxsize=1024)
+def _text(
+    kernel: KernelTemplate, dtype: str, constants: tuple[tuple[str, int], ...], resident: int
+) -> str:
+    values = ", ".join(f"{name} = {value}" for name, value in constants)
+    begin = f'#include "{_HEADERS[kernel]}"\n'
+    begin += _STRUCT.format(stored=STORED[dtype], constants=values)
+    return begin + kernel.source(f"__launch_bounds__(S::THREADS, {resident})")
+
 
 MOST_CHANNELS = 64
 MOST_TAPS = 11
@@ -63,7 +133,7 @@ FILTERS = {"conv2d": 1, "conv2d_input": 1, "conv2d_weight": 2}
 
 
 def _supports(rank: int, node: Node) -> bool:
-    if rank and not libraries.may_measure():
+    if rank and not device.may_measure():
         return False
     geometry, attrs = Geometry.of(node), node.attrs
     is_rounded = node.dtype == float32 and attrs.get("compute") == "tf32"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from caldera.kernels.common.geometry import Correlation
-from caldera.kernels.cuda.convolution.parameters import Divider, by_axis
+from caldera.kernels.cuda.convolution.implicit_gemm import Divider, by_axis
 
 MOST_PIXELS = 1024
 FEWEST_PIXELS = 32

@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.geometry import Correlation
 from caldera.kernels.cuda.convolution.small_channels.pixel_tiles import PixelTiles, pixel_tilings
-from caldera.kernels.cuda.runtime.properties import CardProperties
+from caldera.kernels.cuda.runtime.device import CardProperties
 
 RANKS = 2
 """Ways that are tried against each other."""

@@ -16,7 +16,7 @@ from caldera.kernels.cuda.convolution.small_channels.tilings import (
     STEP_CLOCKS,
     best_tilings,
 )
-from caldera.kernels.cuda.runtime.properties import CardProperties
+from caldera.kernels.cuda.runtime.device import CardProperties
 
 MOST_SUMS = 112
 """Registers of a thread for sums."""

@@ -13,13 +13,18 @@ import numpy as np
 from caldera.core.graph.memory_format import NHWC, dense_strides, laid_out
 from caldera.core.graph.node import Node
 from caldera.kernels.common.geometry import steps
-from caldera.kernels.native.codegen.blas import blas
 from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.kernel import NativeCall, NativeKernel
+from caldera.kernels.native.codegen.matrix_multiply import blas
 from caldera.kernels.native.convolution import PRIORITY
 from caldera.kernels.native.convolution.fourier import kernels
-from caldera.kernels.native.convolution.fourier.layout import LENGTHS, Layout
-from caldera.kernels.native.convolution.fourier.matrices import Matrices, frequencies, matrices
+from caldera.kernels.native.convolution.fourier.tiles import (
+    LENGTHS,
+    Layout,
+    Matrices,
+    frequencies,
+    matrices,
+)
 from caldera.kernels.native.convolution.reorder import (
     Workspace,
     bind_staged,

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from caldera.kernels.native.codegen.blas import gemm
 from caldera.kernels.native.codegen.emitter import Emitter, Number, Pointer, Value
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
+from caldera.kernels.native.codegen.matrix_multiply import gemm
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,9 @@ import numpy as np
 from caldera.kernels.common.geometry import steps
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, natural_lanes, vector
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
-from caldera.kernels.native.convolution.packing import Loop, gather
-from caldera.kernels.native.convolution.padded_images import padded_images
-from caldera.kernels.native.convolution.planes.layout import Planes
-from caldera.kernels.native.convolution.planes.moving import FEW, PlaneFilling, write_row
+from caldera.kernels.native.convolution.planes.layout import FEW, PlaneFilling, Planes, write_row
+from caldera.kernels.native.convolution.reorder import Loop, gather
+from caldera.kernels.native.convolution.tiling import padded_images
 
 
 def pack_filters(

@@ -16,10 +16,9 @@ from caldera.kernels.native.codegen.emitter import (
     vector,
 )
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
-from caldera.kernels.native.convolution.padded_images import padded_images
 from caldera.kernels.native.convolution.planes.correlate import filling_of
-from caldera.kernels.native.convolution.planes.layout import Planes
-from caldera.kernels.native.convolution.planes.moving import FEW, PlaneFilling
+from caldera.kernels.native.convolution.planes.layout import FEW, PlaneFilling, Planes
+from caldera.kernels.native.convolution.tiling import padded_images
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from typing import Any, Self
 import numpy as np
 
 from caldera.kernels.common.geometry import steps
-from caldera.kernels.native.codegen.blas import blas
 from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import I64, Emitter, Number, Pointer, Value, itemsize
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, NativeKernel
+from caldera.kernels.native.codegen.matrix_multiply import blas
 from caldera.kernels.native.codegen.target import CACHE_LINE
 from caldera.kernels.native.convolution.winograd.layout import Layout
 from caldera.kernels.native.convolution.winograd.tiles import (

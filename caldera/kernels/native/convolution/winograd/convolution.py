@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from caldera.kernels.native.codegen.blas import gemm
 from caldera.kernels.native.codegen.emitter import (
     I64,
     Emitter,
@@ -22,6 +21,7 @@ from caldera.kernels.native.codegen.emitter import (
     natural_lanes,
 )
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
+from caldera.kernels.native.codegen.matrix_multiply import gemm
 from caldera.kernels.native.convolution.microkernel import Tile
 from caldera.kernels.native.convolution.winograd.arguments import (
     Arguments,
@@ -32,7 +32,7 @@ from caldera.kernels.native.convolution.winograd.arguments import (
 from caldera.kernels.native.convolution.winograd.filters import filter_points
 from caldera.kernels.native.convolution.winograd.layout import Layout
 from caldera.kernels.native.convolution.winograd.tiles import Cursor, Points, inverse_transform
-from caldera.kernels.native.normalisation.block_sums import BlockSums
+from caldera.kernels.native.normalisation.loops import BlockSums
 
 Rows = tuple[Number, Value]
 _WRITTEN_OUT = 16

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caldera.kernels.native.codegen.blas import gemm
 from caldera.kernels.native.codegen.emitter import (
     I64,
     Emitter,
@@ -21,6 +20,7 @@ from caldera.kernels.native.codegen.emitter import (
     vector,
 )
 from caldera.kernels.native.codegen.kernel import NativeCall, native_kernel
+from caldera.kernels.native.codegen.matrix_multiply import gemm
 from caldera.kernels.native.convolution.microkernel import by_lanes
 from caldera.kernels.native.convolution.winograd.arguments import (
     Arguments,

@@ -13,10 +13,9 @@ from caldera import op
 from caldera.compiler.lazy import Expr, Variable
 from caldera.compiler.plan.placement import assign
 from caldera.compiler.plan.placement.assign import Placement, place_nodes, predicted
-from caldera.compiler.plan.placement.costs import MeasuredCosts
+from caldera.compiler.plan.placement.min_cut import MeasuredCosts
 from caldera.compiler.plan.placement.parts import parts_of
-from caldera.core.graph.node import Node
-from caldera.core.graph.pins import pinned
+from caldera.core.graph.node import Node, pinned
 from caldera.core.graph.program import Program, program_of
 from caldera.core.memory import Device
 

@@ -13,7 +13,7 @@ from caldera import nn, op, optim
 from caldera.compiler.lazy import Expr, Variable
 from caldera.compiler.plan.placement import streaming
 from caldera.compiler.plan.placement.placed_plan import PlacedPlan
-from caldera.core.graph.pins import pinned
+from caldera.core.graph.node import pinned
 from tests.transfers import counted_from_now
 
 DEVICES = ("cpu", "loopback:0", "loopback:1")

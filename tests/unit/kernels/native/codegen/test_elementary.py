@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from caldera.kernels.native.codegen import elementary, trigonometry
+from caldera.kernels.native.codegen import elementary
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, natural_lanes
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner
@@ -49,7 +49,7 @@ NAMES = (*RIGHT, "lgamma")
 
 
 def _function(name: str) -> Callable[..., Value]:
-    function: Callable[..., Value] = getattr(trigonometry if name == "tan" else elementary, name)
+    function: Callable[..., Value] = getattr(elementary, name)
     return function
 
 

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from caldera.kernels.native.codegen import half, power, trigonometry
+from caldera.kernels.native.codegen import dtypes, elementary
 from caldera.kernels.native.codegen import math as native
 from caldera.kernels.native.codegen.emitter import F32, Emitter, Pointer, Value, natural_lanes
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
@@ -31,7 +31,7 @@ FUNCTIONS = {
         "ceil",
         "nearest",
     )
-} | {"sin": trigonometry.sin, "cos": trigonometry.cos}
+} | {"sin": elementary.sin, "cos": elementary.cos}
 KINDS = ("float32", "float64")
 
 
@@ -173,7 +173,7 @@ def _raise(k: Emitter, a: Pointer, b: Pointer, y: Pointer, count: Integer) -> No
         0,
         count,
         natural_lanes(a.type),
-        lambda i, n: y.store(i, power.power(k, a.load(i, n), b.load(i, n))),
+        lambda i, n: y.store(i, elementary.power(k, a.load(i, n), b.load(i, n))),
     )
 
 
@@ -203,7 +203,7 @@ def _widen(
 ) -> None:
     def widened(index: Value, lanes: int) -> None:
         bits = x.load(index, lanes)
-        value = half.widen_by_integers(k, bits) if by_integers else half.widen(k, bits, name)
+        value = dtypes.widen_by_integers(k, bits) if by_integers else dtypes.widen(k, bits, name)
         y.store(index, value)
 
     k.vector_loop(0, count, natural_lanes(F32), widened)
@@ -215,7 +215,7 @@ def _narrow(
 ) -> None:
     def narrowed(index: Value, lanes: int) -> None:
         value = x.load(index, lanes)
-        bits = half.narrow_by_integers(k, value) if by_integers else half.narrow(k, value, name)
+        bits = dtypes.narrow_by_integers(k, value) if by_integers else dtypes.narrow(k, value, name)
         y.store(index, bits)
 
     k.vector_loop(0, count, natural_lanes(F32), narrowed)

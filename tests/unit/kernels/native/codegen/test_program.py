@@ -14,9 +14,9 @@ import pytest
 import caldera as cd
 from caldera.base.threads import submit
 from caldera.errors import DataError
-from caldera.kernels.native.codegen.blas import blas
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer
 from caldera.kernels.native.codegen.kernel import ENTRY, Integer, native_kernel
+from caldera.kernels.native.codegen.matrix_multiply import blas
 from caldera.kernels.native.codegen.program import (
     NativeRunner,
     in_sequence,

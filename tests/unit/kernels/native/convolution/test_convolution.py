@@ -11,7 +11,7 @@ from caldera.base.config import settings
 from caldera.core.graph.memory_format import NHWC, Order, laid_out
 from caldera.core.graph.node import Node, Spec
 from caldera.kernels.common.geometry import Geometry, forward, input_phases
-from caldera.kernels.native.convolution import strip_mining
+from caldera.kernels.native.convolution import tiling
 from caldera.kernels.native.convolution.direct import packing
 from caldera.kernels.native.convolution.weight_blocking import Gradient
 from caldera.kernels.reference import evaluate
@@ -124,8 +124,8 @@ def test_small_strips_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) 
     """Images cut into strips of single rows, or many images in one."""
     case = dict(CASES[name], x=(9, *CASES[name]["x"][1:]))
     for size, pixels in ((1, 1), (1 << 24, 1 << 10)):
-        monkeypatch.setattr(strip_mining, "STRIP_BYTES", size)
-        monkeypatch.setattr(strip_mining, "FEWEST_PIXELS", pixels)
+        monkeypatch.setattr(tiling, "STRIP_BYTES", size)
+        monkeypatch.setattr(tiling, "FEWEST_PIXELS", pixels)
         for node in convolution_nodes(**case):
             for kernel in _kernels(node):
                 _check(node, kernel)
@@ -193,10 +193,10 @@ def test_phases_share_out_the_pixels_and_the_taps(name: str) -> None:
 def test_a_strip_fits_its_share_of_the_cache() -> None:
     (node, *_) = convolution_nodes((4, 64, 100, 100), (64, 64, 3, 3), padding=PAD)
     held = packing(node).strips
-    assert held.length * 4 <= strip_mining.STRIP_BYTES
+    assert held.length * 4 <= tiling.STRIP_BYTES
     assert held.a_image > 1
     assert held.items == 4 * held.a_image
-    small = strip_mining.cut(
+    small = tiling.cut(
         forward(Geometry.of(next(convolution_nodes((64, 8, 7, 7), (8, 8, 3, 3))))), 8, 4, 4
     )
     assert small.images > 1

@@ -1,0 +1,231 @@
+"""Checks before file access: trusted owners, size limits and portable file names.
+
+Content read from a cache is executed, so only this user may have written it. The rules are those
+of ssh for its keys: every folder on the path belongs to this user or to root, and no other user
+may write to it. A folder such as /tmp, with the sticky bit, is safe on the path: others may write
+there but only an owner may rename, and the entries inside are checked too. A group without other
+members is safe as well: on systems with one group per user, folders are often writable by the
+group. Links are followed explicitly, since their targets and the path to them need the same
+checks.
+
+A small file can declare that it unpacks to terabytes. Before memory is allocated for a declared
+size, it is compared with the size of the file: a hundred times the file is common (compressed
+masks, the activations of a network), and `settings.file_limit` bytes are always allowed.
+
+A data set, class or host may have any name. A file name derived from it must not lead into
+another folder, nor be one that an operating system rejects.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import unicodedata
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from caldera.base.config import settings
+from caldera.base.formatting import bytes_text
+from caldera.errors import ConfigError, DataError
+
+_ROOT = 0
+_MOST_LINKS = 40
+_MAY_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+# Absent on Windows, where a user's folders are his own by other means.
+_NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+
+
+def this_user() -> int:
+    """The number of the user that this process acts for."""
+    return os.geteuid()
+
+
+def why_folder_is_unsafe(folder: Path) -> str:
+    """Why others could have put something into a folder; empty if only this user could.
+
+    A folder that is not there is safe if it can be made in a safe place.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as name:
+    ...     folder = Path(name).resolve()
+    ...     before = why_folder_is_unsafe(folder / "new")
+    ...     folder.chmod(0o777)
+    ...     after = why_folder_is_unsafe(folder)
+    >>> before, after.replace(str(folder), "FOLDER")
+    ('', 'others may write to FOLDER (mode 0777)')
+    """
+    if os.name == "nt":
+        return ""
+    above_home = _above_home(this_user())
+    place, found = "/", None
+    try:
+        for place, found in _way(str(folder.absolute())):
+            # Whoever owns what is above the home of a user could be that user anyway.
+            reason = "" if place in above_home else _why_unsafe_on_the_way(place, found)
+            if reason:
+                return reason
+    except (FileNotFoundError, NotADirectoryError):
+        # This user makes it, in the last folder that was there, or cannot.
+        return ""
+    except OSError as problem:
+        return f"{place} cannot be looked at ({problem.strerror})"
+    assert found is not None
+    return _why_unsafe(place, found)
+
+
+def read_own_file(path: Path) -> bytes:
+    """The content of a file that only this user can have written.
+
+    Raises OSError if there is none; PermissionError says what is wrong with one that is there.
+    """
+    # What is looked at is what was opened: there is no moment to put something else in its place.
+    with os.fdopen(os.open(path, os.O_RDONLY | _NOFOLLOW), "rb") as file:
+        found = os.fstat(file.fileno())
+        reason = "" if os.name == "nt" else _why_unsafe(str(path), found)
+        if not stat.S_ISREG(found.st_mode):
+            reason = f"{path} is no plain file"
+        if reason:
+            raise PermissionError(errno.EPERM, reason, str(path))
+        return file.read()
+
+
+def _why_unsafe(name: str, found: os.stat_result) -> str:
+    """What is wrong with a file, or a folder of files, that is to be believed."""
+    if found.st_uid != this_user():
+        return f"{name} belongs to user {found.st_uid}, not to user {this_user()}"
+    if _may_others_write(found):
+        return f"others may write to {name} (mode {stat.S_IMODE(found.st_mode):04o})"
+    return ""
+
+
+def _why_unsafe_on_the_way(place: str, found: os.stat_result) -> str:
+    if found.st_uid not in (_ROOT, this_user()):
+        return f"{place} belongs to user {found.st_uid}, neither to user {this_user()} nor to root"
+    if stat.S_ISLNK(found.st_mode) or found.st_mode & stat.S_ISVTX:
+        return ""
+    if _may_others_write(found):
+        return f"others may write to {place} (mode {stat.S_IMODE(found.st_mode):04o})"
+    return ""
+
+
+def _may_others_write(found: os.stat_result) -> bool:
+    if not found.st_mode & _MAY_OTHERS_WRITE:
+        return False
+    return bool(found.st_mode & stat.S_IWOTH) or not _is_group_of_one(found.st_gid)
+
+
+def _is_group_of_one(group: int) -> bool:
+    """Whether this user is the only member of a group."""
+    import grp
+    import pwd
+
+    users = [each for each in pwd.getpwall() if each.pw_gid == group]
+    try:
+        names = {each.pw_name for each in users} | set(grp.getgrgid(group).gr_mem)
+        return names == {pwd.getpwuid(this_user()).pw_name}
+    except KeyError:
+        # A user or group without a name, as in some containers: nothing is known of the members.
+        return False
+
+
+@cache
+def _above_home(user: int) -> frozenset[str]:
+    """The folders that the home of a user lies in."""
+    import pwd
+
+    try:
+        return frozenset(map(str, Path(pwd.getpwuid(user).pw_dir).resolve().parents))
+    except KeyError:
+        return frozenset()
+
+
+def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Each folder and link on the way to a path, and the path itself, from the top."""
+    here = "/"
+    yield here, os.lstat(here)
+    parts = path.split("/")[::-1]
+    links = 0
+    while parts:
+        name = parts.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            here = os.path.dirname(here)
+            continue
+        there = f"{here.rstrip('/')}/{name}"
+        found = os.lstat(there)
+        yield there, found
+        if not stat.S_ISLNK(found.st_mode):
+            here = there
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            raise OSError(errno.ELOOP, "too many links", path)
+        target = os.readlink(there)
+        here = "/" if target.startswith("/") else here
+        parts += target.split("/")[::-1]
+
+
+USUAL_GROWTH = 100
+"""How many times its own size a file may always ask for."""
+
+
+def check_asked(wanted: int, where: str, *, held: int = 0) -> None:
+    """Refuse a file of `held` bytes that asks for `wanted` bytes of memory, if that is too much.
+
+    >>> check_asked(5 << 30, "load_npz bomb.npz", held=1000)
+    Traceback (most recent call last):
+    caldera.errors.DataError: load_npz bomb.npz: expected a file that asks for at most 1.0 GiB,
+    got 5.0 GiB; if you trust it, set cd.settings.file_limit = 5368709120 (CALDERA_FILE_LIMIT)
+    """
+    allowed = max(settings.file_limit, USUAL_GROWTH * held)
+    if wanted > allowed:
+        raise DataError.build(
+            where,
+            expected=f"a file that asks for at most {bytes_text(allowed)}",
+            got=bytes_text(wanted),
+            hint=f"if you trust it, set cd.settings.file_limit = {wanted} (CALDERA_FILE_LIMIT)",
+        )
+
+
+_ALLOWED = frozenset("._-+ ")
+_LONGEST = 150
+"""Bytes: less than any system takes, since endings are added."""
+_DEVICES = frozenset(
+    ["con", "prn", "aux", "nul", *[f"{port}{n}" for port in ("com", "lpt") for n in range(10)]]
+)
+"""What Windows takes for devices, with any ending."""
+
+
+def file_name(text: str) -> str:
+    """A file name made of any text; a text that is one already stays as it is.
+
+    >>> file_name("iris"), file_name("../up"), file_name("a/b: c?"), file_name("")
+    ('iris', 'up', 'a-b- c', 'unnamed')
+    """
+    composed = unicodedata.normalize("NFC", text)
+    kept = "".join(c if c.isalnum() or c in _ALLOWED else "-" for c in composed)
+    # A dot in front would hide it, a dash make an option of it, a dot or space at the end be lost.
+    name = kept.encode(errors="ignore")[:_LONGEST].decode(errors="ignore").strip(".- ") or "unnamed"
+    return f"_{name}" if name.partition(".")[0].lower() in _DEVICES else name
+
+
+def checked_file_name(text: str, where: str) -> str:
+    """The text, which has to be fit for a file name.
+
+    >>> checked_file_name("a/b", "cache")
+    Traceback (most recent call last):
+    caldera.errors.ConfigError: cache: expected a name that can be a file's, got 'a/b';
+    for example 'a-b'
+    """
+    fit = file_name(text)
+    if fit != text:
+        raise ConfigError.build(
+            where,
+            expected="a name that can be a file's",
+            got=repr(text)[:100],
+            hint=f"for example {fit!r}",
+        )
+    return text

@@ -1,0 +1,349 @@
+"""Instrumented tasks and trainings of all levels, with the cost of the metrics.
+
+A worker trains once (levels 2 and 3) and returns the values that the metrics recorded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from caldera import data
+from caldera.bench.frameworks import Framework, Task, Trainer
+from caldera.bench.levels.difference import Difference
+from caldera.bench.levels.distribution import shares
+from caldera.bench.levels.learner import Learner
+from caldera.bench.levels.metrics import (
+    Accuracy,
+    Communication,
+    Curve,
+    DatasetLatency,
+    Energy,
+    Memory,
+    Messages,
+    Metric,
+    TimeToAccuracy,
+    WallTime,
+    Watched,
+    plain_results,
+)
+from caldera.bench.levels.reference import SGD, Quantized, Shuffled, TopK
+from caldera.bench.levels.schemes import AllReduce, Averaging, Compressed, Server
+from caldera.bench.parts import Array, Optimizer, Sampler, Scheme
+from caldera.bench.timing import OthersWatch
+from caldera.bench.workloads import LearningCase
+from caldera.comm import Communicator, SingleProcess, run_virtual_ranks
+
+
+@dataclass
+class Watch:
+    """Tells metrics, and keeps its own time apart from that of the work.
+
+    >>> watch = Watch(Watched("network"), [])
+    >>> watch.timed(lambda: None)
+    >>> watch.watched.step
+    1
+    """
+
+    watched: Watched
+    metrics: Sequence[Metric]
+    watching_s: float = 0.0
+    """What metrics took while steps went on."""
+    _start: float = field(default=0.0, repr=False)
+    _told: dict[str, list[Callable[[Watched], None]]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        for metric in self.metrics:
+            metric.begin(self.watched)
+        # Only those that want to hear of it: steps can be short.
+        for what in ("step", "epoch"):
+            plain = getattr(Metric, what)
+            wanted = [each for each in self.metrics if getattr(type(each), what) is not plain]
+            self._told[what] = [getattr(each, what) for each in wanted]
+        self._start = time.perf_counter()
+
+    @property
+    def overhead(self) -> float:
+        """The share of the time that looking on took."""
+        total = time.perf_counter() - self._start
+        return self.watching_s / total if total else 0.0
+
+    def timed(self, step: Callable[[], Any]) -> Any:
+        """Make a step and tell the metrics."""
+        watched = self.watched
+        start = time.perf_counter()
+        found = step()
+        end = time.perf_counter()
+        watched.step += 1
+        watched.step_seconds = end - start
+        self._tell("step", end)
+        return found
+
+    def epoch_ends(self, accuracy: float | None) -> None:
+        """Tell the metrics about the end of an epoch."""
+        self.watched.accuracy = accuracy
+        self._tell("epoch", time.perf_counter())
+        self.watched.epoch += 1
+
+    def _tell(self, what: str, now: float) -> None:
+        self.watched.seconds = now - self._start - self.watching_s
+        for tell in self._told[what]:
+            tell(self.watched)
+        self.watching_s += time.perf_counter() - now
+
+    def results(self) -> dict[str, Any]:
+        """Of all metrics, by name."""
+        return plain_results(self.metrics)
+
+
+def watch_task(
+    task: Task,
+    metrics: Sequence[Metric],
+    *,
+    level: str,
+    calls: int,
+    flops: float = 0.0,
+    nbytes: float = 0.0,
+    results: bool = False,
+) -> Watch:
+    """Levels 0 and 1: call a task again and again; with `results`, metrics see what it gives."""
+    watched = Watched(level, flops=flops, nbytes=nbytes)
+    task.call()
+    task.wait()
+
+    def step() -> None:
+        if results:
+            watched.results = task.results()
+        else:
+            task.call()
+            task.wait()
+
+    watch = Watch(watched, metrics)
+    for _ in range(calls):
+        watch.timed(step)
+    return watch
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What is trained on, and what is tested with.
+
+    >>> x, y = np.zeros((3, 2)), np.zeros(3, int)
+    >>> len(Samples(x, y, x, y).y)
+    3
+    """
+
+    x: Array
+    y: Array
+    test_x: Array
+    test_y: Array
+
+
+def watch_training(
+    network: Learner,
+    samples: Samples,
+    metrics: Sequence[Metric],
+    *,
+    sampler: Sampler,
+    batch: int,
+    epochs: int,
+    optimizer: Optimizer | None = None,
+    scheme: Scheme | None = None,
+    communicator: Communicator | None = None,
+    target: float | None = None,
+) -> Watch:
+    """Levels 2 and 3: train, on one rank or as one of several, and test after each epoch.
+
+    Without an `optimizer` the network makes its own steps, as fast as its framework can. Training
+    ends when the test accuracy is `target`, or after all epochs. A `scheme` says what ranks tell
+    each other; each has its share of every batch.
+    """
+    ranks = communicator or SingleProcess()
+    level = "training" if communicator is None else "distributed"
+    watch = Watch(Watched(level, communicator=communicator), metrics)
+    weights = network.weights() if optimizer is not None else []
+    for epoch in range(epochs):
+        asked = time.perf_counter()
+        for chosen in sampler.epoch(len(samples.y), batch, epoch):
+            mine = chosen[shares(len(chosen), ranks.size)[ranks.rank]]
+            x, y = samples.x[mine], samples.y[mine]
+            watch.watched.data_seconds = time.perf_counter() - asked
+            if optimizer is None:
+                assert isinstance(network, Trainer)
+                watch.timed(lambda x=x, y=y: network.train(x, y))  # type: ignore[misc]
+            else:
+                part = len(mine) / len(chosen)
+                step = _Step(network, weights, optimizer, scheme, ranks, watch.watched.step + 1)
+                weights = watch.timed(lambda s=step, x=x, y=y, p=part: s(x, y, p))  # type: ignore[misc]
+                watch.watched.loss = step.loss
+            asked = time.perf_counter()
+        if optimizer is not None:
+            network.load(weights)
+        elif isinstance(network, Trainer):
+            network.wait()
+        watch.epoch_ends(tested(network, samples, batch))
+        if target is not None and (watch.watched.accuracy or 0.0) >= target:
+            break
+    return watch
+
+
+@dataclass
+class _Step:
+    """Gradients, what ranks tell each other, and the update."""
+
+    network: Learner
+    weights: list[Array]
+    optimizer: Optimizer
+    scheme: Scheme | None
+    ranks: Communicator
+    number: int
+    loss: float = 0.0
+
+    def __call__(self, x: Array, y: Array, part: float) -> list[Array]:
+        self.network.load(self.weights)
+        self.loss, gradients = self.network.gradients_at(x, y)
+        if self.scheme is not None:
+            gradients = self.scheme.gradients(self.ranks, [part * each for each in gradients])
+        pairs = enumerate(zip(self.weights, gradients, strict=True))
+        new = [self.optimizer.update(n, weight, slope, self.number) for n, (weight, slope) in pairs]
+        if self.scheme is not None:
+            new = self.scheme.weights(self.ranks, new, self.number)
+        return new
+
+
+def tested(network: Learner, samples: Samples, batch: int) -> float:
+    """The share of the test samples that is got right; in batches of one size."""
+    right = 0
+    count = len(samples.test_y)
+    for start in range(0, count, batch):
+        end = min(start + batch, count)
+        # The last batch is filled up: a framework that compiles for shapes compiles once.
+        chosen = np.arange(start, start + batch) % count
+        scores = network.predict(samples.test_x[chosen])[: end - start]
+        right += int((scores.argmax(-1) == samples.test_y[start:end]).sum())
+    return right / count
+
+
+SCHEMES: Mapping[str, Callable[[], Scheme]] = {
+    "allreduce": AllReduce,
+    "server": Server,
+    "averaging": Averaging,
+    "top-k": lambda: Compressed(TopK(0.05)),
+    "quantized": lambda: Compressed(Quantized(16)),
+}
+"""Ways to distribute training, by the name that a case has."""
+
+
+def samples_of(case: LearningCase) -> Samples:
+    """The data set of a case in memory, in the shape its network takes."""
+    found = data.digits() if case.dataset == "digits" else data.mnist(download=False)
+    shape = (-1, *case.network.shape)
+    return Samples(
+        found.train.x.reshape(shape),
+        np.asarray(found.train.y),
+        found.test.x.reshape(shape),
+        np.asarray(found.test.y),
+    )
+
+
+def learned(
+    framework: Framework, case: LearningCase, seed: int, epochs: int | None = None
+) -> dict[str, Any]:
+    """Train once, from the initial weights that all have, with the order of samples of a seed."""
+    start = time.perf_counter()
+    samples = samples_of(case)
+    loaded = time.perf_counter() - start
+    networks = [framework.trainer(case.network, "float32") for _ in range(case.ranks)]
+    most = case.epochs if epochs is None else epochs
+    began, cpu, others = time.time(), time.process_time(), OthersWatch()
+    if not case.scheme:
+        watch = _alone(networks[0], case, samples, seed, most)
+        cpu, lost = time.process_time() - cpu, others.share()
+        found = _reply(watch)
+    else:
+        pairs = run_virtual_ranks(
+            case.ranks,
+            lambda ranks: _as_rank(ranks, networks[ranks.rank], case, samples, seed, most),
+        )
+        cpu, lost = time.process_time() - cpu, others.share()
+        found = _reply(pairs[0][0])
+        apart = max(Difference.of(weights, pairs[0][1]).largest for _, weights in pairs)
+        found["metrics"]["ranks apart"] = {"unit": "", "value": apart}
+        sent = [_value(watch, "bytes sent") for watch, _ in pairs]
+        found["metrics"]["bytes sent"]["value"] = sum(sent)
+        messages = [_value(watch, "messages sent") for watch, _ in pairs]
+        found["metrics"]["messages sent"]["value"] = sum(messages)
+    return found | {
+        "load s": loaded,
+        "began": began,
+        "samples": len(samples.y),
+        "test samples": len(samples.test_y),
+        "lost": lost,
+        "cpu seconds": cpu,
+    }
+
+
+def _metrics(case: LearningCase) -> list[Metric]:
+    found = [WallTime(), TimeToAccuracy(case.target), Accuracy(), DatasetLatency(), Memory()]
+    return [*found, Energy(), Communication(), Messages(), Curve()]
+
+
+def _alone(network: Trainer, case: LearningCase, samples: Samples, seed: int, epochs: int) -> Watch:
+    """With the framework's own steps and optimizer."""
+    return watch_training(
+        network,
+        samples,
+        _metrics(case),
+        sampler=Shuffled(seed),
+        batch=case.network.batch,
+        epochs=epochs,
+        target=case.target,
+    )
+
+
+def _as_rank(
+    ranks: Communicator,
+    network: Trainer,
+    case: LearningCase,
+    samples: Samples,
+    seed: int,
+    epochs: int,
+) -> tuple[Watch, list[Array]]:
+    """As one of several, with the scheme of the case and the reference's optimizer."""
+    rule = case.network.rule
+    watch = watch_training(
+        network,
+        samples,
+        _metrics(case),
+        sampler=Shuffled(seed),
+        batch=case.network.batch,
+        epochs=epochs,
+        target=case.target,
+        optimizer=SGD(rule.learning_rate, rule.momentum),
+        scheme=SCHEMES[case.scheme](),
+        communicator=ranks,
+    )
+    return watch, network.weights()
+
+
+def _reply(watch: Watch) -> dict[str, Any]:
+    results = watch.results()
+    # Too many to send for each step of each seed; their median is what is asked for.
+    latency = results["dataset latency"]
+    latency["value"] = float(np.median(latency["value"])) if latency["value"] else None
+    return {
+        "seconds": watch.watched.seconds,
+        "accuracy": watch.watched.accuracy,
+        "steps": watch.watched.step,
+        "epochs": watch.watched.epoch,
+        "overhead": watch.overhead,
+        "metrics": results,
+    }
+
+
+def _value(watch: Watch, name: str) -> float:
+    return float(watch.results()[name]["value"] or 0.0)

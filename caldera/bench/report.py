@@ -1,0 +1,304 @@
+"""Benchmark reports as terminal tables and as one self-contained HTML page with charts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from caldera.base.registry import optional_import
+from caldera.bench.contestants import PEERS
+from caldera.bench.formatting import columns_of, facts, mean_text, row, title_of
+from caldera.bench.honesty.claims import LEVELS
+from caldera.bench.results import ANY, OURS, Entry, Report
+from caldera.bench.statistics import Estimate
+from caldera.bench.workloads import WORKLOADS
+from caldera.draw.axis import axis_of, whole_axis
+from caldera.draw.charts import Bar, bar_chart
+from caldera.draw.line_chart import Line, LineChart, inline
+from caldera.draw.page import Safe, document, scrolled, section, tag
+from caldera.draw.svg import CATEGORICAL
+
+_MILLI = 1e3
+_MOST_BARS = 40
+
+
+def depth_chart(report: Report, work: str) -> LineChart | None:
+    """The seed's figure: milliseconds a step over layers; None without layers."""
+    entries = [each for each in report.entries if each.work == work and each.depth and each.rounds]
+    depths = sorted({entry.depth for entry in entries})
+    if len(depths) < 2:
+        return None
+    lines = []
+    for place, label in enumerate(dict.fromkeys(entry.label for entry in entries)):
+        points = [
+            (float(entry.depth), _milliseconds(entry)) for entry in entries if entry.label == label
+        ]
+        points.sort()
+        lines.append(
+            Line(
+                label,
+                points,
+                CATEGORICAL[place % len(CATEGORICAL)],
+                dashed=place >= len(CATEGORICAL),
+                last=f"{points[-1][1]:.3g}",
+            )
+        )
+    return LineChart(
+        "Milliseconds of a training step",
+        "layers",
+        lines,
+        whole_axis(depths),
+        axis_of([0.0, *(y for line in lines for _, y in line.points)]),
+    )
+
+
+def ratio_bars(report: Report, work: str) -> list[Bar]:
+    """Caldera beside the best setting of each peer.
+
+    Where that would be too many bars to read, there are those of the means of groups.
+    """
+    bars = [
+        _bar(f"{entry.case}, {entry.way} : {each.against}", each.ratio)
+        for entry in report.entries
+        if entry.work == work and entry.framework == OURS
+        for each in report.ratios(entry)
+        if each.peer != ANY
+    ]
+    if len(bars) <= _MOST_BARS:
+        return bars
+    return [
+        _bar(f"{mean.group}, {mean.setting} : {mean.peer}", mean.ratio)
+        for mean in report.means()
+        if mean.work == work and mean.peer != ANY
+    ]
+
+
+def _bar(label: str, ratio: Estimate) -> Bar:
+    return Bar(label, ratio.value, ratio.low, ratio.high)
+
+
+def _milliseconds(entry: Entry) -> float:
+    found = entry.seconds()
+    return found.value * _MILLI if found else float("nan")
+
+
+def accuracy_chart(report: Report, work: str, case: str) -> LineChart | None:
+    """Test accuracy over seconds, every training of every contestant; None without trainings."""
+    entries = [each for each in report.cases(work)[case] if each.trainings]
+    if not entries:
+        return None
+    lines = []
+    for place, entry in enumerate(entries):
+        colour = CATEGORICAL[place % len(CATEGORICAL)]
+        for number, training in enumerate(entry.trainings):
+            curve = training["metrics"]["curve"]["value"]
+            points = list(zip(curve[::2], curve[1::2], strict=True))
+            lines.append(Line(entry.label, points, colour, thin=number > 0))
+    legend = [line for line in lines if not line.thin]
+    times = [x for line in lines for x, _ in line.points]
+    heights = [y for line in lines for _, y in line.points]
+    return LineChart(
+        f"{case}: test accuracy",
+        "seconds",
+        lines,
+        axis_of([0.0, *times]),
+        axis_of(heights),
+        legend=legend,
+    )
+
+
+def scaling_chart(report: Report, work: str) -> LineChart | None:
+    """Seconds to the accuracy over the number of ranks, by contestant and scheme."""
+    entries = [each for each in report.entries if each.work == work and each.scheme and each.rounds]
+    ranks = sorted({entry.ranks for entry in entries})
+    if len(ranks) < 2:
+        return None
+    lines = []
+    names = dict.fromkeys(f"{entry.label}, {entry.scheme}" for entry in entries)
+    for place, name in enumerate(names):
+        own = [entry for entry in entries if f"{entry.label}, {entry.scheme}" == name]
+        points = sorted((float(each.ranks), _milliseconds(each) / _MILLI) for each in own)
+        colour = CATEGORICAL[place % len(CATEGORICAL)]
+        lines.append(Line(name, points, colour, dots_only=len(points) == 1))
+    return LineChart(
+        "Seconds to the accuracy",
+        "ranks",
+        lines,
+        whole_axis(ranks),
+        axis_of([0.0, *(y for line in lines for _, y in line.points)]),
+    )
+
+
+_EXPLAINED = (
+    "Times are medians over all turns; the interval is a 95% bootstrap over turns. A ratio says "
+    "how many times as long the best setting of a peer takes as Caldera. Memory is the peak of "
+    "the process, and in brackets what of it came after importing. On a card a ratio is to the "
+    "best setting of the same precision or a stricter one, and memory is the card's: the peak in "
+    "the framework's own books, and in brackets what its process holds. Every contestant "
+    "has a process of its own, and one computes at a time, in turns. A result that is not equal to "
+    "that of PyTorch (eager) is struck out and does not count."
+)
+
+
+def page(report: Report) -> str:
+    """The text of the page."""
+    machine = report.machine
+    works = report.works()
+    device = machine.get("card", machine["cpu"])
+    levels = {level: _works_of(report, level) for level in (*LEVELS, "")}
+    index = {work: work for work in works}
+    means = report.means()
+    told = []
+    if means:
+        # What most people came for.
+        index = {"means": "Geometric means", **index}
+        told.append(section("means", "Geometric means", _list(map(mean_text, means))))
+    parts = [
+        tag("h1", "caldera bench"),
+        tag("p", f"{device} · {machine['threads']} threads · {machine['time']}", class_="quiet"),
+        _list(facts(report)),
+        *told,
+    ]
+    for level, members in levels.items():
+        if members and level:
+            number = LEVELS.index(level)
+            parts.append(tag("h2", f"Level {number}: {level}", class_="level"))
+        parts += [_work(report, work) for work in members]
+    parts.append(tag("footer", _EXPLAINED))
+    return document("caldera bench", index, parts)
+
+
+def _works_of(report: Report, level: str) -> list[str]:
+    """The works of a level, in the order in which they were measured."""
+    return list(dict.fromkeys(each.work for each in report.entries if each.level == level))
+
+
+def _work(report: Report, work: str) -> Safe:
+    note = WORKLOADS[work].summary if work in WORKLOADS else ""
+    return section(work, work, *_charts(report, work), *_tables(report, work), note=note)
+
+
+def _charts(report: Report, work: str) -> Iterator[Safe]:
+    depths = depth_chart(report, work)
+    if depths is not None:
+        yield tag("div", inline(depths), class_="columns")
+    curves = [accuracy_chart(report, work, case) for case in report.cases(work)]
+    drawn = [inline(each) for each in (scaling_chart(report, work), *curves) if each is not None]
+    if drawn:
+        yield tag("div", *drawn, class_="columns")
+    bars = ratio_bars(report, work)
+    if bars:
+        yield scrolled(bar_chart(bars, "ratios"), "chart of ratios", class_="card wider")
+
+
+def _tables(report: Report, work: str) -> Iterator[Safe]:
+    for case, entries in report.cases(work).items():
+        title = title_of(case, entries)
+        if title != work:
+            yield tag("h3", title, class_="case")
+        yield _table(report, entries)
+
+
+def _table(report: Report, entries: Sequence[Entry]) -> Safe:
+    columns = columns_of(entries)
+    rows = []
+    for entry in entries:
+        cells = [tag("td", _unbroken(cell)) for cell in row(report, entry, columns)]
+        rows.append(tag("tr", *cells, class_=_class_of(entry)))
+    for peer, hint in report.missing.items():
+        text = f"{PEERS.get(peer, peer)} is not installed: {hint}"
+        cells = [tag("td", peer), tag("td", text, colspan=len(columns) - 1)]
+        rows.append(tag("tr", *cells, class_="missing"))
+    head = tag("thead", tag("tr", *[tag("th", column, scope="col") for column in columns]))
+    whole = tag("table", head, tag("tbody", *rows))
+    return scrolled(whole, f"times of {len(entries)} contestants", class_="card results")
+
+
+def _unbroken(text: str) -> str:
+    # No line is broken inside a number such as 3e-07.
+    return text.replace("e-", "e\u2011")
+
+
+def _class_of(entry: Entry) -> str:
+    if entry.error:
+        return "failed"
+    if entry.rounds and not entry.counts:
+        return "out"
+    return "ours" if entry.framework == OURS else ""
+
+
+def _list(lines: Iterable[str]) -> Safe:
+    return tag("ul", *[tag("li", line) for line in lines], class_="quiet")
+
+
+_NARROWEST = 200
+"""Columns that a table gets where the output is not a terminal."""
+
+
+def print_report(report: Report) -> None:
+    """Print tables, one for each case, and the means."""
+    if find_spec("rich") is None:
+        # A machine with a card may have nothing but what computes.
+        print("\n".join(plain_lines(report)))
+        return
+    console = _console()
+    for line in facts(report):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    for title, entries in _table_tables(report):
+        columns = columns_of(entries)
+        table = optional_import("rich.table", "rich", "caldera bench").Table(
+            title=title, title_justify="left", title_style="bold", box=_box()
+        )
+        for column in columns:
+            table.add_column(column, overflow="fold")
+        for entry in entries:
+            style = "bold" if entry.framework == OURS else ""
+            if entry.rounds and not entry.counts:
+                style = "dim strike"
+            table.add_row(*_plain(row(report, entry, columns)), style=style)
+        console.print()
+        console.print(table)
+    means = report.means()
+    if means:
+        console.print()
+    for mean in means:
+        console.print(mean_text(mean), highlight=False, soft_wrap=True, markup=False)
+
+
+def plain_lines(report: Report) -> Iterator[str]:
+    """The report as lines of text, the cells of a table apart by bars."""
+    yield from facts(report)
+    for title, entries in _table_tables(report):
+        columns = columns_of(entries)
+        yield ""
+        yield title
+        yield " | ".join(columns)
+        for entry in entries:
+            yield " | ".join(row(report, entry, columns))
+    yield from (mean_text(mean) for mean in report.means())
+
+
+def _table_tables(report: Report) -> Iterator[tuple[str, Sequence[Entry]]]:
+    """The titles and entries of all tables."""
+    for work in report.works():
+        for case, entries in report.cases(work).items():
+            title = title_of(case, entries)
+            yield title if work == case else f"{work}: {title}", entries
+
+
+def _console() -> Any:
+    console = optional_import("rich.console", "rich", "caldera bench").Console()
+    if not console.is_terminal:
+        console.width = max(console.width, _NARROWEST)
+    return console
+
+
+def _box() -> Any:
+    return optional_import("rich.box", "rich", "caldera bench").SIMPLE_HEAD
+
+
+def _plain(cells: list[str]) -> list[Any]:
+    """Cells whose brackets are brackets, not markup."""
+    text = optional_import("rich.text", "rich", "caldera bench").Text
+    return [text(cell) for cell in cells]

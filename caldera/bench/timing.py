@@ -1,0 +1,249 @@
+"""Timing of tasks within a process, interleaved timing of several, and memory use."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from caldera.bench.frameworks.base import Task
+from caldera.compiler.lazy import forget_plans
+from caldera.core.memory import device
+from caldera.core.memory.host import trim_heap
+
+MORE, SHORT = 7, 1.0
+"""How many times as many turns are taken of what takes no time, and seconds of all of them."""
+Work = Callable[[], object]
+
+
+def in_turns(
+    contestants: Mapping[str, Work],
+    repeats: int,
+    least: float = 2e-3,
+    *,
+    most: float = math.inf,
+    within: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
+) -> dict[str, list[float]]:
+    """Seconds a call of several, taken in turns: what slows one turn slows all of them.
+
+    A time is that of so many calls that they take `least` together. Turns that take no time are
+    taken more often, so that one that was disturbed does not count; after `most` seconds two
+    turns are enough. A contestant runs inside of what `within` gives for its name.
+
+    >>> sorted(in_turns({"a": lambda: None, "b": lambda: None}, 2))
+    ['a', 'b']
+    """
+    found: dict[str, list[float]] = {name: [] for name in contestants}
+    calls = {}
+    for name, work in contestants.items():
+        with within(name):
+            calls[name] = _calls(work, least)
+    start, turns = time.perf_counter(), 0
+    while turns < repeats or (turns < MORE * repeats and time.perf_counter() - start < SHORT):
+        if turns > 1 and time.perf_counter() - start > most:
+            break
+        for name, work in contestants.items():
+            with within(name):
+                found[name].append(_seconds(work, calls[name]) / calls[name])
+        turns += 1
+    return found
+
+
+def best_in_turns(
+    contestants: Mapping[str, Work], repeats: int, least: float = 2e-3, **options: Any
+) -> dict[str, float]:
+    """The best of each one's times; `options` are those of `in_turns`.
+
+    >>> sorted(best_in_turns({"a": lambda: None, "b": lambda: None}, 2))
+    ['a', 'b']
+    """
+    found = in_turns(contestants, repeats, least, **options)
+    return {name: min(times) for name, times in found.items()}
+
+
+def load_per_core() -> float:
+    """Programs that want a core, for each core: times of several ranks mean little above 1/2.
+
+    >>> load_per_core() >= 0.0
+    True
+    """
+    return os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 0.0
+
+
+def _calls(work: Work, least: float) -> int:
+    """How many take so long together; the first one warms up.
+
+    By the best time so far: one that was disturbed would make all later ones too short.
+    """
+    work()
+    calls, best = 1, math.inf
+    while True:
+        best = min(best, _seconds(work, calls) / calls)
+        if calls * best >= least:
+            return calls
+        calls = max(calls + 1, int(calls * min(16.0, 1.3 * least / max(calls * best, 1e-9))))
+
+
+def _seconds(work: Work, calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        work()
+    return time.perf_counter() - start
+
+
+WARM_UP = 0.05
+"""Seconds of calls before the clock starts; a long call is enough by itself."""
+SHORTEST = 2e-3
+"""Seconds below which several calls are timed together, so that the clock does not matter."""
+CARD_SHORTEST = 20e-3
+"""The same on a card, where waiting for the last call costs tens of microseconds as well."""
+
+
+@dataclass
+class Times:
+    """Seconds a step, taken again and again.
+
+    >>> Times([0.1, 0.1], [0.1, 0.1]).lost
+    0.0
+    """
+
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    """Of all threads of this process: what else runs here is not in it."""
+    lost: float = 0.0
+    """The share of its cores' time meanwhile that others had."""
+
+
+def first_call(task: Task) -> float:
+    """Seconds of a call that includes whatever is compiled for it."""
+    return _seconds_of(task, 1)[0]
+
+
+def timed(task: Task, seconds: float, least: int = 3, *, shortest: float = SHORTEST) -> Times:
+    """Times of steps, again and again for about this long, and at least `least` times.
+
+    Each time is that of so many calls, waited for once, that they take `shortest` together.
+    """
+    together = max(1, int(shortest / max(_warmed_up(task), 1e-7)))
+    # A call that is waited for by itself can take longer than one of many.
+    while (found := _seconds_of(task, together)[0]) < shortest:
+        together = max(together + 1, int(together * min(16.0, 1.2 * shortest / found)))
+    times, steps = Times(), together * task.steps_per_call
+    watch = OthersWatch()
+    end = time.perf_counter() + seconds
+    while len(times.wall) < least or time.perf_counter() < end:
+        wall, cpu = _seconds_of(task, together)
+        times.wall.append(wall / steps)
+        times.cpu.append(cpu / steps)
+    times.lost = watch.share()
+    return times
+
+
+class OthersWatch:
+    """How much of its cores' time others had, since it was made.
+
+    >>> 0.0 <= OthersWatch().share() <= 1.0
+    True
+    """
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+        self._busy, self._cores = _busy_seconds()
+
+    def share(self) -> float:
+        """Other programs, and other machines of the host; 0 where the system does not say."""
+        busy = _busy_seconds()[0] - self._busy - (time.process_time() - self._cpu)
+        available = self._cores * (time.perf_counter() - self._wall)
+        return min(1.0, max(0.0, busy / available)) if available > 0.0 else 0.0
+
+
+_STAT = Path("/proc/stat")
+_BUSY = (1, 2, 3, 6, 7, 8)
+"""User, nice, system, interrupts of two kinds, and what the host gave to other machines."""
+
+
+def _busy_seconds() -> tuple[float, int]:
+    """Seconds that the cores of this process were busy since they were started; how many these
+    are."""
+    with suppress(OSError, ValueError, IndexError, AttributeError):
+        cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        rows = [line.split() for line in _STAT.read_text().splitlines()]
+        ticks = [int(row[place]) for row in rows if row and row[0] in cores for place in _BUSY]
+        return sum(ticks) / os.sysconf("SC_CLK_TCK"), len(cores)
+    return 0.0, 0
+
+
+def _seconds_of(task: Task, calls: int) -> tuple[float, float]:
+    """Of the clock, and of this process."""
+    start, cpu = time.perf_counter(), time.process_time()
+    for _ in range(calls):
+        task.call()
+    task.wait()
+    return time.perf_counter() - start, time.process_time() - cpu
+
+
+def _warmed_up(task: Task) -> float:
+    """Seconds of a call, once it is no longer the first after a pause."""
+    end = time.perf_counter() + WARM_UP
+    once = first_call(task)
+    while time.perf_counter() < end:
+        once = first_call(task)
+    return once
+
+
+# --- memory
+
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"
+
+
+def resident_memory() -> int:
+    """Bytes of memory this process has now (its peak where the system does not say).
+
+    >>> resident_memory() > 0
+    True
+    """
+    return _status("VmRSS") or peak_memory()
+
+
+def peak_memory() -> int:
+    """The most bytes this process had, since it began or since `reset_peak_memory`.
+
+    >>> peak_memory() >= 1 << 20
+    True
+    """
+    found = _status("VmHWM")
+    if found:
+        return found
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def reset_peak_memory() -> None:
+    """Count the peak from here on, where the system can; and give back what nobody uses.
+
+    What a peer's worker needed to build the network in Caldera is not the peer's memory.
+    """
+    forget_plans()
+    gc.collect()
+    device("cpu").pool.trim()
+    trim_heap(always=True)
+    with suppress(OSError):
+        _CLEAR.write_text(_RESET_PEAK)
+
+
+def _status(name: str) -> int:
+    with suppress(OSError, ValueError, IndexError):
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+    return 0

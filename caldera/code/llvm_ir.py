@@ -1,0 +1,237 @@
+"""LLVM IR of C files, compiled by the installed clang and parsed into statements."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from os import PathLike, fspath
+from pathlib import Path
+
+from llvmlite import binding as llvm
+
+from caldera.code.vocabulary import LOCAL_NAME, normalised, structures_of
+from caldera.errors import ConfigError, DataError
+
+MOST_SECONDS = 1e6
+
+
+@lru_cache
+def find_clang() -> str:
+    """The newest clang on the path: `clang` itself, or the `clang-N` with the largest N."""
+    known = [shutil.which("clang"), *(shutil.which(f"clang-{n}") for n in range(30, 14, -1))]
+    versions = {path: _version(path) for path in known if path is not None}
+    if not versions:
+        raise ConfigError.build(
+            "code.compile_c",
+            expected="clang 15 or newer",
+            got="none on the path",
+            hint="install it, for example with: apt install clang-19",
+        )
+    return max(versions, key=versions.__getitem__)
+
+
+def _version(path: str) -> int:
+    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"version (\d+)", said)
+    return int(found.group(1)) if found else 0
+
+
+def compile_c(
+    source: str | PathLike[str], flags: Sequence[str] = ("-O1",), seconds: float = 60.0
+) -> str:
+    """The LLVM IR of a C file, as text.
+
+    Flags are clang's, such as `-I` for folders of headers and `-O0` to `-O3`. Nothing is run
+    but the compiler.
+
+    >>> from caldera import code
+    >>> text = code.compile_c("sum.c", ["-O2", "-I", "include"])  # doctest: +SKIP
+    """
+    if not 0 < seconds <= MOST_SECONDS:
+        raise ConfigError.build(
+            "code.compile_c",
+            expected=f"seconds= above 0, at most {MOST_SECONDS}",
+            got=repr(seconds),
+        )
+    command = [find_clang(), "-S", "-emit-llvm", "-w", "-o", "-", *flags, fspath(source)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired as error:
+        raise DataError.build(
+            "code.compile_c",
+            expected=f"clang to be done in {seconds} s",
+            got=str(source),
+            hint="give it more seconds=, or leave the file out",
+        ) from error
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        first = next((line for line in said if "error: " in line), "clang said nothing")
+        raise DataError.build(
+            "code.compile_c",
+            expected="a C file that clang compiles",
+            got=first,
+            hint="headers are found with flags=['-I', folder]",
+        )
+    return done.stdout.decode(errors="replace")
+
+
+_DEFINITION = re.compile(
+    r'^define [^@\n]*@("[^"]*"|[-\w$.]+)\([^\n]*\{\n(.*?)^\}', re.MULTILINE | re.DOTALL
+)
+_LABEL = re.compile(r'^("[^"]*"|[-\w$.]+):')
+_WRITTEN = re.compile(r'(%(?:"[^"]*"|[-\w$.]+)) = ')
+_JUMP = re.compile(r"label %(\"[^\"]*\"|[-\w$.]+)")
+_INCOMING = re.compile(r"\[ (%[^ ,]+),")
+_CALLEE = re.compile(r'\b(?:call|invoke)\b[^@"]*@("[^"]*"|[-\w$.]+)\(')
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One statement of a function: as a word, and the names it has to do with.
+
+    >>> from caldera import code
+    >>> text = "define i32 @f(i32 %x) {\\n  %y = add i32 %x, 1\\n  ret i32 %y\\n}"
+    >>> [function] = code.read_ir(text)
+    >>> function.statements[0].writes, function.statements[0].reads
+    ('%y', ('%x',))
+    """
+
+    word: str
+    block: str
+    writes: str | None
+    reads: tuple[str, ...]
+    jumps: tuple[str, ...] = ()
+    calls: str | None = None
+
+    @property
+    def is_return(self) -> bool:
+        """Whether the function ends here."""
+        return self.word.startswith("ret")
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function that a module defines.
+
+    >>> from caldera import code
+    >>> [function] = code.read_ir("define void @nothing() {\\n  ret void\\n}")
+    >>> function.name, function.words
+    ('nothing', ['ret void'])
+    """
+
+    name: str
+    statements: tuple[Statement, ...]
+
+    @property
+    def words(self) -> list[str]:
+        """Its statements in their order."""
+        return [statement.word for statement in self.statements]
+
+
+def read_ir(source: str | PathLike[str]) -> list[Function]:
+    """The functions that a module of LLVM IR defines: the text of one, or a file of it (.ll).
+
+    LLVM reads the text first, so what is wrong is found by it.
+
+    >>> text = "define i32 @twice(i32 %x) {\\n  %y = add i32 %x, %x\\n  ret i32 %y\\n}"
+    >>> [function] = read_ir(text)
+    >>> function.name, function.words
+    ('twice', ['<%ID> = add i32 <%ID>, <%ID>', 'ret i32 <%ID>'])
+    """
+    text = source if isinstance(source, str) and "\n" in source else _read(Path(source))
+    try:
+        # A context of its own: in a shared one, structures of a name get a number behind it.
+        printed = str(llvm.parse_assembly(text, llvm.create_context()))
+    except (RuntimeError, UnicodeError) as error:
+        raise DataError.build(
+            "code.read_ir",
+            expected="LLVM IR in the form of text",
+            got=str(error).strip(),
+            hint="code.compile_c makes it from C; another LLVM's may differ: "
+            f"this one is {'.'.join(map(str, llvm.llvm_version_info))}",
+        ) from error
+    structures = structures_of(printed)
+    return [
+        Function(name.strip('"'), tuple(_statements(body, structures)))
+        for name, body in _DEFINITION.findall(printed)
+    ]
+
+
+def checked_functions(where: str, given: object) -> list[Function]:
+    """What `read_ir` gave, and nothing else."""
+    found = []
+    for each in given if isinstance(given, list | tuple) else [given]:
+        if not isinstance(each, Function):
+            raise DataError.build(
+                where,
+                expected="modules: lists of functions, as code.read_ir gives them",
+                got=f"a {type(each).__name__}",
+            )
+        found.append(each)
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise DataError.build(
+            "code.read_ir",
+            expected="a file of LLVM IR (.ll), or its text",
+            got=str(error),
+            hint="code.compile_c makes one from C",
+        ) from error
+
+
+def _statements(body: str, structures: dict[str, str]) -> Iterator[Statement]:
+    block = ""
+    for line in _whole_lines(body):
+        label = _LABEL.match(line)
+        if label is not None:
+            block = label.group(1)
+        elif line and not line.startswith(";"):
+            yield _statement(line, block, structures)
+
+
+def _whole_lines(body: str) -> Iterator[str]:
+    """The lines of the body; a statement that goes on over several, which are farther in, is one of
+    them."""
+    pending = ""
+    for line in body.split("\n"):
+        text = line.strip()
+        if text.startswith("#dbg_"):
+            continue
+        if pending and (line.startswith("   ") or text.startswith("]")):
+            pending = f"{pending} {text}"
+            continue
+        yield pending
+        pending = text
+    yield pending
+
+
+def _statement(line: str, block: str, structures: dict[str, str]) -> Statement:
+    text = line.split(", !")[0]
+    written = _WRITTEN.match(text)
+    rest = text if written is None else text[written.end() :]
+    jumps = tuple(_JUMP.findall(text)) if "label %" in text else ()
+    if rest.startswith("phi "):
+        # Each value is followed by the block it comes from.
+        reads = _INCOMING.findall(rest)
+    else:
+        given = [f"%{name}" for name in LOCAL_NAME.findall(rest)]
+        reads = [name for name in given if name not in structures and name[1:] not in jumps]
+    callee = _CALLEE.search(text) if "@" in text else None
+    return Statement(
+        word=normalised(line, structures),
+        block=block,
+        writes=None if written is None else written.group(1),
+        reads=tuple(dict.fromkeys(reads)),
+        jumps=jumps,
+        calls=None if callee is None else callee.group(1).strip('"'),
+    )

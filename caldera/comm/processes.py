@@ -1,0 +1,153 @@
+"""Start of ranks by mpiexec, and their joint end after a failure.
+
+Ranks are started with the mpiexec that belongs to this Python. A rank that raises writes its
+number, host and traceback, and aborts the job. A rank that exits while others wait for it is
+detected by their watchdogs, so no rank waits forever for one that has failed or left.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from caldera.base.machine import usable_cores
+from caldera.comm.mpi import MpiCommunicator
+from caldera.comm.mpi_implementation import launcher
+from caldera.comm.mpi_library import many_threads, mpi
+from caldera.comm.watchdog import Watchdog
+from caldera.errors import ConfigError
+
+RESTART = "CALDERA_RESTART"
+"""How often a program was started again; `caldera run` sets this variable."""
+_PR_SET_PDEATHSIG = 1
+_HOSTS = r"[^:,]+(:\d+)?(,[^:,]+(:\d+)?)*"
+_SENT = ("CALDERA_", "MPI4PY_", "OMPI_MCA_", "OMP_", "OPENBLAS_", "PYTHON")
+"""Variables that ranks on other machines need as well."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A command that starts all ranks, and the environment it needs."""
+
+    command: list[str]
+    environment: dict[str, str]
+
+    def start(self, attempt: int = 0) -> subprocess.Popen[bytes]:
+        """Start it. On Linux the system ends it if this process is killed before it is over."""
+        return subprocess.Popen(
+            self.command,
+            env={**self.environment, RESTART: str(attempt)},
+            preexec_fn=_ends_with_parent(),
+        )
+
+
+def _ends_with_parent() -> Callable[[], None] | None:
+    """What a child does before its program starts, so that it does not outlive its parent."""
+    if sys.platform != "linux":
+        return None
+    # Before the fork: a child must not load anything.
+    prctl, parent = ctypes.CDLL(None, use_errno=True).prctl, os.getpid()
+
+    def ask() -> None:
+        # SIGTERM, which mpiexec takes as the wish to end all ranks.
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(128 + signal.SIGTERM)
+
+    return ask
+
+
+def launch(
+    ranks: int,
+    program: Sequence[str],
+    *,
+    hosts: str | None = None,
+    survive: bool = False,
+    environment: Mapping[str, str] = os.environ,
+) -> Launch:
+    """How to start a program as several ranks; a name that ends in .py is run by this Python.
+
+    `hosts` are machines with the ranks each takes, as in "a:4,b:4". With `survive` the other ranks
+    go on when one dies, if this MPI can do that.
+    """
+    if hosts is not None and not re.fullmatch(_HOSTS, hosts):
+        raise ConfigError.build(
+            "run --hosts", expected="machines and their ranks, as in a:4,b:4", got=hosts
+        )
+    starter = launcher(environment)
+    mpi = starter.implementation
+    if survive and not mpi.survives:
+        raise ConfigError.build(
+            "run --survive",
+            expected="an MPI with ULFM (Open MPI 5)",
+            got=f"{mpi} ({starter.path})",
+            hint="--restarts starts all ranks again",
+        )
+    defaults = {name: value for name, value in mpi.defaults.items() if name not in environment}
+    added = {**mpi.variables, **defaults}
+    added["CALDERA_THREADS"] = environment.get("CALDERA_THREADS") or str(_threads(ranks, hosts))
+    command = [starter.path, "-n", str(ranks), *mpi.arguments]
+    if survive:
+        command += mpi.survives
+    if hosts is not None:
+        command += [mpi.hosts, hosts]
+    if hosts is not None and mpi.sends:
+        names = sorted({*environment, *added, RESTART})
+        command += [word for name in names if name.startswith(_SENT) for word in (mpi.sends, name)]
+    words = [sys.executable, *program] if program[0].endswith(".py") else list(program)
+    return Launch([*command, *words], {**environment, **added})
+
+
+def _threads(ranks: int, hosts: str | None) -> int:
+    """The cores of a machine shared out: several pools that each want all of them only wait."""
+    if hosts is not None:
+        ranks = max(int(host.partition(":")[2] or 1) for host in hosts.split(","))
+    return max(1, usable_cores() // ranks)
+
+
+FAILED = 1
+READ_WITHIN_S, ENDED_WITHIN_S = 0.1, 5.0
+
+
+def end_together(communicator: MpiCommunicator) -> None:
+    """From now on an error that nobody catches ends all ranks."""
+
+    def report(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        head = (
+            f"\nrank {communicator.rank} of {communicator.size} on {platform.node()} "
+            f"(process {os.getpid()}) failed:\n"
+        )
+        # One write, so that the lines of two ranks do not mix.
+        sys.stderr.write(head + "".join(traceback.format_exception(kind, error, trace)))
+        end_all()
+
+    sys.excepthook = report
+    if many_threads():
+        watchdog = Watchdog(communicator, give_up=end_all)
+        # Runs before mpi4py ends MPI, which waits for all ranks.
+        atexit.register(watchdog.leave)
+
+
+def end_all() -> None:
+    """End every rank of the job, this one included."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # MPICH's mpiexec ends at once, and with it goes what it has not yet read and passed on.
+    time.sleep(READ_WITHIN_S)
+    mpi().COMM_WORLD.Abort(FAILED)
+    # MPICH comes back from there, and ends this process from outside a little later.
+    time.sleep(ENDED_WITHIN_S)
+    os._exit(FAILED)

@@ -1,0 +1,211 @@
+"""Communicators over ranks: the world, named axes of a mesh, and a single process.
+
+The world contains all ranks started together by mpiexec, srun or `caldera run`. A mesh arranges
+ranks in a grid with one communicator per axis. In a single process every collective is a copy.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from functools import cache
+
+import numpy as np
+
+from caldera.base.machine import ranks_started
+from caldera.comm.communicator import Communicator
+from caldera.comm.mailboxes import JobFailure, Mailboxes
+from caldera.comm.mpi import MpiCommunicator
+from caldera.comm.mpi_library import loaded, mpi
+from caldera.comm.nccl import with_nccl
+from caldera.comm.processes import RESTART, end_together
+from caldera.comm.requests import Request
+from caldera.comm.traffic import Traffic
+from caldera.errors import CommError
+
+
+class SingleProcess(Communicator):
+    """The communicator of a program that runs in one process.
+
+    >>> import numpy as np
+    >>> from caldera.comm import SingleProcess
+    >>> result = np.zeros(2)
+    >>> SingleProcess().Allreduce(np.array([1.0, 2.0]), result)
+    >>> result
+    array([1., 2.])
+    """
+
+    name = "one process"
+
+    def __init__(self, traffic: Traffic | None = None) -> None:
+        super().__init__(0, 1, traffic)
+        self._boxes = Mailboxes(1, JobFailure())
+        # Nobody else can send: a message that is not there never comes.
+        self._boxes.boxes[0].timeout_s = 0.0
+
+    def _start_send(self, buffer: np.ndarray, dest: int, tag: int) -> Request:
+        return self._boxes.send(0, dest, tag, buffer)
+
+    def _start_receive(
+        self, buffer: np.ndarray, source: int, tag: int, shorter: bool = False
+    ) -> Request:
+        return self._boxes.receive(0, buffer, source, tag, shorter)
+
+    def _split(self, color: int | None, key: int) -> Communicator | None:
+        return None if color is None else SingleProcess()
+
+    def _dup(self) -> Communicator:
+        return SingleProcess(self.traffic)
+
+    def Revoke(self, reason: str) -> None:
+        # Nobody else waits.
+        return
+
+    def _broadcast(self, buffer: np.ndarray, root: int) -> None:
+        return
+
+    def _reduce(self, send: np.ndarray, receive: np.ndarray | None, root: int, op: str) -> None:
+        assert receive is not None
+        _copy(receive, send)
+
+    def _allreduce(self, send: np.ndarray, receive: np.ndarray, op: str) -> None:
+        _copy(receive, send)
+
+    def _reduce_scatter(
+        self, send: np.ndarray, receive: np.ndarray, counts: list[int], op: str
+    ) -> None:
+        _copy(receive, send)
+
+    def _allgather(self, send: np.ndarray, receive: np.ndarray, counts: list[int]) -> None:
+        _copy(receive, send)
+
+    def _alltoall(
+        self, send: np.ndarray, receive: np.ndarray, leaving: list[int], arriving: list[int]
+    ) -> None:
+        _copy(receive, send)
+
+    def _barrier(self) -> None:
+        return
+
+
+def _copy(target: np.ndarray, source: np.ndarray) -> None:
+    np.copyto(target.reshape(-1), source.reshape(-1))
+
+
+@cache
+def world() -> Communicator:
+    """The communicator of all ranks; one process if it was not started with others.
+
+    Ranks talk through MPI, and between cards through NCCL where each rank has one of its own. From
+    then on a rank that fails ends all of them, and one that waits too long says for whom.
+
+    >>> from caldera.comm import world
+    >>> world().size
+    1
+    """
+    ranks = ranks_started(os.environ)
+    if ranks == 1:
+        return SingleProcess()
+    communicator = MpiCommunicator(mpi().COMM_WORLD.Dup())
+    if communicator.size != ranks:
+        raise CommError.build(
+            "world",
+            expected=f"{ranks} ranks, as the environment says",
+            got=f"{communicator.size} from {loaded()}",
+            hint="mpi4py uses another MPI than the one that started this program; "
+            "`caldera run` takes the right one, and srun wants --mpi=pmix for Open MPI and "
+            "--mpi=pmi2 for MPICH",
+        )
+    end_together(communicator)
+    return with_nccl(communicator)
+
+
+def restarted() -> bool:
+    """Whether `caldera run --restarts` started this program again after a failure.
+
+    >>> from caldera.comm import restarted
+    >>> restarted()
+    False
+    """
+    return int(os.environ.get(RESTART) or 0) > 0
+
+
+class Mesh:
+    """The ranks of a communicator as a grid: `Mesh(world, {"data": 2, "model": 2})`.
+
+    Ranks that follow each other are neighbours along the last axis. One axis may have the length
+    -1: whatever the number of ranks leaves for it.
+
+    - `shape`: the length of each axis; `coordinates`: where this rank is on each.
+    - `communicator`: all ranks of the grid; `axes`: the communicator along each axis.
+
+    >>> from caldera.comm import Mesh, run_virtual_ranks
+    >>> def work(comm):
+    ...     mesh = Mesh(comm, {"data": -1, "model": 2})
+    ...     return mesh.coordinates, mesh.axis("data").gather_objects(comm.rank)
+    >>> run_virtual_ranks(4, work)[1]
+    ({'data': 0, 'model': 1}, [1, 3])
+    """
+
+    def __init__(self, communicator: Communicator, axes: Mapping[str, int]) -> None:
+        self.communicator = communicator
+        self.shape = _lengths(dict(axes), communicator.size)
+        self.coordinates: dict[str, int] = {}
+        self.axes: dict[str, Communicator] = {}
+        stride = communicator.size
+        for name, length in self.shape.items():
+            stride //= length
+            self.coordinates[name] = communicator.rank // stride % length
+        stride = communicator.size
+        for name, length in self.shape.items():
+            stride //= length
+            first = communicator.rank - self.coordinates[name] * stride
+            made = communicator.Split(first, self.coordinates[name])
+            assert made is not None
+            self.axes[name] = made
+
+    def axis(self, name: str) -> Communicator:
+        """The ranks that differ from this one along that axis alone; its rank there is its
+        coordinate."""
+        if name not in self.axes:
+            raise CommError.build(
+                "mesh", expected="one of the axes " + ", ".join(self.axes), got=repr(name)
+            )
+        return self.axes[name]
+
+    def together(self, *names: str) -> Communicator:
+        """The ranks that differ from this one along those axes alone; all ranks have to ask.
+
+        >>> from caldera.comm import Mesh, run_virtual_ranks
+        >>> def work(comm):
+        ...     mesh = Mesh(comm, {"data": 2, "pipeline": 2, "model": 2})
+        ...     return mesh.together("data", "model").gather_objects(comm.rank)
+        >>> run_virtual_ranks(8, work)[2]
+        [2, 3, 6, 7]
+        """
+        group = 0
+        for name, length in self.shape.items():
+            if name not in names:
+                group = group * length + self.coordinates[name]
+        made = self.communicator.Split(group, self.communicator.rank)
+        assert made is not None
+        return made
+
+    def __repr__(self) -> str:
+        return f"Mesh({', '.join(f'{name}={length}' for name, length in self.shape.items())})"
+
+
+def _lengths(axes: dict[str, int], ranks: int) -> dict[str, int]:
+    open_axes = [name for name, length in axes.items() if length == -1]
+    given = math.prod(length for length in axes.values() if length != -1)
+    if len(open_axes) == 1 and given > 0 and ranks % given == 0:
+        axes[open_axes[0]] = ranks // given
+    if not axes or min(axes.values()) < 1 or math.prod(axes.values()) != ranks:
+        raise CommError.build(
+            "mesh",
+            expected=f"axes whose lengths multiply to {ranks} ranks",
+            got=str(axes),
+            hint="the length of one axis may be -1",
+        )
+    return axes

@@ -1,0 +1,249 @@
+"""Weight updates fused into gradient products, embedding rows and half-precision copies.
+
+`W - rate * (x^T g + decay * W)` is a sum of W and a matrix product, each times a number: one call
+of a BLAS, which then neither writes the gradient to memory nor reads it again. The gradient must
+have no other reader. The velocity of descent with momentum is such a sum as well. The order of
+addition differs from the written one, so the last digit may differ.
+
+The gradient of an embedding is a table of zeros to which rows are added, and `W - rate *
+gradient` would read and write all of W for a few rows. Instead the rows, times the rate, are
+added to W itself. For a row named twice, its updates are added one after the other and not their
+sum, so its last digit may differ.
+
+In mixed precision a product reads a cast of its float32 weights. If a program updates these, the
+update of the preceding run has the values of the cast in registers. A second variable stores
+them: the update writes both, and products read the second one. It has the same bits. The casts
+must be explicit, so this runs before `fuse` joins them with other loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from caldera.compiler.passes.constants import uniform
+from caldera.core.graph.node import Node, Symbol
+from caldera.core.graph.opdef import Op
+from caldera.core.graph.ops.base import cast, constant, reshape, variable
+from caldera.core.graph.ops.elementwise import add, mul, neg, sub, where
+from caldera.core.graph.ops.epilogue import matmul_accumulate
+from caldera.core.graph.ops.indexing import scatter_add
+from caldera.core.graph.ops.product import matmul
+from caldera.core.graph.program import Program, rewrite, substitute, users_of
+from caldera.core.tensor.dtype import HALVES, DType, float32
+
+
+def update_product(program: Program) -> Program:
+    """Join products with the new value of the variable that they change."""
+    return joined_updates(program, matmul, _accumulated)
+
+
+def joined_updates(
+    program: Program, gradient: Op, joined: Callable[[Node, Update], Node | None]
+) -> Program:
+    """The program with updates by gradients of an op written as `joined` says, where it does."""
+    if not any(node.op is gradient for node in program.order()):
+        return program
+    finder = UpdateFinder(program, gradient)
+    held = {node.attrs["symbol"]: node for node in program.order() if "symbol" in node.attrs}
+    replaced: dict[Node, Node] = {}
+    for symbol, value in program.updates:
+        weight = held.get(symbol)
+        update = None if weight is None else finder.find(value, weight)
+        found = None if weight is None or update is None else joined(weight, update)
+        if found is not None:
+            replaced[value] = found
+    if not replaced:
+        return program
+    return program.with_roots(substitute(program.roots, replaced))
+
+
+def _accumulated(weight: Node, update: Update) -> Node | None:
+    if len(weight.shape) != 2 or weight.dtype in HALVES:
+        return None
+    a, b = update.gradient.inputs
+    alpha, beta = update.alpha, update.beta
+    if update.condition is not None:
+        # A step that is refused adds nothing, whatever its gradient is: alpha = 0 says so.
+        alpha = where(update.condition, alpha, constant(0.0, alpha.dtype))
+        beta = where(update.condition, beta, constant(1.0, beta.dtype))
+    return matmul_accumulate(weight, a, b, alpha, beta, **update.gradient.attrs)
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """weight * W + product * G; None stands for a term that is not there."""
+
+    weight: Node | None = None
+    product: Node | None = None
+
+    def times(self, number: Node) -> _Terms:
+        return _Terms(_times(self.weight, number), _times(self.product, number))
+
+    def plus(self, other: _Terms) -> _Terms:
+        return _Terms(_plus(self.weight, other.weight), _plus(self.product, other.product))
+
+    def negated(self) -> _Terms:
+        return _Terms(
+            *(None if each is None else neg(each) for each in (self.weight, self.product))
+        )
+
+
+def _times(a: Node | None, number: Node) -> Node | None:
+    if a is None:
+        return None
+    return number if a.attrs.get("value") == 1 else mul(a, number)
+
+
+def _plus(a: Node | None, b: Node | None) -> Node | None:
+    return a if b is None else b if a is None else add(a, b)
+
+
+@dataclass(frozen=True)
+class Update:
+    """`alpha * gradient + beta * W`, if a truth value (None: always) says so, else W."""
+
+    gradient: Node
+    alpha: Node
+    beta: Node
+    condition: Node | None
+
+
+class UpdateFinder:
+    """Finds new values of variables that are sums of the old one and a gradient of some op, which
+    serves nothing else."""
+
+    def __init__(self, program: Program, gradient: Op) -> None:
+        self.users = users_of(program.order())
+        self.roots = set(program.roots)
+        self._gradient = gradient
+
+    def find(self, value: Node, weight: Node) -> Update | None:
+        """The sum that `value` amounts to, if it does."""
+        if value is weight:
+            return None
+        products: list[Node] = []
+        condition, new = _unless_refused(value, weight)
+        terms = self._terms(new, weight, products)
+        if terms is None or terms.weight is None or terms.product is None:
+            return None
+        (product,) = set(products)
+        if not self._is_only_for(product, value):
+            return None
+        return Update(product, terms.product, terms.weight, condition)
+
+    def _terms(self, node: Node, weight: Node, products: list[Node]) -> _Terms | None:
+        if node is weight:
+            return _Terms(weight=constant(1.0, weight.dtype))
+        if node.op is self._gradient and node.shape == weight.shape:
+            products.append(node)
+            is_first = len(set(products)) == 1
+            return _Terms(product=constant(1.0, weight.dtype)) if is_first else None
+        if node.op is neg:
+            inner = self._terms(node.inputs[0], weight, products)
+            return None if inner is None else inner.negated()
+        if node.op is mul:
+            return self._scaled(node, weight, products)
+        if node.op is add or node.op is sub:
+            left = self._terms(node.inputs[0], weight, products)
+            right = None if left is None else self._terms(node.inputs[1], weight, products)
+            if left is None or right is None:
+                return None
+            return left.plus(right.negated() if node.op is sub else right)
+        return None
+
+    def _scaled(self, node: Node, weight: Node, products: list[Node]) -> _Terms | None:
+        for matrix, factor in (node.inputs, node.inputs[::-1]):
+            number = _number(factor)
+            if number is not None:
+                inner = self._terms(matrix, weight, products)
+                return None if inner is None else inner.times(number)
+        return None
+
+    def _is_only_for(self, product: Node, value: Node) -> bool:
+        """Whether everything that reads the product serves this value alone."""
+        pending = [product]
+        while pending:
+            node = pending.pop()
+            if node is value:
+                continue
+            if node in self.roots:
+                return False
+            if node is not product and node.op not in (add, sub, mul, neg):
+                return False
+            pending.extend(self.users[node])
+        return True
+
+
+def _unless_refused(value: Node, weight: Node) -> tuple[Node | None, Node]:
+    """The truth value on which a variable takes its new value at all, if there is one; the value.
+
+    A step that overflowed is refused by `where(it went well, new, old)`.
+    """
+    if value.op is where and value.inputs[2] is weight:
+        condition = _number(value.inputs[0])
+        if condition is not None:
+            return condition, value.inputs[1]
+    return None, value
+
+
+def _number(node: Node) -> Node | None:
+    """The number that a node holds in every element; None if it may hold several."""
+    while node.op.name == "broadcast_to":
+        node = node.inputs[0]
+    return reshape(node, ()) if node.spec.size == 1 and len(node.shape) < 2 else None
+
+
+def update_rows(program: Program) -> Program:
+    """Add rows to the variable that they change."""
+    return joined_updates(program, scatter_add, _added)
+
+
+def _added(weight: Node, update: Update) -> Node | None:
+    start, indices, rows = update.gradient.inputs
+    is_whole = update.beta.attrs.get("value") == 1 and uniform(start) == 0
+    if not is_whole or rows.spec.size >= weight.spec.size:
+        # Decay changes every row, and so does a batch that names them all.
+        return None
+    scaled = mul(rows, update.alpha)
+    if update.condition is not None:
+        # Nothing changes when -0.0 is added, not even the sign of nought.
+        scaled = where(update.condition, scaled, constant(-0.0, rows.dtype))
+    return scatter_add(weight, indices, scaled, **update.gradient.attrs)
+
+
+VIEWS = frozenset({"reshape", "transpose", "broadcast_to"})
+"""Ops that only look at a variable in another way."""
+
+CopyOf = Callable[[Symbol, DType], Symbol | None]
+"""The variable that holds another one in this dtype, or None if there can be none."""
+
+
+def weight_copies(program: Program, copy_of: CopyOf) -> tuple[Program, dict[Symbol, Symbol]]:
+    """The program that reads such copies and updates them; the variable that each is a copy of."""
+    updates = dict(program.updates)
+    copies: dict[tuple[Symbol, DType], Symbol | None] = {}
+
+    def copied(node: Node, half: DType) -> Node | None:
+        """A view of a variable's copy instead of one of the variable."""
+        if node.op.name in VIEWS:
+            below = copied(node.inputs[0], half)
+            return None if below is None else node.op.rebuild(node, (below,))
+        symbol = node.attrs.get("symbol")
+        if node.op is not variable or node.dtype != float32 or symbol not in updates:
+            return None
+        if (symbol, half) not in copies:
+            copies[symbol, half] = copy_of(symbol, half)
+        copy = copies[symbol, half]
+        return None if copy is None else variable(symbol=copy)
+
+    def rule(node: Node) -> Node | None:
+        is_narrowing = node.op.name == "cast" and node.dtype in HALVES
+        return copied(node.inputs[0], node.dtype) if is_narrowing else None
+
+    new = program.with_roots(rewrite(program.roots, rule))
+    values = dict(new.updates)
+    made = {copy: (symbol, half) for (symbol, half), copy in copies.items() if copy is not None}
+    written = tuple((copy, cast(values[symbol], half)) for copy, (symbol, half) in made.items())
+    originals = {copy: symbol for copy, (symbol, _) in made.items()}
+    return Program(new.outputs, new.updates + written), originals

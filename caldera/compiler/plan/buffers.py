@@ -1,0 +1,339 @@
+"""Input and output buffers of a plan.
+
+On a device with separate memory each input has two buffers, used alternately: while a step reads
+one, the batch of the next is copied to the other, on the copy stream. The host waits only before
+it writes to a buffer with an unfinished copy.
+
+A result belongs to its holder, so it is never in the arena. The first result is written to memory
+that is then returned to the caller. Once it is released, the plan writes the next one to the same
+memory, and nothing has to be allocated or bound again. If a result is still held when the next
+run begins, outputs are no longer at the bound addresses: before each run native calls receive new
+addresses (`relocation`), and the output of other calls is copied out.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from caldera.compiler.plan.relocation import Patch
+from caldera.core.graph.memory_format import Order, laid_out, stored_shape
+from caldera.core.graph.node import Spec, Symbol
+from caldera.core.memory import MANAGED, Device, Event, MemoryManager
+from caldera.core.memory.pool import host_view
+from caldera.core.tensor import Tensor
+from caldera.core.tensor.dtype import exactly
+from caldera.errors import ConfigError, ShapeError
+from caldera.kernels.native.movement import copying
+
+
+def checked_feeds(feeds: Mapping[str, Any], inputs: Mapping[str, Symbol]) -> dict[str, np.ndarray]:
+    """An array for each input, of its dtype and shape; refused before anything has run."""
+    if feeds.keys() != inputs.keys():
+        keys = [key if isinstance(key, str) else f"a {type(key).__name__}" for key in feeds]
+        raise ConfigError.build(
+            "run",
+            expected=f"a value for each of: {', '.join(inputs) or 'no inputs'}",
+            got=", ".join(keys) or "none",
+            hint="pass them by name, as in plan.run({'x': array})",
+        )
+    found = {}
+    for name, given in feeds.items():
+        spec = inputs[name].spec
+        array = found[name] = exactly(given, spec.dtype, f"input {name}")
+        if array.shape != spec.shape:
+            raise ShapeError.build(
+                f"input {name}",
+                expected=f"shape {spec.shape}",
+                got=f"{array.shape}",
+                hint="a plan has one shape; make another input for another one",
+            )
+    return found
+
+
+WORTH_SHARING = 1 << 19
+"""Bytes of a batch from which on threads share the copy, if it has to lie in another order."""
+
+
+def _copy(target: np.ndarray, source: np.ndarray) -> None:
+    """target = source, both of one dtype. NumPy goes element by element where the two lie in
+    different orders; the workers that are called for a large batch then stay for the step."""
+    moves = source.nbytes >= WORTH_SHARING and source.flags.aligned
+    moves = moves and source.strides != target.strides
+    moves = moves and all(step % source.itemsize == 0 for step in source.strides)
+    if moves and not np.may_share_memory(target, source):
+        copying([(target, source)])()
+    else:
+        np.copyto(target, source)
+
+
+class _Place:
+    """One place for one input: what the host writes, and what kernels read."""
+
+    def __init__(self, symbol: Symbol, order: Order | None, device: Device) -> None:
+        spec, owner = symbol.spec, f"input {symbol.name}"
+        stored = stored_shape(spec.shape, order)
+        self.written = host_view(device.allocate_host(spec.nbytes, owner), 0, stored, spec.dtype)
+        self.written.fill(0)
+        self.read = self.written
+        if not device.is_host:
+            self.block = device.allocate(spec.nbytes, owner)
+            self.read = device.array(self.block, 0, stored, spec.dtype)
+        # Seen in the input's shape: it may lie in another order.
+        self.target = laid_out(self.written, spec.shape, order)
+        self.array = laid_out(self.read, spec.shape, order)
+
+
+class Inputs:
+    """All inputs of a plan. `turns` is the number of places, `turn` the one of the next run."""
+
+    def __init__(
+        self, symbols: Sequence[Symbol], orders: Mapping[Symbol, Order | None], device: Device
+    ) -> None:
+        self.by_name = {symbol.name: symbol for symbol in symbols}
+        if len(self.by_name) < len(symbols):
+            raise ConfigError.build(
+                "compile",
+                expected="inputs with different names",
+                got=", ".join(symbol.name for symbol in symbols),
+                hint="rename one of them",
+            )
+        self._orders = orders
+        self._device = device
+        self.turns = 1 if device.is_host or not symbols else 2
+        self.turn = 0
+        self._last = 0
+        self._places: list[dict[Symbol, _Place]] = [{} for _ in range(self.turns)]
+        # When the last copy to each place has arrived, and when its last reader has ended.
+        self._arrived: list[Event | None] = [None] * self.turns
+        self._used: list[Event | None] = [None] * self.turns
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all places, on both sides."""
+        sides = 1 if self._device.is_host else 2
+        # Lists: another thread may be running the plan.
+        places = [each for turn in self._places for each in list(turn.values())]
+        return sides * sum(each.written.nbytes for each in places)
+
+    def array(self, symbol: Symbol) -> Any:
+        """What kernels are given for an input in this turn."""
+        return self._place(symbol).array
+
+    def fed(self) -> dict[str, np.ndarray]:
+        """What was fed last, by name; zeros before that."""
+        return {
+            name: self._place(symbol, self._last).target for name, symbol in self.by_name.items()
+        }
+
+    def feed(self, feeds: Mapping[str, Any]) -> None:
+        """Bring a value for each input to the place of this turn."""
+        given = checked_feeds(feeds, self.by_name)
+        if not given:
+            return
+        self._wait_for_copy()
+        for name, array in given.items():
+            _copy(self._place(self.by_name[name]).target, array)
+        self._last = self.turn
+        if not self._device.is_host:
+            self._send()
+
+    def launched(self) -> None:
+        """Note that the work that reads this turn's places has been launched."""
+        if self.turns > 1:
+            self._used[self.turn] = self._device.stream.record()
+            self.turn = (self.turn + 1) % self.turns
+
+    def _place(self, symbol: Symbol, turn: int | None = None) -> _Place:
+        """Allocated when first needed: a plan that never runs takes no memory."""
+        places = self._places[self.turn if turn is None else turn]
+        if symbol not in places:
+            places[symbol] = _Place(symbol, self._orders[symbol], self._device)
+        return places[symbol]
+
+    def _wait_for_copy(self) -> None:
+        """Wait until the host side of this turn has been read."""
+        arrived = self._arrived[self.turn]
+        if arrived is None:
+            return
+        try:
+            arrived.settle()
+        except Exception:
+            # Copies wait for kernels and fail with them, and kernels with copies. Somebody is told
+            # now; neither stream need say it again.
+            for stream in (self._device.stream, self._device.copy_stream):
+                with suppress(Exception):
+                    stream.synchronize()
+            self._arrived = [None] * self.turns
+            self._used = [None] * self.turns
+            raise
+
+    def _send(self) -> None:
+        device, copies = self._device, self._device.copy_stream
+        used = self._used[self.turn]
+        if used is not None:
+            copies.wait(used)
+        for place in self._places[self.turn].values():
+            device.copy_in(place.block, 0, place.written, copies)
+        arrived = copies.record()
+        self._arrived[self.turn] = arrived
+        device.stream.wait(arrived)
+
+
+MOST_KEPT = 4 << 20
+"""Bytes of results a plan may hold on to between runs, to write the next ones to the same place."""
+
+
+class OutputSlot:
+    """Where one output of a plan goes; `is_copied` if results are copies of what is there."""
+
+    def __init__(self, spec: Spec, device: Device) -> None:
+        self.spec = spec
+        self.is_copied = False
+        self._device = device
+        self._memory: MemoryManager | None = None
+        self._flat: Any = None
+        self._references = (0, 0)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no memory."""
+        return self._memory is None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the memory it holds on to."""
+        return 0 if self._memory is None else self._memory.nbytes
+
+    @property
+    def address(self) -> int:
+        """Where its memory begins."""
+        assert self._memory is not None
+        return self._memory.address
+
+    def is_held(self) -> bool:
+        """Whether somebody else may still use the memory."""
+        if self._memory is None or self.is_copied or self.spec.size == 0:
+            # Of nothing, nobody can see that it was written over.
+            return False
+        if not self._device.is_host:
+            # A result has a host side too, whose readers cannot be counted here.
+            return True
+        return (sys.getrefcount(self._memory), sys.getrefcount(self._flat)) != self._references
+
+    def renew(self) -> None:
+        """Take new memory for the next result."""
+        self._memory, self._flat = self._fresh()
+        self.settle()
+
+    def _fresh(self) -> tuple[MemoryManager, Any]:
+        spec = self.spec
+        memory = MemoryManager(spec.size, spec.dtype, MANAGED, self._device, owner="results")
+        return memory, memory.on_device(write=True, discard=True)
+
+    def let_go(self) -> None:
+        """Forget the memory: it belongs to the result alone."""
+        self._memory = None
+        self._flat = None
+
+    def array(self) -> Any:
+        """The memory as the kernels see it."""
+        return laid_out(self._flat, self.spec.shape, self.spec.order)
+
+    def settle(self) -> None:
+        """Note how many references there are that are not a user's."""
+        self._references = (sys.getrefcount(self._memory), sys.getrefcount(self._flat))
+
+    def tensor(self) -> Tensor:
+        """The result that was just written."""
+        written = self._memory
+        assert written is not None
+        if not self._device.is_host:
+            written.on_device(write=True, discard=True)
+        result = written
+        if self.is_copied:
+            result, _ = self._fresh()
+            result.copy_from(written)
+        return Tensor._wrap(result, self.spec.shape, self.spec.dtype)
+
+
+class Outputs:
+    """All outputs of a plan. `are_movable` once calls are no longer bound to where they go."""
+
+    def __init__(self, specs: Sequence[Spec], device: Device) -> None:
+        self.slots = [OutputSlot(spec, device) for spec in specs]
+        self.are_movable = False
+        self._device = device
+        # Plans are remembered; large results must not be remembered with them.
+        self._lets_go = sum(spec.nbytes for spec in specs) > MOST_KEPT
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held on to between runs."""
+        return sum(slot.nbytes for slot in self.slots)
+
+    def must_move(self) -> bool:
+        """Whether a run would write over results that somebody holds. From then on it need not."""
+        if self.are_movable or not any(slot.is_held() for slot in self.slots):
+            return False
+        self.make_movable()
+        return True
+
+    def make_movable(self) -> None:
+        """Have results in memory of their own from now on; all calls must be bound anew."""
+        self.are_movable = True
+        for slot in self.slots:
+            slot.let_go()
+            # What was launched on a device may still be queued, and must not be changed.
+            slot.is_copied = not self._device.is_host
+
+    def forget_places(self) -> None:
+        """The next results go to new memory, but for those that are copied."""
+        for slot in self.slots:
+            if not slot.is_copied:
+                slot.let_go()
+
+    def keep(self) -> None:
+        """Results are copies from now on, and places never change; calls must be bound anew."""
+        self.are_movable = True
+        for slot in self.slots:
+            slot.is_copied = True
+            slot.renew()
+
+    def allocate(self) -> None:
+        """Have memory for those that calls are bound to."""
+        for slot in self.slots:
+            if slot.is_empty:
+                slot.renew()
+
+    def settle(self) -> None:
+        """Note the references that bound calls hold."""
+        for slot in self.slots:
+            slot.settle()
+
+    def move(self, patches: Sequence[Sequence[Patch]]) -> None:
+        """Take new memory where the last result is held, and tell the calls; patches by slot."""
+        for slot, places in zip(self.slots, patches, strict=True):
+            if not slot.is_copied and (slot.is_empty or slot.is_held()):
+                slot.renew()
+                address = slot.address
+                for slots, position, offset in places:
+                    slots[position] = address + offset
+
+    def results(self) -> list[Tensor]:
+        """What the last run wrote."""
+        return [slot.tensor() for slot in self.slots]
+
+    def let_go(self) -> bool:
+        """Drop results that are too large to keep; whether calls must be bound anew for that."""
+        if not self._lets_go:
+            return False
+        if not self.are_movable:
+            self.make_movable()
+            return True
+        self.forget_places()
+        return False

@@ -1,0 +1,178 @@
+"""Execution order of a plan's nodes, and assignment of its pieces to streams.
+
+Small kernels leave most of a GPU idle. The critical path of a step stays on stream 0; work with
+slack, such as the gradients of weights, which nothing needs before the update, goes to the
+others. Each stream keeps the order of its pieces. Results are the same in all bits: the same
+kernels compute with the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from caldera.core.graph.node import Node
+from caldera.core.graph.ops.collective import Number, start, turn
+from caldera.core.graph.ops.control import scan
+from caldera.core.graph.program import topological
+from caldera.core.memory.interface import StreamCall
+from caldera.kernels.runners import Piece
+
+
+def in_order(nodes: Sequence[Node], written: Mapping[Any, Node]) -> list[Node]:
+    """All that these nodes depend on, inputs before users; `written` has what symbols become.
+
+    What is sent to other ranks comes as early as it can, so that it is on its way while the rest is
+    computed; what comes from them where it is needed.
+
+    Results that only loops read, such as gradients of parameters and what metrics count, come as
+    soon as they can, and so do the nodes given: then what they are made of need not be kept, and a
+    gradient may be written over the scores it is of. Before a variable is overwritten, all come
+    that read it.
+    """
+    order = topological(nodes)
+    sent = [node for node in order if node.op is start or node.op is turn]
+    early: list[Node] = []
+    for node in sorted(sent, key=_number):
+        message = node.attrs.get("message")
+        if message is None or message.kind != "gather":
+            # One that is waited for at once comes late, but what it sends is ready first.
+            early += node.inputs[:-1] if message is not None and message.now else [node]
+    depth: dict[Node, float] = {}
+    for node in order:
+        depth[node] = 1 + max((depth[given] for given in node.inputs), default=0)
+    leads_on: set[Node] = set()
+    for node in reversed(order):
+        if node in leads_on or is_heavy(node):
+            leads_on.update(node.inputs)
+    soon = {
+        node: depth[node]
+        for node in order
+        if node not in leads_on and (is_heavy(node) or node.op.kind == "reduction")
+    }
+    after = {node: depth[node] for node in nodes}
+    for node in order:
+        for given in node.inputs:
+            changed = written.get(given.attrs.get("symbol"))
+            if changed is not None and is_heavy(node):
+                soon[node] = depth[node]
+                after[changed] = max(after[changed], depth[node] + 0.5)
+    soon |= after
+    return topological([*early, *sorted(soon, key=soon.__getitem__)])
+
+
+def is_heavy(node: Node) -> bool:
+    """Whether it is more than a loop over elements."""
+    return node.op.kind in ("product", "other") or node.op is scan
+
+
+def _number(node: Node) -> Number:
+    """The place of a message or a turn in their order."""
+    return node.attrs["number"] if node.op is turn else node.attrs["message"].number
+
+
+STREAMS = 3
+"""More of them meet too often."""
+_HOP_SECONDS = 1.5e-6
+"""What it takes to wait for another stream."""
+
+
+@dataclass(frozen=True)
+class _Times:
+    """When pieces can begin at the earliest, and how long it takes from there to the end."""
+
+    head: list[float]
+    tail: list[float]
+
+    @classmethod
+    def of(cls, pieces: Sequence[Piece]) -> _Times:
+        head = [0.0] * len(pieces)
+        for number, piece in enumerate(pieces):
+            ends = (head[other] + pieces[other].seconds for other in piece.after)
+            head[number] = max(ends, default=0.0)
+        after = [0.0] * len(pieces)
+        for number in reversed(range(len(pieces))):
+            for other in pieces[number].after:
+                after[other] = max(after[other], after[number] + pieces[number].seconds)
+        tail = [rest + piece.seconds for rest, piece in zip(after, pieces, strict=True)]
+        return cls(head, tail)
+
+    @property
+    def longest(self) -> float:
+        """From the beginning to the end, if nothing but the order had to be kept."""
+        return max((a + b for a, b in zip(self.head, self.tail, strict=True)), default=0.0)
+
+
+@dataclass
+class _Streams:
+    """What has been given to the streams so far."""
+
+    pieces: Sequence[Piece]
+    free: list[float]
+    stream: list[int] = field(default_factory=list)
+    end: list[float] = field(default_factory=list)
+
+    def start(self, number: int, stream: int) -> float:
+        """When a piece would begin on a stream."""
+        ready = (
+            self.end[other] + _HOP_SECONDS * (self.stream[other] != stream)
+            for other in self.pieces[number].after
+        )
+        return max([self.free[stream], *ready])
+
+    def put(self, number: int, stream: int) -> None:
+        self.end.append(self.start(number, stream) + self.pieces[number].seconds)
+        self.stream.append(stream)
+        self.free[stream] = self.end[-1]
+
+
+def assign_streams(pieces: Sequence[Piece], count: int = STREAMS) -> list[StreamCall]:
+    """The pieces in their order, each on one of so many streams.
+
+    >>> def piece(*after: int) -> Piece:
+    ...     return Piece(lambda: None, frozenset(after), 1e-5)
+    >>> chain = [piece(), piece(0), piece(0), piece(2), piece(1, 3)]
+    >>> [(call.stream, call.after) for call in assign_streams(chain, 2)]
+    [(0, ()), (1, (0,)), (0, ()), (0, ()), (0, (1,))]
+    """
+    times, streams = _Times.of(pieces), _Streams(pieces, [0.0] * count)
+    longest, late = times.longest, 0.0
+    for number in range(len(pieces)):
+        start = {stream: streams.start(number, stream) for stream in range(count)}
+        aside = min(range(1, count), key=start.__getitem__, default=0)
+        # The end may come as much later as stream 0 is behind already.
+        latest = longest - times.tail[number] + late
+        if start[aside] + _HOP_SECONDS > latest:
+            aside = min(start, key=start.__getitem__)
+        streams.put(number, aside)
+        if aside == 0:
+            late = max(late, start[0] - times.head[number])
+    return [
+        StreamCall(pieces[number].run, streams.stream[number], after)
+        for number, after in enumerate(_waits(pieces, streams.stream))
+    ]
+
+
+def _waits(pieces: Sequence[Piece], stream: Sequence[int]) -> list[tuple[int, ...]]:
+    """For each piece those of other streams that it has to wait for, and does not wait for already
+    because something before it did."""
+    waits = []
+    # For each piece, the last one of each stream that is done before it ends.
+    done: list[dict[int, int]] = []
+    last: dict[int, int] = {}
+    for number, piece in enumerate(pieces):
+        own = stream[number]
+        known = dict(done[last[own]]) if own in last else {}
+        found = []
+        for other in sorted(piece.after, reverse=True):
+            if known.get(stream[other], -1) < other:
+                if stream[other] != own:
+                    found.append(other)
+                for each, until in done[other].items():
+                    known[each] = max(known.get(each, -1), until)
+        known[own] = number
+        waits.append(tuple(sorted(found)))
+        done.append(known)
+        last[own] = number
+    return waits

@@ -1,0 +1,281 @@
+"""Exchanges along a distributed axis: redistribution, halos, sorting and running sums.
+
+A redistribution sends each element to its owner directly.
+
+A convolution split along height or width needs, for its rows of the output, input rows of other
+ranks; all arrive from their owners in one exchange, however many owners there are. Its gradients
+are convolutions, too, with their own windows.
+
+Sorting is sample sort (Shi and Schaeffer, Parallel sorting by regular sampling, 1992): each rank
+sorts its part, samples of all parts give the limits, every element is sent to its destination in
+one exchange, and is merged there. An element's key is its value and, among equal ones, its index:
+the order is stable, and many equal values are distributed like any others. In the end each rank
+has exactly its share.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from caldera.comm import Communicator
+from caldera.compiler.sharding.algorithms.process_grid import Cuts, gather_rows
+
+
+def move_rows(part: np.ndarray, before: Cuts, after: Cuts, comm: Communicator) -> np.ndarray:
+    """Rows that were cut one way, cut another way.
+
+    The second may end before the first one does, and what is behind it is left away; or after it,
+    and there are zeros.
+    """
+    if before == after:
+        return part
+    rank, width = comm.rank, int(np.prod(part.shape[1:], dtype=np.int64))
+    end = min(before[-1], after[-1])
+    leaving = [_common(before, rank, after, other, end) for other in range(comm.size)]
+    arriving = [_common(after, rank, before, other, end) for other in range(comm.size)]
+    # Both variants cover everything up to the end: what leaves and what comes lie in one piece.
+    sent = part[: sum(b - a for a, b in leaving)]
+    found = np.zeros((after[rank + 1] - after[rank], *part.shape[1:]), part.dtype)
+    received = found[: sum(b - a for a, b in arriving)]
+    comm.Alltoall(
+        np.ascontiguousarray(sent),
+        received,
+        [(b - a) * width for a, b in leaving],
+        [(b - a) * width for a, b in arriving],
+    )
+    return found
+
+
+def _common(mine: Cuts, rank: int, others: Cuts, other: int, end: int) -> tuple[int, int]:
+    begin = max(mine[rank], others[other])
+    return begin, max(min(mine[rank + 1], others[other + 1], end), begin)
+
+
+def rows_to_columns(part: np.ndarray, rows: Cuts, columns: Cuts, comm: Communicator) -> np.ndarray:
+    """From some rows of a matrix, whole, to some columns of it; more axes may follow."""
+    if comm.size == 1:
+        return part
+    height, width = rows[-1], columns[comm.rank + 1] - columns[comm.rank]
+    more = part.shape[2:]
+    each = int(np.prod(more, dtype=np.int64))
+    pieces = [part[:, a:b].reshape(-1) for a, b in itertools.pairwise(columns)]
+    sent = np.concatenate(pieces)
+    received = np.empty((height, width, *more), part.dtype)
+    comm.Alltoall(
+        sent,
+        received,
+        [piece.size for piece in pieces],
+        [int(h) * width * each for h in np.diff(rows)],
+    )
+    return received
+
+
+def columns_to_rows(part: np.ndarray, rows: Cuts, columns: Cuts, comm: Communicator) -> np.ndarray:
+    """From some columns of a matrix, whole, to some rows of it."""
+    turned = rows_to_columns(part.swapaxes(0, 1), columns, rows, comm)
+    return turned.swapaxes(0, 1)
+
+
+Range = tuple[int, int]
+_TAG = 3
+
+
+def halo_exchange(
+    part: np.ndarray,
+    cuts: Cuts,
+    wanted: Sequence[Range],
+    axis: int,
+    comm: Communicator,
+    ranks: Sequence[int] | None = None,
+) -> np.ndarray:
+    """What this rank wants of an axis, `wanted` has that for each part; `ranks` has the rank of
+    each part, if not all of them take part in their order."""
+    peers = range(comm.size) if ranks is None else ranks
+    here = list(peers).index(comm.rank)
+    begin, end = wanted[here]
+    found = np.empty((*part.shape[:axis], end - begin, *part.shape[axis + 1 :]), part.dtype)
+    own = cuts[here]
+    leaving, arriving = [], []
+    for other, rank in enumerate(peers):
+        first, last = overlap((own, cuts[here + 1]), wanted[other])
+        piece = _take(part, axis, first - own, last - own)
+        if other == here:
+            _take(found, axis, first - begin, last - begin)[...] = piece
+        elif piece.size:
+            leaving.append(comm.Isend(np.ascontiguousarray(piece), rank, _TAG))
+    for other, rank in enumerate(peers):
+        first, last = overlap(wanted[here], (cuts[other], cuts[other + 1]))
+        place = _take(found, axis, first - begin, last - begin)
+        if other != here and place.size:
+            buffer = np.empty(place.shape, part.dtype)
+            arriving.append((place, buffer, comm.Irecv(buffer, rank, _TAG)))
+    for place, buffer, request in arriving:
+        request.wait()
+        place[...] = buffer
+    for request in leaving:
+        request.wait()
+    return found
+
+
+def _take(x: np.ndarray, axis: int, begin: int, end: int) -> np.ndarray:
+    return x[(slice(None),) * axis + (slice(begin, end),)]
+
+
+def overlap(first: Range, second: Range) -> Range:
+    """What is in both; an empty range if nothing is."""
+    begin = max(first[0], second[0])
+    return begin, max(min(first[1], second[1]), begin)
+
+
+@dataclass(frozen=True)
+class Window:
+    """A convolution along one axis: output i sees inputs i stride - before + j dilation, for each j
+    of a kernel of `taps`."""
+
+    length: int
+    taps: int
+    stride: int
+    before: int
+    dilation: int
+
+    @property
+    def reach(self) -> int:
+        """From the first to the last input that an output sees, with both."""
+        return self.dilation * (self.taps - 1) + 1
+
+    def inputs(self, outputs: Range) -> tuple[Range, Range]:
+        """Which inputs some outputs see, and how much padding lies (before, behind) them."""
+        if outputs[0] >= outputs[1]:
+            return (0, 0), (0, 0)
+        begin = outputs[0] * self.stride - self.before
+        end = (outputs[1] - 1) * self.stride - self.before + self.reach
+        first, last = overlap((begin, end), (0, self.length))
+        if first == last:
+            return (0, 0), (0, end - begin)
+        return (first, last), (first - begin, end - last)
+
+    def outputs(self, inputs: Range, count: int) -> Range:
+        """Which of `count` outputs see any of these inputs."""
+        if inputs[0] >= inputs[1]:
+            return 0, 0
+        first = -(-(inputs[0] + self.before - self.reach + 1) // self.stride)
+        last = (inputs[1] - 1 + self.before) // self.stride + 1
+        return overlap((first, last), (0, count))
+
+
+SAMPLES = 32
+"""Samples of each rank for each limit; more of them make the parts more equal."""
+
+
+def sort(
+    part: np.ndarray, cuts: Cuts, comm: Communicator, *, descending: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """This rank's part of the numbers in order, cut as they were, and the index each came from.
+
+    nan is last, as NumPy has it.
+    """
+    keys, index = sort_keys(part, descending), np.arange(cuts[comm.rank], cuts[comm.rank + 1])
+    order = np.argsort(keys, kind="stable")
+    values, keys, index = part[order], keys[order], index[order]
+    if comm.size == 1:
+        return values, index
+    ends = _ends(keys, index, comm)
+    leaving = np.diff(ends, prepend=0).tolist()
+    arriving = _exchanged(leaving, comm)
+    found, source = _send(values, leaving, arriving, comm), _send(index, leaving, arriving, comm)
+    # What comes is in order, rank by rank, and lower ranks have lower indices: a stable merge.
+    order = np.argsort(sort_keys(found, descending), kind="stable")
+    there = _cuts_of(len(found), comm)
+    return (
+        move_rows(found[order], there, cuts, comm),
+        move_rows(source[order], there, cuts, comm),
+    )
+
+
+def sort_keys(x: np.ndarray, descending: bool) -> np.ndarray:
+    """Numbers whose ascending order is the one that is wanted, equal ones in their places."""
+    if not descending:
+        return x
+    # For whole numbers the complement cannot overflow.
+    return -x if x.dtype.kind not in "iub" else ~x
+
+
+def _ends(keys: np.ndarray, index: np.ndarray, comm: Communicator) -> np.ndarray:
+    """Where in this rank's sorted numbers the share of each rank ends."""
+    # Regular samples, each with its index, so that any two differ.
+    count = min(SAMPLES * comm.size, len(keys))
+    chosen = (np.arange(count) * len(keys) + len(keys) // 2) // max(count, 1)
+    counts = _exchanged_one(count, comm)
+    sampled = gather_rows(keys[chosen], counts, comm)
+    places = gather_rows(index[chosen], counts, comm)
+    order = np.lexsort((places, sampled))
+    total = len(order)
+    limits: Sequence[int] | np.ndarray = []
+    if total:
+        limits = order[[total * (rank + 1) // comm.size for rank in range(comm.size - 1)]]
+    ends = [_count_before(keys, index, sampled[at], places[at]) for at in limits]
+    ends += [len(keys)] * (comm.size - len(ends))
+    return np.array(ends, np.int64)
+
+
+def _count_before(keys: np.ndarray, index: np.ndarray, key: np.generic, place: int) -> int:
+    """How many (key, index) come before this one."""
+    begin, end = np.searchsorted(keys, key, "left"), np.searchsorted(keys, key, "right")
+    return int(begin + np.searchsorted(index[begin:end], place))
+
+
+def _exchanged_one(number: int, comm: Communicator) -> list[int]:
+    found = np.empty(comm.size, np.int64)
+    comm.Allgather(np.array([number], np.int64), found)
+    return [int(each) for each in found]
+
+
+def _exchanged(leaving: list[int], comm: Communicator) -> list[int]:
+    arriving = np.empty(comm.size, np.int64)
+    comm.Alltoall(np.array(leaving, np.int64), arriving)
+    return [int(each) for each in arriving]
+
+
+def _send(x: np.ndarray, leaving: list[int], arriving: list[int], comm: Communicator) -> np.ndarray:
+    found = np.empty(sum(arriving), x.dtype)
+    comm.Alltoall(np.ascontiguousarray(x), found, leaving, arriving)
+    return found
+
+
+def _cuts_of(length: int, comm: Communicator) -> Cuts:
+    return (0, *(int(each) for each in np.cumsum(_exchanged_one(length, comm))))
+
+
+def top_k(
+    part: np.ndarray, cuts: Cuts, k: int, comm: Communicator
+) -> tuple[np.ndarray, np.ndarray]:
+    """The k largest along the first axis, largest first, and their indices, on all ranks.
+
+    Each rank sends its own k largest and no more.
+    """
+    order = np.argsort(sort_keys(part, True), axis=0, kind="stable")[:k]
+    values = np.take_along_axis(part, order, 0)
+    counts = [min(k, cuts[rank + 1] - cuts[rank]) for rank in range(comm.size)]
+    index = gather_rows(order + cuts[comm.rank], counts, comm)
+    values = gather_rows(values, counts, comm)
+    best = np.argsort(sort_keys(values, True), axis=0, kind="stable")[:k]
+    return np.take_along_axis(values, best, 0), np.take_along_axis(index, best, 0)
+
+
+def cumulative_sum(part: np.ndarray, comm: Communicator, *, reverse: bool = False) -> np.ndarray:
+    """This rank's part of the running sum along the first axis, from the end if `reverse`.
+
+    The ranks' own sums are added up in their order, on each of them alike.
+    """
+    found = np.cumsum(part[::-1] if reverse else part, axis=0, dtype=part.dtype)
+    if comm.size > 1:
+        own = found[-1:] if len(found) else np.zeros((1, *part.shape[1:]), part.dtype)
+        totals = gather_rows(own, [1] * comm.size, comm)
+        before = totals[: comm.rank : -1] if reverse else totals[: comm.rank]
+        if len(before):
+            found += np.cumsum(before, axis=0, dtype=part.dtype)[-1]
+    return np.ascontiguousarray(found[::-1]) if reverse else found

@@ -1,0 +1,341 @@
+"""Panel factorisations on a grid of ranks: distributed matrices, panel messages and costs.
+
+Rows of a panel go from one rank to several others while these continue other work. `Messages`
+sends each receiver its rows. Ranks with shared memory need not wait until a busy sender returns
+to its messages: with `Posting` the sender leaves the panel in shared memory and sends its
+address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from caldera.comm import Communicator
+from caldera.comm.algorithms.shared_post import post_bytes, shared_post
+from caldera.comm.requests import Request
+from caldera.compiler.sharding.algorithms import product_variants
+from caldera.compiler.sharding.algorithms.process_grid import (
+    ProcessGrid,
+    even_cuts,
+    grid_shapes,
+    process_grid,
+)
+from caldera.compiler.sharding.algorithms.qr import qr as qr_on_grid
+from caldera.compiler.sharding.algorithms.qr import tsqr
+from caldera.compiler.sharding.algorithms.variant import Cost, choose, cyclic_layout, rows_layout
+from caldera.compiler.sharding.layout import CartesianLayout, Layout, replicated
+from caldera.compiler.sharding.transfer import redistributed
+from caldera.compiler.sharding.volume import Links
+from caldera.core.graph.node import Node
+
+BLOCK = 64
+"""How wide panels are, unless another width was chosen."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """This rank's part, and the layout of the whole."""
+
+    part: np.ndarray
+    layout: Layout
+    comm: Communicator
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """That of the whole matrix."""
+        m, n = self.layout.shape
+        return m, n
+
+    @property
+    def adjoint(self) -> Matrix:
+        """The conjugate transpose; nothing moves."""
+        return Matrix(self.part.conj().T, self.layout.transposed((1, 0)), self.comm)
+
+    def to(self, layout: Layout) -> Matrix:
+        """The same matrix in another layout."""
+        if layout == self.layout:
+            return self
+        moved = redistributed(self.part, self.layout, layout, self.comm, rank=self.comm.rank)
+        return Matrix(moved, layout, self.comm)
+
+    def hermitian(self, layout: Layout) -> Matrix:
+        """(A + Aᴴ) / 2 in a layout."""
+        other = self.to(layout.transposed((1, 0))).adjoint
+        half = self.part.dtype.type(0.5)
+        return Matrix((self.to(layout).part + other.part) * half, layout, self.comm)
+
+
+def multiply(a: Matrix, b: Matrix) -> Matrix:
+    """The product, by the way that costs least."""
+    given, size = (a.layout, b.layout), a.part.itemsize
+    variants = product_variants.product_variants(
+        a.shape, b.shape, (False, False), given, a.comm.size, size
+    )
+    variant = choose(variants, given, size, Links()).variant
+    parts = [each.to(where).part for each, where in zip((a, b), variant.inputs, strict=True)]
+    (made,) = product_variants.run_matmul(
+        parts, variant.inputs, variant.outputs, variant.options, a.comm
+    )
+    return Matrix(made, variant.outputs[0], a.comm)
+
+
+def factorisation_grid(ranks: int) -> tuple[int, int]:
+    """The squarest grid, with fewer rows than columns: panels are factorised down a column."""
+    return grid_shapes(ranks)[0]
+
+
+def block_size(n: int, ranks: int, widest: int = BLOCK) -> int:
+    """Of a block-cyclic matrix: small enough that all ranks have several blocks."""
+    return max(1, min(widest, n // (2 * max(factorisation_grid(ranks)))))
+
+
+def grid_of(comm: Communicator) -> ProcessGrid:
+    """The ranks as a grid for factorisations."""
+    return process_grid(comm, *factorisation_grid(comm.size))
+
+
+def is_tall(shape: tuple[int, int], ranks: int) -> bool:
+    """Whether every rank can have as many rows as there are columns."""
+    return shape[0] >= shape[1] * ranks
+
+
+def qr_layouts(
+    shape: tuple[int, int], ranks: int, widest: int = BLOCK
+) -> tuple[CartesianLayout, ...]:
+    """Where a matrix must be to be factorised, and where Q and R will be."""
+    (m, n), k = shape, min(shape)
+    if is_tall(shape, ranks):
+        rows = even_cuts(m, ranks)
+        return (
+            rows_layout((m, n), rows),
+            rows_layout((m, k), rows),
+            replicated((k, n), range(ranks)),
+        )
+    block, grid = block_size(k, ranks, widest), factorisation_grid(ranks)
+    return tuple(cyclic_layout(each, block, grid) for each in ((m, n), (m, k), (k, n)))
+
+
+def qr(a: Matrix, widest: int = BLOCK) -> tuple[Matrix, Matrix]:
+    """Q and R, by TSQR if the matrix is tall, else on a grid."""
+    ranks, comm = a.comm.size, a.comm
+    given, of_q, of_r = qr_layouts(a.shape, ranks, widest)
+    part = a.to(given).part
+    if is_tall(a.shape, ranks):
+        q, r = tsqr(part, comm)
+    else:
+        q, r = qr_on_grid(part, a.shape, block_size(min(a.shape), ranks, widest), grid_of(comm))
+    return Matrix(q, of_q, comm), Matrix(r, of_r, comm)
+
+
+Places = slice | np.ndarray
+"""Some of the first axis."""
+ALL, NONE = slice(None), slice(0, 0)
+Arriving = Callable[[], np.ndarray]
+"""Waits, and has what was sent."""
+
+
+class Carrier(Protocol):
+    """How arrays get to other ranks."""
+
+    def place(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Room for an array that will be sent."""
+
+    def send(self, array: np.ndarray, places: Places, rank: int, tag: int) -> None:
+        """Some rows of an array that `place` has made, which is not changed any more."""
+
+    def receive(
+        self, shape: tuple[int, ...], dtype: np.dtype, places: Places, rank: int, tag: int
+    ) -> Arriving:
+        """Some rows of an array of this shape, as their sender gives them; begins at once."""
+
+    def finish(self) -> None:
+        """All that was sent has left."""
+
+
+class Messages:
+    """Each rank is sent the rows that it needs."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        self._leaving: list[Request] = []
+
+    def place(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Room for an array that will be sent."""
+        return np.empty(shape, dtype)
+
+    def send(self, array: np.ndarray, places: Places, rank: int, tag: int) -> None:
+        """Some rows of it."""
+        self._leaving.append(self._comm.Isend(np.ascontiguousarray(array[places]), rank, tag))
+
+    def receive(
+        self, shape: tuple[int, ...], dtype: np.dtype, places: Places, rank: int, tag: int
+    ) -> Arriving:
+        """Some rows of it."""
+        count = shape[0] if isinstance(places, slice) else len(places)
+        rows = np.empty((count, *shape[1:]), dtype)
+        request = self._comm.Irecv(rows, rank, tag)
+
+        def arrived() -> np.ndarray:
+            request.wait()
+            return rows
+
+        return arrived
+
+    def finish(self) -> None:
+        """All that was sent has left."""
+        for request in self._leaving:
+            request.wait()
+        self._leaving.clear()
+
+
+class Posting:
+    """Arrays stay where they were made, and everybody reads them there, until all ranks have
+    met after `finish`."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._post = shared_post(comm)
+        self._post.clear()
+        self._leaving: list[Request] = []
+        self._sent = 0
+
+    def place(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Room for an array that others will read."""
+        return self._post.place(shape, dtype)
+
+    def send(self, array: np.ndarray, places: Places, rank: int, tag: int) -> None:
+        """Say where it is; what is read of it counts as sent."""
+        rows = len(array) if isinstance(places, slice) else len(places)
+        self._sent += array.nbytes // max(len(array), 1) * rows
+        self._leaving.append(self._post.tell(array, rank, tag))
+
+    def receive(
+        self, shape: tuple[int, ...], dtype: np.dtype, places: Places, rank: int, tag: int
+    ) -> Arriving:
+        """Some rows of it, where they are if they lie together."""
+        arriving = self._post.listen(rank, tag)
+        return lambda: self._post.read(arriving, rank, shape, dtype)[places]
+
+    def finish(self) -> None:
+        """All that was sent has left."""
+        for request in self._leaving:
+            request.wait()
+        self._post.count(len(self._leaving), self._sent)
+        self._leaving.clear()
+
+
+def carrier(comm: Communicator, most_bytes: int) -> Carrier:
+    """For arrays that have as many bytes together on the rank that sends most; all ranks ask."""
+    if comm.size > 1 and comm.shares_memory and most_bytes <= post_bytes(comm.size):
+        return Posting(comm)
+    return Messages(comm)
+
+
+Size = tuple[int, int]
+PANELS = {
+    "cholesky": ("cholesky", 1.7, 1.0),
+    "slogdet": ("solve", 7.3, 0.45),
+    "solve": ("solve", 7.3, 1.0),
+    "inverse": ("solve", 7.3, 1.0),
+}
+QR_PANELS = ("qr", 7, 1.0)
+"""What a panel takes: whose messages and calls, as they are measured; as many operations for each
+of its elements and columns, for they are much slower than those of products; and how often those
+messages and calls. Others begin with a QR."""
+AVERAGING = 21
+"""How often what Cholesky does for each element of a matrix, most of it to make it symmetric, takes
+as long as to read it: it goes through memory the other way round."""
+
+
+def shape_of(node: Node) -> Size:
+    """That of the matrix a node is given."""
+    m, n = node.inputs[0].shape
+    return m, n
+
+
+def grid_cost(node: Node, ranks: int, block: int) -> Cost:
+    """Panels of half a matrix along rows and columns of the grid, for each input; and what the
+    panels themselves take, which one column of the grid has to do while the others wait."""
+    rows, columns = factorisation_grid(ranks)
+    elements = sum(each.spec.size for each in node.inputs)
+    (m, n), itemsize = node.inputs[0].shape, node.inputs[0].dtype.itemsize
+    k = min(m, n)
+    like, slower, calls = PANELS.get(node.op.name, QR_PANELS)
+    work = Cost(
+        # Even where ranks of a column share a panel, the others wait as long as for all of it.
+        flops=int(slower * m * k * block) + node.op.count_flops(node) // ranks,
+        copied=int(_updated(node) / block + elements * AVERAGING * (like == "cholesky"))
+        * itemsize
+        // ranks,
+        panels=((like, calls * -(-k // block)),),
+    )
+    if ranks == 1:
+        return work
+    if like == "qr":
+        # Panels gathered down a column and sent along rows, and sums of products with them, once
+        # for R and once for Q.
+        reflections = (m - k / 2 + block / 2) * (rows + columns - 2) / rows
+        sums = 2 * (rows - 1) / rows * n
+        sent = (reflections + block * (columns - 1) + sums) * k / columns
+        return work + Cost(int(sent * itemsize))
+    if like == "solve":
+        return work + _lu_bytes(n, _right_sides(node), (rows, columns), itemsize)
+    # A column of the grid sends its panel to the others, who wait for it; then the next one does.
+    panels = n * n * (rows + columns - 2) / (2 * rows)
+    averaging = n * n * (ranks - 1) / (2 * ranks * ranks)
+    sent = panels / columns + averaging
+    others = panels - panels / columns
+    read = n * n / 2 * (1 / rows + 1 / columns)
+    is_left = n * n / ranks + 3 * block * n / rows <= post_bytes(ranks) / itemsize
+    return work + Cost(
+        int(sent * itemsize),
+        awaited=int(others * itemsize),
+        copied=int(read * itemsize),
+        posted=int((sent + others) * itemsize) if is_left else 0,
+    )
+
+
+def _lu_bytes(n: int, sides: int, grid: Size, itemsize: int) -> Cost:
+    """Of L and U along the rows of the grid, for the factors and for both triangles that are solved
+    with; of U and twice the solution down its columns; panels that are gathered, and rows that
+    change places. Who is not in the column of a panel of L waits for it."""
+    rows, columns = grid
+    along, solved = n * n * (columns - 1) / 2, bool(sides)
+    down = n * (n + 2 * sides) * (rows - 1)
+    places = 2 * n * (n + sides) * (rows - 1) / rows
+    sent = (along * (1 + 2 * solved) + down + places) / (rows * columns)
+    return Cost(
+        int(sent * itemsize), awaited=int(along * (columns - 1) / (rows * columns) * itemsize)
+    )
+
+
+def _right_sides(node: Node) -> int:
+    """How many are solved with."""
+    return {"solve": node.inputs[-1].shape[-1], "inverse": shape_of(node)[1]}.get(node.op.name, 0)
+
+
+def _updated(node: Node) -> float:
+    """How many elements all panels of one column together read and write of what lies behind
+    them, of which the products with a narrow panel are made."""
+    m, n = shape_of(node)
+    k = min(m, n)
+    if node.op.name == "cholesky":
+        return n**3 / 3
+    if node.op.name in ("solve", "inverse", "slogdet"):
+        return 2 * (n**3 / 3 + n * n * _right_sides(node))
+    # Read twice and written once, for R and for Q.
+    return 3 * sum(m * c * k - (m + c) * k * k / 2 + k**3 / 3 for c in (n, k))
+
+
+def tsqr_cost(node: Node, ranks: int) -> Cost:
+    """Of a rank's own rows, and of triangles up the tree and down again."""
+    (m, n), levels = shape_of(node), (ranks - 1).bit_length()
+    triangle = n * n * node.inputs[0].dtype.itemsize
+    # LAPACK is slower than products, the more so the fewer columns there are.
+    slower = 2.4 + 100 / max(n, 1)
+    # Up the tree fewer and fewer ranks compute, each a little faster for it.
+    flops = int(slower * (4 * (m // ranks) * n * n + levels * 7 * n**3))
+    return Cost(2 * levels * triangle, 3 * levels, flops, overhead=levels * 1e-4)

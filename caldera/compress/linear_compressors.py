@@ -1,0 +1,192 @@
+"""Linear gradient compressors, summed without decoding: PowerSGD and random-k.
+
+PowerSGD sends a matrix as the product of two thin ones. Random-k sends elements that all ranks
+select with the same random numbers, so no indices are sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import ceil, prod
+from typing import Unpack
+
+import numpy as np
+
+from caldera.comm import Communicator
+from caldera.compress.compressor import Compressor, Options, compressors
+from caldera.compress.messages import RandomStream
+from caldera.core.tensor.dtype import HALVES
+from caldera.core.tensor.philox import normal, random_bits
+from caldera.errors import ConfigError
+
+
+@compressors.register("power_sgd")
+class PowerSGD(Compressor):
+    """One step of power iteration a gradient, from where the last one ended (Vogels and others,
+    2019). What `rank` columns cannot hold is kept and added to the next gradient.
+
+    A gradient is a matrix of its first axis by all others; vectors, and matrices that would not
+    become smaller, are summed as they are. Sums of the two factors take the place of the gradient:
+    rows x rank, then columns x rank.
+
+    >>> import numpy as np
+    >>> from caldera import comm, compress
+    >>> gradient = np.outer(np.arange(4.0), np.ones(6)).astype(np.float32)
+    >>> whole = gradient.copy()
+    >>> compress.PowerSGD(rank=1).exchange("w", gradient, comm.SingleProcess())
+    >>> bool(np.allclose(gradient, whole, atol=1e-5))
+    True
+    """
+
+    def __init__(self, rank: int = 4, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        if rank < 1:
+            raise ConfigError.build("PowerSGD", expected="a rank of 1 or more", got=repr(rank))
+        self.rank = rank
+
+    def _exchange(
+        self,
+        gradients: Mapping[str, np.ndarray],
+        communicator: Communicator,
+        random_stream: RandomStream,
+    ) -> None:
+        thin = {name: g for name, g in gradients.items() if self._is_smaller(g.shape)}
+        plain = [gradient for name, gradient in gradients.items() if name not in thin]
+        matrices = [self._accumulated(name, gradient) for name, gradient in thin.items()]
+        rights = [self._right(n, m, random_stream) for n, m in zip(thin, matrices, strict=True)]
+        lefts = [m @ right for m, right in zip(matrices, rights, strict=True)]
+        sums = _sum_together([*lefts, *plain], communicator)
+        for gradient, total in zip(plain, sums[len(thin) :], strict=True):
+            gradient[...] = self._scaled(total, communicator.size)
+        bases = [np.linalg.qr(_finite(left))[0] for left in sums[: len(thin)]]
+        own = [m.T @ basis for m, basis in zip(matrices, bases, strict=True)]
+        for name, matrix, basis, sent, total in zip(
+            thin, matrices, bases, own, _sum_together(own, communicator), strict=True
+        ):
+            matrix -= basis @ sent.T
+            matrix[...] = _finite(matrix)
+            self._kept.put("factor", name, _finite(total))
+            whole = self._scaled(basis @ total.T, communicator.size)
+            thin[name][...] = whole.reshape(thin[name].shape)
+
+    def summed_elements(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int, int]:
+        """How many elements of gradients of these shapes are summed first, and how many then.
+
+        >>> PowerSGD(rank=2).summed_elements([(8, 16), (16,)])
+        (32, 32)
+        """
+        thin = [(shape[0], prod(shape[1:])) for shape in shapes if self._is_smaller(shape)]
+        plain = sum(prod(shape) for shape in shapes if not self._is_smaller(shape))
+        first, second = (self.rank * sum(each[side] for each in thin) for side in (0, 1))
+        return first + plain, second
+
+    def _is_smaller(self, shape: tuple[int, ...]) -> bool:
+        if len(shape) < 2:
+            return False
+        rows, columns = shape[0], prod(shape[1:])
+        return (rows + columns) * self.rank < rows * columns
+
+    def _accumulated(self, name: str, gradient: np.ndarray) -> np.ndarray:
+        """The parameter's residual with this gradient added, as a matrix."""
+        residual = self._kept.like("residual", name, gradient)
+        residual += gradient.reshape(-1)
+        return residual.reshape(gradient.shape[0], -1)
+
+    def _right(self, name: str, matrix: np.ndarray, random_stream: RandomStream) -> np.ndarray:
+        """The factor to begin with: the last one, or chance, the same on all ranks."""
+
+        def draw() -> np.ndarray:
+            seed, step, stream, _ = replace(random_stream, name=name).of(rank=0)
+            flat = normal(seed, step, stream, 0, matrix.shape[1] * self.rank, matrix.dtype)
+            return flat.reshape(matrix.shape[1], self.rank)
+
+        return self._kept.take("factor", name, draw)
+
+
+def _sum_together(arrays: Sequence[np.ndarray], communicator: Communicator) -> list[np.ndarray]:
+    """The sums over ranks of some arrays, in one message; halves are summed in float32."""
+    if not arrays:
+        return []
+    flat = [array.reshape(-1) for array in arrays]
+    wide = [each.astype(np.float32) if each.dtype in HALVES else each for each in flat]
+    buffer = np.concatenate(wide)
+    communicator.Allreduce(buffer, buffer)
+    edges = np.cumsum([array.size for array in arrays])[:-1]
+    parts = np.split(buffer, edges)
+    return [part.reshape(a.shape) for part, a in zip(parts, arrays, strict=True)]
+
+
+def _finite(array: np.ndarray) -> np.ndarray:
+    """Zeros in place of infinities and nans, which must not stay from step to step."""
+    return np.where(np.isfinite(array), array, array.dtype.type(0))
+
+
+@compressors.register("random_k")
+class RandomK(Compressor):
+    """A part `k` of the elements, chosen anew in each step from the seed, summed as they are.
+
+    With `feedback` (the default) what was not chosen is kept for the next step. Without it, what
+    is chosen is multiplied by n / count, which makes it unbiased.
+
+    >>> import numpy as np
+    >>> from caldera import comm, compress
+    >>> random_k = compress.RandomK(0.5, seed=1)
+    >>> gradient = np.arange(1, 9, dtype=np.float32)
+    >>> random_k.exchange("w", gradient, comm.SingleProcess())
+    >>> int((gradient != 0).sum()), (gradient + random_k.state()["residual/w"]).tolist()
+    (4, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])
+    """
+
+    def __init__(
+        self, k: float = 0.01, *, feedback: bool = True, **options: Unpack[Options]
+    ) -> None:
+        super().__init__(**options)
+        if not 0 < k <= 1:
+            raise ConfigError.build("RandomK", expected="k above 0, up to 1", got=repr(k))
+        self.k = k
+        self.feedback = feedback
+
+    def _exchange(
+        self,
+        gradients: Mapping[str, np.ndarray],
+        communicator: Communicator,
+        random_stream: RandomStream,
+    ) -> None:
+        sent = []
+        chosen = []
+        for number, (name, gradient) in enumerate(gradients.items()):
+            places = self._places(gradient.size, random_stream, number)
+            values = gradient.reshape(-1)
+            if self.feedback:
+                values = self._kept.like("residual", name, gradient)
+                values += gradient.reshape(-1)
+            taken = values[places]
+            if self.feedback:
+                values[places] = 0
+            else:
+                taken = taken * taken.dtype.type(gradient.size / places.size)
+            sent.append(taken.astype(np.float32) if taken.dtype in HALVES else taken)
+            chosen.append(places)
+        buffer = np.concatenate(sent)
+        communicator.Allreduce(buffer, buffer)
+        buffer = self._scaled(buffer, communicator.size)
+        start = 0
+        for gradient, places in zip(gradients.values(), chosen, strict=True):
+            gradient.fill(0)
+            gradient.reshape(-1)[places] = buffer[start : start + places.size]
+            start += places.size
+
+    def count(self, size: int) -> int:
+        """How many of so many elements are sent."""
+        return max(ceil(self.k * size), 1)
+
+    def _places(self, size: int, random_stream: RandomStream, number: int) -> np.ndarray:
+        """As many places as wanted, in order: those with the smallest random words."""
+        seed, step, stream, first = random_stream.of(rank=0, stage=number)
+        key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
+        words = random_bits(key, first * 64, size, (step, stream))
+        count = self.count(size)
+        if count == size:
+            return np.arange(size)
+        return np.sort(np.argpartition(words, count)[:count])

@@ -1,0 +1,259 @@
+"""Readers of IDX files (the format of MNIST), compressed files and tar archives.
+
+Archives are untrusted, and nothing is unpacked to disk. The unpacked bytes are counted: a file
+that exceeds its limit is rejected as soon as it does.
+"""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import math
+import tarfile
+import zlib
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caldera.base.file_access import check_asked
+from caldera.errors import DataError
+from caldera.io.files import PathLike, file_size, named, opened
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_XZ_MAGIC = b"\xfd7zXZ\x00"
+_PIECE = 1 << 20
+# What the decompressors raise for damage; MemoryError is for a dictionary of absurd size.
+_DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, MemoryError)
+_MOST_MEMBERS = 1_000_000
+
+
+class BoundedReader:
+    """The contents of an open file that may be compressed (gzip, xz), up to `limit` bytes.
+
+    >>> import io
+    >>> BoundedReader(io.BytesIO(gzip.compress(b"text")), limit=4, where="read").read(10)
+    b'text'
+    >>> BoundedReader(io.BytesIO(gzip.compress(b"text")), limit=3, where="read").read(10)
+    Traceback (most recent call last):
+    caldera.errors.DataError: read: expected at most 3 bytes of contents, got more;
+    the file is damaged or hostile
+    """
+
+    def __init__(self, file: IO[bytes], limit: int, where: str) -> None:
+        magic = file.read(len(_XZ_MAGIC))
+        file.seek(0)
+        self.is_compressed = True
+        self._contents: Any
+        if magic.startswith(_GZIP_MAGIC):
+            self._contents = gzip.GzipFile(fileobj=file)
+        elif magic == _XZ_MAGIC:
+            self._contents = lzma.LZMAFile(file)  # noqa: SIM115 - the file is closed by its opener
+        else:
+            self._contents = file
+            self.is_compressed = False
+        self._left = limit
+        self._limit = limit
+        self._where = where
+
+    def read(self, size: int) -> bytes:
+        """The next `size` bytes; fewer at the end."""
+        try:
+            # One byte more than is allowed shows that there is more.
+            data: bytes = self._contents.read(min(size, self._left + 1))
+        except _DAMAGE as error:
+            raise DataError.build(
+                self._where,
+                expected="a whole compressed file",
+                got=str(error),
+                hint="the file is truncated or damaged",
+            ) from None
+        if len(data) > self._left:
+            raise DataError.build(
+                self._where,
+                expected=f"at most {self._limit} bytes of contents",
+                got="more",
+                hint="the file is damaged or hostile",
+            )
+        self._left -= len(data)
+        return data
+
+    def finish(self) -> None:
+        """Read what is left: the checksum of a compressed file stands at its end."""
+        while self.read(_PIECE):
+            pass
+
+
+class Member(NamedTuple):
+    """A file of an archive."""
+
+    name: PurePosixPath
+    content: bytes
+
+
+def archive_members(path: PathLike, limit: int, largest: int, where: str) -> Iterator[Member]:
+    """The files of a tar archive (also gzip, xz), one after the other, in memory.
+
+    The archive may hold `limit` bytes in all and `largest` in one file. Links, devices, and names
+    that lead out of a folder are refused: no honest data set has them.
+    """
+    with opened(path, "rb", where) as file:
+        contents = BoundedReader(file, limit, where)
+        try:
+            # As a stream: members are met in the order of their bytes, and none is read twice.
+            with tarfile.open(fileobj=contents, mode="r|") as archive:  # type: ignore[call-overload]
+                for count, info in enumerate(archive):
+                    if count >= _MOST_MEMBERS:
+                        raise _refused(where, f"more than {_MOST_MEMBERS} files")
+                    name = checked_name(info, largest, where)
+                    if not info.isdir():
+                        yield Member(name, _content(archive, info, where))
+        except DataError:
+            raise
+        except Exception as error:
+            # The parser has a different exception for every kind of damage.
+            raise DataError.build(
+                where,
+                expected="a tar archive",
+                got=str(error) or type(error).__name__,
+                hint="the file is truncated or damaged",
+            ) from None
+        contents.finish()
+
+
+def checked_name(info: tarfile.TarInfo, largest: int, where: str) -> PurePosixPath:
+    """The name of a member, unless what the archive says about it is reason to refuse it."""
+    name = PurePosixPath(info.name)
+    if name.is_absolute() or ".." in name.parts or "\\" in info.name or ":" in info.name:
+        raise _refused(where, f"the path {info.name!r}")
+    if info.isdir():
+        return name
+    if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
+        raise _refused(where, f"{info.name!r}, which is no plain file (type {info.type!r})")
+    if not 0 <= info.size <= largest:
+        raise _refused(where, f"{info.name!r} of {info.size} bytes")
+    return name
+
+
+def _content(archive: tarfile.TarFile, info: tarfile.TarInfo, where: str) -> bytes:
+    opened_member = archive.extractfile(info)
+    content = opened_member.read() if opened_member else b""
+    if len(content) != info.size:
+        raise DataError.build(
+            where,
+            expected=f"{info.size} bytes of {info.name!r}",
+            got=str(len(content)),
+            hint="the file is truncated",
+        )
+    return content
+
+
+def _refused(where: str, what: str) -> DataError:
+    return DataError.build(
+        where,
+        expected="an archive of plain files of a fitting size",
+        got=what,
+        hint="nothing was unpacked; get the archive from a source you trust",
+    )
+
+
+_BYTES_OF_SIZE = 4
+_UBYTE = 8
+# Deflate cannot shrink anything further than this.
+_LARGEST_COMPRESSION = 1032
+
+
+def read_idx(path: PathLike, axes: int) -> NDArray[np.uint8]:
+    """The array of an IDX file of bytes with this many axes, plain or compressed.
+
+    What the header says is compared with the size of the file before memory is taken.
+
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "labels"
+    >>> _ = path.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 3]) + b"abc")
+    >>> read_idx(path, axes=1).tolist()
+    [97, 98, 99]
+    """
+    where = named("read_idx", path)
+    with opened(path, "rb", where) as file:
+        stored = file_size(file)
+        contents = BoundedReader(file, limit=stored * _LARGEST_COMPRESSION, where=where)
+        shape = _read_header(contents, axes, where)
+        header_bytes = _BYTES_OF_SIZE * (1 + axes)
+        wanted = math.prod(shape)
+        most = (
+            stored if not contents.is_compressed else stored * _LARGEST_COMPRESSION
+        ) - header_bytes
+        if wanted > most:
+            raise DataError.build(
+                where,
+                expected=f"{wanted} bytes for shape {shape}",
+                got=f"a file of {stored} bytes",
+                hint="the file is truncated or damaged",
+            )
+        check_asked(wanted, where, held=stored)
+        array = np.empty(wanted, np.uint8)
+        filled = 0
+        while piece := contents.read(min(_PIECE, wanted - filled + 1)):
+            if filled + len(piece) > wanted:
+                raise DataError.build(
+                    where, expected=f"{wanted} bytes for shape {shape}", got="more"
+                )
+            array[filled : filled + len(piece)] = np.frombuffer(piece, np.uint8)
+            filled += len(piece)
+        if filled < wanted:
+            raise DataError.build(
+                where,
+                expected=f"{wanted} bytes for shape {shape}",
+                got=str(filled),
+                hint="the file is truncated",
+            )
+        return array.reshape(shape)
+
+
+def map_idx(path: PathLike) -> NDArray[np.uint8]:
+    """The array of an IDX file of bytes; it stays in the file, unless that is compressed.
+
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "labels"
+    >>> _ = path.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 3]) + b"abc")
+    >>> map_idx(path).tolist()
+    [97, 98, 99]
+    """
+    where = named("map_idx", path)
+    with opened(path, "rb", where) as file:
+        stored = file_size(file)
+        contents = BoundedReader(file, limit=stored * _LARGEST_COMPRESSION, where=where)
+        axes = max(contents.read(_BYTES_OF_SIZE)[3:], default=0)
+        if contents.is_compressed:
+            return read_idx(path, axes)
+        file.seek(0)
+        shape = _read_header(contents, axes, where)
+        wanted, left = math.prod(shape), stored - file.tell()
+        if wanted != left:
+            raise DataError.build(
+                where,
+                expected=f"{wanted} bytes for shape {shape}",
+                got=str(left),
+                hint="the file is truncated or damaged",
+            )
+        if not wanted:
+            return np.zeros(shape, np.uint8)
+        return np.memmap(file, np.uint8, "r", file.tell(), shape).view(np.ndarray)
+
+
+def _read_header(contents: BoundedReader, axes: int, where: str) -> tuple[int, ...]:
+    """The shape that the header gives."""
+    magic = contents.read(_BYTES_OF_SIZE)
+    if magic != bytes([0, 0, _UBYTE, axes]):
+        raise DataError.build(
+            where,
+            expected=f"an IDX file of bytes with {axes} axes, magic 0000{_UBYTE:02x}{axes:02x}",
+            got=f"magic {magic.hex()}" if magic else "an empty file",
+        )
+    sizes = contents.read(_BYTES_OF_SIZE * axes)
+    if len(sizes) != _BYTES_OF_SIZE * axes:
+        raise DataError.build(where, expected=f"{axes} sizes", got="the end of the file")
+    return tuple(int(size) for size in np.frombuffer(sizes, ">u4"))

@@ -1,0 +1,291 @@
+"""Samples with random access: arrays, and indexable objects such as PyTorch's `Dataset`.
+
+uint8 arrays are treated as images: samples are returned as float32 divided by `scale` (255, so
+from 0 to 1), exactly as NumPy divides. `scale=None` keeps them as bytes, for example for tokens.
+Samples of any other dtype are returned unchanged. Only the first array (x) is scaled.
+
+Items of other libraries become arrays: PyTorch's tensors, pictures, dicts, and lists in place of
+tuples. No library is imported for this: a tensor is recognised by its methods.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from threading import Lock
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from caldera.core.tensor.dtype import DType, real_array_of
+from caldera.data.sources.base import (
+    SCALE,
+    Array,
+    Arrays,
+    Data,
+    StoredArrays,
+    checked_rows,
+    checked_scale,
+    scaled,
+)
+from caldera.errors import CalderaError, ConfigError, DataError, ShapeError
+
+
+class ArrayData(Data):
+    """Arrays whose first axis counts the samples: x, or x and y, or several inputs and y.
+
+    Anything that NumPy takes for an array will do, a memory-mapped file as well. A batch is one
+    gather, then scaling; no sample is touched by itself. What else shall become of the samples is
+    said by the stages of a `Pipeline`.
+
+    >>> import numpy as np
+    >>> from caldera import data
+    >>> samples = data.ArrayData(np.array([[0, 255], [51, 102]], np.uint8), [7, 8])
+    >>> x, y = samples.batch(np.array([1, 0]))
+    >>> x.tolist(), y.tolist()
+    ([[0.20000000298023224, 0.4000000059604645], [0.0, 1.0]], [8, 7])
+    """
+
+    def __init__(self, *arrays: ArrayLike, scale: float | None = SCALE) -> None:
+        if not arrays:
+            raise ConfigError.build("data.ArrayData", expected="x and y", got="nothing")
+        self._arrays = tuple(real_array_of(array, "data.ArrayData") for array in arrays)
+        shapes = [array.shape for array in self._arrays]
+        if () in shapes or len({shape[0] for shape in shapes}) > 1:
+            raise ShapeError.build(
+                "data.ArrayData",
+                expected="as many targets as inputs, along the first axis",
+                got="shapes " + ", ".join(map(str, shapes)),
+            )
+        self.scale = checked_scale(scale, "data.ArrayData")
+        # The samples of a subset, by their numbers in the arrays.
+        self._rows: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self._arrays[0] if self._rows is None else self._rows)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._arrays[0].shape[1:]
+
+    @property
+    def dtype(self) -> DType:
+        return scaled(self._arrays[0][:0], self.scale).dtype
+
+    def batch(self, indices: NDArray[np.integer]) -> Arrays:
+        x, *others = self.raw_batch(indices)
+        return scaled(x, self.scale), *others
+
+    def raw_batch(self, indices: NDArray[np.integer]) -> Arrays:
+        try:
+            rows = indices if self._rows is None else self._rows[indices]
+            return tuple(_gather(array, rows) for array in self._arrays)
+        except (IndexError, TypeError, ValueError, OverflowError):
+            rows = checked_rows(indices, len(self), "data.ArrayData.batch")
+            rows = rows if self._rows is None else self._rows[rows]
+            return tuple(_gather(array, rows) for array in self._arrays)
+
+    def stored(self) -> StoredArrays | None:
+        # A subclass may make its batches in any way.
+        if type(self) is not ArrayData:
+            return None
+        return StoredArrays(self._arrays, self._rows)
+
+    @property
+    def y(self) -> Array | None:
+        return self.raw_batch(np.arange(len(self)))[-1] if len(self._arrays) > 1 else None
+
+    def subset(self, numbers: Sequence[int] | NDArray[np.integer]) -> Self:
+        """The samples with these numbers, in this order; the arrays are shared.
+
+        >>> from caldera import data
+        >>> data.ArrayData([10, 20, 30, 40]).subset([3, 1]).x.tolist()
+        [40, 20]
+        """
+        rows = checked_rows(numbers, len(self), "data.ArrayData.subset")
+        other = copy.copy(self)
+        other._rows = rows if self._rows is None else self._rows[rows]
+        # Some of the test samples may well be taken to choose by, and tested with the others.
+        other.is_test = False
+        return other
+
+    def __repr__(self) -> str:
+        return f"ArrayData({len(self)} samples, shape {self.shape}, {self.dtype})"
+
+
+def _gather(array: Array, rows: NDArray[np.integer]) -> Array:
+    if array.flags.c_contiguous:
+        # Faster than array[rows], and than a take into a buffer that is kept.
+        return np.take(array, rows, axis=0)
+    # `take` would copy the whole array to make it contiguous.
+    return np.ascontiguousarray(array[rows])
+
+
+TARGETS = ("y", "label", "labels", "target", "targets")
+"""What a target is called among the values of a dict."""
+
+
+def array_of_item(value: Any, where: str) -> Array:
+    """A value of a sample as an array: numbers, arrays, PyTorch's tensors, Pillow's pictures."""
+    if hasattr(value, "detach") and hasattr(value, "cpu"):
+        value = value.detach().cpu()
+        # NumPy knows no bfloat16.
+        value = value.float() if str(value.dtype) == "torch.bfloat16" else value
+        return real_array_of(value.numpy(), where)
+    if hasattr(value, "getbands") and hasattr(value, "convert"):
+        picture = value if value.mode in ("L", "RGB") else value.convert("RGB")
+        pixels = np.asarray(picture)
+        return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    return real_array_of(value, where)
+
+
+def arrays_of_item(item: Any, where: str) -> Arrays:
+    """A sample or a batch as arrays: the inputs, then the targets.
+
+    It is a tuple, a dict (see `values_in_order`), or one array. A list is one array if it can be,
+    and else stands for a tuple: PyTorch's `DataLoader` makes lists of tensors.
+
+    >>> [array.tolist() for array in arrays_of_item({"label": 1, "image": [0.5, 2.0]}, "item 0")]
+    [[0.5, 2.0], 1]
+    """
+    if isinstance(item, Mapping):
+        parts: Sequence[Any] = values_in_order(item, where)
+    elif isinstance(item, tuple) or (isinstance(item, list) and _stands_for_tuple(item)):
+        parts = item
+    else:
+        parts = [item]
+    try:
+        return tuple(array_of_item(part, where) for part in parts)
+    except CalderaError as error:
+        raise DataError.build(where, expected="arrays of numbers", got=str(error)) from None
+
+
+def values_in_order(given: Mapping[Any, Any], where: str) -> list[Any]:
+    """The values of a dict, those last that are targets by their names.
+
+    >>> values_in_order({"y": 1, "x": 2}, "fit")
+    [2, 1]
+    """
+    if not given:
+        raise DataError.build(where, expected="arrays by their names", got="an empty dict")
+    targets = [name for name in TARGETS if name in given]
+    if len(targets) > 1:
+        raise DataError.build(
+            where,
+            expected="one target in a dict: " + " or ".join(map(repr, TARGETS)),
+            got=" and ".join(map(repr, targets)),
+            hint="leave one out, or write fit(inputs, targets)",
+        )
+    inputs = [value for name, value in given.items() if name not in targets]
+    return [*inputs, *(given[name] for name in targets)]
+
+
+def is_data_loader(value: Any) -> bool:
+    """Whether something is a `DataLoader` of PyTorch, or like one: it gives batches."""
+    return all(hasattr(value, name) for name in ("dataset", "batch_size", "collate_fn", "__iter__"))
+
+
+def is_indexed(value: Any) -> bool:
+    """Whether something has samples by number, as a `Dataset` of PyTorch has.
+
+    >>> is_indexed([1]), is_indexed(iter([1])), is_indexed(np.zeros(3))
+    (True, False, False)
+    """
+    if isinstance(value, str | bytes | Mapping | type) or hasattr(value, "__array__"):
+        return False
+    # PyTorch's IterableDataset inherits a [] that it does not have.
+    if any(kind.__name__ == "IterableDataset" for kind in type(value).__mro__):
+        return False
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
+
+
+def _stands_for_tuple(item: list[Any]) -> bool:
+    if any(hasattr(part, "detach") for part in item):
+        return True
+    shapes = [getattr(part, "shape", ()) for part in item]
+    return len(set(shapes)) > 1
+
+
+class ItemData(Data):
+    """Whatever has a length and gives sample `i` as `items[i]`: (x, y), a dict, or x alone.
+
+    A `Dataset` of PyTorch is such an object, and so is a list of pairs. Arrays, numbers, tensors
+    and pictures are taken. One thread at a time asks for an item: nobody promised that several may.
+
+    >>> from caldera import data
+    >>> class Squares:
+    ...     def __len__(self):
+    ...         return 4
+    ...     def __getitem__(self, number):
+    ...         return [float(number)], number**2
+    >>> data.ItemData(Squares()).batch([3, 1])[1].tolist()
+    [9, 1]
+    """
+
+    def __init__(self, items: Any, *, scale: float | None = SCALE) -> None:
+        if not is_indexed(items):
+            raise ConfigError.build(
+                "data.ItemData",
+                expected="an object with len(items) and items[number]",
+                got=type(items).__name__,
+            )
+        self._items = items
+        self._lock = Lock()
+        self.scale = checked_scale(scale, "data.ItemData")
+        self._first = self._read(0) if len(items) else ()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._some()[0].shape
+
+    @property
+    def dtype(self) -> DType:
+        return scaled(self._some()[0][None], self.scale).dtype
+
+    def batch(self, indices: NDArray[np.integer]) -> Arrays:
+        x, *others = self.raw_batch(indices)
+        return scaled(x, self.scale), *others
+
+    def raw_batch(self, indices: NDArray[np.integer]) -> Arrays:
+        rows = checked_rows(indices, len(self), "data.ItemData.batch")
+        samples = [self._read(number) for number in rows.tolist()]
+        if not samples:
+            return tuple(np.zeros((0, *each.shape), each.dtype) for each in self._some())
+        return tuple(np.stack(column) for column in zip(*samples, strict=True))
+
+    def __repr__(self) -> str:
+        return f"ItemData({len(self)} samples of {type(self._items).__name__}, shape {self.shape})"
+
+    def _some(self) -> Arrays:
+        if not self._first:
+            raise DataError.build("data.ItemData", expected="samples", got="none")
+        return self._first
+
+    def _read(self, number: int) -> Arrays:
+        where = f"{type(self._items).__name__}[{number}]"
+        with self._lock:
+            item = self._items[number]
+        found = arrays_of_item(item, where)
+        shapes, wanted = ([each.shape for each in of] for of in (found, self._first_or(found)))
+        if not found:
+            raise DataError.build(where, expected="a sample: (x, y), or x alone", got="nothing")
+        if shapes != wanted:
+            raise DataError.build(
+                where,
+                expected="samples of shape " + _listed(wanted),
+                got=_listed(shapes),
+                hint="bring them to one size in the object's own transform; sequences of different "
+                "lengths are what data.RaggedData takes",
+            )
+        return found
+
+    def _first_or(self, found: Arrays) -> Arrays:
+        return self.__dict__.get("_first") or found
+
+
+def _listed(shapes: list[tuple[int, ...]]) -> str:
+    return " and ".join(map(str, shapes))

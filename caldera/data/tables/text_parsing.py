@@ -1,0 +1,325 @@
+"""Parsing of delimited text (CSV, TSV and similar), numbers and dates."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Collection, Sequence
+from csv import Error as CsvError
+from csv import reader as csv_reader
+from datetime import UTC, datetime
+from io import StringIO
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+
+from caldera.data.tables.table import MARKS, Table, Values, text_column
+from caldera.errors import ConfigError, DataError
+from caldera.io.csv_files import Header, as_float, check_delimiter
+
+DELIMITERS = (",", ";", "\t", "|")
+_BOMS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_WINDOWS = "cp1252"
+_LOOKED_AT = 50
+"""Lines by which the delimiter is told."""
+
+
+def parse_text(
+    content: bytes,
+    where: str,
+    marks: Collection[str],
+    *,
+    delimiter: str | None = None,
+    header: Header = "auto",
+    encoding: str | None = None,
+) -> Table:
+    """A table from text with one row a line.
+
+    >>> from caldera.data.tables.table import MARKS
+    >>> table = parse_text(b"a;b\\n1,5;x\\n2,5;\\n", "t.csv", MARKS)
+    >>> table.names, [each.tolist() for each in table.columns]
+    (('a', 'b'), [['1,5', '2,5'], ['x', None]])
+    """
+    if delimiter is not None:
+        check_delimiter(delimiter)
+    text, notes = _decoded(content, encoding, where)
+    if "\0" in text:
+        line = text[: text.index("\0")].count("\n") + 1
+        raise DataError.build(
+            f"{where}, line {line}", expected="text", got="a byte 0", hint="the file is damaged"
+        )
+    divider = delimiter or _delimiter(text)
+    rows, lines = _rows(text, divider, where)
+    if not rows:
+        raise DataError.build(where, expected="lines of a table", got="an empty file")
+    first = rows[0]
+    named = header is True or (
+        header == "auto" and not any(as_float(each) is not None for each in first)
+    )
+    if named and len(rows) > 1 and len(rows[1]) != len(first):
+        raise DataError.build(
+            where,
+            expected=f"{len(first)} columns after the line of names",
+            got=f"{len(rows[1])}",
+            hint=_other_delimiter(divider, first[0], delimiter),
+        )
+    if len(first) == 1 and _other_delimiter(divider, first[0], delimiter):
+        raise DataError.build(
+            where,
+            expected=f"columns with {divider!r} between them",
+            got="one column",
+            hint=_other_delimiter(divider, first[0], delimiter),
+        )
+    for row, line in zip(rows, lines, strict=True):
+        if len(row) != len(first):
+            raise DataError.build(
+                f"{where}, line {line}", expected=f"{len(first)} columns", got=f"{len(row)}"
+            )
+    body = rows[1:] if named else rows
+    columns = list(zip(*body, strict=True)) or [()] * len(first)
+    return Table(
+        names=tuple(each.strip() for each in first) if named else (),
+        columns=tuple(text_column(each, marks) for each in columns),
+        rows=np.array(lines[1:] if named else lines, np.int64),
+        where=where,
+        row_word="line",
+        notes=notes,
+        comma=divider == ";",
+    )
+
+
+def _rows(text: str, delimiter: str, where: str) -> tuple[list[list[str]], list[int]]:
+    reader = csv_reader(
+        StringIO(text, newline=""), delimiter=delimiter, strict=True, skipinitialspace=True
+    )
+    rows, lines = [], []
+    try:
+        for row in reader:
+            if row:
+                rows.append(row)
+                lines.append(reader.line_num)
+    except CsvError as error:
+        raise DataError.build(
+            f"{where}, line {reader.line_num}",
+            expected="a CSV file",
+            got=str(error),
+            hint="is a quote left open?",
+        ) from None
+    return rows, lines
+
+
+def _decoded(content: bytes, encoding: str | None, where: str) -> tuple[str, tuple[str, ...]]:
+    """The text, and what was guessed about its encoding."""
+    if encoding is not None:
+        try:
+            codecs.lookup(encoding)
+            return str(content, encoding).removeprefix("\ufeff"), ()
+        except LookupError:
+            raise ConfigError.build(
+                "encoding",
+                expected="the name of an encoding",
+                got=repr(encoding),
+                hint="such as utf-8, cp1252, latin-1, utf-16 or shift_jis",
+            ) from None
+        except (UnicodeDecodeError, ValueError, TypeError) as error:
+            raise DataError.build(
+                where, expected=f"text in {encoding}", got=str(error)[:120]
+            ) from None
+    found = next((name for bom, name in _BOMS if content.startswith(bom)), "utf-8")
+    try:
+        return content.decode(found), ()
+    except UnicodeDecodeError as error:
+        problem = DataError.build(
+            where,
+            expected="UTF-8 text",
+            got=f"other bytes at {error.start}",
+            hint="say which encoding it has with encoding= (--encoding), such as cp1252",
+        )
+    if found != "utf-8":
+        raise problem
+    try:
+        text = content.decode(_WINDOWS)
+    except UnicodeDecodeError:
+        raise problem from None
+    note = f"not UTF-8, so read as {_WINDOWS} (Windows); encoding= (--encoding) says another"
+    return text, (note,)
+
+
+def _delimiter(text: str) -> str:
+    """The character that divides the first lines into the most columns, as many in each."""
+    best, most = ",", 1
+    for each in DELIMITERS:
+        reader = csv_reader(StringIO(text, newline=""), delimiter=each, skipinitialspace=True)
+        try:
+            widths = [len(row) for row in islice(reader, _LOOKED_AT) if row]
+        except CsvError:
+            continue
+        if widths and min(widths) == max(widths) > most:
+            best, most = each, widths[0]
+    return best
+
+
+def _other_delimiter(used: str, text: str, given: str | None) -> str:
+    """The hint for a file whose columns are divided by something else."""
+    found = [each for each in (";", "\t", "|", ",") if each != used and each in text]
+    if not found:
+        return ""
+    return f"are they divided by {found[0]!r}? Pass it as the delimiter" + (
+        "" if given is None else ", or none for a guess"
+    )
+
+
+POINT, COMMA = ".", ","
+_NOT_A_NUMBER = MARKS | {"-", "--", ".", "none", "missing", "unknown", "n.a.", "k.a."}
+"""How a column of numbers says that one is missing."""
+_GAPS = "' \u00a0\u2009\u202f\u2019"
+_GROUPED_POINT = re.compile(rf"[+-]?\d{{1,3}}([,{_GAPS}]\d{{3}})+(\.\d*)?", re.ASCII)
+_GROUPED_COMMA = re.compile(rf"[+-]?\d{{1,3}}([.{_GAPS}]\d{{3}})+(,\d*)?", re.ASCII)
+_PLAIN_COMMA = re.compile(r"[+-]?(\d+(,\d*)?|,\d+)([eE][+-]?\d+)?", re.ASCII)
+
+
+def plain_number(text: str, decimal: str) -> str | None:
+    """The number that a text holds, as Python writes it; None if it holds none.
+
+    >>> plain_number("1,250.5", "."), plain_number("1.250,5", ","), plain_number("1 250", ".")
+    ('1250.5', '1250.5', '1250')
+    >>> plain_number("12,5", "."), plain_number("1_000", "."), plain_number("1.5", ",")
+    (None, None, None)
+    """
+    if decimal == POINT:
+        if is_plain(text):
+            return text
+        if _GROUPED_POINT.fullmatch(text):
+            return re.sub(rf"[,{_GAPS}]", "", text)
+        return None
+    if _GROUPED_COMMA.fullmatch(text):
+        return re.sub(rf"[.{_GAPS}]", "", text).replace(",", ".")
+    if _PLAIN_COMMA.fullmatch(text) or text.lstrip("+-").lower() in ("inf", "infinity"):
+        return text.replace(",", ".")
+    return None
+
+
+def is_plain(text: str) -> bool:
+    """Whether Python reads it as a number; 1_000 is none."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return "_" not in text
+
+
+def says_missing(text: str) -> bool:
+    """Whether a text among numbers says that there is none.
+
+    >>> says_missing("-"), says_missing("-1")
+    (True, False)
+    """
+    return text.lower() in _NOT_A_NUMBER
+
+
+ISO = "iso"
+_DAYS = (
+    "%m/%d/%Y",
+    "%d/%m/%Y",
+    "%d.%m.%Y",
+    "%Y/%m/%d",
+    "%d-%m-%Y",
+    "%m-%d-%Y",
+    "%m/%d/%y",
+    "%d/%m/%y",
+    "%d.%m.%y",
+    "%d %b %Y",
+    "%d %B %Y",
+    "%b %d %Y",
+    "%b %d, %Y",
+    "%B %d, %Y",
+    "%B %d %Y",
+    "%d-%b-%Y",
+    "%d-%b-%y",
+    "%b %Y",
+    "%B %Y",
+    "%Y-%m",
+)
+_TIMES = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p")
+FORMATS = (ISO, *(day + time for day in _DAYS for time in _TIMES))
+_SAFE = re.compile(r"(%[dmYyHMSfpIbBj]|[ ./:,T-])+")
+_LONGEST = 40
+
+
+class Found(NamedTuple):
+    """The format of a column, and another one that would do as well, if there is one."""
+
+    format: str
+    other: str = ""
+
+
+def is_format(text: str) -> bool:
+    """Whether a text is a format of dates, as `strptime` has them.
+
+    >>> is_format("%d/%m/%Y"), is_format("%Q"), is_format("iso")
+    (True, False, True)
+    """
+    return text == ISO or (len(text) <= _LONGEST and _SAFE.fullmatch(text) is not None)
+
+
+def find_format(texts: Sequence[str]) -> Found | None:
+    """The first format in which all texts are dates.
+
+    >>> find_format(["31/12/2024", "01/02/2025"])
+    Found(format='%d/%m/%Y', other='')
+    >>> find_format(["03/04/2024"]).other
+    '%d/%m/%Y'
+    """
+    if not texts or not any(each.isdigit() for each in texts[0]):
+        return None
+    fitting = [each for each in FORMATS if parse_date(texts[0], each) is not None]
+    different = list(dict.fromkeys(texts))
+    fitting = [
+        each for each in fitting if all(parse_date(text, each) is not None for text in different)
+    ]
+    if not fitting:
+        return None
+    swapped = fitting[0].translate(str.maketrans("dm", "md"))
+    return Found(fitting[0], swapped if swapped in fitting[1:] else "")
+
+
+def parse_date(text: str, format_: str) -> np.datetime64 | None:
+    """A date in a format; None if it is none. Times of known zones become those of UTC.
+
+    >>> str(parse_date("2024-05-01T12:00:00+02:00", "iso"))
+    '2024-05-01T10:00:00.000000'
+    """
+    try:
+        if format_ == ISO:
+            # Without a dash or a point it is rather a number.
+            found = datetime.fromisoformat(text) if "-" in text else None
+        else:
+            found = datetime.strptime(text, format_)
+    except (ValueError, OverflowError):
+        return None
+    if found is None:
+        return None
+    if found.tzinfo is not None:
+        try:
+            found = found.astimezone(UTC).replace(tzinfo=None)
+        except OverflowError:
+            return None
+    return np.datetime64(found, "us")
+
+
+def parse_dates(texts: Values, format_: str) -> tuple[Values, np.ndarray]:
+    """The dates of a column of texts, and which of them are none although there is a text."""
+    known = {text: parse_date(text, format_) for text in set(texts) - {None}}
+    nothing = np.datetime64("NaT")
+    found = np.array(
+        [nothing if (date := known.get(text)) is None else date for text in texts], "datetime64[us]"
+    )
+    wrong = np.array([text is not None and known[text] is None for text in texts], bool)
+    return found, wrong

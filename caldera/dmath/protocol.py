@@ -1,0 +1,245 @@
+"""Messages between a master and its workers, and the services of a worker by name.
+
+A message is a frame of `FRAME_BYTES`, and a second message with the rest if it is longer. The
+messages of every step fit into one frame: numbers are written in as few bytes as they need, and
+consecutive numbers as one range.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple
+from typing import Any
+
+import numpy as np
+
+from caldera.comm import ANY_SOURCE, Communicator, Request
+from caldera.compiler.sharding.algorithms.process_grid import grids_of
+from caldera.compiler.sharding.calibration import measured_links
+from caldera.dmath.rank import Rank
+from caldera.dmath.replicas import View
+
+FRAME_BYTES = 64
+_LENGTH = struct.Struct("<I")
+ROOM = FRAME_BYTES - _LENGTH.size
+"""Bytes of a message that fit into one frame."""
+DEFINE, UNDEFINE, RUN, PUT, GET, CALL, RENEW, END = b"d", b"u", b"r", b"p", b"g", b"c", b"n", b"e"
+REPLY, REFUSAL, FAILURE = b"a", b"x", b"f"
+ORDER_TAG, REPORT_TAG, DATA_TAG = 1, 3, 5
+"""The rest of a long message has the tag after that of its frame."""
+SHORTEST_NAP_S, LONGEST_NAP_S = 2e-5, 1e-3
+
+
+def varint(number: int) -> bytes:
+    """A number from 0, seven bits a byte.
+
+    >>> varint(5), varint(300)
+    (b'\\x05', b'\\xac\\x02')
+    """
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
+
+
+def varints(content: bytes) -> Iterator[int]:
+    """The numbers that `varint` wrote one after the other.
+
+    >>> list(varints(varint(300) + varint(0)))
+    [300, 0]
+    """
+    number = shift = 0
+    for byte in content:
+        number |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            yield number
+            number = shift = 0
+
+
+def pack_numbers(numbers: Sequence[int], base: int) -> bytes:
+    """Numbers in their order as ranges, each by how far it is from `base`.
+
+    >>> len(pack_numbers(range(1000, 1032), base=1032))
+    3
+    >>> list(unpack_numbers(varints(pack_numbers([7, 8, 3, 9], 5)), 5))
+    [7, 8, 3, 9]
+    """
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][0] + ranges[-1][1]:
+            ranges[-1][1] += 1
+        else:
+            ranges.append([number, 1])
+    parts = [varint(len(ranges))]
+    for first, count in ranges:
+        parts += [varint(_zigzag(base - first)), varint(count)]
+    return b"".join(parts)
+
+
+def unpack_numbers(stream: Iterator[int], base: int) -> list[int]:
+    """The numbers that `pack_numbers` wrote."""
+    found: list[int] = []
+    for _ in range(next(stream)):
+        distance, count = next(stream), next(stream)
+        first = base - _unzigzag(distance)
+        found.extend(range(first, first + count))
+    return found
+
+
+def pack_changes(numbers: Sequence[int], before: Sequence[int]) -> bytes:
+    """As many numbers as there were before, by how much each has grown.
+
+    From step to step most grow by the same: an array of the last step is in the place of one of the
+    step before, or still the same.
+
+    >>> len(pack_changes([29, 21, 5, 24], [19, 11, 5, 14]))
+    7
+    >>> unpack_changes(varints(pack_changes([29, 3, 5], [19, 11, 5])), [19, 11, 5])
+    [29, 3, 5]
+    """
+    runs: list[list[int]] = []
+    for now, last in zip(numbers, before, strict=True):
+        change = _zigzag(now - last)
+        if runs and runs[-1][0] == change:
+            runs[-1][1] += 1
+        else:
+            runs.append([change, 1])
+    return varint(len(runs)) + b"".join(varint(each) for run in runs for each in run)
+
+
+def unpack_changes(stream: Iterator[int], before: Sequence[int]) -> list[int]:
+    """The numbers that `pack_changes` was given."""
+    changes: list[int] = []
+    for _ in range(next(stream)):
+        change, count = next(stream), next(stream)
+        changes += [_unzigzag(change)] * count
+    return [last + change for last, change in zip(before, changes, strict=True)]
+
+
+def _zigzag(number: int) -> int:
+    """A number from 0 for any number, small for one near 0."""
+    return 2 * number if number >= 0 else -2 * number - 1
+
+
+def _unzigzag(number: int) -> int:
+    return number >> 1 if number % 2 == 0 else -(number + 1 >> 1)
+
+
+class Channel:
+    """Messages of one kind between master and workers, over a communicator of all of them."""
+
+    def __init__(self, communicator: Communicator, tag: int) -> None:
+        self.communicator = communicator
+        self._tag = tag
+        self._frame: np.ndarray | None = None
+        self._next: Request | None = None
+
+    def send(self, dest: int, content: bytes) -> None:
+        """Send a message."""
+        frame = np.zeros(FRAME_BYTES, np.uint8)
+        head = _LENGTH.pack(len(content)) + content[:ROOM]
+        frame[: len(head)] = np.frombuffer(head, np.uint8)
+        with self.communicator.traffic.operation("control"):
+            self.communicator.Send(frame, dest, self._tag)
+            if len(content) > ROOM:
+                rest = np.frombuffer(content, np.uint8)[ROOM:]
+                self.communicator.Send(rest, dest, self._tag + 1)
+
+    def receive(self, seconds: float | None = None) -> tuple[int, bytes] | None:
+        """The next message and whose it is; None if none comes within that time."""
+        request = self._expect()
+        if seconds is None and not self.communicator.waits_busily:
+            request.wait()
+        else:
+            until = None if seconds is None else time.monotonic() + seconds
+            nap = SHORTEST_NAP_S
+            while not request.test():
+                if until is not None and time.monotonic() >= until:
+                    return None
+                time.sleep(nap)
+                nap = min(2 * nap, LONGEST_NAP_S)
+        assert self._frame is not None
+        source, content = request.source, self._frame.tobytes()
+        self._next = None
+        (length,) = _LENGTH.unpack_from(content)
+        content = content[_LENGTH.size :][:length]
+        if length > ROOM:
+            rest = np.empty(length - ROOM, np.uint8)
+            with self.communicator.traffic.operation("control"):
+                self.communicator.Recv(rest, source, self._tag + 1)
+            content += rest.tobytes()
+        return source, content
+
+    def _expect(self) -> Request:
+        if self._next is None:
+            self._frame = np.empty(FRAME_BYTES, np.uint8)
+            with self.communicator.traffic.operation("control"):
+                self._next = self.communicator.Irecv(self._frame, ANY_SOURCE, self._tag)
+        return self._next
+
+
+SERVICES: dict[str, Callable[..., Any]] = {}
+"""Functions of a rank and of plain data, which give plain data."""
+
+
+def service(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Offer a function to the master, under its name."""
+    SERVICES[function.__name__] = function
+    return function
+
+
+@service
+def nbytes(rank: Rank) -> int:
+    """Bytes of all parts on a rank."""
+    return rank.nbytes
+
+
+@service
+def moved(rank: Rank) -> tuple[int, int, int]:
+    """Messages and bytes that a rank has sent to others, and bytes it has received; along the rows
+    and columns of grids too."""
+    every = {rank.communicator}
+    for grid in grids_of(rank.communicator):
+        every |= {grid.along_layers, grid.along_column, grid.along_row}
+    counts = [each.traffic.total for each in every]
+    return (
+        sum(count.messages for count in counts),
+        sum(count.bytes_sent for count in counts),
+        sum(count.bytes_received for count in counts),
+    )
+
+
+@service
+def cache(rank: Rank) -> tuple[int, int, int, int]:
+    """Hits, misses, bytes that did not move and bytes that are kept; see `CacheCounts`."""
+    counts = rank.cache.counted()
+    return counts.hits, counts.misses, counts.saved_bytes, counts.nbytes
+
+
+@service
+def limit_cache(rank: Rank, nbytes: int) -> None:
+    """Keep at most so many bytes of what is fetched."""
+    rank.limit_cache(nbytes)
+
+
+@service
+def use_device(rank: Rank, name: str) -> None:
+    """Keep arrays on a device, and compute there."""
+    rank.use_device(name)
+
+
+@service
+def links(rank: Rank) -> tuple[float, ...]:
+    """What messages and products take between ranks; see `Links`."""
+    return astuple(measured_links(rank.communicator))
+
+
+@service
+def fetch(rank: Rank, number: int, view: View) -> None:
+    """Begin to bring an array to another layout."""
+    rank.fetch(number, view)

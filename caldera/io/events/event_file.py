@@ -1,0 +1,324 @@
+"""TensorBoard event files: TFRecords of Protocol Buffers messages.
+
+TensorBoard shows the files of a folder as one run. A record is a length, bytes, and checksums of
+both: CRC-32C (Castagnoli), rotated and offset so that a record may contain records.
+
+The messages are scalars, histograms, texts, hyper-parameters and graphs. The field numbers are
+those of TensorBoard's own `event.proto`, `summary.proto`, `tensor.proto`, `graph.proto` and of
+the hparams plugin's `plugin_data.proto`. The encoder covers only the types used here (see the
+encoding guide of Protocol Buffers): integers as varints, floating-point numbers of 4 and 8 bytes,
+texts, bytes and nested messages.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+
+from caldera.base.file_access import file_name
+
+_VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
+
+
+def varint(value: int) -> bytes:
+    """A whole number, seven bits a byte, the lowest first; negative ones as 64 bits.
+
+    >>> varint(300).hex(), len(varint(-1))
+    ('ac02', 10)
+    """
+    value &= (1 << 64) - 1
+    parts = bytearray()
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)
+
+
+def whole(field: int, value: int) -> bytes:
+    """A field that is a whole number, a truth value or a member of an enumeration.
+
+    >>> whole(1, 150).hex()
+    '089601'
+    """
+    return varint(field << 3 | _VARINT) + varint(value)
+
+
+def single(field: int, value: float) -> bytes:
+    """A field that is a number of 4 bytes."""
+    # NumPy turns what is too large into infinity, where struct would refuse it.
+    with np.errstate(over="ignore"):
+        return varint(field << 3 | _FOUR_BYTES) + np.float32(value).tobytes()
+
+
+def double(field: int, value: float) -> bytes:
+    """A field that is a number of 8 bytes."""
+    return varint(field << 3 | _EIGHT_BYTES) + struct.pack("<d", value)
+
+
+def doubles(field: int, values: Iterable[float]) -> bytes:
+    """A field that is many numbers of 8 bytes."""
+    return message(field, np.fromiter(values, "<f8").tobytes())
+
+
+def text(field: int, value: str) -> bytes:
+    """A field that is a text.
+
+    >>> text(2, "testing").hex()
+    '120774657374696e67'
+    """
+    return message(field, value.encode())
+
+
+def message(field: int, *parts: bytes) -> bytes:
+    """A field that is a message made of these fields, or bytes."""
+    content = b"".join(parts)
+    return varint(field << 3 | _BYTES) + varint(len(content)) + content
+
+
+BUCKETS = 64
+_FLOAT, _STRING = 1, 7
+"""Types of a tensor."""
+_STARTED = 1
+"""The state of a session log."""
+_SUCCESS, _FAILURE = 1, 2
+
+Setting = bool | int | float | str
+
+
+@dataclass(frozen=True)
+class GraphNode:
+    """A node of the graph that TensorBoard draws; slashes in names make boxes."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """Of its outputs."""
+
+
+def event(seconds: float, step: int, *content: bytes) -> bytes:
+    """An event at a time (seconds since 1970) and a step."""
+    return double(1, seconds) + whole(2, step) + b"".join(content)
+
+
+def version() -> bytes:
+    """What the first event of a file has to say."""
+    return text(3, "brain.Event:2")
+
+
+def restarted() -> bytes:
+    """Of this step or later ones, nothing that was written before counts."""
+    return message(7, whole(1, _STARTED))
+
+
+def summary(*values: bytes) -> bytes:
+    """Values that belong to one step."""
+    return message(5, *[message(1, value) for value in values])
+
+
+# --- values
+
+
+def scalar(tag: str, value: float) -> bytes:
+    """A number."""
+    return text(1, tag) + single(2, value)
+
+
+def histogram(tag: str, values: np.ndarray) -> bytes:
+    """How values are distributed, in equal steps from the least to the largest.
+
+    Values that are not finite have no place among them, and are left out.
+    """
+    finite = values[np.isfinite(values)].astype(np.float64)
+    if not finite.size:
+        finite = np.zeros(1)
+    counts, edges = np.histogram(finite, BUCKETS)
+    parts = [
+        double(1, finite.min()),
+        double(2, finite.max()),
+        double(3, finite.size),
+        double(4, finite.sum()),
+        double(5, np.square(finite).sum()),
+        # A bucket reaches from the limit of the one before to its own: the first is empty.
+        doubles(6, edges),
+        doubles(7, [0, *counts]),
+    ]
+    return text(1, tag) + message(5, *parts)
+
+
+def words(tag: str, content: str) -> bytes:
+    """A text, which TensorBoard reads as Markdown."""
+    tensor = whole(1, _STRING) + message(2) + text(8, content)
+    return text(1, tag) + message(8, tensor) + _metadata("text")
+
+
+def hyper_parameters(settings: Mapping[str, Setting], started: float) -> bytes:
+    """What a run was made with, for the table that compares runs."""
+    entries = [message(1, text(1, name), message(2, _value(v))) for name, v in settings.items()]
+    return _of_hparams("_hparams_/session_start_info", message(3, *entries, double(5, started)))
+
+
+def run_ended(well: bool, seconds: float) -> bytes:
+    """How a run ended, for the same table."""
+    ended = message(4, whole(1, _SUCCESS if well else _FAILURE), double(2, seconds))
+    return _of_hparams("_hparams_/session_end_info", ended)
+
+
+def _of_hparams(tag: str, content: bytes) -> bytes:
+    # The plugin wants a tensor, but looks only at the metadata.
+    nothing = whole(1, _FLOAT) + message(2, message(2, whole(1, 0)))
+    return text(1, tag) + message(8, nothing) + _metadata("hparams", content)
+
+
+def _value(value: Setting) -> bytes:
+    if isinstance(value, bool):
+        return whole(4, value)
+    return text(3, value) if isinstance(value, str) else double(2, value)
+
+
+def _metadata(plugin: str, content: bytes = b"") -> bytes:
+    return message(9, message(1, text(1, plugin), message(2, content)))
+
+
+# --- graphs
+
+
+def graph(nodes: Iterable[GraphNode]) -> bytes:
+    """A graph, as the field of an event."""
+    producer = message(4, whole(1, 22))
+    return message(4, *[message(1, _node(node)) for node in nodes], producer)
+
+
+def _node(node: GraphNode) -> bytes:
+    parts = [text(1, node.name), text(2, node.op), *(text(3, name) for name in node.inputs)]
+    if node.shapes:
+        shapes = [message(7, *[message(2, whole(1, n)) for n in shape]) for shape in node.shapes]
+        parts.append(message(5, text(1, "_output_shapes"), message(2, message(1, *shapes))))
+    return b"".join(parts)
+
+
+_numbers = itertools.count()
+
+
+class EventFile:
+    """A new file of events in a folder. What was written is on its way to the disk after `flush`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with EventFile(folder) as events:
+    ...         events.scalars(0, {"loss": 0.5})
+    ...     ".tfevents." in events.path.name
+    True
+    """
+
+    def __init__(self, folder: str | PathLike[str]) -> None:
+        now = time.time()
+        name = f"{now:.6f}.{file_name(socket.gethostname())}.{os.getpid()}.{next(_numbers)}"
+        self.path = Path(folder) / f"events.out.tfevents.{name}"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self.path.open("wb")
+        self._write(0, version())
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Numbers by tag."""
+        self._summary(step, [scalar(tag, value) for tag, value in values.items()])
+
+    def histograms(self, step: int, values: Mapping[str, np.ndarray]) -> None:
+        """How the elements of arrays are distributed, by tag."""
+        self._summary(step, [histogram(tag, array) for tag, array in values.items()])
+
+    def texts(self, step: int, values: Mapping[str, str]) -> None:
+        """Texts in Markdown, by tag."""
+        self._summary(step, [words(tag, content) for tag, content in values.items()])
+
+    def hyper_parameters(self, settings: Mapping[str, Setting]) -> None:
+        """What this run is made with; say how it ended with `ended`."""
+        self._summary(0, [hyper_parameters(settings, time.time())])
+
+    def ended(self, *, well: bool) -> None:
+        """This run is over."""
+        self._summary(0, [run_ended(well, time.time())])
+
+    def graph(self, nodes: Iterable[GraphNode]) -> None:
+        """The graph of this run."""
+        self._write(0, graph(nodes))
+
+    def restart(self, step: int) -> None:
+        """From this step on, nothing counts that other files of the folder have."""
+        self._write(step, restarted())
+
+    def flush(self) -> None:
+        """Hand everything to the system, where readers see it."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Nothing more will be written."""
+        self._file.close()
+
+    def __enter__(self) -> EventFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _summary(self, step: int, values: list[bytes]) -> None:
+        if values:
+            self._write(step, summary(*values))
+
+    def _write(self, step: int, content: bytes) -> None:
+        self._file.write(record(event(time.time(), step, content)))
+
+
+_POLYNOMIAL = 0x82F63B78
+_MASK = 0xA282EAD8
+
+
+def _table() -> tuple[int, ...]:
+    entries = []
+    for byte in range(256):
+        value = byte
+        for _ in range(8):
+            value = value >> 1 ^ (_POLYNOMIAL if value & 1 else 0)
+        entries.append(value)
+    return tuple(entries)
+
+
+_TABLE = _table()
+
+
+def crc32c(data: bytes) -> int:
+    """The checksum of RFC 3720.
+
+    >>> hex(crc32c(b"123456789"))
+    '0xe3069283'
+    """
+    value = 0xFFFFFFFF
+    for byte in data:
+        value = value >> 8 ^ _TABLE[(value ^ byte) & 0xFF]
+    return value ^ 0xFFFFFFFF
+
+
+def record(data: bytes) -> bytes:
+    """The data as a record.
+
+    >>> record(b"abc").hex()
+    '0300000000000000b099490e6162636e57f121'
+    """
+    length = struct.pack("<Q", len(data))
+    return length + _masked(length) + data + _masked(data)
+
+
+def _masked(data: bytes) -> bytes:
+    value = crc32c(data)
+    turned = (value >> 15 | value << 17) + _MASK
+    return struct.pack("<I", turned & 0xFFFFFFFF)

@@ -1,0 +1,106 @@
+"""Named arguments of a kernel, and its workspace: limit, size and arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from caldera.base.config import settings
+from caldera.core.graph.node import Spec
+from caldera.core.tensor.dtype import HALVES, DType, float32
+from caldera.core.tensor.shape import Shape
+from caldera.kernels.table import Array
+
+Kind = TypeVar("Kind")
+
+
+class Signature(Generic[Kind]):
+    """The names of a kernel's arguments in the order in which it takes them, each with its kind.
+
+    What a kind is, is the device's business: a type of LLVM, one of C++.
+
+    >>> copy = Signature("copy", {"target": "float*", "source": "float*", "count": "long"})
+    >>> copy.check({"count": 3, "source": 8, "target": 0})
+    >>> copy.check({"count": 3, "source": 8, "goal": 0})
+    Traceback (most recent call last):
+        ...
+    TypeError: kernel copy takes target, source, count: missing target, unknown goal
+    """
+
+    __slots__ = ("kernel", "kinds")
+
+    def __init__(self, kernel: str, kinds: Mapping[str, Kind]) -> None:
+        self.kernel = kernel
+        self.kinds = dict(kinds)
+
+    def check(self, given: Mapping[str, object]) -> None:
+        """Raise unless every name is there, and no other."""
+        if given.keys() != self.kinds.keys():
+            raise TypeError(
+                f"kernel {self.kernel} takes {', '.join(self.kinds)}: "
+                + ", ".join(self._wrong(given))
+            )
+
+    def _wrong(self, given: Iterable[str]) -> list[str]:
+        here = set(given)
+        missing = [f"missing {name}" for name in self.kinds if name not in here]
+        return missing + [f"unknown {name}" for name in given if name not in self.kinds]
+
+
+ALIGNMENT = 64
+"""Bytes: a cache line, and the widest vector of any CPU in use."""
+_limit: ContextVar[int | None] = ContextVar("workspace limit", default=None)
+
+
+def workspace_limit() -> int:
+    """Bytes that a kernel may use as workspace: those of the settings, or of `at_most_workspace`.
+
+    >>> with at_most_workspace(100):
+    ...     workspace_limit()
+    100
+    """
+    given = _limit.get()
+    return settings.workspace_limit if given is None else given
+
+
+@contextmanager
+def at_most_workspace(limit: int) -> Iterator[None]:
+    """Kernels that are looked at or made ready inside have this many bytes, in this thread."""
+    before = _limit.set(limit)
+    try:
+        yield
+    finally:
+        _limit.reset(before)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def workspace_bytes(*specs: Spec) -> int:
+    """The workspace that arrays like these take."""
+    return sum(_aligned(spec.nbytes) for spec in specs)
+
+
+class Scratch:
+    """Hands out arrays from a workspace, one after the other."""
+
+    def __init__(self, workspace: Array) -> None:
+        # A plan gives no workspace to a kernel that asks for 0 bytes of it.
+        self.rest: Array = np.empty(0, np.uint8) if workspace is None else workspace
+
+    def array(self, shape: Shape, dtype: DType) -> Array:
+        """The next array; what it holds is not defined."""
+        nbytes = Spec(shape, dtype).nbytes
+        part = self.rest[:nbytes].view(dtype).reshape(shape)
+        self.rest = self.rest[_aligned(nbytes) :]
+        return part
+
+
+def compute_dtype(dtype: DType) -> DType:
+    """The dtype that arithmetic on values of this dtype uses."""
+    return float32 if dtype in HALVES else dtype

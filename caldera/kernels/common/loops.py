@@ -1,0 +1,275 @@
+"""Element-wise loops as plain values: loop bodies, and merged axes of their operands.
+
+A body is the same for all shapes, layouts, lengths and devices. Axes follow the order of memory
+and are merged if possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from caldera.core.graph.node import Node
+from caldera.core.graph.program import Body
+from caldera.core.tensor.dtype import NAMES
+from caldera.core.tensor.shape import Shape
+
+Reference = tuple[str, int] | tuple[str, bool | int | float, str]
+"""("in", index of an operand), ("step", index of a step) or ("number", value, dtype)."""
+Step = tuple[str, str, tuple[str, ...], tuple[Reference, ...]]
+"""The op, its dtype, the dtypes of its operands, and where they come from."""
+Reduction = tuple[str, str, Reference]
+"""The op, the dtype of what it reduces, and where that comes from."""
+
+REDUCTIONS = frozenset({"sum", "max", "min", "prod"})
+HEAVY = frozenset(
+    {
+        "pow",
+        "exp",
+        "log",
+        "log1p",
+        "expm1",
+        "sin",
+        "cos",
+        "tanh",
+        "erf",
+        "sigmoid",
+        "erfc",
+        "lgamma",
+        "log2",
+        "log10",
+        "exp2",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+        "atan2",
+        "sinh",
+        "cosh",
+        "asinh",
+        "acosh",
+        "atanh",
+    }
+)
+"""Ops that take tens of instructions."""
+
+
+@dataclass(frozen=True, repr=False)
+class LoopBody:
+    """Operands by their dtypes, steps in order, what is written, and what is reduced."""
+
+    inputs: tuple[str, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[tuple[str, Reference], ...]
+    reductions: tuple[Reduction, ...] = ()
+
+    @cached_property
+    def _text(self) -> str:
+        fields = ("inputs", "steps", "outputs", "reductions")
+        return f"LoopBody({', '.join(f'{name}={getattr(self, name)!r}' for name in fields)})"
+
+    def __repr__(self) -> str:
+        # Kernels are found by it, over and over.
+        return self._text
+
+    @property
+    def heavy(self) -> int:
+        """How many steps take tens of instructions."""
+        return sum(op in HEAVY for op, *_ in self.steps)
+
+
+def loop_shape(node: Node) -> Shape:
+    """The shape over which a node's loop runs: that of its element-wise nodes."""
+    if node.op.kind == "reduction":
+        return node.inputs[0].shape
+    if node.op.name != "fused":
+        return node.shape
+    body: Body = node.attrs["body"]
+    for part in body.order():
+        if part.op.kind == "elementwise":
+            return part.shape
+    return body.outputs[0].inputs[0].shape
+
+
+class _Reader:
+    """Turns a body's nodes into steps."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.known: dict[Node, Reference] = {}
+
+    def read(self, node: Node) -> None:
+        """Add a node; all it reads was added before."""
+        if node.op.name == "parameter":
+            self.known[node] = ("in", node.attrs["index"])
+        elif node.op.name == "constant":
+            self.known[node] = ("number", node.attrs["value"], NAMES[node.dtype])
+        elif node.op.name == "broadcast_to":
+            self.known[node] = self.known[node.inputs[0]]
+        else:
+            sources = tuple(NAMES[given.dtype] for given in node.inputs)
+            operands = tuple(self.known[given] for given in node.inputs)
+            self.steps.append((node.op.name, NAMES[node.dtype], sources, operands))
+            self.known[node] = ("step", len(self.steps) - 1)
+
+
+def loop_body_of(node: Node, reduced: tuple[int, ...] = ()) -> LoopBody:
+    """The loop of an element-wise, reduction or fused node.
+
+    Of a fused node's reductions it has those outputs whose indices are in `reduced`.
+    """
+    if node.op.name != "fused":
+        return _loop_of_one(node)
+    known = _known.setdefault(node.attrs["body"], {})
+    if reduced not in known:
+        known[reduced] = _loop_of_body(node.attrs["body"], reduced)
+    return known[reduced]
+
+
+_known: WeakKeyDictionary[Body, dict[tuple[int, ...], LoopBody]] = WeakKeyDictionary()
+
+
+def _loop_of_one(node: Node) -> LoopBody:
+    inputs = tuple(NAMES[given.dtype] for given in node.inputs)
+    if node.op.kind == "reduction":
+        return LoopBody(inputs, (), (), ((node.op.name, inputs[0], ("in", 0)),))
+    operands = tuple(("in", index) for index in range(len(inputs)))
+    step = (node.op.name, NAMES[node.dtype], inputs, operands)
+    return LoopBody(inputs, (step,), ((NAMES[node.dtype], ("step", 0)),))
+
+
+def _loop_of_body(body: Body, reduced: tuple[int, ...]) -> LoopBody:
+    inputs = tuple(NAMES[spec.dtype] for spec in body.parameters)
+    reader = _Reader()
+    for part in body.order():
+        if part.op.kind != "reduction":
+            reader.read(part)
+    outputs = tuple(
+        (NAMES[part.dtype], reader.known[part])
+        for part in body.outputs
+        if part.op.kind != "reduction"
+    )
+    reductions = tuple(
+        (part.op.name, NAMES[part.inputs[0].dtype], reader.known[part.inputs[0]])
+        for part in (body.outputs[index] for index in reduced)
+    )
+    return LoopBody(inputs, tuple(reader.steps), outputs, reductions)
+
+
+def without_outputs(loop_body: LoopBody) -> LoopBody:
+    """Only what the reductions need."""
+    needed: set[int] = set()
+    waiting = [reference for *_, reference in loop_body.reductions]
+    while waiting:
+        reference = waiting.pop()
+        if reference[0] == "step" and int(reference[1]) not in needed:
+            needed.add(int(reference[1]))
+            waiting.extend(loop_body.steps[int(reference[1])][3])
+    places = {old: new for new, old in enumerate(sorted(needed))}
+
+    def moved(reference: Reference) -> Reference:
+        return ("step", places[int(reference[1])]) if reference[0] == "step" else reference
+
+    steps = tuple(
+        (op, dtype, sources, tuple(moved(each) for each in operands))
+        for op, dtype, sources, operands in (loop_body.steps[old] for old in sorted(needed))
+    )
+    reductions = tuple((op, dtype, moved(each)) for op, dtype, each in loop_body.reductions)
+    return LoopBody(loop_body.inputs, steps, (), reductions)
+
+
+def is_computable(node: Node, can_apply: Callable[[str, str], bool]) -> bool:
+    """Whether a node's loop can be written; `can_apply(op, operand dtype)` says what can be."""
+    if node.op.kind == "reduction":
+        return node.op.name in REDUCTIONS
+    if node.op.name != "fused":
+        return all(can_apply(node.op.name, NAMES[given.dtype]) for given in node.inputs)
+    shape = loop_shape(node)
+    for part in node.attrs["body"].order():
+        if part.op.kind == "elementwise":
+            known = part.op.decompose is None and part.shape == shape
+            known = known and all(can_apply(part.op.name, NAMES[x.dtype]) for x in part.inputs)
+        elif part.op.kind == "reduction":
+            known = part.op.name in REDUCTIONS and part.inputs[0].shape == shape
+        else:
+            known = part.op.name in ("parameter", "constant", "broadcast_to")
+        if not known:
+            return False
+    return True
+
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Axes:
+    """A loop's lengths from the outermost axis to the innermost, which are reduced, and for each
+    operand the bytes between neighbours along each of them."""
+
+    lengths: tuple[int, ...]
+    reduced: tuple[bool, ...]
+    strides: tuple[tuple[int, ...], ...]
+
+    def without(self, axis: int) -> Axes:
+        """The loop less one of its axes."""
+        return Axes(
+            _less(self.lengths, axis),
+            _less(self.reduced, axis),
+            tuple(_less(each, axis) for each in self.strides),
+        )
+
+    def modes(self, itemsizes: Sequence[int]) -> str:
+        """How each operand runs along the innermost axis: "1" dense, "0" constant, "s" strided."""
+        inner = [each[-1] for each in self.strides]
+        return "".join(
+            "0" if step == 0 else "1" if step == size else "s"
+            for step, size in zip(inner, itemsizes, strict=True)
+        )
+
+
+def _less(values: tuple[Item, ...], index: int) -> tuple[Item, ...]:
+    return values[:index] + values[index + 1 :]
+
+
+def _strides(array: np.ndarray, shape: Shape) -> tuple[int, ...]:
+    """The array's strides along the axes of a shape that it broadcasts to."""
+    own = zip(array.shape, array.strides, strict=True)
+    return (0,) * (len(shape) - array.ndim) + tuple(0 if n == 1 else step for n, step in own)
+
+
+def axes_of(shape: Shape, arrays: Sequence[np.ndarray], reduced: Sequence[int] = ()) -> Axes:
+    """The loop over `shape`; the order of its axes is that of the first array that fills it."""
+    views = [_strides(array, shape) for array in arrays]
+    axes = [axis for axis, length in enumerate(shape) if length != 1]
+    lead = next((each for each in views if all(each[axis] for axis in axes)), None)
+    if lead is not None:
+        axes.sort(key=lambda axis: -abs(lead[axis]))
+    found = Axes(
+        tuple(shape[axis] for axis in axes),
+        tuple(axis in reduced for axis in axes),
+        tuple(tuple(each[axis] for axis in axes) for each in views),
+    )
+    if not axes:
+        return Axes((1,), (bool(reduced),), ((0,),) * len(views))
+    return _joined(found)
+
+
+def _joined(axes: Axes) -> Axes:
+    """Neighbours made one where every operand goes on from the one to the other."""
+    outer = len(axes.lengths) - 2
+    while outer >= 0:
+        inner = outer + 1
+        steady = all(each[outer] == each[inner] * axes.lengths[inner] for each in axes.strides)
+        if steady and axes.reduced[outer] == axes.reduced[inner]:
+            length = axes.lengths[outer] * axes.lengths[inner]
+            axes = axes.without(outer)
+            lengths = list(axes.lengths)
+            lengths[outer] = length
+            axes = Axes(tuple(lengths), axes.reduced, axes.strides)
+        outer -= 1
+    return axes

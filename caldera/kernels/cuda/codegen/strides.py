@@ -1,0 +1,252 @@
+"""Strided arrays in CUDA kernels: merged axes, vector access and index types.
+
+Axes along which several arrays are traversed together are merged if they are contiguous. The
+strides are passed in a structure with the launch, so one compiled kernel serves every shape and
+every view; `include/strided_index.cuh` is its counterpart.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Any
+
+from caldera.core.graph.memory_format import dense_strides
+from caldera.core.memory.software import address_of
+from caldera.core.tensor.shape import Shape
+from caldera.errors import DeviceError
+from caldera.kernels.cuda.codegen.expression import Array, Parameter, i32, i64, u32, u64
+from caldera.kernels.table import Array as DeviceArray
+
+Strides = tuple[int, ...]
+"""In elements, one for each axis of a shape."""
+_WIDEST = 16
+"""Bytes that a thread loads or stores at once, at most."""
+_FEW = 1 << 30
+"""Elements that 32-bit numbers count with room to spare for the last step of a loop."""
+
+
+def strides_of(array: DeviceArray) -> Strides:
+    """The elements from one number to the next along each axis; 0 where there is no next one."""
+    pairs = zip(array.shape, array.strides, strict=True)
+    return tuple(step // array.itemsize if n > 1 else 0 for n, step in pairs)
+
+
+def lies_dense(array: DeviceArray, order: tuple[int, ...] | None) -> bool:
+    """Whether the elements lie without gaps, the axes in this order."""
+    strides = dense_strides(array.shape, order, array.itemsize)
+    return all(
+        n == 1 or step == wanted
+        for n, step, wanted in zip(array.shape, array.strides, strides, strict=True)
+    )
+
+
+@dataclass(frozen=True)
+class StridedLayout:
+    """Some axes of a shape seen as few: their lengths, the slowest first, and for each of several
+    arrays the strides along them."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[Strides, ...]
+
+    @property
+    def rank(self) -> int:
+        """How many axes are left, at least 1."""
+        return len(self.sizes)
+
+    def parameter(self, large: bool) -> Parameter:
+        """As the StridedLayout of row_primitives.cuh holds it."""
+        numbers = [*self.sizes, *(step for each in self.strides for step in each)]
+        kind = f"StridedLayout<{self.rank}, {len(self.strides)}, {index_type(large)}>"
+        return indices(kind, numbers, large)
+
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """The strides of the axis that turns fastest, one for each array."""
+        return tuple(each[-1] for each in self.strides)
+
+
+def strided_layout(shape: Shape, axes: Iterable[int], strides: Sequence[Strides]) -> StridedLayout:
+    """These axes in the order in which they lie in the first array, joined where all arrays go on
+    evenly from the one to the other.
+
+    >>> strided_layout((2, 3, 4), (0, 1, 2), [(12, 4, 1), (12, 4, 1)])
+    StridedLayout(sizes=(24,), strides=((1,), (1,)))
+    >>> strided_layout((2, 3, 4), (0, 2), [(12, 4, 1), (0, 0, 1)])
+    StridedLayout(sizes=(2, 4), strides=((12, 1), (0, 1)))
+    """
+    kept = [axis for axis in axes if shape[axis] != 1]
+    if any(shape[axis] == 0 for axis in kept):
+        return StridedLayout((0,), ((0,),) * len(strides))
+    kept.sort(key=lambda axis: [-abs(each[axis]) for each in strides])
+    sizes: list[int] = []
+    joined: list[list[int]] = [[] for _ in strides]
+    for axis in kept:
+        steady = sizes and all(
+            own[-1] == each[axis] * shape[axis] for own, each in zip(joined, strides, strict=True)
+        )
+        if steady:
+            sizes[-1] *= shape[axis]
+        else:
+            sizes.append(shape[axis])
+        for own, each in zip(joined, strides, strict=True):
+            own[-1 if steady else len(own) :] = [each[axis]]
+    if not sizes:
+        return StridedLayout((1,), ((0,),) * len(strides))
+    return StridedLayout(tuple(sizes), tuple(tuple(own) for own in joined))
+
+
+def next_power_of_two(count: int) -> int:
+    """The smallest power of 2 that is not less (at least 1).
+
+    >>> next_power_of_two(5), next_power_of_two(8)
+    (8, 8)
+    """
+    return 1 << max(count - 1, 0).bit_length()
+
+
+def is_large(*arrays: DeviceArray) -> bool:
+    """Whether places in one of these arrays need 64-bit numbers."""
+    return any(_extent(array) >= _FEW for array in arrays)
+
+
+def _extent(array: DeviceArray) -> int:
+    reach = sum(
+        abs(step) * max(n - 1, 0) for n, step in zip(array.shape, strides_of(array), strict=True)
+    )
+    return max(reach, int(array.size))
+
+
+def neighbours(length: int, arrays: Sequence[tuple[DeviceArray, Iterable[int]]]) -> int:
+    """How many neighbours can be moved at once: a power of 2 that divides the length.
+
+    With each array come the strides that places in it are made of, but for that of the neighbours.
+    The first array's elements are those that fill a whole access.
+    """
+    count = _WIDEST // arrays[0][0].itemsize
+    while count > 1 and not (length % count == 0 and all(_fits(*each, count) for each in arrays)):
+        count //= 2
+    return count
+
+
+def _fits(array: DeviceArray, strides: Iterable[int], count: int) -> bool:
+    nbytes = min(count * array.itemsize, _WIDEST)
+    starts = [address_of(array), *(step * array.itemsize for step in strides)]
+    return all(start % nbytes == 0 for start in starts)
+
+
+def index_type(large: bool) -> str:
+    """The CUDA type of places and counts."""
+    return "i64" if large else "i32"
+
+
+def index(value: int, large: bool) -> Parameter:
+    """One number of that type."""
+    return i64(value) if large else i32(value)
+
+
+def indices(kind: str, values: Sequence[int], large: bool) -> Parameter:
+    """A struct of such numbers."""
+    number = ctypes.c_longlong if large else ctypes.c_int
+    return Parameter(kind, (number * len(values))(*values))
+
+
+MOST_AXES = 8
+"""Axes that can be left once they are merged."""
+MOST_BLOCKS_EACH = 16
+"""Blocks for each multiprocessor from which on threads take several elements instead."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A length, and how far apart neighbours along it are in each array, in elements."""
+
+    length: int
+    strides: tuple[int, ...]
+
+
+def element_strides(array: Array) -> tuple[int, ...]:
+    """How far apart neighbours are along each axis.
+
+    >>> import numpy as np
+    >>> element_strides(np.zeros((2, 3))[:, ::-1])
+    (3, -1)
+    """
+    return tuple(stride // array.itemsize for stride in array.strides)
+
+
+def axes_of(shape: Sequence[int], *strides: Sequence[int]) -> list[Axis]:
+    """Axes of these lengths; one row of strides for each array.
+
+    >>> axes_of((2, 3), (3, 1), (0, 1))
+    [Axis(length=2, strides=(3, 0)), Axis(length=3, strides=(1, 1))]
+    """
+    return [Axis(n, each) for n, each in zip(shape, zip(*strides, strict=True), strict=True)]
+
+
+def merged(axes: Iterable[Axis]) -> list[Axis]:
+    """The same elements in the same order along as few axes as possible.
+
+    >>> merged(axes_of((2, 3, 4), (12, 4, 1), (12, 4, 1)))
+    [Axis(length=24, strides=(1, 1))]
+    """
+    result: list[Axis] = []
+    for axis in axes:
+        if axis.length == 1:
+            continue
+        if result and result[-1].strides == tuple(axis.length * each for each in axis.strides):
+            result[-1] = Axis(result[-1].length * axis.length, axis.strides)
+        else:
+            result.append(axis)
+    return result
+
+
+def elements(axes: Iterable[Axis]) -> int:
+    """How many elements there are along these axes."""
+    return prod(axis.length for axis in axes)
+
+
+@cache
+def _structure(arrays: int) -> type[ctypes.Structure]:
+    fields = [
+        ("length", ctypes.c_longlong * MOST_AXES),
+        ("stride", ctypes.c_longlong * MOST_AXES * arrays),
+        ("rank", ctypes.c_int),
+    ]
+    return type(f"StridedAxes{arrays}", (ctypes.Structure,), {"_fields_": fields})
+
+
+def strided_axes(axes: Sequence[Axis], arrays: int) -> Parameter:
+    """The parameter of a kernel that walks `arrays` arrays along these axes."""
+    if len(axes) > MOST_AXES:
+        raise DeviceError.build(
+            "kernel of a card",
+            expected=f"at most {MOST_AXES} axes that cannot be merged",
+            got=f"{len(axes)}",
+            hint="make the array contiguous, or run this on another device",
+        )
+    result: Any = _structure(arrays)()
+    result.rank = len(axes)
+    for i, axis in enumerate(axes):
+        result.length[i] = axis.length
+        for array, stride in enumerate(axis.strides):
+            result.stride[array][i] = stride
+    return Parameter(f"StridedAxes<{arrays}>", result)
+
+
+def blocks_for(count: int, threads: int, multiprocessors: int) -> int:
+    """Blocks for a loop over `count` in which every thread may take several turns."""
+    return max(1, min(-(-count // threads), multiprocessors * MOST_BLOCKS_EACH))
+
+
+def counter_type(*counts: int) -> str:
+    """The type that counts this far; divisions of the narrow one are several times faster."""
+    return "u32" if max(counts, default=0) < 2**31 else "u64"
+
+
+def counted(kind: str, value: int) -> Parameter:
+    """A parameter of an `counter_type`."""
+    return u32(value) if kind == "u32" else u64(value)

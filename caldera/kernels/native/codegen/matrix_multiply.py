@@ -1,0 +1,213 @@
+"""Matrix-multiply backends of native code: AMX tile registers and NumPy's BLAS.
+
+AMX: one instruction of x86_64 processors multiplies small bfloat16 matrices. There are eight tile
+registers of 16 rows of 64 bytes. A process must request them from the operating system before
+use, and each thread configures them.
+
+BLAS: native kernels call the library that NumPy loaded by address. The library, its function
+names and the size of its integers (32 or 64 bits) differ between builds. For an unknown library,
+`blas()` is None, and kernels that need it are not offered.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from caldera.kernels.common.blas_threads import single_threaded_blas
+from caldera.kernels.native.codegen.emitter import (
+    F32,
+    I8,
+    I32,
+    I64,
+    POINTER,
+    Emitter,
+    Number,
+    Pointer,
+    Value,
+)
+from caldera.kernels.native.codegen.target import host_target
+
+ROWS, ROW_BYTES = 16, 64
+"""Of a tile register."""
+TERMS = 32
+"""Terms that one instruction sums up for each element: bfloat16 numbers in a row."""
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+"""Linux's numbers: a system call, what is asked of it, and what for."""
+
+
+@lru_cache(maxsize=1)
+def has_amx() -> bool:
+    """Whether this process may multiply bfloat16 matrices in tile registers."""
+    features = host_target().features.split(",")
+    if sys.platform != "linux" or not {"+amx-tile", "+amx-bf16"} <= set(features):
+        return False
+    libc = ctypes.CDLL(None)
+    return not libc.syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA)
+
+
+@lru_cache(maxsize=1)
+def tile_configuration() -> np.ndarray:
+    """What a thread loads first: eight registers in their full size."""
+    words = np.zeros(64, np.uint8)
+    words[0] = 1
+    words[16:32].view(np.uint16)[:] = ROW_BYTES
+    words[48:56] = ROWS
+    return words
+
+
+class TileRegisters:
+    """Emits instructions on tile registers, by their numbers."""
+
+    def __init__(self, k: Emitter) -> None:
+        self._k = k
+
+    def configure(self, configuration: Pointer) -> None:
+        """Before all others."""
+        self._emit("ldtilecfg", configuration.raw)
+
+    def release(self) -> None:
+        """After all others."""
+        self._emit("tilerelease")
+
+    def clear(self, number: int) -> None:
+        """Zeros."""
+        self._emit("tilezero", I8(number))
+
+    def load(self, number: int, source: Pointer, row_bytes: Number) -> None:
+        """Rows that are so many bytes apart."""
+        self._emit("tileloadd64", I8(number), source.raw, self._k.constant(row_bytes, I64).raw)
+
+    def store(self, number: int, target: Pointer, row_bytes: Number) -> None:
+        """Likewise."""
+        self._emit("tilestored64", I8(number), target.raw, self._k.constant(row_bytes, I64).raw)
+
+    def multiply(self, sums: int, left: int, right: int) -> None:
+        """sums += left @ right: float32 sums of products of bfloat16 numbers. The right matrix has
+        the elements of two rows in turn in each of its own."""
+        self._emit("tdpbf16ps", I8(sums), I8(left), I8(right))
+
+    def _emit(self, name: str, *given: Any) -> None:
+        kinds = [POINTER if isinstance(each.type, ir.PointerType) else each.type for each in given]
+        function = self._k.declared(f"llvm.x86.{name}", ir.FunctionType(ir.VoidType(), kinds))
+        self._k.ir.call(function, given)
+
+
+ROW_MAJOR, PLAIN, TRANSPOSED = 101, 111, 112
+"""CBLAS's own constants."""
+_NAMES = (("scipy_cblas_{}64_", 64), ("cblas_{}64_", 64), ("scipy_cblas_{}", 32), ("cblas_{}", 32))
+_CONFIG = (
+    "scipy_openblas_get_config64_",
+    "scipy_openblas_get_config",
+    "openblas_get_config64_",
+    "openblas_get_config",
+)
+
+
+@dataclass(frozen=True)
+class Blas:
+    """Addresses of the products, the width of their integers, and the library's name."""
+
+    sgemm: int
+    dgemm: int
+    integer_bits: int
+    name: str
+
+    def gemm(self, kind: ir.Type) -> int:
+        """The address of the product for float32 or float64."""
+        return self.sgemm if kind == F32 else self.dgemm
+
+
+@lru_cache(maxsize=1)
+def blas() -> Blas | None:
+    """The BLAS of this process, warmed up; None if it is not one we know."""
+    # The extension module is linked to the BLAS, so its symbols are found through it.
+    library = ctypes.CDLL(import_module("numpy._core._multiarray_umath").__file__)
+    for pattern, bits in _NAMES:
+        single, double = (_address(library, pattern.format(name)) for name in ("sgemm", "dgemm"))
+        if single and double:
+            _warm_up()
+            return Blas(single, double, bits, _name(library))
+    return None
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    """Where a function is; 0 if the library has none of this name."""
+    function = getattr(library, name, None)
+    return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def _warm_up() -> None:
+    """OpenBLAS sets its buffers up at the first large product. If several threads come first at
+    once, they get buffers that make every later product a third slower."""
+    with single_threaded_blas:
+        matrix = np.ones((512, 512), np.float32)
+        np.matmul(matrix, matrix)
+
+
+def _name(library: ctypes.CDLL) -> str:
+    for name in _CONFIG:
+        function = getattr(library, name, None)
+        if function is not None:
+            function.restype = ctypes.c_char_p
+            return str(function().decode())
+    return "an unknown BLAS"
+
+
+def gemm(
+    k: Emitter,
+    address: Value,
+    shape: tuple[Number, Number, Number],
+    a: tuple[Pointer, Number],
+    b: tuple[Pointer, Number],
+    c: tuple[Pointer, Number],
+    *,
+    ta: bool | Value = False,
+    tb: bool | Value = False,
+    alpha: Number = 1.0,
+    beta: Number = 0.0,
+) -> None:
+    """c = alpha * a @ b + beta * c for row-major matrices, computed by one thread.
+
+    `shape` is (rows of c, columns of c, the sum's length); each matrix comes with the distance
+    between its rows. `ta` and `tb` say that a matrix lies transposed (a Value: 0 or 1).
+    """
+    known = blas()
+    assert known is not None
+    width = I64 if known.integer_bits == 64 else I32
+
+    def whole(value: Number) -> Value:
+        return k.convert(k.constant(value, I64), width)
+
+    def flag(transposed: bool | Value) -> Value:
+        if isinstance(transposed, Value):
+            return k.select(transposed.differs(0), k.constant(TRANSPOSED, I32), PLAIN)
+        return k.constant(TRANSPOSED if transposed else PLAIN, I32)
+
+    kind = c[0].type
+    rows, columns, length = shape
+    k.call_address(
+        address,
+        ir.VoidType(),
+        k.constant(ROW_MAJOR, I32),
+        flag(ta),
+        flag(tb),
+        whole(rows),
+        whole(columns),
+        whole(length),
+        k.constant(alpha, kind),
+        a[0],
+        whole(a[1]),
+        b[0],
+        whole(b[1]),
+        k.constant(beta, kind),
+        c[0],
+        whole(c[1]),
+    )

@@ -1,0 +1,351 @@
+"""Loops of normalisation: block sums for the statistics, and their application.
+
+Sums over blocks of rows are taken in a separate call, or by the kernel that writes the rows while
+they are still in its cache. The shape alone decides the block size, so sums are the same either
+way, and for any number of threads.
+
+Forward, y = (x - mean) * factor + shift, optionally with an added image and a relu; backward, dx
+= f * g - a - (x - mean) * b. Rows read their factors from memory, one of each type per channel; a
+plane has one of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from llvmlite import ir
+
+from caldera.kernels.native.codegen.dtypes import ElementPointer
+from caldera.kernels.native.codegen.emitter import (
+    F64,
+    I64,
+    Emitter,
+    Number,
+    Pointer,
+    Value,
+    line_lanes,
+    natural_lanes,
+    shrinking,
+)
+from caldera.kernels.native.codegen.kernel import Integer, native_kernel
+from caldera.kernels.native.codegen.math import maximum
+from caldera.kernels.native.normalisation.layout import Rows
+from caldera.kernels.native.normalisation.statistics import (
+    BLOCK_ROWS,
+    VECTORS_TOGETHER,
+    OfRow,
+    Prepare,
+    Terms,
+    block_total,
+    column_sums,
+    finite_or_zero,
+    masked,
+    pivoted_rows,
+)
+
+MEAN, FACTOR, SHIFT = range(3)
+"""Where the factors of a channel are."""
+SLOPE_FACTOR, LEVEL, SLANT, CENTRE = range(4)
+"""The same for the gradient: f, a, b and the mean."""
+FACTORS = 4
+"""How many there are at most."""
+
+
+def factors_of(
+    factors: Pointer, channels: Value, channel: Value, which: range, count: int = 1
+) -> list[Value]:
+    """Some of the factors of some channels."""
+    return [factors.load(channel + channels * i, count) for i in which]
+
+
+def store_factors(
+    k: Emitter, factors: Pointer, channels: Value, channel: Value, values: dict[int, Value]
+) -> None:
+    """Write some factors of a channel."""
+    for index, value in values.items():
+        factors.store(channel + channels * index, k.convert(value, factors.type))
+
+
+# --- rows
+
+
+def over_rows(
+    k: Emitter,
+    rows: tuple[Number, Number],
+    channels: Value,
+    kind: ir.Type,
+    visit: Callable[[Value, Value, int], None],
+) -> None:
+    """`visit(row, channel, lanes)` for all channels of all rows."""
+    with k.loop(*rows) as row:
+        k.vector_loops(0, channels, shrinking(line_lanes(kind)), lambda c, n: visit(row, c, n))
+
+
+def apply_to_rows(
+    k: Emitter,
+    rows: tuple[Number, Number],
+    channels: Value,
+    x: Rows,
+    y: Rows,
+    factors: Pointer,
+    more: Rows | None = None,
+    *,
+    relu: bool = False,
+) -> None:
+    """y = (x - mean) * factor + shift, and what follows."""
+
+    def visit(row: Value, channel: Value, count: int) -> None:
+        mean, factor, shift = factors_of(factors, channels, channel, range(3), count)
+        value = k.fma(x.load(row, channel, count) - mean, factor, shift)
+        if more is not None:
+            value = value + more.load(row, channel, count)
+        y.store(row, channel, maximum(k, value, 0.0) if relu else value)
+
+    over_rows(k, rows, channels, factors.type, visit)
+
+
+def gradient_of_rows(
+    k: Emitter,
+    rows: tuple[Number, Number],
+    channels: Value,
+    g: Rows,
+    x: Rows,
+    dx: Rows,
+    factors: Pointer,
+    given: Pointer | None = None,
+) -> None:
+    """dx = f * g - a - (x - mean) * b; `given` has the factors of the forward pass with a relu."""
+
+    def visit(row: Value, channel: Value, count: int) -> None:
+        f, a, b, mean = factors_of(factors, channels, channel, range(FACTORS), count)
+        centred = x.load(row, channel, count) - mean
+        slope = g.load(row, channel, count)
+        if given is not None:
+            slope = masked(k, slope, centred, (f, given.load(channel + channels * SHIFT, count)))
+        dx.store(row, channel, k.fma(slope, f, -k.fma(centred, b, a)))
+
+    over_rows(k, rows, channels, factors.type, visit)
+
+
+# --- planes
+
+
+def over_plane(k: Emitter, count: Value, kind: ir.Type, body: Callable[[Value, int], None]) -> None:
+    """`body(index, lanes)` over the elements of a plane, several vectors at a time."""
+    lanes = natural_lanes(kind)
+    step = lanes * VECTORS_TOGETHER
+    whole = count // step * step
+    with k.loop(0, whole, step) as index:
+        for i in range(VECTORS_TOGETHER):
+            body(index + i * lanes, lanes)
+    k.vector_loops(whole, count, shrinking(lanes), body)
+
+
+def apply_to_plane(
+    k: Emitter,
+    pixels: Value,
+    x: ElementPointer,
+    y: ElementPointer,
+    factors: list[Value],
+    more: ElementPointer | None = None,
+    *,
+    relu: bool = False,
+) -> None:
+    """y = (x - mean) * factor + shift, and what follows."""
+    mean, factor, shift = (k.convert(each, x.computed) for each in factors)
+
+    def body(index: Value, count: int) -> None:
+        value = k.fma(x.load(index, count) - mean, factor, shift)
+        if more is not None:
+            value = value + more.load(index, count)
+        y.store(index, maximum(k, value, 0.0) if relu else value)
+
+    over_plane(k, pixels, x.computed, body)
+
+
+def gradient_of_plane(
+    k: Emitter,
+    pixels: Value,
+    planes: list[ElementPointer],
+    factors: list[Value],
+    mask: tuple[Value, Value] | None = None,
+) -> None:
+    """dx = f * g - a - (x - mean) * b, for the planes of g, x and dx."""
+    g, x, dx = planes
+    f, a, b, mean = (k.convert(each, x.computed) for each in factors)
+
+    def body(index: Value, count: int) -> None:
+        centred = x.load(index, count) - mean
+        slope = masked(k, g.load(index, count), centred, mask)
+        dx.store(index, k.fma(slope, f, -k.fma(centred, b, a)))
+
+    over_plane(k, pixels, x.computed, body)
+
+
+SUMS = 3
+"""Numbers for each channel of a block: two sums, and what x is less in them."""
+_MOST_ROWS = 1024
+"""Rows of an image that is not cut, because its height is odd, at most."""
+
+
+def rows_of_image(height: int, width: int) -> int | None:
+    """How many rows of pixels of an image make a block, so that all blocks are alike: an even
+    number, or all of them. None if there is no such number.
+
+    >>> rows_of_image(32, 32), rows_of_image(7, 7), rows_of_image(149, 149)
+    (8, 7, None)
+    """
+    if height * width <= BLOCK_ROWS:
+        return height
+    even = [n for n in range(2, height + 1, 2) if height % n == 0]
+    within = [n for n in even if n * width <= BLOCK_ROWS] or even[:1]
+    if within:
+        return within[-1]
+    return height if height * width <= _MOST_ROWS else None
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """What the sums of a gradient take besides it: the x that was normalised, and its means.
+
+    `more` is added to the gradient first. It is 0 where a relu let nothing through: where `y`, its
+    result, is not positive, or, by the factors that are `given`, what it was given. If it `writes`,
+    that takes the place of the gradient.
+    """
+
+    x: Rows
+    means: Pointer
+    more: Rows | None
+    y: Rows | None
+    given: Pointer | None
+    writes: bool
+
+    def terms(self, k: Emitter, values: Rows, channels: Value) -> Prepare:
+        """The gradient, and its product with x less the mean."""
+
+        def prepare(channel: Value, count: int) -> OfRow:
+            mean = self.means.load(channel, count)
+            factors = None
+            if self.given is not None:
+                which = range(FACTOR, SHIFT + 1)
+                factor, shift = factors_of(self.given, channels, channel, which, count)
+                factors = factor, shift
+
+            def of_row(row: Value) -> Terms:
+                centred = self.x.load(row, channel, count) - mean
+                slope = values.load(row, channel, count)
+                if self.more is not None:
+                    slope = slope + self.more.load(row, channel, count)
+                slope = masked(k, slope, centred, factors)
+                if self.y is not None:
+                    slope = k.select(self.y.load(row, channel, count) > 0.0, slope, 0.0)
+                if self.writes:
+                    values.store(row, channel, slope)
+                return slope, slope, centred
+
+            return of_row
+
+        return prepare
+
+
+@dataclass(frozen=True)
+class BlockSums:
+    """Rows of channels, and the two sums of each block of them: of x less the first row of the
+    block and of the square of that, or those of a gradient."""
+
+    values: Rows
+    rows: Integer
+    channels: Integer
+    length: Integer
+    """Rows in a block; the last may have fewer."""
+    partial: Pointer
+    slopes: Slopes | None
+    known: int
+    """The number of channels, where code is made for so many; else 0."""
+
+    def with_channels(self, count: int) -> BlockSums:
+        """The same, if it is known when code is written how many there are."""
+        return replace(self, channels=self.partial.k.constant(count, I64), known=count)
+
+    @property
+    def blocks(self) -> Value:
+        """How many there are."""
+        return (self.rows + self.length - 1) // self.length
+
+    @property
+    def others(self) -> list[Pointer]:
+        """Where the images are that are read besides the values."""
+        if self.slopes is None:
+            return []
+        images = (self.slopes.x, self.slopes.more, self.slopes.y)
+        return [image.base.place for image in images if image is not None]
+
+    @property
+    def width(self) -> Value:
+        """What a block has in `partial`: two sums of each channel, and the rows they are less."""
+        return self.channels * SUMS
+
+    def add_up(self, k: Emitter, block: Value) -> None:
+        """The sums of one block."""
+        first = block * self.length
+        last = k.minimum(first + self.length, self.rows)
+        place = self.partial.at(block * self.width)
+        if self.slopes is not None:
+            terms = self.slopes.terms(k, self.values, self.channels)
+            column_sums(k, place, (first, last), self.channels, terms, self.known)
+            return
+        pivots = place.at(self.channels * 2)
+
+        def keep(channel: Value, count: int) -> None:
+            pivots.store(channel, finite_or_zero(k, self.values.load(first, channel, count)))
+
+        k.vector_loops(0, self.channels, shrinking(line_lanes(place.type)), keep)
+        terms = pivoted_rows(self.values, pivots.load)
+        column_sums(k, place, (first, last), self.channels, terms, self.known)
+
+    def total(self, k: Emitter, totals: Pointer) -> tuple[Value, Value]:
+        """This worker's channels; their sums over all blocks go to `totals`, in float64.
+
+        Those of x become sums of x less its first row.
+        """
+        lanes = 4 * natural_lanes(self.partial.type)
+        begin, end = k.part_range(self.channels, lanes)
+
+        def add_up(channel: Value, count: int) -> None:
+            if self.slopes is None:
+                self._total_from_pivots(k, totals, channel, count)
+                return
+            for place in (channel, channel + self.channels):
+                total = block_total(k, self.partial, place, count, self.blocks, self.width)
+                totals.store(place, total)
+
+        k.vector_loops(begin, end, shrinking(lanes), add_up)
+        return begin, end
+
+    def pivot(self, k: Emitter, block: Number, channel: Value, count: int = 1) -> Value:
+        """What was taken from the rows of a block, in float64."""
+        place = self.width * block + self.channels * 2 + channel
+        return k.convert(self.partial.load(place, count), F64)
+
+    def _total_from_pivots(self, k: Emitter, totals: Pointer, channel: Value, count: int) -> None:
+        common = self.pivot(k, 0, channel, count)
+        one, two = (k.variable(0.0, common.type) for _ in range(2))
+        with k.loop(0, self.blocks) as block:
+            length = k.convert(k.minimum(self.length, self.rows - block * self.length), F64)
+            place = block * self.width + channel
+            a = k.convert(self.partial.load(place, count), F64)
+            b = k.convert(self.partial.load(place + self.channels, count), F64)
+            # From this block's pivot to the common one: less d more.
+            d = self.pivot(k, block, channel, count) - common
+            one.value = one.value + (a + d * length)
+            two.value = two.value + (b + d * (a * 2.0 + d * length))
+        totals.store(channel, one.value)
+        totals.store(channel + self.channels, two.value)
+
+
+@native_kernel
+def sums_of_blocks(k: Emitter, sums: BlockSums) -> None:
+    """The sums of all blocks."""
+    with k.loop(*k.part_range(sums.blocks)) as block:
+        sums.add_up(k, block)

@@ -1,0 +1,261 @@
+"""Elementwise ONNX operators: arithmetic, comparison, unary functions and activations."""
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from caldera import op
+from caldera.compiler.lazy import Expr
+from caldera.core.tensor.dtype import HALVES, bool_, float32, is_float
+from caldera.onnx.operators.registry import Value, axis_of, evaluated, laid_along, operator
+
+
+def _binary(function: Any) -> Any:
+    def translate(a: Value, b: Value, *, axis: int | None = None, broadcast: int = 0) -> Expr:
+        return function(a, laid_along(a, b, axis, broadcast))
+
+    return translate
+
+
+operator("Add")(_binary(op.add))
+operator("Sub")(_binary(op.sub))
+operator("Mul")(_binary(op.mul))
+
+
+def _quotient(a: Value, b: Value) -> Expr:
+    """Integers are divided towards zero."""
+    if is_float(a.dtype):
+        return op.div(a, b)
+    down = op.floor_div(a, b)
+    inexact = op.not_equal(op.mul(down, b), a)
+    is_negative = op.less(down, 0)
+    return op.where(op.logical_and(inexact, is_negative), op.add(down, 1), down)
+
+
+operator("Div")(_binary(_quotient))
+
+
+@operator("Mod")
+def mod(a: Value, b: Value, *, fmod: int = 0) -> Expr:
+    """The remainder, with the sign of the divisor, or with `fmod` that of the dividend."""
+    if not fmod:
+        return op.mod(a, b)
+    size = op.mod(op.abs(a), op.abs(b))
+    return op.where(op.less(a, 0), op.neg(size), size)
+
+
+@operator("Pow")
+def power(a: Value, b: Value, *, axis: int | None = None, broadcast: int = 0) -> Expr:
+    """a to the power of b, in the dtype of a."""
+    return op.cast(op.pow(a, laid_along(a, b, axis, broadcast)), a.dtype)
+
+
+def _of_all(function: Any) -> Any:
+    def translate(*values: Value) -> Expr:
+        return op.cast(reduce(function, values), values[0].dtype)
+
+    return translate
+
+
+operator("Sum")(_of_all(op.add))
+operator("Max")(_of_all(op.maximum))
+operator("Min")(_of_all(op.minimum))
+
+
+@operator("Mean")
+def mean(*values: Value) -> Expr:
+    """The mean of several tensors."""
+    return op.div(reduce(op.add, values), len(values))
+
+
+@operator("Clip")
+def clip(x: Value, min: Value = None, max: Value = None) -> Value:
+    """x, but at least `min` and at most `max`, and that even where `min` is the larger."""
+    if min is None and max is None:
+        return x
+    return op.cast(op.clip(x, min, max), x.dtype)
+
+
+@evaluated("BitShift")
+def bit_shift(x: np.ndarray, y: np.ndarray, *, direction: str) -> np.ndarray:
+    """Bits moved to the left or to the right."""
+    return np.left_shift(x, y) if direction == "LEFT" else np.right_shift(x, y)
+
+
+evaluated("BitwiseAnd")(lambda a, b: np.bitwise_and(a, b))
+evaluated("BitwiseOr")(lambda a, b: np.bitwise_or(a, b))
+evaluated("BitwiseXor")(lambda a, b: np.bitwise_xor(a, b))
+evaluated("BitwiseNot")(lambda a: np.bitwise_not(a))
+
+
+def _same_dtype(function: Any) -> Any:
+    return lambda x: op.cast(function(x), x.dtype)
+
+
+for _name, _function in {
+    "Abs": op.abs,
+    "Neg": op.neg,
+    "Sign": op.sign,
+    "Exp": op.exp,
+    "Log": op.log,
+    "Sqrt": op.sqrt,
+    "Reciprocal": op.reciprocal,
+    "Floor": op.floor,
+    "Ceil": op.ceil,
+    "Round": op.round,
+    "Sin": op.sin,
+    "Cos": op.cos,
+    "Tan": op.tan,
+    "Asin": op.asin,
+    "Acos": op.acos,
+    "Atan": op.atan,
+    "Sinh": op.sinh,
+    "Cosh": op.cosh,
+    "Tanh": op.tanh,
+    "Asinh": op.asinh,
+    "Acosh": op.acosh,
+    "Atanh": op.atanh,
+    "Erf": op.erf,
+    "Sigmoid": op.sigmoid,
+}.items():
+    operator(_name)(_same_dtype(_function))
+
+
+for _logic_name, _logic_function in (
+    ("And", op.logical_and),
+    ("Or", op.logical_or),
+    ("Xor", op.logical_xor),
+    ("Less", op.less),
+    ("LessOrEqual", op.less_equal),
+    ("Greater", op.greater),
+    ("GreaterOrEqual", op.greater_equal),
+):
+    operator(_logic_name)(_binary(_logic_function))
+
+operator("Equal", numpy=np.equal)(_binary(op.equal))
+operator("Not")(lambda x: op.logical_not(x))
+operator("IsNaN")(lambda x: op.isnan(x))
+
+
+@operator("IsInf")
+def is_inf(x: Value, *, detect_negative: int = 1, detect_positive: int = 1) -> Expr:
+    """Whether it is infinite, on the sides that count."""
+    above = op.equal(x, np.inf) if detect_positive else _never(x)
+    below = op.equal(x, -np.inf) if detect_negative else _never(x)
+    return op.logical_or(above, below)
+
+
+def _never(x: Value) -> Expr:
+    return op.broadcast(op.cast(False, bool_), x.shape)
+
+
+@operator("Where", moves=True)
+def where(condition: Value, a: Value, b: Value) -> Expr:
+    """a where the condition is true, b elsewhere."""
+    return op.where(condition, a, b)
+
+
+operator("Relu")(lambda x: op.relu(x))
+operator("Softplus")(lambda x: op.softplus(x))
+operator("HardSwish")(lambda x: op.hard_swish(x))
+operator("Softsign")(lambda x: op.softsign(x))
+operator("Mish")(lambda x: op.mish(x))
+
+
+@operator("LeakyRelu")
+def leaky_relu(x: Value, *, alpha: float = 0.01) -> Expr:
+    """x above 0, alpha x below."""
+    return op.leaky_relu(x, alpha)
+
+
+@operator("PRelu")
+def prelu(x: Value, slope: Value, *, opset: int) -> Expr:
+    """x above 0, slope x below; before version 7 the slope was one number a channel."""
+    if opset < 7 and len(slope.shape) == 1:
+        slope = op.reshape(slope, (-1, *(1,) * (len(x.shape) - 2)))
+    return op.where(op.less(x, 0), op.mul(x, slope), x)
+
+
+@operator("Elu")
+def elu(x: Value, *, alpha: float = 1.0) -> Expr:
+    """x above 0, alpha (exp(x) - 1) below."""
+    return op.elu(x, alpha)
+
+
+@operator("Celu")
+def celu(x: Value, *, alpha: float = 1.0) -> Expr:
+    """max(0, x) + min(0, alpha (exp(x / alpha) - 1))."""
+    return op.mul(op.elu(op.div(x, alpha)), alpha)
+
+
+@operator("Selu")
+def selu(x: Value, *, alpha: float = 1.6732631921768188, gamma: float = 1.0507010221481323) -> Expr:
+    """gamma times elu."""
+    return op.mul(op.elu(x, alpha), gamma)
+
+
+@operator("ThresholdedRelu")
+def thresholded_relu(x: Value, *, alpha: float = 1.0) -> Expr:
+    """x above alpha, 0 below."""
+    return op.where(op.greater(x, alpha), x, 0.0)
+
+
+@operator("HardSigmoid")
+def hard_sigmoid(x: Value, *, alpha: float = 0.2, beta: float = 0.5) -> Expr:
+    """alpha x + beta, kept between 0 and 1."""
+    return op.clip(op.add(op.mul(x, alpha), beta), 0.0, 1.0)
+
+
+@operator("Gelu")
+def gelu(x: Value, *, approximate: str = "none") -> Expr:
+    """x times the probability that a normal number lies below it."""
+    return op.gelu(x, approximate == "tanh")
+
+
+@operator("Swish")
+def swish(x: Value, *, alpha: float = 1.0) -> Expr:
+    """x sigmoid(alpha x)."""
+    return op.mul(x, op.sigmoid(op.mul(x, alpha)))
+
+
+@operator("SwiGLU")
+def swiglu(gate: Value, x: Value, *, alpha: float = 1.0) -> Expr:
+    """x times the swish of its gate."""
+    return op.mul(swish(gate, alpha=alpha), x)
+
+
+@operator("Shrink")
+def shrink(x: Value, *, bias: float = 0.0, lambd: float = 0.5) -> Expr:
+    """x moved towards 0 by the bias where it lies outside of lambd, 0 inside."""
+    inner = op.where(op.less(x, -lambd), op.add(x, bias), 0)
+    return op.cast(op.where(op.greater(x, lambd), op.sub(x, bias), inner), x.dtype)
+
+
+def _along_axis(function: Any) -> Any:
+    def translate(x: Value, *, axis: int | None = None, opset: int) -> Expr:
+        wide = op.cast(x, float32) if x.dtype in HALVES else x
+        if opset >= 13:
+            return op.cast(function(wide, -1 if axis is None else axis), x.dtype)
+        # Before, it is taken over all axes from this one on.
+        first = axis_of(1 if axis is None else axis, len(x.shape))
+        rows = op.reshape(wide, (math.prod(x.shape[:first]), math.prod(x.shape[first:])))
+        return op.cast(op.reshape(function(rows, 1), x.shape), x.dtype)
+
+    return translate
+
+
+def _hardmax(x: Value, axis: int) -> Expr:
+    position = axis_of(axis, len(x.shape))
+    chosen = op.one_hot(op.argmax(x, position), x.shape[position], x.dtype)
+    order = list(range(len(x.shape) - 1))
+    order.insert(position, len(x.shape) - 1)
+    return op.transpose(chosen, order)
+
+
+operator("Softmax")(_along_axis(op.softmax))
+operator("LogSoftmax")(_along_axis(op.log_softmax))
+operator("Hardmax")(_along_axis(_hardmax))

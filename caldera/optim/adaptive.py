@@ -1,0 +1,262 @@
+"""Adaptive optimizers: Adagrad, Adadelta, RMSProp, and Adam with its variants.
+
+| optimizer | reference |
+|---|---|
+| Adagrad | Duchi, Hazan and Singer, 2011 |
+| Adadelta | Zeiler, 2012 |
+| RMSProp | Hinton, 2012; the centred form is that of Graves, 2013 |
+| Adam, Adamax | Kingma and Ba, 2015 |
+| AdamW | Loshchilov and Hutter, 2019 |
+| Nadam | Dozat, 2016 |
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Unpack
+
+from caldera import op
+from caldera.compiler.lazy import Expr
+from caldera.optim._base import Optimizer, Options, Rate, State, optimizers
+from caldera.optim.parameter_groups import Decay, Decoupled
+from caldera.optim.schedule import require_fraction
+
+
+@optimizers.register("adagrad")
+class Adagrad(Optimizer):
+    """Steps divided by the root of the sum of all squared gradients so far.
+
+    >>> import caldera as cd
+    >>> from caldera import op, optim
+    >>> x = op.var("x", (), fill=cd.constant(3.0))
+    >>> _ = optim.Adagrad(0.5).minimize(x ** 2, [x], steps=1)
+    >>> x.numpy().item()
+    2.5
+    """
+
+    keeps = ("square",)
+
+    def __init__(
+        self,
+        learning_rate: Rate = 0.01,
+        *,
+        epsilon: float = 1e-10,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(learning_rate, **options)
+        self.epsilon = epsilon
+
+    def update(
+        self, parameter: Expr, gradient: Expr, state: State, rate: Expr, step: Expr
+    ) -> tuple[Expr, State]:
+        square = state["square"] + op.square(gradient)
+        new = parameter - rate * gradient / (op.sqrt(square) + self.epsilon)
+        return new, {"square": square}
+
+
+@optimizers.register("adadelta")
+class Adadelta(Optimizer):
+    """Steps as large as recent ones were, for gradients as large as recent ones were.
+
+    The rule finds its own step size: a learning rate of 1 leaves it as published.
+
+    >>> import caldera as cd
+    >>> from caldera import op, optim
+    >>> x = op.var("x", (), fill=cd.constant(3.0))
+    >>> _ = optim.Adadelta(epsilon=1e-2).minimize(x ** 2, [x], steps=1)
+    >>> round(x.numpy().item(), 3)
+    2.684
+    """
+
+    keeps = ("square", "moved")
+
+    def __init__(
+        self,
+        learning_rate: Rate = 1.0,
+        *,
+        smoothing: float = 0.9,
+        epsilon: float = 1e-6,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(learning_rate, **options)
+        require_fraction("Adadelta", "smoothing", smoothing)
+        self.smoothing = smoothing
+        self.epsilon = epsilon
+
+    def update(
+        self, parameter: Expr, gradient: Expr, state: State, rate: Expr, step: Expr
+    ) -> tuple[Expr, State]:
+        square = self._smoothed(state["square"], op.square(gradient))
+        size = op.sqrt(state["moved"] + self.epsilon) / op.sqrt(square + self.epsilon)
+        change = size * gradient
+        moved = self._smoothed(state["moved"], op.square(change))
+        return parameter - rate * change, {"square": square, "moved": moved}
+
+    def _smoothed(self, old: Expr, new: Expr) -> Expr:
+        return self.smoothing * old + (1 - self.smoothing) * new
+
+
+@optimizers.register("rmsprop")
+class RMSProp(Optimizer):
+    """Steps divided by the root of a running mean of the squared gradients.
+
+    `centered` divides by the running deviation instead; `momentum` sums up the divided gradients.
+
+    >>> import caldera as cd
+    >>> from caldera import op, optim
+    >>> x = op.var("x", (), fill=cd.constant(3.0))
+    >>> _ = optim.RMSProp(0.01).minimize(x ** 2, [x], steps=1)
+    >>> round(x.numpy().item(), 5)
+    2.9
+    """
+
+    def __init__(
+        self,
+        learning_rate: Rate = 0.01,
+        *,
+        smoothing: float = 0.99,
+        momentum: float = 0.0,
+        centered: bool = False,
+        epsilon: float = 1e-8,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(learning_rate, **options)
+        require_fraction("RMSProp", "smoothing", smoothing)
+        require_fraction("RMSProp", "momentum", momentum)
+        self.smoothing = smoothing
+        self.momentum = momentum
+        self.centered = centered
+        self.epsilon = epsilon
+        self.keeps = (
+            "square",
+            *(("mean",) if centered else ()),
+            *(("velocity",) if momentum else ()),
+        )
+
+    def update(
+        self, parameter: Expr, gradient: Expr, state: State, rate: Expr, step: Expr
+    ) -> tuple[Expr, State]:
+        square = self._smoothed(state["square"], op.square(gradient))
+        kept = {"square": square}
+        spread = square
+        if self.centered:
+            kept["mean"] = self._smoothed(state["mean"], gradient)
+            # A variance, which rounding must not take below zero.
+            spread = op.maximum(square - op.square(kept["mean"]), 0.0)
+        direction = gradient / (op.sqrt(spread) + self.epsilon)
+        if self.momentum:
+            direction = kept["velocity"] = self.momentum * state["velocity"] + direction
+        return parameter - rate * direction, kept
+
+    def _smoothed(self, old: Expr, new: Expr) -> Expr:
+        return self.smoothing * old + (1 - self.smoothing) * new
+
+
+@optimizers.register("adam")
+class Adam(Optimizer):
+    """Steps scaled by running means of the gradient and of its square, corrected for their start.
+
+    >>> import caldera as cd
+    >>> from caldera import op, optim
+    >>> x = op.var("x", (), fill=cd.constant(3.0))
+    >>> _ = optim.Adam(0.1).minimize(x ** 2, [x], steps=1)
+    >>> round(x.numpy().item(), 5)
+    2.9
+    """
+
+    keeps = ("mean", "square")
+
+    def __init__(
+        self,
+        learning_rate: Rate = 1e-3,
+        *,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(learning_rate, **options)
+        require_fraction(type(self).__name__, "beta1", beta1)
+        require_fraction(type(self).__name__, "beta2", beta2)
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.epsilon = epsilon
+
+    def update(
+        self, parameter: Expr, gradient: Expr, state: State, rate: Expr, step: Expr
+    ) -> tuple[Expr, State]:
+        direction, kept = self.direction(gradient, state, step)
+        return parameter - rate * direction, kept
+
+    def direction(self, gradient: Expr, state: State, step: Expr) -> tuple[Expr, State]:
+        """The step for a rate of 1, and the new state."""
+        mean = self.beta1 * state["mean"] + (1 - self.beta1) * gradient
+        square = self.beta2 * state["square"] + (1 - self.beta2) * op.square(gradient)
+        size = op.sqrt(square) * op.sqrt(_correction(self.beta2, step)) + self.epsilon
+        return mean * _correction(self.beta1, step) / size, {"mean": mean, "square": square}
+
+
+@optimizers.register("adamw")
+class AdamW(Adam):
+    """Adam with decoupled weight decay: w also shrinks by rate * weight_decay * w at each step.
+
+    >>> import caldera as cd
+    >>> from caldera import op, optim
+    >>> x = op.var("x", (), fill=cd.constant(3.0))
+    >>> _ = optim.AdamW(0.1, weight_decay=0.5).minimize(x ** 2, [x], steps=1)
+    >>> round(x.numpy().item(), 5)
+    2.75
+    """
+
+    usual_decay: ClassVar[type[Decay]] = Decoupled
+    usual_strength: ClassVar[float] = 0.01
+
+
+@optimizers.register("nadam")
+class Nadam(Adam):
+    """Adam with Nesterov's momentum: the mean of the gradients is looked at one step ahead.
+
+    >>> import caldera as cd
+    >>> from caldera import op, optim
+    >>> x = op.var("x", (), fill=cd.constant(3.0))
+    >>> _ = optim.Nadam(0.1).minimize(x ** 2, [x], steps=1)
+    >>> round(x.numpy().item(), 5)
+    2.85263
+    """
+
+    def direction(self, gradient: Expr, state: State, step: Expr) -> tuple[Expr, State]:
+        mean = self.beta1 * state["mean"] + (1 - self.beta1) * gradient
+        square = self.beta2 * state["square"] + (1 - self.beta2) * op.square(gradient)
+        size = op.sqrt(square) * op.sqrt(_correction(self.beta2, step)) + self.epsilon
+        ahead = self.beta1 * _correction(self.beta1, step + 1)
+        here = (1 - self.beta1) * _correction(self.beta1, step)
+        return (ahead * mean + here * gradient) / size, {"mean": mean, "square": square}
+
+
+@optimizers.register("adamax")
+class Adamax(Adam):
+    """Adam with the largest recent gradient in place of the root of the mean square.
+
+    >>> import caldera as cd
+    >>> from caldera import op, optim
+    >>> x = op.var("x", (), fill=cd.constant(3.0))
+    >>> _ = optim.Adamax(0.1).minimize(x ** 2, [x], steps=1)
+    >>> round(x.numpy().item(), 5)
+    2.9
+    """
+
+    keeps = ("mean", "largest")
+
+    def direction(self, gradient: Expr, state: State, step: Expr) -> tuple[Expr, State]:
+        mean = self.beta1 * state["mean"] + (1 - self.beta1) * gradient
+        largest = op.maximum(self.beta2 * state["largest"], op.abs(gradient) + self.epsilon)
+        return mean * _correction(self.beta1, step) / largest, {"mean": mean, "largest": largest}
+
+
+def _correction(beta: float, step: Expr) -> Expr | float:
+    """1 / (1 - beta ** step): what a running mean that began at 0 lacks.
+
+    Written so that float32 does not cancel in the first steps. It is one number a step, so that a
+    parameter's elements are multiplied and not divided.
+    """
+    return op.reciprocal(-op.expm1(step * math.log(beta))) if beta else 1.0

@@ -1,0 +1,187 @@
+"""Parameter groups with their own learning rate and weight decay, and weight decay rules."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from glob import escape
+from typing import Any, ClassVar
+
+from caldera import op
+from caldera.base.configurable import Configurable, Family
+from caldera.compiler.lazy import Expr, Variable
+from caldera.errors import ConfigError
+from caldera.optim.sharding import whole_of
+
+Match = str | Variable
+
+
+@dataclass(frozen=True, eq=False)
+class Group(Configurable):
+    """The parameters that `match`: a name pattern, a variable, or a list of such.
+
+    A pattern (with *, ? and [...]) must fit the whole name or the end of it after a slash: "bias"
+    is every bias, "head/*" all that is in the layer named head. Their learning rate is multiplied
+    by `learning_rate_factor`; `weight_decay`, if given, replaces the strength of the optimizer's.
+    A parameter belongs to the first group that matches it.
+
+    >>> import caldera as cd
+    >>> from caldera import op, optim
+    >>> w = op.var("dense/weight", (), fill=cd.one())
+    >>> b = op.var("dense/bias", (), fill=cd.one())
+    >>> descent = optim.SGD(0.25, groups=[optim.Group("bias", learning_rate_factor=2.0)])
+    >>> _ = descent.minimize(w + b, [w, b], steps=1)
+    >>> w.numpy().item(), b.numpy().item()
+    (0.75, 0.5)
+    """
+
+    match: Match | Sequence[Match]
+    learning_rate_factor: float = 1.0
+    weight_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(each, str | Variable) for each in self._matches()):
+            raise ConfigError.build(
+                "Group",
+                expected="match= a name pattern, a variable or a list of them",
+                got=repr(self.match),
+            )
+        if not 0 <= self.learning_rate_factor < math.inf:
+            raise ConfigError.build(
+                "Group",
+                expected="a learning rate factor of 0 or more",
+                got=f"{self.learning_rate_factor}",
+            )
+
+    def _matches(self) -> Sequence[Match]:
+        return [self.match] if isinstance(self.match, str | Variable) else self.match
+
+    def holds(self, variable: Variable) -> bool:
+        """Whether the variable belongs to this group."""
+        for each in self._matches():
+            if isinstance(each, Variable):
+                if each is variable:
+                    return True
+            elif fnmatchcase(variable.name, each) or fnmatchcase(variable.name, f"*/{each}"):
+                return True
+        return False
+
+    def arguments(self) -> dict[str, Any]:
+        """As they were given, but with names in the place of variables: files hold names."""
+        names = [each if isinstance(each, str) else escape(each.name) for each in self._matches()]
+        return super().arguments() | {"match": names}
+
+
+groups: Family[Group] = Family("group", Group)
+groups.register("group")(Group)
+
+
+def assign_groups(
+    where: str, groups: Sequence[Group], variables: Sequence[Variable]
+) -> dict[Variable, Group]:
+    """The group of each variable that is in one; a group that gets no variable is an error."""
+    found: dict[Variable, Group] = {}
+    for variable in variables:
+        group = next((each for each in groups if each.holds(whole_of(variable))), None)
+        if group is not None:
+            found[variable] = group
+    for group in groups:
+        if group not in found.values():
+            raise ConfigError.build(
+                where,
+                expected=f"a parameter for the group {group.match!r}",
+                got="only " + ", ".join(variable.name for variable in variables),
+                hint="mend the pattern; a parameter belongs to the first group that matches it",
+            )
+    return found
+
+
+@dataclass(frozen=True)
+class Decay(Configurable, ABC):
+    """A pull of some strength; a new one writes `pull`.
+
+    A coupled pull is added to the gradient, as the slope of a penalty would be, and goes through
+    whatever the optimizer does to gradients. One that is not is a step of its own, of size rate *
+    pull, beside that of the gradient (Loshchilov and Hutter, 2019).
+
+    >>> from dataclasses import dataclass
+    >>> from caldera import op, optim
+    >>> @dataclass(frozen=True)
+    ... class Cauchy(optim.Decay):
+    ...     def pull(self, parameter):
+    ...         return self.strength * parameter / (1.0 + op.square(parameter))
+    >>> descent = optim.SGD(0.1, decay=Cauchy(1e-3))
+    """
+
+    strength: float
+
+    coupled: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.strength < math.inf:
+            raise ConfigError.build(
+                type(self).__name__, expected="a strength of 0 or more", got=f"{self.strength}"
+            )
+
+    @abstractmethod
+    def pull(self, parameter: Expr) -> Expr:
+        """The slope that pulls a parameter towards zero."""
+
+
+decays: Family[Decay] = Family("decay", Decay)
+
+
+@decays.register("l2")
+@dataclass(frozen=True)
+class L2(Decay):
+    """Adds strength * w to the gradient: the slope of the penalty strength / 2 * sum(w ** 2).
+
+    >>> import caldera as cd
+    >>> from caldera import op, optim
+    >>> x = op.var("x", (), fill=cd.constant(2.0))
+    >>> _ = optim.SGD(0.5, decay=optim.L2(0.5)).minimize(0.0 * x, [x], steps=1)
+    >>> x.numpy().item()
+    1.5
+    """
+
+    def pull(self, parameter: Expr) -> Expr:
+        return self.strength * parameter
+
+
+@decays.register("l1")
+@dataclass(frozen=True)
+class L1(Decay):
+    """Adds strength * sign(w) to the gradient: the slope of the penalty strength * sum(|w|).
+
+    >>> import caldera as cd
+    >>> from caldera import op, optim
+    >>> x = op.var("x", (), fill=cd.constant(-2.0))
+    >>> _ = optim.SGD(0.5, decay=optim.L1(0.5)).minimize(0.0 * x, [x], steps=1)
+    >>> x.numpy().item()
+    -1.75
+    """
+
+    def pull(self, parameter: Expr) -> Expr:
+        return self.strength * op.sign(parameter)
+
+
+@decays.register("decoupled")
+@dataclass(frozen=True)
+class Decoupled(Decay):
+    """Makes w smaller by rate * strength * w, whatever the optimizer does to the gradient.
+
+    >>> import caldera as cd
+    >>> from caldera import op, optim
+    >>> x = op.var("x", (), fill=cd.constant(2.0))
+    >>> _ = optim.Adam(0.5, decay=optim.Decoupled(0.5)).minimize(0.0 * x, [x], steps=1)
+    >>> x.numpy().item()
+    1.5
+    """
+
+    coupled: ClassVar[bool] = False
+
+    def pull(self, parameter: Expr) -> Expr:
+        return self.strength * parameter

@@ -1,0 +1,288 @@
+"""Cost model of collectives, and of their overlap with computation.
+
+A message costs the latency and its bytes over the bandwidth. The messages of one rank leave
+sequentially, while it receives the same number. The bytes are those that communicators count (see
+`comm.algorithms`). A rank computes layer by layer, and one thread carries its messages
+sequentially.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+from caldera.comm.algorithms import ALLREDUCE
+from caldera.comm.algorithms.allreduce import WITHIN_A_MACHINE, core_ranks
+from caldera.comm.algorithms.rings import sides
+from caldera.errors import ConfigError
+from caldera.parallel.data.data_parallel import BUCKET_BYTES
+from caldera.parallel.data.sharded import gather_buckets
+from caldera.parallel.data.sums import bucket_indices
+from caldera.parallel.planner.cluster import Cluster, Wire
+from caldera.parallel.planner.stages import Gradient
+from caldera.parallel.planner.workload import Workload
+
+ALGORITHMS = tuple(name for name in ALLREDUCE if name not in WITHIN_A_MACHINE)
+"""Those that work between machines. What is quicker within one shows in what was measured there."""
+_QUICK = ("ring", "doubling", "halving", "torus", "hierarchical")
+"""What may be the quickest; the last needs several ranks on a machine."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds, and the bytes that the busiest rank sends meanwhile."""
+
+    seconds: float = 0.0
+    sent: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.seconds + other.seconds, self.sent + other.sent)
+
+    def times(self, factor: float) -> Cost:
+        """The same so many times."""
+        return Cost(self.seconds * factor, self.sent * factor)
+
+
+def reduce_scatter(nbytes: float, ranks: int, wire: Wire) -> Cost:
+    """Around a ring; each rank keeps its part of the sum.
+
+    >>> reduce_scatter(1e6, 4, Wire(0.0, 1e6)).seconds
+    0.75
+    """
+    sent = (ranks - 1) / ranks * nbytes
+    return Cost(wire.summed(sent, ranks - 1), sent)
+
+
+def allgather(nbytes: float, ranks: int, wire: Wire) -> Cost:
+    """Around a ring; `nbytes` is what each rank has in the end.
+
+    >>> allgather(1e6, 4, Wire(0.0, 1e6)).seconds
+    0.75
+    """
+    sent = (ranks - 1) / ranks * nbytes
+    return Cost(wire.seconds(sent, ranks - 1), sent)
+
+
+@lru_cache(maxsize=1 << 16)
+def allreduce(name: str, nbytes: float, ranks: int, cluster: Cluster, stride: int = 1) -> Cost:
+    """The sum over ranks that are `stride` apart, by the algorithm of that name.
+
+    "auto" is the quickest.
+
+    >>> allreduce("ring", 1e6, 4, Cluster(4, Wire(0.0, 1e6))).seconds
+    1.5
+    """
+    if name == "auto":
+        names = _QUICK if cluster.per_node > stride else _QUICK[:-1]
+        costs = [allreduce(each, nbytes, ranks, cluster, stride) for each in names]
+        return min(costs, key=lambda cost: cost.seconds)
+    if name not in ALGORITHMS:
+        raise ConfigError.build(
+            "allreduce", expected="one of " + ", ".join(["auto", *ALGORITHMS]), got=repr(name)
+        )
+    if ranks == 1 or not nbytes:
+        return Cost()
+    near = cluster.between(ranks, stride)
+    far = cluster.between(ranks, stride, neighbours=False)
+    # Around a ring a link carries one message at a time.
+    met = far.met() if ranks > 2 else far
+    if name == "hierarchical":
+        return _hierarchical(nbytes, ranks, cluster, stride)
+    if name == "torus":
+        return _torus(nbytes, ranks, near, far)
+    if name in ("doubling", "halving"):
+        return _doubling(nbytes, ranks, met) if name == "doubling" else _halving(nbytes, ranks, met)
+    if name == "master":
+        sent = (ranks - 1) * nbytes
+        return Cost(met.summed(sent, ranks - 1) + met.seconds(sent, ranks - 1), sent)
+    scatter = reduce_scatter(nbytes, ranks, met if name == "direct" else near)
+    return scatter + allgather(nbytes, ranks, near)
+
+
+def _torus(nbytes: float, ranks: int, near: Wire, far: Wire) -> Cost:
+    rows, columns = sides(ranks)
+    part = nbytes / columns
+    row = reduce_scatter(nbytes, columns, near) + allgather(nbytes, columns, near)
+    # The rings along columns all cross from machine to machine at once.
+    return row + reduce_scatter(part, rows, far) + allgather(part, rows, far)
+
+
+def _doubling(nbytes: float, ranks: int, wire: Wire) -> Cost:
+    core, extra = core_ranks(ranks)
+    steps = core.bit_length() - 1
+    folded = _folded(nbytes, extra, wire)
+    return Cost(steps * wire.summed(nbytes), steps * nbytes) + folded
+
+
+def _halving(nbytes: float, ranks: int, wire: Wire) -> Cost:
+    core, extra = core_ranks(ranks)
+    steps, part = core.bit_length() - 1, (core - 1) / core * nbytes
+    both = wire.summed(part, steps) + wire.seconds(part, steps)
+    return Cost(both, 2 * part) + _folded(nbytes, extra, wire)
+
+
+def _folded(nbytes: float, extra: int, wire: Wire) -> Cost:
+    """What ranks beyond a power of two add: they hand everything over before, and get it after."""
+    return Cost(wire.summed(nbytes) + wire.seconds(nbytes), nbytes) if extra else Cost()
+
+
+def _hierarchical(nbytes: float, ranks: int, cluster: Cluster, stride: int) -> Cost:
+    """To the first rank of a machine, around the machines, and back."""
+    together = min(ranks, max(1, cluster.per_node // stride))
+    inside = cluster.between(together, stride)
+    others = (together - 1) * nbytes
+    gathered = Cost(
+        inside.summed(others, together - 1) + inside.seconds(others, together - 1), others
+    )
+    machines = -(-ranks // together)
+    wire = cluster.between(ranks, stride)
+    ring = reduce_scatter(nbytes, machines, wire) + allgather(nbytes, machines, wire)
+    return gathered + ring
+
+
+@dataclass(frozen=True)
+class BucketCost:
+    """Gradients that share a message: how long is computed for it, since the one before or until
+    the next, the bytes, and which they are."""
+
+    seconds: float
+    nbytes: float
+    gradients: tuple[Gradient, ...] = ()
+
+
+CostOf = Callable[[BucketCost], Cost]
+
+
+def gradient_buckets(
+    workload: Workload,
+    seconds: float,
+    order: Sequence[int] | None = None,
+    sizes: Sequence[float] | None = None,
+    layers: range | None = None,
+    *,
+    bucket_bytes: int = BUCKET_BYTES,
+) -> list[BucketCost]:
+    """The messages of a backward pass, as strategies fill them, and what is computed after the
+    last of them.
+
+    `seconds` is what all layers of the model take together. `order` has the numbers of the
+    gradients that are exchanged, all of them if nothing is said; `sizes` the bytes of each, where
+    ranks have parts of it; `layers` are the numbers of those that a rank computes.
+    """
+    given = workload.gradients
+    chosen = workload.backward if order is None else order
+    nbytes = [each.nbytes for each in given] if sizes is None else sizes
+    done: dict[int, float] = {}
+    whole = 0.0
+    for number in reversed(range(len(workload.layers)) if layers is None else layers):
+        whole += seconds * workload.layers[number].weight
+        # When the backward pass has done with the layer.
+        done[number] = whole
+    found, now = [], 0.0
+    dtypes = tuple(each.dtype for each in given)
+    for bucket in _filled(tuple(map(round, nbytes)), dtypes, tuple(chosen), bucket_bytes):
+        ready = max(now, *(done.get(given[index].layer, whole) for index in bucket))
+        gradients = tuple(given[index] for index in bucket)
+        found.append(BucketCost(ready - now, sum(nbytes[index] for index in bucket), gradients))
+        now = ready
+    rest = whole - now
+    return [*found, BucketCost(rest, 0.0)] if rest > 0 else found
+
+
+@lru_cache(maxsize=1 << 12)
+def _filled(
+    nbytes: tuple[int, ...], dtypes: tuple[str, ...], order: tuple[int, ...], bucket_bytes: int
+) -> list[list[int]]:
+    return bucket_indices(nbytes, dtypes, order, bucket_bytes)
+
+
+def parameter_buckets(workload: Workload, seconds: float) -> list[BucketCost]:
+    """The messages by which a forward pass of sharded parameters gets these, and what is computed
+    before the first: each has the layers that are computed from there on to the next."""
+    given = workload.gradients
+    groups = gather_buckets(
+        [round(each.nbytes) for each in given], [each.dtype for each in given], BUCKET_BYTES
+    )
+    begun = [0.0]
+    for layer in workload.layers:
+        begun.append(begun[-1] + seconds * layer.weight)
+    starts, now = [], 0.0
+    for bucket in groups:
+        now = max(now, min(begun[given[index].layer] for index in bucket))
+        starts.append(now)
+    found = [BucketCost(starts[0], 0.0)] if starts and starts[0] else []
+    for bucket, (start, end) in zip(groups, pairwise([*starts, begun[-1]]), strict=True):
+        gradients = tuple(given[index] for index in bucket)
+        found.append(BucketCost(end - start, sum(each.nbytes for each in gradients), gradients))
+    return found or [BucketCost(begun[-1], 0.0)]
+
+
+def overlapped_sends(work: Sequence[BucketCost], cost: CostOf) -> float:
+    """When everything is computed and exchanged, if messages leave while the next is computed.
+
+    >>> from caldera.parallel.planner.communication_cost import Cost
+    >>> work = [BucketCost(1.0, 8.0), BucketCost(1.0, 8.0)]
+    >>> [overlapped_sends(work, lambda bucket: Cost(each)) for each in (0.5, 3.0)]
+    [2.5, 7.0]
+    """
+    now = free = 0.0
+    for bucket in work:
+        now += bucket.seconds
+        if bucket.nbytes:
+            free = max(free, now) + cost(bucket).seconds
+    return max(now, free)
+
+
+def waited_for(work: Sequence[BucketCost], cost: CostOf) -> float:
+    """When everything is computed, if each bucket needs a message, and all of them leave at once.
+
+    >>> from caldera.parallel.planner.communication_cost import Cost
+    >>> waited_for([BucketCost(1.0, 8.0), BucketCost(1.0, 8.0)], lambda bucket: Cost(0.5))
+    2.5
+    """
+    now = free = 0.0
+    for bucket in work:
+        if bucket.nbytes:
+            free += cost(bucket).seconds
+            now = max(now, free)
+        now += bucket.seconds
+    return now
+
+
+def prefetched_and_sent(work: Sequence[BucketCost], fetch: CostOf, send: CostOf) -> float:
+    """When all is done, if each bucket needs a message and sends one.
+
+    One message is fetched ahead: while a bucket computes, that of the next is on its way.
+
+    >>> from caldera.parallel.planner.communication_cost import Cost
+    >>> work = [BucketCost(1.0, 8.0), BucketCost(1.0, 8.0)]
+    >>> prefetched_and_sent(work, lambda bucket: Cost(0.5), lambda bucket: Cost(0.25))
+    2.75
+    """
+    now = 0.0
+    free = there = fetch(work[0]).seconds if work and work[0].nbytes else 0.0
+    for index, bucket in enumerate(work):
+        now = max(now, there)
+        if index + 1 < len(work) and work[index + 1].nbytes:
+            free = there = max(free, now) + fetch(work[index + 1]).seconds
+        now += bucket.seconds
+        if bucket.nbytes:
+            free = max(free, now) + send(bucket).seconds
+    return max(now, free)
+
+
+def without_overlap(work: Sequence[BucketCost], *costs: CostOf) -> float:
+    """When all is done, if nothing is exchanged while anything is computed.
+
+    >>> from caldera.parallel.planner.communication_cost import Cost
+    >>> without_overlap([BucketCost(1.0, 8.0), BucketCost(1.0, 8.0)], lambda bucket: Cost(0.5))
+    3.0
+    """
+    return sum(bucket.seconds for bucket in work) + sum(total(work, cost).seconds for cost in costs)
+
+
+def total(work: Iterable[BucketCost], cost: CostOf) -> Cost:
+    """What all messages cost together."""
+    return sum((cost(bucket) for bucket in work if bucket.nbytes), Cost())

@@ -1,0 +1,286 @@
+"""Reports of a ranking: table, explanation, and charts over the number of ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+
+from caldera.base.formatting import bytes_text, flops_text, percent_text, seconds_text, table_lines
+from caldera.draw.axis import Axis, axis_of
+from caldera.draw.line_chart import Line, LineChart, figure
+from caldera.draw.svg import CATEGORICAL, Picture
+from caldera.parallel.planner.asynchronous_cost import AVERAGING, ENSEMBLE, SERVER
+from caldera.parallel.planner.cluster import rate_text
+from caldera.parallel.planner.data_parallel_cost import COMPRESSED, DATA, SHARDED
+from caldera.parallel.planner.hybrid_cost import HYBRID, PIPELINE, TENSOR
+from caldera.parallel.planner.prediction import Prediction, Setting
+from caldera.parallel.planner.ranking import CLEARLY, Entry, Ranking, what_if
+
+HEAD = ("strategy", "a step", "samples/s", "speed-up", "waits", "idle", "sent", "memory")
+
+
+def rows(ranking: Ranking) -> list[tuple[str, ...]]:
+    """The best of each family with its figures, the proposed one first."""
+    chosen = ranking.families(ranking.usable()).values()
+    ordered = sorted(chosen, key=lambda e: (e is not ranking.best, e.prediction.seconds))
+    return [row_of(entry, ranking) for entry in ordered]
+
+
+def table(ranking: Ranking) -> str:
+    """The same as text."""
+    head, *body = table_lines([HEAD, *rows(ranking)], left=(0,))
+    return "\n".join([head, "-" * len(head), *body])
+
+
+def speed_up(ranking: Ranking, found: Prediction) -> float:
+    """How many times as fast as one rank that has a machine to itself."""
+    return ranking.setting.alone() / found.seconds if found.seconds else float("inf")
+
+
+def times_text(times: float) -> str:
+    """How many times as fast.
+
+    >>> times_text(0.6543), times_text(12.34), times_text(1060.4)
+    ('0.654x', '12.3x', '1,060x')
+    """
+    return f"{times:,.0f}x" if times >= 100 else f"{times:.3g}x"
+
+
+def row_of(entry: Entry, ranking: Ranking) -> tuple[str, ...]:
+    """The cells of one way to train."""
+    found = entry.prediction
+    return (
+        entry.way.name + ("" if entry.way.exact else " *"),
+        seconds_text(found.seconds),
+        f"{found.rate:,.0f}",
+        times_text(speed_up(ranking, found)),
+        percent_text(found.exposed / found.seconds) if found.exposed > 0 else "-",
+        percent_text(found.idle / found.seconds) if found.idle else "-",
+        bytes_text(found.sent),
+        bytes_text(found.memory),
+    )
+
+
+# --- sentences
+
+
+def given(setting: Setting) -> str:
+    """What was planned for: the model, a rank, and what is between ranks."""
+    workload, cluster, points = setting.workload, setting.cluster, setting.compute.points
+    samples, seconds = points[-1]
+    wire = cluster.wire
+    text = (
+        f"Given: {bytes_text(workload.parameters)} of parameters, {flops_text(workload.flops)} a "
+        f"sample forward; a rank alone takes {seconds_text(seconds)} for {_samples(samples)}. "
+        f"Between machines {rate_text(wire.bandwidth)} and {seconds_text(wire.latency)} a message"
+    )
+    if cluster.per_node > 1:
+        text += f"; {cluster.per_node} ranks on each"
+    if cluster.memory is not None:
+        text += f"; {bytes_text(cluster.memory)} of memory a rank"
+    return text + "."
+
+
+def _samples(count: float) -> str:
+    return "1 sample" if count == 1 else f"{count:,g} samples"
+
+
+def explained(series: Sequence[Ranking], scaling: str) -> str:
+    """What is proposed, what bounds it, and what was not taken."""
+    ranking = series[-1]
+    parts = [_proposed(ranking), _bound(ranking), _fewer(series, scaling)]
+    parts += [_inexact(ranking), *_rejected(ranking)]
+    return "\n".join(part for part in parts if part)
+
+
+def _proposed(ranking: Ranking) -> str:
+    setting, found = ranking.setting, ranking.best.prediction
+    faster = speed_up(ranking, found)
+    return (
+        f"Proposed: {ranking.best.way.name}. A step on {setting.batch:,} samples takes "
+        f"{seconds_text(found.seconds)}, {times_text(faster)[:-1]} times as fast as one rank "
+        f"({percent_text(faster / setting.ranks)} of {setting.ranks} ranks); each sends "
+        f"{bytes_text(found.sent)} and needs {bytes_text(found.memory)} of memory."
+    )
+
+
+def _bound(ranking: Ranking) -> str:
+    found, setting = ranking.best.prediction, ranking.setting
+    gains = what_if(ranking)
+    kind = max(gains, key=lambda name: gains[name])
+    wire = setting.cluster.wire
+    words = {
+        "compute": "by computing",
+        "bandwidth": f"by the bandwidth of the links, {rate_text(wire.bandwidth)}",
+        "latency": f"by the latency of messages, {seconds_text(wire.latency)}",
+    }
+    if gains[kind] < CLEARLY:
+        return ""
+    text = (
+        f"It is bound {words[kind]}: a rank computes for {seconds_text(found.computing)}, the "
+        f"exchange takes {seconds_text(found.exchange)}"
+    )
+    if found.exchange:
+        hidden = 1 - min(found.exposed / found.exchange, 1.0)
+        share = percent_text(hidden) if hidden > 0.001 else "nothing"
+        text += f", {share} of it behind the computing"
+    if found.idle:
+        text += f", and for {seconds_text(found.idle)} the pipeline fills and drains"
+    better = {
+        "compute": "twice the speed of computing",
+        "bandwidth": "twice the bandwidth",
+        "latency": "half the latency",
+    }
+    tried = ", ".join(f"{gains[name]:.2f} with {better[name]}" for name in gains)
+    return f"{text}. How many times as fast it would be: {tried}."
+
+
+def _fewer(series: Sequence[Ranking], scaling: str) -> str:
+    """Whether a smaller number of ranks would do as well."""
+    last = series[-1].best.prediction
+    if scaling != "strong":
+        return ""
+    best = min(series, key=lambda each: each.best.prediction.seconds)
+    if best is series[-1] or best.best.prediction.seconds > last.seconds / CLEARLY:
+        return ""
+    return (
+        f"With this batch {_ranks(best.setting.ranks)} faster than "
+        f"{series[-1].setting.ranks}: {seconds_text(best.best.prediction.seconds)} a step with "
+        f"{best.best.way.name}."
+    )
+
+
+def _ranks(count: int) -> str:
+    return "one rank is" if count == 1 else f"{count} ranks are"
+
+
+def _inexact(ranking: Ranking) -> str:
+    """What would be faster, but is another computation."""
+    loose = [entry for entry in ranking.usable() if not entry.way.exact]
+    faster = [
+        entry
+        for family, entry in ranking.families(loose).items()
+        if family != ENSEMBLE
+        and entry.prediction.seconds < ranking.best.prediction.seconds / CLEARLY
+    ]
+    if not faster:
+        return ""
+    faster.sort(key=lambda entry: entry.prediction.seconds)
+    shown = "; ".join(
+        f"{entry.way.name} ({seconds_text(entry.prediction.seconds)})" for entry in faster
+    )
+    return (
+        f"Faster in time a step, but not the same as one process (*): {shown}. Whether they learn "
+        "as much in a step is not predicted."
+    )
+
+
+def _rejected(ranking: Ranking) -> list[str]:
+    """A line for each family that memory limits, and one for each reason why others cannot be used
+    at all."""
+    usable = {entry.way.family for entry in ranking.usable()}
+    families: dict[str, list[Entry]] = {}
+    for entry in ranking.refused():
+        families.setdefault(entry.way.family, []).append(entry)
+    lines, reasons = [], dict[str, list[str]]()
+    for family, entries in families.items():
+        # The others cannot be computed at all, and have no time.
+        large = [entry for entry in entries if math.isfinite(entry.prediction.seconds)]
+        if large:
+            least = min(large, key=lambda entry: entry.prediction.memory)
+            what = f"{len(large)} ways" if family in usable else "all of it"
+            lines.append(
+                f"Rejected for memory: {family} ({what}); the least is {least.way.name}, which "
+                f"{least.prediction.refused}."
+            )
+        elif family not in usable:
+            reasons.setdefault(entries[0].prediction.refused, []).append(family)
+    return lines + [f"Rejected: {', '.join(each)}, for {why}." for why, each in reasons.items()]
+
+
+_KINDS = {
+    DATA: (0, False),
+    SHARDED: (1, False),
+    PIPELINE: (2, False),
+    TENSOR: (3, False),
+    HYBRID: (4, False),
+    COMPRESSED: (0, True),
+    SERVER: (1, True),
+    AVERAGING: (2, True),
+}
+"""The colour of each family; those that need not equal one process are dashed. An ensemble makes
+no model sooner, and is not shown."""
+_IDEAL = CATEGORICAL[-1]
+
+
+def plot(
+    series: Mapping[str, Sequence[Ranking]], path: str | PathLike[str] | None
+) -> Picture | Path:
+    """The charts as a picture; with a path, written to an .svg file."""
+    charts = [chart for name, each in series.items() for chart in scaling_charts(name, each)]
+    ranks = next(iter(series.values()))[-1].setting.ranks
+    return figure(path, charts, f"1 to {ranks} ranks, predicted")
+
+
+def scaling_charts(scaling: str, series: Sequence[Ranking]) -> list[LineChart]:
+    """Time a step and speed-up, with a line for the best of each family."""
+    times: dict[str, list[tuple[float, float]]] = {}
+    gains: dict[str, list[tuple[float, float]]] = {}
+    for ranking in series:
+        count = float(ranking.setting.ranks)
+        for family, entry in ranking.families(ranking.usable()).items():
+            if family in _KINDS:
+                found = entry.prediction
+                times.setdefault(family, []).append((count, found.seconds * 1e3))
+                gains.setdefault(family, []).append((count, speed_up(ranking, found)))
+    ranks = [float(ranking.setting.ranks) for ranking in series]
+    x_axis = ranks_axis(ranks)
+    ideal = Line("ideal", [(each, each) for each in ranks], _IDEAL)
+    ends = _lines(times, lambda y: seconds_text(y / 1e3))
+    return [
+        LineChart(
+            f"{scaling} scaling: ms a step",
+            "ranks",
+            ends,
+            x_axis,
+            axis_of([y for line in times.values() for _, y in line], log=True),
+        ),
+        LineChart(
+            f"{scaling} scaling: times as fast as one rank",
+            "ranks",
+            [ideal, *_lines(gains, times_text)],
+            x_axis,
+            axis_of([*ranks, *(y for line in gains.values() for _, y in line)], log=True),
+        ),
+    ]
+
+
+def _lines(
+    points: Mapping[str, Sequence[tuple[float, float]]], shown: Callable[[float], str]
+) -> list[Line]:
+    return [
+        Line(
+            family,
+            points[family],
+            CATEGORICAL[colour],
+            dashed=dashed,
+            last=shown(points[family][-1][1]),
+        )
+        for family, (colour, dashed) in _KINDS.items()
+        if family in points
+    ]
+
+
+def ranks_axis(ranks: Sequence[float]) -> Axis:
+    """Powers of two, and the last number.
+
+    >>> ranks_axis([1.0, 2.0, 4.0, 6.0]).ticks
+    (1.0, 2.0, 4.0, 6.0)
+    """
+    low, high = min(ranks), max(ranks)
+    if low == high:
+        return Axis(low / 2, high * 2, (low,), log=True)
+    skip = -(-len(ranks) // 12)
+    return Axis(low, high, tuple(ranks[::-skip][::-1]), log=True)

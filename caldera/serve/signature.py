@@ -1,0 +1,196 @@
+"""Signature of a served model, and predictions encoded as JSON or CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from caldera.core.tensor.dtype import canonical, is_complex
+from caldera.data import Column, Schema
+from caldera.errors import ConfigError
+from caldera.train.model import Model
+
+Kind = Literal["table", "text", "image", "array"]
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What a model takes and gives.
+
+    - `kind`: rows of a table, texts, images, or arrays of numbers.
+    - `shape`, `dtype`: of one sample.
+    - `schema`: the columns of a table, the words of texts.
+    - `classes`: the name of each class; none where values are predicted.
+    """
+
+    name: str
+    kind: Kind
+    shape: tuple[int, ...]
+    dtype: str
+    schema: Schema | None
+    classes: tuple[str, ...]
+    outputs: tuple[int, ...]
+
+    @classmethod
+    def of(cls, model: Model, name: str, class_names: Sequence[str] = ()) -> Contract:
+        """The contract of a model that has been built."""
+        inputs = model.signature.inputs
+        if len(inputs) != 1:
+            raise ConfigError.build(
+                "serve",
+                expected="a model with one input",
+                got=f"one with {len(inputs)}",
+                hint="join them in one array, and take it apart in the model's forward",
+            )
+        (shape, dtype) = inputs[0]
+        if is_complex(canonical(dtype)):
+            raise ConfigError.build("serve", expected="a model of real numbers", got=dtype)
+        outputs = next(iter(model.signature.outputs.values()))
+        schema = model.schema
+        kind: Kind = "array"
+        if schema is not None and schema.columns:
+            kind = "table"
+        elif schema is not None and schema.text is not None:
+            kind = "text"
+        elif len(shape) == 3 and shape[0] in (1, 3):
+            kind = "image"
+        names: tuple[str, ...] = ()
+        if is_classifier(model) and len(outputs) == 1:
+            given = [*(schema.classes if schema is not None else ()), *class_names]
+            names = tuple(given[: outputs[0]]) or tuple(map(str, range(outputs[0])))
+            names += tuple(map(str, range(len(names), outputs[0])))
+        return cls(name, kind, tuple(shape), dtype, schema, names, tuple(outputs))
+
+    @property
+    def target(self) -> str:
+        """What the column is called that is predicted; empty if nobody knows."""
+        return self.schema.target.name if self.schema is not None and self.schema.target else ""
+
+    @property
+    def content_types(self) -> tuple[str, ...]:
+        """What the body of a request may be."""
+        more = {"image": ("image/*",), "text": ("text/plain",)}.get(self.kind, ())
+        return ("application/json", "text/csv", *more)
+
+    @property
+    def text_column(self) -> str:
+        """What the column of texts is called, for a model that takes those."""
+        text = self.schema.text if self.schema is not None else None
+        return (text.column if text is not None else "") or "text"
+
+    def example(self) -> Any:
+        """A sample as it may stand in a request."""
+        if self.kind == "table" and self.schema is not None:
+            values = [each.encoder.example() if each.encoder else 0 for each in self.schema.columns]
+            names = self.schema.names
+            return dict(zip(names, values, strict=True)) if names else values
+        if self.kind == "text":
+            return "a text"
+        return np.zeros(self.shape, np.int64).tolist()
+
+    def to_plain(self) -> dict[str, Any]:
+        """As what JSON can hold."""
+        found: dict[str, Any] = {
+            "model": self.name,
+            "kind": self.kind,
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "content_types": list(self.content_types),
+        }
+        if self.kind == "table" and self.schema is not None:
+            found["columns"] = [_column(each) for each in self.schema.columns]
+            found["target"] = self.target
+        if self.kind == "text":
+            found["columns"] = [{"name": self.text_column, "kind": "text"}]
+        if self.classes:
+            found["classes"] = list(self.classes)
+        else:
+            found["outputs"] = list(self.outputs)
+        return found
+
+
+def _column(column: Column) -> dict[str, Any]:
+    """What a client has to know of a column."""
+    found: dict[str, Any] = {"name": column.name, "kind": column.kind}
+    if column.category is not None:
+        found["categories"] = list(column.category.categories)
+    if column.date is not None:
+        found["format"] = column.date.format
+    return found
+
+
+def is_classifier(model: Model) -> bool:
+    """Whether the outputs of a model are the logits of classes."""
+    first = next(iter(model.objective.losses.values()))
+    return type(first).__name__ == "CrossEntropy"
+
+
+MOST_CLASSES = 20
+"""Classes whose probability is told, the most probable first."""
+
+
+def json_answer(outputs: np.ndarray, contract: Contract, notes: Sequence[str] = ()) -> bytes:
+    """Predictions as JSON; `notes` say what was made up for values that rows lack."""
+    found: dict[str, Any] = {
+        "predictions": _classes(outputs, contract) if contract.classes else _values(outputs)
+    }
+    if contract.target:
+        found["target"] = contract.target
+    if notes:
+        found["notes"] = list(notes)
+    return json.dumps(found, allow_nan=False, separators=(",", ":")).encode()
+
+
+def csv_answer(outputs: np.ndarray, contract: Contract) -> bytes:
+    """A line of names and one for each sample, as `caldera predict` writes them."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    if contract.classes:
+        writer.writerow(["sample", contract.target or "class", "probability"])
+        for number, each in enumerate(_classes(outputs, contract)):
+            writer.writerow([number, each["class"], each["probability"]])
+    else:
+        flat = outputs.reshape(len(outputs), -1)
+        named = (contract.schema or Schema()).decode(flat)
+        writer.writerow(["sample", *named])
+        for number, row in enumerate(flat.tolist()):
+            writer.writerow([number, *row])
+    return text.getvalue().encode()
+
+
+def _classes(outputs: np.ndarray, contract: Contract) -> list[dict[str, Any]]:
+    shifted = np.exp(outputs.astype(np.float64) - outputs.max(axis=1, keepdims=True))
+    probabilities = shifted / shifted.sum(axis=1, keepdims=True)
+    order = np.argsort(-probabilities, axis=1, kind="stable")[:, :MOST_CLASSES]
+    sorted_ones = np.take_along_axis(probabilities, order, axis=1).round(6)
+    found = []
+    for numbers, row in zip(order.tolist(), sorted_ones.tolist(), strict=True):
+        parts = [_finite(each) for each in row]
+        names = [contract.classes[number] for number in numbers]
+        found.append(
+            {
+                "class": names[0],
+                "probability": parts[0],
+                "probabilities": dict(zip(names, parts, strict=True)),
+            }
+        )
+    return found
+
+
+def _values(outputs: np.ndarray) -> list[dict[str, Any]]:
+    if outputs.shape[1:] == (1,):
+        return [{"value": _finite(each)} for each in outputs[:, 0].tolist()]
+    return [{"values": _finite(each)} for each in outputs.tolist()]
+
+
+def _finite(value: Any) -> Any:
+    """The value as JSON can hold it: what is no finite number is null."""
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return value if -np.inf < value < np.inf else None

@@ -1,0 +1,303 @@
+"""Data arguments of `fit`, `evaluate` and `predict`, and the validation split.
+
+Inputs follow the order of a network's inputs: arrays, dicts of arrays by name, texts, or
+sequences of different lengths. Validation uses separate data, or a part held out from the
+training data.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from caldera.data import Data, Dataset, IterableData, Pipeline, RaggedData
+from caldera.data.datasets.dataset import split_rows
+from caldera.data.sources.indexed_data import TARGETS, is_data_loader, is_indexed
+from caldera.errors import ConfigError, DataError
+from caldera.nn.convolution import Convolution
+from caldera.nn.task import REGRESSION
+from caldera.train.arguments import arrays as checked_arrays
+from caldera.train.callbacks import Callback
+from caldera.train.predictors import filled_up
+from caldera.train.tracking.history import Selection
+
+if TYPE_CHECKING:
+    from caldera.train.model import Model
+
+
+_CHANNELS = (1, 3, 4)
+
+
+def joined(model: Model, data: Any, targets: Any, where: str) -> Any:
+    """Inputs and targets as one, as `(x, y)` is; data that have targets stay as they are."""
+    if isinstance(data, Mapping) and targets is None:
+        data, targets = _apart(data)
+    if isinstance(data, Mapping):
+        data = _by_name(data, _input_names(model), "inputs", where)
+    if isinstance(targets, Mapping):
+        targets = _by_name(targets, list(model.objective.losses), "targets", where)
+    if targets is None and isinstance(data, tuple) and len(data) == 2:
+        return (data[0], _column(model, data[1]))
+    if targets is None:
+        return data
+    has_targets = isinstance(data, Data | IterableData | Dataset) or is_data_loader(data)
+    if has_targets or (is_indexed(data) and not isinstance(data, list | tuple)):
+        raise DataError.build(
+            where,
+            expected="data that have their targets, or arrays of inputs and of targets",
+            got=f"{type(data).__name__} and targets beside it",
+            hint="give the data alone; validation= takes others to validate with",
+        )
+    inputs = data if isinstance(data, tuple) else (data,)
+    return (*inputs, *(targets if isinstance(targets, tuple) else (_column(model, targets),)))
+
+
+def _column(model: Model, targets: Any) -> Any:
+    """A number for each sample, as the column that a network gives whose output is one number."""
+    losses = list(model.objective.losses.values())
+    task = losses[0].task()
+    is_row = isinstance(targets, np.ndarray | list) or hasattr(targets, "to_numpy")
+    if not is_row or len(losses) > 1 or task is None or task.kind != REGRESSION:
+        return targets
+    try:
+        (output, *_) = model.signature.outputs.values()
+        found = np.asarray(targets)
+    except (ConfigError, ValueError):
+        # A network without shapes yet, or rows of different lengths: who checks these says so.
+        return targets
+    is_column = output == (1,) and found.ndim == 1 and found.dtype.kind in "iuf"
+    return found[:, None] if is_column else targets
+
+
+def joined_validation(model: Model, given: Any) -> Any:
+    """What `fit` validates on: like what it trains on, or the part of that to hold out."""
+    if isinstance(given, Mapping):
+        return joined(model, given, None, "fit")
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], tuple | Mapping):
+        return joined(model, *given, "fit")
+    if isinstance(given, tuple) and len(given) == 2:
+        return joined(model, given, None, "fit")
+    return given
+
+
+def own_batch_size(data: Any) -> int | None:
+    """The size of the batches that data come in, as those of PyTorch's `DataLoader` do."""
+    size = data.batch_size if is_data_loader(data) else None
+    return size if isinstance(size, int) else None
+
+
+def _apart(data: Mapping[Any, Any]) -> tuple[Any, Any]:
+    """A dict of inputs, and of it what is a target by its name."""
+    names = [name for name in TARGETS if name in data]
+    if len(names) != 1:
+        return data, None
+    return {name: each for name, each in data.items() if name != names[0]}, data[names[0]]
+
+
+def _input_names(model: Model) -> list[str]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(model.forward).parameters.values()
+    return [each.name for each in parameters if each.kind in kinds]
+
+
+def _by_name(given: Mapping[Any, Any], names: Sequence[str], what: str, where: str) -> Any:
+    """The values of a dict in the order of `names`; a single one may have any name."""
+    if len(given) == 1 and len(names) <= 1:
+        return next(iter(given.values()))
+    if names and set(given) == set(names):
+        return tuple(given[name] for name in names)
+    expected = (
+        f"{what} called {', '.join(names)}" if names else "one input, as a list of layers has"
+    )
+    raise DataError.build(
+        where,
+        expected=expected,
+        got=", ".join(map(str, given)) or "an empty dict",
+        hint="name them as forward does" if what == "inputs" else "name them as the losses are",
+    )
+
+
+# --- images
+
+
+def refuse_channels_last(model: Model, data: Pipeline) -> None:
+    """Images lie as (channels, height, width). Others are refused where the network shows that it
+    takes them so, and warned of where it only seems so."""
+    if data.is_ragged or data.is_stream:
+        return
+    shape = data.shape
+    if len(shape) != 3 or shape[-1] not in _CHANNELS or shape[0] in _CHANNELS:
+        return
+    specs = model.input_specs()
+    if specs is not None and specs[0][0] == (shape[2], shape[0], shape[1]):
+        raise DataError.build(
+            type(model).__name__,
+            expected=f"channels, height and width, {specs[0][0]}",
+            got=f"{shape}, with the channels last",
+            hint="move them with np.moveaxis(x, -1, 1), or begin the network with "
+            f"nn.Input({shape}, layout='NHWC'), which takes them as they are",
+        )
+    layers = list(model.walk())
+    told = any(getattr(layer, "layout", "NCHW") == "NHWC" for layer in layers)
+    if not told and any(isinstance(layer, Convolution) for layer in layers):
+        warnings.warn(
+            f"fit: samples of shape {shape} look like images with the channels last; here the "
+            f"first axis is that of the channels, and there would be {shape[0]}. Begin the network "
+            f"with nn.Input({shape}, layout='NHWC'), or move them with np.moveaxis(x, -1, 1)",
+            stacklevel=5,
+        )
+
+
+# --- what is predicted
+
+
+def prediction_arrays(model: Model, inputs: tuple[Any, ...]) -> list[np.ndarray]:
+    """Inputs to predict as arrays."""
+    if len(inputs) == 1 and isinstance(inputs[0], Mapping):
+        given = _by_name(inputs[0], _input_names(model), "inputs", "predict")
+        inputs = given if isinstance(given, tuple) else (given,)
+    schema = model.schema
+    if schema is not None and schema.text is not None and _are_texts(inputs[0]):
+        inputs = (schema.text.transform(inputs[0]), *inputs[1:])
+    arrays = checked_arrays(inputs)
+    if model.open_lengths and len(arrays) == 1 and model.takes_mask:
+        # Whoever gives an array has sequences of one length.
+        arrays.append(np.ones(arrays[0].shape[:2], bool))
+    return arrays
+
+
+def _are_texts(given: Any) -> bool:
+    return isinstance(given, str) or (
+        isinstance(given, Sequence | np.ndarray)
+        and len(given) > 0
+        and all(isinstance(each, str) for each in given)
+    )
+
+
+def as_ragged(model: Model, inputs: tuple[Any, ...]) -> RaggedData | None:
+    """Sequences of different lengths, for a network that takes those; None for all else."""
+    if not model.open_lengths or len(inputs) != 1 or not isinstance(inputs[0], list):
+        return None
+    try:
+        given = [np.asarray(each) for each in inputs[0]]
+    except ValueError:
+        # Whoever makes an array of it will say what is wrong.
+        return None
+    if len({each.shape for each in given}) < 2:
+        return None
+    # Lengths that are rounded up have few plans, whatever lengths will come.
+    buckets = sorted({filled_up(len(each)) for each in given if each.ndim})
+    return RaggedData(given, buckets=buckets, mask=model.takes_mask)
+
+
+def predict_ragged(model: Model, data: RaggedData, batch_size: int) -> np.ndarray:
+    """What a network gives for each sequence; where that is a value for each step, an array of
+    arrays, each as long as its sequence."""
+    lengths = data.lengths
+    bucket = np.searchsorted(data.buckets, lengths)
+    found: list[Any] = [None] * len(data)
+    for number in np.unique(bucket):
+        rows = np.flatnonzero(bucket == number)
+        outputs = model.predict(*data.batch(rows), batch_size=batch_size)
+        for row, output in zip(rows, outputs, strict=True):
+            steps = output.ndim and len(output) == data.buckets[number]
+            found[row] = output[: lengths[row]] if steps else output
+    if len({each.shape for each in found}) == 1:
+        return np.stack(found)
+    whole = np.empty(len(found), object)
+    whole[:] = found
+    return whole
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Samples to train with, with their weights, and samples to validate with."""
+
+    train: Any
+    sample_weights: Any
+    validation: Pipeline | None
+    part: float | None = None
+    """The part of the training data that was held out."""
+    given: Any = None
+    """What a user gave as validation data."""
+
+    @classmethod
+    def of(cls, data: Any, validation: Any, sample_weights: Any, seed: int) -> Parts:
+        """From what `fit` was given. The same seed holds out the same samples."""
+        if validation is None:
+            return cls(data, sample_weights, None)
+        if not isinstance(validation, int | float):
+            return cls(data, sample_weights, Pipeline.of(validation), given=validation)
+        pipeline = Pipeline.of(data)
+        _check(pipeline, validation)
+        train, apart = split_rows(pipeline, validation, seed)
+        if not len(train) or not len(apart):
+            raise DataError.build(
+                "fit",
+                expected=f"enough samples to hold out {validation:g} of them",
+                got=f"{len(pipeline)}",
+            )
+        if sample_weights is not None:
+            weights = np.asarray(sample_weights)
+            if weights.shape != (len(pipeline),):
+                raise DataError.build(
+                    "fit",
+                    expected=f"one weight for each of {len(pipeline)} samples",
+                    got=f"{weights.shape}",
+                )
+            sample_weights = weights[train]
+        held = pipeline.subset(apart)
+        return cls(pipeline.subset(train), sample_weights, held, part=float(validation))
+
+    def selection(self, model: Model, callbacks: Sequence[Callback]) -> Selection | None:
+        """What was chosen by the validation data; None if there are none."""
+        if self.validation is None:
+            return None
+        known = ("loss", "val_loss")
+        rules = [model.optimizer.epoch_rule, *model.between_epochs]
+        columns = [each.decides_by for each in callbacks]
+        columns += [rule.decides_by(known) for rule in rules if rule is not None]
+        by = tuple(dict.fromkeys(name for name in columns if name.startswith("val_")))
+        samples = None if self.validation.is_stream else len(self.validation)
+        return Selection(by, samples, self.part, self.validation.is_test, self.given)
+
+    def warn_of_test(self, model: Model, callbacks: Sequence[Callback]) -> None:
+        """Say so if what chooses looks at samples to test with."""
+        found = self.selection(model, callbacks)
+        if found is not None and found.is_test and found.by:
+            warnings.warn(
+                f"fit: {', '.join(found.by)} on the test samples of a data set chooses the model, "
+                "so that results on them will be too good; hold out a part of the training data "
+                "with fit(..., validation=0.2)",
+                stacklevel=4,
+            )
+
+
+def _check(data: Pipeline, part: float) -> None:
+    if isinstance(part, bool) or not 0 < part < 1:
+        raise ConfigError.build(
+            "fit",
+            expected="validation data, or a part of the data between 0 and 1",
+            got=repr(part),
+        )
+    if data.is_stream:
+        raise DataError.build(
+            "fit",
+            expected="samples that have numbers, to hold out some of them",
+            got="a stream",
+            hint="pass other data as validation",
+        )
+    changed = [stage.name for stage in data.own_stages if stage.is_random]
+    if changed:
+        raise ConfigError.build(
+            "fit",
+            expected="samples to hold out that are not changed at random",
+            got=f"a pipeline with {', '.join(changed)}",
+            hint="hold them out first: parts = dataset.hold_out(0.2), then "
+            "fit(data.Pipeline(parts.train, stages), validation=parts.validation)",
+        )
