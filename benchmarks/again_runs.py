@@ -34,7 +34,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import caldera
-from caldera.bench.case_runner import CaseRunner, Entries, Options
+from caldera.bench.case_runner import CaseOptions, CaseRunner, Entries
 from caldera.bench.contestants import Contestant
 from caldera.bench.previous_run import (
     BUDGET,
@@ -46,7 +46,7 @@ from caldera.bench.previous_run import (
     compare_in_turns,
     paired_round,
 )
-from caldera.bench.results import Entry
+from caldera.bench.results import ResultEntry
 from caldera.bench.worker_process import WorkerHandle
 from caldera.bench.workloads import WORKLOADS
 
@@ -88,7 +88,7 @@ def verdicts(work: str, folder: Path, number: int, deadline: float) -> Verdicts 
     if time.time() > deadline:
         return None
     start = time.monotonic()
-    runner = CaseRunner(Options([work], quick=True), WORKLOADS[work], _tell, compares=False)
+    runner = CaseRunner(CaseOptions([work], quick=True), WORKLOADS[work], _tell, compares=False)
     case = WORKLOADS[work].quick[0]
     with ExitStack() as stack:
         entries: Entries = {}
@@ -99,7 +99,7 @@ def verdicts(work: str, folder: Path, number: int, deadline: float) -> Verdicts 
             # Nobody's luck in choosing kernels is handed on to the next verdict.
             handle = WorkerHandle(contestant, folder / "caches" / f"{number} {name}", 1)
             stack.callback(handle.close)
-            entries[handle] = Entry(work, case.name, name, "")
+            entries[handle] = ResultEntry(work, case.name, name, "")
         before, *others = entries.values()
         for turn in count():
             paired_round(runner, case, entries, turn)

@@ -23,7 +23,7 @@ from card_training import STEPS, measure
 from caldera import nn
 from caldera.bench.frameworks.caldera_card import ResidentTrainer
 from caldera.bench.workloads import TrainingCase
-from caldera.bench.workloads.base import Rule
+from caldera.bench.workloads.base import UpdateRule
 from caldera.bench.workloads.training import networks
 from caldera.compiler.plan.explain import shapes_text
 from caldera.nn.layer import Layer
@@ -92,7 +92,7 @@ CASES = {
             classes=_WORDS,
             words=_WORDS,
             size="large",
-            rule=Rule("adamw", 3e-4, weight_decay=0.01),
+            rule=UpdateRule("adamw", 3e-4, weight_decay=0.01),
             attention=True,
             precisions=("bfloat16",),
         ),
@@ -103,7 +103,7 @@ CASES = {
             shape=(1024,),
             classes=100,
             size="large",
-            rule=Rule("adamw", 1e-4, weight_decay=0.01),
+            rule=UpdateRule("adamw", 1e-4, weight_decay=0.01),
             precisions=("bfloat16",),
         ),
         TrainingCase(
@@ -114,7 +114,7 @@ CASES = {
             classes=64,
             words=64,
             size="medium",
-            rule=Rule("adam", 1e-3),
+            rule=UpdateRule("adam", 1e-3),
         ),
         TrainingCase(
             "mobile",
@@ -123,7 +123,7 @@ CASES = {
             shape=(3, 128, 128),
             classes=100,
             size="large",
-            rule=Rule("sgd", 0.01, momentum=0.9),
+            rule=UpdateRule("sgd", 0.01, momentum=0.9),
             precisions=("bfloat16",),
         ),
         TrainingCase(
@@ -133,7 +133,7 @@ CASES = {
             shape=(3, 64, 64),
             classes=10,
             size="medium",
-            rule=Rule("adam", 1e-3),
+            rule=UpdateRule("adam", 1e-3),
             precisions=("bfloat16",),
         ),
         *(

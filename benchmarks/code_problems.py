@@ -33,7 +33,7 @@ from caldera.kernels.native.codegen.kernel import ENTRY, NativeKernel
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.codegen.target import target_machine
 from caldera.kernels.native.product import packed
-from caldera.kernels.native.product.packing import Tile, tile_of
+from caldera.kernels.native.product.packing import RegisterTile, tile_of
 from caldera.kernels.table import TABLE, Call, Kernel
 
 RESULTS = Path(__file__).parent / "results"
@@ -280,7 +280,7 @@ TILES = ((8, 3), (8, 2), (4, 6), (4, 4), (4, 3), (16, 1), (2, 8))
 @contextmanager
 def tile_in_use(height: int, vectors: int) -> Iterator[None]:
     """Have packed products cut into these tiles."""
-    packed.tile_of = lambda dtype: Tile(height, vectors, tile_of(dtype).lanes)  # type: ignore[attr-defined]
+    packed.tile_of = lambda dtype: RegisterTile(height, vectors, tile_of(dtype).lanes)  # type: ignore[attr-defined]
     try:
         yield
     finally:

@@ -49,7 +49,7 @@ from caldera.kernels.choose import Choices
 from caldera.kernels.learned_cost import CostModel, following
 from caldera.kernels.table import Call, Runner
 from caldera.kernels.thread_counts import name_on_all_threads
-from caldera.kernels.tuning_cache import Record
+from caldera.kernels.tuning_cache import TuningRecord
 
 WAYS = ("exhaustive", "model")
 PLAN = "plan"
@@ -177,9 +177,9 @@ class Tuned:
         """Tune a network in a process of its own."""
         return cls(in_a_process(name, way, options))
 
-    def records(self, run: int) -> list[Record]:
+    def records(self, run: int) -> list[TuningRecord]:
         """What a run has left on disk."""
-        return [Record(*each) for each in self.runs[run]["records"]]
+        return [TuningRecord(*each) for each in self.runs[run]["records"]]
 
     def sources(self, run: int) -> list[str]:
         """Where the choices among several kernels come from."""
@@ -211,11 +211,11 @@ def better_of_two(exhaustive: Tuned) -> list[dict[str, float]]:
     return found
 
 
-def _group(record: Record, name: str) -> tuple[str, str, str, str]:
+def _group(record: TuningRecord, name: str) -> tuple[str, str, str, str]:
     return record.key["family"], record.key["op"], record.key["outputs"][0][1], name
 
 
-def model_of(records: Sequence[Record]) -> CostModel:
+def model_of(records: Sequence[TuningRecord]) -> CostModel:
     """One that has learnt these."""
     model = CostModel()
     for each in records:
@@ -223,7 +223,7 @@ def model_of(records: Sequence[Record]) -> CostModel:
     return model
 
 
-Pair = tuple[Record, Record]
+Pair = tuple[TuningRecord, TuningRecord]
 """What was measured for a node in the first run, and in the second."""
 
 
@@ -233,7 +233,7 @@ class Pace:
 
     usual: float | None
 
-    def log_time(self, record: Record, name: str) -> float:
+    def log_time(self, record: TuningRecord, name: str) -> float:
         """The logarithm of a kernel's seconds."""
         if self.usual is None:
             return log(record.times[name])

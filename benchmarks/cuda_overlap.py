@@ -19,7 +19,7 @@ from caldera import nn
 from caldera.base.config import settings
 from caldera.core.memory import Device
 from caldera.core.memory import device as find_device
-from caldera.core.memory.trace import Span, recorded
+from caldera.core.memory.trace import StreamSpan, recorded
 from caldera.train.callbacks import Callback
 from caldera.train.neural_network import NeuralNetwork
 from caldera.train.run import Run
@@ -65,7 +65,7 @@ def network(device: Device, width: int) -> NeuralNetwork:
     return NeuralNetwork(layers, device=device, optimizer="sgd", learning_rate=0.01)
 
 
-def hidden(spans: list[Span]) -> tuple[float, float]:
+def hidden(spans: list[StreamSpan]) -> tuple[float, float]:
     """Seconds of copying on the stream of copies, and how many of them a step ran beside."""
     copies = [span for span in spans if span.stream == "copies"]
     runs = [span for span in spans if span.what == "run"]

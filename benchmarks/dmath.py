@@ -53,7 +53,7 @@ from caldera.compiler.sharding.algorithms.registry import ALGORITHMS
 from caldera.compiler.sharding.algorithms.variant import Variant
 from caldera.compiler.sharding.calibration import measured_links
 from caldera.compiler.sharding.distributions import Rows
-from caldera.compiler.sharding.layout import Layout
+from caldera.compiler.sharding.layout import ShardLayout
 from caldera.core.graph.node import Spec
 from caldera.core.graph.opdef import OPS, parameter
 
@@ -131,12 +131,14 @@ def caldera_case(
     return run, check
 
 
-def _product_error(part: np.ndarray, layout: Layout, a: np.ndarray, comm: Communicator) -> float:
+def _product_error(
+    part: np.ndarray, layout: ShardLayout, a: np.ndarray, comm: Communicator
+) -> float:
     every = [layout.axis_indices(comm.rank, axis) for axis in (0, 1)]
     return part_of_product_error(part, every[0], every[1], a, comm)
 
 
-def _whole(part: np.ndarray, layout: Layout, comm: Communicator) -> np.ndarray:
+def _whole(part: np.ndarray, layout: ShardLayout, comm: Communicator) -> np.ndarray:
     """All of an array on every rank: for checking alone."""
     whole = np.zeros(layout.shape)
     if comm.rank in layout.ranks:

@@ -9,7 +9,7 @@ from typing import Any
 from caldera.base.config import settings
 from caldera.compiler.passes.pipeline import passes
 from caldera.compiler.plan.loop import loop_kernel
-from caldera.compiler.plan.schedule import Buffer, Root, Schedule
+from caldera.compiler.plan.schedule import Buffer, Root, StepSchedule
 from caldera.compiler.plan.step_fusion import grouped
 from caldera.core.graph.memory_format import laid_out
 from caldera.core.graph.node import Node
@@ -51,7 +51,7 @@ def parts_kernel(node: Node, place: Device) -> Kernel | None:
         return choices.kernel(part, family)
 
     roots = [Root(output, ("result", index)) for index, output in enumerate(program.outputs)]
-    schedule = Schedule(roots, choose, _argument, family=family)
+    schedule = StepSchedule(roots, choose, _argument, family=family)
     return Kernel(
         node.op.name,
         family,
@@ -71,7 +71,7 @@ def _constant(place: Device, node: Node) -> Any:
     return Tensor.from_numpy(value, device=place).device_array()
 
 
-def _bind_parts(schedule: Schedule, place: Device, call: Call) -> Runner:
+def _bind_parts(schedule: StepSchedule, place: Device, call: Call) -> Runner:
     def lookup(buffer: Buffer) -> Any:
         root = buffer.root
         if root.place == "constant":

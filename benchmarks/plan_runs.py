@@ -35,7 +35,7 @@ from caldera.parallel.planner import Cluster, Compute, Setting, Wire, measured_w
 from caldera.parallel.planner.cluster import measured_turn
 from caldera.parallel.planner.compression_cost import default_codecs, timed
 from caldera.parallel.planner.compute import measured
-from caldera.parallel.planner.prediction import Way
+from caldera.parallel.planner.prediction import TrainingWay
 from caldera.parallel.planner.ranking import all_ways, build_strategy
 from caldera.train.strategy import Strategy
 
@@ -109,7 +109,7 @@ def trained(strategy: Strategy, turns: int, every: int) -> tuple[float, float]:
     return float(np.median(np.diff(ends))) / every, (sent[-1] - sent[0]) / (turns * every)
 
 
-def the_ways(ranks: int, place: str, wire: Wire) -> Iterator[Way]:
+def the_ways(ranks: int, place: str, wire: Wire) -> Iterator[TrainingWay]:
     """Those of `names`, of all that the planner knows."""
     per_node = ranks if place == SHARED else 1
     cluster = Cluster(ranks, wire, per_node=per_node)

@@ -42,11 +42,11 @@ from caldera.kernels.choices import HeldChoices
 from caldera.search.conditions import Conditions
 from caldera.search.method import methods
 from caldera.search.objective import as_objective
-from caldera.search.record import Record, import_optuna
+from caldera.search.record import TrialRecord, import_optuna
 from caldera.search.scheduler import Scheduler
 from caldera.search.space import Space
 from caldera.search.study import Study as CalderaStudy
-from caldera.search.trial import Outcome, Task
+from caldera.search.trial import TrialResult, TrialTask
 
 SECONDS = 0.5
 Study = Callable[[int, int, Path], int]
@@ -205,7 +205,7 @@ def master(method: str, trials: int, folder: Path, conditions: list[str]) -> flo
     """Milliseconds of CPU time for a trial."""
     space = Space({"x": search.uniform(-5, 5), "y": search.uniform(-5, 5)})
     goal = as_objective(None, "value")
-    record = Record(folder)
+    record = TrialRecord(folder)
     record.begin(space, goal, {})
     row = dict.fromkeys(("loss", "accuracy", "val_loss", "val_accuracy", "rate", "seconds"), 0.123)
     used = 0.0
@@ -216,14 +216,16 @@ def master(method: str, trials: int, folder: Path, conditions: list[str]) -> flo
         assert asked is not None
         line = json.dumps(asked.to_plain())
         used += time.process_time() - began
-        task = Task.from_plain(json.loads(line))
+        task = TrialTask.from_plain(json.loads(line))
         values = [sum(float(each) ** 2 for each in task.point.values())]
         kernels = conditions[number % len(conditions)] if conditions else ""
         curve = [{**row, "epochs": float(epoch)} for epoch in range(10)]
-        said = Outcome(number, "done", "", values, [], curve, 9.5, "", "0" * 32, conditions=kernels)
+        said = TrialResult(
+            number, "done", "", values, [], curve, 9.5, "", "0" * 32, conditions=kernels
+        )
         line = json.dumps(said.to_plain())
         began = time.process_time()
-        scheduler.finish(Outcome.from_plain(json.loads(line)))
+        scheduler.finish(TrialResult.from_plain(json.loads(line)))
         used += time.process_time() - began
     return 1e3 * used / trials
 

@@ -45,7 +45,7 @@ import optuna
 import caldera as cd
 from caldera import data, nn, search
 from caldera.kernels.common.blas_threads import single_threaded_blas
-from caldera.search.samples import Samples
+from caldera.search.samples import TrialData
 from caldera.train.strategy import SingleProcessStrategy
 
 SPACE = {
@@ -256,7 +256,7 @@ def optuna_alone(given: argparse.Namespace, seed: int) -> Found:
     """Optuna's own loop: TPE and successive halving with the same rungs."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     rows: list[Row] = []
-    train, validation = Samples(dataset(given), given.part, None, seed=seed).parts(None)
+    train, validation = TrialData(dataset(given), given.part, None, seed=seed).parts(None)
 
     def objective(trial: Any) -> float:
         model = build(

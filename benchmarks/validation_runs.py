@@ -23,10 +23,10 @@ from tests.unit.bench.planted import PLANTED
 RUNS = 100
 SCHEMES = (
     schemes.AllReduce,
-    schemes.Server,
+    schemes.CentralServer,
     partial(schemes.Averaging, 2),
     lambda: schemes.Compressed(reference.Quantized(64)),
-    lambda: schemes.Compressed(reference.TopK(0.3)),
+    lambda: schemes.Compressed(reference.ReferenceTopK(0.3)),
 )
 
 
@@ -36,18 +36,23 @@ def validations(seed: int, framework: str) -> dict[str, levels.Validation]:
     rows, inner, columns = (int(each) for each in draw.integers(2, 9, 3))
     inputs = [draw.standard_normal(s) for s in ((rows, inner), (inner, columns), (columns,))]
     rate, share = float(draw.uniform(0.01, 0.2)), float(draw.uniform(0.05, 0.5))
-    rule = partial((reference.SGD, reference.Adam)[seed % 2], rate if seed % 2 == 0 else rate / 10)
+    rule = partial(
+        (reference.ReferenceSGD, reference.ReferenceAdam)[seed % 2],
+        rate if seed % 2 == 0 else rate / 10,
+    )
     return {
         "operator Linear": levels.validate_operator(
             reference.Linear(), inputs, seed=seed, framework=framework
         ),
         "operator Softmax": levels.validate_operator(
-            reference.Softmax(), inputs[:1], seed=seed, framework=framework
+            reference.ReferenceSoftmax(), inputs[:1], seed=seed, framework=framework
         ),
         "sampler": levels.validate_sampler(
             lambda: reference.Shuffled(seed), samples=int(draw.integers(20, 90))
         ),
-        "compression TopK": levels.validate_compression(lambda: reference.TopK(share), seed=seed),
+        "compression TopK": levels.validate_compression(
+            lambda: reference.ReferenceTopK(share), seed=seed
+        ),
         "compression Quantized": levels.validate_compression(
             lambda: reference.Quantized(8, seed), seed=seed
         ),

@@ -36,7 +36,7 @@ class ArgumentError(ConfigError, TypeError):
 
 
 @dataclass(frozen=True)
-class Kind:
+class ArgumentKind:
     """A kind of values: how to say it, and what is of it."""
 
     words: str
@@ -199,14 +199,14 @@ def shown(value: Any) -> str:
     return text if len(text) <= 100 else text[:97] + "..."
 
 
-Kinds = tuple[list[tuple[str, Kind | None]], dict[str, Kind | None]]
+Kinds = tuple[list[tuple[str, ArgumentKind | None]], dict[str, ArgumentKind | None]]
 
 
 @cache
 def kinds_of(function: Callable[..., Any]) -> Kinds:
     """The kinds of a function's arguments: those that may come by position, and all by name."""
-    positional: list[tuple[str, Kind | None]] = []
-    by_name: dict[str, Kind | None] = {}
+    positional: list[tuple[str, ArgumentKind | None]] = []
+    by_name: dict[str, ArgumentKind | None] = {}
     varied = False
     parameters = list(inspect.signature(function).parameters.values())
     for parameter in parameters:
@@ -223,7 +223,9 @@ def kinds_of(function: Callable[..., Any]) -> Kinds:
     return positional, by_name
 
 
-def _kind_of_parameter(function: Callable[..., Any], parameter: inspect.Parameter) -> Kind | None:
+def _kind_of_parameter(
+    function: Callable[..., Any], parameter: inspect.Parameter
+) -> ArgumentKind | None:
     hint = parameter.annotation
     if isinstance(hint, str):
         module = sys.modules.get(function.__module__)
@@ -238,10 +240,10 @@ def _kind_of_parameter(function: Callable[..., Any], parameter: inspect.Paramete
     if kind is None or parameter.default is parameter.empty or kind.holds(parameter.default):
         return kind
     default = parameter.default
-    return Kind(kind.words, lambda value: value is default or kind.holds(value))
+    return ArgumentKind(kind.words, lambda value: value is default or kind.holds(value))
 
 
-def kind_of(hint: Any) -> Kind | None:
+def kind_of(hint: Any) -> ArgumentKind | None:
     """What an annotation says about values; None if nothing.
 
     >>> kind_of(int | None).words
@@ -257,7 +259,7 @@ def kind_of(hint: Any) -> Kind | None:
         return _any_of([kind_of(type(each)) for each in inside])  # which one, it asks itself
     if origin is tuple and inside[-1:] != (...,):
         parts = [kind_of(each) for each in inside]
-        return Kind(
+        return ArgumentKind(
             f"{len(parts)} values",
             lambda value: (
                 _is_sequence(value)
@@ -270,33 +272,37 @@ def kind_of(hint: Any) -> Kind | None:
     if origin is Mapping or origin is dict:
         return _mapping_of(*map(kind_of, inside))
     if origin is os.PathLike or hint is os.PathLike:
-        return Kind("a path", lambda value: isinstance(value, os.PathLike))
+        return ArgumentKind("a path", lambda value: isinstance(value, os.PathLike))
     if origin is typing.IO or hint is typing.IO:
-        return Kind("an open file", lambda value: hasattr(value, "read") or hasattr(value, "write"))
+        return ArgumentKind(
+            "an open file", lambda value: hasattr(value, "read") or hasattr(value, "write")
+        )
     if origin is Iterable:
-        return Kind("a list", lambda value: isinstance(value, Iterable) and not _is_text(value))
+        return ArgumentKind(
+            "a list", lambda value: isinstance(value, Iterable) and not _is_text(value)
+        )
     if origin is Callable or hint is Callable:
-        return Kind("a function", callable)
+        return ArgumentKind("a function", callable)
     if isinstance(hint, type) and hint.__module__.startswith("caldera."):
         return _instance_of(hint)
     return None
 
 
-def _any_of(kinds: Sequence[Kind | None]) -> Kind | None:
+def _any_of(kinds: Sequence[ArgumentKind | None]) -> ArgumentKind | None:
     known = [kind for kind in kinds if kind is not None]
     if len(known) < len(kinds):
         return None
     each = [kind.holds for kind in known]
-    return Kind(
+    return ArgumentKind(
         " or ".join(dict.fromkeys(kind.words for kind in known)),
         lambda value: any(holds(value) for holds in each),
     )
 
 
-def _instance_of(cls: type) -> Kind | None:
+def _instance_of(cls: type) -> ArgumentKind | None:
     if getattr(cls, "_is_protocol", False) or typing.is_typeddict(cls):
         return None
-    return Kind(f"{cls.__name__} object", lambda value: isinstance(value, cls))
+    return ArgumentKind(f"{cls.__name__} object", lambda value: isinstance(value, cls))
 
 
 def _is_text(value: Any) -> bool:
@@ -309,15 +315,15 @@ def _is_sequence(value: Any) -> bool:
     return isinstance(value, Sequence) and not _is_text(value)
 
 
-def _sequence_of(kind: Kind | None) -> Kind:
+def _sequence_of(kind: ArgumentKind | None) -> ArgumentKind:
     words = "a list" if kind is None else f"a list, each {kind.words}"
-    return Kind(
+    return ArgumentKind(
         words,
         lambda value: _is_sequence(value) and (kind is None or all(map(kind.holds, value))),
     )
 
 
-def _mapping_of(key: Kind | None, value: Kind | None) -> Kind:
+def _mapping_of(key: ArgumentKind | None, value: ArgumentKind | None) -> ArgumentKind:
     def holds(given: Any) -> bool:
         return isinstance(given, Mapping) and all(
             (key is None or key.holds(k)) and (value is None or value.holds(v))
@@ -325,7 +331,7 @@ def _mapping_of(key: Kind | None, value: Kind | None) -> Kind:
         )
 
     words = "a dict" if value is None else f"a dict, each value {value.words}"
-    return Kind(words, holds)
+    return ArgumentKind(words, holds)
 
 
 _TRUTHS = (bool, np.bool_)
@@ -350,17 +356,17 @@ def _is_real(value: Any) -> bool:
     return type(value) in _NUMBERS or (isinstance(value, Real) and not _is_truth(value))
 
 
-_PATH = Kind("a path", lambda value: isinstance(value, str) and "\0" not in value)
-_PLAIN: dict[Any, Kind | None] = {
+_PATH = ArgumentKind("a path", lambda value: isinstance(value, str) and "\0" not in value)
+_PLAIN: dict[Any, ArgumentKind | None] = {
     Any: None,
     object: None,
-    None: Kind("None", lambda value: value is None),
-    types.NoneType: Kind("None", lambda value: value is None),
-    bool: Kind("True or False", _is_truth),
-    int: Kind("a whole number", _is_whole),
-    float: Kind("a number", _is_real),
-    str: Kind("text", lambda value: isinstance(value, str)),
-    bytes: Kind("bytes", lambda value: isinstance(value, bytes)),
-    dict: Kind("a dict", lambda value: isinstance(value, dict)),
+    None: ArgumentKind("None", lambda value: value is None),
+    types.NoneType: ArgumentKind("None", lambda value: value is None),
+    bool: ArgumentKind("True or False", _is_truth),
+    int: ArgumentKind("a whole number", _is_whole),
+    float: ArgumentKind("a number", _is_real),
+    str: ArgumentKind("text", lambda value: isinstance(value, str)),
+    bytes: ArgumentKind("bytes", lambda value: isinstance(value, bytes)),
+    dict: ArgumentKind("a dict", lambda value: isinstance(value, dict)),
     list: _sequence_of(None),
 }

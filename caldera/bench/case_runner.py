@@ -17,7 +17,7 @@ from pathlib import Path
 
 from caldera.base.machine import card_state
 from caldera.bench.comparison import Comparison
-from caldera.bench.results import Entry
+from caldera.bench.results import ResultEntry
 from caldera.bench.worker_process import (
     CHECK,
     LEARN,
@@ -31,10 +31,10 @@ from caldera.bench.workloads import Case, TrainingCase, Workload
 
 
 @dataclass(frozen=True)
-class Options:
+class CaseOptions:
     """What a run measures, and how long.
 
-    >>> Options(["mlp"], quick=True).rounds
+    >>> CaseOptions(["mlp"], quick=True).rounds
     3
     """
 
@@ -90,13 +90,13 @@ SHORTEST_TURN = 0.05
 """Seconds."""
 
 Tell = Callable[[str], None]
-Entries = dict[WorkerHandle, Entry]
+Entries = dict[WorkerHandle, ResultEntry]
 
 
 class CaseRunner:
     """Requests about the cases of a work. `compares` says whether there is a reference."""
 
-    def __init__(self, options: Options, work: Workload, tell: Tell, *, compares: bool) -> None:
+    def __init__(self, options: CaseOptions, work: Workload, tell: Tell, *, compares: bool) -> None:
         self.options = options
         self.work = work
         self._tell = tell
@@ -107,7 +107,10 @@ class CaseRunner:
         self._tell(f"{self.work.name} {case.name}: {what}")
 
     def attempt(
-        self, handle: WorkerHandle, entry: Entry, action: Callable[[WorkerHandle, Entry], None]
+        self,
+        handle: WorkerHandle,
+        entry: ResultEntry,
+        action: Callable[[WorkerHandle, ResultEntry], None],
     ) -> None:
         """Do something with a contestant, unless it failed before."""
         if entry.error:
@@ -119,20 +122,22 @@ class CaseRunner:
             handle.close()
             self._tell(f"{entry.work} {entry.case}: {error}")
 
-    def first_step(self, case: Case, handle: WorkerHandle, entry: Entry) -> None:
+    def first_step(self, case: Case, handle: WorkerHandle, entry: ResultEntry) -> None:
         """The first step of a process with empty caches."""
         reply = handle.ask(PREPARE, work=self.work.name, case=case.name)
         entry.first_cold_s = reply["first s"]
         entry.card_peak_bytes = reply.get("card peak", 0)
         entry.import_s = handle.import_s
 
-    def prepare(self, case: Case, handle: WorkerHandle, entry: Entry) -> None:
+    def prepare(self, case: Case, handle: WorkerHandle, entry: ResultEntry) -> None:
         """The first step of another process with the same caches."""
         reply = handle.ask(PREPARE, work=self.work.name, case=case.name)
         entry.first_warm_s.append(reply["first s"])
         entry.import_s = handle.import_s
 
-    def check(self, case: Case, comparison: Comparison, handle: WorkerHandle, entry: Entry) -> None:
+    def check(
+        self, case: Case, comparison: Comparison, handle: WorkerHandle, entry: ResultEntry
+    ) -> None:
         """Results, and how they compare with those of the reference."""
         if not self._compares and not isinstance(case, TrainingCase):
             return
@@ -154,7 +159,7 @@ class CaseRunner:
             comparison.add(entry, found)
 
     def measure(
-        self, case: Case, handle: WorkerHandle, entry: Entry, *, turn: int = 0, turns: int = 1
+        self, case: Case, handle: WorkerHandle, entry: ResultEntry, *, turn: int = 0, turns: int = 1
     ) -> None:
         """The times of one of the turns that make up a round."""
         if self.options.threads > 1:
@@ -166,13 +171,13 @@ class CaseRunner:
         entry.peak_bytes = max(entry.peak_bytes, reply["peak"])
         entry.growth_bytes = max(entry.growth_bytes, reply["growth"])
 
-    def first_epoch(self, case: Case, handle: WorkerHandle, entry: Entry) -> None:
+    def first_epoch(self, case: Case, handle: WorkerHandle, entry: ResultEntry) -> None:
         """The first epoch of a process with empty caches, whatever is compiled included."""
         reply = handle.ask(LEARN, work=self.work.name, case=case.name, seed=0, epochs=1)
         entry.first_cold_s = reply["seconds"]
         entry.import_s = handle.import_s
 
-    def learn(self, case: Case, seed: int, handle: WorkerHandle, entry: Entry) -> None:
+    def learn(self, case: Case, seed: int, handle: WorkerHandle, entry: ResultEntry) -> None:
         """A whole training, with the order of samples that a seed gives."""
         reply = handle.ask(LEARN, work=self.work.name, case=case.name, seed=seed, epochs=None)
         cpu = reply.get("cpu seconds")
@@ -182,14 +187,14 @@ class CaseRunner:
         entry.accuracies.append(reply["accuracy"])
         entry.peak_bytes = max(entry.peak_bytes, int(reply["metrics"]["peak memory"]["value"]))
 
-    def train(self, case: Case, handle: WorkerHandle, entry: Entry) -> None:
+    def train(self, case: Case, handle: WorkerHandle, entry: ResultEntry) -> None:
         """Training on real data."""
         epochs = self.options.test_accuracy
         reply = handle.ask(TRAIN, work=self.work.name, case=case.name, epochs=epochs)
         entry.accuracy = reply["accuracy"]
 
 
-def rotated(entries: Entries, turn: int) -> list[tuple[WorkerHandle, Entry]]:
+def rotated(entries: Entries, turn: int) -> list[tuple[WorkerHandle, ResultEntry]]:
     """Everybody, each round beginning with another and every second one backwards: nobody always
     follows the same neighbour."""
     order = list(entries.items())
@@ -212,7 +217,7 @@ class CardSession:
         self,
         runner: CaseRunner,
         case: TrainingCase,
-        entries: dict[WorkerHandle, Entry],
+        entries: dict[WorkerHandle, ResultEntry],
         folder: Path,
     ) -> None:
         self._runner = runner
@@ -235,8 +240,8 @@ class CardSession:
     def _attempt(
         self,
         handle: WorkerHandle,
-        entry: Entry,
-        action: Callable[[WorkerHandle, Entry], None],
+        entry: ResultEntry,
+        action: Callable[[WorkerHandle, ResultEntry], None],
         what: str,
     ) -> None:
         if not entry.error:
@@ -245,7 +250,7 @@ class CardSession:
 
     # --- processes
 
-    def _first(self, handle: WorkerHandle, entry: Entry) -> None:
+    def _first(self, handle: WorkerHandle, entry: ResultEntry) -> None:
         before = card_state()
         self._runner.first_step(self._case, handle, entry)
         after = card_state()
@@ -253,7 +258,7 @@ class CardSession:
             entry.card_bytes = max(0, after.used - before.used)
         self._runner.check(self._case, self._comparison, handle, entry)
 
-    def _first_and_kept(self, handle: WorkerHandle, entry: Entry) -> None:
+    def _first_and_kept(self, handle: WorkerHandle, entry: ResultEntry) -> None:
         self._first(handle, entry)
         if self._comparison.is_reference(entry):
             # It has computed in float64 too, and would keep the memory for that.
@@ -261,9 +266,9 @@ class CardSession:
             if handle.contestant.is_measured:
                 self._runner.prepare(self._case, handle, entry)
 
-    def _in_groups(self, begin: Callable[[WorkerHandle, Entry], None]) -> None:
+    def _in_groups(self, begin: Callable[[WorkerHandle, ResultEntry], None]) -> None:
         """Start the processes of as many as fit, let them take turns, and so on with the rest."""
-        group: dict[WorkerHandle, Entry] = {}
+        group: dict[WorkerHandle, ResultEntry] = {}
         for handle, entry in self._entries.items():
             is_only_compared = not handle.contestant.is_measured
             if is_only_compared and not self._runner.options.quick:
@@ -276,7 +281,7 @@ class CardSession:
                 group[handle] = entry
         self._take_turns(group)
 
-    def _take_turns(self, group: dict[WorkerHandle, Entry]) -> None:
+    def _take_turns(self, group: dict[WorkerHandle, ResultEntry]) -> None:
         measure = partial(self._runner.measure, self._case)
         for turn in range(self._rounds):
             for handle, entry in rotated(group, turn):

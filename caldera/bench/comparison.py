@@ -20,9 +20,9 @@ from caldera.bench.equality import (
     curve_limit,
     largest_difference,
 )
-from caldera.bench.frameworks.base import Array, Framework, Restartable, Task
+from caldera.bench.frameworks.base import Array, BenchTask, Framework, Restartable
 from caldera.bench.frameworks.caldera_card import FitTask
-from caldera.bench.results import Entry
+from caldera.bench.results import ResultEntry
 from caldera.bench.workloads import Case, TrainingCase
 from caldera.data import Dataset, Loader, cifar10, mnist
 from caldera.errors import ConfigError
@@ -71,7 +71,7 @@ def checked(
 
 def checked_on_card(
     framework: Framework,
-    task: Task,
+    task: BenchTask,
     case: TrainingCase,
     folder: Path,
     *,
@@ -176,15 +176,15 @@ class Comparison:
         self._reference = reference
         self._numbers: dict[str, Any] | None = None
 
-    def folder_of(self, entry: Entry) -> Path:
+    def folder_of(self, entry: ResultEntry) -> Path:
         """Where a contestant's worker writes its arrays."""
         return self._folder / (_REFERENCE if self.is_reference(entry) else "other")
 
-    def is_reference(self, entry: Entry) -> bool:
+    def is_reference(self, entry: ResultEntry) -> bool:
         """Whether the others are compared with this one."""
         return entry.label == self._reference
 
-    def add(self, entry: Entry, numbers: dict[str, Any]) -> None:
+    def add(self, entry: ResultEntry, numbers: dict[str, Any]) -> None:
         """Compare what a worker computed for its check."""
         found = written(self.folder_of(entry))
         if self.is_reference(entry):
@@ -208,7 +208,7 @@ class Comparison:
         if not self.is_reference(entry):
             shutil.rmtree(self.folder_of(entry), ignore_errors=True)
 
-    def judge(self, entries: Sequence[Entry]) -> None:
+    def judge(self, entries: Sequence[ResultEntry]) -> None:
         """Say who is equal, now that all are there; and forget the arrays."""
         by_label = {each.label: each.equality for each in entries}
         reference = by_label.get(self._reference, Equality())
@@ -222,7 +222,7 @@ class Comparison:
             entry.equality.judge()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _allow(self, entry: Entry, entries: Sequence[Entry]) -> None:
+    def _allow(self, entry: ResultEntry, entries: Sequence[ResultEntry]) -> None:
         """Set an entry's limits by the eager steps of the reference in the same precision."""
         framework = self._reference.split()[0]
         alike = [

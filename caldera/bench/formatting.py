@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from caldera.base.formatting import bytes_text, seconds_text
 from caldera.bench.equality import FLOAT64, GRADIENTS, Equality
-from caldera.bench.results import ANY, Entry, Mean, Ratio, Report
+from caldera.bench.results import ANY, Mean, Ratio, Report, ResultEntry
 from caldera.bench.statistics import Estimate
 
 NOTHING = "-"
@@ -43,17 +43,17 @@ LEARNING_COLUMNS = (
 """Of whole trainings."""
 
 
-def is_learning(entries: Sequence[Entry]) -> bool:
+def is_learning(entries: Sequence[ResultEntry]) -> bool:
     """Whether these are trainings to an accuracy."""
     return any(entry.target is not None for entry in entries)
 
 
-def is_training(entries: Sequence[Entry]) -> bool:
+def is_training(entries: Sequence[ResultEntry]) -> bool:
     """Whether these are steps of a network."""
     return any(entry.first_cold_s is not None or entry.loss is not None for entry in entries)
 
 
-def columns_of(entries: Sequence[Entry]) -> tuple[str, ...]:
+def columns_of(entries: Sequence[ResultEntry]) -> tuple[str, ...]:
     """What a table of these entries shows."""
     if is_learning(entries):
         return LEARNING_COLUMNS
@@ -63,17 +63,17 @@ def columns_of(entries: Sequence[Entry]) -> tuple[str, ...]:
     return tuple(column for column in COLUMNS if has_images or column != IMAGES)
 
 
-def title_of(case: str, entries: Sequence[Entry]) -> str:
+def title_of(case: str, entries: Sequence[ResultEntry]) -> str:
     """What a table is about.
 
-    >>> title_of("mlp", [Entry("mlp", "mlp", "torch", "eager", batch=100)])
+    >>> title_of("mlp", [ResultEntry("mlp", "mlp", "torch", "eager", batch=100)])
     'mlp, batch 100'
     """
     batch = entries[0].batch if entries else 0
     return f"{case}, batch {batch}" if batch else case
 
 
-def row(report: Report, entry: Entry, columns: Sequence[str]) -> list[str]:
+def row(report: Report, entry: ResultEntry, columns: Sequence[str]) -> list[str]:
     """What a table has to say about an entry."""
     seconds = entry.seconds()
     warm = sorted(entry.first_warm_s)[len(entry.first_warm_s) // 2] if entry.first_warm_s else None
@@ -99,7 +99,7 @@ def row(report: Report, entry: Entry, columns: Sequence[str]) -> list[str]:
     return [cells[column] for column in columns]
 
 
-def time_text(entry: Entry, seconds: Estimate | None) -> str:
+def time_text(entry: ResultEntry, seconds: Estimate | None) -> str:
     """The median, and how many operations a second that is, where it makes sense.
 
     On a card the reference may only be compared with, and is not timed then.
@@ -110,7 +110,7 @@ def time_text(entry: Entry, seconds: Estimate | None) -> str:
     return seconds_text(seconds.value) + rate
 
 
-def accuracies_text(entry: Entry) -> str:
+def accuracies_text(entry: ResultEntry) -> str:
     """The mean test accuracy over seeds with its standard deviation, and who missed the target."""
     if not entry.accuracies:
         return entry.error or NOTHING
@@ -121,26 +121,26 @@ def accuracies_text(entry: Entry) -> str:
     return f"{middle:.2%} ± {spread:.2%}{note}"
 
 
-def watching_text(entry: Entry) -> str:
+def watching_text(entry: ResultEntry) -> str:
     """The share of the time that metrics took."""
     if not entry.trainings:
         return NOTHING
     return f"{statistics.median(each['overhead'] for each in entry.trainings):.2%}"
 
 
-def _median_text(entry: Entry, name: str) -> str:
+def _median_text(entry: ResultEntry, name: str) -> str:
     found = [each[name] for each in entry.trainings]
     return f"{statistics.median(found):g}" if found else NOTHING
 
 
-def _sent_text(entry: Entry) -> str:
+def _sent_text(entry: ResultEntry) -> str:
     """Of all ranks together, in one training."""
     found = [each["metrics"]["bytes sent"]["value"] for each in entry.trainings]
     known = [each for each in found if each]
     return bytes_text(int(statistics.median(known))) if known else NOTHING
 
 
-def images_text(entry: Entry, seconds: Estimate | None) -> str:
+def images_text(entry: ResultEntry, seconds: Estimate | None) -> str:
     """How many images a second are trained on."""
     if seconds is None or not entry.images:
         return NOTHING
@@ -175,7 +175,7 @@ def ratios_text(ratios: Sequence[Ratio]) -> str:
     return "; ".join(shown) or NOTHING
 
 
-def memory_text(entry: Entry) -> str:
+def memory_text(entry: ResultEntry) -> str:
     """The peak, and what of it came after importing.
 
     On a card: the peak of its memory in the framework's own books, and what the process holds.
@@ -188,7 +188,7 @@ def memory_text(entry: Entry) -> str:
     return f"{bytes_text(entry.peak_bytes)} (+{bytes_text(entry.growth_bytes)})"
 
 
-def loss_text(entry: Entry) -> str:
+def loss_text(entry: ResultEntry) -> str:
     """The loss after some steps, and the test accuracy if it was asked for."""
     if entry.loss is None:
         return NOTHING

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from caldera.bench.results import Entry, Report
+from caldera.bench.results import Report, ResultEntry
 from caldera.errors import ConfigError
 
 RULESET = "4.0.0"
@@ -38,7 +38,7 @@ def log_text(report: Report) -> str:
     return "\n".join(training_lines(ours[0], 0, report.machine)) + "\n"
 
 
-def training_lines(entry: Entry, number: int, machine: dict[str, Any]) -> list[str]:
+def training_lines(entry: ResultEntry, number: int, machine: dict[str, Any]) -> list[str]:
     """The lines of one training of an entry."""
     training = entry.trainings[number]
     start = int(training["began"] * 1e3)

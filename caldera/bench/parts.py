@@ -1,7 +1,8 @@
 """What a user may replace at each level, written once in NumPy and run in every framework.
 
-Level 0 has an `Operator`; level 2 an `Optimizer` and a `Sampler`; level 3 a `Compression` of
-gradients and a `Scheme` that distributes training. `reference` has a lean one of each.
+Level 0 has an `OperatorPart`; level 2 an `OptimizerPart` and a `Sampler`; level 3 a
+`CompressionPart` of gradients and a `Scheme` that distributes training. `reference` has a lean one
+of each.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from caldera.comm import Communicator
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Operator(ABC):
+class OperatorPart(ABC):
     """Level 0: an array from arrays, and its gradients. Both are functions of their inputs alone.
 
-    >>> class Square(Operator):
+    >>> class Square(OperatorPart):
     ...     def forward(self, x):
     ...         return x * x
     ...     def backward(self, gradient, x):
@@ -42,10 +43,10 @@ class Operator(ABC):
         return 0.0
 
 
-class Optimizer(ABC):
+class OptimizerPart(ABC):
     """Level 2: new weights from gradients. State is kept by the number of the weight.
 
-    >>> class Plain(Optimizer):
+    >>> class Plain(OptimizerPart):
     ...     def update(self, number, weight, gradient, step):
     ...         return weight - 0.1 * gradient
     >>> Plain().update(0, np.array([1.0]), np.array([1.0]), 1)
@@ -76,13 +77,13 @@ class Sampler(ABC):
         """The indices of each batch; every sample once in an epoch."""
 
 
-class Compression(ABC):
+class CompressionPart(ABC):
     """Level 3: a gradient as a shorter message.
 
     What a message leaves out is added to the next gradient by the level itself, if `feedback` says
     so; no optimizer has to know.
 
-    >>> class Half(Compression):
+    >>> class Half(CompressionPart):
     ...     def encode(self, values):
     ...         return values.astype(np.float16)
     ...     def decode(self, message, count):

@@ -37,10 +37,10 @@ from typing import Any, Protocol
 import numpy as np
 
 import caldera
-from caldera.bench.case_runner import CaseRunner, Entries, Options
+from caldera.bench.case_runner import CaseOptions, CaseRunner, Entries
 from caldera.bench.contestants import BEFORE
 from caldera.bench.machine import sources_digest
-from caldera.bench.results import Entry
+from caldera.bench.results import ResultEntry
 from caldera.bench.statistics import Estimate, Rounds, fast_times, paired_ratio
 from caldera.bench.workloads import Case, TrainingCase
 from caldera.errors import DataError
@@ -165,7 +165,7 @@ class Again:
 
 
 class Measured(Protocol):
-    """What was measured of one code, as an `Entry` has it."""
+    """What was measured of one code, as an `ResultEntry` has it."""
 
     @property
     def rounds(self) -> list[list[float]]:
@@ -183,8 +183,8 @@ class Measured(Protocol):
 def compare_in_turns(name: str, before: Measured, after: Measured) -> Again:
     """Whether two codes differ whose rounds were taken in turns.
 
-    >>> old = Entry("mlp", "mlp", "caldera", "strict", rounds=[[1.0]] * 9)
-    >>> new = Entry("mlp", "mlp", "caldera", "strict", rounds=[[1.1]] * 9)
+    >>> old = ResultEntry("mlp", "mlp", "caldera", "strict", rounds=[[1.0]] * 9)
+    >>> new = ResultEntry("mlp", "mlp", "caldera", "strict", rounds=[[1.1]] * 9)
     >>> compare_in_turns("a", old, new).verdict
     'slower'
     """
@@ -240,7 +240,7 @@ def compare_reports(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
     return found
 
 
-def is_clear(entries: Iterable[Entry]) -> bool:
+def is_clear(entries: Iterable[ResultEntry]) -> bool:
     """Whether of all that took turns with the code of before it is known whether they differ."""
     by_label = {entry.label: entry for entry in entries}
     for entry in by_label.values():
@@ -287,11 +287,11 @@ def read_report(path: str | Path) -> dict[str, Any]:
     return content
 
 
-def options_of(report: Mapping[str, Any]) -> Options:
+def options_of(report: Mapping[str, Any]) -> CaseOptions:
     """The options that a run was made with."""
     given = report["options"]
-    known = {each.name for each in fields(Options)}
-    return Options(**{name: value for name, value in given.items() if name in known})
+    known = {each.name for each in fields(CaseOptions)}
+    return CaseOptions(**{name: value for name, value in given.items() if name in known})
 
 
 def _chance(old: Sequence[float], new: Sequence[float], shift: float) -> float:

@@ -10,7 +10,7 @@ from caldera.base.registry import optional_import
 from caldera.bench.contestants import PEERS
 from caldera.bench.formatting import columns_of, facts, mean_text, row, title_of
 from caldera.bench.honesty.claims import LEVELS
-from caldera.bench.results import ANY, OURS, Entry, Report
+from caldera.bench.results import ANY, OURS, Report, ResultEntry
 from caldera.bench.statistics import Estimate
 from caldera.bench.workloads import WORKLOADS
 from caldera.draw.axis import axis_of, whole_axis
@@ -78,7 +78,7 @@ def _bar(label: str, ratio: Estimate) -> Bar:
     return Bar(label, ratio.value, ratio.low, ratio.high)
 
 
-def _milliseconds(entry: Entry) -> float:
+def _milliseconds(entry: ResultEntry) -> float:
     found = entry.seconds()
     return found.value * _MILLI if found else float("nan")
 
@@ -200,7 +200,7 @@ def _tables(report: Report, work: str) -> Iterator[Safe]:
         yield _table(report, entries)
 
 
-def _table(report: Report, entries: Sequence[Entry]) -> Safe:
+def _table(report: Report, entries: Sequence[ResultEntry]) -> Safe:
     columns = columns_of(entries)
     rows = []
     for entry in entries:
@@ -220,7 +220,7 @@ def _unbroken(text: str) -> str:
     return text.replace("e-", "e\u2011")
 
 
-def _class_of(entry: Entry) -> str:
+def _class_of(entry: ResultEntry) -> str:
     if entry.error:
         return "failed"
     if entry.rounds and not entry.counts:
@@ -279,7 +279,7 @@ def plain_lines(report: Report) -> Iterator[str]:
     yield from (mean_text(mean) for mean in report.means())
 
 
-def _table_tables(report: Report) -> Iterator[tuple[str, Sequence[Entry]]]:
+def _table_tables(report: Report) -> Iterator[tuple[str, Sequence[ResultEntry]]]:
     """The titles and entries of all tables."""
     for work in report.works():
         for case, entries in report.cases(work).items():

@@ -16,7 +16,7 @@ ANY = "best"
 
 
 @dataclass
-class Entry:
+class ResultEntry:
     """One contestant in one case."""
 
     work: str
@@ -144,15 +144,15 @@ class Report:
     """Peers that are not installed, and how to install them."""
     notes: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[ResultEntry] = field(default_factory=list)
     code: dict[str, str] = field(default_factory=dict)
     """Which code was measured."""
     stopped: bool = False
     """Whether somebody ended it before all was measured."""
 
-    def cases(self, work: str) -> dict[str, list[Entry]]:
+    def cases(self, work: str) -> dict[str, list[ResultEntry]]:
         """The entries of a work by case."""
-        found: dict[str, list[Entry]] = {}
+        found: dict[str, list[ResultEntry]] = {}
         for entry in self.entries:
             if entry.work == work:
                 found.setdefault(entry.case, []).append(entry)
@@ -162,7 +162,7 @@ class Report:
         """The names of the work that was measured."""
         return list(dict.fromkeys(entry.work for entry in self.entries))
 
-    def ratios(self, entry: Entry) -> list[Ratio]:
+    def ratios(self, entry: ResultEntry) -> list[Ratio]:
         """An entry of Caldera's beside the best setting of each peer, and of all of them.
 
         Settings of the same precision or a stricter one: who is faster in float32 than in tf32
@@ -189,8 +189,8 @@ class Report:
                 found += self._group_means(work, group, members)
         return found
 
-    def _group_means(self, work: str, group: str, members: list[Entry]) -> list[Mean]:
-        wholes: dict[str, list[Entry]] = {}
+    def _group_means(self, work: str, group: str, members: list[ResultEntry]) -> list[Mean]:
+        wholes: dict[str, list[ResultEntry]] = {}
         for entry in members:
             wholes.setdefault(entry.part_of or entry.case, []).append(entry)
         if len(wholes) < 2:
@@ -244,9 +244,9 @@ class Report:
         }
 
 
-def _best_by_peer(rivals: Iterable[Entry]) -> dict[str, Entry]:
+def _best_by_peer(rivals: Iterable[ResultEntry]) -> dict[str, ResultEntry]:
     """The fastest entry that counts, of each peer and of all."""
-    found: dict[str, Entry] = {}
+    found: dict[str, ResultEntry] = {}
     for rival in rivals:
         if not rival.counts:
             continue
@@ -259,12 +259,12 @@ def _best_by_peer(rivals: Iterable[Entry]) -> dict[str, Entry]:
     return found
 
 
-def _median(entry: Entry) -> float:
+def _median(entry: ResultEntry) -> float:
     found = entry.seconds()
     return found.value if found else float("inf")
 
 
-def _totals(whole: list[Entry]) -> list[Entry]:
+def _totals(whole: list[ResultEntry]) -> list[ResultEntry]:
     """Entries of the cases of one whole, added up by contestant; only where none is missing."""
     cases = {entry.case for entry in whole}
     found = []
@@ -274,6 +274,8 @@ def _totals(whole: list[Entry]) -> list[Entry]:
             first = parts[0]
             rounds = summed([part.rounds for part in parts])
             found.append(
-                Entry(first.work, first.part_of, first.framework, first.setting, rounds=rounds)
+                ResultEntry(
+                    first.work, first.part_of, first.framework, first.setting, rounds=rounds
+                )
             )
     return found

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from caldera.bench.case_runner import CardSession, CaseRunner, Entries, Options, Tell, rotated
+from caldera.bench.case_runner import CardSession, CaseOptions, CaseRunner, Entries, Tell, rotated
 from caldera.bench.comparison import Comparison
 from caldera.bench.contestants import (
     REFERENCE,
@@ -31,7 +31,7 @@ from caldera.bench.contestants import (
 from caldera.bench.equality import SLACK, TOLERANCES
 from caldera.bench.machine import code_version, machine_facts, package_versions
 from caldera.bench.previous_run import BUDGET, is_clear, paired_round
-from caldera.bench.results import OURS, Entry, Report
+from caldera.bench.results import OURS, Report, ResultEntry
 from caldera.bench.worker_process import WorkerHandle
 from caldera.bench.workloads import WORKLOADS, Case, LearningCase, TrainingCase, Workload
 from caldera.bench.workloads.base import write_batches
@@ -40,14 +40,14 @@ BUSY = 0.5
 """A load of the machine, before anything is measured, that makes times doubtful."""
 
 
-class Session:
+class BenchSession:
     """Measures, and tells what it is doing.
 
     `before` is a folder with the code of a run before, which takes turns with this one.
     """
 
     def __init__(
-        self, options: Options, tell: Tell = lambda line: None, *, before: Path | None = None
+        self, options: CaseOptions, tell: Tell = lambda line: None, *, before: Path | None = None
     ) -> None:
         self.options = options
         self._before = before
@@ -192,7 +192,7 @@ class Session:
             return [contestant]
         return [contestant, contestant.before(str(self._before))]
 
-    def _turns(self, entries: Collection[Entry]) -> Iterator[int]:
+    def _turns(self, entries: Collection[ResultEntry]) -> Iterator[int]:
         """Numbers of turns: as many as were asked for, and more until it is clear whether the code
         of before differs."""
         yield from range(self.options.rounds)
@@ -216,8 +216,8 @@ class Session:
             runner.tell(case, f"beside the code of before, round {turn + 1}")
             paired_round(runner, case, entries, turn)
 
-    def _entry(self, work: Workload, case: Case, handle: WorkerHandle) -> Entry:
-        entry = Entry(
+    def _entry(self, work: Workload, case: Case, handle: WorkerHandle) -> ResultEntry:
+        entry = ResultEntry(
             work.name,
             case.name,
             handle.contestant.framework,
@@ -264,7 +264,7 @@ class Session:
         self,
         runner: CaseRunner,
         case: TrainingCase,
-        entries: dict[WorkerHandle, Entry],
+        entries: dict[WorkerHandle, ResultEntry],
         folder: Path,
     ) -> None:
         comparison = Comparison(folder, next(iter(entries)).contestant.label)
@@ -330,7 +330,7 @@ def _first(
     case: TrainingCase,
     comparison: Comparison,
     handle: WorkerHandle,
-    entry: Entry,
+    entry: ResultEntry,
 ) -> None:
     runner.first_step(case, handle, entry)
     if case.is_large:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from caldera.bench.frameworks.base import Task
+from caldera.bench.frameworks.base import BenchTask
 from caldera.compiler.lazy import forget_plans
 from caldera.core.memory import device
 from caldera.core.memory.host import trim_heap
@@ -122,12 +122,12 @@ class Times:
     """The share of its cores' time meanwhile that others had."""
 
 
-def first_call(task: Task) -> float:
+def first_call(task: BenchTask) -> float:
     """Seconds of a call that includes whatever is compiled for it."""
     return _seconds_of(task, 1)[0]
 
 
-def timed(task: Task, seconds: float, least: int = 3, *, shortest: float = SHORTEST) -> Times:
+def timed(task: BenchTask, seconds: float, least: int = 3, *, shortest: float = SHORTEST) -> Times:
     """Times of steps, again and again for about this long, and at least `least` times.
 
     Each time is that of so many calls, waited for once, that they take `shortest` together.
@@ -181,7 +181,7 @@ def _busy_seconds() -> tuple[float, int]:
     return 0.0, 0
 
 
-def _seconds_of(task: Task, calls: int) -> tuple[float, float]:
+def _seconds_of(task: BenchTask, calls: int) -> tuple[float, float]:
     """Of the clock, and of this process."""
     start, cpu = time.perf_counter(), time.process_time()
     for _ in range(calls):
@@ -190,7 +190,7 @@ def _seconds_of(task: Task, calls: int) -> tuple[float, float]:
     return time.perf_counter() - start, time.process_time() - cpu
 
 
-def _warmed_up(task: Task) -> float:
+def _warmed_up(task: BenchTask) -> float:
     """Seconds of a call, once it is no longer the first after a pause."""
     end = time.perf_counter() + WARM_UP
     once = first_call(task)

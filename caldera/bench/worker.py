@@ -48,7 +48,7 @@ STEPS_UNTIL_SETTLED = 2
 """After the first step: until then some frameworks still record what they replay later."""
 
 
-class Worker:
+class BenchWorker:
     """Answers requests; the first one says which framework to be."""
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ def use_cores(count: int) -> None:
 
 def serve(requests: BinaryIO, replies: BinaryIO) -> None:
     """Answer requests until there are no more; an error is an answer as well."""
-    worker = Worker()
+    worker = BenchWorker()
     for line in requests:
         request = from_line(line)
         if request["do"] == END:

@@ -19,7 +19,7 @@ from caldera.errors import ConfigError, DataError, ShapeError
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """Where samples come from: what makes the data set, and which options that takes."""
 
     make: Callable[..., Dataset]
@@ -32,11 +32,11 @@ class Source:
 _SPLIT = {"test_part": "test", "split_seed": "seed"}
 _FOLDER = {"data_folder": "folder"}
 
-NAMED: Mapping[str, Source] = {
-    "digits": Source(data.digits, _SPLIT),
-    "mnist": Source(data.mnist, _FOLDER),
-    "cifar10": Source(data.cifar10, _FOLDER),
-    "cifar100": Source(data.cifar100, _FOLDER),
+NAMED: Mapping[str, DataSource] = {
+    "digits": DataSource(data.digits, _SPLIT),
+    "mnist": DataSource(data.mnist, _FOLDER),
+    "cifar10": DataSource(data.cifar10, _FOLDER),
+    "cifar100": DataSource(data.cifar100, _FOLDER),
 }
 _READING = {
     "delimiter": "delimiter",
@@ -46,11 +46,11 @@ _READING = {
     "query": "query",
     "missing_values": "missing_values",
 }
-IMAGES = Source(
+IMAGES = DataSource(
     data.images,
     {**_SPLIT, "image_size": "size", "channels": "channels", "skip_broken": "skip_broken"},
 )
-TEXTS = Source(
+TEXTS = DataSource(
     data.texts,
     {
         **_SPLIT,
@@ -62,7 +62,7 @@ TEXTS = Source(
     },
     takes_schema=True,
 )
-TABLE = Source(
+TABLE = DataSource(
     data.table,
     {
         **_SPLIT,
@@ -77,11 +77,11 @@ TABLE = Source(
     },
     takes_schema=True,
 )
-WINDOWS = Source(
+WINDOWS = DataSource(
     data.windows,
     {"past": "past", "future": "future", "target_column": "target", "test_part": "test"},
 )
-NPZ = Source(data.npz, {**_SPLIT, "targets": "classes"})
+NPZ = DataSource(data.npz, {**_SPLIT, "targets": "classes"})
 
 
 def load_data(options: Mapping[str, Any], schema: Schema | None = None) -> Dataset:
@@ -137,7 +137,7 @@ def split_seed(options: Mapping[str, Any]) -> dict[str, int]:
     return {"split_seed": options.get("split_seed", usual)}
 
 
-def _source(options: Mapping[str, Any]) -> tuple[Source, tuple[Path, ...]]:
+def _source(options: Mapping[str, Any]) -> tuple[DataSource, tuple[Path, ...]]:
     name = options["data"]
     if name in NAMED:
         return NAMED[name], ()

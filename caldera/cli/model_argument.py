@@ -9,7 +9,7 @@ from typing import Any
 from caldera.base.registry import nearest
 from caldera.cli.build import make_model, make_network
 from caldera.cli.datasets import load_data
-from caldera.cli.option_types import Count, Counts
+from caldera.cli.option_types import CountOption, CountsOption
 from caldera.cli.options import add_options, given_options, names_of
 from caldera.cli.recipe import complete, read_recipe
 from caldera.cli.zoo import ZOO
@@ -76,9 +76,9 @@ def _made(arguments: argparse.Namespace, given: dict[str, Any]) -> Model:
     options = complete(given)
     shape, outputs = None, None
     if arguments.input_shape:
-        shape = Counts().from_text(arguments.input_shape, "--input-shape")
+        shape = CountsOption().from_text(arguments.input_shape, "--input-shape")
     if arguments.classes:
-        outputs = Count(1).from_text(arguments.classes, "--classes")
+        outputs = CountOption(1).from_text(arguments.classes, "--classes")
     if "data" in given and shape is None and outputs is None:
         return make_model(options, load_data(options))
     return make_network(options, shape, outputs, steps=1000 * options["epochs"])

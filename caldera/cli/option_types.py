@@ -63,12 +63,12 @@ class OptionType(ABC):
 
 
 @dataclass(frozen=True)
-class Count(OptionType):
+class CountOption(OptionType):
     """A whole number of at least `least`.
 
-    >>> Count(1).from_text("20", "--epochs")
+    >>> CountOption(1).from_text("20", "--epochs")
     20
-    >>> Count(1).from_text("many", "--epochs")
+    >>> CountOption(1).from_text("many", "--epochs")
     Traceback (most recent call last):
     caldera.errors.ConfigError: --epochs: expected a whole number of at least 1, got 'many'
     """
@@ -114,10 +114,10 @@ class Number(OptionType):
 
 
 @dataclass(frozen=True)
-class Text(OptionType):
+class TextOption(OptionType):
     """Any text that is not empty.
 
-    >>> Text("FOLDER").from_text("out", "--out")
+    >>> TextOption("FOLDER").from_text("out", "--out")
     'out'
     """
 
@@ -131,7 +131,7 @@ class Text(OptionType):
 
 
 @dataclass(frozen=True)
-class Texts(Text):
+class Texts(TextOption):
     """Texts with commas between them; a single one is a list of one.
 
     >>> Texts("COLUMN,...").from_text("width,length", "--columns")
@@ -170,10 +170,10 @@ class Flag(OptionType):
 
 
 @dataclass(frozen=True)
-class Counts(OptionType):
+class CountsOption(OptionType):
     """Whole numbers of at least 1, with commas between them; a single one is a list of one.
 
-    >>> Counts().from_text("528,528", "--hidden")
+    >>> CountsOption().from_text("528,528", "--hidden")
     [528, 528]
     """
 
@@ -184,14 +184,14 @@ class Counts(OptionType):
         return [int(part) for part in text.split(",")]
 
     def accept(self, value: Any) -> list[int]:
-        return [Count(1).accept(number) for number in _as_list(value)]
+        return [CountOption(1).accept(number) for number in _as_list(value)]
 
 
 @dataclass(frozen=True)
-class Choice(OptionType):
+class NameOption(OptionType):
     """One of some names. They are asked for when needed, so that what was registered counts.
 
-    >>> Choice("optimizer", lambda: ["adam", "sgd"]).from_text("adm", "--optimizer")
+    >>> NameOption("optimizer", lambda: ["adam", "sgd"]).from_text("adm", "--optimizer")
     Traceback (most recent call last):
     caldera.errors.ConfigError: --optimizer: expected an optimizer, got 'adm'; did you mean 'adam'?
     """
@@ -215,7 +215,7 @@ class Choice(OptionType):
 
 
 @dataclass(frozen=True)
-class Names(Choice):
+class Names(NameOption):
     """Some of those names, with commas between them.
 
     >>> Names("metric", lambda: ["accuracy", "f1"]).from_text("accuracy,f1", "--metrics")

@@ -11,7 +11,7 @@ from caldera.comm.mpi_implementation import LIBRARY_VARIABLE, find_launcher, lib
 
 
 @dataclass(frozen=True)
-class Part:
+class OptionalFeature:
     """Something Caldera can use, whether it is here, and if not, how to get it."""
 
     name: str
@@ -83,21 +83,23 @@ PACKAGES = (
 )
 
 
-def parts() -> list[Part]:
+def parts() -> list[OptionalFeature]:
     """Everything optional, here or not."""
     return [_gpu(), *_mpi(), *(_package(package) for package in PACKAGES)]
 
 
-def _package(package: Package) -> Part:
+def _package(package: Package) -> OptionalFeature:
     name = package.distributions[0]
     if not _importable(package.module):
-        return Part(name, "", package.purpose, package.install)
+        return OptionalFeature(name, "", package.purpose, package.install)
     for distribution in package.distributions:
         try:
-            return Part(distribution, version(distribution), package.purpose, package.install)
+            return OptionalFeature(
+                distribution, version(distribution), package.purpose, package.install
+            )
         except PackageNotFoundError:
             continue
-    return Part(name, "unknown version", package.purpose, package.install)
+    return OptionalFeature(name, "unknown version", package.purpose, package.install)
 
 
 def _importable(module: str) -> bool:
@@ -108,18 +110,20 @@ def _importable(module: str) -> bool:
         return False
 
 
-def _gpu() -> Part:
+def _gpu() -> OptionalFeature:
     purpose = "training on a GPU"
     lines = answer(
         "nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"
     )
     cards = [line.strip() for line in lines if line.strip()]
     if cards:
-        return Part("GPU", "; ".join(cards), purpose, "")
-    return Part("GPU", "", purpose, "an NVIDIA card, and its driver from nvidia.com/drivers")
+        return OptionalFeature("GPU", "; ".join(cards), purpose, "")
+    return OptionalFeature(
+        "GPU", "", purpose, "an NVIDIA card, and its driver from nvidia.com/drivers"
+    )
 
 
-def _mpi() -> list[Part]:
+def _mpi() -> list[OptionalFeature]:
     """The library that mpi4py loads, and what starts its ranks."""
     loaded = library() if _importable("mpi4py") else None
     starter = find_launcher()
@@ -127,6 +131,6 @@ def _mpi() -> list[Part]:
     if loaded and starter and not starter.implementation.starts(loaded):
         found += f", which does not start {loaded}: {LIBRARY_VARIABLE} names another library"
     return [
-        Part("MPI", str(loaded or ""), "what mpi4py loads", MPI),
-        Part("mpiexec", found, "starting several processes", MPI),
+        OptionalFeature("MPI", str(loaded or ""), "what mpi4py loads", MPI),
+        OptionalFeature("mpiexec", found, "starting several processes", MPI),
     ]

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from caldera.cli.option_types import (
-    Choice,
-    Count,
-    Counts,
+    CountOption,
+    CountsOption,
     Flag,
+    NameOption,
     Names,
     Number,
     OptionType,
-    Text,
+    TextOption,
     Texts,
 )
 from caldera.cli.zoo import ZOO
@@ -32,10 +32,10 @@ from caldera.optim import decays, epoch_rules, optimizers, schedules
 
 
 @dataclass(frozen=True)
-class Option:
+class RecipeOption:
     """A key of recipes and a flag of the command line.
 
-    >>> Option("batch_size", Count(1), "samples in a step").flag
+    >>> RecipeOption("batch_size", CountOption(1), "samples in a step").flag
     '--batch-size'
     """
 
@@ -64,74 +64,90 @@ def _controls_rate(name: str) -> bool:
 
 
 DATA = (
-    Option(
+    RecipeOption(
         "data",
-        Text("NAME"),
+        TextOption("NAME"),
         "digits, mnist, cifar10, cifar100, a table (.csv, .tsv, .parquet, "
         ".xlsx, .jsonl, .sqlite, .csv.gz ...), an .npz file, or a folder with a folder of "
         "images or texts for each class",
         "digits",
     ),
-    Option("data_folder", Text("FOLDER"), "where the files of mnist or cifar are"),
-    Option("test_part", Number(), "part of the samples to test with (where the data do not say)"),
-    Option("split_seed", Count(), "which samples these are"),
-    Option("target_column", Text("COLUMN"), "name or number of the column to predict (the last)"),
-    Option(
+    RecipeOption("data_folder", TextOption("FOLDER"), "where the files of mnist or cifar are"),
+    RecipeOption(
+        "test_part", Number(), "part of the samples to test with (where the data do not say)"
+    ),
+    RecipeOption("split_seed", CountOption(), "which samples these are"),
+    RecipeOption(
+        "target_column", TextOption("COLUMN"), "name or number of the column to predict (the last)"
+    ),
+    RecipeOption(
         "columns", Texts("COLUMN,..."), "names or numbers of the columns to learn from (all others)"
     ),
-    Option("ignore_columns", Texts("COLUMN,..."), "names or numbers of columns to leave out"),
-    Option(
+    RecipeOption("ignore_columns", Texts("COLUMN,..."), "names or numbers of columns to leave out"),
+    RecipeOption(
         "kinds",
         Texts("COLUMN=KIND,..."),
         "what columns hold, where the guess is wrong: "
         "number, category, date, date:%d/%m/%Y, text, ignored",
     ),
-    Option(
+    RecipeOption(
         "missing",
-        Choice("way with missing values", lambda: MISSING),
+        NameOption("way with missing values", lambda: MISSING),
         "fill in what rows lack, or drop or refuse such rows (default: fill)",
     ),
-    Option(
+    RecipeOption(
         "missing_values",
         Texts("TEXT,..."),
         "texts that stand for a missing value, beside the usual ones",
     ),
-    Option(
+    RecipeOption(
         "decimal",
-        Choice("decimal mark", lambda: [".", ","]),
+        NameOption("decimal mark", lambda: [".", ","]),
         "what divides the fraction of numbers (default: as they look)",
     ),
-    Option(
+    RecipeOption(
         "header", Flag(), "the first line of a text file holds names (default: if it has no number)"
     ),
-    Option(
+    RecipeOption(
         "delimiter",
-        Text("CHARACTER"),
+        TextOption("CHARACTER"),
         "what divides the columns of a text file (default: as it looks)",
     ),
-    Option("encoding", Text("NAME"), "the encoding of a text file (default: UTF-8, or Windows)"),
-    Option("sheet", Text("SHEET"), "name or number of the sheet of a workbook (the first)"),
-    Option("query", Text("SQL"), "what to ask a database, such as SELECT * FROM name"),
-    Option(
+    RecipeOption(
+        "encoding", TextOption("NAME"), "the encoding of a text file (default: UTF-8, or Windows)"
+    ),
+    RecipeOption(
+        "sheet", TextOption("SHEET"), "name or number of the sheet of a workbook (the first)"
+    ),
+    RecipeOption("query", TextOption("SQL"), "what to ask a database, such as SELECT * FROM name"),
+    RecipeOption(
         "targets",
-        Choice("kind of target", lambda: ["classes", "values"]),
+        NameOption("kind of target", lambda: ["classes", "values"]),
         "whether numbers to predict are classes or values",
     ),
-    Option("image_size", Counts("HEIGHT,WIDTH"), "bring the images of a folder to this size"),
-    Option("channels", Count(1), "3 for colours, 1 for shades of grey (folders of images)"),
-    Option("skip_broken", Flag(), "leave out images that cannot be read, and list them"),
-    Option("past", Count(1), "steps to forecast from, where the rows of a table are a series"),
-    Option("future", Count(1), "steps to forecast (1)"),
-    Option("text_column", Text("COLUMN"), "name of the CSV column that has texts to classify"),
-    Option(
+    RecipeOption(
+        "image_size", CountsOption("HEIGHT,WIDTH"), "bring the images of a folder to this size"
+    ),
+    RecipeOption(
+        "channels", CountOption(1), "3 for colours, 1 for shades of grey (folders of images)"
+    ),
+    RecipeOption("skip_broken", Flag(), "leave out images that cannot be read, and list them"),
+    RecipeOption(
+        "past", CountOption(1), "steps to forecast from, where the rows of a table are a series"
+    ),
+    RecipeOption("future", CountOption(1), "steps to forecast (1)"),
+    RecipeOption(
+        "text_column", TextOption("COLUMN"), "name of the CSV column that has texts to classify"
+    ),
+    RecipeOption(
         "tokenizer",
-        Choice("tokenizer", lambda: TOKENIZERS),
+        NameOption("tokenizer", lambda: TOKENIZERS),
         "what texts are divided into: " + ", ".join(TOKENIZERS) + " (words)",
     ),
-    Option("tokens", Count(1), "most words, letters or byte pairs to know (20000)"),
-    Option(
+    RecipeOption("tokens", CountOption(1), "most words, letters or byte pairs to know (20000)"),
+    RecipeOption(
         "text_length",
-        Count(1),
+        CountOption(1),
         "how many of them to keep of a text (what 95% have, at most 256 words)",
     ),
 )
@@ -146,148 +162,170 @@ AUGMENTATIONS: Mapping[str, Mapping[str, Any]] = {
 """The options that the names of --augment stand for; None is a size that follows from the data."""
 
 AUGMENTATION = (
-    Option(
+    RecipeOption(
         "augment",
         Names("augmentation", lambda: AUGMENTATIONS),
         "change training images at random, by usual amounts: " + ", ".join(AUGMENTATIONS),
     ),
-    Option("crop", Count(1), "shift training images by up to N pixels, at random"),
-    Option("mirror", Flag(), "mirror training images left to right, at random"),
-    Option("cutout", Count(1), "blank a square of N pixels in each training image"),
-    Option("rotate", Number(), "turn training images by up to X degrees, at random"),
-    Option("colour", Number(), "change brightness, contrast and saturation by up to this part"),
+    RecipeOption("crop", CountOption(1), "shift training images by up to N pixels, at random"),
+    RecipeOption("mirror", Flag(), "mirror training images left to right, at random"),
+    RecipeOption("cutout", CountOption(1), "blank a square of N pixels in each training image"),
+    RecipeOption("rotate", Number(), "turn training images by up to X degrees, at random"),
+    RecipeOption(
+        "colour", Number(), "change brightness, contrast and saturation by up to this part"
+    ),
 )
 
 MODEL = (
-    Option(
+    RecipeOption(
         "model",
-        Choice("model", lambda: ZOO),
+        NameOption("model", lambda: ZOO),
         "a network of the zoo: "
         + ", ".join(ZOO)
         + " (default: an mlp with --hidden 256,256 --dropout 0.3)",
     ),
-    Option("hidden", Counts(), "units of the hidden layers (mlp)"),
-    Option(
-        "activation", Choice("activation", lambda: activations), "activation function (mlp, lenet5)"
+    RecipeOption("hidden", CountsOption(), "units of the hidden layers (mlp)"),
+    RecipeOption(
+        "activation",
+        NameOption("activation", lambda: activations),
+        "activation function (mlp, lenet5)",
     ),
-    Option(
+    RecipeOption(
         "normalise",
         Flag(),
         "bring inputs to one scale first, with batch normalisation (default: for tables)",
     ),
-    Option(
+    RecipeOption(
         "embedding",
-        Count(1),
+        CountOption(1),
         "give each category and word of a table a vector of N numbers "
         "(default: a feature of its own)",
     ),
-    Option("dropout", Number(), "part of the units to leave out in each step"),
-    Option("pooling", Choice("kind of pooling", lambda: ["max", "average"]), "(lenet5)"),
-    Option("auxiliary", Flag(), "with auxiliary heads (googlenet, inception3)"),
-    Option("batch_norm", Flag(), "with batch normalisation (googlenet)"),
-    Option("rescale_input", Flag(), "for torchvision's weights (googlenet, inception3)"),
-    Option(
-        "vocabulary", Count(1), "number of different words (gpt, lstm_classifier, text_classifier)"
+    RecipeOption("dropout", Number(), "part of the units to leave out in each step"),
+    RecipeOption("pooling", NameOption("kind of pooling", lambda: ["max", "average"]), "(lenet5)"),
+    RecipeOption("auxiliary", Flag(), "with auxiliary heads (googlenet, inception3)"),
+    RecipeOption("batch_norm", Flag(), "with batch normalisation (googlenet)"),
+    RecipeOption("rescale_input", Flag(), "for torchvision's weights (googlenet, inception3)"),
+    RecipeOption(
+        "vocabulary",
+        CountOption(1),
+        "number of different words (gpt, lstm_classifier, text_classifier)",
     ),
-    Option("width", Count(1), "size of a word's vector (gpt, lstm_classifier, text_classifier)"),
-    Option("units", Count(1), "units of an LSTM layer (lstm_classifier)"),
-    Option("depth", Count(1), "number of layers (gpt, lstm_classifier)"),
-    Option("heads", Count(1), "heads of attention (gpt)"),
-    Option("bidirectional", Flag(), "read both ways (lstm_classifier)"),
+    RecipeOption(
+        "width", CountOption(1), "size of a word's vector (gpt, lstm_classifier, text_classifier)"
+    ),
+    RecipeOption("units", CountOption(1), "units of an LSTM layer (lstm_classifier)"),
+    RecipeOption("depth", CountOption(1), "number of layers (gpt, lstm_classifier)"),
+    RecipeOption("heads", CountOption(1), "heads of attention (gpt)"),
+    RecipeOption("bidirectional", Flag(), "read both ways (lstm_classifier)"),
 )
 
 TRAINING = (
-    Option("epochs", Count(), "passes over the training data", 30),
-    Option("batch_size", Count(1), "samples in a step", 64),
-    Option("batch_growth", Number(), "multiply the batch size by this from time to time"),
-    Option("batch_growth_every", Count(1), "epochs between two times (1)"),
-    Option("batch_growth_limit", Count(1), "largest that a batch may grow"),
-    Option(
+    RecipeOption("epochs", CountOption(), "passes over the training data", 30),
+    RecipeOption("batch_size", CountOption(1), "samples in a step", 64),
+    RecipeOption("batch_growth", Number(), "multiply the batch size by this from time to time"),
+    RecipeOption("batch_growth_every", CountOption(1), "epochs between two times (1)"),
+    RecipeOption("batch_growth_limit", CountOption(1), "largest that a batch may grow"),
+    RecipeOption(
         "loss",
-        Choice("loss", lambda: losses),
+        NameOption("loss", lambda: losses),
         "what to make small (cross_entropy for classes, mean_squared for values)",
     ),
-    Option("metrics", Names("metric", lambda: metrics), "what else to measure"),
-    Option("label_smoothing", Number(), "part of a target that all classes share (cross_entropy)"),
-    Option(
+    RecipeOption("metrics", Names("metric", lambda: metrics), "what else to measure"),
+    RecipeOption(
+        "label_smoothing", Number(), "part of a target that all classes share (cross_entropy)"
+    ),
+    RecipeOption(
         "class_weights",
         Texts("CLASS=X,..."),
         "how much samples of classes count; or balanced, which lets all classes count the same",
     ),
-    Option("seed", Count(), "of the initial weights, the order of the samples and dropout", 0),
-    Option(
-        "dtype", Choice("dtype", lambda: ["float32", "float64"]), "of the parameters", "float32"
+    RecipeOption(
+        "seed", CountOption(), "of the initial weights, the order of the samples and dropout", 0
     ),
-    Option(
-        "precision", Choice("precision", lambda: ["float16", "bfloat16", "tf32"]), "of the products"
+    RecipeOption(
+        "dtype", NameOption("dtype", lambda: ["float32", "float64"]), "of the parameters", "float32"
     ),
-    Option("device", Text("NAME"), "cpu, or another this machine has"),
-    Option(
+    RecipeOption(
+        "precision",
+        NameOption("precision", lambda: ["float16", "bfloat16", "tf32"]),
+        "of the products",
+    ),
+    RecipeOption("device", TextOption("NAME"), "cpu, or another this machine has"),
+    RecipeOption(
         "validation_part",
         Number(),
         "part of the training data to hold out, and choose by "
         "(default: 0.2 with one of the next three or reduce_on_plateau, else none)",
     ),
-    Option("patience", Count(1), "stop after N epochs without a better loss on what is held out"),
-    Option(
+    RecipeOption(
+        "patience", CountOption(1), "stop after N epochs without a better loss on what is held out"
+    ),
+    RecipeOption(
         "keep_best", Flag(), "keep the parameters of the epoch that was best on what is held out"
     ),
-    Option("target_accuracy", Number(), "stop once the accuracy on what is held out reaches this"),
-    Option("time_limit", Number(), "stop after this many seconds"),
+    RecipeOption(
+        "target_accuracy", Number(), "stop once the accuracy on what is held out reaches this"
+    ),
+    RecipeOption("time_limit", Number(), "stop after this many seconds"),
 )
 
 OPTIMIZER = (
-    Option(
+    RecipeOption(
         "optimizer",
-        Choice("optimizer", lambda: optimizers),
+        NameOption("optimizer", lambda: optimizers),
         ", ".join(optimizers)
         + " (default: adamw with --learning-rate 0.004 --weight-decay 0.1 --schedule cosine)",
     ),
-    Option("learning_rate", Number(), "(or the optimizer's own usual one)"),
-    Option("weight_decay", Number(), "strength of the weight decay"),
-    Option("decay", Choice("weight decay", lambda: decays), "its kind: " + ", ".join(decays)),
-    Option("momentum", Number(), "(sgd, momentum, nesterov, rmsprop, lars)"),
-    Option("nesterov", Flag(), "look ahead (sgd)"),
-    Option("beta1", Number(), "how slowly the mean forgets (adam and its kin, lion, lamb)"),
-    Option("beta2", Number(), "how slowly the mean square forgets (adam and its kin, lamb)"),
-    Option(
+    RecipeOption("learning_rate", Number(), "(or the optimizer's own usual one)"),
+    RecipeOption("weight_decay", Number(), "strength of the weight decay"),
+    RecipeOption(
+        "decay", NameOption("weight decay", lambda: decays), "its kind: " + ", ".join(decays)
+    ),
+    RecipeOption("momentum", Number(), "(sgd, momentum, nesterov, rmsprop, lars)"),
+    RecipeOption("nesterov", Flag(), "look ahead (sgd)"),
+    RecipeOption("beta1", Number(), "how slowly the mean forgets (adam and its kin, lion, lamb)"),
+    RecipeOption("beta2", Number(), "how slowly the mean square forgets (adam and its kin, lamb)"),
+    RecipeOption(
         "epsilon",
         Number(),
         "added to divisors (adam and its kin, lamb, adagrad, adadelta, rmsprop)",
     ),
-    Option("smoothing", Number(), "how slowly the mean square forgets (adadelta, rmsprop)"),
-    Option("centered", Flag(), "divide by the deviation (rmsprop)"),
-    Option("trust", Number(), "part of a parameter's length that a step may have (lars)"),
-    Option("clip_norm", Number(), "longest that all gradients together may be"),
-    Option("clip_value", Number(), "largest that an element of a gradient may be"),
-    Option("accumulate", Count(1), "batches whose gradients make one step"),
+    RecipeOption("smoothing", Number(), "how slowly the mean square forgets (adadelta, rmsprop)"),
+    RecipeOption("centered", Flag(), "divide by the deviation (rmsprop)"),
+    RecipeOption("trust", Number(), "part of a parameter's length that a step may have (lars)"),
+    RecipeOption("clip_norm", Number(), "longest that all gradients together may be"),
+    RecipeOption("clip_value", Number(), "largest that an element of a gradient may be"),
+    RecipeOption("accumulate", CountOption(1), "batches whose gradients make one step"),
 )
 
 SCHEDULE = (
-    Option(
+    RecipeOption(
         "schedule",
-        Choice("schedule", _rate_schedules),
+        NameOption("schedule", _rate_schedules),
         "how the learning rate changes: " + ", ".join(_rate_schedules()),
     ),
-    Option("schedule_steps", Count(1), "its length (cosine, one_cycle: the whole run)"),
-    Option("schedule_factor", Number(), "(step_decay, exponential, reduce_on_plateau)"),
-    Option("schedule_every", Count(1), "steps between two changes (step_decay)"),
-    Option("schedule_at", Counts(), "steps at which it changes (step_decay)"),
-    Option("schedule_warm_up", Count(), "steps in which it rises first (cosine)"),
-    Option("schedule_start", Number(), "where it starts (linear_warm_up)"),
-    Option("schedule_final", Number(), "where it ends (cosine)"),
-    Option("schedule_rising", Number(), "part of the steps in which it rises (one_cycle)"),
-    Option("schedule_start_divisor", Number(), "(one_cycle)"),
-    Option("schedule_final_divisor", Number(), "(one_cycle)"),
-    Option("schedule_patience", Count(), "epochs without progress (reduce_on_plateau)"),
-    Option("schedule_monitor", Text("METRIC"), "what should progress (reduce_on_plateau)"),
-    Option("schedule_larger_is_better", Flag(), "(reduce_on_plateau)"),
-    Option("schedule_threshold", Number(), "(reduce_on_plateau)"),
-    Option("schedule_cooldown", Count(), "(reduce_on_plateau)"),
-    Option("schedule_minimum", Number(), "(reduce_on_plateau)"),
+    RecipeOption("schedule_steps", CountOption(1), "its length (cosine, one_cycle: the whole run)"),
+    RecipeOption("schedule_factor", Number(), "(step_decay, exponential, reduce_on_plateau)"),
+    RecipeOption("schedule_every", CountOption(1), "steps between two changes (step_decay)"),
+    RecipeOption("schedule_at", CountsOption(), "steps at which it changes (step_decay)"),
+    RecipeOption("schedule_warm_up", CountOption(), "steps in which it rises first (cosine)"),
+    RecipeOption("schedule_start", Number(), "where it starts (linear_warm_up)"),
+    RecipeOption("schedule_final", Number(), "where it ends (cosine)"),
+    RecipeOption("schedule_rising", Number(), "part of the steps in which it rises (one_cycle)"),
+    RecipeOption("schedule_start_divisor", Number(), "(one_cycle)"),
+    RecipeOption("schedule_final_divisor", Number(), "(one_cycle)"),
+    RecipeOption("schedule_patience", CountOption(), "epochs without progress (reduce_on_plateau)"),
+    RecipeOption(
+        "schedule_monitor", TextOption("METRIC"), "what should progress (reduce_on_plateau)"
+    ),
+    RecipeOption("schedule_larger_is_better", Flag(), "(reduce_on_plateau)"),
+    RecipeOption("schedule_threshold", Number(), "(reduce_on_plateau)"),
+    RecipeOption("schedule_cooldown", CountOption(), "(reduce_on_plateau)"),
+    RecipeOption("schedule_minimum", Number(), "(reduce_on_plateau)"),
 )
 
-GROUPS: Mapping[str, tuple[Option, ...]] = {
+GROUPS: Mapping[str, tuple[RecipeOption, ...]] = {
     "data": DATA,
     "augmentation": AUGMENTATION,
     "model": MODEL,
@@ -295,7 +333,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
     "optimizer": OPTIMIZER,
     "schedule": SCHEDULE,
 }
-OPTIONS: Mapping[str, Option] = {
+OPTIONS: Mapping[str, RecipeOption] = {
     option.name: option for group in GROUPS.values() for option in group
 }
 
@@ -308,7 +346,7 @@ def add_options(parser: argparse.ArgumentParser, *groups: str) -> None:
             add_option(section, option)
 
 
-def add_option(section: Any, option: Option) -> None:
+def add_option(section: Any, option: RecipeOption) -> None:
     """Give a command, or a group of its flags, the flag of an option."""
     default = "" if option.default is None else f" (default: {option.default})"
     settings: dict[str, Any] = {

@@ -20,7 +20,7 @@ from caldera.data.datasets.windows import number_columns
 from caldera.data.series import Series
 from caldera.data.sources.encoded_images import LARGEST_FILE, SUFFIXES, LabelledImage
 from caldera.data.tables.reading import is_table_file
-from caldera.data.transforms.decode import Size, decode_all
+from caldera.data.transforms.decode import ImageSize, decode_all
 from caldera.errors import DataError
 from caldera.io.files import read_bounded
 
@@ -160,6 +160,6 @@ def _images(path: Path, shape: tuple[int, ...]) -> tuple[list[str], np.ndarray]:
         LabelledImage(name, "", partial(read_bounded, each, LARGEST_FILE, "predict"))
         for name, each in zip(names, files, strict=True)
     ]
-    size = Size(*shape[1:])
+    size = ImageSize(*shape[1:])
     pixels, _ = decode_all(images, [""], shape[0], size, resize=True, where="predict")
     return names, pixels

@@ -27,34 +27,43 @@ from typing import Any
 
 from caldera import search
 from caldera.base.registry import nearest
-from caldera.cli.option_types import Choice, Count, Counts, Number, OptionType, Text
-from caldera.cli.options import OPTIONS, Option, names_of
+from caldera.cli.option_types import (
+    CountOption,
+    CountsOption,
+    NameOption,
+    Number,
+    OptionType,
+    TextOption,
+)
+from caldera.cli.options import OPTIONS, RecipeOption, names_of
 from caldera.cli.recipe import checked_options, read_toml
 from caldera.errors import ConfigError
 from caldera.search.method import methods
 
 OWN = (
-    Option(
+    RecipeOption(
         "method",
-        Choice("search method", lambda: methods),
+        NameOption("search method", lambda: methods),
         "what proposes trials: " + ", ".join(methods),
         "random",
     ),
-    Option(
+    RecipeOption(
         "stop",
-        Choice("search method", lambda: methods),
+        NameOption("search method", lambda: methods),
         "what ends trials that are not worth going on with, such as asha or median",
     ),
-    Option("trials", Count(1), "how many trials there shall be (default: as the method says)"),
-    Option("seconds", Number(), "for how long new trials begin"),
-    Option(
+    RecipeOption(
+        "trials", CountOption(1), "how many trials there shall be (default: as the method says)"
+    ),
+    RecipeOption("seconds", Number(), "for how long new trials begin"),
+    RecipeOption(
         "workers",
-        Text("N"),
+        TextOption("N"),
         "how many trials run at once, each in a process of its own, or "
         "as in threads:4 in threads (default: 1; ranks under caldera run)",
     ),
 )
-SEARCH_OPTIONS: Mapping[str, Option] = {option.name: option for option in OWN}
+SEARCH_OPTIONS: Mapping[str, RecipeOption] = {option.name: option for option in OWN}
 _TABLES = ("space", "method", "stop", "objective")
 """Keys of a recipe that may be tables."""
 _NOT_SEARCHED = (
@@ -273,7 +282,7 @@ def _choice(value: Mapping[str, Any], kind: OptionType, where: str) -> Any:
 
 def _layers(value: Mapping[str, Any], kind: OptionType, where: str) -> Any:
     """A list of layers: { layers = [1, 3], units = [64, 256], step = 64 }."""
-    if not isinstance(kind, Counts):
+    if not isinstance(kind, CountsOption):
         raise ConfigError.build(where, expected="layers for hidden alone", got="layers")
     unknown = [key for key in value if key not in ("layers", "units", "step")]
     if unknown or "units" not in value:
@@ -284,8 +293,8 @@ def _layers(value: Mapping[str, Any], kind: OptionType, where: str) -> Any:
             hint="as in { layers = [1, 3], units = [64, 256], step = 64 }",
         )
     units = {"integer": value["units"], **({"step": value["step"]} if "step" in value else {})}
-    counts = _ends(value["layers"], Count(1), f"{where} layers")
-    return search.repeat(_range("integer", units, Count(1), f"{where} units"), *counts)
+    counts = _ends(value["layers"], CountOption(1), f"{where} layers")
+    return search.repeat(_range("integer", units, CountOption(1), f"{where} units"), *counts)
 
 
 def _ends(given: Any, kind: OptionType, where: str) -> list[Any]:
@@ -297,11 +306,11 @@ def _ends(given: Any, kind: OptionType, where: str) -> list[Any]:
 
 def _range(way: str, value: Mapping[str, Any], kind: OptionType, where: str) -> Any:
     more = {key: part for key, part in value.items() if key != way}
-    if not isinstance(kind, Number | Count):
+    if not isinstance(kind, Number | CountOption):
         raise ConfigError.build(
             where, expected=f"a list of values, each {kind.expected}", got=f"a range of {way}"
         )
-    whole = isinstance(kind, Count)
+    whole = isinstance(kind, CountOption)
     ends = _ends(value[way], kind, f"{where} {way}")
     allowed = {"uniform": ["step"], "integer": ["step"], "log": []}[way]
     for key in more:

@@ -15,7 +15,7 @@ from caldera.nn.models import GPT
 
 
 @dataclass(frozen=True)
-class Network:
+class ZooNetwork:
     """A function of the zoo.
 
     `reads_words` is for networks whose inputs are rows of whole numbers. `heads` are auxiliary
@@ -41,21 +41,21 @@ class Network:
 
 _FROM_DATA = ("input_shape", "classes", "length", "context", "name", "device")
 
-ZOO: Mapping[str, Network] = {
-    "mlp": Network(models.mlp),
-    "lenet5": Network(models.lenet5),
-    "alexnet": Network(models.alexnet),
-    "vgg16": Network(models.vgg16),
-    "googlenet": Network(models.googlenet, heads={"aux1": 0.3, "aux2": 0.3}),
-    "inception3": Network(models.inception3, heads={"aux": 0.4}),
-    "resnet18": Network(models.resnet18),
-    "resnet34": Network(models.resnet34),
-    "resnet50": Network(models.resnet50),
-    "resnet20": Network(models.resnet20),
-    "resnet56": Network(models.resnet56),
-    "lstm_classifier": Network(models.lstm_classifier, reads_words=True),
-    "text_classifier": Network(models.text_classifier, reads_words=True),
-    "gpt": Network(models.gpt, reads_words=True),
+ZOO: Mapping[str, ZooNetwork] = {
+    "mlp": ZooNetwork(models.mlp),
+    "lenet5": ZooNetwork(models.lenet5),
+    "alexnet": ZooNetwork(models.alexnet),
+    "vgg16": ZooNetwork(models.vgg16),
+    "googlenet": ZooNetwork(models.googlenet, heads={"aux1": 0.3, "aux2": 0.3}),
+    "inception3": ZooNetwork(models.inception3, heads={"aux": 0.4}),
+    "resnet18": ZooNetwork(models.resnet18),
+    "resnet34": ZooNetwork(models.resnet34),
+    "resnet50": ZooNetwork(models.resnet50),
+    "resnet20": ZooNetwork(models.resnet20),
+    "resnet56": ZooNetwork(models.resnet56),
+    "lstm_classifier": ZooNetwork(models.lstm_classifier, reads_words=True),
+    "text_classifier": ZooNetwork(models.text_classifier, reads_words=True),
+    "gpt": ZooNetwork(models.gpt, reads_words=True),
 }
 
 

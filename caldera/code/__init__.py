@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from caldera.base.arguments import guard as _guard
 from caldera.code.analogies import Score, analogy_scores, distance_score
-from caldera.code.corpora import Program, poj104
-from caldera.code.embedding import Embedding, pairs_of, train_embedding
+from caldera.code.corpora import SourceProgram as Program
+from caldera.code.corpora import poj104
+from caldera.code.embedding import StatementEmbedding as Embedding
+from caldera.code.embedding import pairs_of, train_embedding
 from caldera.code.flow_graph import context_pairs, flow_edges
 from caldera.code.llvm_ir import Function, Statement, compile_c, read_ir
 from caldera.code.vocabulary import Vocabulary, normalised

@@ -16,7 +16,7 @@ from itertools import combinations
 
 import numpy as np
 
-from caldera.code.embedding import Embedding
+from caldera.code.embedding import StatementEmbedding
 from caldera.op.arguments import as_count
 
 Question = tuple[str, str, str, str]
@@ -72,7 +72,7 @@ class Score:
         return f"{self.right} of {self.asked} ({share})"
 
 
-def analogy_scores(embedding: Embedding, among: int = 5) -> dict[str, Score]:
+def analogy_scores(embedding: StatementEmbedding, among: int = 5) -> dict[str, Score]:
     """Types, options, conversions and data structures: how often the right statement is `among` the
     nearest.
 
@@ -90,7 +90,7 @@ def analogy_scores(embedding: Embedding, among: int = 5) -> dict[str, Score]:
     return {kind: _asked(embedding, find(words), among) for kind, find in _QUESTIONS.items()}
 
 
-def distance_score(embedding: Embedding) -> Score:
+def distance_score(embedding: StatementEmbedding) -> Score:
     """How often two statements of one kind (additions, divisions, returns, ...) are nearer to each
     other than the first is to a statement of another kind: over all such three.
 
@@ -118,7 +118,7 @@ def distance_score(embedding: Embedding) -> Score:
     return Score(right, asked)
 
 
-def _asked(embedding: Embedding, questions: Iterable[Question], among: int) -> Score:
+def _asked(embedding: StatementEmbedding, questions: Iterable[Question], among: int) -> Score:
     asked = list(questions)
     if len(asked) > MOST:
         asked = [asked[i] for i in np.linspace(0, len(asked) - 1, MOST).astype(int)]

@@ -23,7 +23,7 @@ PRELUDE = "".join(f"#include <{name}>\n" for name in HEADERS) + "using namespace
 """What programs were handed in with and lack in the archive."""
 
 
-class Program(NamedTuple):
+class SourceProgram(NamedTuple):
     """A program, the problem that it solves, and what it is for: train, validation or test.
 
     >>> from pathlib import Path
@@ -46,7 +46,7 @@ class Program(NamedTuple):
             return read_ir(compile_c(whole, ["-std=c++11", *flags]))
 
 
-def poj104(folder: str | PathLike[str], *, seed: int = 0) -> list[Program]:
+def poj104(folder: str | PathLike[str], *, seed: int = 0) -> list[SourceProgram]:
     """The programs of POJ-104 (Mou and others, 2016), 500 for each of 104 problems.
 
     Two layouts are read: `ProgramData/PROBLEM/NUMBER.txt`, sources in C and C++ as the authors give
@@ -65,7 +65,7 @@ def poj104(folder: str | PathLike[str], *, seed: int = 0) -> list[Program]:
     divided = {part: root / name for name, part in PARTS.items() if (root / name).is_dir()}
     if divided:
         found = [
-            Program(path, problem, part)
+            SourceProgram(path, problem, part)
             for part, place in divided.items()
             for problem, inside in _problems(place)
             for path in sorted(inside.glob("*.ll"), key=_number)
@@ -98,11 +98,11 @@ def _number(path: Path) -> tuple[int, str]:
     return int(digits or 0), path.name
 
 
-def _drawn(paths: Sequence[Path], problem: int, seed: int) -> list[Program]:
+def _drawn(paths: Sequence[Path], problem: int, seed: int) -> list[SourceProgram]:
     """Programs of a problem with the part that each is drawn into."""
     order = np.random.default_rng([seed, problem]).permutation(len(paths))
     train, validation = (round(share * len(paths)) for share in SHARES)
     names = ["train"] * train + ["validation"] * validation
     names += ["test"] * (len(paths) - len(names))
     parts = dict(zip(order.tolist(), names, strict=True))
-    return [Program(path, problem, parts[place]) for place, path in enumerate(paths)]
+    return [SourceProgram(path, problem, parts[place]) for place, path in enumerate(paths)]

@@ -19,7 +19,7 @@ from caldera.errors import DataError
 from caldera.io.safetensors_files import safetensors_arrays
 
 
-class Embedding:
+class StatementEmbedding:
     """A vector for each statement of a vocabulary.
 
     >>> import numpy as np
@@ -75,7 +75,7 @@ class Embedding:
         return Path(path)
 
     @classmethod
-    def load(cls, path: str | PathLike[str]) -> Embedding:
+    def load(cls, path: str | PathLike[str]) -> StatementEmbedding:
         """What `save` wrote."""
         found = io.load_safetensors_metadata(path).get("vocabulary")
         try:
@@ -138,7 +138,7 @@ def train_embedding(
     rate: float = 0.025,
     sample: float = 1e-3,
     seed: int = 0,
-) -> Embedding:
+) -> StatementEmbedding:
     """Vectors of all statements that occur `least` times in these modules (see `read_ir`).
 
     >>> from caldera import code
@@ -159,4 +159,4 @@ def train_embedding(
         )
     model = nn.SkipGram(vocabulary.counts, width, negatives, sample, seed)
     model.fit(pairs, epochs, rate)
-    return Embedding(vocabulary, model.vectors)
+    return StatementEmbedding(vocabulary, model.vectors)

@@ -17,7 +17,7 @@ import numpy as np
 
 from caldera.comm.algorithms.collectives import exchange_messages
 from caldera.comm.algorithms.segments import SEGMENT_BYTES, TAG
-from caldera.comm.algorithms.volume import Volume
+from caldera.comm.algorithms.volume import MessageVolume
 from caldera.comm.reduction import check_buffer, same_memory
 from caldera.comm.requests import Request
 from caldera.comm.traffic import Traffic
@@ -273,7 +273,7 @@ class PointToPoint(ABC):
         if not 0 <= tag <= LAST_TAG:
             raise CommError.build(where, expected=f"a tag from 0 to {LAST_TAG}", got=str(tag))
 
-    def _count(self, moved: Volume, buffer: np.ndarray) -> None:
+    def _count(self, moved: MessageVolume, buffer: np.ndarray) -> None:
         """Count what a library moved that does not say what it does."""
         self.traffic.sent(moved.sent * buffer.itemsize, moved.messages)
         self.traffic.received(moved.received * buffer.itemsize)

@@ -37,7 +37,7 @@ _SENT = ("CALDERA_", "MPI4PY_", "OMPI_MCA_", "OMP_", "OPENBLAS_", "PYTHON")
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchCommand:
     """A command that starts all ranks, and the environment it needs."""
 
     command: list[str]
@@ -75,7 +75,7 @@ def launch(
     hosts: str | None = None,
     survive: bool = False,
     environment: Mapping[str, str] = os.environ,
-) -> Launch:
+) -> LaunchCommand:
     """How to start a program as several ranks; a name that ends in .py is run by this Python.
 
     `hosts` are machines with the ranks each takes, as in "a:4,b:4". With `survive` the other ranks
@@ -106,7 +106,7 @@ def launch(
         names = sorted({*environment, *added, RESTART})
         command += [word for name in names if name.startswith(_SENT) for word in (mpi.sends, name)]
     words = [sys.executable, *program] if program[0].endswith(".py") else list(program)
-    return Launch([*command, *words], {**environment, **added})
+    return LaunchCommand([*command, *words], {**environment, **added})
 
 
 def _threads(ranks: int, hosts: str | None) -> int:

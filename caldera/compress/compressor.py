@@ -131,7 +131,7 @@ def _kind_and_name(key: str) -> tuple[str, str]:
     return kind, name
 
 
-class Options(TypedDict, total=False):
+class CompressorOptions(TypedDict, total=False):
     """What every compressor takes: `mean` for the mean over ranks instead of the sum, and `seed`
     of what is drawn by chance."""
 

@@ -29,7 +29,13 @@ from caldera.compress.codecs import (
     SignCodec,
     TernaryCodec,
 )
-from caldera.compress.compressor import Compressor, CompressorState, Options, State, compressors
+from caldera.compress.compressor import (
+    Compressor,
+    CompressorOptions,
+    CompressorState,
+    State,
+    compressors,
+)
 from caldera.compress.messages import (
     EMPTY,
     RandomStream,
@@ -155,7 +161,11 @@ class Cast(DenseCompressor):
     """
 
     def __init__(
-        self, dtype: str = "bfloat16", *, feedback: bool = False, **options: Unpack[Options]
+        self,
+        dtype: str = "bfloat16",
+        *,
+        feedback: bool = False,
+        **options: Unpack[CompressorOptions],
     ) -> None:
         super().__init__(**options)
         self.code = HalfPrecisionCodec(dtype)
@@ -181,7 +191,7 @@ class QSGD(DenseCompressor):
         *,
         bucket: int = 512,
         feedback: bool = False,
-        **options: Unpack[Options],
+        **options: Unpack[CompressorOptions],
     ) -> None:
         super().__init__(**options)
         self.code = QsgdCodec(bits, bucket)
@@ -201,7 +211,7 @@ class TernGrad(DenseCompressor):
     """
 
     def __init__(
-        self, *, clip: float = 2.5, feedback: bool = False, **options: Unpack[Options]
+        self, *, clip: float = 2.5, feedback: bool = False, **options: Unpack[CompressorOptions]
     ) -> None:
         super().__init__(**options)
         self.code = TernaryCodec(clip)
@@ -221,7 +231,7 @@ class OneBit(DenseCompressor):
     1088
     """
 
-    def __init__(self, *, bucket: int = 512, **options: Unpack[Options]) -> None:
+    def __init__(self, *, bucket: int = 512, **options: Unpack[CompressorOptions]) -> None:
         super().__init__(**options)
         self.code = SignCodec(bucket)
         self.sum_codec = SignCodec(bucket)
@@ -245,7 +255,7 @@ class Lossless(DenseCompressor):
     [(128.0, True), (128.0, True)]
     """
 
-    def __init__(self, **options: Unpack[Options]) -> None:
+    def __init__(self, **options: Unpack[CompressorOptions]) -> None:
         super().__init__(**options)
         self.code = LosslessCodec()
         self.sum_codec = LosslessCodec()

@@ -14,7 +14,7 @@ from typing import Unpack
 import numpy as np
 
 from caldera.comm import Communicator
-from caldera.compress.compressor import Compressor, Options, compressors
+from caldera.compress.compressor import Compressor, CompressorOptions, compressors
 from caldera.compress.messages import RandomStream
 from caldera.core.tensor.dtype import HALVES
 from caldera.core.tensor.philox import normal, random_bits
@@ -39,7 +39,7 @@ class PowerSGD(Compressor):
     True
     """
 
-    def __init__(self, rank: int = 4, **options: Unpack[Options]) -> None:
+    def __init__(self, rank: int = 4, **options: Unpack[CompressorOptions]) -> None:
         super().__init__(**options)
         if rank < 1:
             raise ConfigError.build("PowerSGD", expected="a rank of 1 or more", got=repr(rank))
@@ -139,7 +139,7 @@ class RandomK(Compressor):
     """
 
     def __init__(
-        self, k: float = 0.01, *, feedback: bool = True, **options: Unpack[Options]
+        self, k: float = 0.01, *, feedback: bool = True, **options: Unpack[CompressorOptions]
     ) -> None:
         super().__init__(**options)
         if not 0 < k <= 1:

@@ -18,7 +18,7 @@ import numpy as np
 
 from caldera.comm import Communicator
 from caldera.compress.codecs import Codec, QsgdCodec, RawCodec
-from caldera.compress.compressor import Compressor, Options, compressors
+from caldera.compress.compressor import Compressor, CompressorOptions, compressors
 from caldera.compress.messages import RandomStream
 from caldera.compress.sparse import ALGORITHMS, Link, SparseCodec, SparseVector, Sum, sum_sparse
 from caldera.errors import ConfigError
@@ -139,7 +139,7 @@ class TopK(Compressor):
         algorithm: str = "auto",
         latency: float = Link.latency,
         bandwidth: float = Link.bandwidth,
-        **options: Unpack[Options],
+        **options: Unpack[CompressorOptions],
     ) -> None:
         super().__init__(**options)
         _check(k, block, scope, sampled, momentum, algorithm)

@@ -115,7 +115,7 @@ class Features(NamedTuple):
     notes: list[str]
 
 
-class Span(NamedTuple):
+class FeatureSpan(NamedTuple):
     """The features that come from one column."""
 
     name: str
@@ -167,12 +167,12 @@ class Schema:
         return tuple(name for column in self.columns for name in column.features())
 
     @property
-    def spans(self) -> tuple[Span, ...]:
+    def spans(self) -> tuple[FeatureSpan, ...]:
         """Which features come from which column."""
         found, start = [], 0
         for column in self.columns:
             name = column.name or f"column {column.position}"
-            found.append(Span(name, start, start + column.width))
+            found.append(FeatureSpan(name, start, start + column.width))
             start += column.width
         return tuple(found)
 
@@ -331,7 +331,7 @@ class Schema:
 
     def place(
         self, names: Sequence[str], width: int, where: str, ignore: Collection[int] = ()
-    ) -> Places:
+    ) -> ColumnPositions:
         """Where the columns are in a table with these names (none, if it has no line of names).
 
         They are found by name; where the table or the schema has no names, by position, and then
@@ -342,18 +342,20 @@ class Schema:
             return self._by_name(names, where, ignore)
         left = [column for column in range(width) if column not in ignore]
         if len(left) == len(self.columns):
-            return Places(left, None)
+            return ColumnPositions(left, None)
         if len(left) == self.width:
             # A table like the one it was trained on, with what is predicted in its place.
             target = None if self.target is None else left[self.target.position]
-            return Places([left[column.position] for column in self.columns], target)
+            return ColumnPositions([left[column.position] for column in self.columns], target)
         expected = f"{len(self.columns)} columns"
         if self.target is not None:
             expected += f", or the {self.width} of the table it was trained on"
         hint = "without names, columns are told by their position"
         raise DataError.build(where, expected=expected, got=str(len(left)), hint=hint)
 
-    def _by_name(self, names: Sequence[str], where: str, ignore: Collection[int]) -> Places:
+    def _by_name(
+        self, names: Sequence[str], where: str, ignore: Collection[int]
+    ) -> ColumnPositions:
         target = self.target.name if self.target else ""
         given = [name for number, name in enumerate(names) if number not in ignore]
         missing = [name for name in self.names if name not in given]
@@ -378,7 +380,7 @@ class Schema:
                     hint="leave one out by its number, with ignore= (--ignore-columns)",
                 )
         place = {name: number for number, name in enumerate(names) if number not in ignore}
-        return Places([place[name] for name in self.names], place.get(target))
+        return ColumnPositions([place[name] for name in self.names], place.get(target))
 
     # --- other data
 
@@ -455,7 +457,7 @@ def _problem(column: Column) -> str:
     return ""
 
 
-class Places(NamedTuple):
+class ColumnPositions(NamedTuple):
     """The numbers of columns in a table: the inputs in order, and the target if it is there."""
 
     inputs: list[int]

@@ -13,7 +13,7 @@ from caldera.compiler.sharding.distributions import (
     Replicated,
     Rows,
 )
-from caldera.compiler.sharding.layout import Layout
+from caldera.compiler.sharding.layout import ShardLayout as Layout
 from caldera.dmath.array import Array, evaluate
 from caldera.dmath.connect import connect, current, disconnect, spmd
 from caldera.dmath.creation import (

@@ -13,7 +13,7 @@ from caldera import op
 from caldera.compiler.lazy import Expr, lift
 from caldera.compiler.lazy.expr import add_kind
 from caldera.compiler.sharding.distributions import Distribution, as_layout
-from caldera.compiler.sharding.layout import Layout
+from caldera.compiler.sharding.layout import ShardLayout
 from caldera.compiler.sharding.ops import place
 from caldera.compiler.sharding.rules.registry import default_layout
 from caldera.core.graph.node import Node, Symbol
@@ -25,7 +25,7 @@ from caldera.core.tensor.dtype import array_of, bool_, canonical
 from caldera.core.tensor.shape import Shape
 from caldera.dmath.blocks import Box, blocks_of, to_dask, to_pandas
 from caldera.dmath.connect import current
-from caldera.dmath.explain import Explanation, explained, layout_picture
+from caldera.dmath.explain import ArrayExplanation, explained, layout_picture
 from caldera.dmath.handle import Handle
 from caldera.dmath.numpy_protocol import apply_function, apply_ufunc
 from caldera.dmath.session import Session
@@ -55,7 +55,7 @@ class Array(Expr):
     # --- where it is
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ShardLayout:
         """The layout it has, or will have once it is computed."""
         known = _values.get(self.node, self.node).attrs.get("symbol")
         if known is not None and isinstance(known.value, Handle):
@@ -64,7 +64,7 @@ class Array(Expr):
 
     def to(
         self,
-        layout: Layout | Distribution | None = None,
+        layout: ShardLayout | Distribution | None = None,
         dtype: Any = None,
         ranks: Iterable[int] | None = None,
     ) -> Array:
@@ -88,7 +88,7 @@ class Array(Expr):
         checked_ranks(where_to.ranks)
         return Array(place(node, where_to))
 
-    def explain(self) -> Explanation:
+    def explain(self) -> ArrayExplanation:
         """What moves where when it is computed: bytes, seconds, and what each way has beaten.
 
         >>> import numpy as np
@@ -100,7 +100,7 @@ class Array(Expr):
         """
         return self._explained(again=True)
 
-    def _explained(self, *, again: bool) -> Explanation:
+    def _explained(self, *, again: bool) -> ArrayExplanation:
         return explained(_with_leaves([self.node], but=self.node)[0], current(), again=again)
 
     def draw(self, path: str | PathLike[str] | None = None) -> Picture:
@@ -312,7 +312,7 @@ def leaf_of(handle: Handle) -> Node:
     return tensor(symbol=Symbol("", handle.spec, "tensor", handle))
 
 
-def put(values: np.ndarray, layout: Layout, session: Session | None = None) -> Array:
+def put(values: np.ndarray, layout: ShardLayout, session: Session | None = None) -> Array:
     """An array with these values, which are here, in a layout."""
     return Array(leaf_of((session or current()).put(values, layout)))
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from caldera.base.registry import optional_import
-from caldera.compiler.sharding.layout import CartesianLayout, Layout
+from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout
 from caldera.compiler.sharding.table_layout import TableLayout
 from caldera.errors import ConfigError, ShapeError
 
@@ -17,7 +17,7 @@ MOST_BLOCKS = 4096
 """Of more than that, as small blocks dealt out in turns are, neighbours are taken together."""
 
 
-def cuts_of_blocks(layout: Layout) -> list[list[int]]:
+def cuts_of_blocks(layout: ShardLayout) -> list[list[int]]:
     """Where the blocks of a layout begin along each axis, and where the last ends.
 
     >>> from caldera.compiler.sharding.distributions import Rows

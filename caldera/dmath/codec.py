@@ -47,7 +47,7 @@ _NOT_IN_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 @dataclass(frozen=True)
-class Graph:
+class LeafGraph:
     """Outputs, and the leaves that they are computed from in the order of their numbers."""
 
     outputs: tuple[Node, ...]
@@ -107,7 +107,7 @@ def _is_plain(value: Any) -> bool:
     return not isinstance(value, Symbol | Body)
 
 
-def decode_graph(content: bytes) -> Graph:
+def decode_graph(content: bytes) -> LeafGraph:
     """The graph, over leaves of its own, that have no value yet."""
     length = int.from_bytes(content[:8], "little")
     try:
@@ -123,7 +123,7 @@ def decode_graph(content: bytes) -> Graph:
         if isinstance(problem, ConfigError | DataError):
             raise
         raise _refused("a graph as encode_graph writes it", repr(problem)) from problem
-    return Graph(outputs, tuple(reader.leaves))
+    return LeafGraph(outputs, tuple(reader.leaves))
 
 
 def encode(value: Any) -> bytes:

@@ -13,7 +13,7 @@ from caldera.comm import Communicator, world
 from caldera.dmath.master import Master
 from caldera.dmath.processes import ProcessTeam
 from caldera.dmath.session import Session, SpmdSession
-from caldera.dmath.workers import MpiTeam, ThreadTeam, Worker
+from caldera.dmath.workers import MpiTeam, RankWorker, ThreadTeam
 from caldera.errors import ConfigError
 
 MOST_WORKERS = 1024
@@ -109,7 +109,7 @@ def _made(ranks: int, threads: int | None, started: int) -> Session:
         everybody = world()
         team = MpiTeam(everybody)
         if everybody.rank > 0:
-            Worker(team).serve()
+            RankWorker(team).serve()
             # The script is the master's.
             sys.exit(0)
         return Master(team)
@@ -129,7 +129,7 @@ def _thread_session(workers: int) -> Session:
     first, *others = ThreadTeam.of(workers)
     for team in others:
         name = f"worker {team.rank - 1}"
-        threading.Thread(target=Worker(team).serve, name=name, daemon=True).start()
+        threading.Thread(target=RankWorker(team).serve, name=name, daemon=True).start()
     return Master(first)
 
 

@@ -14,7 +14,7 @@ from caldera.compiler.lazy import Expr
 from caldera.compiler.lazy.indexing import array_node
 from caldera.compiler.sharding.algorithms.process_grid import even_cuts
 from caldera.compiler.sharding.distributions import Distribution, Rows, as_layout
-from caldera.compiler.sharding.layout import Layout
+from caldera.compiler.sharding.layout import ShardLayout
 from caldera.compiler.sharding.ops import place
 from caldera.compiler.sharding.rules.registry import default_layout
 from caldera.core.graph.node import Node, Spec
@@ -26,13 +26,13 @@ from caldera.core.tensor.dtype import bool_, canonical, int64, is_float
 from caldera.core.tensor.shape import Shape, as_shape
 from caldera.dmath.array import Array, as_values, checked_ranks, leaf_of, put
 from caldera.dmath.connect import current
-from caldera.dmath.sources import Source, read_part
+from caldera.dmath.sources import FileArray, read_part
 from caldera.errors import ConfigError
 
-Where = Layout | Distribution | None
+Where = ShardLayout | Distribution | None
 
 
-def _layout(layout: Where, shape: Shape, ranks: Iterable[int] | None) -> Layout | None:
+def _layout(layout: Where, shape: Shape, ranks: Iterable[int] | None) -> ShardLayout | None:
     own = None if ranks is None else checked_ranks(ranks)
     if layout is None:
         return None if own is None else default_layout(shape, own)
@@ -230,7 +230,7 @@ def from_dask(values: Any, layout: Where = None) -> Array:
     shape = tuple(int(n) for n in values.shape)
     if layout is None and shape:
         layout = Rows(cuts=_near(np.cumsum((0, *values.chunks[0])), current().ranks))
-    return _from(Source(shape, canonical(values.dtype), _Computed(values)), layout)
+    return _from(FileArray(shape, canonical(values.dtype), _Computed(values)), layout)
 
 
 def from_pandas(frame: Any, layout: Where = None, dtype: Any = None) -> Array:
@@ -266,10 +266,10 @@ def from_pandas(frame: Any, layout: Where = None, dtype: Any = None) -> Array:
         )
     found = np.result_type(*numbers.values()) if numbers else np.dtype(np.float64)
     wanted = canonical(found if dtype is None else dtype)
-    return _from(Source(tuple(frame.shape), wanted, _Taken(frame, wanted)), layout)
+    return _from(FileArray(tuple(frame.shape), wanted, _Taken(frame, wanted)), layout)
 
 
-def _from(source: Source, layout: Where) -> Array:
+def _from(source: FileArray, layout: Where) -> Array:
     session = current()
     spec = Spec(source.shape, source.dtype)
     where = as_layout(Rows() if layout is None else layout, spec.shape, range(session.ranks))

@@ -7,8 +7,8 @@ from itertools import pairwise, product
 
 from caldera.base.formatting import bytes_text
 from caldera.compiler.sharding.explanation import moves_table, shortened, summary
-from caldera.compiler.sharding.layout import Layout
-from caldera.compiler.sharding.propagation import Choice, Move, distribute
+from caldera.compiler.sharding.layout import ShardLayout
+from caldera.compiler.sharding.propagation import Move, ShardingStrategy, distribute
 from caldera.core.graph.node import Node
 from caldera.core.graph.program import topological
 from caldera.dmath.handle import Handle
@@ -23,13 +23,13 @@ SHOWN = 4
 
 
 @dataclass(frozen=True)
-class Explanation:
+class ArrayExplanation:
     """What happens when an array is computed: `moves` one after the other, `choices` among ways,
     and the `layout` that the result has. Printed, it is a table."""
 
     moves: tuple[Move, ...]
-    choices: tuple[Choice, ...]
-    layout: Layout
+    choices: tuple[ShardingStrategy, ...]
+    layout: ShardLayout
 
     @property
     def nbytes(self) -> int:
@@ -39,7 +39,7 @@ class Explanation:
     @property
     def seconds(self) -> float:
         """What moving and computing are thought to take, and the calls for each of them."""
-        steps: list[Move | Choice] = [*self.moves, *self.choices]
+        steps: list[Move | ShardingStrategy] = [*self.moves, *self.choices]
         return sum(step.seconds + CALL_S for step in steps if step.seconds)
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Explanation:
     __repr__ = __str__
 
 
-def explained(node: Node, session: Session, *, again: bool = False) -> Explanation:
+def explained(node: Node, session: Session, *, again: bool = False) -> ArrayExplanation:
     """What computing a node of whole values in a session means; with `again` by what ranks know by
     now of the time that it takes, if the script can ask them."""
     leaves = {}
@@ -70,10 +70,10 @@ def explained(node: Node, session: Session, *, again: bool = False) -> Explanati
     again = again and session.one_script
     links = session.links([symbol.spec for symbol in leaves], again=again)
     found = distribute([node], leaves, ranks=session.ranks, rank=0, links=links)
-    return Explanation(found.moves, found.choices, found.layouts[0])
+    return ArrayExplanation(found.moves, found.choices, found.layouts[0])
 
 
-def _beaten(choice: Choice) -> list[str]:
+def _beaten(choice: ShardingStrategy) -> list[str]:
     """The way that was taken and those it was chosen among, each with all that moves for it."""
     if not choice.others:
         return []
@@ -97,7 +97,7 @@ _LABELLED = 26.0
 """A block at least so wide and high has the numbers of its ranks in it."""
 
 
-def layout_picture(layout: Layout) -> Picture:
+def layout_picture(layout: ShardLayout) -> Picture:
     """Blocks in the colours of their ranks, drawn to scale.
 
     Of more than two axes those with the most blocks are shown, where the others begin.
@@ -128,14 +128,14 @@ def layout_picture(layout: Layout) -> Picture:
     return Picture(picture(WIDTH + 20, height + 44, *content, font_family=SANS), "dm.Array.draw")
 
 
-def _shown(layout: Layout) -> tuple[int | None, int | None]:
+def _shown(layout: ShardLayout) -> tuple[int | None, int | None]:
     axes = sorted(range(len(layout.shape)), key=lambda axis: -len(layout.cuts[axis]))[:2]
     if len(axes) < 2:
         return None, axes[0] if axes else None
     return min(axes), max(axes)
 
 
-def _cuts(layout: Layout, axis: int | None) -> tuple[int, ...]:
+def _cuts(layout: ShardLayout, axis: int | None) -> tuple[int, ...]:
     return (0, 1) if axis is None else layout.cuts[axis]
 
 
@@ -163,6 +163,6 @@ def _text(content: str, x: float, y: float, fill: str) -> str:
     return element("g", text(content, x, y, 13, class_="label"), fill=fill)
 
 
-def _left_out(layout: Layout, axes: tuple[int | None, int | None]) -> str:
+def _left_out(layout: ShardLayout, axes: tuple[int | None, int | None]) -> str:
     others = [axis for axis in range(len(layout.shape)) if axis not in axes]
     return f", axes {axes[0]} and {axes[1]}" if others else ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from caldera.compiler.sharding.distributions import Distribution, Replicated, Rows, as_layout
-from caldera.compiler.sharding.layout import Layout
+from caldera.compiler.sharding.layout import ShardLayout
 from caldera.core.graph.node import Spec
 from caldera.core.tensor.dtype import canonical
 from caldera.dmath.array import Array, leaf_of
@@ -24,7 +24,7 @@ from caldera.io import save_npy
 ONLY = ""
 """The name of an array that was saved without one."""
 PathLike = str | os.PathLike[str]
-Where = Layout | Distribution | Mapping[str, Layout | Distribution] | None
+Where = ShardLayout | Distribution | Mapping[str, ShardLayout | Distribution] | None
 
 
 def save(path: PathLike, arrays: Array | Mapping[str, Array]) -> None:
@@ -153,8 +153,11 @@ def load_handles(
 
 
 def _chosen(
-    session: Session, wanted: Layout | Distribution | None, spec: Spec, before: Layout | None
-) -> Layout:
+    session: Session,
+    wanted: ShardLayout | Distribution | None,
+    spec: Spec,
+    before: ShardLayout | None,
+) -> ShardLayout:
     ranks = range(session.ranks)
     if wanted is not None:
         return as_layout(wanted, spec.shape, ranks)

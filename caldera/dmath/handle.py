@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
-from caldera.compiler.sharding.layout import Layout
+from caldera.compiler.sharding.layout import ShardLayout
 from caldera.core.graph.node import Spec
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class Handle:
 
     __slots__ = ("__weakref__", "layout", "number", "session", "spec")
 
-    def __init__(self, session: Session, number: int, spec: Spec, layout: Layout) -> None:
+    def __init__(self, session: Session, number: int, spec: Spec, layout: ShardLayout) -> None:
         self.session = session
         self.number = number
         self.spec = spec

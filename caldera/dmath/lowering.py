@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from caldera.compiler.sharding.layout import Layout
+from caldera.compiler.sharding.layout import ShardLayout
 from caldera.compiler.sharding.propagation import distribute
 from caldera.compiler.sharding.volume import Links
 from caldera.core.graph.node import Node, Symbol
@@ -18,14 +18,14 @@ class Lowered:
 
     outputs: tuple[Node, ...]
     leaves: tuple[Symbol, ...]
-    layouts: tuple[Layout, ...]
+    layouts: tuple[ShardLayout, ...]
     roots: tuple[Node, ...]
 
 
 def lower(
     outputs: Sequence[Node],
-    leaves: Mapping[Symbol, Layout],
-    wanted: Sequence[Layout | None],
+    leaves: Mapping[Symbol, ShardLayout],
+    wanted: Sequence[ShardLayout | None],
     rank: int,
     ranks: int,
     links: Links,

@@ -17,7 +17,7 @@ import numpy as np
 
 from caldera import errors
 from caldera.comm import Traffic
-from caldera.compiler.sharding.layout import Layout
+from caldera.compiler.sharding.layout import ShardLayout
 from caldera.dmath.codec import decode, encode
 from caldera.dmath.handle import Handle
 from caldera.dmath.protocol import (
@@ -123,11 +123,11 @@ class Master(Session):
                 self._interrupt()
             raise
 
-    def _put(self, number: int, layout: Layout, part_of: PartOf) -> None:
+    def _put(self, number: int, layout: ShardLayout, part_of: PartOf) -> None:
         with self._exchange():
             self._put_all(number, layout, part_of)
 
-    def _put_all(self, number: int, layout: Layout, part_of: PartOf) -> None:
+    def _put_all(self, number: int, layout: ShardLayout, part_of: PartOf) -> None:
         freed = tuple(self._take_forgotten())
         parts: dict[Any, np.ndarray] = {}
         for rank in range(self.ranks):

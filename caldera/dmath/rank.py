@@ -10,7 +10,7 @@ import numpy as np
 from caldera.comm import Communicator
 from caldera.compiler.lazy.compile import compile_nodes
 from caldera.compiler.plan.plan import Plan
-from caldera.compiler.sharding.layout import Layout
+from caldera.compiler.sharding.layout import ShardLayout
 from caldera.compiler.sharding.volume import Links
 from caldera.core.graph.node import Symbol
 from caldera.core.memory import Device
@@ -32,8 +32,8 @@ class Definition:
     known of the ranks, by which ways are chosen."""
 
     graph: bytes
-    layouts: tuple[Layout, ...]
-    wanted: tuple[Layout | None, ...]
+    layouts: tuple[ShardLayout, ...]
+    wanted: tuple[ShardLayout | None, ...]
     links: Links
 
     def to_bytes(self) -> bytes:

@@ -20,7 +20,7 @@ import numpy as np
 
 from caldera.comm import Communicator
 from caldera.comm.requests import Request
-from caldera.compiler.sharding.layout import Layout
+from caldera.compiler.sharding.layout import ShardLayout
 from caldera.compiler.sharding.transfer import redistributed
 from caldera.compiler.sharding.volume import volume
 from caldera.core.graph.node import Node, Spec, Symbol, pinned
@@ -40,8 +40,8 @@ DEFAULT_BYTES = 256 << 20
 class View:
     """An array as a program needs it: from the layout it has to another, in a dtype."""
 
-    source: Layout
-    target: Layout
+    source: ShardLayout
+    target: ShardLayout
     dtype: DType
 
     @property

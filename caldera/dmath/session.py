@@ -19,7 +19,7 @@ from caldera.base.config import settings
 from caldera.comm import Communicator, SingleProcess, Traffic
 from caldera.compiler.sharding.axis_split import Intervals
 from caldera.compiler.sharding.calibration import is_clearly_other
-from caldera.compiler.sharding.layout import Layout, check_shape, index_of
+from caldera.compiler.sharding.layout import ShardLayout, check_shape, index_of
 from caldera.compiler.sharding.volume import Links
 from caldera.core.graph.node import Node, Spec, Symbol
 from caldera.core.tensor.dtype import canonical
@@ -44,7 +44,7 @@ class Known:
     programs that do the same."""
 
     number: int
-    layouts: tuple[Layout, ...]
+    layouts: tuple[ShardLayout, ...]
     key: Hashable
 
 
@@ -53,7 +53,7 @@ class _Written:
     """What was found out about a graph when it was last run."""
 
     outputs: tuple[weakref.ref[Node], ...]
-    wanted: tuple[Layout | None, ...]
+    wanted: tuple[ShardLayout | None, ...]
     known: Known
     leaves: tuple[Symbol, ...]
 
@@ -91,13 +91,13 @@ class Session(ABC):
 
     # --- what programs ask for
 
-    def put(self, array: np.ndarray, layout: Layout) -> Handle:
+    def put(self, array: np.ndarray, layout: ShardLayout) -> Handle:
         """An array whose parts are on ranks, from one that is here."""
         check_shape("put", layout.shape, array.shape)
         spec = Spec(array.shape, canonical(array.dtype))
         return self.put_parts(spec, layout, lambda rank: layout.part_of(array, rank))
 
-    def put_parts(self, spec: Spec, layout: Layout, part_of: PartOf) -> Handle:
+    def put_parts(self, spec: Spec, layout: ShardLayout, part_of: PartOf) -> Handle:
         """An array whose parts are on ranks; `part_of` gives that of one after the other."""
         self.check_open()
         with self._lock:
@@ -106,7 +106,7 @@ class Session(ABC):
         return handle
 
     def run(
-        self, outputs: Sequence[Node], wanted: Sequence[Layout | None] | None = None
+        self, outputs: Sequence[Node], wanted: Sequence[ShardLayout | None] | None = None
     ) -> list[Handle]:
         """Compute nodes of whole values whose leaves are `Handle`s; each output in the layout that
         is wanted, or in any if that is None."""
@@ -145,7 +145,7 @@ class Session(ABC):
         with self._lock:
             return self._call(service, arguments)
 
-    def new_handle(self, spec: Spec, layout: Layout) -> Handle:
+    def new_handle(self, spec: Spec, layout: ShardLayout) -> Handle:
         """An array that ranks are about to have."""
         with self._lock:
             return Handle(self, self._take_numbers(1), spec, layout)
@@ -159,7 +159,7 @@ class Session(ABC):
         """The same text wherever the script runs: that of the first."""
         return text
 
-    def replicate(self, handle: Handle, layout: Layout) -> None:
+    def replicate(self, handle: Handle, layout: ShardLayout) -> None:
         """Begin to bring an array to a second layout, while other things are computed; programs
         that need it there wait for what is still on its way, and nothing moves then."""
         self.check_open(handle)
@@ -248,7 +248,7 @@ class Session(ABC):
     # --- how ranks are told
 
     @abstractmethod
-    def _put(self, number: int, layout: Layout, part_of: PartOf) -> None: ...
+    def _put(self, number: int, layout: ShardLayout, part_of: PartOf) -> None: ...
 
     @abstractmethod
     def _define(self, number: int, definition: Definition) -> None: ...
@@ -268,7 +268,7 @@ class Session(ABC):
     # --- programs
 
     def _program(
-        self, outputs: Sequence[Node], wanted: tuple[Layout | None, ...]
+        self, outputs: Sequence[Node], wanted: tuple[ShardLayout | None, ...]
     ) -> tuple[Known, tuple[Symbol, ...]]:
         before = self._written.get(outputs[0])
         if before is not None and before.wanted == wanted:
@@ -340,7 +340,7 @@ class SpmdSession(Session):
     def agree(self, text: str) -> str:
         return str(self._here.communicator.bcast_object(text))
 
-    def _put(self, number: int, layout: Layout, part_of: PartOf) -> None:
+    def _put(self, number: int, layout: ShardLayout, part_of: PartOf) -> None:
         self._here.put(number, part_of(self._here.communicator.rank))
 
     def _define(self, number: int, definition: Definition) -> None:
@@ -373,7 +373,7 @@ def _is_power_of_two(n: int) -> bool:
     return n > 0 and n & (n - 1) == 0
 
 
-def senders(layout: Layout) -> list[int]:
+def senders(layout: ShardLayout) -> list[int]:
     """Ranks whose parts together are everything: of those that have the same, one.
 
     >>> from caldera.compiler.sharding.distributions import Replicated, Rows

@@ -18,7 +18,7 @@ import numpy as np
 
 from caldera.base.file_access import checked_file_name
 from caldera.compiler.sharding.axis_split import positions
-from caldera.compiler.sharding.layout import Layout, Piece
+from caldera.compiler.sharding.layout import IndexBlock, ShardLayout
 from caldera.core.tensor.dtype import canonical, complex128
 from caldera.dmath.codec import decode, encode
 from caldera.dmath.protocol import service
@@ -38,7 +38,7 @@ class Saved:
     """An array of an index: its dtype, the layout it was saved in, and the file of each rank."""
 
     dtype: str
-    layout: Layout
+    layout: ShardLayout
     files: Mapping[int, str]
 
 
@@ -82,7 +82,7 @@ def read_index(folder: Path) -> dict[str, Saved]:
 
 def _saved(raw: Any) -> Saved:
     layout = decode(json.dumps(raw["layout"]).encode())
-    if not isinstance(layout, Layout):
+    if not isinstance(layout, ShardLayout):
         raise TypeError(f"a layout that is {type(layout).__name__}")
     files = {
         int(rank): checked_file_name(name, f"dm.load {INDEX}")
@@ -107,7 +107,7 @@ def save_parts(rank: Rank, folder: str, mark: str, arrays: tuple[tuple[str, int]
 
 @service
 def load_parts(
-    rank: Rank, folder: str, name: str, number: int, saved: tuple[Any, ...], target: Layout
+    rank: Rank, folder: str, name: str, number: int, saved: tuple[Any, ...], target: ShardLayout
 ) -> None:
     """Read this rank's part of an array that was saved in whatever layout."""
     dtype, source, files = saved
@@ -125,14 +125,14 @@ def load_parts(
 
 
 @service
-def load_source(rank: Rank, path: str, dataset: str, number: int, layout: Layout) -> None:
+def load_source(rank: Rank, path: str, dataset: str, number: int, layout: ShardLayout) -> None:
     """Read this rank's part of an array in a file."""
     rank.put(number, read_part(open_source(path, dataset), layout, rank.communicator.rank))
 
 
 def _shared(
-    source: Layout, other: int, target: Layout, here: int
-) -> Iterator[tuple[Piece, Piece, Piece]]:
+    source: ShardLayout, other: int, target: ShardLayout, here: int
+) -> Iterator[tuple[IndexBlock, IndexBlock, IndexBlock]]:
     """(piece in the file, piece of this rank, what is in both)."""
     for theirs in source.pieces(other):
         for mine in target.pieces(here):
@@ -156,11 +156,11 @@ def _part_in(path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
     return stored.reshape(-1).view(dtype)
 
 
-def _block(flat: np.ndarray, piece: Piece) -> np.ndarray:
+def _block(flat: np.ndarray, piece: IndexBlock) -> np.ndarray:
     return flat[piece.offset : piece.offset + piece.size].reshape(piece.shape)
 
 
-def _index(piece: Piece, wanted: Piece) -> tuple[slice | np.ndarray, ...]:
+def _index(piece: IndexBlock, wanted: IndexBlock) -> tuple[slice | np.ndarray, ...]:
     index = [positions(own, each) for own, each in zip(piece.axes, wanted.axes, strict=True)]
     if all(isinstance(each, slice) for each in index):
         return tuple(index)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from caldera.base.registry import optional_import
-from caldera.compiler.sharding.layout import Layout, Piece
+from caldera.compiler.sharding.layout import IndexBlock, ShardLayout
 from caldera.core.tensor.dtype import DType, canonical
 from caldera.core.tensor.shape import Shape
 from caldera.errors import ConfigError, DataError
@@ -23,7 +23,7 @@ BLOCK_BYTES = 64 << 20
 SUFFIXES = {".npy": "npy", ".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr"}
 
 
-class Source(NamedTuple):
+class FileArray(NamedTuple):
     """An array in a file: `elements` takes slices as NumPy's arrays do."""
 
     shape: Shape
@@ -31,7 +31,7 @@ class Source(NamedTuple):
     elements: Any
 
 
-def open_source(path: str, dataset: str = "") -> Source:
+def open_source(path: str, dataset: str = "") -> FileArray:
     """The array of a file, which stays there; `dataset` is its name where a file has several.
 
     >>> import tempfile, pathlib
@@ -49,7 +49,7 @@ def open_source(path: str, dataset: str = "") -> Source:
         )
     if kind == "npy":
         array = map_npy(path)
-        return Source(array.shape, canonical(array.dtype), array)
+        return FileArray(array.shape, canonical(array.dtype), array)
     where = f"dm.load {Path(path).name}"
     if not Path(path).exists():
         raise DataError.build(where, expected=f"a file at {path}", got="none")
@@ -66,10 +66,10 @@ def open_source(path: str, dataset: str = "") -> Source:
     if not hasattr(found, "dtype"):
         names = ", ".join(sorted(map(str, found)))
         raise ConfigError.build(where, expected=f"dataset= one of {names}", got=repr(dataset))
-    return Source(tuple(found.shape), canonical(found.dtype), found)
+    return FileArray(tuple(found.shape), canonical(found.dtype), found)
 
 
-def read_part(source: Source, layout: Layout, rank: int) -> np.ndarray:
+def read_part(source: FileArray, layout: ShardLayout, rank: int) -> np.ndarray:
     """A rank's part of an array in a file: nothing else of it is read."""
     part = np.zeros(layout.local_shape(rank), source.dtype)
     flat = part.reshape(-1)
@@ -79,7 +79,7 @@ def read_part(source: Source, layout: Layout, rank: int) -> np.ndarray:
     return part
 
 
-def _read(source: Source, piece: Piece, block: np.ndarray) -> None:
+def _read(source: FileArray, piece: IndexBlock, block: np.ndarray) -> None:
     """The elements of a piece, stretch by stretch: libraries take slices, and NumPy's are views."""
     if not block.ndim:
         block[...] = source.elements[()]
@@ -89,7 +89,11 @@ def _read(source: Source, piece: Piece, block: np.ndarray) -> None:
 
 
 def _stretches(
-    source: Source, piece: Piece, block: np.ndarray, box: tuple[slice, ...], places: list[int]
+    source: FileArray,
+    piece: IndexBlock,
+    block: np.ndarray,
+    box: tuple[slice, ...],
+    places: list[int],
 ) -> None:
     axis = len(box)
     if axis == block.ndim:

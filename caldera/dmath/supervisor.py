@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from caldera.comm.endpoint import Endpoint
 from caldera.comm.local_sockets import join_links
-from caldera.dmath.workers import SocketTeam, Worker
+from caldera.dmath.workers import RankWorker, SocketTeam
 
 START_S = 60.0
 LOOKS_EVERY_S = 1.0
@@ -103,7 +103,7 @@ def _work(rank: int, order: dict[str, int | str]) -> None:
             bytes.fromhex(str(order["key"])), int(order["port"]), rank, size, START_S
         )
         endpoint = Endpoint(rank, links, lost=_end_without_master)
-        Worker(SocketTeam(endpoint)).serve()
+        RankWorker(SocketTeam(endpoint)).serve()
         endpoint.close()
         status = 0
     except BaseException:

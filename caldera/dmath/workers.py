@@ -180,7 +180,7 @@ class MpiTeam(Team):
 LONGEST_TEXT = 20_000
 
 
-class Worker:
+class RankWorker:
     """One of the ranks that hold data; `serve` returns when the master ends."""
 
     def __init__(self, team: Team) -> None:

@@ -12,10 +12,10 @@ _DECADES_FOR_LOG = 2.0
 
 
 @dataclass(frozen=True)
-class Axis:
+class ChartAxis:
     """The values from `low` to `high`, evenly or by their logarithms, and the ticks among them.
 
-    >>> axis = Axis(0.0, 4.0, (0.0, 2.0, 4.0))
+    >>> axis = ChartAxis(0.0, 4.0, (0.0, 2.0, 4.0))
     >>> axis.place(1.0), axis.labels()
     (0.25, ['0', '2', '4'])
     """
@@ -52,7 +52,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class NameAxis(Axis):
+class NameAxis(ChartAxis):
     """Names in a row; the value of the first is 0, of the next 1, and so on.
 
     >>> axis = name_axis(["relu", "tanh"])
@@ -79,7 +79,7 @@ def name_axis(names: Sequence[str]) -> NameAxis:
 
 def axis_of(
     values: Iterable[float], *, log: bool | None = None, most: float = math.inf, count: int = 5
-) -> Axis:
+) -> ChartAxis:
     """An axis that holds these values; logarithmic if asked, or if they span many decades.
 
     Nothing above `most` can occur, so the axis ends there at the latest.
@@ -99,7 +99,7 @@ def axis_of(
     return _linear_axis(low, high, most, count)
 
 
-def whole_axis(values: Sequence[int], count: int = 8) -> Axis:
+def whole_axis(values: Sequence[int], count: int = 8) -> ChartAxis:
     """An axis of whole numbers that begins and ends at the first and the last of them.
 
     >>> whole_axis([1, 2, 3]).ticks
@@ -109,13 +109,13 @@ def whole_axis(values: Sequence[int], count: int = 8) -> Axis:
     """
     low, high = min(values, default=1), max(values, default=1)
     if low == high:
-        return Axis(low - 0.5, low + 0.5, (low,))
+        return ChartAxis(low - 0.5, low + 0.5, (low,))
     step = max(1, round(_nice_step((high - low) / count)))
     first = math.ceil(low / step) * step
-    return Axis(low, high, tuple(range(first, high + 1, step)))
+    return ChartAxis(low, high, tuple(range(first, high + 1, step)))
 
 
-def _linear_axis(low: float, high: float, most: float, count: int) -> Axis:
+def _linear_axis(low: float, high: float, most: float, count: int) -> ChartAxis:
     flat = high - low <= 1e-9 * max(abs(low), abs(high))
     room = (abs(high) * 0.1 or 0.5) if flat else 0.04 * (high - low)
     high = min(high + room, max(high, most))
@@ -124,10 +124,10 @@ def _linear_axis(low: float, high: float, most: float, count: int) -> Axis:
     step = _nice_step((high - low) / count)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     ticks = tuple(_clean(number * step) for number in range(first, last + 1))
-    return Axis(ticks[0], ticks[-1], ticks)
+    return ChartAxis(ticks[0], ticks[-1], ticks)
 
 
-def _log_axis(low: float, high: float) -> Axis:
+def _log_axis(low: float, high: float) -> ChartAxis:
     first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
     if first == last:
         last += 1
@@ -147,7 +147,7 @@ def _log_axis(low: float, high: float) -> Axis:
         if last - first <= 4
         else []
     )
-    return Axis(
+    return ChartAxis(
         bottom,
         top,
         tuple(ticks),

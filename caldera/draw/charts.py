@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from caldera.base.registry import optional_import
-from caldera.draw.axis import Axis, axis_of
+from caldera.draw.axis import ChartAxis, axis_of
 from caldera.draw.page import Safe, inline_svg
 from caldera.draw.svg import BETTER, CARD, LINE, QUIET, TEXT, UNCLEAR, WORSE, element, number, safe
 
@@ -51,16 +51,18 @@ def bar_chart(bars: Sequence[Bar], label: str, reference: float = 1.0) -> Safe:
     return inline_svg(_WIDTH, height, *parts, class_="bars", label=label)
 
 
-def _x(axis: Axis, value: float) -> float:
+def _x(axis: ChartAxis, value: float) -> float:
     return _LEFT + axis.place(value) * (_WIDTH - _LEFT - _RIGHT)
 
 
-def _upright(axis: Axis, value: float, height: float, colour: str, dashes: str = "none") -> str:
+def _upright(
+    axis: ChartAxis, value: float, height: float, colour: str, dashes: str = "none"
+) -> str:
     route = f"M{number(_x(axis, value))} 6V{number(height - 24)}"
     return element("path", d=route, stroke=colour, stroke_dasharray=dashes)
 
 
-def _bar(bar: Bar, axis: Axis, top: float, reference: float) -> str:
+def _bar(bar: Bar, axis: ChartAxis, top: float, reference: float) -> str:
     colour = BETTER if bar.low > reference else WORSE if bar.high < reference else UNCLEAR
     middle = top + 6
     interval = f"M{number(_x(axis, bar.low))} {number(middle)}H{number(_x(axis, bar.high))}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
-from caldera.draw.axis import Axis
+from caldera.draw.axis import ChartAxis
 from caldera.draw.page import Safe, inline_svg
 from caldera.draw.svg import (
     CARD,
@@ -70,8 +70,8 @@ class LineChart:
     title: str
     x_label: str
     lines: Sequence[Line]
-    x_axis: Axis
-    y_axis: Axis
+    x_axis: ChartAxis
+    y_axis: ChartAxis
     legend: Sequence[Line] = ()
     """What the legend explains, where that is not each line."""
     note: tuple[float, str] | None = None
@@ -129,7 +129,7 @@ def figure_svg(charts: Sequence[LineChart], title: str = "") -> str:
 # --- places
 
 
-def _x(axis: Axis, value: float) -> float:
+def _x(axis: ChartAxis, value: float) -> float:
     # A little room at both ends, so that no line lies on the frame.
     return _LEFT + 8 + axis.place(value) * (WIDTH - _LEFT - _RIGHT - 16)
 
@@ -204,7 +204,7 @@ def _level(y: float, **more: object) -> str:
     return element("path", d=route, stroke=LINE, **more)
 
 
-def _x_ticks(axis: Axis, label: str) -> str:
+def _x_ticks(axis: ChartAxis, label: str) -> str:
     bottom = HEIGHT - _BOTTOM
     frame = f"M{number(_LEFT)} {number(bottom)}H{number(WIDTH - _RIGHT)}"
     parts = [element("path", d=frame, stroke=QUIET)]

@@ -13,7 +13,7 @@ from os import PathLike
 from pathlib import Path
 
 from caldera.base.formatting import shortened
-from caldera.draw.axis import Axis, axis_of, whole_axis
+from caldera.draw.axis import ChartAxis, axis_of, whole_axis
 from caldera.draw.line_chart import Line, LineChart, figure
 from caldera.draw.page import Safe, inline_svg
 from caldera.draw.svg import CARD, CATEGORICAL, LINE, QUIET, TEXT, Picture, element, number, safe
@@ -148,7 +148,7 @@ class Coordinate:
     """One upright axis, and the value that each case has on it (None for those without)."""
 
     title: str
-    axis: Axis
+    axis: ChartAxis
     values: Sequence[float | None]
 
 
@@ -183,7 +183,7 @@ def _x(index: int, count: int) -> float:
     return _LEFT + (_WIDTH - _LEFT - _RIGHT) * (index / (count - 1) if count > 1 else 0.5)
 
 
-def _y(axis: Axis, value: float | None) -> float:
+def _y(axis: ChartAxis, value: float | None) -> float:
     bottom = _HEIGHT - _BOTTOM
     if value is None or not axis.shows(value):
         return bottom + _NONE

@@ -20,7 +20,7 @@ from caldera.core.graph.node import Node
 from caldera.errors import DeviceError
 from caldera.kernels.table import Kernel
 from caldera.kernels.thread_counts import seconds_in_plan
-from caldera.kernels.tuning_cache import Record
+from caldera.kernels.tuning_cache import TuningRecord
 
 
 def ratios(chosen: str, times: dict[str, float]) -> dict[str, float]:
@@ -29,7 +29,7 @@ def ratios(chosen: str, times: dict[str, float]) -> dict[str, float]:
     return {name: each / own for name, each in times.items() if name != chosen and own > 0}
 
 
-def table_text(fixed: Mapping[str, str], records: Iterable[Record]) -> str:
+def table_text(fixed: Mapping[str, str], records: Iterable[TuningRecord]) -> str:
     """What was fixed by hand, by op, and what was chosen, to be printed."""
     rows = [("op", "inputs", "chosen", "beat")]
     rows += [(op, "any", name, "fixed by hand") for op, name in sorted(fixed.items())]
@@ -37,7 +37,7 @@ def table_text(fixed: Mapping[str, str], records: Iterable[Record]) -> str:
     return "\n".join(table_lines(rows, left=range(4)))
 
 
-def _row(record: Record) -> tuple[str, str, str, str]:
+def _row(record: TuningRecord) -> tuple[str, str, str, str]:
     """Op, inputs, what was chosen and what it beat."""
     inputs = " ".join(_input(*written) for written in record.key["inputs"])
     chosen = record.chosen
@@ -75,15 +75,15 @@ HYSTERESIS = 0.03
 
 
 @dataclass(frozen=True)
-class Verdict:
+class KernelChoice:
     """Which kernel serves a node, and why.
 
     `times` has the seconds a call that each kernel took when it was measured, None if it was not.
 
-    >>> from caldera.kernels.choices import Verdict
+    >>> from caldera.kernels.choices import KernelChoice
     >>> from caldera.kernels.table import Kernel
     >>> fast = Kernel("matmul", "cpu", "blas", bind=lambda call: lambda: None)
-    >>> Verdict(fast, {"blas": 1e-3, "loop": 2e-3}, "measured").beaten
+    >>> KernelChoice(fast, {"blas": 1e-3, "loop": 2e-3}, "measured").beaten
     {'loop': 2.0}
     """
 
@@ -134,11 +134,13 @@ class HeldChoices:
     kernels: dict[str, str] = field(default_factory=dict)
     times: dict[str, dict[str, float]] = field(default_factory=dict)
 
-    def find(self, digest: str, kernels: Sequence[Kernel]) -> Verdict | None:
+    def find(self, digest: str, kernels: Sequence[Kernel]) -> KernelChoice | None:
         """What was chosen for a node, if that is one of these kernels."""
         name = self.kernels.get(digest)
         kernel = next((each for each in kernels if each.name == name), None)
-        return None if kernel is None else Verdict(kernel, self.times.get(digest), "remembered")
+        return (
+            None if kernel is None else KernelChoice(kernel, self.times.get(digest), "remembered")
+        )
 
 
 @contextmanager
@@ -158,13 +160,13 @@ def held_choices() -> HeldChoices | None:
 
 
 def held_or(
-    choose: Callable[[], Verdict | None],
+    choose: Callable[[], KernelChoice | None],
     digest: str,
     kernels: Sequence[Kernel],
     is_final: bool,
     *,
     is_timed: bool,
-) -> Verdict | None:
+) -> KernelChoice | None:
     """What is held for a node, else what `choose` chooses, which is held from now on. None, the
     first kernel as a guess, is held too.
 

@@ -23,20 +23,20 @@ from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import OPS
 from caldera.errors import ConfigError
 from caldera.kernels import tuning_cache
-from caldera.kernels.choices import ORACLE, Source, Verdict, held_or, table_text, winner
+from caldera.kernels.choices import ORACLE, KernelChoice, Source, held_or, table_text, winner
 from caldera.kernels.common.binding import at_most_workspace, workspace_limit
 from caldera.kernels.learned_cost import CostModel, features
 from caldera.kernels.measure import measure
-from caldera.kernels.microbatch import SLICED, Batch, best_sizes, divided, least_workspace
+from caldera.kernels.microbatch import SLICED, BatchedNode, best_sizes, divided, least_workspace
 from caldera.kernels.table import TABLE, Kernel, KernelTable
 from caldera.kernels.thread_counts import SHORT_S, with_a_shared_one, with_thread_counts
-from caldera.kernels.tuning import Outcome, TuningBudget
-from caldera.kernels.tuning_cache import Record
+from caldera.kernels.tuning import TuningBudget, TuningResult
+from caldera.kernels.tuning_cache import TuningRecord
 from caldera.kernels.workspace_share import keeping_to
 
 Fixed = Mapping[tuple[str, str], str]
 """By op and family of devices, the kernel that was fixed by hand."""
-Timer = Callable[..., Outcome]
+Timer = Callable[..., TuningResult]
 """Takes a node, kernels, seconds, perhaps the inputs to use, and whether to be `thorough`."""
 
 TIMERS: dict[str, Timer] = {"cpu": measure}
@@ -66,7 +66,7 @@ class Choices:
     def __init__(self, table: KernelTable = TABLE) -> None:
         self._table = table
         self._fixed: dict[tuple[str, str], str] = {}
-        self._known: dict[tuple[Path, str], Record] = {}
+        self._known: dict[tuple[Path, str], TuningRecord] = {}
         self._models: dict[Path, CostModel] = {}
         self._exhaustive = 0
         self._budget = TuningBudget()
@@ -126,7 +126,7 @@ class Choices:
         measure: bool = True,
         limit: int | None = None,
         fixed: Fixed | None = None,
-    ) -> Verdict:
+    ) -> KernelChoice:
         """The kernel for this node, with the reason for it.
 
         Without `measure` it is one remembered or guessed. `limit` has the bytes of workspace for
@@ -140,41 +140,41 @@ class Choices:
             return replace(found, kernel=keeping_to(found.kernel, limit))
         able = self._table.candidates(node, family, others=others)
         if len(able) == 1:
-            return Verdict(able[0], None, "only")
+            return KernelChoice(able[0], None, "only")
         rivals = [kernel for kernel in able if kernel.name != ORACLE] or able
         name = (self._fixed if fixed is None else fixed).get((node.op.name, family))
         is_small = name is None and _work(node) < SMALL
         if is_small and rivals[0].workspace(node) <= workspace_limit():
             # Most nodes of small networks: the first serves, and nothing is asked of the others.
-            return Verdict(rivals[0], None, "only" if len(rivals) == 1 else "guess")
+            return KernelChoice(rivals[0], None, "only" if len(rivals) == 1 else "guess")
         allowed = max(workspace_limit(), least_workspace(node, rivals))
         within = [kernel for kernel in rivals if kernel.workspace(node) <= allowed]
         named = [kernel for kernel in able if kernel.name == name]
         for kernel in named:
             if kernel.workspace(node) <= allowed:
-                return Verdict(kernel, None, "fixed")
+                return KernelChoice(kernel, None, "fixed")
             for cut in self._divisions(node, named, allowed, measure=False)[0]:
-                return Verdict(cut, None, "fixed")
+                return KernelChoice(cut, None, "fixed")
         if len(within) == len(rivals):
             return self._of_several(node, within, able, measure)
         cuts, is_measured = self._divisions(node, able, allowed, measure and _work(node) >= SMALL)
         if cuts and not is_measured:
-            return Verdict(within[0] if rivals[0] in within else cuts[0], None, "guess")
+            return KernelChoice(within[0] if rivals[0] in within else cuts[0], None, "guess")
         return self._of_several(node, [*within, *cuts], able, measure)
 
     def _of_several(
         self, node: Node, rivals: Sequence[Kernel], able: Sequence[Kernel], measure: bool
-    ) -> Verdict:
+    ) -> KernelChoice:
         if len(rivals) == 1:
-            return Verdict(rivals[0], None, "only")
-        guess = Verdict(rivals[0], None, "guess")
+            return KernelChoice(rivals[0], None, "only")
+        guess = KernelChoice(rivals[0], None, "guess")
         if _work(node) < SMALL or not all(kernel.measured for kernel in rivals):
             return guess
         return self._measured(node, rivals, able, measure) or guess
 
     def _measured(
         self, node: Node, rivals: Sequence[Kernel], able: Sequence[Kernel], measure: bool
-    ) -> Verdict | None:
+    ) -> KernelChoice | None:
         """What was or is now measured for a node; None if nothing can be."""
         # The oracle serves if all of the others prove to be wrong.
         oracle = [kernel for kernel in able if kernel.name == ORACLE and kernel not in rivals]
@@ -184,7 +184,7 @@ class Choices:
             return None
         digest = json_digest(tuning_key)
 
-        def choose() -> Verdict | None:
+        def choose() -> KernelChoice | None:
             known = self._recall(digest, tuning_key, within)
             if measure and (known is None or known.source == "predicted"):
                 known = self._decide(node, tuning_key, within) or known
@@ -201,7 +201,7 @@ class Choices:
     ) -> tuple[list[Kernel], bool]:
         """The fastest way to take the batch in slices, each by one of these kernels within the
         limit, and the way with the fewest slices; whether slices were measured for that."""
-        batch = Batch.of(node)
+        batch = BatchedNode.of(node)
         if batch is None:
             return [], False
         rest = limit - batch.term_bytes
@@ -229,7 +229,7 @@ class Choices:
         return [divided(batch, each, limit) for each in slices], best is not None
 
     def _slices(
-        self, batch: Batch, able: dict[int, list[Kernel]], oracle: list[Kernel], measure: bool
+        self, batch: BatchedNode, able: dict[int, list[Kernel]], oracle: list[Kernel], measure: bool
     ) -> dict[int, tuple[Kernel, float]] | None:
         """The fastest kernel for each size of slices, and its seconds; None if one is not known."""
         found: dict[int, tuple[Kernel, float]] = {}
@@ -255,18 +255,20 @@ class Choices:
 
     # --- measuring
 
-    def _recall(self, digest: str, key: dict[str, Any], within: Sequence[Kernel]) -> Verdict | None:
+    def _recall(
+        self, digest: str, key: dict[str, Any], within: Sequence[Kernel]
+    ) -> KernelChoice | None:
         record = self._known.get((settings.cache_dir, digest)) or tuning_cache.load(key)
         if record is None:
             return None
         self._note(digest, record)
         named = (each for each in with_thread_counts(within) if each.name == record.chosen)
         source: Source = "predicted" if record.is_predicted else "remembered"
-        return Verdict(next(named), record.times, source)
+        return KernelChoice(next(named), record.times, source)
 
     def _decide(
         self, node: Node, tuning_key: dict[str, Any], within: Sequence[Kernel]
-    ) -> Verdict | None:
+    ) -> KernelChoice | None:
         rivals = [kernel for kernel in within if kernel.name != ORACLE] or within
         family = rivals[0].family
         timer = TIMERS.get(family)
@@ -297,10 +299,10 @@ class Choices:
         kernel = winner(with_thread_counts(within), outcome.times, node)
         timed = [each for each in with_thread_counts(rivals) if each.name in outcome.times]
         rows = {each.name: features(node, each) for each in timed}
-        record = Record(tuning_key, kernel.name, outcome.times, rows, outcome.pace)
+        record = TuningRecord(tuning_key, kernel.name, outcome.times, rows, outcome.pace)
         self._model().learn(*record.kind, record.times, record.features, record.pace)
         self._keep(record)
-        return Verdict(kernel, outcome.times, "measured")
+        return KernelChoice(kernel, outcome.times, "measured")
 
     # --- predicting
 
@@ -329,7 +331,7 @@ class Choices:
 
     def _predict(
         self, node: Node, tuning_key: dict[str, Any], rivals: Sequence[Kernel]
-    ) -> Verdict | None:
+    ) -> KernelChoice | None:
         """The kernel that is expected to be fastest; None if too little is known of one."""
         if settings.threads > 1:
             rivals = [kernel for kernel in rivals if not kernel.serial] or rivals
@@ -342,22 +344,22 @@ class Choices:
             times.setdefault(best.name, min(times.values()))
         # A plan that is made later must find the same choice.
         digest = json_digest(tuning_key)
-        self._note(digest, Record(tuning_key, best.name, times, is_predicted=True))
-        return Verdict(best, times, "predicted")
+        self._note(digest, TuningRecord(tuning_key, best.name, times, is_predicted=True))
+        return KernelChoice(best, times, "predicted")
 
-    def _is_settled(self, node: Node, kernel: Kernel, found: Verdict) -> bool:
+    def _is_settled(self, node: Node, kernel: Kernel, found: KernelChoice) -> bool:
         """Whether a prediction leaves nothing to find out: the best number of threads of a kernel
         that takes long is known."""
         is_long = min((found.times or {}).values(), default=0.0) > SHORT_S
         return is_long or len(self._model().promising(node, with_thread_counts([kernel]))) == 1
 
-    def _note(self, digest: str, record: Record) -> None:
+    def _note(self, digest: str, record: TuningRecord) -> None:
         """Remember a choice; those made first make room, and are found on disk."""
         self._known[settings.cache_dir, digest] = record
         while len(self._known) > MOST_KNOWN:
             del self._known[next(iter(self._known))]
 
-    def _keep(self, record: Record) -> None:
+    def _keep(self, record: TuningRecord) -> None:
         self._note(json_digest(record.key), record)
         try:
             tuning_cache.store(record)
@@ -403,7 +405,7 @@ class Choices:
             self._fixed.pop((op, family), None)
             self._generation += 1
 
-    def known(self, told: dict[tuple[Path, str], Record] | None = None) -> list[list[Any]]:
+    def known(self, told: dict[tuple[Path, str], TuningRecord] | None = None) -> list[list[Any]]:
         """The measured choices that plans of this process go by, as JSON can hold them.
 
         Of those that are in `told` already nothing is said again, and it has all of them after it.
@@ -433,7 +435,7 @@ class Choices:
                 digest = json_digest(tuning_key)
                 record = self._known.get((settings.cache_dir, digest))
                 if record is None or record.is_predicted or record.chosen != chosen:
-                    self._note(digest, Record(tuning_key, chosen, times))
+                    self._note(digest, TuningRecord(tuning_key, chosen, times))
 
     def hold(self) -> None:
         """Take what was predicted until now for chosen, as who is told of it by `learn` does."""

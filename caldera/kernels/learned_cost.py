@@ -68,7 +68,7 @@ UNESTIMATED = Prior(overall=1.0, slope=0.1, local=0.25, length=3.0, noise=0.08)
 
 
 @dataclass(frozen=True)
-class Prediction:
+class TimeEstimate:
     """Seconds, and the standard deviation of their logarithm."""
 
     seconds: float
@@ -278,7 +278,7 @@ class CostModel:
                     process = self._ratios.setdefault((group, other), _Process(prior))
                     process.add(row, value - beside)
 
-    def seconds(self, group: Group, row: list[float]) -> Prediction | None:
+    def seconds(self, group: Group, row: list[float]) -> TimeEstimate | None:
         """The time of a kernel for a node of these features, when the machine is as busy as it
         usually was; None if too little is known of it."""
         process = self._alone.get(group)
@@ -287,9 +287,9 @@ class CostModel:
         mean, spread = process.predict(row)
         paces = self._paces[group[0]]
         usual = following(row) * paces[len(paces) // 2]
-        return Prediction(math.exp(mean + row[0] + usual), spread)
+        return TimeEstimate(math.exp(mean + row[0] + usual), spread)
 
-    def predictions(self, node: Node, kernels: Sequence[Kernel]) -> dict[str, Prediction] | None:
+    def predictions(self, node: Node, kernels: Sequence[Kernel]) -> dict[str, TimeEstimate] | None:
         """The times of all of these kernels, the one that is expected to be fastest first; None if
         one of them is not known well enough."""
         rows = {kernel.name: features(node, kernel) for kernel in kernels}
@@ -304,7 +304,7 @@ class CostModel:
                 return None
             if kernel is not best:
                 seconds = alone.seconds * math.exp(max(0.0, behind))
-                found[kernel.name] = Prediction(seconds, math.hypot(alone.spread, spread))
+                found[kernel.name] = TimeEstimate(seconds, math.hypot(alone.spread, spread))
         return found
 
     def promising(self, node: Node, kernels: Sequence[Kernel]) -> list[Kernel]:

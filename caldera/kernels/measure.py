@@ -22,7 +22,7 @@ from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import Call, Kernel, Runner
 from caldera.kernels.thread_counts import SHORT_S, is_shared, on_fewer_threads, seconds_in_plan
-from caldera.kernels.tuning import Clock, Outcome, race
+from caldera.kernels.tuning import Clock, TuningResult, race
 
 ALIGNMENT = 64
 TOLERANCE: dict[DType, float] = {float64: 1e-10, float32: 1e-4, float16: 1e-2, bfloat16: 4e-2}
@@ -46,7 +46,7 @@ def measure(
     values: Sequence[np.ndarray] | None = None,
     *,
     thorough: bool = False,
-) -> Outcome:
+) -> TuningResult:
     """Time the kernels on this node for about `seconds`, at least twice each.
 
     `values` are its inputs, if made-up ones say nothing about these kernels. With `thorough` the
@@ -65,7 +65,7 @@ def measure(
         # Within a plan it has been used before: the first kernel must not pay for getting it.
         workspace.fill(0)
     call = Call(node, outputs, inputs, workspace)
-    outcome = Outcome()
+    outcome = TuningResult()
     with single_threaded_blas, np.errstate(all="ignore"):
         before = _pace()
         judge = _Judge(call, alone=thorough or len(kernels) == 1)
@@ -99,7 +99,7 @@ def _yardstick() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _right_runners(
-    kernels: Sequence[Kernel], call: Call, judge: _Judge, outcome: Outcome
+    kernels: Sequence[Kernel], call: Call, judge: _Judge, outcome: TuningResult
 ) -> dict[str, Runner]:
     """Those kernels that are right, ready to run; `outcome` notes the seconds of their first run,
     and what is wrong with the others."""
@@ -259,7 +259,7 @@ def _pieces(array: np.ndarray) -> Iterator[tuple[slice, ...]]:
         yield (*(slice(None) for _ in range(axis)), slice(start, start + step))
 
 
-def _is_short(name: str, runners: dict[str, Runner], outcome: Outcome) -> bool:
+def _is_short(name: str, runners: dict[str, Runner], outcome: TuningResult) -> bool:
     """Whether the best kernel may be faster on fewer threads; where a race was over early, it is
     timed more often to see."""
     seconds = outcome.times.get(name, math.inf)

@@ -51,14 +51,14 @@ SLICED = {
 
 
 @dataclass(frozen=True)
-class Batch:
-    """A node whose batch can be cut; `Batch.of` gives none where it cannot."""
+class BatchedNode:
+    """A node whose batch can be cut; `BatchedNode.of` gives none where it cannot."""
 
     node: Node
     rule: Batched
 
     @classmethod
-    def of(cls, node: Node) -> Batch | None:
+    def of(cls, node: Node) -> BatchedNode | None:
         """The batch of a node, if there is more than one entry in it."""
         rule = SLICED.get(node.op.name)
         if rule is None or (rule.is_sum and node.dtype not in (float32, float64)):
@@ -128,7 +128,7 @@ def best_sizes(entries: int, seconds: Mapping[int, float], between: float = 0.0)
 
 
 @lru_cache(maxsize=4096)
-def divided(batch: Batch, slices: Slices, limit: int) -> Kernel:
+def divided(batch: BatchedNode, slices: Slices, limit: int) -> Kernel:
     """A kernel that runs the batch in these slices, which were chosen for this limit."""
     division = Division(batch, slices, limit)
     return Kernel(
@@ -149,7 +149,7 @@ def divided(batch: Batch, slices: Slices, limit: int) -> Kernel:
 class Division:
     """A batch, and which kernel takes how much of it, one after the other."""
 
-    batch: Batch
+    batch: BatchedNode
     slices: Slices
     limit: int
 
@@ -241,7 +241,7 @@ def _add(k: Emitter, total: Pointer, term: Pointer, count: Integer) -> None:
 def least_workspace(node: Node, kernels: Sequence[Kernel]) -> int:
     """Bytes without which none of these kernels runs, not even an entry of the batch at a time."""
     found = [kernel.workspace(node) for kernel in kernels]
-    batch = Batch.of(node)
+    batch = BatchedNode.of(node)
     if min(found) > workspace_limit() and batch is not None:
         one = batch.part(1)
         found += [

@@ -64,7 +64,7 @@ STEP_FUSERS: dict[str, StepFuser] = {}
 
 
 @dataclass(frozen=True)
-class Piece:
+class StepPiece:
     """A part of a step: what runs it, the numbers of those before it that have to be done first,
     and about how long it takes."""
 
@@ -73,7 +73,7 @@ class Piece:
     seconds: float = 0.0
 
 
-LaunchGrouper = Callable[[Sequence[tuple[Call, Runner]]], list[Piece]]
+LaunchGrouper = Callable[[Sequence[tuple[Call, Runner]]], list[StepPiece]]
 
 LAUNCH_GROUPERS: dict[str, LaunchGrouper] = {}
 """By family, in the same way."""

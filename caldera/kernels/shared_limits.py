@@ -10,7 +10,7 @@ from caldera.core.graph.opdef import detached
 from caldera.kernels.choose import Choices, Fixed
 from caldera.kernels.microbatch import SLICED
 from caldera.kernels.table import Kernel
-from caldera.kernels.workspace_share import Option, best_options
+from caldera.kernels.workspace_share import WorkspaceOption, best_options
 
 MOST_OPTIONS = 12
 """Limits under which a node is tried."""
@@ -35,7 +35,9 @@ def shared_limits(
     is_timed = all(time is not None for row in known.values() for _, _, time in row)
     rows = [
         [
-            Option(kernel.workspace(node), time if is_timed and time else kernel.estimate(node))
+            WorkspaceOption(
+                kernel.workspace(node), time if is_timed and time else kernel.estimate(node)
+            )
             for _, kernel, time in known[detached(node)]
         ]
         for node in layers

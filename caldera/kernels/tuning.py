@@ -35,7 +35,7 @@ Clock = Callable[[int], float]
 
 
 @dataclass
-class Outcome:
+class TuningResult:
     """Seconds a call of each kernel that is right, and what is wrong with the others.
 
     `pace` has those of a yardstick that was run beside them, where there is one: times of a busy
@@ -48,7 +48,7 @@ class Outcome:
 
 
 def race(
-    clocks: dict[str, Clock], outcome: Outcome, deadline: float, *, thorough: bool = False
+    clocks: dict[str, Clock], outcome: TuningResult, deadline: float, *, thorough: bool = False
 ) -> None:
     """Let kernels run in turns, and keep the best time of each; those that are in `outcome` already
     count. With `thorough` all run to the end but those that have no hope."""

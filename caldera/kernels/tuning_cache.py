@@ -20,7 +20,7 @@ from caldera.base.plain_data import json_digest
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.program import Body
 from caldera.core.tensor.dtype import NAMES
-from caldera.kernels.microbatch import Batch
+from caldera.kernels.microbatch import BatchedNode
 from caldera.kernels.table import Kernel
 from caldera.kernels.thread_counts import name_on_all_threads
 
@@ -31,7 +31,7 @@ _BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(frozen=True)
-class Record:
+class TuningRecord:
     """A choice: the kernel, and the seconds that it and the others took.
 
     `features` has for each kernel what a model of its time can be trained with, `pace` the seconds
@@ -63,7 +63,9 @@ def tuning_key(node: Node, family: str, kernels: Sequence[Kernel]) -> dict[str, 
     except _NoKeyError:
         return None
     # Some kernels take larger blocks where they have more workspace.
-    needed = {} if Batch.of(node) is None else {"workspaces": [k.workspace(node) for k in kernels]}
+    needed = (
+        {} if BatchedNode.of(node) is None else {"workspaces": [k.workspace(node) for k in kernels]}
+    )
     return {
         "op": node.op.name,
         "attributes": attributes,
@@ -138,7 +140,7 @@ _MANY = 32
 """Choices that are not in the summary, from which on it is written anew."""
 
 
-def load(key: dict[str, Any]) -> Record | None:
+def load(key: dict[str, Any]) -> TuningRecord | None:
     """The remembered answer, if there is one that can be trusted."""
     digest = json_digest(key)
     return _record(_read(digest))
@@ -153,7 +155,7 @@ def _read(digest: str) -> Any:
         return None
 
 
-def _record(held: Any) -> Record | None:
+def _record(held: Any) -> TuningRecord | None:
     try:
         key, chosen = held["key"], held["chosen"]
         times = {str(name): float(seconds) for name, seconds in held["times"].items()}
@@ -162,23 +164,23 @@ def _record(held: Any) -> Record | None:
             str(name): [float(each) for each in row]
             for name, row in held.get("features", {}).items()
         }
-        record = Record(key, chosen, times, features, float(held.get("pace", 0.0)))
+        record = TuningRecord(key, chosen, times, features, float(held.get("pace", 0.0)))
         return record if held["format"] == FORMAT and known else None
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def store(record: Record) -> None:
+def store(record: TuningRecord) -> None:
     """Keep a choice for the next process. Raises OSError where the folder cannot be written."""
     _CHOICES.write_json(json_digest(record.key), _as_file(record))
 
 
-def _as_file(record: Record) -> dict[str, Any]:
+def _as_file(record: TuningRecord) -> dict[str, Any]:
     held = {"format": FORMAT, "key": record.key, "chosen": record.chosen, "times": record.times}
     return {**held, "features": record.features, "pace": record.pace}
 
 
-def all_records() -> Iterator[Record]:
+def all_records() -> Iterator[TuningRecord]:
     """Every choice remembered for this machine as it is now."""
     here: dict[str, dict[str, Any]] = {}
     for held in _all_files().values():

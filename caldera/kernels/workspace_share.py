@@ -22,20 +22,20 @@ UNITS = 1 << 14
 
 
 @dataclass(frozen=True)
-class Option:
+class WorkspaceOption:
     """One way to run a layer: its bytes of workspace, and what it takes."""
 
     workspace: int
     seconds: float
 
 
-def best_options(layers: Sequence[Sequence[Option]], limit: int) -> list[int]:
+def best_options(layers: Sequence[Sequence[WorkspaceOption]], limit: int) -> list[int]:
     """For each layer the position of the option it gets.
 
     Where not even the smallest options fit together, each gets its smallest.
 
-    >>> small, large = Option(1, 3.0), Option(5, 1.0)
-    >>> best_options([[small, large], [small, Option(5, 2.0)]], limit=6)
+    >>> small, large = WorkspaceOption(1, 3.0), WorkspaceOption(5, 1.0)
+    >>> best_options([[small, large], [small, WorkspaceOption(5, 2.0)]], limit=6)
     [1, 0]
     """
     smallest = [min(range(len(row)), key=lambda i: (row[i].workspace, i)) for row in layers]

@@ -14,7 +14,7 @@ from caldera.core.tensor.dtype import DType, int64
 from caldera.core.tensor.shape import Shape
 from caldera.errors import ConfigError, DataError
 from caldera.nn.losses import Loss, losses
-from caldera.nn.task import SEQUENCE, Task
+from caldera.nn.task import SEQUENCE, PredictionKind
 from caldera.op.loss import ctc_frames
 
 
@@ -119,8 +119,8 @@ class CTCLoss(Loss):
                 "nn.CTCLoss(zero_infinity=True)",
             )
 
-    def task(self) -> Task:
-        return Task(SEQUENCE, logits=True, blank=self.blank, lengths=self.lengths)
+    def task(self) -> PredictionKind:
+        return PredictionKind(SEQUENCE, logits=True, blank=self.blank, lengths=self.lengths)
 
     def meaning(self, prediction: Expr) -> Expr:
         return op.softmax(prediction, axis=-1)

@@ -21,7 +21,14 @@ from caldera.core.tensor import (
     uniform,
     zero,
 )
-from caldera.core.tensor.fillers import Constant, Identity, Normal, Orthogonal, Scaled, Uniform
+from caldera.core.tensor.fillers import (
+    Constant,
+    Identity,
+    Normal,
+    Orthogonal,
+    Scaled,
+    UniformFiller,
+)
 from caldera.errors import ConfigError
 
 fillers: Registry[Callable[..., Filler]] = Registry("filler")
@@ -44,7 +51,7 @@ for _make in (
 
 _NAMES: dict[type[Filler], str] = {
     Constant: "constant",
-    Uniform: "uniform",
+    UniformFiller: "uniform",
     Normal: "normal",
     Orthogonal: "orthogonal",
     Identity: "identity",

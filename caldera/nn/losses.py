@@ -16,7 +16,7 @@ from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import DType, canonical, int64
 from caldera.core.tensor.shape import Shape, normalise_axis
 from caldera.errors import ConfigError, DataError, ShapeError
-from caldera.nn.task import MULTICLASS, MULTILABEL, REGRESSION, Task
+from caldera.nn.task import MULTICLASS, MULTILABEL, REGRESSION, PredictionKind
 
 
 class Loss(Configurable, ABC):
@@ -56,7 +56,7 @@ class Loss(Configurable, ABC):
     def check_targets(self, targets: np.ndarray) -> None:
         """Refuse targets with values that the loss is not made for."""
 
-    def task(self) -> Task | None:
+    def task(self) -> PredictionKind | None:
         """What kind of targets these are, for metrics; None if that is not known."""
         return None
 
@@ -215,8 +215,8 @@ class CrossEntropy(Loss):
         if self.probabilities:
             _check_distributions(type(self).__name__, targets, self.axis)
 
-    def task(self) -> Task:
-        return Task(MULTICLASS, self.axis, logits=True)
+    def task(self) -> PredictionKind:
+        return PredictionKind(MULTICLASS, self.axis, logits=True)
 
     def meaning(self, prediction: Expr) -> Expr:
         return op.softmax(prediction, axis=self.axis)
@@ -244,8 +244,8 @@ class BinaryCrossEntropy(Loss):
             hint = "(y + 1) / 2 for -1 and 1; numbers of classes are what cross_entropy takes"
             raise _wrong_values(type(self).__name__, "from 0 (no) to 1 (yes)", targets, hint)
 
-    def task(self) -> Task:
-        return Task(MULTILABEL, logits=True)
+    def task(self) -> PredictionKind:
+        return PredictionKind(MULTILABEL, logits=True)
 
     def meaning(self, prediction: Expr) -> Expr:
         return op.sigmoid(prediction)
@@ -268,8 +268,8 @@ class MeanSquared(Loss):
     def per_sample(self, prediction: Expr, target: Expr) -> Expr:
         return mean_by_sample(op.mean_squared_error(prediction, target, reduction="none"))
 
-    def task(self) -> Task:
-        return Task(REGRESSION)
+    def task(self) -> PredictionKind:
+        return PredictionKind(REGRESSION)
 
 
 @losses.register("mean_absolute", "mae")
@@ -286,8 +286,8 @@ class MeanAbsolute(Loss):
     def per_sample(self, prediction: Expr, target: Expr) -> Expr:
         return mean_by_sample(op.mean_absolute_error(prediction, target, reduction="none"))
 
-    def task(self) -> Task:
-        return Task(REGRESSION)
+    def task(self) -> PredictionKind:
+        return PredictionKind(REGRESSION)
 
 
 @losses.register("huber")
@@ -310,8 +310,8 @@ class Huber(Loss):
     def per_sample(self, prediction: Expr, target: Expr) -> Expr:
         return mean_by_sample(op.huber(prediction, target, delta=self.delta, reduction="none"))
 
-    def task(self) -> Task:
-        return Task(REGRESSION)
+    def task(self) -> PredictionKind:
+        return PredictionKind(REGRESSION)
 
 
 @losses.register("hinge")
@@ -333,8 +333,8 @@ class Hinge(Loss):
             hint = "2 * y - 1 for 0 and 1"
             raise _wrong_values(type(self).__name__, "-1 (no) or 1 (yes)", targets, hint)
 
-    def task(self) -> Task:
-        return Task(MULTILABEL)
+    def task(self) -> PredictionKind:
+        return PredictionKind(MULTILABEL)
 
 
 @losses.register("kl")
@@ -360,8 +360,8 @@ class KullbackLeibler(Loss):
     def check_targets(self, targets: np.ndarray) -> None:
         _check_distributions(type(self).__name__, targets, self.axis)
 
-    def task(self) -> Task:
-        return Task(MULTICLASS, self.axis, logits=True)
+    def task(self) -> PredictionKind:
+        return PredictionKind(MULTICLASS, self.axis, logits=True)
 
     def meaning(self, prediction: Expr) -> Expr:
         return op.softmax(prediction, axis=self.axis)

@@ -9,7 +9,7 @@ SEQUENCE = "sequence"
 
 
 @dataclass(frozen=True)
-class Task:
+class PredictionKind:
     """The kind of targets that a loss compares predictions with.
 
     - `multi-class`: one class of several, whose numbers lie along `axis` of a prediction.
@@ -22,7 +22,7 @@ class Task:
 
     >>> from caldera.nn.losses import BinaryCrossEntropy
     >>> BinaryCrossEntropy().task()
-    Task(kind='multi-label', axis=-1, logits=True, blank=None, lengths=False)
+    PredictionKind(kind='multi-label', axis=-1, logits=True, blank=None, lengths=False)
     """
 
     kind: str

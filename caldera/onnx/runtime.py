@@ -57,7 +57,7 @@ def _is_small(symbol: Symbol, feeds: Mapping[str, np.ndarray]) -> bool:
     return symbol.role == "input" and feeds[symbol.name].size <= _SMALL
 
 
-class Session:
+class InferenceSession:
     """A model that can be run.
 
     Shapes are fixed in a plan, so each set of shapes gets a plan of its own. A small input on whose
@@ -139,7 +139,7 @@ class Session:
 class Prepared(backend_base.BackendRep):
     """A model that is ready to run."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: InferenceSession) -> None:
         self.session = session
 
     def run(self, inputs: Any, **options: Any) -> tuple[Any, ...]:
@@ -199,7 +199,7 @@ class Backend(backend_base.Backend):
     ) -> Prepared:
         """A model that can be run many times; `compiled=False` computes call by call."""
         program = parse(model)
-        return Prepared(Session(program, compiled=compiled, device=_device(device)))
+        return Prepared(InferenceSession(program, compiled=compiled, device=_device(device)))
 
     @classmethod
     def run_model(cls, model: Any, inputs: Any, device: str = "CPU", **options: Any) -> Any:

@@ -51,7 +51,7 @@ EXCLUDED: dict[str, str] = {
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TestResult:
     """What became of one test."""
 
     name: str
@@ -118,7 +118,7 @@ def _message(path: Path, kind: Any) -> Any:
     return np.array(helper.to_array(onnx.TensorProto.FromString(raw)))
 
 
-def run_case(case: Any, backend: Any = Backend, device: str = "CPU", **options: Any) -> Outcome:
+def run_case(case: Any, backend: Any = Backend, device: str = "CPU", **options: Any) -> TestResult:
     """One test, compared as ONNX's own runner compares."""
     runner = optional_import("onnx.backend.test.runner", PACKAGE, WHERE).Runner
     operators = frozenset(
@@ -136,11 +136,11 @@ def run_case(case: Any, backend: Any = Backend, device: str = "CPU", **options: 
     # Whatever another backend, or we, may raise: the test has not passed.
     except Exception as problem:
         text = " ".join(str(problem).split())[:200]
-        return Outcome(case.name, operators, f"{type(problem).__name__}: {text}")
+        return TestResult(case.name, operators, f"{type(problem).__name__}: {text}")
     if not isinstance(prepared, Prepared):
-        return Outcome(case.name, operators)
+        return TestResult(case.name, operators)
     session = prepared.session
-    return Outcome(case.name, operators, "", session.was_compiled, session.in_numpy)
+    return TestResult(case.name, operators, "", session.was_compiled, session.in_numpy)
 
 
 def _array(value: Any) -> Any:
@@ -149,7 +149,7 @@ def _array(value: Any) -> Any:
     return value
 
 
-def report(outcomes: Sequence[Outcome], title: str) -> str:
+def report(outcomes: Sequence[TestResult], title: str) -> str:
     """The counts, and every test that did not pass with the reason."""
     passed = [each for each in outcomes if each.has_passed]
     ours = [each for each in outcomes if _is_ours(each.operators)]
@@ -188,7 +188,7 @@ def _is_ours(operators: Iterable[tuple[str, str]]) -> bool:
     return all(each in OPERATORS and not OPERATORS[each].in_numpy for each in operators)
 
 
-def surprises(outcomes: Sequence[Outcome]) -> list[str]:
+def surprises(outcomes: Sequence[TestResult]) -> list[str]:
     """Tests that fail without a reason, and those that pass in spite of one."""
     found = [
         f"{each.name}: {each.problem}" for each in outcomes if each.problem and not each.reason

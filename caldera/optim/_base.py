@@ -45,7 +45,7 @@ class Minimum:
     converged: bool
 
 
-class Options(TypedDict, total=False):
+class OptimizerOptions(TypedDict, total=False):
     """What every optimizer takes beside its own arguments (see `Optimizer`)."""
 
     weight_decay: float | None

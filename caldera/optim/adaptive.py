@@ -17,7 +17,7 @@ from typing import ClassVar, Unpack
 
 from caldera import op
 from caldera.compiler.lazy import Expr
-from caldera.optim._base import Optimizer, Options, Rate, State, optimizers
+from caldera.optim._base import Optimizer, OptimizerOptions, Rate, State, optimizers
 from caldera.optim.parameter_groups import Decay, Decoupled
 from caldera.optim.schedule import require_fraction
 
@@ -41,7 +41,7 @@ class Adagrad(Optimizer):
         learning_rate: Rate = 0.01,
         *,
         epsilon: float = 1e-10,
-        **options: Unpack[Options],
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         super().__init__(learning_rate, **options)
         self.epsilon = epsilon
@@ -76,7 +76,7 @@ class Adadelta(Optimizer):
         *,
         smoothing: float = 0.9,
         epsilon: float = 1e-6,
-        **options: Unpack[Options],
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         super().__init__(learning_rate, **options)
         require_fraction("Adadelta", "smoothing", smoothing)
@@ -118,7 +118,7 @@ class RMSProp(Optimizer):
         momentum: float = 0.0,
         centered: bool = False,
         epsilon: float = 1e-8,
-        **options: Unpack[Options],
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         super().__init__(learning_rate, **options)
         require_fraction("RMSProp", "smoothing", smoothing)
@@ -173,7 +173,7 @@ class Adam(Optimizer):
         beta1: float = 0.9,
         beta2: float = 0.999,
         epsilon: float = 1e-8,
-        **options: Unpack[Options],
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         super().__init__(learning_rate, **options)
         require_fraction(type(self).__name__, "beta1", beta1)

@@ -10,7 +10,7 @@ from typing import ClassVar, Unpack
 from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError
-from caldera.optim._base import Optimizer, Options, Rate, State, optimizers
+from caldera.optim._base import Optimizer, OptimizerOptions, Rate, State, optimizers
 from caldera.optim.adaptive import Adam
 from caldera.optim.parameter_groups import Decay, Decoupled
 from caldera.optim.schedule import require_fraction
@@ -44,7 +44,7 @@ class LARS(Optimizer):
         *,
         momentum: float = 0.9,
         trust: float = 1e-3,
-        **options: Unpack[Options],
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         super().__init__(learning_rate, **options)
         require_fraction("LARS", "momentum", momentum)

@@ -8,7 +8,7 @@ from typing import ClassVar, Unpack
 from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError
-from caldera.optim._base import Optimizer, Options, Rate, State, optimizers
+from caldera.optim._base import Optimizer, OptimizerOptions, Rate, State, optimizers
 from caldera.optim.parameter_groups import Decay, Decoupled
 from caldera.optim.schedule import require_fraction
 
@@ -35,7 +35,7 @@ class SGD(Optimizer):
         *,
         momentum: float = 0.0,
         nesterov: bool = False,
-        **options: Unpack[Options],
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         super().__init__(learning_rate, **options)
         require_fraction("SGD", "momentum", momentum)
@@ -87,7 +87,7 @@ class Lion(Optimizer):
         *,
         beta1: float = 0.9,
         beta2: float = 0.99,
-        **options: Unpack[Options],
+        **options: Unpack[OptimizerOptions],
     ) -> None:
         super().__init__(learning_rate, **options)
         require_fraction("Lion", "beta1", beta1)

@@ -16,11 +16,11 @@ from caldera.compiler.plan.plan import Plan
 from caldera.core.graph.ops.collective import TOKEN, start
 from caldera.errors import CommError, ConfigError
 from caldera.kernels.choose import choices
-from caldera.kernels.tuning_cache import Record
+from caldera.kernels.tuning_cache import TuningRecord
 from caldera.nn.layer import Layer
 from caldera.optim import Optimizer
 
-_told: WeakKeyDictionary[Communicator, dict[tuple[Path, str], Record]] = WeakKeyDictionary()
+_told: WeakKeyDictionary[Communicator, dict[tuple[Path, str], TuningRecord]] = WeakKeyDictionary()
 """The choices that rank 0 has sent to the others: a long run makes many plans and choices."""
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caldera.base.registry import optional_import
-from caldera.draw.axis import Axis, axis_of, name_axis, whole_axis
+from caldera.draw.axis import ChartAxis, axis_of, name_axis, whole_axis
 from caldera.search.luck import Luck, accuracy_noise, luck
 from caldera.search.trial import DONE, STOPPED, Trial
 
@@ -186,12 +186,12 @@ class Overview:
     # --- parameters
 
     @cached_property
-    def columns(self) -> list[Column]:
+    def columns(self) -> list[ParameterColumn]:
         """The parameters of the trials, in the order in which they first occur."""
         names = dict.fromkeys(name for trial in self.trials for name in trial.point)
         logs = set(_log_names(self.settings.get("space")))
         return [
-            Column(name, [t.point.get(name) for t in self.trials], _is_log(name, logs))
+            ParameterColumn(name, [t.point.get(name) for t in self.trials], _is_log(name, logs))
             for name in names
         ]
 
@@ -208,7 +208,7 @@ class Overview:
         ]
         return importances([t.point for t in self.trials], values)
 
-    def by_importance(self) -> list[Column]:
+    def by_importance(self) -> list[ParameterColumn]:
         """The parameters, the most important first."""
         places = {each.name: place for place, each in enumerate(self.importances)}
         return sorted(self.columns, key=lambda column: places.get(column.name, len(places)))
@@ -294,7 +294,7 @@ def _is_log(path: str, names: set[str]) -> bool:
 
 
 @dataclass(frozen=True)
-class Column:
+class ParameterColumn:
     """A parameter: its value in each trial, None where it has none."""
 
     name: str
@@ -315,7 +315,7 @@ class Column:
         return sorted({str(value) for value in self.values if value is not None})
 
     @cached_property
-    def axis(self) -> Axis:
+    def axis(self) -> ChartAxis:
         """An axis that has a place for each value."""
         if not self.is_number:
             return name_axis(self._names)

@@ -15,7 +15,7 @@ from caldera.nn.basic import layers as layer_names
 from caldera.nn.composite import Cell
 from caldera.nn.layer import Layer
 from caldera.search.dimension import Choice, Dimension, Integer
-from caldera.search.space import Part, Walk, check_parameters, describe
+from caldera.search.space import SpaceNode, Walk, check_parameters, describe
 from caldera.train.arguments import whole_number
 
 NONE = "none"
@@ -26,7 +26,7 @@ Operations = Mapping[str, Callable[[], Any]]
 
 
 @dataclass(frozen=True)
-class Repeat(Part):
+class Repeat(SpaceNode):
     """A list of one part, of varying length."""
 
     part: Any
@@ -49,7 +49,7 @@ class Repeat(Part):
 
 
 @dataclass(frozen=True)
-class CellSpace(Part):
+class CellSpace(SpaceNode):
     """A cell of nodes, each the sum of operations on earlier ones."""
 
     nodes: int
@@ -77,7 +77,7 @@ class CellSpace(Part):
 
 
 @dataclass(frozen=True)
-class Hierarchy(Part):
+class Hierarchy(SpaceNode):
     """Levels of motifs: an edge of a motif is a motif of the level below."""
 
     operations: tuple[str, ...]
@@ -125,7 +125,7 @@ def repeat(part: Any, least: int, most: int) -> Repeat:
     """
     whole_number(least, "least", 0, "repeat")
     whole_number(most, "most", max(least, 1), "repeat")
-    if not isinstance(part, Dimension | Part | Mapping):
+    if not isinstance(part, Dimension | SpaceNode | Mapping):
         raise ConfigError.build(
             "repeat", expected="a dimension or a dict of them", got=repr(part)[:80]
         )

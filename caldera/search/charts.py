@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from caldera.base.formatting import html_table, note
-from caldera.draw.axis import Axis, axis_of, whole_axis
+from caldera.draw.axis import ChartAxis, axis_of, whole_axis
 from caldera.draw.charts import Bar, bar_chart
 from caldera.draw.line_chart import Line, LineChart, figure, figure_svg
 from caldera.draw.page import Safe
 from caldera.draw.run_charts import Coordinate, parallel_coordinates, short_number
 from caldera.draw.svg import CATEGORICAL, QUIET, Picture
-from caldera.search.analysis import Column, Overview
+from caldera.search.analysis import Overview, ParameterColumn
 from caldera.search.table import cell_text
 from caldera.search.trial import DONE, FAILED, STOPPED, Trial
 
@@ -110,7 +110,7 @@ def _stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return found
 
 
-def _value_axis(values: Sequence[float], mode: str) -> Axis:
+def _value_axis(values: Sequence[float], mode: str) -> ChartAxis:
     """An axis for values of an objective; losses that span many decades are seen by logarithm."""
     finite = np.array([value for value in values if math.isfinite(value)])
     share = bool(len(finite)) and finite.min() >= 0 and finite.max() <= 1
@@ -172,7 +172,7 @@ def slice_charts(overview: Overview) -> list[LineChart]:
     return [_slice(overview, column) for column in overview.by_importance()[:MOST_SLICES]]
 
 
-def _slice(overview: Overview, column: Column) -> LineChart:
+def _slice(overview: Overview, column: ParameterColumn) -> LineChart:
     points: dict[str, list[tuple[float, float]]] = {DONE: [], STOPPED: []}
     for trial, place in zip(overview.trials, column.places, strict=True):
         value = _value(trial, 0)

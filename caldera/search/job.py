@@ -1,4 +1,4 @@
-"""`Job`: what every worker knows of a search, and how it runs one trial."""
+"""`SearchJob`: what every worker knows of a search, and how it runs one trial."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from caldera.kernels.choices import holding
 from caldera.parallel import DataParallel
 from caldera.search.conditions import Conditions
 from caldera.search.objective import KNOWN_EARLY, MEASURED, Constraint, MissingMetric, Objective
-from caldera.search.samples import Samples
+from caldera.search.samples import TrialData
 from caldera.search.space import Space
-from caldera.search.trial import DONE, FAILED, STOPPED, Outcome, Row, Task
+from caldera.search.trial import DONE, FAILED, STOPPED, Row, TrialResult, TrialTask
 from caldera.train.callbacks import Callback
 from caldera.train.model import Model
 from caldera.train.saving.snapshot import Snapshot, progress_bytes, reinitialise, restore_progress
@@ -41,13 +41,13 @@ _LATENCY_RUNS = 20
 
 
 @dataclass
-class Job:
+class SearchJob:
     """What is the same for all trials: how to build a model, the data, what is measured."""
 
     build: Callable[..., Any]
     space: Space
     objective: Objective
-    samples: Samples | None = None
+    samples: TrialData | None = None
     """None: `build` is a plain function that gives the results itself."""
     constraints: Sequence[Constraint] = ()
     epochs: int | None = None
@@ -55,7 +55,7 @@ class Job:
     """Further arguments of `Model.fit`."""
     folder: Path | None = None
 
-    def run(self, task: Task, report: Report, parallel: Strategy | None = None) -> Outcome:
+    def run(self, task: TrialTask, report: Report, parallel: Strategy | None = None) -> TrialResult:
         """Run a trial to its end. What it raises becomes a failed trial, except Ctrl-C.
 
         With a strategy several ranks call this with the same task; all of them get the outcome.
@@ -77,7 +77,7 @@ class Job:
 
     # --- plain functions
 
-    def _call(self, task: Task, recorder: _Recorder) -> None:
+    def _call(self, task: TrialTask, recorder: _Recorder) -> None:
         """A function gives its results, or yields them step by step."""
         found = self.build(**self._arguments(task))
         if not isinstance(found, Generator):
@@ -89,7 +89,7 @@ class Job:
                 found.close()
                 return
 
-    def _arguments(self, task: Task, seed: int | None = None) -> dict[str, Any]:
+    def _arguments(self, task: TrialTask, seed: int | None = None) -> dict[str, Any]:
         found = self.space.decoded(task.point)
         if "seed" in self._passed:
             found["seed"] = task.seed if seed is None else seed
@@ -101,7 +101,7 @@ class Job:
 
     # --- models
 
-    def model(self, task: Task, seed: int | None = None) -> Model:
+    def model(self, task: TrialTask, seed: int | None = None) -> Model:
         """The model of a trial before it is trained, or as its parent left it."""
         seed = task.seed if seed is None else seed
         model = self.build(**self._arguments(task, seed))
@@ -122,7 +122,7 @@ class Job:
             _give_rate(model)
         return model
 
-    def _train(self, task: Task, recorder: _Recorder, parallel: Strategy) -> None:
+    def _train(self, task: TrialTask, recorder: _Recorder, parallel: Strategy) -> None:
         assert self.samples is not None
         repeats = max(self.objective.seeds, self.objective.folds)
         if repeats == 1:
@@ -150,7 +150,7 @@ class Job:
             row[name] = value
         return row
 
-    def _fit(self, task: Task, recorder: _Recorder, repeat: int, parallel: Strategy) -> None:
+    def _fit(self, task: TrialTask, recorder: _Recorder, repeat: int, parallel: Strategy) -> None:
         assert self.samples is not None
         seed = task.seed if self.objective.seeds == 1 else task.seed + repeat
         model = self.model(task, seed)
@@ -182,7 +182,7 @@ class Job:
             self.save(model, task.number)
             recorder.saved = True
 
-    def train_again(self, task: Task, epochs: int, conditions: Conditions) -> Model:
+    def train_again(self, task: TrialTask, epochs: int, conditions: Conditions) -> Model:
         """The model of a trial, trained as it was (with several seeds or folds, on the first)."""
         with settings.override(threads=conditions.threads):
             if conditions.ranks == 1:
@@ -196,7 +196,7 @@ class Job:
             return run_virtual_ranks(conditions.ranks, work)[0]
 
     def _fit_again(
-        self, task: Task, epochs: int, conditions: Conditions, parallel: Strategy
+        self, task: TrialTask, epochs: int, conditions: Conditions, parallel: Strategy
     ) -> Model:
         assert self.samples is not None
         model = self.model(task)
@@ -229,7 +229,7 @@ class Job:
 
     # --- saved models
 
-    def _is_worth_saving(self, task: Task, recorder: _Recorder) -> bool:
+    def _is_worth_saving(self, task: TrialTask, recorder: _Recorder) -> bool:
         if self.folder is None or not recorder.curve:
             return False
         if task.keep:
@@ -271,7 +271,7 @@ class Job:
 class _Recorder:
     """What a trial has reported so far, and whether it should stop."""
 
-    def __init__(self, job: Job, task: Task, report: Report) -> None:
+    def __init__(self, job: SearchJob, task: TrialTask, report: Report) -> None:
         self.job, self.task, self.report = job, task, report
         self.started = time.perf_counter()
         self.curve: list[Row] = []
@@ -299,7 +299,7 @@ class _Recorder:
         found = [each.violated(last) for each in self.job.constraints]
         return list(dict.fromkeys([*self.violations, *filter(None, found)]))
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> TrialResult:
         """That of a trial which has come to its end."""
         if not self.curve:
             reason = self.violations[0] if self.violations else "it reported nothing"
@@ -317,8 +317,8 @@ class _Recorder:
             return self._over(STOPPED, self.reason, values)
         return self._over(DONE, "; ".join(violated), values)
 
-    def _over(self, state: str, reason: str, values: list[float] | None) -> Outcome:
-        return Outcome(
+    def _over(self, state: str, reason: str, values: list[float] | None) -> TrialResult:
+        return TrialResult(
             self.task.number,
             state,
             reason,
@@ -331,10 +331,10 @@ class _Recorder:
             conditions=self.conditions,
         )
 
-    def failed(self, error: BaseException) -> Outcome:
+    def failed(self, error: BaseException) -> TrialResult:
         """That of a trial which raised something."""
         details = "".join(traceback.format_exception(error))
-        return Outcome(
+        return TrialResult(
             self.task.number,
             FAILED,
             f"{type(error).__name__}: {error}",

@@ -27,7 +27,7 @@ from caldera.search.trial import DONE, Trial
 
 
 @dataclass(frozen=True)
-class Proposal:
+class TrialProposal:
     """What a method wants to try next.
 
     - `epochs`: how long to train, if not as long as the search says.
@@ -103,7 +103,7 @@ class Method(Configurable):
     def prepare(self) -> None:
         """What there is to do before the first trial: checks, for instance."""
 
-    def ask(self, number: int) -> Proposal | Point | None:
+    def ask(self, number: int) -> TrialProposal | Point | None:
         """What to try as trial `number`. None: nothing now. The search ends if nothing runs, and
         asks again when a trial is over if something does."""
         raise ConfigError.build(
@@ -159,6 +159,6 @@ methods: Family[Method] = Family("search method", Method)
 """Methods by name: what `method=` and `stop=` may be."""
 
 
-def as_proposal(given: Proposal | Mapping[str, Any]) -> Proposal:
+def as_proposal(given: TrialProposal | Mapping[str, Any]) -> TrialProposal:
     """What `ask` gave, as a proposal."""
-    return given if isinstance(given, Proposal) else Proposal(dict(given))
+    return given if isinstance(given, TrialProposal) else TrialProposal(dict(given))

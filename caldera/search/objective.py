@@ -122,7 +122,7 @@ def look_up(row: Mapping[str, float], name: str, where: str = "objective") -> fl
 
 
 @dataclass(frozen=True)
-class Metric(Objective):
+class MetricObjective(Objective):
     """One number of the report, at the last step or at the best one."""
 
     name: str = "val_loss"
@@ -257,7 +257,7 @@ def metric(
     """
     if at not in ("last", "best"):
         raise ConfigError.build("metric", expected='at="last" or at="best"', got=repr(at))
-    return Metric((mode_of(name, mode),), seeds, folds, name, at)
+    return MetricObjective((mode_of(name, mode),), seeds, folds, name, at)
 
 
 def mode_of(name: str, mode: str | None = None) -> str:
@@ -304,7 +304,7 @@ def weighted(
     if not weights:
         raise ConfigError.build("weighted", expected="a weight for a metric", got="none")
     if len(weights) == 1 and list(weights.values()) == [1.0] and mode == "max":
-        return Metric(("max",), seeds, folds, next(iter(weights)))
+        return MetricObjective(("max",), seeds, folds, next(iter(weights)))
     return Weighted((mode_of("sum", mode),), seeds, folds, dict(weights))
 
 

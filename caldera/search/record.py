@@ -18,7 +18,7 @@ from caldera.search.database import Database
 from caldera.search.journal import Journal
 from caldera.search.objective import Objective
 from caldera.search.space import Space
-from caldera.search.trial import DONE, FAILED, RUNNING, STOPPED, WAITING, Outcome, Trial
+from caldera.search.trial import DONE, FAILED, RUNNING, STOPPED, WAITING, Trial, TrialResult
 
 NAME = "caldera"
 _KEY = "caldera"
@@ -34,7 +34,7 @@ def import_optuna(where: str = "search") -> Any:
     return optional_import("optuna", "optuna", where)
 
 
-class Record:
+class TrialRecord:
     """The trials of a study in a storage: a journal in a folder, a database, or memory.
 
     A database may have several studies, each with a `name`, and several programs that work on one:
@@ -146,7 +146,7 @@ class Record:
 
     # --- conditions of trials, each once: trials of the same network have mostly the same
 
-    def with_kept_conditions(self, outcome: Outcome) -> Outcome:
+    def with_kept_conditions(self, outcome: TrialResult) -> TrialResult:
         """The outcome with the name of its conditions, which are written down by then."""
         if not outcome.conditions:
             return outcome
@@ -224,7 +224,7 @@ class Record:
                     identity, len(trial.curve), loss_or_value
                 )
 
-    def finish(self, trial: Trial, outcome: Outcome) -> None:
+    def finish(self, trial: Trial, outcome: TrialResult) -> None:
         """Write down what became of a trial."""
         identity = self._ids[trial.number]
         kept = {**outcome.to_plain(), "told": trial.told, "ended": trial.ended}
@@ -287,7 +287,7 @@ class Record:
                 # Of before studies kept them, or kept them with each trial.
                 kept["conditions"] = ""
             try:
-                apply(trial, Outcome.from_plain(kept), told, ended)
+                apply(trial, TrialResult.from_plain(kept), told, ended)
             except TypeError as problem:
                 raise DataError.build(
                     f"study in {self.place}, trial {trial.number}",
@@ -303,7 +303,7 @@ class Record:
         return trial
 
 
-def apply(trial: Trial, outcome: Outcome, told: int | None, ended: float | None) -> None:
+def apply(trial: Trial, outcome: TrialResult, told: int | None, ended: float | None) -> None:
     """Let a trial have this outcome."""
     trial.state, trial.reason = outcome.state, outcome.reason
     trial.values = None if outcome.values is None else tuple(outcome.values)

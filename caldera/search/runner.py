@@ -11,13 +11,13 @@ from typing import Any
 from caldera.core.tensor.random import checked_seed
 from caldera.errors import ConfigError
 from caldera.search.best_network import keep_network
-from caldera.search.job import Job
+from caldera.search.job import SearchJob
 from caldera.search.journal import held_lock
 from caldera.search.live import LiveTable
 from caldera.search.method import Method, methods
 from caldera.search.objective import Constraint, as_objective
-from caldera.search.record import NAME, Record
-from caldera.search.samples import Samples
+from caldera.search.record import NAME, TrialRecord
+from caldera.search.samples import TrialData
 from caldera.search.scheduler import Scheduler, StudyCallback
 from caldera.search.space import Space
 from caldera.search.study import Study
@@ -116,11 +116,11 @@ def run(
             _WHERE, expected=f"folder=, where {proposer!r} saves models", got="none"
         )
     if data is not None:
-        samples = Samples(data, validation, test, folds=goal.folds, seed=seed)
-    job = Job(build, space, goal, samples, limits, epochs, fit, place)
+        samples = TrialData(data, validation, test, folds=goal.folds, seed=seed)
+    job = SearchJob(build, space, goal, samples, limits, epochs, fit, place)
     ways = _ways(workers, ranks_per_trial, retries, hung_after)
     if not is_master():
-        study = Study(Record(None), goal, space, job)
+        study = Study(TrialRecord(None), goal, space, job)
         study.record.begin(space, goal, {})
         take_over(study, run_trials(None, job, **ways))
         return study
@@ -134,7 +134,7 @@ def run(
     }
     # A database is shared; a folder is not.
     with nullcontext() if place is None or storage is not None else _alone(place):
-        record = Record(place, storage, name)
+        record = TrialRecord(place, storage, name)
         with closing(record):
             with record.turn():
                 record.begin(space, goal, facts)
@@ -152,7 +152,7 @@ def run(
     return study
 
 
-def _go(scheduler: Scheduler, job: Job, ways: dict[str, Any]) -> None:
+def _go(scheduler: Scheduler, job: SearchJob, ways: dict[str, Any]) -> None:
     """Run all trials, then look at the test samples. Ctrl-C leaves a study that can go on."""
     study = scheduler.study
 

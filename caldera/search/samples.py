@@ -15,14 +15,14 @@ from caldera.train.data_adapters import Parts
 _NO_EPOCH = (1 << 32) - 2
 
 
-class Samples:
+class TrialData:
     """Parts that are the same for all trials, whatever their seeds.
 
     `data` is a data set, samples or (x, y); `validation` is the part to choose by, or other data;
     `test` are samples to look at once, at the end. A data set brings both along.
 
     >>> import numpy as np
-    >>> found = Samples((np.zeros((10, 2)), np.zeros(10, "int64")), 0.2)
+    >>> found = TrialData((np.zeros((10, 2)), np.zeros(10, "int64")), 0.2)
     >>> train, validation = found.parts()
     >>> len(train), len(validation)
     (8, 2)

@@ -19,11 +19,11 @@ from contextlib import contextmanager
 import numpy as np
 
 from caldera.errors import ConfigError
-from caldera.search.method import Method, Proposal, as_proposal
+from caldera.search.method import Method, TrialProposal, as_proposal
 from caldera.search.objective import MissingMetric
 from caldera.search.record import apply, now
 from caldera.search.study import Study
-from caldera.search.trial import FAILED, RUNNING, WAITING, Outcome, Row, Task, Trial
+from caldera.search.trial import FAILED, RUNNING, WAITING, Row, Trial, TrialResult, TrialTask
 
 _FIRST_FAILURES = 20
 """So many failed trials with no other among them, and something is wrong with all of them."""
@@ -82,7 +82,7 @@ class Scheduler:
         self._started = time.monotonic()
         self._told = sum(trial.told is not None for trial in study.trials)
         self._asked_after = 0
-        self._proposal: Proposal | None = None
+        self._proposal: TrialProposal | None = None
         self._is_shared = study.record.database is not None
         self._queue: list[Trial] = []
         self._take_waiting()
@@ -97,7 +97,7 @@ class Scheduler:
 
     # --- for runners
 
-    def next(self) -> Task | None:
+    def next(self) -> TrialTask | None:
         """The next trial to run, if there is one now."""
         with self._turn():
             trial = self._queue.pop(0) if self._queue and not self.is_cancelled else self._asked()
@@ -131,7 +131,7 @@ class Scheduler:
                 return f"stopped by {each!r} after step {step}"
         return ""
 
-    def finish(self, outcome: Outcome) -> Trial:
+    def finish(self, outcome: TrialResult) -> Trial:
         """A trial is over."""
         trial = self.study.trials[outcome.number]
         with self._turn():
@@ -218,14 +218,14 @@ class Scheduler:
         self.study.add(trial)
         return trial
 
-    def _proposed(self) -> Proposal | None:
+    def _proposed(self) -> TrialProposal | None:
         """What the method proposes; the same until it is taken."""
         if self._proposal is None:
             self._asked_after = self._told
             self._proposal = self._ask()
         return self._proposal
 
-    def _ask(self) -> Proposal | None:
+    def _ask(self) -> TrialProposal | None:
         number = len(self.study.trials)
         late = self.seconds is not None and time.monotonic() - self._started >= self.seconds
         if self.is_cancelled or late or (self.budget is not None and number >= self.budget):
@@ -233,7 +233,7 @@ class Scheduler:
         asked = self.method.ask(number)
         return None if asked is None else as_proposal(asked)
 
-    def _seed_of(self, proposal: Proposal, number: int) -> int:
+    def _seed_of(self, proposal: TrialProposal, number: int) -> int:
         """Its own; that of its parent for a trial which goes on with it."""
         if proposal.parent is not None:
             return self.study.trials[proposal.parent].seed
@@ -243,7 +243,7 @@ class Scheduler:
         for callback in self.callbacks:
             getattr(callback, moment)(self.study, trial)
 
-    def _check(self, trial: Trial, outcome: Outcome) -> None:
+    def _check(self, trial: Trial, outcome: TrialResult) -> None:
         """End the search if all trials fail in the same way from the beginning."""
         if any(each.is_over and each.state != FAILED for each in self.study.trials):
             return

@@ -33,7 +33,7 @@ class Walk(Protocol):
     def __call__(self, path: str, part: Any) -> Any: ...
 
 
-class Part(ABC):
+class SpaceNode(ABC):
     """A part of a space that is more than one dimension: a list of layers, say."""
 
     @abstractmethod
@@ -90,7 +90,7 @@ class Space:
             if isinstance(part, Dimension):
                 point[path] = pick(path, part)
                 return part.value(point[path])
-            if isinstance(part, Part):
+            if isinstance(part, SpaceNode):
                 return part.resolve(path, one)
             if isinstance(part, Mapping):
                 return several(part, f"{path}.", {})
@@ -361,7 +361,7 @@ def describe(part: Any) -> Any:
         return {name: describe(each) for name, each in part.items()}
     if isinstance(part, Choice):
         return {**part.describe(), "opens": describe(part.opens)}
-    if isinstance(part, Dimension | Part):
+    if isinstance(part, Dimension | SpaceNode):
         return part.describe()
     # Where an object lies in memory is another place in every process.
     return {"kind": "fixed", "value": re.sub(r" at 0x[0-9a-f]+", "", repr(part))}

@@ -14,11 +14,11 @@ from caldera.draw.svg import Picture
 from caldera.errors import CalderaError, ConfigError, DataError
 from caldera.search.analysis import Importance, Overview
 from caldera.search.charts import plot_study, study_html
-from caldera.search.job import Job, digest_of
+from caldera.search.job import SearchJob, digest_of
 from caldera.search.luck import Luck
 from caldera.search.objective import Objective
 from caldera.search.page import write_page
-from caldera.search.record import NAME, Record
+from caldera.search.record import NAME, TrialRecord
 from caldera.search.space import Space
 from caldera.search.table import table_of
 from caldera.search.trial import DONE, FAILED, RUNNING, STOPPED, WAITING, Trial
@@ -40,10 +40,10 @@ class Study:
 
     def __init__(
         self,
-        record: Record,
+        record: TrialRecord,
         objective: Objective,
         space: Space | None = None,
-        job: Job | None = None,
+        job: SearchJob | None = None,
     ) -> None:
         self.record = record
         self.objective = objective
@@ -267,7 +267,7 @@ class Study:
             )
         return model
 
-    def _job(self) -> Job:
+    def _job(self) -> SearchJob:
         if self.job is None or self.job.samples is None:
             raise ConfigError.build(
                 "study",
@@ -334,7 +334,7 @@ def load(
         )
     place = path if storage is None else storage.rpartition("@")[2]
     try:
-        record = Record(path, storage, name)
+        record = TrialRecord(path, storage, name)
         place = record.place
         if not record.exists:
             raise ConfigError.build(

@@ -13,10 +13,10 @@ from caldera.base.registry import optional_import
 _LONGEST = 40
 
 
-class Table:
+class TrialTable:
     """Rows by name, which print as a table; what `study.table()` gives where pandas is missing.
 
-    >>> table = Table([{"number": 0, "rate": 0.1}, {"number": 1, "rate": None}])
+    >>> table = TrialTable([{"number": 0, "rate": 0.1}, {"number": 1, "rate": None}])
     >>> print(table)
     number  rate
          0   0.1
@@ -70,6 +70,6 @@ def cell_text(value: Any) -> str:
 
 
 def table_of(rows: Sequence[dict[str, Any]]) -> Any:
-    """The rows as a `pandas.DataFrame` where pandas is installed, else as a `Table`."""
-    table = Table(rows)
+    """The rows as a `pandas.DataFrame` where pandas is installed, else as a `TrialTable`."""
+    table = TrialTable(rows)
     return table if find_spec("pandas") is None else table.to_pandas()

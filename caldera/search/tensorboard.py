@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from caldera.search.study import Study
 
 
-class TensorBoard(StudyCallback):
+class TrialTensorBoard(StudyCallback):
     """Writes each trial that is over to a folder of its own: its parameters, what it reported step
     by step, its values; `tensorboard --logdir FOLDER` compares them on its page HParams.
 

@@ -20,7 +20,7 @@ Row = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Task:
+class TrialTask:
     """What a worker is told of a trial: plain data, which can be sent to another process."""
 
     number: int
@@ -40,13 +40,13 @@ class Task:
         return encoded(vars(self))
 
     @classmethod
-    def from_plain(cls, given: Mapping[str, Any]) -> Task:
+    def from_plain(cls, given: Mapping[str, Any]) -> TrialTask:
         """What `to_plain` wrote."""
         return cls(**decoded(given))
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialResult:
     """What a worker gives back of a trial: plain data as well."""
 
     number: int
@@ -75,7 +75,7 @@ class Outcome:
         return encoded(vars(self))
 
     @classmethod
-    def from_plain(cls, given: Mapping[str, Any]) -> Outcome:
+    def from_plain(cls, given: Mapping[str, Any]) -> TrialResult:
         """What `to_plain` wrote; what is of another kind is refused."""
         found = from_plain(cls, decoded(given), "outcome")
         if found.state not in STATES:
@@ -168,9 +168,9 @@ class Trial:
             )
         return self.make(self)
 
-    def task(self, best: list[float] | None = None) -> Task:
+    def task(self, best: list[float] | None = None) -> TrialTask:
         """What a worker is told of it."""
-        return Task(
+        return TrialTask(
             self.number, dict(self.point), self.seed, self.epochs, self.parent, self.keep, best
         )
 

@@ -29,7 +29,7 @@ from caldera.serve.http import (
     shown,
 )
 from caldera.serve.page import page, policy
-from caldera.serve.samples import CSV, JSON, Samples
+from caldera.serve.samples import CSV, JSON, RequestReader
 from caldera.serve.signature import Contract, csv_answer, json_answer
 from caldera.train.model import Model
 
@@ -55,7 +55,7 @@ class Application:
         self.ending = False
         """Whether the service has been told to end; each answer then closes its connection."""
         self._contract = contract
-        self._samples = Samples(contract, limits)
+        self._samples = RequestReader(contract, limits)
         self._batcher = Batcher(
             lambda x: model.predict(x, batch_size=limits.batch_size), limits, self.metrics
         )

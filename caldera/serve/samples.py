@@ -14,7 +14,7 @@ from caldera.data.sources.base import SCALE, scaled
 from caldera.data.tables.table import MARKS, Table, column_of
 from caldera.data.tables.text_encoder import TextEncoder
 from caldera.data.tables.text_parsing import parse_text
-from caldera.data.transforms.decode import Decoder, Size
+from caldera.data.transforms.decode import Decoder, ImageSize
 from caldera.errors import DataError
 from caldera.io.csv_files import as_float
 from caldera.serve.http import Limits, Refusal, shown
@@ -23,7 +23,7 @@ from caldera.serve.signature import Contract
 JSON, CSV, PLAIN = "application/json", "text/csv", "text/plain"
 
 
-class Samples:
+class RequestReader:
     """Reads samples for a model, from the body of a request."""
 
     def __init__(self, contract: Contract, limits: Limits) -> None:
@@ -200,7 +200,7 @@ class Samples:
                     got=f"{size.height}x{size.width}",
                     hint="make it smaller first",
                 )
-            pixels = decode(body, Size(*self._contract.shape[1:]), resize=True)[None]
+            pixels = decode(body, ImageSize(*self._contract.shape[1:]), resize=True)[None]
         except DataError as error:
             raise Refusal(422, str(error)) from None
         dtype = canonical(self._contract.dtype)

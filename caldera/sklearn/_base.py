@@ -172,7 +172,9 @@ class NetworkEstimator(BaseEstimator, ABC):
                 expected=f"a shape of {columns} numbers, the columns of X",
                 got=f"{shape}",
             )
-        self.scale_ = Scale.of(rows, weights) if self.standardise else Scale.none(columns)
+        self.scale_ = (
+            StandardScale.of(rows, weights) if self.standardise else StandardScale.none(columns)
+        )
         self.model_ = NeuralNetwork(
             self._layers(shape),
             loss=self._loss,
@@ -241,11 +243,11 @@ class NetworkEstimator(BaseEstimator, ABC):
 
 
 @dataclass(frozen=True)
-class Scale:
+class StandardScale:
     """A mean and a deviation for each column.
 
     >>> import numpy as np
-    >>> scale = Scale.of(np.array([[1.0, 5.0], [3.0, 5.0]]), None)
+    >>> scale = StandardScale.of(np.array([[1.0, 5.0], [3.0, 5.0]]), None)
     >>> scale.applied(np.array([[3.0, 6.0]])).tolist()
     [[1.0, 1.0]]
     """

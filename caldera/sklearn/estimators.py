@@ -10,7 +10,7 @@ from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import column_or_1d
 
 from caldera.errors import DataError
-from caldera.sklearn._base import NetworkEstimator, Scale
+from caldera.sklearn._base import NetworkEstimator, StandardScale
 
 
 class CalderaClassifier(ClassifierMixin, NetworkEstimator):
@@ -153,7 +153,7 @@ class CalderaRegressor(RegressorMixin, NetworkEstimator):
 
     def _learn_targets(self, y: np.ndarray, weights: np.ndarray, known: Any) -> None:
         self._flat = y.ndim == 1
-        self.target_scale_ = Scale.of(_columns(y), weights)
+        self.target_scale_ = StandardScale.of(_columns(y), weights)
 
     def _targets(self, y: np.ndarray) -> np.ndarray:
         return self.target_scale_.applied(_columns(y))

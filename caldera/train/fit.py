@@ -29,11 +29,11 @@ from caldera.train.data_checks import (
 from caldera.train.debug.nonfinite import StopAtNonFinite
 from caldera.train.progress import Progress
 from caldera.train.resident import resident
-from caldera.train.run import Run, Validation, loader_for
+from caldera.train.run import Run, ValidationData, loader_for
 from caldera.train.sample_weights import SampleWeights
 from caldera.train.saving.checkpointer import Checkpointer
 from caldera.train.saving.snapshot import reinitialise
-from caldera.train.step import Steps, facts_of, trace_network
+from caldera.train.step import StepPlans, facts_of, trace_network
 from caldera.train.strategy import RunSetup, SingleProcessStrategy, Strategy, default_strategy
 from caldera.train.tracking.history import History
 from caldera.train.tracking.summary import training_config
@@ -119,12 +119,12 @@ def make_steps(
     strategy: Strategy | None = None,
     *,
     source: BatchSource | None = None,
-) -> Steps:
+) -> StepPlans:
     """The plans for training a model on data like this, built for its shapes."""
     found = data if isinstance(data, TrainingData) else TrainingData.of(model, data)
     weighted = found.weights is not None
     check_targets(model, found.pipeline, found.sample, weighted=weighted)
-    return Steps(
+    return StepPlans(
         model,
         model.objective,
         model.optimizer,
@@ -298,14 +298,14 @@ def _source(model: Model, given: TrainingData, strategy: Strategy) -> BatchSourc
     return HostSource.to(model.device, given.pipeline, inputs, may_change=may_change)
 
 
-def _validation(model: Model, data: Pipeline, strategy: Strategy) -> Validation:
+def _validation(model: Model, data: Pipeline, strategy: Strategy) -> ValidationData:
     """With plans of its own over several ranks, or on data that lie on the device; else those
     serve that the model keeps."""
     there = None if model.open_lengths else resident(model, data)
     evaluating = strategy.evaluating()
     if there is None and not evaluating.is_distributed:
-        return Validation(data)
-    return Validation(data, make_steps(model, data, evaluating, source=there))
+        return ValidationData(data)
+    return ValidationData(data, make_steps(model, data, evaluating, source=there))
 
 
 def evaluate(

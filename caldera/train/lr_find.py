@@ -28,7 +28,7 @@ from caldera.train.saving.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
-    from caldera.train.step import Steps
+    from caldera.train.step import StepPlans
 
 _MEMORY = 0.9
 _WIDTH = 0.04
@@ -136,7 +136,7 @@ def lr_find(
     return LearningRates(rates, losses, smoothed, _suggestion(rates, smoothed))
 
 
-def _try(steps: Steps, loader: Loader, rates: np.ndarray) -> tuple[list[float], list[float]]:
+def _try(steps: StepPlans, loader: Loader, rates: np.ndarray) -> tuple[list[float], list[float]]:
     tried: list[float] = []
     losses: list[float] = []
     recent = 0.0

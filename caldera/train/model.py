@@ -40,10 +40,10 @@ from caldera.train.fit import FitOptions, TrainingData, evaluate, fit, make_step
 from caldera.train.lr_find import LearningRates, lr_find
 from caldera.train.model_settings import GivenLoss, ModelSettings
 from caldera.train.saving.model_file import load_weights, save_model
-from caldera.train.step import Steps
+from caldera.train.step import StepPlans
 from caldera.train.step_graph import (
     AFTER_PARAMETERS,
-    Signature,
+    ModelSignature,
     main_output,
     named_outputs,
 )
@@ -114,7 +114,7 @@ class Model(ModelSettings):
             seed,
             device,
         )
-        self._signature: Signature | None = None
+        self._signature: ModelSignature | None = None
         self._open_lengths = False
         # Where the last `fit` ended: another one goes on with new random numbers and new orders.
         self.epochs_done = 0
@@ -123,7 +123,7 @@ class Model(ModelSettings):
     # --- shapes
 
     @property
-    def signature(self) -> Signature:
+    def signature(self) -> ModelSignature:
         """The inputs and outputs for one sample, once the model has been built."""
         if self._signature is None:
             raise ConfigError.build(
@@ -173,7 +173,7 @@ class Model(ModelSettings):
         # Parameters take the model's seed, whatever was drawn before or is drawn by others.
         with seeded(self.seed):
             _, outputs, traced = self._expressions(specs, self.samples_traced)
-        self._signature = Signature.of(specs, outputs)
+        self._signature = ModelSignature.of(specs, outputs)
         return traced
 
     def expressions(self, count: int) -> tuple[list[Expr], dict[str, Expr], Context]:
@@ -379,7 +379,7 @@ class Model(ModelSettings):
         given = joined(self, data, targets, "evaluate")
         return evaluate(self, given, self._count(batch_size, "evaluate"), parallel)
 
-    def evaluation_steps(self, data: TrainingData) -> Steps:
+    def evaluation_steps(self, data: TrainingData) -> StepPlans:
         """The plans for evaluating; made once."""
         self._check_plans()
         if self._evaluator is None:

@@ -26,8 +26,8 @@ from caldera.nn.task import REGRESSION, SEQUENCE
 from caldera.optim import Optimizer
 from caldera.train.arguments import whole_number
 from caldera.train.predictors import Predictors
-from caldera.train.step import KeptSteps, Steps
-from caldera.train.step_graph import MAIN, Objective
+from caldera.train.step import KeptSteps, StepPlans
+from caldera.train.step_graph import MAIN, TrainingObjective
 
 OneLoss = str | Loss | Callable[[Expr, Expr], Expr]
 GivenLoss = OneLoss | Mapping[str, OneLoss]
@@ -69,7 +69,7 @@ class ModelSettings(Layer):
         device: Device | str | int | None,
     ) -> None:
         self._predictors = Predictors()
-        self._evaluator: Steps | None = None
+        self._evaluator: StepPlans | None = None
         self._trainer = KeptSteps()
         self._watch: LayerWatch | None = None
         self._schema: Schema | None = None
@@ -134,7 +134,7 @@ class ModelSettings(Layer):
         return self._schema.target_scale
 
     @property
-    def objective(self) -> Objective:
+    def objective(self) -> TrainingObjective:
         """The losses of the outputs, and their weights."""
         return self._objective
 
@@ -156,7 +156,7 @@ class ModelSettings(Layer):
     def loss(self, given: GivenLoss) -> None:
         made = _objective(given, {})
         kept = {name: w for name, w in self._objective.weights.items() if name in made.losses}
-        objective = Objective(made.losses, kept)
+        objective = TrainingObjective(made.losses, kept)
         if self._chosen_metrics is not None:
             # Those that make no sense for it are refused before anything has changed.
             objective.judged_by(self._chosen_metrics)
@@ -364,7 +364,7 @@ def _optimizer(given: str | Optimizer, rate: float | optim.Schedule | None) -> O
     return optim.get(given) if rate is None else optim.get(given, learning_rate=rate)
 
 
-def _objective(given: GivenLoss, weights: Mapping[str, float]) -> Objective:
+def _objective(given: GivenLoss, weights: Mapping[str, float]) -> TrainingObjective:
     if not isinstance(given, Mapping):
         given = {MAIN: given}
     if not given:
@@ -386,10 +386,10 @@ def _objective(given: GivenLoss, weights: Mapping[str, float]) -> Objective:
             raise ConfigError.build(
                 "loss_weights", expected=f"a number of at least 0 for {name}", got=repr(weight)
             )
-    return Objective({name: as_loss(each) for name, each in given.items()}, dict(weights))
+    return TrainingObjective({name: as_loss(each) for name, each in given.items()}, dict(weights))
 
 
-def _usual_metrics(objective: Objective) -> list[str]:
+def _usual_metrics(objective: TrainingObjective) -> list[str]:
     """Accuracy for classes and labels, the error rate for sequences, the mean absolute error for
     the rest."""
     task = next(iter(objective.losses.values())).task()

@@ -16,7 +16,7 @@ from caldera.data import Batch, Loader, Pipeline, Share
 from caldera.errors import CommError
 from caldera.train.callbacks import Callback
 from caldera.train.sample_weights import SampleWeights
-from caldera.train.step import Steps
+from caldera.train.step import StepPlans
 from caldera.train.strategy import NO_VOTES, Strategy
 from caldera.train.tracking.history import History
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Validation:
+class ValidationData:
     """Data to evaluate on after each epoch; without plans of its own, by those of the model."""
 
     data: Pipeline
-    steps: Steps | None = None
+    steps: StepPlans | None = None
 
     def results(self, model: Model) -> dict[str, Any]:
         """The loss and the metrics of a model on the data."""
@@ -62,12 +62,12 @@ class Run:
     def __init__(
         self,
         model: Model,
-        steps: Steps,
+        steps: StepPlans,
         loader: Loader,
         *,
         epochs: int,
         callbacks: Sequence[Callback],
-        validation: Validation | None = None,
+        validation: ValidationData | None = None,
         weights: SampleWeights | None = None,
     ) -> None:
         self.model = model

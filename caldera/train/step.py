@@ -38,7 +38,7 @@ from caldera.nn.tracing import Context, trace
 from caldera.optim import LossScale, Optimizer
 from caldera.train.batch_source import BatchSource, HostSource, as_words, drawn, synchronised_stream
 from caldera.train.metric_totals import MetricTotals
-from caldera.train.step_graph import AFTER_PARAMETERS, Objective, StepGraph
+from caldera.train.step_graph import AFTER_PARAMETERS, StepGraph, TrainingObjective
 from caldera.train.strategy import NO_VOTES, VOTES, SingleProcessStrategy, Strategy
 
 if TYPE_CHECKING:
@@ -62,11 +62,11 @@ MOST_SIZES = 64
 
 
 @dataclass
-class Steps:
+class StepPlans:
     """Makes plans for a model, keeps them by batch size, and runs them."""
 
     model: Model
-    objective: Objective
+    objective: TrainingObjective
     optimizer: Optimizer
     metrics: Sequence[Metric]
     strategy: Strategy
@@ -100,7 +100,7 @@ class Steps:
         self.votes = op.input(VOTES, (len(NO_VOTES),), "float64")
         self.tally = op.var("tally of votes", (len(NO_VOTES),), dtype="float64", device=device)
 
-    def fed(self) -> Steps:
+    def fed(self) -> StepPlans:
         """The same steps, on the same variables, for batches that are fed to this rank alone."""
         twin = copy.copy(self)
         twin.source = HostSource(open_lengths=self.model.open_lengths)
@@ -286,9 +286,9 @@ class KeptSteps:
 
     def __init__(self) -> None:
         self._facts: Facts | None = None
-        self._steps: Steps | None = None
+        self._steps: StepPlans | None = None
 
-    def take(self, facts: Facts | None, model: Model) -> Steps | None:
+    def take(self, facts: Facts | None, model: Model) -> StepPlans | None:
         """The steps that were made for these facts, as new, if there are any. They are kept again
         by `keep`, once a run has ended well."""
         steps = self._steps if facts is not None and facts == self._facts else None
@@ -298,7 +298,7 @@ class KeptSteps:
             steps.begin_again(model.seed, model.steps_done)
         return steps
 
-    def keep(self, facts: Facts | None, steps: Steps) -> None:
+    def keep(self, facts: Facts | None, steps: StepPlans) -> None:
         """Keep the steps of a run that has ended, for others with the same facts."""
         if facts is not None and steps.nbytes <= MOST_BYTES:
             self._facts, self._steps = facts, steps

@@ -22,7 +22,7 @@ from caldera.train.strategy import BatchSums, Gradients, StepProgram
 from caldera.train.target_units import in_units, on_scale
 
 if TYPE_CHECKING:
-    from caldera.train.step import Steps
+    from caldera.train.step import StepPlans
 
 MAIN = "output"
 """The name of the output of a model that has only one."""
@@ -31,7 +31,7 @@ AFTER_PARAMETERS = 1 << 24
 
 
 @dataclass(frozen=True)
-class Signature:
+class ModelSignature:
     """What a model takes and gives for one sample: found by tracing it once."""
 
     inputs: tuple[tuple[tuple[int, ...], str], ...]
@@ -42,14 +42,14 @@ class Signature:
     @classmethod
     def of(
         cls, inputs: tuple[tuple[tuple[int, ...], str], ...], outputs: Mapping[str, Expr]
-    ) -> Signature:
+    ) -> ModelSignature:
         """From the outputs of a network that has been written down."""
         shapes = {name: each.shape[1:] for name, each in outputs.items()}
         return cls(inputs, shapes, {name: _last_op(each) for name, each in outputs.items()})
 
 
 @dataclass(frozen=True)
-class Objective:
+class TrainingObjective:
     """The losses of a model's outputs, each with its weight in the sum."""
 
     losses: Mapping[str, Loss]
@@ -88,7 +88,7 @@ class StepGraph:
     `steps` has the model and the variables that all its plans share.
     """
 
-    def __init__(self, steps: Steps, values: Values) -> None:
+    def __init__(self, steps: StepPlans, values: Values) -> None:
         self._steps = steps
         self._values = values
         self._model, self._strategy = steps.model, steps.strategy
@@ -307,7 +307,7 @@ def named_outputs(result: Any) -> dict[str, Expr]:
     return {MAIN: result}
 
 
-def main_output(outputs: Mapping[str, Expr], objective: Objective) -> tuple[str, Expr]:
+def main_output(outputs: Mapping[str, Expr], objective: TrainingObjective) -> tuple[str, Expr]:
     """The output that metrics and predictions are about: the first that has a loss."""
     name = next(name for name in objective.losses if name in outputs)
     return name, outputs[name]

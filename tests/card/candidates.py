@@ -21,7 +21,7 @@ from caldera.errors import DtypeError
 from caldera.kernels.cuda.elementwise.loop import LoopRunner
 from caldera.kernels.cuda.persistent.phases import span
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import Launch
+from caldera.kernels.cuda.runtime.launch import KernelLaunch
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
 from tests.card.emulated import EmulatedCard, EmulatedDriver
@@ -106,11 +106,11 @@ def check_memory(kernel: Kernel, call: Call, runner: Any) -> None:
             assert launch._function[-1] <= kernel.shares, f"{kernel.name} of {kernel.op} shares"
 
 
-def launches_of(runner: Any) -> list[Launch]:
+def launches_of(runner: Any) -> list[KernelLaunch]:
     """What a runner launches, as far as these are our own kernels."""
     if isinstance(runner, LoopRunner):
         return [runner.launch]
-    return [each for each in getattr(runner, "calls", ()) if isinstance(each, Launch)]
+    return [each for each in getattr(runner, "calls", ()) if isinstance(each, KernelLaunch)]
 
 
 # --- the check

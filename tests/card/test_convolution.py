@@ -20,7 +20,7 @@ from caldera.core.tensor.dtype import BY_NAME
 from caldera.kernels.cuda.convolution import implicit_gemm, weight_gradient
 from caldera.kernels.cuda.convolution import source as convolution_source
 from caldera.kernels.cuda.convolution.implicit_gemm import Divider
-from caldera.kernels.cuda.product.problem import TILES, Tile, Tiling
+from caldera.kernels.cuda.product.problem import TILES, ProductTiling, ThreadTile
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE
 from tests.card.accepted import check_for_a_card
@@ -130,13 +130,13 @@ def test_arrays_that_lie_anyhow(card: Device, layout: str) -> None:
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.side}")
 def test_tiles_of_every_size(
     card: Device,
-    tile: Tile,
+    tile: ThreadTile,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def chosen(rows: int, columns: int, length: int, count: int, *rest: int) -> Tiling:
+    def chosen(rows: int, columns: int, length: int, count: int, *rest: int) -> ProductTiling:
         across, down = -(-columns // tile.side), -(-rows // tile.side)
         span = max(1, -(-length // tile.depth)) * tile.depth
-        return Tiling(tile, across, down, 1, span, length, count)
+        return ProductTiling(tile, across, down, 1, span, length, count)
 
     for module in (implicit_gemm, weight_gradient):
         monkeypatch.setattr(module, "tiling", chosen)

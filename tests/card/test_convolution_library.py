@@ -19,7 +19,7 @@ from caldera.kernels.cuda.convolution import cudnn
 from caldera.kernels.cuda.product import cublas
 from caldera.kernels.cuda.runtime import cublaslt, device
 from caldera.kernels.cuda.runtime import cudnn as runtime_cudnn
-from caldera.kernels.microbatch import Batch, divided
+from caldera.kernels.microbatch import BatchedNode, divided
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Kernel
 from tests.card.candidates import check, run_kernel
@@ -196,7 +196,7 @@ def test_a_batch_in_slices(card: Device, library: FakeCudnn) -> None:
     for node in (*nodes_of(setting, "float32"), *ended_of(setting, "float32", ENDINGS[0])):
         kernel = next(each for each in TABLE.candidates(node, "cuda") if each.name == "cudnn")
         limit = kernel.workspace(node) - 2500
-        batch = Batch.of(node)
+        batch = BatchedNode.of(node)
         assert batch is not None
         sliced = divided(batch, ((kernel, 4), (kernel, 2)), limit)
         assert sliced.workspace(node) <= limit

@@ -9,7 +9,7 @@ import pytest
 
 from caldera.kernels.cuda.codegen.source import KernelTemplate
 from caldera.kernels.cuda.runtime import driver
-from caldera.kernels.cuda.runtime.launch import Launch
+from caldera.kernels.cuda.runtime.launch import KernelLaunch
 from tests.card.emulated import EmulatedDriver, compiler, emulated_card
 from tests.card.guards import guarded_bytes
 
@@ -36,7 +36,7 @@ def played() -> Iterator[EmulatedDriver]:
 
 def _write(body: str, to: np.ndarray, place: int, threads: int = 32, bounds: str = "") -> None:
     source = '#include "machine.cuh"\n' + KERNEL.source(bounds, body=body)
-    Launch(source, "write", 2, threads, KERNEL.bind(to=to, place=place), shared=40)()
+    KernelLaunch(source, "write", 2, threads, KERNEL.bind(to=to, place=place), shared=40)()
 
 
 def test_shared_memory_is_as_large_as_was_asked_for_and_nan(played: EmulatedDriver) -> None:

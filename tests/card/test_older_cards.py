@@ -9,9 +9,9 @@ import pytest
 
 from caldera.core.memory import Device
 from caldera.core.memory.gpus import card_count
-from caldera.kernels.cuda.codegen.expression import Signature, const_pointer, pointer
+from caldera.kernels.cuda.codegen.expression import KernelSignature, const_pointer, pointer
 from caldera.kernels.cuda.runtime.driver import headers
-from caldera.kernels.cuda.runtime.launch import Launch
+from caldera.kernels.cuda.runtime.launch import KernelLaunch
 
 pytestmark = pytest.mark.skipif(card_count() > 0, reason="a card has instructions of its own")
 
@@ -46,7 +46,7 @@ def _older(architecture: int) -> str:
 
 def _run(source: str, words: np.ndarray, results: int) -> np.ndarray:
     out = np.zeros(results, np.uint32)
-    signature = Signature({"in": const_pointer(words, "u32"), "out": pointer(out, "u32")})
+    signature = KernelSignature({"in": const_pointer(words, "u32"), "out": pointer(out, "u32")})
     text = f"""#include "types.cuh"
 {_older(750)}
 extern "C" __global__ void compare({signature.declaration}) {{
@@ -54,7 +54,7 @@ extern "C" __global__ void compare({signature.declaration}) {{
     {source}
 }}
 """
-    Launch(text, "compare", 1, 32, signature)()
+    KernelLaunch(text, "compare", 1, 32, signature)()
     return out
 
 

@@ -17,10 +17,10 @@ from caldera.core.memory import Device
 from caldera.core.memory.gpus import card_count
 from caldera.kernels.common.loops import LoopBody
 from caldera.kernels.cuda.persistent import PersistentStep, persistent_step
-from caldera.kernels.cuda.persistent.epilogue_fusion import Loop, Producer, fuse_epilogues
+from caldera.kernels.cuda.persistent.epilogue_fusion import FusedLoop, Producer, fuse_epilogues
 from caldera.kernels.cuda.persistent.phases import early_in, in_phases
-from caldera.kernels.cuda.persistent.program import Program, assign_blocks
-from caldera.kernels.cuda.persistent.tasks import Task, plain, shared_floats
+from caldera.kernels.cuda.persistent.program import PersistentKernel, assign_blocks
+from caldera.kernels.cuda.persistent.tasks import TileTask, plain, shared_floats
 from caldera.kernels.cuda.runtime.driver import driver, use
 from caldera.kernels.runners import STEP_FUSERS
 from tests.card.emulated import PLAYED, EmulatedDriver, UndrivenDriver, emulated_card
@@ -308,9 +308,9 @@ def test_what_the_phase_before_writes_is_not_there_early() -> None:
     assert [early_in(phases, 0)(each) for each in (a, b, c)] == [True, True, False]
 
 
-def _loop(source: np.ndarray, target: np.ndarray) -> Loop:
+def _loop(source: np.ndarray, target: np.ndarray) -> FusedLoop:
     loop_body = LoopBody(("float32",), (), (("float32", ("in", 0)),))
-    return Loop(loop_body, target.shape, (source,), (target,))
+    return FusedLoop(loop_body, target.shape, (source,), (target,))
 
 
 def test_a_loop_is_taken_in_though_what_its_producer_read_is_overwritten_before() -> None:
@@ -330,8 +330,8 @@ def test_a_loop_that_reads_what_is_written_in_between_is_not_taken_in() -> None:
     assert fuse_epilogues(pieces, lambda array: True) == pieces
 
 
-def _part(units: int, heavy: bool) -> Task:
-    return Task("work", units, [], [], plain(lambda places: []), heavy)
+def _part(units: int, heavy: bool) -> TileTask:
+    return TileTask("work", units, [], [], plain(lambda places: []), heavy)
 
 
 def test_light_parts_go_to_the_blocks_that_heavy_ones_leave() -> None:
@@ -349,13 +349,13 @@ def test_light_parts_go_to_the_blocks_that_heavy_ones_leave() -> None:
 def test_equal_code_on_other_arrays_is_there_once() -> None:
     arrays = [np.zeros(4, np.float32) for _ in range(4)]
 
-    def doubling(source: np.ndarray, target: np.ndarray) -> Task:
+    def doubling(source: np.ndarray, target: np.ndarray) -> TileTask:
         code = plain(
             lambda places: [f"{places.element(target, ['0'])} = 2 * {places.name(source)}[0];"]
         )
-        return Task("double", 1, [source], [target], code)
+        return TileTask("double", 1, [source], [target], code)
 
     parts = [doubling(one, other) for one, other in pairwise(arrays)]
-    program = Program([[part] for part in parts], 2, 50000)
+    program = PersistentKernel([[part] for part in parts], 2, 50000)
     assert program.source.count("= 2 * ") == 1
     assert len(program.pointers) == 6

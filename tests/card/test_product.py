@@ -18,7 +18,7 @@ from caldera.core.tensor.dtype import BY_NAME
 from caldera.kernels.common.product import Epilogue
 from caldera.kernels.cuda.product import padded, tiled
 from caldera.kernels.cuda.product.epilogue import EpilogueCode
-from caldera.kernels.cuda.product.problem import TILES, Tile, Tiling
+from caldera.kernels.cuda.product.problem import TILES, ProductTiling, ThreadTile
 from caldera.kernels.cuda.runtime import device
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call
@@ -101,21 +101,21 @@ def test_sides_of_any_length(card: Device, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.fixture(params=TILES, ids=lambda tile: f"{tile.side}")
-def one_tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Tile:
+def one_tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ThreadTile:
     """Products in tiles of one size, whatever would be faster."""
-    tile: Tile = request.param
+    tile: ThreadTile = request.param
 
-    def chosen(rows: int, columns: int, length: int, count: int, *rest: int) -> Tiling:
+    def chosen(rows: int, columns: int, length: int, count: int, *rest: int) -> ProductTiling:
         across, down = -(-columns // tile.side), -(-rows // tile.side)
         span = max(1, -(-length // tile.depth)) * tile.depth
-        return Tiling(tile, across, down, 1, span, length, count)
+        return ProductTiling(tile, across, down, 1, span, length, count)
 
     monkeypatch.setattr(tiled, "tiling", chosen)
     return tile
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_tiles_of_every_size(card: Device, one_tile: Tile, dtype: str) -> None:
+def test_tiles_of_every_size(card: Device, one_tile: ThreadTile, dtype: str) -> None:
     for rows, columns, length in ((132, 140, 40), (one_tile.side, one_tile.side, 24), (5, 131, 17)):
         node = products((rows, length), (length, columns), dtype=dtype)
         inputs = numbers((rows, length), (length, columns), dtype=dtype)

@@ -15,7 +15,7 @@ from caldera.core.memory import Device
 from caldera.core.tensor.dtype import ALL, BY_NAME, is_complex, is_float
 from caldera.kernels.common.loops import loop_body_of
 from caldera.kernels.common.reduction import ReductionTask, with_axes
-from caldera.kernels.cuda.codegen.loop_operands import Numbers
+from caldera.kernels.cuda.codegen.loop_operands import LaunchIntegers
 from caldera.kernels.cuda.product.problem import described
 from caldera.kernels.cuda.reduction import reduce as cuda_reduction
 from caldera.kernels.cuda.runtime.driver import driver
@@ -236,7 +236,7 @@ def test_blocks_of_a_loop_that_computes_much() -> None:
 
 @pytest.mark.parametrize("by", [1, 2, 3, 7, 10, 64, 100, 641, 65535, 2**20 + 1, 2**31 - 1])
 def test_divisors_divide(by: int) -> None:
-    numbers = Numbers(wide=False)
+    numbers = LaunchIntegers(wide=False)
     numbers.divisor(by)
     _, signed, shift = numbers.values
     factor = signed % 2**32

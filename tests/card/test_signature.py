@@ -7,13 +7,19 @@ import ctypes
 import numpy as np
 import pytest
 
-from caldera.kernels.cuda.codegen.expression import Signature, const_pointer, i64, pointer, u32
+from caldera.kernels.cuda.codegen.expression import (
+    KernelSignature,
+    const_pointer,
+    i64,
+    pointer,
+    u32,
+)
 from caldera.kernels.cuda.codegen.source import KernelTemplate, kernel_source
 
 
 def test_a_signature_declares_and_packs_in_one_order() -> None:
     x, y = np.zeros(2, np.float32), np.zeros(2)
-    signature = Signature({"y": pointer(y), "x": const_pointer(x), "step": i64(3)})
+    signature = KernelSignature({"y": pointer(y), "x": const_pointer(x), "step": i64(3)})
     signature |= {"count": u32(2)}
     assert signature.declaration == "double* y, const float* x, i64 step, u32 count"
     assert signature.names == "y, x, step, count"

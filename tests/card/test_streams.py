@@ -22,7 +22,7 @@ from caldera.core.memory.interface import StreamCall
 from caldera.core.memory.loopback import LoopbackStream
 from caldera.errors import NonFiniteError
 from caldera.kernels.cuda.elementwise.fused import Touched, grouped, needed_before
-from caldera.kernels.runners import Piece
+from caldera.kernels.runners import StepPiece
 from caldera.kernels.table import Call
 from caldera.op.unary import exp
 from caldera.train.neural_network import NeuralNetwork
@@ -62,7 +62,7 @@ def test_any_order_of_streams_gives_what_the_calls_give(
             for reads, writes in calls
         ]
         pieces = [
-            Piece(
+            StepPiece(
                 lambda n=n, each=each: run_touching(cells, each, n),
                 frozenset(before),
                 1e-6 * (n % 4),
@@ -78,11 +78,11 @@ def test_any_order_of_streams_gives_what_the_calls_give(
 
 def test_what_has_time_gets_out_of_the_way() -> None:
     """A chain of gradients of layers, each with a gradient of weights that the update waits for."""
-    pieces = [Piece(print, frozenset(), 1e-5)]
+    pieces = [StepPiece(print, frozenset(), 1e-5)]
     for _ in range(5):
         before = frozenset({len(pieces) - 1 if len(pieces) == 1 else len(pieces) - 2})
-        pieces += [Piece(print, before, 1e-5), Piece(print, before, 9e-6)]
-    pieces.append(Piece(print, frozenset(range(len(pieces))), 1e-5))
+        pieces += [StepPiece(print, before, 1e-5), StepPiece(print, before, 9e-6)]
+    pieces.append(StepPiece(print, frozenset(range(len(pieces))), 1e-5))
     streams = [call.stream for call in assign_streams(pieces, 2)]
     chain, weights = {streams[n] for n in range(1, 10, 2)}, {streams[n] for n in range(2, 10, 2)}
     assert len(chain) == len(weights) == 1
@@ -90,7 +90,7 @@ def test_what_has_time_gets_out_of_the_way() -> None:
 
 
 def test_a_chain_stays_on_one_lane() -> None:
-    pieces = [Piece(print, frozenset({n - 1} if n else ()), 1e-5) for n in range(6)]
+    pieces = [StepPiece(print, frozenset({n - 1} if n else ()), 1e-5) for n in range(6)]
     calls = assign_streams(pieces)
     assert {(call.stream, call.after) for call in calls} == {(0, ())}
 

@@ -71,7 +71,7 @@ def test_single_computations_run_in_one_process(caldera: Caldera) -> None:
 
 def test_a_missing_peer_is_named(caldera: Caldera, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contestants, "find_spec", lambda name: None)
-    monkeypatch.setattr(session.Session, "_measure_work", lambda self, work, folder: None)
+    monkeypatch.setattr(session.BenchSession, "_measure_work", lambda self, work, folder: None)
     done = caldera("bench", "mlp", "--peers", "torch,jax")
     assert done.status == 0
     assert "torch is not installed, so it is missing here: pip install torch" in done.out

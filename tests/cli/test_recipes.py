@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caldera.cli.build import make_optimizer, make_schedule, total_steps
-from caldera.cli.option_types import Choice, Count, Counts, Flag, Names, Number, OptionType, Texts
+from caldera.cli.option_types import (
+    CountOption,
+    CountsOption,
+    Flag,
+    NameOption,
+    Names,
+    Number,
+    OptionType,
+    Texts,
+)
 from caldera.cli.options import CONSTANT, OPTIONS
 from caldera.cli.recipe import complete, read_recipe, write_recipe
 from caldera.cli.zoo import ZOO, make_layers
@@ -22,17 +31,17 @@ from caldera.optim import epoch_rules, optimizers, schedules
 
 def _values(kind: OptionType) -> st.SearchStrategy[Any]:
     """Values that an option of this kind can have."""
-    if isinstance(kind, Count):
+    if isinstance(kind, CountOption):
         return st.integers(kind.least, 10**9)
     if isinstance(kind, Number):
         return st.floats(allow_nan=False, allow_infinity=False)
     if isinstance(kind, Flag):
         return st.booleans()
-    if isinstance(kind, Counts):
+    if isinstance(kind, CountsOption):
         return st.lists(st.integers(1, 10**6), min_size=1, max_size=4)
     if isinstance(kind, Names):
         return st.lists(st.sampled_from(sorted(kind.names())), min_size=1, max_size=3)
-    if isinstance(kind, Choice):
+    if isinstance(kind, NameOption):
         return st.sampled_from(sorted(kind.names()))
     texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
     return st.lists(texts, min_size=1, max_size=3) if isinstance(kind, Texts) else texts

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from caldera.cli.commands import run as command
-from caldera.comm.processes import Launch
+from caldera.comm.processes import LaunchCommand
 from tests.cli.conftest import Caldera
 
 
@@ -21,9 +21,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     code = "import os, sys; sys.exit(0 if os.environ['CALDERA_RESTART'] == '2' else 5)"
 
-    def launch(ranks: int, program: list[str], **options: object) -> Launch:
+    def launch(ranks: int, program: list[str], **options: object) -> LaunchCommand:
         seen.extend([str(ranks), *program, *(str(value) for value in options.values())])
-        return Launch([sys.executable, "-c", code], dict(os.environ))
+        return LaunchCommand([sys.executable, "-c", code], dict(os.environ))
 
     monkeypatch.setattr(command, "launch", launch)
     return seen

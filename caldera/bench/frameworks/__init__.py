@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from caldera.base.registry import Registry
-from caldera.bench.frameworks.base import Framework, Task, Trainer
+from caldera.bench.frameworks.base import BenchTask as Task
+from caldera.bench.frameworks.base import Framework, Trainer
 from caldera.bench.frameworks.caldera_tasks import CalderaFramework
 from caldera.bench.frameworks.jax_tasks import JaxFramework
 from caldera.bench.frameworks.torch_tasks import TorchFramework

@@ -11,7 +11,7 @@ import numpy as np
 
 from caldera import optim
 from caldera.bench.equality import REFERENCE_PRECISION
-from caldera.bench.parts import Operator
+from caldera.bench.parts import OperatorPart
 from caldera.bench.workloads import (
     Case,
     ConvolutionCase,
@@ -32,7 +32,7 @@ Batches = Sequence[tuple[Array, Array]]
 """Inputs and classes."""
 
 
-class Task(ABC):
+class BenchTask(ABC):
     """Something to compute again and again."""
 
     steps_per_call = 1
@@ -51,7 +51,7 @@ class Task(ABC):
         """What one computation gives, from the beginning; for comparing."""
 
 
-class CustomTask(Task):
+class CustomTask(BenchTask):
     """A user's operator in a framework: `call` computes the result and the gradients."""
 
     @abstractmethod
@@ -59,7 +59,7 @@ class CustomTask(Task):
         """The result, then the gradient of each input."""
 
 
-class Trainer(Task):
+class Trainer(BenchTask):
     """A network in training; `call` makes a step (or several) on the next of its batches."""
 
     def __init__(self, case: TrainingCase, dtype: str, given: Batches) -> None:
@@ -154,27 +154,27 @@ class Framework(ABC):
     def trainer(self, case: TrainingCase, dtype: str, batch: int | None = None) -> Trainer:
         """The network of a case with its initial weights."""
 
-    def convolution(self, case: ConvolutionCase) -> Task:
+    def convolution(self, case: ConvolutionCase) -> BenchTask:
         """One pass of a convolution."""
         raise self._not_measured(case)
 
-    def product(self, case: ProductCase) -> Task:
+    def product(self, case: ProductCase) -> BenchTask:
         """A matrix product."""
         raise self._not_measured(case)
 
-    def formula(self, case: FormulaCase) -> Task:
+    def formula(self, case: FormulaCase) -> BenchTask:
         """An element-wise formula."""
         raise self._not_measured(case)
 
-    def update(self, case: UpdateCase) -> Task:
+    def update(self, case: UpdateCase) -> BenchTask:
         """An optimizer's update."""
         raise self._not_measured(case)
 
-    def loader(self, case: InputCase) -> Task:
+    def loader(self, case: InputCase) -> BenchTask:
         """Input batches."""
         raise self._not_measured(case)
 
-    def custom(self, operator: Operator, inputs: Sequence[Array], seed: Array) -> CustomTask:
+    def custom(self, operator: OperatorPart, inputs: Sequence[Array], seed: Array) -> CustomTask:
         """A user's operator as an operator of this framework; `seed` is its result's gradient."""
         raise ConfigError.build(
             type(self).__name__, expected="a framework with operators of a user", got="this one"
@@ -185,7 +185,7 @@ class Framework(ABC):
             type(self).__name__, expected="a case that is measured with it", got=case.name
         )
 
-    def task(self, case: Case) -> Task:
+    def task(self, case: Case) -> BenchTask:
         """What computes a case."""
         match case:
             case TrainingCase():

@@ -17,8 +17,8 @@ from caldera import op
 from caldera.bench.frameworks.base import (
     Array,
     Batches,
+    BenchTask,
     Restartable,
-    Task,
     Trainer,
     as_dtype,
     built,
@@ -34,7 +34,7 @@ from caldera.train.neural_network import NeuralNetwork
 from caldera.train.resident import resident
 from caldera.train.run import Run
 from caldera.train.saving.snapshot import Snapshot
-from caldera.train.step import Steps
+from caldera.train.step import StepPlans
 
 ENDLESS = 1 << 30
 """Epochs of a run that goes on as long as it is measured."""
@@ -44,8 +44,8 @@ class CalderaTrainer(Trainer):
     """Steps of a model; those that are fed with batches from outside are `_fed`."""
 
     _model: NeuralNetwork
-    _steps: Steps
-    _fed: Steps
+    _steps: StepPlans
+    _fed: StepPlans
 
     def __init__(self, case: TrainingCase, dtype: str, given: Batches) -> None:
         super().__init__(case, dtype, given)
@@ -118,7 +118,7 @@ class ResidentTrainer(CalderaTrainer, Restartable):
         self._epoch = self._batches()
 
 
-class FitTask(Task):
+class FitTask(BenchTask):
     """`model.fit`, held after its first step and then after every epoch until the next call.
 
     It runs in a thread of its own, so that one run of it can be measured in several turns: a new
@@ -214,7 +214,7 @@ def begin(model: NeuralNetwork, case: TrainingCase) -> None:
         parameter.assign(value)
 
 
-def gradient_plan(model: NeuralNetwork, steps: Steps, count: int) -> Plan:
+def gradient_plan(model: NeuralNetwork, steps: StepPlans, count: int) -> Plan:
     """The loss on a batch of `count` samples that is fed, and its gradients."""
     graph = steps.graph(count)
     outputs, traced = graph.network(training=True)

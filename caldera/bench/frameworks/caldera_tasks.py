@@ -15,9 +15,9 @@ from caldera.base.config import settings
 from caldera.bench.frameworks.base import (
     Array,
     Batches,
+    BenchTask,
     CustomTask,
     Framework,
-    Task,
     Trainer,
     caldera_optimizer,
 )
@@ -28,7 +28,7 @@ from caldera.bench.frameworks.caldera_card import (
     placed,
 )
 from caldera.bench.frameworks.custom import CalderaCustom
-from caldera.bench.parts import Operator
+from caldera.bench.parts import OperatorPart
 from caldera.bench.workloads import (
     Case,
     ConvolutionCase,
@@ -83,7 +83,7 @@ class FedTrainer(CalderaTrainer):
         self.plan.run(self._feeds[self.turn()])
 
 
-class PlanTask(Task):
+class PlanTask(BenchTask):
     """A plan whose inputs are variables."""
 
     def __init__(self, *outputs: Expr) -> None:
@@ -96,7 +96,7 @@ class PlanTask(Task):
         return [np.array(result.numpy()) for result in self._plan.run()]
 
 
-class UpdateTask(PlanTask):
+class CalderaUpdateTask(PlanTask):
     """A plan that changes parameters."""
 
     def __init__(self, case: UpdateCase) -> None:
@@ -110,7 +110,7 @@ class UpdateTask(PlanTask):
         return [parameter.numpy() for parameter in self._parameters]
 
 
-class LoaderTask(Task):
+class CalderaLoaderTask(BenchTask):
     """Batches of a loader, one epoch after the other."""
 
     def __init__(self, case: InputCase) -> None:
@@ -153,7 +153,7 @@ class CalderaFramework(Framework):
             found["CUDA of cupy"] = str(cupy().cuda.runtime.runtimeGetVersion())
         return found
 
-    def task(self, case: Case) -> Task:
+    def task(self, case: Case) -> BenchTask:
         if self.options.get("fit") and isinstance(case, TrainingCase):
             return FitTask(case, self.batches(case, "float32"), self.device, self.precision)
         return super().task(case)
@@ -170,7 +170,7 @@ class CalderaFramework(Framework):
     def card_peak(self) -> int:
         return self._place.pool.peak
 
-    def convolution(self, case: ConvolutionCase) -> Task:
+    def convolution(self, case: ConvolutionCase) -> BenchTask:
         x, w, g = (_variable(name, array) for name, array in case.arrays().items())
         (top, left) = case.padding
         result = op.conv2d(x, w, stride=case.stride, padding=(top, left))
@@ -178,21 +178,21 @@ class CalderaFramework(Framework):
             return PlanTask(result)
         return PlanTask(op.grad(result, x if case.what == "input gradient" else w, seed=g))
 
-    def product(self, case: ProductCase) -> Task:
+    def product(self, case: ProductCase) -> BenchTask:
         a, b = (_variable(name, array) for name, array in case.arrays().items())
         return PlanTask(op.matmul(a, b, case.transpose_a, case.transpose_b))
 
-    def formula(self, case: FormulaCase) -> Task:
+    def formula(self, case: FormulaCase) -> BenchTask:
         given = [_variable(f"x{i}", array) for i, array in enumerate(case.arrays())]
         return PlanTask(case.formula(FUNCTIONS, *given))
 
-    def update(self, case: UpdateCase) -> Task:
-        return UpdateTask(case)
+    def update(self, case: UpdateCase) -> BenchTask:
+        return CalderaUpdateTask(case)
 
-    def loader(self, case: InputCase) -> Task:
-        return LoaderTask(case)
+    def loader(self, case: InputCase) -> BenchTask:
+        return CalderaLoaderTask(case)
 
-    def custom(self, operator: Operator, inputs: Sequence[Array], seed: Array) -> CustomTask:
+    def custom(self, operator: OperatorPart, inputs: Sequence[Array], seed: Array) -> CustomTask:
         return CalderaCustom(operator, inputs, seed)
 
 

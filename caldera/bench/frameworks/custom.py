@@ -10,14 +10,14 @@ import numpy as np
 
 from caldera import op
 from caldera.bench.frameworks.base import Array, CustomTask
-from caldera.bench.parts import Operator
+from caldera.bench.parts import OperatorPart
 from caldera.compiler.lazy import Expr, compile, lift
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import Op
 from caldera.kernels.reference import FUNCTIONS, reference
 
 _FORWARD, _BACKWARD = "bench_operator", "bench_operator_gradient"
-_OPERATORS: dict[int, Operator] = {}
+_OPERATORS: dict[int, OperatorPart] = {}
 """By the key that a node carries: nodes hold nothing but plain values."""
 _KEYS = count()
 
@@ -54,7 +54,7 @@ def _backward_values(gradient: Array, *inputs: Array, key: int) -> tuple[Array, 
 class CalderaCustom(CustomTask):
     """The operator as an op of Caldera's graph, in one plan with its gradients."""
 
-    def __init__(self, operator: Operator, inputs: Sequence[Array], seed: Array) -> None:
+    def __init__(self, operator: OperatorPart, inputs: Sequence[Array], seed: Array) -> None:
         if _FORWARD not in FUNCTIONS:
             reference(_FORWARD)(_forward_values)
             reference(_BACKWARD)(_backward_values)
@@ -84,7 +84,7 @@ class TorchCustom(CustomTask):
     """The operator as a `torch.autograd.Function`."""
 
     def __init__(
-        self, torch: Any, operator: Operator, inputs: Sequence[Array], seed: Array
+        self, torch: Any, operator: OperatorPart, inputs: Sequence[Array], seed: Array
     ) -> None:
         class Custom(torch.autograd.Function):
             """Computes in the arrays of the tensors."""
@@ -132,7 +132,9 @@ def _owned(array: Array) -> Array:
 class JaxCustom(CustomTask):
     """The operator as a `jax.custom_vjp` that calls back to NumPy, inside one jit."""
 
-    def __init__(self, jax: Any, operator: Operator, inputs: Sequence[Array], seed: Array) -> None:
+    def __init__(
+        self, jax: Any, operator: OperatorPart, inputs: Sequence[Array], seed: Array
+    ) -> None:
         if seed.dtype == np.float64:
             jax.config.update("jax_enable_x64", True)
         as_shape = jax.ShapeDtypeStruct

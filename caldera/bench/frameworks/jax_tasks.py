@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from caldera.base.registry import optional_import
-from caldera.bench.frameworks.base import Array, CustomTask, Framework, Task, Trainer
+from caldera.bench.frameworks.base import Array, BenchTask, CustomTask, Framework, Trainer
 from caldera.bench.frameworks.custom import JaxCustom
 from caldera.bench.frameworks.jax_training import JaxTrainer, jax_rule
-from caldera.bench.parts import Operator
+from caldera.bench.parts import OperatorPart
 from caldera.bench.workloads import (
     ConvolutionCase,
     FormulaCase,
@@ -25,7 +25,7 @@ _MATMUL_PRECISION = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": 
 """What JAX calls them; in bfloat16 the factors are rounded before."""
 
 
-class FunctionTask(Task):
+class JaxFunctionTask(BenchTask):
     """A compiled function and what it is applied to."""
 
     def __init__(self, jax: Any, function: Callable[..., Any], *given: Array) -> None:
@@ -44,7 +44,7 @@ class FunctionTask(Task):
         return [np.asarray(self._function(*self._given))]
 
 
-class UpdateTask(Task):
+class JaxUpdateTask(BenchTask):
     """An optimizer's update, written to the memory of the old parameters."""
 
     def __init__(self, jax: Any, case: UpdateCase) -> None:
@@ -95,7 +95,7 @@ class JaxFramework(Framework):
         stats = self.jax.devices()[0].memory_stats() or {}
         return int(stats.get("peak_bytes_in_use", 0))
 
-    def convolution(self, case: ConvolutionCase) -> Task:
+    def convolution(self, case: ConvolutionCase) -> BenchTask:
         last = bool(self.options.get("channels_last"))
         lax = self.jax.lax
         names = ("NHWC", "HWIO", "NHWC") if last else ("NCHW", "OIHW", "NCHW")
@@ -117,24 +117,24 @@ class JaxFramework(Framework):
             return self.jax.vjp(lambda given: forward(x, given), w)[1](g)[0]
 
         if case.what == "forward":
-            task = FunctionTask(self.jax, forward, x, w)
+            task = JaxFunctionTask(self.jax, forward, x, w)
         elif case.what == "input gradient":
-            task = FunctionTask(self.jax, input_gradient, x, w, g)
+            task = JaxFunctionTask(self.jax, input_gradient, x, w, g)
         else:
-            task = FunctionTask(self.jax, filter_gradient, x, w, g)
+            task = JaxFunctionTask(self.jax, filter_gradient, x, w, g)
         if not last:
             return task
         back = (3, 2, 0, 1) if case.what == "filter gradient" else (0, 3, 1, 2)
         return _Transposed(task, back)
 
-    def product(self, case: ProductCase) -> Task:
+    def product(self, case: ProductCase) -> BenchTask:
         def multiply(a: Any, b: Any) -> Any:
             left = a.T if case.transpose_a else a
             return left @ (b.T if case.transpose_b else b)
 
-        return FunctionTask(self.jax, multiply, *case.arrays().values())
+        return JaxFunctionTask(self.jax, multiply, *case.arrays().values())
 
-    def formula(self, case: FormulaCase) -> Task:
+    def formula(self, case: FormulaCase) -> BenchTask:
         jnp, own = self.jax.numpy, self.jax.nn
         functions = SimpleNamespace(
             exp=jnp.exp,
@@ -145,21 +145,21 @@ class JaxFramework(Framework):
             softmax=lambda x: own.softmax(x, -1),
             sum_of_rows=lambda x: jnp.sum(x, -1),
         )
-        return FunctionTask(
+        return JaxFunctionTask(
             self.jax, lambda *given: case.formula(functions, *given), *case.arrays()
         )
 
-    def update(self, case: UpdateCase) -> Task:
-        return UpdateTask(self.jax, case)
+    def update(self, case: UpdateCase) -> BenchTask:
+        return JaxUpdateTask(self.jax, case)
 
-    def custom(self, operator: Operator, inputs: Sequence[Array], seed: Array) -> CustomTask:
+    def custom(self, operator: OperatorPart, inputs: Sequence[Array], seed: Array) -> CustomTask:
         return JaxCustom(self.jax, operator, inputs, seed)
 
 
-class _Transposed(Task):
+class _Transposed(BenchTask):
     """A task whose result is compared in another order of axes."""
 
-    def __init__(self, task: Task, axes: tuple[int, ...]) -> None:
+    def __init__(self, task: BenchTask, axes: tuple[int, ...]) -> None:
         self._task = task
         self._axes = axes
 

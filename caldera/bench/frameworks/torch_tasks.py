@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from caldera.base.registry import optional_import
-from caldera.bench.frameworks.base import Array, CustomTask, Framework, Task, Trainer
+from caldera.bench.frameworks.base import Array, BenchTask, CustomTask, Framework, Trainer
 from caldera.bench.frameworks.custom import TorchCustom
 from caldera.bench.frameworks.torch_training import TorchTrainer, set_precision, torch_optimizer
-from caldera.bench.parts import Operator
+from caldera.bench.parts import OperatorPart
 from caldera.bench.workloads import (
     ConvolutionCase,
     FormulaCase,
@@ -23,7 +23,7 @@ from caldera.bench.workloads import (
 )
 
 
-class FunctionTask(Task):
+class TorchFunctionTask(BenchTask):
     """A function without arguments, perhaps compiled, without gradients."""
 
     def __init__(self, torch: Any, function: Callable[[], Any]) -> None:
@@ -39,7 +39,7 @@ class FunctionTask(Task):
             return [self._function().contiguous().numpy()]
 
 
-class UpdateTask(Task):
+class TorchUpdateTask(BenchTask):
     """An optimizer's step."""
 
     def __init__(self, torch: Any, case: UpdateCase, style: str) -> None:
@@ -59,7 +59,7 @@ class UpdateTask(Task):
         return [parameter.detach().numpy().copy() for parameter in self._parameters]
 
 
-class LoaderTask(Task):
+class TorchLoaderTask(BenchTask):
     """Batches of a DataLoader, one epoch after the other."""
 
     def __init__(self, torch: Any, case: InputCase, whole: bool) -> None:
@@ -121,7 +121,7 @@ class TorchFramework(Framework):
     def card_peak(self) -> int:
         return max(self._captured_peak, int(self.torch.cuda.max_memory_allocated()))
 
-    def convolution(self, case: ConvolutionCase) -> Task:
+    def convolution(self, case: ConvolutionCase) -> BenchTask:
         last = bool(self.options.get("channels_last"))
         form = self.torch.channels_last if last else self.torch.contiguous_format
         x, w, g = (
@@ -131,22 +131,24 @@ class TorchFramework(Framework):
         strides, padding, ones = [case.stride] * 2, list(case.padding), [1, 1]
         if case.what == "forward":
             apply = self.torch.nn.functional.conv2d
-            return FunctionTask(self.torch, lambda: apply(x, w, stride=strides, padding=padding))
+            return TorchFunctionTask(
+                self.torch, lambda: apply(x, w, stride=strides, padding=padding)
+            )
         backward = self.torch.ops.aten.convolution_backward
         wanted = 0 if case.what == "input gradient" else 1
         mask = [wanted == place for place in range(3)]
-        return FunctionTask(
+        return TorchFunctionTask(
             self.torch,
             lambda: backward(g, x, w, None, strides, padding, ones, False, [0, 0], 1, mask)[wanted],
         )
 
-    def product(self, case: ProductCase) -> Task:
+    def product(self, case: ProductCase) -> BenchTask:
         a, b = (self.torch.from_numpy(array) for array in case.arrays().values())
         left = a.T if case.transpose_a else a
         right = b.T if case.transpose_b else b
-        return FunctionTask(self.torch, lambda: self.torch.mm(left, right))
+        return TorchFunctionTask(self.torch, lambda: self.torch.mm(left, right))
 
-    def formula(self, case: FormulaCase) -> Task:
+    def formula(self, case: FormulaCase) -> BenchTask:
         given = [self.torch.from_numpy(array) for array in case.arrays()]
         functions = self._functions()
 
@@ -154,7 +156,7 @@ class TorchFramework(Framework):
             return case.formula(functions, *values)
 
         function = self.torch.compile(compute) if self.options.get("compiled") else compute
-        return FunctionTask(self.torch, lambda: function(*given))
+        return TorchFunctionTask(self.torch, lambda: function(*given))
 
     def _functions(self) -> SimpleNamespace:
         torch = self.torch
@@ -168,11 +170,11 @@ class TorchFramework(Framework):
             sum_of_rows=lambda x: torch.sum(x, -1),
         )
 
-    def update(self, case: UpdateCase) -> Task:
-        return UpdateTask(self.torch, case, self.options["style"])
+    def update(self, case: UpdateCase) -> BenchTask:
+        return TorchUpdateTask(self.torch, case, self.options["style"])
 
-    def loader(self, case: InputCase) -> Task:
-        return LoaderTask(self.torch, case, bool(self.options.get("whole")))
+    def loader(self, case: InputCase) -> BenchTask:
+        return TorchLoaderTask(self.torch, case, bool(self.options.get("whole")))
 
-    def custom(self, operator: Operator, inputs: Sequence[Array], seed: Array) -> CustomTask:
+    def custom(self, operator: OperatorPart, inputs: Sequence[Array], seed: Array) -> CustomTask:
         return TorchCustom(self.torch, operator, inputs, seed)

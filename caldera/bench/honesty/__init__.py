@@ -7,8 +7,10 @@ twelve, and `check` goes through them.
 from __future__ import annotations
 
 from caldera.bench.honesty.check import Findings, check
-from caldera.bench.honesty.claims import Claims, Hardware, Run, Tuning
-from caldera.bench.honesty.rules import FINE, NOT_SHOWN, VIOLATED, Verdict
+from caldera.bench.honesty.claims import ClaimedRun as Run
+from caldera.bench.honesty.claims import Claims, Hardware, Tuning
+from caldera.bench.honesty.rules import FINE, NOT_SHOWN, VIOLATED
+from caldera.bench.honesty.rules import RuleVerdict as Verdict
 
 __all__ = [
     "FINE",

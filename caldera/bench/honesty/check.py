@@ -13,10 +13,10 @@ from caldera.base.registry import nearest
 from caldera.bench.honesty import more_rules, rules
 from caldera.bench.honesty.claims import Claims, claims_of
 from caldera.bench.honesty.from_bench import claims_of_bench, is_bench
-from caldera.bench.honesty.rules import FINE, NOT_SHOWN, VIOLATED, Verdict
+from caldera.bench.honesty.rules import FINE, NOT_SHOWN, VIOLATED, RuleVerdict
 from caldera.errors import ConfigError, DataError
 
-Rule = Callable[[Claims], Verdict]
+Rule = Callable[[Claims], RuleVerdict]
 
 RULES: Mapping[str, tuple[str, Rule]] = {
     "scaled accuracy": ("accuracy ignored while scaling", rules.accuracy_when_scaling),
@@ -46,14 +46,14 @@ class Findings:
     """
 
     title: str
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[RuleVerdict, ...]
 
     @property
     def passes(self) -> bool:
         """Whether the report is fine in all twelve."""
         return all(each.passes for each in self.verdicts)
 
-    def __getitem__(self, rule: str) -> Verdict:
+    def __getitem__(self, rule: str) -> RuleVerdict:
         for each in self.verdicts:
             if each.rule == rule:
                 return each
@@ -106,11 +106,11 @@ def check(report: str | PathLike[str] | Mapping[str, Any] | Claims) -> Findings:
     return Findings(claims.title, tuple(verdicts))
 
 
-def _excused(verdict: Verdict, name: str, claims: Claims) -> Verdict:
+def _excused(verdict: RuleVerdict, name: str, claims: Claims) -> RuleVerdict:
     """What a report says of itself counts where its numbers do not contradict it."""
     sentence = (claims.statements or {}).get(name, "").strip()
     if sentence and verdict.excusable:
-        return Verdict(FINE, f"it says: {sentence}")
+        return RuleVerdict(FINE, f"it says: {sentence}")
     return verdict
 
 

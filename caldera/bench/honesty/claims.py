@@ -1,6 +1,6 @@
 """What a file of results says: the format that `caldera check` reads, whoever wrote it.
 
-A file is one JSON object, `Claims`, with a list of `Run` objects. Keys are the names of the fields
+A file is one JSON object, `Claims`, with a list of `ClaimedRun` objects. Keys are the fields
 here; what is left out has not been said. An unknown key is an error, so that nothing is said in
 vain.
 """
@@ -67,10 +67,10 @@ class Tuning:
 
 
 @dataclass(frozen=True)
-class Run:
+class ClaimedRun:
     """One row of a report: a system with some options on some machine.
 
-    >>> Run("8 ranks", "ours", "ResNet-20 on CIFAR-10", "distributed", ranks=8).ranks
+    >>> ClaimedRun("8 ranks", "ours", "ResNet-20 on CIFAR-10", "distributed", ranks=8).ranks
     8
     """
 
@@ -125,12 +125,12 @@ class Run:
 class Claims:
     """A whole report.
 
-    >>> Claims("one step", (Run("a", "ours", "mlp", "network"),)).systems()
+    >>> Claims("one step", (ClaimedRun("a", "ours", "mlp", "network"),)).systems()
     ['ours']
     """
 
     title: str
-    runs: tuple[Run, ...]
+    runs: tuple[ClaimedRun, ...]
     format: str = FORMAT
     scaling: str = ""
     """strong or weak, if runs differ in their number of ranks."""
@@ -143,14 +143,14 @@ class Claims:
         """Who was measured."""
         return list(dict.fromkeys(run.system for run in self.runs))
 
-    def workloads(self) -> list[list[Run]]:
+    def workloads(self) -> list[list[ClaimedRun]]:
         """The runs that are compared with each other."""
-        found: dict[str, list[Run]] = {}
+        found: dict[str, list[ClaimedRun]] = {}
         for run in self.runs:
             found.setdefault(run.workload, []).append(run)
         return list(found.values())
 
-    def scaled(self) -> list[list[Run]]:
+    def scaled(self) -> list[list[ClaimedRun]]:
         """The runs of a system on a workload, by growing numbers of ranks, where those differ."""
         found = []
         for runs in self.workloads():
@@ -179,7 +179,7 @@ def claims_of(content: Any, where: str) -> Claims:
     return found
 
 
-def _check_run(run: Run, where: str) -> None:
+def _check_run(run: ClaimedRun, where: str) -> None:
     for name, words in WORDS.items():
         _check_word(f"{where}.{name}", getattr(run, name), words)
     if run.ranks < 1:

@@ -12,10 +12,10 @@ from caldera.bench.honesty.claims import (
     STRONG,
     WEAK,
     WHOLE,
+    ClaimedRun,
     Claims,
     Hardware,
     Options,
-    Run,
     Tuning,
 )
 from caldera.bench.workloads import WORKLOADS, LearningCase, TrainingCase
@@ -71,13 +71,13 @@ _READING = (
 _SETTINGS = "the settings of the case, which are the same in every system"
 
 
-def _run(entry: dict[str, Any], hardware: Hardware, shared: Options) -> Run:
+def _run(entry: dict[str, Any], hardware: Hardware, shared: Options) -> ClaimedRun:
     if entry.get("trainings"):
         return _training(entry, hardware, shared)
     shape = _shape_of(entry["work"], entry["case"])
     accuracy = entry.get("accuracy")
     is_network = bool(entry["batch"])
-    return Run(
+    return ClaimedRun(
         name=f"{entry['case']} {entry['label']}",
         system=entry["framework"],
         workload=f"{entry['work']} {entry['case']}",
@@ -95,11 +95,11 @@ def _run(entry: dict[str, Any], hardware: Hardware, shared: Options) -> Run:
     )
 
 
-def _training(entry: dict[str, Any], hardware: Hardware, shared: Options) -> Run:
+def _training(entry: dict[str, Any], hardware: Hardware, shared: Options) -> ClaimedRun:
     """A row of the levels of training: every seed, to the target."""
     scheme = entry["scheme"]
     reached = all(each >= entry["target"] for each in entry["accuracies"])
-    return Run(
+    return ClaimedRun(
         name=f"{entry['case']} {entry['label']}",
         system=f"{entry['framework']} {scheme}".strip(),
         workload=entry["work"] if scheme else f"{entry['work']} {entry['case']}",

@@ -5,8 +5,16 @@ from __future__ import annotations
 import math
 import statistics
 
-from caldera.bench.honesty.claims import STRONG, WALL_TIME, Claims, Run
-from caldera.bench.honesty.rules import Verdict, fine, is_lower, mean, names, not_shown, violated
+from caldera.bench.honesty.claims import STRONG, WALL_TIME, ClaimedRun, Claims
+from caldera.bench.honesty.rules import (
+    RuleVerdict,
+    fine,
+    is_lower,
+    mean,
+    names,
+    not_shown,
+    violated,
+)
 
 LARGER = 1.1
 """How many times the usual numbers a sample may have."""
@@ -16,7 +24,7 @@ PRECISE = ("flop", "sample", "image", "token", "byte", "step", "batch", "word")
 """What a rate may count: everybody knows how many of them a solution needs."""
 
 
-def time_beside_rates(claims: Claims) -> Verdict:
+def time_beside_rates(claims: Claims) -> RuleVerdict:
     """7: operations a second say nothing without their number; the time to the end does."""
     alone = [run for run in claims.runs if run.rate is not None and not run.seconds]
     if alone:
@@ -46,11 +54,11 @@ def time_beside_rates(claims: Claims) -> Verdict:
     return fine("times are given, in seconds")
 
 
-def _part(run: Run) -> str:
+def _part(run: ClaimedRun) -> str:
     return f"a part ({run.seconds_of})" if run.seconds_of else "something that is not said"
 
 
-def same_options(claims: Claims) -> Verdict:
+def same_options(claims: Claims) -> RuleVerdict:
     """8: the options that were fast must be those that were accurate."""
     wrong = [
         run
@@ -72,7 +80,7 @@ def same_options(claims: Claims) -> Verdict:
     return fine("time and accuracy belong to the same options")
 
 
-def usual_inputs(claims: Claims) -> Verdict:
+def usual_inputs(claims: Claims) -> RuleVerdict:
     """9: larger samples make more operations, not better networks."""
     sized = [run for run in claims.runs if run.level != "operator"]
     larger = [
@@ -101,7 +109,7 @@ def _shape(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
 
 
-def ends_by_work(claims: Claims) -> Verdict:
+def ends_by_work(claims: Claims) -> RuleVerdict:
     """10: who trains for a given time always gets twice the operations of twice the ranks."""
     timed = [run for run in claims.runs if run.stopped_by == WALL_TIME]
     if timed:
@@ -131,7 +139,7 @@ def ends_by_work(claims: Claims) -> Verdict:
     return fine("runs end when their work is done")
 
 
-def honest_scaling(claims: Claims) -> Verdict:
+def honest_scaling(claims: Claims) -> RuleVerdict:
     """11: the data and the model stay as they are, so scaling is strong; a batch that grows with
     the ranks is another training."""
     if not claims.scaled():
@@ -166,7 +174,7 @@ def honest_scaling(claims: Claims) -> Verdict:
     return fine(f"{' and '.join(kinds)} scaling, by the mini-batch of all ranks together")
 
 
-def both_compared(claims: Claims) -> Verdict:
+def both_compared(claims: Claims) -> RuleVerdict:
     """12: a faster system that is less accurate has not won, nor has a slower one."""
     for runs in claims.workloads():
         if len({run.system for run in runs}) < 2:
@@ -179,7 +187,7 @@ def both_compared(claims: Claims) -> Verdict:
     return fine("systems are compared by time and by what they compute")
 
 
-def _comparison(runs: list[Run]) -> Verdict:
+def _comparison(runs: list[ClaimedRun]) -> RuleVerdict:
     where = runs[0].workload
     right = [bool(run.test_accuracy) or run.equal_results is not None for run in runs]
     timed = [bool(run.seconds) for run in runs]

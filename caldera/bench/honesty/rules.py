@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from caldera.bench.honesty.claims import KERNEL, STORAGE, SUBSET, WHOLE, Claims, Run
+from caldera.bench.honesty.claims import KERNEL, STORAGE, SUBSET, WHOLE, ClaimedRun, Claims
 
 FINE = "fine"
 VIOLATED = "violated"
@@ -17,10 +17,10 @@ NOT_SHOWN = "not shown"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RuleVerdict:
     """Whether a report keeps a rule.
 
-    >>> Verdict(fine("runs train to an accuracy").status, "...").passes
+    >>> RuleVerdict(fine("runs train to an accuracy").status, "...").passes
     True
     """
 
@@ -42,31 +42,31 @@ class Verdict:
         return self.status == FINE
 
 
-def fine(why: str) -> Verdict:
+def fine(why: str) -> RuleVerdict:
     """The report keeps the rule.
 
     >>> fine("nothing was scaled").status
     'fine'
     """
-    return Verdict(FINE, why)
+    return RuleVerdict(FINE, why)
 
 
-def violated(why: str, sentence: str, *, excusable: bool = False) -> Verdict:
+def violated(why: str, sentence: str, *, excusable: bool = False) -> RuleVerdict:
     """The report's own numbers break the rule.
 
     >>> violated("only kernels", "Say so.").status
     'violated'
     """
-    return Verdict(VIOLATED, why, sentence, excusable=excusable)
+    return RuleVerdict(VIOLATED, why, sentence, excusable=excusable)
 
 
-def not_shown(why: str, sentence: str) -> Verdict:
+def not_shown(why: str, sentence: str) -> RuleVerdict:
     """The report does not say enough.
 
     >>> not_shown("no hardware", "Name it.").status
     'not shown'
     """
-    return Verdict(NOT_SHOWN, why, sentence, excusable=True)
+    return RuleVerdict(NOT_SHOWN, why, sentence, excusable=True)
 
 
 LEAST = 0.005
@@ -106,17 +106,17 @@ SAME_EFFORT = 2
 """How many times as many runs of tuning one system may get as another."""
 
 
-def names(runs: list[Run]) -> str:
+def names(runs: list[ClaimedRun]) -> str:
     """Who is meant, the first few by name.
 
-    >>> names([Run("a", "s", "w", "network"), Run("b", "s", "w", "network")])
+    >>> names([ClaimedRun("a", "s", "w", "network"), ClaimedRun("b", "s", "w", "network")])
     'a, b'
     """
     shown = ", ".join(run.name for run in runs[:3])
     return shown + (f" and {len(runs) - 3} more" if len(runs) > 3 else "")
 
 
-def accuracy_when_scaling(claims: Claims) -> Verdict:
+def accuracy_when_scaling(claims: Claims) -> RuleVerdict:
     """1: an accuracy that is shown on few ranks must be shown, and hold, on many."""
     if not claims.scaled():
         return fine("all runs of a system have the same number of ranks")
@@ -144,7 +144,7 @@ def accuracy_when_scaling(claims: Claims) -> Verdict:
     return fine("the accuracy is shown and holds at every number of ranks")
 
 
-def test_accuracy(claims: Claims) -> Verdict:
+def test_accuracy(claims: Claims) -> RuleVerdict:
     """2: training is judged by samples that it has not seen; a step by its equal result."""
     training = [run for run in claims.runs if run.trains]
     only_seen = [run for run in training if run.train_accuracy and not run.test_accuracy]
@@ -171,7 +171,7 @@ def test_accuracy(claims: Claims) -> Verdict:
     return fine("every run has a test accuracy or a result that was compared")
 
 
-def tuning_counted(claims: Claims) -> Verdict:
+def tuning_counted(claims: Claims) -> RuleVerdict:
     """3: runs that were needed to find the settings belong to the cost."""
     dropped = [
         run
@@ -206,7 +206,7 @@ def tuning_counted(claims: Claims) -> Verdict:
     return fine("the runs that tuned each system are counted")
 
 
-def equal_hardware(claims: Claims) -> Verdict:
+def equal_hardware(claims: Claims) -> RuleVerdict:
     """4: old hardware beside new, or beside what was built for this alone, proves nothing."""
     silent = [run for run in claims.runs if run.hardware is None or not run.hardware.name]
     if silent:
@@ -234,7 +234,7 @@ def equal_hardware(claims: Claims) -> Verdict:
     return fine("systems are compared on the same hardware, or of the same age")
 
 
-def whole_workload(claims: Claims) -> Verdict:
+def whole_workload(claims: Claims) -> RuleVerdict:
     """5: a kernel that scales is not a training that scales."""
     silent = [run for run in claims.runs if not run.part]
     if silent:
@@ -257,7 +257,7 @@ def whole_workload(claims: Claims) -> Verdict:
     return fine(f"every run is of the {WHOLE}")
 
 
-def input_counted(claims: Claims) -> Verdict:
+def input_counted(claims: Claims) -> RuleVerdict:
     """6: training begins with reading."""
     training = [run for run in claims.runs if run.trains]
     if not training:

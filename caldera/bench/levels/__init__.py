@@ -19,12 +19,17 @@ from caldera.bench.levels.trajectories import (
 )
 from caldera.bench.levels.validation import (
     Finding,
-    Validation,
     ValidationError,
     validate_operator,
     validation_page,
 )
-from caldera.bench.parts import Compression, Operator, Optimizer, Sampler, Scheme
+from caldera.bench.levels.validation import (
+    PartValidation as Validation,
+)
+from caldera.bench.parts import CompressionPart as Compression
+from caldera.bench.parts import OperatorPart as Operator
+from caldera.bench.parts import OptimizerPart as Optimizer
+from caldera.bench.parts import Sampler, Scheme
 
 __all__ = [
     "Compression",

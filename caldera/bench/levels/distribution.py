@@ -8,10 +8,10 @@ import numpy as np
 
 from caldera.bench.levels.difference import Difference
 from caldera.bench.levels.learner import PROBLEM, REFERENCE, Learner, learner
-from caldera.bench.levels.reference import SGD, Adam
+from caldera.bench.levels.reference import ReferenceAdam, ReferenceSGD
 from caldera.bench.levels.schemes import joined
-from caldera.bench.levels.validation import Validation
-from caldera.bench.parts import Array, Compression, Optimizer, Scheme
+from caldera.bench.levels.validation import PartValidation
+from caldera.bench.parts import Array, CompressionPart, OptimizerPart, Scheme
 from caldera.comm import Communicator, SingleProcess, run_virtual_ranks
 
 SCHEME = 1e-9
@@ -25,19 +25,19 @@ LEARNS = 0.9
 
 
 def validate_compression(
-    make: Callable[[], Compression], *, seed: int = 0, framework: str = REFERENCE
-) -> Validation:
+    make: Callable[[], CompressionPart], *, seed: int = 0, framework: str = REFERENCE
+) -> PartValidation:
     """Level 3: messages are shorter and lose no more than they may.
 
     An unbiased compression has the gradient as the mean of its messages; one with feedback gives
     it all in the end.
 
-    >>> from caldera.bench.levels.reference import TopK
-    >>> validate_compression(lambda: TopK(0.1)).passes
+    >>> from caldera.bench.levels.reference import ReferenceTopK
+    >>> validate_compression(lambda: ReferenceTopK(0.1)).passes
     True
     """
     compression = make()
-    found = Validation(type(compression).__name__, framework)
+    found = PartValidation(type(compression).__name__, framework)
     with found.running():
         random = np.random.default_rng(seed)
         values = random.standard_normal(257) * np.exp(random.standard_normal(257))
@@ -68,7 +68,7 @@ def validate_compression(
     return found
 
 
-def _check_bias(found: Validation, compression: Compression, values: Array) -> None:
+def _check_bias(found: PartValidation, compression: CompressionPart, values: Array) -> None:
     count = values.size
     drawn = np.stack([compression.decode(compression.encode(values), count) for _ in range(DRAWS)])
     error = drawn.std(0, ddof=1) / np.sqrt(DRAWS) + 1e-6 * np.abs(values).max()
@@ -81,7 +81,7 @@ def _check_bias(found: Validation, compression: Compression, values: Array) -> N
     found.add("bias along the gradient", total, allowed)
 
 
-def _check_feedback(found: Validation, compression: Compression, values: Array) -> None:
+def _check_feedback(found: PartValidation, compression: CompressionPart, values: Array) -> None:
     """What is left out comes later: the mean of many messages goes to the gradient."""
     left = np.zeros_like(values)
     total = np.zeros_like(values)
@@ -103,7 +103,7 @@ def distributed_weights(
     communicator: Communicator,
     network: Learner,
     scheme: Scheme,
-    optimizer: Optimizer,
+    optimizer: OptimizerPart,
     batches: Sequence[tuple[Array, Array]],
     steps: int,
 ) -> tuple[list[Array], list[float]]:
@@ -144,7 +144,7 @@ def validate_scheme(
     ranks: int = RANKS,
     steps: int = STEPS,
     tolerance: float = SCHEME,
-) -> Validation:
+) -> PartValidation:
     """Level 3: the weights of all ranks beside those of one process with the whole batch.
 
     A scheme that is not exact must bring the ranks together, and the loss down as one process does.
@@ -154,16 +154,16 @@ def validate_scheme(
     True
     """
     scheme = make()
-    found = Validation(type(scheme).__name__, framework)
+    found = PartValidation(type(scheme).__name__, framework)
     with found.running():
         # 23 samples: no number of ranks divides them, so a mean of means is found out.
         cut = PROBLEM.batch - 1 if scheme.equals_one_process else PROBLEM.batch
         batches = [(x[:cut], y[:cut]) for x, y in PROBLEM.data("float64")]
         networks = [learner(framework) for _ in range(ranks)]
         before = networks[0].weights()
-        rule: Callable[[], Optimizer] = lambda: Adam(0.01)  # noqa: E731
+        rule: Callable[[], OptimizerPart] = lambda: ReferenceAdam(0.01)  # noqa: E731
         if not scheme.equals_one_process:
-            rule = lambda: SGD(0.2)  # noqa: E731
+            rule = lambda: ReferenceSGD(0.2)  # noqa: E731
 
         def work(communicator: Communicator) -> tuple[list[Array], list[float], int]:
             network = networks[communicator.rank]
@@ -191,7 +191,7 @@ def validate_scheme(
 
 
 def _check_agreement(
-    found: Validation, make: Callable[[], Scheme], weights: list[Array], ranks: int
+    found: PartValidation, make: Callable[[], Scheme], weights: list[Array], ranks: int
 ) -> None:
     """Weights in which all ranks agree stay as they are."""
 
@@ -211,7 +211,7 @@ class _Alone(Scheme):
 
 
 def _check_learning(
-    found: Validation,
+    found: PartValidation,
     network: Learner,
     before: list[Array],
     after: list[Array],

@@ -18,22 +18,22 @@ from caldera.bench.levels.difference import Difference
 from caldera.bench.levels.distribution import shares
 from caldera.bench.levels.learner import Learner
 from caldera.bench.levels.metrics import (
-    Accuracy,
+    AccuracyMeasure,
     Communication,
     Curve,
     DatasetLatency,
     Energy,
+    Measure,
     Memory,
-    Messages,
-    Metric,
+    MessageCount,
     TimeToAccuracy,
     WallTime,
     Watched,
     plain_results,
 )
-from caldera.bench.levels.reference import SGD, Quantized, Shuffled, TopK
-from caldera.bench.levels.schemes import AllReduce, Averaging, Compressed, Server
-from caldera.bench.parts import Array, Optimizer, Sampler, Scheme
+from caldera.bench.levels.reference import Quantized, ReferenceSGD, ReferenceTopK, Shuffled
+from caldera.bench.levels.schemes import AllReduce, Averaging, CentralServer, Compressed
+from caldera.bench.parts import Array, OptimizerPart, Sampler, Scheme
 from caldera.bench.timing import OthersWatch
 from caldera.bench.workloads import LearningCase
 from caldera.comm import Communicator, SingleProcess, run_virtual_ranks
@@ -50,7 +50,7 @@ class Watch:
     """
 
     watched: Watched
-    metrics: Sequence[Metric]
+    metrics: Sequence[Measure]
     watching_s: float = 0.0
     """What metrics took while steps went on."""
     _start: float = field(default=0.0, repr=False)
@@ -61,7 +61,7 @@ class Watch:
             metric.begin(self.watched)
         # Only those that want to hear of it: steps can be short.
         for what in ("step", "epoch"):
-            plain = getattr(Metric, what)
+            plain = getattr(Measure, what)
             wanted = [each for each in self.metrics if getattr(type(each), what) is not plain]
             self._told[what] = [getattr(each, what) for each in wanted]
         self._start = time.perf_counter()
@@ -102,7 +102,7 @@ class Watch:
 
 def watch_task(
     task: Task,
-    metrics: Sequence[Metric],
+    metrics: Sequence[Measure],
     *,
     level: str,
     calls: int,
@@ -129,11 +129,11 @@ def watch_task(
 
 
 @dataclass(frozen=True)
-class Samples:
+class DataSplits:
     """What is trained on, and what is tested with.
 
     >>> x, y = np.zeros((3, 2)), np.zeros(3, int)
-    >>> len(Samples(x, y, x, y).y)
+    >>> len(DataSplits(x, y, x, y).y)
     3
     """
 
@@ -145,13 +145,13 @@ class Samples:
 
 def watch_training(
     network: Learner,
-    samples: Samples,
-    metrics: Sequence[Metric],
+    samples: DataSplits,
+    metrics: Sequence[Measure],
     *,
     sampler: Sampler,
     batch: int,
     epochs: int,
-    optimizer: Optimizer | None = None,
+    optimizer: OptimizerPart | None = None,
     scheme: Scheme | None = None,
     communicator: Communicator | None = None,
     target: float | None = None,
@@ -197,7 +197,7 @@ class _Step:
 
     network: Learner
     weights: list[Array]
-    optimizer: Optimizer
+    optimizer: OptimizerPart
     scheme: Scheme | None
     ranks: Communicator
     number: int
@@ -215,7 +215,7 @@ class _Step:
         return new
 
 
-def tested(network: Learner, samples: Samples, batch: int) -> float:
+def tested(network: Learner, samples: DataSplits, batch: int) -> float:
     """The share of the test samples that is got right; in batches of one size."""
     right = 0
     count = len(samples.test_y)
@@ -230,19 +230,19 @@ def tested(network: Learner, samples: Samples, batch: int) -> float:
 
 SCHEMES: Mapping[str, Callable[[], Scheme]] = {
     "allreduce": AllReduce,
-    "server": Server,
+    "server": CentralServer,
     "averaging": Averaging,
-    "top-k": lambda: Compressed(TopK(0.05)),
+    "top-k": lambda: Compressed(ReferenceTopK(0.05)),
     "quantized": lambda: Compressed(Quantized(16)),
 }
 """Ways to distribute training, by the name that a case has."""
 
 
-def samples_of(case: LearningCase) -> Samples:
+def samples_of(case: LearningCase) -> DataSplits:
     """The data set of a case in memory, in the shape its network takes."""
     found = data.digits() if case.dataset == "digits" else data.mnist(download=False)
     shape = (-1, *case.network.shape)
-    return Samples(
+    return DataSplits(
         found.train.x.reshape(shape),
         np.asarray(found.train.y),
         found.test.x.reshape(shape),
@@ -287,12 +287,14 @@ def learned(
     }
 
 
-def _metrics(case: LearningCase) -> list[Metric]:
-    found = [WallTime(), TimeToAccuracy(case.target), Accuracy(), DatasetLatency(), Memory()]
-    return [*found, Energy(), Communication(), Messages(), Curve()]
+def _metrics(case: LearningCase) -> list[Measure]:
+    found = [WallTime(), TimeToAccuracy(case.target), AccuracyMeasure(), DatasetLatency(), Memory()]
+    return [*found, Energy(), Communication(), MessageCount(), Curve()]
 
 
-def _alone(network: Trainer, case: LearningCase, samples: Samples, seed: int, epochs: int) -> Watch:
+def _alone(
+    network: Trainer, case: LearningCase, samples: DataSplits, seed: int, epochs: int
+) -> Watch:
     """With the framework's own steps and optimizer."""
     return watch_training(
         network,
@@ -309,7 +311,7 @@ def _as_rank(
     ranks: Communicator,
     network: Trainer,
     case: LearningCase,
-    samples: Samples,
+    samples: DataSplits,
     seed: int,
     epochs: int,
 ) -> tuple[Watch, list[Array]]:
@@ -323,7 +325,7 @@ def _as_rank(
         batch=case.network.batch,
         epochs=epochs,
         target=case.target,
-        optimizer=SGD(rule.learning_rate, rule.momentum),
+        optimizer=ReferenceSGD(rule.learning_rate, rule.momentum),
         scheme=SCHEMES[case.scheme](),
         communicator=ranks,
     )

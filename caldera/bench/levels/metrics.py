@@ -58,10 +58,10 @@ class Watched:
     """Of the last call, at the levels of operators and networks."""
 
 
-class Metric(ABC):
+class Measure(ABC):
     """Something to measure.
 
-    >>> class LongestStep(Metric):
+    >>> class LongestStep(Measure):
     ...     name, unit = "longest step", "s"
     ...     def begin(self, watched):
     ...         self.longest = 0.0
@@ -100,7 +100,7 @@ class Metric(ABC):
         return median_of(known) if known else None
 
 
-class WallTime(Metric):
+class WallTime(Measure):
     """Seconds of each step, every one of them.
 
     >>> WallTime().summary([[1.0, 1.2], [1.1]]).value
@@ -158,7 +158,7 @@ class Roofline(WallTime):
         return self._least / float(np.median(self._samples))
 
 
-class Memory(Metric):
+class Memory(Measure):
     """The most bytes the process had.
 
     >>> Memory().unit
@@ -174,7 +174,7 @@ class Memory(Metric):
         return float(peak_memory())
 
 
-class BytesMoved(Metric):
+class BytesMoved(Measure):
     """Bytes that must be read and written, of all steps.
 
     >>> BytesMoved().name
@@ -193,7 +193,7 @@ class BytesMoved(Metric):
         return self._total or None
 
 
-class TimeToAccuracy(Metric):
+class TimeToAccuracy(Measure):
     """Seconds until the test accuracy was reached, evaluation included; infinite if it never was.
 
     >>> TimeToAccuracy(0.9).name
@@ -217,10 +217,10 @@ class TimeToAccuracy(Metric):
         return self._seconds
 
 
-class Accuracy(Metric):
+class AccuracyMeasure(Measure):
     """The last accuracy on test data; over several seeds, their mean and spread.
 
-    >>> found = Accuracy().summary([0.90, 0.92])
+    >>> found = AccuracyMeasure().summary([0.90, 0.92])
     >>> round(found.value, 2), found.low < 0.9 < 0.92 < found.high
     (0.91, True)
     """
@@ -245,7 +245,7 @@ class Accuracy(Metric):
         return Estimate(middle, middle - spread, middle + spread)
 
 
-class Curve(Metric):
+class Curve(Measure):
     """Seconds and test accuracy after each epoch, one after the other.
 
     >>> Curve().name
@@ -264,10 +264,10 @@ class Curve(Metric):
         return [number for point in self.points for number in point]
 
 
-class Equality(Metric):
+class EqualityMeasure(Measure):
     """How far results are from a reference's: the largest difference, L2, and where.
 
-    >>> metric = Equality([np.array([2.0])])
+    >>> metric = EqualityMeasure([np.array([2.0])])
     >>> metric.begin(Watched("operator"))
     >>> metric.step(Watched("operator", results=[np.array([3.0])]))
     >>> metric.result(), metric.difference.l2
@@ -289,7 +289,7 @@ class Equality(Metric):
         return None if self.difference is None else self.difference.largest
 
 
-class Bias(Metric):
+class Bias(Measure):
     """Of an operator that draws random numbers: the mean of its results minus what it should be,
     in standard errors.
 
@@ -329,7 +329,7 @@ class Bias(Metric):
         return float(scaled.max())
 
 
-class Communication(Metric):
+class Communication(Measure):
     """Bytes that this rank sent.
 
     >>> Communication().unit
@@ -352,10 +352,10 @@ class Communication(Metric):
         return None if found is None else float(found.bytes_sent)
 
 
-class Messages(Communication):
+class MessageCount(Communication):
     """Messages that this rank sent.
 
-    >>> Messages().name
+    >>> MessageCount().name
     'messages sent'
     """
 
@@ -366,7 +366,7 @@ class Messages(Communication):
         return None if found is None else float(found.messages)
 
 
-class DatasetLatency(Metric):
+class DatasetLatency(Measure):
     """Seconds until each batch was there.
 
     >>> DatasetLatency().name
@@ -385,7 +385,7 @@ class DatasetLatency(Metric):
         return self._samples or None
 
 
-class Energy(Metric):
+class Energy(Measure):
     """Joules of the processor packages, where the machine tells them (Linux's powercap).
 
     >>> Energy(Path("nowhere")).result() is None
@@ -417,7 +417,7 @@ class Energy(Metric):
         return found
 
 
-def plain_results(metrics: Sequence[Metric]) -> dict[str, Any]:
+def plain_results(metrics: Sequence[Measure]) -> dict[str, Any]:
     """The results by name, with their units, as a file has them.
 
     >>> plain_results([Energy(Path("nowhere"))])

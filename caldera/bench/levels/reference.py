@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from caldera.bench.parts import Array, Compression, Operator, Optimizer, Sampler
+from caldera.bench.parts import Array, CompressionPart, OperatorPart, OptimizerPart, Sampler
 
 # --- operators
 
 
-class Linear(Operator):
+class Linear(OperatorPart):
     """x @ w + b.
 
     >>> Linear().forward(np.ones((1, 2)), np.ones((2, 1)), np.zeros(1))
@@ -31,10 +31,10 @@ class Linear(Operator):
         return 2.0 * x.shape[0] * w.size
 
 
-class Softmax(Operator):
+class ReferenceSoftmax(OperatorPart):
     """exp(x) over its sum along the last axis.
 
-    >>> Softmax().forward(np.zeros((1, 2)))
+    >>> ReferenceSoftmax().forward(np.zeros((1, 2)))
     array([[0.5, 0.5]])
     """
 
@@ -54,10 +54,10 @@ class Softmax(Operator):
 # --- optimizers
 
 
-class SGD(Optimizer):
+class ReferenceSGD(OptimizerPart):
     """w - rate * v with v = momentum * v + g.
 
-    >>> SGD(0.1).update(0, np.array([1.0]), np.array([1.0]), 1)
+    >>> ReferenceSGD(0.1).update(0, np.array([1.0]), np.array([1.0]), 1)
     array([0.9])
     """
 
@@ -71,10 +71,10 @@ class SGD(Optimizer):
         return weight - self.rate * velocity
 
 
-class Adam(Optimizer):
+class ReferenceAdam(OptimizerPart):
     """Adam as in its paper, with both corrections.
 
-    >>> Adam(0.1).update(0, np.array([1.0]), np.array([1.0]), 1).round(6)
+    >>> ReferenceAdam(0.1).update(0, np.array([1.0]), np.array([1.0]), 1).round(6)
     array([0.9])
     """
 
@@ -115,10 +115,10 @@ class Shuffled(Sampler):
 # --- compressions
 
 
-class TopK(Compression):
+class ReferenceTopK(CompressionPart):
     """The largest numbers and their places; what is left out comes later.
 
-    >>> TopK(0.25).decode(TopK(0.25).encode(np.array([1.0, -5.0, 2.0, 0.5])), 4)
+    >>> ReferenceTopK(0.25).decode(ReferenceTopK(0.25).encode(np.array([1.0, -5.0, 2.0, 0.5])), 4)
     array([ 0., -5.,  0.,  0.])
     """
 
@@ -138,7 +138,7 @@ class TopK(Compression):
         return found
 
 
-class Quantized(Compression):
+class Quantized(CompressionPart):
     """QSGD: so many levels of the norm, rounded at random so that the mean is right.
 
     >>> Quantized(4).decode(Quantized(4).encode(np.array([0.0, 2.0])), 2)

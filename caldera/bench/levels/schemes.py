@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.bench.parts import Array, Compression, Scheme
+from caldera.bench.parts import Array, CompressionPart, Scheme
 from caldera.comm import Communicator
 
 
@@ -23,11 +23,11 @@ class AllReduce(Scheme):
         return parted(total, gradients)
 
 
-class Server(Scheme):
+class CentralServer(Scheme):
     """A central server: rank 0 sums the gradients and sends them back.
 
     >>> from caldera.comm import run_virtual_ranks
-    >>> run_virtual_ranks(2, lambda c: Server().gradients(c, [np.ones(1)])[0].tolist())
+    >>> run_virtual_ranks(2, lambda c: CentralServer().gradients(c, [np.ones(1)])[0].tolist())
     [[2.0], [2.0]]
     """
 
@@ -67,14 +67,14 @@ class Averaging(Scheme):
 class Compressed(Scheme):
     """Messages of a compression instead of gradients; each rank adds up those of all.
 
-    >>> from caldera.bench.levels.reference import TopK
-    >>> Compressed(TopK(0.01)).equals_one_process
+    >>> from caldera.bench.levels.reference import ReferenceTopK
+    >>> Compressed(ReferenceTopK(0.01)).equals_one_process
     False
     """
 
     equals_one_process = False
 
-    def __init__(self, compression: Compression) -> None:
+    def __init__(self, compression: CompressionPart) -> None:
         self.compression = compression
         self._left: Array | None = None
 

@@ -10,8 +10,8 @@ import numpy as np
 from caldera.bench.levels.difference import Difference
 from caldera.bench.levels.learner import PROBLEM, REFERENCE, Learner, learner
 from caldera.bench.levels.schemes import joined
-from caldera.bench.levels.validation import Validation
-from caldera.bench.parts import Array, Optimizer, Sampler
+from caldera.bench.levels.validation import PartValidation
+from caldera.bench.parts import Array, OptimizerPart, Sampler
 
 NETWORK, TRAJECTORY = 1e-9, 1e-7
 STEPS = 12
@@ -22,14 +22,14 @@ SIGMAS = 6.0
 
 def validate_network(
     network: Learner, against: Learner, batches: Sequence[tuple[Array, Array]], framework: str = ""
-) -> Validation:
+) -> PartValidation:
     """Level 1: losses, gradients and predictions beside those of a reference, in float64.
 
     >>> from caldera.bench.levels.learner import learner
     >>> validate_network(learner("reference"), learner("reference"), PROBLEM.data("float64")).passes
     True
     """
-    found = Validation("network", framework or type(network).__name__)
+    found = PartValidation("network", framework or type(network).__name__)
     with found.running():
         start = [np.array(each) for each in against.weights()]
         network.load(start)
@@ -64,7 +64,7 @@ def validate_network(
 
 
 def trajectory(
-    network: Learner, optimizer: Optimizer, batches: Sequence[tuple[Array, Array]], steps: int
+    network: Learner, optimizer: OptimizerPart, batches: Sequence[tuple[Array, Array]], steps: int
 ) -> list[list[Array]]:
     """The weights after each step."""
     weights = network.weights()
@@ -81,21 +81,21 @@ def trajectory(
 
 
 def validate_optimizer(
-    make: Callable[[], Optimizer],
-    against: Callable[[], Optimizer],
+    make: Callable[[], OptimizerPart],
+    against: Callable[[], OptimizerPart],
     *,
     framework: str = REFERENCE,
     steps: int = STEPS,
     tolerance: float = TRAJECTORY,
-) -> Validation:
+) -> PartValidation:
     """Level 2: the weights of an optimizer after every step beside those of a reference.
 
-    >>> from caldera.bench.levels.reference import SGD
-    >>> validate_optimizer(lambda: SGD(0.1), lambda: SGD(0.1)).passes
+    >>> from caldera.bench.levels.reference import ReferenceSGD
+    >>> validate_optimizer(lambda: ReferenceSGD(0.1), lambda: ReferenceSGD(0.1)).passes
     True
     """
     optimizer = make()
-    found = Validation(type(optimizer).__name__, framework)
+    found = PartValidation(type(optimizer).__name__, framework)
     with found.running():
         _check_manners(found, make())
         batches = PROBLEM.data("float64")
@@ -116,7 +116,7 @@ def validate_optimizer(
     return found
 
 
-def _check_manners(found: Validation, optimizer: Optimizer) -> None:
+def _check_manners(found: PartValidation, optimizer: OptimizerPart) -> None:
     weight, gradient = np.linspace(-1, 1, 6).reshape(2, 3), np.linspace(0.5, -2, 6).reshape(2, 3)
     kept = weight.copy(), gradient.copy()
     new = np.asarray(optimizer.update(0, weight, gradient, 1))
@@ -128,7 +128,7 @@ def _check_manners(found: Validation, optimizer: Optimizer) -> None:
 
 def validate_sampler(
     make: Callable[[], Sampler], *, samples: int = 50, batch: int = 8, framework: str = REFERENCE
-) -> Validation:
+) -> PartValidation:
     """Level 2: every sample once in an epoch, in batches of the right size, in a fair order.
 
     >>> from caldera.bench.levels.reference import Shuffled
@@ -136,7 +136,7 @@ def validate_sampler(
     True
     """
     sampler = make()
-    found = Validation(type(sampler).__name__, framework)
+    found = PartValidation(type(sampler).__name__, framework)
     with found.running():
         orders = []
         wanted = [batch] * (samples // batch) + ([samples % batch] if samples % batch else [])
@@ -160,7 +160,7 @@ def validate_sampler(
     return found
 
 
-def _check_order(found: Validation, orders: Array, samples: int) -> None:
+def _check_order(found: PartValidation, orders: Array, samples: int) -> None:
     """Every sample comes early as often as late, and epochs differ."""
     equal = sum(np.array_equal(a, b) for a, b in pairwise(orders))
     found.add("epochs in the same order", equal, 0)
@@ -175,14 +175,14 @@ def _check_order(found: Validation, orders: Array, samples: int) -> None:
 
 def validate_batches(
     batches: Iterable[tuple[Array, Array]], x: Array, y: Array, framework: str = REFERENCE
-) -> Validation:
+) -> PartValidation:
     """Level 2: an epoch of a data pipeline has every sample once, with its own label.
 
     >>> x, y = np.arange(6.0).reshape(3, 2), np.array([0, 1, 2])
     >>> validate_batches([(x[:2], y[:2]), (x[2:], y[2:])], x, y).passes
     True
     """
-    found = Validation("batches", framework)
+    found = PartValidation("batches", framework)
     wanted: dict[bytes, int] = {}
     for sample, label in zip(x, y, strict=True):
         wanted[_key(sample, label)] = wanted.get(_key(sample, label), 0) + 1

@@ -14,7 +14,7 @@ import numpy as np
 
 from caldera.bench.levels.difference import Difference
 from caldera.bench.levels.learner import REFERENCE, framework_here
-from caldera.bench.parts import Array, Operator
+from caldera.bench.parts import Array, OperatorPart
 from caldera.draw.charts import heat_map
 from caldera.draw.page import Safe, document, section, table, tag
 from caldera.errors import CalderaError, ConfigError
@@ -55,10 +55,10 @@ class Finding:
 
 
 @dataclass
-class Validation:
+class PartValidation:
     """All checks of a part in a framework.
 
-    >>> found = Validation("SGD", "torch", [Finding("trajectory", 0.0, 1e-9)])
+    >>> found = PartValidation("SGD", "torch", [Finding("trajectory", 0.0, 1e-9)])
     >>> found.passes
     True
     """
@@ -99,7 +99,7 @@ class Validation:
         except Exception as error:
             self.add("runs to the end", 1, 0, f"it raised {type(error).__name__}: {error}")
 
-    def require(self) -> Validation:
+    def require(self) -> PartValidation:
         """Raise if something is wrong."""
         if not self.passes:
             first = self.wrong[0]
@@ -116,10 +116,10 @@ class Validation:
         return "\n".join([*lines, *(f"  {each}" for each in self.findings)])
 
 
-def validation_page(validations: Sequence[Validation]) -> str:
+def validation_page(validations: Sequence[PartValidation]) -> str:
     """One page about them; of arrays that differ, a map of where.
 
-    >>> "SGD in torch" in validation_page([Validation("SGD", "torch")])
+    >>> "SGD in torch" in validation_page([PartValidation("SGD", "torch")])
     True
     """
     parts: list[Safe] = [tag("h1", "Validation")]
@@ -149,20 +149,20 @@ DIRECTIONS = 4
 
 
 def validate_operator(
-    operator: Operator,
+    operator: OperatorPart,
     inputs: Sequence[Array],
     *,
-    against: Operator | None = None,
+    against: OperatorPart | None = None,
     framework: str = REFERENCE,
     seed: int = 0,
-) -> Validation:
+) -> PartValidation:
     """Check an operator on inputs that it is smooth around.
 
-    >>> from caldera.bench.levels.reference import Softmax
-    >>> validate_operator(Softmax(), [np.array([[0.1, 0.5, -2.0]])]).passes
+    >>> from caldera.bench.levels.reference import ReferenceSoftmax
+    >>> validate_operator(ReferenceSoftmax(), [np.array([[0.1, 0.5, -2.0]])]).passes
     True
     """
-    found = Validation(type(operator).__name__, framework)
+    found = PartValidation(type(operator).__name__, framework)
     with found.running():
         given = [np.array(each, np.float64) for each in inputs]
         kept = [each.copy() for each in given]
@@ -202,8 +202,8 @@ def validate_operator(
 
 
 def _check_gradients(
-    found: Validation,
-    operator: Operator,
+    found: PartValidation,
+    operator: OperatorPart,
     inputs: Sequence[Array],
     slope: Array,
     gradients: Sequence[Array],

@@ -22,10 +22,10 @@ LEAST_TURNS = 9
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """One number of the seed and ours.
 
-    >>> Row("speed-up", "1.2 to 2", "1.4", HOLDS).predicted
+    >>> ComparisonRow("speed-up", "1.2 to 2", "1.4", HOLDS).predicted
     False
     """
 
@@ -56,14 +56,14 @@ class Plot:
 
 
 @dataclass
-class Outcome:
+class ExperimentResult:
     """What a run of an experiment found.
 
-    >>> Outcome([Row("a", "1", "1", HOLDS)]).verdict
+    >>> ExperimentResult([ComparisonRow("a", "1", "1", HOLDS)]).verdict
     'holds'
     """
 
-    rows: list[Row]
+    rows: list[ComparisonRow]
     plots: list[Plot] = field(default_factory=list)
     samples: dict[str, list[float]] = field(default_factory=dict)
     """Every raw number, by what was measured."""
@@ -87,10 +87,10 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Context:
+class ExperimentContext:
     """How an experiment is run.
 
-    >>> Context(quick=True).repeats
+    >>> ExperimentContext(quick=True).repeats
     3
     """
 
@@ -114,7 +114,7 @@ class Experiment:
     name: str
     source: str
     claim: str
-    run: Callable[[Context], Outcome] | None = None
+    run: Callable[[ExperimentContext], ExperimentResult] | None = None
     reason: str = ""
     """Why it cannot be run here."""
     nearest: str = ""
@@ -131,10 +131,15 @@ _FOUND: list[Experiment] = []
 
 def claim(
     name: str, source: str, text: str
-) -> Callable[[Callable[[Context], Outcome]], Callable[[Context], Outcome]]:
+) -> Callable[
+    [Callable[[ExperimentContext], ExperimentResult]],
+    Callable[[ExperimentContext], ExperimentResult],
+]:
     """Make a function the experiment about what a seed says at some place."""
 
-    def add(run: Callable[[Context], Outcome]) -> Callable[[Context], Outcome]:
+    def add(
+        run: Callable[[ExperimentContext], ExperimentResult],
+    ) -> Callable[[ExperimentContext], ExperimentResult]:
         _FOUND.append(Experiment(name, source, text, run))
         return run
 
@@ -159,7 +164,7 @@ def find_experiments() -> dict[str, Experiment]:
     return {each.name: each for each in ordered}
 
 
-def run_experiment(experiment: Experiment, context: Context) -> Outcome:
+def run_experiment(experiment: Experiment, context: ExperimentContext) -> ExperimentResult:
     """Run one, and take its time."""
     assert experiment.run is not None
     start, before = time.perf_counter(), _cpu_seconds()

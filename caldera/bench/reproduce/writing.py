@@ -15,7 +15,13 @@ from caldera.base.file_cache import write_file
 from caldera.base.formatting import seconds_text
 from caldera.base.plain_data import to_plain
 from caldera.bench.machine import code_version, machine_facts, package_versions
-from caldera.bench.reproduce.experiment import BESIDE, Experiment, Outcome, Plot, Row
+from caldera.bench.reproduce.experiment import (
+    BESIDE,
+    ComparisonRow,
+    Experiment,
+    ExperimentResult,
+    Plot,
+)
 from caldera.draw.axis import axis_of
 from caldera.draw.line_chart import Line, LineChart, inline
 from caldera.draw.page import document, section, table, tag
@@ -31,16 +37,16 @@ HEAD = ("", "seed", "ours", "verdict")
 FORMAT = "caldera reproduce 1"
 
 
-def verdict_text(row: Row) -> str:
+def verdict_text(row: ComparisonRow) -> str:
     """The verdict, and whether ours is a prediction.
 
-    >>> verdict_text(Row("a", "1", "2", "holds", predicted=True))
+    >>> verdict_text(ComparisonRow("a", "1", "2", "holds", predicted=True))
     'holds (predicted)'
     """
     return f"{row.verdict} (predicted)" if row.predicted else row.verdict
 
 
-def text_of(experiment: Experiment, outcome: Outcome) -> str:
+def text_of(experiment: Experiment, outcome: ExperimentResult) -> str:
     """A table of plain text."""
     rows = [HEAD, *((r.what, r.seed, r.ours, verdict_text(r)) for r in outcome.rows)]
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
@@ -52,7 +58,7 @@ def text_of(experiment: Experiment, outcome: Outcome) -> str:
     return "\n".join([*lines, f"  {outcome.verdict}, {seconds_text(outcome.seconds)}"])
 
 
-def markdown_of(experiment: Experiment, outcome: Outcome, *, quick: bool) -> str:
+def markdown_of(experiment: Experiment, outcome: ExperimentResult, *, quick: bool) -> str:
     """A file of `benchmarks/results`."""
     machine = machine_facts(settings.threads)
     command = f"caldera reproduce {experiment.name}{' --quick' if quick else ''}"
@@ -78,7 +84,7 @@ def markdown_of(experiment: Experiment, outcome: Outcome, *, quick: bool) -> str
     return "\n".join(lines) + "\n"
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: ComparisonRow) -> tuple[str, ...]:
     return (row.what, row.seed or "-", row.ours or "-", verdict_text(row))
 
 
@@ -100,7 +106,7 @@ def file_name(experiment: Experiment, ending: str) -> str:
     return f"reproduce-{experiment.name}.{ending}"
 
 
-def json_of(experiment: Experiment, outcome: Outcome, *, quick: bool) -> dict[str, Any]:
+def json_of(experiment: Experiment, outcome: ExperimentResult, *, quick: bool) -> dict[str, Any]:
     """Everything: code, machine, libraries, settings, rows and raw samples."""
     return {
         "format": FORMAT,
@@ -121,7 +127,7 @@ def json_of(experiment: Experiment, outcome: Outcome, *, quick: bool) -> dict[st
 
 
 def write_results(
-    folder: Path, experiment: Experiment, outcome: Outcome, *, quick: bool
+    folder: Path, experiment: Experiment, outcome: ExperimentResult, *, quick: bool
 ) -> list[Path]:
     """Write the table and the samples of an experiment."""
     texts = {
@@ -137,7 +143,7 @@ def write_results(
 
 
 def summary_of(
-    done: Mapping[Experiment, Outcome], others: Sequence[Experiment], *, quick: bool
+    done: Mapping[Experiment, ExperimentResult], others: Sequence[Experiment], *, quick: bool
 ) -> str:
     """All verdicts on one page, every number, what was left out, and what could not be run."""
     machine = machine_facts(settings.threads)
@@ -184,10 +190,11 @@ def summary_of(
     return "\n".join(lines) + "\n"
 
 
-def totals_text(outcomes: Collection[Outcome]) -> str:
+def totals_text(outcomes: Collection[ExperimentResult]) -> str:
     """How many, how long, and how many claims hold.
 
-    >>> totals_text([Outcome([Row("a", "1", "1", "holds")], seconds=2.0, cpu_seconds=3.0)])
+    >>> row = ComparisonRow("a", "1", "1", "holds")
+    >>> totals_text([ExperimentResult([row], seconds=2.0, cpu_seconds=3.0)])
     '1 experiments in 2.0 s (3.0 s of CPU time): 1 holds'
     """
     counts = Counter(outcome.verdict for outcome in outcomes)
@@ -200,7 +207,7 @@ def totals_text(outcomes: Collection[Outcome]) -> str:
     )
 
 
-def page_of(done: Mapping[Experiment, Outcome], others: Sequence[Experiment]) -> str:
+def page_of(done: Mapping[Experiment, ExperimentResult], others: Sequence[Experiment]) -> str:
     """One page: a table and plots for each experiment, and what could not be run."""
     parts = [tag("h1", "caldera reproduce")]
     index = {}

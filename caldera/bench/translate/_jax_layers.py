@@ -11,9 +11,9 @@ import numpy as np
 
 from caldera import nn
 from caldera.bench.translate._recurrent import directions, jax_loop
-from caldera.bench.translate._walk import Framework, Function, Pool, groups_of, values
+from caldera.bench.translate._walk import Function, LayerTranslator, Pool, groups_of, values
 from caldera.bench.translate._windows import (
-    Windows,
+    WindowShape,
     channels_last_axis,
     window_means,
     windows_of_convolution,
@@ -38,7 +38,7 @@ class JaxState(NamedTuple):
 
 
 @dataclass
-class Run:
+class Interpreter:
     """One use of the network, while it is traced."""
 
     params: Sequence[Any]
@@ -57,7 +57,7 @@ class Run:
         return value if self.narrow is None else value.astype(self.narrow)
 
 
-class JaxLayers(Framework):
+class JaxLayers(LayerTranslator):
     """What the layers become in JAX."""
 
     name = "JAX"
@@ -199,10 +199,10 @@ class JaxLayers(Framework):
             )
         return lambda run, x: self._sums(x, windows) / math.prod(windows.size)
 
-    def _sums(self, x: Any, windows: Windows) -> Any:
+    def _sums(self, x: Any, windows: WindowShape) -> Any:
         return self._reduce(x, windows, self.jax.lax.add, 0.0)
 
-    def _reduce(self, x: Any, windows: Windows, function: Any, start: float) -> Any:
+    def _reduce(self, x: Any, windows: WindowShape, function: Any, start: float) -> Any:
         padding = windows.padding(self._image(x))
         # A NumPy scalar keeps the dtype, and lets JAX see that the reduction is a known one.
         return self.jax.lax.reduce_window(
@@ -230,7 +230,7 @@ class JaxLayers(Framework):
                 return x
             if all(length % count == 0 for length, count in zip(image, size, strict=True)):
                 height, width = (a // b for a, b in zip(image, size, strict=True))
-                windows = Windows(layer.path, (height, width), (height, width))
+                windows = WindowShape(layer.path, (height, width), (height, width))
                 return self._sums(x, windows) / (height * width)
             rows, columns = (
                 window_means(length, count).astype(x.dtype)

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from caldera import nn
-from caldera.bench.translate._walk import Framework, Function, Pool, groups_of
-from caldera.bench.translate._windows import Windows, windows_of_convolution, windows_of_pool
+from caldera.bench.translate._walk import Function, LayerTranslator, Pool, groups_of
+from caldera.bench.translate._windows import WindowShape, windows_of_convolution, windows_of_pool
 from caldera.compiler.lazy import Variable
 from caldera.nn.models import PaddedShortcut
 from caldera.nn.recurrent import Recurrent
@@ -36,7 +36,7 @@ class _Slot(NamedTuple):
         return getattr(self.owner, self.attribute)
 
 
-class TorchLayers(Framework):
+class TorchLayers(LayerTranslator):
     """What the layers become in PyTorch."""
 
     name = "PyTorch"
@@ -76,7 +76,7 @@ class TorchLayers(Framework):
 
     # --- images
 
-    def _padded(self, x: Any, windows: Windows, value: float) -> Any:
+    def _padded(self, x: Any, windows: WindowShape, value: float) -> Any:
         (top, bottom), (left, right) = windows.padding(x.shape[2:])
         return self.torch.nn.functional.pad(x, (left, right, top, bottom), value=value)
 
@@ -133,7 +133,7 @@ class TorchLayers(Framework):
         counts = not isinstance(layer, nn.AveragePool2D) or layer.count_padding
         return self._average_pool(windows, even, counts)
 
-    def _max_pool(self, windows: Windows, even: tuple[int, int] | None) -> Function:
+    def _max_pool(self, windows: WindowShape, even: tuple[int, int] | None) -> Function:
         size, stride = windows.size, windows.stride
         if even is not None:
             pool = self._hold(
@@ -144,7 +144,7 @@ class TorchLayers(Framework):
         return lambda run, x: plain(self._padded(x, windows, -math.inf))
 
     def _average_pool(
-        self, windows: Windows, even: tuple[int, int] | None, counts: bool
+        self, windows: WindowShape, even: tuple[int, int] | None, counts: bool
     ) -> Function:
         size, stride = windows.size, windows.stride
         if even is not None:

@@ -84,7 +84,7 @@ ACTIVATION_LAYERS: dict[type[nn.Layer], str] = {
 RULES.update(dict.fromkeys(ACTIVATION_LAYERS, "activation_layer"))
 
 
-class Framework(ABC):
+class LayerTranslator(ABC):
     """What the layers become in one framework."""
 
     name: ClassVar[str]

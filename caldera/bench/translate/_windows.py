@@ -17,10 +17,10 @@ Padding = tuple[Pair, Pair]
 
 
 @dataclass(frozen=True)
-class Windows:
+class WindowShape:
     """The size of the windows, their distance, and the padding as the layer has it written.
 
-    >>> windows = Windows("pool", size=(3, 3), stride=(2, 2), written=0, partial=True)
+    >>> windows = WindowShape("pool", size=(3, 3), stride=(2, 2), written=0, partial=True)
     >>> windows.padding((8, 8))
     ((0, 1), (0, 1))
     """
@@ -46,9 +46,9 @@ class Windows:
 
         Partial windows are left out of account.
 
-        >>> Windows("conv", size=(3, 3), stride=(1, 1), written="same").even_padding()
+        >>> WindowShape("conv", size=(3, 3), stride=(1, 1), written="same").even_padding()
         (1, 1)
-        >>> Windows("conv", size=(3, 3), stride=(2, 2), written="same").even_padding() is None
+        >>> WindowShape("conv", size=(3, 3), stride=(2, 2), written="same").even_padding() is None
         True
         """
         if self.written == "same" and self.stride != (1, 1):
@@ -67,9 +67,9 @@ class Windows:
         return before, after + beyond_padding(length, self.size[axis], self.stride[axis], widths)
 
 
-def windows_of_convolution(layer: Conv2D | ConvTranspose2D | DepthwiseConv2D) -> Windows:
+def windows_of_convolution(layer: Conv2D | ConvTranspose2D | DepthwiseConv2D) -> WindowShape:
     """The windows of a convolution, or of the one whose transpose it is."""
-    return Windows(
+    return WindowShape(
         layer.path,
         as_pair(layer.kernel, "kernel", layer.path),
         as_pair(layer.stride, "stride", layer.path),
@@ -78,12 +78,12 @@ def windows_of_convolution(layer: Conv2D | ConvTranspose2D | DepthwiseConv2D) ->
     )
 
 
-def windows_of_pool(layer: Pooling2D | MaxPool2D | AveragePool2D) -> Windows:
+def windows_of_pool(layer: Pooling2D | MaxPool2D | AveragePool2D) -> WindowShape:
     """The windows of a pool; without a stride they lie side by side."""
     size = as_pair(layer.size, "size", layer.path)
     stride = size if layer.stride is None else as_pair(layer.stride, "stride", layer.path)
     partial = isinstance(layer, MaxPool2D) and layer.partial_windows
-    return Windows(layer.path, size, stride, written=layer.padding, partial=partial)
+    return WindowShape(layer.path, size, stride, written=layer.padding, partial=partial)
 
 
 def window_means(length: int, count: int) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from caldera.base.registry import optional_import
-from caldera.bench.translate._jax_layers import JaxLayers, JaxState, Run
+from caldera.bench.translate._jax_layers import Interpreter, JaxLayers, JaxState
 from caldera.bench.translate._torch_layers import TorchLayers
 from caldera.bench.translate._walk import Function, values
 from caldera.compiler.lazy import Variable
@@ -46,7 +46,7 @@ class JaxNetwork:
         lies between them is stored in it; parameters, statistics and sums stay as they are.
         """
         framework = self._framework
-        run = Run(params, state, training, narrow)
+        run = Interpreter(params, state, training, narrow)
         if narrow is not None and framework.jax.numpy.issubdtype(x.dtype, np.floating):
             x = x.astype(narrow)
         found = self._function(run, framework.from_ours(x))

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from caldera.base.registry import Registry
 from caldera.bench.workloads.base import (
+    BenchWorkload as Workload,
+)
+from caldera.bench.workloads.base import (
     Case,
     ConvolutionCase,
     FormulaCase,
     InputCase,
     LearningCase,
     ProductCase,
-    Rule,
     TrainingCase,
     UpdateCase,
-    Workload,
+)
+from caldera.bench.workloads.base import (
+    UpdateRule as Rule,
 )
 from caldera.bench.workloads.kernels import kernels
 from caldera.bench.workloads.training import learning, networks

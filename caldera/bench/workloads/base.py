@@ -26,10 +26,10 @@ _COARSE = 8
 
 
 @dataclass(frozen=True)
-class Rule:
+class UpdateRule:
     """How parameters are updated, in words that every framework has.
 
-    >>> Rule("sgd", 0.05, weight_decay=0.001).momentum
+    >>> UpdateRule("sgd", 0.05, weight_decay=0.001).momentum
     0.0
     """
 
@@ -73,7 +73,7 @@ class TrainingCase(Case):
 
     layers: Callable[[], list[Layer]] = list
     batch: int = 1
-    rule: Rule = Rule("sgd", 0.01)
+    rule: UpdateRule = UpdateRule("sgd", 0.01)
     shape: tuple[int, ...] = ()
     """Of one sample."""
     classes: int = 10
@@ -253,7 +253,7 @@ class FormulaCase(Case):
 class UpdateCase(Case):
     """An optimizer's update of parameters from gradients that are there already."""
 
-    rule: Rule = Rule("sgd", 0.01)
+    rule: UpdateRule = UpdateRule("sgd", 0.01)
     shapes: tuple[tuple[int, ...], ...] = ()
 
     @property
@@ -310,7 +310,7 @@ class LearningCase(Case):
 
 
 @dataclass(frozen=True)
-class Workload:
+class BenchWorkload:
     """Something to name on the command line.
 
     `quick` are the cases of a quick run. `left_out` says what is not measured, and why.

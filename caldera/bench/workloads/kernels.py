@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from caldera.bench.workloads.base import (
+    BenchWorkload,
     Case,
     ConvolutionCase,
     FormulaCase,
     InputCase,
     ProductCase,
-    Rule,
     UpdateCase,
-    Workload,
+    UpdateRule,
 )
 from caldera.bench.workloads.sizes import (
     DESIGN_CONVOLUTIONS,
@@ -59,7 +59,7 @@ def _passes(size: Convolution, group: str) -> list[Case]:
     ]
 
 
-def _convolutions() -> Workload:
+def _convolutions() -> BenchWorkload:
     ours = [
         case
         for size in DESIGN_CONVOLUTIONS
@@ -67,7 +67,7 @@ def _convolutions() -> Workload:
     ]
     sizes = [_passes(size, DEEPBENCH) for size in deepbench_convolutions()]
     kept = [passes for passes in sizes if passes[0].flops <= MOST_FLOPS]
-    return Workload(
+    return BenchWorkload(
         "conv",
         "convolutions: forward, input gradient and filter gradient",
         [*ours, *(case for passes in kept for case in passes)],
@@ -82,11 +82,11 @@ def _product(size: Product, group: str) -> ProductCase:
     return ProductCase(f"{m}x{n}x{k} {marks}", "", group, *size)
 
 
-def _products() -> Workload:
+def _products() -> BenchWorkload:
     ours = [_product(size, "the seed's MLP") for size in MLP_PRODUCTS]
     theirs = [_product(size, DEEPBENCH) for size in deepbench_products()]
     kept = [each for each in theirs if each.flops <= MOST_FLOPS and each.nbytes <= MOST_BYTES]
-    return Workload(
+    return BenchWorkload(
         "gemm",
         "matrix products m x n x k, T where a matrix is stored transposed",
         [*ours, *kept],
@@ -127,14 +127,14 @@ _FORMULAS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
 _TEN_MILLION = ((2000, 2000), (2000, 2000), (1000, 2000), (2000,))
 
 _RULES = {
-    "SGD, momentum": Rule("sgd", 0.01, momentum=0.9),
-    "Adam": Rule("adam", 1e-3),
-    "AdamW": Rule("adamw", 1e-3, weight_decay=0.01),
-    "RMSProp": Rule("rmsprop", 0.01),
+    "SGD, momentum": UpdateRule("sgd", 0.01, momentum=0.9),
+    "Adam": UpdateRule("adam", 1e-3),
+    "AdamW": UpdateRule("adamw", 1e-3, weight_decay=0.01),
+    "RMSProp": UpdateRule("rmsprop", 0.01),
 }
 
 
-def kernels() -> list[Workload]:
+def kernels() -> list[BenchWorkload]:
     """Every work that is not a whole training step.
 
     >>> [work.name for work in kernels()]
@@ -155,6 +155,6 @@ def kernels() -> list[Workload]:
     ]
 
 
-def _same(name: str, summary: str, cases: Iterable[Case]) -> Workload:
+def _same(name: str, summary: str, cases: Iterable[Case]) -> BenchWorkload:
     kept = list(cases)
-    return Workload(name, summary, kept, kept)
+    return BenchWorkload(name, summary, kept, kept)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from caldera import nn
-from caldera.bench.workloads.base import LearningCase, Rule, TrainingCase, Workload
+from caldera.bench.workloads.base import BenchWorkload, LearningCase, TrainingCase, UpdateRule
 from caldera.nn.layer import Layer
 
 WIDTH = 528
@@ -35,7 +35,7 @@ def _mlp_case(name: str, depth: int, precisions: tuple[str, ...] = ("tf32",)) ->
         shape=(784,),
         depth=depth,
         dataset="mnist",
-        rule=Rule("sgd", 0.05, weight_decay=0.001),
+        rule=UpdateRule("sgd", 0.05, weight_decay=0.001),
         card_epoch=600,
         precisions=precisions,
     )
@@ -66,7 +66,7 @@ def _images(
         size="large",
         card_batch=_CARD_BATCH,
         precisions=("bfloat16",),
-        rule=Rule("sgd", rate, momentum=0.9, weight_decay=1e-4),
+        rule=UpdateRule("sgd", rate, momentum=0.9, weight_decay=1e-4),
     )
 
 
@@ -81,7 +81,7 @@ _SINGLE = {
         batch=128,
         shape=(1, 28, 28),
         dataset="mnist",
-        rule=Rule("sgd", 0.01, momentum=0.9),
+        rule=UpdateRule("sgd", 0.01, momentum=0.9),
         card_epoch=468,
     ),
     "ResNet-20 for CIFAR": TrainingCase(
@@ -90,7 +90,7 @@ _SINGLE = {
         batch=128,
         shape=(3, 32, 32),
         dataset="cifar10",
-        rule=Rule("sgd", 0.1, momentum=0.9, weight_decay=1e-4),
+        rule=UpdateRule("sgd", 0.1, momentum=0.9, weight_decay=1e-4),
         card_epoch=390,
         precisions=("bfloat16",),
     ),
@@ -113,7 +113,7 @@ _SINGLE = {
         classes=WORDS,
         words=WORDS,
         size="medium",
-        rule=Rule("adam", 1e-3),
+        rule=UpdateRule("adam", 1e-3),
         card_epoch=100,
     ),
     "GPT, 4 layers, 256 wide, 128 tokens": TrainingCase(
@@ -124,7 +124,7 @@ _SINGLE = {
         classes=_LETTERS,
         words=_LETTERS,
         size="medium",
-        rule=Rule("adam", 1e-3),
+        rule=UpdateRule("adam", 1e-3),
         card_epoch=100,
         attention=True,
         precisions=("bfloat16",),
@@ -132,14 +132,14 @@ _SINGLE = {
 }
 
 
-def networks() -> list[Workload]:
+def networks() -> list[BenchWorkload]:
     """Every work that trains a network.
 
     >>> [work.name for work in networks()][:3]
     ['mlp', 'mlp-depth', 'lenet5']
     """
-    found = [Workload(case.name, summary, [case], [case]) for summary, case in _SINGLE.items()]
-    depth = Workload(
+    found = [BenchWorkload(case.name, summary, [case], [case]) for summary, case in _SINGLE.items()]
+    depth = BenchWorkload(
         "mlp-depth",
         "the seed's figure: time of a step against 2 to 8 layers",
         _DEPTH_CASES,
@@ -170,10 +170,14 @@ _MLP = TrainingCase(
     layers=partial(nn.models.mlp, (64,), hidden=(128,), activation="tanh"),
     batch=48,
     shape=(64,),
-    rule=Rule("sgd", 0.2),
+    rule=UpdateRule("sgd", 0.2),
 )
 _CNN = TrainingCase(
-    "cnn", layers=_convolutional, batch=48, shape=(1, 8, 8), rule=Rule("sgd", 0.1, momentum=0.9)
+    "cnn",
+    layers=_convolutional,
+    batch=48,
+    shape=(1, 8, 8),
+    rule=UpdateRule("sgd", 0.1, momentum=0.9),
 )
 
 
@@ -195,7 +199,7 @@ def _case(name: str, network: TrainingCase, ranks: int = 1, scheme: str = "") ->
     )
 
 
-def learning() -> list[Workload]:
+def learning() -> list[BenchWorkload]:
     """Every work that trains to an accuracy.
 
     >>> [work.name for work in learning()]
@@ -214,17 +218,19 @@ def learning() -> list[Workload]:
         for ranks in RANKS
     ]
     return [
-        Workload(
+        BenchWorkload(
             "training",
             "digits to 95% of the test samples, data pipeline included",
             alone,
             alone[:1],
         ),
-        Workload(
+        BenchWorkload(
             "distributed",
             "the same on ranks in threads: strong scaling, compression",
             [*scaled, *others],
             [*scaled[:2], others[2]],
         ),
-        Workload(WEAK_SCALING, "the same with a batch that grows with the ranks", grown, grown[:2]),
+        BenchWorkload(
+            WEAK_SCALING, "the same with a batch that grows with the ranks", grown, grown[:2]
+        ),
     ]

@@ -12,7 +12,7 @@ from typing import Any
 from caldera.base.config import settings
 from caldera.base.file_cache import write_file
 from caldera.base.machine import card_state
-from caldera.bench.case_runner import Options
+from caldera.bench.case_runner import CaseOptions
 from caldera.bench.contestants import ACCURACIES, INSTALL, PEERS, missing_peers
 from caldera.bench.equality import PRECISIONS, REFERENCE_PRECISION
 from caldera.bench.mllog import log_text
@@ -26,10 +26,10 @@ from caldera.bench.previous_run import (
 )
 from caldera.bench.report import page, print_report
 from caldera.bench.results import Report
-from caldera.bench.session import Session
+from caldera.bench.session import BenchSession
 from caldera.bench.workloads import WORKLOADS, LearningCase, TrainingCase
 from caldera.cli.command import INTERRUPTED, Command
-from caldera.cli.option_types import Choice, Count, Names
+from caldera.cli.option_types import CountOption, NameOption, Names
 from caldera.compiler.passes.pipeline import NAMES as PASSES
 from caldera.errors import ConfigError
 
@@ -156,7 +156,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     with tempfile.TemporaryDirectory(prefix="caldera-before-") as folder:
         previous = None if before is None else _previous(before, Path(folder))
-        report = Session(options, _tell, before=previous).run(keep)
+        report = BenchSession(options, _tell, before=previous).run(keep)
     print_report(report)
     for target in written:
         print(f"wrote {target}")
@@ -172,7 +172,7 @@ def _trains(name: str) -> bool:
     return isinstance(WORKLOADS[name].cases[0], LearningCase)
 
 
-def _same_options(arguments: argparse.Namespace, before: dict[str, Any]) -> Options:
+def _same_options(arguments: argparse.Namespace, before: dict[str, Any]) -> CaseOptions:
     """Those of the run before; a command line has nothing to add to them."""
     if arguments.work:
         raise ConfigError.build(
@@ -183,7 +183,7 @@ def _same_options(arguments: argparse.Namespace, before: dict[str, Any]) -> Opti
         )
     options = options_of(before)
     for name in options.works:
-        Choice("work", lambda: WORKLOADS).from_text(name, "--again")
+        NameOption("work", lambda: WORKLOADS).from_text(name, "--again")
     return options
 
 
@@ -220,10 +220,10 @@ def _changed(before: dict[str, Any], report: Report) -> dict[str, tuple[object, 
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _options(arguments: argparse.Namespace) -> Options:
-    device = Choice("device", lambda: _DEVICES).from_text(arguments.device, "--device")
+def _options(arguments: argparse.Namespace) -> CaseOptions:
+    device = NameOption("device", lambda: _DEVICES).from_text(arguments.device, "--device")
     for name in arguments.work:
-        Choice("work", lambda: WORKLOADS).from_text(name, "caldera bench")
+        NameOption("work", lambda: WORKLOADS).from_text(name, "caldera bench")
         if device == _CARD and not WORKLOADS[name].is_training:
             raise ConfigError.build(
                 "caldera bench --device cuda",
@@ -232,7 +232,7 @@ def _options(arguments: argparse.Namespace) -> Options:
             )
     threads = settings.threads
     if arguments.threads is not None:
-        threads = Count(1).from_text(arguments.threads, "--threads")
+        threads = CountOption(1).from_text(arguments.threads, "--threads")
     if threads > settings.threads:
         raise ConfigError.build(
             "--threads",
@@ -240,7 +240,7 @@ def _options(arguments: argparse.Namespace) -> Options:
             got=str(threads),
         )
     limit = _count(arguments.limit, "--limit")
-    return Options(
+    return CaseOptions(
         works=list(dict.fromkeys(arguments.work)),
         peers=_peers(arguments),
         accuracies=_accuracies(arguments, device),
@@ -274,7 +274,7 @@ def _accuracies(arguments: argparse.Namespace, device: str) -> list[str]:
     if device == _CARD:
         _refuse_given(arguments.accuracy, "--accuracy", "cpu", "--precision is enough there")
         return ["strict"]
-    accuracy = Choice("accuracy", lambda: (*ACCURACIES, _BOTH)).from_text(
+    accuracy = NameOption("accuracy", lambda: (*ACCURACIES, _BOTH)).from_text(
         arguments.accuracy or _BOTH, "--accuracy"
     )
     return list(ACCURACIES) if accuracy == _BOTH else [accuracy]
@@ -319,7 +319,9 @@ def _workspaces(arguments: argparse.Namespace, device: str) -> list[int]:
     if device == _CARD:
         _refuse_given(arguments.workspace, "--workspace", "cpu", "leave it out")
     parts = arguments.workspace.split(",")
-    return list(dict.fromkeys(Count(0).from_text(part.strip(), "--workspace") for part in parts))
+    return list(
+        dict.fromkeys(CountOption(0).from_text(part.strip(), "--workspace") for part in parts)
+    )
 
 
 def _refuse_given(value: str | None, flag: str, device: str, hint: str) -> None:
@@ -331,7 +333,7 @@ def _refuse_given(value: str | None, flag: str, device: str, hint: str) -> None:
 
 
 def _count(text: str | None, flag: str) -> int | None:
-    return None if text is None else Count(1).from_text(text, flag)
+    return None if text is None else CountOption(1).from_text(text, flag)
 
 
 def _target(arguments: argparse.Namespace, flag: str) -> Path | None:
@@ -355,7 +357,7 @@ def _tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _print_list(options: Options) -> None:
+def _print_list(options: CaseOptions) -> None:
     print("work")
     for name in WORKLOADS:
         work = WORKLOADS[name]
@@ -371,7 +373,7 @@ def _print_list(options: Options) -> None:
         print(f"  {peer:<14}{state}")
 
 
-def _precisions_text(name: str, options: Options) -> str:
+def _precisions_text(name: str, options: CaseOptions) -> str:
     """In which precisions a work is measured on a card."""
     case = WORKLOADS[name].cases[0]
     if not options.on_card or not isinstance(case, TrainingCase):

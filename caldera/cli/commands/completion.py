@@ -10,7 +10,7 @@ from typing import Any
 
 from caldera.base.registry import optional_import
 from caldera.cli.command import Command
-from caldera.cli.option_types import Choice
+from caldera.cli.option_types import NameOption
 from caldera.cli.options import OPTIONS
 from caldera.cli.program import find_commands, make_parsers
 from caldera.cli.search_recipe import SEARCH_OPTIONS
@@ -38,7 +38,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the script."""
-    shell = Choice("shell", lambda: SHELLS).from_text(arguments.shell, "SHELL")
+    shell = NameOption("shell", lambda: SHELLS).from_text(arguments.shell, "SHELL")
     shtab = optional_import("shtab", "shtab", "caldera completion")
     table = find_commands()
     parser, parsers = make_parsers(table)
@@ -75,7 +75,7 @@ def _values(action: argparse.Action) -> tuple[str, ...]:
         return ()
     kind = option.kind
     # Another command may have a flag of this name that means something else.
-    if not isinstance(kind, Choice) or action.metavar != kind.placeholder:
+    if not isinstance(kind, NameOption) or action.metavar != kind.placeholder:
         return ()
     return tuple(kind.names())
 

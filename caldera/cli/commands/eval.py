@@ -10,7 +10,7 @@ import numpy as np
 from caldera.cli.command import Command
 from caldera.cli.datasets import load_data
 from caldera.cli.model_argument import class_names_of
-from caldera.cli.option_types import Count
+from caldera.cli.option_types import CountOption
 from caldera.cli.options import OPTIONS, add_options, given_options
 from caldera.cli.result_text import results_line, tables
 from caldera.data import ArrayData, Data, Dataset
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = {"data": OPTIONS["data"].default} | given_options(argparse.Namespace(**given))
     size = None
     if arguments.batch_size is not None:
-        size = Count(1).from_text(arguments.batch_size, "--batch-size")
+        size = CountOption(1).from_text(arguments.batch_size, "--batch-size")
     found = load_data(options, model.schema)
     model.ensure_built([found.train.batch(np.arange(0))[0]])
     samples = _samples(found, arguments.part, class_names_of(model, arguments.model))

@@ -10,7 +10,7 @@ from caldera.cli.model_argument import add_model_argument, find_model
 from caldera.cli.zoo import ZOO
 from caldera.errors import ConfigError
 from caldera.train.model import Model
-from caldera.train.step import Steps
+from caldera.train.step import StepPlans
 from caldera.train.strategy import SingleProcessStrategy
 
 
@@ -36,7 +36,9 @@ def draw_training_step(model: Model, path: Path) -> Path:
     if path.suffix.lower() != ".svg":
         raise ConfigError.build("graph", expected="a file that ends in .svg", got=str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    steps = Steps(model, model.objective, model.optimizer, model.metrics, SingleProcessStrategy())
+    steps = StepPlans(
+        model, model.objective, model.optimizer, model.metrics, SingleProcessStrategy()
+    )
     steps.training(model.batch_size).draw(path)
     return path
 

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 
 from caldera.cli.command import Command
-from caldera.cli.optional_parts import Part, parts
+from caldera.cli.optional_parts import OptionalFeature, parts
 from caldera.train.tracking.run_record import environment
 
 
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _missing(part: Part) -> str:
+def _missing(part: OptionalFeature) -> str:
     return f"  {part.name:<28}{part.install}  ({part.purpose})"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from caldera.base.file_cache import write_file
 from caldera.cli.command import Command, UsageError
 from caldera.cli.model_argument import add_model_argument, find_model
-from caldera.cli.option_types import Count
+from caldera.cli.option_types import CountOption
 from caldera.cli.zoo import ZOO
 from caldera.comm import world
 from caldera.parallel.planner import Proposal, plan
@@ -76,16 +76,16 @@ def run(arguments: argparse.Namespace) -> int:
     each = arguments.batch_per_rank
     proposal = plan(
         find_model(arguments),
-        ranks=Count(1).from_text(arguments.ranks, "--ranks"),
+        ranks=CountOption(1).from_text(arguments.ranks, "--ranks"),
         link=arguments.link,
         latency=arguments.latency,
         memory=arguments.memory,
-        batch_per_rank=None if each is None else Count(1).from_text(each, "--batch-per-rank"),
-        ranks_per_node=Count(1).from_text(arguments.ranks_per_node, "--ranks-per-node"),
+        batch_per_rank=None if each is None else CountOption(1).from_text(each, "--batch-per-rank"),
+        ranks_per_node=CountOption(1).from_text(arguments.ranks_per_node, "--ranks-per-node"),
         inside=arguments.inside,
         speed=arguments.speed,
         exact=not arguments.inexact,
-        every=Count(1).from_text(arguments.every, "--every"),
+        every=CountOption(1).from_text(arguments.every, "--every"),
     )
     # All ranks measure, one of them speaks.
     if world().rank == 0:

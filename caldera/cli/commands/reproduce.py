@@ -9,9 +9,9 @@ from pathlib import Path
 
 from caldera.base.file_cache import write_file
 from caldera.bench.reproduce.experiment import (
-    Context,
     Experiment,
-    Outcome,
+    ExperimentContext,
+    ExperimentResult,
     find_experiments,
     run_experiment,
 )
@@ -23,7 +23,7 @@ from caldera.bench.reproduce.writing import (
     write_results,
 )
 from caldera.cli.command import Command
-from caldera.cli.option_types import Choice
+from caldera.cli.option_types import NameOption
 from caldera.errors import CalderaError, ConfigError
 
 _RESULTS = Path("benchmarks/results")
@@ -59,8 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError.build(
             "--html", expected="a file in a folder that exists", got=repr(arguments.html)
         )
-    context = Context(arguments.quick, lambda line: _tell(f"  {line}"))
-    done: dict[Experiment, Outcome] = {}
+    context = ExperimentContext(arguments.quick, lambda line: _tell(f"  {line}"))
+    done: dict[Experiment, ExperimentResult] = {}
     failed: list[Experiment] = []
     for experiment in chosen:
         if not experiment.can_run:
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _named(name: str) -> Experiment:
     found = find_experiments()
-    return found[Choice("experiment", lambda: found).from_text(name, "caldera reproduce")]
+    return found[NameOption("experiment", lambda: found).from_text(name, "caldera reproduce")]
 
 
 def _folder(given: str | None) -> Path | None:

@@ -8,8 +8,8 @@ import sys
 from types import FrameType
 
 from caldera.cli.command import Command
-from caldera.cli.option_types import Count
-from caldera.comm.processes import Launch, launch
+from caldera.cli.option_types import CountOption
+from caldera.comm.processes import LaunchCommand, launch
 
 _ENDED_BY = (signal.SIGINT, signal.SIGTERM)
 """Who sends these wants the job to end, not to begin again."""
@@ -35,8 +35,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Start the program; its exit status."""
-    ranks = Count(1).from_text(arguments.ranks, "--ranks")
-    restarts = Count(0).from_text(arguments.restarts, "--restarts")
+    ranks = CountOption(1).from_text(arguments.ranks, "--ranks")
+    restarts = CountOption(0).from_text(arguments.restarts, "--restarts")
     job = launch(
         ranks,
         [arguments.program, *arguments.arguments],
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     return status
 
 
-def _started(job: Launch, attempt: int) -> int:
+def _started(job: LaunchCommand, attempt: int) -> int:
     """Run all ranks once. What asks this process to end asks mpiexec, which ends its ranks."""
     process = job.start(attempt)
     asked: list[int] = []

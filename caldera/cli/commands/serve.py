@@ -8,7 +8,7 @@ from pathlib import Path
 from caldera import serve
 from caldera.cli.command import Command
 from caldera.cli.model_argument import class_names_of
-from caldera.cli.option_types import Count, Number
+from caldera.cli.option_types import CountOption, Number
 from caldera.train.neural_network import load_model
 
 
@@ -46,11 +46,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C or SIGTERM."""
     limits = serve.Limits(
-        batch_size=Count(1).from_text(arguments.batch_size, "--batch-size"),
-        body=Count(1).from_text(arguments.max_body, "--max-body"),
+        batch_size=CountOption(1).from_text(arguments.batch_size, "--batch-size"),
+        body=CountOption(1).from_text(arguments.max_body, "--max-body"),
         seconds=Number().from_text(arguments.timeout, "--timeout"),
     )
-    port = Count(0).from_text(arguments.port, "--port")
+    port = CountOption(0).from_text(arguments.port, "--port")
     model = load_model(arguments.model)
     name = Path(arguments.model).stem
 

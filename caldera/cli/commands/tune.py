@@ -9,10 +9,10 @@ from caldera.base.config import settings
 from caldera.base.formatting import seconds_text
 from caldera.cli.command import Command
 from caldera.cli.model_argument import add_model_argument, find_model
-from caldera.cli.option_types import Count
+from caldera.cli.option_types import CountOption
 from caldera.cli.zoo import ZOO
 from caldera.kernels.choose import choices
-from caldera.train.step import Steps
+from caldera.train.step import StepPlans
 from caldera.train.strategy import SingleProcessStrategy
 
 
@@ -29,12 +29,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, and say what came of it."""
-    seconds = Count(1).from_text(arguments.seconds, "--seconds")
+    seconds = CountOption(1).from_text(arguments.seconds, "--seconds")
     model = find_model(arguments)
     before = len(choices.known())
     start = perf_counter()
     with settings.override(tune_budget_s=float(seconds)), choices.exhaustive():
-        steps = Steps(
+        steps = StepPlans(
             model, model.objective, model.optimizer, model.metrics, SingleProcessStrategy()
         )
         plan = steps.training(model.batch_size)

@@ -15,7 +15,8 @@ from caldera.compiler.lazy.expr import (
     wrap,
 )
 from caldera.compiler.lazy.transforms import compile, grad, pinned
-from caldera.compiler.lazy.variable import Input, Variable, input, var
+from caldera.compiler.lazy.variable import PlanInput as Input
+from caldera.compiler.lazy.variable import Variable, input, var
 
 __all__ = [
     "Expr",

@@ -166,7 +166,7 @@ class Expr:
         return Expr(Index(self.node, _key(key)).read(self.node))
 
     @property
-    def at(self) -> At:
+    def at(self) -> IndexUpdate:
         """Parts that get other values: `x.at[key].set(values)` and `x.at[key].add(values)`.
 
         Both are expressions like `x`, which itself stays as it is.
@@ -176,7 +176,7 @@ class Expr:
         >>> x.at[[0, 2]].set(9.0).tolist(), x.at[[1, 1]].add([1.0, 5.0]).tolist()
         ([9.0, 2.0, 9.0], [1.0, 8.0, 3.0])
         """
-        return At(self)
+        return IndexUpdate(self)
 
     def __iter__(self) -> Iterator[Expr]:
         return (self[i] for i in range(len(self)))
@@ -305,7 +305,7 @@ def _kind_of(node: Node) -> type[Expr]:
     return found
 
 
-class At:
+class IndexUpdate:
     """The parts of an expression; made by `Expr.at`.
 
     >>> import caldera as cd
@@ -320,8 +320,8 @@ class At:
         self._of = of
         self._key = key
 
-    def __getitem__(self, key: Any) -> At:
-        return At(self._of, _key(key))
+    def __getitem__(self, key: Any) -> IndexUpdate:
+        return IndexUpdate(self._of, _key(key))
 
     def set(self, values: Any) -> Expr:
         """The whole with these values in the part; where one place is named twice, the later."""

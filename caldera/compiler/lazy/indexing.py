@@ -31,14 +31,14 @@ Positions = np.ndarray | Node
 
 
 @dataclass(frozen=True)
-class At:
+class AxisIndex:
     """Positions along an axis; `is_new` if the key makes that axis (of size 1) itself."""
 
     positions: Positions
     is_new: bool = False
 
 
-Part = None | slice | At
+Part = None | slice | AxisIndex
 
 
 def array_node(array: np.ndarray) -> Node:
@@ -52,11 +52,11 @@ def array_node(array: np.ndarray) -> Node:
 
 
 class Index:
-    """A key for one shape. Of its parts every `None`, slice and `At` stands for an axis."""
+    """A key for one shape. Of its parts every `None`, slice and `AxisIndex` stands for an axis."""
 
     def __init__(self, node: Node, key: tuple[Any, ...]) -> None:
         self.parts, dots = _parts(node, plain_key(key))
-        self.at = [i for i, part in enumerate(self.parts) if isinstance(part, At)]
+        self.at = [i for i, part in enumerate(self.parts) if isinstance(part, AxisIndex)]
         self.is_number = all(self._positions(i).shape == () for i in self.at)
         try:
             shapes_of = [self._positions(i).shape for i in self.at]
@@ -74,7 +74,7 @@ class Index:
 
     def _positions(self, i: int) -> Positions:
         part = self.parts[i]
-        assert isinstance(part, At)
+        assert isinstance(part, AxisIndex)
         return part.positions
 
     @property
@@ -178,15 +178,15 @@ def _parts(node: Node, key: list[Any]) -> tuple[list[Part], int]:
             n = node.shape[axis]
             if not -n <= item < n:
                 raise _outside(item, axis, node)
-            parts.append(At(np.array(item % n)))
+            parts.append(AxisIndex(np.array(item % n)))
         elif isinstance(item, Node):
-            parts.append(At(_checked_node(item)))
+            parts.append(AxisIndex(_checked_node(item)))
         elif item.dtype != bool_:
-            parts.append(At(_checked(item, axis, node)))
+            parts.append(AxisIndex(_checked(item, axis, node)))
         elif item.ndim == 0:
-            parts.append(At(np.zeros(int(item), np.int64), is_new=True))
+            parts.append(AxisIndex(np.zeros(int(item), np.int64), is_new=True))
         else:
-            parts += [At(each) for each in _true_positions(item, axis, node)]
+            parts += [AxisIndex(each) for each in _true_positions(item, axis, node)]
         axis += _taken(item)
     return parts, first_of_dots
 
@@ -244,10 +244,10 @@ def _cut(node: Node, parts: Sequence[Part], without_numbers: bool = False) -> No
     flipped: list[int] = []
     shape: list[int] = []
     for part in parts:
-        if part is None or (isinstance(part, At) and part.is_new):
+        if part is None or (isinstance(part, AxisIndex) and part.is_new):
             shape.append(1)
             continue
-        if without_numbers and isinstance(part, At):
+        if without_numbers and isinstance(part, AxisIndex):
             number = int(part.positions)  # type: ignore[arg-type]
             bounds.append((number, number + 1, 1))
             continue

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.compiler.lazy.indexing import At, Index, array_node, plain_key
+from caldera.compiler.lazy.indexing import AxisIndex, Index, array_node, plain_key
 from caldera.core.graph.node import Node, describe
 from caldera.core.graph.ops import elementwise as e
 from caldera.core.graph.ops.base import broadcast_to, cast, full, reshape
@@ -28,7 +28,7 @@ def set_at(node: Node, key: tuple[Any, ...], values: Node) -> Node:
     values = _of_dtype(values, node)
     if mask is not None:
         return _where(mask, _broadcast(values, node.shape[len(mask.shape) :]), node)
-    rows = Rows(node, key)
+    rows = IndexedRows(node, key)
     if not rows.count:
         return node
     given = rows.arranged(values)
@@ -44,7 +44,7 @@ def add_at(node: Node, key: tuple[Any, ...], values: Node) -> Node:
     if mask is not None:
         new = e.add(node, _broadcast(values, node.shape[len(mask.shape) :]))
         return _where(mask, new, node)
-    rows = Rows(node, key)
+    rows = IndexedRows(node, key)
     if not rows.count:
         return node
     places = rows.places
@@ -53,7 +53,7 @@ def add_at(node: Node, key: tuple[Any, ...], values: Node) -> Node:
     return rows.restored(scatter_add(rows.rows, flat, rows.arranged(values), axis=0))
 
 
-class Rows:
+class IndexedRows:
     """A node as rows (the axes a key chooses from, as one, come first), and the row of each value.
 
     `places` is an array if all of the key is known now.
@@ -67,7 +67,7 @@ class Rows:
         """... and which axes of the values they are."""
         axis = 0
         for i, part in enumerate(index.parts):
-            if part is None or (isinstance(part, At) and part.is_new):
+            if part is None or (isinstance(part, AxisIndex) and part.is_new):
                 continue
             n = node.shape[axis]
             if isinstance(part, slice) and range(*part.indices(n)) == range(n):

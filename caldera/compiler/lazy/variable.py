@@ -116,7 +116,7 @@ def var(
     return Variable.of(name, tensor)
 
 
-class Input(Expr):
+class PlanInput(Expr):
     """A value that is fed when a plan runs; made by `op.input`.
 
     >>> from caldera import op
@@ -136,7 +136,7 @@ class Input(Expr):
         return self.symbol.name
 
 
-def input(name: str, shape: int | Sequence[int], dtype: Any = "float32") -> Input:
+def input(name: str, shape: int | Sequence[int], dtype: Any = "float32") -> PlanInput:
     """A value given by name at each run: `expr.eval(x=...)` or `plan.run({"x": ...})`.
 
     >>> from caldera import op
@@ -144,4 +144,4 @@ def input(name: str, shape: int | Sequence[int], dtype: Any = "float32") -> Inpu
     >>> (x + 1.0).eval(x=[1.0, 2.0]).tolist()
     [2.0, 3.0]
     """
-    return Input(Symbol(name, Spec(as_shape(shape, "op.input"), canonical(dtype)), "input"))
+    return PlanInput(Symbol(name, Spec(as_shape(shape, "op.input"), canonical(dtype)), "input"))

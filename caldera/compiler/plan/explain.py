@@ -19,7 +19,7 @@ from caldera.base.formatting import (
     table_lines,
 )
 from caldera.compiler.plan.loop import LoopKernel
-from caldera.compiler.plan.schedule import Buffer, Schedule, Step, Value
+from caldera.compiler.plan.schedule import Buffer, BufferView, Step, StepSchedule
 from caldera.compiler.plan.timing import Peaks
 from caldera.core.graph.memory_format import order_name
 from caldera.core.graph.node import Node, Spec, Symbol
@@ -39,7 +39,7 @@ _TEXTS = (1, 2, 3, 4)
 
 
 @dataclass(frozen=True)
-class Row:
+class StepRow:
     """One step of a plan, or (with `step` None and `depth` above 0) one of a loop's body.
 
     `seconds`, `share` (of the whole run) and `roofline` (the least time this work can take on this
@@ -96,7 +96,7 @@ class Explanation:
     [('matmul', 16)]
     """
 
-    rows: list[Row]
+    rows: list[StepRow]
     nodes_as_written: int
     nodes_optimised: int
     arena_bytes: int
@@ -122,12 +122,12 @@ class Explanation:
         return sum(copy.nbytes for copy in self.copies)
 
     @property
-    def recomputed(self) -> list[Row]:
+    def recomputed(self) -> list[StepRow]:
         """The steps that compute something again, because there was no memory to keep it."""
         return [row for row in self.rows if row.is_again]
 
     @property
-    def offloaded(self) -> list[Row]:
+    def offloaded(self) -> list[StepRow]:
         """The copies to the host, and those back, because there was no memory to keep something."""
         return [row for row in self.rows if row.transfer]
 
@@ -143,7 +143,7 @@ class Explanation:
 
 
 def explained(
-    schedule: Schedule,
+    schedule: StepSchedule,
     original: Program,
     optimised: Program,
     device: Device,
@@ -152,7 +152,7 @@ def explained(
 ) -> Explanation:
     """The explanation of a schedule; `seconds` has the time of each step, if they were timed."""
     total = None if seconds is None else sum(seconds)
-    rows: list[Row] = []
+    rows: list[StepRow] = []
     for index, step in enumerate(schedule.steps):
         time = None if seconds is None else seconds[index]
         rows.append(_row(step, device, index, time, total, peaks))
@@ -176,7 +176,7 @@ def explained(
     )
 
 
-def fastest(schedule: Schedule, seconds: Sequence[float]) -> dict[DType, float]:
+def fastest(schedule: StepSchedule, seconds: Sequence[float]) -> dict[DType, float]:
     """The most operations a second that any product of matrices reached, by dtype.
 
     A convolution may do fewer than are counted for it, as Winograd's.
@@ -212,7 +212,7 @@ def _row(
     total: float | None = None,
     peaks: Peaks | None = None,
     depth: int = 0,
-) -> Row:
+) -> StepRow:
     copies = step.kernel.op == COPY
     beaten, source = _reason(step, device)
     outputs = tuple(buffer.spec for buffer in step.outputs)
@@ -221,7 +221,7 @@ def _row(
     roofline = None
     if peaks is not None and seconds:
         roofline = peaks.least_seconds(flops, nbytes, _computed_in(step)) / seconds
-    return Row(
+    return StepRow(
         step=index,
         depth=depth,
         op="copy" if copies else _op_text(step.node),
@@ -247,7 +247,7 @@ def _transfer_text(step: Step) -> Literal["", "to host", "from host"]:
     return "to host" if step.transfer.to_host else "from host"
 
 
-def _loop_rows(schedule: Schedule, device: Device, depth: int) -> Iterator[Row]:
+def _loop_rows(schedule: StepSchedule, device: Device, depth: int) -> Iterator[StepRow]:
     """The steps of one turn of a loop; the loop as a whole is timed, they are not."""
     for step in schedule.steps:
         yield _row(step, device, None, depth=depth)
@@ -273,7 +273,7 @@ def _bytes_moved(step: Step) -> int:
     return sum(read.values()) + sum(buffer.spec.nbytes for buffer in step.outputs)
 
 
-def _distinct_bytes(value: Value) -> int:
+def _distinct_bytes(value: BufferView) -> int:
     nbytes = value.buffer.spec.dtype.itemsize
     for length, stride in zip(value.meta_array.shape, value.meta_array.strides, strict=True):
         nbytes *= length if stride or not length else 1
@@ -317,7 +317,7 @@ def _count(program: Program) -> int:
     return sum(node.op.kind != "leaf" for node in program.order())
 
 
-def _precision(schedule: Schedule) -> tuple[str, ...]:
+def _precision(schedule: StepSchedule) -> tuple[str, ...]:
     found = {buffer.spec.dtype for step in schedule.steps for buffer in step.outputs}
     floats = sorted((dtype.itemsize, dtype.name) for dtype in found if is_float(dtype))
     return tuple(name for _, name in floats)
@@ -338,7 +338,7 @@ def _lines(explanation: Explanation) -> list[list[str]]:
     return lines + [_cells(row, timed) + [row.device] * placed for row in explanation.rows]
 
 
-def _cells(row: Row, timed: bool) -> list[str]:
+def _cells(row: StepRow, timed: bool) -> list[str]:
     op = (
         "  " * row.depth + "again: " * row.is_again + " ".join(filter(None, [row.op, row.transfer]))
     )
@@ -358,7 +358,7 @@ def _cells(row: Row, timed: bool) -> list[str]:
     return cells
 
 
-def _kernel_text(row: Row) -> str:
+def _kernel_text(row: StepRow) -> str:
     """The kernel and what it beat: `winograd (1.8x im2col)` took 1.8 times less than im2col."""
     if row.beaten:
         nearest = sorted(row.beaten.items(), key=lambda each: each[1])[:2]
@@ -369,7 +369,7 @@ def _kernel_text(row: Row) -> str:
     return f"{row.kernel} ({reason})" if reason else row.kernel
 
 
-def shapes_text(row: Row) -> str:
+def shapes_text(row: StepRow) -> str:
     """`(6, 5), (5, 3) -> (6, 3) float32`: a dtype stands after the last shape that has it."""
     outputs = _specs_text(row.outputs, after=None)
     if not row.inputs:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from caldera.compiler.plan.arena import aligned
-from caldera.compiler.plan.schedule import Buffer, Chooser, Key, Root, Schedule
+from caldera.compiler.plan.schedule import Buffer, Chooser, Key, Root, StepSchedule
 from caldera.compiler.plan.step_fusion import grouped
 from caldera.core.graph.memory_format import laid_out
 from caldera.core.graph.node import Node, Spec
@@ -28,10 +28,10 @@ def _argument(node: Node) -> Key | None:
 class LoopKernel(Kernel):
     """The kernel of one loop, and the schedule of its body."""
 
-    schedule: Schedule = field(kw_only=True)
+    schedule: StepSchedule = field(kw_only=True)
 
 
-def not_capturable(schedule: Schedule) -> Iterator[Kernel]:
+def not_capturable(schedule: StepSchedule) -> Iterator[Kernel]:
     """The kernels of a schedule that cannot be captured, also those in loops."""
     for step in schedule.steps:
         if not step.kernel.capturable:
@@ -46,7 +46,7 @@ def loop_kernel(
     """A kernel for this scan node; `constant` gives the array of a constant node."""
     body: Body = node.attrs["body"]
     roots = [Root(output, ("result", i)) for i, output in enumerate(body.outputs)]
-    schedule = Schedule(roots, choose, _argument, in_place, family)
+    schedule = StepSchedule(roots, choose, _argument, in_place, family)
     carried = body.parameters[: node.attrs["carries"]]
     carry_bytes = sum(aligned(spec.nbytes) for spec in carried)
 
@@ -64,7 +64,7 @@ def loop_kernel(
     )
 
 
-def _bind_loop(call: Call, schedule: Schedule, constant: Callable[[Node], Any]) -> Runner:
+def _bind_loop(call: Call, schedule: StepSchedule, constant: Callable[[Node], Any]) -> Runner:
     attrs = call.node.attrs
     carries, sequences, length = attrs["carries"], attrs["sequences"], attrs["length"]
     stacks = call.inputs[carries : carries + sequences]

@@ -17,13 +17,13 @@ from caldera.base.formatting import bytes_text
 from caldera.compiler.plan.arena import SharedArena
 from caldera.compiler.plan.recompute import (
     POLICIES,
-    Facts,
     Policy,
     Recomputation,
+    ScheduleFacts,
     TooLittle,
     nodes_in_order,
 )
-from caldera.compiler.plan.schedule import Schedule, Transfer
+from caldera.compiler.plan.schedule import StepSchedule, Transfer
 from caldera.compiler.plan.timing import StepSeconds
 from caldera.core.graph.node import Node, Symbol
 from caldera.core.graph.program import Program
@@ -34,7 +34,7 @@ from caldera.errors import OutOfMemoryError
 
 ATTEMPTS = 8
 """How often the room is made smaller when what was planned in it did not fit as it is laid out."""
-Build = Callable[[Sequence[Node | Transfer], bool], Schedule]
+Build = Callable[[Sequence[Node | Transfer], bool], StepSchedule]
 """Makes a schedule of nodes in an order (none: the usual one), with or without values spread."""
 
 
@@ -76,7 +76,7 @@ def _is_there(symbol: Symbol, device: Device) -> bool:
     return device.is_host or (tensor.device is device and tensor.memory.has_block)
 
 
-def within_limit(build: Build, room: Room | None, device: Device, *, spread: bool) -> Schedule:
+def within_limit(build: Build, room: Room | None, device: Device, *, spread: bool) -> StepSchedule:
     """The schedule, with as much computed again or moved as it takes to fit into the room."""
     plain = build((), spread)
     if room is None or _fits(plain, room.arena):
@@ -85,21 +85,21 @@ def within_limit(build: Build, room: Room | None, device: Device, *, spread: boo
         plain = build((), False)
         if _fits(plain, room.arena):
             return plain
-    facts = Facts.of(plain, StepSeconds(plain, device), room.host)
+    facts = ScheduleFacts.of(plain, StepSeconds(plain, device), room.host)
     largest = _largest(room.arena)
     fitting = [_with_policy(build, plain, facts, largest, policy) for policy in POLICIES]
     found = [each for each in fitting if each is not None]
     if found:
         return min(found, key=lambda each: each[0])[1]
     # By what does not vary: what is said to be enough must be enough the next time.
-    steady = Facts.of(plain, StepSeconds(plain, device, measured=False), room.host)
+    steady = ScheduleFacts.of(plain, StepSeconds(plain, device, measured=False), room.host)
     least = _smallest(build, plain, steady)
     if _fits(least, room.arena):
         return least
     raise _too_little(plain, least, room, device)
 
 
-def _fits(schedule: Schedule, room: int) -> bool:
+def _fits(schedule: StepSchedule, room: int) -> bool:
     return size_class(schedule.arena_bytes) <= room
 
 
@@ -113,8 +113,8 @@ def _largest(room: int) -> int:
 
 
 def _with_policy(
-    build: Build, plain: Schedule, facts: Facts, largest: int, policy: Policy
-) -> tuple[float, Schedule] | None:
+    build: Build, plain: StepSchedule, facts: ScheduleFacts, largest: int, policy: Policy
+) -> tuple[float, StepSchedule] | None:
     """What it costs, and the schedule; None if it does not fit."""
     given = largest
     for _ in range(ATTEMPTS):
@@ -129,7 +129,7 @@ def _with_policy(
     return None
 
 
-def _smallest(build: Build, plain: Schedule, facts: Facts) -> Schedule:
+def _smallest(build: Build, plain: StepSchedule, facts: ScheduleFacts) -> StepSchedule:
     """About the least memory that the nodes can be computed in."""
     best = plain
     low, high = facts.least, plain.arena_bytes
@@ -146,7 +146,9 @@ def _smallest(build: Build, plain: Schedule, facts: Facts) -> Schedule:
     return best
 
 
-def _too_little(plain: Schedule, least: Schedule, room: Room, device: Device) -> OutOfMemoryError:
+def _too_little(
+    plain: StepSchedule, least: StepSchedule, room: Room, device: Device
+) -> OutOfMemoryError:
     needed = size_class(least.arena_bytes)
     return OutOfMemoryError.build(
         f"memory of {device.name}",

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from caldera.compiler.plan.buffers import Inputs
-from caldera.compiler.plan.schedule import Schedule
+from caldera.compiler.plan.schedule import StepSchedule
 from caldera.core.graph.memory_format import Order, laid_out
 from caldera.core.graph.node import Node, Spec, Symbol
 from caldera.core.graph.program import Program
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Operands:
     """Variables and tensors, wherever they are; inputs and constants, which the plan keeps."""
 
-    def __init__(self, program: Program, schedule: Schedule, device: Device) -> None:
+    def __init__(self, program: Program, schedule: StepSchedule, device: Device) -> None:
         self._device = device
         self._orders: dict[Symbol, Order | None] = {
             b.key: b.spec.order for b in schedule.buffers if isinstance(b.key, Symbol)

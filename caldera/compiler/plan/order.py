@@ -17,7 +17,7 @@ from caldera.core.graph.ops.collective import Number, start, turn
 from caldera.core.graph.ops.control import scan
 from caldera.core.graph.program import topological
 from caldera.core.memory.interface import StreamCall
-from caldera.kernels.runners import Piece
+from caldera.kernels.runners import StepPiece
 
 
 def in_order(nodes: Sequence[Node], written: Mapping[Any, Node]) -> list[Node]:
@@ -86,7 +86,7 @@ class _Times:
     tail: list[float]
 
     @classmethod
-    def of(cls, pieces: Sequence[Piece]) -> _Times:
+    def of(cls, pieces: Sequence[StepPiece]) -> _Times:
         head = [0.0] * len(pieces)
         for number, piece in enumerate(pieces):
             ends = (head[other] + pieces[other].seconds for other in piece.after)
@@ -108,7 +108,7 @@ class _Times:
 class _Streams:
     """What has been given to the streams so far."""
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[StepPiece]
     free: list[float]
     stream: list[int] = field(default_factory=list)
     end: list[float] = field(default_factory=list)
@@ -127,11 +127,11 @@ class _Streams:
         self.free[stream] = self.end[-1]
 
 
-def assign_streams(pieces: Sequence[Piece], count: int = STREAMS) -> list[StreamCall]:
+def assign_streams(pieces: Sequence[StepPiece], count: int = STREAMS) -> list[StreamCall]:
     """The pieces in their order, each on one of so many streams.
 
-    >>> def piece(*after: int) -> Piece:
-    ...     return Piece(lambda: None, frozenset(after), 1e-5)
+    >>> def piece(*after: int) -> StepPiece:
+    ...     return StepPiece(lambda: None, frozenset(after), 1e-5)
     >>> chain = [piece(), piece(0), piece(0), piece(2), piece(1, 3)]
     >>> [(call.stream, call.after) for call in assign_streams(chain, 2)]
     [(0, ()), (1, (0,)), (0, ()), (0, ()), (0, (1,))]
@@ -154,7 +154,7 @@ def assign_streams(pieces: Sequence[Piece], count: int = STREAMS) -> list[Stream
     ]
 
 
-def _waits(pieces: Sequence[Piece], stream: Sequence[int]) -> list[tuple[int, ...]]:
+def _waits(pieces: Sequence[StepPiece], stream: Sequence[int]) -> list[tuple[int, ...]]:
     """For each piece those of other streams that it has to wait for, and does not wait for already
     because something before it did."""
     waits = []

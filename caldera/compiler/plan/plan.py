@@ -19,7 +19,7 @@ from caldera.compiler.plan.loop import loop_kernel, not_capturable
 from caldera.compiler.plan.memory_limit import Room, within_limit
 from caldera.compiler.plan.operands import Operands, WeightCopies
 from caldera.compiler.plan.relocation import Patch, bind_movable
-from caldera.compiler.plan.schedule import Buffer, Lookup, Root, Schedule, Transfer
+from caldera.compiler.plan.schedule import Buffer, Lookup, Root, StepSchedule, Transfer
 from caldera.compiler.plan.step_fusion import can_fuse_step, captured, execute, fuse_step, grouped
 from caldera.compiler.plan.timeline import Rehearsal, watch, write_trace
 from caldera.compiler.plan.timing import Peaks, cpu_peaks_at_least, seconds_of_calls
@@ -34,7 +34,7 @@ from caldera.draw.graph import draw_graph
 from caldera.draw.svg import Picture
 from caldera.errors import ConfigError, DeviceError
 from caldera.kernels.choices import ORACLE
-from caldera.kernels.runners import LAUNCH_GROUPERS, Piece
+from caldera.kernels.runners import LAUNCH_GROUPERS, StepPiece
 from caldera.kernels.table import TABLE, Kernel, Runner
 
 
@@ -43,7 +43,7 @@ class _Bound(Tenant):
     """The calls of a plan, tied to memory: once for each place that inputs are fed to."""
 
     steps: list[Runner] = field(default_factory=list)
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[StepPiece] = field(default_factory=list)
     patches: list[list[Patch]] = field(default_factory=list)
     graph: CapturedGraph | None = None
 
@@ -324,13 +324,13 @@ class Plan:
                 bound.graph = self._fused() or captured(self.device.stream, bound.pieces)
             self._operands.inputs.turn = 0
 
-    def _schedule(self) -> Schedule:
+    def _schedule(self) -> StepSchedule:
         family = self.device.kernels
         # A limit may take several attempts, for which nothing is chosen again.
         choose = cache(self._choose)
 
-        def build(order: Sequence[Node | Transfer], spread: bool) -> Schedule:
-            return Schedule(
+        def build(order: Sequence[Node | Transfer], spread: bool) -> StepSchedule:
+            return StepSchedule(
                 self._roots, choose, _symbol_of, self._in_place, family, spread=spread, order=order
             )
 
@@ -358,7 +358,7 @@ class Plan:
         if not can_fuse_step(self.device, self.schedule):
             return None
 
-        schedule = Schedule(
+        schedule = StepSchedule(
             self._roots, self._choose, _symbol_of, self._in_place, self.device.kernels, reuse=False
         )
         if self._room is not None and schedule.arena_bytes > self._room.arena:
@@ -462,7 +462,7 @@ class Plan:
         return loop
 
 
-def _turn_of(device: Device, schedule: Schedule) -> AbstractContextManager[Any]:
+def _turn_of(device: Device, schedule: StepSchedule) -> AbstractContextManager[Any]:
     """What a run holds while it launches. One that waits for other ranks holds nothing: they may be
     threads that need it."""
     waits = any(True for _ in not_capturable(schedule))

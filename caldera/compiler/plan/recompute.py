@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from caldera.compiler.plan.arena import aligned
-from caldera.compiler.plan.schedule import Buffer, Schedule, Step, Transfer
+from caldera.compiler.plan.schedule import Buffer, Step, StepSchedule, Transfer
 from caldera.compiler.plan.timing import StepSeconds
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.collective import all_sum, finish, start, turn
@@ -64,7 +64,7 @@ class _Work:
 
 
 @dataclass
-class Facts:
+class ScheduleFacts:
     """What a simulation has to know about a schedule, found once."""
 
     work: list[_Work] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Facts:
     host_room: int = 0
 
     @classmethod
-    def of(cls, schedule: Schedule, seconds: StepSeconds, host_room: int) -> Facts:
+    def of(cls, schedule: StepSchedule, seconds: StepSeconds, host_room: int) -> ScheduleFacts:
         """The facts of a schedule in which every node is computed once; `host_room` is what may be
         moved to the host."""
         facts = cls(host_room=host_room)
@@ -152,7 +152,7 @@ class Recomputation:
     """One pass over the steps with `room` bytes; `order` has the numbers of steps as they run, and
     those that run again have the number of the first time, and the copies to and from the host."""
 
-    def __init__(self, facts: Facts, room: int, policy: Policy) -> None:
+    def __init__(self, facts: ScheduleFacts, room: int, policy: Policy) -> None:
         self.facts = facts
         self.room = room
         self.policy = policy
@@ -340,7 +340,9 @@ class Recomputation:
 # --- from steps to nodes
 
 
-def nodes_in_order(schedule: Schedule, order: Sequence[int | Transfer]) -> list[Node | Transfer]:
+def nodes_in_order(
+    schedule: StepSchedule, order: Sequence[int | Transfer]
+) -> list[Node | Transfer]:
     """The nodes of a schedule as they are visited if its steps run in another order, some of them
     again: views of what is computed or copied again are taken again."""
     steps = schedule.steps

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from caldera.compiler.plan.schedule import Lookup, Schedule, Step
+from caldera.compiler.plan.schedule import Lookup, Step, StepSchedule
 from caldera.core.graph.memory_format import laid_out, stored_shape
 from caldera.core.graph.node import Spec
 from caldera.core.memory.pool import ALIGNMENT
@@ -58,7 +58,7 @@ class Placeholders:
 
 
 def bind_movable(
-    schedule: Schedule,
+    schedule: StepSchedule,
     lookup: Callable[[Sequence[Any]], Lookup],
     communicator: Any,
     slots: Sequence[OutputSlot],

@@ -1,6 +1,6 @@
 """A graph as a list of kernel calls over one planned arena.
 
-`Schedule` knows no addresses: it says in which order kernels run, which buffers they read and
+`StepSchedule` knows no addresses: it says in which order kernels run, which buffers they read and
 write, and where in an arena the intermediate ones lie. `bind` ties it to real memory. A program
 has one schedule; so has the body of a loop.
 """
@@ -58,7 +58,7 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class Value:
+class BufferView:
     """A view of a buffer."""
 
     buffer: Buffer
@@ -78,7 +78,7 @@ class Step:
 
     node: Node
     kernel: Kernel
-    inputs: tuple[Value, ...]
+    inputs: tuple[BufferView, ...]
     outputs: tuple[Buffer, ...]
     workspace: Buffer | None = None
     is_again: bool = False
@@ -110,7 +110,7 @@ class Root:
 
 
 @dataclass
-class Schedule:
+class StepSchedule:
     """Steps and the layout of their arena. `family` is that of the kernels.
 
     Without `reuse` every value has memory of its own, so that steps need not wait for each other.
@@ -140,7 +140,7 @@ class Schedule:
 
     def __post_init__(self, choose: Chooser, external: Callable[[Node], Key | None]) -> None:
         self.copy = TABLE.copy(self.family)
-        self._values: dict[Node, tuple[Value, ...]] = {}
+        self._values: dict[Node, tuple[BufferView, ...]] = {}
         self._external: dict[Key, Buffer] = {}
         self._made_by: dict[Buffer, int] = {}
         written = {root.key: root.node for root in self.roots if root.overwrites}
@@ -159,7 +159,7 @@ class Schedule:
 
     # --- building
 
-    def _visit(self, node: Node, choose: Chooser, key: Key | None) -> tuple[Value, ...]:
+    def _visit(self, node: Node, choose: Chooser, key: Key | None) -> tuple[BufferView, ...]:
         if key is not None:
             return (self._whole(self._external_buffer(key, node.spec)),)
         if node.op is ITEM:
@@ -171,7 +171,7 @@ class Schedule:
             seen = view_of(node, inputs[0].meta_array)
             if seen is not None:
                 function, strides = seen
-                return (Value(inputs[0].buffer, strides, (*inputs[0].views, function)),)
+                return (BufferView(inputs[0].buffer, strides, (*inputs[0].views, function)),)
         outputs = tuple(self._new(spec, "arena") for spec in node.outputs)
         self._add_step(node, choose(node), inputs, outputs)
         self.steps[-1].is_again = node in self._values
@@ -203,11 +203,15 @@ class Schedule:
             self._external[key] = self._new(spec, "external", key)
         return self._external[key]
 
-    def _whole(self, buffer: Buffer) -> Value:
-        return Value(buffer, meta_array(buffer.spec))
+    def _whole(self, buffer: Buffer) -> BufferView:
+        return BufferView(buffer, meta_array(buffer.spec))
 
     def _add_step(
-        self, node: Node, kernel: Kernel, inputs: tuple[Value, ...], outputs: tuple[Buffer, ...]
+        self,
+        node: Node,
+        kernel: Kernel,
+        inputs: tuple[BufferView, ...],
+        outputs: tuple[Buffer, ...],
     ) -> None:
         now = len(self.steps)
         for value in inputs:
@@ -224,7 +228,7 @@ class Schedule:
 
     def _deliver(self) -> None:
         """Bring each root to its place: written there at once if possible, else copied."""
-        copies: list[tuple[Root, Value, Buffer]] = []
+        copies: list[tuple[Root, BufferView, Buffer]] = []
         overwritten = {root.key for root in self.roots if root.overwrites}
         # Where the values of roots lie.
         taken = {self._values[root.node][0].buffer.root for root in self.roots}
@@ -240,7 +244,7 @@ class Schedule:
                 copies.append((root, value, target))
         # Copies out of the run come before those that overwrite what it read. Of the latter, a
         # value that is itself read from a place about to be overwritten is taken aside first.
-        late: list[tuple[Root, Value, Buffer]] = []
+        late: list[tuple[Root, BufferView, Buffer]] = []
         for root, value, target in copies:
             if not root.overwrites:
                 self._add_step(root.node, self.copy, (value,), (target,))
@@ -254,7 +258,7 @@ class Schedule:
             self._add_step(root.node, self.copy, (value,), (target,))
 
     def _can_write_directly(
-        self, root: Root, value: Value, target: Buffer, taken: set[Buffer]
+        self, root: Root, value: BufferView, target: Buffer, taken: set[Buffer]
     ) -> bool:
         buffer = value.buffer
         if buffer.place != "arena" or buffer.shared is not None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from caldera.compiler.plan.order import assign_streams
-from caldera.compiler.plan.schedule import Lookup, Schedule
+from caldera.compiler.plan.schedule import Lookup, StepSchedule
 from caldera.core.memory import Block, Device, Stream
 from caldera.core.memory.capture import capture
 from caldera.core.memory.interface import CapturedGraph, TimingEvent
@@ -23,22 +23,22 @@ from caldera.core.tensor import Tensor
 from caldera.core.tensor.shape import Shape
 from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.kernels.native.codegen.program import joined_runs
-from caldera.kernels.runners import LAUNCH_GROUPERS, STEP_FUSERS, Piece, Steps
+from caldera.kernels.runners import LAUNCH_GROUPERS, STEP_FUSERS, StepPiece, Steps
 from caldera.kernels.table import Array, Call, Runner
 
 MOST_BYTES = 64 << 20
 """Of values between the calls, each of which has memory of its own here."""
 
 
-def grouped(family: str, bound: Sequence[tuple[Call, Runner]]) -> list[Piece]:
+def grouped(family: str, bound: Sequence[tuple[Call, Runner]]) -> list[StepPiece]:
     """What runs these calls, in as few pieces as a family of devices knows how to make."""
     if family in LAUNCH_GROUPERS:
         return LAUNCH_GROUPERS[family](bound)
     runners = joined_runs(runner for _, runner in bound)
-    return [Piece(runner, frozenset({n - 1} if n else ())) for n, runner in enumerate(runners)]
+    return [StepPiece(runner, frozenset({n - 1} if n else ())) for n, runner in enumerate(runners)]
 
 
-def execute(pieces: Sequence[Piece]) -> None:
+def execute(pieces: Sequence[StepPiece]) -> None:
     """Run them one after the other."""
     # Infinities and nans are values here, not news.
     with single_threaded_blas, np.errstate(all="ignore"):
@@ -64,13 +64,13 @@ class FusedStep(CapturedGraph):
         return self._steps(count)
 
 
-def can_fuse_step(device: Device, schedule: Schedule) -> bool:
+def can_fuse_step(device: Device, schedule: StepSchedule) -> bool:
     """Whether it makes sense to try: the device can, and the values fit."""
     return device.kernels in STEP_FUSERS and 0 < schedule.naive_bytes <= MOST_BYTES
 
 
 def fuse_step(
-    device: Device, schedule: Schedule, lookup: Callable[[Block], Lookup], communicator: Any
+    device: Device, schedule: StepSchedule, lookup: Callable[[Block], Lookup], communicator: Any
 ) -> FusedStep | None:
     """The steps of a schedule without reuse of memory as one launch; None where that cannot be.
 
@@ -139,7 +139,7 @@ class AutotunedGraph(CapturedGraph):
         self._times = []
 
 
-def captured(stream: Stream, pieces: Sequence[Piece]) -> CapturedGraph:
+def captured(stream: Stream, pieces: Sequence[StepPiece]) -> CapturedGraph:
     """The pieces one after the other, or on several streams where that proves to be faster."""
     graph = capture(stream, partial(stream.launch, partial(execute, pieces)))
     calls = assign_streams(pieces) if stream.has_side_streams else []

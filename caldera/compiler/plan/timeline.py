@@ -24,8 +24,8 @@ import numpy as np
 
 from caldera.base.file_cache import write_file
 from caldera.compiler.plan.arena import aligned
-from caldera.compiler.plan.explain import Explanation, Row, shapes_text
-from caldera.compiler.plan.schedule import Schedule
+from caldera.compiler.plan.explain import Explanation, StepRow, shapes_text
+from caldera.compiler.plan.schedule import StepSchedule
 from caldera.core.memory import Device
 from caldera.core.memory.trace import recorded
 from caldera.errors import ConfigError
@@ -46,7 +46,7 @@ class Rehearsal(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Slice:
+class TimelineSlice:
     """Something that took time. `step` is the number of the plan's step, if it is one.
 
     `part` is (which, of how many) where threads share a step.
@@ -74,11 +74,11 @@ class Level:
 class Timeline:
     """Everything that was seen, in seconds since it began."""
 
-    slices: list[Slice] = field(default_factory=list)
+    slices: list[TimelineSlice] = field(default_factory=list)
     levels: list[Level] = field(default_factory=list)
 
 
-def watch(rehearsal: Rehearsal, schedule: Schedule, device: Device, runs: int) -> Timeline:
+def watch(rehearsal: Rehearsal, schedule: StepSchedule, device: Device, runs: int) -> Timeline:
     """Run the calls a few times, and write down when each of them ran."""
     run = _on_host if device.is_host else _on_stream
     found = Timeline()
@@ -93,13 +93,13 @@ def watch(rehearsal: Rehearsal, schedule: Schedule, device: Device, runs: int) -
             begin = perf_counter() - start
             run(rehearsal, device, one, start)
             end = max((each.end for each in one.slices), default=begin)
-            found.slices.append(Slice(f"run {number + 1}", HOST, "runs", begin, end))
+            found.slices.append(TimelineSlice(f"run {number + 1}", HOST, "runs", begin, end))
             found.slices += one.slices
             found.levels += _levels(one, schedule, device, begin, end)
     return found
 
 
-def arena_in_use(schedule: Schedule) -> list[int]:
+def arena_in_use(schedule: StepSchedule) -> list[int]:
     """Bytes of the arena that hold something during each step."""
     used = np.zeros(len(schedule.steps) + 1, np.int64)
     for buffer in schedule.buffers:
@@ -110,7 +110,7 @@ def arena_in_use(schedule: Schedule) -> list[int]:
 
 
 def _levels(
-    run: Timeline, schedule: Schedule, device: Device, begin: float, end: float
+    run: Timeline, schedule: StepSchedule, device: Device, begin: float, end: float
 ) -> Iterator[Level]:
     in_use = arena_in_use(schedule)
     yield Level(f"pool of {device.name}", begin, sum(pool.in_use for pool in device.pools))
@@ -151,17 +151,17 @@ def _noted(runner: Runner, step: int, notes: list[tuple[int, PartSpan]]) -> Runn
     return run
 
 
-def _of_parts(notes: Sequence[tuple[int, PartSpan]], start: float) -> Iterator[Slice]:
+def _of_parts(notes: Sequence[tuple[int, PartSpan]], start: float) -> Iterator[TimelineSlice]:
     """A slice for each step, from its first part to its last, and its parts on their threads."""
     workers = {threading.get_ident(): CALLS}
     for step, group in groupby(sorted(notes, key=lambda note: note[0]), key=lambda note: note[0]):
         parts = [part for _, part in group]
         begin, end = min(each.begin for each in parts), max(each.end for each in parts)
-        yield Slice("call", HOST, CALLS, begin - start, end - start, step)
+        yield TimelineSlice("call", HOST, CALLS, begin - start, end - start, step)
         # One part is the step itself.
         for each in parts if len(parts) > 1 else ():
             track = workers.setdefault(each.thread, f"worker {len(workers)}")
-            yield Slice(
+            yield TimelineSlice(
                 "part",
                 HOST,
                 track,
@@ -172,8 +172,8 @@ def _of_parts(notes: Sequence[tuple[int, PartSpan]], start: float) -> Iterator[S
             )
 
 
-def _slice(what: str, begin: float, start: float) -> Slice:
-    return Slice(what, HOST, CALLS, begin - start, perf_counter() - start)
+def _slice(what: str, begin: float, start: float) -> TimelineSlice:
+    return TimelineSlice(what, HOST, CALLS, begin - start, perf_counter() - start)
 
 
 # --- on a device
@@ -196,7 +196,7 @@ def _on_stream(rehearsal: Rehearsal, device: Device, seen: Timeline, start: floa
         for span in trace.spans():
             step_number = int(span.what) if span.what.isdecimal() else None
             seen.slices.append(
-                Slice(
+                TimelineSlice(
                     span.what if step_number is None else "call",
                     DEVICE,
                     COPIES if span.stream == "copies" else CALLS,
@@ -242,7 +242,7 @@ def write_trace(path: str | PathLike[str], seen: Timeline, plan: Explanation) ->
     return target
 
 
-def _events(seen: Timeline, rows: Sequence[Row], device: str) -> Iterator[dict[str, Any]]:
+def _events(seen: Timeline, rows: Sequence[StepRow], device: str) -> Iterator[dict[str, Any]]:
     tracks: dict[tuple[str, str], int] = {}
     for each in seen.slices:
         tracks.setdefault((each.place, each.track), len(tracks) + 1)
@@ -273,11 +273,11 @@ def _name(kind: str, place: str, track: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "pid": _PROCESSES[place], "tid": track, "args": {"name": name}}
 
 
-def _title(each: Slice, rows: Sequence[Row]) -> str:
+def _title(each: TimelineSlice, rows: Sequence[StepRow]) -> str:
     return each.what if each.step is None else rows[each.step].op
 
 
-def _category(each: Slice, rows: Sequence[Row]) -> str:
+def _category(each: TimelineSlice, rows: Sequence[StepRow]) -> str:
     if each.step is None:
         return "copy" if each.what in ("feed", "h2d", "d2h", "d2d") else "run"
     if each.part is not None:
@@ -285,7 +285,7 @@ def _category(each: Slice, rows: Sequence[Row]) -> str:
     return "copy" if rows[each.step].op == "copy" else "kernel"
 
 
-def _facts(each: Slice, rows: Sequence[Row]) -> dict[str, Any]:
+def _facts(each: TimelineSlice, rows: Sequence[StepRow]) -> dict[str, Any]:
     if each.step is None:
         return {}
     if each.part is not None:

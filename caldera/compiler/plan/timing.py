@@ -29,7 +29,7 @@ from caldera.base.config import settings
 from caldera.base.file_cache import FileCache
 from caldera.base.plain_data import json_digest
 from caldera.base.threads import parallel_for
-from caldera.compiler.plan.schedule import Buffer, Schedule, Step
+from caldera.compiler.plan.schedule import Buffer, Step, StepSchedule
 from caldera.core.graph.memory_format import laid_out
 from caldera.core.graph.opdef import detached
 from caldera.core.memory import Device
@@ -180,7 +180,7 @@ class StepSeconds:
     Without `measured` they are what steps should take, and the same each time.
     """
 
-    def __init__(self, schedule: Schedule, device: Device, *, measured: bool = True) -> None:
+    def __init__(self, schedule: StepSchedule, device: Device, *, measured: bool = True) -> None:
         self._schedule = schedule
         self._device = device
         self._known: dict[Any, float] = {}

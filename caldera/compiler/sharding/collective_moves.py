@@ -12,9 +12,9 @@ from dataclasses import KW_ONLY, dataclass
 from math import ceil, log2
 
 from caldera.compiler.sharding.axis_split import AxisSplit
-from caldera.compiler.sharding.layout import CartesianLayout, Layout, replicated
+from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout, replicated
 from caldera.compiler.sharding.ops import redistribute
-from caldera.compiler.sharding.rules.registry import Placement
+from caldera.compiler.sharding.rules.registry import ShardPlacement
 from caldera.compiler.sharding.rules.stretches import part as part_of
 from caldera.compiler.sharding.rules.stretches import take
 from caldera.compiler.sharding.volume import Links, volume
@@ -39,7 +39,7 @@ class CollectiveMoves:
 
     # --- facts
 
-    def is_everywhere(self, layout: Layout) -> bool:
+    def is_everywhere(self, layout: ShardLayout) -> bool:
         """Whether every rank has everything."""
         return (
             isinstance(layout, CartesianLayout)
@@ -47,25 +47,25 @@ class CollectiveMoves:
             and len(layout.ranks) == self.ranks
         )
 
-    def is_sum(self, where: Placement) -> bool:
+    def is_sum(self, where: ShardPlacement) -> bool:
         """Whether every rank has a term of all of it."""
         return where.terms == self.ranks > 1 and self.is_everywhere(where.layout)
 
-    def is_free(self, where: Placement) -> bool:
+    def is_free(self, where: ShardPlacement) -> bool:
         """Whether nothing has to be sent, wherever it goes."""
         return where.terms == 1 and self.is_everywhere(where.layout)
 
-    def _is_along_one_axis(self, layout: Layout) -> bool:
+    def _is_along_one_axis(self, layout: ShardLayout) -> bool:
         return is_plain(layout, self.ranks) and not self.is_everywhere(layout)
 
-    def _stretches(self, layout: Layout) -> tuple[int, AxisSplit] | None:
+    def _stretches(self, layout: ShardLayout) -> tuple[int, AxisSplit] | None:
         """The axis of which each rank has one stretch, in the order of ranks, and these."""
         if not self._is_along_one_axis(layout):
             return None
         axis, split = _only_split(layout)
         return (axis, split) if _is_straight(split) else None
 
-    def seconds(self, where: Placement, layout: Layout, spec: Spec) -> float:
+    def seconds(self, where: ShardPlacement, layout: ShardLayout, spec: Spec) -> float:
         """What a value takes from where it is to a layout."""
         if self.is_free(where) or (where.layout == layout and where.terms == 1):
             return 0.0
@@ -79,7 +79,7 @@ class CollectiveMoves:
 
     # --- writing
 
-    def written(self, part: Node, where: Placement, layout: Layout) -> Node:
+    def written(self, part: Node, where: ShardPlacement, layout: ShardLayout) -> Node:
         """This rank's part of a value in a layout."""
         if self.is_free(where):
             return self.cut(part, layout)
@@ -90,7 +90,7 @@ class CollectiveMoves:
             return self.cut(self._gathered(part, where.layout), layout)
         return self._redistributed(part, where, layout)
 
-    def cut(self, whole: Node, layout: Layout) -> Node:
+    def cut(self, whole: Node, layout: ShardLayout) -> Node:
         """This rank's part of a value that it has all of."""
         if self.is_everywhere(layout):
             return whole
@@ -99,10 +99,10 @@ class CollectiveMoves:
         if isinstance(layout, CartesianLayout):
             # Nothing, but of this value: gradients go the same way on all ranks.
             return take(whole, [[] for _ in whole.shape])
-        everywhere = Placement(replicated(layout.shape, range(self.ranks)))
+        everywhere = ShardPlacement(replicated(layout.shape, range(self.ranks)))
         return self._redistributed(whole, everywhere, layout)
 
-    def _summed(self, term: Node, layout: Layout) -> Node:
+    def _summed(self, term: Node, layout: ShardLayout) -> Node:
         target = self._stretches(layout)
         if target is None:
             return self.cut(all_sum(term, axis=self.axis, number=next_number()), layout)
@@ -111,7 +111,7 @@ class CollectiveMoves:
             term, axis=self.axis, dim=axis, sizes=split.sizes, rank=self.rank, number=next_number()
         )
 
-    def _gathered(self, part: Node, layout: Layout) -> Node:
+    def _gathered(self, part: Node, layout: ShardLayout) -> Node:
         """All of what ranks have along one axis: each may have several blocks."""
         axis, split = _only_split(layout)
         node = all_gather(
@@ -126,7 +126,7 @@ class CollectiveMoves:
             places[owner] += end - begin
         return concat(tuple(pieces), axis)
 
-    def _redistributed(self, part: Node, where: Placement, layout: Layout) -> Node:
+    def _redistributed(self, part: Node, where: ShardPlacement, layout: ShardLayout) -> Node:
         sent = redistribute.node(
             part,
             source=where.layout,
@@ -141,7 +141,7 @@ class CollectiveMoves:
         return item(sent, 0)
 
 
-def is_plain(layout: Layout, ranks: int) -> bool:
+def is_plain(layout: ShardLayout, ranks: int) -> bool:
     """Whether all ranks share out one axis, in their order, or each has everything."""
     if not isinstance(layout, CartesianLayout) or len(layout.ranks) != ranks:
         return False
@@ -159,7 +159,7 @@ def in_stretches(shape: Shape, axis: int, sizes: Sequence[int]) -> CartesianLayo
     return CartesianLayout(shape, splits, tuple(range(len(sizes))))
 
 
-def _only_split(layout: Layout) -> tuple[int, AxisSplit]:
+def _only_split(layout: ShardLayout) -> tuple[int, AxisSplit]:
     assert isinstance(layout, CartesianLayout)
     (axis,) = layout.split_axes
     split = layout.splits[axis]

@@ -1,6 +1,6 @@
 """Layouts as a user writes them: for any shape, on any ranks.
 
-Each has `of(shape, ranks)`, which gives the `Layout` of an array of that shape. `ranks` says which
+Each has `of(shape, ranks)`, the `ShardLayout` of an array of that shape. `ranks` says which
 of them take part; a distribution that names ranks of its own takes those.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from caldera.compiler.sharding.axis_split import AxisSplit, cyclic_split, even_split
-from caldera.compiler.sharding.layout import CartesianLayout, Layout, replicated
+from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout, replicated
 from caldera.compiler.sharding.table_layout import TableLayout
 from caldera.core.tensor.shape import Shape
 from caldera.errors import ConfigError
@@ -33,15 +33,15 @@ class Distribution(ABC):
     """
 
     @abstractmethod
-    def of(self, shape: Shape, ranks: Iterable[int]) -> Layout:
+    def of(self, shape: Shape, ranks: Iterable[int]) -> ShardLayout:
         """The layout of an array of this shape; `ranks` are those that there are."""
 
 
-def as_layout(given: Layout | Distribution, shape: Shape, ranks: Iterable[int]) -> Layout:
+def as_layout(given: ShardLayout | Distribution, shape: Shape, ranks: Iterable[int]) -> ShardLayout:
     """The layout that somebody means who gives one, or a distribution."""
     if isinstance(given, Distribution):
         return given.of(tuple(shape), ranks)
-    if not isinstance(given, Layout) or given.shape != tuple(shape):
+    if not isinstance(given, ShardLayout) or given.shape != tuple(shape):
         raise ConfigError.build(
             "layout",
             expected=f"a layout of shape {tuple(shape)}, or one for any shape",
@@ -71,7 +71,7 @@ class Axis(Distribution):
     cuts: tuple[int, ...] | None = None
     ranks: tuple[int, ...] | None = None
 
-    def of(self, shape: Shape, ranks: Iterable[int]) -> Layout:
+    def of(self, shape: Shape, ranks: Iterable[int]) -> ShardLayout:
         own = _own(self.ranks, ranks)
         if not shape:
             return replicated(shape, own)
@@ -146,7 +146,7 @@ class Grid(Distribution):
     def __repr__(self) -> str:
         return f"Grid{self.mesh}" if not any(self.block) else f"Grid{self.mesh, self.block}"
 
-    def of(self, shape: Shape, ranks: Iterable[int]) -> Layout:
+    def of(self, shape: Shape, ranks: Iterable[int]) -> ShardLayout:
         own = _own(self.ranks, ranks)
         mesh, block = self.mesh[: len(shape)], self.block[: len(shape)]
         taken = len(own) // prod(mesh) * prod(mesh)
@@ -186,7 +186,7 @@ class Replicated(Distribution):
 
     ranks: tuple[int, ...] | None = None
 
-    def of(self, shape: Shape, ranks: Iterable[int]) -> Layout:
+    def of(self, shape: Shape, ranks: Iterable[int]) -> ShardLayout:
         return replicated(shape, _own(self.ranks, ranks))
 
 
@@ -214,7 +214,7 @@ class Blocks(Distribution):
     def __repr__(self) -> str:
         return f"Blocks({', '.join(map(str, self.cuts))})"
 
-    def of(self, shape: Shape, ranks: Iterable[int]) -> Layout:
+    def of(self, shape: Shape, ranks: Iterable[int]) -> ShardLayout:
         given = (*self.cuts, *(None,) * len(shape))[: len(shape)]
         blocks = tuple(_cuts(cuts, n) for cuts, n in zip(given, shape, strict=True))
         counts = tuple(len(cuts) - 1 for cuts in blocks)

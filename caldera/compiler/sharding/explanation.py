@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from caldera.base.formatting import bytes_text
-from caldera.compiler.sharding.layout import CartesianLayout, Layout
+from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout
 from caldera.compiler.sharding.propagation import Move
 
 
-def summary(layout: Layout) -> str:
+def summary(layout: ShardLayout) -> str:
     """A layout in a few words.
 
     >>> from caldera.compiler.sharding.distributions import Grid, Replicated, Rows

@@ -28,7 +28,7 @@ Bounds = Sequence[tuple[int, int, int]]
 
 
 @dataclass(frozen=True)
-class Piece:
+class IndexBlock:
     """Elements that lie together: along each axis these indices; `offset` is where they begin in
     the part of a rank, counted in elements."""
 
@@ -45,7 +45,7 @@ class Piece:
         """How many elements there are."""
         return size(self.shape)
 
-    def overlap(self, other: Piece) -> Piece | None:
+    def overlap(self, other: IndexBlock) -> IndexBlock | None:
         """The elements in both; None if there are none."""
         axes = []
         for mine, others in zip(self.axes, other.axes, strict=True):
@@ -53,10 +53,10 @@ class Piece:
             if not both:
                 return None
             axes.append(both)
-        return Piece(tuple(axes))
+        return IndexBlock(tuple(axes))
 
 
-class Layout(ABC):
+class ShardLayout(ABC):
     """Which of the `ranks` have which elements of an array of this `shape`.
 
     >>> from caldera import dmath as dm
@@ -75,7 +75,7 @@ class Layout(ABC):
         which has no axis along which it could be empty."""
 
     @abstractmethod
-    def pieces(self, rank: int) -> tuple[Piece, ...]:
+    def pieces(self, rank: int) -> tuple[IndexBlock, ...]:
         """What a rank has, as pieces one after the other in its part."""
 
     @property
@@ -88,7 +88,7 @@ class Layout(ABC):
         """The ranks that have the element with this index."""
 
     @abstractmethod
-    def transposed(self, axes: Sequence[int]) -> Layout:
+    def transposed(self, axes: Sequence[int]) -> ShardLayout:
         """The layout of the transpose, if every rank transposes its part."""
 
     # --- facts
@@ -152,7 +152,7 @@ def check_ranks(ranks: Sequence[int]) -> None:
 
 
 @dataclass(frozen=True)
-class CartesianLayout(Layout):
+class CartesianLayout(ShardLayout):
     """Axis by axis: `splits` has how each is shared out, None where nobody shares it.
 
     The ranks are a mesh in row-major order: one axis for each split, in the order of the splits,
@@ -261,10 +261,12 @@ class CartesianLayout(Layout):
     def local_shape(self, rank: int) -> Shape:
         return tuple(total(self.axis_intervals(rank, axis)) for axis in range(len(self.shape)))
 
-    def pieces(self, rank: int) -> tuple[Piece, ...]:
+    def pieces(self, rank: int) -> tuple[IndexBlock, ...]:
         if rank not in self._place:
             return ()
-        piece = Piece(tuple(self.axis_intervals(rank, axis) for axis in range(len(self.shape))))
+        piece = IndexBlock(
+            tuple(self.axis_intervals(rank, axis) for axis in range(len(self.shape)))
+        )
         return (piece,) if piece.size else ()
 
     @property
@@ -358,7 +360,7 @@ def _replicated(shape: Shape, ranks: tuple[int, ...]) -> CartesianLayout:
     return CartesianLayout(shape, (None,) * len(shape), ranks)
 
 
-def same_owners(first: Layout, second: Layout) -> bool:
+def same_owners(first: ShardLayout, second: ShardLayout) -> bool:
     """Whether every element has the same owners in both, whatever the layouts look like.
 
     >>> from caldera.compiler.sharding.layout import replicated, same_owners

@@ -14,7 +14,7 @@ import numpy as np
 
 from caldera.compiler.sharding.algorithms.axis_exchange import halo_exchange
 from caldera.compiler.sharding.axis_split import indices
-from caldera.compiler.sharding.layout import CartesianLayout, Layout, Piece
+from caldera.compiler.sharding.layout import CartesianLayout, IndexBlock, ShardLayout
 from caldera.compiler.sharding.transfer import redistributed
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import Nodes, item, op, refuse_shape
@@ -31,7 +31,7 @@ EVERYONE = "all"
 """As the axis of a message: all ranks."""
 
 
-def copies(layout: Layout) -> int:
+def copies(layout: ShardLayout) -> int:
     """How many ranks have the same part of a layout, of which all parts have as many."""
     if isinstance(layout, CartesianLayout):
         return layout.replicas
@@ -46,19 +46,19 @@ def copies(layout: Layout) -> int:
 
 
 @op("place", kind="distributed")
-def _place(x: Spec, *, layout: Layout | None) -> Spec:
+def _place(x: Spec, *, layout: ShardLayout | None) -> Spec:
     if layout is not None and layout.shape != x.shape:
         refuse_shape(f"a value of the layout's shape {layout.shape}")
     return x
 
 
 @_place.gradient
-def _(g: Node, y: Node, x: Node, *, layout: Layout | None) -> Nodes:
+def _(g: Node, y: Node, x: Node, *, layout: ShardLayout | None) -> Nodes:
     # The gradient is where the value is, unless what follows says something else.
     return (place(g, layout),)
 
 
-def place(x: Node, layout: Layout | None) -> Node:
+def place(x: Node, layout: ShardLayout | None) -> Node:
     """The same value, in this layout; None says that ranks have it, wherever that is best."""
     return _place(x, layout=layout)
 
@@ -66,8 +66,8 @@ def place(x: Node, layout: Layout | None) -> Node:
 @op("redistribute", kind="distributed")
 def redistribute(
     *inputs: Spec,
-    source: Layout,
-    target: Layout,
+    source: ShardLayout,
+    target: ShardLayout,
     rank: int,
     dtype: DType,
     terms: int,
@@ -90,8 +90,8 @@ def _(
     g: tuple[Node | None, ...],
     y: Nodes,
     *inputs: Node,
-    source: Layout,
-    target: Layout,
+    source: ShardLayout,
+    target: ShardLayout,
     rank: int,
     dtype: DType,
     terms: int,
@@ -130,7 +130,7 @@ def random_part(
     state: Spec,
     offset: Spec,
     *,
-    layout: Layout,
+    layout: ShardLayout,
     rank: int,
     dtype: DType,
     stream: int,
@@ -225,7 +225,7 @@ def _bind_random_part(call: Call) -> Runner:
             draw = normal if attrs["normal"] else uniform01
             return draw(seed, step, attrs["stream"], int(offset) + first, count, attrs["dtype"])
 
-        layout: Layout = attrs["layout"]
+        layout: ShardLayout = attrs["layout"]
         found = [_drawn(piece, layout.shape, numbers) for piece in layout.pieces(attrs["rank"])]
         if found:
             np.copyto(made, np.concatenate(found).reshape(made.shape))
@@ -234,7 +234,7 @@ def _bind_random_part(call: Call) -> Runner:
 
 
 def _drawn(
-    piece: Piece, shape: tuple[int, ...], numbers: Callable[[int, int], np.ndarray]
+    piece: IndexBlock, shape: tuple[int, ...], numbers: Callable[[int, int], np.ndarray]
 ) -> np.ndarray:
     """The numbers of a piece, row by row or from whole stretches where rows are short."""
     if not shape:

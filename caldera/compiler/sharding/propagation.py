@@ -15,16 +15,16 @@ from typing import ClassVar
 
 from caldera.compiler.sharding import ops  # noqa: F401 - registers them
 from caldera.compiler.sharding.axis_split import even_split
-from caldera.compiler.sharding.layout import CartesianLayout, Layout, replicated
+from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout, replicated
 from caldera.compiler.sharding.ops import EVERYONE, redistribute
 from caldera.compiler.sharding.rules import KINDS, RULES
 from caldera.compiler.sharding.rules.registry import (
     SMALL_BYTES,
+    DistributedValue,
     Lazy,
-    Placement,
     Rule,
-    Value,
-    Way,
+    ShardingRule,
+    ShardPlacement,
     default_layout,
 )
 from caldera.compiler.sharding.volume import Links, volume
@@ -41,15 +41,15 @@ class Move:
     """What is brought from one layout to another: what it is, and how many bytes move."""
 
     what: str
-    source: Layout
-    target: Layout
+    source: ShardLayout
+    target: ShardLayout
     nbytes: int
     terms: int
     seconds: float
 
 
 @dataclass(frozen=True)
-class Cost:
+class MoveCost:
     """A way to compute an op: seconds, and bytes that move between ranks, both with what it takes
     to bring its inputs there and to add up its terms."""
 
@@ -59,13 +59,13 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ShardingStrategy:
     """How an op is computed, and the ways that it was chosen among. `seconds` and `nbytes` are
     those of computing alone: what moves before and after is among the moves."""
 
     what: str
-    chosen: Cost
-    others: tuple[Cost, ...]
+    chosen: MoveCost
+    others: tuple[MoveCost, ...]
     seconds: float
     nbytes: int
 
@@ -77,10 +77,10 @@ class Distributed:
 
     outputs: tuple[Node, ...]
     leaves: dict[Symbol, Symbol]
-    layouts: tuple[Layout, ...]
+    layouts: tuple[ShardLayout, ...]
     token: Node | None
     moves: tuple[Move, ...]
-    choices: tuple[Choice, ...]
+    choices: tuple[ShardingStrategy, ...]
 
     @property
     def roots(self) -> tuple[Node, ...]:
@@ -90,8 +90,8 @@ class Distributed:
 
 def distribute(
     outputs: Sequence[Node],
-    leaves: Mapping[Symbol, Layout],
-    wanted: Sequence[Layout | None] | None = None,
+    leaves: Mapping[Symbol, ShardLayout],
+    wanted: Sequence[ShardLayout | None] | None = None,
     *,
     ranks: int,
     rank: int,
@@ -128,15 +128,15 @@ class Propagation:
 
     ranks: int
     rank: int
-    layouts: Mapping[Symbol, Layout]
+    layouts: Mapping[Symbol, ShardLayout]
     links: Links
     messages_on: str | None = None
     leaves: dict[Symbol, Symbol] = field(default_factory=dict)
     token: Node | None = None
     moves: list[Move] = field(default_factory=list)
-    choices: list[Choice] = field(default_factory=list)
-    _values: dict[Node, list[Value]] = field(default_factory=dict)
-    _placed: dict[tuple[Node, Layout], Node] = field(default_factory=dict)
+    choices: list[ShardingStrategy] = field(default_factory=list)
+    _values: dict[Node, list[DistributedValue]] = field(default_factory=dict)
+    _placed: dict[tuple[Node, ShardLayout], Node] = field(default_factory=dict)
     _keep: list[Node] = field(default_factory=list)
 
     may_exchange: ClassVar[bool] = True
@@ -144,11 +144,11 @@ class Propagation:
 
     # --- what rules ask
 
-    def value(self, node: Node) -> Value:
+    def value(self, node: Node) -> DistributedValue:
         """What a rank has in place of a whole value."""
         return self._values[node][0]
 
-    def layout(self, node: Node) -> Layout:
+    def layout(self, node: Node) -> ShardLayout:
         """The layout a value is in, or goes to if nobody wants another."""
         value = self.value(node)
         if value.lazy is not None:
@@ -169,11 +169,11 @@ class Propagation:
         """Where an array goes if nothing else says so."""
         return default_layout(spec.shape, range(self.ranks), spec.dtype.itemsize)
 
-    def seconds(self, node: Node, layout: Layout) -> float:
+    def seconds(self, node: Node, layout: ShardLayout) -> float:
         """What it takes to have a value in a layout."""
         return self._moving(node, layout)[0]
 
-    def _moving(self, node: Node, layout: Layout) -> tuple[float, int]:
+    def _moving(self, node: Node, layout: ShardLayout) -> tuple[float, int]:
         """Seconds, and bytes that move, to have a value in a layout."""
         if (node, layout) in self._placed:
             return 0.0, 0
@@ -185,7 +185,7 @@ class Propagation:
         moved = volume(where.layout, layout, where.terms)
         return moved.seconds(itemsize, self.links), moved.elements * itemsize
 
-    def placed(self, node: Node, layout: Layout, dtype: DType | None = None) -> Node:
+    def placed(self, node: Node, layout: ShardLayout, dtype: DType | None = None) -> Node:
         """This rank's part of a value in a layout, brought there if it has to be."""
         if dtype is not None and dtype != node.dtype:
             return self._moved(node, layout, dtype)
@@ -207,7 +207,7 @@ class Propagation:
         """The last input of the next node that ranks run together."""
         return () if self.token is None else (self.token,)
 
-    def empty(self, layout: Layout, dtype: DType) -> Node:
+    def empty(self, layout: ShardLayout, dtype: DType) -> Node:
         """What a rank has of a value of which it has nothing."""
         return full(layout.local_shape(self.rank), 0, dtype)
 
@@ -220,7 +220,7 @@ class Propagation:
                 self._values[node] = self._settled(node)
                 self._keep.append(node)
 
-    def _settled(self, node: Node) -> list[Value]:
+    def _settled(self, node: Node) -> list[DistributedValue]:
         if node.op is ITEM:
             return [self._values[node.inputs[0]][node.attrs["index"]]]
         symbol = node.attrs.get("symbol")
@@ -229,7 +229,7 @@ class Propagation:
         rule = self.rule(node)
         found = None if rule is None else rule(self, node)
         if isinstance(found, Lazy):
-            return [Value(Placement(self.default(node.spec)), lazy=found)]
+            return [DistributedValue(ShardPlacement(self.default(node.spec)), lazy=found)]
         if isinstance(found, Node):
             self.settle([found])
             return self._values[found]
@@ -241,12 +241,12 @@ class Propagation:
         """What knows how ranks can compute a node."""
         return RULES.get(node.op.name) or KINDS.get(node.op.kind)
 
-    def _without_rule(self, node: Node) -> list[Value]:
+    def _without_rule(self, node: Node) -> list[DistributedValue]:
         if node.op.decompose is not None and not self._is_whole(node):
             return self._in_parts(node)
         return self._computed(node, [self._whole(node)])
 
-    def resting(self, where: Placement, spec: Spec) -> CartesianLayout:
+    def resting(self, where: ShardPlacement, spec: Spec) -> CartesianLayout:
         """Where the sum of terms goes: each of those that have a term gets a share of it, along an
         axis that nobody shares yet; small ones go to all of them."""
         layout = where.layout
@@ -262,20 +262,20 @@ class Propagation:
                 return CartesianLayout(layout.shape, splits, ranks)
         return layout
 
-    def _leaf(self, node: Node, symbol: Symbol) -> Value:
+    def _leaf(self, node: Node, symbol: Symbol) -> DistributedValue:
         layout = self.layouts[symbol]
         if symbol not in self.leaves:
             spec = Spec(layout.local_shape(self.rank), node.dtype)
             self.leaves[symbol] = Symbol(symbol.name, spec, "tensor")
-        return Value(Placement(layout), tensor(symbol=self.leaves[symbol]))
+        return DistributedValue(ShardPlacement(layout), tensor(symbol=self.leaves[symbol]))
 
-    def _computed(self, node: Node, ways: Sequence[Way]) -> list[Value]:
+    def _computed(self, node: Node, ways: Sequence[ShardingRule]) -> list[DistributedValue]:
         """The node in the cheapest way."""
         costs = [self._cost(node, way) for way in ways]
         best = min(range(len(ways)), key=lambda each: costs[each].seconds)
         way = ways[best]
         others = (*costs[:best], *costs[best + 1 :])
-        choice = Choice(describe(node, 1), costs[best], others, way.seconds, way.nbytes)
+        choice = ShardingStrategy(describe(node, 1), costs[best], others, way.seconds, way.nbytes)
         self.choices.append(choice)
         parts = [self.placed(x, where) for x, where in zip(node.inputs, way.inputs, strict=True)]
         made = as_tuple(way.make(parts)) if self._takes_part(way) else (None,) * len(way.outputs)
@@ -285,13 +285,13 @@ class Propagation:
                 part = self.empty(placement.layout, spec.dtype)
             expected = placement.layout.local_shape(self.rank)
             assert part.shape == expected, f"{describe(node)}: {part.shape} is not {expected}"
-            values.append(Value(placement, part))
+            values.append(DistributedValue(placement, part))
         return values
 
-    def _takes_part(self, way: Way) -> bool:
+    def _takes_part(self, way: ShardingRule) -> bool:
         return any(self.rank in placement.layout.ranks for placement in way.outputs)
 
-    def _cost(self, node: Node, way: Way) -> Cost:
+    def _cost(self, node: Node, way: ShardingRule) -> MoveCost:
         seconds, nbytes = way.seconds, way.nbytes
         for given, layout in zip(node.inputs, way.inputs, strict=True):
             taken, sent = self._moving(given, layout)
@@ -300,9 +300,9 @@ class Propagation:
             if where.terms > 1:
                 taken, sent = self._summing(where, spec)
                 seconds, nbytes = seconds + taken, nbytes + sent
-        return Cost(way.name, seconds, nbytes)
+        return MoveCost(way.name, seconds, nbytes)
 
-    def _summing(self, where: Placement, spec: Spec) -> tuple[float, int]:
+    def _summing(self, where: ShardPlacement, spec: Spec) -> tuple[float, int]:
         """Seconds, and bytes that move, to add up the terms of a result where it rests."""
         moved = volume(where.layout, self.resting(where, spec), where.terms)
         return moved.seconds(spec.dtype.itemsize, self.links), moved.elements * spec.dtype.itemsize
@@ -313,14 +313,14 @@ class Propagation:
             for layout in map(self.layout, node.inputs)
         )
 
-    def _whole(self, node: Node) -> Way:
+    def _whole(self, node: Node) -> ShardingRule:
         """Every rank that has something of an input computes everything."""
         ranks = sorted({r for given in node.inputs for r in self._ranks_of(given)})
         where = ranks or range(self.ranks)
-        return Way(
+        return ShardingRule(
             "whole",
             tuple(replicated(given.shape, where) for given in node.inputs),
-            tuple(Placement(replicated(spec.shape, where)) for spec in node.outputs),
+            tuple(ShardPlacement(replicated(spec.shape, where)) for spec in node.outputs),
             lambda parts: node.op.outputs(*parts, **node.attrs),
         )
 
@@ -330,7 +330,7 @@ class Propagation:
             return () if value.lazy.like is None else value.lazy.like.ranks
         return value.placement.layout.ranks
 
-    def _in_parts(self, node: Node) -> list[Value]:
+    def _in_parts(self, node: Node) -> list[DistributedValue]:
         """A composite op: its parts are settled one by one."""
         stand_ins = [parameter(i, given.spec) for i, given in enumerate(node.inputs)]
         assert node.op.decompose is not None
@@ -341,14 +341,14 @@ class Propagation:
 
     # --- moving
 
-    def _moved(self, node: Node, layout: Layout, dtype: DType) -> Node:
+    def _moved(self, node: Node, layout: ShardLayout, dtype: DType) -> Node:
         value = self.value(node)
         if value.lazy is not None:
             near = layout if isinstance(layout, CartesianLayout) else self.default(node.spec)
             part = value.lazy.make(near)
             if self.rank not in near.ranks:
                 part = self.empty(near, node.dtype)
-            return self._sent(node, part, Placement(near), layout, dtype)
+            return self._sent(node, part, ShardPlacement(near), layout, dtype)
         assert value.node is not None
         where = value.placement
         large = node.spec.nbytes > SMALL_BYTES
@@ -361,10 +361,12 @@ class Propagation:
             # Everybody adds up a share, and gives it to the others: less than all terms to all.
             share = self.resting(where, node.spec)
             part = self._sent(node, value.node, where, share, node.dtype)
-            return self._sent(node, part, Placement(share), layout, dtype)
+            return self._sent(node, part, ShardPlacement(share), layout, dtype)
         return self._sent(node, value.node, where, layout, dtype)
 
-    def _sent(self, node: Node, part: Node, where: Placement, layout: Layout, dtype: DType) -> Node:
+    def _sent(
+        self, node: Node, part: Node, where: ShardPlacement, layout: ShardLayout, dtype: DType
+    ) -> Node:
         if where.layout == layout and where.terms == 1 and dtype == node.dtype:
             return part
         if is_complex(node.dtype):

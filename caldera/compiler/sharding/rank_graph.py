@@ -14,9 +14,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from caldera.compiler.sharding.collective_moves import CollectiveMoves, in_stretches
-from caldera.compiler.sharding.layout import CartesianLayout, Layout, replicated
+from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout, replicated
 from caldera.compiler.sharding.propagation import Move, Propagation
-from caldera.compiler.sharding.rules.registry import Placement, Rule, Value, Way
+from caldera.compiler.sharding.rules.registry import (
+    DistributedValue,
+    Rule,
+    ShardingRule,
+    ShardPlacement,
+)
 from caldera.compiler.sharding.volume import Links, volume
 from caldera.core.graph.node import Node, Spec, describe
 from caldera.core.graph.opdef import ITEM, item
@@ -52,7 +57,7 @@ class RankGraph(Propagation):
         self,
         rank: int,
         ranks: int,
-        parts: Mapping[Node, tuple[Node, Layout]],
+        parts: Mapping[Node, tuple[Node, ShardLayout]],
         axis: str,
         *,
         direct: bool = False,
@@ -67,10 +72,10 @@ class RankGraph(Propagation):
 
     # --- what is asked
 
-    def split_now(self, leaf: Node, own: Node, layout: Layout) -> None:
+    def split_now(self, leaf: Node, own: Node, layout: ShardLayout) -> None:
         """From now on, ranks have parts of this leaf."""
         self._weights.add(leaf)
-        self._values[leaf] = [Value(Placement(layout), own)]
+        self._values[leaf] = [DistributedValue(ShardPlacement(layout), own)]
         self._forget(leaf)
 
     def settle_again(self, nodes: Iterable[Node]) -> None:
@@ -130,21 +135,21 @@ class RankGraph(Propagation):
     def before(self, node: Node) -> None:
         """Called before a node is settled."""
 
-    def _settled(self, node: Node) -> list[Value]:
+    def _settled(self, node: Node) -> list[DistributedValue]:
         if node.op is all_gather and node.attrs["axis"] == self.axis:
             # Where samples are gathered, it is done as late as can be.
             layout = in_stretches(node.shape, node.attrs["dim"], node.attrs["sizes"])
-            return [Value(Placement(layout), self.whole(node.inputs[0]))]
+            return [DistributedValue(ShardPlacement(layout), self.whole(node.inputs[0]))]
         if node.op.name in LEAVES:
             return self._everywhere(node)
         if node.op.name == "place" and node.attrs["layout"] is not None:
             layout = node.attrs["layout"]
-            return [Value(Placement(layout), self.placed(node.inputs[0], layout))]
+            return [DistributedValue(ShardPlacement(layout), self.placed(node.inputs[0], layout))]
         if self._is_of_wholes(node):
             return self._without_rule(node)
         return self._scaled(node) or super()._settled(node)
 
-    def _scaled(self, node: Node) -> list[Value] | None:
+    def _scaled(self, node: Node) -> list[DistributedValue] | None:
         """A sum of terms that is scaled, or added to another, still is one."""
         if node.op.name not in LINEAR:
             return None
@@ -160,8 +165,8 @@ class RankGraph(Propagation):
             return None
         parts = [self._term(each) if each in terms else self.whole(each) for each in node.inputs]
         made = node.op(*parts, **node.attrs)
-        where = Placement(replicated(node.shape, self._everyone), self.ranks)
-        return [Value(where, made)]
+        where = ShardPlacement(replicated(node.shape, self._everyone), self.ranks)
+        return [DistributedValue(where, made)]
 
     def _term(self, node: Node) -> Node:
         term = self.value(node).node
@@ -185,7 +190,7 @@ class RankGraph(Propagation):
     def rule(self, node: Node) -> Rule | None:
         return None if node.op.name in DRAWN else super().rule(node)
 
-    def _without_rule(self, node: Node) -> list[Value]:
+    def _without_rule(self, node: Node) -> list[DistributedValue]:
         """Everybody computes all of it, unless it comes to sums."""
         if node.op.name in OF_SUMS and not self._is_of_wholes(node):
             return self._in_parts(node)
@@ -193,12 +198,15 @@ class RankGraph(Propagation):
             node.op.rebuild(node, tuple(self.whole(given) for given in node.inputs))
         )
 
-    def _everywhere(self, node: Node) -> list[Value]:
+    def _everywhere(self, node: Node) -> list[DistributedValue]:
         count = len(node.outputs)
         outputs = [node] if count == 1 else [item(node, index) for index in range(count)]
-        return [Value(Placement(replicated(n.shape, self._everyone)), n) for n in outputs]
+        return [
+            DistributedValue(ShardPlacement(replicated(n.shape, self._everyone)), n)
+            for n in outputs
+        ]
 
-    def _computed(self, node: Node, ways: Sequence[Way]) -> list[Value]:
+    def _computed(self, node: Node, ways: Sequence[ShardingRule]) -> list[DistributedValue]:
         possible = [way for way in ways if _has_gradient(way)]
         return super()._computed(node, possible) if possible else self._without_rule(node)
 
@@ -209,13 +217,13 @@ class RankGraph(Propagation):
             return layout
         return self.default(node.spec)
 
-    def resting(self, where: Placement, spec: Spec) -> CartesianLayout:
+    def resting(self, where: ShardPlacement, spec: Spec) -> CartesianLayout:
         assert isinstance(where.layout, CartesianLayout)
         return where.layout
 
     # --- what it takes
 
-    def _moving(self, node: Node, layout: Layout) -> tuple[float, int]:
+    def _moving(self, node: Node, layout: ShardLayout) -> tuple[float, int]:
         value = self.value(node)
         if value.lazy is not None or self._known(node, layout):
             return super()._moving(node, layout)
@@ -223,16 +231,16 @@ class RankGraph(Propagation):
             return STAYS, 0
         return self._between(value.placement, layout, node.spec)
 
-    def _summing(self, where: Placement, spec: Spec) -> tuple[float, int]:
+    def _summing(self, where: ShardPlacement, spec: Spec) -> tuple[float, int]:
         return self._between(where, self.resting(where, spec), spec)
 
-    def _between(self, where: Placement, layout: Layout, spec: Spec) -> tuple[float, int]:
+    def _between(self, where: ShardPlacement, layout: ShardLayout, spec: Spec) -> tuple[float, int]:
         moved = volume(where.layout, layout, where.terms).elements * spec.dtype.itemsize
         return self._collectives.seconds(where, layout, spec), moved
 
     # --- moving
 
-    def placed(self, node: Node, layout: Layout, dtype: DType | None = None) -> Node:
+    def placed(self, node: Node, layout: ShardLayout, dtype: DType | None = None) -> Node:
         everywhere = replicated(node.shape, self._everyone)
         if (
             dtype in (None, node.dtype)
@@ -245,18 +253,20 @@ class RankGraph(Propagation):
             self._placed[node, layout] = self._collectives.cut(whole, layout)
         return super().placed(node, layout, dtype)
 
-    def _moved(self, node: Node, layout: Layout, dtype: DType) -> Node:
+    def _moved(self, node: Node, layout: ShardLayout, dtype: DType) -> Node:
         value = self.value(node)
         if value.lazy is not None and len(layout.ranks) == self.ranks:
             return super()._moved(node, layout, dtype)
         if value.lazy is not None:
             everywhere = replicated(node.shape, self._everyone)
             made = value.lazy.make(everywhere)
-            return self._sent(node, made, Placement(everywhere), layout, dtype)
+            return self._sent(node, made, ShardPlacement(everywhere), layout, dtype)
         assert value.node is not None
         return self._sent(node, value.node, value.placement, layout, dtype)
 
-    def _sent(self, node: Node, part: Node, where: Placement, layout: Layout, dtype: DType) -> Node:
+    def _sent(
+        self, node: Node, part: Node, where: ShardPlacement, layout: ShardLayout, dtype: DType
+    ) -> Node:
         if is_complex(node.dtype):
             return super()._sent(node, part, where, layout, dtype)
         moved = part
@@ -266,7 +276,7 @@ class RankGraph(Propagation):
             moved = self._collectives.written(part, where, layout)
         return moved if dtype == node.dtype else cast(moved, dtype)
 
-    def _note(self, node: Node, where: Placement, layout: Layout) -> None:
+    def _note(self, node: Node, where: ShardPlacement, layout: ShardLayout) -> None:
         moved = volume(where.layout, layout, where.terms)
         self.moves.append(
             Move(
@@ -286,7 +296,7 @@ class RankGraph(Propagation):
         value = self.value(node)
         return value.lazy is not None and value.lazy.like is None
 
-    def _known(self, node: Node, layout: Layout) -> bool:
+    def _known(self, node: Node, layout: ShardLayout) -> bool:
         everywhere = replicated(node.shape, self._everyone)
         return (node, layout) in self._placed or (node, everywhere) in self._placed
 
@@ -295,6 +305,6 @@ class RankGraph(Propagation):
             del self._placed[key]
 
 
-def _has_gradient(way: Way) -> bool:
+def _has_gradient(way: ShardingRule) -> bool:
     """Of terms only sums have one."""
     return all(where.terms == 1 or where.reduce == "sum" for where in way.outputs)

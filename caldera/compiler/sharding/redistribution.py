@@ -15,8 +15,8 @@ from math import prod
 import numpy as np
 
 from caldera.compiler.sharding.axis_split import positions
-from caldera.compiler.sharding.layout import Layout, Piece
-from caldera.compiler.sharding.volume import NOTHING, Volume, copies_of, sender_to, volume
+from caldera.compiler.sharding.layout import IndexBlock, ShardLayout
+from caldera.compiler.sharding.volume import NOTHING, TransferVolume, copies_of, sender_to, volume
 from caldera.core.tensor.shape import Shape
 
 MESSAGE_BYTES = 4 << 20
@@ -51,14 +51,14 @@ Message = tuple[Place, ...]
 
 
 @dataclass
-class Exchange:
+class RankTransfer:
     """What one rank does: `stays` goes from its old part to its new one, `sends` and `receives`
     have messages for each rank, in order. `moved` is what all ranks do together."""
 
     stays: list[tuple[Place, Place]] = field(default_factory=list)
     sends: dict[int, list[Message]] = field(default_factory=dict)
     receives: dict[int, list[Message]] = field(default_factory=dict)
-    moved: Volume = NOTHING
+    moved: TransferVolume = NOTHING
 
     @cached_property
     def in_order(self) -> tuple[Message, list[int], list[Message], list[int]]:
@@ -74,9 +74,11 @@ class Exchange:
 
 
 @lru_cache(maxsize=512)
-def exchange(source: Layout, target: Layout, rank: int, itemsize: int, terms: int = 1) -> Exchange:
+def exchange(
+    source: ShardLayout, target: ShardLayout, rank: int, itemsize: int, terms: int = 1
+) -> RankTransfer:
     """What a rank does when an array goes from one layout to another."""
-    found = Exchange()
+    found = RankTransfer()
     leaving: dict[int, list[Place]] = {}
     arriving: dict[int, list[Place]] = {}
     for mine, sender, receiver, theirs, both, term in _crossings(source, target, rank, terms):
@@ -93,8 +95,8 @@ def exchange(source: Layout, target: Layout, rank: int, itemsize: int, terms: in
 
 
 def _crossings(
-    source: Layout, target: Layout, rank: int, terms: int
-) -> Iterator[tuple[Piece, int, int, Piece, Piece, int]]:
+    source: ShardLayout, target: ShardLayout, rank: int, terms: int
+) -> Iterator[tuple[IndexBlock, int, int, IndexBlock, IndexBlock, int]]:
     """(old piece, sender, receiver, new piece, what is in both, term) that concern a rank.
 
     Between two ranks they come in the same order, whoever asks.
@@ -115,7 +117,7 @@ def _crossings(
                         yield mine, old, new, theirs, both, term
 
 
-def _at(piece: Piece, wanted: Piece, term: int) -> Place:
+def _at(piece: IndexBlock, wanted: IndexBlock, term: int) -> Place:
     index = tuple(positions(own, each) for own, each in zip(piece.axes, wanted.axes, strict=True))
     if any(isinstance(each, np.ndarray) for each in index):
         index = np.ix_(*(np.arange(e.start, e.stop) if isinstance(e, slice) else e for e in index))

@@ -15,13 +15,19 @@ from math import prod
 import numpy as np
 
 from caldera.compiler.sharding.axis_split import AxisSplit
-from caldera.compiler.sharding.layout import CartesianLayout, Layout, Piece, check_ranks, replicated
+from caldera.compiler.sharding.layout import (
+    CartesianLayout,
+    IndexBlock,
+    ShardLayout,
+    check_ranks,
+    replicated,
+)
 from caldera.core.tensor.shape import Shape, size
 from caldera.errors import ShapeError
 
 
 @dataclass(frozen=True)
-class TableLayout(Layout):
+class TableLayout(ShardLayout):
     """Blocks between `blocks`, the cuts along each axis; `table` has the ranks of each block, the
     last axis of blocks changing first.
 
@@ -58,21 +64,21 @@ class TableLayout(Layout):
         return tuple(sorted({rank for ranks in self.table for rank in ranks})) or (0,)
 
     @cached_property
-    def _pieces(self) -> dict[int, tuple[Piece, ...]]:
-        found: dict[int, list[Piece]] = {rank: [] for rank in self.ranks}
+    def _pieces(self) -> dict[int, tuple[IndexBlock, ...]]:
+        found: dict[int, list[IndexBlock]] = {rank: [] for rank in self.ranks}
         filled = dict.fromkeys(self.ranks, 0)
         spans = [tuple(pairwise(cuts)) for cuts in self.blocks]
         for box, ranks in zip(product(*spans), self.table, strict=True):
-            block = Piece(tuple((span,) for span in box))
+            block = IndexBlock(tuple((span,) for span in box))
             for rank in ranks if block.size else ():
-                found[rank].append(Piece(block.axes, filled[rank]))
+                found[rank].append(IndexBlock(block.axes, filled[rank]))
                 filled[rank] += block.size
         return {rank: tuple(pieces) for rank, pieces in found.items()}
 
     def local_shape(self, rank: int) -> Shape:
         return (self.elements(rank),)
 
-    def pieces(self, rank: int) -> tuple[Piece, ...]:
+    def pieces(self, rank: int) -> tuple[IndexBlock, ...]:
         return self._pieces.get(rank, ())
 
     @property

@@ -17,8 +17,8 @@ import numpy as np
 from caldera.comm import Communicator
 from caldera.comm.algorithms.shared_exchange import shared_exchange
 from caldera.comm.requests import Request
-from caldera.compiler.sharding.layout import Layout
-from caldera.compiler.sharding.redistribution import Exchange, Message, exchange
+from caldera.compiler.sharding.layout import ShardLayout
+from caldera.compiler.sharding.redistribution import Message, RankTransfer, exchange
 from caldera.core.tensor.dtype import HALVES, float32
 
 AT_ONCE_BYTES = 16 << 20
@@ -36,8 +36,8 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
 
 def redistributed(
     part: np.ndarray,
-    source: Layout,
-    target: Layout,
+    source: ShardLayout,
+    target: ShardLayout,
     communicator: Communicator | None,
     *,
     rank: int = 0,
@@ -93,7 +93,7 @@ class _Transfer:
 
     def __init__(
         self,
-        plan: Exchange,
+        plan: RankTransfer,
         part: np.ndarray,
         wire: Any,
         communicator: Communicator | None,

@@ -13,7 +13,7 @@ from math import log2
 import numpy as np
 
 from caldera.comm.algorithms.shared_exchange import room_bytes
-from caldera.compiler.sharding.layout import CartesianLayout, Layout, Piece
+from caldera.compiler.sharding.layout import CartesianLayout, IndexBlock, ShardLayout
 from caldera.core.tensor.shape import size
 
 NEAR_BYTES, FAR_BYTES = 1 << 19, 1 << 23
@@ -73,7 +73,7 @@ class Links:
 
 
 @dataclass(frozen=True)
-class Volume:
+class TransferVolume:
     """Elements that move: all of them, the most that one rank sends or receives, and messages of
     the rank that has the most; how many ranks there are, if each of them sends something and
     receives something, else 0, and the most that one of them sends."""
@@ -95,11 +95,11 @@ class Volume:
         return self.messages * links.latency + self.most * itemsize / links.bandwidth
 
 
-NOTHING = Volume(0, 0, 0)
+NOTHING = TransferVolume(0, 0, 0)
 
 
 @lru_cache(maxsize=4096)
-def volume(source: Layout, target: Layout, terms: int = 1) -> Volume:
+def volume(source: ShardLayout, target: ShardLayout, terms: int = 1) -> TransferVolume:
     """What moves from one layout to another; `terms` of each group of replicas are to be added.
 
     >>> from caldera.compiler.sharding.distributions import Columns, Rows
@@ -116,7 +116,7 @@ def volume(source: Layout, target: Layout, terms: int = 1) -> Volume:
     both = np.maximum(moved.sum(1), moved.sum(0))
     messages = np.maximum((moved > 0).sum(1), (moved > 0).sum(0))
     everybody = bool(moved.any(0).all() and moved.any(1).all())
-    return Volume(
+    return TransferVolume(
         int(moved.sum()),
         int(both.max()),
         int(messages.max()),
@@ -125,7 +125,7 @@ def volume(source: Layout, target: Layout, terms: int = 1) -> Volume:
     )
 
 
-def moves(source: Layout, target: Layout, terms: int = 1) -> np.ndarray:
+def moves(source: ShardLayout, target: ShardLayout, terms: int = 1) -> np.ndarray:
     """How many elements go from each rank (row) to each (column); what stays is on the diagonal."""
     count = max((*source.ranks, *target.ranks)) + 1
     found = np.zeros((count, count), np.int64)
@@ -147,7 +147,7 @@ def moves(source: Layout, target: Layout, terms: int = 1) -> np.ndarray:
     return found
 
 
-def groups(layout: Layout) -> list[tuple[int, ...]]:
+def groups(layout: ShardLayout) -> list[tuple[int, ...]]:
     """The ranks of each part of a layout, or of each block."""
     if isinstance(layout, CartesianLayout):
         each = layout.replicas
@@ -202,8 +202,8 @@ def _part(layout: CartesianLayout, rank: int, axis: int) -> int:
     return 0 if layout.splits[axis] is None else place[layout.split_axes.index(axis)]
 
 
-def _shared_pieces(source: Layout, target: Layout) -> np.ndarray:
-    rows: dict[object, Piece] = {}
+def _shared_pieces(source: ShardLayout, target: ShardLayout) -> np.ndarray:
+    rows: dict[object, IndexBlock] = {}
     for rank in source.ranks:
         for piece in source.pieces(rank):
             rows.setdefault(piece.axes, piece)

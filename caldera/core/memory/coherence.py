@@ -346,13 +346,13 @@ class CoherentMemory:
         )
         self.copies += 1
 
-    def _bytes_to_fetch(self, whole: bool) -> dict[Side, int]:
+    def _bytes_to_fetch(self, whole: bool) -> dict[MemorySide, int]:
         """Each side there is, with the bytes to move before it can be used (none if discarded)."""
         sides = {}
         if self._has_device_side:
-            sides[Side.DEVICE] = self.nbytes if self._device_stale and not whole else 0
+            sides[MemorySide.DEVICE] = self.nbytes if self._device_stale and not whole else 0
         if self._has_host_side:
-            sides[Side.HOST] = self.nbytes if self._host_stale and not whole else 0
+            sides[MemorySide.HOST] = self.nbytes if self._host_stale and not whole else 0
         return sides
 
 
@@ -366,7 +366,7 @@ def _refuse_capture(stream: Stream) -> None:
         )
 
 
-class Side(enum.Enum):
+class MemorySide(enum.Enum):
     """One of the two places a memory can have bytes in."""
 
     DEVICE = "device"
@@ -374,25 +374,29 @@ class Side(enum.Enum):
 
 
 def cheapest_path(
-    source: Mapping[Side, int], target: Mapping[Side, int], nbytes: int, *, same_device: bool
-) -> tuple[Side, Side]:
+    source: Mapping[MemorySide, int],
+    target: Mapping[MemorySide, int],
+    nbytes: int,
+    *,
+    same_device: bool,
+) -> tuple[MemorySide, MemorySide]:
     """The (source side, target side) for a copy of `nbytes` bytes that moves the fewest bytes.
 
     `source` and `target` map each side that exists to the bytes that must be moved before it can
     be used: 0 if it is up to date or will be overwritten. Between equals the one with fewer copies
     is taken, then the device, since there the copy need not be waited for.
 
-    >>> from caldera.core.memory.coherence import Side, cheapest_path
-    >>> managed = {Side.DEVICE: 400, Side.HOST: 0}     # the device side is stale
-    >>> path = cheapest_path(managed, {Side.DEVICE: 0}, 400, same_device=True)
+    >>> from caldera.core.memory.coherence import MemorySide, cheapest_path
+    >>> managed = {MemorySide.DEVICE: 400, MemorySide.HOST: 0}     # the device side is stale
+    >>> path = cheapest_path(managed, {MemorySide.DEVICE: 0}, 400, same_device=True)
     >>> [side.value for side in path]
     ['host', 'device']
     """
 
-    def cost(path: tuple[Side, Side]) -> tuple[int, int]:
+    def cost(path: tuple[MemorySide, MemorySide]) -> tuple[int, int]:
         read, written = path
         crossings = 1 if read is not written else 0
-        if read is Side.DEVICE and written is Side.DEVICE and not same_device:
+        if read is MemorySide.DEVICE and written is MemorySide.DEVICE and not same_device:
             crossings = 2
         moved = source[read] + target[written] + crossings * nbytes
         copies = bool(source[read]) + bool(target[written]) + max(crossings, 1)
@@ -402,5 +406,5 @@ def cheapest_path(
     return min(product(_ordered(source), _ordered(target)), key=cost)
 
 
-def _ordered(sides: Mapping[Side, int]) -> list[Side]:
-    return [side for side in Side if side in sides]
+def _ordered(sides: Mapping[MemorySide, int]) -> list[MemorySide]:
+    return [side for side in MemorySide if side in sides]

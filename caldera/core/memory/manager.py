@@ -9,7 +9,7 @@ import ml_dtypes  # noqa: F401 - makes NumPy know the name "bfloat16"
 import numpy as np
 from numpy.typing import NDArray
 
-from caldera.core.memory.coherence import CoherentMemory, Side, SideName, cheapest_path
+from caldera.core.memory.coherence import CoherentMemory, MemorySide, SideName, cheapest_path
 from caldera.core.memory.devices import CUDA_MANAGED, DEVICE, HOST, MANAGED, Kind
 from caldera.core.memory.devices import device as find_device
 from caldera.core.memory.interface import Device, Stream
@@ -261,14 +261,14 @@ class MemoryManager(CoherentMemory):
             same_device=self.device is given.device,
         )
         numbers = slice(source_offset, source_offset + count)
-        if written is Side.HOST:
+        if written is MemorySide.HOST:
             target = self._write_host(discard=whole)[offset : offset + count]
-            if read is Side.HOST:
+            if read is MemorySide.HOST:
                 np.copyto(target, given._read_host()[numbers])
             else:
                 given._copy_out(target, source_offset * self.dtype.itemsize)
                 self.copies += 1
-        elif read is Side.HOST:
+        elif read is MemorySide.HOST:
             self._copy_in(given._read_host()[numbers], offset, whole)
         else:
             self._copy_device(given, count, offset, source_offset, whole)

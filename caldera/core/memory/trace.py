@@ -10,7 +10,7 @@ from caldera.core.memory.interface import Device, Stream, TimingEvent
 
 
 @dataclass(frozen=True)
-class Span:
+class StreamSpan:
     """Something that ran on a stream ("kernels" or "copies"), in seconds since the trace began."""
 
     what: str
@@ -35,12 +35,12 @@ class Trace:
         name = "kernels" if stream is self._device.stream else "copies"
         self._marks.append((what, name, begin, stream.record_timing()))
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[StreamSpan]:
         """Everything that was recorded, in the order of its launch; waits for the device."""
         self._device.stream.synchronize()
         self._device.copy_stream.synchronize()
         return [
-            Span(what, name, begin.since(self._start), end.since(self._start))
+            StreamSpan(what, name, begin.since(self._start), end.since(self._start))
             for what, name, begin, end in self._marks
         ]
 

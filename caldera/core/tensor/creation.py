@@ -21,7 +21,7 @@ from caldera.core.tensor.fillers import (
     Normal,
     Orthogonal,
     Scaled,
-    Uniform,
+    UniformFiller,
 )
 from caldera.core.tensor.tensor import DeviceSpec, Tensor
 from caldera.errors import ConfigError
@@ -121,7 +121,7 @@ def uniform(low: float = 0.0, high: float = 1.0) -> Filler:
     """
     if not low <= high:
         raise ConfigError.build("uniform", expected="low <= high", got=f"{low} and {high}")
-    return Uniform(low, high)
+    return UniformFiller(low, high)
 
 
 def normal(mean: float = 0.0, std: float = 1.0) -> Filler:

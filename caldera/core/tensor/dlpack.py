@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from caldera.core.tensor.dtype import DType, bfloat16, canonical
-from caldera.core.tensor.layout import Layout
+from caldera.core.tensor.layout import StridedView
 from caldera.core.tensor.shape import row_major_strides
 from caldera.errors import DeviceError, DtypeError, ShapeError
 
@@ -131,27 +131,27 @@ def array_from_dlpack(lender: SupportsDLPack) -> Array:
     return array.view(bfloat16) if as_integers else array
 
 
-def flattened(array: Array) -> tuple[Array, Layout]:
+def flattened(array: Array) -> tuple[Array, StridedView]:
     """The memory that an array spans as a flat array, and where the elements lie in it; no copy.
 
     >>> flat, layout = flattened(np.arange(10)[8:2:-2])
     >>> flat.tolist(), layout
-    ([4, 5, 6, 7, 8], Layout(shape=(3,), strides=(-2,), offset=4))
+    ([4, 5, 6, 7, 8], StridedView(shape=(3,), strides=(-2,), offset=4))
     """
     _require_native(array.dtype)
     if array.flags.c_contiguous and array.flags.aligned:
-        return array.reshape(-1), Layout(array.shape, row_major_strides(array.shape), 0)
+        return array.reshape(-1), StridedView(array.shape, row_major_strides(array.shape), 0)
     itemsize = array.dtype.itemsize
     if not array.flags.aligned or any(stride % itemsize for stride in array.strides):
         raise _no_view(array, "aligned elements")
     strides = tuple(stride // itemsize for stride in array.strides)
     if _overlaps(array.shape, strides):
         raise _no_view(array, "each element in a place of its own")
-    first, count = Layout(array.shape, strides, 0).span
+    first, count = StridedView(array.shape, strides, 0).span
     # Where a stride is negative the last element comes first in memory.
     lowest = array[tuple(slice(None, None, -1 if stride < 0 else 1) for stride in strides)]
     flat = as_strided(lowest, (count,), (itemsize,), writeable=array.flags.writeable)
-    return flat, Layout(array.shape, strides, -first)
+    return flat, StridedView(array.shape, strides, -first)
 
 
 def _head(capsule: object) -> _TensorHead:

@@ -100,7 +100,7 @@ class Constant(Filler):
 
 
 @dataclass(frozen=True)
-class Uniform(Filler):
+class UniformFiller(Filler):
     """Uniform numbers in [low, high); whole numbers if the dtype is an integer one."""
 
     low: float
@@ -175,7 +175,7 @@ class Scaled(Filler):
         variance = 2.0 / max(fan_in + fan_out if self.rule == "glorot" else fan_in, 1)
         limit = sqrt(3.0 * variance)
         filler = (
-            Uniform(-limit, limit)
+            UniformFiller(-limit, limit)
             if self.distribution == "uniform"
             else Normal(0.0, sqrt(variance))
         )

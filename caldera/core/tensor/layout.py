@@ -16,7 +16,7 @@ from caldera.core.tensor.shape import Shape, row_major_strides, size
 from caldera.errors import IndexingError
 
 
-class Layout(NamedTuple):
+class StridedView(NamedTuple):
     """Element (i, j, ...) lies at offset + i * strides[0] + j * strides[1] + ..."""
 
     shape: Shape
@@ -27,7 +27,7 @@ class Layout(NamedTuple):
     def is_dense(self) -> bool:
         """Whether the elements follow each other in row-major order, without gaps.
 
-        >>> Layout((2, 3), (3, 1), 6).is_dense, Layout((2, 3), (1, 2), 0).is_dense
+        >>> StridedView((2, 3), (3, 1), 6).is_dense, StridedView((2, 3), (1, 2), 0).is_dense
         (True, False)
         """
         if self.strides == row_major_strides(self.shape) or size(self.shape) == 0:
@@ -43,7 +43,7 @@ class Layout(NamedTuple):
     def span(self) -> tuple[int, int]:
         """The first element of memory that is used, and how many from there on to the last.
 
-        >>> Layout((3,), (-2,), 5).span
+        >>> StridedView((3,), (-2,), 5).span
         (1, 5)
         """
         if size(self.shape) == 0:
@@ -58,7 +58,7 @@ class Layout(NamedTuple):
     def element(self, indices: tuple[object, ...]) -> int:
         """The position of one element, from as many ints as there are axes.
 
-        >>> Layout((2, 3), (3, 1), 0).element((1, -1))
+        >>> StridedView((2, 3), (3, 1), 0).element((1, -1))
         5
         """
         position = self.offset
@@ -66,11 +66,11 @@ class Layout(NamedTuple):
             position += self._inside(number, axis) * self.strides[axis]
         return position
 
-    def indexed(self, key: tuple[object, ...]) -> Layout:
+    def indexed(self, key: tuple[object, ...]) -> StridedView:
         """The layout of a basic index, by NumPy's rules.
 
-        >>> Layout((4, 5), (5, 1), 0).indexed((slice(None, None, 2), -1))
-        Layout(shape=(2,), strides=(10,), offset=4)
+        >>> StridedView((4, 5), (5, 1), 0).indexed((slice(None, None, 2), -1))
+        StridedView(shape=(2,), strides=(10,), offset=4)
         """
         shape: list[int] = []
         strides: list[int] = []
@@ -91,18 +91,18 @@ class Layout(NamedTuple):
             else:
                 offset += self._inside(item, axis) * stride
             axis += 1
-        return Layout(tuple(shape), tuple(strides), offset)
+        return StridedView(tuple(shape), tuple(strides), offset)
 
-    def reshaped(self, shape: Shape) -> Layout | None:
+    def reshaped(self, shape: Shape) -> StridedView | None:
         """The layout of the same elements in another shape, or None if no strides express it.
 
-        >>> Layout((4, 6), (6, 1), 0).reshaped((2, 2, 6))
-        Layout(shape=(2, 2, 6), strides=(12, 6, 1), offset=0)
-        >>> Layout((6, 4), (1, 6), 0).reshaped((24,)) is None
+        >>> StridedView((4, 6), (6, 1), 0).reshaped((2, 2, 6))
+        StridedView(shape=(2, 2, 6), strides=(12, 6, 1), offset=0)
+        >>> StridedView((6, 4), (1, 6), 0).reshaped((24,)) is None
         True
         """
         if self.is_dense:
-            return Layout(shape, row_major_strides(shape), self.offset)
+            return StridedView(shape, row_major_strides(shape), self.offset)
         # Neighbouring axes that step evenly are one run; each new axis is cut from one run.
         runs: list[tuple[int, int]] = []
         for size_of_axis, stride in zip(self.shape, self.strides, strict=True):
@@ -122,15 +122,15 @@ class Layout(NamedTuple):
             strides.append(step)
             left //= size_of_axis
             step *= size_of_axis
-        return Layout(shape, tuple(reversed(strides)), self.offset)
+        return StridedView(shape, tuple(reversed(strides)), self.offset)
 
-    def permuted(self, order: Shape) -> Layout:
+    def permuted(self, order: Shape) -> StridedView:
         """The layout with the axes in another order.
 
-        >>> Layout((2, 3), (3, 1), 0).permuted((1, 0))
-        Layout(shape=(3, 2), strides=(1, 3), offset=0)
+        >>> StridedView((2, 3), (3, 1), 0).permuted((1, 0))
+        StridedView(shape=(3, 2), strides=(1, 3), offset=0)
         """
-        return Layout(
+        return StridedView(
             tuple(self.shape[axis] for axis in order),
             tuple(self.strides[axis] for axis in order),
             self.offset,

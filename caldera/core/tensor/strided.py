@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 from caldera.core.memory import DEVICE, HOST, MANAGED, Device, Kind, MemoryManager, Stream
 from caldera.core.tensor import dlpack
 from caldera.core.tensor.dtype import DType
-from caldera.core.tensor.layout import Layout
+from caldera.core.tensor.layout import StridedView
 from caldera.core.tensor.shape import Shape, size
 from caldera.errors import DeviceError
 
@@ -31,7 +31,7 @@ class StridedArray:
     __slots__ = ("__weakref__", "_dtype", "_layout", "_memory")
 
     _dtype: DType
-    _layout: Layout
+    _layout: StridedView
     _memory: MemoryManager
 
     @property

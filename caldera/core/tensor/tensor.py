@@ -19,7 +19,7 @@ from caldera.core.memory import device as find_device
 from caldera.core.tensor import dlpack
 from caldera.core.tensor.dtype import DType, bool_, canonical, exactly, is_complex, little_endian
 from caldera.core.tensor.fillers import Constant, as_filler, filled
-from caldera.core.tensor.layout import Layout, index_arrays, is_basic, is_element, picked
+from caldera.core.tensor.layout import StridedView, index_arrays, is_basic, is_element, picked
 from caldera.core.tensor.shape import (
     Shape,
     as_shape,
@@ -64,7 +64,7 @@ class Tensor(StridedArray):
     ) -> None:
         sizes = as_shape(shape, "Tensor")
         self._dtype = canonical(dtype)
-        self._layout = Layout(sizes, row_major_strides(sizes), 0)
+        self._layout = StridedView(sizes, row_major_strides(sizes), 0)
         self._memory = MemoryManager(size(sizes), self._dtype, kind, device, owner=name)
         self.fill_(Constant(0) if fill is None else fill)
 
@@ -80,13 +80,13 @@ class Tensor(StridedArray):
         """A tensor over memory that exists, without any check; `dtype` is the memory's."""
         self = cls.__new__(cls)
         self._dtype = dtype
-        self._layout = Layout(
+        self._layout = StridedView(
             shape, row_major_strides(shape) if strides is None else strides, offset
         )
         self._memory = memory
         return self
 
-    def _view(self, layout: Layout) -> Tensor:
+    def _view(self, layout: StridedView) -> Tensor:
         return Tensor._wrap(self._memory, layout.shape, self._dtype, layout.strides, layout.offset)
 
     @classmethod

@@ -29,13 +29,13 @@ from caldera.data.sources.base import Array
 from caldera.data.sources.encoded_images import SUFFIXES, LabelledImage, class_names
 from caldera.data.sources.file_formats import archive_members
 from caldera.data.sources.indexed_data import ArrayData
-from caldera.data.transforms.decode import Size, decode_all
+from caldera.data.transforms.decode import ImageSize, decode_all
 from caldera.errors import DataError
 from caldera.io.files import PathLike, read_bounded
 
 MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
 _CHANNELS = 3
-_SIZE = Size(32, 32)
+_SIZE = ImageSize(32, 32)
 _PIXELS = _CHANNELS * _SIZE.height * _SIZE.width
 _LARGEST_MEMBER = 1 << 28
 _LARGEST_ARCHIVE = 1 << 30

@@ -17,7 +17,7 @@ from caldera.data.sources.indexed_data import ArrayData
 from caldera.data.transforms.decode import (
     Decode,
     Decoder,
-    Size,
+    ImageSize,
     broken_images,
     check_decoding,
     decode_all,
@@ -71,7 +71,7 @@ def images(
     classes = class_names([*train_list, *test_list])
     broken: dict[str, str] | None = {} if skip_broken else None
     notes: list[str] = []
-    wanted, resize = (None, False) if size is None else (Size(*size), True)
+    wanted, resize = (None, False) if size is None else (ImageSize(*size), True)
     if wanted is None:
         wanted, resize = _common_size([*train_list, *test_list], channels, notes)
     lists = [each for each in (train_list, test_list) if each]
@@ -100,7 +100,7 @@ def images(
 
 def _common_size(
     found: Sequence[LabelledImage], channels: int, notes: list[str]
-) -> tuple[Size, bool]:
+) -> tuple[ImageSize, bool]:
     """The one size of all images; or else one in the middle, and that they have to be resized."""
     decode = Decoder(channels, _WHERE)
     sizes, problems = [], []
@@ -115,7 +115,7 @@ def _common_size(
         return sizes[0], False
     middle = np.median(np.array(sizes), axis=0)
     middle *= min(1.0, LARGEST_CHOSEN / middle.max())
-    chosen = Size(*np.maximum(middle.round().astype(int), 1).tolist())
+    chosen = ImageSize(*np.maximum(middle.round().astype(int), 1).tolist())
     smallest, largest = (f"{each.height}x{each.width}" for each in (min(sizes), max(sizes)))
     notes.append(
         f"images of {len(set(sizes))} sizes, {smallest} to {largest}, are brought to "
@@ -136,7 +136,7 @@ def _without_broken(
         for number in range(worker, len(found), workers):
             image = found[number]
             try:
-                decode(image.read(), Size(1, 1), image.name, resize=True)
+                decode(image.read(), ImageSize(1, 1), image.name, resize=True)
                 whole[number] = True
             except DataError as error:
                 problems[number] = error

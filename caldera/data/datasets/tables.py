@@ -18,7 +18,7 @@ from caldera.data.sources.base import SCALE, Array
 from caldera.data.sources.indexed_data import ArrayData
 from caldera.data.tables.encoders import NumberEncoder
 from caldera.data.tables.kinds import Chosen, choose_columns, given_kinds
-from caldera.data.tables.reading import COMPRESSED, Reading, read_table
+from caldera.data.tables.reading import COMPRESSED, TableFormat, read_table
 from caldera.data.tables.table import Table, is_missing
 from caldera.data.tables.targets import Labels, known_labels, read_labels
 from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
@@ -92,7 +92,7 @@ def table(
     where = _where("data.table", source)
     if missing not in MISSING:
         raise ConfigError.build("missing", expected=" or ".join(MISSING), got=repr(missing))
-    reading = Reading(delimiter, header, encoding, sheet, query, missing_values)
+    reading = TableFormat(delimiter, header, encoding, sheet, query, missing_values)
     found = read_table(source, where, reading)
     left_out = [found.column(each) for each in ignore]
     if schema is not None and schema.columns:
@@ -174,7 +174,7 @@ def table_inputs(
     [[10.0], [20.0]]
     """
     where = _where("data.table_inputs", source)
-    reading = Reading(delimiter, header, encoding, sheet, query, missing_values)
+    reading = TableFormat(delimiter, header, encoding, sheet, query, missing_values)
     found = read_table(source, where, reading)
     left_out = {found.column(each) for each in ignore}
     if schema is None or not schema.columns:

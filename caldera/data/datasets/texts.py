@@ -14,7 +14,7 @@ from caldera.base.registry import nearest
 from caldera.data.datasets.dataset import Dataset, as_targets, split_rows
 from caldera.data.schema import Schema
 from caldera.data.sources.indexed_data import ArrayData
-from caldera.data.tables.reading import Reading, is_table, read_table
+from caldera.data.tables.reading import TableFormat, is_table, read_table
 from caldera.data.tables.table import value_text
 from caldera.data.text.tokenizer import Tokenizer
 from caldera.errors import ConfigError, DataError
@@ -244,7 +244,7 @@ def _column(name: str, names: list[str], what: str) -> str:
 
 def text_columns(source: Any) -> dict[str, list[str]]:
     """The columns of a table by name, as texts; a missing one is empty."""
-    table = read_table(source, _WHERE, Reading())
+    table = read_table(source, _WHERE, TableFormat())
     if not table.names or not len(table):
         raise DataError.build(
             table.where,

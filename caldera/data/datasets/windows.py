@@ -18,7 +18,7 @@ from caldera.data.schema import Schema
 from caldera.data.series import Series
 from caldera.data.sources.indexed_data import ArrayData
 from caldera.data.tables.encoders import NumberEncoder
-from caldera.data.tables.reading import Reading, is_table, read_table
+from caldera.data.tables.reading import TableFormat, is_table, read_table
 from caldera.errors import ConfigError, DataError, ShapeError
 
 _WHERE = "data.windows"
@@ -116,7 +116,7 @@ def number_columns(source: Any) -> tuple[tuple[str, ...], NDArray[np.float64]]:
     (('height',), array([[1.5],
            [nan]]))
     """
-    table = read_table(source, _WHERE, Reading())
+    table = read_table(source, _WHERE, TableFormat())
     names, found = [], []
     for number, column in enumerate(table.columns):
         values = _numbers(column)

@@ -14,7 +14,7 @@ from caldera.base.config import settings
 from caldera.data.loading.batch import Batch, DeviceStages, Share
 from caldera.data.loading.pipeline import Pipeline
 from caldera.data.loading.prefetch import BatchJob, PreparedBatch, prefetch_memory, prefetched
-from caldera.data.loading.tuner import Setting, Tuner
+from caldera.data.loading.tuner import LoaderSetting, Tuner
 from caldera.data.random_draws import Draw
 from caldera.data.sources.base import Data
 from caldera.data.sources.iterable_data import IterableData
@@ -132,13 +132,13 @@ class Loader:
         self._next_epoch()
 
     @property
-    def setting(self) -> Setting:
+    def setting(self) -> LoaderSetting:
         """How batches are made now.
 
         >>> import numpy as np
         >>> from caldera import data
         >>> data.Loader(data.Pipeline(np.arange(4), workers=3, prefetch=5), 2).setting
-        Setting(workers=3, prefetch=5, host_stages=None)
+        LoaderSetting(workers=3, prefetch=5, host_stages=None)
         """
         return (self._tuner[1] if self._tuner else self._tuned((None,))).setting
 

@@ -19,8 +19,8 @@ from caldera.data.sources.as_data import as_data
 from caldera.data.sources.base import Array, Arrays, Data, StoredArrays, checked_rows
 from caldera.data.sources.iterable_data import IterableData
 from caldera.data.sources.ragged_data import RaggedData
-from caldera.data.transforms.intensity import Scale
-from caldera.data.transforms.stage import Stage, Stages, StagesLike, Transform
+from caldera.data.transforms.intensity import PixelScale
+from caldera.data.transforms.stage import BatchStage, Stages, StagesLike, Transform
 from caldera.errors import CalderaError, ConfigError, DataError
 
 
@@ -89,7 +89,7 @@ class Pipeline(Data):
         # What does not fit together is found now, not when training begins; but a stream is not
         # begun before somebody reads it.
         if inner.scale is not None and (self.is_stream or _is_bytes(self.example()[0])):
-            self.stages = Stages([*given, Scale(inner.scale)])
+            self.stages = Stages([*given, PixelScale(inner.scale)])
         if not self.is_stream:
             self.blank()
 
@@ -173,7 +173,7 @@ class Pipeline(Data):
         stage         ms a batch
         read ...
         Mirror ...
-        Scale ...
+        PixelScale ...
         1 worker, at most 3 batches ahead; 2 batches, waited for ... ms each
         """
         return self.usage.text([stage.name for stage in self.stages])
@@ -299,7 +299,7 @@ def _unreadable(source: Data, indices: NDArray[np.integer], error: Exception) ->
 
 
 def _blamed(
-    stage: Stage, arrays: Arrays, draw: Draw, name: Callable[[int], str], error: Exception
+    stage: BatchStage, arrays: Arrays, draw: Draw, name: Callable[[int], str], error: Exception
 ) -> CalderaError:
     """The error of a batch that a stage could not make, with the name of the sample."""
     count = len(arrays[0]) - stage.following

@@ -20,7 +20,7 @@ from caldera.base.config import settings
 from caldera.base.machine import usable_memory
 from caldera.data.loading.batch import Share
 from caldera.data.loading.pipeline import Pipeline, StagedBatch
-from caldera.data.loading.tuner import Cost, Tuner
+from caldera.data.loading.tuner import BatchTime, Tuner
 from caldera.data.random_draws import Draw
 from caldera.data.sources.base import Arrays
 
@@ -222,7 +222,7 @@ def prefetched(
             if left is not None:
                 # The first batch of an epoch has nobody to make it in advance.
                 size = sum(array.nbytes for array in ready.made.arrays)
-                cost = Cost(ready.seconds, ready.processor, came - asked, asked - left, size)
+                cost = BatchTime(ready.seconds, ready.processor, came - asked, asked - left, size)
                 tuner.observe(cost)
                 if tuner.setting is not setting:
                     setting = tuner.setting

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from caldera.data.loading.tuner import Setting
+from caldera.data.loading.tuner import LoaderSetting
 
 
 @dataclass
 class PipelineStatistics:
     """Adds up what batches took.
 
-    >>> from caldera.data.loading.tuner import Setting
+    >>> from caldera.data.loading.tuner import LoaderSetting
     >>> from caldera.data.loading.statistics import PipelineStatistics
     >>> usage = PipelineStatistics()
-    >>> usage.add((0.002, 0.004), waiting=0.001, setting=Setting(2, 4))
+    >>> usage.add((0.002, 0.004), waiting=0.001, setting=LoaderSetting(2, 4))
     >>> print(usage.text(["Crop"]))
     stage         ms a batch
     read               2.000
@@ -26,9 +26,9 @@ class PipelineStatistics:
     waited: float = 0.0
     seconds: list[float] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
-    setting: Setting = field(default_factory=lambda: Setting(0, 0))
+    setting: LoaderSetting = field(default_factory=lambda: LoaderSetting(0, 0))
 
-    def add(self, seconds: tuple[float, ...], waiting: float, setting: Setting) -> None:
+    def add(self, seconds: tuple[float, ...], waiting: float, setting: LoaderSetting) -> None:
         """Note a batch: the seconds of each stage, and how long training waited for it."""
         self.batches += 1
         self.waited += waiting

@@ -38,16 +38,16 @@ _FIRST_BATCHES, _LEAST_BATCHES, _LEAST_S = 3, 4, 0.02
 
 
 @dataclass(frozen=True)
-class Setting:
+class LoaderSetting:
     """How batches are made.
 
     - `workers`: threads that make them; with 0 it is the thread that trains, when it wants one.
     - `prefetch`: how many batches may be made ahead.
     - `host_stages`: how many stages of the pipeline run on the host, the others on the device.
 
-    >>> from caldera.data.loading.tuner import Setting
-    >>> Setting(workers=2, prefetch=4)
-    Setting(workers=2, prefetch=4, host_stages=None)
+    >>> from caldera.data.loading.tuner import LoaderSetting
+    >>> LoaderSetting(workers=2, prefetch=4)
+    LoaderSetting(workers=2, prefetch=4, host_stages=None)
     """
 
     workers: int
@@ -57,7 +57,7 @@ class Setting:
 
 # Not frozen: one is made for each batch, and freezing would triple its cost.
 @dataclass(slots=True)
-class Cost:
+class BatchTime:
     """What one batch took in seconds: making it, waiting for it, and the step before it."""
 
     making: float
@@ -68,16 +68,16 @@ class Cost:
 
 
 @dataclass
-class Window:
+class SettingWindow:
     """What some batches in a row took under one setting."""
 
-    setting: Setting
+    setting: LoaderSetting
     least_batches: int = _LEAST_BATCHES
     least_s: float = _LEAST_S
-    costs: list[Cost] = field(default_factory=list)
+    costs: list[BatchTime] = field(default_factory=list)
     seconds: float = 0.0
 
-    def add(self, cost: Cost) -> None:
+    def add(self, cost: BatchTime) -> None:
         self.costs.append(cost)
         self.seconds += cost.step + cost.waiting
 
@@ -85,7 +85,7 @@ class Window:
         least = max(self.least_batches, 2 * self.setting.workers)
         return len(self.costs) >= least and self.seconds >= self.least_s
 
-    def close(self) -> Window:
+    def close(self) -> SettingWindow:
         """Compute what is asked for; called once all costs are there."""
         self.step = median(cost.step for cost in self.costs)
         self.making = median(cost.making for cost in self.costs)
@@ -100,7 +100,7 @@ class Window:
         return self
 
 
-Search: TypeAlias = Generator[Setting, Window, Window]
+Search: TypeAlias = Generator[LoaderSetting, SettingWindow, SettingWindow]
 """Gives settings to be tried, is sent what they cost, and ends with the one to stay with."""
 
 
@@ -111,12 +111,12 @@ class Tuner:
     run on the host; the first of them is where it begins. `memory` is what batches that are made
     ahead may take.
 
-    >>> from caldera.data.loading.tuner import Cost, Tuner
+    >>> from caldera.data.loading.tuner import BatchTime, Tuner
     >>> tuner = Tuner(cores=2)
     >>> for _ in range(3):
-    ...     tuner.observe(Cost(making=0.010, processor=0.010, waiting=0.010, step=0.008))
+    ...     tuner.observe(BatchTime(making=0.010, processor=0.010, waiting=0.010, step=0.008))
     >>> tuner.setting
-    Setting(workers=2, prefetch=4, host_stages=None)
+    LoaderSetting(workers=2, prefetch=4, host_stages=None)
     """
 
     def __init__(
@@ -136,16 +136,16 @@ class Tuner:
         self._nbytes = 1
         self._split = splits[0]
         self._search = self._tuning()
-        self._window = Window(next(self._search), _FIRST_BATCHES, 0.0)
+        self._window = SettingWindow(next(self._search), _FIRST_BATCHES, 0.0)
         # Batches that were made ahead under another setting say nothing about this one.
         self._skip = 0
 
     @property
-    def setting(self) -> Setting:
+    def setting(self) -> LoaderSetting:
         """How batches are to be made now."""
         return self._window.setting
 
-    def observe(self, cost: Cost) -> None:
+    def observe(self, cost: BatchTime) -> None:
         """Note what a batch cost, and perhaps change the setting."""
         if self._skip:
             self._skip -= 1
@@ -154,17 +154,17 @@ class Tuner:
         self._window.add(cost)
         if self._window.is_complete():
             before = self.setting
-            self._window = Window(self._search.send(self._window.close()))
+            self._window = SettingWindow(self._search.send(self._window.close()))
             if self.setting != before:
                 self._skip = before.prefetch + (4 if self._moved(before) else 1)
 
-    def _moved(self, before: Setting) -> bool:
+    def _moved(self, before: LoaderSetting) -> bool:
         """Whether stages changed their place: the plans for that are made in the next steps."""
         return self.setting.host_stages != before.host_stages
 
     # --- the search
 
-    def _tuning(self) -> Generator[Setting, Window, None]:
+    def _tuning(self) -> Generator[LoaderSetting, SettingWindow, None]:
         window = yield self._of(0 if self._workers is None else self._workers)
         hold = 1
         while True:
@@ -182,7 +182,7 @@ class Tuner:
             else:
                 hold = min(2 * hold, _LONGEST_HOLD) if hold > 1 else 1
 
-    def _improved(self, window: Window) -> Search:
+    def _improved(self, window: SettingWindow) -> Search:
         if not window.setting.workers:
             window = yield from self._begun(window)
         if window.setting.workers:
@@ -190,7 +190,7 @@ class Tuner:
             window = yield from self._fewer(window)
         return (yield from self._moved_stages(window))
 
-    def _begun(self, window: Window) -> Search:
+    def _begun(self, window: SettingWindow) -> Search:
         """From no workers to as many as should help; fewer if they do not."""
         count = self._useful(window) if self._workers is None else 0
         while count:
@@ -200,7 +200,7 @@ class Tuner:
             count //= 2
         return window
 
-    def _useful(self, window: Window) -> int:
+    def _useful(self, window: SettingWindow) -> int:
         """How many workers should help, from what batches cost without any."""
         if window.making < _WORTH_IT_S:
             return 0
@@ -215,7 +215,7 @@ class Tuner:
         count = min(max(math.ceil(wanted - 0.25), 1), self._most_workers())
         return count if expected(count) < _BETTER * (window.making + window.step) else 0
 
-    def _more(self, window: Window) -> Search:
+    def _more(self, window: SettingWindow) -> Search:
         while window.starved > _STARVED:
             setting = self._larger(window)
             if setting == window.setting:
@@ -226,7 +226,7 @@ class Tuner:
             window = tried
         return window
 
-    def _larger(self, window: Window) -> Setting:
+    def _larger(self, window: SettingWindow) -> LoaderSetting:
         """More workers; or a longer queue, where workers wait for room while training waits."""
         now = window.setting
         if window.idle > _IDLE or self._workers is not None:
@@ -237,7 +237,7 @@ class Tuner:
         workers = min(math.ceil(_STEP * now.workers), self._most_workers())
         return self._of(max(workers, now.workers), now)
 
-    def _fewer(self, window: Window) -> Search:
+    def _fewer(self, window: SettingWindow) -> Search:
         while self._workers is None and (window.idle > 2 * _IDLE or self._crowded(window)):
             now = window.setting
             count = math.floor(now.workers / _STEP)
@@ -252,12 +252,12 @@ class Tuner:
                 break
         return window
 
-    def _crowded(self, window: Window) -> bool:
+    def _crowded(self, window: SettingWindow) -> bool:
         """Whether workers stand in each other's way: more of them than cores, all of them busy."""
         cores = window.processor / window.interval
         return window.setting.workers > self._cores and cores > _CROWDED * self._cores
 
-    def _moved_stages(self, window: Window) -> Search:
+    def _moved_stages(self, window: SettingWindow) -> Search:
         while self._other_splits:
             place = self._other_splits.pop(0)
             tried = yield replace(window.setting, host_stages=place)
@@ -268,7 +268,7 @@ class Tuner:
 
     # --- what is possible
 
-    def _of(self, workers: int, now: Setting | None = None) -> Setting:
+    def _of(self, workers: int, now: LoaderSetting | None = None) -> LoaderSetting:
         """A setting with so many workers, and a queue that keeps them busy."""
         if self._prefetch is not None:
             prefetch = self._prefetch
@@ -279,7 +279,7 @@ class Tuner:
             # What was gained by a longer queue is not given up.
             longer = 0 if now is None else now.prefetch - now.workers + workers
             prefetch = min(max(least, longer), self._most_prefetch())
-        return Setting(workers, prefetch, self._split)
+        return LoaderSetting(workers, prefetch, self._split)
 
     def _most_workers(self) -> int:
         most = self._most_prefetch() if self._prefetch is None else self._prefetch

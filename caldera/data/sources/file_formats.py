@@ -86,14 +86,16 @@ class BoundedReader:
             pass
 
 
-class Member(NamedTuple):
+class ArchiveMember(NamedTuple):
     """A file of an archive."""
 
     name: PurePosixPath
     content: bytes
 
 
-def archive_members(path: PathLike, limit: int, largest: int, where: str) -> Iterator[Member]:
+def archive_members(
+    path: PathLike, limit: int, largest: int, where: str
+) -> Iterator[ArchiveMember]:
     """The files of a tar archive (also gzip, xz), one after the other, in memory.
 
     The archive may hold `limit` bytes in all and `largest` in one file. Links, devices, and names
@@ -109,7 +111,7 @@ def archive_members(path: PathLike, limit: int, largest: int, where: str) -> Ite
                         raise _refused(where, f"more than {_MOST_MEMBERS} files")
                     name = checked_name(info, largest, where)
                     if not info.isdir():
-                        yield Member(name, _content(archive, info, where))
+                        yield ArchiveMember(name, _content(archive, info, where))
         except DataError:
             raise
         except Exception as error:

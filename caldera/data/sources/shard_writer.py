@@ -15,7 +15,7 @@ from caldera.data.sources.as_data import as_data
 from caldera.data.sources.base import Arrays, Data
 from caldera.data.sources.encoded_images import Files
 from caldera.data.sources.iterable_data import IterableData
-from caldera.data.sources.shards import FORMAT, INDEX, VERSION, Column, Shards
+from caldera.data.sources.shards import FORMAT, INDEX, VERSION, ShardColumn, Shards
 from caldera.errors import ConfigError, DataError
 from caldera.io import save_npy
 from caldera.io.files import PathLike
@@ -59,7 +59,7 @@ def write_shards(
     source = as_data(samples)
     if isinstance(source, Files) and not names:
         names = source.class_names
-    columns: list[Column] = []
+    columns: list[ShardColumn] = []
     counts: list[int] = []
     for shard in _shards(source, shard_bytes):
         columns = columns or _columns(shard[0])
@@ -103,24 +103,24 @@ def _batches(source: Data | IterableData) -> Iterator[Arrays]:
         yield source.raw_batch(np.arange(start, min(start + _SAMPLES_AT_ONCE, len(source))))
 
 
-def _columns(sample: tuple[Any, ...]) -> list[Column]:
+def _columns(sample: tuple[Any, ...]) -> list[ShardColumn]:
     """What is stored of each array: x, more inputs, and y last."""
     names = ["x", *[f"x{number}" for number in range(1, len(sample) - 1)], "y"]
     return [
-        Column(name, None, ())
+        ShardColumn(name, None, ())
         if isinstance(value, bytes)
-        else Column(name, value.dtype, value.shape)
+        else ShardColumn(name, value.dtype, value.shape)
         for name, value in zip(names, sample, strict=False)
     ]
 
 
-def _entry(column: Column) -> dict[str, Any]:
+def _entry(column: ShardColumn) -> dict[str, Any]:
     if column.dtype is None:
         return {"name": column.name, "encoded": True}
     return {"name": column.name, "dtype": column.dtype.name, "shape": list(column.shape)}
 
 
-def _write(place: Path, column: Column, shard: int, values: Sequence[Any]) -> None:
+def _write(place: Path, column: ShardColumn, shard: int, values: Sequence[Any]) -> None:
     if column.dtype is not None:
         save_npy(place / column.file(shard), np.stack(values))
         return

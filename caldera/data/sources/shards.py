@@ -42,7 +42,7 @@ _MOST_OPEN = 128
 
 
 @dataclass(frozen=True)
-class Column:
+class ShardColumn:
     """One array of the samples; `dtype` is None for byte strings of any length."""
 
     name: str
@@ -138,7 +138,7 @@ class Shards(Data):
         return np.searchsorted(self._starts, indices, side="right") - 1
 
     def _gathered(
-        self, column: Column, indices: NDArray[np.integer], shards: NDArray[np.int64]
+        self, column: ShardColumn, indices: NDArray[np.integer], shards: NDArray[np.int64]
     ) -> Array:
         dtype = np.dtype(object) if column.dtype is None else column.dtype
         found = np.empty((len(indices), *column.shape), dtype)
@@ -152,7 +152,7 @@ class Shards(Data):
         return found
 
     def _read_encoded(
-        self, column: Column, shard: int, rows: Array, places: Array, found: Array
+        self, column: ShardColumn, shard: int, rows: Array, places: Array, found: Array
     ) -> None:
         samples = self._count(shard)
         starts = self._folder / column.offsets_file(shard)
@@ -173,7 +173,7 @@ class Shards(Data):
     def _count(self, shard: int) -> int:
         return int(self._starts[shard + 1] - self._starts[shard])
 
-    def _array(self, column: Column, shard: int) -> Array:
+    def _array(self, column: ShardColumn, shard: int) -> Array:
         assert column.dtype is not None
         shape = (self._count(shard), *column.shape)
         return self._map(self._folder / column.file(shard), shape, column.dtype, self._where)
@@ -193,7 +193,7 @@ def _mapped(path: Path, shape: tuple[int, ...] | None, dtype: DType, where: str)
     return array
 
 
-def _read_index(path: Path, where: str) -> tuple[list[int], list[Column], tuple[str, ...]]:
+def _read_index(path: Path, where: str) -> tuple[list[int], list[ShardColumn], tuple[str, ...]]:
     """Samples of each shard, arrays and class names, as the index has them."""
     with opened(path, "rb", where) as file:
         text = file.read(_LARGEST_INDEX)
@@ -220,16 +220,16 @@ _LARGEST_SAMPLE = 1 << 31
 """Elements of a sample: an index that says more is damaged."""
 
 
-def _column(entry: dict[str, Any]) -> Column:
+def _column(entry: dict[str, Any]) -> ShardColumn:
     name = str(entry["name"])
     if not name.isidentifier():
         raise ValueError(f"the name {name[:50]!r}")
     if entry.get("encoded") is True:
-        return Column(name, None, ())
+        return ShardColumn(name, None, ())
     shape = tuple(_whole(n) for n in entry["shape"])
     if math.prod(shape) >= _LARGEST_SAMPLE:
         raise ValueError(f"samples of shape {shape}")
-    return Column(name, canonical(str(entry["dtype"])), shape)
+    return ShardColumn(name, canonical(str(entry["dtype"])), shape)
 
 
 def _whole(value: Any) -> int:

@@ -33,7 +33,7 @@ _IDENTIFIER = re.compile(
 )
 
 
-class Kind(NamedTuple):
+class ColumnKind(NamedTuple):
     """What a column holds; `detail` is the decimal mark of numbers or the format of dates, and
     `reason` says why, where it is not plain to see."""
 
@@ -64,7 +64,7 @@ class Kind(NamedTuple):
 
 def given_kinds(
     given: Mapping[int | str, str] | None, table: Table, decimal: str | None
-) -> dict[int, Kind]:
+) -> dict[int, ColumnKind]:
     """The kinds that somebody has said, by the numbers of columns."""
     found = {}
     for wanted, text in (given or {}).items():
@@ -83,11 +83,11 @@ def given_kinds(
         elif name == DATE and not detail and table.columns[column].dtype == object:
             found_format = find_format(_present(table.columns[column]))
             detail = found_format.format if found_format else ISO
-        found[column] = Kind(name, detail, "as told" if name == IGNORED else "")
+        found[column] = ColumnKind(name, detail, "as told" if name == IGNORED else "")
     return found
 
 
-def guess_kind(table: Table, column: int, decimal: str | None = None) -> Kind:
+def guess_kind(table: Table, column: int, decimal: str | None = None) -> ColumnKind:
     """What a column seems to hold.
 
     >>> from caldera.data.tables.table import table_of
@@ -99,18 +99,18 @@ def guess_kind(table: Table, column: int, decimal: str | None = None) -> Kind:
     missing = missing_values(values)
     name = table.names[column] if table.names else ""
     if missing.all():
-        return Kind(IGNORED, reason="no values")
+        return ColumnKind(IGNORED, reason="no values")
     known = values[~missing]
     if len(known) == len(values) > 1 and all(known == known[0]):
-        return Kind(IGNORED, reason=f"the same value in each row, {str(known[0])[:40]!r}")
+        return ColumnKind(IGNORED, reason=f"the same value in each row, {str(known[0])[:40]!r}")
     if values.dtype.kind == "M":
-        return Kind(DATE, ISO)
+        return ColumnKind(DATE, ISO)
     if values.dtype.kind == "f":
-        return _unless_identifier(Kind(NUMBER, POINT), name, known, len(values))
+        return _unless_identifier(ColumnKind(NUMBER, POINT), name, known, len(values))
     return _text_kind(table, column, name, decimal)
 
 
-def _text_kind(table: Table, column: int, name: str, decimal: str | None) -> Kind:
+def _text_kind(table: Table, column: int, name: str, decimal: str | None) -> ColumnKind:
     values = table.columns[column]
     texts = _present(values)
     different = len(set(texts))
@@ -119,12 +119,12 @@ def _text_kind(table: Table, column: int, name: str, decimal: str | None) -> Kin
     numbers = numbers_of(np.array(words, object), mark)
     share = float((~np.isnan(numbers)).mean()) if words else 0.0
     if share == 1.0:
-        kind = Kind(NUMBER, mark, _if_ambiguous(other, "decimal= (--decimal)"))
+        kind = ColumnKind(NUMBER, mark, _if_ambiguous(other, "decimal= (--decimal)"))
         return _unless_identifier(kind, name, numbers, len(values))
     dates = find_format(texts)
     if dates is not None:
         swapped = texts[0] if dates.other else ""
-        return Kind(
+        return ColumnKind(
             DATE, dates.format, _if_ambiguous(swapped, f"kinds= (--kinds) date:{dates.other}")
         )
     if share >= _MOSTLY and len(words) > _MOST_CATEGORIES:
@@ -145,10 +145,10 @@ def _text_kind(table: Table, column: int, name: str, decimal: str | None) -> Kin
             f"(--kinds {shown}=category)",
         )
     if is_free_text(texts):
-        return Kind(TEXT)
+        return ColumnKind(TEXT)
     if different > max(_MOST_CATEGORIES, len(texts) // 2):
-        return Kind(IGNORED, reason=f"{different} different texts in {len(texts)} rows")
-    return Kind(CATEGORY)
+        return ColumnKind(IGNORED, reason=f"{different} different texts in {len(texts)} rows")
+    return ColumnKind(CATEGORY)
 
 
 def decimal_of(values: Values, comma: bool, given: str | None) -> str:
@@ -184,7 +184,7 @@ def _present(values: Values) -> list[str]:
     return [each for each in values if each is not None]
 
 
-def _unless_identifier(kind: Kind, name: str, numbers: Values, rows: int) -> Kind:
+def _unless_identifier(kind: ColumnKind, name: str, numbers: Values, rows: int) -> ColumnKind:
     """The kind, unless the numbers only count or name the rows."""
     if (
         _IDENTIFIER.search(name) is not None
@@ -192,22 +192,22 @@ def _unless_identifier(kind: Kind, name: str, numbers: Values, rows: int) -> Kin
         and (numbers == np.floor(numbers)).all()
         and len(np.unique(numbers)) == rows
     ):
-        return Kind(IGNORED, reason="another number in each row: an identifier")
+        return ColumnKind(IGNORED, reason="another number in each row: an identifier")
     return kind
 
 
 class Chosen(NamedTuple):
     """The kinds of the columns to learn from, and why others are left out, by their numbers."""
 
-    kinds: dict[int, Kind]
+    kinds: dict[int, ColumnKind]
     left_out: dict[int, str]
 
 
 def choose_columns(
-    table: Table, wanted: Sequence[int], kinds: Mapping[int, Kind], decimal: str | None
+    table: Table, wanted: Sequence[int], kinds: Mapping[int, ColumnKind], decimal: str | None
 ) -> Chosen:
     """What the columns hold: as told, or else as guessed."""
-    found: dict[int, Kind] = {}
+    found: dict[int, ColumnKind] = {}
     left_out: dict[int, str] = {}
     for column in wanted:
         kind = kinds.get(column) or guess_kind(table, column, decimal)

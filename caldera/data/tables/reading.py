@@ -38,7 +38,7 @@ _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Reading:
+class TableFormat:
     """How a table is to be read, where that is not plain to see."""
 
     delimiter: str | None = None
@@ -82,7 +82,7 @@ def is_table(value: Any) -> bool:
     return _is_frame(value) or _is_connection(value)
 
 
-def read_table(source: Any, where: str, reading: Reading) -> Table:
+def read_table(source: Any, where: str, reading: TableFormat) -> Table:
     """The table of a file, a frame, a query, columns by name or a list of rows."""
     if isinstance(source, str | os.PathLike):
         return _read_file(Path(source).expanduser(), where, reading)
@@ -120,7 +120,7 @@ def table_of_rows(
 # --- files
 
 
-def _read_file(path: Path, where: str, reading: Reading) -> Table:
+def _read_file(path: Path, where: str, reading: TableFormat) -> Table:
     suffix = suffix_of(path)
     if suffix in DATABASES:
         return _database(path, where, reading)
@@ -178,7 +178,7 @@ def _arrow_columns(content: bytes, suffix: str, where: str) -> dict[str, Any]:
         ) from None
 
 
-def _workbook(content: bytes, where: str, reading: Reading) -> Table:
+def _workbook(content: bytes, where: str, reading: TableFormat) -> Table:
     openpyxl = optional_import("openpyxl", "openpyxl", where)
     try:
         book = openpyxl.load_workbook(BytesIO(content), read_only=True, data_only=True)
@@ -208,7 +208,7 @@ def _workbook(content: bytes, where: str, reading: Reading) -> Table:
     return _of_lists(names, [[row[place] for row in body] for place in used], where, reading)
 
 
-def _json(content: bytes, where: str, reading: Reading) -> Table:
+def _json(content: bytes, where: str, reading: TableFormat) -> Table:
     """A list of objects, an object of lists, or an object a line."""
     try:
         text = content.decode(reading.encoding or "utf-8-sig")
@@ -234,7 +234,7 @@ def _json(content: bytes, where: str, reading: Reading) -> Table:
 # --- databases
 
 
-def _database(path: Path, where: str, reading: Reading) -> Table:
+def _database(path: Path, where: str, reading: TableFormat) -> Table:
     if not path.is_file():
         raise DataError.build(where, expected=f"a file at {path}", got="nothing there")
     # Read only: to look at data changes nothing.
@@ -245,7 +245,7 @@ def _database(path: Path, where: str, reading: Reading) -> Table:
         connection.close()
 
 
-def _query(connection: Any, where: str, reading: Reading) -> Table:
+def _query(connection: Any, where: str, reading: TableFormat) -> Table:
     """What a query gives, from any connection with Python's interface to databases (DB-API 2)."""
     cursor = connection.cursor()
     try:
@@ -281,7 +281,9 @@ def _only_table(connection: Any, cursor: Any, where: str) -> str:
     return f'SELECT * FROM "{quoted}"'
 
 
-def _of_lists(names: list[str], columns: list[list[Any]], where: str, reading: Reading) -> Table:
+def _of_lists(
+    names: list[str], columns: list[list[Any]], where: str, reading: TableFormat
+) -> Table:
     """A table of columns whose names may be twice the same: whoever uses one of them is told."""
     numbered = {str(place): each for place, each in enumerate(columns)}
     found = table_of(numbered, where, reading.marks)

@@ -32,11 +32,11 @@ _PIXELS_FOR_THREADS = 1 << 14
 _MOST_LISTED = 20
 
 
-class Size(NamedTuple):
+class ImageSize(NamedTuple):
     """The size of an image in pixels.
 
-    >>> Size(height=4, width=5)
-    Size(height=4, width=5)
+    >>> ImageSize(height=4, width=5)
+    ImageSize(height=4, width=5)
     """
 
     height: int
@@ -47,7 +47,7 @@ def decode_all(
     images: Sequence[LabelledImage],
     classes: Sequence[str],
     channels: int,
-    size: Size | None,
+    size: ImageSize | None,
     *,
     resize: bool,
     where: str,
@@ -142,7 +142,7 @@ class Decode(Transform):
                 "data.Decode", expected="encoded images", got=f"arrays of {x.dtype} {x.shape[1:]}"
             )
         decode = Decoder(self.channels, "data.Decode")
-        size = decode.size(x[0]) if self.size is None else Size(*self.size)
+        size = decode.size(x[0]) if self.size is None else ImageSize(*self.size)
         images = np.empty((len(x), self.channels, *size), np.uint8)
         for number, content in enumerate(x):
             images[number] = decode(content, size, resize=self.size is not None)
@@ -170,17 +170,17 @@ class Decoder:
         self._mode = _MODE_OF_CHANNELS[channels]
         self._where = where
 
-    def size(self, content: bytes, name: str = "") -> Size:
+    def size(self, content: bytes, name: str = "") -> ImageSize:
         """The size of an image, which is not decoded."""
-        return self._use(content, name, lambda image: Size(image.height, image.width))
+        return self._use(content, name, lambda image: ImageSize(image.height, image.width))
 
     def __call__(
-        self, content: bytes, size: Size, name: str = "", *, resize: bool = False
+        self, content: bytes, size: ImageSize, name: str = "", *, resize: bool = False
     ) -> NDArray[np.uint8]:
         """An image as (channels, height, width)."""
 
         def pixels(image: Any) -> NDArray[np.uint8]:
-            found = Size(image.height, image.width)
+            found = ImageSize(image.height, image.width)
             if found != size and not resize:
                 raise DataError.build(
                     f"{self._where} {name}".rstrip(),

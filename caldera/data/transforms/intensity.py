@@ -22,13 +22,13 @@ from caldera.errors import ConfigError, DataError, ShapeError
 
 
 @dataclass(frozen=True)
-class Scale(Transform):
+class PixelScale(Transform):
     """Bytes become float32 divided by `scale`; all else stays as it is.
 
     >>> import numpy as np
     >>> from caldera.data import Draw
-    >>> from caldera.data.transforms.intensity import Scale
-    >>> Scale(255.0)(np.array([255], np.uint8), Draw()).tolist()
+    >>> from caldera.data.transforms.intensity import PixelScale
+    >>> PixelScale(255.0)(np.array([255], np.uint8), Draw()).tolist()
     [1.0]
     """
 

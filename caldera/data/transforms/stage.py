@@ -19,7 +19,7 @@ from caldera.errors import ConfigError
 Exprs: TypeAlias = tuple[Expr, ...]
 
 
-class Stage(ABC):
+class BatchStage(ABC):
     """A change to a whole batch: its inputs, and its targets. A new one needs `apply` alone.
 
     What becomes of a sample depends on that sample and on the numbers drawn for its place, never
@@ -56,7 +56,7 @@ class Stage(ABC):
         return type(self).__name__
 
 
-class Transform(Stage):
+class Transform(BatchStage):
     """A stage that changes the first array alone, x; a new one needs `__call__` alone.
 
     >>> import numpy as np
@@ -86,7 +86,7 @@ class Transform(Stage):
 
 
 Function: TypeAlias = Callable[[Array, Draw], Array]
-StageLike: TypeAlias = Stage | Function
+StageLike: TypeAlias = BatchStage | Function
 StagesLike: TypeAlias = StageLike | Sequence[StageLike]
 
 
@@ -107,7 +107,7 @@ class _Called(Transform):
         return repr(self._function)
 
 
-class Stages(Sequence[Stage]):
+class Stages(Sequence[BatchStage]):
     """Stages one after the other; each draws numbers of its own.
 
     >>> import numpy as np
@@ -119,16 +119,18 @@ class Stages(Sequence[Stage]):
     """
 
     def __init__(self, stages: StagesLike = ()) -> None:
-        given = [stages] if isinstance(stages, Stage) or callable(stages) else list(stages)
+        given = [stages] if isinstance(stages, BatchStage) or callable(stages) else list(stages)
         for stage in given:
-            if not isinstance(stage, Stage) and not callable(stage):
+            if not isinstance(stage, BatchStage) and not callable(stage):
                 raise ConfigError.build(
                     "data.Pipeline",
                     expected="stages",
                     got=repr(stage),
                     hint="a stage is a data.Stage, or a function of a batch and a data.Draw",
                 )
-        self._stages = tuple(each if isinstance(each, Stage) else _Called(each) for each in given)
+        self._stages = tuple(
+            each if isinstance(each, BatchStage) else _Called(each) for each in given
+        )
         self.following = sum(stage.following for stage in self._stages)
         """How many samples that come after a batch its making needs."""
 
@@ -150,10 +152,10 @@ class Stages(Sequence[Stage]):
     def __len__(self) -> int:
         return len(self._stages)
 
-    def __getitem__(self, number: int) -> Stage:  # type: ignore[override]
+    def __getitem__(self, number: int) -> BatchStage:  # type: ignore[override]
         return self._stages[number]
 
-    def __iter__(self) -> Iterator[Stage]:
+    def __iter__(self) -> Iterator[BatchStage]:
         return iter(self._stages)
 
     def __repr__(self) -> str:

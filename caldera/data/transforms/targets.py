@@ -14,7 +14,7 @@ from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import float32, is_float, uint8
 from caldera.data.random_draws import Draw, LazyDraw
 from caldera.data.sources.base import Array, Arrays
-from caldera.data.transforms.stage import Exprs, Stage
+from caldera.data.transforms.stage import BatchStage, Exprs
 from caldera.errors import ConfigError, DataError, DtypeError, ShapeError
 
 _QUANTILES = 4096
@@ -23,7 +23,7 @@ _POINTS = 1 << 16
 
 
 @dataclass(frozen=True)
-class OneHot(Stage):
+class OneHot(BatchStage):
     """Class numbers become a float32 row for each sample: 1 at its class, 0 elsewhere.
 
     `smoothing` spreads that part of the 1 evenly over all classes. The loss has to take
@@ -80,7 +80,7 @@ class OneHot(Stage):
 
 
 @dataclass(frozen=True)
-class Mixup(Stage):
+class Mixup(BatchStage):
     """Each sample is mixed with the next one of the epoch, and its target with the other's.
 
     The part of the first is drawn from Beta(alpha, alpha). Since the order is random, the next

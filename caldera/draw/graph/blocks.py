@@ -15,10 +15,10 @@ _PRODUCTS = ("Dense", "Conv", "Attention", "LSTM", "GRU", "RNN")
 
 
 @dataclass(frozen=True)
-class Block:
+class LayerBlock:
     """A layer: what it is, what it gives, and the numbers of the blocks it reads; -1 is the input.
 
-    >>> Block("Dense", "10", (0,)).label
+    >>> LayerBlock("Dense", "10", (0,)).label
     'Dense'
     """
 
@@ -27,10 +27,10 @@ class Block:
     reads: Sequence[int] = ()
 
 
-def block_picture(blocks: Sequence[Block], source: str) -> Safe:
+def block_picture(blocks: Sequence[LayerBlock], source: str) -> Safe:
     """The blocks from top to bottom, as a picture of a page; `source` is what the input is.
 
-    >>> "Dense" in block_picture([Block("Dense", "10", (-1,))], "64")
+    >>> "Dense" in block_picture([LayerBlock("Dense", "10", (-1,))], "64")
     True
     """
     scene = Scene()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from caldera.core.graph.node import Node
 from caldera.core.graph.program import Body
 from caldera.draw.graph.layered_layout import arrange
-from caldera.draw.graph.levels import Link, levels_of
+from caldera.draw.graph.levels import GraphEdge, levels_of
 from caldera.draw.graph.marks import (
     Arrow,
     Mark,
@@ -42,7 +42,7 @@ def place(scene: Scene, squeeze: float = 1.0) -> None:
         exits, entries = arrow.source.exits, arrow.target.entries
         leaves = exits[arrow.output] if exits else 0.0
         enters = entries[arrow.input] if entries and arrow.input is not None else None
-        links.append(Link(index[arrow.source], index[arrow.target], leaves, enters))
+        links.append(GraphEdge(index[arrow.source], index[arrow.target], leaves, enters))
     levels = levels_of(
         [mark.width for mark in scene.marks],
         links,

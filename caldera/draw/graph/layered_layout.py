@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from caldera.draw.graph.levels import BETWEEN_BOXES, Link
+from caldera.draw.graph.levels import BETWEEN_BOXES, GraphEdge
 from caldera.draw.svg import Point
 
 BETWEEN_BENDS = 10.0
@@ -29,7 +29,7 @@ BETWEEN_ENTRIES = 20.0
 
 
 @dataclass(frozen=True)
-class Placement:
+class NodePosition:
     """Where everything goes: the middle of each box, and the points each link passes through.
 
     Points one above the other are joined by a line, others by a curve that starts and ends upright.
@@ -43,13 +43,13 @@ class Placement:
 
 def arrange(
     sizes: Sequence[tuple[float, float]],
-    links: Sequence[Link],
+    links: Sequence[GraphEdge],
     levels: Sequence[int],
     squeeze: float = 1.0,
-) -> Placement:
+) -> NodePosition:
     """Place boxes of these sizes. `squeeze` scales all distances between them."""
     if not sizes:
-        return Placement([], [], 0.0, 0.0)
+        return NodePosition([], [], 0.0, 0.0)
     return _Drawing(sizes, links, levels, squeeze).place()
 
 
@@ -59,7 +59,7 @@ class _Drawing:
     def __init__(
         self,
         sizes: Sequence[tuple[float, float]],
-        links: Sequence[Link],
+        links: Sequence[GraphEdge],
         levels: Sequence[int],
         squeeze: float,
     ) -> None:
@@ -85,7 +85,7 @@ class _Drawing:
         for item in self._first_order():
             self.rows[self.level[item]].append(item)
 
-    def place(self) -> Placement:
+    def place(self) -> NodePosition:
         self._remove_crossings()
         x = self._across(self._attractions())
         left = min(x[item] - self._width(item) / 2 for item in range(len(x)))
@@ -105,7 +105,7 @@ class _Drawing:
                 y = tops[level] + half
             centres.append((x[box], y))
         routes = [self._route(index, x, centres, tops, bottoms) for index in range(len(self.links))]
-        return Placement(centres, routes, width, bottoms[-1])
+        return NodePosition(centres, routes, width, bottoms[-1])
 
     def _width(self, item: int) -> float:
         return self.sizes[item][0] if item < self.boxes else 0.0

@@ -11,7 +11,7 @@ WIDEST = 1500.0
 
 
 @dataclass(frozen=True)
-class Link:
+class GraphEdge:
     """A line from one box down to another, by their numbers.
 
     `leaves_at` and `enters_at` are offsets from the middle of the box. Without the first a link
@@ -26,7 +26,7 @@ class Link:
 
 def levels_of(
     widths: Sequence[float],
-    links: Iterable[Link],
+    links: Iterable[GraphEdge],
     first: Iterable[int] = (),
     last: Iterable[int] = (),
 ) -> list[int]:

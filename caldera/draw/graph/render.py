@@ -99,7 +99,7 @@ def graph_svg(panels: Mapping[str, Program]) -> str:
 
 
 @dataclass(frozen=True)
-class Facts:
+class ProgramFacts:
     """What a program amounts to."""
 
     nodes: int
@@ -109,11 +109,11 @@ class Facts:
     flops: int
 
 
-def facts(program: Program) -> Facts:
+def facts(program: Program) -> ProgramFacts:
     """Count nodes, and estimate bytes moved and operations."""
     order = [node for node in program.order() if node.op.name != "item"]
     leaves = [node for node in order if node.op.kind == "leaf"]
-    return Facts(
+    return ProgramFacts(
         len(order),
         len(leaves),
         sum(1 for node in order if node.op.kind == "product"),
@@ -176,7 +176,7 @@ class _Card:
         return [element("g", *parts, class_="panel", id=name)]
 
 
-def _fact_lines(found: Facts, drawn: ProgramScene) -> Iterator[str]:
+def _fact_lines(found: ProgramFacts, drawn: ProgramScene) -> Iterator[str]:
     if drawn.shown < drawn.total:
         yield f"the first {drawn.shown} of {drawn.total} nodes are drawn"
     parts = [

@@ -17,7 +17,7 @@ from caldera.core.graph.node import Node, Symbol
 from caldera.core.graph.program import Program
 from caldera.draw.graph.clusters import BETWEEN_COLUMNS, mark_of, packed, side_by_side
 from caldera.draw.graph.layered_layout import SMALLEST_GAP
-from caldera.draw.graph.levels import Link, levels_of
+from caldera.draw.graph.levels import GraphEdge, levels_of
 from caldera.draw.graph.marks import (
     Arrow,
     Mark,
@@ -110,7 +110,7 @@ class _SceneBuilder:
     def _levels(self) -> dict[Node, int]:
         index = {node: i for i, node in enumerate(self.nodes)}
         links = [
-            Link(index[produced_by(given)[0]], index[node])
+            GraphEdge(index[produced_by(given)[0]], index[node])
             for node in self.nodes
             for _, given in drawn_inputs(node)
             if produced_by(given)[0] in index

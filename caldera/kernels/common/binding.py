@@ -18,12 +18,12 @@ from caldera.kernels.table import Array
 Kind = TypeVar("Kind")
 
 
-class Signature(Generic[Kind]):
+class ArgumentNames(Generic[Kind]):
     """The names of a kernel's arguments in the order in which it takes them, each with its kind.
 
     What a kind is, is the device's business: a type of LLVM, one of C++.
 
-    >>> copy = Signature("copy", {"target": "float*", "source": "float*", "count": "long"})
+    >>> copy = ArgumentNames("copy", {"target": "float*", "source": "float*", "count": "long"})
     >>> copy.check({"count": 3, "source": 8, "target": 0})
     >>> copy.check({"count": 3, "source": 8, "goal": 0})
     Traceback (most recent call last):

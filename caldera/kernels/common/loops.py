@@ -207,7 +207,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class Axes:
+class LoopAxes:
     """A loop's lengths from the outermost axis to the innermost, which are reduced, and for each
     operand the bytes between neighbours along each of them."""
 
@@ -215,9 +215,9 @@ class Axes:
     reduced: tuple[bool, ...]
     strides: tuple[tuple[int, ...], ...]
 
-    def without(self, axis: int) -> Axes:
+    def without(self, axis: int) -> LoopAxes:
         """The loop less one of its axes."""
-        return Axes(
+        return LoopAxes(
             _less(self.lengths, axis),
             _less(self.reduced, axis),
             tuple(_less(each, axis) for each in self.strides),
@@ -242,24 +242,24 @@ def _strides(array: np.ndarray, shape: Shape) -> tuple[int, ...]:
     return (0,) * (len(shape) - array.ndim) + tuple(0 if n == 1 else step for n, step in own)
 
 
-def axes_of(shape: Shape, arrays: Sequence[np.ndarray], reduced: Sequence[int] = ()) -> Axes:
+def axes_of(shape: Shape, arrays: Sequence[np.ndarray], reduced: Sequence[int] = ()) -> LoopAxes:
     """The loop over `shape`; the order of its axes is that of the first array that fills it."""
     views = [_strides(array, shape) for array in arrays]
     axes = [axis for axis, length in enumerate(shape) if length != 1]
     lead = next((each for each in views if all(each[axis] for axis in axes)), None)
     if lead is not None:
         axes.sort(key=lambda axis: -abs(lead[axis]))
-    found = Axes(
+    found = LoopAxes(
         tuple(shape[axis] for axis in axes),
         tuple(axis in reduced for axis in axes),
         tuple(tuple(each[axis] for axis in axes) for each in views),
     )
     if not axes:
-        return Axes((1,), (bool(reduced),), ((0,),) * len(views))
+        return LoopAxes((1,), (bool(reduced),), ((0,),) * len(views))
     return _joined(found)
 
 
-def _joined(axes: Axes) -> Axes:
+def _joined(axes: LoopAxes) -> LoopAxes:
     """Neighbours made one where every operand goes on from the one to the other."""
     outer = len(axes.lengths) - 2
     while outer >= 0:
@@ -270,6 +270,6 @@ def _joined(axes: Axes) -> Axes:
             axes = axes.without(outer)
             lengths = list(axes.lengths)
             lengths[outer] = length
-            axes = Axes(tuple(lengths), axes.reduced, axes.strides)
+            axes = LoopAxes(tuple(lengths), axes.reduced, axes.strides)
         outer -= 1
     return axes

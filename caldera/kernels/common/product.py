@@ -16,7 +16,7 @@ from caldera.kernels.table import Array, Call
 
 
 @dataclass(frozen=True)
-class Product:
+class ProductArrays:
     """out = left @ right as arrays, the transposes that the node asks for already made."""
 
     left: Array
@@ -24,14 +24,14 @@ class Product:
     out: Array
 
     @classmethod
-    def of(cls, call: Call, left: Array, right: Array) -> Product:
+    def of(cls, call: Call, left: Array, right: Array) -> ProductArrays:
         """The product that a call computes, with as few batch axes as possible."""
         attrs = call.node.attrs
         left = left.swapaxes(-1, -2) if attrs["ta"] else left
         right = right.swapaxes(-1, -2) if attrs["tb"] else right
         return cls(left, right, call.outputs[0])._flattened()
 
-    def _flattened(self) -> Product:
+    def _flattened(self) -> ProductArrays:
         """Matrices that all meet the same one on the right are one tall matrix."""
         shared = not any(
             stride
@@ -46,7 +46,7 @@ class Product:
             out = self.out.reshape(rows, self.out.shape[-1], copy=False)
         except ValueError:
             return self
-        return Product(left, self.right[(0,) * (self.right.ndim - 2)], out)
+        return ProductArrays(left, self.right[(0,) * (self.right.ndim - 2)], out)
 
     @property
     def batch(self) -> Shape:

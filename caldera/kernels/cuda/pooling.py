@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.epilogue import max_pool2d_epilogue
 from caldera.core.tensor.shape import Shape
-from caldera.kernels.cuda.codegen.expression import Signature, const_pointer, pointer, type_of
+from caldera.kernels.cuda.codegen.expression import KernelSignature, const_pointer, pointer, type_of
 from caldera.kernels.cuda.codegen.loop_operands import divisor
 from caldera.kernels.cuda.codegen.source import flags, header_launch
 from caldera.kernels.cuda.codegen.strides import (
@@ -125,7 +125,7 @@ def _launch(
         for i, array in enumerate(arrays)
     }
     pixels = {f"p{i}": indices(f"Pixels<{integer}>", own, large) for i, own in enumerate(steps)}
-    signature = Signature(
+    signature = KernelSignature(
         {
             **pointers,
             **({} if bias is None else {"bias": const_pointer(bias)}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from caldera.kernels.cuda.codegen.expression import (
-    Signature,
+    KernelSignature,
     const_pointer,
     i64,
     pointer,
@@ -36,7 +36,7 @@ def _bind(distribution: str, call: Call) -> Runner:
     places = merged(axes_of(out.shape, element_strides(out)))
     dense = not places or (len(places) == 1 and places[0].strides == (1,))
     kind = type_of(out)
-    signature = Signature(
+    signature = KernelSignature(
         {
             "out": pointer(out),
             "state": const_pointer(state),

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import compute_dtype
 from caldera.kernels.cuda.codegen.expression import (
+    KernelSignature,
     Parameter,
-    Signature,
     const_pointer,
     i32,
     pointer,
@@ -92,7 +92,7 @@ def _over_samples(
         f"classes_at(a{i}, {places[i]}, step{i})" if each.has_classes else f"a{i} + {places[i]}"
         for i, each in enumerate(operands)
     ]
-    signature = Signature(
+    signature = KernelSignature(
         {
             **{f"a{i}": each.parameter for i, each in enumerate(operands)},
             **{f"step{i}": index(step, large) for i, step in enumerate(steps)},

@@ -6,8 +6,8 @@ from math import prod
 
 from caldera.core.graph.node import Node
 from caldera.kernels.cuda.codegen.expression import (
+    KernelSignature,
     Parameter,
-    Signature,
     const_pointer,
     i64,
     pointer,
@@ -78,7 +78,7 @@ def _bind(call: Call) -> Runner:
     size = item_bytes(dtype)
     first, second = _buffers(call, min(len(runs), 2), x.size * size)
     in_tile = rows_in_tile * width
-    signature = Signature(
+    signature = KernelSignature(
         {
             **arrays,
             "items": pointer(first, item),
@@ -106,7 +106,7 @@ def _bind(call: Call) -> Runner:
         )
     ]
     for run in runs:
-        signature = Signature(
+        signature = KernelSignature(
             {
                 **arrays,
                 "from": const_pointer(first, item),

@@ -25,7 +25,7 @@ from caldera.kernels.native.codegen.emitter import (
     I64,
     Emitter,
     Pointer,
-    Value,
+    RegisterValue,
     natural_lanes,
 )
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
@@ -46,17 +46,17 @@ class _Sample:
     lanes: int
     probabilities: Pointer
     labels: Pointer
-    count: Value
-    frames: Value
-    classes: Value
-    width: Value
+    count: RegisterValue
+    frames: RegisterValue
+    classes: RegisterValue
+    width: RegisterValue
     """States of a row, in whole vectors."""
     skips: Pointer
     emissions: Pointer
     blank: int
 
     @property
-    def stride(self) -> Value:
+    def stride(self) -> RegisterValue:
         """Places from one row to the next."""
         return self.width + 2 * _MARGIN
 
@@ -78,11 +78,11 @@ class _Sample:
             self.skips.store(i * 2 + 1, k.select(allowed, 0.0, k.constant(IMPOSSIBLE, F64)))
             before.value = label
 
-    def label(self, i: Value) -> Value:
+    def label(self, i: RegisterValue) -> RegisterValue:
         """The class of a label."""
         return self.k.convert(self.labels.load(i), I64)
 
-    def load_emissions(self, frame: Value) -> None:
+    def load_emissions(self, frame: RegisterValue) -> None:
         """The log-probabilities of a frame, state by state."""
         row = self.probabilities.at(frame * self.classes)
         blank = self._emission(row, self.k.constant(self.blank, I64))
@@ -91,7 +91,7 @@ class _Sample:
             self.emissions.store(i * 2 + 1, self._emission(row, self.label(i)))
             self.emissions.store(i * 2 + 2, blank)
 
-    def _emission(self, row: Pointer, place: Value) -> Value:
+    def _emission(self, row: Pointer, place: RegisterValue) -> RegisterValue:
         value = self.k.convert(row.load(place), F64)
         # The second if one is a nan: that is passed on.
         return self.k.maximum(self.k.constant(IMPOSSIBLE, F64), value)
@@ -111,14 +111,14 @@ class _Sample:
             skip = after.load(s + 2, self.lanes) + self.skips.load(s + 2, self.lanes)
             before.store(s, _log_sum(self.k, stay, follow, skip))
 
-    def likelihood(self, last: Pointer) -> Value:
+    def likelihood(self, last: Pointer) -> RegisterValue:
         """Its logarithm, from the forward variables of the last frame."""
         k = self.k
         state = self.count * 2
         return _log_sum(k, last.load(state), last.load(state - 1), k.constant(IMPOSSIBLE, F64))
 
 
-def _log_sum(k: Emitter, a: Value, b: Value, c: Value) -> Value:
+def _log_sum(k: Emitter, a: RegisterValue, b: RegisterValue, c: RegisterValue) -> RegisterValue:
     """log(e^a + e^b + e^c), of which the largest takes no exponential."""
     high, low = k.maximum(a, b), k.minimum(a, b)
     top = k.maximum(high, c)
@@ -128,7 +128,9 @@ def _log_sum(k: Emitter, a: Value, b: Value, c: Value) -> Value:
     return top + log(k, total)
 
 
-def _is_known(k: Emitter, sample: _Sample, most_frames: Value, most_labels: Value) -> Value:
+def _is_known(
+    k: Emitter, sample: _Sample, most_frames: RegisterValue, most_labels: RegisterValue
+) -> RegisterValue:
     """Whether lengths and labels are such."""
     count, frames = sample.count, sample.frames
     fits = (count >= 0) & (count <= most_labels) & (frames >= 0) & (frames <= most_frames)
@@ -156,7 +158,7 @@ class _Given:
     most_labels: Integer
     width: Integer
 
-    def sample(self, k: Emitter, index: Value, blank: int) -> tuple[_Sample, Pointer]:
+    def sample(self, k: Emitter, index: RegisterValue, blank: int) -> tuple[_Sample, Pointer]:
         """A sample, and the rows of its frames."""
         stride = self.width + 2 * _MARGIN
         room = self.scratch.at(k.part * self.scratch_step + _MARGIN)
@@ -205,7 +207,7 @@ def _begin(sample: _Sample, rows: Pointer) -> None:
     rows.store(-1, sample.k.constant(0.0, F64))
 
 
-def _close(sample: _Sample, rows: Pointer, frame: Value) -> None:
+def _close(sample: _Sample, rows: Pointer, frame: RegisterValue) -> None:
     """The start is left once and for all."""
     with sample.k.if_then(frame.equals(0)):
         rows.store(-1, sample.k.constant(IMPOSSIBLE, F64))
@@ -238,7 +240,7 @@ def _posteriors(k: Emitter, given: _Given, out: Pointer, blank: int) -> None:
 
 
 def _walk_back(
-    sample: _Sample, forward: Pointer, backward: Pointer, total: Value, target: Pointer
+    sample: _Sample, forward: Pointer, backward: Pointer, total: RegisterValue, target: Pointer
 ) -> None:
     """Add up posteriors by class, from the last frame to the first."""
     k = sample.k

@@ -18,7 +18,13 @@ from caldera.base.threads import thread_count
 from caldera.core.graph.node import Node
 from caldera.core.tensor.dtype import float32, float64
 from caldera.kernels.common.indexing import may_overwrite
-from caldera.kernels.native.codegen.emitter import I64, Emitter, Pointer, Value, natural_lanes
+from caldera.kernels.native.codegen.emitter import (
+    I64,
+    Emitter,
+    Pointer,
+    RegisterValue,
+    natural_lanes,
+)
 from caldera.kernels.native.codegen.kernel import (
     INTEGERS,
     Integer,
@@ -37,7 +43,9 @@ _WORTH_SPLITTING = 1 << 14
 """Elements moved from which on a second thread pays."""
 
 
-def _position(k: Emitter, indices: Pointer, i: Value, length: Value, *, unsigned: bool) -> Value:
+def _position(
+    k: Emitter, indices: Pointer, i: RegisterValue, length: RegisterValue, *, unsigned: bool
+) -> RegisterValue:
     """An index as a place from 0 on; negative ones count from the end.
 
     What is above 2^63 becomes negative here, and stays it: no axis is as long.
@@ -107,7 +115,7 @@ def _scatter_add(
                 status.store(0, 1)
 
 
-def _add(target: Pointer, source: Pointer, i: Value, count: int) -> None:
+def _add(target: Pointer, source: Pointer, i: RegisterValue, count: int) -> None:
     target.store(i, target.load(i, count) + source.load(i, count))
 
 

@@ -15,7 +15,13 @@ from math import prod
 import numpy as np
 
 from caldera.base.threads import thread_count
-from caldera.kernels.native.codegen.emitter import I64, Emitter, Pointer, Value, natural_lanes
+from caldera.kernels.native.codegen.emitter import (
+    I64,
+    Emitter,
+    Pointer,
+    RegisterValue,
+    natural_lanes,
+)
 from caldera.kernels.native.codegen.kernel import (
     INTEGERS,
     Integer,
@@ -35,7 +41,7 @@ _LONGEST_ROW = 4096
 
 
 @dataclass(frozen=True)
-class Axis:
+class CopyAxis:
     """A loop: how often, and how far apart in either array (in elements)."""
 
     count: int
@@ -45,22 +51,22 @@ class Axis:
 
 @dataclass(frozen=True)
 class LoopArgument:
-    """The same in a kernel, given as the fields of an `Axis`."""
+    """The same in a kernel, given as the fields of an `CopyAxis`."""
 
     count: Integer
     target: Integer
     source: Integer
 
 
-def simplest(target: np.ndarray, source: np.ndarray) -> list[Axis]:
+def simplest(target: np.ndarray, source: np.ndarray) -> list[CopyAxis]:
     """The loops of a copy, the one that moves least in the target innermost."""
     axes = [
-        Axis(n, t // target.itemsize, s // target.itemsize)
+        CopyAxis(n, t // target.itemsize, s // target.itemsize)
         for n, t, s in zip(target.shape, target.strides, source.strides, strict=True)
         if n != 1
     ]
     axes.sort(key=lambda axis: -abs(axis.target))
-    merged: list[Axis] = []
+    merged: list[CopyAxis] = []
     for axis in axes:
         last = merged[-1] if merged else None
         if (
@@ -68,10 +74,10 @@ def simplest(target: np.ndarray, source: np.ndarray) -> list[Axis]:
             and last.target == axis.target * axis.count
             and last.source == axis.source * axis.count
         ):
-            merged[-1] = Axis(last.count * axis.count, axis.target, axis.source)
+            merged[-1] = CopyAxis(last.count * axis.count, axis.target, axis.source)
         else:
             merged.append(axis)
-    return merged or [Axis(1, 1, 1)]
+    return merged or [CopyAxis(1, 1, 1)]
 
 
 def copy_calls(target: np.ndarray, source: np.ndarray) -> list[NativeCall] | None:
@@ -84,7 +90,7 @@ def copy_calls(target: np.ndarray, source: np.ndarray) -> list[NativeCall] | Non
     axes = _cut_long_row(simplest(target, source))
     columns = axes.pop()
     mode = "single"
-    rows = Axis(1, 0, 0)
+    rows = CopyAxis(1, 0, 0)
     across = next((axis for axis in axes if axis.source == 1), None)
     if columns.target == 1 and columns.source in (0, 1):
         mode = "rows" if columns.source else "fill"
@@ -97,7 +103,7 @@ def copy_calls(target: np.ndarray, source: np.ndarray) -> list[NativeCall] | Non
         rows = axes.pop()
     if len(axes) > _OUTER:
         return None
-    axes = [Axis(1, 0, 0)] * (_OUTER - len(axes)) + axes
+    axes = [CopyAxis(1, 0, 0)] * (_OUTER - len(axes)) + axes
     units = prod(axis.count for axis in axes)
     chunks = 1 if units >= 4 * thread_count() else min(4 * thread_count(), rows.count)
     busy = target.nbytes >= _WORTH_SPLITTING
@@ -115,14 +121,14 @@ def copy_calls(target: np.ndarray, source: np.ndarray) -> list[NativeCall] | Non
     ]
 
 
-def _cut_long_row(axes: list[Axis]) -> list[Axis]:
+def _cut_long_row(axes: list[CopyAxis]) -> list[CopyAxis]:
     """A row that is the whole copy, as several rows if they come out even."""
     if len(axes) > 1 or axes[0].count <= _LONGEST_ROW:
         return axes
     (row,) = axes
     length = next((n for n in range(_LONGEST_ROW, 63, -1) if row.count % n == 0), row.count)
-    outer = Axis(row.count // length, row.target * length, row.source * length)
-    return [outer, Axis(length, row.target, row.source)]
+    outer = CopyAxis(row.count // length, row.target * length, row.source * length)
+    return [outer, CopyAxis(length, row.target, row.source)]
 
 
 @native_kernel
@@ -176,14 +182,14 @@ class _Block:
         self.count, self.step, self.source_step = columns.count, columns.target, columns.source
         self.lanes = natural_lanes(target.type)
 
-    def line(self, row: Value, mode: str) -> None:
+    def line(self, row: RegisterValue, mode: str) -> None:
         k = self.k
         target = self.target.at(row * self.row_step)
         source = self.source.at(row * self.row_source)
         if mode == "rows":
             wide = 4 * self.lanes
 
-            def move(i: Value, count: int) -> None:
+            def move(i: RegisterValue, count: int) -> None:
                 for part in range(0, count, self.lanes):
                     taken = min(self.lanes, count)
                     target.store(i + part, source.load(i + part, taken))
@@ -198,7 +204,7 @@ class _Block:
             with k.loop(0, self.count) as i:
                 target.store(i * self.step, source.load(i * self.source_step))
 
-    def transpose(self, begin: Value, end: Value) -> None:
+    def transpose(self, begin: RegisterValue, end: RegisterValue) -> None:
         """Rows lie side by side in the source, columns in the target: in square blocks."""
         k, lanes = self.k, self.lanes
         whole_rows = begin + (end - begin) // lanes * lanes
@@ -220,7 +226,7 @@ class _Block:
             self.target.store(row * self.row_step + column, value)
 
 
-def transposed(k: Emitter, block: Sequence[Value]) -> list[Value]:
+def transposed(k: Emitter, block: Sequence[RegisterValue]) -> list[RegisterValue]:
     """A square block, a vector a row, with rows and columns exchanged."""
     lines = list(block)
     lanes = len(lines)

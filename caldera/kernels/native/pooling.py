@@ -22,7 +22,7 @@ from caldera.kernels.native.codegen.emitter import (
     I64,
     Emitter,
     Pointer,
-    Value,
+    RegisterValue,
     element,
     natural_lanes,
     vector,
@@ -118,7 +118,7 @@ def _pool(
         column_from, column_to = column_begin.load(column), column_begin.load(column + 1)
         taken = (row_to - row_from) * (column_to - column_from)
 
-        def one(channel: Value, count: int, mask: Value | None = None) -> None:
+        def one(channel: RegisterValue, count: int, mask: RegisterValue | None = None) -> None:
             loop = _Channels(k, mode, read.memory.computed, index, count)
             if mode == "max":
                 with k.if_then(taken > 0):
@@ -166,17 +166,17 @@ class _Channels:
         self.value = k.variable(-math.inf if mode == "max" else 0.0, vector(kind, count))
         positions = I32 if index is None else index.memory.place.type
         self.name = k.variable(-1, vector(positions, count))
-        self.wanted: Value | None = None
+        self.wanted: RegisterValue | None = None
 
-    def begin_at(self, position: Value) -> None:
+    def begin_at(self, position: RegisterValue) -> None:
         """The first element wins unless a later one is larger."""
         self.name.value = self._named(position)
 
-    def _named(self, position: Value) -> Value:
+    def _named(self, position: RegisterValue) -> RegisterValue:
         kind = self.name.type
         return self.k.constant(self.k.convert(position, element(kind)), kind)
 
-    def tap(self, x: Value, position: Value, held: Value) -> None:
+    def tap(self, x: RegisterValue, position: RegisterValue, held: RegisterValue) -> None:
         k, best = self.k, self.value.value
         if self.mode == "max":
             # A nan wins over everything but a nan.
@@ -193,7 +193,7 @@ class _Channels:
             added = best + x if self.mode == "scatter" else x
             self.value.value = k.select(here, added, best)
 
-    def result(self, held: Value) -> Value:
+    def result(self, held: RegisterValue) -> RegisterValue:
         value = self.value.value
         return value / self.k.convert(held, element(value.type)) if self.mode == "mean" else value
 
@@ -236,7 +236,7 @@ def _scatter(
             low = (top >= 0) & (left >= 0)
             whole = low & (top + reach_down < height) & (left + reach_right < width)
 
-            def add(channel: Value, *, checked: bool) -> None:
+            def add(channel: RegisterValue, *, checked: bool) -> None:
                 winner = index.memory.load(index.at(names, column, channel))
                 position = k.convert(winner, I64)
                 added = given.memory.load(given.at(line, column, channel))

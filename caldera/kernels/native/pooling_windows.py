@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 
 from caldera.kernels.native.codegen.dtypes import ElementPointer
-from caldera.kernels.native.codegen.emitter import Emitter, Value, vector
+from caldera.kernels.native.codegen.emitter import Emitter, RegisterValue, vector
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.table import Call
 
@@ -27,11 +27,13 @@ class ImageMemory:
     of_row: Integer
     of_column: Integer
 
-    def line(self, image: Value, row: Value) -> Value:
+    def line(self, image: RegisterValue, row: RegisterValue) -> RegisterValue:
         """Where a row begins."""
         return image * self.of_image + row * self.of_row
 
-    def at(self, line: Value, column: Value, channel: Value) -> Value:
+    def at(
+        self, line: RegisterValue, column: RegisterValue, channel: RegisterValue
+    ) -> RegisterValue:
         """Where a channel of a pixel of a row lies."""
         return line + column * self.of_column + channel * self.of_channel
 
@@ -81,7 +83,7 @@ def average_windows(
         lines = [pixels.line(image, row * size[0] + i) for i in range(size[0])]
         with k.loop(0, columns) as column:
 
-            def one(channel: Value, count: int, mask: Value | None = None) -> None:
+            def one(channel: RegisterValue, count: int, mask: RegisterValue | None = None) -> None:
                 here = windows.at(given, column, channel)
                 there = [pixels.at(lines[i], column * size[1] + j, channel) for i, j in places]
                 if spreads:

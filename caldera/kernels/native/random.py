@@ -14,7 +14,7 @@ from caldera.kernels.native.codegen.emitter import (
     I64,
     Emitter,
     Pointer,
-    Value,
+    RegisterValue,
     natural_lanes,
     vector,
 )
@@ -69,21 +69,30 @@ def _uniform(
 class Philox:
     """The generator for one (seed, step, stream), as other kernels use it as well."""
 
-    def __init__(self, k: Emitter, lanes: int, seed: Value, step: Value, stream: Value) -> None:
+    def __init__(
+        self,
+        k: Emitter,
+        lanes: int,
+        seed: RegisterValue,
+        step: RegisterValue,
+        stream: RegisterValue,
+    ) -> None:
         self.k = k
         self.lanes = lanes
         low = k.constant(0xFFFFFFFF, I64)
         self.key = [seed & low, k.shift_right(seed, 32)]
         self.upper = [k.splat(each & low, lanes) for each in (step, stream)]
 
-    def words(self, block: Value) -> list[Value]:
+    def words(self, block: RegisterValue) -> list[RegisterValue]:
         """The words of `lanes` blocks from this one on, in order, four in each vector."""
         k = self.k
         wide = vector(I64, self.lanes)
         numbers = k.variable(block, wide)
         counting = numbers.value
         for lane in range(1, self.lanes):
-            counting = Value(k, k.ir.insert_element(counting.raw, (block + lane).raw, I32(lane)))
+            counting = RegisterValue(
+                k, k.ir.insert_element(counting.raw, (block + lane).raw, I32(lane))
+            )
         low = k.constant(0xFFFFFFFF, wide)
         even = [counting & low, self.upper[0]]
         odd = [k.shift_right(counting, 32), self.upper[1]]
@@ -96,14 +105,16 @@ class Philox:
             even = [k.shift_right(product[1 - i], 32) ^ odd[i] ^ key[i] for i in (0, 1)]
             odd = [product[1 - i] & low for i in (0, 1)]
         columns = [k.convert(each, I32) for each in (even[0], odd[0], even[1], odd[1])]
-        result: list[Value] = []
+        result: list[RegisterValue] = []
         for start in range(0, self.lanes, _WORDS_IN_BLOCK):
             picks = range(start, start + _WORDS_IN_BLOCK)
             result += transposed(k, [k.shuffle(column, None, picks) for column in columns])
         return result
 
 
-def _store(k: Emitter, out: Pointer, place: Value, words: list[Value], kind: object) -> None:
+def _store(
+    k: Emitter, out: Pointer, place: RegisterValue, words: list[RegisterValue], kind: object
+) -> None:
     for index, four in enumerate(words):
         if kind == F32:
             upper = k.convert(k.shift_right(four, 8), F32)

@@ -20,7 +20,14 @@ from caldera.base.threads import thread_count
 from caldera.core.graph.node import Node
 from caldera.core.tensor.dtype import float32, float64, int32, int64
 from caldera.core.tensor.shape import Shape
-from caldera.kernels.native.codegen.emitter import I1, I64, Emitter, Pointer, Value, natural_lanes
+from caldera.kernels.native.codegen.emitter import (
+    I1,
+    I64,
+    Emitter,
+    Pointer,
+    RegisterValue,
+    natural_lanes,
+)
 from caldera.kernels.native.codegen.kernel import Integer, address_of, native_kernel
 from caldera.kernels.native.codegen.math import exp_of_negative, log1p, maximum
 from caldera.kernels.native.codegen.program import NativeRunner
@@ -48,7 +55,7 @@ def _slices(width: int, lanes: int) -> int:
     return found
 
 
-def _index(k: Emitter, indices: Pointer, place: Value) -> Value:
+def _index(k: Emitter, indices: Pointer, place: RegisterValue) -> RegisterValue:
     return k.convert(indices.load(place), I64)
 
 
@@ -79,8 +86,8 @@ class _Tables:
 
     k: Emitter
     vectors: Pointer
-    count: Value
-    width: Value
+    count: RegisterValue
+    width: RegisterValue
     many: int
     slices: int
 
@@ -90,27 +97,29 @@ class _Tables:
         firsts = range(0, self.many, _AT_ONCE)
         return [range(first, min(first + _AT_ONCE, self.many)) for first in firsts]
 
-    def word(self, words: Pointer, pair: Value) -> Pointer:
+    def word(self, words: Pointer, pair: RegisterValue) -> Pointer:
         """Where the vector of a pair's word is."""
         return self._row(self.vectors, _index(self.k, words, pair))
 
-    def contexts(self, contexts: Pointer, pair: Value, numbers: range) -> list[Pointer]:
+    def contexts(self, contexts: Pointer, pair: RegisterValue, numbers: range) -> list[Pointer]:
         """Where those of its contexts are."""
         base = self.vectors.at(self.count * self.width)
         places = [pair * self.many + number for number in numbers]
         return [self._row(base, _index(self.k, contexts, place)) for place in places]
 
-    def _row(self, table: Pointer, index: Value) -> Pointer:
+    def _row(self, table: Pointer, index: RegisterValue) -> Pointer:
         """The row with this index; negative ones count from the end."""
         return table.at(self.k.select(index < 0, index + self.count, index) * self.width)
 
-    def edge(self, number: Value) -> Value:
+    def edge(self, number: RegisterValue) -> RegisterValue:
         """Where a slice begins."""
         lanes = natural_lanes(self.vectors.type)
         blocks = (self.width + (lanes - 1)) // lanes
         return self.k.minimum(blocks * number // self.slices * lanes, self.width)
 
-    def scores(self, word: Pointer, rows: Sequence[Pointer], number: Value) -> Value:
+    def scores(
+        self, word: Pointer, rows: Sequence[Pointer], number: RegisterValue
+    ) -> RegisterValue:
         """The word's vector times that of each context over the columns of a slice."""
         k, kind = self.k, word.type
         lanes = natural_lanes(kind)
@@ -127,7 +136,7 @@ class _Tables:
             total.value = k.fma(given, word.load(place), total.value)
         return total.value
 
-    def says_nothing(self, contexts: Pointer, pair: Value, numbers: range) -> Value:
+    def says_nothing(self, contexts: Pointer, pair: RegisterValue, numbers: range) -> RegisterValue:
         """Which contexts were drawn and are the pair's own."""
         k = self.k
         drawn = k.vector_of([k.constant(int(number > 0), I1) for number in numbers])
@@ -137,17 +146,17 @@ class _Tables:
     def gather(
         self,
         rows: Sequence[Pointer],
-        shares: Sequence[Value],
+        shares: Sequence[RegisterValue],
         move: Pointer,
-        first: Value,
-        last: Value,
+        first: RegisterValue,
+        last: RegisterValue,
         *,
         anew: bool,
     ) -> None:
         """What contexts move the word by."""
         k, kind = self.k, self.vectors.type
 
-        def add(place: Value, lanes: int) -> None:
+        def add(place: RegisterValue, lanes: int) -> None:
             total = k.constant(0.0, vector(kind, lanes)) if anew else move.load(place, lanes)
             for row, share in zip(rows, shares, strict=True):
                 total = k.fma(row.load(place, lanes), k.splat(share, lanes), total)
@@ -159,27 +168,27 @@ class _Tables:
         self,
         word: Pointer,
         rows: Sequence[Pointer],
-        shares: Sequence[Value],
-        first: Value,
-        last: Value,
+        shares: Sequence[RegisterValue],
+        first: RegisterValue,
+        last: RegisterValue,
     ) -> None:
         """Move contexts by the word."""
         k = self.k
 
-        def add(place: Value, lanes: int) -> None:
+        def add(place: RegisterValue, lanes: int) -> None:
             given = word.load(place, lanes)
             for row, share in zip(rows, shares, strict=True):
                 row.store(place, k.fma(given, k.splat(share, lanes), row.load(place, lanes)))
 
         k.vector_loops(first, last, shrinking(natural_lanes(word.type)), add)
 
-    def shares(self, slopes: Pointer, pair: Value, numbers: range) -> list[Value]:
+    def shares(self, slopes: Pointer, pair: RegisterValue, numbers: range) -> list[RegisterValue]:
         """By how much of each context a pair's word is moved: towards its own, away from others."""
         found = [slopes.load(pair * self.many + number) for number in numbers]
         return [-each if number else each for number, each in zip(numbers, found, strict=True)]
 
 
-def _lane_sums(k: Emitter, given: Sequence[Value]) -> Value:
+def _lane_sums(k: Emitter, given: Sequence[RegisterValue]) -> RegisterValue:
     """The sum over the lanes of each of these vectors, as the lanes of one."""
     lanes, count = given[0].lanes, len(given)
     rows = list(given)
@@ -216,7 +225,9 @@ class _Batch:
     pairs: Integer
 
 
-def _wrong(k: Emitter, batch: _Batch, place: Value, slices: int, stride: Value) -> Value:
+def _wrong(
+    k: Emitter, batch: _Batch, place: RegisterValue, slices: int, stride: RegisterValue
+) -> RegisterValue:
     """How wrong scores are, as many as fit into a vector."""
     lanes = natural_lanes(batch.sums.type)
     total = batch.sums.load(place, lanes)
@@ -226,7 +237,13 @@ def _wrong(k: Emitter, batch: _Batch, place: Value, slices: int, stride: Value) 
 
 
 def _slopes(
-    k: Emitter, batch: _Batch, slopes: Pointer, speed: Value, many: int, slices: int, stride: Value
+    k: Emitter,
+    batch: _Batch,
+    slopes: Pointer,
+    speed: RegisterValue,
+    many: int,
+    slices: int,
+    stride: RegisterValue,
 ) -> None:
     """The derivative of log(1 + exp(wrong)) times the rate."""
     with k.loop(0, batch.pairs * many, natural_lanes(slopes.type)) as place:
@@ -243,7 +260,7 @@ def _losses(
     terms: Pointer,
     many: int,
     slices: int,
-    stride: Value,
+    stride: RegisterValue,
 ) -> None:
     """Of this part's pairs: the sums of log(1 + exp(wrong)), without overflow."""
     first, last = k.part_range(batch.pairs)
@@ -265,7 +282,7 @@ def _move(
     batch: _Batch,
     slopes: Pointer,
     moves: Pointer,
-    columns: tuple[Value, Value],
+    columns: tuple[RegisterValue, RegisterValue],
 ) -> None:
     """Contexts by the words they stand with, then words, by what contexts were before."""
     with k.loop(0, batch.pairs) as pair:
@@ -282,7 +299,9 @@ def _move(
     with k.loop(0, batch.pairs) as pair:
         word, move = tables.word(batch.words, pair), moves.at(pair * tables.width)
 
-        def follow(place: Value, lanes: int, word: Pointer = word, move: Pointer = move) -> None:
+        def follow(
+            place: RegisterValue, lanes: int, word: Pointer = word, move: Pointer = move
+        ) -> None:
             word.store(place, word.load(place, lanes) + move.load(place, lanes))
 
         k.vector_loops(*columns, shrinking(natural_lanes(word.type)), follow)

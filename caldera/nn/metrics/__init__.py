@@ -20,7 +20,9 @@ from caldera.nn.metrics.classes import (
     ConfusionMatrix,
     Precision,
     Recall,
-    TopK,
+)
+from caldera.nn.metrics.classes import (
+    TopKAccuracy as TopK,
 )
 from caldera.nn.metrics.sequences import (
     CharacterErrorRate,

@@ -12,7 +12,7 @@ from caldera import op
 from caldera.base.configurable import Configurable, Family
 from caldera.compiler.lazy import Expr
 from caldera.errors import ShapeError
-from caldera.nn.task import Task
+from caldera.nn.task import PredictionKind
 
 
 class Metric(Configurable, ABC):
@@ -40,7 +40,7 @@ class Metric(Configurable, ABC):
         """The name under which it is reported: that of the class unless it says otherwise."""
         return metrics.name_of(type(self)) or type(self).__name__
 
-    def for_task(self, task: Task | None) -> Metric:
+    def for_task(self, task: PredictionKind | None) -> Metric:
         """This metric for the targets of a loss, whose `task()` it is; None if that is unknown.
 
         One that makes no sense for them is refused.

@@ -16,7 +16,7 @@ from caldera.errors import ConfigError
 from caldera.nn.losses import mean_by_sample
 from caldera.nn.metrics.base import MeanMetric, Metric, metrics, ratio, sample_factors
 from caldera.nn.metrics.decision import Decision, labels
-from caldera.nn.task import MULTILABEL, Task
+from caldera.nn.task import MULTILABEL, PredictionKind
 
 
 class ClassMetric(Metric):
@@ -29,9 +29,9 @@ class ClassMetric(Metric):
 
     threshold: float | None
     axis: int | None
-    _task: ClassVar[Task | None] = None
+    _task: ClassVar[PredictionKind | None] = None
 
-    def for_task(self, task: Task | None) -> Self:
+    def for_task(self, task: PredictionKind | None) -> Self:
         made = copy.copy(self)
         # Past the guard of frozen dataclasses.
         object.__setattr__(made, "_task", task)
@@ -73,7 +73,7 @@ class Accuracy(ClassMetric, MeanMetric):
 
 @metrics.register("top_k")
 @dataclass(frozen=True)
-class TopK(ClassMetric, MeanMetric):
+class TopKAccuracy(ClassMetric, MeanMetric):
     """The part of predictions with the right class among their `k` largest numbers along `axis`.
 
     >>> import caldera as cd
@@ -96,7 +96,7 @@ class TopK(ClassMetric, MeanMetric):
     def name(self) -> str:
         return f"top_{self.k}"
 
-    def for_task(self, task: Task | None) -> Self:
+    def for_task(self, task: PredictionKind | None) -> Self:
         if task is not None and task.kind == MULTILABEL:
             raise ConfigError.build(
                 self.name,

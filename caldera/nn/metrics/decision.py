@@ -1,8 +1,8 @@
 """From predictions and targets to classes: what metrics of classifiers begin with.
 
 Whether numbers are those of classes, of which the largest is right, or of labels, of which each is
-yes or no, cannot be seen in arrays of one shape. The loss knows it (see `Task`); without one, what
-is not certain is refused.
+yes or no, cannot be seen in arrays of one shape. The loss determines it (`PredictionKind`); without
+a loss, an ambiguous shape is an error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.core.tensor.shape import normalise_axis
 from caldera.errors import ConfigError, ShapeError
-from caldera.nn.task import MULTICLASS, MULTILABEL, REGRESSION, SEQUENCE, Task
+from caldera.nn.task import MULTICLASS, MULTILABEL, REGRESSION, SEQUENCE, PredictionKind
 
 UNKNOWN = -1
 
@@ -30,7 +30,7 @@ class Decision:
     where: str
     threshold: float | None = None
     axis: int | None = None
-    task: Task | None = None
+    task: PredictionKind | None = None
 
     def check(self) -> None:
         """Refuse what cannot be decided for such a task."""

@@ -18,7 +18,7 @@ from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.errors import ConfigError, DataError, ShapeError
 from caldera.nn.metrics.base import Metric, metrics, ratio, sample_factors
-from caldera.nn.task import SEQUENCE, Task
+from caldera.nn.task import SEQUENCE, PredictionKind
 
 NONE = -1
 """A place of a sequence at which no label stands."""
@@ -134,7 +134,7 @@ class _ErrorRate(Metric):
     _blank: ClassVar[int] = 0
     _lengths: ClassVar[bool] = False
 
-    def for_task(self, task: Task | None) -> Self:
+    def for_task(self, task: PredictionKind | None) -> Self:
         if task is None or task.kind != SEQUENCE:
             kind = "another one" if task is None else f"a {task.kind} one"
             raise ConfigError.build(

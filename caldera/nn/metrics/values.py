@@ -14,7 +14,7 @@ from caldera.errors import ConfigError
 from caldera.nn.losses import mean_by_sample
 from caldera.nn.metrics.base import MeanMetric, Metric, metrics, sample_factors
 from caldera.nn.metrics.decision import in_shape_of
-from caldera.nn.task import REGRESSION, Task
+from caldera.nn.task import REGRESSION, PredictionKind
 
 
 class ValueMetric(Metric):
@@ -25,7 +25,7 @@ class ValueMetric(Metric):
     True
     """
 
-    def for_task(self, task: Task | None) -> Self:
+    def for_task(self, task: PredictionKind | None) -> Self:
         if task is not None and task.kind != REGRESSION:
             raise ConfigError.build(
                 self.name,

@@ -10,7 +10,7 @@ import numpy as np
 from caldera import op
 from caldera.compiler.lazy import Expr
 from caldera.onnx.operators.registry import Value, expression, integers, operator
-from caldera.onnx.operators.windows import Windows, fold, lay_windows, padded, positions, unfold
+from caldera.onnx.operators.windows import AxisWindows, fold, lay_windows, padded, positions, unfold
 
 
 def convolve(
@@ -40,14 +40,14 @@ def convolve(
 operator("Conv")(convolve)
 
 
-def _plane(x: Value, w: Value, windows: Windows, group: int) -> Expr:
+def _plane(x: Value, w: Value, windows: AxisWindows, group: int) -> Expr:
     padding = windows.padding()
     if len(padding) == 1:
         return op.conv1d(x, w, windows.strides[0], padding[0], windows.dilations[0], group)
     return op.conv2d(x, w, windows.strides, padding, windows.dilations, group)
 
 
-def _by_product(x: Value, w: Value, windows: Windows, group: int) -> Expr:
+def _by_product(x: Value, w: Value, windows: AxisWindows, group: int) -> Expr:
     """The elements of all windows side by side, times the kernels."""
     count, channels = x.shape[:2]
     parts = unfold(padded(x, windows, 0.0), windows)

@@ -13,10 +13,10 @@ from caldera.compiler.lazy import Expr
 from caldera.core.tensor.dtype import float32, is_float
 from caldera.errors import ConfigError
 from caldera.onnx.operators.registry import Value, check_size, integers, operator
-from caldera.onnx.operators.windows import PLACING, Windows, lay_windows, padded, places, unfold
+from caldera.onnx.operators.windows import PLACING, AxisWindows, lay_windows, padded, places, unfold
 
 
-def _plane(function: Any, x: Value, windows: Windows, *more: Any) -> Expr:
+def _plane(function: Any, x: Value, windows: AxisWindows, *more: Any) -> Expr:
     """Caldera's own pooling is over two axes; one axis is a row of two."""
     lacking = 2 - len(windows.kernel)
     one, none = (1,) * lacking, ((0, 0),) * lacking
@@ -26,7 +26,7 @@ def _plane(function: Any, x: Value, windows: Windows, *more: Any) -> Expr:
     return op.reshape(y, (*x.shape[:2], *windows.outputs))
 
 
-def _is_plane(windows: Windows) -> bool:
+def _is_plane(windows: AxisWindows) -> bool:
     narrow = all(
         max(widths) < reach for widths, reach in zip(windows.padding(), windows.reach, strict=True)
     )
@@ -51,7 +51,9 @@ def max_pool(
     return op.cast(y, x.dtype)
 
 
-def _with_places(x: Value, image: Value, windows: Windows, storage_order: int) -> tuple[Expr, Expr]:
+def _with_places(
+    x: Value, image: Value, windows: AxisWindows, storage_order: int
+) -> tuple[Expr, Expr]:
     parts = op.stack(unfold(padded(image, windows, -math.inf), windows))
     winner = op.argmax(parts, 0)
     sizes = x.shape[2:]

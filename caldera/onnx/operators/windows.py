@@ -21,7 +21,7 @@ PLACING = ("strides", "dilations", "pads", "auto_pad")
 
 
 @dataclass(frozen=True)
-class Windows:
+class AxisWindows:
     """Windows laid over the axes of an image, one entry an axis.
 
     `before` and `after` are the padding; `beyond` is how far the last window sticks out of it, as
@@ -64,7 +64,7 @@ def lay_windows(
     pads: Sequence[int] | None = None,
     auto_pad: str = "NOTSET",
     ceil_mode: int = 0,
-) -> Windows:
+) -> AxisWindows:
     """The windows that ONNX's attributes describe."""
     rank = len(kernel)
     steps = tuple(strides or (1,) * rank)
@@ -78,7 +78,7 @@ def lay_windows(
         else:
             axes.append(_automatic(n, reach[i], steps[i], auto_pad))
     before, after, beyond, outputs = zip(*axes, strict=True)
-    return Windows(tuple(kernel), steps, gaps, before, after, beyond, outputs)
+    return AxisWindows(tuple(kernel), steps, gaps, before, after, beyond, outputs)
 
 
 def _explicit(
@@ -109,12 +109,12 @@ def positions(kernel: Sizes) -> Iterator[Sizes]:
     return itertools.product(*map(range, kernel))
 
 
-def padded(x: Value, windows: Windows, value: float) -> Expr:
+def padded(x: Value, windows: AxisWindows, value: float) -> Expr:
     """Images (N, C, ...) with their padding around them."""
     return op.pad(x, [(0, 0), (0, 0), *windows.padding()], value)
 
 
-def unfold(x: Any, windows: Windows) -> list[Any]:
+def unfold(x: Any, windows: AxisWindows) -> list[Any]:
     """For each element of the window, what it meets: a padded image, one value a window."""
     parts = []
     for position in positions(windows.kernel):
@@ -127,7 +127,7 @@ def unfold(x: Any, windows: Windows) -> list[Any]:
     return parts
 
 
-def fold(parts: Sequence[Value], windows: Windows, sizes: Sequence[int]) -> Expr:
+def fold(parts: Sequence[Value], windows: AxisWindows, sizes: Sequence[int]) -> Expr:
     """The opposite: values of each element of the window added where they came from."""
     total: Expr | None = None
     for position, part in zip(positions(windows.kernel), parts, strict=True):
@@ -156,7 +156,7 @@ def _spread(x: Value, axis: int, stride: int) -> Value:
     return op.slice(joined, [None] * (axis + 1), [None] * axis + [length - stride + 1])
 
 
-def places(windows: Windows, sizes: Sequence[int]) -> np.ndarray:
+def places(windows: AxisWindows, sizes: Sequence[int]) -> np.ndarray:
     """For each element of the window and each window, its place in the flattened image."""
     grids = np.indices(windows.outputs)
     found = []

@@ -20,7 +20,14 @@ from caldera.core.tensor.dtype import DType
 from caldera.core.tensor.shape import size
 from caldera.errors import DataError
 from caldera.onnx.library import BY_NUMBER, STRING, dtype_of, numpy_helper, onnx
-from caldera.onnx.reading.structure import Call, Declared, Function, Graph, Program, Reference
+from caldera.onnx.reading.structure import (
+    Declared,
+    ModelFunction,
+    ModelGraph,
+    NodeCall,
+    OnnxModel,
+    Reference,
+)
 
 _EXTERNAL_KEYS = {"location", "offset", "length", "checksum", "basepath"}
 _PACKED_BITS = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2}
@@ -148,13 +155,13 @@ _DEEPEST = 64
 """Graphs inside graphs: more would be an attack."""
 
 
-def parse(model: Any, folder: Path | None = None, where: str = "onnx") -> Program:
+def parse(model: Any, folder: Path | None = None, where: str = "onnx") -> OnnxModel:
     """What a ModelProto says. `folder` is where arrays that it keeps in other files may lie."""
     reader = _Reader(None if folder is None else Folder(folder), where)
     functions = {
         (plain_domain(each.domain), each.name): reader.function(each) for each in model.functions
     }
-    return Program(reader.graph(model.graph), _versions(model.opset_import), functions)
+    return OnnxModel(reader.graph(model.graph), _versions(model.opset_import), functions)
 
 
 def plain_domain(name: str) -> str:
@@ -172,7 +179,7 @@ class _Reader:
         self.where = where
         self.depth = 0
 
-    def graph(self, proto: Any) -> Graph:
+    def graph(self, proto: Any) -> ModelGraph:
         self.depth += 1
         if self.depth > _DEEPEST:
             raise DataError.build(
@@ -180,7 +187,7 @@ class _Reader:
             )
         constants = {each.name: self._array(each) for each in proto.initializer}
         constants |= {each.values.name: self._dense(each) for each in proto.sparse_initializer}
-        found = Graph(
+        found = ModelGraph(
             proto.name,
             tuple(_declared(each) for each in proto.input),
             tuple(_declared(each) for each in proto.output),
@@ -190,17 +197,17 @@ class _Reader:
         self.depth -= 1
         return found
 
-    def function(self, proto: Any) -> Function:
+    def function(self, proto: Any) -> ModelFunction:
         defaults: dict[str, Any] = {
             each.name: self._attribute(each) for each in proto.attribute_proto
         }
         calls = tuple(self._call(each) for each in proto.node)
         names = tuple(proto.input), tuple(proto.output)
-        return Function(proto.name, *names, defaults, calls, _versions(proto.opset_import))
+        return ModelFunction(proto.name, *names, defaults, calls, _versions(proto.opset_import))
 
-    def _call(self, proto: Any) -> Call:
+    def _call(self, proto: Any) -> NodeCall:
         attributes = {each.name: self._attribute(each) for each in proto.attribute}
-        return Call(
+        return NodeCall(
             proto.op_type,
             plain_domain(proto.domain),
             proto.name,
@@ -277,7 +284,7 @@ LARGEST_FILE = (1 << 31) - 1
 """What protobuf can read; larger models keep their arrays in files beside them."""
 
 
-def read_model(path: str | os.PathLike[str]) -> Program:
+def read_model(path: str | os.PathLike[str]) -> OnnxModel:
     """What a model file says.
 
     >>> read_model("no/such/model.onnx")

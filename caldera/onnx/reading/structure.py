@@ -33,7 +33,7 @@ class Declared:
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class NodeCall:
     """One use of an operator: the names it reads and writes ("" is left out), its attributes."""
 
     operator: str
@@ -48,32 +48,32 @@ class Call:
 
 
 @dataclass(frozen=True, eq=False)
-class Graph:
+class ModelGraph:
     """Calls in an order in which they can run, and the arrays that the model brings along."""
 
     name: str
     inputs: tuple[Declared, ...]
     outputs: tuple[Declared, ...]
     constants: Mapping[str, np.ndarray]
-    calls: tuple[Call, ...]
+    calls: tuple[NodeCall, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Function:
+class ModelFunction:
     """An operator that the model itself defines."""
 
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     defaults: Mapping[str, Any]
-    calls: tuple[Call, ...]
+    calls: tuple[NodeCall, ...]
     versions: Mapping[str, int]
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class OnnxModel:
     """A whole model: its graph, the version of each set of operators, functions of its own."""
 
-    graph: Graph
+    graph: ModelGraph
     versions: Mapping[str, int]
-    functions: Mapping[tuple[str, str], Function]
+    functions: Mapping[tuple[str, str], ModelFunction]

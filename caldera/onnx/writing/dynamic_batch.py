@@ -32,13 +32,13 @@ FIRST, SECOND = 13, 17
 
 
 @dataclass(frozen=True)
-class Samples:
+class BatchMultiple:
     """A size that is so many times the number of samples."""
 
     times: int
 
 
-Size = int | Samples
+Size = int | BatchMultiple
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def size(first: int, second: int, node: Node) -> Size:
     times, rest = divmod(first, FIRST)
     if rest or times * SECOND != second:
         raise not_open("sizes that are multiples of the number of samples", first, second, node)
-    return Samples(times)
+    return BatchMultiple(times)
 
 
 def not_open(expected: str, first: object, second: object, node: Node) -> ConfigError:
@@ -158,7 +158,7 @@ def array_by_samples(write: Any, both: Both, node: Node) -> str:
     shape = sizes(first.shape, second.shape, node)
     steps = []
     for axis, each in enumerate(shape):
-        if isinstance(each, Samples):
+        if isinstance(each, BatchMultiple):
             both, step = _start_and_step(both, axis, node)
             steps.append((axis, each, step))
     name = _numbers(write, both, node)
@@ -173,7 +173,7 @@ def array_by_samples(write: Any, both: Both, node: Node) -> str:
 def counting(write: Any, length: Size, axis: int, rank: int, dtype: DType) -> str:
     """0, 1, 2, ... along one of `rank` axes; the others have size 1."""
     line = [1] * rank
-    if not isinstance(length, Samples):
+    if not isinstance(length, BatchMultiple):
         line[axis] = length
         return write.array(np.arange(length, dtype=dtype).reshape(line))
     line[axis] = -1

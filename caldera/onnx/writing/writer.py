@@ -12,7 +12,7 @@ from caldera.core.graph.node import describe
 from caldera.core.tensor.dtype import DType
 from caldera.errors import ConfigError
 from caldera.onnx.library import NUMBERS, helper, numpy_helper
-from caldera.onnx.writing.dynamic_batch import Pair, Samples, Size, in_order, not_open
+from caldera.onnx.writing.dynamic_batch import BatchMultiple, Pair, Size, in_order, not_open
 from caldera.onnx.writing.rules import RULES
 
 OPSET = 18
@@ -103,10 +103,10 @@ class Writer:
 
     def shape(self, wanted: Sequence[Size]) -> str:
         """A shape as a vector; parts that depend on the number of samples are computed."""
-        if not any(isinstance(each, Samples) for each in wanted):
+        if not any(isinstance(each, BatchMultiple) for each in wanted):
             return self.integers([each for each in wanted if isinstance(each, int)])
         parts = [
-            self.samples(each.times) if isinstance(each, Samples) else self.integers([each])
+            self.samples(each.times) if isinstance(each, BatchMultiple) else self.integers([each])
             for each in wanted
         ]
         return parts[0] if len(parts) == 1 else self.add("Concat", *parts, axis=0)
@@ -122,9 +122,9 @@ class Writer:
             return self.outer._number_of_samples()
         if not self._samples:
             source, axis = next(
-                (name, pair.shape.index(Samples(1)))
+                (name, pair.shape.index(BatchMultiple(1)))
                 for name, pair in self.sources.items()
-                if Samples(1) in pair.shape
+                if BatchMultiple(1) in pair.shape
             )
             self._samples = self.add("Shape", source, start=axis, end=axis + 1)
             self.nodes.insert(0, self.nodes.pop())
@@ -142,7 +142,7 @@ class Writer:
 
     def declared(self, name: str, pair: Pair) -> Any:
         """An input or output of a graph."""
-        shape = ["samples" if each == Samples(1) else _fixed(each) for each in pair.shape]
+        shape = ["samples" if each == BatchMultiple(1) else _fixed(each) for each in pair.shape]
         return helper.make_tensor_value_info(name, NUMBERS[pair.spec.dtype], shape)
 
     def body(

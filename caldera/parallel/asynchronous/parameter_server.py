@@ -16,8 +16,8 @@ from caldera.errors import CommError, ConfigError
 from caldera.optim import Optimizer
 from caldera.parallel.asynchronous.push_codec import push_codec
 from caldera.parallel.asynchronous.server import (
-    Server,
     ServerOptimizer,
+    ServerThread,
     optimizer_assignments,
     owners,
 )
@@ -130,7 +130,7 @@ class ParameterServer(AsynchronousStrategy):
         self._leaving: list[Variable] = []
         self._note: Variable | None = None
         self._connections: list[Connection] = []
-        self._server: Server | None = None
+        self._server: ServerThread | None = None
         self._server_step: ServerOptimizer | None = None
         self._serving: Request | None = None
         self._optimizer: Optimizer | None = None
@@ -183,7 +183,7 @@ class ParameterServer(AsynchronousStrategy):
                 endpoint = ServerEndpoint(channel)
                 self._server_step, self._server = (
                     step,
-                    Server(
+                    ServerThread(
                         shard,
                         endpoint,
                         everyone.size,

@@ -32,7 +32,7 @@ Decoder = Callable[[np.ndarray, int, DType], np.ndarray]
 """From a message to so many elements of a dtype."""
 
 
-class Server:
+class ServerThread:
     """Serves all workers on a thread of its own while the steps of an epoch run.
 
     - `update(gradient, weight)` takes a step of the optimizer; `current()` is what there is now.

@@ -9,14 +9,14 @@ from functools import partial
 from caldera.parallel.asynchronous.transport import PUSH_HEADER_BYTES, REPLY_HEADER_BYTES, deal
 from caldera.parallel.data.data_parallel import BUCKET_BYTES
 from caldera.parallel.data.sums import bucket_indices
-from caldera.parallel.planner.communication_cost import Cost, allreduce
+from caldera.parallel.planner.communication_cost import CollectiveCost, allreduce
 from caldera.parallel.planner.data_parallel_cost import (
     batch_too_small,
     samples_per_rank,
     statistics_sums,
     status_sums,
 )
-from caldera.parallel.planner.prediction import Prediction, Setting, Way, refuse
+from caldera.parallel.planner.prediction import Prediction, Setting, TrainingWay, refuse
 
 SERVER, AVERAGING, ENSEMBLE = "parameter server", "averaging", "ensemble"
 _MODES = {"synchronous": True, "asynchronous": False, "stale": False}
@@ -24,7 +24,7 @@ _BOUND = 4
 """Steps that a rank may be ahead of the slowest, with bounded staleness."""
 
 
-def ways(ranks: int, every: int) -> Iterator[Way]:
+def ways(ranks: int, every: int) -> Iterator[TrainingWay]:
     """Every way of this kind."""
     if ranks < 2:
         return
@@ -34,17 +34,17 @@ def ways(ranks: int, every: int) -> Iterator[Way]:
             given |= {"bound": _BOUND} if mode == "stale" else {}
             name = f"ParameterServer, {mode}, {servers} server{'s' * (servers > 1)}"
             cost = partial(parameter_server_cost, servers=servers, mode=mode)
-            yield Way(SERVER, name, ("ParameterServer", given), exact, cost)
-    yield Way(SERVER, "Hogwild", ("Hogwild", {}), False, _hogwild)
+            yield TrainingWay(SERVER, name, ("ParameterServer", given), exact, cost)
+    yield TrainingWay(SERVER, "Hogwild", ("Hogwild", {}), False, _hogwild)
     local = ("LocalSGD", {"every": every})
-    yield Way(AVERAGING, f"LocalSGD, every {every} steps", local, every == 1, _local)
+    yield TrainingWay(AVERAGING, f"LocalSGD, every {every} steps", local, every == 1, _local)
     elastic = ("ElasticAveraging", {"every": every})
-    yield Way(AVERAGING, f"ElasticAveraging, every {every} steps", elastic, False, _elastic)
+    yield TrainingWay(AVERAGING, f"ElasticAveraging, every {every} steps", elastic, False, _elastic)
     for pattern, partners in (("random pairs", 1), ("ring", 2)):
         maker = ("Gossip", {"pattern": pattern})
         cost = partial(_gossip, partners=partners)
-        yield Way(AVERAGING, f"Gossip, {pattern}", maker, False, cost)
-    yield Way(ENSEMBLE, f"Ensemble of {ranks} models", ("Ensemble", {}), False, _ensemble)
+        yield TrainingWay(AVERAGING, f"Gossip, {pattern}", maker, False, cost)
+    yield TrainingWay(ENSEMBLE, f"Ensemble of {ranks} models", ("Ensemble", {}), False, _ensemble)
 
 
 def parameter_server_cost(setting: Setting, servers: int, mode: str) -> Prediction:
@@ -73,7 +73,7 @@ def parameter_server_cost(setting: Setting, servers: int, mode: str) -> Predicti
     own = wire.seconds(pushed - (min(shards) if servers == ranks else 0), servers)
     carried = (ranks - 1) * kept
     at_server = wire.summed(carried, ranks - 1)
-    now = Cost()
+    now = CollectiveCost()
     if mode == "synchronous":
         exchange = max(own, at_server) + max(own, wire.seconds(carried, ranks - 1))
         now = status_sums(setting, ranks) + statistics_sums(setting, workload.layers, ranks)
@@ -147,9 +147,11 @@ def _now_and_then(setting: Setting, sizes: list[int], more_memory: float) -> Pre
         return refuse(setting, reason)
     buckets = bucket_indices(sizes, [""] * len(sizes), range(len(sizes)), BUCKET_BYTES)
     messages = [sum(sizes[index] for index in bucket) for bucket in buckets]
-    whole = sum((allreduce("auto", nbytes, ranks, cluster) for nbytes in messages), Cost())
+    whole = sum(
+        (allreduce("auto", nbytes, ranks, cluster) for nbytes in messages), CollectiveCost()
+    )
     # What is sent is weighed before, and the sum after.
-    cost = whole + Cost(2 * setting.handing_over())
+    cost = whole + CollectiveCost(2 * setting.handing_over())
     return _after_each_step(setting, cost.times(1 / setting.every), more_memory)
 
 
@@ -164,7 +166,7 @@ def _gossip(setting: Setting, partners: int) -> Prediction:
         return refuse(setting, reason)
     # The mean is over as many models: they are packed, weighed, added, divided and unpacked.
     mixing = (partners + 3) * setting.handing_over()
-    cost = Cost(wire.seconds(partners * nbytes, partners) + mixing, partners * nbytes)
+    cost = CollectiveCost(wire.seconds(partners * nbytes, partners) + mixing, partners * nbytes)
     return _after_each_step(setting, cost, nbytes)
 
 
@@ -175,7 +177,7 @@ def _ensemble(setting: Setting) -> Prediction:
     return Prediction(setting.batch, computing, computing, memory=memory)
 
 
-def _after_each_step(setting: Setting, cost: Cost, more_memory: float) -> Prediction:
+def _after_each_step(setting: Setting, cost: CollectiveCost, more_memory: float) -> Prediction:
     samples = samples_per_rank(setting, setting.ranks)
     computing = setting.seconds(samples)
     memory = setting.workload.memory(samples) + more_memory

@@ -21,8 +21,8 @@ from caldera.parallel.data.data_parallel import BUCKET_BYTES
 from caldera.parallel.data.sharded import gather_buckets
 from caldera.parallel.data.sums import bucket_indices
 from caldera.parallel.planner.cluster import Cluster, Wire
-from caldera.parallel.planner.stages import Gradient
-from caldera.parallel.planner.workload import Workload
+from caldera.parallel.planner.stages import StageGradient
+from caldera.parallel.planner.workload import ModelWorkload
 
 ALGORITHMS = tuple(name for name in ALLREDUCE if name not in WITHIN_A_MACHINE)
 """Those that work between machines. What is quicker within one shows in what was measured there."""
@@ -31,42 +31,44 @@ _QUICK = ("ring", "doubling", "halving", "torus", "hierarchical")
 
 
 @dataclass(frozen=True)
-class Cost:
+class CollectiveCost:
     """Seconds, and the bytes that the busiest rank sends meanwhile."""
 
     seconds: float = 0.0
     sent: float = 0.0
 
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(self.seconds + other.seconds, self.sent + other.sent)
+    def __add__(self, other: CollectiveCost) -> CollectiveCost:
+        return CollectiveCost(self.seconds + other.seconds, self.sent + other.sent)
 
-    def times(self, factor: float) -> Cost:
+    def times(self, factor: float) -> CollectiveCost:
         """The same so many times."""
-        return Cost(self.seconds * factor, self.sent * factor)
+        return CollectiveCost(self.seconds * factor, self.sent * factor)
 
 
-def reduce_scatter(nbytes: float, ranks: int, wire: Wire) -> Cost:
+def reduce_scatter(nbytes: float, ranks: int, wire: Wire) -> CollectiveCost:
     """Around a ring; each rank keeps its part of the sum.
 
     >>> reduce_scatter(1e6, 4, Wire(0.0, 1e6)).seconds
     0.75
     """
     sent = (ranks - 1) / ranks * nbytes
-    return Cost(wire.summed(sent, ranks - 1), sent)
+    return CollectiveCost(wire.summed(sent, ranks - 1), sent)
 
 
-def allgather(nbytes: float, ranks: int, wire: Wire) -> Cost:
+def allgather(nbytes: float, ranks: int, wire: Wire) -> CollectiveCost:
     """Around a ring; `nbytes` is what each rank has in the end.
 
     >>> allgather(1e6, 4, Wire(0.0, 1e6)).seconds
     0.75
     """
     sent = (ranks - 1) / ranks * nbytes
-    return Cost(wire.seconds(sent, ranks - 1), sent)
+    return CollectiveCost(wire.seconds(sent, ranks - 1), sent)
 
 
 @lru_cache(maxsize=1 << 16)
-def allreduce(name: str, nbytes: float, ranks: int, cluster: Cluster, stride: int = 1) -> Cost:
+def allreduce(
+    name: str, nbytes: float, ranks: int, cluster: Cluster, stride: int = 1
+) -> CollectiveCost:
     """The sum over ranks that are `stride` apart, by the algorithm of that name.
 
     "auto" is the quickest.
@@ -83,7 +85,7 @@ def allreduce(name: str, nbytes: float, ranks: int, cluster: Cluster, stride: in
             "allreduce", expected="one of " + ", ".join(["auto", *ALGORITHMS]), got=repr(name)
         )
     if ranks == 1 or not nbytes:
-        return Cost()
+        return CollectiveCost()
     near = cluster.between(ranks, stride)
     far = cluster.between(ranks, stride, neighbours=False)
     # Around a ring a link carries one message at a time.
@@ -96,12 +98,12 @@ def allreduce(name: str, nbytes: float, ranks: int, cluster: Cluster, stride: in
         return _doubling(nbytes, ranks, met) if name == "doubling" else _halving(nbytes, ranks, met)
     if name == "master":
         sent = (ranks - 1) * nbytes
-        return Cost(met.summed(sent, ranks - 1) + met.seconds(sent, ranks - 1), sent)
+        return CollectiveCost(met.summed(sent, ranks - 1) + met.seconds(sent, ranks - 1), sent)
     scatter = reduce_scatter(nbytes, ranks, met if name == "direct" else near)
     return scatter + allgather(nbytes, ranks, near)
 
 
-def _torus(nbytes: float, ranks: int, near: Wire, far: Wire) -> Cost:
+def _torus(nbytes: float, ranks: int, near: Wire, far: Wire) -> CollectiveCost:
     rows, columns = sides(ranks)
     part = nbytes / columns
     row = reduce_scatter(nbytes, columns, near) + allgather(nbytes, columns, near)
@@ -109,31 +111,35 @@ def _torus(nbytes: float, ranks: int, near: Wire, far: Wire) -> Cost:
     return row + reduce_scatter(part, rows, far) + allgather(part, rows, far)
 
 
-def _doubling(nbytes: float, ranks: int, wire: Wire) -> Cost:
+def _doubling(nbytes: float, ranks: int, wire: Wire) -> CollectiveCost:
     core, extra = core_ranks(ranks)
     steps = core.bit_length() - 1
     folded = _folded(nbytes, extra, wire)
-    return Cost(steps * wire.summed(nbytes), steps * nbytes) + folded
+    return CollectiveCost(steps * wire.summed(nbytes), steps * nbytes) + folded
 
 
-def _halving(nbytes: float, ranks: int, wire: Wire) -> Cost:
+def _halving(nbytes: float, ranks: int, wire: Wire) -> CollectiveCost:
     core, extra = core_ranks(ranks)
     steps, part = core.bit_length() - 1, (core - 1) / core * nbytes
     both = wire.summed(part, steps) + wire.seconds(part, steps)
-    return Cost(both, 2 * part) + _folded(nbytes, extra, wire)
+    return CollectiveCost(both, 2 * part) + _folded(nbytes, extra, wire)
 
 
-def _folded(nbytes: float, extra: int, wire: Wire) -> Cost:
+def _folded(nbytes: float, extra: int, wire: Wire) -> CollectiveCost:
     """What ranks beyond a power of two add: they hand everything over before, and get it after."""
-    return Cost(wire.summed(nbytes) + wire.seconds(nbytes), nbytes) if extra else Cost()
+    return (
+        CollectiveCost(wire.summed(nbytes) + wire.seconds(nbytes), nbytes)
+        if extra
+        else CollectiveCost()
+    )
 
 
-def _hierarchical(nbytes: float, ranks: int, cluster: Cluster, stride: int) -> Cost:
+def _hierarchical(nbytes: float, ranks: int, cluster: Cluster, stride: int) -> CollectiveCost:
     """To the first rank of a machine, around the machines, and back."""
     together = min(ranks, max(1, cluster.per_node // stride))
     inside = cluster.between(together, stride)
     others = (together - 1) * nbytes
-    gathered = Cost(
+    gathered = CollectiveCost(
         inside.summed(others, together - 1) + inside.seconds(others, together - 1), others
     )
     machines = -(-ranks // together)
@@ -149,14 +155,14 @@ class BucketCost:
 
     seconds: float
     nbytes: float
-    gradients: tuple[Gradient, ...] = ()
+    gradients: tuple[StageGradient, ...] = ()
 
 
-CostOf = Callable[[BucketCost], Cost]
+CostOf = Callable[[BucketCost], CollectiveCost]
 
 
 def gradient_buckets(
-    workload: Workload,
+    workload: ModelWorkload,
     seconds: float,
     order: Sequence[int] | None = None,
     sizes: Sequence[float] | None = None,
@@ -198,7 +204,7 @@ def _filled(
     return bucket_indices(nbytes, dtypes, order, bucket_bytes)
 
 
-def parameter_buckets(workload: Workload, seconds: float) -> list[BucketCost]:
+def parameter_buckets(workload: ModelWorkload, seconds: float) -> list[BucketCost]:
     """The messages by which a forward pass of sharded parameters gets these, and what is computed
     before the first: each has the layers that are computed from there on to the next."""
     given = workload.gradients
@@ -222,9 +228,9 @@ def parameter_buckets(workload: Workload, seconds: float) -> list[BucketCost]:
 def overlapped_sends(work: Sequence[BucketCost], cost: CostOf) -> float:
     """When everything is computed and exchanged, if messages leave while the next is computed.
 
-    >>> from caldera.parallel.planner.communication_cost import Cost
+    >>> from caldera.parallel.planner.communication_cost import CollectiveCost
     >>> work = [BucketCost(1.0, 8.0), BucketCost(1.0, 8.0)]
-    >>> [overlapped_sends(work, lambda bucket: Cost(each)) for each in (0.5, 3.0)]
+    >>> [overlapped_sends(work, lambda bucket: CollectiveCost(each)) for each in (0.5, 3.0)]
     [2.5, 7.0]
     """
     now = free = 0.0
@@ -238,8 +244,8 @@ def overlapped_sends(work: Sequence[BucketCost], cost: CostOf) -> float:
 def waited_for(work: Sequence[BucketCost], cost: CostOf) -> float:
     """When everything is computed, if each bucket needs a message, and all of them leave at once.
 
-    >>> from caldera.parallel.planner.communication_cost import Cost
-    >>> waited_for([BucketCost(1.0, 8.0), BucketCost(1.0, 8.0)], lambda bucket: Cost(0.5))
+    >>> from caldera.parallel.planner.communication_cost import CollectiveCost
+    >>> waited_for([BucketCost(1.0, 8.0), BucketCost(1.0, 8.0)], lambda bucket: CollectiveCost(0.5))
     2.5
     """
     now = free = 0.0
@@ -256,9 +262,10 @@ def prefetched_and_sent(work: Sequence[BucketCost], fetch: CostOf, send: CostOf)
 
     One message is fetched ahead: while a bucket computes, that of the next is on its way.
 
-    >>> from caldera.parallel.planner.communication_cost import Cost
+    >>> from caldera.parallel.planner.communication_cost import CollectiveCost
     >>> work = [BucketCost(1.0, 8.0), BucketCost(1.0, 8.0)]
-    >>> prefetched_and_sent(work, lambda bucket: Cost(0.5), lambda bucket: Cost(0.25))
+    >>> half, quarter = CollectiveCost(0.5), CollectiveCost(0.25)
+    >>> prefetched_and_sent(work, lambda bucket: half, lambda bucket: quarter)
     2.75
     """
     now = 0.0
@@ -276,13 +283,14 @@ def prefetched_and_sent(work: Sequence[BucketCost], fetch: CostOf, send: CostOf)
 def without_overlap(work: Sequence[BucketCost], *costs: CostOf) -> float:
     """When all is done, if nothing is exchanged while anything is computed.
 
-    >>> from caldera.parallel.planner.communication_cost import Cost
-    >>> without_overlap([BucketCost(1.0, 8.0), BucketCost(1.0, 8.0)], lambda bucket: Cost(0.5))
+    >>> from caldera.parallel.planner.communication_cost import CollectiveCost
+    >>> half = CollectiveCost(0.5)
+    >>> without_overlap([BucketCost(1.0, 8.0), BucketCost(1.0, 8.0)], lambda bucket: half)
     3.0
     """
     return sum(bucket.seconds for bucket in work) + sum(total(work, cost).seconds for cost in costs)
 
 
-def total(work: Iterable[BucketCost], cost: CostOf) -> Cost:
+def total(work: Iterable[BucketCost], cost: CostOf) -> CollectiveCost:
     """What all messages cost together."""
-    return sum((cost(bucket) for bucket in work if bucket.nbytes), Cost())
+    return sum((cost(bucket) for bucket in work if bucket.nbytes), CollectiveCost())

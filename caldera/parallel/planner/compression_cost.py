@@ -21,7 +21,7 @@ from caldera.compress.sparse.cost import fastest
 from caldera.compress.top_k import TopK
 from caldera.errors import ConfigError
 from caldera.parallel.planner.cluster import Cluster, Wire
-from caldera.parallel.planner.communication_cost import Cost, allreduce
+from caldera.parallel.planner.communication_cost import CollectiveCost, allreduce
 
 DEFAULT_COMPRESSORS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "float16": ("cast", {"dtype": "float16"}),
@@ -87,12 +87,12 @@ class CodecCost:
         reached = (ranks - self.few.ranks) / (self.many.ranks - self.few.ranks)
         return low + (high - low) * min(reached, 1.0)
 
-    def cost(self, shapes: Sequence[tuple[int, ...]], ranks: int, wire: Wire) -> Cost:
+    def cost(self, shapes: Sequence[tuple[int, ...]], ranks: int, wire: Wire) -> CollectiveCost:
         """An exchange of gradients of these shapes in one message, without encoding and decoding
         them."""
         elements = sum(map(math.prod, shapes))
         if ranks == 1 or not elements:
-            return Cost()
+            return CollectiveCost()
         if isinstance(self.compressor, TopK):
             return _sparse(self.compressor, shapes, ranks, wire)
         if isinstance(self.compressor, RandomK):
@@ -101,12 +101,12 @@ class CodecCost:
         if isinstance(self.compressor, PowerSGD):
             # The second factor follows from the sum of the first.
             both = self.compressor.summed_elements(shapes)
-            return sum((_summed(values, ranks, wire) for values in both), Cost())
+            return sum((_summed(values, ranks, wire) for values in both), CollectiveCost())
         assert isinstance(self.compressor, DenseCompressor)
         there, around = _encoded_bytes(self.compressor, elements, ranks)
         # To everybody at once, then around the ring.
         seconds = wire.met().seconds(there, 1) + wire.seconds(around, ranks - 1)
-        return Cost(seconds, there + around)
+        return CollectiveCost(seconds, there + around)
 
 
 def _encoded_bytes(compressor: DenseCompressor, elements: int, ranks: int) -> tuple[int, int]:
@@ -126,11 +126,13 @@ def _encoded_bytes(compressor: DenseCompressor, elements: int, ranks: int) -> tu
     return max(sent, key=sum)
 
 
-def _summed(values: float, ranks: int, wire: Wire) -> Cost:
+def _summed(values: float, ranks: int, wire: Wire) -> CollectiveCost:
     return allreduce("auto", 4 * values, ranks, Cluster(ranks, wire))
 
 
-def _sparse(topk: TopK, shapes: Sequence[tuple[int, ...]], ranks: int, wire: Wire) -> Cost:
+def _sparse(
+    topk: TopK, shapes: Sequence[tuple[int, ...]], ranks: int, wire: Wire
+) -> CollectiveCost:
     sizes = [math.prod(shape) for shape in shapes]
     elements, count = sum(sizes), topk.expected(sizes)
     bits = topk.quantiser.bits(count) if topk.quantiser is not None else 32.0
@@ -141,7 +143,7 @@ def _sparse(topk: TopK, shapes: Sequence[tuple[int, ...]], ranks: int, wire: Wir
     if chosen == "auto":
         chosen = fastest(elements, count, ranks, bits, topk.link)
     nbytes = predicted_seconds(elements, count, ranks, bits, Link(0.0, 1.0))
-    return Cost(times[chosen], nbytes[chosen])
+    return CollectiveCost(times[chosen], nbytes[chosen])
 
 
 def default_codecs(wire: Wire) -> dict[str, CodecCost]:

@@ -17,11 +17,11 @@ from caldera.compiler.plan.plan import Plan
 from caldera.data import Pipeline, as_data
 from caldera.errors import ConfigError
 from caldera.parallel.data.data_parallel import DataParallel
-from caldera.parallel.planner.workload import Workload
+from caldera.parallel.planner.workload import ModelWorkload
 from caldera.train.fit import make_steps
 from caldera.train.run import loader_for
 from caldera.train.saving.snapshot import Snapshot
-from caldera.train.step import Steps
+from caldera.train.step import StepPlans
 from caldera.train.strategy import NO_VOTES, VOTES, SingleProcessStrategy, Strategy
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Compute:
             )
 
     @classmethod
-    def at_speed(cls, workload: Workload, flops: float) -> Compute:
+    def at_speed(cls, workload: ModelWorkload, flops: float) -> Compute:
         """That of a machine that does so many operations a second, whatever the batch.
 
         The backward pass does twice the operations of the forward pass.
@@ -98,8 +98,8 @@ def _rising(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def measured(
-    model: Model, workload: Workload, batch: int, budget_s: float = 5.0
-) -> tuple[Compute, Workload]:
+    model: Model, workload: ModelWorkload, batch: int, budget_s: float = 5.0
+) -> tuple[Compute, ModelWorkload]:
     """Time training steps of up to `batch` samples, and look what memory their plans take.
 
     Larger batches are tried until the budget is spent. The model stays as it was.
@@ -133,7 +133,7 @@ class _AsIfMany(DataParallel):
     is_distributed = True
 
 
-def _trial(model: Model, data: tuple[np.ndarray, ...], strategy: Strategy) -> Steps:
+def _trial(model: Model, data: tuple[np.ndarray, ...], strategy: Strategy) -> StepPlans:
     """Plans with an optimizer of their own."""
     given = model.optimizer
     made = make_steps(model, as_data(data), strategy)
@@ -167,7 +167,7 @@ def _made_up(model: Model, batch: int) -> tuple[np.ndarray, ...]:
     return (*inputs, np.zeros(shape, dtype))
 
 
-def _fitting(steps: Steps, data: Sequence[np.ndarray], size: int) -> float:
+def _fitting(steps: StepPlans, data: Sequence[np.ndarray], size: int) -> float:
     """The median time of a step as `fit` takes it, of which the batch is a part."""
     count = (_RUNS + 2) * size
     # As many samples as it takes, all of them the first.
@@ -184,7 +184,7 @@ def _fitting(steps: Steps, data: Sequence[np.ndarray], size: int) -> float:
     return median(later - before for before, later in pairwise(ends))
 
 
-def _seconds(steps: Steps, plan: Plan, data: Sequence[np.ndarray], size: int) -> float:
+def _seconds(steps: StepPlans, plan: Plan, data: Sequence[np.ndarray], size: int) -> float:
     """The median time of a plan; the first run makes ready."""
     feeds: dict[str, Any] = steps.feeds([array[:size] for array in data], None)
     feeds[VOTES] = NO_VOTES
@@ -204,7 +204,7 @@ def _seconds(steps: Steps, plan: Plan, data: Sequence[np.ndarray], size: int) ->
     return median(found)
 
 
-def _with_arenas(workload: Workload, arenas: Sequence[tuple[int, int]]) -> Workload:
+def _with_arenas(workload: ModelWorkload, arenas: Sequence[tuple[int, int]]) -> ModelWorkload:
     """The workload with what plans really take: a line through the two largest.
 
     Small batches may take more than large ones, for kernels that only they are given.

@@ -13,7 +13,7 @@ from caldera.parallel.data.sufficient_factors import factors_are_smaller
 from caldera.parallel.planner.communication_cost import (
     ALGORITHMS,
     BucketCost,
-    Cost,
+    CollectiveCost,
     CostOf,
     allgather,
     allreduce,
@@ -27,7 +27,7 @@ from caldera.parallel.planner.communication_cost import (
     without_overlap,
 )
 from caldera.parallel.planner.compression_cost import CodecCost
-from caldera.parallel.planner.prediction import Prediction, Setting, Way, refuse
+from caldera.parallel.planner.prediction import Prediction, Setting, TrainingWay, refuse
 from caldera.parallel.planner.stages import LayerCost
 
 STATUS_BYTES = 40
@@ -35,20 +35,24 @@ STATUS_BYTES = 40
 DATA, SHARDED, COMPRESSED = "data parallel", "sharded", "compressed"
 
 
-def ways(codes: Mapping[str, CodecCost]) -> Iterator[Way]:
+def ways(codes: Mapping[str, CodecCost]) -> Iterator[TrainingWay]:
     """Every kind of data parallelism."""
     for algorithm in ALGORITHMS:
         cost = partial(_plain, algorithm=algorithm)
         maker: tuple[str, dict[str, Any]] = ("DataParallel", {"algorithm": algorithm})
-        yield Way(DATA, f"DataParallel, {algorithm}", maker, True, cost)
-    yield Way(DATA, "DataParallel, factors", ("DataParallel", {"factors": True}), True, _by_factors)
+        yield TrainingWay(DATA, f"DataParallel, {algorithm}", maker, True, cost)
+    yield TrainingWay(
+        DATA, "DataParallel, factors", ("DataParallel", {"factors": True}), True, _by_factors
+    )
     for stage in (1, 2, 3):
         maker = ("Sharded", {"stage": stage})
-        yield Way(SHARDED, f"Sharded, stage {stage}", maker, True, partial(_sharded, stage=stage))
+        yield TrainingWay(
+            SHARDED, f"Sharded, stage {stage}", maker, True, partial(_sharded, stage=stage)
+        )
     for name, code in codes.items():
         maker = ("DataParallel", {"compression": code.compressor})
         cost = partial(_compressed, name=name)
-        yield Way(COMPRESSED, f"DataParallel, {name}", maker, False, cost)
+        yield TrainingWay(COMPRESSED, f"DataParallel, {name}", maker, False, cost)
 
 
 def samples_per_rank(setting: Setting, ranks: int) -> int:
@@ -63,7 +67,7 @@ def batch_too_small(setting: Setting, ranks: int) -> str:
     return f"{ranks} ranks would share a batch of {setting.batch} samples"
 
 
-def status_sums(setting: Setting, ranks: int, algorithm: str = "auto") -> Cost:
+def status_sums(setting: Setting, ranks: int, algorithm: str = "auto") -> CollectiveCost:
     """The loss and the metrics of a step, which all ranks wait for."""
     return allreduce(algorithm, STATUS_BYTES, ranks, setting.cluster)
 
@@ -74,11 +78,11 @@ def statistics_sums(
     ranks: int,
     stride: int = 1,
     algorithm: str = "auto",
-) -> Cost:
+) -> CollectiveCost:
     """What batch normalisation of these layers sums over ranks, which wait for it: two messages
     forward, the first with the number of samples, and one backward."""
     value = setting.workload.value
-    found = Cost()
+    found = CollectiveCost()
     for layer in layers:
         if layer.synchronised:
             vector = layer.synchronised * value
@@ -87,7 +91,7 @@ def statistics_sums(
     return found
 
 
-def _waited_for(setting: Setting, algorithm: str = "auto") -> Cost:
+def _waited_for(setting: Setting, algorithm: str = "auto") -> CollectiveCost:
     ranks, layers = setting.ranks, setting.workload.layers
     sums = statistics_sums(setting, layers, ranks, algorithm=algorithm)
     return status_sums(setting, ranks, algorithm) + sums
@@ -102,7 +106,7 @@ def _computing(setting: Setting, samples: int) -> tuple[float, float]:
 def _plain(setting: Setting, algorithm: str) -> Prediction:
     cluster = setting.cluster.in_background()
 
-    def cost(bucket: BucketCost) -> Cost:
+    def cost(bucket: BucketCost) -> CollectiveCost:
         return allreduce(algorithm, bucket.nbytes, setting.ranks, cluster)
 
     return _exchanged(setting, cost, waited=_waited_for(setting, algorithm))
@@ -112,12 +116,12 @@ def _compressed(setting: Setting, name: str) -> Prediction:
     code, workload = setting.codes[name], setting.workload
     wire = setting.cluster.in_background().between(setting.ranks, neighbours=False)
 
-    def cost(bucket: BucketCost) -> Cost:
+    def cost(bucket: BucketCost) -> CollectiveCost:
         return code.cost([each.shape for each in bucket.gradients], setting.ranks, wire)
 
-    def encoding(bucket: BucketCost) -> Cost:
+    def encoding(bucket: BucketCost) -> CollectiveCost:
         seconds = code.seconds(bucket.nbytes / workload.value, setting.ranks)
-        return Cost(seconds * setting.cluster.slowdown)
+        return CollectiveCost(seconds * setting.cluster.slowdown)
 
     found = _exchanged(setting, cost, encoding)
     # What was not sent is kept for the next step.
@@ -138,7 +142,7 @@ def _by_factors(setting: Setting) -> Prediction:
         return refuse(setting, "no dense layer's inputs and outputs are less than its gradient")
     rest = [number for number in workload.backward if number not in factored]
 
-    def cost(bucket: BucketCost) -> Cost:
+    def cost(bucket: BucketCost) -> CollectiveCost:
         return allreduce("auto", bucket.nbytes, ranks, cluster)
 
     found = _exchanged(setting, cost, order=rest)
@@ -151,7 +155,7 @@ def _by_factors(setting: Setting) -> Prediction:
             allgather(sum(each.shape) * rows, ranks, cluster.between(ranks))
             for each in factored.values()
         ),
-        Cost(),
+        CollectiveCost(),
     )
     # One of three passes of these layers is over all samples.
     layers = {workload.layers[each.layer] for each in factored.values()}
@@ -180,10 +184,10 @@ def _has_factors(shape: tuple[int, ...], layer: LayerCost, setting: Setting) -> 
 def _exchanged(
     setting: Setting,
     cost: CostOf,
-    encoding: CostOf = lambda bucket: Cost(),
+    encoding: CostOf = lambda bucket: CollectiveCost(),
     *,
     order: Sequence[int] | None = None,
-    waited: Cost | None = None,
+    waited: CollectiveCost | None = None,
 ) -> Prediction:
     """Gradients in messages that leave while the backward pass goes on.
 
@@ -230,10 +234,10 @@ def _sharded(setting: Setting, stage: int) -> Prediction:
         sizes = [shard_size(math.prod(each.shape), ranks) for each in bucket.gradients]
         return ranks * sum(sizes) * workload.value
 
-    def gather(bucket: BucketCost) -> Cost:
+    def gather(bucket: BucketCost) -> CollectiveCost:
         return allgather(padded(bucket), ranks, wire)
 
-    def scatter(bucket: BucketCost) -> Cost:
+    def scatter(bucket: BucketCost) -> CollectiveCost:
         return reduce_scatter(padded(bucket), ranks, wire)
 
     there = parameter_buckets(workload, forward)
@@ -247,7 +251,7 @@ def _sharded(setting: Setting, stage: int) -> Prediction:
     elif stage < 3:
         seconds = waited_for(there, gather) + overlapped_sends(back, scatter)
     else:
-        seconds = prefetched_and_sent(there, gather, lambda bucket: Cost())
+        seconds = prefetched_and_sent(there, gather, lambda bucket: CollectiveCost())
         seconds += prefetched_and_sent(back, gather, scatter)
     seconds += now.seconds
     return Prediction(

@@ -15,7 +15,7 @@ from typing import Any
 from caldera.parallel.pipeline.stage_partition import traced_samples
 from caldera.parallel.planner.communication_cost import (
     BucketCost,
-    Cost,
+    CollectiveCost,
     allgather,
     allreduce,
     gradient_buckets,
@@ -30,8 +30,8 @@ from caldera.parallel.planner.data_parallel_cost import (
     statistics_sums,
     status_sums,
 )
-from caldera.parallel.planner.prediction import Prediction, Setting, Way, refuse
-from caldera.parallel.planner.stages import Exchange, Stage
+from caldera.parallel.planner.prediction import Prediction, Setting, TrainingWay, refuse
+from caldera.parallel.planner.stages import PipelineStage, StageCollective
 
 PIPELINE, TENSOR, HYBRID = "pipeline", "tensor", "hybrid"
 FILL_DRAIN, ONE_F_ONE_B = "fill-drain", "1F1B"
@@ -62,7 +62,7 @@ class HybridConfig:
         return text + (f", {self.schedule} of {self.micro}" if self.pipeline > 1 else "")
 
 
-def ways(ranks: int) -> Iterator[Way]:
+def ways(ranks: int) -> Iterator[TrainingWay]:
     """Every mix of the three that uses all ranks, but for data parallelism alone."""
     for pipeline in _divisors(ranks):
         for model in _divisors(ranks // pipeline):
@@ -76,12 +76,14 @@ def ways(ranks: int) -> Iterator[Way]:
     if ranks > 1:
         name = "Hybrid, dense layers split"
         maker = ("Hybrid", {"axes": {"model": ranks}, "samples": "all"})
-        yield Way(HYBRID, name, maker, True, split_dense_layers)
+        yield TrainingWay(HYBRID, name, maker, True, split_dense_layers)
 
 
-def _way(mix: HybridConfig) -> Way:
+def _way(mix: HybridConfig) -> TrainingWay:
     name, given = _maker(mix)
-    return Way(mix.family, f"{name}, {mix}", (name, given), True, partial(predict_hybrid, mix=mix))
+    return TrainingWay(
+        mix.family, f"{name}, {mix}", (name, given), True, partial(predict_hybrid, mix=mix)
+    )
 
 
 def _maker(mix: HybridConfig) -> tuple[str, dict[str, Any]]:
@@ -163,19 +165,21 @@ def predict_hybrid(setting: Setting, mix: HybridConfig) -> Prediction:
     )
 
 
-def stages_of(setting: Setting, mix: HybridConfig) -> list[Stage] | None:
+def stages_of(setting: Setting, mix: HybridConfig) -> list[PipelineStage] | None:
     """The stages of a model, as they will be cut; None if it has too few layers."""
     traced = traced_samples(setting.batch, mix.data, mix.micro, mix.model)
     samples = samples_per_rank(setting, mix.data) / mix.micro
     return setting.workload.network.stages(mix.pipeline, mix.model, samples, traced)
 
 
-def _shared(exchanges: Sequence[Exchange], mix: HybridConfig, setting: Setting) -> Cost:
+def _shared(
+    exchanges: Sequence[StageCollective], mix: HybridConfig, setting: Setting
+) -> CollectiveCost:
     """What the ranks that share the layers of a stage exchange for a micro-batch."""
     if mix.model == 1:
-        return Cost()
+        return CollectiveCost()
     wire = setting.cluster.between(mix.model)
-    found = Cost()
+    found = CollectiveCost()
     for kind, nbytes in exchanges:
         if kind == "sum":
             found += allreduce("auto", nbytes, mix.model, setting.cluster)
@@ -184,22 +188,24 @@ def _shared(exchanges: Sequence[Exchange], mix: HybridConfig, setting: Setting) 
     return found
 
 
-def _between_stages(stages: Sequence[Stage], mix: HybridConfig, setting: Setting) -> list[Cost]:
+def _between_stages(
+    stages: Sequence[PipelineStage], mix: HybridConfig, setting: Setting
+) -> list[CollectiveCost]:
     """What each stage sends for a micro-batch: outputs to the next stage, and gradients back."""
     wire = setting.cluster.between(2, mix.model)
 
-    def sent(nbytes: float) -> Cost:
-        return Cost(wire.seconds(nbytes), nbytes)
+    def sent(nbytes: float) -> CollectiveCost:
+        return CollectiveCost(wire.seconds(nbytes), nbytes)
 
     there = [sent(stage.sent_on) for stage in stages[:-1]]
     back = [sent(stage.sent_back) for stage in stages[:-1]]
-    ends = zip([*there, Cost()], [Cost(), *back], strict=True)
+    ends = zip([*there, CollectiveCost()], [CollectiveCost(), *back], strict=True)
     return [first + second for first, second in ends]
 
 
 def _reduced(
-    stage: Stage, seconds: float, mix: HybridConfig, setting: Setting
-) -> tuple[float, Cost]:
+    stage: PipelineStage, seconds: float, mix: HybridConfig, setting: Setting
+) -> tuple[float, CollectiveCost]:
     """Gradients over the data axis, and over the model axis too those of layers that are not split:
     the time that is left after the last backward pass, and all."""
     workload, cluster = setting.workload, setting.cluster.in_background()
@@ -213,7 +219,7 @@ def _reduced(
     )
     backward = seconds * (1 - setting.compute.forward) / (stage.weight or 1.0)
     layers = range(stage.first, stage.first + len(stage.layers))
-    left, found = 0.0, Cost()
+    left, found = 0.0, CollectiveCost()
     for numbers, ranks, stride in (
         ([i for i in own if shards[i] is not None], mix.data, mix.pipeline * mix.model),
         ([i for i in own if shards[i] is None], mix.data * mix.model, mix.pipeline),
@@ -222,7 +228,7 @@ def _reduced(
         ([i for i in shared if shards[i] is None], setting.ranks, 1),
     ):
 
-        def cost(bucket: BucketCost, ranks: int = ranks, stride: int = stride) -> Cost:
+        def cost(bucket: BucketCost, ranks: int = ranks, stride: int = stride) -> CollectiveCost:
             return allreduce("auto", bucket.nbytes, ranks, cluster, stride)
 
         if ranks == 1 or not numbers:
@@ -237,7 +243,9 @@ def _reduced(
     return left, found
 
 
-def _memory(index: int, stage: Stage, samples: float, mix: HybridConfig, setting: Setting) -> float:
+def _memory(
+    index: int, stage: PipelineStage, samples: float, mix: HybridConfig, setting: Setting
+) -> float:
     """Bytes of a rank: its part of layers that are split, all of the others, and the micro-batches
     that are on their way."""
     workload = setting.workload
@@ -271,7 +279,7 @@ def split_dense_layers(setting: Setting) -> Prediction:
     backward = computing - setting.compute.forward * setting.seconds(samples)
     hidden = cluster.in_background()
 
-    def cost(bucket: BucketCost) -> Cost:
+    def cost(bucket: BucketCost) -> CollectiveCost:
         return allreduce("auto", bucket.nbytes, ranks, hidden)
 
     shards = workload.network.shards(ranks, dense_only=True)

@@ -30,7 +30,7 @@ from caldera.parallel.pipeline.stage_partition import (
     unit_starts,
     with_gradients,
 )
-from caldera.parallel.planner.stages import Exchange, LayerCost, Stage
+from caldera.parallel.planner.stages import LayerCost, PipelineStage, StageCollective
 from caldera.parallel.tensor.layer_sharding import RankNetwork, rank_network
 from caldera.train.step import trace_network
 
@@ -54,7 +54,7 @@ class _Units:
     flops: Sequence[float]
     sent_on: Sequence[float]
     sent_back: Sequence[float]
-    exchanges: Sequence[Sequence[Exchange]]
+    exchanges: Sequence[Sequence[StageCollective]]
     readers: Sequence[set[int]]
 
     def towards(self, other: _Units, way: float) -> _Units:
@@ -73,9 +73,11 @@ class _Units:
         )
 
 
-def _between(low: Sequence[Exchange], high: Sequence[Exchange], way: float) -> list[Exchange]:
+def _between(
+    low: Sequence[StageCollective], high: Sequence[StageCollective], way: float
+) -> list[StageCollective]:
     pairs = zip(low, high, strict=True)
-    return [Exchange(a.kind, a.nbytes + (b.nbytes - a.nbytes) * way) for a, b in pairs]
+    return [StageCollective(a.kind, a.nbytes + (b.nbytes - a.nbytes) * way) for a, b in pairs]
 
 
 class ModelNetwork:
@@ -96,7 +98,9 @@ class ModelNetwork:
         self._variables = model.trainable()
         self._leaves = leaf_calls(model, self._networks(1, 1).own.calls)
 
-    def stages(self, count: int, ranks: int, samples: float, traced: int) -> list[Stage] | None:
+    def stages(
+        self, count: int, ranks: int, samples: float, traced: int
+    ) -> list[PipelineStage] | None:
         """As `PipelineParallel` cuts it, for the operations that its first rank does."""
         try:
             starts = self._starts(count, ranks)
@@ -109,12 +113,12 @@ class ModelNetwork:
         shared = [i for i, read in enumerate(units.readers) if not any(read <= s for s in spans)]
         return [self._stage(units, first, last, shared) for first, last in groups]
 
-    def _stage(self, units: _Units, first: int, last: int, shared: Sequence[int]) -> Stage:
+    def _stage(self, units: _Units, first: int, last: int, shared: Sequence[int]) -> PipelineStage:
         """The stage of some units."""
         begin, end = (self._layer_at(units, unit) for unit in (first, last))
         read_here = set(range(first, last))
         is_last = last > len(units.starts)
-        return Stage(
+        return PipelineStage(
             begin,
             tuple(self._layers[begin:end]),
             tuple(i for i, read in enumerate(units.readers) if read <= read_here),
@@ -129,7 +133,7 @@ class ModelNetwork:
         calls = [0, *units.starts, self._leaves[-1] + 1]
         return bisect_left(self._leaves, calls[unit])
 
-    def of_all_samples(self, ranks: int, samples: float) -> tuple[Exchange, ...]:
+    def of_all_samples(self, ranks: int, samples: float) -> tuple[StageCollective, ...]:
         """As `Hybrid` does it whose ranks share all samples and the dense layers."""
         small, large = (self._gathered(ranks, times) for times in (1, 2))
         return tuple(_between(small, large, samples - 1))
@@ -154,7 +158,7 @@ class ModelNetwork:
         )
         return rank_network(model, traced, ranks=ranks, dense_only=True)
 
-    def _gathered_exchanges(self, ranks: int, times: int) -> list[Exchange]:
+    def _gathered_exchanges(self, ranks: int, times: int) -> list[StageCollective]:
         network = self._networks(ranks, times, dense_only=True)
         active = with_gradients(network.own.roots, network.trained)
         (found,) = _exchanges(network, {}, active, ranks)
@@ -215,9 +219,9 @@ def _nbytes(values: Sequence[Node]) -> int:
 
 def _exchanges(
     network: RankNetwork, units: Mapping[Node, int], active: set[Node], ranks: int
-) -> list[list[Exchange]]:
+) -> list[list[StageCollective]]:
     """What the ranks that share layers exchange for each unit, there and back."""
-    found: list[list[Exchange]] = [[] for _ in range(1 + max(units.values(), default=0))]
+    found: list[list[StageCollective]] = [[] for _ in range(1 + max(units.values(), default=0))]
     for node in topological(network.own.roots):
         kind = _KINDS.get(node.op.name)
         if kind is None or node.attrs["axis"] != AXIS:
@@ -229,7 +233,7 @@ def _exchanges(
             nbytes = max(node, node.inputs[0], key=lambda e: e.spec.size).spec.nbytes
             nbytes *= ranks * max(sizes) / sum(sizes)
         there = found[units.get(node, -1)]
-        there.append(Exchange(kind, nbytes))
+        there.append(StageCollective(kind, nbytes))
         if node.inputs[0] in active:
-            there.append(Exchange(_BACK[kind], nbytes))
+            there.append(StageCollective(_BACK[kind], nbytes))
     return found

@@ -10,7 +10,7 @@ from caldera.base.formatting import bytes_text
 from caldera.parallel.planner.cluster import Cluster
 from caldera.parallel.planner.compression_cost import CodecCost
 from caldera.parallel.planner.compute import Compute
-from caldera.parallel.planner.workload import Workload
+from caldera.parallel.planner.workload import ModelWorkload
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Setting:
     - `every`: after how many steps local SGD and elastic averaging exchange.
     """
 
-    workload: Workload
+    workload: ModelWorkload
     compute: Compute
     cluster: Cluster
     batch: int
@@ -90,7 +90,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Way:
+class TrainingWay:
     """One way to train, not yet predicted.
 
     - `family`: what it is a kind of; `name`: which one exactly.

@@ -32,7 +32,7 @@ from caldera.parallel.planner.compute import Compute, measured
 from caldera.parallel.planner.prediction import Setting
 from caldera.parallel.planner.ranking import Ranking, build_strategy, rank
 from caldera.parallel.planner.report import explained, given, plot, scaling_charts, table
-from caldera.parallel.planner.workload import Workload, workload_of
+from caldera.parallel.planner.workload import ModelWorkload, workload_of
 from caldera.train.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Proposal:
     Proposed: DataParallel, ...
     """
 
-    workload: Workload
+    workload: ModelWorkload
     strong: Series
     weak: Series
 

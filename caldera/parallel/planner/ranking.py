@@ -12,7 +12,7 @@ from caldera.comm import Communicator, world
 from caldera.compress import Compressor
 from caldera.errors import ConfigError
 from caldera.parallel.planner import asynchronous_cost, data_parallel_cost, hybrid_cost
-from caldera.parallel.planner.prediction import Prediction, Setting, Way
+from caldera.parallel.planner.prediction import Prediction, Setting, TrainingWay
 from caldera.train.strategy import SingleProcessStrategy, Strategy
 
 CLEARLY = 1.02
@@ -32,10 +32,10 @@ _FAMILIES = (
 
 
 @dataclass(frozen=True)
-class Entry:
+class RankedStrategy:
     """One way to train, and what it costs."""
 
-    way: Way
+    way: TrainingWay
     prediction: Prediction
 
 
@@ -47,27 +47,27 @@ class Ranking:
     """
 
     setting: Setting
-    entries: tuple[Entry, ...]
-    best: Entry
+    entries: tuple[RankedStrategy, ...]
+    best: RankedStrategy
 
-    def usable(self) -> list[Entry]:
+    def usable(self) -> list[RankedStrategy]:
         """Those that can be used."""
         return [each for each in self.entries if not each.prediction.refused]
 
-    def refused(self) -> list[Entry]:
+    def refused(self) -> list[RankedStrategy]:
         """Those that cannot."""
         return [each for each in self.entries if each.prediction.refused]
 
-    def families(self, entries: Iterable[Entry]) -> dict[str, Entry]:
+    def families(self, entries: Iterable[RankedStrategy]) -> dict[str, RankedStrategy]:
         """The first of each family, the chosen one before all."""
         chosen = [self.best] if self.best in entries else []
-        found: dict[str, Entry] = {}
+        found: dict[str, RankedStrategy] = {}
         for entry in [*chosen, *entries]:
             found.setdefault(entry.way.family, entry)
         return found
 
 
-def all_ways(setting: Setting) -> Iterator[Way]:
+def all_ways(setting: Setting) -> Iterator[TrainingWay]:
     """Everything that is known, for this number of ranks."""
     if setting.ranks == 1:
         yield _alone()
@@ -79,7 +79,7 @@ def all_ways(setting: Setting) -> Iterator[Way]:
 
 def rank(setting: Setting, *, exact: bool = True) -> Ranking:
     """Predict everything; with `exact` only what equals one process may be chosen."""
-    entries = [Entry(way, way.predict(setting)) for way in all_ways(setting)]
+    entries = [RankedStrategy(way, way.predict(setting)) for way in all_ways(setting)]
     entries.sort(key=lambda each: (bool(each.prediction.refused), each.prediction.seconds))
     allowed = [e for e in entries if not e.prediction.refused and _may_be_chosen(e.way, exact)]
     if not allowed:
@@ -93,25 +93,25 @@ def rank(setting: Setting, *, exact: bool = True) -> Ranking:
     return Ranking(setting, tuple(entries), _best(allowed))
 
 
-def _best(allowed: Sequence[Entry]) -> Entry:
+def _best(allowed: Sequence[RankedStrategy]) -> RankedStrategy:
     """The first, the fastest; but of families that are as fast to all appearances the simplest."""
     limit = CLEARLY * allowed[0].prediction.seconds
     close = [entry for entry in allowed if entry.prediction.seconds <= limit]
     return min(close, key=lambda entry: _FAMILIES.index(entry.way.family))
 
 
-def _may_be_chosen(way: Way, exact: bool) -> bool:
+def _may_be_chosen(way: TrainingWay, exact: bool) -> bool:
     # An ensemble makes no model sooner than one rank alone would.
     return way.exact or (not exact and way.family != asynchronous_cost.ENSEMBLE)
 
 
-def _alone() -> Way:
+def _alone() -> TrainingWay:
     def cost(setting: Setting) -> Prediction:
         seconds = setting.seconds(setting.batch)
         memory = setting.workload.memory(setting.batch)
         return Prediction(setting.batch, seconds, seconds, memory=memory)
 
-    return Way(_FAMILIES[0], "one process", ("", {}), True, cost)
+    return TrainingWay(_FAMILIES[0], "one process", ("", {}), True, cost)
 
 
 def what_if(ranking: Ranking) -> dict[str, float]:
@@ -126,7 +126,7 @@ def what_if(ranking: Ranking) -> dict[str, float]:
     return {name: before / (way.cost(each).seconds or before) for name, each in changed.items()}
 
 
-def build_strategy(way: Way, ranks: int, communicator: Communicator | None) -> Strategy:
+def build_strategy(way: TrainingWay, ranks: int, communicator: Communicator | None) -> Strategy:
     """The strategy of `caldera.parallel` for a way, if there is one of that name."""
     name, arguments = way.maker
     if not name:

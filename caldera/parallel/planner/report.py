@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 
 from caldera.base.formatting import bytes_text, flops_text, percent_text, seconds_text, table_lines
-from caldera.draw.axis import Axis, axis_of
+from caldera.draw.axis import ChartAxis, axis_of
 from caldera.draw.line_chart import Line, LineChart, figure
 from caldera.draw.svg import CATEGORICAL, Picture
 from caldera.parallel.planner.asynchronous_cost import AVERAGING, ENSEMBLE, SERVER
@@ -16,7 +16,7 @@ from caldera.parallel.planner.cluster import rate_text
 from caldera.parallel.planner.data_parallel_cost import COMPRESSED, DATA, SHARDED
 from caldera.parallel.planner.hybrid_cost import HYBRID, PIPELINE, TENSOR
 from caldera.parallel.planner.prediction import Prediction, Setting
-from caldera.parallel.planner.ranking import CLEARLY, Entry, Ranking, what_if
+from caldera.parallel.planner.ranking import CLEARLY, RankedStrategy, Ranking, what_if
 
 HEAD = ("strategy", "a step", "samples/s", "speed-up", "waits", "idle", "sent", "memory")
 
@@ -48,7 +48,7 @@ def times_text(times: float) -> str:
     return f"{times:,.0f}x" if times >= 100 else f"{times:.3g}x"
 
 
-def row_of(entry: Entry, ranking: Ranking) -> tuple[str, ...]:
+def row_of(entry: RankedStrategy, ranking: Ranking) -> tuple[str, ...]:
     """The cells of one way to train."""
     found = entry.prediction
     return (
@@ -181,7 +181,7 @@ def _rejected(ranking: Ranking) -> list[str]:
     """A line for each family that memory limits, and one for each reason why others cannot be used
     at all."""
     usable = {entry.way.family for entry in ranking.usable()}
-    families: dict[str, list[Entry]] = {}
+    families: dict[str, list[RankedStrategy]] = {}
     for entry in ranking.refused():
         families.setdefault(entry.way.family, []).append(entry)
     lines, reasons = [], dict[str, list[str]]()
@@ -273,7 +273,7 @@ def _lines(
     ]
 
 
-def ranks_axis(ranks: Sequence[float]) -> Axis:
+def ranks_axis(ranks: Sequence[float]) -> ChartAxis:
     """Powers of two, and the last number.
 
     >>> ranks_axis([1.0, 2.0, 4.0, 6.0]).ticks
@@ -281,6 +281,6 @@ def ranks_axis(ranks: Sequence[float]) -> Axis:
     """
     low, high = min(ranks), max(ranks)
     if low == high:
-        return Axis(low / 2, high * 2, (low,), log=True)
+        return ChartAxis(low / 2, high * 2, (low,), log=True)
     skip = -(-len(ranks) // 12)
-    return Axis(low, high, tuple(ranks[::-skip][::-1]), log=True)
+    return ChartAxis(low, high, tuple(ranks[::-skip][::-1]), log=True)

@@ -54,7 +54,7 @@ class LayerCost:
 
 
 @dataclass(frozen=True)
-class Gradient:
+class StageGradient:
     """The gradient of a parameter, which belongs to the layer of that number."""
 
     shape: tuple[int, ...]
@@ -63,7 +63,7 @@ class Gradient:
     dtype: str = "float32"
 
 
-class Exchange(NamedTuple):
+class StageCollective(NamedTuple):
     """Something that all ranks which share layers wait for: "sum", "gather" or "scatter", and the
     bytes of the whole value."""
 
@@ -72,7 +72,7 @@ class Exchange(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Stage:
+class PipelineStage:
     """Layers that follow each other, on one rank of a pipeline or on several that share them.
 
     `first` is the number of its first layer, `gradients` has those of the gradients that are its
@@ -87,7 +87,7 @@ class Stage:
     shared: tuple[int, ...] = ()
     sent_on: float = 0.0
     sent_back: float = 0.0
-    exchanges: tuple[Exchange, ...] = ()
+    exchanges: tuple[StageCollective, ...] = ()
 
     @cached_property
     def weight(self) -> float:
@@ -115,10 +115,12 @@ class Stage:
         return able / ways + self.weight - able
 
 
-class Network(Protocol):
+class StageNetwork(Protocol):
     """Who knows how ranks share layers."""
 
-    def stages(self, count: int, ranks: int, samples: float, traced: int) -> list[Stage] | None:
+    def stages(
+        self, count: int, ranks: int, samples: float, traced: int
+    ) -> list[PipelineStage] | None:
         """The network in so many stages, each of which is so many ranks; None if it has too few
         layers. `samples` are those of a micro-batch, `traced` those that decide about the cuts."""
 
@@ -126,7 +128,7 @@ class Network(Protocol):
         """For each gradient the bytes of a rank's part of it, if so many ranks share layers; None
         if it stays whole."""
 
-    def of_all_samples(self, ranks: int, samples: float) -> tuple[Exchange, ...]:
+    def of_all_samples(self, ranks: int, samples: float) -> tuple[StageCollective, ...]:
         """What so many ranks exchange that share dense layers, where each has so many samples of
         its own and those of all are gathered."""
 
@@ -134,11 +136,13 @@ class Network(Protocol):
 class EstimatedNetwork:
     """Layers one after the other, cut between blocks; those that can be are split in pairs."""
 
-    def __init__(self, layers: Sequence[LayerCost], gradients: Sequence[Gradient]) -> None:
+    def __init__(self, layers: Sequence[LayerCost], gradients: Sequence[StageGradient]) -> None:
         self._layers = layers
         self._gradients = gradients
 
-    def stages(self, count: int, ranks: int, samples: float, traced: int) -> list[Stage] | None:
+    def stages(
+        self, count: int, ranks: int, samples: float, traced: int
+    ) -> list[PipelineStage] | None:
         """Blocks with about as many operations; the last layer's output crosses a cut.
 
         >>> def layer(name, part):
@@ -160,12 +164,14 @@ class EstimatedNetwork:
             for first, last in pairwise(edges)
         ]
 
-    def _stage(self, first: int, last: int, samples: float, ranks: int, is_last: bool) -> Stage:
+    def _stage(
+        self, first: int, last: int, samples: float, ranks: int, is_last: bool
+    ) -> PipelineStage:
         layers = tuple(self._layers[first:last])
         numbers = [i for i, each in enumerate(self._gradients) if first <= each.layer < last]
         sent = 0.0 if is_last else layers[-1].output * samples
         exchanges = tuple(_in_pairs(layers, samples, ranks))
-        return Stage(first, layers, tuple(numbers), (), sent, sent, exchanges)
+        return PipelineStage(first, layers, tuple(numbers), (), sent, sent, exchanges)
 
     def shards(self, ranks: int, *, dense_only: bool = False) -> Sequence[float | None]:
         """An equal part of whatever belongs to a layer that can be split."""
@@ -176,32 +182,32 @@ class EstimatedNetwork:
             for gradient, can in zip(self._gradients, able, strict=True)
         ]
 
-    def of_all_samples(self, ranks: int, samples: float) -> tuple[Exchange, ...]:
+    def of_all_samples(self, ranks: int, samples: float) -> tuple[StageCollective, ...]:
         """What the dense layers take is gathered, and what the last of them gives."""
         dense = [layer for layer in self._layers if layer.is_dense]
         found = []
         for layer in dense:
             nbytes = layer.given * samples * ranks
-            found += [Exchange("gather", nbytes), Exchange("scatter", nbytes)]
-        return (*found, Exchange("gather", dense[-1].output * samples * ranks))
+            found += [StageCollective("gather", nbytes), StageCollective("scatter", nbytes)]
+        return (*found, StageCollective("gather", dense[-1].output * samples * ranks))
 
 
-def _in_pairs(layers: Sequence[LayerCost], samples: float, ranks: int) -> list[Exchange]:
+def _in_pairs(layers: Sequence[LayerCost], samples: float, ranks: int) -> list[StageCollective]:
     """Split layers in pairs: the first by its outputs, the second by its inputs.
 
     Between the two nothing is sent. The outputs of the second are summed, and on the way back their
     gradients. A layer that is too small to be split takes the part of the second if it gives less
     than it takes. One without a partner gathers its outputs, and scatters their gradients.
     """
-    found: list[Exchange] = []
+    found: list[StageCollective] = []
     first: LayerCost | None = None
     for layer in layers if ranks > 1 else ():
         if first is not None and (layer.units >= ranks or layer.narrows):
-            found += [Exchange("sum", layer.output * samples)] * 2
+            found += [StageCollective("sum", layer.output * samples)] * 2
             first = None
         elif first is None and layer.units >= ranks:
             first = layer
     if first is not None:
         nbytes = first.output * samples
-        found += [Exchange("gather", nbytes), Exchange("scatter", nbytes)]
+        found += [StageCollective("gather", nbytes), StageCollective("scatter", nbytes)]
     return found

@@ -13,10 +13,10 @@ from caldera.compiler.lazy import Variable
 from caldera.nn.tracing import Context
 from caldera.parallel.data.sums import in_backward_order
 from caldera.parallel.planner.model_network import ModelNetwork, leaf_calls
-from caldera.parallel.planner.stages import EstimatedNetwork, Gradient, LayerCost, Network
+from caldera.parallel.planner.stages import EstimatedNetwork, LayerCost, StageGradient, StageNetwork
 from caldera.parallel.tensor.layer_sharding import most_ranks
 from caldera.train.step import trace_network
-from caldera.train.tracking.summary import Row
+from caldera.train.tracking.summary import LayerRow
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
@@ -26,7 +26,7 @@ OPERATIONS_A_VALUE = 8.0
 
 
 @dataclass(frozen=True, eq=False)
-class Workload:
+class ModelWorkload:
     """A model as the planner sees it.
 
     - `flops`: of the forward pass of one sample.
@@ -49,9 +49,9 @@ class Workload:
     workspace: float
     shapes: tuple[tuple[int, ...], ...] = ()
     value: int = 4
-    gradients: tuple[Gradient, ...] = ()
+    gradients: tuple[StageGradient, ...] = ()
     backward: tuple[int, ...] = ()
-    network: Network = field(default=None, repr=False)  # type: ignore[assignment]
+    network: StageNetwork = field(default=None, repr=False)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         given = self.gradients or tuple(_one_a_layer(self.layers, self.shapes, self.value))
@@ -85,7 +85,7 @@ class Workload:
         return self.parameters + self.optimizer + self.workspace + self.activations * samples
 
 
-def workload_of(model: Model) -> Workload:
+def workload_of(model: Model) -> ModelWorkload:
     """What a model asks for, from its graph alone.
 
     >>> import caldera as cd
@@ -105,13 +105,13 @@ def workload_of(model: Model) -> Workload:
     parameters = model.trainable()
     owners = _owners(traced, leaves)
     gradients = tuple(
-        Gradient(each.shape, each.node.spec.nbytes, owners.get(each, 0), each.dtype.name)
+        StageGradient(each.shape, each.node.spec.nbytes, owners.get(each, 0), each.dtype.name)
         for each in parameters
     )
     trained = sum(gradient.nbytes for gradient in gradients)
     inputs = sum(row.nbytes for row in found.rows[:1])
     ends = [op.sum(op.cast(each, "float32")) for each in traced.calls[0].outputs]
-    return Workload(
+    return ModelWorkload(
         name=model.name or found.name,
         layers=layers,
         flops=found.flops,
@@ -128,13 +128,13 @@ def workload_of(model: Model) -> Workload:
 
 def _one_a_layer(
     layers: Sequence[LayerCost], shapes: Sequence[tuple[int, ...]], value: int
-) -> Iterator[Gradient]:
+) -> Iterator[StageGradient]:
     """A gradient for each layer that is trained, of these shapes if there are as many."""
     trained = [(number, layer) for number, layer in enumerate(layers) if layer.trained]
     flat = [(round(layer.trained / value),) for _, layer in trained]
     known = shapes if len(shapes) == len(trained) else flat
     for (number, layer), shape in zip(trained, known, strict=True):
-        yield Gradient(shape, layer.trained, number)
+        yield StageGradient(shape, layer.trained, number)
 
 
 def _owners(traced: Context, leaves: Sequence[int]) -> dict[Variable, int]:
@@ -153,7 +153,7 @@ def _kept_a_parameter(model: Model) -> int:
     return len(model.optimizer.keeps) + (model.optimizer.accumulate > 1)
 
 
-def _layers(rows: Sequence[Row], value: float, units: Sequence[int]) -> tuple[LayerCost, ...]:
+def _layers(rows: Sequence[LayerRow], value: float, units: Sequence[int]) -> tuple[LayerCost, ...]:
     trained = [bool(row.trainable) for row in rows]
     # Nothing before the first layer that learns needs a gradient.
     back = [any(trained[:index]) for index in range(len(rows))]

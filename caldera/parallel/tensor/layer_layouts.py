@@ -9,7 +9,7 @@ from typing import Any
 from caldera import nn
 from caldera.compiler.lazy import Variable
 from caldera.compiler.sharding.distributions import Axis, Distribution, Replicated, as_layout
-from caldera.compiler.sharding.layout import CartesianLayout, Layout
+from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout
 from caldera.compiler.sharding.ops import copies
 from caldera.core.tensor.shape import Shape, size
 from caldera.errors import CalderaError, ConfigError
@@ -39,7 +39,7 @@ class ChosenLayouts:
     """`parameters` in layouts of their own, `outputs` of layers, and what is `left` to be chosen
     when it is known what the layers before give."""
 
-    parameters: dict[Variable, Layout] = field(default_factory=dict)
+    parameters: dict[Variable, ShardLayout] = field(default_factory=dict)
     outputs: dict[Layer, Distribution] = field(default_factory=dict)
     left: list[Candidate] = field(default_factory=list)
 
@@ -203,7 +203,7 @@ def _of_layer(
     shapes: Sequence[Shape],
     ranks: int,
     outputs: dict[Layer, Distribution],
-) -> dict[Variable, Layout]:
+) -> dict[Variable, ShardLayout]:
     where, value = meant.where, meant.value
     if isinstance(value, Mapping):
         return _by_name(where, layer, value, ranks, outputs)
@@ -211,7 +211,7 @@ def _of_layer(
         return _by_inputs(meant, layer, ranks)
     distribution = _distribution(layer, value, len(shapes[0]) if shapes else 2)
     outputs[layer] = distribution
-    found: dict[Variable, Layout] = {}
+    found: dict[Variable, ShardLayout] = {}
     for shape in shapes:
         layout = layout_on(where, distribution, shape, ranks)
         for variable, own in _following(layer, layout, ranks).items():
@@ -225,10 +225,10 @@ def _by_name(
     value: Mapping[str, Any],
     ranks: int,
     outputs: dict[Layer, Distribution],
-) -> dict[Variable, Layout]:
+) -> dict[Variable, ShardLayout]:
     trained = {each.symbol for each in layer.parameters()}
     own = {name: each for name, each in layer.variables().items() if each.symbol in trained}
-    found: dict[Variable, Layout] = {}
+    found: dict[Variable, ShardLayout] = {}
     for name, each in value.items():
         if name == OUTPUT:
             outputs[layer] = _distribution(layer, each, 2)
@@ -245,7 +245,7 @@ def _by_name(
     return found
 
 
-def _by_inputs(meant: Meant, layer: Layer, ranks: int) -> dict[Variable, Layout]:
+def _by_inputs(meant: Meant, layer: Layer, ranks: int) -> dict[Variable, ShardLayout]:
     for each in candidates(layer, ranks):
         if each.layer is layer and "inputs" in each.ways:
             return dict(each.ways["inputs"])
@@ -272,7 +272,7 @@ def _features(layer: Layer, axes: int) -> int:
     return 1 if by_channels and not isinstance(layer, nn.Dense | nn.Embedding) else -1
 
 
-def layout_on(where: str, given: Distribution, shape: Shape, ranks: int) -> Layout:
+def layout_on(where: str, given: Distribution, shape: Shape, ranks: int) -> ShardLayout:
     """A layout for a value of this shape, on some of so many ranks."""
     try:
         layout = as_layout(given, shape, range(ranks))
@@ -293,7 +293,7 @@ def layout_on(where: str, given: Distribution, shape: Shape, ranks: int) -> Layo
     return layout
 
 
-def _following(layer: Layer, layout: Layout, ranks: int) -> dict[Variable, Layout]:
+def _following(layer: Layer, layout: ShardLayout, ranks: int) -> dict[Variable, ShardLayout]:
     """Parameters that belong to features, as those are shared out."""
     if not isinstance(layout, CartesianLayout) or not layout.shape:
         return {}
@@ -308,7 +308,7 @@ def _following(layer: Layer, layout: Layout, ranks: int) -> dict[Variable, Layou
         ways = [each.ways for each in candidates(layer, ranks)]
         return dict(ways[0].get("heads", {})) if ways else {}
     features = layout.without([each for each in range(len(layout.shape)) if each != axis])
-    found: dict[Variable, Layout] = {}
+    found: dict[Variable, ShardLayout] = {}
     axes = next((each for kind, each in OUTPUT_AXES.items() if isinstance(layer, kind)), {})
     for name, along in axes.items():
         if name in own and own[name].shape[along] == features.shape[0]:

@@ -14,10 +14,10 @@ from caldera import nn
 from caldera.comm import Communicator
 from caldera.compiler.lazy import Expr, Variable
 from caldera.compiler.sharding.collective_moves import CollectiveMoves
-from caldera.compiler.sharding.layout import CartesianLayout, Layout
+from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout
 from caldera.compiler.sharding.ops import copies
 from caldera.compiler.sharding.rank_graph import RankGraph
-from caldera.compiler.sharding.rules.registry import Placement
+from caldera.compiler.sharding.rules.registry import ShardPlacement
 from caldera.compiler.sharding.volume import Links
 from caldera.core.graph.node import Node, Spec, Symbol
 from caldera.errors import ConfigError
@@ -163,7 +163,7 @@ def layouts_of(
     outputs: Sequence[Expr],
     rank: int,
     ranks: int,
-    known: Mapping[Variable, Layout] | None = None,
+    known: Mapping[Variable, ShardLayout] | None = None,
 ) -> dict[Variable, CartesianLayout]:
     """How each variable of these layers is split, where `outputs` is what the model computes, and
     `known` are the layouts of others.
@@ -178,7 +178,7 @@ def layouts_of(
     return graph.found
 
 
-def stand_in(variable: Variable, layout: Layout, rank: int) -> Variable:
+def stand_in(variable: Variable, layout: ShardLayout, rank: int) -> Variable:
     """Stands for a rank's part of a variable in graphs that are never run."""
     part = Spec(layout.local_shape(rank), variable.dtype)
     return Variable(Symbol(variable.name, part, "variable"))
@@ -269,7 +269,7 @@ class ShardedLayers:
         )
         self.use(layouts_of(chosen, outputs, self.rank, self.ranks), optimizer)
 
-    def use(self, layouts: Mapping[Variable, Layout], optimizer: Optimizer) -> None:
+    def use(self, layouts: Mapping[Variable, ShardLayout], optimizer: Optimizer) -> None:
         """Have parameters in these layouts, and what the optimizer keeps for them."""
         for whole, layout in layouts.items():
             self.shards.add(whole, layout, optimizer)
@@ -283,7 +283,7 @@ class ShardedLayers:
         parts = {
             whole: (part, layout)
             for whole, (part, layout) in self.shards.leaves().items()
-            if isinstance(layout, Layout)
+            if isinstance(layout, ShardLayout)
         }
         return RankGraph(self.rank, self.ranks, parts, AXIS, direct=self.direct)
 
@@ -301,14 +301,14 @@ class ShardedLayers:
         if alike == 1:
             return gradient
         moves = CollectiveMoves(self.rank, self.ranks, AXIS, Links(), direct=True)
-        return Expr(moves.written(gradient.node, Placement(layout, alike), layout))
+        return Expr(moves.written(gradient.node, ShardPlacement(layout, alike), layout))
 
     def _copies(self) -> Iterator[tuple[Variable, int]]:
         return ((part, copies(self._layout(part))) for part in self.shards.wholes)
 
-    def _layout(self, part: Variable) -> Layout:
+    def _layout(self, part: Variable) -> ShardLayout:
         _, layout = self.shards.leaves()[self.shards.wholes[part].node]
-        assert isinstance(layout, Layout)
+        assert isinstance(layout, ShardLayout)
         return layout
 
 

@@ -11,7 +11,7 @@ from caldera.comm import Communicator
 from caldera.compiler.lazy import Expr, Variable
 from caldera.compiler.sharding.collective_moves import is_plain
 from caldera.compiler.sharding.explanation import moves_table, shortened, summary
-from caldera.compiler.sharding.layout import Layout
+from caldera.compiler.sharding.layout import ShardLayout
 from caldera.compiler.sharding.ops import place
 from caldera.compiler.sharding.propagation import Move
 from caldera.data import Share
@@ -40,7 +40,7 @@ class StepExplanation:
     forward pass, each of which has its like on the way back, and the bytes of gradients that are
     `summed` over ranks. Printed, it is a table."""
 
-    parameters: Mapping[str, Layout]
+    parameters: Mapping[str, ShardLayout]
     moves: Sequence[Move]
     summed: int
 
@@ -159,7 +159,7 @@ one that has not; give it to model.fit(parallel=...) first
         leaves = self._layers.shards.leaves()
         held = {each: leaves[each.node][1] for each in parameters if each.node in leaves}
         self._explained = StepExplanation(
-            {each.name: layout for each, layout in held.items() if isinstance(layout, Layout)},
+            {each.name: layout for each, layout in held.items() if isinstance(layout, ShardLayout)},
             tuple(self.moves_of(found)),
             sum(each.node.spec.nbytes for each in parameters if each not in held),
         )
@@ -181,7 +181,7 @@ one that has not; give it to model.fit(parallel=...) first
         self._layers.direct = setup.device.kernels == "cpu"
         if self._ranks == 1:
             return
-        found: dict[Variable, Layout] = dict(chosen.parameters)
+        found: dict[Variable, ShardLayout] = dict(chosen.parameters)
         outputs = traced.calls[0].outputs
         found |= layouts_of(chosen.left, outputs, self._layers.rank, self._ranks, found)
         if not self._layers.direct:
@@ -205,7 +205,7 @@ one that has not; give it to model.fit(parallel=...) first
         self._states = []
 
 
-def _check_plain(layouts: Mapping[Variable, Layout], ranks: int) -> None:
+def _check_plain(layouts: Mapping[Variable, ShardLayout], ranks: int) -> None:
     for variable, layout in layouts.items():
         if not is_plain(layout, ranks):
             raise ConfigError.build(

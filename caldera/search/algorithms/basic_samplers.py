@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from caldera.search.method import Method, Proposal, methods
+from caldera.search.method import Method, TrialProposal, methods
 from caldera.search.space import Point
 from caldera.search.trial import Trial
 from caldera.train.arguments import whole_number
@@ -15,7 +15,7 @@ Key = tuple[tuple[str, str], ...]
 
 
 @methods.register("grid")
-class Grid(Method):
+class GridSearch(Method):
     """Every point of the space, once; dimensions without steps are an error.
 
     >>> from caldera import search
@@ -106,7 +106,7 @@ class Swarm(Method):
     def prepare(self) -> None:
         self._paths = list(self.space.dimensions())
 
-    def ask(self, number: int) -> Proposal | None:
+    def ask(self, number: int) -> TrialProposal | None:
         random, size = self.random(number), len(self._paths)
         flights = self._flights()
         if len(flights) < self.particles:
@@ -133,10 +133,10 @@ class Swarm(Method):
         velocity = np.where(outside, -0.5 * velocity, velocity)
         return self._proposal(particle, np.clip(position, 0.0, 1.0), velocity)
 
-    def _proposal(self, particle: int, position: np.ndarray, velocity: np.ndarray) -> Proposal:
+    def _proposal(self, particle: int, position: np.ndarray, velocity: np.ndarray) -> TrialProposal:
         point = self.space.at(dict(zip(self._paths, position.tolist(), strict=True)))
         note = {"particle": particle, "position": position.tolist(), "velocity": velocity.tolist()}
-        return Proposal(point, note=note)
+        return TrialProposal(point, note=note)
 
     def _flights(self) -> dict[int, list[Trial]]:
         """The trials of each particle."""

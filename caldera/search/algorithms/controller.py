@@ -8,7 +8,7 @@ from caldera import op, optim
 from caldera.compiler.lazy import compile
 from caldera.core.tensor import constant
 from caldera.search.dimension import Dimension
-from caldera.search.method import Method, Proposal, methods
+from caldera.search.method import Method, TrialProposal, methods
 from caldera.search.trial import Trial
 from caldera.train.arguments import whole_number
 
@@ -80,7 +80,7 @@ class Controller(Method):
         updates = optim.Adam(self.learning_rate).apply(variables, op.grad(loss, variables))
         self._plan = compile([loss, *updates])
 
-    def ask(self, number: int) -> Proposal | None:
+    def ask(self, number: int) -> TrialProposal | None:
         random, count, width = self.random(number), len(self._paths), self._width
         weight, bias = self._weight.numpy() * self._mask, self._bias.numpy()
         so_far = np.zeros(count * width, "float32")
@@ -94,7 +94,7 @@ class Controller(Method):
             so_far[index * width + choice] = 1.0
             decided.append(choice)
             units[path] = (choice + random.random()) / self._sizes[index]
-        return Proposal(self.space.at(units), note={"decisions": decided})
+        return TrialProposal(self.space.at(units), note={"decisions": decided})
 
     def tell(self, trial: Trial) -> None:
         if len(trial.note.get("decisions", ())) != len(self._paths):

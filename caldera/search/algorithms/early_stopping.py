@@ -12,7 +12,7 @@ from statistics import median
 
 from caldera.errors import ConfigError
 from caldera.search.algorithms.basic_samplers import Random
-from caldera.search.method import Method, Proposal, as_proposal, methods
+from caldera.search.method import Method, TrialProposal, as_proposal, methods
 from caldera.search.trial import STOPPED, Row, Trial
 from caldera.train.arguments import whole_number
 
@@ -192,7 +192,7 @@ class Promotion(Method):
         """How each setting did after each epoch, by the number of its first trial."""
         self._proposer.begin(self.space, self.objective, self.seed, [], self.budget, self.epochs)
 
-    def ask(self, number: int) -> Proposal | None:
+    def ask(self, number: int) -> TrialProposal | None:
         promoted = self._promoted()
         if promoted is not None:
             return promoted
@@ -200,7 +200,7 @@ class Promotion(Method):
         asked = self._proposer.ask(number)
         return None if asked is None else replace(as_proposal(asked), keep=True)
 
-    def _promoted(self) -> Proposal | None:
+    def _promoted(self) -> TrialProposal | None:
         """The trial to go on with, if one waits that may; the farthest first."""
         assert self.epochs is not None
         last = {self._first(trial).number: trial for trial in self.trials}
@@ -214,7 +214,7 @@ class Promotion(Method):
                 if waiting.state == STOPPED and came < rung * self.factor:
                     # Only a model knows how many epochs it has behind it.
                     left = self.epochs - came if "epochs" in waiting.results else None
-                    return Proposal(dict(waiting.point), left, waiting.number, keep=True)
+                    return TrialProposal(dict(waiting.point), left, waiting.number, keep=True)
             rung //= self.factor
         return None
 

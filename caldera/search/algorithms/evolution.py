@@ -13,7 +13,7 @@ import numpy as np
 
 from caldera.errors import ConfigError
 from caldera.search.dimension import Dimension, Stored, Uniform
-from caldera.search.method import Method, Proposal, methods
+from caldera.search.method import Method, TrialProposal, methods
 from caldera.search.space import Point
 from caldera.search.trial import FAILED, Trial
 from caldera.train.arguments import whole_number
@@ -36,15 +36,15 @@ class Evolution(Method):
         self.population = whole_number(population, "population", 1, type(self).__name__)
         self.sample = whole_number(sample, "sample", 1, type(self).__name__)
 
-    def ask(self, number: int) -> Proposal | None:
+    def ask(self, number: int) -> TrialProposal | None:
         random = self.random(number)
         living = self.living()
         if number < self.population or not living:
-            return Proposal(self.first(random))
+            return TrialProposal(self.first(random))
         count = min(self.sample_size(len(living)), len(living))
         picked = [living[i] for i in random.choice(len(living), count, replace=False)]
         parent = min(picked, key=lambda trial: (self.loss(trial), trial.number))
-        return Proposal(self.mutated(parent.point, random), note={"parent": parent.number})
+        return TrialProposal(self.mutated(parent.point, random), note={"parent": parent.number})
 
     def living(self) -> list[Trial]:
         """The members of the population: those that were done last."""
@@ -178,7 +178,7 @@ class PBT(Method):
         )
         self._generations = math.ceil(self.epochs / self.interval)
 
-    def ask(self, number: int) -> Proposal | None:
+    def ask(self, number: int) -> TrialProposal | None:
         latest = self._latest()
         if len(latest) < self.population:
             return self._proposal(self.space.draw(self.random(number)), len(latest), 0)
@@ -199,11 +199,11 @@ class PBT(Method):
 
     def _proposal(
         self, point: Point, member: int, generation: int, parent: int | None = None
-    ) -> Proposal:
+    ) -> TrialProposal:
         assert self.epochs is not None
         epochs = min(self.interval, self.epochs - generation * self.interval)
         note = {"member": member, "generation": generation}
-        return Proposal(dict(point), epochs=epochs, parent=parent, keep=True, note=note)
+        return TrialProposal(dict(point), epochs=epochs, parent=parent, keep=True, note=note)
 
     def _latest(self) -> dict[int, Trial]:
         """The last trial of each member."""

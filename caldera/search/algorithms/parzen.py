@@ -23,7 +23,7 @@ _NARROWEST = 100.0
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 
-class Axes:
+class SearchSpace:
     """What is searched, from Optuna's distributions by name: numbers in the scale in which they are
     searched, and choices, which are of the kind `categorical`, by their index."""
 
@@ -71,7 +71,7 @@ class Axes:
 class ParzenEstimator:
     """The estimator of the points in `rows`, in the order of their trials."""
 
-    def __init__(self, axes: Axes, rows: np.ndarray) -> None:
+    def __init__(self, axes: SearchSpace, rows: np.ndarray) -> None:
         self._axes = axes
         count = len(rows)
         weights = np.ones(count + 1)
@@ -192,7 +192,7 @@ def _clipped(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarra
     return np.minimum(np.maximum(values, low), high)
 
 
-def _bandwidths(points: np.ndarray, axes: Axes) -> np.ndarray:
+def _bandwidths(points: np.ndarray, axes: SearchSpace) -> np.ndarray:
     """As wide as the larger gap to a neighbour on each axis, within limits."""
     count = len(points)
     order = points.argsort(axis=0)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from caldera.search.algorithms.optuna_samplers import OptunaMethod, violations_if_any
-from caldera.search.algorithms.parzen import Axes, ParzenEstimator
+from caldera.search.algorithms.parzen import ParzenEstimator, SearchSpace
 from caldera.search.dimension import Choice, Dimension, Stored
 from caldera.search.method import methods
 from caldera.search.space import Point
@@ -43,12 +43,12 @@ class TPE(OptunaMethod):
         opens = any(isinstance(each, Choice) and each.opens for each in known.values())
         is_fixed = not opens and lowest.keys() == known.keys()
         # Several objectives, and parameters that only some trials have, are left to Optuna.
-        self._ranking: Ranking | None = None
+        self._ranking: TrialRanking | None = None
         if is_fixed and len(self.objective.modes) == 1:
             self._kinds = {path: self._distribution(known[path]) for path in sorted(known)}
             several = {path: kind for path, kind in self._kinds.items() if not kind.single()}
-            self._ranking = Ranking(
-                Axes(several, self._optuna.distributions.CategoricalDistribution)
+            self._ranking = TrialRanking(
+                SearchSpace(several, self._optuna.distributions.CategoricalDistribution)
             )
             # Optuna's kind; to seed one takes a tenth of the time that it takes to make one.
             self._random = np.random.RandomState()
@@ -123,10 +123,10 @@ class TPE(OptunaMethod):
         )
 
 
-class Ranking:
+class TrialRanking:
     """All trials in arrays, and those that are over from the best to the worst."""
 
-    def __init__(self, axes: Axes) -> None:
+    def __init__(self, axes: SearchSpace) -> None:
         self.axes = axes
         self._rows = np.empty((64, len(axes.distributions)))
         """Points, by the number of their trials."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from caldera.comm import world
 from caldera.errors import ConfigError
-from caldera.search.job import Job
+from caldera.search.job import SearchJob as Job
 from caldera.search.scheduler import Scheduler
 from caldera.search.workers.dispatcher import Dispatcher
 from caldera.search.workers.local import ProcessWorkers, ThreadWorkers

@@ -21,8 +21,8 @@ from caldera.base.plain_data import decoded
 from caldera.errors import CommError
 from caldera.search.conditions import of_all_ranks
 from caldera.search.scheduler import Scheduler
-from caldera.search.trial import FAILED, Outcome
-from caldera.search.workers.pool import LOST, Member, Said, WorkerPool
+from caldera.search.trial import FAILED, TrialResult
+from caldera.search.workers.pool import LOST, PoolMember, Said, WorkerPool
 
 LOOKS_EVERY_S = 1.0
 SILENT_STALLS = 2
@@ -97,11 +97,11 @@ class Dispatcher:
             self._reported(member, message)
         elif message["kind"] == "result":
             assert said.channel is not None
-            member.outcomes[said.channel] = Outcome.from_plain(message["outcome"])
+            member.outcomes[said.channel] = TrialResult.from_plain(message["outcome"])
             if len(member.outcomes) == len(member.channels):
                 self._finished(member)
 
-    def _reported(self, member: Member, message: dict[str, Any]) -> None:
+    def _reported(self, member: PoolMember, message: dict[str, Any]) -> None:
         assert member.task is not None
         member.moved = time.monotonic()
         number = member.task.number
@@ -112,7 +112,7 @@ class Dispatcher:
             member.is_stopping = True
             member.send({"kind": "stop", "number": number, "reason": reason})
 
-    def _finished(self, member: Member) -> None:
+    def _finished(self, member: PoolMember) -> None:
         """All ranks of a trial are done with it. If it failed on one, it failed."""
         found = [member.outcomes[channel] for channel in member.channels]
         failed = [each for each in found if each.state == FAILED]
@@ -124,7 +124,7 @@ class Dispatcher:
             outcome = replace(outcome, conditions=conditions)
         self._close(outcome)
 
-    def _close(self, outcome: Outcome) -> None:
+    def _close(self, outcome: TrialResult) -> None:
         self._lost_with.pop(outcome.number, None)
         self._scheduler.finish(outcome)
         self._nothing_new = False
@@ -160,7 +160,7 @@ class Dispatcher:
             ):
                 self._lose(member, f"its trial has not reported for {now - member.moved:.3g} s")
 
-    def _lose(self, member: Member, reason: str) -> None:
+    def _lose(self, member: PoolMember, reason: str) -> None:
         task, member.task = member.task, None
         reason = self._pool.drop(member, reason)
         if task is None:
@@ -170,7 +170,7 @@ class Dispatcher:
         times = self._lost_with[task.number]
         if times > self._retries:
             spoken = f"begun {times} times, lost with its worker ({member.name}): {reason}"
-            self._close(Outcome(task.number, FAILED, spoken))
+            self._close(TrialResult(task.number, FAILED, spoken))
         else:
             self._scheduler.again(task.number)
             self._nothing_new = False

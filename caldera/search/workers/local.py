@@ -28,9 +28,9 @@ from caldera.core.memory import device
 from caldera.core.memory.gpus import card_count
 from caldera.errors import ConfigError
 from caldera.kernels.common.blas_threads import single_threaded_blas
-from caldera.search.job import Job
-from caldera.search.workers.pool import Member, WorkerPool
-from caldera.search.workers.worker import Channel, Worker
+from caldera.search.job import SearchJob
+from caldera.search.workers.pool import PoolMember, WorkerPool
+from caldera.search.workers.worker import MessageStream, TrialWorker
 
 FOR_TRIALS = 0.9
 """The part of a card's memory that its workers share; the rest is for the driver and libraries."""
@@ -72,19 +72,19 @@ _PR_SET_PDEATHSIG = 1
 class ProcessWorkers(WorkerPool):
     """So many processes; one that dies or is killed is replaced."""
 
-    def __init__(self, job: Job, count: int) -> None:
+    def __init__(self, job: SearchJob, count: int) -> None:
         super().__init__()
         _check_that_a_fork_works()
         self._job = job
         self._count = count
         self._started = 0
-        self._processes: dict[Member, tuple[int, int]] = {}
+        self._processes: dict[PoolMember, tuple[int, int]] = {}
 
     def start(self) -> None:
         for place in range(self._count):
             self._start_one(place)
 
-    def drop(self, member: Member, reason: str) -> str:
+    def drop(self, member: PoolMember, reason: str) -> str:
         """Kill it if it lives, say how it ended if it does not, and start another."""
         process, place = self._processes.pop(member)
         # One that has died closes its connection a moment before it can be waited for.
@@ -114,7 +114,7 @@ class ProcessWorkers(WorkerPool):
             ours.close()
             self._become_worker(place, theirs, master, ask)
         theirs.close()
-        member = Member(f"process {process}", [Channel(ours)])
+        member = PoolMember(f"process {process}", [MessageStream(ours)])
         self._processes[member] = (process, place)
         self._add(member)
 
@@ -136,8 +136,8 @@ class ProcessWorkers(WorkerPool):
                     channel.abandon()
             self._selector.close()
             share_machine(place, self._count)
-            worker = Worker(
-                Channel(connection),
+            worker = TrialWorker(
+                MessageStream(connection),
                 self._job,
                 name=f"process {os.getpid()}",
                 alone=lambda: os._exit(1),
@@ -212,18 +212,18 @@ def _spoken(process: int, status: int) -> str:
 class ThreadWorkers(WorkerPool):
     """So many threads, each with its own end of a socket."""
 
-    def __init__(self, job: Job, count: int) -> None:
+    def __init__(self, job: SearchJob, count: int) -> None:
         super().__init__()
         self._job = job
         self._count = count
         self._started = 0
-        self._threads: dict[Member, threading.Thread] = {}
+        self._threads: dict[PoolMember, threading.Thread] = {}
 
     def start(self) -> None:
         for _ in range(self._count):
             self._start_one()
 
-    def drop(self, member: Member, reason: str) -> str:
+    def drop(self, member: PoolMember, reason: str) -> str:
         del self._threads[member]
         self._start_one()
         return super().drop(member, reason)
@@ -236,9 +236,9 @@ class ThreadWorkers(WorkerPool):
 
     def _start_one(self) -> None:
         ours, theirs = socket.socketpair()
-        member = Member(f"thread {self._started}", [Channel(ours)])
+        member = PoolMember(f"thread {self._started}", [MessageStream(ours)])
         self._started += 1
-        worker = Worker(Channel(theirs), self._job, name=member.name)
+        worker = TrialWorker(MessageStream(theirs), self._job, name=member.name)
         # A trial that hangs must not keep the program from ending.
         thread = threading.Thread(target=worker.serve, name=member.name, daemon=True)
         self._threads[member] = thread

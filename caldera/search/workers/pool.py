@@ -11,15 +11,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from caldera.errors import CommError
-from caldera.search.trial import Outcome, Task
-from caldera.search.workers.worker import Channel
+from caldera.search.trial import TrialResult, TrialTask
+from caldera.search.workers.worker import MessageStream
 
 LOST = "lost"
 """The kind of what a pool says itself of a worker that is gone."""
 
 
 @dataclass(eq=False)
-class Member:
+class PoolMember:
     """A worker: a thread, a process, or the ranks of one trial, each with a channel of its own.
 
     - `task`: what it runs; `outcomes`: what its channels have said of that; `is_stopping`: whether
@@ -28,9 +28,9 @@ class Member:
     """
 
     name: str
-    channels: list[Channel] = field(default_factory=list)
-    task: Task | None = None
-    outcomes: dict[Channel, Outcome] = field(default_factory=dict)
+    channels: list[MessageStream] = field(default_factory=list)
+    task: TrialTask | None = None
+    outcomes: dict[MessageStream, TrialResult] = field(default_factory=dict)
     is_stopping: bool = False
     heard: float = field(default_factory=time.monotonic)
     moved: float = field(default_factory=time.monotonic)
@@ -41,7 +41,7 @@ class Member:
         for channel in self.channels:
             channel.send(message)
 
-    def begin(self, task: Task) -> None:
+    def begin(self, task: TrialTask) -> None:
         """Give it a trial."""
         self.task, self.outcomes, self.is_stopping = task, {}, False
         self.heard = self.moved = time.monotonic()
@@ -52,24 +52,24 @@ class Member:
 class Said:
     """A message of a worker, and the channel it came through; `LOST` comes through none."""
 
-    member: Member
+    member: PoolMember
     message: dict[str, Any]
-    channel: Channel | None = None
+    channel: MessageStream | None = None
 
 
 class WorkerPool(ABC):
     """Starts workers, hears them, gives them up, ends them. Use it in a `with` block."""
 
     def __init__(self) -> None:
-        self.members: list[Member] = []
+        self.members: list[PoolMember] = []
         self._selector = selectors.DefaultSelector()
-        self._of_channel: dict[Channel, Member] = {}
+        self._of_channel: dict[MessageStream, PoolMember] = {}
 
     @abstractmethod
     def start(self) -> None:
         """Start the workers; those that are ready say hello."""
 
-    def drop(self, member: Member, reason: str) -> str:
+    def drop(self, member: PoolMember, reason: str) -> str:
         """Give a worker up, and start another in its place where that can be. The reason, which is
         nothing if its connection has ended, or a better one."""
         self._forget(member)
@@ -97,7 +97,7 @@ class WorkerPool(ABC):
         """What workers have said."""
         found: list[Said] = []
         for key, _ in self._selector.select(0):
-            if isinstance(key.fileobj, Channel):
+            if isinstance(key.fileobj, MessageStream):
                 found += self._heard_from(key.fileobj)
             else:
                 assert isinstance(key.fileobj, socket.socket)
@@ -105,12 +105,12 @@ class WorkerPool(ABC):
         return found
 
     @property
-    def idle(self) -> list[Member]:
+    def idle(self) -> list[PoolMember]:
         """Who can take a trial."""
         return [member for member in self.members if member.ready and member.task is None]
 
     @property
-    def busy(self) -> list[Member]:
+    def busy(self) -> list[PoolMember]:
         """Who runs one."""
         return [member for member in self.members if member.task is not None]
 
@@ -128,16 +128,16 @@ class WorkerPool(ABC):
 
     # --- for those who start workers
 
-    def _add(self, member: Member) -> None:
+    def _add(self, member: PoolMember) -> None:
         self.members.append(member)
         for channel in member.channels:
             self._attach(member, channel)
 
-    def _attach(self, member: Member, channel: Channel) -> None:
+    def _attach(self, member: PoolMember, channel: MessageStream) -> None:
         self._of_channel[channel] = member
         self._selector.register(channel, selectors.EVENT_READ)
 
-    def _forget(self, member: Member) -> None:
+    def _forget(self, member: PoolMember) -> None:
         if member in self.members:
             self.members.remove(member)
         member.ready = False
@@ -146,7 +146,7 @@ class WorkerPool(ABC):
                 self._selector.unregister(channel)
             channel.close()
 
-    def _greeted(self, channel: Channel, hello: dict[str, Any]) -> None:
+    def _greeted(self, channel: MessageStream, hello: dict[str, Any]) -> None:
         """A worker is ready."""
         self._of_channel[channel].ready = True
 
@@ -154,7 +154,7 @@ class WorkerPool(ABC):
         """Somebody wants to join."""
         raise NotImplementedError
 
-    def _heard_from(self, channel: Channel) -> list[Said]:
+    def _heard_from(self, channel: MessageStream) -> list[Said]:
         try:
             messages = channel.read()
         except CommError as error:

@@ -30,21 +30,21 @@ from caldera.comm import Communicator, MpiCommunicator
 from caldera.comm.processes import end_all
 from caldera.errors import CommError, ConfigError
 from caldera.parallel import DataParallel
-from caldera.search.job import Job
+from caldera.search.job import SearchJob
 from caldera.search.scheduler import Scheduler
 from caldera.search.study import Study
 from caldera.search.trial import Trial
 from caldera.search.workers.dispatcher import Dispatcher
 from caldera.search.workers.local import share_card
-from caldera.search.workers.pool import Member, Said, WorkerPool
-from caldera.search.workers.worker import Channel, Worker
+from caldera.search.workers.pool import PoolMember, Said, WorkerPool
+from caldera.search.workers.worker import MessageStream, TrialWorker
 from caldera.train.strategy import SingleProcessStrategy
 
 _LOOPBACK = "127.0.0.1"
 
 
 @dataclass(eq=False)
-class Group(Member):
+class RankGroup(PoolMember):
     """The ranks that train one trial together; the first of them leads."""
 
     ranks: range = range(0)
@@ -69,8 +69,8 @@ class RankWorkers(WorkerPool):
             "port": self._listening.getsockname()[1],
             "secret": self._secret,
         }
-        self._rank_of: dict[Channel, int] = {}
-        self._left_over: list[Channel] = []
+        self._rank_of: dict[MessageStream, int] = {}
+        self._left_over: list[MessageStream] = []
         self._hung: set[int] = set()
         self.last_words: list[dict[str, Any]] = []
         """What all ranks hear at the end: they go on with the program, and with its study."""
@@ -80,8 +80,8 @@ class RankWorkers(WorkerPool):
         for group in self._groups:
             self._expect(group)
 
-    def drop(self, member: Member, reason: str) -> str:
-        assert isinstance(member, Group)
+    def drop(self, member: PoolMember, reason: str) -> str:
+        assert isinstance(member, RankGroup)
         if reason:
             # One whose connection has ended is dead, and MPI knows that by itself.
             self._hung.update(member.ranks)
@@ -89,7 +89,7 @@ class RankWorkers(WorkerPool):
 
     def end(self, *, at_once: bool) -> None:
         for member in self.members:
-            assert isinstance(member, Group)
+            assert isinstance(member, RankGroup)
             if not member.ready:
                 self._hung.update(member.ranks)
         for channel in self._left_over:
@@ -115,9 +115,9 @@ class RankWorkers(WorkerPool):
         if with_mpi:
             atexit.register(end_all)
 
-    def _expect(self, ranks: range) -> Group:
+    def _expect(self, ranks: range) -> RankGroup:
         several = f"ranks {ranks[0]} to {ranks[-1]}"
-        group = Group(f"rank {ranks[0]}" if len(ranks) == 1 else several, ranks=ranks)
+        group = RankGroup(f"rank {ranks[0]}" if len(ranks) == 1 else several, ranks=ranks)
         self.members.append(group)
         return group
 
@@ -125,15 +125,15 @@ class RankWorkers(WorkerPool):
         connection, _ = listening.accept()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A stranger until it has said the secret.
-        self._selector.register(Channel(connection), selectors.EVENT_READ)
+        self._selector.register(MessageStream(connection), selectors.EVENT_READ)
 
-    def _heard_from(self, channel: Channel) -> list[Said]:
+    def _heard_from(self, channel: MessageStream) -> list[Said]:
         found = super()._heard_from(channel)
         if channel.closed and channel not in self._of_channel:
             self._turn_away(channel)
         return found
 
-    def _greeted(self, channel: Channel, hello: dict[str, Any]) -> None:
+    def _greeted(self, channel: MessageStream, hello: dict[str, Any]) -> None:
         rank = hello.get("rank")
         secret = str(hello.get("secret"))
         if not hmac.compare_digest(secret.encode(), self._secret.encode()):
@@ -143,7 +143,9 @@ class RankWorkers(WorkerPool):
         if ranks is None:
             self._left_over.append(channel)
             return
-        known = [each for each in self.members if isinstance(each, Group) and each.ranks == ranks]
+        known = [
+            each for each in self.members if isinstance(each, RankGroup) and each.ranks == ranks
+        ]
         group = known[0] if known else self._expect(ranks)
         self._hung.difference_update(ranks)
         self._rank_of[channel] = int(hello["rank"])
@@ -151,7 +153,7 @@ class RankWorkers(WorkerPool):
         group.channels = sorted([*group.channels, channel], key=self._rank_of.__getitem__)
         group.ready = len(group.channels) == len(ranks)
 
-    def _turn_away(self, channel: Channel) -> None:
+    def _turn_away(self, channel: MessageStream) -> None:
         with suppress(KeyError, ValueError):
             self._selector.unregister(channel)
         channel.close()
@@ -173,7 +175,7 @@ CONNECTS_WITHIN_S = 30.0
 def run_on_ranks(
     communicator: Communicator,
     scheduler: Scheduler | None,
-    job: Job,
+    job: SearchJob,
     at_end: Callable[[], None],
     last_words: Callable[[], list[dict[str, Any]]],
     *,
@@ -234,7 +236,7 @@ def _say_who_is_left_over(ranks: int, groups: Sequence[range]) -> None:
 
 
 def serve_rank(
-    address: Mapping[str, Any], rank: int, job: Job, own: Communicator | None
+    address: Mapping[str, Any], rank: int, job: SearchJob, own: Communicator | None
 ) -> list[dict[str, Any]]:
     """Run trials with the other ranks of `own` until the master says that there are no more.
 
@@ -243,20 +245,20 @@ def serve_rank(
     together = own is not None and own.size > 1
     strategy = DataParallel(communicator=own) if together else SingleProcessStrategy()
     while True:
-        worker = Worker(_connected(address), job, strategy=strategy, name=f"rank {rank}")
+        worker = TrialWorker(_connected(address), job, strategy=strategy, name=f"rank {rank}")
         last_words = worker.serve(rank=rank, secret=address["secret"])
         if last_words is not None:
             return last_words
 
 
-def _connected(address: Mapping[str, Any]) -> Channel:
+def _connected(address: Mapping[str, Any]) -> MessageStream:
     until = time.monotonic() + CONNECTS_WITHIN_S
     for host in address["hosts"]:
         with suppress(OSError):
             seconds = max(1.0, until - time.monotonic())
             connection = socket.create_connection((host, address["port"]), timeout=seconds)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return Channel(connection)
+            return MessageStream(connection)
     raise CommError.build(
         "search",
         expected=f"the master at port {address['port']} of {address['hosts']}",

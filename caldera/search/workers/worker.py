@@ -23,8 +23,8 @@ from typing import Any
 
 from caldera.base.plain_data import encoded
 from caldera.errors import CommError
-from caldera.search.job import Job
-from caldera.search.trial import Row, Task
+from caldera.search.job import SearchJob
+from caldera.search.trial import Row, TrialTask
 from caldera.train.strategy import SingleProcessStrategy, Strategy
 
 SEND_S = 30.0
@@ -34,11 +34,11 @@ LONGEST = 64 << 20
 _PIECE = 1 << 16
 
 
-class Channel:
+class MessageStream:
     """One end of a stream of messages. Several threads may send; one reads.
 
     >>> import socket
-    >>> left, right = map(Channel, socket.socketpair())
+    >>> left, right = map(MessageStream, socket.socketpair())
     >>> left.send({"kind": "beat"})
     >>> right.read()
     [{'kind': 'beat'}]
@@ -140,7 +140,7 @@ class TrialAbandoned(BaseException):
     """
 
 
-class Worker:
+class TrialWorker:
     """Serves one channel until the master ends it or is gone.
 
     - `alone`: what happens when the master is gone while a trial runs; a process ends itself, since
@@ -149,8 +149,8 @@ class Worker:
 
     def __init__(
         self,
-        channel: Channel,
-        job: Job,
+        channel: MessageStream,
+        job: SearchJob,
         *,
         strategy: Strategy | None = None,
         name: str = "",
@@ -161,7 +161,7 @@ class Worker:
         self._strategy = strategy or SingleProcessStrategy()
         self._name = name
         self._alone = alone
-        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[TrialTask | None] = queue.SimpleQueue()
         self._reasons: dict[int, str] = {}
         self._last_words: list[dict[str, Any]] = []
         self._has_ended = False
@@ -185,7 +185,7 @@ class Worker:
             self._channel.close()
         return self._last_words if self._has_ended else None
 
-    def _run(self, task: Task) -> None:
+    def _run(self, task: TrialTask) -> None:
         try:
             outcome = self._job.run(task, self._report, self._strategy)
         except TrialAbandoned:
@@ -228,7 +228,7 @@ class Worker:
 
     def _take(self, message: dict[str, Any]) -> None:
         if message["kind"] == "trial":
-            task = Task.from_plain(message["task"])
+            task = TrialTask.from_plain(message["task"])
             # The same trial may come again, after another worker has died with it.
             self._reasons.pop(task.number, None)
             self._tasks.put(task)

@@ -17,7 +17,7 @@ from caldera.core.tensor.dtype import array_of, float64, is_float
 from caldera.data import ArrayData
 from caldera.errors import ConfigError
 from caldera.train.fit import make_steps
-from caldera.train.step import Steps
+from caldera.train.step import StepPlans
 
 if TYPE_CHECKING:
     from caldera.train.model import Model
@@ -77,7 +77,7 @@ def check_model_gradients(
     }
 
 
-def _loss(steps: Steps, count: int, training: bool) -> Expr:
+def _loss(steps: StepPlans, count: int, training: bool) -> Expr:
     graph = steps.graph(count)
     outputs, traced = graph.network(training=training)
     loss, _ = graph.loss(outputs, steps.objective.of(outputs), traced.losses)

@@ -24,7 +24,7 @@ from caldera.errors import CalderaError, NonFiniteError
 from caldera.kernels.reference import evaluate
 from caldera.nn.tracing import trace
 from caldera.train.callbacks import Callback
-from caldera.train.step import Steps
+from caldera.train.step import StepPlans
 from caldera.train.tracking.summary import layer_nodes
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class LayerProvenance:
     """The layers of a model, and the nodes that each of them writes for a batch, or for so many
     samples."""
 
-    def __init__(self, steps: Steps, like: int | Batch) -> None:
+    def __init__(self, steps: StepPlans, like: int | Batch) -> None:
         model = steps.model
         with trace(
             training=True, dtype=model.dtype, device=model.device, random=steps.random
@@ -234,7 +234,7 @@ def _unexplained(step: int) -> NonFiniteError:
 
 
 @dataclass(frozen=True)
-class Source:
+class NonFiniteOrigin:
     """Where a value that is not finite came from."""
 
     node: Node
@@ -243,7 +243,7 @@ class Source:
 
 
 def explain(
-    steps: Steps, like: int | Batch, feeds: Mapping[str, Any], step: int
+    steps: StepPlans, like: int | Batch, feeds: Mapping[str, Any], step: int
 ) -> tuple[NonFiniteError, str]:
     """The error for a step that was not finite, on so many samples or a batch like that, and what
     it blames.
@@ -284,7 +284,7 @@ def explain(
 
 
 def _bad_op(
-    where: str, found: Source, layers: LayerProvenance, inputs: Sequence[np.ndarray]
+    where: str, found: NonFiniteOrigin, layers: LayerProvenance, inputs: Sequence[np.ndarray]
 ) -> NonFiniteError:
     name = found.node.op.name
     layer = layers.layer_of(found.node)
@@ -338,16 +338,16 @@ def computed(program: Program, feeds: Mapping[str, Any], zero: Set[Symbol] = fro
     return values
 
 
-def find_source(program: Program, values: Values, loss: Symbol) -> Source | None:
+def find_source(program: Program, values: Values, loss: Symbol) -> NonFiniteOrigin | None:
     """The first op whose result is not finite though its inputs are: forward, then gradients."""
     live = _live(program)
     for symbol, root in program.updates:
         if symbol is loss and not _finite(root, values):
-            return Source(*_back(root, values, live), in_gradients=False)
+            return NonFiniteOrigin(*_back(root, values, live), in_gradients=False)
     # Nodes are numbered as they were written: the forward part first.
     for node in sorted(program.order(), key=lambda each: each.serial):
         if node in live and not _finite(node, values):
-            return Source(*_back(node, values, live), in_gradients=True)
+            return NonFiniteOrigin(*_back(node, values, live), in_gradients=True)
     return None
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from caldera.base.formatting import percent_text
-from caldera.draw.axis import Axis
+from caldera.draw.axis import ChartAxis
 from caldera.draw.line_chart import Line, LineChart, inline
 from caldera.draw.page import Safe, card, image, scrolled, table, tag
 from caldera.draw.svg import CATEGORICAL, QUIET
@@ -20,7 +20,7 @@ from caldera.train.tracking.run_record import (
     RunRecord,
 )
 
-_SHARES = Axis(0.0, 1.0, (0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
+_SHARES = ChartAxis(0.0, 1.0, (0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
 _CLEAR = 0.05
 """Calibration errors below this are not worth a word."""
 

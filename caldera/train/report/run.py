@@ -8,7 +8,7 @@ from datetime import datetime
 
 from caldera.base.formatting import bytes_text, flops_text, seconds_text
 from caldera.draw.axis import axis_of, whole_axis
-from caldera.draw.graph.blocks import Block, block_picture
+from caldera.draw.graph.blocks import LayerBlock, block_picture
 from caldera.draw.line_chart import Line, LineChart, inline
 from caldera.draw.page import (
     Safe,
@@ -231,7 +231,7 @@ def _folded(record: RunRecord) -> Safe:
     if not record.network.blocks:
         return Safe("")
     blocks = [
-        Block(each.kind, " \u00d7 ".join(map(str, each.shape)) or "1", each.reads)
+        LayerBlock(each.kind, " \u00d7 ".join(map(str, each.shape)) or "1", each.reads)
         for each in record.network.blocks
     ]
     given = " \u00d7 ".join(map(str, record.data.shape)) or "1"

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from caldera.data import Dataset, Loader, Pipeline
-from caldera.data.schema import Span
+from caldera.data.schema import FeatureSpan
 from caldera.draw.charts import thumbnail
-from caldera.nn.task import MULTICLASS, MULTILABEL, Task
+from caldera.nn.task import MULTICLASS, MULTILABEL, PredictionKind
 from caldera.train.tracking.run_record import (
     CalibrationRecord,
     ClassesRecord,
@@ -102,7 +102,7 @@ def _batches(
         yield inputs, targets, model.predict(*inputs)
 
 
-def _task(model: Model) -> Task | None:
+def _task(model: Model) -> PredictionKind | None:
     return next(iter(model.objective.losses.values())).task()
 
 
@@ -112,7 +112,7 @@ def _class_numbers(targets: np.ndarray, classes: int) -> np.ndarray:
     return targets.reshape(-1).astype(np.int64)
 
 
-def _probabilities(predictions: np.ndarray, task: Task | None) -> np.ndarray:
+def _probabilities(predictions: np.ndarray, task: PredictionKind | None) -> np.ndarray:
     """What predictions stand for, as a probability of each class."""
     found = predictions.astype(np.float64)
     if found.shape[1] == 1:
@@ -236,14 +236,14 @@ def _columns(model: Model, data: Dataset, score: Score) -> list[ColumnRecord]:
     return sorted(found, key=lambda each: -each.loss)
 
 
-def _spans(data: Dataset) -> list[Span]:
+def _spans(data: Dataset) -> list[FeatureSpan]:
     """The columns of a table, each with its features; none if the samples are no rows."""
     if len(data.shape) != 1:
         return []
     known = data.schema.spans if data.schema is not None else ()
     if known and known[-1].stop == data.shape[0]:
         return list(known)
-    return [Span(f"column {place + 1}", place, place + 1) for place in range(data.shape[0])]
+    return [FeatureSpan(f"column {place + 1}", place, place + 1) for place in range(data.shape[0])]
 
 
 def _accuracy(predictions: np.ndarray, targets: np.ndarray, classes: int) -> float:

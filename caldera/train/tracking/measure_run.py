@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caldera.compiler.plan.explain import Explanation, Row, shapes_text
+from caldera.compiler.plan.explain import Explanation, StepRow, shapes_text
 from caldera.compiler.plan.plan import Plan
 from caldera.compiler.plan.timeline import arena_in_use
 from caldera.data import Dataset, Loader, as_data
@@ -138,7 +138,7 @@ def _profiled(model: Model, data: Dataset) -> tuple[ProfileRecord, Plan]:
     return profile, plan
 
 
-def _step(row: Row) -> KernelRecord:
+def _step(row: StepRow) -> KernelRecord:
     assert row.seconds is not None
     return KernelRecord(
         op=row.op,

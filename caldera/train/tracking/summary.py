@@ -26,7 +26,7 @@ _HEAD = ("layer", "kind", "output", "parameters", "FLOPs", "memory", "work", "de
 
 
 @dataclass(frozen=True)
-class Row:
+class LayerRow:
     """One layer of a summary, for one sample."""
 
     path: str
@@ -36,7 +36,7 @@ class Row:
     trainable: int
     flops: int
     nbytes: int
-    work: tuple[Work, ...]
+    work: tuple[WorkDepth, ...]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Summary:
     """
 
     name: str
-    rows: tuple[Row, ...]
+    rows: tuple[LayerRow, ...]
     parameters: int
     trainable: int
     flops: int
@@ -85,7 +85,7 @@ class Summary:
         ]
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: LayerRow) -> tuple[str, ...]:
     first = row.work[0] if row.work else None
     return (
         row.path,
@@ -118,12 +118,12 @@ def summarise(model: Layer, traced: Context, batch: int) -> Summary:
     )
 
 
-def _row(call: LayerCall, batch: int, counted: set[int]) -> Row:
+def _row(call: LayerCall, batch: int, counted: set[int]) -> LayerRow:
     own = [] if id(call.layer) in counted else call.layer.parameters()
     counted.add(id(call.layer))
     nodes = layer_nodes(call.inputs, call.outputs)
     output = call.outputs[0]
-    return Row(
+    return LayerRow(
         path=call.layer.path,
         kind=type(call.layer).__name__,
         shape=output.shape[1:],
@@ -131,7 +131,7 @@ def _row(call: LayerCall, batch: int, counted: set[int]) -> Row:
         trainable=0 if call.layer.frozen else sum(p.size for p in own),
         flops=layer_flops(nodes) // batch,
         nbytes=sum(o.node.spec.nbytes for o in call.outputs) // batch,
-        work=tuple(Work(w.method, w.work // batch, w.depth) for w in layer_work(nodes)),
+        work=tuple(WorkDepth(w.method, w.work // batch, w.depth) for w in layer_work(nodes)),
     )
 
 
@@ -145,7 +145,7 @@ def _row(call: LayerCall, batch: int, counted: set[int]) -> Row:
 
 
 @dataclass(frozen=True)
-class Work:
+class WorkDepth:
     """Work (multiplications) and depth (steps, with as many processors as one could want)."""
 
     method: str
@@ -157,7 +157,7 @@ def _log2(n: int) -> int:
     return math.ceil(math.log2(n)) if n > 1 else 0
 
 
-def convolution_work(node: Node, tile: int = 4) -> list[Work]:
+def convolution_work(node: Node, tile: int = 4) -> list[WorkDepth]:
     """The table's four rows for a convolution; Winograd only for square kernels, stride 1."""
     images, out_channels, out_height, out_width = node.shape
     _, channels, kernel_height, kernel_width = node.inputs[1].shape
@@ -173,9 +173,9 @@ def convolution_work(node: Node, tile: int = 4) -> list[Work]:
     fourier = round(area * math.log2(max(area, 2)) * transforms)
     fourier += area * images * channels * out_channels
     rows = [
-        Work("direct", direct, depth),
-        Work("im2col", direct, depth),
-        Work("FFT", fourier, 2 * _log2(area) + _log2(channels)),
+        WorkDepth("direct", direct, depth),
+        WorkDepth("im2col", direct, depth),
+        WorkDepth("FFT", fourier, 2 * _log2(area) + _log2(channels)),
     ]
     plain = node.attrs["stride"] == (1, 1) and node.attrs["dilation"] == (1, 1)
     if plain and kernel_height == kernel_width > 1 and groups == 1:
@@ -184,7 +184,9 @@ def convolution_work(node: Node, tile: int = 4) -> list[Work]:
         tiles = images * math.ceil(out_height / m) * math.ceil(out_width / m)
         moved = alpha * (r * r + alpha * r + 2 * alpha * alpha + alpha * m + m * m)
         winograd = moved + out_channels * channels * tiles * alpha * alpha
-        rows.append(Work("Winograd", winograd, 2 * _log2(r) + 4 * _log2(alpha) + _log2(channels)))
+        rows.append(
+            WorkDepth("Winograd", winograd, 2 * _log2(r) + 4 * _log2(alpha) + _log2(channels))
+        )
     return rows
 
 
@@ -199,7 +201,7 @@ def layer_flops(nodes: list[Node]) -> int:
     return sum(node.op.count_flops(node) for node in nodes)
 
 
-def layer_work(nodes: list[Node]) -> list[Work]:
+def layer_work(nodes: list[Node]) -> list[WorkDepth]:
     """Work and depth of a layer: by method for convolutions, directly for products."""
     for node in nodes:
         if node.op.name == "conv2d":
@@ -208,7 +210,7 @@ def layer_work(nodes: list[Node]) -> list[Work]:
     if not products:
         return []
     inner = max(n.inputs[0].shape[-2 if n.attrs["ta"] else -1] for n in products)
-    return [Work("direct", sum(n.op.count_flops(n) for n in products) // 2, _log2(inner))]
+    return [WorkDepth("direct", sum(n.op.count_flops(n) for n in products) // 2, _log2(inner))]
 
 
 # --- what a model is trained with

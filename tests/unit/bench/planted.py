@@ -90,7 +90,7 @@ for _about, _methods in LINEAR.items():
 
 @planted("a softmax that overflows in float32")
 def _() -> levels.Validation:
-    class Softmax(reference.Softmax):
+    class Softmax(reference.ReferenceSoftmax):
         def forward(self, *inputs: np.ndarray) -> np.ndarray:
             with np.errstate(over="ignore", invalid="ignore"):
                 powers = np.exp(inputs[0])
@@ -154,7 +154,7 @@ def optimizer(make: Callable[[], Any], against: Callable[[], Any]) -> Planted:
     return lambda: levels.validate_optimizer(make, against)
 
 
-class _Broken(reference.SGD):
+class _Broken(reference.ReferenceSGD):
     """Momentum with one mistake, chosen by its name."""
 
     shared: ClassVar[dict[int, np.ndarray]] = {}
@@ -182,8 +182,8 @@ class _Broken(reference.SGD):
         return super().update(number, weight, gradient, step)
 
 
-def _momentum() -> reference.SGD:
-    return reference.SGD(0.1, 0.9)
+def _momentum() -> reference.ReferenceSGD:
+    return reference.ReferenceSGD(0.1, 0.9)
 
 
 for _about, _mistake in {
@@ -197,19 +197,21 @@ for _about, _mistake in {
     PLANTED[_about] = optimizer(lambda m=_mistake: _Broken(m), _momentum)  # type: ignore[misc]
 
 
-class _AdamWithoutCorrection(reference.Adam):
+class _AdamWithoutCorrection(reference.ReferenceAdam):
     def update(self, number: int, weight: np.ndarray, gradient: np.ndarray, step: int) -> Any:
         return super().update(number, weight, gradient, step + 100_000)
 
 
-def _adam() -> reference.Adam:
-    return reference.Adam(0.01)
+def _adam() -> reference.ReferenceAdam:
+    return reference.ReferenceAdam(0.01)
 
 
 PLANTED["an optimizer with a wrong constant"] = optimizer(
-    lambda: reference.Adam(0.01, second=0.99), _adam
+    lambda: reference.ReferenceAdam(0.01, second=0.99), _adam
 )
-PLANTED["an optimizer with a wrong rate"] = optimizer(lambda: reference.SGD(0.1001, 0.9), _momentum)
+PLANTED["an optimizer with a wrong rate"] = optimizer(
+    lambda: reference.ReferenceSGD(0.1001, 0.9), _momentum
+)
 PLANTED["Adam without its corrections"] = optimizer(lambda: _AdamWithoutCorrection(0.01), _adam)
 
 
@@ -271,7 +273,7 @@ PLANTED["a buffer that is filled before it was read"] = pipeline(
 def compression(base: Any, **methods: Any) -> Planted:
     made = type("Broken", (base,), methods)
     return lambda: levels.validate_compression(
-        lambda: made(0.1) if base is reference.TopK else made(8)
+        lambda: made(0.1) if base is reference.ReferenceTopK else made(8)
     )
 
 
@@ -290,17 +292,21 @@ PLANTED["a quantisation with a wrong scale"] = compression(
     decode=lambda self, m, count: 1.1 * reference.Quantized.decode(self, m, count),
 )
 PLANTED["a compression that turns signs"] = compression(
-    reference.TopK, decode=lambda self, m, count: -reference.TopK.decode(self, m, count)
+    reference.ReferenceTopK,
+    decode=lambda self, m, count: -reference.ReferenceTopK.decode(self, m, count),
 )
 PLANTED["a compression that keeps the smallest"] = compression(
-    reference.TopK,
-    encode=lambda self, v: reference.TopK.encode(self, 1e-9 * np.sign(v) * (np.abs(v) > 9)),
+    reference.ReferenceTopK,
+    encode=lambda self, v: reference.ReferenceTopK.encode(
+        self, 1e-9 * np.sign(v) * (np.abs(v) > 9)
+    ),
 )
 PLANTED["a compression that sends everything"] = compression(
-    reference.TopK, encode=lambda self, v: np.concatenate([v, v])
+    reference.ReferenceTopK, encode=lambda self, v: np.concatenate([v, v])
 )
 PLANTED["a compression that changes the gradient"] = compression(
-    reference.TopK, encode=lambda self, v: (v.sort(), reference.TopK.encode(self, v))[1]
+    reference.ReferenceTopK,
+    encode=lambda self, v: (v.sort(), reference.ReferenceTopK.encode(self, v))[1],
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from caldera.bench.equality import Equality
-from caldera.bench.results import Entry, Report
+from caldera.bench.results import Report, ResultEntry
 
 MACHINE = {
     "cpu": "a <processor>",
@@ -17,17 +17,19 @@ MACHINE = {
 }
 
 
-def entry(framework: str, setting: str, seconds: float, case: str = "net", **more: object) -> Entry:
+def entry(
+    framework: str, setting: str, seconds: float, case: str = "net", **more: object
+) -> ResultEntry:
     """An entry with three rounds of one time."""
     equal = Equality(first_loss=1e-8, against="torch eager")
-    made = Entry("mlp", case, framework, setting, rounds=[[seconds]] * 3, equality=equal)
+    made = ResultEntry("mlp", case, framework, setting, rounds=[[seconds]] * 3, equality=equal)
     for name, value in more.items():
         assert hasattr(made, name)
         setattr(made, name, value)
     return made
 
 
-def report(*entries: Entry) -> Report:
+def report(*entries: ResultEntry) -> Report:
     """A report of these."""
     return Report(
         machine=dict(MACHINE),

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from caldera.bench.case_runner import CaseRunner, Options
+from caldera.bench.case_runner import CaseOptions, CaseRunner
 from caldera.bench.contestants import Contestant
 from caldera.bench.machine import sources_digest
 from caldera.bench.previous_run import (
@@ -30,7 +30,7 @@ from caldera.bench.previous_run import (
     previous_sources,
     read_report,
 )
-from caldera.bench.session import Session
+from caldera.bench.session import BenchSession
 from caldera.bench.worker_process import WorkerHandle
 from caldera.bench.workloads import WORKLOADS
 from caldera.errors import DataError
@@ -86,7 +86,7 @@ def test_options_come_back_and_other_files_are_refused(tmp_path: Path) -> None:
     made.options = {"works": ["mlp"], "peers": [], "quick": True, "threads": 1}
     path = tmp_path / "r.json"
     path.write_text(json.dumps(made.to_json()))
-    assert options_of(read_report(path)) == Options(["mlp"], [], quick=True, threads=1)
+    assert options_of(read_report(path)) == CaseOptions(["mlp"], [], quick=True, threads=1)
     for text in ("{", "[]", "{}", '{"entries": [], "options": 3}'):
         path.write_text(text)
         with pytest.raises(DataError, match="expected a file of caldera bench --json"):
@@ -162,7 +162,7 @@ def test_a_round_is_a_task_of_its_own_on_each_side(monkeypatch: pytest.MonkeyPat
         for name in ("now", "before")
     }
     case = WORKLOADS["input"].quick[0]
-    runner = CaseRunner(Options(["input"]), WORKLOADS["input"], print, compares=False)
+    runner = CaseRunner(CaseOptions(["input"]), WORKLOADS["input"], print, compares=False)
     for number in range(ROUNDS_OF_PROCESS + 1):
         paired_round(runner, case, entries, number)
     for each in entries.values():
@@ -178,14 +178,14 @@ def test_a_round_is_a_task_of_its_own_on_each_side(monkeypatch: pytest.MonkeyPat
 def test_turns_go_on_until_the_difference_is_clear(tmp_path: Path) -> None:
     now, before = entry("caldera", "strict", 1.1), entry("caldera", "strict before", 1.0)
     now.rounds, before.rounds = [[1.1]] * 4, [[1.0]] * 4
-    options = Options(["mlp"], quick=True)
+    options = CaseOptions(["mlp"], quick=True)
     assert not is_clear([now, before])
-    session = Session(options, before=tmp_path)
+    session = BenchSession(options, before=tmp_path)
     assert list(islice(session._turns([now, before]), 9)) == list(range(9))
     now.rounds, before.rounds = [[1.1]] * 8, [[1.0]] * 8
     assert is_clear([now, before])
     assert list(session._turns([now, before])) == [0, 1, 2]
-    assert list(Session(options)._turns([now])) == [0, 1, 2], "nobody to take turns with"
+    assert list(BenchSession(options)._turns([now])) == [0, 1, 2], "nobody to take turns with"
     (found,) = compare_reports(report(now).to_json(), report(now, before).to_json())
     assert str(found) == (
         "mlp net, caldera strict: slower by wall time (+10.0%, +10.0% to +10.0%, in turns with the "

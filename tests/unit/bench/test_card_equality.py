@@ -12,7 +12,7 @@ import pytest
 from caldera.bench.comparison import Comparison
 from caldera.bench.equality import SLACK, TOLERANCES, Equality, compare_in_precision, distance
 from caldera.bench.formatting import equality_text
-from caldera.bench.results import Entry
+from caldera.bench.results import ResultEntry
 
 REFERENCE = {"first loss": 2.0, "curve": [2.0, 1.5, 1.0, 0.5], "float64": [2.0]}
 TRUTH = [np.ones(4)]
@@ -60,7 +60,7 @@ def test_means_of_epochs_are_compared_with_those_of_the_reference() -> None:
     assert equality.curve == pytest.approx(0.15)
 
 
-def _compared(tmp_path: Path, entries: dict[Entry, tuple[float, float]]) -> None:
+def _compared(tmp_path: Path, entries: dict[ResultEntry, tuple[float, float]]) -> None:
     """Compare entries by a gradient and a loss each; the first is the reference."""
     comparison = Comparison(tmp_path / "arrays", next(iter(entries)).label)
     for entry, (gradient, loss) in entries.items():
@@ -75,7 +75,7 @@ def _compared(tmp_path: Path, entries: dict[Entry, tuple[float, float]]) -> None
     assert not (tmp_path / "arrays").exists()
 
 
-class _Entry(Entry):
+class _Entry(ResultEntry):
     """An entry that can be a key."""
 
     __hash__ = object.__hash__

@@ -9,10 +9,10 @@ import pytest
 
 from caldera.base.machine import CardState, card_state, card_state_from
 from caldera.bench import case_runner
-from caldera.bench.case_runner import CardSession, CaseRunner, Options
+from caldera.bench.case_runner import CardSession, CaseOptions, CaseRunner
 from caldera.bench.contestants import Contestant
-from caldera.bench.results import Entry
-from caldera.bench.session import Session
+from caldera.bench.results import ResultEntry
+from caldera.bench.session import BenchSession
 from caldera.bench.worker_process import WorkerError, WorkerHandle
 from caldera.bench.workloads import WORKLOADS, TrainingCase
 
@@ -66,21 +66,21 @@ def _run(
     others: int = 3,
     is_measured: bool = True,
     fails: str = "",
-) -> tuple[FakeCard, list[Entry]]:
+) -> tuple[FakeCard, list[ResultEntry]]:
     card = FakeCard()
     monkeypatch.setattr(case_runner, "card_state", card.state)
     case = WORKLOADS["mlp"].cases[0]
     assert isinstance(case, TrainingCase)
     names = [Contestant("torch", "eager", {}, "float32", is_measured)]
     names += [Contestant("jax", str(number), {}, "tf32") for number in range(others)]
-    entries: dict[WorkerHandle, Entry] = {}
+    entries: dict[WorkerHandle, ResultEntry] = {}
     for each in names:
         failing = fails if each.label == "jax 0, tf32" else ""
         handle = FakeWorkerHandle(card, each, nbytes, failing)
-        entries[handle] = Entry(
+        entries[handle] = ResultEntry(
             "mlp", "mlp", each.framework, each.setting, precision=each.precision
         )
-    options = Options(["mlp"], quick=quick, repeats=2, device="cuda")
+    options = CaseOptions(["mlp"], quick=quick, repeats=2, device="cuda")
     runner = CaseRunner(options, WORKLOADS["mlp"], lambda line: None, compares=True)
     CardSession(runner, case.on("cuda"), entries, tmp_path / "arrays").run()
     assert not card.held
@@ -159,7 +159,7 @@ def test_the_driver_describes_the_card(monkeypatch: pytest.MonkeyPatch, tmp_path
 @pytest.mark.usefixtures("compiled_before")
 def test_a_device_with_memory_of_its_own_is_measured_as_a_card_is() -> None:
     told: list[str] = []
-    options = Options(
+    options = CaseOptions(
         ["mlp"],
         device="loopback",
         precisions=["float32"],
@@ -168,7 +168,7 @@ def test_a_device_with_memory_of_its_own_is_measured_as_a_card_is() -> None:
         repeats=2,
         limit=300.0,
     )
-    report = Session(options, told.append).run()
+    report = BenchSession(options, told.append).run()
     (entry,) = report.entries
     assert not entry.error
     assert entry.label == "caldera step, float32"

@@ -13,7 +13,7 @@ import pytest
 
 from caldera.bench.comparison import checked_on_card, written
 from caldera.bench.frameworks import FRAMEWORKS, Framework
-from caldera.bench.frameworks.base import Restartable, Task
+from caldera.bench.frameworks.base import BenchTask, Restartable
 from caldera.bench.frameworks.caldera_card import FitTask
 from caldera.bench.frameworks.torch_training import WARM_UP_STEPS, CapturedStep
 from caldera.bench.timing import first_call, timed
@@ -128,7 +128,7 @@ def test_words_in_files_stay_whole_numbers(tmp_path: Path) -> None:
     assert read_batches(case, tmp_path, "float64")[0][0].dtype == np.int64
 
 
-class _Slow(Task):
+class _Slow(BenchTask):
     """A call that is launched at once, and a wait that takes a while whatever was launched."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from caldera.base.config import settings
-from caldera.bench.case_runner import Options
+from caldera.bench.case_runner import CaseOptions
 from caldera.bench.contestants import contestants
 from caldera.bench.frameworks.caldera_tasks import CalderaFramework
 from caldera.bench.workloads import WORKLOADS, TrainingCase
@@ -16,7 +16,7 @@ from caldera.cli.commands import bench as command
 from caldera.errors import ConfigError
 
 
-def _options(*arguments: str) -> Options:
+def _options(*arguments: str) -> CaseOptions:
     parser = argparse.ArgumentParser()
     command.add_flags(parser)
     return command._options(parser.parse_args(arguments))

@@ -17,7 +17,7 @@ from caldera.bench.equality import (
     relative,
 )
 from caldera.bench.formatting import equality_text
-from caldera.bench.results import Entry
+from caldera.bench.results import ResultEntry
 
 LIMITS = {"first_loss": 1e-6, "gradients": 1e-4, "float64": 1e-9, "result": 1e-4}
 
@@ -72,7 +72,7 @@ def test_training_is_compared_in_all_that_was_computed() -> None:
 
 def test_a_curve_may_be_as_far_away_as_the_other_memory_format(tmp_path: Path) -> None:
     curves = {"torch eager": 1.0, "torch eager channels_last": 1.001, "caldera strict": 1.002}
-    entries = [Entry("w", "c", *label.split(" ", 1)) for label in curves]
+    entries = [ResultEntry("w", "c", *label.split(" ", 1)) for label in curves]
     comparison = Comparison(tmp_path / "arrays", "torch eager")
     for entry in entries:
         folder = comparison.folder_of(entry)
@@ -89,7 +89,7 @@ def test_gradients_as_near_to_the_truth_as_those_of_the_reference_are_right(
     tmp_path: Path,
 ) -> None:
     values = {"torch eager": 1.01, "jax near": 0.999, "jax far": 0.98}
-    entries = [Entry("w", "c", *label.split(" ", 1)) for label in values]
+    entries = [ResultEntry("w", "c", *label.split(" ", 1)) for label in values]
     comparison = Comparison(tmp_path / "arrays", "torch eager")
     truth = comparison.folder_of(entries[0]) / "float64"
     truth.mkdir(parents=True)

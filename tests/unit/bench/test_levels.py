@@ -23,9 +23,9 @@ def _right(seed: int) -> list[levels.Validation]:
     rows = draw.standard_normal((4, 6))
     return [
         levels.validate_operator(reference.Linear(), linear_inputs(seed), seed=seed),
-        levels.validate_operator(reference.Softmax(), [rows], seed=seed),
+        levels.validate_operator(reference.ReferenceSoftmax(), [rows], seed=seed),
         levels.validate_sampler(lambda: reference.Shuffled(seed), samples=40 + seed % 17),
-        levels.validate_compression(lambda: reference.TopK(0.1), seed=seed),
+        levels.validate_compression(lambda: reference.ReferenceTopK(0.1), seed=seed),
         levels.validate_compression(lambda: reference.Quantized(8, seed), seed=seed),
     ]
 
@@ -33,15 +33,15 @@ def _right(seed: int) -> list[levels.Validation]:
 def test_correct_code_is_never_flagged() -> None:
     """Over 30 seeds; what no seed changes is validated once."""
     flagged = [str(each) for seed in range(30) for each in _right(seed) if not each.passes]
-    for rule in (lambda: reference.Adam(0.01), lambda: reference.SGD(0.1, 0.9)):
+    for rule in (lambda: reference.ReferenceAdam(0.01), lambda: reference.ReferenceSGD(0.1, 0.9)):
         found = levels.validate_optimizer(rule, rule)
         flagged += [str(found)] * (not found.passes)
     for scheme in (
         schemes.AllReduce,
-        schemes.Server,
+        schemes.CentralServer,
         schemes.Averaging,
         lambda: schemes.Compressed(reference.Quantized(64)),
-        lambda: schemes.Compressed(reference.TopK(0.3)),
+        lambda: schemes.Compressed(reference.ReferenceTopK(0.3)),
     ):
         for ranks in (2, 3, 4):
             found = levels.validate_scheme(scheme, ranks=ranks)
@@ -58,11 +58,17 @@ def test_parts_are_validated_in_a_framework(framework: str) -> None:
         reference.Linear(), linear_inputs(), against=reference.Linear(), framework=framework
     ).require()
     levels.validate_optimizer(
-        lambda: reference.Adam(0.01), lambda: reference.Adam(0.01), framework=framework, steps=4
+        lambda: reference.ReferenceAdam(0.01),
+        lambda: reference.ReferenceAdam(0.01),
+        framework=framework,
+        steps=4,
     ).require()
     levels.validate_scheme(schemes.AllReduce, framework=framework, ranks=2, steps=2).require()
     wrong = levels.validate_optimizer(
-        lambda: reference.SGD(0.11), lambda: reference.SGD(0.1), framework=framework, steps=2
+        lambda: reference.ReferenceSGD(0.11),
+        lambda: reference.ReferenceSGD(0.1),
+        framework=framework,
+        steps=2,
     )
     assert [each.check for each in wrong.wrong] == ["weights after step 1"]
     with pytest.raises(levels.ValidationError, match="weights after step 1"):
@@ -73,8 +79,8 @@ def test_parts_are_validated_in_a_framework(framework: str) -> None:
 
 
 def test_an_unknown_framework_is_refused() -> None:
-    def rule() -> reference.SGD:
-        return reference.SGD(0.1)
+    def rule() -> reference.ReferenceSGD:
+        return reference.ReferenceSGD(0.1)
 
     for name in ("tensorflow", "trch"):
         with pytest.raises(ConfigError, match="expected one of reference, caldera, torch, jax"):

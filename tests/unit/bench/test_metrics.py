@@ -16,10 +16,10 @@ from caldera.bench.frameworks import FRAMEWORKS
 from caldera.bench.honesty import check
 from caldera.bench.levels import instrumentation, metrics, reference
 from caldera.bench.levels.instrumentation import SCHEMES, Watch, learned, watch_task
-from caldera.bench.levels.metrics import Metric, Watched
+from caldera.bench.levels.metrics import Measure, Watched
 from caldera.bench.mllog import log_text
 from caldera.bench.report import page
-from caldera.bench.results import Entry
+from caldera.bench.results import ResultEntry
 from caldera.bench.workloads import WORKLOADS, LearningCase, ProductCase
 from caldera.comm import SingleProcess
 from caldera.draw.charts import heat_map
@@ -27,7 +27,7 @@ from caldera.errors import ConfigError
 from tests.unit.bench.reports import report
 
 
-def _watch(*given: Metric, **more: object) -> Watched:
+def _watch(*given: Measure, **more: object) -> Watched:
     watched = Watched("training", **more)  # type: ignore[arg-type]
     for each in given:
         each.begin(watched)
@@ -59,7 +59,7 @@ def test_accuracy_and_its_time() -> None:
     reached, missed, last = (
         metrics.TimeToAccuracy(0.9),
         metrics.TimeToAccuracy(0.99),
-        metrics.Accuracy(),
+        metrics.AccuracyMeasure(),
     )
     watched = _watch(reached, missed, last)
     for seconds, accuracy in ((1.0, 0.8), (2.0, 0.91), (3.0, 0.95)):
@@ -89,7 +89,7 @@ def test_bias_finds_what_is_biased() -> None:
 
 def test_traffic_and_energy(tmp_path: Path) -> None:
     ranks = SingleProcess()
-    sent, messages = metrics.Communication(), metrics.Messages()
+    sent, messages = metrics.Communication(), metrics.MessageCount()
     watched = _watch(sent, messages, communicator=ranks)
     ranks.Allreduce(np.ones(3), np.empty(3))
     assert sent.result() == ranks.traffic.total.bytes_sent
@@ -126,7 +126,7 @@ def test_what_metrics_take_is_not_the_time_of_the_work(monkeypatch: pytest.Monke
     def takes(seconds: float) -> None:
         clock[0] += seconds
 
-    class Slow(Metric):
+    class Slow(Measure):
         name = "slow"
         unit = ""
 
@@ -148,7 +148,7 @@ def test_operators_are_watched_as_trainings_are() -> None:
     with settings.override(threads=1, accuracy="strict"):
         task = FRAMEWORKS["caldera"]({"accuracy": "strict"}, 1).product(case)
         a, b = case.arrays().values()
-        metric = metrics.Equality([a @ b])
+        metric = metrics.EqualityMeasure([a @ b])
         watch = watch_task(
             task, [metrics.WallTime(), metric], level="operator", calls=3, results=True
         )
@@ -158,14 +158,14 @@ def test_operators_are_watched_as_trainings_are() -> None:
 
 
 @pytest.fixture(scope="module")
-def trained() -> Entry:
+def trained() -> ResultEntry:
     """One training as one of two ranks."""
     case = WORKLOADS["distributed"].case("allreduce, 2 ranks")
     assert isinstance(case, LearningCase)
     with settings.override(threads=1, accuracy="strict"):
         framework = FRAMEWORKS["caldera"]({"accuracy": "strict"}, 1)
         reply = json.loads(json.dumps(learned(framework, case, seed=3, epochs=2)))
-    return Entry(
+    return ResultEntry(
         "distributed",
         case.name,
         "caldera",
@@ -184,7 +184,7 @@ def trained() -> Entry:
     )
 
 
-def test_a_distributed_training_is_measured(trained: Entry) -> None:
+def test_a_distributed_training_is_measured(trained: ResultEntry) -> None:
     (reply,) = trained.trainings
     assert reply["epochs"] == 2
     assert reply["steps"] == 2 * 30
@@ -204,7 +204,7 @@ def test_every_scheme_of_a_case_is_known() -> None:
             assert not case.scheme or case.scheme in SCHEMES
 
 
-def test_a_file_of_strong_and_weak_scaling_is_honest(trained: Entry) -> None:
+def test_a_file_of_strong_and_weak_scaling_is_honest(trained: ResultEntry) -> None:
     made = report()
     for work, per_rank in (("distributed", False), ("weak-scaling", True)):
         for ranks in (1, 2):
@@ -228,7 +228,7 @@ def test_a_file_of_strong_and_weak_scaling_is_honest(trained: Entry) -> None:
     assert not check(json.loads(json.dumps(made.to_json())))["scaling"].passes
 
 
-def test_a_training_becomes_lines_for_mlperf(trained: Entry) -> None:
+def test_a_training_becomes_lines_for_mlperf(trained: ResultEntry) -> None:
     lines = log_text(report(trained)).splitlines()
     assert all(line.startswith(":::MLLOG {") for line in lines)
     events = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
@@ -244,7 +244,7 @@ def test_a_training_becomes_lines_for_mlperf(trained: Entry) -> None:
         log_text(report())
 
 
-def test_a_training_is_on_the_page_and_passes_the_check(trained: Entry) -> None:
+def test_a_training_is_on_the_page_and_passes_the_check(trained: ResultEntry) -> None:
     text = page(report(trained))
     assert "Level 3: distributed" in text
     assert "allreduce, 2 ranks: test accuracy" in text

@@ -15,15 +15,15 @@ from caldera.bench.reproduce.experiment import (
     FAILS,
     HOLDS,
     UNDECIDED,
-    Context,
+    ComparisonRow,
     Experiment,
-    Outcome,
+    ExperimentContext,
+    ExperimentResult,
     Plot,
-    Row,
     faster,
     find_experiments,
 )
-from caldera.bench.reproduce.experiments.consistency import TernGrad
+from caldera.bench.reproduce.experiments.consistency import ReferenceTernGrad
 from caldera.bench.reproduce.experiments.topk_assumption import constants
 from caldera.bench.reproduce.writing import markdown_of, page_of, text_of, write_results
 from caldera.bench.timing import best_in_turns, in_turns
@@ -33,11 +33,14 @@ from caldera.errors import CommError
 from tests.cli.conftest import Caldera, Done
 
 
-def _run(context: Context) -> Outcome:
+def _run(context: ExperimentContext) -> ExperimentResult:
     context.tell("running")
-    rows = [Row("speed", "1.2 to 2", "1.4 | 1.5", HOLDS), Row("memory", "5.27", "4", BESIDE, True)]
+    rows = [
+        ComparisonRow("speed", "1.2 to 2", "1.4 | 1.5", HOLDS),
+        ComparisonRow("memory", "5.27", "4", BESIDE, True),
+    ]
     plot = Plot("Speed", "ranks", "images/s", {"ours": [(1.0, 2.0), (2.0, 4.0)]})
-    return Outcome(rows, [plot], {"ours": [2.0, float("inf")]}, ["64 ranks"])
+    return ExperimentResult(rows, [plot], {"ours": [2.0, float("inf")]}, ["64 ranks"])
 
 
 MADE = Experiment("made", "A paper, table 9", "It is faster", _run)
@@ -75,7 +78,7 @@ def test_a_table_with_seed_ours_and_verdict(caldera: Caldera, tmp_path: Path) ->
 def test_an_experiment_that_fails_leaves_the_others_alone(
     caldera: Caldera, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(context: Context) -> Outcome:
+    def fails(context: ExperimentContext) -> ExperimentResult:
         raise CommError.build("2 ranks", expected="a result", got="none")
 
     broken = Experiment("broken", "A paper, table 1", "It scales", fails)
@@ -119,21 +122,21 @@ def test_every_experiment_says_what_it_is() -> None:
 
 
 def test_verdicts() -> None:
-    rows = [Row("a", "", "", BESIDE), Row("b", "", "", HOLDS)]
-    assert Outcome(rows[:1]).verdict == BESIDE
-    assert Outcome(rows).verdict == HOLDS
-    noisy = Row("e", "", "", UNDECIDED)
-    assert Outcome([*rows, noisy]).verdict == UNDECIDED
-    assert Outcome([*rows, noisy, Row("c", "", "", FAILS)]).verdict == FAILS
+    rows = [ComparisonRow("a", "", "", BESIDE), ComparisonRow("b", "", "", HOLDS)]
+    assert ExperimentResult(rows[:1]).verdict == BESIDE
+    assert ExperimentResult(rows).verdict == HOLDS
+    noisy = ComparisonRow("e", "", "", UNDECIDED)
+    assert ExperimentResult([*rows, noisy]).verdict == UNDECIDED
+    assert ExperimentResult([*rows, noisy, ComparisonRow("c", "", "", FAILS)]).verdict == FAILS
     assert faster([1.0] * 9, [1.1] * 9) == ("1.10 [1.10, 1.10]", HOLDS)
     assert faster([1.1] * 9, [1.0] * 9)[1] == FAILS
     assert faster([1.0] * 3, [2.0] * 3)[1] == UNDECIDED, "three turns say nothing"
     assert faster([1.0, -1.0] * 5, [2.0] * 10)[1] == UNDECIDED, "a slope below nought"
-    guess = Row("d", "", "", FAILS, predicted=True)
-    assert Outcome([*rows, guess]).verdict == HOLDS, "a prediction outvotes no measurement"
-    assert Outcome([guess]).verdict == "does not hold (predicted)"
-    assert text_of(MADE, Outcome(rows)).count("\n") == 5
-    assert "side by side" in markdown_of(MADE, Outcome(rows), quick=False)
+    guess = ComparisonRow("d", "", "", FAILS, predicted=True)
+    assert ExperimentResult([*rows, guess]).verdict == HOLDS, "a prediction outvotes no measurement"
+    assert ExperimentResult([guess]).verdict == "does not hold (predicted)"
+    assert text_of(MADE, ExperimentResult(rows)).count("\n") == 5
+    assert "side by side" in markdown_of(MADE, ExperimentResult(rows), quick=False)
     assert "Not run" in page_of({}, [OTHER])
 
 
@@ -154,13 +157,13 @@ def test_the_constant_of_topk_is_small_and_nought_for_everything() -> None:
 
 
 def test_terngrad_is_unbiased() -> None:
-    levels.validate_compression(TernGrad).require()
+    levels.validate_compression(ReferenceTernGrad).require()
 
 
 def test_quick_experiments_run(tmp_path: Path) -> None:
     for name in ("topk-assumption", "factorisations"):
         experiment = find_experiments()[name]
-        outcome = frame.run_experiment(experiment, Context(quick=True))
+        outcome = frame.run_experiment(experiment, ExperimentContext(quick=True))
         assert outcome.samples
         assert outcome.left_out
         for path in write_results(tmp_path, experiment, outcome, quick=True):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from caldera.bench.equality import Equality
-from caldera.bench.results import Entry
+from caldera.bench.results import ResultEntry
 from tests.unit.bench.reports import entry, report
 
 
@@ -65,7 +65,7 @@ def test_an_unchecked_result_counts() -> None:
     assert entry("caldera", "strict", 1.0, equality=Equality()).counts
 
 
-def _passes(framework: str, setting: str, whole: str, *times: float) -> list[Entry]:
+def _passes(framework: str, setting: str, whole: str, *times: float) -> list[ResultEntry]:
     return [
         entry(framework, setting, time, case=f"{whole} {i}", part_of=whole, group="3x3")
         for i, time in enumerate(times)

@@ -14,7 +14,7 @@ import pytest
 import caldera as cd
 from caldera import nn, op
 from caldera.bench.translate import to_jax, to_torch
-from caldera.bench.translate._windows import Windows, window_means
+from caldera.bench.translate._windows import WindowShape, window_means
 from caldera.compiler.lazy import compile
 from caldera.errors import ConfigError, DtypeError, ShapeError
 
@@ -457,7 +457,7 @@ def test_a_missing_framework_says_what_to_install(
 @pytest.mark.parametrize("length", range(5, 12))
 @pytest.mark.parametrize("before", [0, 1])
 def test_partial_windows_are_those_of_caldera(length: int, before: int) -> None:
-    windows = Windows("", (3, 3), (2, 2), written=before, partial=True)
+    windows = WindowShape("", (3, 3), (2, 2), written=before, partial=True)
     layer = nn.MaxPool2D(3, 2, before, partial_windows=True)
     rows = layer(op.input("x", (1, 1, length, length))).shape[2]
     padding = windows.padding((length, length))[0]

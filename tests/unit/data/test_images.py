@@ -14,7 +14,7 @@ from PIL import Image
 
 import caldera as cd
 from caldera import data
-from caldera.data.transforms.decode import Decoder, Size
+from caldera.data.transforms.decode import Decoder, ImageSize
 from caldera.errors import ConfigError, DataError
 from tests.unit.data.files import picture, survives_damage
 
@@ -135,13 +135,13 @@ def test_damaged_images_are_survived(tmp_path: Path, form: str) -> None:
     survives_damage(
         content,
         path,
-        lambda: decode(path.read_bytes(), Size(4, 3), "1.png"),
+        lambda: decode(path.read_bytes(), ImageSize(4, 3), "1.png"),
         every=max(1, len(content) // 40),
         must_refuse=False,
     )
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(DataError, match=r"1\.png: expected an image"):
-        decode(path.read_bytes(), Size(4, 3), "1.png")
+        decode(path.read_bytes(), ImageSize(4, 3), "1.png")
 
 
 def png_that_claims(width: int, height: int) -> bytes:

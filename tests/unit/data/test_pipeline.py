@@ -13,7 +13,7 @@ import pytest
 
 from caldera import data
 from caldera.data.loading.batch import device_splits
-from caldera.data.loading.tuner import Setting
+from caldera.data.loading.tuner import LoaderSetting
 from caldera.errors import ConfigError, DataError, ShapeError
 
 STAGES = [
@@ -294,7 +294,7 @@ def test_slow_stages_get_workers_and_keep_them() -> None:
 
     pipeline = data.Pipeline(images(), Slow())
     loader = data.Loader(pipeline, 4)
-    assert loader.setting == Setting(0, 0)
+    assert loader.setting == LoaderSetting(0, 0)
     list(loader)
     assert loader.setting.workers > 0
     list(loader)

@@ -11,7 +11,7 @@ import pytest
 import caldera as cd
 from caldera.base import machine
 from caldera.data.loading.prefetch import prefetch_memory
-from caldera.data.loading.tuner import MOST_WORKERS, Cost, Setting, Tuner
+from caldera.data.loading.tuner import MOST_WORKERS, BatchTime, LoaderSetting, Tuner
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Machine:
     handing_over: float = 2e-5
     nbytes: int = 0
 
-    def interval(self, setting: Setting) -> float:
+    def interval(self, setting: LoaderSetting) -> float:
         """The mean time from one batch to the next."""
         seconds = self.waits + self.computes
         if not setting.workers:
@@ -37,7 +37,7 @@ class Machine:
         return self.handing_over + max(self.step, seconds / busy, by_cores)
 
     def best(self) -> float:
-        every = [Setting(workers, workers + 2) for workers in range(MOST_WORKERS + 1)]
+        every = [LoaderSetting(workers, workers + 2) for workers in range(MOST_WORKERS + 1)]
         return min(self.interval(setting) for setting in every)
 
     def run(self, tuner: Tuner, batches: int, seed: int = 0) -> list[float]:
@@ -51,7 +51,7 @@ class Machine:
             inline = not setting.workers
             waiting = seconds if inline else max(total - self.step, 0.0)
             step = total - seconds if inline else min(self.step, total)
-            tuner.observe(Cost(seconds, self.computes, waiting, max(step, 0.0), self.nbytes))
+            tuner.observe(BatchTime(seconds, self.computes, waiting, max(step, 0.0), self.nbytes))
             found.append(total)
         return found
 
@@ -106,7 +106,7 @@ def test_what_was_set_stays(name: str) -> None:
     machine = MACHINES[name]
     tuner = Tuner(machine.cores, workers=3, prefetch=7)
     machine.run(tuner, 300)
-    assert tuner.setting == Setting(3, 7)
+    assert tuner.setting == LoaderSetting(3, 7)
     tuner = Tuner(machine.cores, workers=0)
     machine.run(tuner, 300)
     assert tuner.setting.workers == 0

@@ -181,12 +181,12 @@ def test_a_failure_is_told_with_the_next_order_as_well(
             raise RuntimeError("out of luck")
         run(self, number, leaves, first)
 
-    def told(self: workers.Worker, error: Exception) -> None:
+    def told(self: workers.RankWorker, error: Exception) -> None:
         fail(self, error)
         failed.set()
 
-    fail = workers.Worker._fail
-    monkeypatch.setattr(workers.Worker, "_fail", told)
+    fail = workers.RankWorker._fail
+    monkeypatch.setattr(workers.RankWorker, "_fail", told)
     monkeypatch.setattr(Rank, "run", fails)
     master.run([leaf(x).node])
     assert failed.wait(10)

@@ -7,24 +7,24 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caldera.draw.graph.layered_layout import Placement, arrange
-from caldera.draw.graph.levels import Link, levels_of
+from caldera.draw.graph.layered_layout import NodePosition, arrange
+from caldera.draw.graph.levels import GraphEdge, levels_of
 from tests.unit.draw.boxes import Box
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> tuple[list[tuple[float, float]], list[Link]]:
+def layouts(draw: st.DrawFn) -> tuple[list[tuple[float, float]], list[GraphEdge]]:
     count = draw(st.integers(1, 25))
     sizes = [(draw(st.floats(4, 300)), draw(st.floats(0, 120))) for _ in range(count)]
     pairs = st.tuples(st.integers(0, count - 1), st.integers(0, count - 1))
     edges = draw(st.sets(pairs, max_size=2 * count))
-    return sizes, [Link(min(pair), max(pair)) for pair in sorted(edges) if pair[0] != pair[1]]
+    return sizes, [GraphEdge(min(pair), max(pair)) for pair in sorted(edges) if pair[0] != pair[1]]
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(layouts())
 def test_any_graph_is_placed_without_overlaps(
-    layout: tuple[list[tuple[float, float]], list[Link]],
+    layout: tuple[list[tuple[float, float]], list[GraphEdge]],
 ) -> None:
     sizes, links = layout
     levels = levels_of([width for width, _ in sizes], links)
@@ -61,12 +61,19 @@ def _passes_through(route: list[tuple[float, float]], each: Box) -> bool:
 
 def test_crossings_that_can_be_avoided_are() -> None:
     # A zigzag whose numbers are shuffled: 0 5 2 4 1 6 3.
-    links = [Link(2, 4), Link(1, 4), Link(0, 5), Link(2, 5), Link(1, 6), Link(3, 6)]
+    links = [
+        GraphEdge(2, 4),
+        GraphEdge(1, 4),
+        GraphEdge(0, 5),
+        GraphEdge(2, 5),
+        GraphEdge(1, 6),
+        GraphEdge(3, 6),
+    ]
     placed = arrange([(40.0, 20.0)] * 7, links, [0, 0, 0, 0, 1, 1, 1])
     assert _crossings(placed, links) == 0
 
 
-def _crossings(placed: Placement, links: list[Link]) -> int:
+def _crossings(placed: NodePosition, links: list[GraphEdge]) -> int:
     ends = [(placed.centres[link.source][0], placed.centres[link.target][0]) for link in links]
     return sum(
         1 for i, (a, b) in enumerate(ends) for c, d in ends[i + 1 :] if (a - c) * (b - d) < 0
@@ -75,7 +82,7 @@ def _crossings(placed: Placement, links: list[Link]) -> int:
 
 def test_a_chain_hangs_straight() -> None:
     count = 12
-    links = [Link(i, i + 1) for i in range(count - 1)]
+    links = [GraphEdge(i, i + 1) for i in range(count - 1)]
     levels = levels_of([50.0] * count, links)
     placed = arrange([(50.0 + i, 20.0) for i in range(count)], links, levels)
     xs = [x for x, _ in placed.centres]
@@ -83,7 +90,7 @@ def test_a_chain_hangs_straight() -> None:
 
 
 def test_wide_levels_are_spread() -> None:
-    links = [Link(0, i) for i in range(1, 41)]
+    links = [GraphEdge(0, i) for i in range(1, 41)]
     levels = levels_of([100.0] * 41, links)
     per_level = {level: levels.count(level) for level in set(levels)}
     assert max(per_level.values()) <= 15

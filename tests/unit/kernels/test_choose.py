@@ -30,7 +30,7 @@ from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.table import TABLE, Call, Kernel, KernelTable
 from caldera.kernels.thread_counts import name_on_all_threads, on_fewer_threads
-from caldera.kernels.tuning import Outcome
+from caldera.kernels.tuning import TuningResult
 from tests.unit.kernels.fake_kernels import (
     FakeKernels,
     compute,
@@ -122,7 +122,9 @@ def test_a_higher_priority_is_worth_three_percent(
 ) -> None:
     for priority, name in enumerate(["third", "second", "first"]):
         kernels.add(name, priority=priority)
-    monkeypatch.setitem(choose.TIMERS, "cpu", lambda node, rivals, limit: Outcome(dict(seconds)))
+    monkeypatch.setitem(
+        choose.TIMERS, "cpu", lambda node, rivals, limit: TuningResult(dict(seconds))
+    )
     assert Choices(kernels.table).kernel(product_node(), "cpu").name == chosen
 
 
@@ -135,7 +137,7 @@ def test_a_call_that_ends_a_run_of_native_kernels_must_be_worth_it(
     kernels.table.add(replace(library, serial=True))
     kernels.add("native", priority=1)
     times = {"native": 1e-4, "library": 0.8e-4}
-    monkeypatch.setitem(choose.TIMERS, "cpu", lambda node, rivals, limit: Outcome(dict(times)))
+    monkeypatch.setitem(choose.TIMERS, "cpu", lambda node, rivals, limit: TuningResult(dict(times)))
     with settings.override(threads=threads):
         assert Choices(kernels.table).kernel(product_node(), "cpu").name == chosen
         times["library"] = 0.5e-4
@@ -306,8 +308,8 @@ def test_the_version_changes_when_choices_may(kernels: FakeKernels) -> None:
 def test_the_table_shows_what_was_chosen_and_what_it_beat(
     kernels: FakeKernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def timer(node: Node, rivals: Sequence[Kernel], seconds: float) -> Outcome:
-        return Outcome({"slow": 2e-3, "fast": 5e-4})
+    def timer(node: Node, rivals: Sequence[Kernel], seconds: float) -> TuningResult:
+        return TuningResult({"slow": 2e-3, "fast": 5e-4})
 
     monkeypatch.setitem(choose.TIMERS, "cpu", timer)
     choices = race(kernels)

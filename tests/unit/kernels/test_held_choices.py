@@ -15,16 +15,16 @@ from caldera.kernels import choose
 from caldera.kernels.choices import HeldChoices, held_choices, holding
 from caldera.kernels.choose import Choices
 from caldera.kernels.table import Kernel, KernelTable
-from caldera.kernels.tuning import Outcome
+from caldera.kernels.tuning import TuningResult
 from tests.unit.kernels.fake_kernels import FakeKernels, product_node
 from tests.unit.kernels.test_microbatch import _greedy, _node
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
 
-def _by_chance(node: Node, rivals: Sequence[Kernel], seconds: float) -> Outcome:
+def _by_chance(node: Node, rivals: Sequence[Kernel], seconds: float) -> TuningResult:
     """A machine on which nobody can tell which kernel is faster."""
-    return Outcome({kernel.name: SystemRandom().uniform(1e-3, 2e-3) for kernel in rivals})
+    return TuningResult({kernel.name: SystemRandom().uniform(1e-3, 2e-3) for kernel in rivals})
 
 
 def _chosen(table: KernelTable, node: Node, folder: Path, held: HeldChoices) -> str:
@@ -71,7 +71,7 @@ def test_what_serves_a_first_run_is_held_apart(
     kernels.add("usual", priority=1)
     kernels.add("fast")
     times = {"usual": 2e-3, "fast": 1e-3}
-    monkeypatch.setitem(choose.TIMERS, "cpu", lambda node, rivals, limit: Outcome(dict(times)))
+    monkeypatch.setitem(choose.TIMERS, "cpu", lambda node, rivals, limit: TuningResult(dict(times)))
     held, choices, node = HeldChoices(), Choices(kernels.table), product_node()
     for _ in range(2):
         with holding(held):

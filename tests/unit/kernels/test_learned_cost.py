@@ -15,7 +15,7 @@ from caldera import op
 from caldera.base.config import settings
 from caldera.core.graph.node import Node
 from caldera.kernels import choose
-from caldera.kernels.choices import Verdict
+from caldera.kernels.choices import KernelChoice
 from caldera.kernels.choose import Choices
 from caldera.kernels.learned_cost import (
     FEATURES,
@@ -28,7 +28,7 @@ from caldera.kernels.learned_cost import (
     group_of,
 )
 from caldera.kernels.table import Kernel, KernelTable
-from caldera.kernels.tuning import Outcome
+from caldera.kernels.tuning import TuningResult
 from tests.unit.kernels.fake_kernels import product_node
 
 FAST, SLOW, NEAR = "fast", "slow", "near"
@@ -53,9 +53,9 @@ def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
     """The kernels of each measurement on that machine."""
     seen: list[list[str]] = []
 
-    def timer(node: Node, rivals: Sequence[Kernel], seconds: float, **named: bool) -> Outcome:
+    def timer(node: Node, rivals: Sequence[Kernel], seconds: float, **named: bool) -> TuningResult:
         seen.append([kernel.name for kernel in rivals])
-        return Outcome({kernel.name: _seconds(node, kernel.name) for kernel in rivals})
+        return TuningResult({kernel.name: _seconds(node, kernel.name) for kernel in rivals})
 
     monkeypatch.setitem(choose.TIMERS, "cpu", timer)
     monkeypatch.setattr(settings, "cache_dir", tmp_path)
@@ -217,6 +217,6 @@ def test_where_there_is_no_time_predictions_serve(timed: list[list[str]], how: d
 def test_explain_says_that_it_was_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = cd.compile([op.var("x", (3, 3)) @ op.var("y", (3, 3))])
     (step,) = plan.schedule.steps
-    found = Verdict(step.kernel, {step.kernel.name: 1.0, "other": 2.0}, "predicted")
+    found = KernelChoice(step.kernel, {step.kernel.name: 1.0, "other": 2.0}, "predicted")
     monkeypatch.setattr(Choices, "verdict", lambda *given, **named: found)
     assert "(predicted 2.0x other)" in str(plan.explain(time=False))

@@ -17,11 +17,11 @@ from caldera.core.graph.ops import product
 from caldera.core.tensor.dtype import float32, float64
 from caldera.kernels.choices import ORACLE
 from caldera.kernels.choose import Choices, choices
-from caldera.kernels.microbatch import Batch, best_sizes, divided
+from caldera.kernels.microbatch import BatchedNode, best_sizes, divided
 from caldera.kernels.reference import evaluate
 from caldera.kernels.shared_limits import shared_limits
 from caldera.kernels.table import TABLE, Call, Kernel, KernelTable, Runner
-from caldera.kernels.workspace_share import Option, best_options
+from caldera.kernels.workspace_share import WorkspaceOption, best_options
 
 IMAGES, FILTERS = (7, 16, 10, 10), (16, 16, 3, 3)
 HOW = {"stride": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1), "groups": 1}
@@ -90,7 +90,7 @@ def test_slices_of_several_sizes_and_kernels_give_what_the_whole_gives(
     name: str, dtype: np.dtype
 ) -> None:
     node = _node(name, dtype)
-    batch = Batch.of(node)
+    batch = BatchedNode.of(node)
     assert batch is not None
     able = TABLE.candidates(node, "cpu")
     first, last = able[0], able[-2]
@@ -102,8 +102,8 @@ def test_slices_of_several_sizes_and_kernels_give_what_the_whole_gives(
 
 
 def test_what_cannot_be_cut() -> None:
-    assert Batch.of(_node("conv2d", batch=1)) is None
-    assert Batch.of(_node("conv2d_weight", np.dtype(np.float16))) is None
+    assert BatchedNode.of(_node("conv2d", batch=1)) is None
+    assert BatchedNode.of(_node("conv2d_weight", np.dtype(np.float16))) is None
 
 
 # --- choosing
@@ -212,7 +212,10 @@ def test_a_product_keeps_to_its_kernels_as_well(tmp_path: Path) -> None:
 def test_a_limit_is_shared_out_in_the_best_way(seed: int) -> None:
     generator = np.random.default_rng(seed)
     layers = [
-        [Option(int(generator.integers(0, 40)), float(generator.uniform())) for _ in range(4)]
+        [
+            WorkspaceOption(int(generator.integers(0, 40)), float(generator.uniform()))
+            for _ in range(4)
+        ]
         for _ in range(4)
     ]
     for limit in (0, 20, 50, 90, 200):

@@ -11,7 +11,7 @@ import pytest
 from caldera.kernels import measure
 from caldera.kernels.table import Call, Kernel
 from caldera.kernels.thread_counts import on_fewer_threads
-from caldera.kernels.tuning import ROUNDS, Clock, Outcome, expected_loss, race
+from caldera.kernels.tuning import ROUNDS, Clock, TuningResult, expected_loss, race
 from tests.unit.kernels.fake_kernels import compute, nothing, product_node, wrongly
 
 
@@ -27,8 +27,8 @@ class Clocks:
         while True:
             yield seconds[-1]
 
-    def run(self, *, thorough: bool = False, deadline: float = math.inf) -> Outcome:
-        outcome = Outcome()
+    def run(self, *, thorough: bool = False, deadline: float = math.inf) -> TuningResult:
+        outcome = TuningResult()
         race({name: self._clock(name) for name in self.calls}, outcome, deadline, thorough=thorough)
         return outcome
 

@@ -121,12 +121,14 @@ def test_bodies_are_written_down_by_structure() -> None:
 def test_many_choices_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for rows in range(40):
         key = tuning_cache.tuning_key(product_node(64 + rows), "cpu", []) or {}
-        record = tuning_cache.Record({**key, "kernels": ["a"]}, "a", {"a": 1.0 + rows}, pace=2.0)
+        record = tuning_cache.TuningRecord(
+            {**key, "kernels": ["a"]}, "a", {"a": 1.0 + rows}, pace=2.0
+        )
         tuning_cache.store(record)
     first = list(tuning_cache.all_records())
     assert len(first) == 40
     FileCache("choices").path(json_digest(first[0].key)).unlink()
-    tuning_cache.store(tuning_cache.Record({**first[0].key, "op": "new"}, "a", {"a": 1.0}))
+    tuning_cache.store(tuning_cache.TuningRecord({**first[0].key, "op": "new"}, "a", {"a": 1.0}))
     opened: list[str] = []
     read = FileCache.read
 
@@ -210,7 +212,7 @@ def test_a_folder_that_cannot_be_written_costs_only_the_memory(
 def test_readers_never_see_half_a_file() -> None:
     key = tuning_cache.tuning_key(product_node(), "cpu", [Kernel("matmul", "cpu", "k", _bind_none)])
     assert key is not None
-    record = tuning_cache.Record(key, "k", {"k": 1.0})
+    record = tuning_cache.TuningRecord(key, "k", {"k": 1.0})
     tuning_cache.store(record)
     done = threading.Event()
 

@@ -18,7 +18,7 @@ import caldera as cd
 from caldera import nn, op
 from caldera.errors import ConfigError
 from caldera.onnx.writing import export
-from caldera.onnx.writing.rules.registry import RULES, Rule
+from caldera.onnx.writing.rules.registry import RULES, ExportRule
 from tests.unit.onnx.files import by_onnxruntime, declared, made, written
 from tests.unit.onnx.test_export import Written, agree, numbers
 
@@ -168,7 +168,7 @@ def test_a_file_that_computes_something_else_is_never_written(
         ),
     }
     for message, rule in wrong.items():
-        monkeypatch.setitem(RULES, "tanh", Rule(rule, frozenset()))
+        monkeypatch.setitem(RULES, "tanh", ExportRule(rule, frozenset()))
         with pytest.raises(ConfigError, match=message):
             cd.onnx.export(model, tmp_path / "wrong.onnx")
     assert [path.name for path in tmp_path.iterdir()] == ["right.onnx"]

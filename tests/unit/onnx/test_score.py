@@ -55,12 +55,14 @@ def test_the_tests_of_onnx_pass_but_those_with_a_reason() -> None:
 def test_the_report_says_what_passes_and_why_the_rest_does_not() -> None:
     exp = frozenset({("", "Exp")})
     outcomes = [
-        score.Outcome("test_exp", exp, was_compiled=True),
-        score.Outcome(
+        score.TestResult("test_exp", exp, was_compiled=True),
+        score.TestResult(
             "test_nonzero", frozenset({("", "NonZero")}), in_numpy=frozenset({"NonZero"})
         ),
-        score.Outcome("test_bernoulli", frozenset({("", "Bernoulli")}), "AssertionError: differ"),
-        score.Outcome("test_exp_example", exp, "AssertionError: differ"),
+        score.TestResult(
+            "test_bernoulli", frozenset({("", "Bernoulli")}), "AssertionError: differ"
+        ),
+        score.TestResult("test_exp_example", exp, "AssertionError: differ"),
     ]
     text = score.report(outcomes, "title")
     assert "passed 2 of 4 tests (3 operators)" in text
@@ -71,5 +73,5 @@ def test_the_report_says_what_passes_and_why_the_rest_does_not() -> None:
 
 
 def test_an_excluded_test_that_passes_is_a_surprise() -> None:
-    passing = score.Outcome("test_bernoulli", frozenset({("", "Bernoulli")}))
+    passing = score.TestResult("test_bernoulli", frozenset({("", "Bernoulli")}))
     assert score.surprises([passing]) == ["test_bernoulli passes"]

@@ -13,7 +13,7 @@ from caldera import compress, nn, optim, parallel
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.errors import CommError
 from caldera.kernels.choose import Choices
-from caldera.kernels.tuning_cache import Record
+from caldera.kernels.tuning_cache import TuningRecord
 from caldera.parallel import consistency
 from caldera.train.data_checks import data_digest
 from caldera.train.strategy import Strategy
@@ -36,7 +36,7 @@ def test_ranks_of_one_process_do_not_choose_again_what_rank_0_predicted(
     def work(comm: Communicator) -> list[bool]:
         def make() -> cd.Plan:
             if comm.rank == 0:
-                own._note("a digest", Record(key, "blas", {"blas": 1.0}, is_predicted=True))
+                own._note("a digest", TuningRecord(key, "blas", {"blas": 1.0}, is_predicted=True))
             seen.extend(record.is_predicted for record in own._known.values() if comm.rank)
             return cd.compile(cd.tensor([1.0]) * 2.0)
 

@@ -13,7 +13,7 @@ import pytest
 from caldera import search
 from caldera.errors import ConfigError
 from caldera.search.objective import as_objective
-from caldera.search.record import Record
+from caldera.search.record import TrialRecord
 from caldera.search.trial import RUNNING, WAITING, Trial
 
 SPACE = {"x": search.integer(0, 3), "y": search.integer(0, 2)}
@@ -79,7 +79,7 @@ def test_programs_share_a_grid_and_visit_each_point_once(address: str) -> None:
 
 def test_the_trial_of_a_program_that_died_is_run_by_another(address: str) -> None:
     space, goal = search.Space(SPACE), as_objective(None, "value")
-    dying = Record(None, address, "dies")
+    dying = TrialRecord(None, address, "dies")
     dying.begin(space, goal, {})
     dying.add(Trial(0, {"x": 3, "y": 2}, {"x": 3, "y": 2}, seed=1), space)
     how: dict[str, Any] = {"storage": address, "name": "dies", "method": "random", "verbose": 0}

@@ -12,10 +12,10 @@ import pytest
 import caldera as cd
 from caldera import nn, search
 from caldera.errors import ConfigError
-from caldera.search.job import Job
-from caldera.search.samples import Samples
+from caldera.search.job import SearchJob
+from caldera.search.samples import TrialData
 from caldera.search.space import Space
-from caldera.search.trial import Task
+from caldera.search.trial import TrialTask
 
 
 def _blobs() -> tuple[np.ndarray, np.ndarray]:
@@ -72,23 +72,25 @@ def test_the_mean_over_seeds_and_folds() -> None:
 
 
 def test_a_mean_is_that_of_the_single_trainings() -> None:
-    space, samples = Space(RATES), Samples(_blobs())
+    space, samples = Space(RATES), TrialData(_blobs())
 
     def loss(**of: Any) -> Any:
-        return Job(_build, space, search.metric("val_loss", **of), samples, epochs=1)
+        return SearchJob(_build, space, search.metric("val_loss", **of), samples, epochs=1)
 
-    several = loss(seeds=2).run(Task(0, {"rate": 0.05}, 7), lambda number, row: "")
-    single = [loss().run(Task(0, {"rate": 0.05}, seed), lambda number, row: "") for seed in (7, 8)]
+    several = loss(seeds=2).run(TrialTask(0, {"rate": 0.05}, 7), lambda number, row: "")
+    single = [
+        loss().run(TrialTask(0, {"rate": 0.05}, seed), lambda number, row: "") for seed in (7, 8)
+    ]
     assert several.values == pytest.approx([np.mean([each.values for each in single])])
 
 
 def test_folds_hold_out_each_sample_once() -> None:
     x = np.arange(10.0, dtype="float32")[:, None]
-    samples = Samples((x, np.zeros(10, "int64")), folds=3)
+    samples = TrialData((x, np.zeros(10, "int64")), folds=3)
     held = [samples.parts(fold)[1].batch(np.arange(3))[0].ravel().tolist() for fold in range(3)]
     assert len({value for fold in held for value in fold}) == 9
     with pytest.raises(cd.DataError, match="at least 30 samples"):
-        Samples((x, np.zeros(10, "int64")), folds=30)
+        TrialData((x, np.zeros(10, "int64")), folds=30)
 
 
 def test_all_trials_choose_by_the_same_samples_and_none_by_the_test_set() -> None:
@@ -106,7 +108,7 @@ def test_all_trials_choose_by_the_same_samples_and_none_by_the_test_set() -> Non
     assert sum(looked_at) <= 2 * 20
     assert study.test is not None
     assert study.test["accuracy"] == study.best.model.evaluate((x[:20], y[:20]))["accuracy"]
-    first, second = Samples(whole, seed=3).parts()[1], Samples(whole, seed=3).parts()[1]
+    first, second = TrialData(whole, seed=3).parts()[1], TrialData(whole, seed=3).parts()[1]
     assert np.array_equal(first.x, second.x)
 
 

@@ -23,7 +23,7 @@ from caldera.search.analysis import Overview, importances
 from caldera.search.charts import coordinates_picture, curves_chart, front_charts, history_chart
 from caldera.search.live import LiveTable
 from caldera.search.page import study_page
-from caldera.search.table import Table
+from caldera.search.table import TrialTable
 from tests.unit.search import made_up
 
 
@@ -42,7 +42,7 @@ def several() -> search.Study:
 
 def test_the_table_has_every_trial_also_those_that_came_to_nothing(study: search.Study) -> None:
     assert all(study.counts()[state] for state in ("done", "stopped", "failed"))
-    table = Table(study.rows())
+    table = TrialTable(study.rows())
     assert table["number"] == list(range(40))
     assert set(table["state"]) == {"done", "stopped", "failed"}
     # What a choice has not opened is not there, and what failed has no value.

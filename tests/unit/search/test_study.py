@@ -15,14 +15,14 @@ import pytest
 import caldera as cd
 from caldera import nn, search
 from caldera.errors import CalderaError, ConfigError
-from caldera.kernels.choices import Verdict
+from caldera.kernels.choices import KernelChoice
 from caldera.kernels.choose import Choices
 from caldera.kernels.table import Kernel
 from caldera.search.analysis import Overview
 from caldera.search.job import digest_of
 from caldera.search.journal import Journal
 from caldera.search.page import study_page
-from caldera.search.record import Record
+from caldera.search.record import TrialRecord
 from tests.unit.search import made_up
 
 LINE = {"x": search.uniform(-4.0, 4.0)}
@@ -96,7 +96,7 @@ def test_a_study_whose_first_process_died_at_once_goes_on(
     space = {"x": search.integer(0, 2)}
     with monkeypatch.context() as patch:
         # It has a name in the journal by then, and neither a space nor an objective.
-        patch.setattr(Record, "note", killed)
+        patch.setattr(TrialRecord, "note", killed)
         with pytest.raises(Killed):
             search.run(lambda x: float(x), space, method="grid", folder=tmp_path, verbose=0)
     with pytest.raises(ConfigError, match="none, or an empty one"):
@@ -246,10 +246,10 @@ def _wide_samples() -> tuple[Any, Any]:
 
 def _any_kernel(
     self: Choices, node: Any, tuning_key: Any, within: Sequence[Kernel]
-) -> Verdict | None:
+) -> KernelChoice | None:
     """What a race may come to on a machine where each takes as long as the others."""
     rivals = [kernel for kernel in within if kernel.name != "reference"]
-    return Verdict(random.SystemRandom().choice(rivals), None, "measured")
+    return KernelChoice(random.SystemRandom().choice(rivals), None, "measured")
 
 
 @pytest.mark.parametrize("workers", [1, 2, "threads:2"])

@@ -25,7 +25,7 @@ from caldera.search.job import digest_of
 from caldera.search.workers import ranks, worker
 from caldera.search.workers.local import share_card
 from caldera.search.workers.ranks import RankWorkers
-from caldera.search.workers.worker import Channel
+from caldera.search.workers.worker import MessageStream
 
 GRID = {"x": search.integer(0, 23)}
 
@@ -366,7 +366,7 @@ def test_messages_are_whole_however_they_come() -> None:
     line = b"".join(json.dumps(each).encode() + b"\n" for each in sent)
     cuts = np.sort(random.integers(0, len(line), 60)).tolist()
     ours, theirs = socket.socketpair()
-    reader, found = Channel(ours), []
+    reader, found = MessageStream(ours), []
     for begin, end in zip([0, *cuts], [*cuts, len(line)], strict=True):
         if begin < end:
             theirs.sendall(line[begin:end])
@@ -378,7 +378,7 @@ def test_messages_are_whole_however_they_come() -> None:
 
 def test_what_is_no_message_is_refused() -> None:
     ours, theirs = socket.socketpair()
-    reader = Channel(ours)
+    reader = MessageStream(ours)
     for line in (b"no json", b"[1]", b'{"kind": 3}'):
         theirs.sendall(line + b"\n")
         with pytest.raises(CommError, match="a JSON object with its kind"):

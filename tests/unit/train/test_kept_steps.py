@@ -13,7 +13,7 @@ import pytest
 
 import caldera as cd
 from caldera import nn, optim
-from caldera.train.step import KeptSteps, Steps
+from caldera.train.step import KeptSteps, StepPlans
 
 X = np.random.default_rng(0).normal(size=(48, 4)).astype("float32")
 Y = X[:, :2] * 2.0
@@ -28,13 +28,13 @@ def made() -> cd.NeuralNetwork:
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kinds of plans that have been made."""
     kinds: list[str] = []
-    before = Steps._compiled
+    before = StepPlans._compiled
 
-    def noted(self: Steps, kind: str, batch: Any) -> Any:
+    def noted(self: StepPlans, kind: str, batch: Any) -> Any:
         kinds.append(kind)
         return before(self, kind, batch)
 
-    monkeypatch.setattr(Steps, "_compiled", noted)
+    monkeypatch.setattr(StepPlans, "_compiled", noted)
     return kinds
 
 

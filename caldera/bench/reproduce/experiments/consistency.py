@@ -6,13 +6,21 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from caldera.bench.levels.instrumentation import Samples, Watch, samples_of, watch_training
+from caldera.bench.levels.instrumentation import DataSplits, Watch, samples_of, watch_training
 from caldera.bench.levels.learner import Perceptron
 from caldera.bench.levels.metrics import Curve
-from caldera.bench.levels.reference import SGD, Quantized, Shuffled, TopK
+from caldera.bench.levels.reference import Quantized, ReferenceSGD, ReferenceTopK, Shuffled
 from caldera.bench.levels.schemes import AllReduce, Compressed
-from caldera.bench.parts import Array, Compression, Scheme
-from caldera.bench.reproduce.experiment import BESIDE, Context, Outcome, Plot, Row, claim, holds
+from caldera.bench.parts import Array, CompressionPart, Scheme
+from caldera.bench.reproduce.experiment import (
+    BESIDE,
+    ComparisonRow,
+    ExperimentContext,
+    ExperimentResult,
+    Plot,
+    claim,
+    holds,
+)
 from caldera.bench.reproduce.rank_work import CONSISTENCY
 from caldera.bench.reproduce.ranks import run_ranks
 from caldera.bench.workloads import WORKLOADS, LearningCase
@@ -24,10 +32,10 @@ AT_PAR, RELAXED = 0.02, 0.05
 _STRICT = "synchronous, allreduce"
 
 
-class TernGrad(Quantized):
+class ReferenceTernGrad(Quantized):
     """Three values: minus the largest number, nothing, the largest number.
 
-    >>> TernGrad().decode(TernGrad().encode(np.array([0.0, -2.0])), 2)
+    >>> ReferenceTernGrad().decode(ReferenceTernGrad().encode(np.array([0.0, -2.0])), 2)
     array([ 0., -2.])
     """
 
@@ -41,16 +49,16 @@ class TernGrad(Quantized):
         return np.concatenate([np.array([most]).view(np.int8), signed])
 
 
-MESSAGES: Mapping[str, Callable[[], Compression]] = {
+MESSAGES: Mapping[str, Callable[[], CompressionPart]] = {
     "QSGD, 4 levels": lambda: Quantized(4),
     "QSGD, 16 levels": lambda: Quantized(16),
-    "TernGrad": TernGrad,
-    "top 1%": lambda: TopK(0.01),
-    "top 10%": lambda: TopK(0.1),
+    "TernGrad": ReferenceTernGrad,
+    "top 1%": lambda: ReferenceTopK(0.01),
+    "top 10%": lambda: ReferenceTopK(0.1),
 }
 
 
-def _samples() -> Samples:
+def _samples() -> DataSplits:
     case = WORKLOADS["training"].case("digits mlp")
     assert isinstance(case, LearningCase)
     return samples_of(case)
@@ -63,7 +71,7 @@ def _network(seed: int) -> Perceptron:
 
 
 def trained(
-    make: Callable[[], Scheme], samples: Samples, epochs: int, seed: int, ranks: int = RANKS
+    make: Callable[[], Scheme], samples: DataSplits, epochs: int, seed: int, ranks: int = RANKS
 ) -> tuple[list[tuple[float, float]], float, list[Perceptron]]:
     """Accuracy after each epoch, the bytes that all ranks sent, and the networks of the ranks."""
 
@@ -76,7 +84,7 @@ def trained(
             sampler=Shuffled(seed),
             batch=BATCH,
             epochs=epochs,
-            optimizer=SGD(RATE),
+            optimizer=ReferenceSGD(RATE),
             scheme=make(),
             communicator=communicator,
         )
@@ -94,7 +102,7 @@ def trained(
     "Parameters may be less consistent, from synchronous to ensembles, and training still "
     "converges",
 )
-def consistency(context: Context) -> Outcome:
+def consistency(context: ExperimentContext) -> ExperimentResult:
     """Every model's accuracy against time on one plot: the strategies of `caldera.parallel`."""
     epochs, seeds = (8, 1) if context.quick else (20, 3)
     context.tell(f"{len(CONSISTENCY)} models on {RANKS} ranks")
@@ -117,7 +125,7 @@ def consistency(context: Context) -> Outcome:
         seconds = float(np.median(raw[f"{name}: s"]))
         is_base = name == _STRICT
         rows.append(
-            Row(
+            ComparisonRow(
                 name,
                 "" if is_base else "converges",
                 f"{last[name]:.1%} in {seconds:.1f} s",
@@ -128,7 +136,7 @@ def consistency(context: Context) -> Outcome:
     left.append("more ranks than cores, each with a card")
     title = f"Digits on {RANKS} {what}"
     plot = Plot(title, "seconds", "test accuracy", lines, from_zero=False)
-    return Outcome(rows, [plot], raw, left)
+    return ExperimentResult(rows, [plot], raw, left)
 
 
 @claim(
@@ -136,7 +144,7 @@ def consistency(context: Context) -> Outcome:
     "Keynote, QSGD and TernGrad",
     "Gradients may be quantised or made sparse and the accuracy stays",
 )
-def messages(context: Context) -> Outcome:
+def messages(context: ExperimentContext) -> ExperimentResult:
     """Compressed messages beside whole ones."""
     made: dict[str, Callable[[], Scheme]] = {"whole gradients": AllReduce}
     for name, compression in MESSAGES.items():
@@ -145,8 +153,11 @@ def messages(context: Context) -> Outcome:
 
 
 def _compared(
-    context: Context, made: Mapping[str, Callable[[], Scheme]], base: str, judged: tuple[str, ...]
-) -> Outcome:
+    context: ExperimentContext,
+    made: Mapping[str, Callable[[], Scheme]],
+    base: str,
+    judged: tuple[str, ...],
+) -> ExperimentResult:
     epochs, seeds = (6, 2) if context.quick else (20, 5)
     samples = _samples()
     lines, raw, last, sent = {}, {}, {}, {}
@@ -163,7 +174,7 @@ def _compared(
         share = sent[name] / sent[base]
         is_near = last[name] > last[base] - AT_PAR
         rows.append(
-            Row(
+            ComparisonRow(
                 name,
                 "at par" if name in judged else "",
                 f"{last[name]:.1%} with {share:.2f} of the bytes",
@@ -172,11 +183,11 @@ def _compared(
         )
     left = [f"epochs after {epochs}, seeds after {seeds}"] if context.quick else []
     plot = Plot("Digits", "seconds", "test accuracy", lines, from_zero=False)
-    return Outcome(rows, [plot], raw, left)
+    return ExperimentResult(rows, [plot], raw, left)
 
 
 @claim("ensemble", "Keynote, ensembles", "Networks trained apart are better together than one")
-def ensemble(context: Context) -> Outcome:
+def ensemble(context: ExperimentContext) -> ExperimentResult:
     """Networks trained apart that vote, beside one of them and beside one that had all samples."""
     epochs, seeds = (6, 2) if context.quick else (20, 5)
     samples = _samples()
@@ -200,13 +211,13 @@ def ensemble(context: Context) -> Outcome:
         rows_of["their average"].append(float((merged.argmax(1) == samples.test_y).mean()))
     means = {name: float(np.mean(values)) for name, values in rows_of.items()}
     rows = [
-        Row(
+        ComparisonRow(
             "the ensemble beside one of them",
             "better",
             f"{means['the ensemble']:.1%}, {means['one of them']:.1%}",
             holds(means["the ensemble"] >= means["one of them"]),
         ),
-        Row(
+        ComparisonRow(
             "averaged weights of networks that began apart",
             "",
             f"{means['their average']:.1%}",
@@ -214,4 +225,4 @@ def ensemble(context: Context) -> Outcome:
         ),
     ]
     left = [f"epochs after {epochs}, seeds after {seeds}"] if context.quick else []
-    return Outcome(rows, [], rows_of, left)
+    return ExperimentResult(rows, [], rows_of, left)

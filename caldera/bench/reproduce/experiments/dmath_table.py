@@ -10,10 +10,10 @@ from caldera import nn
 from caldera.base.machine import usable_cores
 from caldera.bench.reproduce.experiment import (
     BESIDE,
-    Context,
-    Outcome,
+    ComparisonRow,
+    ExperimentContext,
+    ExperimentResult,
     Plot,
-    Row,
     claim,
 )
 from caldera.bench.reproduce.prediction import guesses
@@ -47,7 +47,7 @@ HERE = {"alexnet": 8, "googlenet": 4, "inception3": 2}
 
 
 @claim("dmath-table", "dMath, table 1", "AlexNet and GoogLeNet scale to 64 cards with one batch")
-def table(context: Context) -> Outcome:
+def table(context: ExperimentContext) -> ExperimentResult:
     """The seed's table by the planner, from the seed's rate on one card; and ranks of ours."""
     rows, plots, samples = [], [], {}
     for name, rates in SEED.items():
@@ -60,7 +60,7 @@ def table(context: Context) -> Outcome:
         samples[f"{name}: predicted images/s"] = [each.rate for each in found]
         for guess, seed in zip(found, rates, strict=True):
             rows.append(
-                Row(
+                ComparisonRow(
                     f"{name}, {guess.ranks} ranks, images/s",
                     str(seed),
                     f"{guess.rate:.0f} ({guess.way})",
@@ -71,7 +71,7 @@ def table(context: Context) -> Outcome:
         if name in MEMORY:
             place = RANKS.index(16)
             rows.append(
-                Row(
+                ComparisonRow(
                     f"{name}, GB of each of 16 ranks",
                     f"{MEMORY[name]}",
                     f"{found[place].memory / 1e9:.2f}",
@@ -81,7 +81,7 @@ def table(context: Context) -> Outcome:
             )
         gain, theirs = found[-1].rate / found[0].rate, rates[-1] / rates[0]
         rows.append(
-            Row(
+            ComparisonRow(
                 f"{name}, 64 ranks are times as fast as one",
                 f"{theirs:.1f}",
                 f"{gain:.1f}",
@@ -92,7 +92,7 @@ def table(context: Context) -> Outcome:
         # The seed's cards compute small parts of a batch less efficiently: the model knows of none.
         far = [guess.rate / seed for guess, seed in zip(found, rates, strict=True)][1:]
         rows.append(
-            Row(
+            ComparisonRow(
                 f"{name}: the prediction over the seed, 2 to 64 ranks",
                 "1",
                 f"{far[0]:.2f} to {far[-1]:.2f}",
@@ -102,7 +102,7 @@ def table(context: Context) -> Outcome:
         )
         other, ranks, rate = OTHERS[name]
         rows.append(
-            Row(
+            ComparisonRow(
                 f"{name}, {ranks} ranks: times {other}'s rate",
                 f"{rates[RANKS.index(ranks)] / rate:.2f}",
                 f"{found[RANKS.index(ranks)].rate / rate:.2f}",
@@ -119,11 +119,16 @@ def table(context: Context) -> Outcome:
     for network in networks:
         measured(context, network, rows, samples)
     left = ["ranks of GoogLeNet on this machine"] if context.quick else []
-    return Outcome(rows, plots, samples, [*left, "batches of 256 and 1024 on this machine"])
+    return ExperimentResult(
+        rows, plots, samples, [*left, "batches of 256 and 1024 on this machine"]
+    )
 
 
 def measured(
-    context: Context, network: str, rows: list[Row], samples: dict[str, list[float]]
+    context: ExperimentContext,
+    network: str,
+    rows: list[ComparisonRow],
+    samples: dict[str, list[float]],
 ) -> None:
     """One batch on 1, 2, ... ranks of this machine, and what the planner makes of one and a link
     for the others."""
@@ -147,7 +152,7 @@ def measured(
         taken = median(found[0]["seconds"])
         samples[f"{network}, batch {batch}, {count} ranks: s a step"] = found[0]["seconds"]
         rows.append(
-            Row(
+            ComparisonRow(
                 f"{network}, batch {batch}, {count} ranks of this machine, images/s",
                 "",
                 f"{batch / taken:.1f}, {found[0]['memory'] / 1e9:.2f} GB ({what})",
@@ -161,7 +166,7 @@ def measured(
             wire = Wire(**found[0]["link"])
             (guess,) = guesses(model, compute, {count: batch}, wire=wire)
             rows.append(
-                Row(
+                ComparisonRow(
                     f"{network}, {count} ranks are times as fast as one",
                     "",
                     f"{gain:.2f} (predicted {median(one['seconds']) / guess.seconds:.2f})",
@@ -175,9 +180,9 @@ def measured(
     "dMath, section 4.3",
     "Inception v3 is trained at 1443 images/s on 64 cards and at 5150 on 96",
 )
-def inception(context: Context) -> Outcome:
+def inception(context: ExperimentContext) -> ExperimentResult:
     """Inception v3 on 64 and 96 cards, predicted; a step of it here."""
-    rows: list[Row] = []
+    rows: list[ComparisonRow] = []
     samples: dict[str, list[float]] = {}
     context.tell("prediction")
     model = NeuralNetwork(nn.models.inception3(auxiliary=False), batch_size=32)
@@ -190,7 +195,7 @@ def inception(context: Context) -> Outcome:
         last = found[-1]
         share = last.rate / rate
         rows.append(
-            Row(
+            ComparisonRow(
                 f"Inception v3, {cards} cards, {each} images each, images/s",
                 str(rate),
                 f"{last.rate:.0f} if one alone has {rate / cards:.1f}",
@@ -199,7 +204,7 @@ def inception(context: Context) -> Outcome:
             )
         )
         rows.append(
-            Row(
+            ComparisonRow(
                 f"Inception v3: what {cards} cards keep of their rate",
                 "",
                 f"{share:.0%}",
@@ -210,7 +215,7 @@ def inception(context: Context) -> Outcome:
         hours = 200 * 1_281_167 / last.rate / 3600
         seed = "49.3" if cards == 64 else "14"
         rows.append(
-            Row(
+            ComparisonRow(
                 f"200 epochs of ImageNet on {cards} cards, hours",
                 seed,
                 f"{hours:.1f}",
@@ -223,4 +228,4 @@ def inception(context: Context) -> Outcome:
         measured(context, "inception3", rows, samples)
     left = ["a step of Inception v3 on this machine"] if context.quick else []
     plot = Plot("Inception v3, predicted", "cards", "images/s", lines)
-    return Outcome(rows, [plot], samples, [*left, "ImageNet, and its accuracy"])
+    return ExperimentResult(rows, [plot], samples, [*left, "ImageNet, and its accuracy"])

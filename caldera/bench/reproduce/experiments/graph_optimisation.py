@@ -8,10 +8,10 @@ from caldera import op
 from caldera.bench.reproduce.experiment import (
     BESIDE,
     LEAST_TURNS,
-    Context,
-    Outcome,
+    ComparisonRow,
+    ExperimentContext,
+    ExperimentResult,
     Plot,
-    Row,
     claim,
     faster,
     holds,
@@ -30,7 +30,7 @@ EQUAL = 1e-5
     "MagmaDNN, figures 5 to 7",
     "Operations that can be performed in one pass over the data are fused, which is faster",
 )
-def run(context: Context) -> Outcome:
+def run(context: ExperimentContext) -> ExperimentResult:
     """A chain of element-wise operations with fusion and without, over sizes."""
     sizes = SIZES[:3] if context.quick else SIZES
     lines: dict[str, list[tuple[float, float]]] = {"before": [], "after": []}
@@ -48,7 +48,7 @@ def run(context: Context) -> Outcome:
             samples[f"{name}, {size} numbers: s"] = seconds
         gain, verdict = faster(found["after"], found["before"])
         rows.append(
-            Row(
+            ComparisonRow(
                 f"fused, {size} numbers: times as fast",
                 "faster",
                 gain,
@@ -56,7 +56,7 @@ def run(context: Context) -> Outcome:
             )
         )
         rows.append(
-            Row(
+            ComparisonRow(
                 f"fused, {size} numbers: equal to before",
                 "the same",
                 f"{apart:.0e}",
@@ -65,7 +65,7 @@ def run(context: Context) -> Outcome:
         )
     count = {name: len(plan.explain(time=False).rows) for name, plan in plans.items()}
     rows.append(
-        Row(
+        ComparisonRow(
             "kernels of the chain",
             "one pass over the data",
             f"{count['before']}, then {count['after']}",
@@ -74,4 +74,6 @@ def run(context: Context) -> Outcome:
     )
     plot = Plot("A chain of eight", "numbers", "us", lines, log=True)
     left = [f"{SIZES[-1]} numbers"] if context.quick else []
-    return Outcome(rows, [plot], samples, [*left, "half precision on tensor cores: needs a card"])
+    return ExperimentResult(
+        rows, [plot], samples, [*left, "half precision on tensor cores: needs a card"]
+    )

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from caldera import data, nn
-from caldera.bench.reproduce.experiment import BESIDE, Context, Outcome, Row, claim, holds
+from caldera.bench.reproduce.experiment import (
+    BESIDE,
+    ComparisonRow,
+    ExperimentContext,
+    ExperimentResult,
+    claim,
+    holds,
+)
 from caldera.train.neural_network import NeuralNetwork
 
 AT_PAR = 0.005
@@ -16,7 +23,7 @@ AT_PAR = 0.005
     "dMath, section 4.2",
     "Half precision storage with float32 compute is at par in inference",
 )
-def half_storage(context: Context) -> Outcome:
+def half_storage(context: ExperimentContext) -> ExperimentResult:
     """Weights stored in half precision and computed with in float32, beside float32 ones."""
     digits = data.digits()
     epochs, seeds = (6, 2) if context.quick else (20, 5)
@@ -38,13 +45,15 @@ def half_storage(context: Context) -> Outcome:
         found["bytes saved"].append(1.0 - half / whole)
     full, stored_half = float(np.mean(found["float32"])), float(np.mean(found["float16"]))
     rows = [
-        Row(
+        ComparisonRow(
             "accuracy with half precision storage",
             "at par",
             f"{stored_half:.2%} beside {full:.2%}",
             holds(abs(full - stored_half) <= AT_PAR),
         ),
-        Row("bytes of the weights saved", "half", f"{found['bytes saved'][0]:.0%}", BESIDE),
+        ComparisonRow(
+            "bytes of the weights saved", "half", f"{found['bytes saved'][0]:.0%}", BESIDE
+        ),
     ]
     left = [f"epochs after {epochs}, seeds after {seeds}"] if context.quick else []
-    return Outcome(rows, [], found, [*left, "GoogLeNet and AlexNet trained on ImageNet"])
+    return ExperimentResult(rows, [], found, [*left, "GoogLeNet and AlexNet trained on ImageNet"])

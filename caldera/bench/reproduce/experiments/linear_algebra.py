@@ -7,10 +7,10 @@ import numpy as np
 from caldera import op
 from caldera.bench.reproduce.experiment import (
     BESIDE,
-    Context,
-    Outcome,
+    ComparisonRow,
+    ExperimentContext,
+    ExperimentResult,
     Plot,
-    Row,
     claim,
     faster,
     holds,
@@ -32,7 +32,7 @@ LARGE = 1024
     "MagmaDNN, slides",
     "Many small products are faster as a batch than one after the other",
 )
-def products(context: Context) -> Outcome:
+def products(context: ExperimentContext) -> ExperimentResult:
     """Many products of one size as one batch and one after the other."""
     sizes = QUICK if context.quick else SIZES
     lines: dict[str, list[tuple[float, float]]] = {"batched": [], "single": []}
@@ -57,7 +57,7 @@ def products(context: Context) -> Outcome:
             samples[f"{name}, {count} of {size}: s"] = seconds
         gain, verdict = faster(found["batched"], found["single"])
         rows.append(
-            Row(
+            ComparisonRow(
                 f"{size}: batched, times as fast as single",
                 "faster while small",
                 gain,
@@ -66,11 +66,13 @@ def products(context: Context) -> Outcome:
         )
     missing = [str(size) for size in SIZES if size not in sizes]
     left = [f"sizes {', '.join(missing)}"] if missing else []
-    return Outcome(rows, [Plot("C = A B", "size", "GFLOP/s", lines, log=True)], samples, left)
+    return ExperimentResult(
+        rows, [Plot("C = A B", "size", "GFLOP/s", lines, log=True)], samples, left
+    )
 
 
 @claim("factorisations", "MagmaDNN, slides", "SVD and 3-D FFT are part of the library")
-def factorisations(context: Context) -> Outcome:
+def factorisations(context: ExperimentContext) -> ExperimentResult:
     """SVD and a 3-D Fourier transform beside LAPACK's and NumPy's."""
     size, cube = (128, 32) if context.quick else (512, 128)
     draw = np.random.default_rng(0)
@@ -95,17 +97,17 @@ def factorisations(context: Context) -> Outcome:
     far = float(far / np.abs(np.fft.fftn(volume)).max())
     times = {name: min(seconds) for name, seconds in found.items()}
     rows = [
-        Row(
+        ComparisonRow(
             f"SVD of {size}: its product is the matrix", "yes", f"{apart:.0e}", holds(apart < 1e-4)
         ),
-        Row(
+        ComparisonRow(
             f"SVD of {size}: time over LAPACK's",
             "",
             f"{times['SVD'] / times['LAPACK']:.2f}",
             BESIDE,
         ),
-        Row(f"FFT of {cube}^3: equal to NumPy's", "yes", f"{far:.0e}", holds(far < 1e-5)),
-        Row(
+        ComparisonRow(f"FFT of {cube}^3: equal to NumPy's", "yes", f"{far:.0e}", holds(far < 1e-5)),
+        ComparisonRow(
             f"FFT of {cube}^3: time over NumPy's",
             "",
             f"{times['FFT'] / times['NumPy']:.2f}",
@@ -114,4 +116,4 @@ def factorisations(context: Context) -> Outcome:
     ]
     samples = {f"{name}: s": seconds for name, seconds in found.items()}
     left = ["sizes 512 and 128^3"] if context.quick else []
-    return Outcome(rows, [], samples, [*left, "1024^3 on many cards"])
+    return ExperimentResult(rows, [], samples, [*left, "1024^3 on many cards"])

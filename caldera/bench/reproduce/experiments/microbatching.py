@@ -6,7 +6,15 @@ import numpy as np
 
 from caldera import op
 from caldera.base.config import settings
-from caldera.bench.reproduce.experiment import BESIDE, Context, Outcome, Plot, Row, claim, holds
+from caldera.bench.reproduce.experiment import (
+    BESIDE,
+    ComparisonRow,
+    ExperimentContext,
+    ExperimentResult,
+    Plot,
+    claim,
+    holds,
+)
 from caldera.bench.timing import in_turns
 from caldera.compiler.lazy import Expr, compile
 from caldera.compiler.plan.plan import Plan
@@ -28,7 +36,7 @@ _EQUAL = 1e-3
     "Under a limit on the workspace, fast algorithms on parts of a batch beat slow ones on "
     "the whole",
 )
-def run(context: Context) -> Outcome:
+def run(context: ExperimentContext) -> ExperimentResult:
     """The fastest kernel within a limit that takes the whole batch, and that may cut it."""
     shapes = list(SHAPES.items())[: 1 if context.quick else 2]
     limits = LIMITS[::2] if context.quick else LIMITS
@@ -62,7 +70,7 @@ def run(context: Context) -> Outcome:
                 lines["whole batch"].append((limit / 2**20, 1e3 * whole[alone]))
                 found_text = f"{gain:.2f} ({best}; whole: {alone})"
             rows.append(
-                Row(
+                ComparisonRow(
                     f"{name}, at most {limit >> 10} KiB: times as fast",
                     "up to 4.54",
                     found_text,
@@ -72,7 +80,7 @@ def run(context: Context) -> Outcome:
         plots.append(Plot(name, "MiB of workspace", "ms", lines, log=True))
     # Where nothing takes the whole batch there is nothing to be faster than.
     rows.append(
-        Row(
+        ComparisonRow(
             "micro-batches",
             "faster",
             f"up to {most:.2f} times as fast; alone under {needed} of {len(rows)} limits",
@@ -80,7 +88,7 @@ def run(context: Context) -> Outcome:
         )
     )
     left = ["5 x 5, half of the limits"] if context.quick else []
-    return Outcome(rows, plots, samples, [*left, "cuDNN's kernels: need a card"])
+    return ExperimentResult(rows, plots, samples, [*left, "cuDNN's kernels: need a card"])
 
 
 def _convolution(batch: int, channels: int, pixels: int, kernel: int) -> Expr:

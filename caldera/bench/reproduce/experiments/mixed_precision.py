@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 
 from caldera import op
-from caldera.bench.reproduce.experiment import BESIDE, Context, Outcome, Plot, Row, claim, holds
+from caldera.bench.reproduce.experiment import (
+    BESIDE,
+    ComparisonRow,
+    ExperimentContext,
+    ExperimentResult,
+    Plot,
+    claim,
+    holds,
+)
 from caldera.bench.timing import in_turns
 from caldera.compiler.lazy import Expr, compile
 from caldera.compiler.plan.plan import Plan
@@ -31,7 +39,7 @@ NEAR = 0.05
     "MagmaDNN, figures 5 to 7",
     "A graph with half precision products, fused, and both, gives the same and is faster",
 )
-def run(context: Context) -> Outcome:
+def run(context: ExperimentContext) -> ExperimentResult:
     """Two dense layers and their gradients, compiled four ways."""
     sizes = SIZES[:2] if context.quick else SIZES
     lines: dict[str, list[tuple[float, float]]] = {name: [] for name in WAYS}
@@ -54,10 +62,12 @@ def run(context: Context) -> Outcome:
             # Whether half precision is faster depends on the machine: MagmaDNN's has tensor cores.
             judged = holds(apart < NEAR) if name != "fused" else holds(apart < 1e-4)
             rows.append(
-                Row(f"layers of {size}, {name}: equal to before", "near", f"{apart:.0e}", judged)
+                ComparisonRow(
+                    f"layers of {size}, {name}: equal to before", "near", f"{apart:.0e}", judged
+                )
             )
             rows.append(
-                Row(
+                ComparisonRow(
                     f"layers of {size}, {name}: times as fast",
                     "1.2 to 2 on tensor cores" if name != "fused" else "faster",
                     f"{gain:.2f}",
@@ -66,7 +76,7 @@ def run(context: Context) -> Outcome:
             )
     count = {name: len(plan.explain(time=False).rows) for name, plan in plans.items()}
     rows.append(
-        Row(
+        ComparisonRow(
             "kernels: before, fused, both",
             "fewer after fusing",
             f"{count['before']}, {count['fused']}, {count['both']}",
@@ -75,7 +85,7 @@ def run(context: Context) -> Outcome:
     )
     left = [f"layers of {SIZES[-1]}"] if context.quick else []
     plot = Plot("Two dense layers and their gradients", "units", "ms", lines, log=True)
-    return Outcome(rows, [plot], samples, [*left, "tensor cores: need a card"])
+    return ExperimentResult(rows, [plot], samples, [*left, "tensor cores: need a card"])
 
 
 def _step(size: int) -> list[Expr]:

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from caldera.bench.frameworks.base import Task
+from caldera.bench.frameworks.base import BenchTask
 from caldera.bench.levels.learner import framework_here, frameworks
 from caldera.bench.reproduce.experiment import (
     BESIDE,
     LEAST_TURNS,
-    Context,
-    Outcome,
+    ComparisonRow,
+    ExperimentContext,
+    ExperimentResult,
     Plot,
-    Row,
     claim,
     faster,
     holds,
@@ -34,7 +34,7 @@ STEPS = 5 * 600
     "The time of training an MLP grows linearly with its layers, and more slowly than in "
     "other frameworks",
 )
-def run(context: Context) -> Outcome:
+def run(context: ExperimentContext) -> ExperimentResult:
     """Steps of the same networks in Caldera and in the peers that are here, in turns."""
     work = WORKLOADS["mlp-depth"]
     cases = work.quick if context.quick else work.cases
@@ -54,12 +54,15 @@ def run(context: Context) -> Outcome:
             samples[f"{name}, {case.depth} layers: s a step"] = found
     slopes = {name: _slope(points) for name, points in times.items()}
     rows = [
-        Row(f"{name}, s a layer", f"{seconds:.4f}", "", BESIDE) for name, seconds in SEED.items()
+        ComparisonRow(f"{name}, s a layer", f"{seconds:.4f}", "", BESIDE)
+        for name, seconds in SEED.items()
     ]
-    rows += [Row(f"{name}, s a layer", "", f"{slopes[name]:.3f}", BESIDE) for name in names]
+    rows += [
+        ComparisonRow(f"{name}, s a layer", "", f"{slopes[name]:.3f}", BESIDE) for name in names
+    ]
     straight = _residual(times["caldera"])
     rows.append(
-        Row(
+        ComparisonRow(
             "time grows linearly with layers",
             "yes",
             f"{straight:.1%} off a line",
@@ -70,13 +73,13 @@ def run(context: Context) -> Outcome:
     by_turn = {name: _slopes(name, depths, samples) for name in names}
     for name in names[1:]:
         ratio, verdict = faster(by_turn["caldera"], by_turn[name])
-        rows.append(Row(f"slope of {name} over ours", "above 1", ratio, verdict))
+        rows.append(ComparisonRow(f"slope of {name} over ours", "above 1", ratio, verdict))
     plot = Plot("Five epochs of MNIST", "layers", "s", times)
     left = ["depths 3 and 6"] if context.quick else []
-    return Outcome(rows, [plot], samples, left)
+    return ExperimentResult(rows, [plot], samples, left)
 
 
-def _stepping(task: Task) -> Callable[[], object]:
+def _stepping(task: BenchTask) -> Callable[[], object]:
     def step() -> None:
         task.call()
         task.wait()

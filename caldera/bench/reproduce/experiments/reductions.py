@@ -9,7 +9,15 @@ import numpy as np
 
 from caldera import op
 from caldera.base.registry import optional_import
-from caldera.bench.reproduce.experiment import Context, Outcome, Plot, Row, claim, faster, holds
+from caldera.bench.reproduce.experiment import (
+    ComparisonRow,
+    ExperimentContext,
+    ExperimentResult,
+    Plot,
+    claim,
+    faster,
+    holds,
+)
 from caldera.bench.timing import in_turns
 from caldera.compiler.lazy import compile
 
@@ -21,7 +29,7 @@ SIZES = (64, 128, 256, 512, 1024, 2048)
     "MagmaDNN, figure 3",
     "Small sums of rows and columns are faster as products with ones than by reducing",
 )
-def run(context: Context) -> Outcome:
+def run(context: ExperimentContext) -> ExperimentResult:
     """X.1 and its transpose over sizes, by products, libraries and our kernels."""
     sizes = SIZES[:-1:2] if context.quick else SIZES
     plots, samples, rows = [], {}, []
@@ -39,10 +47,12 @@ def run(context: Context) -> Outcome:
         ways = {way: samples[f"{name}, {sizes[0]}, {way}: s"] for way in lines}
         ratio, verdict = faster(ways["product with ones"], ways["our kernels"])
         rows.append(
-            Row(f"{name}: reducing over product with ones, {sizes[0]}", "above 1", ratio, verdict)
+            ComparisonRow(
+                f"{name}: reducing over product with ones, {sizes[0]}", "above 1", ratio, verdict
+            )
         )
         rows.append(
-            Row(
+            ComparisonRow(
                 f"{name}: ours over the faster of the two, at most",
                 "1",
                 f"{worst:.2f}",
@@ -52,7 +62,7 @@ def run(context: Context) -> Outcome:
         library = min((way for way in lines if way.endswith("sum")), key=lambda w: min(ways[w]))
         ratio, verdict = faster(ways["BLAS gemv"], ways[library])
         rows.append(
-            Row(
+            ComparisonRow(
                 f"{name}: a library's sum over a library's gemv, {sizes[0]}",
                 "above 1",
                 ratio,
@@ -61,7 +71,7 @@ def run(context: Context) -> Outcome:
         )
         plots.append(Plot(name, "rows and columns", "us", lines, log=True))
     left = [f"sizes {', '.join(str(s) for s in SIZES if s not in sizes)}"] if context.quick else []
-    return Outcome(rows, plots, samples, [*left, "MAGMA and cuBLAS on a card"])
+    return ExperimentResult(rows, plots, samples, [*left, "MAGMA and cuBLAS on a card"])
 
 
 def _times(size: int, axis: int, repeats: int) -> dict[str, list[float]]:

@@ -8,7 +8,15 @@ from statistics import median
 
 from caldera import nn
 from caldera.base.machine import usable_cores
-from caldera.bench.reproduce.experiment import BESIDE, Context, Outcome, Plot, Row, claim, holds
+from caldera.bench.reproduce.experiment import (
+    BESIDE,
+    ComparisonRow,
+    ExperimentContext,
+    ExperimentResult,
+    Plot,
+    claim,
+    holds,
+)
 from caldera.bench.reproduce.prediction import guesses
 from caldera.bench.reproduce.rank_work import NETWORKS
 from caldera.bench.reproduce.ranks import run_ranks
@@ -33,7 +41,7 @@ precision: what is asked is what becomes of them on many."""
     "MagmaDNN, section 4.2.2",
     "Allreduce gets around 90% scaling on most training problems",
 )
-def allreduce(context: Context) -> Outcome:
+def allreduce(context: ExperimentContext) -> ExperimentResult:
     """Ranks with the same work each: measured up to the cores of this machine, predicted beyond."""
     steps = 6 if context.quick else 20
     # Ranks that wait for a core that others have say nothing about allreduce.
@@ -54,7 +62,7 @@ def allreduce(context: Context) -> Outcome:
             if count > 1:
                 share = one / taken
                 rows.append(
-                    Row(
+                    ComparisonRow(
                         f"{name}, {count} ranks ({what}): efficiency",
                         "about 90%",
                         f"{share:.0%}{' on a busy machine' if busy else ''}",
@@ -68,7 +76,7 @@ def allreduce(context: Context) -> Outcome:
             lines["predicted"].append((float(guess.ranks), one / guess.seconds))
         least = min(share for _, share in lines["predicted"])
         rows.append(
-            Row(
+            ComparisonRow(
                 f"{name}, 4 to 64 machines with 100 Gbit/s: efficiency",
                 "about 90%",
                 f"{least:.0%} or more",
@@ -78,7 +86,7 @@ def allreduce(context: Context) -> Outcome:
         )
         plots.append(Plot(f"{name}: efficiency, weak scaling", "ranks", "of one rank", lines))
     left = [f"steps after {steps}"] if context.quick else []
-    return Outcome(rows, plots, samples, [*left, "more ranks than this machine has cores"])
+    return ExperimentResult(rows, plots, samples, [*left, "more ranks than this machine has cores"])
 
 
 @claim(
@@ -86,7 +94,7 @@ def allreduce(context: Context) -> Outcome:
     "MagmaDNN, future work",
     "Distributed training of AlexNet and ResNet-50 is competitive",
 )
-def many_cards(context: Context) -> Outcome:
+def many_cards(context: ExperimentContext) -> ExperimentResult:
     """AlexNet and ResNet-50, one batch for all (strong) and one for each (weak)."""
     cases: dict[str, tuple[Callable[[], list[Layer]], float, int]] = {
         "AlexNet": (partial(nn.models.alexnet, dropout=0.0), ALEXNET, 1024),
@@ -110,7 +118,7 @@ def many_cards(context: Context) -> Outcome:
             verdict = holds(share > SEED - 0.05) if scaling == "weak" else BESIDE
             seed = "about 90%" if scaling == "weak" else ""
             rows.append(
-                Row(
+                ComparisonRow(
                     f"{name}, {last.ranks} ranks, {scaling}, a batch of "
                     f"{sizes[last.ranks]}: efficiency",
                     seed,
@@ -121,4 +129,4 @@ def many_cards(context: Context) -> Outcome:
             )
         plots.append(Plot(f"{name}, predicted", "ranks", "images/s", lines, log=True))
     left = ["2, 8, 32, 128 and 256 ranks"] if context.quick else []
-    return Outcome(rows, plots, {}, [*left, "a run: there is no card here"])
+    return ExperimentResult(rows, plots, {}, [*left, "a run: there is no card here"])

@@ -11,7 +11,14 @@ import numpy as np
 
 from caldera import nn
 from caldera.base.machine import usable_cores
-from caldera.bench.reproduce.experiment import BESIDE, Context, Outcome, Row, claim, holds
+from caldera.bench.reproduce.experiment import (
+    BESIDE,
+    ComparisonRow,
+    ExperimentContext,
+    ExperimentResult,
+    claim,
+    holds,
+)
 from caldera.bench.reproduce.prediction import guess_way, setting_of
 from caldera.bench.reproduce.ranks import run_ranks
 from caldera.comm import Communicator, run_virtual_ranks
@@ -31,7 +38,7 @@ P100 = 4e12
 
 
 @dataclass(frozen=True)
-class Line:
+class SpeedupLine:
     """A line of the seed's table: how many times as fast training is, and its communication."""
 
     system: str
@@ -45,10 +52,10 @@ class Line:
 
 
 TABLE = (
-    Line("Piz Daint", "VGG-19", 8, "QSGD, 4 bits", 1.55, 3.31, ARIES, 256),
-    Line("Piz Daint", "AlexNet", 16, "QSGD, 4 bits", 1.30, 1.36, ARIES, 1024),
-    Line("Piz Daint", "MLP", 8, "Top16_Q4", 3.65, 4.53, ARIES, 256),
-    Line("EC2", "MLP", 8, "Top16_Q4", 19.12, 22.97, EC2, 256),
+    SpeedupLine("Piz Daint", "VGG-19", 8, "QSGD, 4 bits", 1.55, 3.31, ARIES, 256),
+    SpeedupLine("Piz Daint", "AlexNet", 16, "QSGD, 4 bits", 1.30, 1.36, ARIES, 1024),
+    SpeedupLine("Piz Daint", "MLP", 8, "Top16_Q4", 3.65, 4.53, ARIES, 256),
+    SpeedupLine("EC2", "MLP", 8, "Top16_Q4", 19.12, 22.97, EC2, 256),
 )
 
 
@@ -78,7 +85,7 @@ NETWORKS: Mapping[str, Callable[[], list[Layer]]] = {
     "Keynote, SparCML",
     "Gradients are exchanged many times faster with 4 bits, and as the 16 largest of 512",
 )
-def run(context: Context) -> Outcome:
+def run(context: ExperimentContext) -> ExperimentResult:
     """Bytes and steps of the MLP, measured; the whole table by the planner."""
     samples: dict[str, list[float]] = {}
     rows = [_bytes(context, samples), *_steps(context, samples)]
@@ -94,7 +101,7 @@ def run(context: Context) -> Outcome:
             ("training", line.training, dense.seconds / packed.seconds),
         ):
             rows.append(
-                Row(
+                ComparisonRow(
                     f"{line.system}, {line.network} on {line.nodes} nodes, {line.way}: "
                     f"{what}, times as fast",
                     f"{seed}",
@@ -104,10 +111,10 @@ def run(context: Context) -> Outcome:
                 )
             )
     left = ["what encoding takes on a card: it is counted as nothing where it is predicted"]
-    return Outcome(rows, [], samples, left)
+    return ExperimentResult(rows, [], samples, left)
 
 
-def _bytes(context: Context, samples: dict[str, list[float]]) -> Row:
+def _bytes(context: ExperimentContext, samples: dict[str, list[float]]) -> ComparisonRow:
     """What goes over the wire of the same gradients."""
     steps = 2 if context.quick else 10
 
@@ -131,7 +138,7 @@ def _bytes(context: Context, samples: dict[str, list[float]]) -> Row:
     samples["dense bytes of each rank"] = [each[0] for each in found]
     samples["sparse bytes of each rank"] = [each[1] for each in found]
     gain = sum(each[0] for each in found) / sum(each[1] for each in found)
-    return Row(
+    return ComparisonRow(
         f"MLP on MNIST, {RANKS} ranks: bytes of a dense allreduce over those of Top16_Q4",
         "above 1",
         f"{gain:.1f}",
@@ -139,7 +146,7 @@ def _bytes(context: Context, samples: dict[str, list[float]]) -> Row:
     )
 
 
-def _steps(context: Context, samples: dict[str, list[float]]) -> list[Row]:
+def _steps(context: ExperimentContext, samples: dict[str, list[float]]) -> list[ComparisonRow]:
     """The same training on ranks of this machine, where messages cost hardly anything."""
     ranks = min(2, usable_cores())
     if ranks < 2:
@@ -150,7 +157,7 @@ def _steps(context: Context, samples: dict[str, list[float]]) -> list[Row]:
     samples["dense: s a step"], samples["Top16_Q4: s a step"] = dense["seconds"], sparse["seconds"]
     gain = median(dense["seconds"]) / median(sparse["seconds"])
     return [
-        Row(
+        ComparisonRow(
             f"MLP on MNIST, {ranks} {what} of this machine: a step, times as fast",
             "",
             f"{gain:.2f} (encoding costs more than shared memory)" if gain < 1 else f"{gain:.2f}",

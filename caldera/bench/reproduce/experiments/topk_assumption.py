@@ -10,7 +10,14 @@ from caldera import data
 from caldera.bench.levels.learner import Perceptron
 from caldera.bench.levels.schemes import joined, parted
 from caldera.bench.parts import Array
-from caldera.bench.reproduce.experiment import Context, Outcome, Plot, Row, claim, holds
+from caldera.bench.reproduce.experiment import (
+    ComparisonRow,
+    ExperimentContext,
+    ExperimentResult,
+    Plot,
+    claim,
+    holds,
+)
 
 RANKS, RATE, BATCH = 8, 0.1, 16
 """The batch is that of each rank."""
@@ -24,7 +31,7 @@ WIDTHS = (64, 128, 128, 10)
     "Keynote, Assumption 1",
     "The error of top-k on each rank is a small constant times the gradient, at every step",
 )
-def run(context: Context) -> Outcome:
+def run(context: ExperimentContext) -> ExperimentResult:
     """The constant xi over the steps of training with error feedback on eight ranks."""
     steps = 60 if context.quick else 400
     lines, rows = {}, []
@@ -35,7 +42,7 @@ def run(context: Context) -> Outcome:
         late = max(found[steps // 2 :])
         early = max(found[: steps // 2])
         rows.append(
-            Row(
+            ComparisonRow(
                 f"largest xi, top {share:.0%}",
                 "a small constant",
                 f"{max(found):.2f}",
@@ -43,7 +50,7 @@ def run(context: Context) -> Outcome:
             )
         )
         rows.append(
-            Row(
+            ComparisonRow(
                 f"xi does not grow, top {share:.0%}",
                 "bounded",
                 f"{early:.2f}, then {late:.2f}",
@@ -52,7 +59,7 @@ def run(context: Context) -> Outcome:
         )
     samples = {name: [value for _, value in points] for name, points in lines.items()}
     left = [f"steps after {steps}"] if context.quick else []
-    return Outcome(rows, [Plot("xi over steps", "step", "xi", lines)], samples, left)
+    return ExperimentResult(rows, [Plot("xi over steps", "step", "xi", lines)], samples, left)
 
 
 def constants(share: float, steps: int) -> list[float]:

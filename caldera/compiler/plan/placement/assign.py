@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from caldera.base.config import settings
 from caldera.base.formatting import seconds_text
 from caldera.compiler.plan.operands import can_reach
-from caldera.compiler.plan.placement.min_cut import NEVER, Costs, Network
+from caldera.compiler.plan.placement.min_cut import NEVER, Costs, FlowNetwork
 from caldera.compiler.plan.placement.parts import groups_of, home_of, is_free, is_held
 from caldera.core.graph.node import Node, Symbol, any_pins
 from caldera.core.graph.opdef import ITEM
@@ -29,7 +29,7 @@ Groups = list[tuple[Device, list[Node]]]
 
 
 @dataclass(frozen=True)
-class Placement:
+class DevicePlacement:
     """Nodes in groups, each on one device, in the order in which they run, and why."""
 
     groups: Groups
@@ -71,13 +71,13 @@ def is_mixed(program: Program, device: Device) -> bool:
     return any_pins() and any(place is not device for place in _pinned(program).values())
 
 
-def place_nodes(program: Program, device: Device, costs: Costs | None) -> Placement:
+def place_nodes(program: Program, device: Device, costs: Costs | None) -> DevicePlacement:
     """Where the nodes of a mixed program run: what is not pinned on `device`, or by `costs`."""
     pinned = _pinned(program)
     if costs is None:
         named = "device=" if settings.placement == "auto" else "settings.placement"
         reason = f"{named} {device.name}, but for what is pinned or kept elsewhere"
-        return Placement(_fewest(program, _assigned(program, pinned, device)), reason)
+        return DevicePlacement(_fewest(program, _assigned(program, pinned, device)), reason)
     return _cheapest(program, pinned, device, costs)
 
 
@@ -134,7 +134,7 @@ def _groupings(program: Program, places: dict[Node, Device]) -> list[Groups]:
 
 def _cheapest(
     program: Program, pinned: dict[Node, Device], device: Device, costs: Costs
-) -> Placement:
+) -> DevicePlacement:
     others = {home_of(symbol) for symbol in _held_symbols(program)} | set(pinned.values())
     other = find_device("cpu")
     if device.is_host:
@@ -163,7 +163,9 @@ def _cheapest(
     if "divided" in times and times["divided"] < CLEARLY * times[best]:
         best = "divided"
     said = ", ".join(f"{name} {seconds_text(time)}" for name, time in times.items())
-    return Placement(groups[best], f"settings.placement auto: {best}, by predicted time ({said})")
+    return DevicePlacement(
+        groups[best], f"settings.placement auto: {best}, by predicted time ({said})"
+    )
 
 
 def _cut(
@@ -176,7 +178,7 @@ def _cut(
         n for n in program.order() if "symbol" in n.attrs and n.attrs["symbol"].role == "input"
     ]
     numbers = {node: i for i, node in enumerate([*order, *leaves, *feeds])}
-    network = Network(len(numbers))
+    network = FlowNetwork(len(numbers))
     host = find_device("cpu")
 
     def fix(number: int, where: Device) -> None:
@@ -215,7 +217,7 @@ def _cut(
     return [node for node in order if numbers[node] not in with_device]
 
 
-def _add_copy(network: Network, number: int, users: Sequence[int], seconds: float) -> None:
+def _add_copy(network: FlowNetwork, number: int, users: Sequence[int], seconds: float) -> None:
     """A value that is read on the other side is copied there once."""
     there, back = network.node(), network.node()
     network.edge(number, there, seconds)

@@ -84,10 +84,10 @@ _NOTHING = 1e-15
 """Seconds that are left by rounding."""
 
 
-class Network:
+class FlowNetwork:
     """Edges with capacities, from `source` to `sink`.
 
-    >>> network = Network(2)
+    >>> network = FlowNetwork(2)
     >>> network.edge(network.source, 0, 3.0)
     >>> network.edge(0, 1, 1.0)
     >>> network.edge(1, network.sink, 2.0)

@@ -50,7 +50,7 @@ def home_of(symbol: Symbol) -> Device:
 
 
 @dataclass
-class Part:
+class Subgraph:
     """What runs on one device without a break.
 
     `outputs` has the numbers of the results of the whole program, in the order of those of this
@@ -98,7 +98,7 @@ def groups_of(program: Program, places: Places, first: Device) -> list[tuple[Dev
     return groups
 
 
-def parts_of(program: Program, groups: Sequence[tuple[Device, list[Node]]]) -> list[Part]:
+def parts_of(program: Program, groups: Sequence[tuple[Device, list[Node]]]) -> list[Subgraph]:
     """The parts in the order in which they are launched."""
     return _Cutting(program, streamed(groups)).parts
 
@@ -129,7 +129,7 @@ class _Cutting:
         self._note_reads(late)
         self.parts = [self._part(program, number) for number in range(len(groups))] + late
 
-    def _part(self, program: Program, number: int) -> Part:
+    def _part(self, program: Program, number: int) -> Subgraph:
         new, device = self._new[number], self._devices[number]
         outputs = [i for i, node in enumerate(program.outputs) if self._number[node] == number]
         updates = [(symbol, new[node]) for symbol, node in self._writes[number].items()]
@@ -139,9 +139,9 @@ class _Cutting:
             sent += [symbol for symbol, _ in updates if not home_of(symbol).is_host]
         values = tuple(new[program.outputs[i]] for i in outputs)
         written = Program(values, tuple(updates))
-        return Part(device, written, tuple(outputs), relays, sent, self._copies[number])
+        return Subgraph(device, written, tuple(outputs), relays, sent, self._copies[number])
 
-    def _note_reads(self, late: Sequence[Part]) -> None:
+    def _note_reads(self, late: Sequence[Subgraph]) -> None:
         """Count the copies of variables that the host reads: what no card writes is there."""
         writes = list(zip(self._devices, self._writes, strict=True))
         writes += [(part.device, dict(part.program.updates)) for part in late]
@@ -214,7 +214,7 @@ class _Cutting:
 
     # --- writing
 
-    def _deliver(self, program: Program) -> list[Part]:
+    def _deliver(self, program: Program) -> list[Subgraph]:
         """Give each update to the part that may write it; those of none are parts of their own."""
         late: dict[Device, dict[Symbol, Node]] = {}
         relays: list[tuple[Symbol, Symbol]] = []
@@ -241,7 +241,7 @@ class _Cutting:
                 value = _leaf(carrier)
             late.setdefault(home, {})[symbol] = value
         parts = [
-            Part(home, Program((), tuple(writes.items())), copies=copies.get(home, []))
+            Subgraph(home, Program((), tuple(writes.items())), copies=copies.get(home, []))
             for home, writes in late.items()
         ]
         if parts:

@@ -15,8 +15,8 @@ from typing import Any
 
 from caldera.base.arguments import checked, shown
 from caldera.compiler.plan.buffers import checked_feeds
-from caldera.compiler.plan.explain import Explanation, Row
-from caldera.compiler.plan.placement.parts import Part
+from caldera.compiler.plan.explain import Explanation, StepRow
+from caldera.compiler.plan.placement.parts import Subgraph
 from caldera.compiler.plan.plan import Plan
 from caldera.compiler.plan.schedule import Buffer, Step
 from caldera.core.graph.node import Symbol
@@ -61,7 +61,7 @@ class PlacedPlan(Plan):
     def __init__(
         self,
         original: Program,
-        parts: Sequence[Part],
+        parts: Sequence[Subgraph],
         compiled: Callable[[Program, Device], Plan],
         reason: str,
     ) -> None:
@@ -219,8 +219,8 @@ class PlacedPlan(Plan):
         return longest.trace(path, given, runs=runs)
 
 
-def _joined(found: Sequence[Explanation], parts: Sequence[Part], reason: str) -> Explanation:
-    rows: list[Row] = []
+def _joined(found: Sequence[Explanation], parts: Sequence[Subgraph], reason: str) -> Explanation:
+    rows: list[StepRow] = []
     for each, part in zip(found, parts, strict=True):
         base = sum(row.step is not None for row in rows)
         for row in each.rows:

@@ -132,7 +132,7 @@ def overlap(first: Range, second: Range) -> Range:
 
 
 @dataclass(frozen=True)
-class Window:
+class ConvolutionWindow:
     """A convolution along one axis: output i sees inputs i stride - before + j dilation, for each j
     of a kernel of `taps`."""
 

@@ -15,20 +15,20 @@ from caldera.compiler.sharding.algorithms.axis_exchange import cumulative_sum, s
 from caldera.compiler.sharding.algorithms.process_grid import Cuts, even_cuts
 from caldera.compiler.sharding.algorithms.variant import (
     Algorithm,
-    Cost,
+    AlgorithmCost,
     Options,
     Variant,
     computing,
     contiguous,
     cuts_of,
 )
-from caldera.compiler.sharding.layout import CartesianLayout, Layout, replicated
+from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout, replicated
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.fourier import frequencies
 from caldera.core.tensor.dtype import HALVES
 from caldera.core.tensor.shape import Shape, size
 
-Layouts = Sequence[Layout]
+Layouts = Sequence[ShardLayout]
 Parts = Sequence[np.ndarray]
 
 
@@ -38,7 +38,7 @@ def axis_layout(shape: Shape, axis: int, cuts: Cuts) -> CartesianLayout:
     return CartesianLayout(shape, splits, tuple(range(len(cuts) - 1)))
 
 
-def _kept_cuts(layout: Layout, axis: int, ranks: int) -> Cuts:
+def _kept_cuts(layout: ShardLayout, axis: int, ranks: int) -> Cuts:
     """Those of a layout that will do, or equal parts."""
     kept = None if ranks == 1 else cuts_of(layout, axis, ranks)
     in_order = isinstance(layout, CartesianLayout) and layout.ranks == tuple(range(ranks))
@@ -50,17 +50,17 @@ def _kept_cuts(layout: Layout, axis: int, ranks: int) -> Cuts:
 # --- Fourier transforms
 
 
-def _fft_cost(node: Node, n: int, ranks: int) -> Cost:
+def _fft_cost(node: Node, n: int, ranks: int) -> AlgorithmCost:
     """Everything to everybody if it is short, else three transposes (Bluestein's: five times)."""
     elements = max(given.spec.size for given in (*node.inputs, node))
     nbytes = elements * node.dtype.itemsize
     if ranks == 1:
         return computing(node)
     if n <= fourier.SHORT:
-        return Cost(nbytes * (ranks - 1) // ranks, ranks - 1) + computing(node)
+        return AlgorithmCost(nbytes * (ranks - 1) // ranks, ranks - 1) + computing(node)
     times = 3 if fourier.factors(n, ranks) else 24
     work = node.op.count_flops(node) // ranks * (times // 3)
-    return Cost(times * nbytes // ranks, times * (ranks - 1), transforms=work)
+    return AlgorithmCost(times * nbytes // ranks, times * (ranks - 1), transforms=work)
 
 
 def _fft_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
@@ -113,7 +113,7 @@ def _sort_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
         return []
     layout = axis_layout(x.shape, 0, _kept_cuts(given[0], 0, ranks))
     moved = 2 * x.spec.size * (x.dtype.itemsize + 8) // ranks
-    cost = Cost(moved if ranks > 1 else 0, 5 * (ranks - 1)) + computing(node, ranks)
+    cost = AlgorithmCost(moved if ranks > 1 else 0, 5 * (ranks - 1)) + computing(node, ranks)
     options = (bool(node.attrs["descending"]),)
     return [Variant("sample sort", (layout,), (layout, layout), cost, options)]
 
@@ -124,7 +124,7 @@ def _run_sort(
     return sort(parts[0], _cuts_in(inputs[0], 0, comm), comm, descending=options[0])
 
 
-def _cuts_in(layout: Layout, axis: int, comm: Communicator) -> Cuts:
+def _cuts_in(layout: ShardLayout, axis: int, comm: Communicator) -> Cuts:
     lengths = [layout.local_shape(rank)[axis] for rank in range(comm.size)]
     return (0, *(int(cut) for cut in np.cumsum(lengths)))
 
@@ -134,7 +134,7 @@ def _top_k_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
     layout = axis_layout(x.shape, axis, _kept_cuts(given[0], axis, ranks))
     whole = replicated(node.outputs[0].shape, range(ranks))
     moved = size(node.outputs[0].shape) * (x.dtype.itemsize + 8) * (ranks - 1)
-    cost = Cost(moved, 2 * (ranks - 1), x.spec.size // ranks)
+    cost = AlgorithmCost(moved, 2 * (ranks - 1), x.spec.size // ranks)
     return [Variant("top k of each rank", (layout,), (whole, whole), cost, (axis, k))]
 
 
@@ -150,7 +150,7 @@ def _cumsum_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
     x, axis = node.inputs[0], node.attrs["axis"]
     layout = axis_layout(x.shape, axis, _kept_cuts(given[0], axis, ranks))
     line = size(x.shape) // max(x.shape[axis], 1) * x.dtype.itemsize
-    cost = Cost(line * (ranks - 1), ranks - 1, node.op.count_flops(node) // ranks)
+    cost = AlgorithmCost(line * (ranks - 1), ranks - 1, node.op.count_flops(node) // ranks)
     return [Variant("scan", (layout,), (layout,), cost, (axis, bool(node.attrs["reverse"])))]
 
 
@@ -169,7 +169,7 @@ def _ordered_sum_variants(node: Node, given: Layouts, ranks: int) -> list[Varian
     """Everybody gets whole lines: then nothing depends on how many ranks there are."""
     x, other = node.inputs[0], 1 - node.attrs["axis"]
     cuts = _kept_cuts(given[0], other, ranks)
-    cost = Cost(flops=x.spec.size // ranks)
+    cost = AlgorithmCost(flops=x.spec.size // ranks)
     inputs, outputs = axis_layout(x.shape, other, cuts), axis_layout(node.shape, 0, cuts)
     return [Variant("whole lines", (inputs,), (outputs,), cost, (node.attrs["axis"],))]
 

@@ -42,7 +42,7 @@ _PANEL, _ABOVE, _DIAGONAL = 4, 5, 6
 
 
 @dataclass
-class Panel:
+class CholeskyPanel:
     """The rows below a block of the diagonal that are this rank's rows, and by row of the grid
     those that are its columns, on their way to it and from it."""
 
@@ -152,18 +152,18 @@ class Factorisation:
         below += above.conj().T
         below *= below.dtype.type(0.5)
 
-    def panel(self, begin: int) -> Panel:
+    def panel(self, begin: int) -> CholeskyPanel:
         """Factorise a panel where it is, and begin to send it to the others."""
         grid, where = self.grid, self.where
         end = min(begin + self.block, self.n)
         below, owner = where.local_rows(end, self.n), where.column_owner(begin)
         shape, dtype = (below.stop - below.start, end - begin), self.a.dtype
         if grid.column == owner:
-            panel = Panel(begin, end, self.carrier.place(shape, dtype))
+            panel = CholeskyPanel(begin, end, self.carrier.place(shape, dtype))
             self._solve(panel, below)
             self._send(panel)
         else:
-            panel = Panel(begin, end, np.empty((0, end - begin), dtype))
+            panel = CholeskyPanel(begin, end, np.empty((0, end - begin), dtype))
             if shape[0]:
                 rank = grid.rank_at(grid.row, owner)
                 panel.arriving = self.carrier.receive(shape, dtype, ALL, rank, _PANEL)
@@ -175,7 +175,7 @@ class Factorisation:
                 panel.pieces[row] = self.carrier.receive(shape, dtype, places, rank, _PANEL)
         return panel
 
-    def _solve(self, panel: Panel, below: slice) -> None:
+    def _solve(self, panel: CholeskyPanel, below: slice) -> None:
         """The block on the diagonal, then the rows below it."""
         a, grid, where, width = self.a, self.grid, self.where, panel.end - panel.begin
         here = where.local_columns(panel.begin, panel.end)
@@ -198,7 +198,7 @@ class Factorisation:
         solve_right(panel.rows, diagonal, lower=True, adjoint=True)
         a[below, here] = panel.rows
 
-    def _send(self, panel: Panel) -> None:
+    def _send(self, panel: CholeskyPanel) -> None:
         """To each rank the rows that are its rows, or else those that are its columns: first to
         those who factorise the next panel."""
         grid = self.grid
@@ -210,7 +210,7 @@ class Factorisation:
                 if self._rows_of(grid.row, panel.end, places) and rank != grid.comm.rank:
                     self.carrier.send(panel.rows, places, rank, _PANEL)
 
-    def arrived(self, panel: Panel) -> np.ndarray:
+    def arrived(self, panel: CholeskyPanel) -> np.ndarray:
         """Waits for a panel: the adjoint of its rows at the indices of this rank's columns."""
         if panel.arriving is not None:
             panel.rows = panel.arriving()
@@ -226,7 +226,7 @@ class Factorisation:
                 found[self.shared(row, grid.column, end)[1]] = piece
         return found.conj().T
 
-    def update(self, panel: Panel, top: np.ndarray, begin: int, end: int) -> None:
+    def update(self, panel: CholeskyPanel, top: np.ndarray, begin: int, end: int) -> None:
         """Take a panel's product with itself off the columns from `begin` to `end`; `top` has its
         rows at the indices of this rank's columns."""
         where = self.where

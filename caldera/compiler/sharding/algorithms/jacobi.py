@@ -25,7 +25,7 @@ _TO_LEFT, _TO_RIGHT = 1, 2
 
 
 @dataclass
-class Block:
+class ColumnBlock:
     """Columns that move together: of the matrix, and of the rotations where they are wanted."""
 
     number: int
@@ -51,8 +51,8 @@ def one_sided_jacobi(
     if rotations:
         v[np.arange(begin, end), np.arange(end - begin)] = 1
     here = middle - begin
-    first = Block(2 * comm.rank, part[:, :here], v[:, :here])
-    second = Block(2 * comm.rank + 1, part[:, here:], v[:, here:])
+    first = ColumnBlock(2 * comm.rank, part[:, :here], v[:, :here])
+    second = ColumnBlock(2 * comm.rank + 1, part[:, here:], v[:, here:])
     negligible = _negligible(part, n, comm)
     for _ in range(MOST_SWEEPS):
         turned = False
@@ -83,7 +83,7 @@ def _negligible(part: np.ndarray, n: int, comm: Communicator) -> float:
     return float(np.sqrt(total[0]) * np.finfo(part.dtype).eps)
 
 
-def _make_orthogonal(first: Block, second: Block, negligible: float) -> bool:
+def _make_orthogonal(first: ColumnBlock, second: ColumnBlock, negligible: float) -> bool:
     """Turn the columns of two blocks until all of them are orthogonal; whether any was not.
 
     The longer ones go to the block with the lower number, which sorts all of them in the end.
@@ -126,8 +126,8 @@ def _rotated(columns: np.ndarray, gram: np.ndarray, angle: float) -> tuple[np.nd
 
 
 def _move_on(
-    first: Block, second: Block, rows: int, cuts: Cuts, comm: Communicator
-) -> tuple[Block, Block]:
+    first: ColumnBlock, second: ColumnBlock, rows: int, cuts: Cuts, comm: Communicator
+) -> tuple[ColumnBlock, ColumnBlock]:
     """The next pair: rank 0 keeps its first block, all others go round the ring of places."""
     ranks, rank = comm.size, comm.rank
     if ranks == 1:
@@ -147,18 +147,18 @@ def _move_on(
     return new_first, new_second
 
 
-def _send(block: Block, to: int, tag: int, comm: Communicator) -> list:
+def _send(block: ColumnBlock, to: int, tag: int, comm: Communicator) -> list:
     number = np.array([block.number], np.int64)
     data = np.ascontiguousarray(np.concatenate((block.columns, block.rotations)))
     return [comm.Isend(number, to, tag), comm.Isend(data, to, tag)]
 
 
 def _receive(
-    rows: int, like: Block, source: int, tag: int, cuts: Cuts, comm: Communicator
-) -> Block:
+    rows: int, like: ColumnBlock, source: int, tag: int, cuts: Cuts, comm: Communicator
+) -> ColumnBlock:
     number = np.empty(1, np.int64)
     comm.Recv(number, source, tag)
     width = cuts[number[0] + 1] - cuts[number[0]]
     data = np.empty((rows + len(like.rotations), width), like.columns.dtype)
     comm.Recv(data, source, tag)
-    return Block(int(number[0]), data[:rows], data[rows:])
+    return ColumnBlock(int(number[0]), data[:rows], data[rows:])

@@ -73,7 +73,7 @@ def _counts_before(indices: np.ndarray, length: int) -> list[int]:
 
 
 @dataclass
-class Panel:
+class LUPanel:
     """A panel of L and U on its way along the rows of the grid: this rank's rows of it, its upper
     block, and where its rows from `begin` on have come from."""
 
@@ -85,7 +85,7 @@ class Panel:
     arriving: Broadcast
 
 
-def _panel(a: np.ndarray, begin: int, where: Cyclic) -> Panel:
+def _panel(a: np.ndarray, begin: int, where: Cyclic) -> LUPanel:
     """Factorise a panel where it is, and begin to send it to the others."""
     grid, n = where.grid, where.shape[0]
     end = min(begin + where.block, n)
@@ -101,7 +101,7 @@ def _panel(a: np.ndarray, begin: int, where: Cyclic) -> Panel:
             moved[[row, other]] = moved[[other, row]]
         rows[:], top[:] = factors[where.rows[rest] - begin], factors[: end - begin]
     arriving = Broadcast([moved, top, rows], owner, grid.along_row)
-    return Panel(begin, end, rows, top, moved, arriving)
+    return LUPanel(begin, end, rows, top, moved, arriving)
 
 
 def lu(part: np.ndarray, n: int, block: int, grid: ProcessGrid) -> tuple[np.ndarray, np.ndarray]:
@@ -132,7 +132,7 @@ def lu(part: np.ndarray, n: int, block: int, grid: ProcessGrid) -> tuple[np.ndar
     return a, order
 
 
-def _upper(a: np.ndarray, panel: Panel, where: Cyclic) -> np.ndarray:
+def _upper(a: np.ndarray, panel: LUPanel, where: Cyclic) -> np.ndarray:
     """The rows of U beside a panel, on all ranks of this column of the grid."""
     grid, owner = where.grid, int(where.row_owner(panel.begin))
     right = where.local_columns(panel.end, where.shape[1])

@@ -1,6 +1,6 @@
 """Panel factorisations on a grid of ranks: distributed matrices, panel messages and costs.
 
-Rows of a panel go from one rank to several others while these continue other work. `Messages`
+Rows of a panel go from one rank to several others while these continue other work. `RowMessages`
 sends each receiver its rows. Ranks with shared memory need not wait until a busy sender returns
 to its messages: with `Posting` the sender leaves the panel in shared memory and sends its
 address.
@@ -26,8 +26,13 @@ from caldera.compiler.sharding.algorithms.process_grid import (
 )
 from caldera.compiler.sharding.algorithms.qr import qr as qr_on_grid
 from caldera.compiler.sharding.algorithms.qr import tsqr
-from caldera.compiler.sharding.algorithms.variant import Cost, choose, cyclic_layout, rows_layout
-from caldera.compiler.sharding.layout import CartesianLayout, Layout, replicated
+from caldera.compiler.sharding.algorithms.variant import (
+    AlgorithmCost,
+    choose,
+    cyclic_layout,
+    rows_layout,
+)
+from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout, replicated
 from caldera.compiler.sharding.transfer import redistributed
 from caldera.compiler.sharding.volume import Links
 from caldera.core.graph.node import Node
@@ -37,11 +42,11 @@ BLOCK = 64
 
 
 @dataclass(frozen=True)
-class Matrix:
+class LocalMatrix:
     """This rank's part, and the layout of the whole."""
 
     part: np.ndarray
-    layout: Layout
+    layout: ShardLayout
     comm: Communicator
 
     @property
@@ -51,25 +56,25 @@ class Matrix:
         return m, n
 
     @property
-    def adjoint(self) -> Matrix:
+    def adjoint(self) -> LocalMatrix:
         """The conjugate transpose; nothing moves."""
-        return Matrix(self.part.conj().T, self.layout.transposed((1, 0)), self.comm)
+        return LocalMatrix(self.part.conj().T, self.layout.transposed((1, 0)), self.comm)
 
-    def to(self, layout: Layout) -> Matrix:
+    def to(self, layout: ShardLayout) -> LocalMatrix:
         """The same matrix in another layout."""
         if layout == self.layout:
             return self
         moved = redistributed(self.part, self.layout, layout, self.comm, rank=self.comm.rank)
-        return Matrix(moved, layout, self.comm)
+        return LocalMatrix(moved, layout, self.comm)
 
-    def hermitian(self, layout: Layout) -> Matrix:
+    def hermitian(self, layout: ShardLayout) -> LocalMatrix:
         """(A + Aᴴ) / 2 in a layout."""
         other = self.to(layout.transposed((1, 0))).adjoint
         half = self.part.dtype.type(0.5)
-        return Matrix((self.to(layout).part + other.part) * half, layout, self.comm)
+        return LocalMatrix((self.to(layout).part + other.part) * half, layout, self.comm)
 
 
-def multiply(a: Matrix, b: Matrix) -> Matrix:
+def multiply(a: LocalMatrix, b: LocalMatrix) -> LocalMatrix:
     """The product, by the way that costs least."""
     given, size = (a.layout, b.layout), a.part.itemsize
     variants = product_variants.product_variants(
@@ -80,7 +85,7 @@ def multiply(a: Matrix, b: Matrix) -> Matrix:
     (made,) = product_variants.run_matmul(
         parts, variant.inputs, variant.outputs, variant.options, a.comm
     )
-    return Matrix(made, variant.outputs[0], a.comm)
+    return LocalMatrix(made, variant.outputs[0], a.comm)
 
 
 def factorisation_grid(ranks: int) -> tuple[int, int]:
@@ -119,7 +124,7 @@ def qr_layouts(
     return tuple(cyclic_layout(each, block, grid) for each in ((m, n), (m, k), (k, n)))
 
 
-def qr(a: Matrix, widest: int = BLOCK) -> tuple[Matrix, Matrix]:
+def qr(a: LocalMatrix, widest: int = BLOCK) -> tuple[LocalMatrix, LocalMatrix]:
     """Q and R, by TSQR if the matrix is tall, else on a grid."""
     ranks, comm = a.comm.size, a.comm
     given, of_q, of_r = qr_layouts(a.shape, ranks, widest)
@@ -128,7 +133,7 @@ def qr(a: Matrix, widest: int = BLOCK) -> tuple[Matrix, Matrix]:
         q, r = tsqr(part, comm)
     else:
         q, r = qr_on_grid(part, a.shape, block_size(min(a.shape), ranks, widest), grid_of(comm))
-    return Matrix(q, of_q, comm), Matrix(r, of_r, comm)
+    return LocalMatrix(q, of_q, comm), LocalMatrix(r, of_r, comm)
 
 
 Places = slice | np.ndarray
@@ -156,7 +161,7 @@ class Carrier(Protocol):
         """All that was sent has left."""
 
 
-class Messages:
+class RowMessages:
     """Each rank is sent the rows that it needs."""
 
     def __init__(self, comm: Communicator) -> None:
@@ -231,7 +236,7 @@ def carrier(comm: Communicator, most_bytes: int) -> Carrier:
     """For arrays that have as many bytes together on the rank that sends most; all ranks ask."""
     if comm.size > 1 and comm.shares_memory and most_bytes <= post_bytes(comm.size):
         return Posting(comm)
-    return Messages(comm)
+    return RowMessages(comm)
 
 
 Size = tuple[int, int]
@@ -256,7 +261,7 @@ def shape_of(node: Node) -> Size:
     return m, n
 
 
-def grid_cost(node: Node, ranks: int, block: int) -> Cost:
+def grid_cost(node: Node, ranks: int, block: int) -> AlgorithmCost:
     """Panels of half a matrix along rows and columns of the grid, for each input; and what the
     panels themselves take, which one column of the grid has to do while the others wait."""
     rows, columns = factorisation_grid(ranks)
@@ -264,7 +269,7 @@ def grid_cost(node: Node, ranks: int, block: int) -> Cost:
     (m, n), itemsize = node.inputs[0].shape, node.inputs[0].dtype.itemsize
     k = min(m, n)
     like, slower, calls = PANELS.get(node.op.name, QR_PANELS)
-    work = Cost(
+    work = AlgorithmCost(
         # Even where ranks of a column share a panel, the others wait as long as for all of it.
         flops=int(slower * m * k * block) + node.op.count_flops(node) // ranks,
         copied=int(_updated(node) / block + elements * AVERAGING * (like == "cholesky"))
@@ -280,7 +285,7 @@ def grid_cost(node: Node, ranks: int, block: int) -> Cost:
         reflections = (m - k / 2 + block / 2) * (rows + columns - 2) / rows
         sums = 2 * (rows - 1) / rows * n
         sent = (reflections + block * (columns - 1) + sums) * k / columns
-        return work + Cost(int(sent * itemsize))
+        return work + AlgorithmCost(int(sent * itemsize))
     if like == "solve":
         return work + _lu_bytes(n, _right_sides(node), (rows, columns), itemsize)
     # A column of the grid sends its panel to the others, who wait for it; then the next one does.
@@ -290,7 +295,7 @@ def grid_cost(node: Node, ranks: int, block: int) -> Cost:
     others = panels - panels / columns
     read = n * n / 2 * (1 / rows + 1 / columns)
     is_left = n * n / ranks + 3 * block * n / rows <= post_bytes(ranks) / itemsize
-    return work + Cost(
+    return work + AlgorithmCost(
         int(sent * itemsize),
         awaited=int(others * itemsize),
         copied=int(read * itemsize),
@@ -298,7 +303,7 @@ def grid_cost(node: Node, ranks: int, block: int) -> Cost:
     )
 
 
-def _lu_bytes(n: int, sides: int, grid: Size, itemsize: int) -> Cost:
+def _lu_bytes(n: int, sides: int, grid: Size, itemsize: int) -> AlgorithmCost:
     """Of L and U along the rows of the grid, for the factors and for both triangles that are solved
     with; of U and twice the solution down its columns; panels that are gathered, and rows that
     change places. Who is not in the column of a panel of L waits for it."""
@@ -307,7 +312,7 @@ def _lu_bytes(n: int, sides: int, grid: Size, itemsize: int) -> Cost:
     down = n * (n + 2 * sides) * (rows - 1)
     places = 2 * n * (n + sides) * (rows - 1) / rows
     sent = (along * (1 + 2 * solved) + down + places) / (rows * columns)
-    return Cost(
+    return AlgorithmCost(
         int(sent * itemsize), awaited=int(along * (columns - 1) / (rows * columns) * itemsize)
     )
 
@@ -330,7 +335,7 @@ def _updated(node: Node) -> float:
     return 3 * sum(m * c * k - (m + c) * k * k / 2 + k**3 / 3 for c in (n, k))
 
 
-def tsqr_cost(node: Node, ranks: int) -> Cost:
+def tsqr_cost(node: Node, ranks: int) -> AlgorithmCost:
     """Of a rank's own rows, and of triangles up the tree and down again."""
     (m, n), levels = shape_of(node), (ranks - 1).bit_length()
     triangle = n * n * node.inputs[0].dtype.itemsize
@@ -338,4 +343,4 @@ def tsqr_cost(node: Node, ranks: int) -> Cost:
     slower = 2.4 + 100 / max(n, 1)
     # Up the tree fewer and fewer ranks compute, each a little faster for it.
     flops = int(slower * (4 * (m // ranks) * n * n + levels * 7 * n**3))
-    return Cost(2 * levels * triangle, 3 * levels, flops, overhead=levels * 1e-4)
+    return AlgorithmCost(2 * levels * triangle, 3 * levels, flops, overhead=levels * 1e-4)

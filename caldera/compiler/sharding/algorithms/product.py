@@ -46,7 +46,7 @@ _SLICE = 5
 """The tag of slices."""
 
 
-class Panels:
+class AxisPanels:
     """An axis in panels: each has a piece of all parts of it, by several ways to cut it."""
 
     def __init__(self, length: int, cuts: Sequence[Cuts], bytes_each: int) -> None:
@@ -79,7 +79,7 @@ def counts(panel: np.ndarray, cuts: Cuts) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Slice:
+class InnerSlice:
     """A stretch of the inner axis, the column of the grid that has it of A, and the row that has it
     of B."""
 
@@ -88,22 +88,22 @@ class Slice:
     column: int
     row: int
 
-    def share(self, number: int, count: int) -> Slice:
+    def share(self, number: int, count: int) -> InnerSlice:
         """One of as many parts of it."""
         length = self.end - self.begin
         begin, end = (self.begin + length * each // count for each in (number, number + 1))
-        return Slice(begin, end, self.column, self.row)
+        return InnerSlice(begin, end, self.column, self.row)
 
 
-def stretches_of(inner_a: Cuts, inner_b: Cuts) -> list[Slice]:
+def stretches_of(inner_a: Cuts, inner_b: Cuts) -> list[InnerSlice]:
     """The inner axis in stretches that have one owner each."""
     return [
-        Slice(begin, end, _owner(inner_a, begin), _owner(inner_b, begin))
+        InnerSlice(begin, end, _owner(inner_a, begin), _owner(inner_b, begin))
         for begin, end in pairwise(sorted({*inner_a, *inner_b}))
     ]
 
 
-def slices(inner_a: Cuts, inner_b: Cuts, bytes_each: int) -> list[list[Slice]]:
+def slices(inner_a: Cuts, inner_b: Cuts, bytes_each: int) -> list[list[InnerSlice]]:
     """The inner axis in stretches that have one owner each, all of them in as many slices; those of
     a step are a panel at most.
 
@@ -115,7 +115,7 @@ def slices(inner_a: Cuts, inner_b: Cuts, bytes_each: int) -> list[list[Slice]]:
     return [[each.share(number, count) for number in range(count)] for each in stretches]
 
 
-def slices_each(stretches: Sequence[Slice], bytes_each: int) -> int:
+def slices_each(stretches: Sequence[InnerSlice], bytes_each: int) -> int:
     """In how many slices stretches are taken, for so many bytes an index.
 
     >>> slices_each(stretches_of((0, 4, 8), (0, 2, 8)), 8)
@@ -150,15 +150,15 @@ def stationary_c(
     each = len(stretches[0]) if stretches else 0
     steps = len(stretches) * each
 
-    def slice_of(row: int, column: int, step: int) -> Slice:
+    def slice_of(row: int, column: int, step: int) -> InnerSlice:
         """What a rank multiplies in a step: no two of a row, or of a column, the same."""
         return stretches[(row + column + step // each) % len(stretches)][step % each]
 
-    def own_a(part: Slice) -> np.ndarray:
+    def own_a(part: InnerSlice) -> np.ndarray:
         first = inner_a[grid.column]
         return a[:, part.begin - first : part.end - first]
 
-    def own_b(part: Slice) -> np.ndarray:
+    def own_b(part: InnerSlice) -> np.ndarray:
         first = inner_b[grid.row]
         return b[part.begin - first : part.end - first]
 
@@ -237,7 +237,7 @@ def stationary_b(
     """
     c = np.empty((rows[grid.row + 1] - rows[grid.row], b.shape[1]), a.dtype)
     bytes_each = (longest(inner) + 2 * longest(columns)) * a.itemsize
-    for panel in Panels(m[-1], (m, rows), bytes_each):
+    for panel in AxisPanels(m[-1], (m, rows), bytes_each):
         columns_of_a = gather_rows(
             _rows(a.T, owned(panel, m, grid.column)), counts(panel, m), grid.along_row
         )
@@ -321,7 +321,7 @@ class Factors:
     inner_b: Cuts
     columns: Cuts
 
-    def panels(self, slices: list[Slice], room: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def panels(self, slices: list[InnerSlice], room: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """That of A for this rank's row of the grid, and that of B for its column."""
         width = sum(each.end - each.begin for each in slices)
         first, last = self.rows[self.grid.row], self.rows[self.grid.row + 1]
@@ -331,7 +331,7 @@ class Factors:
         of_b = room[(self.rows[-1] + left) * width : (self.rows[-1] + right) * width]
         return of_a.reshape(last - first, width), of_b.reshape(width, right - left)
 
-    def write(self, slices: list[Slice], room: np.ndarray) -> None:
+    def write(self, slices: list[InnerSlice], room: np.ndarray) -> None:
         """What this rank has of both panels."""
         of_a, of_b = self.panels(slices, room)
         before_a, before_b = self.inner_a[self.grid.column], self.inner_b[self.grid.row]
@@ -344,7 +344,7 @@ class Factors:
                 of_b[begin:end] = self.b[each.begin - before_b : each.end - before_b]
             begin = end
 
-    def read_by_others(self, slices: list[Slice]) -> tuple[int, int]:
+    def read_by_others(self, slices: list[InnerSlice]) -> tuple[int, int]:
         """Bytes of what this rank writes that others read, and by how many."""
         grid = self.grid
         of_a, of_b = (

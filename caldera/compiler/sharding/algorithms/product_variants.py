@@ -19,13 +19,13 @@ from caldera.compiler.sharding.algorithms.process_grid import (
 from caldera.compiler.sharding.algorithms.product import multiply_in_memory, steps_in_memory
 from caldera.compiler.sharding.algorithms.variant import (
     Algorithm,
-    Cost,
+    AlgorithmCost,
     Options,
     Variant,
     cuts_of,
     grid_layout,
 )
-from caldera.compiler.sharding.layout import Layout
+from caldera.compiler.sharding.layout import ShardLayout
 from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import Shape, size
 
@@ -36,7 +36,7 @@ FREE_BYTES = 16 << 20
 STATIONARY_A, STATIONARY_B, STATIONARY_C = "stationary A", "stationary B", "stationary C"
 
 
-def matmul_variants(node: Node, layouts: Sequence[Layout], ranks: int) -> list[Variant]:
+def matmul_variants(node: Node, layouts: Sequence[ShardLayout], ranks: int) -> list[Variant]:
     """All algorithms on all grids."""
     a, b = node.inputs
     how = node.attrs["ta"], node.attrs["tb"]
@@ -47,7 +47,7 @@ def product_variants(
     a: Shape,
     b: Shape,
     transposed: tuple[bool, bool],
-    given: Sequence[Layout],
+    given: Sequence[ShardLayout],
     ranks: int,
     itemsize: int,
 ) -> list[Variant]:
@@ -76,14 +76,16 @@ def _sums(variant: Variant, itemsize: int) -> int:
     return 0 if layers == 1 else product.longest(cuts[0]) * product.longest(cuts[3]) * itemsize
 
 
-def _as_read(layout: Layout, transposed: bool) -> Layout:
+def _as_read(layout: ShardLayout, transposed: bool) -> ShardLayout:
     if not transposed:
         return layout
     axes = list(range(len(layout.shape)))
     return layout.transposed((*axes[:-2], axes[-1], axes[-2]))
 
 
-def _cuts(form: str, grid: tuple[int, int, int], a: Layout, b: Layout) -> tuple[Cuts, ...]:
+def _cuts(
+    form: str, grid: tuple[int, int, int], a: ShardLayout, b: ShardLayout
+) -> tuple[Cuts, ...]:
     """(rows, inner of A, inner of B, columns), for all layers together."""
     layers, rows, columns = grid
     (*_, m, k), n = a.shape, b.shape[-1]
@@ -115,7 +117,7 @@ def _cuts(form: str, grid: tuple[int, int, int], a: Layout, b: Layout) -> tuple[
     return by_rows, inner_a, inner_b, _kept(b, -1, columns) or even_cuts(n, columns)
 
 
-def _kept(layout: Layout, axis: int, parts: int) -> Cuts | None:
+def _kept(layout: ShardLayout, axis: int, parts: int) -> Cuts | None:
     return None if parts == 1 else cuts_of(layout, axis, parts)
 
 
@@ -139,8 +141,8 @@ def _variant(a: Shape, b: Shape, options: Options, itemsize: int) -> Variant:
     form, (layers, rows, columns), cuts, (ta, tb) = options
     ranks = np.arange(layers * rows * columns).reshape(layers, rows, columns)
     in_order: list[int] = ranks.reshape(-1).tolist()
-    of_a: Layout
-    of_b: Layout
+    of_a: ShardLayout
+    of_b: ShardLayout
     by_row = ranks.transpose(1, 0, 2).reshape(-1).tolist()
     m, inner_a, inner_b, n = cuts
     shape_a = (*a[:-2], m[-1], inner_a[-1])
@@ -179,7 +181,7 @@ def _name(form: str, layers: int, rows: int, columns: int) -> str:
 
 def product_cost(
     form: str, grid: tuple[int, int, int], cuts: Sequence[Cuts], itemsize: int, batch: int = 1
-) -> Cost:
+) -> AlgorithmCost:
     """What the rank with the longest parts sends, and what it computes.
 
     >>> from caldera.compiler.sharding.algorithms.process_grid import even_cuts
@@ -211,7 +213,7 @@ def product_cost(
             steps = steps_in_memory(total_m, total_n, cuts[1], cuts[2], itemsize, rows * columns)
         # What a rank has of both is read and written once, where others will see it.
         own = (m * inner_a + inner_b * n) * (rows * columns > 1)
-        return Cost(
+        return AlgorithmCost(
             batch * sent * itemsize,
             batch * (messages + layers - 1),
             batch * flops,
@@ -231,7 +233,7 @@ def product_cost(
         messages, panels = columns + rows - 2, _panels(total_n, (inner_b + 2 * m) * itemsize)
         flops = 2 * total_n * inner_b * m
     widest = -(-max(cuts[1][-1], 1) // panels)
-    return Cost(
+    return AlgorithmCost(
         batch * sent * itemsize,
         batch * (messages * panels + layers - 1),
         batch * flops,
@@ -240,7 +242,7 @@ def product_cost(
 
 
 def _panels(length: int, bytes_each: int) -> int:
-    return max(product.Panels(length, (), bytes_each).count, 1)
+    return max(product.AxisPanels(length, (), bytes_each).count, 1)
 
 
 # --- running
@@ -248,8 +250,8 @@ def _panels(length: int, bytes_each: int) -> int:
 
 def run_matmul(
     parts: Sequence[np.ndarray],
-    inputs: Sequence[Layout],
-    outputs: Sequence[Layout],
+    inputs: Sequence[ShardLayout],
+    outputs: Sequence[ShardLayout],
     options: Options,
     comm: Communicator,
 ) -> list[np.ndarray]:
@@ -262,8 +264,8 @@ def run_matmul(
 def run_matmul_into(
     places: Sequence[np.ndarray],
     parts: Sequence[np.ndarray],
-    inputs: Sequence[Layout],
-    outputs: Sequence[Layout],
+    inputs: Sequence[ShardLayout],
+    outputs: Sequence[ShardLayout],
     options: Options,
     comm: Communicator,
 ) -> None:

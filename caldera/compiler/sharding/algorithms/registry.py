@@ -17,7 +17,7 @@ from caldera.compiler.sharding.algorithms.axis_variants import CUMSUM, FFT, ORDE
 from caldera.compiler.sharding.algorithms.cholesky import cholesky, factorise
 from caldera.compiler.sharding.algorithms.panels import (
     BLOCK,
-    Matrix,
+    LocalMatrix,
     block_size,
     factorisation_grid,
     grid_cost,
@@ -34,13 +34,13 @@ from caldera.compiler.sharding.algorithms.spectral_variants import EIGH, SVD
 from caldera.compiler.sharding.algorithms.svd import largest_singular
 from caldera.compiler.sharding.algorithms.variant import (
     Algorithm,
-    Cost,
+    AlgorithmCost,
     Options,
     Variant,
     cyclic_layout,
     rows_layout,
 )
-from caldera.compiler.sharding.layout import Layout, replicated
+from caldera.compiler.sharding.layout import ShardLayout, replicated
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import op, refuse_shape
 from caldera.core.graph.ops.collective import TOKEN
@@ -48,7 +48,7 @@ from caldera.core.tensor.dtype import DType
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 Parts = Sequence[np.ndarray]
-Layouts = Sequence[Layout]
+Layouts = Sequence[ShardLayout]
 Size = tuple[int, int]
 BLOCKS = (32, 64, 128, 256)
 """How wide panels may be: wide ones are fewer, narrow ones are sooner done."""
@@ -81,7 +81,7 @@ def _matrices(
     return variants
 
 
-def _cyclic(node: Node, ranks: int, widest: int) -> list[Layout]:
+def _cyclic(node: Node, ranks: int, widest: int) -> list[ShardLayout]:
     """All inputs block-cyclic with the block of the first."""
     block, grid = block_size(node.inputs[0].shape[0], ranks, widest), factorisation_grid(ranks)
     return [cyclic_layout((m, n), block, grid) for m, n in (each.shape for each in node.inputs)]
@@ -143,7 +143,7 @@ def _run_slogdet(
 def _run_qr(
     parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
 ) -> Parts:
-    return [each.part for each in qr(Matrix(parts[0], inputs[0], comm), options[0])]
+    return [each.part for each in qr(LocalMatrix(parts[0], inputs[0], comm), options[0])]
 
 
 # --- where inputs must be and outputs will be
@@ -177,7 +177,7 @@ def _largest_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
     elements = node.inputs[0].spec.size
     # About ten steps, each of which goes through the matrix twice.
     sent = 20 * n * k * node.inputs[0].dtype.itemsize if ranks > 1 else 0
-    cost = Cost(sent, 100 * (ranks - 1), 40 * elements * k // ranks)
+    cost = AlgorithmCost(sent, 100 * (ranks - 1), 40 * elements * k // ranks)
     options = (k, node.attrs["tolerance"], node.attrs["steps"], node.attrs["seed"])
     return [Variant("block Krylov", tuple(inputs), tuple(outputs), cost, options)]
 
@@ -218,8 +218,8 @@ ALGORITHMS: dict[str, Algorithm] = {
 def spmd(
     *inputs: Spec,
     algorithm: str,
-    given: tuple[Layout, ...],
-    made: tuple[Layout, ...],
+    given: tuple[ShardLayout, ...],
+    made: tuple[ShardLayout, ...],
     dtypes: tuple[DType, ...],
     options: Options,
     rank: int,

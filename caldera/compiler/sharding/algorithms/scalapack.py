@@ -47,7 +47,7 @@ def library_of(comm: Communicator) -> Any | None:
     return library(loaded().name) if isinstance(comm, MpiCommunicator) else None
 
 
-class Context:
+class BlacsContext:
     """The ranks of a grid as ScaLAPACK knows them, transposed."""
 
     def __init__(self, grid: ProcessGrid) -> None:
@@ -80,11 +80,11 @@ def _c_handle(comm: Any) -> Any:
     return kind(mpi()._handleof(comm.handle))
 
 
-def context_of(grid: ProcessGrid) -> Context:
+def context_of(grid: ProcessGrid) -> BlacsContext:
     """That of a grid, made once."""
-    known: Context | None = getattr(grid, "_scalapack", None)
+    known: BlacsContext | None = getattr(grid, "_scalapack", None)
     if known is None:
-        known = Context(grid)
+        known = BlacsContext(grid)
         object.__setattr__(grid, "_scalapack", known)
     return known
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from caldera.comm import Communicator
 from caldera.compiler.sharding.algorithms.panels import (
-    Matrix,
+    LocalMatrix,
     block_size,
     grid_cost,
     qr_layouts,
@@ -18,17 +18,17 @@ from caldera.compiler.sharding.algorithms.process_grid import even_cuts
 from caldera.compiler.sharding.algorithms.svd import TALL, bidiagonal_svd, dealt_columns, eigh, svd
 from caldera.compiler.sharding.algorithms.variant import (
     Algorithm,
-    Cost,
+    AlgorithmCost,
     Options,
     Variant,
     columns_layout,
 )
-from caldera.compiler.sharding.layout import Layout, replicated
+from caldera.compiler.sharding.layout import ShardLayout, replicated
 from caldera.core.graph.node import Node
 from caldera.kernels.reference.algebra import named
 
 Parts = Sequence[np.ndarray]
-Layouts = Sequence[Layout]
+Layouts = Sequence[ShardLayout]
 TOGETHER, ALIKE, BIDIAGONAL = "together", "alike", "bidiagonal"
 SPECTRAL = (10, 330)
 """Operations of LAPACK's `eigh` for the square of a size times the size and some more, at the speed
@@ -47,7 +47,7 @@ def _of_svd(node: Node, ranks: int) -> tuple[Layouts, Layouts]:
     m, n = shape_of(node)
     k = min(m, n)
     if m >= n:
-        given: Layout = qr_layouts((m, n), ranks)[0]
+        given: ShardLayout = qr_layouts((m, n), ranks)[0]
     else:
         given = qr_layouts((n, m), ranks)[0].transposed((1, 0))
     cuts = even_cuts(k, ranks)
@@ -61,11 +61,13 @@ def _of_eigh(node: Node, ranks: int) -> tuple[Layouts, Layouts]:
     return [columns], [replicated((n,), range(ranks)), columns]
 
 
-def _sweeps(k: int, ranks: int, itemsize: int) -> Cost:
+def _sweeps(k: int, ranks: int, itemsize: int) -> AlgorithmCost:
     """About six sweeps, in each of which every block goes round and is rotated with every other."""
     meetings = SWEEPS * (2 * ranks - 1)
     nbytes = SWEEPS * 2 * 2 * k * k * itemsize if ranks > 1 else 0
-    return Cost(nbytes, 4 * meetings, ROTATING * k**3 // ranks, overhead=meetings * MEETING_S)
+    return AlgorithmCost(
+        nbytes, 4 * meetings, ROTATING * k**3 // ranks, overhead=meetings * MEETING_S
+    )
 
 
 def _jacobi_variants(
@@ -88,7 +90,7 @@ def _eigh_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
     if not found or n * n * itemsize > LOCAL_BYTES:
         return found
     factor, small = SPECTRAL
-    alone = Cost(
+    alone = AlgorithmCost(
         n * n * itemsize, ranks, factor * n * n * (n + small), workspace=3 * n * n * itemsize
     )
     inputs, outputs = (tuple(each) for each in _of_eigh(node, ranks))
@@ -105,10 +107,12 @@ def _svd_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
     if n * n * itemsize > LOCAL_BYTES:
         return found
     inputs, outputs = (tuple(each) for each in _of_svd(node, ranks))
-    cost = Cost()
+    cost = AlgorithmCost()
     if m >= TALL * n:
         # What a QR takes, and the product with its Q.
-        cost = grid_cost(node, ranks, block_size(n, ranks)) + Cost(flops=2 * m * n * n // ranks)
+        cost = grid_cost(node, ranks, block_size(n, ranks)) + AlgorithmCost(
+            flops=2 * m * n * n // ranks
+        )
         m = n
     else:
         inputs = (dealt_columns(shape_of(node), ranks),)
@@ -116,12 +120,12 @@ def _svd_variants(node: Node, given: Layouts, ranks: int) -> list[Variant]:
     return [*found, Variant("bidiagonal SVD", inputs, outputs, cost, (BIDIAGONAL,))]
 
 
-def _bidiagonal_cost(m: int, n: int, ranks: int, itemsize: int) -> Cost:
+def _bidiagonal_cost(m: int, n: int, ranks: int, itemsize: int) -> AlgorithmCost:
     """Every step reads what is left of a rank's columns twice, and sums two columns over ranks."""
     left = m * n * n / 2 - n**3 / 6
     back = 2 * (m + n) * n * n // ranks
     sums = 2 * (m - n / 2) * n * (2 * (ranks - 1) / ranks)
-    return Cost(
+    return AlgorithmCost(
         int((sums + n * n) * itemsize) * (ranks > 1),
         flops=n * n * (n + DIVIDING) + back,
         workspace=6 * n * n * itemsize,
@@ -134,7 +138,7 @@ def _run_svd(
     parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
 ) -> Parts:
     with named("svd"):
-        a = Matrix(parts[0], inputs[0], comm)
+        a = LocalMatrix(parts[0], inputs[0], comm)
         if options == (BIDIAGONAL,):
             u, s, vh = bidiagonal_svd(a)
         else:
@@ -146,7 +150,7 @@ def _run_eigh(
     parts: Parts, inputs: Layouts, outputs: Layouts, options: Options, comm: Communicator
 ) -> Parts:
     with named("eigh"):
-        w, v = eigh(Matrix(parts[0], inputs[0], comm), together=options == (TOGETHER,))
+        w, v = eigh(LocalMatrix(parts[0], inputs[0], comm), together=options == (TOGETHER,))
     return [w, v.part]
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from caldera.comm import Communicator
 from caldera.compiler.sharding.algorithms.bidiagonal import DEALT, svd_by_bidiagonal
 from caldera.compiler.sharding.algorithms.jacobi import jacobi_cuts, one_sided_jacobi
-from caldera.compiler.sharding.algorithms.panels import Matrix, multiply, qr
+from caldera.compiler.sharding.algorithms.panels import LocalMatrix, multiply, qr
 from caldera.compiler.sharding.algorithms.process_grid import even_cuts, gather_rows, sum_over
 from caldera.compiler.sharding.algorithms.qr import tsqr
 from caldera.compiler.sharding.algorithms.variant import columns_layout
@@ -31,7 +31,7 @@ TALL = 2
 """Rows for each column from which on a QR comes first: less is left to be made bidiagonal."""
 
 
-def svd(a: Matrix) -> tuple[Matrix, np.ndarray, Matrix]:
+def svd(a: LocalMatrix) -> tuple[LocalMatrix, np.ndarray, LocalMatrix]:
     """U with its columns spread over the ranks, s on all of them, and Vᴴ with its rows spread."""
     if a.shape[0] < a.shape[1]:
         u, s, vh = svd(a.adjoint)
@@ -53,7 +53,7 @@ def dealt_columns(shape: tuple[int, int], ranks: int) -> CartesianLayout:
     return CartesianLayout(shape, splits, tuple(range(ranks)))
 
 
-def bidiagonal_svd(a: Matrix) -> tuple[Matrix, np.ndarray, Matrix]:
+def bidiagonal_svd(a: LocalMatrix) -> tuple[LocalMatrix, np.ndarray, LocalMatrix]:
     """The same as `svd`, by a bidiagonal matrix: every rank has room for the smaller factor."""
     (m, n), comm = a.shape, a.comm
     if m < n:
@@ -66,11 +66,11 @@ def bidiagonal_svd(a: Matrix) -> tuple[Matrix, np.ndarray, Matrix]:
     given = a.to(dealt_columns((m, n), comm.size))
     left, lengths, right = svd_by_bidiagonal(given.part, n, comm)
     cuts = even_cuts(n, comm.size)
-    v = Matrix(right, columns_layout((n, n), cuts), comm)
-    return _with_signs(Matrix(left, columns_layout((m, n), cuts), comm), lengths, v.adjoint)
+    v = LocalMatrix(right, columns_layout((n, n), cuts), comm)
+    return _with_signs(LocalMatrix(left, columns_layout((m, n), cuts), comm), lengths, v.adjoint)
 
 
-def eigh(a: Matrix, *, together: bool = True) -> tuple[np.ndarray, Matrix]:
+def eigh(a: LocalMatrix, *, together: bool = True) -> tuple[np.ndarray, LocalMatrix]:
     """The eigenvalues of (A + Aᴴ) / 2, ascending, on all ranks, and the eigenvectors, whose columns
     are spread over the ranks; by all ranks together, or by LAPACK on each of them alike."""
     n, comm = a.shape[0], a.comm
@@ -79,7 +79,7 @@ def eigh(a: Matrix, *, together: bool = True) -> tuple[np.ndarray, Matrix]:
         values, found = np.linalg.eigh(whole)
         own = np.ascontiguousarray(found[:, _own_columns(n, comm)])
         even = columns_layout((n, n), even_cuts(n, comm.size))
-        return values, Matrix(own * sign_of_columns(own).conj(), even, comm)
+        return values, LocalMatrix(own * sign_of_columns(own).conj(), even, comm)
     where = columns_layout((n, n), jacobi_cuts(n, comm.size))
     part = a.hermitian(where).part
     shift = _norm_bound(part, comm)
@@ -91,11 +91,11 @@ def eigh(a: Matrix, *, together: bool = True) -> tuple[np.ndarray, Matrix]:
     if shift:
         vectors = _normalised(vectors, lengths, n)
     else:
-        vectors = Matrix(
+        vectors = LocalMatrix(
             np.eye(n, dtype=part.dtype)[:, _own_columns(n, comm)], vectors.layout, comm
         )
     sign = sign_of_columns(vectors.part)
-    return lengths - lengths.dtype.type(shift), Matrix(
+    return lengths - lengths.dtype.type(shift), LocalMatrix(
         vectors.part * sign.conj(), vectors.layout, comm
     )
 
@@ -115,7 +115,7 @@ def _own_columns(n: int, comm: Communicator) -> slice:
 
 def _in_order(
     parts: tuple[np.ndarray, ...], n: int, comm: Communicator, *, descending: bool
-) -> tuple[np.ndarray, list[Matrix]]:
+) -> tuple[np.ndarray, list[LocalMatrix]]:
     """The lengths of the first part's columns in order, and all columns in that order, evenly
     spread."""
     cuts = jacobi_cuts(n, comm.size)
@@ -131,11 +131,11 @@ def _in_order(
         shape = (len(part), n)
         layout = CartesianLayout(shape, (None, split), tuple(range(comm.size)))
         even = columns_layout(shape, even_cuts(n, comm.size))
-        found.append(Matrix(np.ascontiguousarray(part[:, mine]), layout, comm).to(even))
+        found.append(LocalMatrix(np.ascontiguousarray(part[:, mine]), layout, comm).to(even))
     return lengths[order], found
 
 
-def _normalised(columns: Matrix, lengths: np.ndarray, n: int) -> Matrix:
+def _normalised(columns: LocalMatrix, lengths: np.ndarray, n: int) -> LocalMatrix:
     """Columns of length 1; those too short to have a direction become any that are orthogonal to
     all others."""
     if not n:
@@ -144,16 +144,18 @@ def _normalised(columns: Matrix, lengths: np.ndarray, n: int) -> Matrix:
     limit = np.max(lengths) * np.finfo(lengths.dtype).eps * n
     safe = own > limit
     part = np.where(safe, columns.part / np.where(safe, own, 1), 0).astype(columns.part.dtype)
-    found = Matrix(part, columns.layout, columns.comm)
+    found = LocalMatrix(part, columns.layout, columns.comm)
     if np.all(lengths > limit):
         return found
     # Householder's Q continues the columns that are there, in order, but for their signs.
     order_last = qr(found)[0].to(columns.layout).part
     part = np.where(safe, part, order_last)
-    return Matrix(np.ascontiguousarray(part), columns.layout, columns.comm)
+    return LocalMatrix(np.ascontiguousarray(part), columns.layout, columns.comm)
 
 
-def _with_signs(u: Matrix, s: np.ndarray, vh: Matrix) -> tuple[Matrix, np.ndarray, Matrix]:
+def _with_signs(
+    u: LocalMatrix, s: np.ndarray, vh: LocalMatrix
+) -> tuple[LocalMatrix, np.ndarray, LocalMatrix]:
     """The signs that `op.svd` has: the first of the largest components of each u is positive."""
     m, k = u.shape
     ranks = u.comm.size
@@ -162,9 +164,9 @@ def _with_signs(u: Matrix, s: np.ndarray, vh: Matrix) -> tuple[Matrix, np.ndarra
     u, vh = u.to(columns), vh.to(rows)
     sign = sign_of_columns(u.part)
     return (
-        Matrix(u.part * sign.conj(), columns, u.comm),
+        LocalMatrix(u.part * sign.conj(), columns, u.comm),
         s,
-        Matrix(vh.part * sign[:, None], rows, u.comm),
+        LocalMatrix(vh.part * sign[:, None], rows, u.comm),
     )
 
 

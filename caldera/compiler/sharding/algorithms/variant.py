@@ -14,7 +14,7 @@ import numpy as np
 
 from caldera.comm import Communicator
 from caldera.compiler.sharding.axis_split import AxisSplit, cyclic_split
-from caldera.compiler.sharding.layout import CartesianLayout, Layout
+from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout
 from caldera.compiler.sharding.volume import Links, volume
 from caldera.core.graph.node import Node
 
@@ -35,7 +35,7 @@ SLOWER = {
 rank may have whole."""
 
 
-def computing(node: Node, share: int = 1) -> Cost:
+def computing(node: Node, share: int = 1) -> AlgorithmCost:
     """What a node computes, or each of `share` ranks that have equal parts of it.
 
     >>> from caldera.core.graph.opdef import OPS, parameter
@@ -50,11 +50,11 @@ def computing(node: Node, share: int = 1) -> Cost:
         n = node.attrs.get("n", node.inputs[0].shape[node.attrs["axis"]])
         slower = slower_than_two(n)
         if _are_rows(node):
-            return Cost(transforms=int(slower * flops) // share)
+            return AlgorithmCost(transforms=int(slower * flops) // share)
         # Half of what these take is reading and writing them.
         nbytes = max(node.inputs[0].spec.nbytes, node.spec.nbytes)
-        return Cost(columns=((int(slower**0.5 * flops) // share, nbytes // share),))
-    return Cost(flops=flops * SLOWER.get(node.op.name, 1) // share)
+        return AlgorithmCost(columns=((int(slower**0.5 * flops) // share, nbytes // share),))
+    return AlgorithmCost(flops=flops * SLOWER.get(node.op.name, 1) // share)
 
 
 def _are_rows(node: Node) -> bool:
@@ -81,7 +81,7 @@ def slower_than_two(n: int) -> float:
 
 
 @dataclass(frozen=True)
-class Cost:
+class AlgorithmCost:
     """Of the rank that has most to do: bytes and messages that it sends, operations in products,
     the bytes it needs beside what it is given and what it makes, seconds for what is none of these,
     operations in Fourier transforms, bytes that it reads and writes beside products, panels by the
@@ -90,8 +90,8 @@ class Cost:
     for which they meet so many times; and operations in transforms of signals that lie side by
     side, with their bytes.
 
-    >>> Cost(bytes=8, messages=1) + Cost(bytes=4, flops=10, panels=(("qr", 4),))
-    Cost(bytes=12, messages=1, flops=10, ..., panels=(('qr', 4),), awaited=0, posted=0, ...)
+    >>> AlgorithmCost(bytes=8, messages=1) + AlgorithmCost(bytes=4, flops=10, panels=(("qr", 4),))
+    AlgorithmCost(bytes=12, messages=1, flops=10, ..., panels=(('qr', 4),), awaited=0, ...)
     """
 
     bytes: int = 0
@@ -107,8 +107,8 @@ class Cost:
     meetings: int = 0
     columns: tuple[tuple[int, int], ...] = ()
 
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(
+    def __add__(self, other: AlgorithmCost) -> AlgorithmCost:
+        return AlgorithmCost(
             self.bytes + other.bytes,
             self.messages + other.messages,
             self.flops + other.flops,
@@ -144,9 +144,9 @@ class Variant:
     """`name` is what a user reads; `options` is what the algorithm's `run` is given."""
 
     name: str
-    inputs: tuple[Layout, ...]
-    outputs: tuple[Layout, ...]
-    cost: Cost
+    inputs: tuple[ShardLayout, ...]
+    outputs: tuple[ShardLayout, ...]
+    cost: AlgorithmCost
     options: Options = ()
 
 
@@ -161,9 +161,9 @@ class Algorithm:
     - `run_into(places, ...)`: the same, written to memory that is there, where that saves a copy.
     """
 
-    variants: Callable[[Node, Sequence[Layout], int], list[Variant]]
+    variants: Callable[[Node, Sequence[ShardLayout], int], list[Variant]]
     run: Callable[
-        [Sequence[np.ndarray], Sequence[Layout], Sequence[Layout], Options, Communicator],
+        [Sequence[np.ndarray], Sequence[ShardLayout], Sequence[ShardLayout], Options, Communicator],
         Sequence[np.ndarray],
     ]
     run_into: (
@@ -171,8 +171,8 @@ class Algorithm:
             [
                 Sequence[np.ndarray],
                 Sequence[np.ndarray],
-                Sequence[Layout],
-                Sequence[Layout],
+                Sequence[ShardLayout],
+                Sequence[ShardLayout],
                 Options,
                 Communicator,
             ],
@@ -183,7 +183,7 @@ class Algorithm:
 
 
 @dataclass(frozen=True)
-class Choice:
+class AlgorithmChoice:
     """The way that was taken, and those it beat, each with the seconds it is expected to take."""
 
     variant: Variant
@@ -192,8 +192,8 @@ class Choice:
 
 
 def choose(
-    variants: Sequence[Variant], given: Sequence[Layout], itemsize: int, links: Links
-) -> Choice:
+    variants: Sequence[Variant], given: Sequence[ShardLayout], itemsize: int, links: Links
+) -> AlgorithmChoice:
     """The way that takes least, with what it takes to bring the inputs there."""
 
     def seconds(variant: Variant) -> float:
@@ -203,7 +203,7 @@ def choose(
     ranked = sorted(((seconds(variant), place) for place, variant in enumerate(variants)))
     best = variants[ranked[0][1]]
     beaten = tuple((variants[place].name, taken) for taken, place in ranked[1:])
-    return Choice(best, ranked[0][0], beaten)
+    return AlgorithmChoice(best, ranked[0][0], beaten)
 
 
 # --- layouts
@@ -214,7 +214,7 @@ def contiguous(cuts: Sequence[int]) -> AxisSplit:
     return AxisSplit(len(cuts) - 1, tuple(cuts), tuple(range(len(cuts) - 1)))
 
 
-def cuts_of(layout: Layout, axis: int, parts: int) -> tuple[int, ...] | None:
+def cuts_of(layout: ShardLayout, axis: int, parts: int) -> tuple[int, ...] | None:
     """How a layout cuts an axis, if each of that many parts has one block of it, in order."""
     if not isinstance(layout, CartesianLayout) or len(layout.ranks) % parts:
         return None

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 from caldera.compiler.sharding.algorithms.registry import ALGORITHMS, spmd_node
 from caldera.compiler.sharding.algorithms.variant import Variant
-from caldera.compiler.sharding.layout import Layout
+from caldera.compiler.sharding.layout import ShardLayout
 from caldera.compiler.sharding.rules import loops, products
 from caldera.compiler.sharding.rules.registry import (
     RULES,
+    AxisSignature,
     Lazy,
     Letters,
-    Placement,
     Rule,
-    Signature,
-    Way,
+    ShardingRule,
+    ShardPlacement,
     letter_ways,
     names,
 )
@@ -36,7 +36,9 @@ AFTER = (loops, products)
 """Rules of the same ops, which these are added to."""
 
 
-def _rule(before: Rule | None, graph: Propagation, node: Node) -> list[Way] | Lazy | Node | None:
+def _rule(
+    before: Rule | None, graph: Propagation, node: Node
+) -> list[ShardingRule] | Lazy | Node | None:
     """What ranks can do by themselves, and what they can do together."""
     only_together = node.op.kind == "distributed"
     alone = None if only_together else _alone_or(before, graph, node)
@@ -52,29 +54,31 @@ def _rule(before: Rule | None, graph: Propagation, node: Node) -> list[Way] | La
 
 def _alone_or(
     before: Rule | None, graph: Propagation, node: Node
-) -> list[Way] | Lazy | Node | None:
+) -> list[ShardingRule] | Lazy | Node | None:
     return _alone(graph, node) if before is None else before(graph, node)
 
 
-def without_gathering(node: Node, ways: list[Way], layouts: Sequence[Layout]) -> list[Way]:
+def without_gathering(
+    node: Node, ways: list[ShardingRule], layouts: Sequence[ShardLayout]
+) -> list[ShardingRule]:
     """Those in which nobody need have room for everything, if that is a lot."""
     if sum(given.spec.nbytes for given in node.inputs) <= WHOLE_BYTES:
         return ways
     return [way for way in ways if not _gathers(way, layouts)]
 
 
-def _gathers(way: Way, layouts: Sequence[Layout]) -> bool:
+def _gathers(way: ShardingRule, layouts: Sequence[ShardLayout]) -> bool:
     """Whether everything goes to every rank that was not there before."""
     moves = any(wanted != given for wanted, given in zip(way.inputs, layouts, strict=True))
     return moves and all(layout.is_replicated for layout in way.inputs)
 
 
-def _way(graph: Propagation, node: Node, variant: Variant) -> Way:
-    outputs = tuple(Placement(layout) for layout in variant.outputs)
+def _way(graph: Propagation, node: Node, variant: Variant) -> ShardingRule:
+    outputs = tuple(ShardPlacement(layout) for layout in variant.outputs)
     make = partial(_write, graph, node, variant)
     seconds = STARTING + variant.cost.seconds(graph.links)
     nbytes = variant.cost.bytes * graph.ranks
-    return Way(variant.name, variant.inputs, outputs, make, seconds, nbytes)
+    return ShardingRule(variant.name, variant.inputs, outputs, make, seconds, nbytes)
 
 
 def _write(graph: Propagation, node: Node, variant: Variant, parts: Sequence[Node]) -> Nodes:
@@ -84,14 +88,14 @@ def _write(graph: Propagation, node: Node, variant: Variant, parts: Sequence[Nod
     return graph.communicate(made)
 
 
-def _alone(graph: Propagation, node: Node) -> list[Way]:
+def _alone(graph: Propagation, node: Node) -> list[ShardingRule]:
     """Matrices of a batch that is shared out, or all of it."""
     inputs = [_batch_letters(node, given.shape[:-2]) for given in node.inputs]
     outputs = []
     for spec in node.outputs:
         batch = _batch_letters(node, _batch(node))
         outputs.append((*batch, *(None,) * (len(spec.shape) - len(batch))))
-    signature = Signature(tuple((*each, None, None) for each in inputs), tuple(outputs))
+    signature = AxisSignature(tuple((*each, None, None) for each in inputs), tuple(outputs))
     return letter_ways(graph, node, signature)
 
 

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from caldera.compiler.sharding.algorithms.axis_exchange import Range, Window
+from caldera.compiler.sharding.algorithms.axis_exchange import ConvolutionWindow, Range
 from caldera.compiler.sharding.algorithms.process_grid import even_cuts
 from caldera.compiler.sharding.algorithms.variant import contiguous, cuts_of
 from caldera.compiler.sharding.axis_split import AxisSplit
-from caldera.compiler.sharding.layout import CartesianLayout, Layout, replicated
+from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout, replicated
 from caldera.compiler.sharding.ops import halo
 from caldera.compiler.sharding.rules import products
 from caldera.compiler.sharding.rules.algorithms import without_gathering
-from caldera.compiler.sharding.rules.registry import RULES, Lazy, Placement, Rule, Way
+from caldera.compiler.sharding.rules.registry import RULES, Lazy, Rule, ShardingRule, ShardPlacement
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.base import full
 from caldera.core.graph.ops.movement import narrow, pad
@@ -42,10 +42,10 @@ class Spatial:
 
     images: CartesianLayout
     results: CartesianLayout
-    windows: tuple[Window, Window]
+    windows: tuple[ConvolutionWindow, ConvolutionWindow]
 
 
-def _rule(before: Rule, graph: Propagation, node: Node) -> list[Way] | Lazy | Node | None:
+def _rule(before: Rule, graph: Propagation, node: Node) -> list[ShardingRule] | Lazy | Node | None:
     alone = before(graph, node)
     spatial = _spatial(graph, node) if graph.may_exchange else None
     if spatial is None or isinstance(alone, Lazy | Node):
@@ -60,7 +60,7 @@ def _spatial(graph: Propagation, node: Node) -> Spatial | None:
     images, kernel, results = _shapes(node)
     attrs = node.attrs
     windows = tuple(
-        Window(
+        ConvolutionWindow(
             images[axis],
             kernel[axis],
             attrs["stride"][axis - 2],
@@ -92,7 +92,7 @@ def _shared_out(
     layout: CartesianLayout,
     images: Shape,
     results: Shape,
-    windows: Sequence[Window],
+    windows: Sequence[ConvolutionWindow],
     *,
     is_image: bool,
 ) -> Spatial:
@@ -188,10 +188,10 @@ def _way(
     graph: Propagation,
     node: Node,
     spatial: Spatial,
-    inputs: Sequence[Layout],
-    output: Placement,
+    inputs: Sequence[ShardLayout],
+    output: ShardPlacement,
     make: Callable[[Sequence[Node]], Node],
-) -> Way:
+) -> ShardingRule:
     """What halos on both sides take, and a share of the work."""
     images, shares = spatial.images, int(np.prod(spatial.images.mesh[:-1]))
     seconds, sent = node.op.count_flops(node) / shares / graph.links.flops, 0
@@ -202,13 +202,13 @@ def _way(
             nbytes = 2 * (window.reach - 1) * line * node.dtype.itemsize
             seconds += 2 * graph.links.latency + nbytes / graph.links.bandwidth
             sent += nbytes * shares * (split.parts - 1) // split.parts
-    return Way("halo exchange", tuple(inputs), (output,), make, seconds, sent)
+    return ShardingRule("halo exchange", tuple(inputs), (output,), make, seconds, sent)
 
 
 # --- the three convolutions
 
 
-def _forward(graph: Propagation, node: Node, spatial: Spatial) -> Way:
+def _forward(graph: Propagation, node: Node, spatial: Spatial) -> ShardingRule:
     kernel = replicated(node.inputs[1].shape, spatial.images.ranks)
 
     def make(parts: Sequence[Node]) -> Node:
@@ -219,10 +219,10 @@ def _forward(graph: Propagation, node: Node, spatial: Spatial) -> Way:
         return node.op(seen, parts[1], **{**node.attrs, "padding": padding})
 
     inputs = (spatial.images, kernel)
-    return _way(graph, node, spatial, inputs, Placement(spatial.results), make)
+    return _way(graph, node, spatial, inputs, ShardPlacement(spatial.results), make)
 
 
-def _weight(graph: Propagation, node: Node, spatial: Spatial) -> Way:
+def _weight(graph: Propagation, node: Node, spatial: Spatial) -> ShardingRule:
     ranks = spatial.images.ranks
     terms = int(np.prod(spatial.images.mesh[:-1]))
 
@@ -232,11 +232,11 @@ def _weight(graph: Propagation, node: Node, spatial: Spatial) -> Way:
             return full(node.shape, 0, node.dtype)
         return node.op(seen, parts[1], **{**node.attrs, "padding": padding})
 
-    output = Placement(replicated(node.shape, ranks), terms)
+    output = ShardPlacement(replicated(node.shape, ranks), terms)
     return _way(graph, node, spatial, (spatial.images, spatial.results), output, make)
 
 
-def _input(graph: Propagation, node: Node, spatial: Spatial) -> Way:
+def _input(graph: Propagation, node: Node, spatial: Spatial) -> ShardingRule:
     kernel = replicated(node.inputs[1].shape, spatial.images.ranks)
 
     def make(parts: Sequence[Node]) -> Node:
@@ -261,7 +261,7 @@ def _input(graph: Propagation, node: Node, spatial: Spatial) -> Way:
         return made
 
     inputs = (spatial.results, kernel)
-    return _way(graph, node, spatial, inputs, Placement(spatial.images), make)
+    return _way(graph, node, spatial, inputs, ShardPlacement(spatial.images), make)
 
 
 def _window(x: Node, axis: int, begin: int, own: Range) -> Node:

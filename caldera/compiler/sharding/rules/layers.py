@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from caldera.compiler.sharding.layout import CartesianLayout, replicated
 from caldera.compiler.sharding.rules.registry import (
+    AxisSignature,
     Letters,
-    Placement,
-    Signature,
-    Way,
+    ShardingRule,
+    ShardPlacement,
     letter_ways,
     names,
     rule,
@@ -31,7 +31,7 @@ SAMPLES = 0
 
 
 @rule("layer_norm")
-def _(graph: Propagation, node: Node) -> list[Way] | None:
+def _(graph: Propagation, node: Node) -> list[ShardingRule] | None:
     """Each sample by itself, if it is whole."""
     axes = node.attrs["axis"]
     if _shares(graph, node, axes):
@@ -40,30 +40,30 @@ def _(graph: Propagation, node: Node) -> list[Way] | None:
     kept: Letters = tuple(None if axis in axes else n for axis, n in enumerate(letters))
     numbers: Letters = tuple(n for axis, n in enumerate(letters) if axis not in axes)
     whole: Letters = (None,) * len(axes)
-    return letter_ways(graph, node, Signature((kept, whole, whole), (kept, numbers, numbers)))
+    return letter_ways(graph, node, AxisSignature((kept, whole, whole), (kept, numbers, numbers)))
 
 
 @rule("group_norm", "local_response_norm")
-def _(graph: Propagation, node: Node) -> list[Way] | None:
+def _(graph: Propagation, node: Node) -> list[ShardingRule] | None:
     x, *others = node.inputs
     if _shares(graph, node, range(1, len(x.shape))):
         return None
     outputs = [_first_only(spec.shape) for spec in node.outputs]
     whole = [(None,) * len(given.shape) for given in others]
-    return letter_ways(graph, node, Signature((_first_only(x.shape), *whole), tuple(outputs)))
+    return letter_ways(graph, node, AxisSignature((_first_only(x.shape), *whole), tuple(outputs)))
 
 
 @rule("batch_norm_inference")
-def _(graph: Propagation, node: Node) -> list[Way]:
+def _(graph: Propagation, node: Node) -> list[ShardingRule]:
     x, *others = node.inputs
     letters = tuple(names(len(x.shape)))
     channel: Letters = (letters[node.attrs["axis"]],)
     inputs = (letters, *(channel for _ in others))
-    return letter_ways(graph, node, Signature(inputs, (letters,)))
+    return letter_ways(graph, node, AxisSignature(inputs, (letters,)))
 
 
 @rule("batch_norm")
-def _(graph: Propagation, node: Node) -> list[Way] | None:
+def _(graph: Propagation, node: Node) -> list[ShardingRule] | None:
     """Channels by themselves; samples of all ranks together are another op's."""
     letters = names(len(node.inputs[0].shape))
     axis = node.attrs["axis"]
@@ -71,12 +71,12 @@ def _(graph: Propagation, node: Node) -> list[Way] | None:
         return None
     kept: Letters = tuple(n if each == axis else None for each, n in enumerate(letters))
     channel: Letters = (letters[axis],)
-    signature = Signature((kept, channel, channel), (kept, channel, channel))
+    signature = AxisSignature((kept, channel, channel), (kept, channel, channel))
     return letter_ways(graph, node, signature)
 
 
 @rule("batch_norm_over_ranks")
-def _(graph: Propagation, node: Node) -> list[Way] | None:
+def _(graph: Propagation, node: Node) -> list[ShardingRule] | None:
     x = node.inputs[0]
     layout = graph.suited(x)
     axis = node.attrs["axis"]
@@ -85,23 +85,32 @@ def _(graph: Propagation, node: Node) -> list[Way] | None:
     if layout.split_axes == (SAMPLES,):
         # The samples of a group of ranks are spread over it: the batch is that of all ranks.
         number = replicated(node.outputs[1].shape, layout.ranks)
-        everywhere = [Placement(number), Placement(number), Placement(replicated((), layout.ranks))]
+        everywhere = [
+            ShardPlacement(number),
+            ShardPlacement(number),
+            ShardPlacement(replicated((), layout.ranks)),
+        ]
 
         def make(parts: Sequence[Node]) -> Nodes:
             return node.op.outputs(*parts, **{**node.attrs, "mesh": "all"})
 
         return [
-            Way("samples of all", (layout, number, number), (Placement(layout), *everywhere), make)
+            ShardingRule(
+                "samples of all",
+                (layout, number, number),
+                (ShardPlacement(layout), *everywhere),
+                make,
+            )
         ]
     if layout.split_axes != (axis,):
         return None
     letters: Letters = tuple("c" if each == axis else None for each in range(len(x.shape)))
     outputs: tuple[Letters, ...] = (letters, ("c",), ("c",), ())
-    return letter_ways(graph, node, Signature((letters, ("c",), ("c",)), outputs))[:1]
+    return letter_ways(graph, node, AxisSignature((letters, ("c",), ("c",)), outputs))[:1]
 
 
 @rule("scaled_dot_product_attention")
-def _(graph: Propagation, node: Node) -> list[Way]:
+def _(graph: Propagation, node: Node) -> list[ShardingRule]:
     """Many products, of which each rank has some: by samples and heads."""
     y, logarithm = node.outputs
     count = len(y.shape) - 2
@@ -120,11 +129,11 @@ def _(graph: Propagation, node: Node) -> list[Way]:
         (*letters, None, None),
         (*letters, *(None,) * (len(logarithm.shape) - count)),
     )
-    return letter_ways(graph, node, Signature(inputs, outputs))
+    return letter_ways(graph, node, AxisSignature(inputs, outputs))
 
 
 @rule("dropout")
-def _(graph: Propagation, node: Node) -> list[Way] | None:
+def _(graph: Propagation, node: Node) -> list[ShardingRule] | None:
     """The same elements as on one rank: numbers are counted through the whole array."""
     x, state, _ = node.inputs
     layout = graph.suited(x)
@@ -135,7 +144,7 @@ def _(graph: Propagation, node: Node) -> list[Way] | None:
     def make(parts: Sequence[Node]) -> Node:
         return _dropped(graph, node, layout, parts)
 
-    return [Way("where it is", inputs, (Placement(layout),), make)]
+    return [ShardingRule("where it is", inputs, (ShardPlacement(layout),), make)]
 
 
 def _dropped(
@@ -155,28 +164,28 @@ def _dropped(
 
 
 @rule("cross_entropy")
-def _(graph: Propagation, node: Node) -> list[Way] | None:
+def _(graph: Propagation, node: Node) -> list[ShardingRule] | None:
     """Each sample by itself, if all of its classes are there."""
     classes = node.attrs["axis"]
     if _shares(graph, node, [classes]):
         return None
     kept, numbers = _without(names(len(node.inputs[0].shape)), classes)
-    return letter_ways(graph, node, Signature((kept, numbers), (numbers,)))
+    return letter_ways(graph, node, AxisSignature((kept, numbers), (numbers,)))
 
 
 @rule("cross_entropy_probabilities", "cross_entropy_epsilon", "kl_divergence")
-def _(graph: Propagation, node: Node) -> list[Way] | None:
+def _(graph: Propagation, node: Node) -> list[ShardingRule] | None:
     classes = node.attrs["axis"]
     if _shares(graph, node, [classes]):
         return None
     kept, numbers = _without(names(len(node.inputs[0].shape)), classes)
-    return letter_ways(graph, node, Signature((kept, kept), (numbers,)))
+    return letter_ways(graph, node, AxisSignature((kept, kept), (numbers,)))
 
 
 @rule("one_hot")
-def _(graph: Propagation, node: Node) -> list[Way]:
+def _(graph: Propagation, node: Node) -> list[ShardingRule]:
     letters = tuple(names(len(node.inputs[0].shape)))
-    return letter_ways(graph, node, Signature((letters,), ((*letters, None),)))
+    return letter_ways(graph, node, AxisSignature((letters,), ((*letters, None),)))
 
 
 def _without(letters: Sequence[str], axis: int) -> tuple[Letters, Letters]:

@@ -12,11 +12,11 @@ import numpy as np
 from caldera.compiler.sharding.layout import CartesianLayout, replicated
 from caldera.compiler.sharding.rules.registry import (
     Assignment,
+    AxisSignature,
     Lazy,
     Letters,
-    Placement,
-    Signature,
-    Way,
+    ShardingRule,
+    ShardPlacement,
     broadcast_letters,
     letter_ways,
     names,
@@ -35,24 +35,24 @@ if TYPE_CHECKING:
 # --- element by element
 
 
-def elementwise(graph: Propagation, node: Node) -> list[Way] | Lazy:
+def elementwise(graph: Propagation, node: Node) -> list[ShardingRule] | Lazy:
     """Every rank computes what it has all operands of; operands come to where one of them is."""
     inputs, output = broadcast_letters(node)
     if all(graph.value(given).lazy is not None for given in node.inputs):
         return _lazy(graph, node, inputs, output)
-    ways = letter_ways(graph, node, Signature(inputs, (output,)))
+    ways = letter_ways(graph, node, AxisSignature(inputs, (output,)))
     return [*_table_ways(graph, node), *ways]
 
 
 @rule("view_as_real", "view_as_complex")
-def _(graph: Propagation, node: Node) -> list[Way]:
+def _(graph: Propagation, node: Node) -> list[ShardingRule]:
     """The two parts of complex numbers, side by side along a last axis, are on one rank."""
     given, made = node.inputs[0].shape, node.shape
     letters = names(min(len(given), len(made)))
     pairs: Letters = (*letters, None)
     inputs = pairs if len(given) > len(made) else tuple(letters)
     outputs = pairs if len(made) > len(given) else tuple(letters)
-    ways = letter_ways(graph, node, Signature((inputs,), (outputs,)))
+    ways = letter_ways(graph, node, AxisSignature((inputs,), (outputs,)))
     # The same memory, seen otherwise.
     return [replace(way, seconds=0.0) for way in ways]
 
@@ -83,7 +83,7 @@ def _lazy(graph: Propagation, node: Node, inputs: tuple[Letters, ...], output: L
     return Lazy(make, seconds, like)
 
 
-def _table_ways(graph: Propagation, node: Node) -> list[Way]:
+def _table_ways(graph: Propagation, node: Node) -> list[ShardingRule]:
     """In a table of blocks a rank's part is flat; that is enough if shapes are equal."""
     found = []
     for given in node.inputs:
@@ -100,7 +100,7 @@ def _table_ways(graph: Propagation, node: Node) -> list[Way]:
             for each in node.inputs
         )
         make = partial(_flat, node)
-        found.append(Way("in its table", inputs, (Placement(table),), make))
+        found.append(ShardingRule("in its table", inputs, (ShardPlacement(table),), make))
     return found
 
 
@@ -117,7 +117,7 @@ def _flat(node: Node, parts: Sequence[Node]) -> Any:
 REDUCED = {"sum": "sum", "max": "max", "min": "min", "prod": "prod"}
 
 
-def reduction(graph: Propagation, node: Node) -> list[Way] | Node | None:
+def reduction(graph: Propagation, node: Node) -> list[ShardingRule] | Node | None:
     """Over an axis that is shared out ranks compute terms, which are reduced in turn."""
     signature = _reduction_letters(node)
     if node.op.name in REDUCED:
@@ -137,7 +137,7 @@ def _axes(node: Node) -> tuple[int, ...]:
     return axis if isinstance(axis, tuple) else (axis,)
 
 
-def _reduction_letters(node: Node) -> Signature:
+def _reduction_letters(node: Node) -> AxisSignature:
     (x,) = node.inputs
     axes = _axes(node)
     letters = names(len(x.shape))
@@ -149,8 +149,8 @@ def _reduction_letters(node: Node) -> Signature:
     gone = frozenset(letters[axis] for axis in axes)
     if reduce is None:
         blocked = tuple(None if n in gone else n for n in letters)
-        return Signature((blocked,), (output,))
-    return Signature((tuple(letters),), (output,), reduce, gone)
+        return AxisSignature((blocked,), (output,))
+    return AxisSignature((tuple(letters),), (output,), reduce, gone)
 
 
 def _reduce(node: Node, parts: Sequence[Node], layouts: tuple[CartesianLayout, ...]) -> Node:
@@ -179,7 +179,7 @@ def _most(dtype: DType) -> Any:
     return float("inf") if is_float(dtype) else int(np.iinfo(dtype).max)
 
 
-def _flat_terms(graph: Propagation, node: Node) -> list[Way]:
+def _flat_terms(graph: Propagation, node: Node) -> list[ShardingRule]:
     """All elements of a table of blocks: each rank reduces its own."""
     (x,) = node.inputs
     value = graph.value(x)
@@ -188,7 +188,9 @@ def _flat_terms(graph: Propagation, node: Node) -> list[Way]:
         return []
     if len(_axes(node)) != len(x.shape) or any(len(ranks) > 1 for ranks in table.table):
         return []
-    terms = Placement(replicated(node.shape, table.ranks), len(table.ranks), REDUCED[node.op.name])
+    terms = ShardPlacement(
+        replicated(node.shape, table.ranks), len(table.ranks), REDUCED[node.op.name]
+    )
 
     def make(parts: Sequence[Node]) -> Node:
         flat = node.op(parts[0], axis=(0,), keepdims=False)
@@ -196,10 +198,10 @@ def _flat_terms(graph: Propagation, node: Node) -> list[Way]:
 
     if any(not table.elements(rank) for rank in table.ranks) and node.op.name in ("max", "min"):
         return []
-    return [Way("in its table", (table,), (terms,), make)]
+    return [ShardingRule("in its table", (table,), (terms,), make)]
 
 
-def _position(graph: Propagation, node: Node) -> list[Way] | Node:
+def _position(graph: Propagation, node: Node) -> list[ShardingRule] | Node:
     """Where the largest is: along an axis that is shared out, the first place that has it."""
     (x,) = node.inputs
     axis = node.attrs["axis"]
@@ -221,7 +223,7 @@ def _position(graph: Propagation, node: Node) -> list[Way] | Node:
 
 
 @rule("cumsum", "softmax", "log_softmax", "sort", "top_k")
-def _(graph: Propagation, node: Node) -> list[Way] | None:
+def _(graph: Propagation, node: Node) -> list[ShardingRule] | None:
     x, *others = node.inputs
     if others:
         return None
@@ -233,63 +235,63 @@ def _(graph: Propagation, node: Node) -> list[Way] | None:
     if node.op.decompose is not None and (layout is None or set(whole) & set(layout.split_axes)):
         return None
     letters = tuple(None if i in whole else n for i, n in enumerate(names(len(x.shape))))
-    return letter_ways(graph, node, Signature((letters,), (letters,) * len(node.outputs)))
+    return letter_ways(graph, node, AxisSignature((letters,), (letters,) * len(node.outputs)))
 
 
 @rule("take_along_axis")
-def _(graph: Propagation, node: Node) -> list[Way]:
+def _(graph: Propagation, node: Node) -> list[ShardingRule]:
     axis = node.attrs["axis"]
     letters = [n if i != axis else None for i, n in enumerate(names(len(node.shape)))]
     same = tuple(
         n if node.inputs[0].shape[i] == node.inputs[1].shape[i] else None
         for i, n in enumerate(letters)
     )
-    return letter_ways(graph, node, Signature((same, same), (same,)))
+    return letter_ways(graph, node, AxisSignature((same, same), (same,)))
 
 
 @rule("gather")
-def _(graph: Propagation, node: Node) -> list[Way]:
+def _(graph: Propagation, node: Node) -> list[ShardingRule]:
     x, places = node.inputs
     axis = node.attrs["axis"]
     rows = names(len(x.shape))
     found = names(len(places.shape), len(rows))
     given = tuple(None if i == axis else n for i, n in enumerate(rows))
     output = (*rows[:axis], *found, *rows[axis + 1 :])
-    return letter_ways(graph, node, Signature((given, tuple(found)), (output,)))
+    return letter_ways(graph, node, AxisSignature((given, tuple(found)), (output,)))
 
 
 @rule("scatter_add")
-def _(graph: Propagation, node: Node) -> list[Way]:
+def _(graph: Propagation, node: Node) -> list[ShardingRule]:
     places = node.inputs[1]
     axis, rows = node.attrs["axis"], names(len(node.shape))
     kept = tuple(None if i == axis else n for i, n in enumerate(rows))
     every: Letters = (None,) * len(places.shape)
     updates = (*rows[:axis], *every, *rows[axis + 1 :])
-    return letter_ways(graph, node, Signature((kept, every, updates), (kept,)))
+    return letter_ways(graph, node, AxisSignature((kept, every, updates), (kept,)))
 
 
 @rule("put_along_axis_add")
-def _(graph: Propagation, node: Node) -> list[Way]:
+def _(graph: Propagation, node: Node) -> list[ShardingRule]:
     kept = tuple(
         None if i == node.attrs["axis"] else n for i, n in enumerate(names(len(node.shape)))
     )
-    return letter_ways(graph, node, Signature((kept,) * 3, (kept,)))
+    return letter_ways(graph, node, AxisSignature((kept,) * 3, (kept,)))
 
 
 @rule("conj", "real", "imag", "complex")
-def _(graph: Propagation, node: Node) -> list[Way]:
+def _(graph: Propagation, node: Node) -> list[ShardingRule]:
     letters = tuple(names(len(node.shape)))
-    return letter_ways(graph, node, Signature((letters,) * len(node.inputs), (letters,)))
+    return letter_ways(graph, node, AxisSignature((letters,) * len(node.inputs), (letters,)))
 
 
 @rule("mirror")
-def _(graph: Propagation, node: Node) -> list[Way]:
+def _(graph: Propagation, node: Node) -> list[ShardingRule]:
     """With the axis shared out as it is: who has a frequency has that which mirrors it."""
     (x,), attrs = node.inputs, node.attrs
     axis, begin, end = attrs["axis"], attrs["begin"], attrs["end"]
     whole = {axis, *attrs["others"], len(x.shape) - 1}
     letters = tuple(None if i in whole else n for i, n in enumerate(names(len(x.shape))))
-    ways = letter_ways(graph, node, Signature((letters,), (letters,)))
+    ways = letter_ways(graph, node, AxisSignature((letters,), (letters,)))
     given = graph.suited(x)
     if given is None or begin == end or set(given.split_axes) & whole != {axis}:
         return ways
@@ -311,15 +313,18 @@ def _(graph: Propagation, node: Node) -> list[Way]:
 
     # Backwards through memory, which takes twice as long.
     seconds = 2 * (x.spec.nbytes + node.spec.nbytes) / split.parts / graph.links.copying
-    return [*ways, Way("mirrored parts", (given,), (Placement(layout),), make, seconds)]
+    return [
+        *ways,
+        ShardingRule("mirrored parts", (given,), (ShardPlacement(layout),), make, seconds),
+    ]
 
 
 @rule("fft", "rfft", "irfft")
-def _(graph: Propagation, node: Node) -> list[Way]:
+def _(graph: Propagation, node: Node) -> list[ShardingRule]:
     """The axis whole; pairs of numbers stand along the last axis of what is complex."""
     (x,) = node.inputs
     axes = len(x.shape) if node.op.name == "rfft" else len(x.shape) - 1
     free = tuple(None if i == node.attrs["axis"] else n for i, n in enumerate(names(axes)))
     given = free if node.op.name == "rfft" else (*free, None)
     output = free if node.op.name == "irfft" else (*free, None)
-    return letter_ways(graph, node, Signature((given,), (output,)))
+    return letter_ways(graph, node, AxisSignature((given,), (output,)))

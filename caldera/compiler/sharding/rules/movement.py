@@ -7,8 +7,14 @@ from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
 
-from caldera.compiler.sharding.layout import Bounds, CartesianLayout, Layout, replicated
-from caldera.compiler.sharding.rules.registry import Lazy, Placement, Way, default_layout, rule
+from caldera.compiler.sharding.layout import Bounds, CartesianLayout, ShardLayout, replicated
+from caldera.compiler.sharding.rules.registry import (
+    Lazy,
+    ShardingRule,
+    ShardPlacement,
+    default_layout,
+    rule,
+)
 from caldera.compiler.sharding.rules.stretches import embed, part, take
 from caldera.compiler.sharding.table_layout import joined, reshaped
 from caldera.core.graph.node import Node
@@ -20,19 +26,19 @@ if TYPE_CHECKING:
 
 
 @rule("place")
-def _(graph: Propagation, node: Node) -> list[Way] | Lazy:
+def _(graph: Propagation, node: Node) -> list[ShardingRule] | Lazy:
     """What a user asks for. A wider dtype is made where the value arrives."""
     (x,) = node.inputs
-    layout: Layout | None = node.attrs["layout"]
+    layout: ShardLayout | None = node.attrs["layout"]
     if layout is None:
         lazy = graph.value(x).lazy
         return lazy or [_one(node, graph.layout(x), graph.layout(x), lambda part: part)]
-    where = (Placement(layout),)
+    where = (ShardPlacement(layout),)
     widens = x.op.name == "cast" and x.dtype.itemsize > x.inputs[0].dtype.itemsize
     if widens and x.inputs[0].dtype.kind != "b" and x.shape == x.inputs[0].shape:
         made = graph.placed(x.inputs[0], layout, x.dtype)
-        return [Way("widened there", (graph.layout(x),), where, lambda parts: made)]
-    return [Way("as asked for", (layout,), where, lambda parts: parts[0])]
+        return [ShardingRule("widened there", (graph.layout(x),), where, lambda parts: made)]
+    return [ShardingRule("as asked for", (layout,), where, lambda parts: parts[0])]
 
 
 def _own(graph: Propagation, node: Node) -> CartesianLayout:
@@ -40,7 +46,7 @@ def _own(graph: Propagation, node: Node) -> CartesianLayout:
 
 
 @rule("transpose")
-def _(graph: Propagation, node: Node) -> list[Way] | Lazy:
+def _(graph: Propagation, node: Node) -> list[ShardingRule] | Lazy:
     (x,) = node.inputs
     axes = node.attrs["axes"]
     back = tuple(axes.index(axis) for axis in range(len(axes)))
@@ -51,15 +57,17 @@ def _(graph: Propagation, node: Node) -> list[Way] | Lazy:
 
 
 @rule("flip")
-def _(graph: Propagation, node: Node) -> list[Way]:
+def _(graph: Propagation, node: Node) -> list[ShardingRule]:
     (x,) = node.inputs
     own = _own(graph, x)
     turned = own.flipped(node.attrs["axis"])
     return [_one(node, own, turned, lambda part: node.op(part, **node.attrs))]
 
 
-def _one(node: Node, source: Layout, target: Layout, make) -> Way:  # type: ignore[no-untyped-def]
-    return Way("where it is", (source,), (Placement(target),), lambda parts: make(parts[0]))
+def _one(node: Node, source: ShardLayout, target: ShardLayout, make) -> ShardingRule:  # type: ignore[no-untyped-def]
+    return ShardingRule(
+        "where it is", (source,), (ShardPlacement(target),), lambda parts: make(parts[0])
+    )
 
 
 def _lazy(graph: Propagation, node: Node, source) -> Lazy:  # type: ignore[no-untyped-def]
@@ -79,7 +87,7 @@ def _lazy(graph: Propagation, node: Node, source) -> Lazy:  # type: ignore[no-un
 
 
 @rule("slice")
-def _(graph: Propagation, node: Node) -> list[Way]:
+def _(graph: Propagation, node: Node) -> list[ShardingRule]:
     (x,) = node.inputs
     own, bounds = _own(graph, x), node.attrs["bounds"]
     stretches = own.local_slices(bounds, graph.rank)
@@ -87,7 +95,7 @@ def _(graph: Propagation, node: Node) -> list[Way]:
 
 
 @rule("split")
-def _(graph: Propagation, node: Node) -> list[Way]:
+def _(graph: Propagation, node: Node) -> list[ShardingRule]:
     (x,) = node.inputs
     own, axis = _own(graph, x), node.attrs["axis"]
     places, start = [], 0
@@ -100,7 +108,11 @@ def _(graph: Propagation, node: Node) -> list[Way]:
     def make(parts: Sequence[Node]) -> tuple[Node, ...]:
         return tuple(take(parts[0], own.local_slices(each, graph.rank)) for each in places)
 
-    return [Way("where it is", (own,), tuple(Placement(own.sliced(each)) for each in places), make)]
+    return [
+        ShardingRule(
+            "where it is", (own,), tuple(ShardPlacement(own.sliced(each)) for each in places), make
+        )
+    ]
 
 
 @rule("unslice")
@@ -138,7 +150,7 @@ def _embedded(graph: Propagation, node: Node, bounds: Bounds, value: complex) ->
 
 
 @rule("concat")
-def _(graph: Propagation, node: Node) -> list[Way]:
+def _(graph: Propagation, node: Node) -> list[ShardingRule]:
     axis = node.attrs["axis"]
     owns = [graph.suited(given) for given in node.inputs]
     known = [own for own in owns if own is not None]
@@ -162,9 +174,9 @@ def _places(node: Node, layout: CartesianLayout) -> Iterator[CartesianLayout]:
         start += given.shape[axis]
 
 
-def _joining(node: Node, layouts: Sequence[Layout], result: Layout) -> Way:
+def _joining(node: Node, layouts: Sequence[ShardLayout], result: ShardLayout) -> ShardingRule:
     make = partial(_join, node.attrs["axis"])
-    return Way("joined", tuple(layouts), (Placement(result),), make)
+    return ShardingRule("joined", tuple(layouts), (ShardPlacement(result),), make)
 
 
 def _join(axis: int, parts: Sequence[Node]) -> Node:
@@ -175,7 +187,7 @@ def _join(axis: int, parts: Sequence[Node]) -> Node:
 
 
 @rule("reshape")
-def _(graph: Propagation, node: Node) -> list[Way] | Lazy:
+def _(graph: Propagation, node: Node) -> list[ShardingRule] | Lazy:
     (x,) = node.inputs
     shape = node.shape
     own = graph.suited(x)

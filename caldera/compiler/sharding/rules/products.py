@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from caldera.compiler.sharding.layout import CartesianLayout
-from caldera.compiler.sharding.rules.registry import Letters, Signature, Way, letter_ways, rule
+from caldera.compiler.sharding.rules.registry import (
+    AxisSignature,
+    Letters,
+    ShardingRule,
+    letter_ways,
+    rule,
+)
 from caldera.core.graph.node import Node
 
 if TYPE_CHECKING:
@@ -14,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @rule("matmul")
-def _(graph: Propagation, node: Node) -> list[Way]:
+def _(graph: Propagation, node: Node) -> list[ShardingRule]:
     a, b = node.inputs
     batch = [f"b{number}" for number in range(len(node.shape) - 2)]
 
@@ -26,7 +32,7 @@ def _(graph: Propagation, node: Node) -> list[Way]:
         )
         return (*before, columns, rows) if turned else (*before, rows, columns)
 
-    signature = Signature(
+    signature = AxisSignature(
         (letters(a, "m", "k", node.attrs["ta"]), letters(b, "k", "n", node.attrs["tb"])),
         ((*batch, "m", "n"),),
         "sum",
@@ -44,7 +50,7 @@ CONVOLUTIONS: dict[str, tuple[str, str, str]] = {
 
 
 @rule(*CONVOLUTIONS)
-def _(graph: Propagation, node: Node) -> list[Way] | None:
+def _(graph: Propagation, node: Node) -> list[ShardingRule] | None:
     first, second, result = CONVOLUTIONS[node.op.name]
     if node.attrs["groups"] != 1:
         # Only samples are independent of each other then.
@@ -54,7 +60,7 @@ def _(graph: Propagation, node: Node) -> list[Way] | None:
         )
     inputs = tuple(_image(word) for word in (first, second))
     gone = frozenset(set(first + second) - set(result) - {"."})
-    signature = Signature(inputs, (_image(result),), "sum", gone)
+    signature = AxisSignature(inputs, (_image(result),), "sum", gone)
 
     def make(parts: Sequence[Node], layouts: tuple[CartesianLayout, ...]) -> Any:
         attrs = dict(node.attrs)
@@ -70,8 +76,8 @@ def _image(word: str) -> Letters:
 
 
 @rule("max_pool2d", "avg_pool2d")
-def _(graph: Propagation, node: Node) -> list[Way] | None:
+def _(graph: Propagation, node: Node) -> list[ShardingRule] | None:
     if len(node.inputs) != 1:
         return None
     letters: Letters = ("n", "c", None, None)
-    return letter_ways(graph, node, Signature((letters,), (letters,) * len(node.outputs)))
+    return letter_ways(graph, node, AxisSignature((letters,), (letters,) * len(node.outputs)))

@@ -22,7 +22,7 @@ import numpy as np
 
 from caldera.compiler.sharding.algorithms.variant import computing
 from caldera.compiler.sharding.axis_split import AxisSplit, even_split
-from caldera.compiler.sharding.layout import CartesianLayout, Layout, replicated
+from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout, replicated
 from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import Shape
 
@@ -35,10 +35,10 @@ SMALL_BYTES = 1 << 14
 
 
 @dataclass(frozen=True)
-class Placement:
+class ShardPlacement:
     """Where a result is: `terms` of the layout's replicas still have to be reduced."""
 
-    layout: Layout
+    layout: ShardLayout
     terms: int = 1
     reduce: str = "sum"
 
@@ -54,29 +54,29 @@ class Lazy:
 
 
 @dataclass(frozen=True)
-class Value:
+class DistributedValue:
     """What a rank has in place of a whole value: its part, or a way to make it."""
 
-    placement: Placement
+    placement: ShardPlacement
     node: Node | None = None
     lazy: Lazy | None = None
 
 
 @dataclass(frozen=True)
-class Way:
+class ShardingRule:
     """One way to compute a node: `make` is given this rank's parts of the inputs in their layouts,
     and gives its parts of the results. `seconds` is what computing takes, with the `nbytes` that
     ranks send meanwhile."""
 
     name: str
-    inputs: tuple[Layout, ...]
-    outputs: tuple[Placement, ...]
+    inputs: tuple[ShardLayout, ...]
+    outputs: tuple[ShardPlacement, ...]
     make: Callable[[Sequence[Node]], Any]
     seconds: float = 0.0
     nbytes: int = 0
 
 
-Rule = Callable[["Propagation", Node], "list[Way] | Lazy | Node | None"]
+Rule = Callable[["Propagation", Node], "list[ShardingRule] | Lazy | Node | None"]
 """Ways, or how it is made anywhere, or another node of whole values that is the same."""
 RULES: dict[str, Rule] = {}
 """By the name of the op."""
@@ -119,7 +119,7 @@ Letters = tuple[str | None, ...]
 
 
 @dataclass(frozen=True)
-class Signature:
+class AxisSignature:
     """The letters of the axes of inputs and outputs, and what is done over those that no output
     has: "sum", "max", "min" or "prod"."""
 
@@ -205,9 +205,9 @@ def _layout(
 def letter_ways(
     graph: Propagation,
     node: Node,
-    signature: Signature,
+    signature: AxisSignature,
     make: Callable[[Sequence[Node], tuple[CartesianLayout, ...]], Any] | None = None,
-) -> list[Way]:
+) -> list[ShardingRule]:
     """The ways of an op that is a loop over letters. `make` writes the node of a rank, if it is not
     simply the same op: it is given the parts and the layouts of the results."""
     shapes = [given.shape for given in node.inputs]
@@ -222,16 +222,18 @@ def letter_ways(
             pending = [n for n in assignment.splits if n in signature.reduced and n not in letters]
             terms = prod(assignment.splits[name].parts for name in pending)
             layout = assignment.layout(spec.shape, letters, frozenset(pending))
-            outputs.append(Placement(layout, terms, signature.reduce))
+            outputs.append(ShardPlacement(layout, terms, signature.reduce))
         layouts = tuple(each.layout for each in outputs)
         seconds = _computing(graph, node, (*inputs, *layouts), assignment.share)
         found.append(
-            Way(str(assignment), inputs, tuple(outputs), _maker(node, make, layouts), seconds)
+            ShardingRule(
+                str(assignment), inputs, tuple(outputs), _maker(node, make, layouts), seconds
+            )
         )
     return found
 
 
-def _computing(graph: Propagation, node: Node, layouts: Sequence[Layout], share: int) -> float:
+def _computing(graph: Propagation, node: Node, layouts: Sequence[ShardLayout], share: int) -> float:
     """Seconds for a rank's share: what is computed, or only reading and writing it."""
     specs = (*(given.spec for given in node.inputs), *node.outputs)
     nbytes = sum(
@@ -248,7 +250,7 @@ def _maker(node: Node, make: Any, layouts: Any) -> Callable[[Sequence[Node]], An
     return lambda parts: make(parts, layouts)
 
 
-def _assignments(graph: Propagation, node: Node, signature: Signature) -> Iterator[Assignment]:
+def _assignments(graph: Propagation, node: Node, signature: AxisSignature) -> Iterator[Assignment]:
     """What may be shared out: as each input is, or another axis where that one has to be whole; as
     two of them are together; or nothing."""
     seen = set()

@@ -51,7 +51,7 @@ Lie = tuple[Shape, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class GraphKey:
+class AttentionGraphKey:
     """All that a graph depends on."""
 
     op: str
@@ -61,7 +61,7 @@ class GraphKey:
     tensors: tuple[Lie, ...]
 
     @classmethod
-    def of(cls, node: Node, arrays: Sequence[Array] | None = None) -> GraphKey:
+    def of(cls, node: Node, arrays: Sequence[Array] | None = None) -> AttentionGraphKey:
         """For these arrays, or as a plan would lay them out."""
         specs = [*(given.outputs[0] for given in node.inputs), *node.outputs]
         strides = [
@@ -103,7 +103,7 @@ def _with_four_axes(shape: Shape, strides: tuple[int, ...], role: int) -> Lie:
 class AttentionGraph(CudnnGraph):
     """A graph of one attention, or of its gradient."""
 
-    def __init__(self, key: GraphKey, card: int) -> None:
+    def __init__(self, key: AttentionGraphKey, card: int) -> None:
         self._key = key
         super().__init__(card)
 
@@ -142,14 +142,14 @@ class AttentionGraph(CudnnGraph):
 
 
 @lru_cache(maxsize=1024)
-def graph_of(key: GraphKey, card: int) -> AttentionGraph | None:
+def graph_of(key: AttentionGraphKey, card: int) -> AttentionGraph | None:
     """The graph for a key; None where cuDNN has no plan for it."""
     return supported(lambda: AttentionGraph(key, card))
 
 
 def _bind(call: Call) -> Runner:
     arrays = (*call.inputs, *call.outputs)
-    key = GraphKey.of(call.node, arrays)
+    key = AttentionGraphKey.of(call.node, arrays)
     graph = graph_of(key, device.current_card()) if _is_aligned(key, arrays) else None
     allowed = 0 if call.workspace is None else call.workspace.nbytes
     if graph is None or graph.workspace(0) > allowed:
@@ -161,7 +161,7 @@ def _bind(call: Call) -> Runner:
     return CudaRunner([CudnnCall(graph, 0, tensors, workspace)])
 
 
-def _is_aligned(key: GraphKey, arrays: Sequence[Array]) -> bool:
+def _is_aligned(key: AttentionGraphKey, arrays: Sequence[Array]) -> bool:
     """Whether rows of elements begin where the library expects them to."""
     step = ALIGNMENT // arrays[0].itemsize
     for role, array in zip(roles(key.op), arrays, strict=True):
@@ -189,11 +189,11 @@ def _supports(node: Node) -> bool:
         return False
     if node.attrs["causal"] and q[-2] > key[-2]:
         return False
-    return graph_of(GraphKey.of(node), device.current_card()) is not None
+    return graph_of(AttentionGraphKey.of(node), device.current_card()) is not None
 
 
 def _workspace(node: Node) -> int:
-    graph = graph_of(GraphKey.of(node), device.current_card())
+    graph = graph_of(AttentionGraphKey.of(node), device.current_card())
     assert graph is not None
     needed = workspace_bytes(Spec((graph.workspace(0),), np.dtype(np.uint8)))
     return max(needed, tiles.common_bytes(node) if node.op.name == BACKWARD else 0)

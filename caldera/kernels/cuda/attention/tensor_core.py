@@ -24,11 +24,16 @@ from caldera.core.tensor.dtype import DType, bfloat16, float16, float32
 from caldera.kernels.common.binding import Scratch
 from caldera.kernels.cuda.attention import cudnn_sdpa, tiles
 from caldera.kernels.cuda.attention.tiles import TileGradient, common_bytes, row_products
-from caldera.kernels.cuda.attention.work import GradientWork, Operand, Work, mask_operands
+from caldera.kernels.cuda.attention.work import (
+    AttentionOperand,
+    AttentionWork,
+    GradientWork,
+    mask_operands,
+)
 from caldera.kernels.cuda.codegen.source import flags
 from caldera.kernels.cuda.codegen.strides import strides_of
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 HEADER = "attention_cores.cuh"
@@ -77,7 +82,7 @@ def _tiles(length: int) -> int:
     return -(-length // ROWS)
 
 
-def _is_aligned(*operands: Operand) -> bool:
+def _is_aligned(*operands: AttentionOperand) -> bool:
     """Whether rows of all these are whole pieces of 16 bytes."""
     for each in operands:
         *outer, inner = strides_of(each.array)
@@ -98,15 +103,15 @@ def _bind(call: Call) -> Runner:
     q, key, v, *masks = call.inputs
     y, logarithm = call.outputs
     operands = [
-        Operand("y", y, is_written=True),
-        Operand("q", q),
-        Operand("key", key),
-        Operand("v", v),
-        Operand("logarithm", logarithm, 1, is_written=True),
+        AttentionOperand("y", y, is_written=True),
+        AttentionOperand("q", q),
+        AttentionOperand("key", key),
+        AttentionOperand("v", v),
+        AttentionOperand("logarithm", logarithm, 1, is_written=True),
         *mask_operands(masks),
     ]
     sizes = (q.shape[-2], key.shape[-2], q.shape[-1], v.shape[-1])
-    work = Work(call.node, operands, 0, sizes)
+    work = AttentionWork(call.node, operands, 0, sizes)
     depth, width = _padded(q.shape[-1]), min(_padded(v.shape[-1]), MOST_COLUMNS)
     options = flags(call.node.attrs["causal"], _is_aligned(*operands[:4]))
     # The last queries see the most keys of a causal head: their blocks begin first.
@@ -144,9 +149,9 @@ class _CoreGradient(GradientWork):
     def _sizes(self) -> str:
         return f"{self.padded[0]}, {self.padded[1]}, {self.step}"
 
-    def of_queries(self, dq: Array) -> Launch:
+    def of_queries(self, dq: Array) -> KernelLaunch:
         """The gradients of queries."""
-        result = Operand("dq", dq, is_written=True)
+        result = AttentionOperand("dq", dq, is_written=True)
         work, columns = self.work(result), min(self.padded[0], MOST_COLUMNS)
         aligned = flags(_is_aligned(*self.given[:4], result))
         body = (
@@ -163,10 +168,10 @@ class _CoreGradient(GradientWork):
             HEADER, "core_query_gradients", _tiles(self.queries), parts, body, THREADS, self.shared
         )
 
-    def of_keys(self, dk: Array | None, dv: Array | None) -> Launch:
+    def of_keys(self, dk: Array | None, dv: Array | None) -> KernelLaunch:
         """The gradients of keys, of values, or of both where they are shared alike."""
         results = [
-            Operand(name, array, is_written=True)
+            AttentionOperand(name, array, is_written=True)
             for name, array in (("dk", dk), ("dv", dv))
             if array is not None
         ]

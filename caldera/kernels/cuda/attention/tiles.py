@@ -10,9 +10,14 @@ from dataclasses import replace
 
 from caldera.core.graph.node import Node
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.cuda.attention.work import GradientWork, Operand, Work, mask_operands
+from caldera.kernels.cuda.attention.work import (
+    AttentionOperand,
+    AttentionWork,
+    GradientWork,
+    mask_operands,
+)
 from caldera.kernels.cuda.codegen.expression import (
-    Signature,
+    KernelSignature,
     const_pointer,
     i32,
     pointer,
@@ -25,7 +30,7 @@ from caldera.kernels.cuda.codegen.strides import (
     strided_layout,
     strides_of,
 )
-from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 _SIDE = 16
@@ -54,8 +59,8 @@ def _columns(width: int) -> int:
 
 
 def _launch(
-    work: Work, header: str, name: str, tiles: int, parts: int, columns: int, body: str
-) -> Launch:
+    work: AttentionWork, header: str, name: str, tiles: int, parts: int, columns: int, body: str
+) -> KernelLaunch:
     tile, item = _tile(work.node), _item(work.node)
     shared = (3 * tile * (tile + _VECTOR // item) + tile * columns * _SIDE) * item
     return work.launch(header, name, tiles, parts, body, _THREADS, shared)
@@ -70,14 +75,16 @@ def _bind(call: Call) -> Runner:
     if logarithm.size == 0:
         return CudaRunner([])
     operands = [
-        Operand("y", y, is_written=True),
-        Operand("q", q),
-        Operand("key", key),
-        Operand("v", v),
-        Operand("logarithm", logarithm, 1, is_written=True),
+        AttentionOperand("y", y, is_written=True),
+        AttentionOperand("q", q),
+        AttentionOperand("key", key),
+        AttentionOperand("v", v),
+        AttentionOperand("logarithm", logarithm, 1, is_written=True),
         *mask_operands(masks),
     ]
-    work = Work(call.node, operands, 0, (q.shape[-2], key.shape[-2], q.shape[-1], v.shape[-1]))
+    work = AttentionWork(
+        call.node, operands, 0, (q.shape[-2], key.shape[-2], q.shape[-1], v.shape[-1])
+    )
     width = v.shape[-1]
     columns = _columns(width)
     body = (
@@ -112,9 +119,9 @@ def _bind(call: Call) -> Runner:
 class TileGradient(GradientWork):
     """The launches of the gradient."""
 
-    def of_queries(self, dq: Array) -> Launch:
+    def of_queries(self, dq: Array) -> KernelLaunch:
         """The gradients of queries."""
-        work = self.work(Operand("dq", dq, is_written=True))
+        work = self.work(AttentionOperand("dq", dq, is_written=True))
         columns, kind = _columns(self.depth), work.computed
         body = (
             f"{_workspace(kind)}{work.begin}{_cleared(kind, columns, 'results')}"
@@ -138,10 +145,10 @@ class TileGradient(GradientWork):
             body,
         )
 
-    def of_keys(self, dk: Array | None, dv: Array | None) -> Launch:
+    def of_keys(self, dk: Array | None, dv: Array | None) -> KernelLaunch:
         """The gradients of keys, of values, or of both where they are shared alike."""
         results = [
-            Operand(name, array, is_written=True)
+            AttentionOperand(name, array, is_written=True)
             for name, array in (("dk", dk), ("dv", dv))
             if array is not None
         ]
@@ -178,9 +185,11 @@ class TileGradient(GradientWork):
             body,
         )
 
-    def of_mask(self, added: Array) -> Launch:
+    def of_mask(self, added: Array) -> KernelLaunch:
         """The gradient of a mask that was added."""
-        result = Operand("gradients", added, min(added.ndim, 2), is_written=True, is_mask=True)
+        result = AttentionOperand(
+            "gradients", added, min(added.ndim, 2), is_written=True, is_mask=True
+        )
         work = self.work(result)
         lengths = (1, 1, *added.shape)[-2:]
         rows, columns = lengths[0] == self.queries, lengths[1] == self.keys
@@ -213,7 +222,7 @@ def _cleared(kind: str, columns: int | str, name: str) -> str:
     return f"{kind} {name}[Tile<{kind}>::M][{columns}];\n    clear({name});\n    "
 
 
-def gradient_launches(call: Call) -> list[Launch]:
+def gradient_launches(call: Call) -> list[KernelLaunch]:
     """Those of `scaled_dot_product_attention_grad`."""
     dq, dk, dv, *added = call.outputs
     gradient = TileGradient(call)
@@ -227,7 +236,7 @@ def gradient_launches(call: Call) -> list[Launch]:
     return calls
 
 
-def row_products(common: Array, g: Array, result: Array) -> list[Launch]:
+def row_products(common: Array, g: Array, result: Array) -> list[KernelLaunch]:
     """The sum of g * result for each query: what its scores' gradients have in common."""
     count = common.size
     if not count:
@@ -235,7 +244,7 @@ def row_products(common: Array, g: Array, result: Array) -> list[Launch]:
     strides = [strides_of(common), *(strides_of(each)[:-1] for each in (g, result))]
     rows = strided_layout(common.shape, range(common.ndim), strides)
     large = is_large(common, g, result)
-    signature = Signature(
+    signature = KernelSignature(
         {
             "common": pointer(common),
             "g": const_pointer(g),

@@ -11,8 +11,8 @@ import numpy as np
 from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.cuda.codegen.expression import (
+    KernelSignature,
     Parameter,
-    Signature,
     computed_type,
     const_pointer,
     i32,
@@ -31,12 +31,12 @@ from caldera.kernels.cuda.codegen.strides import (
     strided_layout,
     strides_of,
 )
-from caldera.kernels.cuda.runtime.launch import Launch
+from caldera.kernels.cuda.runtime.launch import KernelLaunch
 from caldera.kernels.table import Array, Call
 
 
 @dataclass(frozen=True)
-class Operand:
+class AttentionOperand:
     """An array with its name in the text; the last `axes` of its axes are those of a head.
 
     A single one counts queries, or keys if this `is_mask`.
@@ -67,18 +67,19 @@ class Operand:
         return pointer(self.array) if self.is_written else const_pointer(self.array)
 
 
-def mask_operands(masks: Sequence[Array]) -> list[Operand]:
+def mask_operands(masks: Sequence[Array]) -> list[AttentionOperand]:
     return [
-        Operand(f"mask{i}", mask, min(mask.ndim, 2), is_mask=True) for i, mask in enumerate(masks)
+        AttentionOperand(f"mask{i}", mask, min(mask.ndim, 2), is_mask=True)
+        for i, mask in enumerate(masks)
     ]
 
 
 @dataclass(frozen=True)
-class Work:
+class AttentionWork:
     """Operands (masks last), and the one whose heads blocks have for their own."""
 
     node: Node
-    operands: Sequence[Operand]
+    operands: Sequence[AttentionOperand]
     target: int
     sizes: tuple[int, int, int, int]
 
@@ -182,10 +183,10 @@ class Work:
 
     def launch(
         self, header: str, name: str, tiles: int, parts: int, body: str, threads: int, shared: int
-    ) -> Launch:
+    ) -> KernelLaunch:
         """A block for each tile and part of the result of each head."""
         steps = [pair[i] for i in (0, 1) for pair in (each.steps for each in self.operands)]
-        signature = Signature(
+        signature = KernelSignature(
             {
                 **{each.name: each.parameter for each in self.operands},
                 "steps": indices(f"Steps<{len(self.operands)}, {self.integer}>", steps, self.large),
@@ -209,24 +210,24 @@ class GradientWork:
         self.call = call
         g, q, key, v, common, logarithm, *masks = call.inputs
         self.given = [
-            Operand("g", g),
-            Operand("q", q),
-            Operand("key", key),
-            Operand("v", v),
-            Operand("common", common, 1),
-            Operand("logarithm", logarithm, 1),
+            AttentionOperand("g", g),
+            AttentionOperand("q", q),
+            AttentionOperand("key", key),
+            AttentionOperand("v", v),
+            AttentionOperand("common", common, 1),
+            AttentionOperand("logarithm", logarithm, 1),
         ]
         self.masks = mask_operands(masks)
         self.queries, self.keys = q.shape[-2], key.shape[-2]
         self.depth, self.width = q.shape[-1], v.shape[-1]
 
-    def work(self, *results: Operand) -> Work:
+    def work(self, *results: AttentionOperand) -> AttentionWork:
         """With these results, the first of which is the target."""
         operands = [*self.given, *results, *self.masks]
         sizes = (self.queries, self.keys, self.depth, self.width)
-        return Work(self.call.node, operands, len(self.given), sizes)
+        return AttentionWork(self.call.node, operands, len(self.given), sizes)
 
-    def attended(self, work: Work) -> str:
+    def attended(self, work: AttentionWork) -> str:
         """Declares the operands and masks of a head."""
         stored, wide = type_of(self.call.inputs[1]), type_of(self.call.inputs[4])
         matrices = ", ".join(work.matrix(name) for name in ("g", "q", "key", "v"))

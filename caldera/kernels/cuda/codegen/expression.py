@@ -9,7 +9,7 @@ fused.
 One signature declares the parameters in the source and packs them for a launch, by name:
 
 >>> import numpy as np
->>> signature = Signature({"y": pointer(np.zeros(3)), "count": i32(3)})
+>>> signature = KernelSignature({"y": pointer(np.zeros(3)), "count": i32(3)})
 >>> signature.declaration
 'double* y, i32 count'
 >>> signature.names
@@ -210,7 +210,7 @@ class Parameter:
     argument: Argument
 
 
-class Signature(dict[str, Parameter]):
+class KernelSignature(dict[str, Parameter]):
     """Parameters by name, in the order of their declaration."""
 
     @property

@@ -33,7 +33,7 @@ def divisor(by: int) -> tuple[int, int, int]:
 
 
 @dataclass
-class Numbers:
+class LaunchIntegers:
     """The numbers of a launch: one parameter, a struct of integers of one width."""
 
     wide: bool
@@ -69,7 +69,7 @@ class Numbers:
 
 
 @dataclass(frozen=True)
-class Operand:
+class LoopOperand:
     """An array in a loop: its dtype, the elements between neighbours along each axis, the
     innermost last, and how it runs along the innermost one.
 
@@ -101,17 +101,17 @@ class Operand:
         return f"put({pointer} + {offset}, {value}{apart});"
 
 
-def operand(array: np.ndarray, strides: Sequence[int], length: int) -> Operand:
+def operand(array: np.ndarray, strides: Sequence[int], length: int) -> LoopOperand:
     """An array whose strides along the loop's axes are given in bytes; `length` is that of the
     innermost axis."""
     steps = tuple(stride // array.itemsize for stride in strides)
     inner = steps[-1] if length > 1 else 1
     mode = "1" if inner == 1 else "0" if inner == 0 else "s"
-    return Operand(array.dtype.name, steps if length > 1 else (*steps[:-1], 1), mode)
+    return LoopOperand(array.dtype.name, steps if length > 1 else (*steps[:-1], 1), mode)
 
 
 def lanes_for(
-    arrays: Sequence[np.ndarray], operands: Sequence[Operand], length: int, *, exact: bool
+    arrays: Sequence[np.ndarray], operands: Sequence[LoopOperand], length: int, *, exact: bool
 ) -> int:
     """How many neighbours along the innermost axis are read at once: 16 bytes of the widest dense
     operand, if all of them lie on such a border everywhere. Those that are read again and again,
@@ -138,7 +138,7 @@ def lanes_for(
     return 1
 
 
-def is_wide(total: int, operands: Sequence[Operand], lengths: Sequence[int]) -> bool:
+def is_wide(total: int, operands: Sequence[LoopOperand], lengths: Sequence[int]) -> bool:
     """Whether a loop over so many elements needs indices or offsets of 64 bits."""
     return total >= NARROW or any(
         sum(abs(stride) * (n - 1) for stride, n in zip(each.strides, lengths, strict=True))
@@ -155,7 +155,11 @@ class OffsetEmitter:
     """
 
     def __init__(
-        self, numbers: Numbers, lengths: Sequence[int], operands: Sequence[Operand], lanes: str
+        self,
+        numbers: LaunchIntegers,
+        lengths: Sequence[int],
+        operands: Sequence[LoopOperand],
+        lanes: str,
     ) -> None:
         self._numbers = numbers
         self._lanes = lanes

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from caldera.kernels.cuda.codegen.expression import Argument, Parameter, Signature, number
+from caldera.kernels.cuda.codegen.expression import Argument, KernelSignature, Parameter, number
 from caldera.kernels.cuda.codegen.strides import next_power_of_two
 from caldera.kernels.cuda.runtime.driver import Size
-from caldera.kernels.cuda.runtime.launch import Launch
+from caldera.kernels.cuda.runtime.launch import KernelLaunch
 
 ALWAYS_FIT = 256
 """Threads of a block for which a card has registers, whatever a compiler makes of their code."""
@@ -41,7 +41,7 @@ def kernel_source(
     header: str,
     name: str,
     threads: int | None,
-    signature: Signature,
+    signature: KernelSignature,
     body: str,
     resident: int | None = None,
 ) -> str:
@@ -50,7 +50,7 @@ def kernel_source(
 
     >>> import numpy as np
     >>> from caldera.kernels.cuda.codegen.expression import pointer
-    >>> signature = Signature({"y": pointer(np.zeros(1, "float32"))})
+    >>> signature = KernelSignature({"y": pointer(np.zeros(1, "float32"))})
     >>> print(kernel_source("math.cuh", "clear", 32, signature, "y[threadIdx.x] = 0.0f;"))
     #include "math.cuh"
     extern "C" __global__ void __launch_bounds__(32) clear(float* y) {
@@ -72,20 +72,20 @@ def header_launch(
     name: str,
     grid: Size | int,
     block: Size | int,
-    signature: Signature,
+    signature: KernelSignature,
     body: str,
     *,
     bounded: bool = True,
     threads: int | None = None,
     resident: int | None = None,
     shared: int = 0,
-) -> Launch:
+) -> KernelLaunch:
     """A launch of such a kernel. If it is `bounded`, blocks of the source have at most `threads`,
     which are those of the launch if nothing is said; so have those that might not fit."""
     most = threads or (block if isinstance(block, int) else prod(block))
     limit = most if bounded or most > ALWAYS_FIT else None
     source = kernel_source(header, name, limit, signature, body, resident)
-    return Launch(source, name, grid, block, signature, shared)
+    return KernelLaunch(source, name, grid, block, signature, shared)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,10 +110,10 @@ class KernelTemplate:
         filled = f"{kinds}) {self.body}".format(**words)
         return f'extern "C" __global__ void {limit}{self.name}({filled}\n'
 
-    def bind(self, **arguments: Argument | int) -> Signature:
+    def bind(self, **arguments: Argument | int) -> KernelSignature:
         """What a launch passes, by name; numbers are as wide as the parameters."""
         assert arguments.keys() == self.kinds.keys(), (self.name, *arguments)
-        return Signature(
+        return KernelSignature(
             {
                 name: Parameter(kind, number(kind, given) if isinstance(given, int) else given)
                 for name, kind in self.kinds.items()

@@ -161,7 +161,7 @@ MOST_BLOCKS_EACH = 16
 
 
 @dataclass(frozen=True)
-class Axis:
+class StridedAxis:
     """A length, and how far apart neighbours along it are in each array, in elements."""
 
     length: int
@@ -178,33 +178,33 @@ def element_strides(array: Array) -> tuple[int, ...]:
     return tuple(stride // array.itemsize for stride in array.strides)
 
 
-def axes_of(shape: Sequence[int], *strides: Sequence[int]) -> list[Axis]:
+def axes_of(shape: Sequence[int], *strides: Sequence[int]) -> list[StridedAxis]:
     """Axes of these lengths; one row of strides for each array.
 
     >>> axes_of((2, 3), (3, 1), (0, 1))
-    [Axis(length=2, strides=(3, 0)), Axis(length=3, strides=(1, 1))]
+    [StridedAxis(length=2, strides=(3, 0)), StridedAxis(length=3, strides=(1, 1))]
     """
-    return [Axis(n, each) for n, each in zip(shape, zip(*strides, strict=True), strict=True)]
+    return [StridedAxis(n, each) for n, each in zip(shape, zip(*strides, strict=True), strict=True)]
 
 
-def merged(axes: Iterable[Axis]) -> list[Axis]:
+def merged(axes: Iterable[StridedAxis]) -> list[StridedAxis]:
     """The same elements in the same order along as few axes as possible.
 
     >>> merged(axes_of((2, 3, 4), (12, 4, 1), (12, 4, 1)))
-    [Axis(length=24, strides=(1, 1))]
+    [StridedAxis(length=24, strides=(1, 1))]
     """
-    result: list[Axis] = []
+    result: list[StridedAxis] = []
     for axis in axes:
         if axis.length == 1:
             continue
         if result and result[-1].strides == tuple(axis.length * each for each in axis.strides):
-            result[-1] = Axis(result[-1].length * axis.length, axis.strides)
+            result[-1] = StridedAxis(result[-1].length * axis.length, axis.strides)
         else:
             result.append(axis)
     return result
 
 
-def elements(axes: Iterable[Axis]) -> int:
+def elements(axes: Iterable[StridedAxis]) -> int:
     """How many elements there are along these axes."""
     return prod(axis.length for axis in axes)
 
@@ -219,7 +219,7 @@ def _structure(arrays: int) -> type[ctypes.Structure]:
     return type(f"StridedAxes{arrays}", (ctypes.Structure,), {"_fields_": fields})
 
 
-def strided_axes(axes: Sequence[Axis], arrays: int) -> Parameter:
+def strided_axes(axes: Sequence[StridedAxis], arrays: int) -> Parameter:
     """The parameter of a kernel that walks `arrays` arrays along these axes."""
     if len(axes) > MOST_AXES:
         raise DeviceError.build(

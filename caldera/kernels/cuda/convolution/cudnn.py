@@ -53,7 +53,7 @@ ACTIVATIONS = frozenset({"relu", "leaky_relu", "sigmoid", "tanh"})
 
 
 @dataclass(frozen=True)
-class GraphKey:
+class ConvolutionGraphKey:
     """All that a graph and the choice of its plans depend on."""
 
     op: str
@@ -67,7 +67,7 @@ class GraphKey:
     epilogue: Epilogue = NOTHING
 
     @classmethod
-    def of(cls, node: Node) -> GraphKey:
+    def of(cls, node: Node) -> ConvolutionGraphKey:
         """What to ask for a node."""
         first, second = (given.outputs[0] for given in node.inputs[:2])
         attrs = node.attrs
@@ -113,7 +113,7 @@ def _strides(spec: Spec) -> tuple[int, ...]:
 class ConvolutionGraph(CudnnGraph):
     """A graph of one convolution and of what follows it."""
 
-    def __init__(self, key: GraphKey, card: int) -> None:
+    def __init__(self, key: ConvolutionGraphKey, card: int) -> None:
         self._key = key
         super().__init__(card)
 
@@ -157,7 +157,7 @@ def _activated(graph: Any, values: Any, epilogue: Epilogue) -> Any:
     return getattr(graph, str(epilogue.activation))(input=values)
 
 
-def _refused(notes: Any, key: GraphKey) -> list[Any]:
+def _refused(notes: Any, key: ConvolutionGraphKey) -> list[Any]:
     """What plans must not do."""
     refused = [notes.NONDETERMINISTIC, notes.DOWN_CONVERT_INPUTS]
     if key.dtype in ("float16", "bfloat16"):
@@ -173,7 +173,7 @@ def _refused(notes: Any, key: GraphKey) -> list[Any]:
 
 
 @lru_cache(maxsize=1024)
-def graph_of(key: GraphKey, card: int) -> ConvolutionGraph | None:
+def graph_of(key: ConvolutionGraphKey, card: int) -> ConvolutionGraph | None:
     """The graph for a key; None where cuDNN has no plan for it."""
     return supported(lambda: ConvolutionGraph(key, card))
 
@@ -182,7 +182,7 @@ def graph_of(key: GraphKey, card: int) -> ConvolutionGraph | None:
 
 
 def _bind(rank: int, call: Call) -> Runner:
-    key = GraphKey.of(call.node)
+    key = ConvolutionGraphKey.of(call.node)
     graph = graph_of(key, device.current_card())
     assert graph is not None
     scratch = Scratch(call.workspace)
@@ -225,7 +225,7 @@ def _filters_of(node: Node) -> Spec:
 
 def _is_rearranged(node: Node) -> bool:
     """Whether filters have to lie otherwise than they do."""
-    filters, wanted = _filters_of(node), GraphKey.of(node).spec(FILTERS)
+    filters, wanted = _filters_of(node), ConvolutionGraphKey.of(node).spec(FILTERS)
     return not same_memory(filters.shape, filters.order, wanted.order)
 
 
@@ -239,12 +239,12 @@ def _supports(rank: int, node: Node) -> bool:
         return False
     if any(0 in spec.shape for spec in (*(each.outputs[0] for each in node.inputs), node.spec)):
         return False
-    graph = graph_of(GraphKey.of(node), device.current_card())
+    graph = graph_of(ConvolutionGraphKey.of(node), device.current_card())
     return graph is not None and graph.plan(rank) is not None
 
 
 def _workspace(rank: int, node: Node) -> int:
-    graph = graph_of(GraphKey.of(node), device.current_card())
+    graph = graph_of(ConvolutionGraphKey.of(node), device.current_card())
     assert graph is not None
     packed = workspace_bytes(_filters_of(node)) if _is_rearranged(node) else 0
     return workspace_bytes(Spec((graph.workspace(rank),), np.dtype(np.uint8))) + packed

@@ -19,8 +19,8 @@ from caldera.kernels.common.geometry import Geometry
 from caldera.kernels.cuda import convolution
 from caldera.kernels.cuda.codegen.expression import (
     STORED,
+    KernelSignature,
     Parameter,
-    Signature,
     const_pointer,
     i32,
     pointer,
@@ -29,7 +29,7 @@ from caldera.kernels.cuda.codegen.loop_operands import divisor
 from caldera.kernels.cuda.codegen.source import header_launch
 from caldera.kernels.cuda.codegen.strides import lies_dense
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _HEADER = "depthwise.cuh"
@@ -60,7 +60,7 @@ class Divisor(ctypes.Structure):
 _SIZES = ("channels", "height", "width", "rows", "columns", "steps")
 
 
-class Planes(ctypes.Structure):
+class DepthwisePlanes(ctypes.Structure):
     """`Planes` of depthwise.cuh."""
 
     _fields_ = [
@@ -221,7 +221,7 @@ class _Tiling:
         height, width = self.geometry.target if self.rows.backward else self.geometry.source
         return Parameter(
             "Planes",
-            Planes(
+            DepthwisePlanes(
                 channels=self.geometry.groups,
                 height=height,
                 width=width,
@@ -263,7 +263,7 @@ def _bind(call: Call) -> Runner:
     if call.node.op.name == "conv2d_weight":
         return CudaRunner(_weight_gradient(tiling, call))
     (given, filters), (out,) = call.inputs, call.outputs
-    signature = Signature(
+    signature = KernelSignature(
         {
             "image": const_pointer(given),
             "filters": const_pointer(filters),
@@ -286,11 +286,11 @@ def _bind(call: Call) -> Runner:
     )
 
 
-def _weight_gradient(tiling: _Tiling, call: Call) -> list[Launch]:
+def _weight_gradient(tiling: _Tiling, call: Call) -> list[KernelLaunch]:
     (image, gradient), (out,) = call.inputs, call.outputs
     spec = tiling.partial
     partial = Scratch(call.workspace).array(spec.shape, spec.dtype)
-    signature = Signature(
+    signature = KernelSignature(
         {
             "image": const_pointer(image),
             "gradient": const_pointer(gradient),
@@ -308,7 +308,7 @@ def _weight_gradient(tiling: _Tiling, call: Call) -> list[Launch]:
         threads=THREADS,
     )
     parts, taps, channels = spec.shape
-    signature = Signature(
+    signature = KernelSignature(
         {
             "partial": const_pointer(partial),
             "out": pointer(out),

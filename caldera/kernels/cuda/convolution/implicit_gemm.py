@@ -27,9 +27,9 @@ from caldera.kernels.cuda.convolution.source import (
     tiles_text,
 )
 from caldera.kernels.cuda.movement.copy import copy_calls
-from caldera.kernels.cuda.product.problem import SPLITS, Tile, Tiling, tiling
+from caldera.kernels.cuda.product.problem import SPLITS, ProductTiling, ThreadTile, tiling
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import Launch
+from caldera.kernels.cuda.runtime.launch import KernelLaunch
 from caldera.kernels.table import Array, Call
 
 
@@ -44,7 +44,7 @@ class Divider(ctypes.Structure):
         return cls(*divisor(number))
 
 
-class Window(ctypes.Structure):
+class WindowParameters(ctypes.Structure):
     """`Window` of implicit_gemm.cuh."""
 
     _fields_ = [
@@ -67,7 +67,7 @@ class Window(ctypes.Structure):
     ]
 
 
-class Steps(ctypes.Structure):
+class ImageStrides(ctypes.Structure):
     """`Images` and `Filters` of implicit_gemm.cuh: the strides of images and of filters."""
 
     _fields_ = [
@@ -75,10 +75,10 @@ class Steps(ctypes.Structure):
     ]
 
 
-def window_of(work: Correlation) -> Window:
+def window_of(work: Correlation) -> WindowParameters:
     """How output pixels of a correlation meet those of the image."""
     height, width = work.target
-    return Window(
+    return WindowParameters(
         area=Divider.by(max(1, height * width)),
         width=Divider.by(max(1, width)),
         channels=Divider.by(max(1, work.channels)),
@@ -103,17 +103,19 @@ def by_axis(
     return {f"{prefix}{name}": each for name, each in zip(names, pair, strict=True)}
 
 
-def image_steps(array: Array, channels: int) -> Steps:
+def image_steps(array: Array, channels: int) -> ImageStrides:
     """Images (N, C, H, W), so many channels of them a group."""
     image, channel, row, column = steps(array)
-    return Steps(first=image, channel=channel, row=row, column=column, group=channels * channel)
+    return ImageStrides(
+        first=image, channel=channel, row=row, column=column, group=channels * channel
+    )
 
 
-def filter_steps(array: Array, each: int, *, turned: bool) -> Steps:
+def filter_steps(array: Array, each: int, *, turned: bool) -> ImageStrides:
     """Filters (K, C / groups, R, S), `each` of them a group; turned, their channels are results."""
     result, channel, row, column = steps(array)
     first, second = (channel, result) if turned else (result, channel)
-    return Steps(first=first, channel=second, row=row, column=column, group=each * result)
+    return ImageStrides(first=first, channel=second, row=row, column=column, group=each * result)
 
 
 THREADS = 256
@@ -123,7 +125,9 @@ WIDEST = 16
 """Bytes that a thread reads at once."""
 
 
-def access(array: Array, axis: int, extent: int, tile: Tile, *, along: bool) -> tuple[bool, int]:
+def access(
+    array: Array, axis: int, extent: int, tile: ThreadTile, *, along: bool
+) -> tuple[bool, int]:
     """`along`, and how many neighbours along `axis` are read at once: all others begin at such
     places."""
     many = min(WIDEST // array.itemsize, tile.carried)
@@ -142,7 +146,7 @@ def most_splits(scratch: Array, out: Array) -> int:
     return scratch.nbytes // max(1, out.size * compute_dtype(out.dtype).itemsize)
 
 
-def split_k_partials(cut: Tiling, scratch: Array, out: Array) -> Array | None:
+def split_k_partials(cut: ProductTiling, scratch: Array, out: Array) -> Array | None:
     """Where partial sums lie; None if no sum is cut."""
     if cut.splits == 1:
         return None
@@ -155,8 +159,13 @@ def split_k_workspace(splits: int, out: Array) -> int:
 
 
 def split_k_reduction(
-    out: Array, sums: Array, window: Window, places: Steps, kind: str, shape: tuple[int, int]
-) -> Launch:
+    out: Array,
+    sums: Array,
+    window: WindowParameters,
+    places: ImageStrides,
+    kind: str,
+    shape: tuple[int, int],
+) -> KernelLaunch:
     """The launch that adds up partial sums (rows, columns) and stores the results."""
     source = text(SPLIT_K_REDUCE, out.dtype.name, places=kind)
     blocks = blocks_for(out.size, THREADS, driver().multiprocessors)
@@ -170,11 +179,11 @@ def split_k_reduction(
         rows=shape[0],
         columns=shape[1],
     )
-    return Launch(source, SPLIT_K_REDUCE.name, blocks, THREADS, signature)
+    return KernelLaunch(source, SPLIT_K_REDUCE.name, blocks, THREADS, signature)
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class SplitKSlice:
     """A correlation with the arrays it reads and writes.
 
     Filters are (K, C / groups, taps); `turned` says that their channels are the results.
@@ -197,14 +206,14 @@ class Part:
         line, channel = steps(self.filters)[:2][:: -1 if self.turned else 1]
         return not self.is_thin and self.work.channels > 1 and 1 not in (line, channel)
 
-    def cut(self, most_splits: int = SPLITS[-1]) -> Tiling:
+    def cut(self, most_splits: int = SPLITS[-1]) -> ProductTiling:
         """How it is cut into tiles."""
         work = self.work
         pixels, terms = work.batch * size(work.target), work.channels * size(work.taps)
         itemsize = compute_dtype(self.out.dtype).itemsize
         return tiling(pixels, work.results, terms, work.groups, itemsize, most_splits)
 
-    def launches(self, scratch: Array) -> list[Launch]:
+    def launches(self, scratch: Array) -> list[KernelLaunch]:
         """What computes it."""
         if self.out.size == 0:
             return []
@@ -231,7 +240,7 @@ class Part:
                 tap_rows=work.taps[0],
                 count=count,
             )
-            return [Launch(source, EACH.name, -(-count // THREADS), THREADS, signature)]
+            return [KernelLaunch(source, EACH.name, -(-count // THREADS), THREADS, signature)]
         cut = self.cut(most_splits(scratch, self.out))
         sums = split_k_partials(cut, scratch, self.out)
         source = tiles_text(CORRELATE, dtype, cut.tile, *self._accesses(cut.tile), sums is None)
@@ -246,7 +255,7 @@ class Part:
             results=work.results,
             scheduler=cut.scheduler,
         )
-        calls = [Launch(source, CORRELATE.name, cut.blocks, cut.tile.threads, signature)]
+        calls = [KernelLaunch(source, CORRELATE.name, cut.blocks, cut.tile.threads, signature)]
         if sums is not None:
             calls.append(
                 split_k_reduction(
@@ -255,7 +264,7 @@ class Part:
             )
         return calls
 
-    def _accesses(self, tile: Tile) -> tuple[tuple[bool, int], tuple[bool, int]]:
+    def _accesses(self, tile: ThreadTile) -> tuple[tuple[bool, int], tuple[bool, int]]:
         work = self.work
         by_channel = steps(self.image)[1] == 1
         image = access(self.image, 1, work.channels, tile, along=by_channel)
@@ -265,18 +274,18 @@ class Part:
         return image, access(self.filters, near, extent, tile, along=near == axes[0])
 
 
-def parts(call: Call, filters: Array) -> list[Part]:
+def parts(call: Call, filters: Array) -> list[SplitKSlice]:
     """What a convolution or its input gradient consists of."""
     geometry = Geometry.of(call.node)
     given, (out,) = call.inputs[0], call.outputs
     if call.node.op.name == "conv2d":
-        return [Part(forward(geometry), given, filters, out, turned=False)]
+        return [SplitKSlice(forward(geometry), given, filters, out, turned=False)]
     found = []
     for row, column, work in input_phases(geometry):
         rows, columns = (slice(phase.last_tap, None, -phase.tap_step) for phase in (row, column))
         chosen = filters[:, :, rows, columns][:, :, : work.taps[0], : work.taps[1]]
         place = out[:, :, row.first :: row.step, column.first :: column.step]
-        found.append(Part(work, given, chosen, place, turned=True))
+        found.append(SplitKSlice(work, given, chosen, place, turned=True))
     return found
 
 
@@ -312,5 +321,5 @@ def workspace(call: Call) -> int:
     return packed + max(sums, default=0)
 
 
-def _is_packed(found: list[Part]) -> bool:
+def _is_packed(found: list[SplitKSlice]) -> bool:
     return any(part.wants_packing for part in found)

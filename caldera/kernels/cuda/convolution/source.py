@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from caldera.kernels.cuda.codegen.expression import STORED, computed_type
 from caldera.kernels.cuda.codegen.source import KernelTemplate
-from caldera.kernels.cuda.product.problem import Tile
+from caldera.kernels.cuda.product.problem import ThreadTile
 
 TYPES = """#include "implicit_gemm.cuh"
 typedef {stored} T;
@@ -166,7 +166,7 @@ def types(dtype: str) -> str:
 def tiles_text(
     kernel: KernelTemplate,
     dtype: str,
-    tile: Tile,
+    tile: ThreadTile,
     left: tuple[bool, int],
     right: tuple[bool, int],
     whole: bool,

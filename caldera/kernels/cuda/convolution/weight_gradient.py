@@ -23,9 +23,9 @@ from caldera.kernels.cuda.convolution.implicit_gemm import (
     window_of,
 )
 from caldera.kernels.cuda.convolution.source import EACH_WEIGHT, WEIGHT, text, tiles_text
-from caldera.kernels.cuda.product.problem import SPLITS, Tile, Tiling, tiling
+from caldera.kernels.cuda.product.problem import SPLITS, ProductTiling, ThreadTile, tiling
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import Launch
+from caldera.kernels.cuda.runtime.launch import KernelLaunch
 from caldera.kernels.table import Array, Call
 
 FEWEST_PIXELS = 64
@@ -57,7 +57,7 @@ class FilterGradient:
         """Whether tiles would be mostly empty."""
         return min(self.work.results, self.terms) < FEW
 
-    def cut(self, most_splits: int = SPLITS[-1]) -> Tiling:
+    def cut(self, most_splits: int = SPLITS[-1]) -> ProductTiling:
         """How it is cut into tiles."""
         work = self.work
         pixels, itemsize = work.batch * size(work.target), compute_dtype(self.out.dtype).itemsize
@@ -80,7 +80,7 @@ class FilterGradient:
             )
         return split_k_workspace(self.cut().splits, self.out)
 
-    def launches(self, scratch: Array) -> list[Launch]:
+    def launches(self, scratch: Array) -> list[KernelLaunch]:
         """What computes it."""
         if self.out.size == 0:
             return []
@@ -112,7 +112,7 @@ class FilterGradient:
                 count=count,
             )
             source = text(EACH_WEIGHT, dtype)
-            first = Launch(source, EACH_WEIGHT.name, -(-count // THREADS), THREADS, signature)
+            first = KernelLaunch(source, EACH_WEIGHT.name, -(-count // THREADS), THREADS, signature)
             return [first, split_k_reduction(self.out, sums, window, places, "FilterPlaces", shape)]
         cut = self.cut(most)
         found = split_k_partials(cut, scratch, self.out)
@@ -124,12 +124,12 @@ class FilterGradient:
             results=work.results,
             scheduler=cut.scheduler,
         )
-        calls = [Launch(source, WEIGHT.name, cut.blocks, cut.tile.threads, signature)]
+        calls = [KernelLaunch(source, WEIGHT.name, cut.blocks, cut.tile.threads, signature)]
         if found is not None:
             calls.append(split_k_reduction(self.out, found, window, places, "FilterPlaces", shape))
         return calls
 
-    def _accesses(self, tile: Tile) -> tuple[tuple[bool, int], tuple[bool, int]]:
+    def _accesses(self, tile: ThreadTile) -> tuple[tuple[bool, int], tuple[bool, int]]:
         work = self.work
         left = access(self.gradient, 1, work.results, tile, along=steps(self.gradient)[1] != 1)
         return left, access(self.image, 1, work.channels, tile, along=steps(self.image)[1] != 1)

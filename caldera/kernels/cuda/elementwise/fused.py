@@ -26,16 +26,16 @@ from caldera.kernels.common.loops import loop_body_of, loop_shape
 from caldera.kernels.common.reduction import elementwise_outputs, fused_tasks, reductions_by_axes
 from caldera.kernels.cuda.codegen.expression import (
     HEADER,
+    KernelSignature,
     Parameter,
-    Signature,
     element_function,
     is_known,
 )
-from caldera.kernels.cuda.codegen.loop_operands import Numbers
+from caldera.kernels.cuda.codegen.loop_operands import LaunchIntegers
 from caldera.kernels.cuda.codegen.strides import next_power_of_two
 from caldera.kernels.cuda.elementwise.loop import (
     THREADS,
-    Loop,
+    ElementwiseLoop,
     LoopRunner,
     LoopText,
     are_many,
@@ -44,8 +44,8 @@ from caldera.kernels.cuda.elementwise.loop import (
 )
 from caldera.kernels.cuda.persistent.phases import Array, span
 from caldera.kernels.cuda.reduction.reduce import of_nothing, reduction_calls, workspace_of
-from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
-from caldera.kernels.runners import LAUNCH_GROUPERS, Piece
+from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
+from caldera.kernels.runners import LAUNCH_GROUPERS, StepPiece
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 
@@ -60,7 +60,7 @@ def _bind(call: Call) -> Runner:
     return CudaRunner(launch for task in tasks for launch in reduction_calls(task, call.workspace))
 
 
-def _of_nothing(call: Call, body: Body) -> list[Launch]:
+def _of_nothing(call: Call, body: Body) -> list[KernelLaunch]:
     """A loop over nothing still has to write what its reductions give."""
     return [
         launch
@@ -102,20 +102,20 @@ _ROUND = 8
 _NOBODY = 0xFFFFFFFF
 
 
-def kind_of(loop: Loop) -> Hashable | None:
+def kind_of(loop: ElementwiseLoop) -> Hashable | None:
     """What loops must have in common to be in one launch; None for one that cannot be."""
     if not loop.is_flat or loop.total > MOST_ELEMENTS:
         return None
     return loop.loop_body, tuple(each.mode for each in loop.operands), loop.lanes
 
 
-def most_together(loop: Loop) -> int:
+def most_together(loop: ElementwiseLoop) -> int:
     """How many loops of this kind a launch takes."""
     fitting = _PARAMETERS // (8 * len(loop.arrays) + 8)
     return max(fitting // _ROUND * _ROUND, 1)
 
 
-def launch_of_many(loops: Sequence[Loop]) -> Launch:
+def launch_of_many(loops: Sequence[ElementwiseLoop]) -> KernelLaunch:
     """One launch for loops of one kind that do not depend on each other."""
     first = loops[0]
     unroll = 2 if is_light(first.loop_body) and are_many(sum(loop.items for loop in loops)) else 1
@@ -123,13 +123,13 @@ def launch_of_many(loops: Sequence[Loop]) -> Launch:
     threads = min(max(32, 1 << most.bit_length()), THREADS)
     blocks = [max(-(-loop.items // (threads * unroll)), 1) for loop in loops]
     entries = -(-len(loops) // _ROUND) * _ROUND
-    numbers = Numbers(wide=False)
+    numbers = LaunchIntegers(wide=False)
     text = LoopText(first, numbers, "")
     items = text.items()
     pointers = [each.kind for each in text.pointers.values()]
     passed = ", ".join(["n", *(f"({kind})t.at[own][{k}]" for k, kind in enumerate(pointers))])
     table = _table(loops, np.cumsum(blocks), entries)
-    signature = Signature({"n": numbers.parameter, "t": Parameter("const Table", table)})
+    signature = KernelSignature({"n": numbers.parameter, "t": Parameter("const Table", table)})
     source = f"""#include "{HEADER}"
 #include "vector_access.cuh"
 {numbers.declaration}
@@ -153,10 +153,10 @@ extern "C" __global__ void loops({signature.declaration}) {{
 }}
 """
     arrays = [array for loop in loops for array in loop.arrays]
-    return Launch(source, "loops", sum(blocks), threads, signature, kept=arrays)
+    return KernelLaunch(source, "loops", sum(blocks), threads, signature, kept=arrays)
 
 
-def _table(loops: Sequence[Loop], ends: np.ndarray, entries: int) -> ctypes.Array[Any]:
+def _table(loops: Sequence[ElementwiseLoop], ends: np.ndarray, entries: int) -> ctypes.Array[Any]:
     at = np.zeros((entries, len(loops[0].arrays)), np.uint64)
     total = np.zeros(entries, np.uint32)
     end = np.full(next_power_of_two(entries), _NOBODY, np.uint32)
@@ -174,7 +174,7 @@ _LAUNCH_SECONDS, _BANDWIDTH, _FLOPS = 2e-6, 2e12, 2e14
 """How long a call takes at least, and what a card does in a second, about."""
 
 
-def grouped(bound: Sequence[tuple[Call, Runner]]) -> list[Piece]:
+def grouped(bound: Sequence[tuple[Call, Runner]]) -> list[StepPiece]:
     """What runs these calls."""
     calls = [call for call, _ in bound]
     kinds = [kind_of(each.loop) if isinstance(each, LoopRunner) else None for _, each in bound]
@@ -183,7 +183,7 @@ def grouped(bound: Sequence[tuple[Call, Runner]]) -> list[Piece]:
     groups = in_groups(needed, kinds)
     place = {index: number for number, group in enumerate(groups) for index in group}
     return [
-        Piece(
+        StepPiece(
             _together([bound[index][1] for index in group]),
             frozenset(place[other] for index in group for other in needed[index]),
             _LAUNCH_SECONDS + sum(_seconds(calls[index]) for index in group),

@@ -18,7 +18,7 @@ from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.loops import LoopBody, axes_of, loop_body_of, loop_shape
 from caldera.kernels.cuda.codegen.expression import (
     HEADER,
-    Signature,
+    KernelSignature,
     can_apply,
     computed_type,
     const_pointer,
@@ -27,16 +27,16 @@ from caldera.kernels.cuda.codegen.expression import (
     pointer,
 )
 from caldera.kernels.cuda.codegen.loop_operands import (
-    Numbers,
+    LaunchIntegers,
+    LoopOperand,
     OffsetEmitter,
-    Operand,
     is_wide,
     lanes_for,
     lines,
     operand,
 )
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 THREADS = 256
@@ -49,7 +49,7 @@ HEAVY_WORK = 8
 
 
 @dataclass(frozen=True)
-class Loop:
+class ElementwiseLoop:
     """A loop over at least one element: what it computes, and where its operands lie.
 
     `lengths` are those of the axes, the innermost in items of `lanes` elements; `total` is the
@@ -57,7 +57,7 @@ class Loop:
     """
 
     loop_body: LoopBody
-    operands: Sequence[Operand]
+    operands: Sequence[LoopOperand]
     arrays: Sequence[np.ndarray]
     lengths: tuple[int, ...]
     lanes: int
@@ -83,7 +83,7 @@ def loop_over(
     outputs: Sequence[np.ndarray],
     *,
     counted: bool = False,
-) -> Loop:
+) -> ElementwiseLoop:
     """The loop of a loop body without reductions.
 
     With `counted`, the first input (of int64) is not read: its elements are what its strides add
@@ -99,11 +99,13 @@ def loop_over(
     operands = [operand(*each, inner) for each in zip(arrays, strides, strict=True)]
     if counted:
         steps = tuple(stride // inputs[0].itemsize for stride in strides[0])
-        operands[0] = Operand("int64", steps, "#")
+        operands[0] = LoopOperand("int64", steps, "#")
     lanes = lanes_for(arrays, operands, inner, exact=len(axes.lengths) > 1)
     lengths = (*axes.lengths[:-1], max(inner // lanes, 1))
     wide = is_wide(total, operands, axes.lengths)
-    return Loop(loop_body, operands, arrays[1:] if counted else arrays, lengths, lanes, total, wide)
+    return ElementwiseLoop(
+        loop_body, operands, arrays[1:] if counted else arrays, lengths, lanes, total, wide
+    )
 
 
 def loop_calls(
@@ -111,7 +113,7 @@ def loop_calls(
     shape: Shape,
     inputs: Sequence[np.ndarray],
     outputs: Sequence[np.ndarray],
-) -> list[Launch]:
+) -> list[KernelLaunch]:
     """The launches that compute a loop body without reductions."""
     if not size(shape) or not outputs:
         return []
@@ -121,11 +123,11 @@ def loop_calls(
 class LoopRunner:
     """One loop. It is compiled when it first runs: a plan may have put it with others by then."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: ElementwiseLoop) -> None:
         self.loop = loop
 
     @cached_property
-    def launch(self) -> Launch:
+    def launch(self) -> KernelLaunch:
         """What runs it on its own; asking for it starts the compiler."""
         return launch_of([self.loop])
 
@@ -145,9 +147,9 @@ def loop_runner(
     return LoopRunner(loop_over(loop_body, shape, inputs, outputs))
 
 
-def launch_of(loops: Sequence[Loop]) -> Launch:
+def launch_of(loops: Sequence[ElementwiseLoop]) -> KernelLaunch:
     """One launch for loops of one body that do not depend on each other."""
-    numbers = Numbers(any(loop.wide for loop in loops))
+    numbers = LaunchIntegers(any(loop.wide for loop in loops))
     unroll = _unroll(loops)
     threads = _threads(max(-(-loop.items // unroll) for loop in loops))
     blocks = [max(-(-loop.items // (threads * unroll)), 1) for loop in loops]
@@ -158,7 +160,7 @@ def launch_of(loops: Sequence[Loop]) -> Launch:
     for k, count in enumerate(blocks[:-1]):
         calls[k] = f"if (block < (Index){numbers.add(count)}) {{ {calls[k]} return; }}"
         calls[k] += f"\n    block -= (Index){numbers.add(count)};"
-    signature = Signature({"n": numbers.parameter})
+    signature = KernelSignature({"n": numbers.parameter})
     for text in texts:
         signature |= text.pointers
     source = f"""#include "{HEADER}"
@@ -171,10 +173,10 @@ extern "C" __global__ void loop({signature.declaration}) {{
     {lines(calls, 4)}
 }}
 """
-    return Launch(source, "loop", sum(blocks), threads, signature)
+    return KernelLaunch(source, "loop", sum(blocks), threads, signature)
 
 
-def _unroll(loops: Sequence[Loop]) -> int:
+def _unroll(loops: Sequence[ElementwiseLoop]) -> int:
     """How many items a thread takes: several if they are small and there are enough."""
     if not is_light(loops[0].loop_body):
         return 1
@@ -203,16 +205,16 @@ def _threads(items: int) -> int:
 class LoopText:
     """A loop in CUDA. Names start with a prefix, so that several loops can be in one kernel."""
 
-    loop: Loop
-    numbers: Numbers
+    loop: ElementwiseLoop
+    numbers: LaunchIntegers
     prefix: str
 
     @property
-    def pointers(self) -> Signature:
+    def pointers(self) -> KernelSignature:
         """The operands that are arrays, by their names in the text."""
         inputs = len(self.loop.loop_body.inputs)
         read = [k for k, each in enumerate(self.loop.operands) if each.mode != "#"]
-        return Signature(
+        return KernelSignature(
             {
                 f"p{self.prefix}{k}": const_pointer(array) if k < inputs else pointer(array)
                 for k, array in zip(read, self.loop.arrays, strict=True)

@@ -9,8 +9,8 @@ from caldera.core.graph.node import Node, Spec
 from caldera.core.memory.software import address_of
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.cuda.codegen.expression import (
+    KernelSignature,
     Parameter,
-    Signature,
     const_pointer,
     i32,
     i64,
@@ -61,7 +61,7 @@ def _bind(call: Call) -> Runner:
     (x,), (y, mask) = call.inputs, call.outputs
     if not x.size:
         return CudaRunner([])
-    signature = Signature(
+    signature = KernelSignature(
         {
             "x": const_pointer(x),
             "y": pointer(y),
@@ -112,7 +112,7 @@ def _bind_gradient(call: Call) -> Runner:
     chunk, chunks = _chunks(rows, columns)
     if g.size:
         kind = type_of(partial)
-        signature = Signature(
+        signature = KernelSignature(
             {
                 "g": const_pointer(g),
                 "mask": const_pointer(mask),
@@ -139,7 +139,7 @@ def _bind_gradient(call: Call) -> Runner:
         )
     if sums and columns:
         (total,) = sums
-        signature = Signature(
+        signature = KernelSignature(
             {
                 "partial": const_pointer(partial),
                 "parts": i32(chunks if g.size else 0),

@@ -15,7 +15,13 @@ import numpy as np
 from caldera.base.registry import optional_import
 from caldera.core.graph.node import Node
 from caldera.core.memory.gpus import PACKAGE, card_count
-from caldera.kernels.cuda.codegen.expression import Signature, computed_type, pointer, u32, u64
+from caldera.kernels.cuda.codegen.expression import (
+    KernelSignature,
+    computed_type,
+    pointer,
+    u32,
+    u64,
+)
 from caldera.kernels.cuda.codegen.source import header_launch
 from caldera.kernels.cuda.codegen.strides import blocks_for
 from caldera.kernels.cuda.fourier.stockham import (
@@ -56,7 +62,7 @@ def _bind(call: Call) -> Runner:
     memory = call.workspace[: _workspace(node)]
     dense = memory.view(np.complex128 if double else np.complex64).reshape(shape)
     count = found.count * found.length
-    signature = Signature(
+    signature = KernelSignature(
         {
             **found.parameters,
             "dense": pointer(memory, f"Complex<{computed_type(dtype)}>"),

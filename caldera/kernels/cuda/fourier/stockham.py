@@ -13,8 +13,8 @@ from math import prod
 from caldera.core.graph.node import Node
 from caldera.kernels.cuda.codegen.expression import (
     STORED,
+    KernelSignature,
     Parameter,
-    Signature,
     computed_type,
     const_pointer,
     i64,
@@ -187,7 +187,7 @@ def _bind(call: Call) -> Runner:
     dtype = node.dtype.name
     kind = f"Complex<{computed_type(dtype)}>"
     threads = threads_for(plan.rows_at_once * found.length)
-    signature = Signature(
+    signature = KernelSignature(
         {
             **found.parameters,
             "spare": null_pointer(kind) if plan.in_shared else pointer(call.workspace, kind),

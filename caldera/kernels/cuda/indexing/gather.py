@@ -12,7 +12,7 @@ from caldera.core.graph.node import Node
 from caldera.core.memory.software import address_of
 from caldera.core.tensor.dtype import is_float
 from caldera.kernels.cuda.codegen.expression import (
-    Signature,
+    KernelSignature,
     const_pointer,
     i64,
     pointer,
@@ -22,7 +22,7 @@ from caldera.kernels.cuda.codegen.expression import (
 from caldera.kernels.cuda.codegen.source import header_launch
 from caldera.kernels.cuda.codegen.strides import (
     Array,
-    Axis,
+    StridedAxis,
     axes_of,
     blocks_for,
     counted,
@@ -41,7 +41,7 @@ _UNITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "uint4"}
 """What elements are moved as: only their size matters."""
 
 
-def _gathered_axes(out: Array, x: Array, positions: Array, axis: int) -> list[Axis]:
+def _gathered_axes(out: Array, x: Array, positions: Array, axis: int) -> list[StridedAxis]:
     """The axes of a gather's result, with strides of out, x and positions."""
     steps = element_strides(x)
     nowhere = (0,) * positions.ndim
@@ -72,7 +72,7 @@ def _bind_rounded(call: Call) -> Runner:
     places = [address_of(out) // out.itemsize, address_of(x) // x.itemsize, *rows_begin]
     together = next(many for many in (4, 2, 1) if all(place % many == 0 for place in places))
     index = counter_type(count)
-    signature = Signature(
+    signature = KernelSignature(
         {
             "out": pointer(out),
             "x": const_pointer(x),
@@ -112,7 +112,9 @@ def _bind_take_along_axis(call: Call) -> Runner:
     return _reading(out, x, positions, axes, axis)
 
 
-def _reading(out: Array, x: Array, positions: Array, axes: Sequence[Axis], axis: int) -> Runner:
+def _reading(
+    out: Array, x: Array, positions: Array, axes: Sequence[StridedAxis], axis: int
+) -> Runner:
     """`axes` are those of `out`, with strides of out, x and positions."""
     lines = merged(axes)
     count = elements(lines)
@@ -126,7 +128,8 @@ def _reading(out: Array, x: Array, positions: Array, axes: Sequence[Axis], axis:
     unit = _unit_bytes(out, x, [row, step, *[n for a in lines for n in a.strides[:2]]])
     scale = unit // size
     scaled = [
-        Axis(a.length, (a.strides[0] // scale, a.strides[1] // scale, a.strides[2])) for a in lines
+        StridedAxis(a.length, (a.strides[0] // scale, a.strides[1] // scale, a.strides[2]))
+        for a in lines
     ]
     units, count = row // scale, count // scale
     index = counter_type(count)
@@ -134,7 +137,7 @@ def _reading(out: Array, x: Array, positions: Array, axes: Sequence[Axis], axis:
     missing = 0 if out.dtype.name == "bool" else 0xFF
     blocks = blocks_for(count, _THREADS, driver().multiprocessors)
     kind = _UNITS[unit]
-    signature = Signature(
+    signature = KernelSignature(
         {
             "out": pointer(out, kind),
             "x": const_pointer(x, kind),

@@ -21,7 +21,7 @@ from caldera.core.graph.node import Node
 from caldera.core.memory.software import address_of
 from caldera.kernels.common.indexing import may_overwrite
 from caldera.kernels.cuda.codegen.expression import (
-    Signature,
+    KernelSignature,
     const_pointer,
     i64,
     pointer,
@@ -31,7 +31,7 @@ from caldera.kernels.cuda.codegen.expression import (
 from caldera.kernels.cuda.codegen.source import header_launch
 from caldera.kernels.cuda.codegen.strides import (
     Array,
-    Axis,
+    StridedAxis,
     axes_of,
     blocks_for,
     counted,
@@ -43,7 +43,7 @@ from caldera.kernels.cuda.codegen.strides import (
 )
 from caldera.kernels.cuda.movement.copy import copy_calls
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.cuda.sorting import THREADS as SORT_THREADS
 from caldera.kernels.cuda.sorting import TILE, merge_runs, tiles_of
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
@@ -72,11 +72,11 @@ class _Geometry:
     updates: Array
     positions: Array
     length: int
-    all_axes: list[Axis]
-    added: list[Axis]
-    targets: list[Axis]
-    rows: list[Axis]
-    columns: list[Axis]
+    all_axes: list[StridedAxis]
+    added: list[StridedAxis]
+    targets: list[StridedAxis]
+    rows: list[StridedAxis]
+    columns: list[StridedAxis]
 
 
 def _of_scatter_add(call: Call) -> _Geometry:
@@ -98,7 +98,7 @@ def _of_scatter_add(call: Call) -> _Geometry:
         every,
         added,
         targets=added,
-        rows=[Axis(out.shape[axis], (to[axis],))],
+        rows=[StridedAxis(out.shape[axis], (to[axis],))],
         columns=merged(others),
     )
 
@@ -126,7 +126,7 @@ def _of_put_along(call: Call) -> _Geometry:
         every,
         merged([along[axis]]),
         targets=merged(along[i] for i in last),
-        rows=merged(Axis(out.shape[i], (to[i],)) for i in last),
+        rows=merged(StridedAxis(out.shape[i], (to[i],)) for i in last),
         columns=[],
     )
 
@@ -159,7 +159,7 @@ def _bind_scanning(geometry: Geometry, call: Call) -> Runner:
     count = elements(axes)
     index = counter_type(count)
     _, x_step, update_step, _, place_step = steps
-    signature = Signature(
+    signature = KernelSignature(
         {
             "out": pointer(out),
             "x": const_pointer(shape.x),
@@ -191,7 +191,9 @@ def _bind_scanning(geometry: Geometry, call: Call) -> Runner:
     )
 
 
-def vector_of(size: int, axes: list[Axis], arrays: list[tuple[Array, int]], most: int) -> int:
+def vector_of(
+    size: int, axes: list[StridedAxis], arrays: list[tuple[Array, int]], most: int
+) -> int:
     """How many elements along the last axis can be read and written at once in these arrays,
     which are given with their places among the strides."""
     if not axes or any(axes[-1].strides[i] != 1 for _, i in arrays):
@@ -207,12 +209,12 @@ def vector_of(size: int, axes: list[Axis], arrays: list[tuple[Array, int]], most
     return vector
 
 
-def in_vectors(axes: list[Axis], vector: int) -> list[Axis]:
+def in_vectors(axes: list[StridedAxis], vector: int) -> list[StridedAxis]:
     """The same axes counted in vectors."""
     if vector == 1:
         return axes
     last = axes[-1]
-    return [*axes[:-1], Axis(last.length // vector, tuple(vector * n for n in last.strides))]
+    return [*axes[:-1], StridedAxis(last.length // vector, tuple(vector * n for n in last.strides))]
 
 
 # --- many updates
@@ -244,13 +246,13 @@ def _bind_sorting(geometry: Geometry, call: Call) -> Runner:
     return CudaRunner([*start, *calls, *_sums(shape, call.workspace, items, additions)])
 
 
-def _sorted(shape: _Geometry, workspace: Array, additions: int) -> tuple[Array, list[Launch]]:
+def _sorted(shape: _Geometry, workspace: Array, additions: int) -> tuple[Array, list[KernelLaunch]]:
     """The items in order, and the launches that bring them there."""
     nbytes = _item_bytes(additions)
     items, other = workspace[: additions * _ITEM], workspace[nbytes : nbytes + additions * _ITEM]
     width = min(1 << max(additions - 1, 1).bit_length(), TILE)
     tiles = tiles_of(additions)
-    signature = Signature(
+    signature = KernelSignature(
         {
             "positions": const_pointer(shape.positions),
             "added": strided_axes(shape.targets, 2),
@@ -279,7 +281,7 @@ def _sorted(shape: _Geometry, workspace: Array, additions: int) -> tuple[Array, 
         )
     ]
     for run in merge_runs(additions):
-        signature = Signature(
+        signature = KernelSignature(
             {
                 "from": const_pointer(items, "Item"),
                 "to": pointer(other, "Item"),
@@ -306,7 +308,7 @@ def _sorted(shape: _Geometry, workspace: Array, additions: int) -> tuple[Array, 
     return items, calls
 
 
-def _sums(shape: _Geometry, workspace: Array, items: Array, additions: int) -> list[Launch]:
+def _sums(shape: _Geometry, workspace: Array, items: Array, additions: int) -> list[KernelLaunch]:
     out, dtype = shape.out, shape.out.dtype.name
     vector = _shared_vector(shape)
     columns = in_vectors(shape.columns, vector)
@@ -320,7 +322,7 @@ def _sums(shape: _Geometry, workspace: Array, items: Array, additions: int) -> l
     count = chunks * column_count
     index = counter_type(count)
     sums = f"Scatter<{type_of(out)}, {vector}>"
-    signature = Signature(
+    signature = KernelSignature(
         {
             "out": pointer(out),
             "updates": const_pointer(shape.updates),

@@ -11,7 +11,7 @@ from math import prod
 from caldera.core.graph.node import Node
 from caldera.kernels.common.indexing import may_overwrite
 from caldera.kernels.cuda.codegen.expression import (
-    Signature,
+    KernelSignature,
     const_pointer,
     i64,
     pointer,
@@ -20,7 +20,7 @@ from caldera.kernels.cuda.codegen.expression import (
 )
 from caldera.kernels.cuda.codegen.source import header_launch
 from caldera.kernels.cuda.codegen.strides import (
-    Axis,
+    StridedAxis,
     axes_of,
     element_strides,
     elements,
@@ -53,7 +53,7 @@ def _bind(call: Call) -> Runner:
     every = axes_of(out.shape, to, beside, old)
     columns = merged(each for i, each in enumerate(every) if i != axis)
     added = merged(axes_of(positions.shape, given[axis : axis + new], element_strides(positions)))
-    rows = [Axis(out.shape[axis], (to[axis], old[axis]))]
+    rows = [StridedAxis(out.shape[axis], (to[axis], old[axis]))]
     arrays = [(out, 0), (updates, 1), (x, 2)]
     vector = vector_of(out.itemsize, columns, arrays, most=_THREADS)
     distances = [*rows[0].strides, *(each.strides[0] for each in added)]
@@ -63,7 +63,7 @@ def _bind(call: Call) -> Runner:
     count = elements(columns)
     across = min(1 << (count - 1).bit_length(), _ACROSS)
     tiles = -(-count // across)
-    signature = Signature(
+    signature = KernelSignature(
         {
             "out": pointer(out),
             "x": const_pointer(x),

@@ -15,8 +15,8 @@ from caldera.core.tensor.dtype import is_float
 from caldera.core.tensor.shape import Shape
 from caldera.kernels.cuda.codegen.expression import (
     STORED,
+    KernelSignature,
     Parameter,
-    Signature,
     computed_type,
     const_pointer,
     i64,
@@ -100,7 +100,7 @@ def _launched(
     stored, computed = STORED[dtype], computed_type(dtype)
     nbytes = elements * _bytes(dtype)
     shared = fits_in_shared(nbytes)
-    signature = Signature(
+    signature = KernelSignature(
         {
             **given,
             "spare": null_pointer(computed) if shared else pointer(call.workspace, computed),

@@ -40,7 +40,7 @@ from caldera.kernels.cuda.linalg import cusolver
 from caldera.kernels.cuda.linalg.panels import (
     GROUP,
     PANEL,
-    Panels,
+    PanelCalls,
     can_run,
     panel_bytes,
     panels,
@@ -59,7 +59,7 @@ _STRIP = 1024
 def _bind(call: Call) -> Runner:
     (out,), (a,) = call.outputs, call.inputs
     n = len(a)
-    run = Panels(call)
+    run = PanelCalls(call)
     rest, inverse = run.array((n, n), a.dtype), run.array((PANEL, PANEL), a.dtype)
     run.symmetric_part(rest, out, a)
     for first, last in panels(0, n, GROUP):
@@ -76,7 +76,7 @@ def _bind(call: Call) -> Runner:
     return run.runner(partial(cusolver.bind, call))
 
 
-def _update(run: Panels, rest: Array, columns: Array) -> None:
+def _update(run: PanelCalls, rest: Array, columns: Array) -> None:
     """rest -= columns columnsᵀ, on and below the diagonal."""
     for begin, end in panels(0, len(rest), _STRIP):
         left, right = columns[begin:], columns[begin:end].T
@@ -119,7 +119,7 @@ def _blocked_qr_bind(call: Call) -> Runner:
     m, n = a.shape
     k = min(m, n)
     narrow = a.dtype == float32
-    run = Panels(call)
+    run = PanelCalls(call)
     rest = run.array((m, n), float64)
     gram, inverse, first, second = (run.array((PANEL, PANEL), float64) for _ in range(4))
     panel, spare = run.array((m, PANEL), float64), run.array((k, PANEL), float64)
@@ -160,13 +160,13 @@ def _blocked_qr_bind(call: Call) -> Runner:
     return run.runner(partial(cusolver.bind, call))
 
 
-def _project(run: Panels, parts: Array, rest: Array, q: Array) -> None:
+def _project(run: PanelCalls, parts: Array, rest: Array, q: Array) -> None:
     """Take out of columns what lies in those of Q, and keep how much that is."""
     run.multiply(parts, q.T, rest)
     run.multiply(rest, q, parts, alpha=-1.0, beta=1.0)
 
 
-def _check(run: Panels, q: Array, panel: Array, spare: Array) -> None:
+def _check(run: PanelCalls, q: Array, panel: Array, spare: Array) -> None:
     """Fail if Qᵀ Q changes a vector."""
     m, k = q.shape
     memory, image = spare.reshape(-1), panel.reshape(-1)[:m].reshape(m, 1)
@@ -232,7 +232,7 @@ _BLOCKED_SOLVE_COLUMN_SECONDS, _BLOCKED_SOLVE_FLOPS = 9e-7, 5e13
 _BLOCKED_SOLVE_THREADS = 128
 
 
-class _Elimination(Panels):
+class _Elimination(PanelCalls):
     """A mixed matrix, L below its diagonal and U above it, and blocks on it inverted."""
 
     def __init__(self, call: Call) -> None:

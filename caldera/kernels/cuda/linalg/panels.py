@@ -17,8 +17,8 @@ from caldera.core.tensor.shape import Shape
 from caldera.kernels.common.binding import Scratch, workspace_bytes
 from caldera.kernels.common.loops import LoopBody
 from caldera.kernels.cuda.codegen.expression import (
+    KernelSignature,
     Parameter,
-    Signature,
     const_pointer,
     i64,
     pointer,
@@ -75,7 +75,7 @@ def can_run(node: Node) -> bool:
 
 
 def panel_bytes(*specs: Spec) -> int:
-    """The workspace of a `Panels` and of arrays like these."""
+    """The workspace of a `PanelCalls` and of arrays like these."""
     return workspace_bytes(
         Spec((MOST_WORKSPACE + WORKSPACE_ALIGNMENT,), BY_NAME["uint8"]),
         Spec((1,), BY_NAME["int32"]),
@@ -89,7 +89,7 @@ def seconds(column_seconds: float, flops: float, node: Node) -> float:
     return _CALL_SECONDS + columns * column_seconds + node.op.count_flops(node) / flops
 
 
-class Panels:
+class PanelCalls:
     """The calls that factorise a matrix, in the order in which they were asked for.
 
     When they have run, `failed` holds whether they could; then another runner does it instead.
@@ -202,7 +202,7 @@ class Panels:
         body: str,
     ) -> None:
         """A launch of a function of the headers."""
-        self.calls.append(header_launch(_HEADER, name, grid, block, Signature(given), body))
+        self.calls.append(header_launch(_HEADER, name, grid, block, KernelSignature(given), body))
 
     def runner(self, otherwise: Callable[[], Runner]) -> Runner:
         """What runs them, and what `otherwise` makes if they failed."""

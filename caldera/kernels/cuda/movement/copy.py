@@ -13,17 +13,17 @@ from math import prod
 import numpy as np
 
 from caldera.core.graph.memory_format import as_pairs
-from caldera.kernels.common.loops import Axes, LoopBody, axes_of
-from caldera.kernels.cuda.codegen.expression import STORED, Signature, const_pointer, pointer
+from caldera.kernels.common.loops import LoopAxes, LoopBody, axes_of
+from caldera.kernels.cuda.codegen.expression import STORED, KernelSignature, const_pointer, pointer
 from caldera.kernels.cuda.codegen.loop_operands import (
-    Numbers,
+    LaunchIntegers,
+    LoopOperand,
     OffsetEmitter,
-    Operand,
     is_wide,
     lines,
 )
-from caldera.kernels.cuda.elementwise.loop import THREADS, Loop, launch_of, loop_over
-from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.cuda.elementwise.loop import THREADS, ElementwiseLoop, launch_of, loop_over
+from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.table import COPY, TABLE, Call, Kernel, Runner
 
 BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
@@ -39,7 +39,7 @@ def as_bits(array: np.ndarray) -> np.ndarray:
     return array.view(BITS[array.itemsize])
 
 
-def copy_calls(target: np.ndarray, source: np.ndarray) -> list[Launch]:
+def copy_calls(target: np.ndarray, source: np.ndarray) -> list[KernelLaunch]:
     """The launches that do `target[...] = source`, of one shape and dtype.
 
     The source may be repeated (strides of 0) or run backwards; the two must not overlap.
@@ -47,10 +47,10 @@ def copy_calls(target: np.ndarray, source: np.ndarray) -> list[Launch]:
     return copying([(target, source)])
 
 
-def copying(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Launch]:
+def copying(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[KernelLaunch]:
     """The launches that copy each source to its target: (target, source), all of one dtype."""
-    calls: list[Launch] = []
-    loops: list[Loop] = []
+    calls: list[KernelLaunch] = []
+    loops: list[ElementwiseLoop] = []
     for given in pairs:
         if not given[0].size:
             continue
@@ -68,7 +68,7 @@ def copying(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Launch]:
     return calls + [launch_of(some) for some in together]
 
 
-def _lying_across(axes: Axes, itemsize: int) -> int | None:
+def _lying_across(axes: LoopAxes, itemsize: int) -> int | None:
     """The axis that is innermost in the source, if another one is in the target."""
     target, source = axes.strides
     last = len(axes.lengths) - 1
@@ -78,7 +78,9 @@ def _lying_across(axes: Axes, itemsize: int) -> int | None:
     return found[0] if found and axes.lengths[found[0]] >= THINNEST else None
 
 
-def _transposing(target: np.ndarray, source: np.ndarray, axes: Axes, across: int) -> Launch:
+def _transposing(
+    target: np.ndarray, source: np.ndarray, axes: LoopAxes, across: int
+) -> KernelLaunch:
     size = target.itemsize
     to, given = (tuple(step // size for step in each) for each in axes.strides)
     last = len(axes.lengths) - 1
@@ -86,12 +88,12 @@ def _transposing(target: np.ndarray, source: np.ndarray, axes: Axes, across: int
     others = [axis for axis in range(last) if axis != across]
     lengths = [axes.lengths[axis] for axis in others]
     name = target.dtype.name
-    both = [Operand(name, to, "s"), Operand(name, given, "s")]
-    numbers = Numbers(is_wide(prod(axes.lengths), both, axes.lengths))
+    both = [LoopOperand(name, to, "s"), LoopOperand(name, given, "s")]
+    numbers = LaunchIntegers(is_wide(prod(axes.lengths), both, axes.lengths))
     offsets_of = OffsetEmitter(
         numbers,
         lengths,
-        [Operand(name, tuple(each[axis] for axis in others), "s") for each in (to, given)],
+        [LoopOperand(name, tuple(each[axis] for axis in others), "s") for each in (to, given)],
         "",
     )
     split, offsets = offsets_of.statements("place", "a")
@@ -102,7 +104,7 @@ def _transposing(target: np.ndarray, source: np.ndarray, axes: Axes, across: int
     tiles, tiles_down = numbers.add(down * right), numbers.add(down)
     kind = STORED[name]
     at_target, at_source = (offsets[group] for group in offsets_of.group)
-    signature = Signature(
+    signature = KernelSignature(
         {
             "n": numbers.parameter,
             "target": pointer(target, kind),
@@ -122,7 +124,7 @@ extern "C" __global__ void transpose({signature.declaration}) {{
 }}
 """
     grid, block = prod(lengths) * down * right, (side, rows_at_once, 1)
-    return Launch(text, "transpose", grid, block, signature)
+    return KernelLaunch(text, "transpose", grid, block, signature)
 
 
 def bind_copy(call: Call) -> Runner:

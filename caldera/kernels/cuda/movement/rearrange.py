@@ -10,17 +10,23 @@ import numpy as np
 from caldera.core.graph.memory_format import as_pairs
 from caldera.core.memory.software import address_of
 from caldera.kernels.common.loops import LoopBody
-from caldera.kernels.cuda.codegen.expression import STORED, Signature, const_pointer, i64, pointer
+from caldera.kernels.cuda.codegen.expression import (
+    STORED,
+    KernelSignature,
+    const_pointer,
+    i64,
+    pointer,
+)
 from caldera.kernels.cuda.codegen.loop_operands import (
-    Numbers,
+    LaunchIntegers,
+    LoopOperand,
     OffsetEmitter,
-    Operand,
     is_wide,
     lines,
 )
 from caldera.kernels.cuda.elementwise.loop import THREADS, launch_of, loop_over
 from caldera.kernels.cuda.movement.copy import as_bits, bind_copy, copy_calls, copying
-from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 # --- reshape
@@ -37,18 +43,18 @@ def _bind_reshape(call: Call) -> Runner:
         return CudaRunner([_by_number(target, source)])
 
 
-def _by_number(target: np.ndarray, source: np.ndarray) -> Launch:
+def _by_number(target: np.ndarray, source: np.ndarray) -> KernelLaunch:
     """Copy element number i to element number i."""
     name = as_bits(target).dtype.name
     places = [
-        Operand(name, tuple(step // each.itemsize for step in each.strides), "s")
+        LoopOperand(name, tuple(step // each.itemsize for step in each.strides), "s")
         for each in (target, source)
     ]
     shapes = (target.shape, source.shape)
     wide = any(
         is_wide(target.size, [place], shape) for place, shape in zip(places, shapes, strict=True)
     )
-    numbers = Numbers(wide)
+    numbers = LaunchIntegers(wide)
     emitters = [
         OffsetEmitter(numbers, shape, [place], "")
         for place, shape in zip(places, shapes, strict=True)
@@ -59,7 +65,7 @@ def _by_number(target: np.ndarray, source: np.ndarray) -> Launch:
     )
     count = numbers.add(target.size)
     kind = STORED[name]
-    signature = Signature(
+    signature = KernelSignature(
         {
             "n": numbers.parameter,
             "target": pointer(target, kind),
@@ -76,7 +82,7 @@ extern "C" __global__ void reshape({signature.declaration}) {{
 }}
 """
     grid = -(-target.size // THREADS)
-    return Launch(text, "reshape", grid, THREADS, signature)
+    return KernelLaunch(text, "reshape", grid, THREADS, signature)
 
 
 # --- parts side by side
@@ -182,7 +188,7 @@ def _lanes(axes: Sequence[_Axis], target: np.ndarray, source: np.ndarray) -> int
 
 def placing_calls(
     target: np.ndarray, source: np.ndarray, starts: Sequence[int], steps: Sequence[int], fill: float
-) -> list[Launch]:
+) -> list[KernelLaunch]:
     """The source at regular places of the target, and a number everywhere else."""
     if not target.size:
         return []
@@ -205,17 +211,17 @@ def placing_calls(
     lanes = _lanes(axes, target, source)
     name = as_bits(target).dtype.name
     both = [
-        Operand(name, tuple(axis.target for axis in axes), "s"),
-        Operand(name, tuple(axis.source for axis in axes), "s"),
+        LoopOperand(name, tuple(axis.target for axis in axes), "s"),
+        LoopOperand(name, tuple(axis.source for axis in axes), "s"),
     ]
     wide = is_wide(target.size, both, [axis.length for axis in axes])
     if lanes > 1:
         axes = [*axes[:-1], axes[-1].in_items(lanes)]
-    numbers = Numbers(wide)
+    numbers = LaunchIntegers(wide)
     items = target.size // lanes
     kind = STORED[name]
     body = _placing(axes, numbers, kind, lanes, items)
-    signature = Signature(
+    signature = KernelSignature(
         {
             "n": numbers.parameter,
             "fill": i64(number),
@@ -229,10 +235,12 @@ extern "C" __global__ void place({signature.declaration}) {{
 {body}
 }}
 """
-    return [Launch(text, "place", -(-items // THREADS), THREADS, signature)]
+    return [KernelLaunch(text, "place", -(-items // THREADS), THREADS, signature)]
 
 
-def _placing(axes: Sequence[_Axis], numbers: Numbers, kind: str, lanes: int, items: int) -> str:
+def _placing(
+    axes: Sequence[_Axis], numbers: LaunchIntegers, kind: str, lanes: int, items: int
+) -> str:
     """The body of the kernel."""
     body: list[str] = []
     rest = "item"

@@ -10,14 +10,14 @@ from __future__ import annotations
 from caldera.core.graph.node import Node, Spec
 from caldera.kernels.common.binding import workspace_bytes
 from caldera.kernels.cuda.codegen.expression import (
-    Signature,
+    KernelSignature,
     const_pointer,
     pointer,
     real,
     type_of,
 )
 from caldera.kernels.cuda.codegen.source import flags
-from caldera.kernels.cuda.normalisation.layout import RESIDENT, Sizes, layout_of, strided
+from caldera.kernels.cuda.normalisation.layout import RESIDENT, NormSizes, layout_of, strided
 from caldera.kernels.cuda.normalisation.statistics import (
     gradient_sums,
     image_sums,
@@ -77,7 +77,7 @@ def _bind_given(call: Call) -> Runner:
     if y.size == 0:
         return CudaRunner([])
     layout = layout_of([x, y, *more], call.node.attrs["axis"], by_image=False).of_elements()
-    signature = Signature(
+    signature = KernelSignature(
         {
             **images(layout, x, y, more),
             "eps": real("double", call.node.attrs["eps"]),
@@ -157,7 +157,7 @@ def _specs(node: Node) -> tuple[Spec, Spec]:
     """Sums of chunks, and factors."""
     image = node.outputs[0]
     channels = image.shape[node.attrs["axis"]]
-    sizes = Sizes(1, channels, image.size // max(channels, 1))
+    sizes = NormSizes(1, channels, image.size // max(channels, 1))
     return workspace_specs(sizes, node, _FACTORS)
 
 

@@ -19,8 +19,8 @@ from caldera.core.memory.software import address_of
 from caldera.core.tensor.dtype import HALVES, float32
 from caldera.kernels.common.binding import Scratch, workspace_bytes
 from caldera.kernels.cuda.codegen.expression import (
+    KernelSignature,
     Parameter,
-    Signature,
     const_pointer,
     i32,
     pointer,
@@ -33,7 +33,7 @@ from caldera.kernels.cuda.normalisation import batchnorm
 from caldera.kernels.cuda.normalisation.batchnorm import has_relu, in_place, workspace
 from caldera.kernels.cuda.normalisation.layout import strided
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 THREADS = ((256, 4), (512, 8))
@@ -157,7 +157,7 @@ def _launch(
     partial = Scratch(call.workspace).array(spec.shape, spec.dtype)
     # A launch meets where no other that may run beside it does.
     place = next(_places) * shares.groups % _BARRIERS
-    signature = Signature(
+    signature = KernelSignature(
         {
             "partial": pointer(partial),
             **images,
@@ -184,7 +184,7 @@ def _launch(
     shared = 8 * split.threads + _KNOWN
     grid = (split.chunks, shares.groups, 1)
     return CudaRunner(
-        [Launch(source, name, grid, split.threads, signature, shared, cooperative=True)]
+        [KernelLaunch(source, name, grid, split.threads, signature, shared, cooperative=True)]
     )
 
 

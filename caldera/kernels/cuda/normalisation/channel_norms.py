@@ -16,8 +16,8 @@ from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import compute_dtype, workspace_bytes
 from caldera.kernels.cuda.codegen.expression import (
+    KernelSignature,
     Parameter,
-    Signature,
     computed_type,
     const_pointer,
     pointer,
@@ -33,7 +33,7 @@ from caldera.kernels.cuda.codegen.strides import (
     strided_layout,
     strides_of,
 )
-from caldera.kernels.cuda.normalisation.layout import Layout, Sizes, layout_of, strided
+from caldera.kernels.cuda.normalisation.layout import ChannelLayout, NormSizes, layout_of, strided
 from caldera.kernels.cuda.normalisation.statistics import (
     HEADER,
     gradient_sums,
@@ -44,7 +44,7 @@ from caldera.kernels.cuda.normalisation.statistics import (
     parameter_gradients,
     workspace_specs,
 )
-from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 _FORWARD, _BACKWARD = 3, 4
@@ -61,7 +61,7 @@ def _bind(call: Call) -> Runner:
     if mean.size == 0:
         return CudaRunner([])
     partial, factors = in_workspace(call, _specs(call.node))
-    signature = Signature(
+    signature = KernelSignature(
         {
             "x": const_pointer(x),
             "x_image": layout.number(layout.image[0]),
@@ -98,7 +98,7 @@ def _bind_gradient(call: Call) -> Runner:
         **layout.vectors(scale=const_pointer(scale)),
         **_matrices(layout, mean=const_pointer(mean), variance=const_pointer(variance)),
     }
-    calls: list[Launch] = []
+    calls: list[KernelLaunch] = []
     if mean.size:
         each = layout.number(channels // call.node.attrs["groups"])
         sizes = _sizes(call.node, layout, partial)
@@ -115,7 +115,7 @@ def _bind_gradient(call: Call) -> Runner:
             _over_groups(
                 call.node,
                 "group_gradients",
-                Signature({**sizes, **given, "factors": pointer(factors)}),
+                KernelSignature({**sizes, **given, "factors": pointer(factors)}),
                 "warp_group_gradients(partial, images, chunks, channels, groups, count, eps, "
                 f"{strided('scale')}, mean, mean_image, mean_group, variance, variance_image, "
                 "variance_group, factors);",
@@ -141,7 +141,7 @@ def _bind_gradient(call: Call) -> Runner:
 # --- parameters that both share
 
 
-def _sizes(node: Node, layout: Layout, partial: Array) -> dict[str, Parameter]:
+def _sizes(node: Node, layout: ChannelLayout, partial: Array) -> dict[str, Parameter]:
     sizes, attrs = layout.sizes, node.attrs
     return {
         "partial": pointer(partial),
@@ -154,7 +154,7 @@ def _sizes(node: Node, layout: Layout, partial: Array) -> dict[str, Parameter]:
     }
 
 
-def _matrices(layout: Layout, **pointers: Parameter) -> dict[str, Parameter]:
+def _matrices(layout: ChannelLayout, **pointers: Parameter) -> dict[str, Parameter]:
     """Matrices with a number for each group of each image, with their strides."""
     found: dict[str, Parameter] = {}
     for name, each in pointers.items():
@@ -164,7 +164,7 @@ def _matrices(layout: Layout, **pointers: Parameter) -> dict[str, Parameter]:
     return found
 
 
-def _over_groups(node: Node, name: str, signature: Signature, body: str) -> Launch:
+def _over_groups(node: Node, name: str, signature: KernelSignature, body: str) -> KernelLaunch:
     """A launch with a warp for each group of each image."""
     groups = node.outputs[0].shape[0] * node.attrs["groups"]
     return header_launch(HEADER, name, -(-groups // _WARPS), 32 * _WARPS, signature, body)
@@ -176,7 +176,7 @@ def _over_groups(node: Node, name: str, signature: Signature, body: str) -> Laun
 def _specs(node: Node) -> tuple[Spec, Spec]:
     """Sums of chunks, and factors."""
     images, channels, *rest = node.outputs[0].shape
-    sizes = Sizes(images, channels, size(tuple(rest)))
+    sizes = NormSizes(images, channels, size(tuple(rest)))
     return workspace_specs(sizes, node, _FORWARD if len(node.inputs) == 3 else _BACKWARD)
 
 
@@ -230,7 +230,7 @@ class _Work:
         """The first template argument of the functions."""
         return flags(self.last)
 
-    def signature(self, names: Sequence[str], node: Node, tile: tuple[int, int]) -> Signature:
+    def signature(self, names: Sequence[str], node: Node, tile: tuple[int, int]) -> KernelSignature:
         """For arrays of these names, the last of which is written, and tiles of so many rows and
         channels."""
         attrs, channels = node.attrs, self.arrays[0].shape[1]
@@ -241,7 +241,7 @@ class _Work:
             name: pointer(each) if name == names[-1] else const_pointer(each)
             for name, each in zip(names, self.arrays, strict=True)
         }
-        return Signature(
+        return KernelSignature(
             {
                 **pointers,
                 "rows": self.rows.parameter(self.large),

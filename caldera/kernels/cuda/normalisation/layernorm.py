@@ -14,8 +14,8 @@ from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.cuda.codegen.expression import (
+    KernelSignature,
     Parameter,
-    Signature,
     const_pointer,
     i32,
     pointer,
@@ -122,7 +122,7 @@ def _bind(call: Call) -> Runner:
     axes = call.node.attrs["axis"]
     images = [x, other, whole, y]
     seen = _rows(x.shape, axes, images, [mean, variance], [scale, shift], _MOST_KEPT)
-    signature = Signature(
+    signature = KernelSignature(
         {
             "x": const_pointer(x),
             "more": const_pointer(other),
@@ -182,7 +182,7 @@ def _bind_gradient(call: Call) -> Runner:
     )
     if mean.size == 0:
         return CudaRunner([adding])
-    signature = Signature(
+    signature = KernelSignature(
         {
             "x": const_pointer(x),
             "g": const_pointer(g),

@@ -52,7 +52,7 @@ def _blocks() -> int:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class NormSizes:
     """Images of `length` rows (all that is normalised together but channels) by `channels`."""
 
     images: int
@@ -76,10 +76,10 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ChannelLayout:
     """The same for arrays: `planes` if neighbours are rows of a channel, else channels of a row."""
 
-    sizes: Sizes
+    sizes: NormSizes
     rows: StridedLayout
     image: tuple[int, ...]
     channel: tuple[int, ...]
@@ -88,7 +88,7 @@ class Layout:
     large: bool
     blocks: int
 
-    def of_elements(self) -> Layout:
+    def of_elements(self) -> ChannelLayout:
         """For kernels that have nothing to add up."""
         return replace(self, blocks=_MORE * self.blocks)
 
@@ -185,7 +185,7 @@ def strided(*names: str) -> str:
     return ", ".join(f"strided({name}, {name}_step)" for name in names)
 
 
-def layout_of(arrays: Sequence[Array], axis: int, *, by_image: bool) -> Layout:
+def layout_of(arrays: Sequence[Array], axis: int, *, by_image: bool) -> ChannelLayout:
     """How images with their channels along `axis` lie; the first array decides.
 
     `by_image`: axis 0 counts images that are normalised one by one, else all of them are one.
@@ -220,5 +220,7 @@ def layout_of(arrays: Sequence[Array], axis: int, *, by_image: bool) -> Layout:
                 for array, own, far in zip(arrays, walked.strides, image, strict=True)
             ],
         )
-    sizes = Sizes(shape[0] if by_image else 1, channels, length)
-    return Layout(sizes, walked, image, channel, planes, together, is_large(*arrays), _blocks())
+    sizes = NormSizes(shape[0] if by_image else 1, channels, length)
+    return ChannelLayout(
+        sizes, walked, image, channel, planes, together, is_large(*arrays), _blocks()
+    )

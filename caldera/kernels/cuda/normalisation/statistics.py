@@ -12,8 +12,8 @@ from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import Scratch
 from caldera.kernels.cuda.codegen.expression import (
+    KernelSignature,
     Parameter,
-    Signature,
     const_pointer,
     null_pointer,
     pointer,
@@ -26,18 +26,18 @@ from caldera.kernels.cuda.normalisation.layout import (
     THREADS,
     TOTALS_BLOCK,
     TOTALS_THREADS,
-    Layout,
-    Sizes,
+    ChannelLayout,
+    NormSizes,
 )
-from caldera.kernels.cuda.runtime.launch import Launch
+from caldera.kernels.cuda.runtime.launch import KernelLaunch
 from caldera.kernels.table import Array, Call
 
 HEADER = "norm_apply.cuh"
 
 
-def image_sums(layout: Layout, x: Array, partial: Array) -> Launch:
+def image_sums(layout: ChannelLayout, x: Array, partial: Array) -> KernelLaunch:
     """The sums of x and of its squares, by chunks."""
-    signature = Signature(
+    signature = KernelSignature(
         {"x": const_pointer(x), "in": layout.images(0), "partial": pointer(partial)}
     )
     body = f"{layout.shared}\n    block_image_sums<{layout.options}>(x, in, partial, kept);"
@@ -45,7 +45,7 @@ def image_sums(layout: Layout, x: Array, partial: Array) -> Launch:
 
 
 def gradient_sums(
-    layout: Layout,
+    layout: ChannelLayout,
     name: str,
     arrays: tuple[Array, Array],
     partial: Array,
@@ -55,7 +55,7 @@ def gradient_sums(
     *,
     relu: bool = False,
     resident: int | None = None,
-) -> Launch:
+) -> KernelLaunch:
     """The sums of the gradient g, and of its products with x less the mean, by chunks.
 
     `arrays` are x and g; `means` the array of the means, and where one lies; `vectors` are eps,
@@ -63,7 +63,7 @@ def gradient_sums(
     """
     x, g = arrays
     mean, place = means
-    signature = Signature(
+    signature = KernelSignature(
         {
             "x": const_pointer(x),
             "g": const_pointer(g),
@@ -89,11 +89,11 @@ def parameter_gradients(
     for_shift: Array,
     *third: Array,
     large: bool,
-) -> Launch:
+) -> KernelLaunch:
     """The gradients of scale and shift from sums of parts that lie `apart`, and a third sum if that
     is wanted; `row` is the walk over all of these."""
     channels = size(row.sizes)
-    signature = Signature(
+    signature = KernelSignature(
         {
             "partial": const_pointer(partial),
             "parts": index(parts, large),
@@ -119,8 +119,12 @@ def parameter_gradients(
 
 
 def over_elements(
-    layout: Layout, name: str, signature: Signature, body: str, resident: int | None = None
-) -> Launch:
+    layout: ChannelLayout,
+    name: str,
+    signature: KernelSignature,
+    body: str,
+    resident: int | None = None,
+) -> KernelLaunch:
     """A launch over all elements."""
     return header_launch(
         HEADER,
@@ -135,17 +139,17 @@ def over_elements(
 
 
 def over_channels(
-    layout: Layout,
+    layout: ChannelLayout,
     name: str,
     partial: Array,
     factors: Array,
     eps: float,
     given: Mapping[str, Parameter],
     each: str,
-) -> Launch:
+) -> KernelLaunch:
     """A launch with some threads for each channel of a batch: they add up the sums of its chunks,
     of which `each` makes what is needed."""
-    signature = Signature(
+    signature = KernelSignature(
         {
             "partial": const_pointer(partial),
             "chunks": layout.number(layout.chunks),
@@ -166,7 +170,7 @@ def over_channels(
 # --- workspace
 
 
-def workspace_specs(sizes: Sizes, node: Node, factors: int) -> tuple[Spec, Spec]:
+def workspace_specs(sizes: NormSizes, node: Node, factors: int) -> tuple[Spec, Spec]:
     """Sums of chunks, and so many factors for each channel of each image."""
     return sizes.partial(), sizes.factors(node, factors)
 
@@ -179,12 +183,17 @@ def in_workspace(call: Call, specs: tuple[Spec, Spec]) -> tuple[Array, Array]:
 
 
 def normalise(
-    layout: Layout, arrays: Sequence[Array], factors: Array, apart: int, *, relu: bool = False
-) -> Launch:
+    layout: ChannelLayout,
+    arrays: Sequence[Array],
+    factors: Array,
+    apart: int,
+    *,
+    relu: bool = False,
+) -> KernelLaunch:
     """x to y by factors: `arrays` are x, y and what is added, `apart` lies between images."""
     layout = layout.of_elements()
     x, y, *more = arrays
-    signature = Signature(
+    signature = KernelSignature(
         {
             **images(layout, x, y, more),
             "factors": const_pointer(factors),
@@ -196,9 +205,9 @@ def normalise(
     return over_elements(layout, "normalise_images", signature, body)
 
 
-def images(layout: Layout, x: Array, y: Array, more: Sequence[Array]) -> Signature:
+def images(layout: ChannelLayout, x: Array, y: Array, more: Sequence[Array]) -> KernelSignature:
     """What is read and written, and where it lies; without anything to add, `more` is not read."""
-    return Signature(
+    return KernelSignature(
         {
             "x": const_pointer(x),
             "y": pointer(y),
@@ -209,12 +218,17 @@ def images(layout: Layout, x: Array, y: Array, more: Sequence[Array]) -> Signatu
 
 
 def input_gradient(
-    layout: Layout, arrays: Sequence[Array], factors: Array, apart: int, *, relu: bool = False
-) -> Launch:
+    layout: ChannelLayout,
+    arrays: Sequence[Array],
+    factors: Array,
+    apart: int,
+    *,
+    relu: bool = False,
+) -> KernelLaunch:
     """The gradient of x by factors: `arrays` are x, g and dx."""
     layout = layout.of_elements()
     x, g, dx = arrays
-    signature = Signature(
+    signature = KernelSignature(
         {
             "x": const_pointer(x),
             "g": const_pointer(g),

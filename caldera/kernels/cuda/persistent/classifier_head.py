@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from caldera.kernels.cuda.codegen.expression import Array
-from caldera.kernels.cuda.persistent.epilogue_fusion import Product, same
+from caldera.kernels.cuda.persistent.epilogue_fusion import FusedProduct, same
 from caldera.kernels.cuda.persistent.memory_access import (
     Access,
     LocalRows,
@@ -21,9 +21,9 @@ from caldera.kernels.cuda.persistent.memory_access import (
 )
 from caldera.kernels.cuda.persistent.phases import conflict, meet
 from caldera.kernels.cuda.persistent.products import (
-    Job,
-    Operand,
-    Side,
+    ProductJob,
+    ProductOperand,
+    TileSide,
     apart,
     each_element,
     fitting,
@@ -31,14 +31,14 @@ from caldera.kernels.cuda.persistent.products import (
     tiling_text,
 )
 from caldera.kernels.cuda.persistent.row_ops import RowWork
-from caldera.kernels.cuda.persistent.shared_memory import Layout
+from caldera.kernels.cuda.persistent.shared_memory import SharedMemoryMap
 from caldera.kernels.cuda.persistent.tasks import (
     THREADS,
     WARPS,
     Early,
-    Task,
-    Text,
-    Tiling,
+    TaskText,
+    TileTask,
+    WarpTiling,
     Zones,
     dynamic_floats,
     units_of,
@@ -54,12 +54,12 @@ MOST_COLUMNS = 32
 class ClassifierHead:
     """`first`, then `works` on its rows, then `second`, whose left operand is what they made."""
 
-    first: Product
+    first: FusedProduct
     works: list[RowWork]
-    second: Product
+    second: FusedProduct
 
     @property
-    def members(self) -> list[Product | RowWork]:
+    def members(self) -> list[FusedProduct | RowWork]:
         """All of it."""
         return [self.first, *self.works, self.second]
 
@@ -90,15 +90,15 @@ class ClassifierHead:
             or meet(worked, self.first.reads)
         )
 
-    def task(self, first: Job, second: Job, blocks: int) -> Task:
+    def task(self, first: ProductJob, second: ProductJob, blocks: int) -> TileTask:
         """The jobs of the two products as one part."""
         rows, columns = second.result.shape
         down = units_of(rows, ROWS)
         wide = min(8 * units_of(columns, 8 * max(blocks // down, 1)), 128)
         parts = units_of(second.inner, 8)
         across = next(n for n in (1, 2, 4, 8, 16) if wide <= 40 * n or 2 * n * parts > WARPS)
-        tiling = Tiling(ROWS, 8 * units_of(wide, 8 * across), 1, across, parts)
-        return Task(
+        tiling = WarpTiling(ROWS, 8 * units_of(wide, 8 * across), 1, across, parts)
+        return TileTask(
             f"{first.name} with {second.name}",
             tiling.units(rows, columns),
             self.reads,
@@ -127,7 +127,7 @@ def fuse_classifier_heads(pieces: Sequence[Any]) -> list[Any]:
 
 def _head(pieces: list[Any], work: RowWork) -> ClassifierHead | None:
     """The head around this work on rows, if there is one."""
-    products = [each for each in pieces if isinstance(each, Product)]
+    products = [each for each in pieces if isinstance(each, FusedProduct)]
     first = next((p for p in products if any(same(p.result, each) for each in work.reads)), None)
     second = next(
         (p for p in products if p.left is not None and same(p.left, work.writes[0])), None
@@ -171,9 +171,9 @@ class _Writer:
     def __init__(
         self,
         head: ClassifierHead,
-        first: Job,
-        second: Job,
-        tiling: Tiling,
+        first: ProductJob,
+        second: ProductJob,
+        tiling: WarpTiling,
         places: Access,
         early: Early,
     ) -> None:
@@ -181,7 +181,7 @@ class _Writer:
         columns = first.result.shape[1]
         self._wide = 8 * units_of(columns, 8)
         parts = min(WARPS, units_of(first.inner, 8))
-        self._tilings = (Tiling(ROWS, self._wide, 1, 1, parts), tiling)
+        self._tilings = (WarpTiling(ROWS, self._wide, 1, 1, parts), tiling)
         self._stride = self._second[0].floats(self._wide) // ROWS
         matrices = [(first.result, "scores", self._stride)]
         matrices.append((head.works[0].writes[0], "gradients", self._stride))
@@ -192,22 +192,22 @@ class _Writer:
         ]
 
     @property
-    def _sides(self) -> list[Side]:
+    def _sides(self) -> list[TileSide]:
         """The operands of the first product, and the right one of the second."""
         right = (self._wide, self._jobs[0].right.transposed)
         return [*sides((ROWS, True), right), self._second[1]]
 
     @property
-    def _second(self) -> list[Side]:
+    def _second(self) -> list[TileSide]:
         """Both operands of the second product."""
         return sides((ROWS, True), (self._tilings[1].columns, self._jobs[1].right.transposed))
 
     @property
-    def _operands(self) -> list[Operand]:
+    def _operands(self) -> list[ProductOperand]:
         first, second = self._jobs
         return [first.left, first.right, second.right]
 
-    def _is_early(self, operand: Operand) -> bool:
+    def _is_early(self, operand: ProductOperand) -> bool:
         return all(map(self._early, operand.reads))
 
     def _depth(self) -> int:
@@ -221,9 +221,9 @@ class _Writer:
     def _sums(self) -> int:
         return max(each.parts * ROWS * apart(each.columns) for each in self._tilings)
 
-    def _layout(self, start: int | None) -> Layout:
+    def _layout(self, start: int | None) -> SharedMemoryMap:
         """Where everything lies; sums lie over operands that are late, where there are any."""
-        layout, depth = Layout(), self._depth()
+        layout, depth = SharedMemoryMap(), self._depth()
         depths = (depth, depth, self._jobs[1].inner)
         for name, operand, side, deep in zip(
             ("a", "b", "weights"), self._operands, self._sides, depths, strict=True
@@ -246,7 +246,7 @@ class _Writer:
             first.left.type_text(one, rows, depth),
             first.right.type_text(other, few, depth),
         )
-        gradients = Operand(self._head.works[0].writes[0], False, inner)
+        gradients = ProductOperand(self._head.works[0].writes[0], False, inner)
         down = units_of(rows, ROWS)
         weights = second.right.type_text(self._second[1], columns, inner)
         return [
@@ -259,7 +259,7 @@ class _Writer:
             f"i32 first_row = unit % {down} * T::M, first_column = unit / {down} * U::N;",
         ]
 
-    def _begin(self, layout: Layout, *, ahead: bool) -> list[str]:
+    def _begin(self, layout: SharedMemoryMap, *, ahead: bool) -> list[str]:
         depth, name = self._depth(), self._places.name
         columns = ("first_row", "0", "first_column")
         depths = (depth, depth, self._jobs[1].inner)
@@ -273,7 +273,7 @@ class _Writer:
         ]
         return [*self._types(), *lines] if lines else []
 
-    def text(self, start: int | None) -> tuple[Text, Zones]:
+    def text(self, start: int | None) -> tuple[TaskText, Zones]:
         """The statements, and how much shared memory they use."""
         layout = self._layout(start)
         first, second = self._jobs
@@ -333,4 +333,4 @@ class _Writer:
             "}",
         ]
         ahead, late = (self._begin(layout, ahead=ahead) for ahead in (True, False))
-        return Text(main, ahead, late), layout.zones
+        return TaskText(main, ahead, late), layout.zones

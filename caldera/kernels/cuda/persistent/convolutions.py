@@ -31,7 +31,7 @@ CONVOLUTIONS = ("conv2d", "conv2d_epilogue", "conv2d_input", "conv2d_weight")
 
 
 @dataclass(frozen=True)
-class Windows:
+class ImageWindows:
     """Windows over an image of some channels, and how they are multiplied.
 
     `rows` x `results` x `inner` is the product: of places by results over taps, or of taps by
@@ -131,7 +131,7 @@ class Windows:
 class _OfWindows:
     """What the work on windows of an image takes."""
 
-    windows: Windows
+    windows: ImageWindows
 
     @property
     def scratch(self) -> int:
@@ -145,12 +145,12 @@ class _OfWindows:
 
 
 @dataclass(eq=False)
-class Correlation(_OfWindows, Producer):
+class TiledCorrelation(_OfWindows, Producer):
     """Windows times filters: a convolution with what its op does to the sums, or the gradient of
     what it was given."""
 
     call: Call
-    windows: Windows
+    windows: ImageWindows
     image: SharedTile
     filters: SharedTile
 
@@ -198,10 +198,10 @@ class Correlation(_OfWindows, Producer):
 
 
 @dataclass(eq=False)
-class FilterGradient(_OfWindows):
+class TiledFilterGradient(_OfWindows):
     """The gradient of filters by one image: windows times gradients of results, over all places."""
 
-    windows: Windows
+    windows: ImageWindows
     image: SharedTile
     gradients: SharedTile
     partial: Array
@@ -258,7 +258,7 @@ def correlation(call: Call, fresh: Fresh) -> list[Any] | None:
     down, across = filters.shape[2:]
     top, left = (each[0] for each in attrs["padding"])
     border = (down - 1 - top, across - 1 - left) if turned else (top, left)
-    windows = Windows(
+    windows = ImageWindows(
         first.shape[1],
         (down, across),
         outcome.shape[2:],
@@ -274,10 +274,10 @@ def correlation(call: Call, fresh: Fresh) -> list[Any] | None:
     if min(border) < 0 or floats > dynamic_floats():
         return None
     if not of_filters:
-        return [Correlation(call.inputs, result, call, windows, image, right)]
+        return [TiledCorrelation(call.inputs, result, call, windows, image, right)]
     partial = fresh((first.shape[0], *result.shape), "float32")
     total = LoopBody(("float32",), (), (), (("sum", "float32", ("in", 0)),))
     return [
-        FilterGradient(windows, image, right, partial),
+        TiledFilterGradient(windows, image, right, partial),
         Reduction((partial,), result, total, partial.shape, (0,)),
     ]

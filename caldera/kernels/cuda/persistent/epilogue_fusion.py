@@ -16,7 +16,7 @@ from caldera.kernels.cuda.persistent.phases import conflict, meet
 from caldera.kernels.table import Call
 
 
-class Rows(Protocol):
+class RowLoop(Protocol):
     """Something that makes rows from what it reads."""
 
     @property
@@ -24,7 +24,7 @@ class Rows(Protocol):
 
 
 @dataclass(eq=False)
-class Loop:
+class FusedLoop:
     """Element-wise work on arrays: a loop body without reductions."""
 
     loop_body: LoopBody
@@ -49,7 +49,7 @@ class Producer:
 
     given: tuple[Array, ...]
     result: Array
-    epilogues: list[Loop] = field(default_factory=list, kw_only=True)
+    epilogues: list[FusedLoop] = field(default_factory=list, kw_only=True)
     stores: bool = field(default=True, kw_only=True)
     """Whether anybody else wants the array itself."""
 
@@ -67,11 +67,11 @@ class Producer:
 
 
 @dataclass(eq=False)
-class Product(Producer):
+class FusedProduct(Producer):
     """A matrix product with what its op does to the sums."""
 
     call: Call
-    rows: Rows | None = field(default=None, kw_only=True)
+    rows: RowLoop | None = field(default=None, kw_only=True)
     """What gathers the rows of the left operand, if they are looked up where they come from."""
 
     @property
@@ -137,13 +137,13 @@ def fuse_epilogues(pieces: Sequence[Any], is_scratch: Any) -> list[Any]:
     return found
 
 
-def _epilogue_of(pieces: list[Any], index: int) -> tuple[Loop, int] | None:
+def _epilogue_of(pieces: list[Any], index: int) -> tuple[FusedLoop, int] | None:
     """The first loop after a producer that can be taken in, and where the two will stand."""
     producer: Producer = pieces[index]
     stays = False
     for place in range(index + 1, len(pieces)):
         piece = pieces[place]
-        if isinstance(piece, Loop) and _follows(piece, producer):
+        if isinstance(piece, FusedLoop) and _follows(piece, producer):
             if not stays:
                 return piece, place - 1
             if not any(conflict(each, piece) for each in pieces[index + 1 : place]):
@@ -152,7 +152,7 @@ def _epilogue_of(pieces: list[Any], index: int) -> tuple[Loop, int] | None:
     return None
 
 
-def _follows(loop: Loop, producer: Producer) -> bool:
+def _follows(loop: FusedLoop, producer: Producer) -> bool:
     """Whether a loop reads a producer's result, element by element."""
     result = producer.result
     return (
@@ -164,16 +164,16 @@ def _follows(loop: Loop, producer: Producer) -> bool:
     )
 
 
-def _overwrites(loop: Loop, producer: Producer) -> bool:
+def _overwrites(loop: FusedLoop, producer: Producer) -> bool:
     """Whether a loop writes what the producer still reads for other elements."""
     inputs = producer.given
-    if isinstance(producer, Product) and producer.call.node.op.name == "matmul_accumulate":
+    if isinstance(producer, FusedProduct) and producer.call.node.op.name == "matmul_accumulate":
         # What is added to is read for the same element alone.
         inputs = inputs[1:]
     return meet(loop.outputs, inputs)
 
 
-def _fits_others(loop: Loop, producer: Producer) -> bool:
+def _fits_others(loop: FusedLoop, producer: Producer) -> bool:
     """Whether a loop shares only whole elements with the loops that follow already."""
     return all(
         same(one, other) or not meet([one], [other])

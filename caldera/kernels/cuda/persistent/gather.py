@@ -17,10 +17,10 @@ from caldera.core.memory.software import address_of
 from caldera.core.tensor.dtype import UNSIGNED
 from caldera.core.tensor.shape import size
 from caldera.kernels.cuda.codegen.expression import STORED, Array
-from caldera.kernels.cuda.persistent.epilogue_fusion import Product, same
+from caldera.kernels.cuda.persistent.epilogue_fusion import FusedProduct, same
 from caldera.kernels.cuda.persistent.memory_access import Access, unravelled
 from caldera.kernels.cuda.persistent.phases import meet
-from caldera.kernels.cuda.persistent.tasks import THREADS, Task, plain, units_of
+from caldera.kernels.cuda.persistent.tasks import THREADS, TileTask, plain, units_of
 from caldera.kernels.table import Call
 
 VECTOR = 16
@@ -68,7 +68,7 @@ class Gather:
             f"{name} = max((i64)0, min({name}, (i64){last}));",
         ]
 
-    def task(self) -> Task:
+    def task(self) -> TileTask:
         """A thread moves one element, or as many of a row as fit into a vector."""
         axes = self.numbers.ndim
         wide = self._elements_at_once()
@@ -114,7 +114,7 @@ class Gather:
             ]
 
         units = units_of(count, TURNS * THREADS)
-        return Task("gather", units, self.reads, self.writes, plain(code))
+        return TileTask("gather", units, self.reads, self.writes, plain(code))
 
     @property
     def has_plain_rows(self) -> bool:
@@ -151,14 +151,14 @@ def fuse_gathers(pieces: Iterable[Any]) -> None:
     for piece in pieces:
         if isinstance(piece, Gather):
             piece.through = next((g for g in known if same(g.output, piece.numbers)), None)
-        if isinstance(piece, Product):
+        if isinstance(piece, FusedProduct):
             piece.rows = _rows_of(piece, known)
         known = [g for g in known if not meet(piece.writes, [g.output, *g.reads])]
         if isinstance(piece, Gather):
             known.append(piece)
 
 
-def _rows_of(product: Product, known: list[Gather]) -> Gather | None:
+def _rows_of(product: FusedProduct, known: list[Gather]) -> Gather | None:
     """What gathers the rows of a product's left operand, and of nothing else in it."""
     left = product.left
     if left is None or sum(same(each, left) for each in product.given) != 1:

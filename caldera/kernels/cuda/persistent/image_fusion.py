@@ -12,7 +12,7 @@ import numpy as np
 
 from caldera.core.memory.software import address_of
 from caldera.kernels.cuda.codegen.expression import Array
-from caldera.kernels.cuda.persistent.convolutions import Correlation, FilterGradient
+from caldera.kernels.cuda.persistent.convolutions import TiledCorrelation, TiledFilterGradient
 from caldera.kernels.cuda.persistent.epilogue_fusion import same
 from caldera.kernels.cuda.persistent.images import (
     AXES,
@@ -27,16 +27,16 @@ from caldera.kernels.cuda.persistent.images import (
 from caldera.kernels.cuda.persistent.memory_access import Access
 from caldera.kernels.cuda.persistent.phases import conflict, meet
 from caldera.kernels.cuda.persistent.shared_memory import (
-    Layout,
     SharedAccess,
     SharedImage,
+    SharedMemoryMap,
     SharedTile,
 )
 from caldera.kernels.cuda.persistent.tasks import (
     THREADS,
     Early,
-    Task,
-    Text,
+    TaskText,
+    TileTask,
     Zones,
     dynamic_floats,
     units_of,
@@ -44,7 +44,7 @@ from caldera.kernels.cuda.persistent.tasks import (
 
 LOAD = 1 << 18
 """Multiplications for an image that are as much work as a unit of other parts, or more."""
-_WORKS = (Correlation, FilterGradient, ImageSums, Pixelwise)
+_WORKS = (TiledCorrelation, TiledFilterGradient, ImageSums, Pixelwise)
 
 
 @dataclass(eq=False)
@@ -138,12 +138,12 @@ class FusedImages:
             if is_scratch(array) and not meet([array], others) and _all_same(array, seen):
                 self.hidden.append(array)
 
-    def task(self, finish: Epilogue) -> Task:
+    def task(self, finish: Epilogue) -> TileTask:
         """A unit an image."""
 
-        def code(places: Access, early: Early, start: int | None) -> tuple[Text, Zones]:
+        def code(places: Access, early: Early, start: int | None) -> tuple[TaskText, Zones]:
             brought, made = self._near()
-            layout = Layout(soon=False)
+            layout = SharedMemoryMap(soon=False)
             layout.add("spare", self._scratch, early=False)
             for near in made:
                 layout.add(f"{id(near)}", near.padded_floats, early=False)
@@ -167,11 +167,11 @@ class FusedImages:
                 body = (f"    {line}" for line in work.code(nearby, finish))
                 lines += ["__syncthreads();", "{", *body, "}"]
             texts = (["i32 image = unit;", *each] if each else [] for each in (lines, ahead, late))
-            return Text(*texts), layout.zones
+            return TaskText(*texts), layout.zones
 
         load = sum(work.load for work in self.works)
         what = " ".join(type(work).__name__ for work in self.works)
-        return Task(
+        return TileTask(
             what,
             self.images,
             self.reads,

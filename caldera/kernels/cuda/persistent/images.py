@@ -16,7 +16,7 @@ from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.loops import LoopBody
 from caldera.kernels.common.reduction import accumulator_dtype, identity
 from caldera.kernels.cuda.codegen.expression import Array, computed_type, literal
-from caldera.kernels.cuda.persistent.epilogue_fusion import Loop, Producer, Reduction
+from caldera.kernels.cuda.persistent.epilogue_fusion import FusedLoop, Producer, Reduction
 from caldera.kernels.cuda.persistent.gather import Gather
 from caldera.kernels.cuda.persistent.loops import COMBINED, element_code, evaluated
 from caldera.kernels.cuda.persistent.memory_access import Access, RegisterPrefetch, unravelled
@@ -151,7 +151,7 @@ class Pixelwise(_FromMemory, Producer):
 class ImageLoop(_FromMemory):
     """A loop over images."""
 
-    loop: Loop
+    loop: FusedLoop
 
     @property
     def reads(self) -> Sequence[Array]:
@@ -298,7 +298,7 @@ def image_sums(reduction: Reduction, fresh: Fresh) -> list[Any] | None:
 
 def image_work(piece: Any) -> Any:
     """A piece as work on images, if it is a loop over them or brings them; None for others."""
-    if isinstance(piece, Loop) and len(piece.shape) == AXES:
+    if isinstance(piece, FusedLoop) and len(piece.shape) == AXES:
         whole = all(array.shape == piece.shape for array in piece.outputs)
         return ImageLoop(piece) if whole and all(piece.shape) else None
     if isinstance(piece, Gather):

@@ -15,9 +15,9 @@ from caldera.kernels.common.product import Epilogue
 from caldera.kernels.cuda.codegen.expression import Array, computed_type
 from caldera.kernels.cuda.persistent.classifier_head import ClassifierHead, fuse_classifier_heads
 from caldera.kernels.cuda.persistent.epilogue_fusion import (
-    Loop,
+    FusedLoop,
+    FusedProduct,
     Producer,
-    Product,
     Reduction,
     fuse_epilogues,
     same,
@@ -28,24 +28,24 @@ from caldera.kernels.cuda.persistent.loops import element_code, loop_task, reduc
 from caldera.kernels.cuda.persistent.lowering import Piece, lower, lower_copy
 from caldera.kernels.cuda.persistent.memory_access import Access
 from caldera.kernels.cuda.persistent.phases import early_in, in_phases
-from caldera.kernels.cuda.persistent.products import Job, gathered, operands
-from caldera.kernels.cuda.persistent.program import STEPS, Program
+from caldera.kernels.cuda.persistent.products import ProductJob, gathered, operands
+from caldera.kernels.cuda.persistent.program import STEPS, PersistentKernel
 from caldera.kernels.cuda.persistent.row_ops import RowWork
 from caldera.kernels.cuda.persistent.tasks import (
     MASKS,
     THREADS,
-    Task,
+    TileTask,
     dynamic_floats,
     shared_floats,
     units_of,
 )
 from caldera.kernels.cuda.product.epilogue import activation_lines
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import Launch
+from caldera.kernels.cuda.runtime.launch import KernelLaunch
 from caldera.kernels.runners import STEP_FUSERS, Fresh, Steps
 from caldera.kernels.table import COPY, Call
 
-Other = Gather | Loop | Reduction | RowWork | FusedImages
+Other = Gather | FusedLoop | Reduction | RowWork | FusedImages
 """What is no product."""
 WAVES = 8
 """Units a block may have to do in a phase; with more, kernels of their own are as good."""
@@ -62,15 +62,15 @@ MOST_PARTS = 32 * MASKS
 class PersistentStep:
     """A step, or many, in one launch."""
 
-    program: Program
+    program: PersistentKernel
     counters: Array
 
-    def launch(self, steps: int) -> Launch:
+    def launch(self, steps: int) -> KernelLaunch:
         """What runs this many steps."""
         program = self.program
         # Two blocks of one multiprocessor would take turns, while another one is idle.
         shared = max(4 * program.shared_floats, driver().lonely_bytes)
-        return Launch(
+        return KernelLaunch(
             program.source,
             STEPS.name,
             driver().multiprocessors,
@@ -116,13 +116,15 @@ def persistent_step(
     # Products that nobody waits for, those of gradients of weights, are done together at the end.
     phases = in_phases(
         fuse_classifier_heads(fuse_images(fuse_epilogues(pieces, is_scratch), is_scratch)),
-        late=lambda piece: isinstance(piece, Product),
+        late=lambda piece: isinstance(piece, FusedProduct),
     )
-    program = Program(_tasks(phases, blocks), blocks, dynamic_floats())
+    program = PersistentKernel(_tasks(phases, blocks), blocks, dynamic_floats())
     return PersistentStep(program, fresh((2,), "int32"))
 
 
-def _tasks(phases: list[list[Other | Product | ClassifierHead]], blocks: int) -> list[list[Task]]:
+def _tasks(
+    phases: list[list[Other | FusedProduct | ClassifierHead]], blocks: int
+) -> list[list[TileTask]]:
     """The pieces of each phase as parts; products share the blocks by the work they are.
 
     Some blocks are left to what else is in a phase.
@@ -131,11 +133,11 @@ def _tasks(phases: list[list[Other | Product | ClassifierHead]], blocks: int) ->
     for number, phase in enumerate(phases):
         early = early_in(phases, number)
         parts = [
-            _task(piece) for piece in phase if not isinstance(piece, (Product, ClassifierHead))
+            _task(piece) for piece in phase if not isinstance(piece, (FusedProduct, ClassifierHead))
         ]
         smaller = units_of(sum(part.units for part in parts), UNITS_OF_OTHERS)
         left = blocks - min(smaller, blocks // LEFT_TO_OTHERS)
-        products = [(piece, _job(piece)) for piece in phase if isinstance(piece, Product)]
+        products = [(piece, _job(piece)) for piece in phase if isinstance(piece, FusedProduct)]
         total = sum(job.size(early).work for _, job in products)
         for piece, job in products:
             share = left * job.size(early).work // total
@@ -146,23 +148,23 @@ def _tasks(phases: list[list[Other | Product | ClassifierHead]], blocks: int) ->
     return found
 
 
-def _task(piece: Other) -> Task:
+def _task(piece: Other) -> TileTask:
     if isinstance(piece, (Gather, RowWork)):
         return piece.task()
     if isinstance(piece, FusedImages):
         return piece.task(_followed)
-    if isinstance(piece, Loop):
+    if isinstance(piece, FusedLoop):
         return loop_task(piece)
     return reduction_task(piece, lambda places, value, here: _followed(piece, places, value, here))
 
 
-def _job(product: Product) -> Job:
+def _job(product: FusedProduct) -> ProductJob:
     matrices = operands(product.call)
     assert matrices is not None
     left, right = matrices
     rows = product.rows
     assert rows is None or isinstance(rows, Gather)
-    return Job(
+    return ProductJob(
         product.call.node,
         gathered(left, rows),
         right,
@@ -171,7 +173,7 @@ def _job(product: Product) -> Job:
     )
 
 
-def _finished(product: Product, places: Access, value: str) -> list[str]:
+def _finished(product: FusedProduct, places: Access, value: str) -> list[str]:
     """What becomes of a sum: the op's own ending, then the loops that follow."""
     call = product.call
     here = ["row", "column"]

@@ -10,9 +10,9 @@ from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.loops import LoopBody
 from caldera.kernels.common.reduction import accumulator_dtype, identity
 from caldera.kernels.cuda.codegen.expression import Array, computed_type, literal, statements
-from caldera.kernels.cuda.persistent.epilogue_fusion import Loop, Reduction
+from caldera.kernels.cuda.persistent.epilogue_fusion import FusedLoop, Reduction
 from caldera.kernels.cuda.persistent.memory_access import Access, aligned_coordinates, unravelled
-from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, Task, plain, units_of
+from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, TileTask, plain, units_of
 
 COMBINED = {"sum": "op_add", "prod": "op_mul", "max": "op_maximum", "min": "op_minimum"}
 """What makes one of two partial results."""
@@ -22,7 +22,7 @@ MOST_AT_ONCE = 32
 """Elements that a thread reads before it uses the first of them."""
 
 
-def loop_task(loop: Loop) -> Task:
+def loop_task(loop: FusedLoop) -> TileTask:
     """A loop without reductions: a thread an element."""
     count = size(loop.shape)
 
@@ -36,11 +36,11 @@ def loop_task(loop: Loop) -> Task:
             "}",
         ]
 
-    return Task("loop", units_of(count, THREADS), loop.inputs, loop.outputs, plain(code))
+    return TileTask("loop", units_of(count, THREADS), loop.inputs, loop.outputs, plain(code))
 
 
 def element_code(
-    places: Access, loop: Loop, coordinates: Sequence[str], known: dict[int, str] | None = None
+    places: Access, loop: FusedLoop, coordinates: Sequence[str], known: dict[int, str] | None = None
 ) -> list[str]:
     """The statements for one element; `known` names inputs that are in registers already."""
     lines, found = evaluated(places, loop.loop_body, loop.inputs, coordinates, known or {})
@@ -166,7 +166,7 @@ class _Job:
         return [*split, *self.finish(places, "total", names)]
 
 
-def reduction_task(reduction: Reduction, finish: Epilogue) -> Task:
+def reduction_task(reduction: Reduction, finish: Epilogue) -> TileTask:
     """A reduction; `finish` writes what becomes of each result.
 
     Where neighbouring results come from neighbouring elements, a lane takes a result and some warps
@@ -174,7 +174,7 @@ def reduction_task(reduction: Reduction, finish: Epilogue) -> Task:
     """
     job = _Job(reduction, finish)
     write, each = (_columns, LANES * job.groups) if job.side_by_side() else (_rows, WARPS)
-    return Task(
+    return TileTask(
         job.what[0],
         units_of(job.results, each),
         reduction.reads,

@@ -10,11 +10,11 @@ from caldera.kernels.common.loops import LoopBody, loop_body_of, loop_shape, wit
 from caldera.kernels.cuda.codegen.expression import Array, is_known
 from caldera.kernels.cuda.persistent.convolutions import (
     CONVOLUTIONS,
-    Correlation,
-    FilterGradient,
+    TiledCorrelation,
+    TiledFilterGradient,
     correlation,
 )
-from caldera.kernels.cuda.persistent.epilogue_fusion import Loop, Product, Reduction
+from caldera.kernels.cuda.persistent.epilogue_fusion import FusedLoop, FusedProduct, Reduction
 from caldera.kernels.cuda.persistent.gather import Gather, gather
 from caldera.kernels.cuda.persistent.images import ImageSums, Pixelwise, image_sums
 from caldera.kernels.cuda.persistent.pooling import pool
@@ -25,24 +25,24 @@ from caldera.kernels.table import Call
 
 Piece = (
     Gather
-    | Loop
+    | FusedLoop
     | Reduction
-    | Product
+    | FusedProduct
     | RowWork
-    | Correlation
-    | FilterGradient
+    | TiledCorrelation
+    | TiledFilterGradient
     | ImageSums
     | Pixelwise
 )
 
 
-def lower_copy(call: Call) -> Loop:
+def lower_copy(call: Call) -> FusedLoop:
     """A plain copy of one array, of whatever shape."""
     (given,), (target,) = call.inputs, call.outputs
     if target.shape != given.shape:
         target = target.reshape(given.shape)
     name = given.dtype.name
-    return Loop(LoopBody((name,), (), ((name, ("in", 0)),)), target.shape, (given,), (target,))
+    return FusedLoop(LoopBody((name,), (), ((name, ("in", 0)),)), target.shape, (given,), (target,))
 
 
 def lower(call: Call, fresh: Fresh) -> list[Piece] | None:
@@ -54,7 +54,9 @@ def lower(call: Call, fresh: Fresh) -> list[Piece] | None:
         return None
     node = call.node
     if is_product(node):
-        return None if operands(call) is None else [Product(call.inputs, call.outputs[0], call)]
+        return (
+            None if operands(call) is None else [FusedProduct(call.inputs, call.outputs[0], call)]
+        )
     if node.op.name == "gather":
         found = gather(call)
         return None if found is None else [found]
@@ -73,7 +75,7 @@ def lower(call: Call, fresh: Fresh) -> list[Piece] | None:
     if not looping or not is_known(node) or size(loop_shape(node)) >= 1 << 31:
         return None
     if node.op.kind != "reduction" and node.op.name != "fused":
-        return [Loop(loop_body_of(node), loop_shape(node), call.inputs, call.outputs)]
+        return [FusedLoop(loop_body_of(node), loop_shape(node), call.inputs, call.outputs)]
     pieces = _reduction(call) if node.op.kind == "reduction" else _fused(call)
     return None if pieces is None else [each for piece in pieces for each in _split(piece, fresh)]
 
@@ -112,7 +114,7 @@ def _fused(call: Call) -> list[Piece] | None:
     }
     found: list[Piece] = []
     if written:
-        found.append(Loop(plain, shape, call.inputs, tuple(arrays)))
+        found.append(FusedLoop(plain, shape, call.inputs, tuple(arrays)))
     for index, part in enumerate(body.outputs):
         if part.op.kind != "reduction":
             continue

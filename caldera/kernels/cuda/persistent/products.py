@@ -13,14 +13,14 @@ from caldera.kernels.cuda.codegen.expression import Array
 from caldera.kernels.cuda.codegen.source import flags
 from caldera.kernels.cuda.persistent.gather import Gather
 from caldera.kernels.cuda.persistent.memory_access import Access, RegisterPrefetch, TilePrefetch
-from caldera.kernels.cuda.persistent.shared_memory import Layout
+from caldera.kernels.cuda.persistent.shared_memory import SharedMemoryMap
 from caldera.kernels.cuda.persistent.tasks import (
     THREADS,
     Early,
-    Size,
-    Task,
-    Text,
-    Tiling,
+    ProductSize,
+    TaskText,
+    TileTask,
+    WarpTiling,
     Zones,
     dynamic_floats,
     tilings_for,
@@ -37,7 +37,7 @@ MOST_UNROLLED = 4
 
 
 @dataclass(frozen=True)
-class Operand:
+class ProductOperand:
     """A matrix in memory, seen with the rows and columns that the product wants.
 
     `rows` is the gather that makes its rows, if they are looked up where they come from.
@@ -53,14 +53,14 @@ class Operand:
         """What must be there before it can be brought."""
         return [self.array] if self.rows is None else list(self.rows.reads)
 
-    def type_text(self, side: Side, count: int, depth: int) -> str:
+    def type_text(self, side: TileSide, count: int, depth: int) -> str:
         """The C++ type of so much of it."""
         aligned = self.lead % 4 == 0 and address_of(self.array) % 16 == 0
         options = flags(side.along, aligned, self.rows is not None, side.paired)
         return f"Staged<{self.lead}, {count}, {options}, {side.wide}, {depth}>"
 
 
-def operand(array: Array, transposed: bool) -> Operand | None:
+def operand(array: Array, transposed: bool) -> ProductOperand | None:
     """The matrix of a product; None if neither its rows nor its columns lie densely."""
     if array.ndim != 2 or array.dtype != np.float32 or not array.size:
         return None
@@ -68,13 +68,13 @@ def operand(array: Array, transposed: bool) -> Operand | None:
     down, across = (stride // 4 for stride in seen.strides)
     rows, columns = seen.shape
     if (across == 1 or columns == 1) and (down >= columns or rows == 1):
-        return Operand(seen, False, max(down, columns))
+        return ProductOperand(seen, False, max(down, columns))
     if (down == 1 or rows == 1) and (across >= rows or columns == 1):
-        return Operand(seen, True, max(across, rows))
+        return ProductOperand(seen, True, max(across, rows))
     return None
 
 
-def operands(call: Call) -> tuple[Operand, Operand] | None:
+def operands(call: Call) -> tuple[ProductOperand, ProductOperand] | None:
     """The two matrices of a product of matrices in float32; None if it is something else."""
     first = 1 if call.node.op.name == "matmul_accumulate" else 0
     attrs = call.node.attrs
@@ -85,15 +85,15 @@ def operands(call: Call) -> tuple[Operand, Operand] | None:
     return a, b
 
 
-def gathered(left: Operand, rows: Gather | None) -> Operand:
+def gathered(left: ProductOperand, rows: Gather | None) -> ProductOperand:
     """An operand whose rows are taken from the table of a gather, if there is one."""
     if rows is None:
         return left
-    return Operand(rows.table, False, rows.table.strides[0] // 4, rows)
+    return ProductOperand(rows.table, False, rows.table.strides[0] // 4, rows)
 
 
 @dataclass(frozen=True)
-class Side:
+class TileSide:
     """An operand's part of a tile: how wide it is, and whether its lines lie along the sums.
 
     Where those of both operands do, they are paired.
@@ -111,13 +111,13 @@ class Side:
         return apart(self.wide) * rounded
 
 
-def sides(left: tuple[int, bool], right: tuple[int, bool]) -> list[Side]:
+def sides(left: tuple[int, bool], right: tuple[int, bool]) -> list[TileSide]:
     """Both operands of a product, by their widths and whether their lines lie along the sums."""
     paired = left[1] and right[1]
-    return [Side(*left, paired), Side(*right, paired)]
+    return [TileSide(*left, paired), TileSide(*right, paired)]
 
 
-def fitting(sides: Sequence[Side], inner: int, floats: int) -> int:
+def fitting(sides: Sequence[TileSide], inner: int, floats: int) -> int:
     """How many of the inner indices fit into so many floats."""
     depth = inner
     while depth > 8 and sum(side.floats(depth) for side in sides) > floats:
@@ -126,12 +126,12 @@ def fitting(sides: Sequence[Side], inner: int, floats: int) -> int:
 
 
 @dataclass(frozen=True)
-class Job:
+class ProductJob:
     """A product to be done, the array it makes, and what becomes of each sum."""
 
     node: Node
-    left: Operand
-    right: Operand
+    left: ProductOperand
+    right: ProductOperand
     result: Array
     finish: Epilogue
 
@@ -151,13 +151,13 @@ class Job:
         """Whether all bits of a float count."""
         return bool(self.node.attrs.get("compute") != "tf32")
 
-    def size(self, early: Early) -> Size:
+    def size(self, early: Early) -> ProductSize:
         """What its tiling depends on."""
         rows, columns = self.result.shape
         left, right = (not all(map(early, each.reads)) for each in (self.left, self.right))
-        return Size(rows, columns, self.inner, left, right, exact=self.exact)
+        return ProductSize(rows, columns, self.inner, left, right, exact=self.exact)
 
-    def task(self, blocks: int, early: Early, reads: list[Array], writes: list[Array]) -> Task:
+    def task(self, blocks: int, early: Early, reads: list[Array], writes: list[Array]) -> TileTask:
         """The product by about so many blocks."""
         # The tiling that is thought to be fastest of those whose tiles fit into shared memory.
         tiling = next(
@@ -165,7 +165,7 @@ class Job:
             for each in tilings_for(self.size(early), max(blocks, 1))
             if _Writer(self, each, Access(), early).fits
         )
-        return Task(
+        return TileTask(
             self.name,
             tiling.units(*self.result.shape),
             reads,
@@ -179,7 +179,7 @@ class Job:
 class _Writer:
     """Writes the code of a product."""
 
-    def __init__(self, job: Job, tiling: Tiling, places: Access, early: Early) -> None:
+    def __init__(self, job: ProductJob, tiling: WarpTiling, places: Access, early: Early) -> None:
         self._job, self._tiling, self._early = job, tiling, early
         self._places = places
         rolled = tiling.each > MOST_UNROLLED
@@ -199,13 +199,13 @@ class _Writer:
         return fitting(self._sides, self._job.inner, floats)
 
     @property
-    def _sides(self) -> list[Side]:
+    def _sides(self) -> list[TileSide]:
         left, right = self._job.left, self._job.right
         return sides(
             (self._tiling.rows, not left.transposed), (self._tiling.columns, right.transposed)
         )
 
-    def _is_early(self, operand: Operand) -> bool:
+    def _is_early(self, operand: ProductOperand) -> bool:
         return all(map(self._early, operand.reads))
 
     @property
@@ -213,9 +213,9 @@ class _Writer:
         """Whether a block has enough shared memory for it."""
         return self._layout(None).zones.end(None) <= dynamic_floats()
 
-    def _layout(self, start: int | None) -> Layout:
+    def _layout(self, start: int | None) -> SharedMemoryMap:
         """Where everything lies."""
-        job, depth, layout = self._job, self._depth(), Layout()
+        job, depth, layout = self._job, self._depth(), SharedMemoryMap()
         sums = self._tiling.parts * self._tile
         sided = zip("ab", (job.left, job.right), self._sides, strict=True)
         sized = [(name, side.floats(depth), self._is_early(each)) for name, each, side in sided]
@@ -246,7 +246,7 @@ class _Writer:
             f"i32 first_row = unit % {down} * T::M, first_column = unit / {down} * T::N;",
         ]
 
-    def _begin(self, layout: Layout, *, ahead: bool) -> list[str]:
+    def _begin(self, layout: SharedMemoryMap, *, ahead: bool) -> list[str]:
         """Statements that bring what is there early, or what is not."""
         job, lines, name = self._job, list[str](), self._places.name
         depth = self._depth()
@@ -261,8 +261,8 @@ class _Writer:
         rows, columns = job.result.shape
         for number, array in enumerate(self._held.tiles):
             if self._early(array) == ahead:
-                side = Side(self._tiling.columns, along=False)
-                seen = Operand(array, False, array.strides[0] // 4)
+                side = TileSide(self._tiling.columns, along=False)
+                seen = ProductOperand(array, False, array.strides[0] // 4)
                 kind = seen.type_text(side, columns, self._tiling.rows)
                 lines += [
                     f"stage<{kind}, T::THREADS>({layout.place(f'kept{number}')}, {name(array)},",
@@ -284,7 +284,7 @@ class _Writer:
             "__syncthreads();",
         ]
 
-    def text(self, start: int | None) -> tuple[Text, Zones]:
+    def text(self, start: int | None) -> tuple[TaskText, Zones]:
         """The statements, and how much shared memory they use."""
         job, held, layout = self._job, self._held, self._layout(start)
         rows, columns = job.result.shape
@@ -314,7 +314,7 @@ class _Writer:
             "}",
         ]
         ahead, late = (self._begin(layout, ahead=ahead) for ahead in (True, False))
-        return Text(main, ahead, late), layout.zones
+        return TaskText(main, ahead, late), layout.zones
 
 
 def is_product(node: Node) -> bool:
@@ -345,7 +345,7 @@ def each_line(rows: int, columns: int) -> list[str]:
     ]
 
 
-def tiling_text(tiling: Tiling, exact: bool) -> str:
+def tiling_text(tiling: WarpTiling, exact: bool) -> str:
     """The C++ type of a tiling."""
     shape = (tiling.warp_rows, tiling.warp_columns, tiling.down, tiling.across, tiling.parts)
     return f"Tiling<{THREADS}, {', '.join(map(str, shape))}, {flags(exact)}>"

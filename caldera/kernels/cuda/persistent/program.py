@@ -19,7 +19,7 @@ from caldera.kernels.cuda.codegen.source import KernelTemplate
 from caldera.kernels.cuda.persistent.memory_access import Access
 from caldera.kernels.cuda.persistent.phases import early_in
 from caldera.kernels.cuda.persistent.shared_memory import starts
-from caldera.kernels.cuda.persistent.tasks import MASKS, NUMBERS, THREADS, Task, Text
+from caldera.kernels.cuda.persistent.tasks import MASKS, NUMBERS, THREADS, TaskText, TileTask
 
 STEPS = KernelTemplate(
     "steps",
@@ -36,7 +36,7 @@ _POINTER = re.compile(r"\bp(\d+)\b")
 
 
 @dataclass(frozen=True)
-class Row:
+class TaskRow:
     """A part in the table: `Task` of persistent.cuh."""
 
     body: int
@@ -48,16 +48,16 @@ class Row:
     soon: int
 
 
-class Program:
+class PersistentKernel:
     """A kernel for the phases of a step on so many blocks, with so many floats of shared memory for
     its parts."""
 
-    def __init__(self, phases: list[list[Task]], blocks: int, floats: int) -> None:
+    def __init__(self, phases: list[list[TileTask]], blocks: int, floats: int) -> None:
         self.phases = phases
         self._places = Access()
-        self._bodies: dict[Text, int] = {}
+        self._bodies: dict[TaskText, int] = {}
         self._given: list[int] = []
-        self._rows: list[Row] = []
+        self._rows: list[TaskRow] = []
         self.scratch = 0
         """Floats of shared memory that parts use, to the end of the last place of any of them."""
         early = [early_in(phases, number) for number in range(len(phases))]
@@ -74,11 +74,11 @@ class Program:
                 self.scratch = max(self.scratch, zones.end(start))
                 body, given = self._body(text)
                 base, soon = len(self._given), int(start is not None)
-                self._rows.append(Row(body, number, first, span, part.units, base, soon))
+                self._rows.append(TaskRow(body, number, first, span, part.units, base, soon))
                 self._given += given
         self.source = self._source()
 
-    def _body(self, text: Text) -> tuple[int, list[int]]:
+    def _body(self, text: TaskText) -> tuple[int, list[int]]:
         """The number of a code, and the numbers of its arrays in its order."""
         lines = (*text.ahead, *text.late, *text.main)
         found = [int(n) for line in lines for n in _POINTER.findall(line)]
@@ -100,7 +100,7 @@ class Program:
             )
 
         each = (text.main, text.ahead, text.late)
-        body = Text(*(declared(named(lines)) for lines in each))
+        body = TaskText(*(declared(named(lines)) for lines in each))
         return self._bodies.setdefault(body, len(self._bodies)), given
 
     @property
@@ -184,7 +184,7 @@ def _cases(bodies: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def assign_blocks(phase: Sequence[Task], blocks: int) -> list[tuple[Task, int, int]]:
+def assign_blocks(phase: Sequence[TileTask], blocks: int) -> list[tuple[TileTask, int, int]]:
     """The parts of a phase, each with its first block and over how many blocks it goes.
 
     Products come first, one after the other; what else there is goes to the blocks that are left,

@@ -9,7 +9,7 @@ import numpy as np
 
 from caldera.kernels.cuda.codegen.expression import Array
 from caldera.kernels.cuda.persistent.memory_access import Access
-from caldera.kernels.cuda.persistent.tasks import WARPS, Task, plain, units_of
+from caldera.kernels.cuda.persistent.tasks import WARPS, TileTask, plain, units_of
 from caldera.kernels.table import Call
 
 
@@ -34,7 +34,7 @@ class RowWork:
         """What is written."""
         return self.call.outputs
 
-    def task(self) -> Task:
+    def task(self) -> TileTask:
         """A warp a row."""
 
         def code(places: Access) -> list[str]:
@@ -46,7 +46,7 @@ class RowWork:
             ]
 
         what, units = self.call.node.op.name, units_of(self.rows, WARPS)
-        return Task(what, units, self.reads, self.writes, plain(code))
+        return TileTask(what, units, self.reads, self.writes, plain(code))
 
 
 Builder = Callable[[Call], RowWork | None]

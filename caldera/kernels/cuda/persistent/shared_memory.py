@@ -19,12 +19,12 @@ from caldera.kernels.cuda.persistent.tasks import THREADS, Zones, units_of
 
 
 @dataclass
-class Layout:
+class SharedMemoryMap:
     """The places of a part, by name: those of `late` things, then those that come early.
 
     The shared memory that a kernel asks for is counted from these places, and from nothing else.
 
-    >>> layout = Layout()
+    >>> layout = SharedMemoryMap()
     >>> layout.add("a", 100, early=False)
     >>> layout.add("b", 60, early=True)
     >>> layout.end(None)
@@ -78,7 +78,7 @@ class Layout:
         """Statements that let no kernel be compiled which uses more floats of a place, by its name,
         than there are.
 
-        >>> layout = Layout()
+        >>> layout = SharedMemoryMap()
         >>> layout.add("a", 100, early=False)
         >>> layout.checks({"a": "L::FLOATS"})
         ['static_assert(L::FLOATS <= 100, "a");']

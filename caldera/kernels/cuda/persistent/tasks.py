@@ -39,7 +39,7 @@ Early = Callable[[Array], bool]
 
 
 @dataclass(frozen=True)
-class Text:
+class TaskText:
     """Statements that do the unit whose number is in `unit`.
 
     They are run by all threads of a block, so they may meet. What is `ahead` is run before the
@@ -70,11 +70,11 @@ class Zones:
         return max(self.late, (self.late if start is None else start) + self.early)
 
 
-Code = Callable[[Access, Early, int | None], tuple[Text, Zones]]
+Code = Callable[[Access, Early, int | None], tuple[TaskText, Zones]]
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class TileTask:
     """`code(places, early, start)` gives the statements, and what they use of `scratch`.
 
     `start` is where what is brought ahead goes, None for a place of the code's choice. A heavy task
@@ -93,7 +93,7 @@ class Task:
 
 def plain(lines: Callable[[Access], list[str]]) -> Code:
     """The code of a task that does nothing ahead."""
-    return lambda places, early, start: (Text(lines(places)), Zones())
+    return lambda places, early, start: (TaskText(lines(places)), Zones())
 
 
 def units_of(count: int, each: int) -> int:
@@ -102,7 +102,7 @@ def units_of(count: int, each: int) -> int:
 
 
 @dataclass(frozen=True)
-class Tiling:
+class WarpTiling:
     """Down x across places of warp_rows x warp_columns sums; `parts` warps share each place."""
 
     warp_rows: int
@@ -132,7 +132,7 @@ class Tiling:
 
 
 @dataclass(frozen=True)
-class Size:
+class ProductSize:
     """A product, and how much of its operands is only there when its phase begins."""
 
     rows: int
@@ -147,7 +147,7 @@ class Size:
         """Multiplications."""
         return self.rows * self.columns * self.inner
 
-    def cycles(self, tiling: Tiling, blocks: int) -> float:
+    def cycles(self, tiling: WarpTiling, blocks: int) -> float:
         """What it is thought to take: from measurements on an H200, roughly.
 
         What must be fetched after the blocks have met counts more than what is fetched before.
@@ -169,15 +169,17 @@ class Size:
 
 
 @lru_cache(maxsize=4096)
-def tilings_for(size: Size, blocks: int) -> list[Tiling]:
+def tilings_for(size: ProductSize, blocks: int) -> list[WarpTiling]:
     """All tilings; first comes the one that is thought to be fastest on so many blocks.
 
-    >>> tiling = tilings_for(Size(100, 528, 784, late_right=False), 132)[0]
+    >>> tiling = tilings_for(ProductSize(100, 528, 784, late_right=False), 132)[0]
     >>> tiling.rows, tiling.columns, tiling.parts
     (16, 32, 16)
     """
     found = [
-        Tiling(rows, columns, down, across, min(WARPS // (down * across), units_of(size.inner, 8)))
+        WarpTiling(
+            rows, columns, down, across, min(WARPS // (down * across), units_of(size.inner, 8))
+        )
         for rows in (16, 32)
         for columns in (8, 16, 24, 32, 40)
         for down in range(1, 9)

@@ -19,8 +19,8 @@ from caldera.core.graph.memory_format import dense_strides
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.dtype import DType
 from caldera.core.tensor.shape import Shape
-from caldera.kernels.common.product import Epilogue, Product
-from caldera.kernels.cuda.codegen.strides import Axis, axes_of, elements, merged
+from caldera.kernels.common.product import Epilogue, ProductArrays
+from caldera.kernels.cuda.codegen.strides import StridedAxis, axes_of, elements, merged
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.table import Array, Call
 
@@ -44,7 +44,7 @@ def described_call(node: Node) -> Call:
 
 
 @dataclass(frozen=True)
-class Accumulation:
+class BetaAccumulation:
     """beta start + alpha (the product): alpha and beta are arrays of one number."""
 
     start: Array
@@ -61,7 +61,7 @@ class Multiplication:
     out: Array
     epilogue: Epilogue = NOTHING
     bias: Array | None = None
-    accumulation: Accumulation | None = None
+    accumulation: BetaAccumulation | None = None
     compute: str | None = None
     """"tf32" allows tensor cores to round float32 operands; None does not."""
 
@@ -69,11 +69,11 @@ class Multiplication:
     def of(cls, call: Call) -> Multiplication:
         """The product that a call of an op of the family of `matmul` computes."""
         node, first = call.node, FIRST_OPERAND[call.node.op.name]
-        product = Product.of(call, *call.inputs[first : first + 2])
+        product = ProductArrays.of(call, *call.inputs[first : first + 2])
         found = cls(product.left, product.right, product.out, compute=node.attrs.get("compute"))
         if node.op.name == "matmul_accumulate":
             start, _, _, alpha, beta = call.inputs
-            return replace(found, accumulation=Accumulation(start, alpha, beta))
+            return replace(found, accumulation=BetaAccumulation(start, alpha, beta))
         if node.op.name == "matmul_epilogue":
             biases = [array.reshape(-1, copy=False) for array in call.inputs[2:]]
             return replace(found, epilogue=Epilogue.of(node), bias=biases[0] if biases else None)
@@ -91,7 +91,7 @@ class Multiplication:
         return self.out.dtype
 
     @cached_property
-    def batch(self) -> tuple[Axis, ...]:
+    def batch(self) -> tuple[StridedAxis, ...]:
         """The axes before the matrices', merged: strides of left, right and out."""
         shape: Shape = self.out.shape[:-2]
         arrays = (self.left, self.right, self.out)
@@ -153,7 +153,7 @@ BYTES_A_CYCLE = 21
 
 
 @dataclass(frozen=True)
-class Tile:
+class ThreadTile:
     """A square of results, `per` x `per` a thread."""
 
     side: int
@@ -186,7 +186,11 @@ class Tile:
         return f"__launch_bounds__({self.threads}, {resident})"
 
 
-TILES = (Tile(128, 8, 8, 2, 0.75), Tile(64, 4, 16, 4, 0.5), Tile(32, 4, 16, 8, 0.35))
+TILES = (
+    ThreadTile(128, 8, 8, 2, 0.75),
+    ThreadTile(64, 4, 16, 4, 0.5),
+    ThreadTile(32, 4, 16, 8, 0.35),
+)
 
 
 class TileSchedulerNumbers(ctypes.Structure):
@@ -196,10 +200,10 @@ class TileSchedulerNumbers(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Tiling:
+class ProductTiling:
     """The tiles of `count` products, and into how many parts their sums are split."""
 
-    tile: Tile
+    tile: ThreadTile
     across: int
     down: int
     splits: int
@@ -240,7 +244,7 @@ class Tiling:
 
 def tiling(
     rows: int, columns: int, length: int, count: int, itemsize: int, most_splits: int = SPLITS[-1]
-) -> Tiling:
+) -> ProductTiling:
     """The cut that should be fastest on the card in use; `itemsize` is that of the sums."""
     return _tiling(rows, columns, length, count, itemsize, most_splits, driver().multiprocessors)
 
@@ -254,7 +258,7 @@ def _tiling(
     itemsize: int,
     most_splits: int,
     processors: int,
-) -> Tiling:
+) -> ProductTiling:
     found = []
     for tile in TILES:
         if itemsize == 8 and tile.side == TILES[0].side:
@@ -267,5 +271,5 @@ def _tiling(
                 break
             span = max(1, -(-length // (wanted * tile.depth))) * tile.depth
             splits = max(1, -(-length // span))
-            found.append(Tiling(tile, across, down, splits, span, length, count))
+            found.append(ProductTiling(tile, across, down, splits, span, length, count))
     return min(found, key=lambda each: each.cycles(itemsize, processors))

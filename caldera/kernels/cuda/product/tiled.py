@@ -14,18 +14,23 @@ from caldera.core.memory.software import address_of
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.cuda.codegen.expression import computed_type
 from caldera.kernels.cuda.codegen.source import KernelTemplate, flags
-from caldera.kernels.cuda.codegen.strides import Axis, blocks_for, counter_type, element_strides
+from caldera.kernels.cuda.codegen.strides import (
+    StridedAxis,
+    blocks_for,
+    counter_type,
+    element_strides,
+)
 from caldera.kernels.cuda.product.epilogue import EpilogueCode
 from caldera.kernels.cuda.product.problem import (
     MOST_BATCH_AXES,
     Multiplication,
-    Tile,
-    Tiling,
+    ProductTiling,
+    ThreadTile,
     described_call,
     tiling,
 )
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 THREADS = 256
@@ -38,8 +43,8 @@ WIDEST = 16
 # --- what kernels are told
 
 
-class Places(ctypes.Structure):
-    """`Places` of the kernels: distances in elements."""
+class StrideParameters(ctypes.Structure):
+    """`StrideParameters` of the kernels: distances in elements."""
 
     _fields_ = [
         *[
@@ -75,13 +80,13 @@ class EpilogueArguments(ctypes.Structure):
     ]
 
 
-def places_of(product: Multiplication) -> Places:
+def places_of(product: Multiplication) -> StrideParameters:
     """Where the elements of the matrices lie."""
     rows, columns, _ = product.extent
     left, right, out = (
         element_strides(each)[-2:] for each in (product.left, product.right, product.out)
     )
-    return Places(
+    return StrideParameters(
         left_row=left[0],
         left_step=left[1],
         right_column=right[1],
@@ -93,7 +98,7 @@ def places_of(product: Multiplication) -> Places:
     )
 
 
-def batch_numbers(axes: Sequence[Axis]) -> BatchNumbers:
+def batch_numbers(axes: Sequence[StridedAxis]) -> BatchNumbers:
     """The axes before the matrices', the last one first."""
     numbers: Any = BatchNumbers()
     numbers.size[:] = [1] * MOST_BATCH_AXES
@@ -121,7 +126,7 @@ def epilogue_arguments(product: Multiplication) -> EpilogueArguments:
 # --- how operands are read
 
 
-def _access(array: Array, axis: int, tile: Tile) -> tuple[bool, int]:
+def _access(array: Array, axis: int, tile: ThreadTile) -> tuple[bool, int]:
     """Whether neighbours in memory follow each other along `axis`, which is that of the sum, and
     how many of them are read at once."""
     steps = element_strides(array)
@@ -256,7 +261,11 @@ _INCLUDE = '#include "tiled_product.cuh"\n'
 
 @lru_cache(maxsize=1024)
 def _tiles_text(
-    epilogue: EpilogueCode, tile: Tile, left: tuple[bool, int], right: tuple[bool, int], whole: bool
+    epilogue: EpilogueCode,
+    tile: ThreadTile,
+    left: tuple[bool, int],
+    right: tuple[bool, int],
+    whole: bool,
 ) -> str:
     place, store = _WHOLE if whole else _PARTIAL
     kernel = _TILES.source(
@@ -290,14 +299,14 @@ def _split_k_text(epilogue: EpilogueCode, index: str, term: str) -> str:
 # --- launches
 
 
-def launches(product: Multiplication, workspace: Array = None) -> list[Launch]:
+def launches(product: Multiplication, workspace: Array = None) -> list[KernelLaunch]:
     """What computes a product; the workspace says how far its sums may be split."""
     if product.out.size == 0:
         return []
     return [call for part in product.parts() for call in _launches(part, workspace)]
 
 
-def _launches(product: Multiplication, workspace: Array) -> list[Launch]:
+def _launches(product: Multiplication, workspace: Array) -> list[KernelLaunch]:
     if max(product.extent) <= SMALL and product.out.size < 2**31:
         return [_each(product)]
     cut = _tiling(product, workspace)
@@ -317,11 +326,11 @@ def _launches(product: Multiplication, workspace: Array) -> list[Launch]:
         batch=batch_numbers(product.batch),
         given=epilogue_arguments(product),
     )
-    calls = [Launch(source, _TILES.name, cut.blocks, cut.tile.threads, signature)]
+    calls = [KernelLaunch(source, _TILES.name, cut.blocks, cut.tile.threads, signature)]
     return calls if cut.splits == 1 else [*calls, epilogue_launch(product, out)]
 
 
-def epilogue_launch(product: Multiplication, terms: Array) -> Launch:
+def epilogue_launch(product: Multiplication, terms: Array) -> KernelLaunch:
     """Adds up the terms (splits, results in a row) of a product and stores what its epilogue gives.
 
     The terms have the dtype of the sums, or that of the results.
@@ -339,10 +348,10 @@ def epilogue_launch(product: Multiplication, terms: Array) -> Launch:
         given=epilogue_arguments(product),
         count=count,
     )
-    return Launch(source, _SPLIT_K_REDUCE.name, blocks, THREADS, signature)
+    return KernelLaunch(source, _SPLIT_K_REDUCE.name, blocks, THREADS, signature)
 
 
-def _each(product: Multiplication) -> Launch:
+def _each(product: Multiplication) -> KernelLaunch:
     count = product.out.size
     signature = _EACH.bind(
         out=product.out,
@@ -354,12 +363,12 @@ def _each(product: Multiplication) -> Launch:
         given=epilogue_arguments(product),
         count=count,
     )
-    return Launch(
+    return KernelLaunch(
         _each_text(EpilogueCode.of(product)), "each", -(-count // THREADS), THREADS, signature
     )
 
 
-def _tiling(product: Multiplication, workspace: Array) -> Tiling:
+def _tiling(product: Multiplication, workspace: Array) -> ProductTiling:
     itemsize = compute_dtype(product.dtype).itemsize
     most = 0 if workspace is None else workspace.nbytes // max(1, product.out.size * itemsize)
     return tiling(*product.extent, product.count, itemsize, most)

@@ -50,7 +50,7 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Cell:
+class RecurrentCell:
     """What a step does for a unit of a row.
 
     `left` has the values that are multiplied, one for each vector; the product has `right` vectors.
@@ -76,13 +76,13 @@ class Cell:
     """Those of them that can be on their way to shared memory while a step is computed."""
 
 
-def cell_of(node: Node) -> Cell | None:
+def cell_of(node: Node) -> RecurrentCell | None:
     """The cell of a loop; None if its body is none."""
     return _cell_of(node.attrs["body"], node.attrs["carries"], node.attrs["sequences"])
 
 
 @lru_cache(maxsize=64)
-def _cell_of(body: Body, carries: int, sequences: int) -> Cell | None:
+def _cell_of(body: Body, carries: int, sequences: int) -> RecurrentCell | None:
     try:
         return _Writer(body, carries, sequences).cell()
     except _NotACellError:
@@ -123,7 +123,7 @@ class _Writer:
     kept: dict[str, str] = field(default_factory=dict)
     leaves: dict[Leaf, None] = field(default_factory=dict)
 
-    def cell(self) -> Cell:
+    def cell(self) -> RecurrentCell:
         """The cell, or _NotACellError."""
         _expect(self.carries > 0 and len(self.body.parameters[0].shape) == 2)
         self.rows, self.units = self.body.parameters[0].shape
@@ -136,7 +136,7 @@ class _Writer:
         self.late = _users(order, self.product)
         weights, transposed = self._weights()
         multiplied = self.product.inputs[0]
-        return Cell(
+        return RecurrentCell(
             self.rows,
             self.units,
             self._kind(),

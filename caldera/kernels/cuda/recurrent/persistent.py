@@ -22,7 +22,7 @@ from caldera.core.tensor.dtype import int32
 from caldera.kernels.common.binding import Scratch, workspace_bytes
 from caldera.kernels.cuda.codegen.expression import (
     STORED,
-    Signature,
+    KernelSignature,
     const_pointer,
     i32,
     i64,
@@ -30,10 +30,10 @@ from caldera.kernels.cuda.codegen.expression import (
     u32,
 )
 from caldera.kernels.cuda.codegen.strides import strides_of
-from caldera.kernels.cuda.recurrent.cell import Cell, cell_of
+from caldera.kernels.cuda.recurrent.cell import RecurrentCell, cell_of
 from caldera.kernels.cuda.recurrent.source import CellSource
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 UNITS, WARPS, TILE_ROWS = 16, 8, 8
@@ -51,11 +51,11 @@ _places = count()
 
 
 @dataclass(frozen=True)
-class Geometry:
+class RecurrentGeometry:
     """How blocks share a layer: `blocks` have units of the same rows, and there are `groups` of
     them, each with `tiles` times eight rows. What these do not reach needs further launches."""
 
-    cell: Cell
+    cell: RecurrentCell
     blocks: int
     groups: int
     tiles: int
@@ -130,17 +130,19 @@ class Geometry:
         return self.groups > 0 and self.shared <= driver().shared_bytes
 
 
-def geometry_of(cell: Cell) -> Geometry:
+def geometry_of(cell: RecurrentCell) -> RecurrentGeometry:
     """As many groups as find room on the card: the fewer rows a block has, the faster it is."""
     blocks = -(-cell.units // UNITS)
     most = driver().multiprocessors // blocks
     if not most:
-        return Geometry(cell, blocks, 0, 1)
+        return RecurrentGeometry(cell, blocks, 0, 1)
     tiles = -(-cell.rows // TILE_ROWS)
-    room = next((n for n in range(MOST_TILES, 1, -1) if Geometry(cell, blocks, 1, n).fits), 1)
+    room = next(
+        (n for n in range(MOST_TILES, 1, -1) if RecurrentGeometry(cell, blocks, 1, n).fits), 1
+    )
     launches = -(-tiles // (most * room))
     each = -(-tiles // (most * launches))
-    return Geometry(cell, blocks, min(most, -(-tiles // each)), each)
+    return RecurrentGeometry(cell, blocks, min(most, -(-tiles // each)), each)
 
 
 def supports(node: Node) -> bool:
@@ -166,7 +168,9 @@ def _workspace(node: Node) -> int:
     return workspace_bytes(geometry_of(cell).exchange)
 
 
-def source_of(node: Node, geometry: Geometry, fields: Signature, signature: Signature) -> str:
+def source_of(
+    node: Node, geometry: RecurrentGeometry, fields: KernelSignature, signature: KernelSignature
+) -> str:
     """The kernel: `fields` are the parameters that the cell has."""
     cell = geometry.cell
     weights = STORED[node.attrs["body"].parameters[cell.weights].dtype.name]
@@ -193,8 +197,8 @@ def _bind(call: Call) -> Runner:
     down, across = _both(strides_of(weights), cell.transposed)
     scratch = Scratch(call.workspace).array(exchange.shape, exchange.dtype)
 
-    def launch(begin: int) -> Launch:
-        signature = Signature(
+    def launch(begin: int) -> KernelLaunch:
+        signature = KernelSignature(
             fields
             | {
                 "weights": const_pointer(weights),
@@ -210,7 +214,7 @@ def _bind(call: Call) -> Runner:
         )
         # Two blocks of one multiprocessor would take turns, while another one is idle.
         shared = max(geometry.shared, driver().lonely_bytes)
-        return Launch(
+        return KernelLaunch(
             source_of(node, geometry, fields, signature),
             "recurrent",
             (geometry.blocks, geometry.groups, 1),

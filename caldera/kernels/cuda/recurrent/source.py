@@ -1,4 +1,4 @@
-"""A recurrent cell as CUDA: the struct `Cell` that include/recurrent/recurrent.cuh works with."""
+"""A recurrent cell as CUDA: the struct `Cell` of include/recurrent/recurrent.cuh."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from caldera.core.graph.node import Node, Spec
 from caldera.kernels.cuda.codegen.expression import (
     STORED,
     Array,
-    Signature,
+    KernelSignature,
     computed_type,
     const_pointer,
     i32,
@@ -18,14 +18,14 @@ from caldera.kernels.cuda.codegen.expression import (
     pointer,
 )
 from caldera.kernels.cuda.codegen.strides import strides_of
-from caldera.kernels.cuda.recurrent.cell import Cell, Leaf, Phase
+from caldera.kernels.cuda.recurrent.cell import Leaf, Phase, RecurrentCell
 
 
 @dataclass(frozen=True)
 class CellSource:
     """Writes the cell of a loop."""
 
-    cell: Cell
+    cell: RecurrentCell
     node: Node
 
     @property
@@ -65,10 +65,10 @@ class CellSource:
 
     # --- parameters
 
-    def signature(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Signature:
+    def signature(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> KernelSignature:
         """The fields of the struct, and what a launch passes for them."""
         reverse = i32(self.node.attrs["reverse"])
-        found = Signature({"units": i32(self.cell.units), "reverse": reverse})
+        found = KernelSignature({"units": i32(self.cell.units), "reverse": reverse})
         numbers = {leaf.number for leaf in (*self._carried(), *self.cell.leaves)}
         for number in sorted(numbers):
             array, held = inputs[number], self._held(number)
@@ -81,12 +81,12 @@ class CellSource:
 
     # --- text
 
-    def text(self, signature: Signature) -> str:
+    def text(self, signature: KernelSignature) -> str:
         """The struct."""
         body = "\n".join(f"    {line}" for line in (*self._fields(signature), *self._functions()))
         return f"{include_for(body)}struct Cell {{\n{body}\n}};\n"
 
-    def _fields(self, signature: Signature) -> Iterator[str]:
+    def _fields(self, signature: KernelSignature) -> Iterator[str]:
         yield (
             f"static const int LEFT = {len(self.cell.left)}, RIGHT = {self.cell.right}, "
             f"AHEAD = {len(self.cell.ahead)};"
@@ -197,13 +197,13 @@ class CellSource:
         yield from (f"carry.{leaf.name} = next_{leaf.name};" for leaf, _ in carried)
 
 
-def _steps(name: str, array: Array, *, stacked: bool) -> Signature:
+def _steps(name: str, array: Array, *, stacked: bool) -> KernelSignature:
     """How far neighbours are apart: steps, rows, units. Where there is but one, 0."""
     steps = list(strides_of(array))
     of_step = steps.pop(0) if stacked else 0
     steps = [0] * (2 - len(steps)) + steps
-    found = Signature({f"{name}_n": i64(steps[0]), f"{name}_u": i64(steps[1])})
-    return Signature({f"{name}_t": i64(of_step), **found}) if stacked else found
+    found = KernelSignature({f"{name}_n": i64(steps[0]), f"{name}_u": i64(steps[1])})
+    return KernelSignature({f"{name}_t": i64(of_step), **found}) if stacked else found
 
 
 def _place(name: str, vector: int) -> str:

@@ -16,15 +16,15 @@ from caldera.core.tensor.shape import size
 from caldera.kernels.common.loops import LoopBody
 from caldera.kernels.common.reduction import ReductionTask
 from caldera.kernels.cuda.codegen.expression import (
-    Signature,
+    KernelSignature,
     const_pointer,
     pointer,
     restricted,
 )
 from caldera.kernels.cuda.codegen.loop_operands import (
-    Numbers,
+    LaunchIntegers,
+    LoopOperand,
     OffsetEmitter,
-    Operand,
     is_wide,
     lines,
 )
@@ -33,7 +33,7 @@ from caldera.kernels.cuda.elementwise.loop import THREADS
 from caldera.kernels.cuda.movement.copy import copy_calls
 from caldera.kernels.cuda.reduction.reduce import Planned, first_pass, planned, workspace_of
 from caldera.kernels.cuda.reduction.source import struct
-from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 
@@ -71,14 +71,14 @@ class _Places:
 
 def _scan(
     task: ReductionTask, plan: Planned, out: np.ndarray, carried: np.ndarray | None
-) -> Launch:
+) -> KernelLaunch:
     loop, cut = plan.loop, plan.cut
     (x,) = task.inputs
     (given,) = loop.operands
     (axis,) = loop.reduced
     written = _output(plan, task.results[0], out, task.axes[0])
     both = (given, written)
-    numbers = Numbers(is_wide(size(loop.lengths), both, loop.lengths))
+    numbers = LaunchIntegers(is_wide(size(loop.lengths), both, loop.lengths))
     offsets_of = OffsetEmitter(
         numbers,
         [loop.lengths[each] for each in loop.kept],
@@ -96,7 +96,7 @@ def _scan(
     width, height = plan.block if loop.along else (THREADS, 1)
     groups = -(-plan.totals // (height if loop.along else width))
     text = _text(loop.along, given, places, [*counts, numbers.add(groups)], carried is not None)
-    signature = Signature(
+    signature = KernelSignature(
         {
             "n": numbers.parameter,
             "x": restricted(const_pointer(x)),
@@ -110,10 +110,10 @@ def _scan(
         f'extern "C" __global__ void {bounds_for(width, height)}scan('
         f"{signature.declaration}) {{\n{text}\n}}\n"
     )
-    return Launch(source, "scan", groups * cut.parts, (width, height, 1), signature)
+    return KernelLaunch(source, "scan", groups * cut.parts, (width, height, 1), signature)
 
 
-def _output(plan: Planned, total: np.ndarray, out: np.ndarray, axis: int) -> Operand:
+def _output(plan: Planned, total: np.ndarray, out: np.ndarray, axis: int) -> LoopOperand:
     """Where the output lies: along kept axes as its first element does."""
     loop = plan.loop
     (result,) = loop.results
@@ -121,10 +121,12 @@ def _output(plan: Planned, total: np.ndarray, out: np.ndarray, axis: int) -> Ope
     for place, step in zip(loop.kept, result.strides, strict=True):
         strides[place] = step
     strides[loop.reduced[0]] = out.strides[axis] // total.itemsize
-    return Operand(result.dtype, tuple(strides), "s")
+    return LoopOperand(result.dtype, tuple(strides), "s")
 
 
-def _text(along: bool, given: Operand, places: _Places, counts: list[str], carried: bool) -> str:
+def _text(
+    along: bool, given: LoopOperand, places: _Places, counts: list[str], carried: bool
+) -> str:
     sums = _sums(given)
     items, length, part, groups = counts
     kind = given.stored
@@ -168,7 +170,7 @@ def _text(along: bool, given: Operand, places: _Places, counts: list[str], carri
     {loop}"""
 
 
-def _sums(given: Operand) -> str:
+def _sums(given: LoopOperand) -> str:
     return struct(("sum", given.dtype, ("in", 0)))
 
 

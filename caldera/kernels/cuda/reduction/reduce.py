@@ -14,20 +14,20 @@ import numpy as np
 
 from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import Shape, size
-from caldera.kernels.common.loops import REDUCTIONS, Axes, LoopBody, axes_of, loop_body_of
+from caldera.kernels.common.loops import REDUCTIONS, LoopAxes, LoopBody, axes_of, loop_body_of
 from caldera.kernels.common.reduction import ReductionTask, with_axes
 from caldera.kernels.cuda.codegen.loop_operands import (
-    Numbers,
-    Operand,
+    LaunchIntegers,
+    LoopOperand,
     is_wide,
     lanes_for,
     operand,
 )
 from caldera.kernels.cuda.codegen.strides import next_power_of_two
 from caldera.kernels.cuda.elementwise.loop import THREADS, is_light, loop_calls
-from caldera.kernels.cuda.reduction.source import Cut, Loop, join_source, reduce_source
+from caldera.kernels.cuda.reduction.source import Cut, ReductionLoop, join_source, reduce_source
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 MOST_THREADS = 1024
@@ -76,7 +76,7 @@ def _total_bytes(op: str) -> int:
     return 16 if op.startswith("arg") else 8
 
 
-def _is_busy(loop: Loop) -> bool:
+def _is_busy(loop: ReductionLoop) -> bool:
     """Whether a loop computes much, and writes elements besides: few blocks would take long."""
     return bool(loop.loop_body.heavy) and len(loop.operands) > len(loop.loop_body.inputs)
 
@@ -98,7 +98,7 @@ def workspace_of(
     return parts * kept * sum(map(_total_bytes, ops)) if parts > 1 else 0
 
 
-def reduction_calls(task: ReductionTask, workspace: np.ndarray | None) -> list[Launch]:
+def reduction_calls(task: ReductionTask, workspace: np.ndarray | None) -> list[KernelLaunch]:
     """The launches that run a loop with reductions, over at least one element."""
     plan = planned(task)
     if plan.cut.parts == 1:
@@ -112,7 +112,7 @@ def reduction_calls(task: ReductionTask, workspace: np.ndarray | None) -> list[L
 class Planned:
     """A loop, how it is cut, and the threads of a block."""
 
-    loop: Loop
+    loop: ReductionLoop
     cut: Cut
     block: tuple[int, int]
 
@@ -133,16 +133,18 @@ def planned(task: ReductionTask) -> Planned:
     return Planned(loop, replace(cut, blocks=blocks), block)
 
 
-def first_pass(task: ReductionTask, plan: Planned, places: Sequence[np.ndarray]) -> Launch:
+def first_pass(task: ReductionTask, plan: Planned, places: Sequence[np.ndarray]) -> KernelLaunch:
     """The launch that reads everything; it writes results, or the totals of parts."""
     loop, cut = plan.loop, plan.cut
-    numbers = Numbers(is_wide(size(loop.lengths), loop.operands, loop.lengths))
+    numbers = LaunchIntegers(is_wide(size(loop.lengths), loop.operands, loop.lengths))
     arrays = [*task.inputs, *task.outputs]
     source, signature = reduce_source(loop, cut, plan.block, arrays, places, numbers)
-    return Launch(source, "reduce", cut.blocks * cut.parts, (*plan.block, 1), signature)
+    return KernelLaunch(source, "reduce", cut.blocks * cut.parts, (*plan.block, 1), signature)
 
 
-def _loop(task: ReductionTask, axes: Axes, arrays: Sequence[np.ndarray]) -> tuple[Loop, int]:
+def _loop(
+    task: ReductionTask, axes: LoopAxes, arrays: Sequence[np.ndarray]
+) -> tuple[ReductionLoop, int]:
     inner = axes.lengths[-1]
     positions = range(len(axes.lengths))
     kept = tuple(axis for axis in positions if not axes.reduced[axis])
@@ -153,7 +155,7 @@ def _loop(task: ReductionTask, axes: Axes, arrays: Sequence[np.ndarray]) -> tupl
         _result(array, [each[axis] for axis in kept])
         for array, each in zip(task.results, axes.strides[len(arrays) :], strict=True)
     ]
-    loop = Loop(
+    loop = ReductionLoop(
         task.loop_body, axes.lengths, kept, reduced, operands, results, along=axes.reduced[-1]
     )
     lanes = lanes_for(arrays, operands, inner, exact=True)
@@ -163,11 +165,11 @@ def _loop(task: ReductionTask, axes: Axes, arrays: Sequence[np.ndarray]) -> tupl
     return loop, lanes
 
 
-def _result(array: np.ndarray, strides: Sequence[int]) -> Operand:
-    return Operand(array.dtype.name, tuple(s // array.itemsize for s in strides), "s")
+def _result(array: np.ndarray, strides: Sequence[int]) -> LoopOperand:
+    return LoopOperand(array.dtype.name, tuple(s // array.itemsize for s in strides), "s")
 
 
-def _cut(loop: Loop, lanes: int) -> Cut:
+def _cut(loop: ReductionLoop, lanes: int) -> Cut:
     kept = prod(loop.axes(loop.kept, lanes))
     reduced = prod(loop.axes(loop.reduced, lanes))
     all_kept = prod(loop.lengths[axis] for axis in loop.kept)
@@ -187,7 +189,7 @@ def _below(n: int) -> int:
     return 1 << (max(n, 1).bit_length() - 1)
 
 
-def _block(loop: Loop, cut: Cut) -> tuple[int, int]:
+def _block(loop: ReductionLoop, cut: Cut) -> tuple[int, int]:
     """The threads of a block: a power of 2 in either direction, whole warps in all."""
     sharing = _below(cut.chunk // 4)
     if cut.kept * cut.parts * sharing < PLENTY:
@@ -213,21 +215,21 @@ def _places(loop_body: LoopBody, workspace: np.ndarray, totals: int) -> list[np.
     return found
 
 
-def _joining(task: ReductionTask, plan: Planned, places: Sequence[np.ndarray]) -> Launch:
+def _joining(task: ReductionTask, plan: Planned, places: Sequence[np.ndarray]) -> KernelLaunch:
     loop, parts, totals = plan.loop, plan.cut.parts, plan.totals
     lengths = [loop.lengths[axis] for axis in loop.kept]
-    numbers = Numbers(is_wide(totals * parts, loop.results, lengths))
+    numbers = LaunchIntegers(is_wide(totals * parts, loop.results, lengths))
     pairs = list(zip(places, task.results, strict=True))
     width = min(COLUMNS, next_power_of_two(totals))
     height = max(min(next_power_of_two(parts), MOST_THREADS // width), 32 // width)
     source, signature = join_source(loop, parts, totals, (width, height), pairs, numbers)
-    return Launch(source, "join", -(-totals // width), (width, height, 1), signature)
+    return KernelLaunch(source, "join", -(-totals // width), (width, height, 1), signature)
 
 
 # --- what reductions give
 
 
-def of_nothing(node: Node, result: np.ndarray) -> list[Launch]:
+def of_nothing(node: Node, result: np.ndarray) -> list[KernelLaunch]:
     """The launches that write what a reduction of no elements gives."""
     number = ("number", 1 if node.op.name == "prod" else 0, node.dtype.name)
     loop_body = LoopBody((), (), ((node.dtype.name, number),))

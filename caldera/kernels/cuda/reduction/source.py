@@ -15,15 +15,20 @@ from dataclasses import dataclass, replace
 from caldera.kernels.common.loops import LoopBody, Reduction
 from caldera.kernels.cuda.codegen.expression import (
     Array,
+    KernelSignature,
     Parameter,
-    Signature,
     computed_type,
     const_pointer,
     element_function,
     pointer,
     restricted,
 )
-from caldera.kernels.cuda.codegen.loop_operands import Numbers, OffsetEmitter, Operand, lines
+from caldera.kernels.cuda.codegen.loop_operands import (
+    LaunchIntegers,
+    LoopOperand,
+    OffsetEmitter,
+    lines,
+)
 from caldera.kernels.cuda.codegen.source import bounds_for
 
 _STRUCTS = {
@@ -44,7 +49,7 @@ def struct(reduction: Reduction) -> str:
 
 
 @dataclass(frozen=True)
-class Loop:
+class ReductionLoop:
     """A loop that reduces: axes by their positions, the innermost last, and where its operands
     lie: inputs and outputs with strides for all axes, results with strides for those kept.
     """
@@ -53,8 +58,8 @@ class Loop:
     lengths: tuple[int, ...]
     kept: tuple[int, ...]
     reduced: tuple[int, ...]
-    operands: Sequence[Operand]
-    results: Sequence[Operand]
+    operands: Sequence[LoopOperand]
+    results: Sequence[LoopOperand]
     along: bool
 
     def axes(self, which: Sequence[int], lanes: int) -> list[int]:
@@ -81,18 +86,18 @@ class Cut:
         return -(-self.reduced // self.chunk)
 
 
-def _some(operand: Operand, axes: Sequence[int]) -> Operand:
+def _some(operand: LoopOperand, axes: Sequence[int]) -> LoopOperand:
     return replace(operand, strides=tuple(operand.strides[axis] for axis in axes))
 
 
 def reduce_source(
-    loop: Loop,
+    loop: ReductionLoop,
     cut: Cut,
     block: tuple[int, int],
     arrays: Sequence[Array],
     results: Sequence[Array],
-    numbers: Numbers,
-) -> tuple[str, Signature]:
+    numbers: LaunchIntegers,
+) -> tuple[str, KernelSignature]:
     """The kernel `reduce` of inputs and outputs, which writes results, or the totals of parts."""
     loop_body, along = loop.loop_body, loop.along
     split = cut.parts > 1
@@ -114,7 +119,7 @@ def reduce_source(
     ending = _ending(loop, kept, numbers, split=split, kept_items=cut.kept)
     blocks, chunk, last, items = map(numbers.add, (cut.blocks, cut.chunk, cut.reduced, cut.kept))
     line, lane = ("y", "x") if along else ("x", "y")
-    signature = Signature(
+    signature = KernelSignature(
         {"n": numbers.parameter, **_operands(loop, arrays), **_results(loop, results, split=split)}
     )
     source = f"""{_INCLUDES}
@@ -158,7 +163,7 @@ def _unrolled(count: int) -> str:
     return f"for (; j + {count - 1} * step < last; j += {count} * step) take(Size<{count}>(), j);"
 
 
-def _taking(loop: Loop, cut: Cut, numbers: Numbers, groups: Sequence[int]) -> str:
+def _taking(loop: ReductionLoop, cut: Cut, numbers: LaunchIntegers, groups: Sequence[int]) -> str:
     """The function that takes U reduced items, `step` apart: all are read before one is used, so
     that a thread does not wait for each of them in turn."""
     loop_body, along, count = loop.loop_body, loop.along, len(loop.loop_body.inputs)
@@ -213,7 +218,7 @@ def _taking(loop: Loop, cut: Cut, numbers: Numbers, groups: Sequence[int]) -> st
     }};"""
 
 
-def _operands(loop: Loop, arrays: Sequence[Array]) -> dict[str, Parameter]:
+def _operands(loop: ReductionLoop, arrays: Sequence[Array]) -> dict[str, Parameter]:
     # No input of a reduction is written by it, so reads may be moved ahead of writes.
     return {
         f"p{k}": restricted(
@@ -223,7 +228,7 @@ def _operands(loop: Loop, arrays: Sequence[Array]) -> dict[str, Parameter]:
     }
 
 
-def _results(loop: Loop, arrays: Sequence[Array], *, split: bool) -> dict[str, Parameter]:
+def _results(loop: ReductionLoop, arrays: Sequence[Array], *, split: bool) -> dict[str, Parameter]:
     return {
         f"q{k}": restricted(pointer(array, f"{struct(reduction)}::Total" if split else ""))
         for k, (reduction, array) in enumerate(zip(loop.loop_body.reductions, arrays, strict=True))
@@ -231,7 +236,12 @@ def _results(loop: Loop, arrays: Sequence[Array], *, split: bool) -> dict[str, P
 
 
 def _ending(
-    loop: Loop, kept: OffsetEmitter, numbers: Numbers, *, split: bool, kept_items: int
+    loop: ReductionLoop,
+    kept: OffsetEmitter,
+    numbers: LaunchIntegers,
+    *,
+    split: bool,
+    kept_items: int,
 ) -> list[str]:
     """The statements that write total number w of an item."""
     width = "1" if loop.along else "V"
@@ -253,19 +263,19 @@ def _ending(
 
 
 def join_source(
-    loop: Loop,
+    loop: ReductionLoop,
     parts: int,
     totals: int,
     block: tuple[int, int],
     places: Sequence[tuple[Array, Array]],
-    numbers: Numbers,
-) -> tuple[str, Signature]:
+    numbers: LaunchIntegers,
+) -> tuple[str, KernelSignature]:
     """The kernel `join`; for each reduction the places of its totals and of its result."""
     kept = OffsetEmitter(numbers, [loop.lengths[axis] for axis in loop.kept], loop.results, "")
     split, offsets = kept.statements("item", "a")
     count, all_parts = map(numbers.add, (totals, parts))
     reductions = list(enumerate(loop.loop_body.reductions))
-    signature = Signature({"n": numbers.parameter})
+    signature = KernelSignature({"n": numbers.parameter})
     for k, reduction in reductions:
         found, result = places[k]
         total = const_pointer(found, f"{struct(reduction)}::Total")

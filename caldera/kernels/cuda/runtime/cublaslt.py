@@ -46,7 +46,7 @@ RESULT = np.dtype(
 
 
 @dataclass(frozen=True)
-class Layout:
+class MatrixLayout:
     """A matrix as cuBLAS sees it: `rows` lie side by side."""
 
     rows: int
@@ -58,7 +58,7 @@ class Layout:
     alignment: int
 
     @classmethod
-    def of(cls, matrices: Matrices, apart: int) -> Layout:
+    def of(cls, matrices: Matrices, apart: int) -> MatrixLayout:
         """Matrices of ours: their rows are its columns, unless they are transposed already."""
         rows, columns = matrices.array.shape[-2:]
         size = (rows, columns) if matrices.transposed else (columns, rows)
@@ -74,9 +74,9 @@ class Problem:
     data: int
     result: int
     compute: int
-    a: Layout
-    b: Layout
-    d: Layout
+    a: MatrixLayout
+    b: MatrixLayout
+    d: MatrixLayout
     count: int
     epilogue: str
     limit: int
@@ -100,9 +100,9 @@ def problem_of(product: Multiplication, epilogue: str, limit: int) -> Problem | 
         DATA_TYPES[product.left.dtype.name],
         DATA_TYPES[product.dtype.name],
         _compute_type(product),
-        Layout.of(right, apart[1]),
-        Layout.of(left, apart[0]),
-        Layout.of(out, apart[2]),
+        MatrixLayout.of(right, apart[1]),
+        MatrixLayout.of(left, apart[0]),
+        MatrixLayout.of(out, apart[2]),
         product.count,
         epilogue,
         limit,
@@ -135,7 +135,7 @@ class Descriptors:
         self.b = self._layout(lt, problem.data, problem.b, problem.count)
         self.d = self._layout(lt, problem.result, problem.d, problem.count)
 
-    def _layout(self, lt: Any, kind: int, layout: Layout, count: int) -> int:
+    def _layout(self, lt: Any, kind: int, layout: MatrixLayout, count: int) -> int:
         found: int = lt.matrix_layout_create(kind, layout.rows, layout.columns, layout.leading)
         finalize(self, lt.matrix_layout_destroy, found)
         if count > 1:

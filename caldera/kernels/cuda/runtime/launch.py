@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from caldera.core.memory.software import address_of
-from caldera.kernels.cuda.codegen.expression import Argument, Array, Signature
+from caldera.kernels.cuda.codegen.expression import Argument, Array, KernelSignature
 from caldera.kernels.cuda.runtime.driver import Size, driver
 
 
-class Launch:
+class KernelLaunch:
     """One launch. Arrays among the arguments are passed as their addresses, and kept alive.
 
     `cooperative` says that all blocks must be on the card at once, because they wait for each
@@ -26,7 +26,7 @@ class Launch:
         name: str,
         grid: Size | int,
         block: Size | int,
-        signature: Signature,
+        signature: KernelSignature,
         shared: int = 0,
         *,
         cooperative: bool = False,

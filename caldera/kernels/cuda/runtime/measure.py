@@ -30,7 +30,7 @@ from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.measure import compare, is_checkable, some_numbers, tolerance_of
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import PRECISION_CHECKS, Call, Kernel, Runner
-from caldera.kernels.tuning import HOPELESS, SAMPLE_S, Clock, Outcome, race
+from caldera.kernels.tuning import HOPELESS, SAMPLE_S, Clock, TuningResult, race
 from caldera.kernels.tuning_cache import FACTS
 
 OWN = frozenset({"tiles", "direct"})
@@ -56,7 +56,7 @@ def measure(
     values: Sequence[np.ndarray] | None = None,
     *,
     thorough: bool = False,
-) -> Outcome:
+) -> TuningResult:
     """Time the kernels on this node for about `seconds`, at least twice each.
 
     `values` are its inputs, if made-up ones say nothing about these kernels. With `thorough` none
@@ -198,9 +198,9 @@ class _Course:
             for result, spec in zip(results, self._node.outputs, strict=True)
         ]
 
-    def run(self, deadline: float, *, thorough: bool) -> Outcome:
+    def run(self, deadline: float, *, thorough: bool) -> TuningResult:
         """Check the kernels, and let them race."""
-        outcome = Outcome()
+        outcome = TuningResult()
         clocks: dict[str, Clock] = {}
         for kernel in self._kernels:
             try:

@@ -18,7 +18,7 @@ from caldera.core.tensor.dtype import DType
 from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.common.product import offsets_of, steps
-from caldera.kernels.native.attention.head import BLOCK, Sizes
+from caldera.kernels.native.attention.head import BLOCK, HeadSizes
 from caldera.kernels.native.attention.kernels import backward, forward
 from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
 from caldera.kernels.native.codegen.target import CACHE_LINE
@@ -49,7 +49,7 @@ def _matrix(array: Array) -> dict[str, Array | int]:
     return {"pointer": array, "down": down, "right": right}
 
 
-def _sizes(sizes: Sizes, dtype: DType) -> dict[str, int]:
+def _sizes(sizes: HeadSizes, dtype: DType) -> dict[str, int]:
     keys, depth, width = sizes.distances(dtype)
     return {
         "queries": sizes.queries,
@@ -78,7 +78,7 @@ def _bind_forward(call: Call) -> Runner:
     if logarithm.size == 0:
         return NativeRunner([])
     dtype = compute_dtype(q.dtype)
-    sizes = Sizes.of(q.shape, v.shape)
+    sizes = HeadSizes.of(q.shape, v.shape)
     batch = y.shape[:-2]
     ready, before = _dense_masks(masks, sizes.keys)
     heads = size(batch)
@@ -112,7 +112,7 @@ def _bind_forward(call: Call) -> Runner:
     return in_sequence([*before, attend])
 
 
-def _forward_parts(heads: int, sizes: Sizes) -> tuple[int, int]:
+def _forward_parts(heads: int, sizes: HeadSizes) -> tuple[int, int]:
     """How many parts, and into how many pieces each head is cut."""
     blocks = -(-sizes.queries // BLOCK)
     chunks = max(1, min(blocks, -(-thread_count() // max(heads, 1))))
@@ -121,7 +121,7 @@ def _forward_parts(heads: int, sizes: Sizes) -> tuple[int, int]:
 
 def _forward_workspace(node: Node) -> int:
     q, _, v, *_ = node.inputs
-    sizes = Sizes.of(q.shape, v.shape)
+    sizes = HeadSizes.of(q.shape, v.shape)
     dtype = compute_dtype(q.dtype)
     parts, _ = _forward_parts(size(node.outputs[0].shape[:-2]), sizes)
     elements = _aligned_elements(sizes.forward_elements(dtype), dtype)
@@ -131,7 +131,7 @@ def _forward_workspace(node: Node) -> int:
 def _bind_backward(call: Call) -> Runner:
     g, q, key, v, common, logarithm, *masks = call.inputs
     dtype = compute_dtype(q.dtype)
-    sizes = Sizes.of(q.shape, v.shape)
+    sizes = HeadSizes.of(q.shape, v.shape)
     batch = q.shape[:-2]
     ready, before = _dense_masks(masks, sizes.keys)
     heads = size(batch)
@@ -196,7 +196,7 @@ def _backward_parts(node: Node) -> int:
 def _backward_workspace(node: Node) -> int:
     _, q, _, v, *_ = node.inputs
     dtype = compute_dtype(q.dtype)
-    elements = _aligned_elements(Sizes.of(q.shape, v.shape).backward_elements(dtype), dtype)
+    elements = _aligned_elements(HeadSizes.of(q.shape, v.shape).backward_elements(dtype), dtype)
     return workspace_bytes(Spec((_backward_parts(node) * elements,), dtype))
 
 

@@ -25,13 +25,13 @@ from caldera.kernels.native.codegen.emitter import (
     Emitter,
     Number,
     Pointer,
-    Value,
+    RegisterValue,
     natural_lanes,
 )
 from caldera.kernels.native.codegen.kernel import Integer
 from caldera.kernels.native.codegen.target import CACHE_LINE
 from caldera.kernels.native.movement import transposed
-from caldera.kernels.native.product.microkernel import Matrix
+from caldera.kernels.native.product.microkernel import PackedMatrix
 
 BLOCK = 32
 """Queries that are worked on at once."""
@@ -56,7 +56,7 @@ def _distance(length: int, dtype: DType) -> int:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class HeadSizes:
     """Queries T, keys S, and the widths D of a key and E of a value, as in the op."""
 
     queries: int
@@ -65,7 +65,7 @@ class Sizes:
     width: int
 
     @classmethod
-    def of(cls, q: Shape, v: Shape) -> Sizes:
+    def of(cls, q: Shape, v: Shape) -> HeadSizes:
         return cls(q[-2], v[-2], q[-1], v[-1])
 
     def distances(self, dtype: DType) -> list[int]:
@@ -88,14 +88,14 @@ class Sizes:
 # --- what both kernels are made of
 
 
-class Workspace:
+class ScratchMatrices:
     """Hands out matrices of a part's own memory."""
 
-    def __init__(self, k: Emitter, memory: Pointer, elements: Value) -> None:
+    def __init__(self, k: Emitter, memory: Pointer, elements: RegisterValue) -> None:
         self.rest = memory.at(k.part * elements)
 
-    def matrix(self, rows: Number, columns: Value) -> Matrix:
-        taken = Matrix(self.rest, columns)
+    def matrix(self, rows: Number, columns: RegisterValue) -> PackedMatrix:
+        taken = PackedMatrix(self.rest, columns)
         self.rest = self.rest.at(columns * rows)
         return taken
 
@@ -107,11 +107,13 @@ class Mask:
     base: ElementPointer
     down: Integer
 
-    def at(self, offset: Value) -> Mask:
+    def at(self, offset: RegisterValue) -> Mask:
         """That of a head."""
         return Mask(self.base.at(offset), self.down)
 
-    def apply(self, k: Emitter, scores: Value, row: Value, place: Value) -> Value:
+    def apply(
+        self, k: Emitter, scores: RegisterValue, row: RegisterValue, place: RegisterValue
+    ) -> RegisterValue:
         """Scores from this place of a row on, with what the mask says about them."""
         given = self.base.load(row * self.down + place, scores.lanes)
         if self.base.name == "bool":
@@ -119,21 +121,21 @@ class Mask:
         return scores + given
 
 
-def whole_vectors(length: Value, kind: ir.Type) -> Value:
+def whole_vectors(length: RegisterValue, kind: ir.Type) -> RegisterValue:
     """A length, rounded up to whole vectors."""
     lanes = natural_lanes(kind)
     return (length + (lanes - 1)) // lanes * lanes
 
 
-def moved(matrix: Matrix, offset: Value) -> Matrix:
-    return Matrix(matrix.pointer.at(offset), matrix.down, matrix.right)
+def moved(matrix: PackedMatrix, offset: RegisterValue) -> PackedMatrix:
+    return PackedMatrix(matrix.pointer.at(offset), matrix.down, matrix.right)
 
 
 def lay_out(
     k: Emitter,
-    target: Matrix,
-    source: Matrix,
-    shape: tuple[Value, Value],
+    target: PackedMatrix,
+    source: PackedMatrix,
+    shape: tuple[RegisterValue, RegisterValue],
     dtype: str,
     scale: Number = 1.0,
 ) -> None:
@@ -143,9 +145,9 @@ def lay_out(
 
 def write(
     k: Emitter,
-    target: Matrix,
-    source: Matrix,
-    shape: tuple[Value, Value],
+    target: PackedMatrix,
+    source: PackedMatrix,
+    shape: tuple[RegisterValue, RegisterValue],
     dtype: str,
     scale: Number = 1.0,
 ) -> None:
@@ -156,9 +158,9 @@ def write(
 def _call_copy(
     k: Emitter,
     name: str,
-    target: Matrix,
-    source: Matrix,
-    shape: tuple[Value, Value],
+    target: PackedMatrix,
+    source: PackedMatrix,
+    shape: tuple[RegisterValue, RegisterValue],
     dtype: str,
     scale: Number,
 ) -> None:
@@ -183,11 +185,11 @@ def _call_copy(
     )
 
 
-def _copy(k: Emitter, dtype: str, pads: bool, *given: Value) -> None:
+def _copy(k: Emitter, dtype: str, pads: bool, *given: RegisterValue) -> None:
     to, down, right, start, source_down, source_right, rows, columns, scale = given
     own, other = computed_type(dtype), MEMORY_TYPES[dtype]
-    target = Matrix(Pointer(k, to.raw, own if pads else other), down, right)
-    source = Matrix(Pointer(k, start.raw, other if pads else own), source_down, source_right)
+    target = PackedMatrix(Pointer(k, to.raw, own if pads else other), down, right)
+    source = PackedMatrix(Pointer(k, start.raw, other if pads else own), source_down, source_right)
     read, written = (dtype, computed_name(dtype)) if pads else (computed_name(dtype), dtype)
     lanes = natural_lanes(own)
     # Rows and columns that are copied in square blocks: those of a matrix that is turned.
@@ -203,7 +205,7 @@ def _copy(k: Emitter, dtype: str, pads: bool, *given: Value) -> None:
     with k.loop(0, rows) as row:
         goal, origin = target.row(row), source.row(row)
 
-        def move(to_index: Value, from_index: Value, lanes: int) -> None:
+        def move(to_index: RegisterValue, from_index: RegisterValue, lanes: int) -> None:
             value = load_wide(k, origin, from_index, lanes, read) * scale
             store_narrow(k, goal, to_index, value, written)
 
@@ -218,7 +220,12 @@ def _copy(k: Emitter, dtype: str, pads: bool, *given: Value) -> None:
 
 
 def _turn(
-    k: Emitter, target: Matrix, source: Matrix, shape: tuple[Value, Value], dtype: str, scale: Value
+    k: Emitter,
+    target: PackedMatrix,
+    source: PackedMatrix,
+    shape: tuple[RegisterValue, RegisterValue],
+    dtype: str,
+    scale: RegisterValue,
 ) -> None:
     """Copy a matrix whose columns are dense to where rows are: square blocks change sides in
     registers. Element by element each would come from another line of the cache."""
@@ -231,28 +238,28 @@ def _turn(
 
 
 @dataclass(frozen=True)
-class Block:
+class QueryBlock:
     """A block of queries: its first row, how many rows, and the keys that any of them sees."""
 
     k: Emitter
-    top: Value
-    lines: Value
-    seen: Value
-    keys: Value
-    queries: Value
+    top: RegisterValue
+    lines: RegisterValue
+    seen: RegisterValue
+    keys: RegisterValue
+    queries: RegisterValue
     causal: bool
     wide: int
 
     @property
-    def width(self) -> Value:
+    def width(self) -> RegisterValue:
         """The keys that are seen, as laid out."""
         return (self.seen + (self.wide - 1)) // self.wide * self.wide
 
-    def seen_by(self, line: Value) -> Value:
+    def seen_by(self, line: RegisterValue) -> RegisterValue:
         """The keys that one query sees."""
         return _seen(self.k, self.top + line, self.keys, self.queries) if self.causal else self.seen
 
-    def mask(self, scores: Matrix, masks: Sequence[Mask]) -> None:
+    def mask(self, scores: PackedMatrix, masks: Sequence[Mask]) -> None:
         """Let the masks act on the scores."""
         if not masks:
             return
@@ -260,7 +267,7 @@ class Block:
         with k.loop(0, self.lines) as line:
             row = scores.row(line)
 
-            def act(place: Value, lanes: int) -> None:
+            def act(place: RegisterValue, lanes: int) -> None:
                 value = row.load(place, lanes)
                 for mask in masks:
                     value = mask.apply(k, value, self.top + line, place)
@@ -268,25 +275,35 @@ class Block:
 
             k.vector_loop(0, self.seen_by(line), natural_lanes(scores.pointer.type), act)
 
-    def hidden(self, place: Value, limit: Value, scores: Value) -> Value:
+    def hidden(
+        self, place: RegisterValue, limit: RegisterValue, scores: RegisterValue
+    ) -> RegisterValue:
         """-inf in place of scores beyond the keys that a query sees."""
         k = self.k
         counts = ir.Constant(ir.VectorType(I32, self.wide), list(range(self.wide)))
-        return k.select(Value(k, counts) < k.convert(limit - place, I32), scores, -math.inf)
+        return k.select(RegisterValue(k, counts) < k.convert(limit - place, I32), scores, -math.inf)
 
 
-def _seen(k: Emitter, query: Value, keys: Value, queries: Value) -> Value:
+def _seen(
+    k: Emitter, query: RegisterValue, keys: RegisterValue, queries: RegisterValue
+) -> RegisterValue:
     """How many keys do not come after a query, the last of both being simultaneous."""
     return k.minimum(k.maximum(query + 1 + keys - queries, 0), keys)
 
 
 @contextmanager
 def each_block(
-    k: Emitter, first: Number, last: Number, keys: Value, queries: Value, causal: bool, wide: int
-) -> Iterator[Block]:
+    k: Emitter,
+    first: Number,
+    last: Number,
+    keys: RegisterValue,
+    queries: RegisterValue,
+    causal: bool,
+    wide: int,
+) -> Iterator[QueryBlock]:
     """A loop over the blocks first..last of a head's queries."""
     with k.loop(first, last) as index:
         top = index * BLOCK
         lines = k.minimum(queries - top, BLOCK)
         seen = _seen(k, top + lines - 1, keys, queries) if causal else keys
-        yield Block(k, top, lines, seen, keys, queries, causal, wide)
+        yield QueryBlock(k, top, lines, seen, keys, queries, causal, wide)

@@ -7,9 +7,9 @@ import math as constants
 from caldera.kernels.native.attention.head import (
     BLOCK,
     TOGETHER,
-    Block,
     Mask,
-    Workspace,
+    QueryBlock,
+    ScratchMatrices,
     computed_name,
     each_block,
     lay_out,
@@ -22,13 +22,13 @@ from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import (
     Emitter,
     Pointer,
-    Value,
+    RegisterValue,
     itemsize,
     natural_lanes,
     vector,
 )
 from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
-from caldera.kernels.native.product.microkernel import Matrix, multiply
+from caldera.kernels.native.product.microkernel import PackedMatrix, multiply
 
 # --- forward
 
@@ -39,10 +39,10 @@ def forward(
     table: Pointer,
     memory: Pointer,
     logarithms: Pointer,
-    q: Matrix,
-    key: Matrix,
-    v: Matrix,
-    y: Matrix,
+    q: PackedMatrix,
+    key: PackedMatrix,
+    v: PackedMatrix,
+    y: PackedMatrix,
     masks: list[Mask],
     heads: Integer,
     chunks: Integer,
@@ -63,7 +63,7 @@ def forward(
     wide = TOGETHER * natural_lanes(kind)
     scale = k.convert(scale, kind)
     whole_width = whole_vectors(width, kind)
-    workspace = Workspace(k, memory, elements)
+    workspace = ScratchMatrices(k, memory, elements)
     laid_keys, laid_values = (
         workspace.matrix(depth, keys_apart),
         workspace.matrix(keys, width_apart),
@@ -81,24 +81,26 @@ def forward(
         blocks = (queries + (BLOCK - 1)) // BLOCK
         first, last = blocks * chunk // chunks, blocks * (chunk + 1) // chunks
         with each_block(k, first, last, keys, queries, causal, wide) as block:
-            rows = Matrix(moved(q, offsets.load(0)).row(block.top), q.down, q.right)
+            rows = PackedMatrix(moved(q, offsets.load(0)).row(block.top), q.down, q.right)
             lay_out(k, asked, rows, (block.lines, depth), dtype, scale)
             multiply(k, scores, asked, laid_keys, (block.lines, block.width, depth))
             block.mask(scores, here)
             _softmax(k, block, scores, totals, shifts)
             multiply(k, results, scores, laid_values, (block.lines, whole_width, block.seen))
-            goal = Matrix(moved(y, offsets.load(3)).row(block.top), y.down, y.right)
+            goal = PackedMatrix(moved(y, offsets.load(3)).row(block.top), y.down, y.right)
             _divide(k, results, totals, (block.lines, whole_width))
             write(k, goal, results, (block.lines, width), dtype)
 
-            def store_logarithm(row: Value, lanes: int) -> None:
+            def store_logarithm(row: RegisterValue, lanes: int) -> None:
                 found = math.log(k, totals.load(row, lanes)) + shifts.load(row, lanes)
                 logarithms.store(offsets.load(4) + block.top + row, found)
 
             k.vector_loop(0, block.lines, natural_lanes(kind), store_logarithm)
 
 
-def _softmax(k: Emitter, block: Block, scores: Matrix, totals: Pointer, shifts: Pointer) -> None:
+def _softmax(
+    k: Emitter, block: QueryBlock, scores: PackedMatrix, totals: Pointer, shifts: Pointer
+) -> None:
     """exp(scores - shift), and each row's sum and shift; a sum of 0 is given as 1."""
     kind = scores.pointer.type
     several = vector(kind, block.wide)
@@ -126,7 +128,9 @@ def _softmax(k: Emitter, block: Block, scores: Matrix, totals: Pointer, shifts: 
         shifts.store(line, shift)
 
 
-def _divide(k: Emitter, matrix: Matrix, divisors: Pointer, shape: tuple[Value, Value]) -> None:
+def _divide(
+    k: Emitter, matrix: PackedMatrix, divisors: Pointer, shape: tuple[RegisterValue, RegisterValue]
+) -> None:
     """Each row by a number of its own, in place."""
     lanes = natural_lanes(divisors.type)
     with k.loop(0, shape[0]) as line, k.loop(0, shape[1], lanes) as place:
@@ -146,14 +150,14 @@ def backward(
     logarithm: Pointer,
     common_step: Integer,
     logarithm_step: Integer,
-    g: Matrix,
-    q: Matrix,
-    key: Matrix,
-    v: Matrix,
-    dq: Matrix,
-    dk: Matrix,
-    dv: Matrix,
-    score_gradients: Matrix,
+    g: PackedMatrix,
+    q: PackedMatrix,
+    key: PackedMatrix,
+    v: PackedMatrix,
+    dq: PackedMatrix,
+    dk: PackedMatrix,
+    dv: PackedMatrix,
+    score_gradients: PackedMatrix,
     masks: list[Mask],
     heads: Integer,
     elements: Integer,
@@ -174,7 +178,7 @@ def backward(
     wide = TOGETHER * natural_lanes(kind)
     scale = k.convert(scale, kind)
     whole_depth, whole_width = whole_vectors(depth, kind), whole_vectors(width, kind)
-    workspace = Workspace(k, memory, elements)
+    workspace = ScratchMatrices(k, memory, elements)
     across_keys, laid_keys = (
         workspace.matrix(depth, keys_apart),
         workspace.matrix(keys, depth_apart),
@@ -198,8 +202,8 @@ def backward(
         blocks = (queries + (BLOCK - 1)) // BLOCK
         with each_block(k, 0, blocks, keys, queries, causal, wide) as block:
             lines = block.lines
-            asked_rows = Matrix(moved(q, start[1]).row(block.top), q.down, q.right)
-            told_rows = Matrix(moved(g, start[0]).row(block.top), g.down, g.right)
+            asked_rows = PackedMatrix(moved(q, start[1]).row(block.top), q.down, q.right)
+            told_rows = PackedMatrix(moved(g, start[0]).row(block.top), g.down, g.right)
             lay_out(k, asked, asked_rows, (lines, depth), dtype, scale)
             lay_out(k, told, told_rows, (lines, width), dtype)
             multiply(k, scores, asked, across_keys, (lines, block.width, depth))
@@ -217,7 +221,7 @@ def backward(
                     common.load(start[7] + row * common_step),
                 )
             if keeps_scores:
-                kept = Matrix(
+                kept = PackedMatrix(
                     moved(score_gradients, start[9]).row(block.top),
                     score_gradients.down,
                     score_gradients.right,
@@ -240,7 +244,7 @@ def backward(
                 accumulate=True,
             )
             multiply(k, found, changes, laid_keys, (lines, whole_depth, block.seen))
-            goal = Matrix(moved(dq, start[4]).row(block.top), dq.down, dq.right)
+            goal = PackedMatrix(moved(dq, start[4]).row(block.top), dq.down, dq.right)
             write(k, goal, found, (lines, depth), dtype, scale)
         write(k, moved(dk, start[5]), for_keys, (keys, depth), dtype)
         write(k, moved(dv, start[6]), for_values, (keys, width), dtype)
@@ -248,12 +252,12 @@ def backward(
 
 def _score_gradients(
     k: Emitter,
-    block: Block,
-    line: Value,
-    scores: Matrix,
-    changes: Matrix,
-    logarithm: Value,
-    common: Value,
+    block: QueryBlock,
+    line: RegisterValue,
+    scores: PackedMatrix,
+    changes: PackedMatrix,
+    logarithm: RegisterValue,
+    common: RegisterValue,
 ) -> None:
     """Scores become probabilities, and what the results' gradients say about the probabilities
     becomes the gradient of the scores."""

@@ -12,7 +12,7 @@ from caldera.kernels.native.codegen.values import (
     I1,
     I32,
     Number,
-    Value,
+    RegisterValue,
     element,
     is_floating,
     itemsize,
@@ -31,50 +31,54 @@ class Arithmetic:
 
     # --- constants and vectors
 
-    def constant(self, value: Number, kind: ir.Type) -> Value:
+    def constant(self, value: Number, kind: ir.Type) -> RegisterValue:
         """A Python number as a constant of this type; a scalar Value repeated to fit a vector."""
-        if isinstance(value, Value):
+        if isinstance(value, RegisterValue):
             if lanes(kind) > 1 and value.lanes == 1:
                 return self.splat(value, lanes(kind))
             return value
         if isinstance(kind, ir.VectorType):
             scalar = ir.Constant(kind.element, _literal(value, kind.element))
-            return Value(self, _Splat(kind, scalar))
-        return Value(self, ir.Constant(kind, _literal(value, kind)))
+            return RegisterValue(self, _Splat(kind, scalar))
+        return RegisterValue(self, ir.Constant(kind, _literal(value, kind)))
 
-    def splat(self, value: Value, count: int) -> Value:
+    def splat(self, value: RegisterValue, count: int) -> RegisterValue:
         """A scalar in all lanes of a vector."""
         if count == 1:
             return value
         kind = vector(value.type, count)
         single = self.ir.insert_element(ir.Constant(kind, ir.Undefined), value.raw, I32(0))
         mask = ir.Constant(vector(I32, count), None)
-        return Value(self, self.ir.shuffle_vector(single, ir.Constant(kind, ir.Undefined), mask))
+        return RegisterValue(
+            self, self.ir.shuffle_vector(single, ir.Constant(kind, ir.Undefined), mask)
+        )
 
-    def vector_of(self, values: Sequence[Value]) -> Value:
+    def vector_of(self, values: Sequence[RegisterValue]) -> RegisterValue:
         """Scalars as the lanes of a vector; the scalar itself if there is but one."""
         if len(values) == 1:
             return values[0]
         raw = ir.Constant(vector(values[0].type, len(values)), ir.Undefined)
         for index, value in enumerate(values):
             raw = self.ir.insert_element(raw, value.raw, I32(index))
-        return Value(self, raw)
+        return RegisterValue(self, raw)
 
-    def shuffle(self, a: Value, b: Value | None, picks: Sequence[int]) -> Value:
+    def shuffle(
+        self, a: RegisterValue, b: RegisterValue | None, picks: Sequence[int]
+    ) -> RegisterValue:
         """Lanes picked from `a` (0, 1, ...) and then `b`."""
         other = ir.Constant(a.type, ir.Undefined) if b is None else b.raw
-        return Value(self, self.ir.shuffle_vector(a.raw, other, _mask(tuple(picks))))
+        return RegisterValue(self, self.ir.shuffle_vector(a.raw, other, _mask(tuple(picks))))
 
-    def broadcast_lane(self, a: Value, lane: int) -> Value:
+    def broadcast_lane(self, a: RegisterValue, lane: int) -> RegisterValue:
         """One lane of a vector in all lanes."""
         return self.shuffle(a, None, [lane] * a.lanes)
 
-    def pair(self, a: Number, b: Number) -> tuple[Value, Value]:
+    def pair(self, a: Number, b: Number) -> tuple[RegisterValue, RegisterValue]:
         """Both operands with the same type."""
-        if not isinstance(a, Value):
-            assert isinstance(b, Value)
+        if not isinstance(a, RegisterValue):
+            assert isinstance(b, RegisterValue)
             return self.constant(a, b.type), b
-        if not isinstance(b, Value):
+        if not isinstance(b, RegisterValue):
             return a, self.constant(b, a.type)
         if a.lanes != b.lanes:
             count = max(a.lanes, b.lanes)
@@ -84,66 +88,66 @@ class Arithmetic:
 
     # --- instructions
 
-    def binary(self, floating: str, integer: str, a: Number, b: Number) -> Value:
+    def binary(self, floating: str, integer: str, a: Number, b: Number) -> RegisterValue:
         """One instruction on two operands, by what their type is."""
         x, y = self.pair(a, b)
         name = floating if is_floating(x.type) else integer
-        return Value(self, getattr(self.ir, name)(x.raw, y.raw))
+        return RegisterValue(self, getattr(self.ir, name)(x.raw, y.raw))
 
-    def compare(self, sign: str, a: Number, b: Number, *, unsigned: bool = False) -> Value:
+    def compare(self, sign: str, a: Number, b: Number, *, unsigned: bool = False) -> RegisterValue:
         """A comparison, lane by lane."""
         x, y = self.pair(a, b)
         if is_floating(x.type):
             if sign == "!=":
-                return Value(self, self.ir.fcmp_unordered(sign, x.raw, y.raw))
-            return Value(self, self.ir.fcmp_ordered(sign, x.raw, y.raw))
+                return RegisterValue(self, self.ir.fcmp_unordered(sign, x.raw, y.raw))
+            return RegisterValue(self, self.ir.fcmp_ordered(sign, x.raw, y.raw))
         way = self.ir.icmp_unsigned if unsigned else self.ir.icmp_signed
-        return Value(self, way(sign, x.raw, y.raw))
+        return RegisterValue(self, way(sign, x.raw, y.raw))
 
-    def shift_right(self, a: Value, count: Number) -> Value:
+    def shift_right(self, a: RegisterValue, count: Number) -> RegisterValue:
         """Shift to the right that fills with zeros."""
         return self.binary("", "lshr", a, count)
 
-    def select(self, condition: Value, yes: Number, no: Number) -> Value:
+    def select(self, condition: RegisterValue, yes: Number, no: Number) -> RegisterValue:
         """`yes` where the condition holds, else `no`."""
         x, y = self.pair(yes, no)
         if condition.lanes > x.lanes:
             x, y = self.splat(x, condition.lanes), self.splat(y, condition.lanes)
-        return Value(self, self.ir.select(condition.raw, x.raw, y.raw))
+        return RegisterValue(self, self.ir.select(condition.raw, x.raw, y.raw))
 
-    def is_nan(self, a: Value) -> Value:
+    def is_nan(self, a: RegisterValue) -> RegisterValue:
         """Whether it is a nan."""
-        return Value(self, self.ir.fcmp_unordered("uno", a.raw, a.raw))
+        return RegisterValue(self, self.ir.fcmp_unordered("uno", a.raw, a.raw))
 
-    def above_or_nan(self, a: Value, b: Value) -> Value:
+    def above_or_nan(self, a: RegisterValue, b: RegisterValue) -> RegisterValue:
         """Whether a > b, or either is a nan."""
-        return Value(self, self.ir.fcmp_unordered(">", a.raw, b.raw))
+        return RegisterValue(self, self.ir.fcmp_unordered(">", a.raw, b.raw))
 
-    def minimum(self, a: Number, b: Number) -> Value:
+    def minimum(self, a: Number, b: Number) -> RegisterValue:
         """The smaller integer, or number (the second if one is a nan)."""
         x, y = self.pair(a, b)
         return self.select(x < y, x, y)
 
-    def maximum(self, a: Number, b: Number) -> Value:
+    def maximum(self, a: Number, b: Number) -> RegisterValue:
         """The larger integer, or number (the second if one is a nan)."""
         x, y = self.pair(a, b)
         return self.select(x > y, x, y)
 
-    def fma(self, a: Number, b: Number, c: Number) -> Value:
+    def fma(self, a: Number, b: Number, c: Number) -> RegisterValue:
         """a * b + c, rounded once where the machine has such an instruction."""
         x, y = self.pair(a, b)
         x, z = self.pair(x, c)
         y, z = self.pair(y, z)
         return self.intrinsic("llvm.fmuladd", x, y, z)
 
-    def polynomial(self, x: Value, coefficients: Sequence[float]) -> Value:
+    def polynomial(self, x: RegisterValue, coefficients: Sequence[float]) -> RegisterValue:
         """A polynomial by Horner's rule, the highest power's coefficient first."""
         result = self.constant(coefficients[0], x.type)
         for coefficient in coefficients[1:]:
             result = self.fma(result, x, coefficient)
         return result
 
-    def intrinsic(self, name: str, *operands: Value) -> Value:
+    def intrinsic(self, name: str, *operands: RegisterValue) -> RegisterValue:
         """One of LLVM's intrinsics that is overloaded on its (first) operand's type, such as
         `llvm.sqrt`, `llvm.fabs`, `llvm.floor`, `llvm.nearbyint`, `llvm.minimum`."""
         kind = operands[0].type
@@ -152,17 +156,17 @@ class Arithmetic:
         function = self.declared(
             f"{name}.{suffix}", ir.FunctionType(kind, [each.type for each in operands])
         )
-        return Value(self, self.ir.call(function, [each.raw for each in operands]))
+        return RegisterValue(self, self.ir.call(function, [each.raw for each in operands]))
 
     def declared(self, name: str, kind: ir.FunctionType) -> ir.Function:
         """A function of another module, such as an intrinsic."""
         return self.module.globals.get(name) or ir.Function(self.module, kind, name)
 
-    def bitcast(self, a: Value, kind: ir.Type) -> Value:
+    def bitcast(self, a: RegisterValue, kind: ir.Type) -> RegisterValue:
         """The same bits as another type."""
-        return Value(self, self.ir.bitcast(a.raw, kind))
+        return RegisterValue(self, self.ir.bitcast(a.raw, kind))
 
-    def convert(self, a: Value, kind: ir.Type, *, unsigned: bool = False) -> Value:
+    def convert(self, a: RegisterValue, kind: ir.Type, *, unsigned: bool = False) -> RegisterValue:
         """The same number in another type (with the same number of lanes).
 
         A float becomes an integer by cutting off what follows the point; the result is not defined
@@ -174,17 +178,25 @@ class Arithmetic:
             return a
         if is_floating(source) and is_floating(wanted):
             narrow = itemsize(wanted) < itemsize(source)
-            return Value(self, (self.ir.fptrunc if narrow else self.ir.fpext)(a.raw, target))
+            return RegisterValue(
+                self, (self.ir.fptrunc if narrow else self.ir.fpext)(a.raw, target)
+            )
         unsigned = unsigned or source == I1
         if is_floating(wanted):
-            return Value(self, (self.ir.uitofp if unsigned else self.ir.sitofp)(a.raw, target))
+            return RegisterValue(
+                self, (self.ir.uitofp if unsigned else self.ir.sitofp)(a.raw, target)
+            )
         if is_floating(source):
-            return Value(self, (self.ir.fptoui if unsigned else self.ir.fptosi)(a.raw, target))
+            return RegisterValue(
+                self, (self.ir.fptoui if unsigned else self.ir.fptosi)(a.raw, target)
+            )
         if wanted.width < source.width:
-            return Value(self, self.ir.trunc(a.raw, target))
-        return Value(self, (self.ir.zext if unsigned else self.ir.sext)(a.raw, target))
+            return RegisterValue(self, self.ir.trunc(a.raw, target))
+        return RegisterValue(self, (self.ir.zext if unsigned else self.ir.sext)(a.raw, target))
 
-    def reduce_lanes(self, a: Value, combine: Callable[[Value, Value], Value]) -> Value:
+    def reduce_lanes(
+        self, a: RegisterValue, combine: Callable[[RegisterValue, RegisterValue], RegisterValue]
+    ) -> RegisterValue:
         """All lanes combined into one, by halves."""
         while a.lanes > 1:
             half = a.lanes // 2

@@ -28,7 +28,7 @@ from caldera.kernels.native.codegen.emitter import (
     Emitter,
     Number,
     Pointer,
-    Value,
+    RegisterValue,
     element,
     is_floating,
     vector,
@@ -45,8 +45,8 @@ def load_wide(
     index: Number,
     count: int,
     dtype_name: str,
-    mask: Value | None = None,
-) -> Value:
+    mask: RegisterValue | None = None,
+) -> RegisterValue:
     """Elements from memory in the type they are computed with: float32 for halves."""
     if dtype_name not in HALF_NAMES:
         return pointer.load(index, count, mask)
@@ -57,9 +57,9 @@ def store_narrow(
     k: Emitter,
     pointer: Pointer,
     index: Number,
-    value: Value,
+    value: RegisterValue,
     dtype_name: str,
-    mask: Value | None = None,
+    mask: RegisterValue | None = None,
 ) -> None:
     """Write float32 (or float64) numbers as elements of a dtype."""
     if dtype_name not in HALF_NAMES:
@@ -68,7 +68,7 @@ def store_narrow(
     pointer.cast(I16).store(index, narrow(k, value, dtype_name), mask)
 
 
-def widen(k: Emitter, bits: Value, dtype_name: str) -> Value:
+def widen(k: Emitter, bits: RegisterValue, dtype_name: str) -> RegisterValue:
     """The float32 numbers of 16-bit patterns."""
     if dtype_name == "bfloat16":
         wide = k.convert(bits, I32, unsigned=True) << 16
@@ -78,7 +78,7 @@ def widen(k: Emitter, bits: Value, dtype_name: str) -> Value:
     return widen_by_integers(k, bits)
 
 
-def narrow(k: Emitter, value: Value, dtype_name: str) -> Value:
+def narrow(k: Emitter, value: RegisterValue, dtype_name: str) -> RegisterValue:
     """The 16-bit patterns nearest to float32 or float64 numbers."""
     if element(value.type) == F64:
         value = _round_to_odd(k, value)
@@ -96,11 +96,11 @@ def has_conversion() -> bool:
     return here.triple.startswith(("aarch64", "arm64")) or "+f16c" in here.features.split(",")
 
 
-def _integers(value: Value) -> ir.Type:
+def _integers(value: RegisterValue) -> ir.Type:
     return vector(I32, value.lanes)
 
 
-def _narrow_to_bfloat16(k: Emitter, value: Value) -> Value:
+def _narrow_to_bfloat16(k: Emitter, value: RegisterValue) -> RegisterValue:
     bits = k.bitcast(value, _integers(value))
     upper = k.shift_right(bits, 16)
     rounded = k.shift_right(bits + (upper & 1) + 0x7FFF, 16)
@@ -108,7 +108,7 @@ def _narrow_to_bfloat16(k: Emitter, value: Value) -> Value:
     return k.convert(k.select(k.is_nan(value), upper | 0x40, rounded), I16)
 
 
-def widen_by_integers(k: Emitter, bits: Value) -> Value:
+def widen_by_integers(k: Emitter, bits: RegisterValue) -> RegisterValue:
     """float16 patterns as float32 without a conversion by the processor."""
     wide = k.convert(bits, I32, unsigned=True)
     sign = (wide & 0x8000) << 16
@@ -123,7 +123,7 @@ def widen_by_integers(k: Emitter, bits: Value) -> Value:
     return k.bitcast(found | sign, vector(F32, bits.lanes))
 
 
-def narrow_by_integers(k: Emitter, value: Value) -> Value:
+def narrow_by_integers(k: Emitter, value: RegisterValue) -> RegisterValue:
     """float32 as float16 patterns without a conversion by the processor."""
     bits = k.bitcast(value, _integers(value))
     sign = k.shift_right(bits, 16) & 0x8000
@@ -140,7 +140,7 @@ def narrow_by_integers(k: Emitter, value: Value) -> Value:
     return k.convert(found | sign, I16)
 
 
-def _round_to_odd(k: Emitter, value: Value) -> Value:
+def _round_to_odd(k: Emitter, value: RegisterValue) -> RegisterValue:
     """float64 as float32 such that rounding once more gives what rounding at once would give."""
     near = k.convert(value, F32)
     back = k.convert(near, F64)
@@ -177,26 +177,26 @@ def computed_type(name: str) -> ir.Type:
     return I1 if name == "bool" else MEMORY_TYPES[name]
 
 
-def from_memory(k: Emitter, raw: Value, name: str) -> Value:
+def from_memory(k: Emitter, raw: RegisterValue, name: str) -> RegisterValue:
     """What was loaded, in the computed type."""
     if name in HALF_NAMES:
         return widen(k, raw, name)
     return raw.differs(0) if name == "bool" else raw
 
 
-def to_memory(k: Emitter, value: Value, name: str) -> Value:
+def to_memory(k: Emitter, value: RegisterValue, name: str) -> RegisterValue:
     """A computed value as it is stored."""
     if name in HALF_NAMES:
         return narrow(k, value, name)
     return k.convert(value, I8) if name == "bool" else value
 
 
-def rounded(k: Emitter, value: Value, name: str) -> Value:
+def rounded(k: Emitter, value: RegisterValue, name: str) -> RegisterValue:
     """A computed value with no more digits than the dtype has."""
     return widen(k, narrow(k, value, name), name) if name in HALF_NAMES else value
 
 
-def cast(k: Emitter, value: Value, source: str, target: str) -> Value:
+def cast(k: Emitter, value: RegisterValue, source: str, target: str) -> RegisterValue:
     """A value of one dtype in another, as NumPy does it."""
     wanted = computed_type(target)
     if target == "bool":
@@ -215,7 +215,7 @@ def cast(k: Emitter, value: Value, source: str, target: str) -> Value:
     return k.convert(value, wanted, unsigned=source in UNSIGNED)
 
 
-def _to_uint64(k: Emitter, value: Value) -> Value:
+def _to_uint64(k: Emitter, value: RegisterValue) -> RegisterValue:
     """A float by way of a signed integer, as the narrower ones go; from 2^63 on, where there is
     none, half the range is taken off first and put back as the highest bit."""
     half = 2.0**63
@@ -224,7 +224,7 @@ def _to_uint64(k: Emitter, value: Value) -> Value:
     return k.select(is_large, whole ^ k.constant(-(1 << 63), whole.type), whole)
 
 
-def constant(k: Emitter, value: bool | int | float, name: str, lanes: int) -> Value:
+def constant(k: Emitter, value: bool | int | float, name: str, lanes: int) -> RegisterValue:
     """A constant of a dtype in all lanes."""
     return k.constant(value, vector(computed_type(name), lanes))
 
@@ -251,11 +251,13 @@ class ElementPointer:
         """The address of the element with this index."""
         return ElementPointer(self.k, self.place.at(index), self.name)
 
-    def load(self, index: Number = 0, count: int = 1, mask: Value | None = None) -> Value:
+    def load(
+        self, index: Number = 0, count: int = 1, mask: RegisterValue | None = None
+    ) -> RegisterValue:
         """The element with this index, or a vector of `count` from it on, with 0 in lanes that a
         mask leaves out."""
         return load_wide(self.k, self.place, index, count, self.name, mask)
 
-    def store(self, index: Number, value: Value, mask: Value | None = None) -> None:
+    def store(self, index: Number, value: RegisterValue, mask: RegisterValue | None = None) -> None:
         """Write an element, or as many as the vector has lanes, or those of a mask."""
         store_narrow(self.k, self.place, index, value, self.name, mask)

@@ -25,7 +25,7 @@ from caldera.kernels.native.codegen.emitter import (
     I32,
     I64,
     Emitter,
-    Value,
+    RegisterValue,
     element,
     vector,
 )
@@ -74,7 +74,7 @@ def has_libm() -> bool:
     return all(hasattr(everything, name) for name in NEEDED)
 
 
-def call_libm(k: Emitter, name: str, *operands: Value) -> Value:
+def call_libm(k: Emitter, name: str, *operands: RegisterValue) -> RegisterValue:
     """A function of the C library for float64, in each lane. float32 is computed in float64."""
     kind = operands[0].type
     function = k.module.globals.get(name)
@@ -95,12 +95,12 @@ def call_libm(k: Emitter, name: str, *operands: Value) -> Value:
     return buffers[0].load(0, count)
 
 
-def is_single(x: Value) -> bool:
+def is_single(x: RegisterValue) -> bool:
     """Whether a value is of float32."""
     return element(x.type) == F32
 
 
-Function = Callable[..., Value]
+Function = Callable[..., RegisterValue]
 # atan(t) = t + t^3 P(t^2) for 0 <= t <= 1, to 9 digits.
 _ATAN = (
     -0.0009605419568874111,
@@ -123,7 +123,7 @@ def _of_single(formula: Function) -> Function:
     """The function of a formula for float64 that is good enough for float32."""
     name = formula.__name__
 
-    def function(k: Emitter, *operands: Value) -> Value:
+    def function(k: Emitter, *operands: RegisterValue) -> RegisterValue:
         if not is_single(operands[0]):
             return call_libm(k, name, *operands)
         return k.convert(formula(k, *[k.convert(each, F64) for each in operands]), F32)
@@ -134,19 +134,19 @@ def _of_single(formula: Function) -> Function:
 def _odd(formula: Function) -> Function:
     """A formula for positive numbers, continued to negative ones."""
 
-    def function(k: Emitter, x: Value) -> Value:
+    def function(k: Emitter, x: RegisterValue) -> RegisterValue:
         return copy_sign(k, formula(k, absolute(k, x)), x)
 
     function.__name__ = formula.__name__
     return function
 
 
-def _atan_up_to_one(k: Emitter, t: Value) -> Value:
+def _atan_up_to_one(k: Emitter, t: RegisterValue) -> RegisterValue:
     squared = t * t
     return k.fma(t * squared, k.polynomial(squared, _ATAN), t)
 
 
-def _positive_atan(k: Emitter, x: Value) -> Value:
+def _positive_atan(k: Emitter, x: RegisterValue) -> RegisterValue:
     large = x > 1.0
     angle = _atan_up_to_one(k, k.select(large, 1.0 / x, x))
     return k.select(large, math.pi / 2 - angle, angle)
@@ -154,26 +154,26 @@ def _positive_atan(k: Emitter, x: Value) -> Value:
 
 @_of_single
 @_odd
-def atan(k: Emitter, x: Value) -> Value:
+def atan(k: Emitter, x: RegisterValue) -> RegisterValue:
     """The inverse of the tangent."""
     return _positive_atan(k, x)
 
 
 @_of_single
 @_odd
-def asin(k: Emitter, x: Value) -> Value:
+def asin(k: Emitter, x: RegisterValue) -> RegisterValue:
     """The inverse of the sine."""
     return _positive_atan(k, x / sqrt(k, (1.0 - x) * (x + 1.0)))
 
 
 @_of_single
-def acos(k: Emitter, x: Value) -> Value:
+def acos(k: Emitter, x: RegisterValue) -> RegisterValue:
     """The inverse of the cosine."""
     return _positive_atan(k, sqrt(k, (1.0 - x) / (x + 1.0))) * 2.0
 
 
 @_of_single
-def atan2(k: Emitter, y: Value, x: Value) -> Value:
+def atan2(k: Emitter, y: RegisterValue, x: RegisterValue) -> RegisterValue:
     """The angle of the point (x, y)."""
     height, width = absolute(k, y), absolute(k, x)
     steep = height > width
@@ -190,14 +190,14 @@ def atan2(k: Emitter, y: Value, x: Value) -> Value:
 
 @_of_single
 @_odd
-def sinh(k: Emitter, x: Value) -> Value:
+def sinh(k: Emitter, x: RegisterValue) -> RegisterValue:
     """The hyperbolic sine."""
     grown = expm1(k, minimum(k, x, _OVERFLOW))
     return (grown + grown / (grown + 1.0)) * 0.5
 
 
 @_of_single
-def cosh(k: Emitter, x: Value) -> Value:
+def cosh(k: Emitter, x: RegisterValue) -> RegisterValue:
     """The hyperbolic cosine."""
     grown = exp(k, minimum(k, absolute(k, x), _OVERFLOW))
     return (grown + 1.0 / grown) * 0.5
@@ -205,7 +205,7 @@ def cosh(k: Emitter, x: Value) -> Value:
 
 @_of_single
 @_odd
-def asinh(k: Emitter, x: Value) -> Value:
+def asinh(k: Emitter, x: RegisterValue) -> RegisterValue:
     """The inverse of the hyperbolic sine."""
     squared = x * x
     result = log1p(k, x + squared / (sqrt(k, squared + 1.0) + 1.0))
@@ -213,7 +213,7 @@ def asinh(k: Emitter, x: Value) -> Value:
 
 
 @_of_single
-def acosh(k: Emitter, x: Value) -> Value:
+def acosh(k: Emitter, x: RegisterValue) -> RegisterValue:
     """The inverse of the hyperbolic cosine."""
     above = x - 1.0
     # The root of a product would be a number for x below -1.
@@ -222,35 +222,35 @@ def acosh(k: Emitter, x: Value) -> Value:
 
 @_of_single
 @_odd
-def atanh(k: Emitter, x: Value) -> Value:
+def atanh(k: Emitter, x: RegisterValue) -> RegisterValue:
     """The inverse of the hyperbolic tangent."""
     return log1p(k, x * 2.0 / (1.0 - x)) * 0.5
 
 
 @_of_single
-def log2(k: Emitter, x: Value) -> Value:
+def log2(k: Emitter, x: RegisterValue) -> RegisterValue:
     """The logarithm to the base 2."""
     return log(k, x) * LOG2_E
 
 
 @_of_single
-def log10(k: Emitter, x: Value) -> Value:
+def log10(k: Emitter, x: RegisterValue) -> RegisterValue:
     """The logarithm to the base 10."""
     return log(k, x) * math.log10(math.e)
 
 
 @_of_single
-def exp2(k: Emitter, x: Value) -> Value:
+def exp2(k: Emitter, x: RegisterValue) -> RegisterValue:
     """2^x."""
     return exp(k, x * math.log(2))
 
 
-def erfc(k: Emitter, x: Value) -> Value:
+def erfc(k: Emitter, x: RegisterValue) -> RegisterValue:
     """1 - erf(x)."""
     return call_libm(k, "erfc", x)
 
 
-def lgamma(k: Emitter, x: Value) -> Value:
+def lgamma(k: Emitter, x: RegisterValue) -> RegisterValue:
     """The logarithm of the magnitude of the gamma function."""
     return call_libm(k, "lgamma", x)
 
@@ -280,28 +280,28 @@ _COS_DOUBLE = (
 )
 
 
-def sin(k: Emitter, x: Value) -> Value:
+def sin(k: Emitter, x: RegisterValue) -> RegisterValue:
     """The sine."""
     return _near_or_far(k, x, "sin", 0)
 
 
-def cos(k: Emitter, x: Value) -> Value:
+def cos(k: Emitter, x: RegisterValue) -> RegisterValue:
     """The cosine."""
     return _near_or_far(k, x, "cos", 1)
 
 
-def tan(k: Emitter, x: Value) -> Value:
+def tan(k: Emitter, x: RegisterValue) -> RegisterValue:
     """The tangent: a quotient in float64, where rounding it to float32 is the only error."""
     wide = k.convert(x, F64)
     ratio = _near(k, wide, 0) / _near(k, wide, 1)
     return _unless_far(k, x, "tan", k.convert(ratio, element(x.type)))
 
 
-def _near_or_far(k: Emitter, x: Value, name: str, turn: int) -> Value:
+def _near_or_far(k: Emitter, x: RegisterValue, name: str, turn: int) -> RegisterValue:
     return _unless_far(k, x, name, _near(k, x, turn))
 
 
-def _unless_far(k: Emitter, x: Value, name: str, value: Value) -> Value:
+def _unless_far(k: Emitter, x: RegisterValue, name: str, value: RegisterValue) -> RegisterValue:
     """A value that is right near 0, replaced by the C library's far from it."""
     near = absolute(k, x) < (_FAR_SINGLE if is_single(x) else _FAR_DOUBLE)
     result = k.variable(value)
@@ -311,7 +311,7 @@ def _unless_far(k: Emitter, x: Value, name: str, value: Value) -> Value:
     return result.value
 
 
-def _near(k: Emitter, x: Value, turn: int) -> Value:
+def _near(k: Emitter, x: RegisterValue, turn: int) -> RegisterValue:
     """The sine of x + turn * pi / 2 for moderate x."""
     rest, quarter = _reduced(k, x)
     quarter = quarter + turn
@@ -331,7 +331,7 @@ def _near(k: Emitter, x: Value, turn: int) -> Value:
     return turned
 
 
-def _reduced(k: Emitter, x: Value) -> tuple[Value, Value]:
+def _reduced(k: Emitter, x: RegisterValue) -> tuple[RegisterValue, RegisterValue]:
     """(r, n) with x = r + n pi / 2 and |r| <= pi / 4. float32 takes the way through float64."""
     wide = k.convert(x, F64)
     shifted = k.fma(wide, 2 / math.pi, _MAGIC)
@@ -345,7 +345,7 @@ def _reduced(k: Emitter, x: Value) -> tuple[Value, Value]:
     return rest, quarter
 
 
-def power(k: Emitter, a: Value, b: Value) -> Value:
+def power(k: Emitter, a: RegisterValue, b: RegisterValue) -> RegisterValue:
     """a^b. float32 is computed as exp(b log a) in float64, which leaves digits to spare."""
     if not is_single(a):
         return call_libm(k, "pow", a, b)

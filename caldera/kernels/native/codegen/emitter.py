@@ -34,10 +34,10 @@ from caldera.kernels.native.codegen.values import (
     I32,
     I64,
     POINTER,
+    MutableRegister,
     Number,
     Pointer,
-    Value,
-    Variable,
+    RegisterValue,
     element,
     is_floating,
     itemsize,
@@ -59,10 +59,10 @@ __all__ = [
     "I64",
     "POINTER",
     "Emitter",
+    "MutableRegister",
     "Number",
     "Pointer",
-    "Value",
-    "Variable",
+    "RegisterValue",
     "element",
     "is_floating",
     "itemsize",
@@ -81,21 +81,21 @@ class Emitter(Arithmetic):
     # --- what a kernel is given
 
     @property
-    def part(self) -> Value:
+    def part(self) -> RegisterValue:
         """Which worker this is: 0, 1, ..."""
-        return Value(self, self.function.args[1])
+        return RegisterValue(self, self.function.args[1])
 
     @property
-    def parts(self) -> Value:
+    def parts(self) -> RegisterValue:
         """How many workers share the work."""
-        return Value(self, self.function.args[2])
+        return RegisterValue(self, self.function.args[2])
 
     def argument(self, slot: int, kind: ir.Type) -> Any:
         """What is in a slot, as LLVM's value. Kernels must not assume that two pointers differ."""
         place = self.ir.gep(self.function.args[0], [I64(slot)], inbounds=True, source_etype=I64)
         return self.ir.load(place, typ=kind)
 
-    def part_range(self, count: Number, grain: int = 1) -> tuple[Value, Value]:
+    def part_range(self, count: Number, grain: int = 1) -> tuple[RegisterValue, RegisterValue]:
         """This worker's part of 0..count: begin and end, both multiples of `grain` but for the
         last end."""
         count = self.constant(count, I64)
@@ -107,7 +107,7 @@ class Emitter(Arithmetic):
     # --- control
 
     @contextmanager
-    def loop(self, begin: Number, end: Number, step: Number = 1) -> Iterator[Value]:
+    def loop(self, begin: Number, end: Number, step: Number = 1) -> Iterator[RegisterValue]:
         """A loop over begin, begin + step, ... below `end`; gives the index."""
         first = self.constant(begin, I64)
         last = self.constant(end, I64)
@@ -119,7 +119,7 @@ class Emitter(Arithmetic):
         self.ir.position_at_end(body)
         index = self.ir.phi(I64)
         index.add_incoming(first.raw, before)
-        yield Value(self, index)
+        yield RegisterValue(self, index)
         following = self.ir.add(index, by.raw, flags=("nsw",))
         index.add_incoming(following, self.ir.block)
         again = self.ir.icmp_signed("<", following, last.raw)
@@ -127,19 +127,19 @@ class Emitter(Arithmetic):
         self.ir.position_at_end(after)
 
     @contextmanager
-    def if_then(self, condition: Value) -> Iterator[None]:
+    def if_then(self, condition: RegisterValue) -> Iterator[None]:
         """What is inside runs only where the (scalar) condition holds."""
         with self.ir.if_then(condition.raw):
             yield
 
     @contextmanager
-    def if_else(self, condition: Value) -> Iterator[tuple[Any, Any]]:
+    def if_else(self, condition: RegisterValue) -> Iterator[tuple[Any, Any]]:
         """Two branches: `with k.if_else(c) as (yes, no):`, then `with yes: ...`, `with no: ...`."""
         with self.ir.if_else(condition.raw) as branches:
             yield branches
 
     @contextmanager
-    def while_loop(self, condition: Callable[[], Value]) -> Iterator[None]:
+    def while_loop(self, condition: Callable[[], RegisterValue]) -> Iterator[None]:
         """What is inside runs again and again as long as `condition()`, asked before each time."""
         head = self.ir.append_basic_block("head")
         body = self.ir.append_basic_block("body")
@@ -153,7 +153,7 @@ class Emitter(Arithmetic):
         self.ir.position_at_end(after)
 
     def vector_loop(
-        self, begin: Number, end: Number, count: int, body: Callable[[Value, int], None]
+        self, begin: Number, end: Number, count: int, body: Callable[[RegisterValue, int], None]
     ) -> None:
         """`body(index, lanes)` for vectors of `count` elements, then one by one for the rest."""
         first, last = self.constant(begin, I64), self.constant(end, I64)
@@ -165,7 +165,11 @@ class Emitter(Arithmetic):
             body(index, 1)
 
     def vector_loops(
-        self, begin: Number, end: Number, widths: Sequence[int], body: Callable[[Value, int], None]
+        self,
+        begin: Number,
+        end: Number,
+        widths: Sequence[int],
+        body: Callable[[RegisterValue, int], None],
     ) -> None:
         """`body(index, lanes)` for as many elements as the first width takes, then the next."""
         start, last = self.constant(begin, I64), self.constant(end, I64)
@@ -176,7 +180,10 @@ class Emitter(Arithmetic):
             start = middle
 
     def masked_vectors(
-        self, end: Value, lanes: int, body: Callable[[Value, int, Value | None], None]
+        self,
+        end: RegisterValue,
+        lanes: int,
+        body: Callable[[RegisterValue, int, RegisterValue | None], None],
     ) -> None:
         """`body(index, lanes, mask)` for whole vectors from 0 on, then for what is left before
         `end`, with a mask of the lanes that count: one vector where there were single elements."""
@@ -184,17 +191,19 @@ class Emitter(Arithmetic):
         with self.loop(0, whole, lanes) as index:
             body(index, lanes, None)
         with self.if_then(whole < end):
-            numbers = Value(self, ir.Constant(vector(I64, lanes), [I64(i) for i in range(lanes)]))
+            numbers = RegisterValue(
+                self, ir.Constant(vector(I64, lanes), [I64(i) for i in range(lanes)])
+            )
             body(whole, lanes, numbers < self.splat(end - whole, lanes))
 
     # --- memory and functions
 
-    def variable(self, start: Number, kind: ir.Type | None = None) -> Variable:
+    def variable(self, start: Number, kind: ir.Type | None = None) -> MutableRegister:
         """A register that may be written again, with what it holds at first."""
         if kind is None:
-            assert isinstance(start, Value)
+            assert isinstance(start, RegisterValue)
             kind = start.type
-        variable = Variable(self, kind)
+        variable = MutableRegister(self, kind)
         variable.value = start
         return variable
 
@@ -207,15 +216,15 @@ class Emitter(Arithmetic):
         block.type = POINTER
         return Pointer(self, block, kind)
 
-    def pointer_to_int(self, pointer: Pointer) -> Value:
+    def pointer_to_int(self, pointer: Pointer) -> RegisterValue:
         """A pointer as an integer."""
-        return Value(self, self.ir.ptrtoint(pointer.raw, I64))
+        return RegisterValue(self, self.ir.ptrtoint(pointer.raw, I64))
 
-    def int_to_pointer(self, address: Value, kind: ir.Type) -> Pointer:
+    def int_to_pointer(self, address: RegisterValue, kind: ir.Type) -> Pointer:
         """The pointer that an integer was."""
         return Pointer(self, self.ir.inttoptr(address.raw, POINTER), kind)
 
-    def either(self, condition: Value, yes: Pointer, no: Pointer) -> Pointer:
+    def either(self, condition: RegisterValue, yes: Pointer, no: Pointer) -> Pointer:
         """One of two places."""
         return Pointer(self, self.ir.select(condition.raw, yes.raw, no.raw), yes.type)
 
@@ -225,15 +234,17 @@ class Emitter(Arithmetic):
         same = ir.InlineAsm(ir.FunctionType(POINTER, [POINTER]), "", "=r,0")
         return Pointer(self, self.ir.call(same, [place.raw]), place.type)
 
-    def call(self, function: ir.Function, *arguments: Value | Pointer) -> Value:
+    def call(self, function: ir.Function, *arguments: RegisterValue | Pointer) -> RegisterValue:
         """Call another function of this module."""
-        return Value(self, self.ir.call(function, [each.raw for each in arguments]))
+        return RegisterValue(self, self.ir.call(function, [each.raw for each in arguments]))
 
-    def call_address(self, address: Value, result: ir.Type, *arguments: Value | Pointer) -> Value:
+    def call_address(
+        self, address: RegisterValue, result: ir.Type, *arguments: RegisterValue | Pointer
+    ) -> RegisterValue:
         """Call a function by its address (one of a library, given in an integer slot)."""
         kind = ir.FunctionType(result, [each.raw.type for each in arguments])
         callee = _Callee(self.ir.inttoptr(address.raw, POINTER), kind)
-        return Value(self, self.ir.call(callee, [each.raw for each in arguments]))
+        return RegisterValue(self, self.ir.call(callee, [each.raw for each in arguments]))
 
     def internal_function(
         self, name: str, arguments: Sequence[ir.Type], build: Callable[..., None]
@@ -249,7 +260,7 @@ class Emitter(Arithmetic):
         function = ir.Function(self.module, kind, name)
         function.linkage = "internal"
         inside = Emitter(function)
-        build(inside, *[Value(inside, each) for each in function.args])
+        build(inside, *[RegisterValue(inside, each) for each in function.args])
         inside.ir.ret_void()
         return function
 

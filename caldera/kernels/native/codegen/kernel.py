@@ -39,7 +39,7 @@ from typing import (
 import numpy as np
 
 from caldera.core.tensor.dtype import NAMES
-from caldera.kernels.common.binding import Signature
+from caldera.kernels.common.binding import ArgumentNames
 from caldera.kernels.native.codegen.compiler import compiled
 from caldera.kernels.native.codegen.dtypes import MEMORY_TYPES, ElementPointer
 from caldera.kernels.native.codegen.emitter import (
@@ -48,12 +48,12 @@ from caldera.kernels.native.codegen.emitter import (
     POINTER,
     Emitter,
     Pointer,
-    Value,
+    RegisterValue,
 )
 
-Integer: TypeAlias = Value
+Integer: TypeAlias = RegisterValue
 """An int64 that is given to a kernel."""
-Real: TypeAlias = Annotated[Value, "real"]
+Real: TypeAlias = Annotated[RegisterValue, "real"]
 """A float64 that is given to a kernel."""
 
 
@@ -137,7 +137,7 @@ class _Integer:
         slots.append(given)
 
     def unpack(self, k: Emitter, slots: Iterator[int], form: Iterator[Any]) -> Any:
-        return Value(k, k.argument(next(slots), I64))
+        return RegisterValue(k, k.argument(next(slots), I64))
 
 
 class _Real:
@@ -145,7 +145,7 @@ class _Real:
         slots.append(struct.unpack("q", struct.pack("d", given))[0])
 
     def unpack(self, k: Emitter, slots: Iterator[int], form: Iterator[Any]) -> Any:
-        return Value(k, k.argument(next(slots), F64))
+        return RegisterValue(k, k.argument(next(slots), F64))
 
 
 class _Constant:
@@ -187,7 +187,7 @@ class _Group:
     """A dataclass whose fields are arguments."""
 
     type: type
-    fields: Signature[_Kind]
+    fields: ArgumentNames[_Kind]
 
     def pack(self, given: Any, slots: list[int], form: list[Any]) -> None:
         self.fields.check(given)
@@ -203,7 +203,7 @@ _CONSTANT = _Constant()
 _SINGLE: dict[Any, _Kind] = {
     Pointer: _Array(floats=False),
     ElementPointer: _Array(floats=True),
-    Value: _Integer(),
+    RegisterValue: _Integer(),
     Real: _Real(),
 }
 
@@ -225,7 +225,7 @@ def _kind_of(hint: Any) -> _Kind:
         hints = get_type_hints(hint, include_extras=True)
         members = {each.name: _kind_of(hints[each.name]) for each in fields(hint)}
         if any(kind is not _CONSTANT for kind in members.values()):
-            return _Group(hint, Signature(hint.__name__, members))
+            return _Group(hint, ArgumentNames(hint.__name__, members))
     return _CONSTANT
 
 
@@ -240,12 +240,14 @@ class NativeKernel:
         self._emit = emit
 
     @cached_property
-    def signature(self) -> Signature[_Kind]:
+    def signature(self) -> ArgumentNames[_Kind]:
         """The parameters of the function but for the emitter."""
         hints = get_type_hints(self._emit, include_extras=True)
         hints.pop("return", None)
         _, *names = hints
-        return Signature(self._emit.__qualname__, {name: _kind_of(hints[name]) for name in names})
+        return ArgumentNames(
+            self._emit.__qualname__, {name: _kind_of(hints[name]) for name in names}
+        )
 
     @cached_property
     def _in_order(self) -> tuple[list[str], list[str], list[tuple[str, _Kind]]]:

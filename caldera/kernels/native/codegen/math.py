@@ -13,7 +13,15 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from caldera.kernels.native.codegen.emitter import F32, I32, I64, Emitter, Value, element, vector
+from caldera.kernels.native.codegen.emitter import (
+    F32,
+    I32,
+    I64,
+    Emitter,
+    RegisterValue,
+    element,
+    vector,
+)
 from caldera.kernels.native.codegen.target import host_target
 
 LOG2_E = math.log2(math.e)
@@ -80,58 +88,60 @@ _DOUBLE = _Format(
 )
 
 
-def _format(x: Value) -> _Format:
+def _format(x: RegisterValue) -> _Format:
     return _SINGLE if element(x.type) == F32 else _DOUBLE
 
 
-def _integers(x: Value) -> ir.Type:
+def _integers(x: RegisterValue) -> ir.Type:
     return vector(_format(x).integer, x.lanes)
 
 
 # --- simple pieces
 
 
-def absolute(k: Emitter, x: Value) -> Value:
+def absolute(k: Emitter, x: RegisterValue) -> RegisterValue:
     """|x|."""
     return k.intrinsic("llvm.fabs", x)
 
 
-def copy_sign(k: Emitter, magnitude: Value, sign: Value) -> Value:
+def copy_sign(k: Emitter, magnitude: RegisterValue, sign: RegisterValue) -> RegisterValue:
     """`magnitude` with the sign of `sign`."""
     return k.intrinsic("llvm.copysign", magnitude, sign)
 
 
-def sqrt(k: Emitter, x: Value) -> Value:
+def sqrt(k: Emitter, x: RegisterValue) -> RegisterValue:
     """The square root, rounded correctly."""
     return k.intrinsic("llvm.sqrt", x)
 
 
-def rsqrt(k: Emitter, x: Value) -> Value:
+def rsqrt(k: Emitter, x: RegisterValue) -> RegisterValue:
     """One over the square root."""
     return 1.0 / sqrt(k, x)
 
 
-def minimum(k: Emitter, x: Value, limit: Value | float) -> Value:
+def minimum(k: Emitter, x: RegisterValue, limit: RegisterValue | float) -> RegisterValue:
     """x, but no more than the limit; a nan in either stays one."""
     return _extreme(k, "llvm.minimum", "<", x, limit)
 
 
-def maximum(k: Emitter, x: Value, limit: Value | float) -> Value:
+def maximum(k: Emitter, x: RegisterValue, limit: RegisterValue | float) -> RegisterValue:
     """x, but no less than the limit; a nan in either stays one."""
     return _extreme(k, "llvm.maximum", ">", x, limit)
 
 
-def _extreme(k: Emitter, instruction: str, sign: str, x: Value, limit: Value | float) -> Value:
+def _extreme(
+    k: Emitter, instruction: str, sign: str, x: RegisterValue, limit: RegisterValue | float
+) -> RegisterValue:
     if host_target().triple.startswith(("aarch64", "arm64")):
         return k.intrinsic(instruction, x, k.constant(limit, x.type))
-    if isinstance(limit, Value):
+    if isinstance(limit, RegisterValue):
         chosen = k.select(k.compare(sign, limit, x), limit, x)
         return k.select(k.is_nan(limit), limit, chosen)
     # The second operand comes out beside a nan: one instruction on x86.
     return k.select(k.compare(sign, limit, x), k.constant(limit, x.type), x)
 
 
-def nearest(k: Emitter, x: Value) -> Value:
+def nearest(k: Emitter, x: RegisterValue) -> RegisterValue:
     """The nearest integer, ties to the even one."""
     # Beyond this there are only integers; adding and subtracting it rounds what is below.
     whole = 2.0 ** _format(x).mantissa
@@ -140,26 +150,26 @@ def nearest(k: Emitter, x: Value) -> Value:
     return k.select(magnitude < whole, rounded, x)
 
 
-def floor(k: Emitter, x: Value) -> Value:
+def floor(k: Emitter, x: RegisterValue) -> RegisterValue:
     """The largest integer that is not above x."""
     near = nearest(k, x)
     return copy_sign(k, near - _one_where(k, near > x, x), x)
 
 
-def ceil(k: Emitter, x: Value) -> Value:
+def ceil(k: Emitter, x: RegisterValue) -> RegisterValue:
     """The smallest integer that is not below x."""
     near = nearest(k, x)
     return copy_sign(k, near + _one_where(k, near < x, x), x)
 
 
-def _one_where(k: Emitter, condition: Value, like: Value) -> Value:
+def _one_where(k: Emitter, condition: RegisterValue, like: RegisterValue) -> RegisterValue:
     return k.select(condition, k.constant(1.0, like.type), 0.0)
 
 
 # --- exponentials
 
 
-def _reduced(k: Emitter, x: Value) -> tuple[Value, Value]:
+def _reduced(k: Emitter, x: RegisterValue) -> tuple[RegisterValue, RegisterValue]:
     """(r, n) with x = r + n ln 2 and |r| <= ln(2) / 2; n as an integer."""
     kind = _format(x)
     shifted = k.fma(x, LOG2_E, kind.magic)
@@ -169,23 +179,23 @@ def _reduced(k: Emitter, x: Value) -> tuple[Value, Value]:
     return rest, k.bitcast(shifted, _integers(x)) - magic_bits
 
 
-def _power_of_two(k: Emitter, n: Value, like: Value) -> Value:
+def _power_of_two(k: Emitter, n: RegisterValue, like: RegisterValue) -> RegisterValue:
     """2^n for exponents of normal numbers."""
     kind = _format(like)
     return k.bitcast((n + kind.bias) << kind.mantissa, like.type)
 
 
-def _exp_of_rest(k: Emitter, rest: Value) -> Value:
+def _exp_of_rest(k: Emitter, rest: RegisterValue) -> RegisterValue:
     curve = k.polynomial(rest, _format(rest).exp)
     return k.fma(rest * rest, curve, rest) + 1.0
 
 
-def exp(k: Emitter, x: Value) -> Value:
+def exp(k: Emitter, x: RegisterValue) -> RegisterValue:
     """e^x."""
     return exp_of_negative(k, minimum(k, x, _format(x).overflow))
 
 
-def exp_of_negative(k: Emitter, x: Value) -> Value:
+def exp_of_negative(k: Emitter, x: RegisterValue) -> RegisterValue:
     """e^x for x that is not positive (or not too large for a finite result)."""
     x = maximum(k, x, _format(x).underflow)
     rest, n = _reduced(k, x)
@@ -195,13 +205,13 @@ def exp_of_negative(k: Emitter, x: Value) -> Value:
     return value * _power_of_two(k, n - half, x)
 
 
-def _exp_of_moderate(k: Emitter, x: Value) -> Value:
+def _exp_of_moderate(k: Emitter, x: RegisterValue) -> RegisterValue:
     """e^x for x that is not positive, where a result below 1e-17 may as well be that."""
     rest, n = _reduced(k, maximum(k, x, -40.0))
     return _exp_of_rest(k, rest) * _power_of_two(k, n, x)
 
 
-def expm1(k: Emitter, x: Value) -> Value:
+def expm1(k: Emitter, x: RegisterValue) -> RegisterValue:
     """e^x - 1, accurate near 0."""
     kind = _format(x)
     # Below the lower end the result is -1 to the last bit.
@@ -214,7 +224,7 @@ def expm1(k: Emitter, x: Value) -> Value:
     return k.select(absolute(k, x) < 2.0 ** -(kind.mantissa + 2), x, result)
 
 
-def sigmoid(k: Emitter, x: Value) -> Value:
+def sigmoid(k: Emitter, x: RegisterValue) -> RegisterValue:
     """1 / (1 + e^-x), accurate at both ends."""
     small = exp_of_negative(k, -absolute(k, x))
     top = k.select(x < 0.0, small, k.constant(1.0, x.type))
@@ -245,7 +255,7 @@ _TANH_DOUBLE = (
 )
 
 
-def tanh(k: Emitter, x: Value) -> Value:
+def tanh(k: Emitter, x: RegisterValue) -> RegisterValue:
     """The hyperbolic tangent."""
     single = element(x.type) == F32
     magnitude = absolute(k, x)
@@ -320,7 +330,7 @@ _CODY_FAR_BOTTOM = (
 )
 
 
-def erf(k: Emitter, x: Value) -> Value:
+def erf(k: Emitter, x: RegisterValue) -> RegisterValue:
     """The error function."""
     if element(x.type) == F32:
         return _erf_single(k, x)
@@ -334,7 +344,7 @@ def erf(k: Emitter, x: Value) -> Value:
     return k.select(magnitude < _CODY_MIDDLE, near, far)
 
 
-def _erf_single(k: Emitter, x: Value) -> Value:
+def _erf_single(k: Emitter, x: RegisterValue) -> RegisterValue:
     magnitude = absolute(k, x)
     near = k.fma(magnitude, k.polynomial(x * x, _ERF_NEAR), magnitude)
     clipped = minimum(k, magnitude, _ERF_END)
@@ -368,7 +378,7 @@ _ATANH = (
 )
 
 
-def _split(k: Emitter, x: Value) -> tuple[Value, Value]:
+def _split(k: Emitter, x: RegisterValue) -> tuple[RegisterValue, RegisterValue]:
     """(f, e) with x = (1 + f) 2^e and 1 + f between sqrt(1/2) and sqrt(2), for normal x > 0."""
     kind = _format(x)
     bits = k.bitcast(x, _integers(x))
@@ -379,7 +389,7 @@ def _split(k: Emitter, x: Value) -> tuple[Value, Value]:
     return fraction - 1.0, k.convert(exponent, element(x.type))
 
 
-def _log_near_one(k: Emitter, f: Value, extra: Value) -> Value:
+def _log_near_one(k: Emitter, f: RegisterValue, extra: RegisterValue) -> RegisterValue:
     """log(1 + f) + extra, which is small beside f or 0."""
     halved = f * f * 0.5
     if element(f.type) == F32:
@@ -390,7 +400,7 @@ def _log_near_one(k: Emitter, f: Value, extra: Value) -> Value:
     return f - (halved - k.fma(s, k.fma(z, k.polynomial(z, _ATANH), halved), extra))
 
 
-def _special_logs(k: Emitter, x: Value, result: Value) -> Value:
+def _special_logs(k: Emitter, x: RegisterValue, result: RegisterValue) -> RegisterValue:
     """-inf at 0, inf at inf, nan below 0 and at nan."""
     infinity = k.constant(math.inf, x.type)
     result = k.select(x < infinity, result, x)
@@ -398,7 +408,7 @@ def _special_logs(k: Emitter, x: Value, result: Value) -> Value:
     return k.select(x < 0.0, k.constant(math.nan, x.type), result)
 
 
-def log(k: Emitter, x: Value) -> Value:
+def log(k: Emitter, x: RegisterValue) -> RegisterValue:
     """The natural logarithm."""
     kind = _format(x)
     smallest = 2.0 ** (1 - kind.bias)
@@ -411,7 +421,7 @@ def log(k: Emitter, x: Value) -> Value:
     return _special_logs(k, x, k.fma(exponent, kind.ln2_high, near))
 
 
-def log1p(k: Emitter, x: Value) -> Value:
+def log1p(k: Emitter, x: RegisterValue) -> RegisterValue:
     """log(1 + x), accurate near 0."""
     kind = _format(x)
     u = x + 1.0

@@ -31,7 +31,7 @@ from caldera.kernels.native.codegen.emitter import (
     Emitter,
     Number,
     Pointer,
-    Value,
+    RegisterValue,
 )
 from caldera.kernels.native.codegen.target import host_target
 
@@ -163,14 +163,14 @@ def _name(library: ctypes.CDLL) -> str:
 
 def gemm(
     k: Emitter,
-    address: Value,
+    address: RegisterValue,
     shape: tuple[Number, Number, Number],
     a: tuple[Pointer, Number],
     b: tuple[Pointer, Number],
     c: tuple[Pointer, Number],
     *,
-    ta: bool | Value = False,
-    tb: bool | Value = False,
+    ta: bool | RegisterValue = False,
+    tb: bool | RegisterValue = False,
     alpha: Number = 1.0,
     beta: Number = 0.0,
 ) -> None:
@@ -183,11 +183,11 @@ def gemm(
     assert known is not None
     width = I64 if known.integer_bits == 64 else I32
 
-    def whole(value: Number) -> Value:
+    def whole(value: Number) -> RegisterValue:
         return k.convert(k.constant(value, I64), width)
 
-    def flag(transposed: bool | Value) -> Value:
-        if isinstance(transposed, Value):
+    def flag(transposed: bool | RegisterValue) -> RegisterValue:
+        if isinstance(transposed, RegisterValue):
             return k.select(transposed.differs(0), k.constant(TRANSPOSED, I32), PLAIN)
         return k.constant(TRANSPOSED if transposed else PLAIN, I32)
 

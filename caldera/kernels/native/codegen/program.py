@@ -22,7 +22,7 @@ from llvmlite import ir
 
 from caldera.base.config import settings
 from caldera.base.threads import is_worker, submit
-from caldera.kernels.native.codegen.emitter import I32, I64, Emitter, Pointer, Value
+from caldera.kernels.native.codegen.emitter import I32, I64, Emitter, Pointer, RegisterValue
 from caldera.kernels.native.codegen.kernel import (
     ENTRY,
     Integer,
@@ -281,7 +281,7 @@ _TEAM = 2
 """The slot of `_lead` that has the team, which may be another in each run."""
 
 
-def _publish(k: Emitter, team: Pointer, row: Pointer, parts: Value) -> Value:
+def _publish(k: Emitter, team: Pointer, row: Pointer, parts: RegisterValue) -> RegisterValue:
     """Let workers see a call; its number."""
     generation = k.shift_right(team.load(_TICKET), 16) + 1
     # A worker that claimed a part of an earlier call has finished it, or that call would not be
@@ -292,7 +292,13 @@ def _publish(k: Emitter, team: Pointer, row: Pointer, parts: Value) -> Value:
     return generation
 
 
-def _take_parts(k: Emitter, team: Pointer, member: Value, generation: Value, parts: Value) -> None:
+def _take_parts(
+    k: Emitter,
+    team: Pointer,
+    member: RegisterValue,
+    generation: RegisterValue,
+    parts: RegisterValue,
+) -> None:
     """Run the member's own part or parts of a call, then all that nobody has claimed yet."""
     members = team.load(_MEMBERS)
     first = k.select(parts > members, member * parts // members, member) % parts
@@ -310,38 +316,38 @@ def _take_parts(k: Emitter, team: Pointer, member: Value, generation: Value, par
             _add(k, team.at(_DONE), 1)
 
 
-def _run(k: Emitter, row: Pointer, part: Value, parts: Value) -> None:
+def _run(k: Emitter, row: Pointer, part: RegisterValue, parts: RegisterValue) -> None:
     slots = row.load(_SLOTS)
     k.call_address(row.load(_ADDRESS), ir.VoidType(), slots, part, parts)
 
 
-def _wait(k: Emitter, condition: Callable[[], Value], team: Pointer) -> None:
+def _wait(k: Emitter, condition: Callable[[], RegisterValue], team: Pointer) -> None:
     turns = k.variable(0, I64)
     with k.while_loop(condition):
         turns.value = turns.value + 1
         _rest(k, turns.value, team)
 
 
-def _rest(k: Emitter, turns: Value, team: Pointer) -> None:
+def _rest(k: Emitter, turns: RegisterValue, team: Pointer) -> None:
     """Every so often, let other threads of the machine run."""
     give_way = team.load(_YIELD)
     with k.if_then((turns % _SPINS).equals(0) & give_way.differs(0)):
         k.call_address(give_way, I32)
 
 
-def _acquire(k: Emitter, place: Pointer) -> Value:
-    return Value(k, k.ir.load_atomic(place.raw, "acquire", 8, typ=I64))
+def _acquire(k: Emitter, place: Pointer) -> RegisterValue:
+    return RegisterValue(k, k.ir.load_atomic(place.raw, "acquire", 8, typ=I64))
 
 
-def _exchange(k: Emitter, place: Pointer, value: Value) -> None:
+def _exchange(k: Emitter, place: Pointer, value: RegisterValue) -> None:
     """Write a word so that others see all that was written before it."""
     k.ir.atomic_rmw("xchg", place.raw, value.raw, "release")
 
 
-def _add(k: Emitter, place: Pointer, amount: int) -> Value:
-    return Value(k, k.ir.atomic_rmw("add", place.raw, I64(amount), "acq_rel"))
+def _add(k: Emitter, place: Pointer, amount: int) -> RegisterValue:
+    return RegisterValue(k, k.ir.atomic_rmw("add", place.raw, I64(amount), "acq_rel"))
 
 
-def _raise_to(k: Emitter, place: Pointer, value: Value) -> Value:
+def _raise_to(k: Emitter, place: Pointer, value: RegisterValue) -> RegisterValue:
     """Make a word at least so large; what it was before."""
-    return Value(k, k.ir.atomic_rmw("max", place.raw, value.raw, "acq_rel"))
+    return RegisterValue(k, k.ir.atomic_rmw("max", place.raw, value.raw, "acq_rel"))

@@ -13,7 +13,7 @@ CACHE_LINE = 64
 
 
 @dataclass(frozen=True)
-class Target:
+class CompilerTarget:
     """What LLVM compiles for.
 
     `width` is the number of bytes in a vector register, and `registers` how many there are: a
@@ -45,7 +45,7 @@ def _vector_bytes(triple: str, features: dict[str, bool]) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=1)
-def host_target() -> Target:
+def host_target() -> CompilerTarget:
     """The machine this process runs on.
 
     >>> from caldera.kernels.native.codegen.target import host_target
@@ -59,7 +59,9 @@ def host_target() -> Target:
     width, registers = _vector_bytes(triple, features)
     # LLVM avoids 512-bit registers unless it is told that they are wanted.
     extra = ",-prefer-256-bit" if width == 64 else ""
-    return Target(triple, llvm.get_host_cpu_name(), features.flatten() + extra, width, registers)
+    return CompilerTarget(
+        triple, llvm.get_host_cpu_name(), features.flatten() + extra, width, registers
+    )
 
 
 @lru_cache(maxsize=1)

@@ -23,7 +23,7 @@ I32 = ir.IntType(32)
 I64 = ir.IntType(64)
 POINTER = ir.PointerType()
 
-Number = Union["Value", int, float]
+Number = Union["RegisterValue", int, float]
 _BYTES = {"half": 2, "float": 4, "double": 8, "i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8}
 
 
@@ -79,7 +79,7 @@ def shrinking(widest: int) -> tuple[int, ...]:
     return tuple(widths)
 
 
-class Value:
+class RegisterValue:
     """A number (or a vector of numbers) in a register, with Python's operators.
 
     The other operand may be a Python number: it becomes a constant of the same type. A scalar
@@ -102,92 +102,92 @@ class Value:
         """How many lanes it has."""
         return lanes(self.raw.type)
 
-    def __add__(self, other: Number) -> Value:
+    def __add__(self, other: Number) -> RegisterValue:
         return self.k.binary("fadd", "add", self, other)
 
-    def __radd__(self, other: Number) -> Value:
+    def __radd__(self, other: Number) -> RegisterValue:
         return self.k.binary("fadd", "add", other, self)
 
-    def __sub__(self, other: Number) -> Value:
+    def __sub__(self, other: Number) -> RegisterValue:
         return self.k.binary("fsub", "sub", self, other)
 
-    def __rsub__(self, other: Number) -> Value:
+    def __rsub__(self, other: Number) -> RegisterValue:
         return self.k.binary("fsub", "sub", other, self)
 
-    def __mul__(self, other: Number) -> Value:
+    def __mul__(self, other: Number) -> RegisterValue:
         return self.k.binary("fmul", "mul", self, other)
 
-    def __rmul__(self, other: Number) -> Value:
+    def __rmul__(self, other: Number) -> RegisterValue:
         return self.k.binary("fmul", "mul", other, self)
 
-    def __truediv__(self, other: Number) -> Value:
+    def __truediv__(self, other: Number) -> RegisterValue:
         return self.k.binary("fdiv", "", self, other)
 
-    def __rtruediv__(self, other: Number) -> Value:
+    def __rtruediv__(self, other: Number) -> RegisterValue:
         return self.k.binary("fdiv", "", other, self)
 
-    def __floordiv__(self, other: Number) -> Value:
+    def __floordiv__(self, other: Number) -> RegisterValue:
         """Division of integers that are not negative."""
         return self.k.binary("", "sdiv", self, other)
 
-    def __mod__(self, other: Number) -> Value:
+    def __mod__(self, other: Number) -> RegisterValue:
         """Remainder of integers that are not negative."""
         return self.k.binary("", "srem", self, other)
 
-    def __neg__(self) -> Value:
+    def __neg__(self) -> RegisterValue:
         if is_floating(self.type):
-            return Value(self.k, self.k.ir.fneg(self.raw))
-        return Value(self.k, self.k.ir.neg(self.raw))
+            return RegisterValue(self.k, self.k.ir.fneg(self.raw))
+        return RegisterValue(self.k, self.k.ir.neg(self.raw))
 
-    def __and__(self, other: Number) -> Value:
+    def __and__(self, other: Number) -> RegisterValue:
         return self.k.binary("", "and_", self, other)
 
-    def __or__(self, other: Number) -> Value:
+    def __or__(self, other: Number) -> RegisterValue:
         return self.k.binary("", "or_", self, other)
 
-    def __xor__(self, other: Number) -> Value:
+    def __xor__(self, other: Number) -> RegisterValue:
         return self.k.binary("", "xor", self, other)
 
-    def __invert__(self) -> Value:
-        return Value(self.k, self.k.ir.not_(self.raw))
+    def __invert__(self) -> RegisterValue:
+        return RegisterValue(self.k, self.k.ir.not_(self.raw))
 
-    def __lshift__(self, other: Number) -> Value:
+    def __lshift__(self, other: Number) -> RegisterValue:
         return self.k.binary("", "shl", self, other)
 
-    def __rshift__(self, other: Number) -> Value:
+    def __rshift__(self, other: Number) -> RegisterValue:
         """Shift to the right that keeps the sign; `k.shift_right` fills with zeros."""
         return self.k.binary("", "ashr", self, other)
 
     # Comparisons are ordered: with a nan all are false but `!=`.
 
-    def __lt__(self, other: Number) -> Value:
+    def __lt__(self, other: Number) -> RegisterValue:
         return self.k.compare("<", self, other)
 
-    def __le__(self, other: Number) -> Value:
+    def __le__(self, other: Number) -> RegisterValue:
         return self.k.compare("<=", self, other)
 
-    def __gt__(self, other: Number) -> Value:
+    def __gt__(self, other: Number) -> RegisterValue:
         return self.k.compare(">", self, other)
 
-    def __ge__(self, other: Number) -> Value:
+    def __ge__(self, other: Number) -> RegisterValue:
         return self.k.compare(">=", self, other)
 
-    def equals(self, other: Number) -> Value:
+    def equals(self, other: Number) -> RegisterValue:
         """self == other, lane by lane (`==` itself stays Python's, so values can be keys)."""
         return self.k.compare("==", self, other)
 
-    def differs(self, other: Number) -> Value:
+    def differs(self, other: Number) -> RegisterValue:
         """self != other, lane by lane; true where either is a nan."""
         return self.k.compare("!=", self, other)
 
-    def lane(self, index: int) -> Value:
+    def lane(self, index: int) -> RegisterValue:
         """One lane as a scalar; a scalar itself, which has no other."""
         if not isinstance(self.raw.type, ir.VectorType):
             return self
-        return Value(self.k, self.k.ir.extract_element(self.raw, I32(index)))
+        return RegisterValue(self.k, self.k.ir.extract_element(self.raw, I32(index)))
 
 
-class Variable:
+class MutableRegister:
     """A register that may be written again: `total.value = total.value + x`."""
 
     __slots__ = ("_k", "_place", "type")
@@ -199,9 +199,9 @@ class Variable:
             self._place = k.ir.alloca(kind)
 
     @property
-    def value(self) -> Value:
+    def value(self) -> RegisterValue:
         """What it holds now."""
-        return Value(self._k, self._k.ir.load(self._place, typ=self.type))
+        return RegisterValue(self._k, self._k.ir.load(self._place, typ=self.type))
 
     @value.setter
     def value(self, value: Number) -> None:
@@ -238,23 +238,25 @@ class Pointer:
         """The same address of elements of another type."""
         return Pointer(self.k, self.raw, kind)
 
-    def load(self, index: Number = 0, count: int = 1, mask: Value | None = None) -> Value:
+    def load(
+        self, index: Number = 0, count: int = 1, mask: RegisterValue | None = None
+    ) -> RegisterValue:
         """The element with this index, or a vector of `count` from it on. No alignment is needed
         beyond that of an element. Lanes that a mask leaves out are 0, and their memory is not
         touched."""
         place, kind = self.at(index).raw, vector(self.type, count)
         if mask is None:
             raw = self.k.ir.load(place, typ=kind, align=itemsize(self.type))
-            return Value(self.k, raw)
+            return RegisterValue(self.k, raw)
         signature = ir.FunctionType(kind, [POINTER, I32, mask.type, kind])
         function = self.k.declared(f"llvm.masked.load.{_mangled(kind)}.p0", signature)
         align, zeros = I32(itemsize(self.type)), ir.Constant(kind, None)
-        return Value(self.k, self.k.ir.call(function, [place, align, mask.raw, zeros]))
+        return RegisterValue(self.k, self.k.ir.call(function, [place, align, mask.raw, zeros]))
 
-    def store(self, index: Number, value: Number, mask: Value | None = None) -> None:
+    def store(self, index: Number, value: Number, mask: RegisterValue | None = None) -> None:
         """Write an element, or as many as the vector has lanes, from this index on; only the lanes
         of the mask, if there is one."""
-        if not isinstance(value, Value):
+        if not isinstance(value, RegisterValue):
             value = self.k.constant(value, self.type)
         place = self.at(index).raw
         if mask is None:

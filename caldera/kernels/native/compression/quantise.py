@@ -20,7 +20,7 @@ from caldera.kernels.native.codegen.emitter import (
     I64,
     Emitter,
     Pointer,
-    Value,
+    RegisterValue,
     natural_lanes,
     vector,
 )
@@ -148,7 +148,9 @@ def _quantise(
                 reach = (start + shift, stop + shift)
                 target = codes.at(-start - shift)
 
-                def code(value: Value, word: Value, inverse: Value = inverse) -> Value:
+                def code(
+                    value: RegisterValue, word: RegisterValue, inverse: RegisterValue = inverse
+                ) -> RegisterValue:
                     return _code(k, value, word, inverse, levels)
 
                 k.clear_bytes(codes, ALIGNED)
@@ -160,7 +162,9 @@ def _quantise(
         before.value = before.value + buckets
 
 
-def _code(k: Emitter, value: Value, word: Value, inverse: Value, levels: int) -> Value:
+def _code(
+    k: Emitter, value: RegisterValue, word: RegisterValue, inverse: RegisterValue, levels: int
+) -> RegisterValue:
     level = k.intrinsic("llvm.fabs", value) * inverse
     # No nan may be converted, and rounding must not lead past the last level.
     level = k.select(level < levels, level, float(levels))
@@ -172,7 +176,7 @@ def _code(k: Emitter, value: Value, word: Value, inverse: Value, levels: int) ->
     return k.convert(signed + levels, I8)
 
 
-def _pack(k: Emitter, codes: Pointer, target: Pointer, count: Value, width: int) -> None:
+def _pack(k: Emitter, codes: Pointer, target: Pointer, count: RegisterValue, width: int) -> None:
     """So many of 64 codes, a byte each and zeros behind them, as bytes without a gap."""
     in_byte = 8 // width
     packed = k.alloca(I8, ALIGNED)
@@ -194,11 +198,11 @@ def _lose(
     codes: Pointer,
     values: Pointer,
     lost: Pointer,
-    count: Value,
-    unit: Value,
+    count: RegisterValue,
+    unit: RegisterValue,
     levels: int,
 ) -> None:
-    def lose(i: Value, lanes: int) -> None:
+    def lose(i: RegisterValue, lanes: int) -> None:
         error = values.load(i, lanes) - _value(k, codes.load(i, lanes), unit, levels)
         finite = k.intrinsic("llvm.fabs", error) < _INFINITY
         lost.store(i, k.select(finite, error, 0.0))
@@ -206,19 +210,21 @@ def _lose(
     k.vector_loop(0, count, _CODES_AT_ONCE, lose)
 
 
-def _value(k: Emitter, codes: Value, unit: Value, levels: int) -> Value:
+def _value(k: Emitter, codes: RegisterValue, unit: RegisterValue, levels: int) -> RegisterValue:
     level = k.convert(codes, I32, unsigned=True) - levels
     return k.convert(level, F32) * unit
 
 
-def _largest_magnitude(k: Emitter, values: Pointer, first: Value, last: Value) -> Value:
+def _largest_magnitude(
+    k: Emitter, values: Pointer, first: RegisterValue, last: RegisterValue
+) -> RegisterValue:
     """As integers: an infinity is larger than all numbers, and a nan larger still."""
     lanes = natural_lanes(I32)
     bits = values.cast(I32)
     several = k.variable(0, vector(I32, lanes))
     single = k.variable(0, I32)
 
-    def look(i: Value, count: int) -> None:
+    def look(i: RegisterValue, count: int) -> None:
         kept = several if count > 1 else single
         kept.value = k.maximum(kept.value, bits.load(i, count) & 0x7FFFFFFF)
 
@@ -247,14 +253,14 @@ def _dequantise(
         codes = scales.at(buckets * 4)
         begin, end = k.part_range(buckets)
         with k.loop(begin, end) as number:
-            scale = Value(k, k.ir.load(scales.at(number * 4).raw, typ=F32, align=1))
+            scale = RegisterValue(k, k.ir.load(scales.at(number * 4).raw, typ=F32, align=1))
             unit = scale / levels
 
             def store(
-                i: Value,
+                i: RegisterValue,
                 count: int,
                 mine: Pointer = mine,
-                unit: Value = unit,
+                unit: RegisterValue = unit,
                 codes: Pointer = codes,
             ) -> None:
                 mine.store(i, _value(k, _codes(k, codes, i, count, width), unit, levels))
@@ -264,7 +270,7 @@ def _dequantise(
         before.value = before.value + size
 
 
-def _codes(k: Emitter, packed: Pointer, i: Value, count: int, width: int) -> Value:
+def _codes(k: Emitter, packed: Pointer, i: RegisterValue, count: int, width: int) -> RegisterValue:
     """One code or several from the i-th on, which then begins a byte; one byte each."""
     if width == 8:
         return packed.load(i, count)

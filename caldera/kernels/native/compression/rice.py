@@ -27,7 +27,7 @@ from caldera.kernels.native.codegen.emitter import (
     POINTER,
     Emitter,
     Pointer,
-    Value,
+    RegisterValue,
 )
 from caldera.kernels.native.codegen.kernel import Integer, addresses_of, native_kernel
 from caldera.kernels.native.codegen.program import run_now
@@ -101,14 +101,14 @@ def unpack_places(
 
 def _read(
     k: Emitter,
-    string: Value,
-    size: Value,
-    count: Value,
-    begin: Value,
-    end: Value,
-    places: Value,
-    scratch: Value,
-    taken: Value,
+    string: RegisterValue,
+    size: RegisterValue,
+    count: RegisterValue,
+    begin: RegisterValue,
+    end: RegisterValue,
+    places: RegisterValue,
+    scratch: RegisterValue,
+    taken: RegisterValue,
 ) -> None:
     """The places of a string; to `taken` its bytes, or -1 if it cannot be."""
     source, target = Pointer(k, string.raw, I8), Pointer(k, places.raw, I32)
@@ -132,13 +132,13 @@ def _read(
 def _read_bits(
     k: Emitter,
     ones: Pointer,
-    unary: Value,
+    unary: RegisterValue,
     low: Pointer,
-    rest: Value,
-    count: Value,
-    begin: Value,
+    rest: RegisterValue,
+    count: RegisterValue,
+    begin: RegisterValue,
     target: Pointer,
-) -> tuple[Value, Value]:
+) -> tuple[RegisterValue, RegisterValue]:
     """How many places there are, none of them written beyond `count`, and the last."""
     mask = (k.constant(1, I64) << rest) - 1
     found, bit = k.variable(0, I64), k.variable(0, I64)
@@ -155,13 +155,13 @@ def _read_bits(
             with at_the_end:
                 k.copy_bytes(last, ones.at(number << 3), size)
                 left.value = last.load(0)
-        several = Value(k, k.ir.ctpop(left.value.raw))
+        several = RegisterValue(k, k.ir.ctpop(left.value.raw))
         with k.if_then(found.value + several > count):
             # One too many is enough to be refused.
             found.value = count + 1
             left.value = 0
         with k.while_loop(lambda: left.value.differs(0)):
-            one = (number << 6) + Value(k, k.ir.cttz(left.value.raw, I1(1)))
+            one = (number << 6) + RegisterValue(k, k.ir.cttz(left.value.raw, I1(1)))
             left.value = left.value & (left.value - 1)
             lower = k.shift_right(load_wide(k, low.at(k.shift_right(bit.value, 3))), bit.value & 7)
             bit.value = bit.value + rest
@@ -174,7 +174,13 @@ def _read_bits(
 
 
 def _spread(
-    k: Emitter, starts: Value, stops: Value, runs: Value, begin: Value, count: Value, places: Value
+    k: Emitter,
+    starts: RegisterValue,
+    stops: RegisterValue,
+    runs: RegisterValue,
+    begin: RegisterValue,
+    count: RegisterValue,
+    places: RegisterValue,
 ) -> None:
     """The places of runs, from what `_split` made of them."""
     first, last = Pointer(k, starts.raw, I32), Pointer(k, stops.raw, I32)

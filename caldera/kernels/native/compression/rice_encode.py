@@ -9,9 +9,9 @@ from caldera.kernels.native.codegen.emitter import (
     I64,
     POINTER,
     Emitter,
+    MutableRegister,
     Pointer,
-    Value,
-    Variable,
+    RegisterValue,
     natural_lanes,
     vector,
 )
@@ -78,7 +78,13 @@ def pack_places(
         ends.store(number, at.value)
 
 
-def _fit(k: Emitter, places: Value, count: Value, begin: Value, found: Value) -> None:
+def _fit(
+    k: Emitter,
+    places: RegisterValue,
+    count: RegisterValue,
+    begin: RegisterValue,
+    found: RegisterValue,
+) -> None:
     """The r for which some places take fewest bytes, its unary bits, these bytes, and the runs."""
     source, result = Pointer(k, places.raw, I32), Pointer(k, found.raw, I64)
     last = k.variable(begin - 1)
@@ -89,7 +95,7 @@ def _fit(k: Emitter, places: Value, count: Value, begin: Value, found: Value) ->
     for index, value in ((_REST, 0), (_UNARY, span), (_SIZE, (span + 7) // 8)):
         result.store(index, k.constant(value, I64))
     mean = span // k.maximum(count, 1) | 1
-    logarithm = 63 - Value(k, k.ir.ctlz(mean.raw, I1(0)))
+    logarithm = 63 - RegisterValue(k, k.ir.ctlz(mean.raw, I1(0)))
     guess = k.minimum(k.maximum(logarithm - 1, 0), _WIDEST)
     sums, runs = _gaps(k, source, count, begin, guess)
     for turn, total in enumerate(sums):
@@ -103,21 +109,21 @@ def _fit(k: Emitter, places: Value, count: Value, begin: Value, found: Value) ->
 
 
 def _gaps(
-    k: Emitter, places: Pointer, count: Value, begin: Value, guess: Value
-) -> tuple[list[Value], Value]:
+    k: Emitter, places: Pointer, count: RegisterValue, begin: RegisterValue, guess: RegisterValue
+) -> tuple[list[RegisterValue], RegisterValue]:
     """The gaps before all places, divided by 2**r for each r that is tried and added up; and how
     many runs there are. No sum is larger than the last place."""
     lanes = natural_lanes(I32)
     several = [k.variable(0, vector(I32, lanes)) for _ in range(_TRIED + 1)]
     single = [k.variable(0, I32) for _ in range(_TRIED + 1)]
 
-    def add(gap: Value, totals: list[Variable]) -> None:
+    def add(gap: RegisterValue, totals: list[MutableRegister]) -> None:
         *sums, runs = totals
         for turn, total in enumerate(sums):
             total.value = total.value + k.shift_right(gap, k.convert(guess + turn, I32))
         runs.value = runs.value + k.convert(gap.differs(0), I32)
 
-    def look(i: Value, width: int) -> None:
+    def look(i: RegisterValue, width: int) -> None:
         gap = places.load(i, width) - places.load(i - 1, width) - 1
         add(gap, several if width > 1 else single)
 
@@ -135,7 +141,12 @@ def _gaps(
 
 
 def _write(
-    k: Emitter, places: Value, count: Value, begin: Value, fitted: Value, out: Value
+    k: Emitter,
+    places: RegisterValue,
+    count: RegisterValue,
+    begin: RegisterValue,
+    fitted: RegisterValue,
+    out: RegisterValue,
 ) -> None:
     """A string of places."""
     source, known = Pointer(k, places.raw, I32), Pointer(k, fitted.raw, I64)
@@ -178,7 +189,12 @@ def _write(
 
 
 def _split(
-    k: Emitter, places: Value, count: Value, begin: Value, starts: Value, stops: Value
+    k: Emitter,
+    places: RegisterValue,
+    count: RegisterValue,
+    begin: RegisterValue,
+    starts: RegisterValue,
+    stops: RegisterValue,
 ) -> None:
     """The runs of neighbours: where they would begin if each were one place long, and the number
     of the last place in each. Both increase as places do."""
@@ -198,22 +214,22 @@ def _split(
 # --- words in memory that begin anywhere
 
 
-def get_word(k: Emitter, place: Pointer) -> Value:
+def get_word(k: Emitter, place: Pointer) -> RegisterValue:
     """Four bytes as a number that is not negative."""
-    word = Value(k, k.ir.load(place.raw, typ=I32, align=1))
+    word = RegisterValue(k, k.ir.load(place.raw, typ=I32, align=1))
     return k.convert(word, I64, unsigned=True)
 
 
-def put_word(k: Emitter, place: Pointer, value: Value) -> None:
+def put_word(k: Emitter, place: Pointer, value: RegisterValue) -> None:
     """Write the lowest four bytes of a number."""
     k.ir.store(k.convert(value, I32).raw, place.raw, align=1)
 
 
-def load_wide(k: Emitter, place: Pointer) -> Value:
+def load_wide(k: Emitter, place: Pointer) -> RegisterValue:
     """Eight bytes."""
-    return Value(k, k.ir.load(place.raw, typ=I64, align=1))
+    return RegisterValue(k, k.ir.load(place.raw, typ=I64, align=1))
 
 
-def store_wide(k: Emitter, place: Pointer, value: Value) -> None:
+def store_wide(k: Emitter, place: Pointer, value: RegisterValue) -> None:
     """Write eight bytes."""
     k.ir.store(value.raw, place.raw, align=1)

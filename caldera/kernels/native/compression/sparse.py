@@ -7,7 +7,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from caldera.kernels.native.codegen.emitter import I32, I64, Emitter, Pointer, Value, itemsize
+from caldera.kernels.native.codegen.emitter import (
+    I32,
+    I64,
+    Emitter,
+    Pointer,
+    RegisterValue,
+    itemsize,
+)
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.program import run_now
 
@@ -162,7 +169,9 @@ def _put_only(
         done.value = until
 
 
-def _until(k: Emitter, places: Pointer, first: Value, count: Value, end: Value) -> Value:
+def _until(
+    k: Emitter, places: Pointer, first: RegisterValue, count: RegisterValue, end: RegisterValue
+) -> RegisterValue:
     """The first of increasing places, from one on, that is not below `end`."""
     low, high = k.variable(first), k.variable(count)
     with k.while_loop(lambda: low.value < high.value):

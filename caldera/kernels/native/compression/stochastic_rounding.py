@@ -20,7 +20,7 @@ from caldera.kernels.native.codegen.emitter import (
     I32,
     Emitter,
     Pointer,
-    Value,
+    RegisterValue,
     itemsize,
     natural_lanes,
 )
@@ -62,7 +62,7 @@ class DrawsArgument:
     stream: Integer
     first: Integer
 
-    def generator(self, k: Emitter) -> tuple[Philox, Value]:
+    def generator(self, k: Emitter) -> tuple[Philox, RegisterValue]:
         """The generator that they name, and the first word."""
         lanes = max(natural_lanes(I32), _WORDS)
         return Philox(k, lanes, self.seed, self.step, self.stream), self.first * ALIGNED
@@ -70,11 +70,11 @@ class DrawsArgument:
 
 def with_draws(
     k: Emitter,
-    draws: tuple[Philox, Value],
-    reach: tuple[Value, Value],
+    draws: tuple[Philox, RegisterValue],
+    reach: tuple[RegisterValue, RegisterValue],
     source: Pointer,
     target: Pointer,
-    element: Callable[[Value, Value], Value],
+    element: Callable[[RegisterValue, RegisterValue], RegisterValue],
 ) -> None:
     """target[i] = element(source[i], word[i]) for all i in reach, four lanes at a time.
 
@@ -85,7 +85,7 @@ def with_draws(
     begin, end = reach
     whole = begin + (end - begin) // numbers * numbers
 
-    def step(start: Value, source: Pointer, target: Pointer) -> None:
+    def step(start: RegisterValue, source: Pointer, target: Pointer) -> None:
         words = philox.words((first + start) // _WORDS)
         for index, four in enumerate(words):
             place = start + index * _WORDS
@@ -156,7 +156,7 @@ def _round(
     form = FORMATS[name]
     dropped = 23 - form.fraction
 
-    def element(value: Value, word: Value) -> Value:
+    def element(value: RegisterValue, word: RegisterValue) -> RegisterValue:
         bits = k.bitcast(value, word.type)
         magnitude = bits & 0x7FFFFFFF
         usual = (magnitude + k.shift_right(word, 32 - dropped)) & -(1 << dropped)
@@ -174,7 +174,9 @@ def _round(
     with_draws(k, draws.generator(k), k.part_range(size, ALIGNED), values, rounded, element)
 
 
-def _subnormal(k: Emitter, form: Format, magnitude: Value, word: Value) -> Value:
+def _subnormal(
+    k: Emitter, form: Format, magnitude: RegisterValue, word: RegisterValue
+) -> RegisterValue:
     """The bits of a multiple of the smallest number."""
     smallest = 2.0 ** (form.least_exponent - form.fraction)
     count = k.bitcast(magnitude, k.convert(word, F32).type) / smallest

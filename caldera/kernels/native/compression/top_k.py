@@ -24,10 +24,10 @@ from caldera.kernels.native.codegen.emitter import (
     I32,
     I64,
     Emitter,
+    MutableRegister,
     Number,
     Pointer,
-    Value,
-    Variable,
+    RegisterValue,
     natural_lanes,
     vector,
 )
@@ -168,7 +168,7 @@ def _select(
     near, reached = k.variable(1, I32), k.variable(1, I32)
     out = k.variable(0, I64)
 
-    def take(vector: Value, number: Value) -> None:
+    def take(vector: RegisterValue, number: RegisterValue) -> None:
         begin = edges.load(vector)
         first = begin + number * block
         length = k.minimum(edges.load(vector + 1) - first, block)
@@ -200,7 +200,7 @@ def _select(
         found_here = _candidates(k, source, padded, bound, places, magnitudes)
         candidates = _Candidates(places, magnitudes, found_here)
 
-        def keep(place: Value, taken: Value) -> None:
+        def keep(place: RegisterValue, taken: RegisterValue) -> None:
             at = first + k.convert(place, I64)
             found.store(out.value, k.convert(at, I32))
             if taken_out is not None:
@@ -222,7 +222,7 @@ def _select(
 def _look(
     k: Emitter,
     source: Pointer,
-    padded: Value,
+    padded: RegisterValue,
     maxima: Pointer,
     groups: int,
     added: Pointer | None = None,
@@ -248,11 +248,11 @@ def _threshold(
     k: Emitter,
     magnitudes: Pointer,
     length: Number,
-    wanted: Value,
-    low: Value,
-    first: Value,
+    wanted: RegisterValue,
+    low: RegisterValue,
+    first: RegisterValue,
     surplus: int = 0,
-) -> Value:
+) -> RegisterValue:
     """The `wanted`-th largest of some magnitudes, or less if as many reach that (up to `surplus`
     more may); at least `low`.
 
@@ -278,8 +278,11 @@ def _threshold(
 
 
 def _folded(
-    k: Emitter, magnitudes: Pointer, length: Number, combine: Callable[[Value, Value], Value]
-) -> Value:
+    k: Emitter,
+    magnitudes: Pointer,
+    length: Number,
+    combine: Callable[[RegisterValue, RegisterValue], RegisterValue],
+) -> RegisterValue:
     """The largest or smallest of some magnitudes."""
     lanes = natural_lanes(I32)
     kept = k.variable(magnitudes.load(0, lanes))
@@ -288,7 +291,9 @@ def _folded(
     return k.reduce_lanes(kept.value, combine)
 
 
-def _reaching(k: Emitter, magnitudes: Pointer, length: Number, least: Value) -> Value:
+def _reaching(
+    k: Emitter, magnitudes: Pointer, length: Number, least: RegisterValue
+) -> RegisterValue:
     """How many magnitudes are at least that large."""
     counts = k.variable(0, vector(I32, natural_lanes(I32)))
     for some in _vectors(k, magnitudes, length):
@@ -297,10 +302,10 @@ def _reaching(k: Emitter, magnitudes: Pointer, length: Number, least: Value) -> 
     return k.convert(total, I64)
 
 
-def _vectors(k: Emitter, magnitudes: Pointer, length: Number) -> Iterator[Value]:
+def _vectors(k: Emitter, magnitudes: Pointer, length: Number) -> Iterator[RegisterValue]:
     """Magnitudes in vectors: one after the other, or in a loop if their number is not known."""
     lanes = natural_lanes(I32)
-    if isinstance(length, Value):
+    if isinstance(length, RegisterValue):
         with k.loop(0, length, lanes) as i:
             yield magnitudes.load(i, lanes)
     else:
@@ -309,8 +314,13 @@ def _vectors(k: Emitter, magnitudes: Pointer, length: Number) -> Iterator[Value]
 
 
 def _candidates(
-    k: Emitter, source: Pointer, padded: Value, bound: Value, places: Pointer, magnitudes: Pointer
-) -> Value:
+    k: Emitter,
+    source: Pointer,
+    padded: RegisterValue,
+    bound: RegisterValue,
+    places: Pointer,
+    magnitudes: Pointer,
+) -> RegisterValue:
     """Elements that reach the bound, in order; how many. Zeros follow up to a whole vector."""
     # All masks first: what is done with them depends on each, and would keep the next waiting.
     masks = magnitudes.cast(I64)
@@ -319,14 +329,14 @@ def _candidates(
         masks.store(start // _AT_ONCE, k.bitcast(some >= bound, I64))
     found, left = k.variable(0, I64), k.variable(0, I64)
 
-    def next_place(start: Value, number: Number) -> None:
-        place = start + Value(k, k.ir.cttz(left.value.raw, I1(0)))
+    def next_place(start: RegisterValue, number: Number) -> None:
+        place = start + RegisterValue(k, k.ir.cttz(left.value.raw, I1(0)))
         places.store(found.value + number, k.convert(place, I32))
         left.value = left.value & (left.value - 1)
 
     with k.loop(0, padded, _AT_ONCE) as start:
         left.value = masks.load(start // _AT_ONCE)
-        several = Value(k, k.ir.ctpop(left.value.raw))
+        several = RegisterValue(k, k.ir.ctpop(left.value.raw))
         # A few are written whether there are as many or not, which is quicker than to ask.
         for number in range(_USUAL):
             next_place(start, number)
@@ -342,16 +352,16 @@ def _candidates(
 class _Candidates(NamedTuple):
     places: Pointer
     magnitudes: Pointer
-    found: Value
+    found: RegisterValue
 
 
 def _keep_largest(
     k: Emitter,
     candidates: _Candidates,
-    wanted: Value,
-    bound: Value,
-    reached: Variable,
-    keep: Callable[[Value, Value], None],
+    wanted: RegisterValue,
+    bound: RegisterValue,
+    reached: MutableRegister,
+    keep: Callable[[RegisterValue, RegisterValue], None],
 ) -> None:
     """`keep(place, whether it is one of those that are wanted)` for all candidates, in order."""
     lanes = natural_lanes(I32)
@@ -371,8 +381,8 @@ def _keep_largest(
         keep(places.load(i), taken)
 
 
-def _add(k: Emitter, target: Pointer, source: Pointer, length: Value) -> None:
-    def add(i: Value, lanes: int) -> None:
+def _add(k: Emitter, target: Pointer, source: Pointer, length: RegisterValue) -> None:
+    def add(i: RegisterValue, lanes: int) -> None:
         target.store(i, target.load(i, lanes) + source.load(i, lanes))
 
     k.vector_loop(0, length, natural_lanes(F32), add)

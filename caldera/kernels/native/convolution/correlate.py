@@ -13,11 +13,17 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from caldera.kernels.common.geometry import steps
-from caldera.kernels.native.codegen.emitter import I64, Emitter, Pointer, Value, natural_lanes
+from caldera.kernels.native.codegen.emitter import (
+    I64,
+    Emitter,
+    Pointer,
+    RegisterValue,
+    natural_lanes,
+)
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.convolution.correlation_blocking import Packing
-from caldera.kernels.native.convolution.microkernel import Tile, by_lanes
-from caldera.kernels.native.convolution.reorder import Loop, gather
+from caldera.kernels.native.convolution.microkernel import PixelTile, by_lanes
+from caldera.kernels.native.convolution.reorder import CopyLoop, gather
 from caldera.kernels.native.convolution.tiling import Filling, filling, pixel_table
 
 FEW, FEW_SINGLE = 12, 32
@@ -42,10 +48,10 @@ def pack_filters(
         filters,
         packed[packing.starts[part] : packing.starts[part + 1]],
         (
-            Loop(packing.groups, of_group, packing.blocks * packing.panel(work)),
-            Loop(work.channels, of_input, width),
-            Loop(rows, of_row, columns * work.channels * width),
-            Loop(columns, of_column, work.channels * width),
+            CopyLoop(packing.groups, of_group, packing.blocks * packing.panel(work)),
+            CopyLoop(work.channels, of_input, width),
+            CopyLoop(rows, of_row, columns * work.channels * width),
+            CopyLoop(columns, of_column, work.channels * width),
         ),
         length=packing.results,
         neighbour=neighbour,
@@ -84,22 +90,22 @@ class _PartNumbers:
     """One of the correlations, as a row of a table: its pixels, where it begins in the strip, in
     the target, in the filters and in the tables of pixels, and its taps."""
 
-    rows: Value
-    columns: Value
-    source_start: Value
-    target_start: Value
-    target_row_step: Value
-    filters_start: Value
-    places_start: Value
-    tap_rows: Value
-    tap_columns: Value
-    tap_row_step: Value
-    tap_column_step: Value
-    length: Value
-    panel: Value
+    rows: RegisterValue
+    columns: RegisterValue
+    source_start: RegisterValue
+    target_start: RegisterValue
+    target_row_step: RegisterValue
+    filters_start: RegisterValue
+    places_start: RegisterValue
+    tap_rows: RegisterValue
+    tap_columns: RegisterValue
+    tap_row_step: RegisterValue
+    tap_column_step: RegisterValue
+    length: RegisterValue
+    panel: RegisterValue
 
     @classmethod
-    def load(cls, table: Pointer, index: Value) -> _PartNumbers:
+    def load(cls, table: Pointer, index: RegisterValue) -> _PartNumbers:
         """A row of the table."""
         names = [field.name for field in fields(cls)]
         row = table.at(index * len(names))
@@ -276,7 +282,7 @@ def _correlate(
                 # Tiles over the edge repeat the last pixel, and are written aside first.
                 whole = (pixel + pixels <= count) & valid.equals(width)
                 numbers = [k.minimum(pixel + i, count - 1) for i in range(pixels)]
-                tile = Tile(k, pixels, vectors, [inputs.at(sources.load(i)) for i in numbers])
+                tile = PixelTile(k, pixels, vectors, [inputs.at(sources.load(i)) for i in numbers])
                 _taps(k, part, tile, panel, depthwise, length)
                 tile.store(
                     [
@@ -291,13 +297,13 @@ def _correlate(
 
 
 @contextmanager
-def _parts(k: Emitter, count: Value, table: Pointer) -> Iterator[_PartNumbers]:
+def _parts(k: Emitter, count: RegisterValue, table: Pointer) -> Iterator[_PartNumbers]:
     with k.loop(0, count) as number:
         yield _PartNumbers.load(table, number)
 
 
 def _taps(
-    k: Emitter, n: _PartNumbers, tile: Tile, panel: Pointer, depthwise: bool, length: int
+    k: Emitter, n: _PartNumbers, tile: PixelTile, panel: Pointer, depthwise: bool, length: int
 ) -> None:
     if depthwise or length:
         with k.loop(0, n.tap_rows) as row, k.loop(0, n.tap_columns) as column:

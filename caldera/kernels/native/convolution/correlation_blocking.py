@@ -18,7 +18,13 @@ from caldera.base.threads import part_count, thread_count
 from caldera.core.tensor.dtype import DType
 from caldera.kernels.common.geometry import Correlation, Pair
 from caldera.kernels.native.codegen.dtypes import computed_type
-from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, itemsize, natural_lanes
+from caldera.kernels.native.codegen.emitter import (
+    Emitter,
+    Pointer,
+    RegisterValue,
+    itemsize,
+    natural_lanes,
+)
 from caldera.kernels.native.codegen.kernel import Integer
 from caldera.kernels.native.convolution.microkernel import best_shape, depthwise_shape
 from caldera.kernels.native.convolution.tiling import PaddedImages, Strips, cut, padded_images
@@ -30,7 +36,7 @@ WORTH_SPLITTING = 1 << 17
 
 
 @dataclass(frozen=True)
-class Part:
+class CorrelationBlock:
     """A correlation, and which pixels of the target it computes: every `step`th from `first` on."""
 
     work: Correlation
@@ -44,7 +50,7 @@ class Packing:
     take. They differ in the pixels that they compute, in their taps and where those begin; all are
     computed for a strip before the next one, while it and what is written are in the cache."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[CorrelationBlock, ...]
     dtype: DType
 
     @cached_property
@@ -170,7 +176,7 @@ class Packing:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class StripBlocks:
     """Strips [group][block][image][row][column][width] (lengths in elements)."""
 
     strips: Strips
@@ -224,11 +230,11 @@ class BlockedFilling:
         width: int,
         strip: Pointer,
         images: Pointer,
-        first_image: Value,
-        image_count: Value,
-        first_row: Value,
-        row_count: Value,
-        blocks: tuple[Value, Value] | None = None,
+        first_image: RegisterValue,
+        image_count: RegisterValue,
+        first_row: RegisterValue,
+        row_count: RegisterValue,
+        blocks: tuple[RegisterValue, RegisterValue] | None = None,
     ) -> None:
         """Copy `row_count` padded rows of some images into a strip, from row `first_row` on; of
         each group all blocks, or those of a range."""
@@ -255,7 +261,7 @@ class BlockedFilling:
                 _clear(k, to.at(end * width), (self.columns - end) * width)
 
 
-def filling(blocks: Blocks, images: np.ndarray, start: Pair) -> dict[str, Any]:
+def filling(blocks: StripBlocks, images: np.ndarray, start: Pair) -> dict[str, Any]:
     """A `BlockedFilling` as a kernel is given it."""
     return {
         "groups": blocks.groups,
@@ -268,7 +274,7 @@ def filling(blocks: Blocks, images: np.ndarray, start: Pair) -> dict[str, Any]:
     }
 
 
-def _clear(k: Emitter, place: Pointer, count: Value) -> None:
+def _clear(k: Emitter, place: Pointer, count: RegisterValue) -> None:
     with k.if_then(count > 0):
         k.clear_bytes(place, count * itemsize(place.type))
 

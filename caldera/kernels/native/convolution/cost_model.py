@@ -12,7 +12,7 @@ from caldera.kernels.common.geometry import Geometry, forward
 from caldera.kernels.native.convolution.correlation_blocking import Packing
 from caldera.kernels.native.convolution.direct import packing
 from caldera.kernels.native.convolution.im2col import Columns
-from caldera.kernels.native.convolution.weight_blocking import Gradient
+from caldera.kernels.native.convolution.weight_blocking import WeightGradientTile
 
 PEAK = 36e9
 COPY = 5e9
@@ -38,7 +38,7 @@ def direct_seconds(node: Node) -> float:
     copied = sum(size(each) for each in images) * geometry.dtype.itemsize / COPY
     if geometry.is_depthwise:
         return copied + geometry.flops / (PEAK / 3)
-    gradient = Gradient(forward(geometry), geometry.dtype)
+    gradient = WeightGradientTile(forward(geometry), geometry.dtype)
     # Each part of the output channels copies the whole image, which is in a cache by then.
     copied += (gradient.splits - 1) * size(geometry.image) * geometry.dtype.itemsize / MEMORY
     rounded = gradient.width / geometry.results

@@ -18,14 +18,18 @@ from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import (
     Emitter,
     Pointer,
-    Value,
+    RegisterValue,
     natural_lanes,
     vector,
 )
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.codegen.target import host_target
-from caldera.kernels.native.convolution.correlation_blocking import BlockedFilling, Blocks, filling
-from caldera.kernels.native.convolution.reorder import ONCE, Loop, scatter
+from caldera.kernels.native.convolution.correlation_blocking import (
+    BlockedFilling,
+    StripBlocks,
+    filling,
+)
+from caldera.kernels.native.convolution.reorder import ONCE, CopyLoop, scatter
 from caldera.kernels.native.convolution.tiling import Strips, cut, pixel_table
 from caldera.kernels.native.convolution.weight_blocking import (
     strips_of_worker,
@@ -75,15 +79,15 @@ class DepthwiseGradient:
         return cut(self.work, self.channels, self.dtype.itemsize, strips_wanted(self.work))
 
     @cached_property
-    def input_blocks(self) -> Blocks:
+    def input_blocks(self) -> StripBlocks:
         """Strips of the image."""
-        return Blocks(self.strips, 1, self.channels, self.width)
+        return StripBlocks(self.strips, 1, self.channels, self.width)
 
     @cached_property
-    def output_blocks(self) -> Blocks:
+    def output_blocks(self) -> StripBlocks:
         """The same strips of the output's gradient."""
         own = replace(self.strips, source_rows=self.strips.rows, source_columns=self.work.target[1])
-        return Blocks(own, 1, self.channels, self.width)
+        return StripBlocks(own, 1, self.channels, self.width)
 
     @property
     def size(self) -> int:
@@ -238,9 +242,9 @@ def _tile(
     inputs: list[Pointer],
     given: Pointer,
     places: Pointer,
-    count: Value,
+    count: RegisterValue,
     place: Pointer,
-    adds: Value,
+    adds: RegisterValue,
 ) -> None:
     """Sum over `count` pixels for the taps whose inputs these are."""
     lanes = natural_lanes(given.type)
@@ -268,7 +272,7 @@ def _write_call(gradient: DepthwiseGradient, partial: np.ndarray, out: np.ndarra
     return scatter(
         partial,
         out,
-        (ONCE, ONCE, Loop(rows, columns * width, of_row), Loop(columns, width, of_column)),
+        (ONCE, ONCE, CopyLoop(rows, columns * width, of_row), CopyLoop(columns, width, of_column)),
         length=gradient.channels,
         neighbour=of_channel,
         width=width,

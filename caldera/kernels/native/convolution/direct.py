@@ -12,9 +12,9 @@ from caldera.core.graph.node import Node
 from caldera.kernels.common.geometry import Geometry, forward, input_phases, steps
 from caldera.kernels.native.codegen.program import NativeCall
 from caldera.kernels.native.convolution.correlate import correlate, pack_filters
-from caldera.kernels.native.convolution.correlation_blocking import Packing, Part
+from caldera.kernels.native.convolution.correlation_blocking import CorrelationBlock, Packing
 from caldera.kernels.native.convolution.reorder import (
-    Workspace,
+    ScratchMemory,
     bind_staged,
     scratch_bytes,
     staging_bytes,
@@ -26,9 +26,9 @@ def packing(node: Node) -> Packing:
     """The correlations that a convolution or its input gradient consists of."""
     geometry = Geometry.of(node)
     if node.op.name == "conv2d":
-        return Packing((Part(forward(geometry)),), geometry.dtype)
+        return Packing((CorrelationBlock(forward(geometry)),), geometry.dtype)
     phases = (
-        Part(work, (row.first, column.first), (row.step, column.step))
+        CorrelationBlock(work, (row.first, column.first), (row.step, column.step))
         for row, column, work in input_phases(geometry)
     )
     return Packing(tuple(phases), geometry.dtype)
@@ -51,7 +51,7 @@ def bind(call: Call) -> Runner:
     lengths = _lengths(own)
     pack = _pack_forward if call.node.op.name == "conv2d" else _pack_phases
 
-    def compute(workspace: Workspace, arrays: list[np.ndarray]) -> list[NativeCall]:
+    def compute(workspace: ScratchMemory, arrays: list[np.ndarray]) -> list[NativeCall]:
         source, filters, target = arrays
         packed, scratch = (workspace.array(length, geometry.dtype) for length in lengths)
         return [

@@ -25,8 +25,8 @@ from caldera.kernels.native.convolution.im2col_kernels import (
 )
 from caldera.kernels.native.convolution.reorder import (
     ONCE,
-    Loop,
-    Workspace,
+    CopyLoop,
+    ScratchMemory,
     bind_staged,
     gather,
     is_uniform,
@@ -204,10 +204,10 @@ def _packed(columns: Columns, filters: np.ndarray, target: np.ndarray) -> list[N
     of_output, of_input, of_row, of_column = steps(filters)
     width = natural_lanes(computed_type(geometry.dtype.name))
     loops = (
-        Loop(geometry.filters[0], of_output, geometry.terms),
+        CopyLoop(geometry.filters[0], of_output, geometry.terms),
         ONCE,
-        Loop(rows, of_row, taps * channels),
-        Loop(taps, of_column, channels),
+        CopyLoop(rows, of_row, taps * channels),
+        CopyLoop(taps, of_column, channels),
     )
     return [
         gather(
@@ -229,10 +229,10 @@ def _written(columns: Columns, partial: np.ndarray, out: np.ndarray) -> list[Nat
     (rows, taps), channels = geometry.taps, geometry.channels
     of_output, of_input, of_row, of_column = steps(out)
     loops = (
-        Loop(geometry.filters[0], geometry.terms, of_output),
+        CopyLoop(geometry.filters[0], geometry.terms, of_output),
         ONCE,
-        Loop(rows, taps * channels, of_row),
-        Loop(taps, channels, of_column),
+        CopyLoop(rows, taps * channels, of_row),
+        CopyLoop(taps, channels, of_column),
     )
     return [
         scatter(
@@ -266,7 +266,7 @@ def bind(call: Call) -> Runner:
     geometry = Geometry.of(call.node)
     columns = Columns(geometry, call.node.op.name)
 
-    def compute(workspace: Workspace, arrays: list[np.ndarray]) -> list[NativeCall]:
+    def compute(workspace: ScratchMemory, arrays: list[np.ndarray]) -> list[NativeCall]:
         first, second, out = arrays
         packed, scratch, partial = (
             workspace.array(each, geometry.dtype) for each in columns.lengths

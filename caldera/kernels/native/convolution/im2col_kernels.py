@@ -6,7 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, itemsize, natural_lanes
+from caldera.kernels.native.codegen.emitter import (
+    Emitter,
+    Pointer,
+    RegisterValue,
+    itemsize,
+    natural_lanes,
+)
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.matrix_multiply import gemm
 from caldera.kernels.native.codegen.target import host_target
@@ -14,7 +20,7 @@ from caldera.kernels.native.convolution.tiling import between
 
 
 @dataclass(frozen=True)
-class Numbers:
+class Im2colSizes:
     """The convolution and its blocks in numbers and distances. A row of taps is `runs` runs of
     `run_taps` taps, whose inputs lie side by side."""
 
@@ -55,11 +61,11 @@ class _Rows:
     """Makes rows of the matrix from an image, and adds them to it."""
 
     k: Emitter
-    n: Numbers
+    n: Im2colSizes
     image: Pointer
     columns: Pointer
 
-    def place(self, pixel: Value) -> tuple[Value, Value, Value]:
+    def place(self, pixel: RegisterValue) -> tuple[RegisterValue, RegisterValue, RegisterValue]:
         """Image, row and column of an output pixel."""
         n = self.n
         line = pixel // n.target_columns
@@ -67,11 +73,11 @@ class _Rows:
 
     def runs(
         self,
-        first: Value,
-        count: Value,
-        group: Value,
-        move: Callable[[Pointer, Pointer, Value], None],
-        clear: Callable[[Pointer, Value], None] | None,
+        first: RegisterValue,
+        count: RegisterValue,
+        group: RegisterValue,
+        move: Callable[[Pointer, Pointer, RegisterValue], None],
+        clear: Callable[[Pointer, RegisterValue], None] | None,
     ) -> None:
         """`move(column, pixel, length)` for every piece of the matrix that lies in the image, and
         `clear(column, length)` for every piece that is padding."""
@@ -97,27 +103,27 @@ class _Rows:
                     clear(target.at(end * n.tap_length), (n.run_taps - end) * n.tap_length)
                 move(target.at(begin * n.tap_length), pixel, (end - begin) * n.tap_length)
 
-    def fill(self, first: Value, count: Value, group: Value) -> None:
+    def fill(self, first: RegisterValue, count: RegisterValue, group: RegisterValue) -> None:
         """Make the rows of `count` pixels."""
         k = self.k
         lanes = natural_lanes(self.image.type)
 
-        def clear(place: Pointer, length: Value) -> None:
+        def clear(place: Pointer, length: RegisterValue) -> None:
             zero = k.constant(0.0, place.type)
             k.vector_loop(0, length, lanes, lambda i, c: place.store(i, k.splat(zero, c)))
 
-        def copy(target: Pointer, source: Pointer, length: Value) -> None:
+        def copy(target: Pointer, source: Pointer, length: RegisterValue) -> None:
             k.vector_loop(0, length, lanes, lambda i, c: target.store(i, source.load(i, c)))
 
         self.runs(first, count, group, copy, clear)
 
-    def add(self, first: Value, count: Value, group: Value) -> None:
+    def add(self, first: RegisterValue, count: RegisterValue, group: RegisterValue) -> None:
         """Add the rows of `count` pixels to the image."""
         k = self.k
         lanes = natural_lanes(self.image.type)
 
-        def add(source: Pointer, target: Pointer, length: Value) -> None:
-            def some(i: Value, count: int, mask: Value | None = None) -> None:
+        def add(source: Pointer, target: Pointer, length: RegisterValue) -> None:
+            def some(i: RegisterValue, count: int, mask: RegisterValue | None = None) -> None:
                 total = target.load(i, count, mask) + source.load(i, count, mask)
                 target.store(i, total, mask)
 
@@ -130,7 +136,9 @@ class _Rows:
 
         self.runs(first, count, group, add, None)
 
-    def matrix(self, in_place: bool, first: Value, group: Value) -> tuple[Pointer, Value]:
+    def matrix(
+        self, in_place: bool, first: RegisterValue, group: RegisterValue
+    ) -> tuple[Pointer, RegisterValue]:
         """The rows of pixels from `first` on, and the distance between them."""
         n = self.n
         if in_place:
@@ -146,7 +154,7 @@ def forward(
     output: Pointer,
     scratch: Pointer,
     address: Integer,
-    n: Numbers,
+    n: Im2colSizes,
     in_place: bool,
 ) -> None:
     assert in_place, "direct convolution is faster than rows that are made first"
@@ -176,12 +184,12 @@ def input_gradient(
     output: Pointer,
     scratch: Pointer,
     address: Integer,
-    n: Numbers,
+    n: Im2colSizes,
     in_place: bool,
 ) -> None:
     own = _Rows(k, n, image, scratch.at(k.part * n.rows * n.terms))
 
-    def product(first: Value, count: Value, group: Value) -> None:
+    def product(first: RegisterValue, count: RegisterValue, group: RegisterValue) -> None:
         right = filters.at(group * n.results * n.terms)
         goal = output.at(first * n.target_step + group * n.results)
         gemm(
@@ -219,7 +227,7 @@ def weight_gradient(
     output: Pointer,
     scratch: Pointer,
     address: Integer,
-    n: Numbers,
+    n: Im2colSizes,
     in_place: bool,
 ) -> None:
     own = _Rows(k, n, image, scratch.at(k.part * n.rows * n.terms))

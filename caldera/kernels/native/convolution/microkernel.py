@@ -14,7 +14,7 @@ from caldera.kernels.native.codegen.emitter import (
     Emitter,
     Number,
     Pointer,
-    Value,
+    RegisterValue,
     natural_lanes,
     vector,
 )
@@ -54,7 +54,7 @@ def depthwise_shape(channels: int, lanes: int) -> tuple[int, int]:
     return (4 if vectors > 1 else 6), vectors
 
 
-class Tile:
+class PixelTile:
     """Sums for `pixels` by `vectors` of output channels."""
 
     def __init__(self, k: Emitter, pixels: int, vectors: int, source: Sequence[Pointer]) -> None:
@@ -68,7 +68,7 @@ class Tile:
         self._zero = k.constant(0.0, vector(self.kind, self.lanes))
         self.sums = [[k.variable(self._zero) for _ in range(vectors)] for _ in range(pixels)]
 
-    def add(self, filters: Pointer, place: Number, length: Value) -> None:
+    def add(self, filters: Pointer, place: Number, length: RegisterValue) -> None:
         """Add the products of `length` neighbouring inputs from `place` on."""
         k = self.k
         start: Number = 0
@@ -83,7 +83,7 @@ class Tile:
         with k.loop(start, length) as index:
             self._multiply_singles(index + place, filters.at(index * self.width))
 
-    def add_known(self, filters: Pointer, place: Value, length: int) -> None:
+    def add_known(self, filters: Pointer, place: RegisterValue, length: int) -> None:
         """The same for a small number of inputs that is known, without any loop."""
         k = self.k
         known = length // self.lanes * self.lanes if by_lanes() else 0
@@ -95,7 +95,7 @@ class Tile:
         for index in range(known, length):
             self._multiply_singles(place + index, filters.at(index * self.width))
 
-    def add_alike(self, filters: Pointer, place: Value) -> None:
+    def add_alike(self, filters: Pointer, place: RegisterValue) -> None:
         """Add the products of vectors of inputs with as many filters, channel by channel."""
         for vector_index in range(self.vectors):
             start = vector_index * self.lanes
@@ -105,7 +105,7 @@ class Tile:
                 given = source.load(place + start, self.lanes)
                 total.value = self.k.fma(given, weight, total.value)
 
-    def _multiply_singles(self, place: Value, filters: Pointer) -> None:
+    def _multiply_singles(self, place: RegisterValue, filters: Pointer) -> None:
         """Add the products of the one input at `place` of each pixel, loaded just before it is
         used: all of them at once would take more registers than there are."""
         weights = [filters.load(j * self.lanes, self.lanes) for j in range(self.vectors)]
@@ -114,7 +114,7 @@ class Tile:
             for total, weight in zip(row, weights, strict=True):
                 total.value = self.k.fma(given, weight, total.value)
 
-    def _multiply(self, inputs: Sequence[Value], filters: Pointer) -> None:
+    def _multiply(self, inputs: Sequence[RegisterValue], filters: Pointer) -> None:
         weights = [filters.load(j * self.lanes, self.lanes) for j in range(self.vectors)]
         for row, given in zip(self.sums, inputs, strict=True):
             for total, weight in zip(row, weights, strict=True):

@@ -21,7 +21,13 @@ from caldera.core.tensor.dtype import DType
 from caldera.kernels.common.binding import ALIGNMENT, Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.common.geometry import steps
 from caldera.kernels.native.codegen.dtypes import ElementPointer, computed_type
-from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, natural_lanes, vector
+from caldera.kernels.native.codegen.emitter import (
+    Emitter,
+    Pointer,
+    RegisterValue,
+    natural_lanes,
+    vector,
+)
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.movement import LoopArgument, copying
@@ -32,7 +38,7 @@ WORTH_SPLITTING = 1 << 14
 
 
 @dataclass(frozen=True)
-class Loop:
+class CopyLoop:
     """One axis of a copy: its length, and the elements from one to the next on both sides."""
 
     count: int
@@ -40,7 +46,7 @@ class Loop:
     target: int
 
 
-ONCE = Loop(1, 0, 0)
+ONCE = CopyLoop(1, 0, 0)
 
 
 def _parts(elements: int) -> int:
@@ -50,7 +56,7 @@ def _parts(elements: int) -> int:
 def gather(
     source: np.ndarray,
     target: np.ndarray,
-    loops: tuple[Loop, Loop, Loop, Loop],
+    loops: tuple[CopyLoop, CopyLoop, CopyLoop, CopyLoop],
     *,
     length: int,
     neighbour: int,
@@ -113,7 +119,9 @@ def _gather(
 
 
 @contextmanager
-def _nested(k: Emitter, loops: Sequence[LoopArgument]) -> Iterator[tuple[Value, Value]]:
+def _nested(
+    k: Emitter, loops: Sequence[LoopArgument]
+) -> Iterator[tuple[RegisterValue, RegisterValue]]:
     """The three inner loops: how far on they are in the source and in the target."""
     a, b, c = loops
     with k.loop(0, a.count) as i, k.loop(0, b.count) as j, k.loop(0, c.count) as m:
@@ -123,7 +131,9 @@ def _nested(k: Emitter, loops: Sequence[LoopArgument]) -> Iterator[tuple[Value, 
         )
 
 
-def _collect(k: Emitter, read: ElementPointer, start: int, step: Value | None, count: int) -> Value:
+def _collect(
+    k: Emitter, read: ElementPointer, start: int, step: RegisterValue | None, count: int
+) -> RegisterValue:
     """Elements `start`, `start + 1`, ... of those that are `step` apart (None: neighbours)."""
     if step is None:
         return read.load(start, count)
@@ -133,7 +143,7 @@ def _collect(k: Emitter, read: ElementPointer, start: int, step: Value | None, c
 def scatter(
     source: np.ndarray,
     target: np.ndarray,
-    loops: tuple[Loop, Loop, Loop, Loop],
+    loops: tuple[CopyLoop, CopyLoop, CopyLoop, CopyLoop],
     *,
     length: int,
     neighbour: int,
@@ -176,7 +186,7 @@ def _scatter(
     outermost, *inner = loops
     blocks = (length + (lanes - 1)) // lanes
 
-    def total(read: Pointer, count: int) -> Value:
+    def total(read: Pointer, count: int) -> RegisterValue:
         """The sum of vectors of `count` elements."""
         value = k.variable(k.constant(0.0, vector(read.type, count)))
         with k.loop(0, sums) as term:
@@ -204,11 +214,11 @@ def _scatter(
 IMAGES = {"conv2d": ((0,), True), "conv2d_input": ((0,), True), "conv2d_weight": ((0, 1), False)}
 """Which inputs of an op are images, and whether its output is one."""
 
-Compute = Callable[["Workspace", list[np.ndarray]], list[NativeCall]]
+Compute = Callable[["ScratchMemory", list[np.ndarray]], list[NativeCall]]
 """Makes the calls of a kernel from its scratch memory and its arrays (inputs, then the output)."""
 
 
-class Workspace:
+class ScratchMemory:
     """Scratch memory from a call's workspace; new memory where that was not foreseen."""
 
     def __init__(self, workspace: np.ndarray | None) -> None:
@@ -278,7 +288,7 @@ def bind_staged(
     kept = scratch_bytes(lengths, dtype)
     workspace = call.workspace
     own = None if workspace is None else workspace[:kept]
-    staging = Workspace(None if workspace is None else workspace[kept:])
+    staging = ScratchMemory(None if workspace is None else workspace[kept:])
     before: list[NativeCall] = []
     after: list[NativeCall] = []
     arrays = [*call.inputs, *call.outputs]
@@ -291,17 +301,17 @@ def bind_staged(
         image = arrays[-1]
         arrays[-1] = _stand_in(image, staging)
         after.append(write_image(arrays[-1], image))
-    return NativeRunner([*before, *compute(Workspace(own), arrays), *after])
+    return NativeRunner([*before, *compute(ScratchMemory(own), arrays), *after])
 
 
-def _stand_in(image: np.ndarray, workspace: Workspace) -> np.ndarray:
+def _stand_in(image: np.ndarray, workspace: ScratchMemory) -> np.ndarray:
     memory = workspace.array(image.size, compute_dtype(image.dtype))
     return laid_out(memory, image.shape, NHWC)
 
 
-def _image_loops(one: np.ndarray, other: np.ndarray) -> tuple[Loop, Loop, Loop]:
+def _image_loops(one: np.ndarray, other: np.ndarray) -> tuple[CopyLoop, CopyLoop, CopyLoop]:
     shape, a, b = one.shape, steps(one), steps(other)
-    image, row, column = (Loop(shape[axis], a[axis], b[axis]) for axis in (0, 2, 3))
+    image, row, column = (CopyLoop(shape[axis], a[axis], b[axis]) for axis in (0, 2, 3))
     return image, row, column
 
 
@@ -312,7 +322,7 @@ def copy_image(source: np.ndarray, target: np.ndarray) -> NativeCall:
     return gather(
         source,
         target,
-        (image, Loop(1, 0, 0), row, column),
+        (image, CopyLoop(1, 0, 0), row, column),
         length=source.shape[1],
         neighbour=steps(source)[1],
         width=width,
@@ -324,7 +334,7 @@ def copy_image(source: np.ndarray, target: np.ndarray) -> NativeCall:
 def write_image(source: np.ndarray, target: np.ndarray) -> NativeCall:
     """Images channels last as images that lie as `target` does."""
     image, row, column = _image_loops(source, target)
-    loops = (image, Loop(1, 0, 0), row, column)
+    loops = (image, CopyLoop(1, 0, 0), row, column)
     return scatter(
         source,
         target,

@@ -16,7 +16,7 @@ import numpy as np
 
 from caldera.core.graph.node import Node
 from caldera.kernels.common.geometry import Correlation, Geometry, Pair, steps
-from caldera.kernels.native.codegen.emitter import Emitter, Number, Pointer, Value, itemsize
+from caldera.kernels.native.codegen.emitter import Emitter, Number, Pointer, RegisterValue, itemsize
 from caldera.kernels.native.codegen.kernel import Integer
 
 
@@ -32,13 +32,13 @@ class PaddedImages:
     start_row: Integer
     start_column: Integer
 
-    def pixel(self, images: Pointer, image: Number, row: Value, column: Number) -> Pointer:
+    def pixel(self, images: Pointer, image: Number, row: RegisterValue, column: Number) -> Pointer:
         """A pixel, counted from where strips begin."""
         down = (row + self.start_row) * self.row_step
         right = (self.start_column + column) * self.pixel_step
         return images.at(self.image_step * image + down + right)
 
-    def columns(self, k: Emitter, count: Value) -> tuple[Value, Value]:
+    def columns(self, k: Emitter, count: RegisterValue) -> tuple[RegisterValue, RegisterValue]:
         """Those columns of a strip that lie inside: the first, and the one behind the last."""
         first = between(k, -self.start_column, count)
         return first, k.maximum(between(k, self.width - self.start_column, count), first)
@@ -58,7 +58,7 @@ def padded_images(images: np.ndarray, start: Pair) -> dict[str, int]:
     }
 
 
-def between(k: Emitter, value: Value, most: Number) -> Value:
+def between(k: Emitter, value: RegisterValue, most: Number) -> RegisterValue:
     """The value, but at least 0 and at most `most`."""
     return k.minimum(k.maximum(value, 0), most)
 
@@ -163,10 +163,10 @@ class Filling:
         k: Emitter,
         strip: Pointer,
         images: Pointer,
-        first_image: Value,
-        count: Value,
-        first_row: Value,
-        rows: Value,
+        first_image: RegisterValue,
+        count: RegisterValue,
+        first_row: RegisterValue,
+        rows: RegisterValue,
     ) -> None:
         """Copy `rows` padded rows of `count` images into a strip, from `first_row` on."""
         size = itemsize(strip.type)

@@ -11,9 +11,9 @@ from caldera.base.threads import part_count, thread_count
 from caldera.core.tensor.dtype import DType
 from caldera.kernels.common.geometry import Correlation
 from caldera.kernels.native.codegen.dtypes import computed_type
-from caldera.kernels.native.codegen.emitter import Emitter, Number, Value, natural_lanes
+from caldera.kernels.native.codegen.emitter import Emitter, Number, RegisterValue, natural_lanes
 from caldera.kernels.native.codegen.target import host_target
-from caldera.kernels.native.convolution.correlation_blocking import Blocks
+from caldera.kernels.native.convolution.correlation_blocking import StripBlocks
 from caldera.kernels.native.convolution.microkernel import by_lanes
 from caldera.kernels.native.convolution.tiling import Strips, cut
 
@@ -39,8 +39,8 @@ def workers_of(sums: int) -> int:
 
 @contextmanager
 def strips_of_worker(
-    k: Emitter, worker: Value, workers: Number, sums: Value, items: Value
-) -> Iterator[tuple[Value, Value, Value]]:
+    k: Emitter, worker: RegisterValue, workers: Number, sums: RegisterValue, items: RegisterValue
+) -> Iterator[tuple[RegisterValue, RegisterValue, RegisterValue]]:
     """The strips of a worker: the partial sum that each is added to, its number, and whether it is
     not the first of that sum."""
     with k.loop(sums * worker // workers, sums * (worker + 1) // workers) as number:
@@ -50,7 +50,7 @@ def strips_of_worker(
 
 
 @dataclass(frozen=True)
-class Gradient:
+class WeightGradientTile:
     """A weight gradient with its tile and the memory it takes (lengths in elements)."""
 
     work: Correlation
@@ -97,17 +97,17 @@ class Gradient:
         return cut(self.work, self.inputs, self.dtype.itemsize, strips_wanted(self.work))
 
     @cached_property
-    def input_blocks(self) -> Blocks:
+    def input_blocks(self) -> StripBlocks:
         """Strips of the image; rows of joined taps need the pixels of a row as they are."""
         if self.joined:
-            return Blocks(self.strips, 1, self.inputs, self.inputs)
-        return Blocks(self.strips, self.work.groups, self.work.channels, self.tile[0])
+            return StripBlocks(self.strips, 1, self.inputs, self.inputs)
+        return StripBlocks(self.strips, self.work.groups, self.work.channels, self.tile[0])
 
     @cached_property
-    def output_blocks(self) -> Blocks:
+    def output_blocks(self) -> StripBlocks:
         """The same strips of the output's gradient."""
         own = replace(self.strips, source_rows=self.strips.rows, source_columns=self.work.target[1])
-        return Blocks(own, self.work.groups, self.work.results, self.step)
+        return StripBlocks(own, self.work.groups, self.work.results, self.step)
 
     @property
     def step(self) -> int:

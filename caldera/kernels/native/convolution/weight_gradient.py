@@ -15,15 +15,21 @@ import numpy as np
 
 from caldera.core.graph.node import Node
 from caldera.kernels.common.geometry import Geometry, forward, seen_pixels, steps
-from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, natural_lanes, vector
+from caldera.kernels.native.codegen.emitter import (
+    Emitter,
+    Pointer,
+    RegisterValue,
+    natural_lanes,
+    vector,
+)
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.convolution import depthwise_weight
 from caldera.kernels.native.convolution.correlation_blocking import BlockedFilling, filling
 from caldera.kernels.native.convolution.depthwise_weight import DepthwiseGradient
 from caldera.kernels.native.convolution.microkernel import by_lanes
 from caldera.kernels.native.convolution.reorder import (
-    Loop,
-    Workspace,
+    CopyLoop,
+    ScratchMemory,
     bind_staged,
     is_uniform,
     scatter,
@@ -31,7 +37,7 @@ from caldera.kernels.native.convolution.reorder import (
     staging_bytes,
 )
 from caldera.kernels.native.convolution.tiling import pixel_table
-from caldera.kernels.native.convolution.weight_blocking import Gradient, strips_of_worker
+from caldera.kernels.native.convolution.weight_blocking import WeightGradientTile, strips_of_worker
 from caldera.kernels.table import Call, Runner
 
 
@@ -69,7 +75,11 @@ class _Numbers:
 
 
 def gradient_calls(
-    gradient: Gradient, x: np.ndarray, y: np.ndarray, scratch: list[np.ndarray], out: np.ndarray
+    gradient: WeightGradientTile,
+    x: np.ndarray,
+    y: np.ndarray,
+    scratch: list[np.ndarray],
+    out: np.ndarray,
 ) -> list[NativeCall]:
     """Partial sums, then their sum written to the filters' gradient."""
     partial, input_scratch, output_scratch = scratch
@@ -79,7 +89,7 @@ def gradient_calls(
     ]
 
 
-def _write_call(gradient: Gradient, partial: np.ndarray, out: np.ndarray) -> NativeCall:
+def _write_call(gradient: WeightGradientTile, partial: np.ndarray, out: np.ndarray) -> NativeCall:
     """The sum of all partial sums as (K, C, R, S)."""
     work = gradient.work
     (rows, columns), step = work.taps, gradient.step
@@ -89,10 +99,10 @@ def _write_call(gradient: Gradient, partial: np.ndarray, out: np.ndarray) -> Nat
         partial,
         out,
         (
-            Loop(work.groups, gradient.tiles * gradient.block, work.results * of_output),
-            Loop(work.channels, step, of_input),
-            Loop(rows, columns * tap, of_row),
-            Loop(columns, tap, of_column),
+            CopyLoop(work.groups, gradient.tiles * gradient.block, work.results * of_output),
+            CopyLoop(work.channels, step, of_input),
+            CopyLoop(rows, columns * tap, of_row),
+            CopyLoop(columns, tap, of_column),
         ),
         length=work.results,
         neighbour=of_output,
@@ -104,7 +114,7 @@ def _write_call(gradient: Gradient, partial: np.ndarray, out: np.ndarray) -> Nat
 
 
 def _sum_call(
-    gradient: Gradient,
+    gradient: WeightGradientTile,
     x: np.ndarray,
     y: np.ndarray,
     partial: np.ndarray,
@@ -243,7 +253,7 @@ class _Tap:
 
     k: Emitter
     n: _Numbers
-    y_tile: Value
+    y_tile: RegisterValue
     """From the gradients of a tile's output channels to those of the next."""
     neighbours: tuple[int, int]
     """Of a tile, and how many are left over at the end."""
@@ -252,10 +262,10 @@ class _Tap:
     given: Pointer
     sums: Pointer
     places: Pointer
-    pixels: Value
-    adds: Value
+    pixels: RegisterValue
+    adds: RegisterValue
 
-    def column(self, tile: Value, vectors: int) -> None:
+    def column(self, tile: RegisterValue, vectors: int) -> None:
         """All inputs, with the output channels of a tile."""
         neighbours, left = self.neighbours
         with self.k.loop(0, self.n.length // neighbours) as index:
@@ -263,7 +273,7 @@ class _Tap:
         if left:
             self._block(tile, vectors, self.n.length // neighbours, left)
 
-    def _block(self, tile: Value, vectors: int, index: Value, count: int) -> None:
+    def _block(self, tile: RegisterValue, vectors: int, index: RegisterValue, count: int) -> None:
         n = self.n
         seen, given = self.seen.at(index * n.x_tile), self.given.at(tile * self.y_tile)
         total = _Sums(self.k, count, vectors, seen, given)
@@ -283,7 +293,7 @@ class _Sums:
         zero = k.constant(0.0, vector(x.type, self.lanes))
         self.sums = [[k.variable(zero) for _ in range(vectors)] for _ in range(neighbours)]
 
-    def run(self, places: Pointer, step: int, count: Value) -> None:
+    def run(self, places: Pointer, step: int, count: RegisterValue) -> None:
         """Sum over the pixels of a strip; where their inputs lie is in a table."""
         with self.k.loop(0, count) as pixel:
             self._pixel(self.x.at(places.load(pixel)), self.y.at(pixel * step))
@@ -301,15 +311,15 @@ class _Sums:
         for index in range(start, self.neighbours):
             self._multiply(index, k.splat(x.load(index), self.lanes), given)
 
-    def _multiply(self, neighbour: int, value: Value, given: list[Value]) -> None:
+    def _multiply(self, neighbour: int, value: RegisterValue, given: list[RegisterValue]) -> None:
         for total, outputs in zip(self.sums[neighbour], given, strict=True):
             total.value = self.k.fma(value, outputs, total.value)
 
-    def add_to(self, place: Pointer, row_step: int, adds: Value) -> None:
+    def add_to(self, place: Pointer, row_step: int, adds: RegisterValue) -> None:
         """Write the sums, or add them to what is there."""
         k = self.k
 
-        def each(store: Callable[[Pointer, int, Value], None]) -> None:
+        def each(store: Callable[[Pointer, int, RegisterValue], None]) -> None:
             for i, row in enumerate(self.sums):
                 target = place.at(i * row_step)
                 for j, total in enumerate(row):
@@ -322,8 +332,8 @@ class _Sums:
                 each(lambda p, i, value: p.store(i, value))
 
 
-def _layout(geometry: Geometry) -> DepthwiseGradient | Gradient:
-    kind = DepthwiseGradient if geometry.is_depthwise else Gradient
+def _layout(geometry: Geometry) -> DepthwiseGradient | WeightGradientTile:
+    kind = DepthwiseGradient if geometry.is_depthwise else WeightGradientTile
     return kind(forward(geometry.unstrided), geometry.dtype)
 
 
@@ -338,7 +348,7 @@ def bind(call: Call) -> Runner:
     geometry = Geometry.of(call.node)
     gradient = _layout(geometry)
 
-    def compute(workspace: Workspace, arrays: list[np.ndarray]) -> list[NativeCall]:
+    def compute(workspace: ScratchMemory, arrays: list[np.ndarray]) -> list[NativeCall]:
         x, y, out = arrays
         x = seen_pixels(geometry, x)
         scratch = [workspace.array(length, geometry.dtype) for length in gradient.lengths]

@@ -16,7 +16,7 @@ from caldera.base.threads import thread_count
 from caldera.core.graph.opdef import OPS
 from caldera.core.tensor.dtype import NAMES
 from caldera.core.tensor.shape import Shape, size
-from caldera.kernels.common.loops import Axes, LoopBody, axes_of, loop_body_of, loop_shape
+from caldera.kernels.common.loops import LoopAxes, LoopBody, axes_of, loop_body_of, loop_shape
 from caldera.kernels.native.codegen.dtypes import (
     ElementPointer,
     computed_type,
@@ -29,7 +29,7 @@ from caldera.kernels.native.codegen.emitter import (
     Emitter,
     Number,
     Pointer,
-    Value,
+    RegisterValue,
     itemsize,
     vector,
 )
@@ -41,7 +41,7 @@ from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 
 @dataclass(frozen=True)
-class Operand:
+class StridedOperand:
     """An array seen from one place in the outer axes. `step` is the bytes between elements, if
     they are neither dense nor all the same; `fixed` is the element that is the same for all."""
 
@@ -49,14 +49,14 @@ class Operand:
     place: Pointer
     dtype: str
     mode: str
-    step: Value
-    fixed: Value | None = None
+    step: RegisterValue
+    fixed: RegisterValue | None = None
 
-    def moved(self, count: Value) -> Operand:
+    def moved(self, count: RegisterValue) -> StridedOperand:
         """The operand so many bytes further on."""
         return replace(self, place=self.place.bytes_on(count))
 
-    def settled(self) -> Operand:
+    def settled(self) -> StridedOperand:
         """The operand with its element loaded, if that is the same along the innermost axis."""
         if self.mode != "0":
             return self
@@ -68,7 +68,7 @@ class Operand:
             return self.place.bytes_on(self.step * index)
         return self.place.at(index if self.mode == "1" else 0)
 
-    def load(self, index: Value, lanes: int) -> Value:
+    def load(self, index: RegisterValue, lanes: int) -> RegisterValue:
         """Some elements from an index on, in the computed type."""
         if self.fixed is not None:
             return self.k.splat(self.fixed, lanes)
@@ -79,9 +79,9 @@ class Operand:
         for lane in range(lanes):
             single = self.element(index + lane).load(0).raw
             raw = self.k.ir.insert_element(raw, single, I32(lane)) if lanes > 1 else single
-        return from_memory(self.k, Value(self.k, raw), self.dtype)
+        return from_memory(self.k, RegisterValue(self.k, raw), self.dtype)
 
-    def store(self, index: Value, value: Value) -> None:
+    def store(self, index: RegisterValue, value: RegisterValue) -> None:
         """Write elements from an index on."""
         raw = to_memory(self.k, value, self.dtype)
         if self.mode == "1":
@@ -96,15 +96,15 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class StridedArray:
+class InnerArray:
     """An array, and the bytes between its elements along the innermost axis."""
 
     base: ElementPointer
     step: Integer
 
-    def operand(self, mode: str) -> Operand:
+    def operand(self, mode: str) -> StridedOperand:
         """The array at the first row."""
-        return Operand(self.base.k, self.base.place, self.base.name, mode, self.step)
+        return StridedOperand(self.base.k, self.base.place, self.base.name, mode, self.step)
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,13 @@ def outer_axes(
     return [{"length": lengths[axis], "strides": [each[axis] for each in strides]} for axis in axes]
 
 
-def at_row(axes: Sequence[OuterAxis], operands: Sequence[Operand], row: Value) -> list[Operand]:
+def at_row(
+    axes: Sequence[OuterAxis], operands: Sequence[StridedOperand], row: RegisterValue
+) -> list[StridedOperand]:
     """The operands at the row with this number."""
     if not axes:
         return list(operands)
-    offsets: list[Value | None] = [None] * len(operands)
+    offsets: list[RegisterValue | None] = [None] * len(operands)
     rest = row
     for position in reversed(range(len(axes))):
         index = rest
@@ -205,7 +207,7 @@ def workers(loop_body: LoopBody, elements: int) -> int:
 @native_kernel
 def _loop(
     k: Emitter,
-    operands: list[StridedArray],
+    operands: list[InnerArray],
     outer: list[OuterAxis],
     total: Integer,
     inner: Integer,
@@ -220,11 +222,11 @@ def _loop(
     begin = shares * k.part // k.parts * grain
     end = k.minimum(shares * (k.part + 1) // k.parts * grain, total)
 
-    def row(here: Sequence[Operand], begin: Value, end: Value) -> None:
+    def row(here: Sequence[StridedOperand], begin: RegisterValue, end: RegisterValue) -> None:
         inputs = [each.settled() for each in here[: len(loop_body.inputs)]]
         outputs = here[len(loop_body.inputs) :]
 
-        def compute(index: Value, lanes: int) -> None:
+        def compute(index: RegisterValue, lanes: int) -> None:
             written, _ = computed_values(
                 loop_body, k, [each.load(index, lanes) for each in inputs], lanes
             )
@@ -261,7 +263,7 @@ def loop_calls(
     return [*copies, _call(loop_body, axes, arrays)]
 
 
-def _call(loop_body: LoopBody, axes: Axes, arrays: Sequence[np.ndarray]) -> NativeCall:
+def _call(loop_body: LoopBody, axes: LoopAxes, arrays: Sequence[np.ndarray]) -> NativeCall:
     """The call for a loop over these axes; inputs come first."""
     total, inner = size(axes.lengths), axes.lengths[-1]
     inputs = len(loop_body.inputs)
@@ -305,12 +307,12 @@ def _widths(
 # --- short rows, as those of a bias for each of a few channels that are last in memory
 
 
-def _goes_on(axes: Axes, strides: Sequence[int]) -> bool:
+def _goes_on(axes: LoopAxes, strides: Sequence[int]) -> bool:
     """Whether an operand runs on from the end of a row to the next one."""
     return strides[-2] == strides[-1] * axes.lengths[-1]
 
 
-def _rows_together(axes: Axes, arrays: Sequence[np.ndarray], inputs: int) -> int:
+def _rows_together(axes: LoopAxes, arrays: Sequence[np.ndarray], inputs: int) -> int:
     """How many short rows make a long one; 0 if they cannot, or need not, be one.
 
     Every operand has to go on from row to row, or be an input with the same row throughout.
@@ -328,8 +330,8 @@ def _rows_together(axes: Axes, arrays: Sequence[np.ndarray], inputs: int) -> int
 
 
 def _in_long_rows(
-    axes: Axes, arrays: Sequence[np.ndarray], together: int
-) -> tuple[Axes, list[np.ndarray], list[NativeCall]]:
+    axes: LoopAxes, arrays: Sequence[np.ndarray], together: int
+) -> tuple[LoopAxes, list[np.ndarray], list[NativeCall]]:
     """The loop with rows that are so many of the old ones, and what fills the copies that it reads
     of a row that is the same for all: vectors then need not end with each row."""
     *outer, number, length = axes.lengths
@@ -339,12 +341,12 @@ def _in_long_rows(
     for array, old in zip(arrays, axes.strides, strict=True):
         if old[-1] and not any(old[:-1]):
             row, array = array, np.empty((together, length), array.dtype)
-            rows = Axes((together, length), (False, False), ((0, old[-1]), array.strides))
+            rows = LoopAxes((together, length), (False, False), ((0, old[-1]), array.strides))
             calls.append(_call(_copy_of(NAMES[array.dtype]), rows, [row, array]))
         found.append(array)
         strides.append((*old[:-2], old[-2] * together, old[-1]))
     lengths = (*outer, number // together, together * length)
-    return Axes(lengths, (False,) * len(lengths), tuple(strides)), found, calls
+    return LoopAxes(lengths, (False,) * len(lengths), tuple(strides)), found, calls
 
 
 def _copy_of(dtype: str) -> LoopBody:

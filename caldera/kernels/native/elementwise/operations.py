@@ -14,54 +14,56 @@ from caldera.kernels.native.codegen import elementary
 from caldera.kernels.native.codegen import math as numeric
 from caldera.kernels.native.codegen.dtypes import UNSIGNED, cast, constant, rounded
 from caldera.kernels.native.codegen.elementary import call_libm, cos, has_libm, power, sin, tan
-from caldera.kernels.native.codegen.emitter import Emitter, Value, element, is_floating
+from caldera.kernels.native.codegen.emitter import Emitter, RegisterValue, element, is_floating
 
-Operation = Callable[..., Value]
+Operation = Callable[..., RegisterValue]
 """Called as `operation(k, *values)`."""
 
 
-def _one_like(k: Emitter, x: Value) -> Value:
+def _one_like(k: Emitter, x: RegisterValue) -> RegisterValue:
     return k.constant(1, x.type)
 
 
-def _sign(k: Emitter, x: Value) -> Value:
+def _sign(k: Emitter, x: RegisterValue) -> RegisterValue:
     one, zero = _one_like(k, x), k.constant(0, x.type)
     below = k.select(x < 0, -one, x if is_floating(x.type) else zero)
     return k.select(x > 0, one, k.select(x.equals(0), zero, below))
 
 
-def _abs(k: Emitter, x: Value) -> Value:
+def _abs(k: Emitter, x: RegisterValue) -> RegisterValue:
     if is_floating(x.type):
         return numeric.absolute(k, x)
     return k.select(x < 0, -x, x)
 
 
-def _maximum(k: Emitter, a: Value, b: Value) -> Value:
+def _maximum(k: Emitter, a: RegisterValue, b: RegisterValue) -> RegisterValue:
     return numeric.maximum(k, a, b) if is_floating(a.type) else k.maximum(a, b)
 
 
-def _minimum(k: Emitter, a: Value, b: Value) -> Value:
+def _minimum(k: Emitter, a: RegisterValue, b: RegisterValue) -> RegisterValue:
     return numeric.minimum(k, a, b) if is_floating(a.type) else k.minimum(a, b)
 
 
-def _relu(k: Emitter, x: Value) -> Value:
+def _relu(k: Emitter, x: RegisterValue) -> RegisterValue:
     return _maximum(k, x, k.constant(0, x.type))
 
 
-def _is_finite(k: Emitter, x: Value) -> Value:
+def _is_finite(k: Emitter, x: RegisterValue) -> RegisterValue:
     if is_floating(x.type):
         return numeric.absolute(k, x) < math.inf
     return x.equals(x)
 
 
-def _is_nan(k: Emitter, x: Value) -> Value:
+def _is_nan(k: Emitter, x: RegisterValue) -> RegisterValue:
     return k.is_nan(x) if is_floating(x.type) else x.differs(x)
 
 
 # --- division that rounds down
 
 
-def _whole_division(k: Emitter, a: Value, b: Value) -> tuple[Value, Value]:
+def _whole_division(
+    k: Emitter, a: RegisterValue, b: RegisterValue
+) -> tuple[RegisterValue, RegisterValue]:
     """The quotient of signed integers rounded down, and the rest, which has the sign of b."""
     no_divisor = b.equals(0)
     # The least integer over -1 would trap; both cases divide by 1 instead.
@@ -76,7 +78,9 @@ def _whole_division(k: Emitter, a: Value, b: Value) -> tuple[Value, Value]:
     return k.select(no_divisor, zero, quotient), k.select(no_divisor, zero, rest)
 
 
-def _unsigned_division(k: Emitter, a: Value, b: Value) -> tuple[Value, Value]:
+def _unsigned_division(
+    k: Emitter, a: RegisterValue, b: RegisterValue
+) -> tuple[RegisterValue, RegisterValue]:
     no_divisor = b.equals(0)
     divisor = k.select(no_divisor, _one_like(k, b), b)
     quotient = k.binary("", "udiv", a, divisor)
@@ -85,7 +89,9 @@ def _unsigned_division(k: Emitter, a: Value, b: Value) -> tuple[Value, Value]:
     return k.select(no_divisor, zero, quotient), k.select(no_divisor, zero, rest)
 
 
-def _real_division(k: Emitter, a: Value, b: Value) -> tuple[Value, Value]:
+def _real_division(
+    k: Emitter, a: RegisterValue, b: RegisterValue
+) -> tuple[RegisterValue, RegisterValue]:
     ratio = a / b
     rest = call_libm(k, "fmod", a, b)
     zero = k.constant(0.0, a.type)
@@ -100,7 +106,9 @@ def _real_division(k: Emitter, a: Value, b: Value) -> tuple[Value, Value]:
     return k.select(b.equals(0.0), ratio, down), rest
 
 
-def _division(k: Emitter, a: Value, b: Value) -> tuple[Value, Value]:
+def _division(
+    k: Emitter, a: RegisterValue, b: RegisterValue
+) -> tuple[RegisterValue, RegisterValue]:
     return (_real_division if is_floating(a.type) else _whole_division)(k, a, b)
 
 
@@ -198,7 +206,9 @@ def can_apply(op: str, source: str) -> bool:
     return op in _OPERATIONS and (op not in _BY_LIBRARY or has_libm())
 
 
-def apply(k: Emitter, op: str, dtype: str, sources: tuple[str, ...], *values: Value) -> Value:
+def apply(
+    k: Emitter, op: str, dtype: str, sources: tuple[str, ...], *values: RegisterValue
+) -> RegisterValue:
     """The result of an op of this dtype for operands of the dtypes `sources`."""
     if op == "cast":
         return cast(k, values[0], sources[0], dtype)
@@ -209,7 +219,7 @@ def apply(k: Emitter, op: str, dtype: str, sources: tuple[str, ...], *values: Va
 # --- reductions
 
 
-def combine(k: Emitter, op: str, dtype: str, a: Value, b: Value) -> Value:
+def combine(k: Emitter, op: str, dtype: str, a: RegisterValue, b: RegisterValue) -> RegisterValue:
     """Two partial results of a reduction as one."""
     if dtype == "bool":
         return a | b if op in ("sum", "max") else a & b
@@ -222,12 +232,12 @@ def combine(k: Emitter, op: str, dtype: str, a: Value, b: Value) -> Value:
 
 
 def computed_values(
-    loop_body: LoopBody, k: Emitter, values: list[Value], lanes: int
-) -> tuple[list[Value], list[Value]]:
+    loop_body: LoopBody, k: Emitter, values: list[RegisterValue], lanes: int
+) -> tuple[list[RegisterValue], list[RegisterValue]]:
     """What is written and what is reduced, for these values of the operands."""
-    done: list[Value] = []
+    done: list[RegisterValue] = []
 
-    def find(reference: Reference) -> Value:
+    def find(reference: Reference) -> RegisterValue:
         if reference[0] == "in":
             return values[int(reference[1])]
         if reference[0] == "step":

@@ -16,7 +16,7 @@ from caldera.kernels.native.codegen.kernel import NativeCall
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.codegen.strides import any_layout, parts_for, shares_for
 from caldera.kernels.native.normalisation import batchnorm_kernels as kernels
-from caldera.kernels.native.normalisation.layout import Layout, batch_layout, vector
+from caldera.kernels.native.normalisation.layout import RowLayout, batch_layout, vector
 from caldera.kernels.native.normalisation.loops import FACTORS, SUMS, sums_of_blocks
 from caldera.kernels.native.normalisation.statistics import BLOCK_ROWS
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
@@ -25,7 +25,7 @@ from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 class _Work:
     """What the three ways to bind share: layout, workspace, and arguments of kernels."""
 
-    def __init__(self, call: Call, layout: Layout) -> None:
+    def __init__(self, call: Call, layout: RowLayout) -> None:
         self.layout = layout
         self.relu = call.node.op.name.endswith(("relu", "relu_grad"))
         self.eps = call.node.attrs["eps"]

@@ -8,9 +8,9 @@ at a time, whose second reading of the data comes from the cache.
 from __future__ import annotations
 
 from caldera.kernels.native.codegen.dtypes import ElementPointer
-from caldera.kernels.native.codegen.emitter import F64, Emitter, Pointer, Value
+from caldera.kernels.native.codegen.emitter import F64, Emitter, Pointer, RegisterValue
 from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
-from caldera.kernels.native.normalisation.layout import Images, Rows, Vector
+from caldera.kernels.native.normalisation.layout import ChannelRows, Images, Vector
 from caldera.kernels.native.normalisation.loops import (
     CENTRE,
     FACTOR,
@@ -39,7 +39,9 @@ from caldera.kernels.native.normalisation.statistics import (
 )
 
 
-def _factor_of(k: Emitter, scale: Value, variance: Value, eps: Value) -> Value:
+def _factor_of(
+    k: Emitter, scale: RegisterValue, variance: RegisterValue, eps: RegisterValue
+) -> RegisterValue:
     """scale / sqrt(variance + eps), in float64."""
     return k.convert(scale, F64) * inverse_deviation(k, variance, eps)
 
@@ -152,12 +154,12 @@ def given_gradients(
 @native_kernel
 def normalise_rows(
     k: Emitter,
-    x: Rows,
-    y: Rows,
+    x: ChannelRows,
+    y: ChannelRows,
     rows: Integer,
     channels: Integer,
     factors: Pointer,
-    more: Rows | None,
+    more: ChannelRows | None,
     relu: bool,
 ) -> None:
     """All rows, by their factors."""
@@ -167,9 +169,9 @@ def normalise_rows(
 @native_kernel
 def differentiate_rows(
     k: Emitter,
-    g: Rows,
-    x: Rows,
-    dx: Rows,
+    g: ChannelRows,
+    x: ChannelRows,
+    dx: ChannelRows,
     rows: Integer,
     channels: Integer,
     factors: Pointer,

@@ -12,11 +12,17 @@ from typing import Any
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.dtype import float64
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.native.codegen.emitter import F64, Emitter, Pointer, Value
+from caldera.kernels.native.codegen.emitter import F64, Emitter, Pointer, RegisterValue
 from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.codegen.strides import any_layout, parts_for
-from caldera.kernels.native.normalisation.layout import Images, Layout, Vector, image_layout, vector
+from caldera.kernels.native.normalisation.layout import (
+    Images,
+    RowLayout,
+    Vector,
+    image_layout,
+    vector,
+)
 from caldera.kernels.native.normalisation.loops import (
     CENTRE,
     FACTOR,
@@ -146,12 +152,12 @@ def _differentiate_rows(
 def _group_terms(
     k: Emitter,
     totals: Pointer,
-    channels: Value,
-    bounds: tuple[Value, Value],
+    channels: RegisterValue,
+    bounds: tuple[RegisterValue, RegisterValue],
     scale: Vector,
-    inverse: Value,
-    share: Value,
-) -> tuple[Value, Value]:
+    inverse: RegisterValue,
+    share: RegisterValue,
+) -> tuple[RegisterValue, RegisterValue]:
     """a and b of dx = f * g - a - (x - mean) * b; the sums become the gradients' parts."""
     plain, along = k.variable(0.0, F64), k.variable(0.0, F64)
     with k.loop(*bounds) as channel:
@@ -255,7 +261,7 @@ def _scratch(call: Call) -> list[Array]:
 
 
 def _given(
-    call: Call, layout: Layout, scale: Array, statistics: tuple[Array, Array]
+    call: Call, layout: RowLayout, scale: Array, statistics: tuple[Array, Array]
 ) -> dict[str, Any]:
     """What all kernels are given."""
     mean, variance = statistics

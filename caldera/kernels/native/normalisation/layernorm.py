@@ -17,7 +17,7 @@ from caldera.kernels.native.codegen.emitter import (
     F64,
     Emitter,
     Pointer,
-    Value,
+    RegisterValue,
     itemsize,
     line_lanes,
     natural_lanes,
@@ -27,7 +27,7 @@ from caldera.kernels.native.codegen.emitter import (
 from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.codegen.strides import Strides, any_layout, collapse_axes, parts_for
-from caldera.kernels.native.normalisation.layout import Rows
+from caldera.kernels.native.normalisation.layout import ChannelRows
 from caldera.kernels.native.normalisation.loops import over_plane
 from caldera.kernels.native.normalisation.statistics import (
     column_totals,
@@ -50,8 +50,8 @@ _BLOCK = 64
 @native_kernel
 def _normalise(
     k: Emitter,
-    x: Rows,
-    y: Rows,
+    x: ChannelRows,
+    y: ChannelRows,
     rows: Integer,
     length: Integer,
     eps: Real,
@@ -70,7 +70,7 @@ def _normalise(
         centre = k.convert(mean, kind)
         inverse = k.convert(inverse_deviation(k, variance, eps), kind)
 
-        def body(index: Value, count: int) -> None:
+        def body(index: RegisterValue, count: int) -> None:
             unit = (source.load(index, count) - centre) * inverse
             target.store(index, k.fma(unit, scale.load(index, count), shift.load(index, count)))
 
@@ -82,9 +82,9 @@ def _normalise(
 @native_kernel
 def _differentiate(
     k: Emitter,
-    g: Rows,
-    x: Rows,
-    dx: Rows,
+    g: ChannelRows,
+    x: ChannelRows,
+    dx: ChannelRows,
     rows: Integer,
     length: Integer,
     eps: Real,
@@ -96,7 +96,9 @@ def _differentiate(
     kind = means.type
     share = share_of(k, length)
 
-    def gradient_of_row(row: Value, inverse: Value, one: Value, two: Value) -> None:
+    def gradient_of_row(
+        row: RegisterValue, inverse: RegisterValue, one: RegisterValue, two: RegisterValue
+    ) -> None:
         slopes, values = g.base.at(row * g.stride), x.base.at(row * x.stride)
         target, mean = dx.base.at(row * dx.stride), means.load(row)
         unit = k.constant(1.0, F64)
@@ -104,20 +106,20 @@ def _differentiate(
             k.convert(each, kind) for each in gradient_factors(one, two, unit, inverse, share)
         )
 
-        def body(index: Value, count: int) -> None:
+        def body(index: RegisterValue, count: int) -> None:
             scaled = slopes.load(index, count) * scale.load(index, count)
             rest = k.fma(values.load(index, count) - mean, slant, level)
             target.store(index, scaled * factor - rest)
 
         over_plane(k, length, kind, body)
 
-    def several(first: Value, count: int, sums: Pointer) -> None:
+    def several(first: RegisterValue, count: int, sums: Pointer) -> None:
         """The sums of `count` rows, then their gradients, which may be written over g or x."""
         rows = [_Row(k, kind) for _ in range(count)]
         centres = [means.load(first + i) for i in range(count)]
         inverses = [inverse_deviation(k, variances.load(first + i), eps) for i in range(count)]
 
-        def visit(index: Value, lanes: int) -> None:
+        def visit(index: RegisterValue, lanes: int) -> None:
             slopes, products = [], []
             gain = scale.load(index, lanes)
             for i, row in enumerate(rows):
@@ -153,7 +155,7 @@ class _Row:
         self.vectors = [k.variable(0.0, vector(kind, self.lanes)) for _ in range(2)]
         self.rest = [k.variable(0.0, kind) for _ in range(2)]
 
-    def add(self, a: Value, b: Value) -> None:
+    def add(self, a: RegisterValue, b: RegisterValue) -> None:
         """Add the terms of some elements."""
         if a.lanes >= self.lanes:
             plain, product = self.vectors
@@ -166,7 +168,7 @@ class _Row:
         for total, value in zip(self.rest, (a, a * b), strict=True):
             total.value = total.value + self.k.reduce_lanes(value, lambda p, q: p + q)
 
-    def totals(self) -> list[Value]:
+    def totals(self) -> list[RegisterValue]:
         """Both sums in float64."""
         joined = [self.k.reduce_lanes(each.value, lambda p, q: p + q) for each in self.vectors]
         return [

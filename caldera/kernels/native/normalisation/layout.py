@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from caldera.core.tensor.shape import size
 from caldera.kernels.native.codegen.dtypes import ElementPointer
-from caldera.kernels.native.codegen.emitter import Value
+from caldera.kernels.native.codegen.emitter import RegisterValue
 from caldera.kernels.native.codegen.kernel import Integer
 from caldera.kernels.native.codegen.strides import Strides, collapse_axes, stride_of
 from caldera.kernels.table import Array
@@ -21,23 +21,23 @@ class Vector:
     base: ElementPointer
     stride: Integer
 
-    def load(self, channel: Value) -> Value:
+    def load(self, channel: RegisterValue) -> RegisterValue:
         """The number of a channel."""
         return self.base.load(channel * self.stride)
 
 
 @dataclass(frozen=True)
-class Rows:
+class ChannelRows:
     """Rows of channels that lie side by side."""
 
     base: ElementPointer
     stride: Integer
 
-    def load(self, row: Value, channel: Value, count: int) -> Value:
+    def load(self, row: RegisterValue, channel: RegisterValue, count: int) -> RegisterValue:
         """Some channels of a row."""
         return self.base.load(row * self.stride + channel, count)
 
-    def store(self, row: Value, channel: Value, value: Value) -> None:
+    def store(self, row: RegisterValue, channel: RegisterValue, value: RegisterValue) -> None:
         """Write some channels of a row."""
         self.base.store(row * self.stride + channel, value)
 
@@ -50,11 +50,11 @@ class Images:
     image: Integer
     inner: Integer
 
-    def rows(self, image: Value) -> Rows:
+    def rows(self, image: RegisterValue) -> ChannelRows:
         """The rows of an image."""
-        return Rows(self.base.at(image * self.image), self.inner)
+        return ChannelRows(self.base.at(image * self.image), self.inner)
 
-    def plane(self, image: Value, channel: Value) -> ElementPointer:
+    def plane(self, image: RegisterValue, channel: RegisterValue) -> ElementPointer:
         """A plane of an image."""
         return self.base.at(image * self.image + channel * self.inner)
 
@@ -68,7 +68,7 @@ def vector(array: Array) -> dict[str, Array | int]:
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowLayout:
     """Channels last (a row a pixel) or first (a plane a channel of an image).
 
     Of each array there is the distance of images, and that of rows or of planes. Where rows of all
@@ -87,7 +87,7 @@ class Layout:
         return self.images * self.channels * self.pixels
 
     def rows(self, index: int, array: Array) -> dict[str, Array | int]:
-        """The array of this index as `Rows`."""
+        """The array of this index as `ChannelRows`."""
         return {"base": array, "stride": self.strides[index][1]}
 
     def images_of(self, index: int, array: Array) -> dict[str, Array | int]:
@@ -96,14 +96,14 @@ class Layout:
         return {"base": array, "image": image, "inner": inner}
 
 
-def batch_layout(arrays: list[Array], axis: int) -> Layout | None:
+def batch_layout(arrays: list[Array], axis: int) -> RowLayout | None:
     """The layout that all of these arrays share; None if it is not one of the two."""
     shape, strides = arrays[0].shape, arrays[0].strides
     others = tuple(a for a in range(len(shape)) if a != axis)
     rows = collapse_axes(arrays, [others, (axis,)])
     if rows is not None and all(channel == 1 or shape[axis] == 1 for _, channel in rows):
         count = size(tuple(shape[a] for a in others))
-        return Layout(True, 1, shape[axis], count, [(0, row) for row, _ in rows])
+        return RowLayout(True, 1, shape[axis], count, [(0, row) for row, _ in rows])
     outer = tuple(a for a in others if abs(strides[a]) > abs(strides[axis]))
     inner = tuple(a for a in others if a not in outer)
     planes = collapse_axes(arrays, [outer, (axis,), inner])
@@ -111,10 +111,10 @@ def batch_layout(arrays: list[Array], axis: int) -> Layout | None:
     if planes is None or any(pixel != 1 and pixels > 1 for _, _, pixel in planes):
         return None
     images = size(tuple(shape[a] for a in outer))
-    return Layout(False, images, shape[axis], pixels, [each[:2] for each in planes])
+    return RowLayout(False, images, shape[axis], pixels, [each[:2] for each in planes])
 
 
-def image_layout(arrays: list[Array]) -> Layout | None:
+def image_layout(arrays: list[Array]) -> RowLayout | None:
     """The same where images are normalised one by one."""
     images, channels, *rest = arrays[0].shape
     found = collapse_axes(arrays, [(0,), (1,), tuple(range(2, 2 + len(rest)))])
@@ -122,7 +122,7 @@ def image_layout(arrays: list[Array]) -> Layout | None:
         return None
     pixels = size(tuple(rest))
     if pixels > 1 and all(pixel == 1 for _, _, pixel in found):
-        return Layout(False, images, channels, pixels, [each[:2] for each in found])
+        return RowLayout(False, images, channels, pixels, [each[:2] for each in found])
     if all(channel == 1 or channels == 1 for _, channel, _ in found):
-        return Layout(True, images, channels, pixels, [(image, row) for image, _, row in found])
+        return RowLayout(True, images, channels, pixels, [(image, row) for image, _, row in found])
     return None

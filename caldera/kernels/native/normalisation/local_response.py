@@ -19,7 +19,7 @@ from caldera.kernels.native.codegen.dtypes import computed_type
 from caldera.kernels.native.codegen.emitter import (
     Emitter,
     Pointer,
-    Value,
+    RegisterValue,
     itemsize,
     line_lanes,
     shrinking,
@@ -28,16 +28,16 @@ from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
 from caldera.kernels.native.codegen.math import exp, log, sqrt
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.codegen.strides import any_layout, collapse_axes, parts_for
-from caldera.kernels.native.normalisation.layout import Images, Rows
+from caldera.kernels.native.normalisation.layout import ChannelRows, Images
 from caldera.kernels.native.normalisation.statistics import pairwise
-from caldera.kernels.native.softmax.operands import Operand
+from caldera.kernels.native.softmax.operands import ClassOperand
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _BUFFERS = 3
 """Squares, what neighbours add, and the channel's own part."""
 
 
-def _power(k: Emitter, x: Value, beta: float) -> Value:
+def _power(k: Emitter, x: RegisterValue, beta: float) -> RegisterValue:
     """x ** -beta."""
     if beta == 1.0:
         return 1.0 / x
@@ -58,26 +58,26 @@ class _Buffer:
     unit: int
     before: int
 
-    def clear_edges(self, channels: Value, after: int) -> None:
+    def clear_edges(self, channels: RegisterValue, after: int) -> None:
         """Write the zeros."""
         nbytes = self.unit * itemsize(self.place.type)
         self.k.clear_bytes(self.place, self.before * nbytes)
         end = (channels + self.before) * self.unit
         self.k.clear_bytes(self.place.at(end), after * nbytes)
 
-    def store(self, channel: Value, value: Value) -> None:
+    def store(self, channel: RegisterValue, value: RegisterValue) -> None:
         self.place.store((channel + self.before) * self.unit, value)
 
-    def load(self, channel: Value, count: int) -> Value:
+    def load(self, channel: RegisterValue, count: int) -> RegisterValue:
         return self.place.load((channel + self.before) * self.unit, count)
 
-    def window(self, channel: Value, count: int, length: int) -> Value:
+    def window(self, channel: RegisterValue, count: int, length: int) -> RegisterValue:
         """The sum over `length` channels from `before` below on."""
         terms = [self.place.load((channel + i) * self.unit, count) for i in range(length)]
         return pairwise(terms)
 
 
-Each = Callable[[Callable[[Value, int], None]], None]
+Each = Callable[[Callable[[RegisterValue, int], None]], None]
 """Runs a body for all channels: (channel, lanes)."""
 
 
@@ -111,36 +111,36 @@ class _Writer:
         self.squares.clear_edges(self.channels, after)
         self.others.clear_edges(self.channels, before)
 
-    def _keep_squares(self, each: Each, x: Operand) -> None:
-        def keep(channel: Value, count: int) -> None:
+    def _keep_squares(self, each: Each, x: ClassOperand) -> None:
+        def keep(channel: RegisterValue, count: int) -> None:
             value = x.load(channel, count)
             self.squares.store(channel, value * value)
 
         each(keep)
 
-    def _base(self, channel: Value, count: int) -> Value:
+    def _base(self, channel: RegisterValue, count: int) -> RegisterValue:
         total = self.squares.window(channel, count, self.window)
         return self.k.fma(total, self.alpha, self.bias)
 
-    def forward(self, each: Each, x: Operand, y: Operand) -> None:
+    def forward(self, each: Each, x: ClassOperand, y: ClassOperand) -> None:
         self._keep_squares(each, x)
 
-        def finish(channel: Value, count: int) -> None:
+        def finish(channel: RegisterValue, count: int) -> None:
             power = _power(self.k, self._base(channel, count), self.beta)
             y.store(channel, x.load(channel, count) * power)
 
         each(finish)
 
-    def backward(self, each: Each, g: Operand, x: Operand, dx: Operand) -> None:
+    def backward(self, each: Each, g: ClassOperand, x: ClassOperand, dx: ClassOperand) -> None:
         self._keep_squares(each, x)
 
-        def prepare(channel: Value, count: int) -> None:
+        def prepare(channel: RegisterValue, count: int) -> None:
             base = self._base(channel, count)
             own = g.load(channel, count) * _power(self.k, base, self.beta)
             self.own.store(channel, own)
             self.others.store(channel, own * x.load(channel, count) / base)
 
-        def finish(channel: Value, count: int) -> None:
+        def finish(channel: RegisterValue, count: int) -> None:
             met = self.others.window(channel, count, self.window)
             factor = x.load(channel, count) * (self.alpha * (2.0 * self.beta))
             dx.store(channel, self.own.load(channel, count) - factor * met)
@@ -148,7 +148,7 @@ class _Writer:
         each(prepare)
         each(finish)
 
-    def run(self, each: Each, operands: list[Operand]) -> None:
+    def run(self, each: Each, operands: list[ClassOperand]) -> None:
         """The gradient has one operand more."""
         if len(operands) == 2:
             self.forward(each, *operands)
@@ -158,18 +158,18 @@ class _Writer:
 
 @native_kernel
 def _over_rows(
-    k: Emitter, given: _Given, operands: list[Rows], rows: Integer, window: int, beta: float
+    k: Emitter, given: _Given, operands: list[ChannelRows], rows: Integer, window: int, beta: float
 ) -> None:
     """Channels last."""
     writer = _Writer(k, given, 1, window, beta)
     widths = shrinking(line_lanes(given.buffers.type))
 
-    def each(body: Callable[[Value, int], None]) -> None:
+    def each(body: Callable[[RegisterValue, int], None]) -> None:
         k.vector_loops(0, writer.channels, widths, body)
 
     with k.loop(*k.part_range(rows)) as row:
         places = [operand.base.at(row * operand.stride) for operand in operands]
-        writer.run(each, [Operand(k, place, None, None) for place in places])
+        writer.run(each, [ClassOperand(k, place, None, None) for place in places])
 
 
 @native_kernel
@@ -187,13 +187,13 @@ def _over_planes(
     writer = _Writer(k, given, unit, window, beta)
     blocks = (pixels + (unit - 1)) // unit
 
-    def write(image: Value, pixel: Value, count: int) -> None:
-        def each(body: Callable[[Value, int], None]) -> None:
+    def write(image: RegisterValue, pixel: RegisterValue, count: int) -> None:
+        def each(body: Callable[[RegisterValue, int], None]) -> None:
             with k.loop(0, writer.channels) as channel:
                 body(channel, count)
 
         places = [(each.base.at(image * each.image + pixel), each.inner) for each in operands]
-        writer.run(each, [Operand(k, base, step, None) for base, step in places])
+        writer.run(each, [ClassOperand(k, base, step, None) for base, step in places])
 
     with k.loop(*k.part_range(images * blocks)) as which:
         image, first = which // blocks, which % blocks * unit

@@ -23,14 +23,14 @@ from caldera.kernels.native.codegen.emitter import (
     Emitter,
     Number,
     Pointer,
-    Value,
+    RegisterValue,
     line_lanes,
     natural_lanes,
     shrinking,
 )
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.math import maximum
-from caldera.kernels.native.normalisation.layout import Rows
+from caldera.kernels.native.normalisation.layout import ChannelRows
 from caldera.kernels.native.normalisation.statistics import (
     BLOCK_ROWS,
     VECTORS_TOGETHER,
@@ -53,14 +53,18 @@ FACTORS = 4
 
 
 def factors_of(
-    factors: Pointer, channels: Value, channel: Value, which: range, count: int = 1
-) -> list[Value]:
+    factors: Pointer, channels: RegisterValue, channel: RegisterValue, which: range, count: int = 1
+) -> list[RegisterValue]:
     """Some of the factors of some channels."""
     return [factors.load(channel + channels * i, count) for i in which]
 
 
 def store_factors(
-    k: Emitter, factors: Pointer, channels: Value, channel: Value, values: dict[int, Value]
+    k: Emitter,
+    factors: Pointer,
+    channels: RegisterValue,
+    channel: RegisterValue,
+    values: dict[int, RegisterValue],
 ) -> None:
     """Write some factors of a channel."""
     for index, value in values.items():
@@ -73,9 +77,9 @@ def store_factors(
 def over_rows(
     k: Emitter,
     rows: tuple[Number, Number],
-    channels: Value,
+    channels: RegisterValue,
     kind: ir.Type,
-    visit: Callable[[Value, Value, int], None],
+    visit: Callable[[RegisterValue, RegisterValue, int], None],
 ) -> None:
     """`visit(row, channel, lanes)` for all channels of all rows."""
     with k.loop(*rows) as row:
@@ -85,17 +89,17 @@ def over_rows(
 def apply_to_rows(
     k: Emitter,
     rows: tuple[Number, Number],
-    channels: Value,
-    x: Rows,
-    y: Rows,
+    channels: RegisterValue,
+    x: ChannelRows,
+    y: ChannelRows,
     factors: Pointer,
-    more: Rows | None = None,
+    more: ChannelRows | None = None,
     *,
     relu: bool = False,
 ) -> None:
     """y = (x - mean) * factor + shift, and what follows."""
 
-    def visit(row: Value, channel: Value, count: int) -> None:
+    def visit(row: RegisterValue, channel: RegisterValue, count: int) -> None:
         mean, factor, shift = factors_of(factors, channels, channel, range(3), count)
         value = k.fma(x.load(row, channel, count) - mean, factor, shift)
         if more is not None:
@@ -108,16 +112,16 @@ def apply_to_rows(
 def gradient_of_rows(
     k: Emitter,
     rows: tuple[Number, Number],
-    channels: Value,
-    g: Rows,
-    x: Rows,
-    dx: Rows,
+    channels: RegisterValue,
+    g: ChannelRows,
+    x: ChannelRows,
+    dx: ChannelRows,
     factors: Pointer,
     given: Pointer | None = None,
 ) -> None:
     """dx = f * g - a - (x - mean) * b; `given` has the factors of the forward pass with a relu."""
 
-    def visit(row: Value, channel: Value, count: int) -> None:
+    def visit(row: RegisterValue, channel: RegisterValue, count: int) -> None:
         f, a, b, mean = factors_of(factors, channels, channel, range(FACTORS), count)
         centred = x.load(row, channel, count) - mean
         slope = g.load(row, channel, count)
@@ -131,7 +135,9 @@ def gradient_of_rows(
 # --- planes
 
 
-def over_plane(k: Emitter, count: Value, kind: ir.Type, body: Callable[[Value, int], None]) -> None:
+def over_plane(
+    k: Emitter, count: RegisterValue, kind: ir.Type, body: Callable[[RegisterValue, int], None]
+) -> None:
     """`body(index, lanes)` over the elements of a plane, several vectors at a time."""
     lanes = natural_lanes(kind)
     step = lanes * VECTORS_TOGETHER
@@ -144,10 +150,10 @@ def over_plane(k: Emitter, count: Value, kind: ir.Type, body: Callable[[Value, i
 
 def apply_to_plane(
     k: Emitter,
-    pixels: Value,
+    pixels: RegisterValue,
     x: ElementPointer,
     y: ElementPointer,
-    factors: list[Value],
+    factors: list[RegisterValue],
     more: ElementPointer | None = None,
     *,
     relu: bool = False,
@@ -155,7 +161,7 @@ def apply_to_plane(
     """y = (x - mean) * factor + shift, and what follows."""
     mean, factor, shift = (k.convert(each, x.computed) for each in factors)
 
-    def body(index: Value, count: int) -> None:
+    def body(index: RegisterValue, count: int) -> None:
         value = k.fma(x.load(index, count) - mean, factor, shift)
         if more is not None:
             value = value + more.load(index, count)
@@ -166,16 +172,16 @@ def apply_to_plane(
 
 def gradient_of_plane(
     k: Emitter,
-    pixels: Value,
+    pixels: RegisterValue,
     planes: list[ElementPointer],
-    factors: list[Value],
-    mask: tuple[Value, Value] | None = None,
+    factors: list[RegisterValue],
+    mask: tuple[RegisterValue, RegisterValue] | None = None,
 ) -> None:
     """dx = f * g - a - (x - mean) * b, for the planes of g, x and dx."""
     g, x, dx = planes
     f, a, b, mean = (k.convert(each, x.computed) for each in factors)
 
-    def body(index: Value, count: int) -> None:
+    def body(index: RegisterValue, count: int) -> None:
         centred = x.load(index, count) - mean
         slope = masked(k, g.load(index, count), centred, mask)
         dx.store(index, k.fma(slope, f, -k.fma(centred, b, a)))
@@ -214,17 +220,17 @@ class Slopes:
     that takes the place of the gradient.
     """
 
-    x: Rows
+    x: ChannelRows
     means: Pointer
-    more: Rows | None
-    y: Rows | None
+    more: ChannelRows | None
+    y: ChannelRows | None
     given: Pointer | None
     writes: bool
 
-    def terms(self, k: Emitter, values: Rows, channels: Value) -> Prepare:
+    def terms(self, k: Emitter, values: ChannelRows, channels: RegisterValue) -> Prepare:
         """The gradient, and its product with x less the mean."""
 
-        def prepare(channel: Value, count: int) -> OfRow:
+        def prepare(channel: RegisterValue, count: int) -> OfRow:
             mean = self.means.load(channel, count)
             factors = None
             if self.given is not None:
@@ -232,7 +238,7 @@ class Slopes:
                 factor, shift = factors_of(self.given, channels, channel, which, count)
                 factors = factor, shift
 
-            def of_row(row: Value) -> Terms:
+            def of_row(row: RegisterValue) -> Terms:
                 centred = self.x.load(row, channel, count) - mean
                 slope = values.load(row, channel, count)
                 if self.more is not None:
@@ -254,7 +260,7 @@ class BlockSums:
     """Rows of channels, and the two sums of each block of them: of x less the first row of the
     block and of the square of that, or those of a gradient."""
 
-    values: Rows
+    values: ChannelRows
     rows: Integer
     channels: Integer
     length: Integer
@@ -269,7 +275,7 @@ class BlockSums:
         return replace(self, channels=self.partial.k.constant(count, I64), known=count)
 
     @property
-    def blocks(self) -> Value:
+    def blocks(self) -> RegisterValue:
         """How many there are."""
         return (self.rows + self.length - 1) // self.length
 
@@ -282,11 +288,11 @@ class BlockSums:
         return [image.base.place for image in images if image is not None]
 
     @property
-    def width(self) -> Value:
+    def width(self) -> RegisterValue:
         """What a block has in `partial`: two sums of each channel, and the rows they are less."""
         return self.channels * SUMS
 
-    def add_up(self, k: Emitter, block: Value) -> None:
+    def add_up(self, k: Emitter, block: RegisterValue) -> None:
         """The sums of one block."""
         first = block * self.length
         last = k.minimum(first + self.length, self.rows)
@@ -297,14 +303,14 @@ class BlockSums:
             return
         pivots = place.at(self.channels * 2)
 
-        def keep(channel: Value, count: int) -> None:
+        def keep(channel: RegisterValue, count: int) -> None:
             pivots.store(channel, finite_or_zero(k, self.values.load(first, channel, count)))
 
         k.vector_loops(0, self.channels, shrinking(line_lanes(place.type)), keep)
         terms = pivoted_rows(self.values, pivots.load)
         column_sums(k, place, (first, last), self.channels, terms, self.known)
 
-    def total(self, k: Emitter, totals: Pointer) -> tuple[Value, Value]:
+    def total(self, k: Emitter, totals: Pointer) -> tuple[RegisterValue, RegisterValue]:
         """This worker's channels; their sums over all blocks go to `totals`, in float64.
 
         Those of x become sums of x less its first row.
@@ -312,7 +318,7 @@ class BlockSums:
         lanes = 4 * natural_lanes(self.partial.type)
         begin, end = k.part_range(self.channels, lanes)
 
-        def add_up(channel: Value, count: int) -> None:
+        def add_up(channel: RegisterValue, count: int) -> None:
             if self.slopes is None:
                 self._total_from_pivots(k, totals, channel, count)
                 return
@@ -323,12 +329,16 @@ class BlockSums:
         k.vector_loops(begin, end, shrinking(lanes), add_up)
         return begin, end
 
-    def pivot(self, k: Emitter, block: Number, channel: Value, count: int = 1) -> Value:
+    def pivot(
+        self, k: Emitter, block: Number, channel: RegisterValue, count: int = 1
+    ) -> RegisterValue:
         """What was taken from the rows of a block, in float64."""
         place = self.width * block + self.channels * 2 + channel
         return k.convert(self.partial.load(place, count), F64)
 
-    def _total_from_pivots(self, k: Emitter, totals: Pointer, channel: Value, count: int) -> None:
+    def _total_from_pivots(
+        self, k: Emitter, totals: Pointer, channel: RegisterValue, count: int
+    ) -> None:
         common = self.pivot(k, 0, channel, count)
         one, two = (k.variable(0.0, common.type) for _ in range(2))
         with k.loop(0, self.blocks) as block:

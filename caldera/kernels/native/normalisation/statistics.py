@@ -19,7 +19,7 @@ from caldera.kernels.native.codegen.emitter import (
     Emitter,
     Number,
     Pointer,
-    Value,
+    RegisterValue,
     itemsize,
     line_lanes,
     natural_lanes,
@@ -27,7 +27,7 @@ from caldera.kernels.native.codegen.emitter import (
     vector,
 )
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
-from caldera.kernels.native.normalisation.layout import Rows
+from caldera.kernels.native.normalisation.layout import ChannelRows
 
 BLOCK_ROWS = 256
 """Rows that are added up in float32."""
@@ -40,26 +40,26 @@ _ROWS_TOGETHER = 4
 _FEW_VECTORS = 4
 """Vectors of channels up to which sums stay in registers."""
 
-Terms = tuple[Value, Value, Value]
+Terms = tuple[RegisterValue, RegisterValue, RegisterValue]
 """a, b, c: to the first sum goes a, to the second b * c."""
-OfRow = Callable[[Value], Terms]
+OfRow = Callable[[RegisterValue], Terms]
 """What a row adds to both sums."""
-Prepare = Callable[[Value, int], OfRow]
+Prepare = Callable[[RegisterValue, int], OfRow]
 """For a channel and a number of lanes, what all rows share is prepared once."""
-Load = Callable[[Value, int], Value]
+Load = Callable[[RegisterValue, int], RegisterValue]
 """From an index and a number of lanes to the values there."""
 
 
 # --- what is added up
 
 
-def pivoted_rows(x: Rows, pivots: Load) -> Prepare:
+def pivoted_rows(x: ChannelRows, pivots: Load) -> Prepare:
     """x less a pivot for each channel, and the square of that."""
 
-    def terms(channel: Value, count: int) -> OfRow:
+    def terms(channel: RegisterValue, count: int) -> OfRow:
         pivot = pivots(channel, count)
 
-        def of_row(row: Value) -> Terms:
+        def of_row(row: RegisterValue) -> Terms:
             difference = x.load(row, channel, count) - pivot
             return difference, difference, difference
 
@@ -68,13 +68,13 @@ def pivoted_rows(x: Rows, pivots: Load) -> Prepare:
     return terms
 
 
-def gradient_rows(g: Rows, x: Rows, means: Load) -> Prepare:
+def gradient_rows(g: ChannelRows, x: ChannelRows, means: Load) -> Prepare:
     """The gradient, and its product with x less the mean."""
 
-    def terms(channel: Value, count: int) -> OfRow:
+    def terms(channel: RegisterValue, count: int) -> OfRow:
         mean = means(channel, count)
 
-        def of_row(row: Value) -> Terms:
+        def of_row(row: RegisterValue) -> Terms:
             slope = g.load(row, channel, count)
             return slope, slope, x.load(row, channel, count) - mean
 
@@ -86,16 +86,16 @@ def gradient_rows(g: Rows, x: Rows, means: Load) -> Prepare:
 def pivoted_sums(
     k: Emitter,
     planes: tuple[Number, Number],
-    plane: Callable[[Value], ElementPointer],
-    pixels: Value,
-    pivot: Value,
-) -> tuple[Value, Value]:
+    plane: Callable[[RegisterValue], ElementPointer],
+    pixels: RegisterValue,
+    pivot: RegisterValue,
+) -> tuple[RegisterValue, RegisterValue]:
     """The sums over several planes of x less the pivot, and of the square of that."""
 
-    def sums(index: Value) -> tuple[Value, Value]:
+    def sums(index: RegisterValue) -> tuple[RegisterValue, RegisterValue]:
         x = plane(index)
 
-        def terms(index: Value, count: int) -> Terms:
+        def terms(index: RegisterValue, count: int) -> Terms:
             difference = x.load(index, count) - pivot
             return difference, difference, difference
 
@@ -107,17 +107,17 @@ def pivoted_sums(
 def gradient_sums(
     k: Emitter,
     planes: tuple[Number, Number],
-    pair: Callable[[Value], tuple[ElementPointer, ElementPointer]],
-    pixels: Value,
-    mean: Value,
-    mask: tuple[Value, Value] | None = None,
-) -> tuple[Value, Value]:
+    pair: Callable[[RegisterValue], tuple[ElementPointer, ElementPointer]],
+    pixels: RegisterValue,
+    mean: RegisterValue,
+    mask: tuple[RegisterValue, RegisterValue] | None = None,
+) -> tuple[RegisterValue, RegisterValue]:
     """The sums over several planes of the gradient, and of its product with x less the mean."""
 
-    def sums(index: Value) -> tuple[Value, Value]:
+    def sums(index: RegisterValue) -> tuple[RegisterValue, RegisterValue]:
         g, x = pair(index)
 
-        def terms(index: Value, count: int) -> Terms:
+        def terms(index: RegisterValue, count: int) -> Terms:
             centred = x.load(index, count) - mean
             slope = masked(k, g.load(index, count), centred, mask)
             return slope, slope, centred
@@ -128,8 +128,10 @@ def gradient_sums(
 
 
 def _over_planes(
-    k: Emitter, planes: tuple[Number, Number], sums: Callable[[Value], tuple[Value, Value]]
-) -> tuple[Value, Value]:
+    k: Emitter,
+    planes: tuple[Number, Number],
+    sums: Callable[[RegisterValue], tuple[RegisterValue, RegisterValue]],
+) -> tuple[RegisterValue, RegisterValue]:
     one, two = k.variable(0.0, F64), k.variable(0.0, F64)
     with k.loop(*planes) as index:
         a, b = sums(index)
@@ -138,7 +140,12 @@ def _over_planes(
     return one.value, two.value
 
 
-def masked(k: Emitter, slope: Value, centred: Value, factors: tuple[Value, Value] | None) -> Value:
+def masked(
+    k: Emitter,
+    slope: RegisterValue,
+    centred: RegisterValue,
+    factors: tuple[RegisterValue, RegisterValue] | None,
+) -> RegisterValue:
     """The gradient before a relu: 0 where what the relu was given was not positive.
 
     That is computed again, from the factor and shift that made it.
@@ -155,7 +162,7 @@ def column_sums(
     k: Emitter,
     totals: Pointer,
     rows: tuple[Number, Number],
-    channels: Value,
+    channels: RegisterValue,
     terms: Prepare,
     known: int = 0,
 ) -> None:
@@ -179,19 +186,19 @@ def _sums_in_registers(
     k: Emitter,
     totals: Pointer,
     rows: tuple[Number, Number],
-    channels: Value,
+    channels: RegisterValue,
     terms: Prepare,
     *,
     whole: bool = False,
 ) -> None:
     """`whole`: channels are a multiple of what a vector has."""
 
-    def visit(channel: Value, count: int) -> None:
+    def visit(channel: RegisterValue, count: int) -> None:
         of_row = terms(channel, count)
         kind = vector(totals.type, count) if count > 1 else totals.type
         one, two = (k.variable(0.0, kind) for _ in range(2))
 
-        def together(several: list[Value]) -> None:
+        def together(several: list[RegisterValue]) -> None:
             a, b = _added(k, [of_row(row) for row in several])
             one.value = one.value + a
             two.value = two.value + b
@@ -205,26 +212,30 @@ def _sums_in_registers(
 
 
 def _sums_in_memory(
-    k: Emitter, totals: Pointer, rows: tuple[Number, Number], channels: Value, terms: Prepare
+    k: Emitter,
+    totals: Pointer,
+    rows: tuple[Number, Number],
+    channels: RegisterValue,
+    terms: Prepare,
 ) -> None:
     kind = totals.type
     k.clear_bytes(totals, channels * (2 * itemsize(kind)))
 
-    def visit(several: list[Value], channel: Value, count: int) -> None:
+    def visit(several: list[RegisterValue], channel: RegisterValue, count: int) -> None:
         of_row = terms(channel, count)
         one, two = _added(k, [of_row(row) for row in several])
         totals.store(channel, totals.load(channel, count) + one)
         place = channel + channels
         totals.store(place, totals.load(place, count) + two)
 
-    def together(several: list[Value]) -> None:
+    def together(several: list[RegisterValue]) -> None:
         k.vector_loops(0, channels, shrinking(line_lanes(kind)), lambda c, n: visit(several, c, n))
 
     _over_rows(k, rows, together)
 
 
 def _over_rows(
-    k: Emitter, rows: tuple[Number, Number], together: Callable[[list[Value]], None]
+    k: Emitter, rows: tuple[Number, Number], together: Callable[[list[RegisterValue]], None]
 ) -> None:
     """`together` for a few rows at a time."""
     first, last = (k.constant(each, I64) for each in rows)
@@ -235,14 +246,19 @@ def _over_rows(
         together([row])
 
 
-def _added(k: Emitter, found: list[Terms]) -> tuple[Value, Value]:
+def _added(k: Emitter, found: list[Terms]) -> tuple[RegisterValue, RegisterValue]:
     """What a few rows add to both sums."""
     halves = [_products(k, found[i::2]) for i in range(min(2, len(found)))]
     return pairwise([a for a, _, _ in found]), pairwise(halves)
 
 
 def image_sums(
-    k: Emitter, totals: Pointer, block: Pointer, pixels: Value, channels: Value, terms: Prepare
+    k: Emitter,
+    totals: Pointer,
+    block: Pointer,
+    pixels: RegisterValue,
+    channels: RegisterValue,
+    terms: Prepare,
 ) -> None:
     """The two sums of each channel over all rows of an image, in float64."""
     k.clear_bytes(totals, channels * 16)
@@ -250,7 +266,7 @@ def image_sums(
         end = k.minimum(begin + BLOCK_ROWS, pixels)
         column_sums(k, block, (begin, end), channels, terms)
 
-        def add(index: Value, count: int) -> None:
+        def add(index: RegisterValue, count: int) -> None:
             more = k.convert(block.load(index, count), F64)
             totals.store(index, totals.load(index, count) + more)
 
@@ -270,7 +286,7 @@ def column_totals(
     widest = line_lanes(partial.type)
     begin, end = k.part_range(channels, widest)
 
-    def add_up(channel: Value, count: int) -> None:
+    def add_up(channel: RegisterValue, count: int) -> None:
         for output, place in ((plain, channel), (products, channel + channels)):
             total = block_total(k, partial, place, count, blocks, channels * 2)
             output.store(channel, k.convert(total, output.computed))
@@ -279,8 +295,13 @@ def column_totals(
 
 
 def block_total(
-    k: Emitter, partial: Pointer, place: Value, count: int, blocks: Value, width: Value
-) -> Value:
+    k: Emitter,
+    partial: Pointer,
+    place: RegisterValue,
+    count: int,
+    blocks: RegisterValue,
+    width: RegisterValue,
+) -> RegisterValue:
     """The sum over all blocks, `width` apart, of what lies at `place` in each, in float64."""
     total = k.variable(k.convert(partial.load(place, count), F64))
     with k.loop(1, blocks) as block:
@@ -289,7 +310,7 @@ def block_total(
     return total.value
 
 
-def _products(k: Emitter, found: Sequence[Terms]) -> Value:
+def _products(k: Emitter, found: Sequence[Terms]) -> RegisterValue:
     _, b, c = found[0]
     total = b * c
     for _, b, c in found[1:]:
@@ -297,7 +318,7 @@ def _products(k: Emitter, found: Sequence[Terms]) -> Value:
     return total
 
 
-def pairwise(values: Sequence[Value]) -> Value:
+def pairwise(values: Sequence[RegisterValue]) -> RegisterValue:
     """The sum of a few values, added up in pairs."""
     several = list(values)
     while len(several) > 1:
@@ -310,8 +331,8 @@ def pairwise(values: Sequence[Value]) -> Value:
 
 
 def plane_sums(
-    k: Emitter, count: Value, kind: ir.Type, terms: Callable[[Value, int], Terms]
-) -> tuple[Value, Value]:
+    k: Emitter, count: RegisterValue, kind: ir.Type, terms: Callable[[RegisterValue, int], Terms]
+) -> tuple[RegisterValue, RegisterValue]:
     """Two sums over the elements of a plane, in float64; `terms(index, lanes)` is what to add."""
     lanes = natural_lanes(kind)
     wide = vector(kind, lanes)
@@ -319,7 +340,7 @@ def plane_sums(
     totals = [k.variable(0.0, F64) for _ in range(2)]
     partial = [[k.variable(0.0, wide) for _ in range(VECTORS_TOGETHER)] for _ in range(2)]
 
-    def add_up(index: Value, n: int) -> None:
+    def add_up(index: RegisterValue, n: int) -> None:
         a, b, c = terms(index, n)
         products = b * c
         for total, value in zip(totals, (a, products), strict=True):
@@ -347,12 +368,14 @@ def plane_sums(
 # --- from sums to statistics
 
 
-def finite_or_zero(k: Emitter, value: Value) -> Value:
+def finite_or_zero(k: Emitter, value: RegisterValue) -> RegisterValue:
     """The number itself, and 0 in place of an infinity or a nan."""
     return k.select((value - value).equals(0.0), value, 0.0)
 
 
-def moments(k: Emitter, one: Value, two: Value, pivot: Value, share: Value) -> tuple[Value, Value]:
+def moments(
+    k: Emitter, one: RegisterValue, two: RegisterValue, pivot: RegisterValue, share: RegisterValue
+) -> tuple[RegisterValue, RegisterValue]:
     """Mean and variance (float64) from the sums of x - pivot and of its squares."""
     shift = one * share
     variance = two * share - shift * shift
@@ -360,20 +383,24 @@ def moments(k: Emitter, one: Value, two: Value, pivot: Value, share: Value) -> t
     return pivot + shift, k.select(variance < 0.0, 0.0, variance)
 
 
-def inverse_deviation(k: Emitter, variance: Value, eps: Value) -> Value:
+def inverse_deviation(k: Emitter, variance: RegisterValue, eps: RegisterValue) -> RegisterValue:
     """1 / sqrt(variance + eps), in float64."""
     root = k.intrinsic("llvm.sqrt", k.convert(variance, F64) + eps)
     return k.constant(1.0, F64) / root
 
 
 def gradient_factors(
-    one: Value, two: Value, gain: Value, inverse: Value, share: Value
-) -> tuple[Value, Value, Value]:
+    one: RegisterValue,
+    two: RegisterValue,
+    gain: RegisterValue,
+    inverse: RegisterValue,
+    share: RegisterValue,
+) -> tuple[RegisterValue, RegisterValue, RegisterValue]:
     """f, a, b of dx = f * g - a - (x - mean) * b."""
     factor = gain * inverse
     return factor, factor * one * share, factor * two * inverse * inverse * share
 
 
-def share_of(k: Emitter, count: Value) -> Value:
+def share_of(k: Emitter, count: RegisterValue) -> RegisterValue:
     """1 / count, in float64."""
     return k.constant(1.0, F64) / k.convert(count, F64)

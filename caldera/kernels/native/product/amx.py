@@ -21,13 +21,19 @@ from caldera.kernels.common.product import (
     NOTHING,
     Epilogue,
     Matrices,
-    Product,
+    ProductArrays,
     as_matrices,
     offsets_of,
     steps,
 )
 from caldera.kernels.native.codegen.dtypes import ElementPointer
-from caldera.kernels.native.codegen.emitter import F32, Emitter, Pointer, Value, natural_lanes
+from caldera.kernels.native.codegen.emitter import (
+    F32,
+    Emitter,
+    Pointer,
+    RegisterValue,
+    natural_lanes,
+)
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.codegen.matrix_multiply import (
     ROW_BYTES,
@@ -41,17 +47,17 @@ from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.product.amx_packing import (
     BLOCK,
     SIDE,
-    Operand,
+    TileOperand,
     pack_left,
     pack_right,
 )
 from caldera.kernels.native.product.epilogue import apply_epilogue
 from caldera.kernels.native.product.gemm import add_pieces, epilogue_of
-from caldera.kernels.native.product.packing import Tile, blocking_of
+from caldera.kernels.native.product.packing import RegisterTile, blocking_of
 from caldera.kernels.native.product.problem import copied, dense, extent_of, parts_for
 from caldera.kernels.table import TABLE, Array, Call, Kernel
 
-_TILE = Tile(SIDE, 2, SIDE // 2)
+_TILE = RegisterTile(SIDE, 2, SIDE // 2)
 _CACHED_ELEMENTS = 1 << 18
 """Elements of either matrix that a thread packs at once: half of a cache of second level."""
 _PIECE = 1024
@@ -63,8 +69,8 @@ def _multiply(
     k: Emitter,
     table: Pointer,
     configuration: Pointer,
-    a: Operand,
-    b: Operand,
+    a: TileOperand,
+    b: TileOperand,
     c: ElementPointer,
     packed: Pointer,
     leading_c: Integer,
@@ -130,7 +136,7 @@ def _multiply(
 
 
 def _sums(
-    k: Emitter, registers: TileRegisters, left: Pointer, right: Pointer, blocks: Value
+    k: Emitter, registers: TileRegisters, left: Pointer, right: Pointer, blocks: RegisterValue
 ) -> Pointer:
     """32 by 32 sums, on the stack."""
     found = k.alloca(F32, SIDE * SIDE)
@@ -155,12 +161,12 @@ def _finish(
     k: Emitter,
     sums: Pointer,
     goal: ElementPointer,
-    wide: Value,
-    column: Value,
+    wide: RegisterValue,
+    column: RegisterValue,
     bias: Pointer | None,
     epilogue: Epilogue,
 ) -> None:
-    def store(i: Value, lanes: int) -> None:
+    def store(i: RegisterValue, lanes: int) -> None:
         goal.store(i, apply_epilogue(k, epilogue, bias, sums.load(i, lanes), column + i))
 
     k.vector_loop(0, wide, natural_lanes(F32), store)
@@ -216,7 +222,7 @@ class _Binder:
 
     def __init__(self, call: Call, gathered: tuple[Gathered | None, Gathered | None]) -> None:
         self._scratch = Scratch(call.workspace)
-        self._product = Product.of(call, *call.inputs[:2])
+        self._product = ProductArrays.of(call, *call.inputs[:2])
         self._epilogue, self._bias, self._calls = epilogue_of(call, self._scratch)
         left, right = gathered
         self._left = left or self._prepared(self._product.left)
@@ -313,7 +319,7 @@ class _Binder:
 
 
 def _starts(matrix: Matrices | Gathered, terms: np.ndarray, *, by_rows: bool) -> np.ndarray:
-    """Where the rest of a matrix from these terms on begins, as `Operand.from_place` takes it."""
+    """Return the offset of the first of these terms, as `TileOperand.from_place` takes it."""
     if isinstance(matrix, Gathered):
         return terms if by_rows else terms // SIDE
     return terms * (matrix.leading if by_rows else 1)

@@ -16,7 +16,7 @@ from caldera.kernels.native.codegen.emitter import (
     Emitter,
     Number,
     Pointer,
-    Value,
+    RegisterValue,
     vector,
 )
 from caldera.kernels.native.codegen.kernel import Integer
@@ -30,7 +30,7 @@ BLOCK = SIDE * TERMS
 
 
 @dataclass(frozen=True)
-class Operand:
+class TileOperand:
     """A matrix in memory, its rows side by side: `leading` elements apart, or wherever `rows` says
     that they begin. Of such a row `blocks` says where each 32 elements are."""
 
@@ -48,7 +48,7 @@ class Operand:
         start = self.rows.load(row) + self.blocks.load(number // SIDE)
         return self.memory.at(start + number % SIDE)
 
-    def from_place(self, start: Value, *, by_rows: bool) -> Operand:
+    def from_place(self, start: RegisterValue, *, by_rows: bool) -> TileOperand:
         """The rest of it from a place in memory on; or, if its rows begin anywhere, from this row
         on, or this block of each."""
         if self.rows is None or self.blocks is None:
@@ -61,16 +61,16 @@ class Operand:
 def pack_left(
     k: Emitter,
     target: Pointer,
-    source: Operand,
-    first: Value,
-    length: Value,
-    rows: Value,
+    source: TileOperand,
+    first: RegisterValue,
+    length: RegisterValue,
+    rows: RegisterValue,
     *,
     flipped: bool,
 ) -> None:
     """Rows of the left matrix from the first on; `flipped` says that its columns are dense."""
 
-    def whole(block: Pointer, row: Value, term: Value) -> None:
+    def whole(block: Pointer, row: RegisterValue, term: RegisterValue) -> None:
         if flipped:
             lines = [source.at(term + i, first + row).load(0, SIDE) for i in range(TERMS)]
             for i, line in enumerate(transposed(k, lines)):
@@ -80,7 +80,7 @@ def pack_left(
                 line = source.at(first + row + step, term).load(0, TERMS)
                 block.store(step * TERMS, line)
 
-    def place(line: Value, term: Value) -> Value:
+    def place(line: RegisterValue, term: RegisterValue) -> RegisterValue:
         return line * TERMS + term
 
     _pack(k, target, source, first, length, rows, whole, place, across=flipped)
@@ -89,17 +89,17 @@ def pack_left(
 def pack_right(
     k: Emitter,
     target: Pointer,
-    source: Operand,
-    first: Value,
-    length: Value,
-    columns: Value,
+    source: TileOperand,
+    first: RegisterValue,
+    length: RegisterValue,
+    columns: RegisterValue,
     *,
     flipped: bool,
 ) -> None:
     """Columns of the right matrix from the first on; `flipped` says that they are dense."""
     half = SIDE // 2
 
-    def whole(block: Pointer, column: Value, term: Value) -> None:
+    def whole(block: Pointer, column: RegisterValue, term: RegisterValue) -> None:
         if flipped:
             for start in (0, half):
                 lines = [
@@ -115,7 +115,7 @@ def pack_right(
                 picks = [start + n // 2 + SIDE * (n % 2) for n in range(SIDE)]
                 block.store(step * SIDE + 2 * start, k.shuffle(even, odd, picks))
 
-    def place(line: Value, term: Value) -> Value:
+    def place(line: RegisterValue, term: RegisterValue) -> RegisterValue:
         return term // 2 * (2 * SIDE) + line * 2 + term % 2
 
     _pack(k, target, source, first, length, columns, whole, place, across=not flipped)
@@ -124,12 +124,12 @@ def pack_right(
 def _pack(
     k: Emitter,
     target: Pointer,
-    source: Operand,
-    first: Value,
-    length: Value,
-    lines: Value,
-    whole: Callable[[Pointer, Value, Value], None],
-    place: Callable[[Value, Value], Value],
+    source: TileOperand,
+    first: RegisterValue,
+    length: RegisterValue,
+    lines: RegisterValue,
+    whole: Callable[[Pointer, RegisterValue, RegisterValue], None],
+    place: Callable[[RegisterValue, RegisterValue], RegisterValue],
     *,
     across: bool,
 ) -> None:

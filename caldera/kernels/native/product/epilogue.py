@@ -9,12 +9,12 @@ from typing import Any
 from caldera.core.graph.ops.activation import SELU_ALPHA, SELU_SCALE
 from caldera.kernels.common.product import Epilogue
 from caldera.kernels.native.codegen import math
-from caldera.kernels.native.codegen.emitter import Emitter, Number, Pointer, Value
+from caldera.kernels.native.codegen.emitter import Emitter, Number, Pointer, RegisterValue
 
 
 def apply_epilogue(
-    k: Emitter, epilogue: Epilogue, bias: Pointer | None, x: Value, column: Number
-) -> Value:
+    k: Emitter, epilogue: Epilogue, bias: Pointer | None, x: RegisterValue, column: Number
+) -> RegisterValue:
     """`x`, from this column on, with what follows the product."""
     if bias is not None:
         x = x + bias.load(column, x.lanes)
@@ -26,28 +26,28 @@ def apply_epilogue(
 # --- the activations; `graph/ops/activation.py` says what they are and why they are clipped
 
 
-def _relu(k: Emitter, x: Value) -> Value:
+def _relu(k: Emitter, x: RegisterValue) -> RegisterValue:
     return math.maximum(k, x, 0.0)
 
 
-def _leaky_relu(k: Emitter, x: Value, slope: float) -> Value:
+def _leaky_relu(k: Emitter, x: RegisterValue, slope: float) -> RegisterValue:
     return k.select(x > 0.0, x, x * slope)
 
 
-def _elu(k: Emitter, x: Value, alpha: float) -> Value:
+def _elu(k: Emitter, x: RegisterValue, alpha: float) -> RegisterValue:
     below = math.expm1(k, k.select(x > 0.0, 0.0, x)) * alpha
     return k.select(x > 0.0, x, below)
 
 
-def _selu(k: Emitter, x: Value) -> Value:
+def _selu(k: Emitter, x: RegisterValue) -> RegisterValue:
     return _elu(k, x, SELU_ALPHA) * SELU_SCALE
 
 
-def _softplus(k: Emitter, x: Value) -> Value:
+def _softplus(k: Emitter, x: RegisterValue) -> RegisterValue:
     return _relu(k, x) + math.log1p(k, math.exp_of_negative(k, -math.absolute(k, x)))
 
 
-def _gelu(k: Emitter, x: Value, approximate: bool) -> Value:
+def _gelu(k: Emitter, x: RegisterValue, approximate: bool) -> RegisterValue:
     if approximate:
         inner = math.tanh(k, x * sqrt(2 / pi) * (x * x * 0.044715 + 1.0))
     else:
@@ -55,15 +55,15 @@ def _gelu(k: Emitter, x: Value, approximate: bool) -> Value:
     return math.maximum(k, x, -40.0) * (inner * 0.5 + 0.5)
 
 
-def _silu(k: Emitter, x: Value) -> Value:
+def _silu(k: Emitter, x: RegisterValue) -> RegisterValue:
     return math.maximum(k, x, -1000.0) * math.sigmoid(k, x)
 
 
-def _hard_sigmoid(k: Emitter, x: Value) -> Value:
+def _hard_sigmoid(k: Emitter, x: RegisterValue) -> RegisterValue:
     return math.minimum(k, math.maximum(k, x * (1 / 6) + 0.5, 0.0), 1.0)
 
 
-def _hard_swish(k: Emitter, x: Value) -> Value:
+def _hard_swish(k: Emitter, x: RegisterValue) -> RegisterValue:
     return math.maximum(k, x, -3.0) * _hard_sigmoid(k, x)
 
 

@@ -22,12 +22,12 @@ from caldera.kernels.common.product import (
     NOTHING,
     Epilogue,
     Matrices,
-    Product,
+    ProductArrays,
     as_matrices,
     offsets_of,
 )
 from caldera.kernels.native.codegen.dtypes import MEMORY_TYPES
-from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, natural_lanes
+from caldera.kernels.native.codegen.emitter import Emitter, Pointer, RegisterValue, natural_lanes
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.codegen.matrix_multiply import blas, gemm
 from caldera.kernels.native.codegen.program import NativeRunner
@@ -99,7 +99,7 @@ def _multiply(
             with k.loop(0, lines) as line:
                 row = block.at(line * leading_c)
 
-                def finish(column: Value, lanes: int) -> None:
+                def finish(column: RegisterValue, lanes: int) -> None:
                     value = row.load(column, lanes)
                     row.store(column, apply_epilogue(k, epilogue, bias, value, left + column))
 
@@ -107,7 +107,7 @@ def _multiply(
 
 
 def in_wide_vectors(
-    k: Emitter, length: Value, lanes: int, body: Callable[[Value, int], None]
+    k: Emitter, length: RegisterValue, lanes: int, body: Callable[[RegisterValue, int], None]
 ) -> None:
     """`body(index, lanes)` for several vectors at once, then single ones, then the rest."""
     wide = 4 * lanes
@@ -136,7 +136,7 @@ def _add_up(
     begin, end = k.part_range(rows)
     with k.loop(begin, end) as row:
 
-        def add_some(column: Value, lanes: int) -> None:
+        def add_some(column: RegisterValue, lanes: int) -> None:
             start = row * columns + column
             total = k.variable(pieces.load(start, lanes))
             with k.loop(1, count) as piece:
@@ -195,7 +195,7 @@ class Binder:
         """The product of the call's inputs number `operands` and the next."""
         self.call = call
         self.scratch = Scratch(call.workspace)
-        self.product = Product.of(call, *call.inputs[operands : operands + 2])
+        self.product = ProductArrays.of(call, *call.inputs[operands : operands + 2])
         self.calls: list[NativeCall] = []
         self.left = self._prepared(self.product.left)
         self.right = self._prepared(self.product.right)

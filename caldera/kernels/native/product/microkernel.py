@@ -23,10 +23,10 @@ from caldera.kernels.native.codegen.emitter import (
     I64,
     POINTER,
     Emitter,
+    MutableRegister,
     Number,
     Pointer,
-    Value,
-    Variable,
+    RegisterValue,
     line_lanes,
     natural_lanes,
     vector,
@@ -34,7 +34,7 @@ from caldera.kernels.native.codegen.emitter import (
 from caldera.kernels.native.codegen.emitter import lanes as lanes_of
 from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
 from caldera.kernels.native.codegen.target import host_target
-from caldera.kernels.native.product.packing import TERMS, Lines, Tile, group_of
+from caldera.kernels.native.product.packing import TERMS, Lines, RegisterTile, group_of
 
 
 def most_vectors() -> int:
@@ -43,7 +43,7 @@ def most_vectors() -> int:
 
 
 @dataclass(frozen=True)
-class Matrix:
+class PackedMatrix:
     """A matrix inside a kernel: its address and the distances between rows and between columns."""
 
     pointer: Pointer
@@ -55,18 +55,18 @@ class Matrix:
         return self.pointer.at(self.pointer.k.constant(index, I64) * self.down)
 
     @property
-    def transposed(self) -> Matrix:
+    def transposed(self) -> PackedMatrix:
         """The same with rows and columns exchanged."""
-        return Matrix(self.pointer, self.right, self.down)
+        return PackedMatrix(self.pointer, self.right, self.down)
 
 
 def add_products(
     k: Emitter,
-    sums: Sequence[Sequence[Variable]],
-    a: Matrix,
-    lines: Sequence[Value],
-    b: Matrix,
-    places: Sequence[Value],
+    sums: Sequence[Sequence[MutableRegister]],
+    a: PackedMatrix,
+    lines: Sequence[RegisterValue],
+    b: PackedMatrix,
+    places: Sequence[RegisterValue],
     length: Number,
     dtype: str,
 ) -> None:
@@ -91,9 +91,9 @@ _HEIGHT = 4
 
 def multiply(
     k: Emitter,
-    c: Matrix,
-    a: Matrix,
-    b: Matrix,
+    c: PackedMatrix,
+    a: PackedMatrix,
+    b: PackedMatrix,
     extent: tuple[Number, Number, Number],
     *,
     accumulate: bool = False,
@@ -129,10 +129,10 @@ def multiply(
     )
 
 
-def _multiply(k: Emitter, kind: ir.Type, accumulate: bool, *given: Value) -> None:
+def _multiply(k: Emitter, kind: ir.Type, accumulate: bool, *given: RegisterValue) -> None:
     c_raw, c_down, a_raw, a_down, a_right, b_raw, b_down, rows, columns, length = given
     a, b, c = (
-        Matrix(Pointer(k, raw.raw, kind), down, right)
+        PackedMatrix(Pointer(k, raw.raw, kind), down, right)
         for raw, down, right in ((a_raw, a_down, a_right), (b_raw, b_down, 1), (c_raw, c_down, 1))
     )
     lanes, vectors = natural_lanes(kind), most_vectors()
@@ -186,7 +186,7 @@ def _tile(
     `jump` apart, are brought near meanwhile. Whole tiles, and such of half the height, are written
     as they are. Others are put on the stack first, with what is not there left out.
     """
-    tile = Tile(*shape)
+    tile = RegisterTile(*shape)
     scales = k.convert(alpha, goal.type), k.convert(keep, goal.type)
     distances = (k.constant(1, I64), k.constant(tile.height, I64)) if packed else (down, right)
     half = max(1, tile.height // 2)
@@ -216,7 +216,7 @@ def _tile(
                     sum_up(tile.height, count, whole=False)
 
 
-def _fetch(k: Emitter, goal: Pointer, leading: Value, height: int, width: int) -> None:
+def _fetch(k: Emitter, goal: Pointer, leading: RegisterValue, height: int, width: int) -> None:
     """Have the result brought near while it is summed up."""
     step = line_lanes(goal.type)
     for i in range(height):
@@ -225,7 +225,12 @@ def _fetch(k: Emitter, goal: Pointer, leading: Value, height: int, width: int) -
 
 
 def _rows(
-    k: Emitter, a: Pointer, at: Value, down: Value, height: int, count: Value | None
+    k: Emitter,
+    a: Pointer,
+    at: RegisterValue,
+    down: RegisterValue,
+    height: int,
+    count: RegisterValue | None,
 ) -> list[Pointer]:
     """Where rows of the left matrix begin; those from `count` on are the last one there is."""
     numbers = [k.constant(i, I64) for i in range(height)]
@@ -236,19 +241,19 @@ def _rows(
 
 def _sums(
     k: Emitter,
-    tile: Tile,
+    tile: RegisterTile,
     rows: list[Pointer],
-    right: Value,
+    right: RegisterValue,
     panel: Pointer,
-    terms: Value,
+    terms: RegisterValue,
     vectors: int,
     ahead: Lines | None,
-) -> list[list[Value]]:
+) -> list[list[RegisterValue]]:
     lanes, kind = tile.lanes, vector(panel.type, tile.lanes)
     sums = [[k.variable(0.0, kind) for _ in range(vectors)] for _ in rows]
     is_wide = vectors == tile.vectors
 
-    def add(term: Value) -> None:
+    def add(term: RegisterValue) -> None:
         across = panel.at(term * tile.width)
         for j in range(0, tile.width if is_wide else 0, line_lanes(panel.type)):
             k.prefetch(across.at(_SOON * tile.width + j), soon=True)
@@ -276,7 +281,12 @@ def _sums(
 
 
 def _write(
-    k: Emitter, sums: list[list[Value]], goal: Pointer, leading: Value, alpha: Value, keep: Value
+    k: Emitter,
+    sums: list[list[RegisterValue]],
+    goal: Pointer,
+    leading: RegisterValue,
+    alpha: RegisterValue,
+    keep: RegisterValue,
 ) -> None:
     places = [
         (goal.at(leading * i + j * total.lanes), total * alpha)
@@ -294,13 +304,13 @@ def _write(
 
 def _write_some(
     k: Emitter,
-    sums: list[list[Value]],
+    sums: list[list[RegisterValue]],
     goal: Pointer,
-    leading: Value,
-    alpha: Value,
-    keep: Value,
-    high: Value,
-    wide: Value,
+    leading: RegisterValue,
+    alpha: RegisterValue,
+    keep: RegisterValue,
+    high: RegisterValue,
+    wide: RegisterValue,
 ) -> None:
     vectors, lanes = len(sums[0]), sums[0][0].lanes
     aside = k.alloca(goal.type, len(sums) * vectors * lanes)
@@ -310,10 +320,10 @@ def _write_some(
     with k.loop(0, high) as line:
         row, found = goal.at(line * leading), aside.at(line * (vectors * lanes))
 
-        def store(j: Value, count: int) -> None:
+        def store(j: RegisterValue, count: int) -> None:
             row.store(j, found.load(j, count))
 
-        def add(j: Value, count: int) -> None:
+        def add(j: RegisterValue, count: int) -> None:
             row.store(j, k.fma(row.load(j, count), keep, found.load(j, count)))
 
         with k.if_else(keep.equals(0.0)) as (fresh, added):
@@ -343,7 +353,7 @@ _SLOTS = (
 """What the micro-kernel takes, in the order of its slots."""
 
 
-def tile_address(dtype: DType, tile: Tile, *, packed: bool) -> int:
+def tile_address(dtype: DType, tile: RegisterTile, *, packed: bool) -> int:
     """Where the micro-kernel is."""
     nothing = np.empty(1, dtype)
     arrays, numbers = dict.fromkeys(_SLOTS[:4], nothing), dict.fromkeys(_SLOTS[4:-2], 1)
@@ -358,14 +368,14 @@ class TileCalls:
     slots, as for all others, and those that are the same for all tiles are put there once."""
 
     k: Emitter
-    address: Value
+    address: RegisterValue
     slots: Pointer
 
     @classmethod
     def of(
         cls,
         k: Emitter,
-        address: Value,
+        address: RegisterValue,
         panel: Pointer,
         *,
         down: Number,
@@ -373,8 +383,8 @@ class TileCalls:
         leading: Number,
         terms: Number,
         wide: Number,
-        alpha: Value,
-        keep: Value,
+        alpha: RegisterValue,
+        keep: RegisterValue,
     ) -> TileCalls:
         """For these arguments of the micro-kernel."""
         calls = cls(k, address, k.alloca(I64, len(_SLOTS)))

@@ -23,7 +23,7 @@ from caldera.kernels.common.product import NOTHING, Epilogue, Matrices
 from caldera.kernels.native.codegen.emitter import (
     Emitter,
     Pointer,
-    Value,
+    RegisterValue,
     natural_lanes,
 )
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
@@ -42,7 +42,7 @@ from caldera.kernels.native.product.gemm import (
 from caldera.kernels.native.product.microkernel import TileCalls, tile_address
 from caldera.kernels.native.product.packing import (
     Blocking,
-    Tile,
+    RegisterTile,
     Unpacked,
     ask_ahead,
     blocking_of,
@@ -94,7 +94,7 @@ def _multiply(
     alpha, beta = k.constant(1.0, c.type), k.constant(0.0, c.type)
     if scales:
         alpha, beta = (each.load(0) for each in scales)
-    shape = Tile(*tile, natural_lanes(c.type))
+    shape = RegisterTile(*tile, natural_lanes(c.type))
     across, down = (columns + width - 1) // width, (rows + height - 1) // height
     begin, end = k.part_range(count * across * down)
     strips = own = packed.at(k.part * room)
@@ -219,19 +219,19 @@ def _multiply(
 
 def _finish(
     k: Emitter,
-    shape: Tile,
+    shape: RegisterTile,
     tile: Pointer,
-    leading: Value,
-    high: Value,
-    wide: Value,
-    column: Value,
+    leading: RegisterValue,
+    high: RegisterValue,
+    wide: RegisterValue,
+    column: RegisterValue,
     bias: Pointer | None,
     epilogue: Epilogue,
 ) -> None:
     with k.loop(0, high) as line:
         row = tile.at(line * leading)
 
-        def apply(i: Value, count: int) -> None:
+        def apply(i: RegisterValue, count: int) -> None:
             row.store(i, apply_epilogue(k, epilogue, bias, row.load(i, count), column + i))
 
         lanes = natural_lanes(row.type)

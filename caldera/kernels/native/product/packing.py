@@ -23,7 +23,7 @@ from caldera.kernels.native.codegen.emitter import (
     Emitter,
     Number,
     Pointer,
-    Value,
+    RegisterValue,
     line_lanes,
     natural_lanes,
 )
@@ -45,7 +45,7 @@ _PACKING = 8.0
 
 
 @dataclass(frozen=True)
-class Tile:
+class RegisterTile:
     """The part of the result that is kept in registers: rows, and vectors of columns."""
 
     height: int
@@ -58,10 +58,10 @@ class Tile:
         return self.vectors * self.lanes
 
 
-def tile_of(dtype: str) -> Tile:
+def tile_of(dtype: str) -> RegisterTile:
     """The tile for this machine: its sums, a row of vectors and one more fill the registers."""
     height = 8 if host_target().registers >= 32 else 4
-    return Tile(height, 3, natural_lanes(computed_type(dtype)))
+    return RegisterTile(height, 3, natural_lanes(computed_type(dtype)))
 
 
 @dataclass(frozen=True)
@@ -77,18 +77,18 @@ class Blocking:
     strip: int
     packs_left: bool
 
-    def left_elements(self, tile: Tile) -> int:
+    def left_elements(self, tile: RegisterTile) -> int:
         """Elements of memory that each thread needs for what it packs of the left matrix."""
         left = self.band * self.depth if self.packs_left else 0
         # What the next thread packs begins at a line of the cache, as vectors should.
         return _up(left, tile.lanes)
 
-    def elements(self, tile: Tile) -> int:
+    def elements(self, tile: RegisterTile) -> int:
         """The same with what it packs of the right matrix."""
         return self.depth * _up(self.strip, tile.width) + self.left_elements(tile)
 
 
-def shared_elements(columns: int, length: int, tile: Tile) -> int:
+def shared_elements(columns: int, length: int, tile: RegisterTile) -> int:
     """Elements of memory for the right matrix, packed by all threads together."""
     return length * _up(columns, tile.width)
 
@@ -99,7 +99,7 @@ def blocking_of(
     columns: int,
     length: int,
     parts: int,
-    tile: Tile,
+    tile: RegisterTile,
     *,
     shares_panels: bool = False,
 ) -> Blocking:
@@ -125,7 +125,7 @@ def blocking_of(
     return Blocking(height, width, depth, band, min(_up(width, tile.width), strip), packs_left)
 
 
-def _rectangles(rows: int, columns: int, parts: int, tile: Tile) -> set[tuple[int, int]]:
+def _rectangles(rows: int, columns: int, parts: int, tile: RegisterTile) -> set[tuple[int, int]]:
     """Rectangles of a result that are whole tiles, or halves of them, as far as possible."""
     found = set()
     for down in range(1, parts + 1):
@@ -142,7 +142,7 @@ def _cost(
     columns: int,
     shape: tuple[int, int],
     parts: int,
-    tile: Tile,
+    tile: RegisterTile,
     *,
     shared: bool,
 ) -> float:
@@ -169,13 +169,13 @@ def pack_panels(
     k: Emitter,
     target: Pointer,
     source: Pointer,
-    leading: Value,
-    length: Value,
-    columns: Value,
+    leading: RegisterValue,
+    length: RegisterValue,
+    columns: RegisterValue,
     width: int,
     *,
     flipped: bool,
-    height: Value | None = None,
+    height: RegisterValue | None = None,
 ) -> None:
     """`columns` columns of a matrix, `length` rows of it, in panels of `width` columns.
 
@@ -205,9 +205,9 @@ def pack_strips(
     k: Emitter,
     target: Pointer,
     source: Pointer,
-    leading: Value,
-    length: Value,
-    rows: Value,
+    leading: RegisterValue,
+    length: RegisterValue,
+    rows: RegisterValue,
     height: int,
     *,
     flipped: bool,
@@ -223,11 +223,11 @@ def _pack_rows(
     k: Emitter,
     target: Pointer,
     source: Pointer,
-    leading: Value,
-    length: Value,
-    columns: Value,
+    leading: RegisterValue,
+    length: RegisterValue,
+    columns: RegisterValue,
     width: int,
-    height: Value,
+    height: RegisterValue,
 ) -> None:
     """Panels whose rows lie in the matrix as they do here. Each row of it is read to its end: what
     is read in order comes from far caches ahead of time."""
@@ -242,10 +242,10 @@ def _pack_some(
     k: Emitter,
     panel: Pointer,
     source: Pointer,
-    leading: Value,
-    length: Value,
+    leading: RegisterValue,
+    length: RegisterValue,
     width: int,
-    columns: Value,
+    columns: RegisterValue,
 ) -> None:
     """The same for fewer columns than a panel has."""
     lanes = min(natural_lanes(panel.type), width)
@@ -261,8 +261,8 @@ def _pack_flipped(
     k: Emitter,
     panel: Pointer,
     source: Pointer,
-    leading: Value,
-    length: Value,
+    leading: RegisterValue,
+    length: RegisterValue,
     width: int,
     columns: Number,
 ) -> None:
@@ -328,13 +328,20 @@ def pack_together(
 
 
 def panel_of(
-    shared: Pointer, start: Value, terms: Value, columns: Value, width: int, column: Value
+    shared: Pointer,
+    start: RegisterValue,
+    terms: RegisterValue,
+    columns: RegisterValue,
+    width: int,
+    column: RegisterValue,
 ) -> Pointer:
     """Where the panel begins that has this column, of the piece of sums that starts there."""
     return shared.at(start * ((columns + (width - 1)) // width * width) + column * terms)
 
 
-def corner_of(row: Value, column: Value, leading: Value, *, flipped: bool) -> Value:
+def corner_of(
+    row: RegisterValue, column: RegisterValue, leading: RegisterValue, *, flipped: bool
+) -> RegisterValue:
     """Where the rest of a matrix begins."""
     return column * leading + row if flipped else row * leading + column
 
@@ -348,8 +355,8 @@ class Lines:
     """Lines of cache in groups: those of a group begin `step` elements apart, and groups `jump`."""
 
     first: Pointer
-    step: Value
-    jump: Value
+    step: RegisterValue
+    jump: RegisterValue
 
 
 def group_of(pointer: Pointer) -> int:
@@ -363,11 +370,11 @@ class Unpacked:
     `flipped` says that the columns are dense, not the rows."""
 
     corner: Pointer
-    leading: Value
+    leading: RegisterValue
     flipped: bool
-    is_next: Value
+    is_next: RegisterValue
 
-    def lines(self, k: Emitter, share: Value, terms: Value) -> Lines:
+    def lines(self, k: Emitter, share: RegisterValue, terms: RegisterValue) -> Lines:
         """The share with this number, of `terms` rows."""
         line, group = line_lanes(self.corner.type), group_of(self.corner)
         if self.flipped:
@@ -382,15 +389,15 @@ class Unpacked:
 def ask_ahead(
     k: Emitter,
     ask: Callable[[Lines], None],
-    number: Value,
-    tiles: Value,
-    terms: Value,
+    number: RegisterValue,
+    tiles: RegisterValue,
+    terms: RegisterValue,
     width: int,
     packed: Pointer,
     panel: Unpacked | None,
     rows: Unpacked,
-    panels: Value,
-    band: Value,
+    panels: RegisterValue,
+    band: RegisterValue,
 ) -> None:
     """Have tile number `number` ask for its lines, of so many `tiles` of a panel.
 

@@ -15,7 +15,7 @@ from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.common.product import Matrices, as_matrices, offsets_of, steps
 from caldera.kernels.native.codegen.dtypes import ElementPointer
-from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, natural_lanes
+from caldera.kernels.native.codegen.emitter import Emitter, Pointer, RegisterValue, natural_lanes
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.movement import copy_calls
 from caldera.kernels.table import Array
@@ -169,7 +169,7 @@ def _copy(
         origin = source.at(offsets.load(which * 2) + row * down)
         goal = target.at(offsets.load(which * 2 + 1) + row * target_down)
 
-        def move(from_index: Value, to_index: Value, lanes: int) -> None:
+        def move(from_index: RegisterValue, to_index: RegisterValue, lanes: int) -> None:
             goal.store(to_index, origin.load(from_index, lanes))
 
         with k.if_else(right.equals(1) & target_right.equals(1)) as (both, neither):

@@ -11,7 +11,7 @@ import numpy as np
 from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import Scratch
-from caldera.kernels.common.product import Epilogue, Product, offsets_of, steps
+from caldera.kernels.common.product import Epilogue, ProductArrays, offsets_of, steps
 from caldera.kernels.native.codegen.dtypes import ElementPointer, computed_type
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer, natural_lanes, vector
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
@@ -19,7 +19,7 @@ from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.native.product.epilogue import apply_epilogue
 from caldera.kernels.native.product.gemm import epilogue_of
-from caldera.kernels.native.product.microkernel import Matrix, add_products, most_vectors
+from caldera.kernels.native.product.microkernel import PackedMatrix, add_products, most_vectors
 from caldera.kernels.native.product.problem import (
     copied,
     copy_workspace,
@@ -81,8 +81,8 @@ def _multiply(
         sums = [
             [k.variable(0.0, vector(kind, lanes)) for _ in range(vectors)] for _ in range(height)
         ]
-        left_matrix = Matrix(a.at(product.load(0)), a_down, a_right)
-        right_matrix = Matrix(b.at(product.load(1)), b_down)
+        left_matrix = PackedMatrix(a.at(product.load(0)), a_down, a_right)
+        right_matrix = PackedMatrix(b.at(product.load(1)), b_down)
         add_products(k, sums, left_matrix, lines, right_matrix, places, length, c.name)
         for line, row in zip(lines, sums, strict=True):
             goal = c.at(product.load(2) + line * c_down)
@@ -100,7 +100,7 @@ def _with_dense_rows(array: Array, scratch: Scratch) -> tuple[Array, list[Native
 def _bind(call: Call) -> Runner:
     if call.outputs[0].size == 0:
         return NativeRunner([])
-    product = Product.of(call, *call.inputs[:2])
+    product = ProductArrays.of(call, *call.inputs[:2])
     scratch = Scratch(call.workspace)
     right, calls = _with_dense_rows(product.right, scratch)
     out = product.out

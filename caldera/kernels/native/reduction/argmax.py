@@ -10,7 +10,7 @@ import numpy as np
 
 from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import size
-from caldera.kernels.common.loops import Axes, LoopBody, axes_of
+from caldera.kernels.common.loops import LoopAxes, LoopBody, axes_of
 from caldera.kernels.common.reduction import identity
 from caldera.kernels.native.codegen.dtypes import (
     MEMORY_TYPES,
@@ -19,13 +19,13 @@ from caldera.kernels.native.codegen.dtypes import (
     from_memory,
     to_memory,
 )
-from caldera.kernels.native.codegen.emitter import I32, I64, Emitter, Value, is_floating
+from caldera.kernels.native.codegen.emitter import I32, I64, Emitter, RegisterValue, is_floating
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.elementwise.loop import (
-    Operand,
+    InnerArray,
     OuterAxis,
-    StridedArray,
+    StridedOperand,
     at_row,
     outer_axes,
     strided_arrays,
@@ -49,14 +49,14 @@ class _Search:
     dtype: str
     sign: str
 
-    def beats(self, value: Value, best: Value) -> Value:
+    def beats(self, value: RegisterValue, best: RegisterValue) -> RegisterValue:
         """Whether a value is better than the best so far."""
         better = self.k.compare(self.sign, value, best, unsigned=self.dtype in UNSIGNED)
         if is_floating(value.type):
             better = better | (self.k.is_nan(value) & ~self.k.is_nan(best))
         return better
 
-    def equals(self, value: Value, best: Value) -> Value:
+    def equals(self, value: RegisterValue, best: RegisterValue) -> RegisterValue:
         """Whether neither is better."""
         same = value.equals(best)
         if is_floating(value.type):
@@ -67,7 +67,7 @@ class _Search:
 @native_kernel
 def along(
     k: Emitter,
-    operands: list[StridedArray],
+    operands: list[InnerArray],
     outer: list[OuterAxis],
     rows: Integer,
     inner: Integer,
@@ -101,12 +101,14 @@ def along(
         result.store(k.constant(0, I64), start.value)
 
 
-def _best_of_row(search: _Search, x: Operand, inner: Value, lanes: int) -> Value:
+def _best_of_row(
+    search: _Search, x: StridedOperand, inner: RegisterValue, lanes: int
+) -> RegisterValue:
     k = search.k
     op = "max" if search.sign == ">" else "min"
     nothing = identity(op, search.dtype)
 
-    def combined(a: Value, b: Value) -> Value:
+    def combined(a: RegisterValue, b: RegisterValue) -> RegisterValue:
         return combine(k, op, search.dtype, a, b)
 
     winner = k.variable(constant(k, nothing, search.dtype, 1))
@@ -122,8 +124,13 @@ def _best_of_row(search: _Search, x: Operand, inner: Value, lanes: int) -> Value
 
 
 def _is_absent(
-    search: _Search, x: Operand, index: Value, lanes: int, winner: Value, inner: Value
-) -> Value:
+    search: _Search,
+    x: StridedOperand,
+    index: RegisterValue,
+    lanes: int,
+    winner: RegisterValue,
+    inner: RegisterValue,
+) -> RegisterValue:
     """Whether no element of a vector is the best one; beyond the end, the first vector is asked."""
     k = search.k
     inside = k.select(index + lanes <= inner, index, k.constant(0, I64))
@@ -135,7 +142,7 @@ def _is_absent(
 @native_kernel
 def across(
     k: Emitter,
-    operands: list[StridedArray],
+    operands: list[InnerArray],
     outer: list[OuterAxis],
     rows: Integer,
     columns: Integer,
@@ -161,7 +168,7 @@ def across(
             here = x.moved(stride * index).settled()
             number = k.convert(index, I32)
 
-            def take_in(column: Value, count: int) -> None:
+            def take_in(column: RegisterValue, count: int) -> None:
                 value = here.load(column, count)
                 before = from_memory(k, best.load(column - left, count), dtype)
                 better = search.beats(value, before) | k.splat(index.equals(0), count)
@@ -188,7 +195,9 @@ def _bind(call: Call) -> Runner:
     parts = workers(loop_body, x.size)
     sizes = (x.itemsize, 8)
     if not any(loop.reduced):
-        loop = Axes((*loop.lengths, 1), (*loop.reduced, True), tuple((*s, 0) for s in loop.strides))
+        loop = LoopAxes(
+            (*loop.lengths, 1), (*loop.reduced, True), tuple((*s, 0) for s in loop.strides)
+        )
     operands = strided_arrays([x, result], loop.strides)
     if loop.reduced[-1]:
         *outer, inner = loop.lengths

@@ -24,9 +24,15 @@ from caldera.kernels.native.codegen.dtypes import (
     from_memory,
     to_memory,
 )
-from caldera.kernels.native.codegen.emitter import I64, Emitter, Value, natural_lanes, vector
+from caldera.kernels.native.codegen.emitter import (
+    I64,
+    Emitter,
+    RegisterValue,
+    natural_lanes,
+    vector,
+)
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
-from caldera.kernels.native.elementwise.loop import Operand, OuterAxis, StridedArray, at_row
+from caldera.kernels.native.elementwise.loop import InnerArray, OuterAxis, StridedOperand, at_row
 from caldera.kernels.native.elementwise.operations import combine, computed_values
 
 DEPTH = 16
@@ -50,7 +56,7 @@ class _Total:
         value = cast(self.k, value, gathered.dtype, self.wide)
         self.value.value = combine(self.k, self.op, self.wide, self.value.value, value)
 
-    def result(self, dtype: str) -> Value:
+    def result(self, dtype: str) -> RegisterValue:
         """The result as a value of a dtype."""
         return cast(self.k, self.value.value, self.wide, dtype)
 
@@ -71,16 +77,18 @@ class _Gathered:
         nothing = identity(self.op, self.dtype)
         self.value.value = constant(self.k, nothing, self.dtype, self.lanes)
 
-    def add(self, value: Value) -> None:
+    def add(self, value: RegisterValue) -> None:
         """Take in a vector."""
         self.value.value = self.combined(self.value.value, value)
 
-    def combined(self, a: Value, b: Value) -> Value:
+    def combined(self, a: RegisterValue, b: RegisterValue) -> RegisterValue:
         """Two partial results as one."""
         return combine(self.k, self.op, self.dtype, a, b)
 
 
-def _split(loop_body: LoopBody, operands: Sequence[Operand]) -> tuple[list[Operand], ...]:
+def _split(
+    loop_body: LoopBody, operands: Sequence[StridedOperand]
+) -> tuple[list[StridedOperand], ...]:
     first, second = len(loop_body.inputs), len(loop_body.inputs) + len(loop_body.outputs)
     return list(operands[:first]), list(operands[first:second]), list(operands[second:])
 
@@ -88,7 +96,7 @@ def _split(loop_body: LoopBody, operands: Sequence[Operand]) -> tuple[list[Opera
 @native_kernel
 def along(
     k: Emitter,
-    operands: list[StridedArray],
+    operands: list[InnerArray],
     outer: list[OuterAxis],
     rows: Integer,
     inner: Integer,
@@ -117,9 +125,9 @@ def along(
 def _row_totals(
     k: Emitter,
     loop_body: LoopBody,
-    inputs: Sequence[Operand],
-    outputs: Sequence[Operand],
-    bounds: tuple[Value, Value],
+    inputs: Sequence[StridedOperand],
+    outputs: Sequence[StridedOperand],
+    bounds: tuple[RegisterValue, RegisterValue],
     widths: tuple[int, ...],
 ) -> list[_Total]:
     """The totals of part of a row."""
@@ -143,10 +151,10 @@ def _row_totals(
 def _compute(
     k: Emitter,
     loop_body: LoopBody,
-    inputs: Sequence[Operand],
-    outputs: Sequence[Operand],
+    inputs: Sequence[StridedOperand],
+    outputs: Sequence[StridedOperand],
     gathered: Sequence[_Gathered],
-    index: Value,
+    index: RegisterValue,
     lanes: int,
 ) -> None:
     values = [each.load(index, lanes) for each in inputs]
@@ -160,7 +168,7 @@ def _compute(
 @native_kernel
 def across(
     k: Emitter,
-    operands: list[StridedArray],
+    operands: list[InnerArray],
     outer: list[OuterAxis],
     rows: Integer,
     columns: Integer,
@@ -195,7 +203,7 @@ def across(
         with k.loop(first, last, DEPTH) as start:
             end_of_rows = k.minimum(start + DEPTH, last)
 
-            def columns_at(column: Value, lanes: int) -> None:
+            def columns_at(column: RegisterValue, lanes: int) -> None:
                 gathered = _column_totals(
                     k, loop_body, (here, strides), (start, end_of_rows), column, lanes
                 )
@@ -224,17 +232,23 @@ class _Buffer:
         with self.k.loop(0, COLUMNS, lanes) as column:
             self.place.store(column, to_memory(self.k, nothing, self.dtype))
 
-    def add(self, column: Value, gathered: _Gathered) -> None:
+    def add(self, column: RegisterValue, gathered: _Gathered) -> None:
         """Take in what was gathered for columns side by side."""
         value = cast(self.k, gathered.value.value, gathered.dtype, self.dtype)
         before = from_memory(self.k, self.place.load(column, value.lanes), self.dtype)
         after = combine(self.k, self.op, self.dtype, before, value)
         self.place.store(column, to_memory(self.k, after, self.dtype))
 
-    def write(self, target: Operand, left: Value, right: Value, widths: tuple[int, ...]) -> None:
+    def write(
+        self,
+        target: StridedOperand,
+        left: RegisterValue,
+        right: RegisterValue,
+        widths: tuple[int, ...],
+    ) -> None:
         """Write the results of the columns from `left` to `right`."""
 
-        def convert(column: Value, lanes: int) -> None:
+        def convert(column: RegisterValue, lanes: int) -> None:
             value = from_memory(self.k, self.place.load(column - left, lanes), self.dtype)
             target.store(column, cast(self.k, value, self.dtype, target.dtype))
 
@@ -244,9 +258,9 @@ class _Buffer:
 def _column_totals(
     k: Emitter,
     loop_body: LoopBody,
-    operands: tuple[Sequence[Operand], Sequence[Value]],
-    rows: tuple[Value, Value],
-    column: Value,
+    operands: tuple[Sequence[StridedOperand], Sequence[RegisterValue]],
+    rows: tuple[RegisterValue, RegisterValue],
+    column: RegisterValue,
     lanes: int,
 ) -> list[_Gathered]:
     """A few rows taken together, for columns side by side. Operands come with their strides."""

@@ -18,7 +18,7 @@ from caldera.base.config import settings
 from caldera.core.graph.node import Node
 from caldera.core.tensor.dtype import BY_NAME, float32, float64
 from caldera.core.tensor.shape import Shape, size
-from caldera.kernels.common.loops import REDUCTIONS, Axes, LoopBody, axes_of, loop_body_of
+from caldera.kernels.common.loops import REDUCTIONS, LoopAxes, LoopBody, axes_of, loop_body_of
 from caldera.kernels.common.reduction import (
     MOST_TERMS,
     ReductionTask,
@@ -64,7 +64,7 @@ def reduction_calls(task: ReductionTask, stretches: Stretches | None = None) -> 
     return _across(task, loop, arrays, stretches.rows)
 
 
-def _modes(task: ReductionTask, loop: Axes, arrays: Sequence[np.ndarray], results: str) -> str:
+def _modes(task: ReductionTask, loop: LoopAxes, arrays: Sequence[np.ndarray], results: str) -> str:
     fixed = len(task.inputs)
     modes = [
         "1"
@@ -86,7 +86,7 @@ def _partial_results(task: ReductionTask, shape: Shape) -> list[np.ndarray]:
 
 
 def _finish(
-    task: ReductionTask, partial: list[np.ndarray], shape: Shape, loop: Axes
+    task: ReductionTask, partial: list[np.ndarray], shape: Shape, loop: LoopAxes
 ) -> list[NativeCall]:
     """Reduce what the first kernel left: the axes that are still there, and the stretches."""
     calls: list[NativeCall] = []
@@ -102,14 +102,16 @@ def _finish(
     return calls
 
 
-def _as_seen(result: np.ndarray, shape: Shape, loop: Axes, strides: Sequence[int]) -> np.ndarray:
+def _as_seen(
+    result: np.ndarray, shape: Shape, loop: LoopAxes, strides: Sequence[int]
+) -> np.ndarray:
     """A result with one axis for each axis of the loop; those that are reduced have length 1."""
     lengths = [1 if reduced else n for n, reduced in zip(shape, loop.reduced, strict=True)]
     return np.lib.stride_tricks.as_strided(result, lengths, strides)
 
 
 def _along(
-    task: ReductionTask, loop: Axes, arrays: list[np.ndarray], longest: int
+    task: ReductionTask, loop: LoopAxes, arrays: list[np.ndarray], longest: int
 ) -> list[NativeCall]:
     outer, inner = loop.lengths[:-1], loop.lengths[-1]
     stretch = longest if inner >= 2 * longest else inner
@@ -141,11 +143,11 @@ def _along(
 
 
 def _across(
-    task: ReductionTask, loop: Axes, arrays: list[np.ndarray], longest: int
+    task: ReductionTask, loop: LoopAxes, arrays: list[np.ndarray], longest: int
 ) -> list[NativeCall]:
     if not any(loop.reduced):
         # An axis of length 1 was reduced, and is gone.
-        loop = Axes(
+        loop = LoopAxes(
             (1, *loop.lengths), (True, *loop.reduced), tuple((0, *each) for each in loop.strides)
         )
     chosen = max(axis for axis, reduced in enumerate(loop.reduced) if reduced)
@@ -196,7 +198,7 @@ def _across(
 # --- short rows, as those of a sum for each of a few channels that are last in memory
 
 
-def _rows_together(loop: Axes, arrays: Sequence[np.ndarray]) -> int:
+def _rows_together(loop: LoopAxes, arrays: Sequence[np.ndarray]) -> int:
     """How many short rows are reduced as one long row, whose parts are put together at the end:
     vectors then need not end with each row. 1 if rows are long, or do not go on in the next."""
     *_, length, columns = loop.lengths
@@ -211,9 +213,9 @@ def _rows_together(loop: Axes, arrays: Sequence[np.ndarray]) -> int:
     return max(n for n in range(1, most + 1) if length % n == 0)
 
 
-def _with_rows_apart(loop: Axes, together: int) -> Axes:
+def _with_rows_apart(loop: LoopAxes, together: int) -> LoopAxes:
     """The loop with an axis more, of the rows that were reduced as one."""
-    return Axes(
+    return LoopAxes(
         (*loop.lengths[:-2], loop.lengths[-2] // together, together, loop.lengths[-1]),
         (*loop.reduced[:-1], True, loop.reduced[-1]),
         tuple((*each[:-2], each[-2] * together, *each[-2:]) for each in loop.strides),
@@ -227,7 +229,7 @@ def _group_width(columns: int, groups: int) -> int:
     return min(-(-each // _LINE) * _LINE, kernels.COLUMNS)
 
 
-def _moved(loop: Axes, axis: int) -> Axes:
+def _moved(loop: LoopAxes, axis: int) -> LoopAxes:
     """The loop with an axis put before the innermost one."""
     order = [each for each in range(len(loop.lengths)) if each != axis]
     order.insert(len(order) - 1, axis)
@@ -235,7 +237,7 @@ def _moved(loop: Axes, axis: int) -> Axes:
     def sort(values: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(values[each] for each in order)
 
-    return Axes(
+    return LoopAxes(
         sort(loop.lengths),
         tuple(loop.reduced[each] for each in order),
         tuple(sort(each) for each in loop.strides),

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from caldera.kernels.native.codegen.dtypes import ElementPointer
-from caldera.kernels.native.codegen.emitter import I64, Emitter, Number, Value
+from caldera.kernels.native.codegen.emitter import I64, Emitter, Number, RegisterValue
 
 
 @dataclass(frozen=True)
-class Operand:
+class ClassOperand:
     """Numbers of one sample (or several, side by side in the lanes), one for each class.
 
     `step` is the distance between classes, `apart` that between samples; None: side by side.
@@ -20,10 +20,10 @@ class Operand:
 
     k: Emitter
     base: ElementPointer
-    step: Value | None
-    apart: Value | None
+    step: RegisterValue | None
+    apart: RegisterValue | None
 
-    def load(self, index: Number, count: int) -> Value:
+    def load(self, index: Number, count: int) -> RegisterValue:
         """One class of `count` samples, or `count` classes of one."""
         place = self._place(index)
         if self.apart is None:
@@ -31,7 +31,7 @@ class Operand:
         lanes = range(count)
         return self.k.vector_of([self.base.load(place + self._offset(lane)) for lane in lanes])
 
-    def store(self, index: Number, value: Value) -> None:
+    def store(self, index: Number, value: RegisterValue) -> None:
         """Write what `load` would read."""
         place = self._place(index)
         if self.apart is None:
@@ -40,27 +40,29 @@ class Operand:
         for lane in range(value.lanes):
             self.base.store(place + self._offset(lane), value.lane(lane))
 
-    def load_at(self, index: Value) -> Value:
+    def load_at(self, index: RegisterValue) -> RegisterValue:
         """The class that `index` names for each sample."""
         places = [self._element(index.lane(lane), lane) for lane in range(index.lanes)]
         return self.k.vector_of([self.base.load(place) for place in places])
 
-    def store_at(self, index: Value, value: Value, condition: Value) -> None:
+    def store_at(
+        self, index: RegisterValue, value: RegisterValue, condition: RegisterValue
+    ) -> None:
         """Write the class that `index` names for each sample, where the condition holds."""
         for lane in range(index.lanes):
             with self.k.if_then(condition.lane(lane)):
                 place = self._element(index.lane(lane), lane)
                 self.base.store(place, value.lane(lane))
 
-    def _element(self, index: Value, lane: int) -> Value:
+    def _element(self, index: RegisterValue, lane: int) -> RegisterValue:
         place = self._place(index)
         return place + lane if self.apart is None else place + self._offset(lane)
 
-    def _place(self, index: Number) -> Value:
+    def _place(self, index: Number) -> RegisterValue:
         found = self.k.constant(index, I64)
         return found if self.step is None else found * self.step
 
-    def _offset(self, lane: int) -> Value:
+    def _offset(self, lane: int) -> RegisterValue:
         assert self.apart is not None
         return self.apart * lane
 
@@ -71,17 +73,17 @@ class Single:
 
     k: Emitter
     base: ElementPointer
-    apart: Value
+    apart: RegisterValue
 
-    def load(self, count: int) -> Value:
+    def load(self, count: int) -> RegisterValue:
         """That of this sample, or of the `count` samples in the lanes."""
         return self.k.vector_of([self.base.load(self.apart * lane) for lane in range(count)])
 
-    def load_index(self, count: int) -> Value:
+    def load_index(self, count: int) -> RegisterValue:
         """The same as int64."""
         return self.k.convert(self.load(count), I64, unsigned=self.base.name.startswith("u"))
 
-    def store(self, value: Value) -> None:
+    def store(self, value: RegisterValue) -> None:
         """Write it."""
         for lane in range(value.lanes):
             self.base.store(self.apart * lane, value.lane(lane))

@@ -22,7 +22,7 @@ from caldera.kernels.native.codegen.emitter import (
     I64,
     Emitter,
     Number,
-    Value,
+    RegisterValue,
     line_lanes,
     natural_lanes,
     shrinking,
@@ -32,7 +32,7 @@ from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.math import exp_of_negative, maximum
 from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.codegen.strides import collapse_axes, parts_for
-from caldera.kernels.native.softmax.operands import Operand, Single
+from caldera.kernels.native.softmax.operands import ClassOperand, Single
 from caldera.kernels.table import Array, Runner
 
 _BLOCK = 1024
@@ -40,17 +40,17 @@ _BLOCK = 1024
 _FEW = 64
 """Classes of several samples that are buffer on the stack."""
 
-Place = Callable[[Value, int], Value]
+Place = Callable[[RegisterValue, int], RegisterValue]
 """From (class, lanes) to the values there."""
 
 
 class WeightBuffer(Protocol):
     """Where weights wait for their sum."""
 
-    def load(self, index: Value, count: int) -> Value:
+    def load(self, index: RegisterValue, count: int) -> RegisterValue:
         """What was stored for a class."""
 
-    def store(self, index: Value, value: Value) -> None:
+    def store(self, index: RegisterValue, value: RegisterValue) -> None:
         """Keep the weights of a class."""
 
 
@@ -61,7 +61,7 @@ class Sample:
         self,
         k: Emitter,
         kind: ir.Type,
-        classes: Value,
+        classes: RegisterValue,
         together: int,
         *,
         across: bool,
@@ -81,23 +81,23 @@ class Sample:
 
     # --- loops over the classes
 
-    def each(self, body: Callable[[Value, int], None]) -> None:
+    def each(self, body: Callable[[RegisterValue, int], None]) -> None:
         """`body(class, lanes)` for all classes."""
         self._each(0, self.classes, body)
 
-    def _each(self, begin: Number, end: Number, body: Callable[[Value, int], None]) -> None:
+    def _each(self, begin: Number, end: Number, body: Callable[[RegisterValue, int], None]) -> None:
         if self.across:
             with self.k.loop(begin, end) as index:
                 body(index, self.together)
         else:
             self.k.vector_loops(begin, end, shrinking(self.together), body)
 
-    def largest(self, value: Place) -> Value:
+    def largest(self, value: Place) -> RegisterValue:
         """The maximum over the classes; a nan among them is the maximum."""
         k = self.k
         found = k.variable(-float("inf"), vector(self.kind, self.together))
 
-        def visit(index: Value, count: int) -> None:
+        def visit(index: RegisterValue, count: int) -> None:
             new = value(index, count)
             if count < self.together:
                 new = k.reduce_lanes(new, lambda a, b: maximum(k, a, b))
@@ -110,14 +110,14 @@ class Sample:
             else k.reduce_lanes(found.value, lambda a, b: maximum(k, a, b))
         )
 
-    def sum(self, value: Place) -> Value:
+    def sum(self, value: Place) -> RegisterValue:
         """The sum over the classes."""
         k = self.k
         total = k.variable(0.0, vector(F64, self.samples))
         block = k.variable(0.0, vector(self.kind, self.together))
         rest = k.variable(0.0, self.kind)
 
-        def visit(index: Value, count: int) -> None:
+        def visit(index: RegisterValue, count: int) -> None:
             new = value(index, count)
             if count == self.together:
                 block.value = block.value + new
@@ -136,30 +136,32 @@ class Sample:
 
     # --- softmax
 
-    def below(self, x: Operand, largest: Value) -> Place:
+    def below(self, x: ClassOperand, largest: RegisterValue) -> Place:
         """x less the largest, and 0 where x is +inf."""
         k = self.k
 
-        def value(index: Value, count: int) -> Value:
+        def value(index: RegisterValue, count: int) -> RegisterValue:
             given = x.load(index, count)
             return k.select(given.equals(float("inf")), 0.0, given - largest)
 
         return value
 
-    def weights(self, x: Operand, *, again: bool) -> tuple[Place, Value, Value]:
+    def weights(
+        self, x: ClassOperand, *, again: bool
+    ) -> tuple[Place, RegisterValue, RegisterValue]:
         """exp(below(x)), their sum, and the largest x; `again`: the weights are needed later."""
         k = self.k
         largest = self.largest(x.load)
         below = self.below(x, largest)
 
-        def weight(index: Value, count: int) -> Value:
+        def weight(index: RegisterValue, count: int) -> RegisterValue:
             return exp_of_negative(k, below(index, count))
 
         buffer = self.buffer
         if buffer is None or not again:
             return weight, self.sum(weight), largest
 
-        def computed_once(index: Value, count: int) -> Value:
+        def computed_once(index: RegisterValue, count: int) -> RegisterValue:
             found = weight(index, count)
             buffer.store(index, found)
             return found
@@ -175,16 +177,16 @@ class _Stack:
         self.together = together
         self.memory = k.alloca(kind, _FEW * together)
 
-    def load(self, index: Value, count: int) -> Value:
+    def load(self, index: RegisterValue, count: int) -> RegisterValue:
         return self.memory.load(index * self.together, count)
 
-    def store(self, index: Value, value: Value) -> None:
+    def store(self, index: RegisterValue, value: RegisterValue) -> None:
         self.memory.store(index * self.together, value)
 
 
 # --- the two kernels
 
-Write = Callable[[Sample, list[Operand], list[Single]], None]
+Write = Callable[[Sample, list[ClassOperand], list[Single]], None]
 """Writes an op for one sample, from the operands that have classes and those that have not."""
 WRITERS: dict[str, Write] = {}
 """By the name of the op. If the output has classes, it is the last of those that have."""
@@ -199,12 +201,14 @@ class _Full:
     step: Integer
     apart: Integer
 
-    def at(self, k: Emitter, block: Value, sample: Value, dense: bool | None) -> Operand:
+    def at(
+        self, k: Emitter, block: RegisterValue, sample: RegisterValue, dense: bool | None
+    ) -> ClassOperand:
         """The operand of a sample; `dense` is None where vectors hold classes."""
         base = self.base.at(block * self.far + sample * self.apart)
         if dense is None:
-            return Operand(k, base, None, None)
-        return Operand(k, base, self.step, None if dense else self.apart)
+            return ClassOperand(k, base, None, None)
+        return ClassOperand(k, base, self.step, None if dense else self.apart)
 
 
 @dataclass(frozen=True)
@@ -215,7 +219,7 @@ class _Single:
     far: Integer
     apart: Integer
 
-    def at(self, k: Emitter, block: Value, sample: Value) -> Single:
+    def at(self, k: Emitter, block: RegisterValue, sample: RegisterValue) -> Single:
         """Where the number of a sample lies."""
         return Single(k, self.base.at(block * self.far + sample * self.apart), self.apart)
 
@@ -258,7 +262,7 @@ def _across(
     widest = line_lanes(kind) if dense else natural_lanes(kind)
     buffer = _Stack(k, kind, widest) if few else None
 
-    def write(block: Value, sample: Value, count: int) -> None:
+    def write(block: RegisterValue, sample: RegisterValue, count: int) -> None:
         operands = [each.at(k, block, sample, dense) for each in full]
         writer = Sample(k, kind, classes, count, across=True, buffer=buffer)
         WRITERS[op](writer, operands, [each.at(k, block, sample) for each in singles])

@@ -7,51 +7,51 @@ from __future__ import annotations
 
 import math
 
-from caldera.kernels.native.codegen.emitter import Value
+from caldera.kernels.native.codegen.emitter import RegisterValue
 from caldera.kernels.native.codegen.math import exp, exp_of_negative, log
 from caldera.kernels.native.codegen.strides import any_layout
-from caldera.kernels.native.softmax.operands import Operand, Single
+from caldera.kernels.native.softmax.operands import ClassOperand, Single
 from caldera.kernels.native.softmax.sample import WRITERS, Sample, bind_classes
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 
-def _softmax(sample: Sample, operands: list[Operand], singles: list[Single]) -> None:
+def _softmax(sample: Sample, operands: list[ClassOperand], singles: list[Single]) -> None:
     x, y = operands
     weight, total, _ = sample.weights(x, again=True)
     share = 1.0 / total
 
-    def finish(index: Value, count: int) -> None:
+    def finish(index: RegisterValue, count: int) -> None:
         y.store(index, weight(index, count) * share)
 
     sample.each(finish)
 
 
-def _softmax_grad(sample: Sample, operands: list[Operand], singles: list[Single]) -> None:
+def _softmax_grad(sample: Sample, operands: list[ClassOperand], singles: list[Single]) -> None:
     g, y, dx = operands
     mean = sample.sum(lambda index, count: g.load(index, count) * y.load(index, count))
 
-    def finish(index: Value, count: int) -> None:
+    def finish(index: RegisterValue, count: int) -> None:
         dx.store(index, y.load(index, count) * (g.load(index, count) - mean))
 
     sample.each(finish)
 
 
-def _log_softmax(sample: Sample, operands: list[Operand], singles: list[Single]) -> None:
+def _log_softmax(sample: Sample, operands: list[ClassOperand], singles: list[Single]) -> None:
     x, y = operands
     _, total, largest = sample.weights(x, again=False)
     below, logarithm = sample.below(x, largest), log(sample.k, total)
 
-    def finish(index: Value, count: int) -> None:
+    def finish(index: RegisterValue, count: int) -> None:
         y.store(index, below(index, count) - logarithm)
 
     sample.each(finish)
 
 
-def _log_softmax_grad(sample: Sample, operands: list[Operand], singles: list[Single]) -> None:
+def _log_softmax_grad(sample: Sample, operands: list[ClassOperand], singles: list[Single]) -> None:
     g, y, dx = operands
     total = sample.sum(g.load)
 
-    def finish(index: Value, count: int) -> None:
+    def finish(index: RegisterValue, count: int) -> None:
         share = exp(sample.k, y.load(index, count))
         dx.store(index, g.load(index, count) - share * total)
 
@@ -78,18 +78,18 @@ for _name, _write in (
 class _Labels:
     """The labels of the samples at hand, and what their logits are."""
 
-    def __init__(self, sample: Sample, logits: Operand, labels: Single) -> None:
+    def __init__(self, sample: Sample, logits: ClassOperand, labels: Single) -> None:
         k = self.k = sample.k
         self.index = labels.load_index(sample.samples)
         self.known = (self.index >= 0) & (self.index < sample.classes)
         self.logit = logits.load_at(k.select(self.known, self.index, 0))
 
-    def below(self, largest: Value) -> Value:
+    def below(self, largest: RegisterValue) -> RegisterValue:
         """The logit of the label less the largest one, and 0 where it is +inf."""
         return self.k.select(self.logit.equals(math.inf), 0.0, self.logit - largest)
 
 
-def _cross_entropy(sample: Sample, operands: list[Operand], singles: list[Single]) -> None:
+def _cross_entropy(sample: Sample, operands: list[ClassOperand], singles: list[Single]) -> None:
     (logits,), (labels, loss) = operands, singles
     k = sample.k
     _, total, largest = sample.weights(logits, again=False)
@@ -97,7 +97,9 @@ def _cross_entropy(sample: Sample, operands: list[Operand], singles: list[Single
     loss.store(k.select(label.known, log(k, total) - label.below(largest), math.nan))
 
 
-def _cross_entropy_grad(sample: Sample, operands: list[Operand], singles: list[Single]) -> None:
+def _cross_entropy_grad(
+    sample: Sample, operands: list[ClassOperand], singles: list[Single]
+) -> None:
     (logits, dx), (g, labels) = operands, singles
     slope = g.load(sample.samples)
     # Before the weights, which may be kept where the logits are.
@@ -105,7 +107,7 @@ def _cross_entropy_grad(sample: Sample, operands: list[Operand], singles: list[S
     weight, total, largest = sample.weights(logits, again=True)
     share = 1.0 / total
 
-    def finish(index: Value, count: int) -> None:
+    def finish(index: RegisterValue, count: int) -> None:
         dx.store(index, weight(index, count) * share * slope)
 
     sample.each(finish)
@@ -113,27 +115,29 @@ def _cross_entropy_grad(sample: Sample, operands: list[Operand], singles: list[S
     dx.store_at(label.index, (own - 1.0) * slope, label.known)
 
 
-def _probabilities(sample: Sample, operands: list[Operand], singles: list[Single]) -> None:
+def _probabilities(sample: Sample, operands: list[ClassOperand], singles: list[Single]) -> None:
     (logits, targets), (loss,) = operands, singles
     k = sample.k
     _, total, largest = sample.weights(logits, again=False)
     below, logarithm = sample.below(logits, largest), log(k, total)
 
-    def term(index: Value, count: int) -> Value:
+    def term(index: RegisterValue, count: int) -> RegisterValue:
         target = targets.load(index, count)
         return k.select(target.equals(0.0), 0.0, target * (logarithm - below(index, count)))
 
     loss.store(sample.sum(term))
 
 
-def _probabilities_grad(sample: Sample, operands: list[Operand], singles: list[Single]) -> None:
+def _probabilities_grad(
+    sample: Sample, operands: list[ClassOperand], singles: list[Single]
+) -> None:
     (logits, targets, dx), (g,) = operands, singles
     slope = g.load(sample.samples)
     amount = sample.sum(targets.load)
     weight, total, _ = sample.weights(logits, again=True)
     share = 1.0 / total
 
-    def finish(index: Value, count: int) -> None:
+    def finish(index: RegisterValue, count: int) -> None:
         part = weight(index, count) * share * amount
         dx.store(index, (part - targets.load(index, count)) * slope)
 

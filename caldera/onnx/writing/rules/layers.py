@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.onnx.writing.dynamic_batch import Samples
+from caldera.onnx.writing.dynamic_batch import BatchMultiple
 from caldera.onnx.writing.rules.registry import inputs, writes
 
 
@@ -58,7 +58,7 @@ def _conv2d(write: Any, pair: Any) -> str:
 
 @writes("conv2d_input", by_samples=("shape",))
 def _conv2d_input(write: Any, pair: Any) -> str:
-    if any(isinstance(each, Samples) for each in pair.sizes("shape")[1:]):
+    if any(isinstance(each, BatchMultiple) for each in pair.sizes("shape")[1:]):
         return NotImplemented
     small, kernel = pair.node.inputs
     extra = []
@@ -137,7 +137,7 @@ def _local_response_norm(write: Any, pair: Any) -> str:
 def _attention(write: Any, pair: Any) -> Any:
     q, k, v = pair.inputs[:3]
     queries, keys = q.spec.shape[-2], k.spec.shape[-2]
-    if any(isinstance(each.shape[-2], Samples) for each in (q, k)):
+    if any(isinstance(each.shape[-2], BatchMultiple) for each in (q, k)):
         return NotImplemented
     # With a mask of the model's own, or more queries than keys, a row may see nothing at all; its
     # result of 0 is part of the decomposition.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from caldera.core.tensor.dtype import int32, int64, uint64
-from caldera.onnx.writing.dynamic_batch import Samples, sizes
+from caldera.onnx.writing.dynamic_batch import BatchMultiple, sizes
 from caldera.onnx.writing.rules.registry import inputs, writes
 
 _END = 2**63 - 1
@@ -17,7 +17,7 @@ _END = 2**63 - 1
 @writes("reshape", by_samples=("shape",))
 def _reshape(write: Any, pair: Any) -> str:
     wanted = pair.sizes("shape")
-    open_sizes = [i for i, each in enumerate(wanted) if isinstance(each, Samples)]
+    open_sizes = [i for i, each in enumerate(wanted) if isinstance(each, BatchMultiple)]
     if len(open_sizes) == 1:
         # ONNX finds one size by itself.
         wanted = tuple(-1 if i == open_sizes[0] else each for i, each in enumerate(wanted))

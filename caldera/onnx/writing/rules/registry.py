@@ -23,12 +23,12 @@ from caldera.core.graph.opdef import parameter
 from caldera.onnx.writing.dynamic_batch import Pair, array_by_samples, counting
 
 Function = Callable[[Any, Any], Any]
-RULES: dict[str, Rule] = {}
+RULES: dict[str, ExportRule] = {}
 """By the name of Caldera's op."""
 
 
 @dataclass(frozen=True)
-class Rule:
+class ExportRule:
     """How an op is written, and which of its attributes may follow from the number of samples."""
 
     function: Function
@@ -42,7 +42,7 @@ def writes(*names: str, by_samples: Sequence[str] = ()) -> Callable[[Function], 
         for name in names:
             if name in RULES:
                 raise ValueError(f"op {name!r} has two rules")
-            RULES[name] = Rule(function, frozenset(by_samples))
+            RULES[name] = ExportRule(function, frozenset(by_samples))
         return function
 
     return register

@@ -13,7 +13,7 @@ from caldera import op
 from caldera.base.config import settings
 from caldera.core.graph.node import Node
 from caldera.kernels import choose
-from caldera.kernels.tuning import Outcome
+from caldera.kernels.tuning import TuningResult
 
 
 @pytest.fixture
@@ -21,9 +21,9 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[s
     """The ops that were measured; the kernel of lowest priority always wins."""
     ops: list[str] = []
 
-    def timer(node: Node, kernels: list[choose.Kernel], seconds: float) -> Outcome:
+    def timer(node: Node, kernels: list[choose.Kernel], seconds: float) -> TuningResult:
         ops.append(node.op.name)
-        return Outcome({kernel.name: 1.0 / (1 + i) for i, kernel in enumerate(kernels)})
+        return TuningResult({kernel.name: 1.0 / (1 + i) for i, kernel in enumerate(kernels)})
 
     monkeypatch.setitem(choose.TIMERS, "cpu", timer)
     cd.forget_plans()

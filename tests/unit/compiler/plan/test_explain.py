@@ -20,7 +20,7 @@ from caldera.core.graph.node import Node
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import DType, bfloat16, float32, float64, int64
 from caldera.errors import ConfigError
-from caldera.kernels.choices import Verdict
+from caldera.kernels.choices import KernelChoice
 from caldera.kernels.choose import Choices, choices
 from caldera.kernels.common import blas_threads
 from caldera.kernels.table import TABLE, Kernel, Runner
@@ -188,10 +188,10 @@ def test_results_written_over_an_input_are_counted() -> None:
 def test_beaten_kernels_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     def verdict(
         self: Choices, node: Node, family: str, others: Sequence[Kernel] = (), **_: Any
-    ) -> Verdict:
+    ) -> KernelChoice:
         (kernel, *_) = TABLE.candidates(node, family)
         times = {kernel.name: 1.0, "slow": 1.8, "slower": 3.0, "slowest": 9.0}
-        return Verdict(kernel, times, "measured")
+        return KernelChoice(kernel, times, "measured")
 
     monkeypatch.setattr(Choices, "verdict", verdict)
     x = op.var("x", (3, 3))

@@ -14,7 +14,7 @@ import caldera as cd
 from caldera import op
 from caldera.compiler.lazy.compile import compile_nodes
 from caldera.compiler.plan.plan import Plan
-from caldera.compiler.plan.schedule import Schedule
+from caldera.compiler.plan.schedule import StepSchedule
 from caldera.core.graph.node import Spec, Symbol
 from caldera.core.graph.ops.base import tensor as tensor_leaf
 
@@ -25,14 +25,14 @@ Expr = cd.Expr
 def _bindings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[None]]:
     """One entry for each time that a whole schedule is bound."""
     counted: list[None] = []
-    bind = Schedule.bind
+    bind = StepSchedule.bind
 
-    def counting(self: Schedule, *given: object, **more: object) -> object:
+    def counting(self: StepSchedule, *given: object, **more: object) -> object:
         counted.append(None)
         return bind(self, *given, **more)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patched:
-        patched.setattr(Schedule, "bind", counting)
+        patched.setattr(StepSchedule, "bind", counting)
         yield counted
 
 

@@ -16,7 +16,7 @@ from caldera.comm import Communicator, run_virtual_ranks
 from caldera.compiler.sharding.algorithms import fourier, product
 from caldera.compiler.sharding.algorithms.registry import ALGORITHMS
 from caldera.compiler.sharding.distributions import BlockCyclic, Blocks, Columns, Replicated, Rows
-from caldera.compiler.sharding.layout import Layout
+from caldera.compiler.sharding.layout import ShardLayout
 from caldera.compiler.sharding.transfer import redistributed
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import OPS, parameter
@@ -34,7 +34,7 @@ def random_cuts(rng: np.random.Generator, length: int, parts: int) -> tuple[int,
     return (0, *sorted(rng.integers(0, length + 1, parts - 1).tolist()), length)
 
 
-def random_layout(rng: np.random.Generator, shape: tuple[int, ...], ranks: int) -> Layout:
+def random_layout(rng: np.random.Generator, shape: tuple[int, ...], ranks: int) -> ShardLayout:
     """Any kind of layout."""
     kinds = [
         Rows(cuts=random_cuts(rng, shape[0], ranks)),

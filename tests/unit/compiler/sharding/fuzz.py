@@ -16,7 +16,7 @@ from caldera import op
 from caldera.comm import run_virtual_ranks
 from caldera.compiler.lazy import Expr
 from caldera.compiler.sharding.axis_split import AxisSplit, cyclic_split, even_split
-from caldera.compiler.sharding.layout import CartesianLayout, Layout
+from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout
 from caldera.compiler.sharding.ops import place
 from caldera.compiler.sharding.propagation import distribute
 from caldera.compiler.sharding.table_layout import TableLayout
@@ -37,7 +37,7 @@ class Case:
         self.random = np.random.default_rng(seed)
         self.communicator = communicator
         self.ranks = communicator.size if communicator else int(self.random.integers(1, 9))
-        self.layouts: dict[Symbol, Layout] = {}
+        self.layouts: dict[Symbol, ShardLayout] = {}
         self.arrays: dict[Symbol, np.ndarray] = {}
         self.story: list[str] = [f"{self.ranks} ranks"]
 
@@ -54,7 +54,7 @@ class Case:
         lengths = [1, 2, 3, 4, 5, 7, 9, 0]
         return tuple(self.one_of(lengths[: 7 + (self.integer(0, 4) == 0)]) for _ in range(count))
 
-    def layout(self, shape: tuple[int, ...]) -> Layout:
+    def layout(self, shape: tuple[int, ...]) -> ShardLayout:
         if self.integer(0, 3) == 0:
             return self._table(shape)
         splits: list[AxisSplit | None] = []

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from caldera.compiler.sharding.axis_split import AxisSplit
-from caldera.compiler.sharding.layout import CartesianLayout, Layout
+from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout
 from caldera.compiler.sharding.table_layout import TableLayout
 
 MOST_RANKS = 6
@@ -59,6 +59,6 @@ def tables(draw: Any, shape: tuple[int, ...], ranks: int = MOST_RANKS) -> TableL
     return TableLayout(shape, tuple(blocks), tuple(table))
 
 
-def layouts(shape: tuple[int, ...], ranks: int = MOST_RANKS) -> st.SearchStrategy[Layout]:
+def layouts(shape: tuple[int, ...], ranks: int = MOST_RANKS) -> st.SearchStrategy[ShardLayout]:
     """Of both kinds."""
     return st.one_of(cartesian(shape, ranks), tables(shape, ranks))

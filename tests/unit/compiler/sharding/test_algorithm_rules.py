@@ -19,7 +19,7 @@ from caldera.compiler.sharding.distributions import (
     Replicated,
     Rows,
 )
-from caldera.compiler.sharding.layout import Layout
+from caldera.compiler.sharding.layout import ShardLayout
 from caldera.compiler.sharding.ops import largest_singular
 from caldera.compiler.sharding.propagation import Distributed, distribute
 from caldera.compiler.sharding.rules import algorithms
@@ -40,7 +40,7 @@ def _no_whole_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(
-    graph: Graph, arrays: list[np.ndarray], layouts: list[Layout], ranks: int
+    graph: Graph, arrays: list[np.ndarray], layouts: list[ShardLayout], ranks: int
 ) -> tuple[list[np.ndarray], Distributed]:
     """The whole results, and the program of rank 0."""
     symbols = [Symbol(f"x{i}", Spec(a.shape, a.dtype), "tensor") for i, a in enumerate(arrays)]

@@ -12,7 +12,11 @@ from caldera.comm import Communicator, run_virtual_ranks
 from caldera.compiler.lazy import lift
 from caldera.compiler.lazy.compile import compile_nodes
 from caldera.compiler.sharding.algorithms import fourier, product
-from caldera.compiler.sharding.algorithms.axis_exchange import Window, halo_exchange, move_rows
+from caldera.compiler.sharding.algorithms.axis_exchange import (
+    ConvolutionWindow,
+    halo_exchange,
+    move_rows,
+)
 from caldera.compiler.sharding.algorithms.process_grid import even_cuts, process_grid
 from caldera.compiler.sharding.algorithms.product_variants import product_variants, run_matmul
 from caldera.compiler.sharding.algorithms.registry import ALGORITHMS, spmd_node
@@ -170,7 +174,7 @@ def test_halos_reach_as_far_as_a_window_sees() -> None:
     rng = np.random.default_rng(1)
     for _ in range(20):
         taps, stride, before, dilation, ranks = (int(n) for n in rng.integers(1, 5, 5))
-        window = Window(int(rng.integers(10, 30)), taps, stride, before, dilation)
+        window = ConvolutionWindow(int(rng.integers(10, 30)), taps, stride, before, dilation)
         count = (window.length + 2 * before - window.reach) // stride + 1
         if count < 1:
             continue

@@ -7,7 +7,7 @@ import pytest
 
 from caldera.compiler.sharding.algorithms.product_variants import STATIONARY_C, product_cost
 from caldera.compiler.sharding.algorithms.registry import ALGORITHMS
-from caldera.compiler.sharding.algorithms.variant import Cost, computing
+from caldera.compiler.sharding.algorithms.variant import AlgorithmCost, computing
 from caldera.compiler.sharding.distributions import Rows
 from caldera.compiler.sharding.volume import Links
 from caldera.core.graph.node import Node, Spec
@@ -75,6 +75,6 @@ def test_a_product_in_shared_memory_counts_what_is_copied_and_meetings() -> None
 
 def test_who_waits_for_bytes_takes_as_long_as_who_sends_them() -> None:
     links = Links()
-    waiting, sending = Cost(awaited=1000), Cost(bytes=1000)
+    waiting, sending = AlgorithmCost(awaited=1000), AlgorithmCost(bytes=1000)
     assert waiting.seconds(links) == sending.seconds(links) == 1000 / links.collective
     assert (waiting + waiting).awaited == 2000

@@ -20,7 +20,7 @@ from caldera.compiler.sharding.distributions import (
     Rows,
     as_layout,
 )
-from caldera.compiler.sharding.layout import CartesianLayout, Layout, replicated, same_owners
+from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout, replicated, same_owners
 from caldera.compiler.sharding.table_layout import TableLayout, joined, reshaped
 from caldera.errors import ConfigError, ShapeError
 from tests.unit.compiler.sharding.layouts import MOST_RANKS, axis_splits, cartesian, layouts, shapes
@@ -34,11 +34,11 @@ def numbered(shape: tuple[int, ...]) -> np.ndarray:
     return np.arange(int(np.prod(shape, dtype=int))).reshape(shape)
 
 
-def parts(layout: Layout, whole: np.ndarray) -> list[np.ndarray]:
+def parts(layout: ShardLayout, whole: np.ndarray) -> list[np.ndarray]:
     return [layout.part_of(whole, rank) for rank in RANKS]
 
 
-def some_layout(draw: Any, cartesian_only: bool = False) -> Layout:
+def some_layout(draw: Any, cartesian_only: bool = False) -> ShardLayout:
     shape = draw(shapes())
     return draw(cartesian(shape) if cartesian_only else layouts(shape))
 

@@ -13,7 +13,7 @@ from caldera.comm import run_virtual_ranks
 from caldera.compiler.lazy import Expr
 from caldera.compiler.lazy.compile import compile_nodes
 from caldera.compiler.sharding.distributions import BlockCyclic, Columns, Grid, Replicated, Rows
-from caldera.compiler.sharding.layout import Layout
+from caldera.compiler.sharding.layout import ShardLayout
 from caldera.compiler.sharding.ops import place
 from caldera.compiler.sharding.propagation import Distributed, distribute
 from caldera.core.graph.node import Spec, Symbol
@@ -31,7 +31,7 @@ def test_random_programs_are_those_of_numpy(block: int) -> None:
         fuzz.run(seed)
 
 
-def leaf(layout: Layout, values: np.ndarray, name: str = "x") -> tuple[Expr, Symbol]:
+def leaf(layout: ShardLayout, values: np.ndarray, name: str = "x") -> tuple[Expr, Symbol]:
     symbol = Symbol(name, Spec(layout.shape, values.dtype), "tensor")
     return Expr(tensor(symbol=symbol)), symbol
 
@@ -39,7 +39,7 @@ def leaf(layout: Layout, values: np.ndarray, name: str = "x") -> tuple[Expr, Sym
 def run(
     ranks: int,
     outputs: list[Expr],
-    given: dict[Symbol, tuple[Layout, np.ndarray]],
+    given: dict[Symbol, tuple[ShardLayout, np.ndarray]],
     compiled: bool = False,
 ) -> tuple[list[np.ndarray], Distributed]:
     """The whole outputs, and the program of rank 0."""

@@ -15,7 +15,7 @@ from caldera.comm import Communicator, Mesh, run_virtual_ranks
 from caldera.compiler.lazy import Expr
 from caldera.compiler.sharding.axis_split import AxisSplit
 from caldera.compiler.sharding.distributions import Axis, BlockCyclic, Grid
-from caldera.compiler.sharding.layout import CartesianLayout, Layout, replicated
+from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout, replicated
 from caldera.compiler.sharding.ops import place
 from caldera.compiler.sharding.rank_graph import RankGraph
 from caldera.compiler.sharding.table_layout import TableLayout
@@ -126,7 +126,9 @@ def test_parts_of_every_op(name: str) -> None:
     for axis in axes:
         layout = _along(axis)
 
-        def work(comm: Communicator, axis: int = axis, layout: Layout = layout) -> tuple[Any, ...]:
+        def work(
+            comm: Communicator, axis: int = axis, layout: ShardLayout = layout
+        ) -> tuple[Any, ...]:
             comm.axes = Mesh(comm, AXES).axes
             own = layout.part_of(x, comm.rank)
             here = op.var("x", own.shape, fill=own, dtype="float64")
@@ -150,7 +152,7 @@ def test_parts_of_every_op(name: str) -> None:
 
 # --- moves between any layouts
 
-LAYOUTS: list[Layout] = [
+LAYOUTS: list[ShardLayout] = [
     replicated((6, 5), range(4)),
     Axis(0).of((6, 5), range(4)),
     Axis(1, cuts=(0, 0, 3, 4, 5)).of((6, 5), range(4)),
@@ -163,7 +165,7 @@ LAYOUTS: list[Layout] = [
 ]
 
 
-def _targets(number: int) -> list[Layout]:
+def _targets(number: int) -> list[ShardLayout]:
     """Some of them for each, all of them for all."""
     return [*LAYOUTS[number + 1 :], *LAYOUTS[:number]][number % 3 :: 3]
 

@@ -14,7 +14,7 @@ from caldera.comm import run_virtual_ranks
 from caldera.compiler.sharding import redistribution, transfer
 from caldera.compiler.sharding.axis_split import even_split
 from caldera.compiler.sharding.distributions import BlockCyclic, Columns, Grid, Replicated, Rows
-from caldera.compiler.sharding.layout import CartesianLayout, Layout
+from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout
 from caldera.compiler.sharding.transfer import redistributed
 from caldera.compiler.sharding.volume import Links, moves, volume
 from tests.unit.compiler.sharding.layouts import MOST_RANKS, cartesian, layouts, shapes
@@ -22,13 +22,13 @@ from tests.unit.compiler.sharding.layouts import MOST_RANKS, cartesian, layouts,
 few = settings(max_examples=50, deadline=None)
 
 
-def owner_changes(source: Layout, target: Layout) -> int:
+def owner_changes(source: ShardLayout, target: ShardLayout) -> int:
     """Element by element: who has it then and did not before."""
     return sum(len(set(target.owners(i)) - set(source.owners(i))) for i in np.ndindex(source.shape))
 
 
 def move(
-    parts: list[np.ndarray], source: Layout, target: Layout, **options: Any
+    parts: list[np.ndarray], source: ShardLayout, target: ShardLayout, **options: Any
 ) -> tuple[list[np.ndarray], int]:
     """The new parts of all ranks, and the bytes that were sent."""
 

@@ -9,12 +9,12 @@ from caldera.comm import Communicator, run_virtual_ranks
 from caldera.comm.algorithms import shared_exchange, shared_post
 from caldera.comm.virtual import VirtualRank
 from caldera.compiler.sharding.algorithms import product
-from caldera.compiler.sharding.algorithms.panels import Messages, Posting, carrier
+from caldera.compiler.sharding.algorithms.panels import Posting, RowMessages, carrier
 from caldera.compiler.sharding.algorithms.process_grid import even_cuts, process_grid
 from caldera.compiler.sharding.algorithms.product import multiply_in_memory
 from caldera.compiler.sharding.algorithms.product_variants import STATIONARY_C, product_cost
 from caldera.compiler.sharding.distributions import BlockCyclic, Columns, Rows
-from caldera.compiler.sharding.layout import Layout
+from caldera.compiler.sharding.layout import ShardLayout
 from caldera.compiler.sharding.transfer import redistributed
 from caldera.compiler.sharding.volume import Links, volume
 from tests.unit.compiler.sharding.algorithm_cases import random_layout, run_case
@@ -27,7 +27,9 @@ def _on_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "ROOM_BYTES", 1 << 15)
 
 
-def _move(whole: np.ndarray, source: Layout, target: Layout, ranks: int) -> tuple[int, int]:
+def _move(
+    whole: np.ndarray, source: ShardLayout, target: ShardLayout, ranks: int
+) -> tuple[int, int]:
     """Bytes and messages that all ranks sent there and back."""
 
     def work(comm: Communicator) -> tuple[int, int]:
@@ -86,7 +88,7 @@ def test_cholesky_reads_panels_where_they_were_found() -> None:
 
     def kinds(comm: Communicator) -> tuple[bool, bool]:
         return isinstance(carrier(comm, 1 << 15), Posting), isinstance(
-            carrier(comm, (1 << 15) + 1), Messages
+            carrier(comm, (1 << 15) + 1), RowMessages
         )
 
     assert run_virtual_ranks(2, kinds) == [(True, True)] * 2

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from caldera.core.memory import CUDA_MANAGED, DEVICE, HOST, MANAGED, Kind, MemoryManager, device
-from caldera.core.memory.coherence import Side, cheapest_path
+from caldera.core.memory.coherence import MemorySide, cheapest_path
 from caldera.errors import DtypeError, ShapeError
 from tests.transfers import counted_from_now
 
@@ -216,9 +216,9 @@ def test_other_types_are_refused(source: Any) -> None:
 
 
 def test_path_fetches_the_smaller_stale_side() -> None:
-    fresh_on_host = {Side.DEVICE: 1000, Side.HOST: 0}
-    part_fresh_on_device = {Side.DEVICE: 0, Side.HOST: 400}
+    fresh_on_host = {MemorySide.DEVICE: 1000, MemorySide.HOST: 0}
+    part_fresh_on_device = {MemorySide.DEVICE: 0, MemorySide.HOST: 400}
     path = cheapest_path(fresh_on_host, part_fresh_on_device, 8, same_device=True)
-    assert path == (Side.HOST, Side.DEVICE)
-    path = cheapest_path({Side.DEVICE: 0}, {Side.DEVICE: 0}, 8, same_device=False)
-    assert path == (Side.DEVICE, Side.DEVICE)
+    assert path == (MemorySide.HOST, MemorySide.DEVICE)
+    path = cheapest_path({MemorySide.DEVICE: 0}, {MemorySide.DEVICE: 0}, 8, same_device=False)
+    assert path == (MemorySide.DEVICE, MemorySide.DEVICE)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import caldera as cd
 from caldera.core.tensor import dtype as dtypes
-from caldera.core.tensor.layout import Layout
+from caldera.core.tensor.layout import StridedView
 from caldera.errors import DeviceError, DtypeError, ShapeError
 
 PLACES = [
@@ -195,7 +195,7 @@ def test_copies_are_independent_and_stay_where_they_are(kind, device):
         assert (copy.kind, copy.device) == (kind, t.device)
         assert copy.tolist() == original.tolist()
         assert copy.memory is not t.memory
-        assert Layout(copy.shape, copy.strides, copy.offset).is_dense
+        assert StridedView(copy.shape, copy.strides, copy.offset).is_dense
     t.copy()[...] = 0.0
     assert t[1, 2, 3] == 23
 

@@ -13,17 +13,17 @@ from llvmlite import binding as llvm
 
 from caldera.kernels.native.codegen import compiler, dtypes, matrix_multiply
 from caldera.kernels.native.codegen.program import _functions
-from caldera.kernels.native.codegen.target import Target, host_target
+from caldera.kernels.native.codegen.target import CompilerTarget, host_target
 from caldera.kernels.native.convolution import microkernel
 
 X86, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
 _AMX = "+amx-tile,+amx-bf16,+avx512f,+avx512bw,+avx512vl,+avx512dq,-prefer-256-bit"
 TARGETS = {
-    "sse2": Target(X86, "x86-64", "", 16, 16),
-    "avx2": Target(X86, "haswell", "+avx2,+fma,+f16c", 32, 16),
-    "avx512": Target(X86, "skylake-avx512", "+avx512f,+f16c,-prefer-256-bit", 64, 32),
-    "amx": Target(X86, "sapphirerapids", "+f16c," + _AMX, 64, 32),
-    "neon": Target(ARM, "neoverse-n1", "+neon", 16, 32),
+    "sse2": CompilerTarget(X86, "x86-64", "", 16, 16),
+    "avx2": CompilerTarget(X86, "haswell", "+avx2,+fma,+f16c", 32, 16),
+    "avx512": CompilerTarget(X86, "skylake-avx512", "+avx512f,+f16c,-prefer-256-bit", 64, 32),
+    "amx": CompilerTarget(X86, "sapphirerapids", "+f16c," + _AMX, 64, 32),
+    "neon": CompilerTarget(ARM, "neoverse-n1", "+neon", 16, 32),
 }
 """Of each kind of vectors. Where there is SVE, kernels have NEON's vectors so far."""
 _ELF_MACHINES = {X86: 0x3E, ARM: 0xB7}
@@ -76,7 +76,7 @@ def building_for(name: str) -> Iterator[None]:
         _forget()
 
 
-def _placed_nowhere(target: Target, code: bytes, symbol: str) -> int:
+def _placed_nowhere(target: CompilerTarget, code: bytes, symbol: str) -> int:
     assert symbol.encode() in code
     assert int.from_bytes(code[18:20], "little") == _ELF_MACHINES[target.triple]
     return _NOWHERE

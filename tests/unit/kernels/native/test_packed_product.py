@@ -15,7 +15,7 @@ from caldera.core.graph.ops.epilogue import matmul_accumulate, matmul_epilogue
 from caldera.core.graph.ops.product import matmul
 from caldera.core.tensor.dtype import BY_NAME, bfloat16, float32, float64
 from caldera.kernels.native.product import amx, packing, problem
-from caldera.kernels.native.product.packing import Tile, blocking_of
+from caldera.kernels.native.product.packing import RegisterTile, blocking_of
 from caldera.kernels.table import TABLE
 from tests.unit.kernels.checking import check_kernel
 from tests.unit.kernels.native.tile_registers import with_tile_registers
@@ -106,7 +106,7 @@ def test_what_is_multiplied_by_0_is_not_looked_at(
 @pytest.mark.parametrize("parts", [1, 2, 5, 16, 64])
 @pytest.mark.parametrize("count", [1, 3, 40])
 def test_the_rectangles_of_threads_are_about_equal(count: int, parts: int) -> None:
-    tile = Tile(8, 3, 16)
+    tile = RegisterTile(8, 3, 16)
     for rows, columns in [(100, 528), (784, 528), (10, 10), (1, 4000), (4000, 1), (2048, 2048)]:
         cut = blocking_of(count, rows, columns, 300, parts, tile)
         tasks = count * -(-rows // cut.height) * -(-columns // cut.width)

@@ -14,7 +14,7 @@ from caldera.kernels.native.codegen.emitter import (
     Emitter,
     Number,
     Pointer,
-    Value,
+    RegisterValue,
     vector,
 )
 from caldera.kernels.native.codegen.matrix_multiply import ROW_BYTES, ROWS, has_amx
@@ -66,10 +66,10 @@ class TileRegistersInMemory:
                     total.value = total.value + number(ours) * number(theirs)
             place.store(0, total.value)
 
-    def _first(self, pairs: Value) -> Value:
+    def _first(self, pairs: RegisterValue) -> RegisterValue:
         return self._k.bitcast(pairs << 16, vector(F32, _WORDS))
 
-    def _second(self, pairs: Value) -> Value:
+    def _second(self, pairs: RegisterValue) -> RegisterValue:
         return self._k.bitcast(pairs & -65536, vector(F32, _WORDS))
 
 

@@ -12,7 +12,7 @@ from caldera.parallel.planner.asynchronous_cost import ENSEMBLE
 from caldera.parallel.planner.communication_cost import (
     ALGORITHMS,
     BucketCost,
-    Cost,
+    CollectiveCost,
     allreduce,
     gradient_buckets,
     overlapped_sends,
@@ -83,22 +83,32 @@ def test_what_can_be_hidden_is_the_shorter_of_exchange_and_backward_pass() -> No
     work = [BucketCost(0.001, 1.0)] * 1000
     for each in (0.0002, 0.001, 0.004):
         exchange, backward = 1000 * each, 1.0
-        whole = overlapped_sends(work, lambda bucket, each=each: Cost(each))  # type: ignore[misc]
+        whole = overlapped_sends(work, lambda bucket, each=each: CollectiveCost(each))  # type: ignore[misc]
         hidden = exchange + backward - whole
         assert hidden <= min(exchange, backward) + 1e-9
         assert hidden == pytest.approx(min(exchange, backward), rel=0.01)
 
 
 def test_one_message_at_the_end_hides_nothing() -> None:
-    assert overlapped_sends([BucketCost(1.0, 1.0)], lambda bucket: Cost(0.5)) == 1.5
+    assert overlapped_sends([BucketCost(1.0, 1.0)], lambda bucket: CollectiveCost(0.5)) == 1.5
 
 
 def test_a_piece_waits_for_its_message() -> None:
     work = [BucketCost(1.0, 1.0), BucketCost(1.0, 1.0), BucketCost(1.0, 1.0)]
-    assert waited_for(work, lambda bucket: Cost(2.0)) == 7.0
-    assert prefetched_and_sent(work, lambda bucket: Cost(2.0), lambda bucket: Cost()) == 7.0
+    assert waited_for(work, lambda bucket: CollectiveCost(2.0)) == 7.0
+    assert (
+        prefetched_and_sent(
+            work, lambda bucket: CollectiveCost(2.0), lambda bucket: CollectiveCost()
+        )
+        == 7.0
+    )
     # Each scatter goes between two gathers.
-    assert prefetched_and_sent(work, lambda bucket: Cost(2.0), lambda bucket: Cost(1.0)) == 9.0
+    assert (
+        prefetched_and_sent(
+            work, lambda bucket: CollectiveCost(2.0), lambda bucket: CollectiveCost(1.0)
+        )
+        == 9.0
+    )
 
 
 def test_layers_fill_messages_in_their_order() -> None:

@@ -28,7 +28,7 @@ from caldera.parallel.planner.communication_cost import (
     reduce_scatter,
 )
 from caldera.parallel.planner.hybrid_cost import HybridConfig, stages_of
-from caldera.parallel.planner.prediction import Prediction, Way
+from caldera.parallel.planner.prediction import Prediction, TrainingWay
 from caldera.parallel.planner.ranking import all_ways
 from caldera.train.fit import run_setup
 from tests.unit.parallel.planner.counting import sent_in_a_step
@@ -207,7 +207,7 @@ def test_what_is_planned_is_what_is_sent(
     assert prediction.sent == pytest.approx(counted, rel=1e-3, abs=250)
 
 
-def predicted(name: str, ranks: int, way: str) -> tuple[Way, Prediction]:
+def predicted(name: str, ranks: int, way: str) -> tuple[TrainingWay, Prediction]:
     setting = setting_of(NETWORKS[name](), ranks)
     (planned,) = [each for each in all_ways(setting) if each.name == way]
     return planned, planned.predict(setting)

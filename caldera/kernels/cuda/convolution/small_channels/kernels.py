@@ -35,7 +35,7 @@ from caldera.kernels.cuda.convolution.small_channels.weight_gradient_tilings imp
 )
 from caldera.kernels.cuda.runtime import device
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner, Launch
+from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _STRUCT = """typedef {stored} T;
@@ -205,7 +205,7 @@ def _bind(rank: int, call: Call) -> Runner:
     return CudaRunner(_gradient(tiling, call))
 
 
-def _correlation(shape: CorrelationTiling, call: Call) -> Launch:
+def _correlation(shape: CorrelationTiling, call: Call) -> KernelLaunch:
     (out,), (images, filters) = call.outputs, call.inputs
     source = text(CORRELATE, out.dtype.name, shape.constants, shape.least_resident)
     signature = CORRELATE.bind(
@@ -215,14 +215,14 @@ def _correlation(shape: CorrelationTiling, call: Call) -> Launch:
         pixel_tiles=shape.pixel_tiles.numbers(out.itemsize),
     )
     threads = 32 * shape.warps
-    return Launch(source, CORRELATE.name, shape.grid(), threads, signature, shape.shared)
+    return KernelLaunch(source, CORRELATE.name, shape.grid(), threads, signature, shape.shared)
 
 
-def _gradient(tiling: WeightGradientTiling, call: Call) -> list[Launch]:
+def _gradient(tiling: WeightGradientTiling, call: Call) -> list[KernelLaunch]:
     (out,), (images, gradient) = call.outputs, call.inputs
     dtype = out.dtype.name
     parts = Scratch(call.workspace).array((tiling.blocks, tiling.partial), float32)
-    first = Launch(
+    first = KernelLaunch(
         text(WEIGHT_GRADIENT, dtype, tiling.constants, tiling.least_resident),
         WEIGHT_GRADIENT.name,
         (tiling.blocks, tiling.parts, 1),
@@ -243,7 +243,7 @@ def _gradient(tiling: WeightGradientTiling, call: Call) -> list[Launch]:
         channels=channels,
         taps=taps[0] * taps[1],
     )
-    second = Launch(
+    second = KernelLaunch(
         reduction_text(dtype),
         REDUCE_WEIGHT_GRADIENT.name,
         -(-tiling.partial // 32),

@@ -20,13 +20,13 @@ from caldera.kernels.native.convolution import PRIORITY
 from caldera.kernels.native.convolution.fourier import kernels
 from caldera.kernels.native.convolution.fourier.tiles import (
     LENGTHS,
-    Layout,
-    Matrices,
+    FourierMatrices,
+    FourierTiling,
     frequencies,
     matrices,
 )
 from caldera.kernels.native.convolution.reorder import (
-    Workspace,
+    ScratchMemory,
     bind_staged,
     copy_image,
     scratch_bytes,
@@ -43,7 +43,7 @@ FEWEST_CHANNELS = 16
 
 
 def _supports(node: Node) -> bool:
-    geometry = Layout(node).geometry
+    geometry = FourierTiling(node).geometry
     large = min(geometry.taps) >= FEWEST_TAPS and 2 * max(geometry.taps) <= LENGTHS[-1]
     plain = geometry.stride == geometry.dilation == (1, 1) and geometry.groups == 1
     enough = min(geometry.channels, geometry.results) >= FEWEST_CHANNELS and geometry.batch > 0
@@ -51,18 +51,18 @@ def _supports(node: Node) -> bool:
 
 
 def _workspace(node: Node) -> int:
-    layout = Layout(node)
+    layout = FourierTiling(node)
     return scratch_bytes(layout.lengths, layout.geometry.dtype) + staging_bytes(node)
 
 
 def _seconds(node: Node) -> float:
-    return Layout(node).seconds
+    return FourierTiling(node).seconds
 
 
 class _Calls:
     """The calls for one node, bound to its arrays and memory."""
 
-    def __init__(self, layout: Layout, workspace: Workspace) -> None:
+    def __init__(self, layout: FourierTiling, workspace: ScratchMemory) -> None:
         geometry = layout.geometry
         known = blas()
         assert known is not None
@@ -71,7 +71,7 @@ class _Calls:
         self.filters, self.points, self.others, self.workspace = (
             workspace.array(length, geometry.dtype) for length in layout.lengths
         )
-        self.constants: Matrices = matrices(
+        self.constants: FourierMatrices = matrices(
             layout.length, geometry.taps, layout.is_gradient, geometry.dtype
         )
 
@@ -201,10 +201,10 @@ class _Calls:
 
 
 def _bind(call: Call) -> Runner:
-    layout = Layout(call.node)
+    layout = FourierTiling(call.node)
     filters = 2 if layout.is_sum else 1
 
-    def compute(workspace: Workspace, arrays: list[np.ndarray]) -> list[NativeCall]:
+    def compute(workspace: ScratchMemory, arrays: list[np.ndarray]) -> list[NativeCall]:
         calls = _Calls(layout, workspace)
         before: list[NativeCall] = []
         after: list[NativeCall] = []
@@ -227,7 +227,7 @@ def _bind(call: Call) -> Runner:
     return bind_staged(call, layout.lengths, compute)
 
 
-def _dense(array: np.ndarray, is_filter: bool, layout: Layout) -> np.ndarray:
+def _dense(array: np.ndarray, is_filter: bool, layout: FourierTiling) -> np.ndarray:
     """The array itself if BLAS can take its rows as they lie, else memory for a copy."""
     order = None if is_filter else NHWC
     strides = dense_strides(array.shape, order, array.itemsize)

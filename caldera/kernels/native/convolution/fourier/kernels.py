@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from caldera.kernels.native.codegen.emitter import Emitter, Number, Pointer, Value
+from caldera.kernels.native.codegen.emitter import Emitter, Number, Pointer, RegisterValue
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.matrix_multiply import gemm
 
 
 @dataclass(frozen=True)
-class Transform:
+class TileTransform:
     """Tiles of an image, the matrices they are multiplied with, and their points.
 
     The first tile begins `top` and `left` of the image, the next `tile_rows` and `tile_columns`
@@ -48,7 +48,7 @@ class Transform:
 
 
 @dataclass(frozen=True)
-class Product:
+class PointProducts:
     """Pairs of points of tiles, of others and of filters, each a row of matrices."""
 
     gemm: Integer
@@ -64,7 +64,7 @@ class Product:
     other_step: Integer
     is_first: Integer
 
-    def parts(self, pair: Value) -> list[tuple[Pointer, Pointer]]:
+    def parts(self, pair: RegisterValue) -> list[tuple[Pointer, Pointer]]:
         """The real and the imaginary matrix of a frequency: of tiles, filters and others."""
         return [
             (pointer.at(step * 2 * pair), pointer.at(step * 2 * pair + step))
@@ -93,7 +93,7 @@ class Filters:
 class _Tile:
     """The part of a tile that lies inside its image."""
 
-    def __init__(self, k: Emitter, given: Transform, tile: Value) -> None:
+    def __init__(self, k: Emitter, given: TileTransform, tile: RegisterValue) -> None:
         down, across = given.down, given.across
         image = tile // (down * across)
         rest = tile - image * down * across
@@ -113,7 +113,7 @@ class _Tile:
 
 
 @native_kernel
-def transform_tiles(k: Emitter, given: Transform) -> None:
+def transform_tiles(k: Emitter, given: TileTransform) -> None:
     """Transform tiles of an image whose pixels lie side by side."""
     address, channels, length = given.gemm, given.channels, given.length
     twice = given.half * 2
@@ -147,7 +147,7 @@ def transform_tiles(k: Emitter, given: Transform) -> None:
 
 
 @native_kernel
-def inverse_transform(k: Emitter, given: Transform) -> None:
+def inverse_transform(k: Emitter, given: TileTransform) -> None:
     """Transform products back to tiles of an image whose pixels lie side by side."""
     address, channels, length = given.gemm, given.channels, given.length
     twice = given.half * 2
@@ -179,7 +179,7 @@ def inverse_transform(k: Emitter, given: Transform) -> None:
 
 
 @native_kernel
-def multiply(k: Emitter, given: Product, transposed: bool) -> None:
+def multiply(k: Emitter, given: PointProducts, transposed: bool) -> None:
     """Points of tiles times the conjugates of the filters' points.
 
     Filters lie as matrices (K, C); `transposed` reads them as (C, K).
@@ -209,7 +209,7 @@ def multiply(k: Emitter, given: Product, transposed: bool) -> None:
 
 
 @native_kernel
-def add(k: Emitter, given: Product) -> None:
+def add(k: Emitter, given: PointProducts) -> None:
     """Add points of tiles times the conjugates of the gradient's points, over all tiles."""
     inner, columns = given.inner, given.columns
     one = k.constant(1.0, given.points.type)

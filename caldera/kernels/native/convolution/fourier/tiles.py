@@ -25,7 +25,7 @@ from caldera.kernels.native.convolution.tiling import TiledLayout
 
 
 @dataclass(frozen=True, eq=False)
-class Matrices:
+class FourierMatrices:
     """What tiles are multiplied with. Angles are positive in inverse transforms."""
 
     down: np.ndarray
@@ -52,7 +52,7 @@ def frequencies(length: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def matrices(length: int, taps: tuple[int, int], turned: bool, dtype: DType) -> Matrices:
+def matrices(length: int, taps: tuple[int, int], turned: bool, dtype: DType) -> FourierMatrices:
     """The matrices for tiles of this length and filters of this size.
 
     `turned` transforms filters turned by 180 degrees, as the input gradient wants them.
@@ -87,7 +87,7 @@ def matrices(length: int, taps: tuple[int, int], turned: bool, dtype: DType) -> 
         return np.ascontiguousarray(matrix.reshape(shape), dtype)
 
     count = taps[0] * taps[1]
-    return Matrices(
+    return FourierMatrices(
         dense(down, 2 * len(half), length),
         dense(across, 2 * length, 2 * length),
         dense(back_across, 2 * length, 2 * length),
@@ -104,7 +104,7 @@ _BLOCKS = (64, 32, 16, 8, 4)
 
 
 @dataclass(frozen=True)
-class Layout(TiledLayout):
+class FourierTiling(TiledLayout):
     """What one call of an op needs."""
 
     @cached_property

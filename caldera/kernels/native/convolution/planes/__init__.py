@@ -17,10 +17,10 @@ from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.native.convolution import PRIORITY
 from caldera.kernels.native.convolution.cost_model import COPY, PEAK
 from caldera.kernels.native.convolution.planes.correlate import correlate, pack_filters
-from caldera.kernels.native.convolution.planes.layout import Planes
+from caldera.kernels.native.convolution.planes.layout import PlaneCorrelation
 from caldera.kernels.native.convolution.planes.weight import gradient_calls
 from caldera.kernels.native.convolution.reorder import (
-    Workspace,
+    ScratchMemory,
     bind_staged,
     is_uniform,
     scratch_bytes,
@@ -34,12 +34,12 @@ EFFICIENCY = 0.6
 """Of a tile, beside what a core can do at most."""
 
 
-def _planes(node: Node) -> Planes:
+def _planes(node: Node) -> PlaneCorrelation:
     geometry = Geometry.of(node)
     work = forward(geometry)
     if node.op.name == "conv2d_input":
         ((_, _, work),) = input_phases(geometry)
-    return Planes(work, geometry.dtype)
+    return PlaneCorrelation(work, geometry.dtype)
 
 
 def _supports(node: Node) -> bool:
@@ -53,7 +53,7 @@ def _supports(node: Node) -> bool:
     return planes.work.results <= planes.lanes and planes.terms <= MOST_TERMS
 
 
-def _lengths(node: Node, planes: Planes) -> list[int]:
+def _lengths(node: Node, planes: PlaneCorrelation) -> list[int]:
     """Partial sums or packed filters, and the planes of all workers."""
     if node.op.name == "conv2d_weight":
         return [planes.sums * planes.sum_size, planes.sums * planes.scratch]
@@ -78,7 +78,7 @@ def _bind(call: Call) -> Runner:
     planes = _planes(call.node)
     lengths = _lengths(call.node, planes)
 
-    def compute(workspace: Workspace, arrays: list[np.ndarray]) -> list[NativeCall]:
+    def compute(workspace: ScratchMemory, arrays: list[np.ndarray]) -> list[NativeCall]:
         first, scratch = (workspace.array(length, dtype) for length in lengths)
         source, filters, target = arrays
         if op == "conv2d_weight":

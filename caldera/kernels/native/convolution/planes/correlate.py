@@ -8,15 +8,26 @@ from typing import Any
 import numpy as np
 
 from caldera.kernels.common.geometry import steps
-from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, natural_lanes, vector
+from caldera.kernels.native.codegen.emitter import (
+    Emitter,
+    Pointer,
+    RegisterValue,
+    natural_lanes,
+    vector,
+)
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
-from caldera.kernels.native.convolution.planes.layout import FEW, PlaneFilling, Planes, write_row
-from caldera.kernels.native.convolution.reorder import Loop, gather
+from caldera.kernels.native.convolution.planes.layout import (
+    FEW,
+    PlaneCorrelation,
+    PlaneFilling,
+    write_row,
+)
+from caldera.kernels.native.convolution.reorder import CopyLoop, gather
 from caldera.kernels.native.convolution.tiling import padded_images
 
 
 def pack_filters(
-    planes: Planes, filters: np.ndarray, target: np.ndarray, strides: tuple[int, ...]
+    planes: PlaneCorrelation, filters: np.ndarray, target: np.ndarray, strides: tuple[int, ...]
 ) -> NativeCall:
     """Filters as [block][channel][row][column][output channel]. `filters` begins at the first tap;
     `strides` lead to the next output channel, input channel, row and column of taps."""
@@ -27,10 +38,10 @@ def pack_filters(
         filters,
         target,
         (
-            Loop(1, 0, 0),
-            Loop(work.channels, of_input, rows * columns * width),
-            Loop(rows, of_row, columns * width),
-            Loop(columns, of_column, width),
+            CopyLoop(1, 0, 0),
+            CopyLoop(work.channels, of_input, rows * columns * width),
+            CopyLoop(rows, of_row, columns * width),
+            CopyLoop(columns, of_column, width),
         ),
         length=work.results,
         neighbour=of_output,
@@ -40,7 +51,7 @@ def pack_filters(
     )
 
 
-def filling_of(planes: Planes, source: np.ndarray) -> dict[str, Any]:
+def filling_of(planes: PlaneCorrelation, source: np.ndarray) -> dict[str, Any]:
     """How a strip of the input becomes planes."""
     work = planes.work
     return {
@@ -73,7 +84,7 @@ class _Numbers:
 
 
 def correlate(
-    planes: Planes,
+    planes: PlaneCorrelation,
     source: np.ndarray,
     filters: np.ndarray,
     target: np.ndarray,
@@ -172,7 +183,7 @@ class _Sums:
         zero = k.constant(0.0, vector(source.type, self.lanes))
         self.sums = [[k.variable(zero) for _ in range(tile[1])] for _ in range(tile[0])]
 
-    def add_row(self, seen: Pointer, taps: Pointer, dilation: Value, count: int) -> None:
+    def add_row(self, seen: Pointer, taps: Pointer, dilation: RegisterValue, count: int) -> None:
         """Add the products with a row of taps."""
         k = self.k
         for column in range(count):
@@ -183,7 +194,7 @@ class _Sums:
                 for total, each in zip(row, given, strict=True):
                     total.value = k.fma(each, weight, total.value)
 
-    def store(self, to: Pointer, plane: Value) -> None:
+    def store(self, to: Pointer, plane: RegisterValue) -> None:
         """Write each channel to its plane."""
         for i, row in enumerate(self.sums):
             own = to.at(plane * i)

@@ -22,7 +22,7 @@ from caldera.kernels.native.codegen.emitter import (
     I64,
     Emitter,
     Pointer,
-    Value,
+    RegisterValue,
     itemsize,
     natural_lanes,
     vector,
@@ -38,7 +38,7 @@ SUMS = 16
 
 
 @dataclass(frozen=True)
-class Planes:
+class PlaneCorrelation:
     """A correlation of stride 1 on planes (lengths in elements)."""
 
     work: Correlation
@@ -186,9 +186,9 @@ class PlaneFilling:
         k: Emitter,
         planes: Pointer,
         images: Pointer,
-        image: Value,
-        first_row: Value,
-        rows: Value,
+        image: RegisterValue,
+        first_row: RegisterValue,
+        rows: RegisterValue,
         few: int,
     ) -> None:
         """Copy `rows` padded rows of an image, from `first_row` on; `few` is the number of channels
@@ -209,11 +209,11 @@ class PlaneFilling:
                 self._one_by_one(k, to, pixels, count)
 
     def _in_registers(
-        self, k: Emitter, to: Pointer, pixels: Pointer, count: Value, few: int
+        self, k: Emitter, to: Pointer, pixels: Pointer, count: RegisterValue, few: int
     ) -> None:
         lanes = natural_lanes(to.type)
 
-        def block(first: Value, masks: Sequence[Value | None]) -> None:
+        def block(first: RegisterValue, masks: Sequence[RegisterValue | None]) -> None:
             start = pixels.at(first * few)
             read = [start.load(m * lanes, lanes, mask) for m, mask in enumerate(masks)]
             for channel in range(few):
@@ -222,7 +222,7 @@ class PlaneFilling:
 
         in_blocks(k, count, lanes, few, block)
 
-    def _one_by_one(self, k: Emitter, to: Pointer, pixels: Pointer, count: Value) -> None:
+    def _one_by_one(self, k: Emitter, to: Pointer, pixels: Pointer, count: RegisterValue) -> None:
         lanes, step = natural_lanes(to.type), self.images.pixel_step
         whole = count // lanes * lanes
         with k.loop(0, self.channels) as channel:
@@ -235,12 +235,17 @@ class PlaneFilling:
 
 
 def write_row(
-    k: Emitter, planes: Pointer, plane: Value, target: Pointer, count: Value, results: int
+    k: Emitter,
+    planes: Pointer,
+    plane: RegisterValue,
+    target: Pointer,
+    count: RegisterValue,
+    results: int,
 ) -> None:
     """A row of outputs from planes, channels last."""
     lanes = natural_lanes(planes.type)
 
-    def block(first: Value, masks: Sequence[Value | None]) -> None:
+    def block(first: RegisterValue, masks: Sequence[RegisterValue | None]) -> None:
         read = [planes.load(plane * channel + first, lanes) for channel in range(results)]
         to = target.at(first * results)
         for m, mask in enumerate(masks):
@@ -253,10 +258,10 @@ def write_row(
 
 def in_blocks(
     k: Emitter,
-    count: Value,
+    count: RegisterValue,
     lanes: int,
     channels: int,
-    block: Callable[[Value, Sequence[Value | None]], None],
+    block: Callable[[RegisterValue, Sequence[RegisterValue | None]], None],
 ) -> None:
     """`block(first pixel, masks of its vectors)` for as many pixels at a time as there are lanes:
     as many vectors as channels. The last block may be cut short."""
@@ -265,15 +270,15 @@ def in_blocks(
         block(first, [None] * channels)
     with k.if_then(whole < count):
         left = (count - whole) * channels
-        masks: list[Value | None] = []
+        masks: list[RegisterValue | None] = []
         for m in range(channels):
             numbers = [I64(m * lanes + lane) for lane in range(lanes)]
-            places = Value(k, ir.Constant(vector(I64, lanes), numbers))
+            places = RegisterValue(k, ir.Constant(vector(I64, lanes), numbers))
             masks.append(places < k.splat(left, lanes))
         block(whole, masks)
 
 
-def collected(k: Emitter, sources: Sequence[Value], picks: Sequence[Pick]) -> Value:
+def collected(k: Emitter, sources: Sequence[RegisterValue], picks: Sequence[Pick]) -> RegisterValue:
     """A vector each of whose lanes is some lane of some source."""
     lanes = sources[0].lanes
     first, *others = sorted({source for source, _ in picks})

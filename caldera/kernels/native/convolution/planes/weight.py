@@ -17,7 +17,7 @@ from caldera.kernels.native.codegen.emitter import (
 )
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.convolution.planes.correlate import filling_of
-from caldera.kernels.native.convolution.planes.layout import FEW, PlaneFilling, Planes
+from caldera.kernels.native.convolution.planes.layout import FEW, PlaneCorrelation, PlaneFilling
 from caldera.kernels.native.convolution.tiling import padded_images
 
 
@@ -38,7 +38,7 @@ class _Numbers:
 
 
 def gradient_calls(
-    planes: Planes,
+    planes: PlaneCorrelation,
     x: np.ndarray,
     y: np.ndarray,
     partial: np.ndarray,
@@ -50,7 +50,7 @@ def gradient_calls(
 
 
 def _sum_call(
-    planes: Planes, x: np.ndarray, y: np.ndarray, partial: np.ndarray, scratch: np.ndarray
+    planes: PlaneCorrelation, x: np.ndarray, y: np.ndarray, partial: np.ndarray, scratch: np.ndarray
 ) -> NativeCall:
     work = planes.work
     results, taps = planes.sum_tile
@@ -88,7 +88,7 @@ def _sum_call(
     )
 
 
-def _offsets(planes: Planes, count: int) -> np.ndarray:
+def _offsets(planes: PlaneCorrelation, count: int) -> np.ndarray:
     """How far each tap of each channel lies from an output's place; the last once more, to fill up
     a tile."""
     work = planes.work
@@ -151,7 +151,7 @@ def _sum(
                     to.store(index, to.load(index, lanes) + total.value)
 
 
-def _write_call(planes: Planes, partial: np.ndarray, out: np.ndarray) -> NativeCall:
+def _write_call(planes: PlaneCorrelation, partial: np.ndarray, out: np.ndarray) -> NativeCall:
     """The sum of all lanes of all partial sums as (K, C, R, S)."""
     results, taps = planes.sum_tile
     groups = -(-planes.terms // taps)

@@ -18,13 +18,13 @@ from caldera.kernels.native.codegen.matrix_multiply import blas
 from caldera.kernels.native.codegen.program import NativeCall
 from caldera.kernels.native.convolution import PRIORITY
 from caldera.kernels.native.convolution.reorder import (
-    Workspace,
+    ScratchMemory,
     bind_staged,
     scratch_bytes,
     staging_bytes,
 )
 from caldera.kernels.native.convolution.winograd.convolution import convolution_calls
-from caldera.kernels.native.convolution.winograd.layout import Layout
+from caldera.kernels.native.convolution.winograd.layout import WinogradTiling
 from caldera.kernels.native.convolution.winograd.transforms import SIZES, TAPS
 from caldera.kernels.native.convolution.winograd.weight import weight_calls
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
@@ -34,7 +34,7 @@ FEWEST_CHANNELS = 8
 
 
 def _supports(node: Node, size: int) -> bool:
-    layout = Layout(node, size)
+    layout = WinogradTiling(node, size)
     geometry = layout.geometry
     plain = geometry.taps == (TAPS, TAPS) and geometry.stride == geometry.dilation == (1, 1)
     enough = min(geometry.channels, geometry.results) >= FEWEST_CHANNELS and layout.tiles > 0
@@ -43,23 +43,23 @@ def _supports(node: Node, size: int) -> bool:
 
 
 def _workspace(node: Node, size: int) -> int:
-    layout = Layout(node, size)
+    layout = WinogradTiling(node, size)
     return scratch_bytes(layout.lengths, layout.geometry.dtype) + staging_bytes(node)
 
 
 def _seconds(node: Node, size: int) -> float:
-    return Layout(node, size).seconds
+    return WinogradTiling(node, size).seconds
 
 
 def bind(call: Call, size: int, sums: dict[str, Any] | None = None) -> Runner:
     """Tie the kernel to arrays; it takes `sums` of the image it writes if `takes_sums` says so."""
-    layout = Layout(call.node, size)
+    layout = WinogradTiling(call.node, size)
     if layout.is_sum:
         calls_for = weight_calls
     else:
         calls_for = partial(convolution_calls, sums=sums if layout.row_block else None)
 
-    def compute(workspace: Workspace, arrays: list[np.ndarray]) -> list[NativeCall]:
+    def compute(workspace: ScratchMemory, arrays: list[np.ndarray]) -> list[NativeCall]:
         # Groups come one after the other, so the same memory serves all of them.
         memory = [workspace.array(length, layout.geometry.dtype) for length in layout.lengths]
         groups = zip(*_in_groups(layout, arrays), strict=True)
@@ -70,10 +70,10 @@ def bind(call: Call, size: int, sums: dict[str, Any] | None = None) -> Runner:
 
 def takes_sums(node: Node, size: int) -> bool:
     """Whether sums over blocks of rows are taken while the rows are written."""
-    return Layout(node, size).row_block is not None
+    return WinogradTiling(node, size).row_block is not None
 
 
-def _in_groups(layout: Layout, arrays: list[np.ndarray]) -> list[list[np.ndarray]]:
+def _in_groups(layout: WinogradTiling, arrays: list[np.ndarray]) -> list[list[np.ndarray]]:
     """The part of each array that belongs to each group: channels of images, or filters."""
     filters = 2 if layout.is_sum else 1
     return [

@@ -15,11 +15,18 @@ import numpy as np
 
 from caldera.kernels.common.geometry import steps
 from caldera.kernels.native.codegen.dtypes import computed_type
-from caldera.kernels.native.codegen.emitter import I64, Emitter, Number, Pointer, Value, itemsize
+from caldera.kernels.native.codegen.emitter import (
+    I64,
+    Emitter,
+    Number,
+    Pointer,
+    RegisterValue,
+    itemsize,
+)
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, NativeKernel
 from caldera.kernels.native.codegen.matrix_multiply import blas
 from caldera.kernels.native.codegen.target import CACHE_LINE
-from caldera.kernels.native.convolution.winograd.layout import Layout
+from caldera.kernels.native.convolution.winograd.layout import WinogradTiling
 from caldera.kernels.native.convolution.winograd.tiles import (
     Cursor,
     Image,
@@ -33,7 +40,7 @@ WORDS_OF_A_LINE = CACHE_LINE // 8
 
 
 @dataclass(frozen=True)
-class Steps:
+class WinogradSizes:
     """Numbers that a kernel for few channels is made for: the channels of both images, whose
     pixels lie side by side, and the distances of both sets of points."""
 
@@ -42,12 +49,12 @@ class Steps:
     others: tuple[int, int]
 
 
-def steps_of(layout: Layout, images: tuple[np.ndarray, np.ndarray]) -> Steps | None:
+def steps_of(layout: WinogradTiling, images: tuple[np.ndarray, np.ndarray]) -> WinogradSizes | None:
     """Where it pays to make a kernel for them; else None."""
     channels = images[0].shape[1], images[1].shape[1]
     if not layout.known_channels or tuple(steps(each)[3] for each in images) != channels:
         return None
-    return Steps(channels, (layout.step, layout.inner), (layout.other_step, layout.width))
+    return WinogradSizes(channels, (layout.step, layout.inner), (layout.other_step, layout.width))
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,7 @@ class Arguments:
         """The emitter."""
         return self.borders.k
 
-    def known(self, numbers: Steps | None) -> Self:
+    def known(self, numbers: WinogradSizes | None) -> Self:
         """The same with what is known when code is written: distances between points that are
         numbers in instructions need no registers, of which there are too few for all of them."""
         if numbers is None:
@@ -105,15 +112,17 @@ class Arguments:
         return replace(self, borders=self.borders.at(self.border_step * number))
 
     @contextmanager
-    def own_scratch(self) -> Iterator[Value]:
+    def own_scratch(self) -> Iterator[RegisterValue]:
         """The number of a scratch memory that nobody else uses meanwhile. Parts that follow each
         other, which one worker does if nobody is ahead, take the same."""
         k = self.k
         number = k.variable(k.part * self.scratches // k.parts)
 
-        def is_taken() -> Value:
+        def is_taken() -> RegisterValue:
             place = self.taken.at(number.value * WORDS_OF_A_LINE)
-            return Value(k, k.ir.atomic_rmw("xchg", place.raw, I64(1), "acquire")).differs(0)
+            return RegisterValue(k, k.ir.atomic_rmw("xchg", place.raw, I64(1), "acquire")).differs(
+                0
+            )
 
         with k.while_loop(is_taken):
             number.value = (number.value + 1) % self.scratches
@@ -127,7 +136,11 @@ class Arguments:
         return self.points.passed(passed), self.others.passed(passed)
 
     def fetch_ahead(
-        self, tile: Value, point: Value, to_write: tuple[bool, bool], also: Sequence[Pointer] = ()
+        self,
+        tile: RegisterValue,
+        point: RegisterValue,
+        to_write: tuple[bool, bool],
+        also: Sequence[Pointer] = (),
     ) -> None:
         """Have the pixels brought nearer that the tiles after the block at `tile` will take, or,
         if it is less than a row of them, those below it; `also` those of images like the second.
@@ -157,7 +170,7 @@ class Arguments:
         image: Image,
         points: Points,
         cursor: Cursor,
-        number: Value,
+        number: RegisterValue,
         only: int | None = None,
     ) -> None:
         """Transform the next tiles of an image to all their points, or those of one row."""
@@ -168,7 +181,7 @@ class Arguments:
 
 def winograd_call(
     kernel: NativeKernel,
-    layout: Layout,
+    layout: WinogradTiling,
     images: tuple[np.ndarray, np.ndarray],
     memory: list[np.ndarray],
     tiles: tuple[int, int],

@@ -17,24 +17,24 @@ from caldera.kernels.native.codegen.emitter import (
     Emitter,
     Number,
     Pointer,
-    Value,
+    RegisterValue,
     natural_lanes,
 )
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.codegen.matrix_multiply import gemm
-from caldera.kernels.native.convolution.microkernel import Tile
+from caldera.kernels.native.convolution.microkernel import PixelTile
 from caldera.kernels.native.convolution.winograd.arguments import (
     Arguments,
-    Steps,
+    WinogradSizes,
     steps_of,
     winograd_call,
 )
 from caldera.kernels.native.convolution.winograd.filters import filter_points
-from caldera.kernels.native.convolution.winograd.layout import Layout
+from caldera.kernels.native.convolution.winograd.layout import WinogradTiling
 from caldera.kernels.native.convolution.winograd.tiles import Cursor, Points, inverse_transform
 from caldera.kernels.native.normalisation.loops import BlockSums
 
-Rows = tuple[Number, Value]
+Rows = tuple[Number, RegisterValue]
 _WRITTEN_OUT = 16
 """Vectors of filters up to which a product is written without a loop."""
 
@@ -43,7 +43,7 @@ _WRITTEN_OUT = 16
 class _Arguments(Arguments):
     """The images are the source and the target, the matrices those of the filters."""
 
-    def inverse_transform(self, products: Points, cursor: Cursor, number: Value) -> None:
+    def inverse_transform(self, products: Points, cursor: Cursor, number: RegisterValue) -> None:
         """Write the next tiles of the target."""
         inverse_transform(
             self.k,
@@ -61,7 +61,7 @@ class _Arguments(Arguments):
         self,
         scratch: tuple[Points, Points],
         rows: Rows,
-        point: Value,
+        point: RegisterValue,
         register_tile: tuple[int, int] | None,
         channels: int,
         padded: bool = False,
@@ -100,11 +100,11 @@ class _Arguments(Arguments):
 def _by_panels(
     k: Emitter,
     left: Pointer,
-    inner: Value,
+    inner: RegisterValue,
     right: Pointer,
     target: Pointer,
-    width: Value,
-    rows: Value,
+    width: RegisterValue,
+    rows: RegisterValue,
     register_tile: tuple[int, int],
     channels: int,
     padded: bool,
@@ -125,7 +125,7 @@ def _by_panels(
             first = k.in_register(first)
 
         def multiply(lines: Sequence[Number], length: Number) -> None:
-            tile = Tile(k, height, vectors, [first.at(line * length) for line in lines])
+            tile = PixelTile(k, height, vectors, [first.at(line * length) for line in lines])
             if isinstance(length, int) and length * vectors <= _WRITTEN_OUT:
                 tile.add_known(panel, k.constant(0, I64), length)
             else:
@@ -156,7 +156,7 @@ def _apart(
     register_tile: tuple[int, int] | None,
     channels: int,
     padded: bool,
-    numbers: Steps | None,
+    numbers: WinogradSizes | None,
     grain: Integer,
     sums: BlockSums | None,
 ) -> None:
@@ -185,7 +185,7 @@ def _blocks_of_part(
     register_tile: tuple[int, int] | None,
     channels: int,
     padded: bool,
-    grain: Value,
+    grain: RegisterValue,
     sums: BlockSums | None,
 ) -> None:
     first, block = given.first, given.block
@@ -238,7 +238,7 @@ def _inverse_together(k: Emitter, given: _Arguments) -> None:
 
 
 def convolution_calls(
-    layout: Layout,
+    layout: WinogradTiling,
     memory: list[np.ndarray],
     arrays: list[np.ndarray],
     sums: dict[str, Any] | None = None,

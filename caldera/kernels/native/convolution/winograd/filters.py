@@ -9,9 +9,9 @@ import numpy as np
 
 from caldera.kernels.common.geometry import steps
 from caldera.kernels.native.codegen.dtypes import ElementPointer
-from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, natural_lanes
+from caldera.kernels.native.codegen.emitter import Emitter, Pointer, RegisterValue, natural_lanes
 from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
-from caldera.kernels.native.convolution.winograd.layout import Layout
+from caldera.kernels.native.convolution.winograd.layout import WinogradTiling
 from caldera.kernels.native.convolution.winograd.tiles import overlapping
 from caldera.kernels.native.convolution.winograd.transforms import in_two_dimensions, lengths
 
@@ -19,7 +19,7 @@ _CHUNK = 4
 """Vectors of columns that are done side by side, so that whole cache lines are written."""
 
 
-def filter_points(filters: np.ndarray, points: np.ndarray, layout: Layout) -> NativeCall:
+def filter_points(filters: np.ndarray, points: np.ndarray, layout: WinogradTiling) -> NativeCall:
     """Transform filters (columns, inner, 3, 3) to matrices of `inner` rows, one for each point.
 
     A matrix lies in panels of columns, one after the other, each row major.
@@ -61,16 +61,16 @@ def _filter_points(
     lanes = natural_lanes(points.type)
     chunk = lanes * _CHUNK
 
-    def transform(row: Value, column: Value, lanes: int) -> None:
+    def transform(row: RegisterValue, column: RegisterValue, lanes: int) -> None:
         first = filters.at(row * of_inner + column * of_column)
         panel = column // width
         place = points.at(panel * width * inner + row * width + (column - panel * width))
 
-        def load(i: int, j: int) -> Value:
+        def load(i: int, j: int) -> RegisterValue:
             tap = first.at(of_row * i + of_tap * j)
             return k.vector_of([tap.load(of_column * lane) for lane in range(lanes)])
 
-        def store(i: int, j: int, value: Value) -> None:
+        def store(i: int, j: int, value: RegisterValue) -> None:
             place.store(step * (i * count + j), value)
 
         in_two_dimensions(k, "filter", size, load, store)
@@ -82,7 +82,7 @@ def _filter_points(
         k.vector_loop(left, right, lanes, lambda column, lanes: transform(row, column, lanes))
 
 
-def filter_gradient(sums: np.ndarray, layout: Layout, gradient: np.ndarray) -> NativeCall:
+def filter_gradient(sums: np.ndarray, layout: WinogradTiling, gradient: np.ndarray) -> NativeCall:
     """The gradient (K, C, 3, 3) of filters from sums (workers, points, K * C and some more)."""
     step = sums.shape[2]
     results, channels = gradient.shape[:2]
@@ -133,10 +133,10 @@ def _filter_gradient(
         with overlapping(k, channels, lanes) as channel:
             target = gradient.at(result * of_result + channel * of_channel)
 
-            def load(i: int, j: int) -> Value:
+            def load(i: int, j: int) -> RegisterValue:
                 return source.load(step * (i * count + j) + channel, lanes)
 
-            def store(i: int, j: int, value: Value) -> None:
+            def store(i: int, j: int, value: RegisterValue) -> None:
                 place = target.at(of_row * i + of_tap * j)
                 for lane in range(lanes):
                     place.store(of_channel * lane, value.lane(lane))
@@ -144,10 +144,12 @@ def _filter_gradient(
             in_two_dimensions(k, "taps", size, load, store)
 
 
-def _add_terms(k: Emitter, first: Pointer, count: Value, terms: Value, step: Value) -> None:
+def _add_terms(
+    k: Emitter, first: Pointer, count: RegisterValue, terms: RegisterValue, step: RegisterValue
+) -> None:
     """Add what other workers summed up to the sums of the first."""
 
-    def add(index: Value, lanes: int) -> None:
+    def add(index: RegisterValue, lanes: int) -> None:
         first.store(index, first.load(index, lanes) + first.load(term * step + index, lanes))
 
     with k.loop(1, terms) as term:

@@ -62,7 +62,7 @@ _SUMS_OF_A_WORKER = 160 << 10
 
 
 @dataclass(frozen=True)
-class Layout(TiledLayout):
+class WinogradTiling(TiledLayout):
     """What one call of an op needs, for each group of its channels."""
 
     size: int

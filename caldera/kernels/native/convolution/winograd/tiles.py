@@ -18,9 +18,9 @@ from caldera.kernels.native.codegen.emitter import (
     I32,
     I64,
     Emitter,
+    MutableRegister,
     Pointer,
-    Value,
-    Variable,
+    RegisterValue,
     itemsize,
 )
 from caldera.kernels.native.codegen.kernel import Integer
@@ -91,38 +91,38 @@ class Points:
         """The same, if its distances are known when code is written."""
         return Points(self.memory, *(self.memory.k.constant(each, I64) for each in (step, width)))
 
-    def passed(self, number: Value) -> Points:
+    def passed(self, number: RegisterValue) -> Points:
         """The same behind so many matrices."""
         return Points(self.memory.at(self.step * number), self.step, self.width)
 
-    def at(self, row: Value) -> Points:
+    def at(self, row: RegisterValue) -> Points:
         """The same from a row on."""
         return Points(self.memory.at(row * self.width), self.step, self.width)
 
-    def of(self, point: Value) -> Pointer:
+    def of(self, point: RegisterValue) -> Pointer:
         """The matrix of one point."""
         return self.memory.at(self.step * point)
 
 
 @dataclass(frozen=True)
-class Run:
+class TileRun:
     """Neighbouring tiles of one row of them: how many came before, the number of their image, the
     row and column of the first, both counted in tiles, and how many they are."""
 
-    before: Value
-    image: Value
-    row: Value
-    column: Value
-    count: Value
+    before: RegisterValue
+    image: RegisterValue
+    row: RegisterValue
+    column: RegisterValue
+    count: RegisterValue
 
 
 @dataclass(frozen=True)
 class Cursor:
     """Where a tile is: its image, its row and its column."""
 
-    image: Variable
-    row: Variable
-    column: Variable
+    image: MutableRegister
+    row: MutableRegister
+    column: MutableRegister
 
     def copy(self, k: Emitter) -> Cursor:
         """Another one at the same tile."""
@@ -140,10 +140,10 @@ class Tiles:
     """How the tiles of all images are numbered: image by image, row by row."""
 
     size: int
-    down: Value
-    across: Value
+    down: RegisterValue
+    across: RegisterValue
 
-    def cursor(self, k: Emitter, number: Value) -> Cursor:
+    def cursor(self, k: Emitter, number: RegisterValue) -> Cursor:
         """Look for a tile: to divide takes longer than to transform a vector, so it is done once,
         and from there on tiles are counted."""
         within = self.down * self.across
@@ -153,13 +153,13 @@ class Tiles:
         return Cursor(*(k.variable(each) for each in (image, row, rest - row * self.across)))
 
     @contextmanager
-    def runs(self, k: Emitter, cursor: Cursor, count: Value) -> Iterator[Run]:
+    def runs(self, k: Emitter, cursor: Cursor, count: RegisterValue) -> Iterator[TileRun]:
         """A loop over the rows that the next `count` tiles lie in; the cursor passes them."""
         image, row, column = cursor.image, cursor.row, cursor.column
         before = k.variable(0, I64)
         with k.while_loop(lambda: before.value < count):
             some = k.minimum(count - before.value, self.across - column.value)
-            yield Run(before.value, image.value, row.value, column.value, some)
+            yield TileRun(before.value, image.value, row.value, column.value, some)
             before.value = before.value + some
             after = column.value + some
             is_last = after.equals(self.across)
@@ -169,11 +169,11 @@ class Tiles:
             image.value = k.select(is_lowest, image.value + 1, image.value)
 
 
-def _quotient(a: Value, b: Value) -> Value:
+def _quotient(a: RegisterValue, b: RegisterValue) -> RegisterValue:
     """a // b for numbers of tiles, which fit into 32 bits: processors divide those much sooner."""
     k = a.k
     short = [k.convert(each, I32).raw for each in (a, b)]
-    return k.convert(Value(k, k.ir.udiv(*short)), I64, unsigned=True)
+    return k.convert(RegisterValue(k, k.ir.udiv(*short)), I64, unsigned=True)
 
 
 @dataclass(frozen=True)
@@ -188,16 +188,18 @@ class Strip:
     size: int
     side: int
     rows: list[Pointer]
-    steps: list[Value]
-    left: Value
-    width: Value
+    steps: list[RegisterValue]
+    left: RegisterValue
+    width: RegisterValue
     outside: Pointer
-    run: Run
-    within: tuple[Value, Value]
-    right: Value
+    run: TileRun
+    within: tuple[RegisterValue, RegisterValue]
+    right: RegisterValue
 
     @classmethod
-    def of(cls, k: Emitter, size: int, side: int, image: Image, run: Run, outside: Pointer) -> Self:
+    def of(
+        cls, k: Emitter, size: int, side: int, image: Image, run: TileRun, outside: Pointer
+    ) -> Self:
         """Of tiles with `side` pixels along an axis, which begin `size` pixels apart."""
         top, left = run.row * size - image.top, run.column * size - image.left
         origin = image.memory.at(run.image * image.image_step + left * image.pixel_step)
@@ -212,28 +214,28 @@ class Strip:
         within = begin, k.maximum(begin, right)
         return cls(size, side, rows, steps, left, image.width, outside, run, within, right)
 
-    def column(self, tile: Value, number: int) -> list[Pointer]:
+    def column(self, tile: RegisterValue, number: int) -> list[Pointer]:
         """The pixels of a column of a tile, where that reaches over neither end of a row."""
         place = tile * self.size + number
         return [row.at(step * place) for row, step in zip(self.rows, self.steps, strict=True)]
 
-    def pixels(self, tile: Value) -> Pixels:
+    def pixels(self, tile: RegisterValue) -> Pixels:
         """All pixels of such a tile."""
         return [self.column(tile, number) for number in range(self.side)]
 
-    def checked_column(self, k: Emitter, tile: Value, number: int) -> list[Pointer]:
+    def checked_column(self, k: Emitter, tile: RegisterValue, number: int) -> list[Pointer]:
         """The pixels of a column of any tile."""
         place = self.left + tile * self.size + number
         inside = k.compare("<", place, self.width, unsigned=True)
         return [k.either(inside, pixel, self.outside) for pixel in self.column(tile, number)]
 
-    def end_of_inner(self, k: Emitter, number: int) -> Value:
+    def end_of_inner(self, k: Emitter, number: int) -> RegisterValue:
         """Before which tile no column from `number` on lies outside of the image; 0 if one of the
         first tile lies left of it."""
         return k.select(self.left + number < 0, 0, self.right)
 
     @contextmanager
-    def over_ends(self, k: Emitter) -> Iterator[tuple[Value, Pixels]]:
+    def over_ends(self, k: Emitter) -> Iterator[tuple[RegisterValue, Pixels]]:
         """A loop over the tiles that reach over an end: which it is, and where its pixels are."""
         begin, end = self.within
         with k.loop(0, begin + self.run.count - end) as index:
@@ -248,7 +250,7 @@ def transform_tiles(
     image: Image,
     points: Points,
     cursor: Cursor,
-    number: Value,
+    number: RegisterValue,
     zeros: Pointer,
     lanes: int,
     only: int | None = None,
@@ -266,7 +268,7 @@ def transform_tiles(
     shared = side - tiles.size
     first = k.constant(0, I64)
 
-    def transformed(column: list[Pointer], channel: Value) -> Vector:
+    def transformed(column: list[Pointer], channel: RegisterValue) -> Vector:
         values = [pixel.load(channel, lanes) for pixel in column]
         found = TRANSFORMS[name][tiles.size](k, values)
         return [found[row] for row in rows]
@@ -274,7 +276,7 @@ def transform_tiles(
     with tiles.runs(k, cursor, number) as run:
         strip = Strip.of(k, tiles.size, side, image, run, zeros)
 
-        def finish(tile: Value, channel: Value, columns: list[Vector]) -> None:
+        def finish(tile: RegisterValue, channel: RegisterValue, columns: list[Vector]) -> None:
             row = points.at(run.before + tile).memory
             transform_rows(
                 k,
@@ -291,7 +293,7 @@ def transform_tiles(
                     for i in range(shared)
                 ]
 
-                def transform(tile: Value, fresh: Pixels) -> None:
+                def transform(tile: RegisterValue, fresh: Pixels) -> None:
                     columns = [[each.value for each in column] for column in known]
                     columns += [transformed(column, c) for column in fresh]
                     for column, values in zip(known, columns[tiles.size :], strict=True):
@@ -307,7 +309,7 @@ def transform_tiles(
                     transform(tile, [strip.checked_column(k, tile, i) for i in new])
 
         def one_by_one() -> None:
-            def transform(tile: Value, pixels: Pixels) -> None:
+            def transform(tile: RegisterValue, pixels: Pixels) -> None:
                 with overlapping(k, image.channels, lanes) as c:
                     finish(tile, c, [transformed(column, c) for column in pixels])
 
@@ -329,7 +331,7 @@ def inverse_transform(
     points: Points,
     image: Image,
     cursor: Cursor,
-    number: Value,
+    number: RegisterValue,
     nowhere: Pointer,
     lanes: int,
 ) -> None:
@@ -339,7 +341,7 @@ def inverse_transform(
     with tiles.runs(k, cursor, number) as run:
         strip = Strip.of(k, tiles.size, side, image, run, nowhere)
 
-        def transform(tile: Value, pixels: Pixels) -> None:
+        def transform(tile: RegisterValue, pixels: Pixels) -> None:
             row = points.at(run.before + tile).memory
             with overlapping(k, image.channels, lanes) as c:
                 in_two_dimensions(
@@ -357,7 +359,7 @@ def inverse_transform(
 
 
 @contextmanager
-def overlapping(k: Emitter, count: Value, lanes: int) -> Iterator[Value]:
+def overlapping(k: Emitter, count: RegisterValue, lanes: int) -> Iterator[RegisterValue]:
     """A loop over vectors of `lanes` of at least as many elements; the last may do some of them
     again, which takes less code than doing what is left one by one."""
     with k.loop(0, count, lanes) as index:

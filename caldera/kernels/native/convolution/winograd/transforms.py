@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from caldera.kernels.native.codegen.emitter import Emitter, Value
+from caldera.kernels.native.codegen.emitter import Emitter, RegisterValue
 
-Vector = list[Value]
-Transform = Callable[[Emitter, Sequence[Value]], Vector]
-Store = Callable[[int, int, Value], None]
+Vector = list[RegisterValue]
+Transform = Callable[[Emitter, Sequence[RegisterValue]], Vector]
+Store = Callable[[int, int, RegisterValue], None]
 """Takes a row, a column, and the value that belongs there."""
 
 TAPS = 3
@@ -37,24 +37,24 @@ def reach(size: int) -> int:
 # --- F(2, 3)
 
 
-def _points_2(k: Emitter, d: Sequence[Value]) -> Vector:
+def _points_2(k: Emitter, d: Sequence[RegisterValue]) -> Vector:
     return [d[0] - d[2], d[1] + d[2], d[2] - d[1], d[1] - d[3]]
 
 
-def _outputs_2(k: Emitter, p: Sequence[Value]) -> Vector:
+def _outputs_2(k: Emitter, p: Sequence[RegisterValue]) -> Vector:
     return [p[0] + p[1] + p[2], p[1] - p[2] - p[3]]
 
 
-def _gradient_2(k: Emitter, y: Sequence[Value]) -> Vector:
+def _gradient_2(k: Emitter, y: Sequence[RegisterValue]) -> Vector:
     return [y[0], y[0] + y[1], y[0] - y[1], -y[1]]
 
 
-def _filter_2(k: Emitter, g: Sequence[Value]) -> Vector:
+def _filter_2(k: Emitter, g: Sequence[RegisterValue]) -> Vector:
     outer = g[0] + g[2]
     return [g[0], (outer + g[1]) * 0.5, (outer - g[1]) * 0.5, g[2]]
 
 
-def _taps_2(k: Emitter, p: Sequence[Value]) -> Vector:
+def _taps_2(k: Emitter, p: Sequence[RegisterValue]) -> Vector:
     even, odd = p[1] + p[2], p[1] - p[2]
     return [k.fma(even, 0.5, p[0]), odd * 0.5, k.fma(even, 0.5, p[3])]
 
@@ -62,7 +62,7 @@ def _taps_2(k: Emitter, p: Sequence[Value]) -> Vector:
 # --- F(4, 3)
 
 
-def _points_4(k: Emitter, d: Sequence[Value]) -> Vector:
+def _points_4(k: Emitter, d: Sequence[RegisterValue]) -> Vector:
     far_even, far_odd = k.fma(d[2], -4.0, d[4]), k.fma(d[1], -4.0, d[3])
     even, odd = d[4] - d[2], d[3] - d[1]
     return [
@@ -75,7 +75,7 @@ def _points_4(k: Emitter, d: Sequence[Value]) -> Vector:
     ]
 
 
-def _outputs_4(k: Emitter, p: Sequence[Value]) -> Vector:
+def _outputs_4(k: Emitter, p: Sequence[RegisterValue]) -> Vector:
     even, odd = p[1] + p[2], p[1] - p[2]
     far_even, far_odd = p[3] + p[4], p[3] - p[4]
     return [
@@ -86,7 +86,7 @@ def _outputs_4(k: Emitter, p: Sequence[Value]) -> Vector:
     ]
 
 
-def _gradient_4(k: Emitter, y: Sequence[Value]) -> Vector:
+def _gradient_4(k: Emitter, y: Sequence[RegisterValue]) -> Vector:
     even, odd = y[0] + y[2], y[1] + y[3]
     far_even, far_odd = k.fma(y[2], 4.0, y[0]), k.fma(y[3], 4.0, y[1])
     return [
@@ -99,13 +99,13 @@ def _gradient_4(k: Emitter, y: Sequence[Value]) -> Vector:
     ]
 
 
-def _filter_4(k: Emitter, g: Sequence[Value]) -> Vector:
+def _filter_4(k: Emitter, g: Sequence[RegisterValue]) -> Vector:
     even, odd = (g[0] + g[2]) * (-1 / 6), g[1] * (-1 / 6)
     far_even, far_odd = k.fma(g[2], 1 / 6, g[0] * (1 / 24)), g[1] * (1 / 12)
     return [g[0] * 0.25, even + odd, even - odd, far_even + far_odd, far_even - far_odd, g[2]]
 
 
-def _taps_4(k: Emitter, p: Sequence[Value]) -> Vector:
+def _taps_4(k: Emitter, p: Sequence[RegisterValue]) -> Vector:
     even, odd = p[1] + p[2], p[1] - p[2]
     far_even, far_odd = p[3] + p[4], p[3] - p[4]
     return [
@@ -146,7 +146,7 @@ def in_two_dimensions(
     k: Emitter,
     name: str,
     size: int,
-    load: Callable[[int, int], Value],
+    load: Callable[[int, int], RegisterValue],
     store: Store,
 ) -> None:
     """Transform what `load(row, column)` gives, and `store(row, column, value)` the results."""

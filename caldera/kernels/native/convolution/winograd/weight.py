@@ -15,7 +15,7 @@ from caldera.kernels.native.codegen.emitter import (
     Emitter,
     Number,
     Pointer,
-    Value,
+    RegisterValue,
     natural_lanes,
     vector,
 )
@@ -24,12 +24,12 @@ from caldera.kernels.native.codegen.matrix_multiply import gemm
 from caldera.kernels.native.convolution.microkernel import by_lanes
 from caldera.kernels.native.convolution.winograd.arguments import (
     Arguments,
-    Steps,
+    WinogradSizes,
     steps_of,
     winograd_call,
 )
 from caldera.kernels.native.convolution.winograd.filters import filter_gradient
-from caldera.kernels.native.convolution.winograd.layout import Layout
+from caldera.kernels.native.convolution.winograd.layout import WinogradTiling
 from caldera.kernels.native.convolution.winograd.tiles import Cursor, Points
 from caldera.kernels.native.convolution.winograd.transforms import reach
 
@@ -42,7 +42,7 @@ class _Arguments(Arguments):
         self,
         scratch: tuple[Points, Points],
         cursor: Cursor,
-        number: Value,
+        number: RegisterValue,
         only: int | None = None,
     ) -> None:
         """Transform the next tiles of the image and of the gradient."""
@@ -53,11 +53,11 @@ class _Arguments(Arguments):
     def add(
         self,
         scratch: tuple[Points, Points],
-        tiles: Value,
-        rows: tuple[Number, Value],
-        place: Value,
-        point: Value,
-        is_first: Value,
+        tiles: RegisterValue,
+        rows: tuple[Number, RegisterValue],
+        place: RegisterValue,
+        point: RegisterValue,
+        is_first: RegisterValue,
         register_tile: tuple[int, int] | None,
     ) -> None:
         """Add the product over the tiles of a block to rows `rows[0]` to `rows[1]` of a sum."""
@@ -84,10 +84,10 @@ class _Arguments(Arguments):
 def _by_registers(
     k: Emitter,
     scratch: tuple[Points, Points],
-    point: Value,
-    tiles: Value,
+    point: RegisterValue,
+    tiles: RegisterValue,
     sums: Pointer,
-    is_first: Value,
+    is_first: RegisterValue,
     register_tile: tuple[int, int],
 ) -> None:
     """Add the product over all tiles to a sum, whose sides are multiples of the register tile."""
@@ -115,7 +115,7 @@ def _by_registers(
                 place.store(lanes * i, before + total.value)
 
 
-def _broadcast_rows(k: Emitter, rows: Pointer, height: int, lanes: int) -> list[Value]:
+def _broadcast_rows(k: Emitter, rows: Pointer, height: int, lanes: int) -> list[RegisterValue]:
     """Each of `height` neighbours in all lanes of a vector."""
     if not by_lanes():
         return [k.splat(rows.load(i), lanes) for i in range(height)]
@@ -128,7 +128,7 @@ def _apart(
     k: Emitter,
     given: _Arguments,
     register_tile: tuple[int, int] | None,
-    numbers: Steps | None,
+    numbers: WinogradSizes | None,
     by_rows: bool,
 ) -> None:
     """Blocks of tiles; each part has a sum of its own."""
@@ -192,7 +192,7 @@ def _add_together(k: Emitter, given: _Arguments) -> None:
 
 
 def weight_calls(
-    layout: Layout, memory: list[np.ndarray], arrays: list[np.ndarray]
+    layout: WinogradTiling, memory: list[np.ndarray], arrays: list[np.ndarray]
 ) -> list[NativeCall]:
     """The calls for one group: an image, the output's gradient, and the gradient of the filters.
 

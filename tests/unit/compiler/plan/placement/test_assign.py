@@ -12,7 +12,7 @@ import caldera as cd
 from caldera import op
 from caldera.compiler.lazy import Expr, Variable
 from caldera.compiler.plan.placement import assign
-from caldera.compiler.plan.placement.assign import Placement, place_nodes, predicted
+from caldera.compiler.plan.placement.assign import DevicePlacement, place_nodes, predicted
 from caldera.compiler.plan.placement.min_cut import MeasuredCosts
 from caldera.compiler.plan.placement.parts import parts_of
 from caldera.core.graph.node import Node, pinned
@@ -42,11 +42,11 @@ def variable(name: str, device: Device = CARD) -> Variable:
     return op.var(name, (10,), fill=cd.uniform(0.5, 1.0), device=device)
 
 
-def places_of(found: Placement) -> dict[str, str]:
+def places_of(found: DevicePlacement) -> dict[str, str]:
     return {node.op.name: device.kind for device, nodes in found.groups for node in nodes}
 
 
-def placed(outputs: list[Expr], costs: Table) -> Placement:
+def placed(outputs: list[Expr], costs: Table) -> DevicePlacement:
     return place_nodes(program_of([each.node for each in outputs]), CARD, costs)
 
 

@@ -21,7 +21,7 @@ from caldera.kernels.native.codegen.emitter import (
     POINTER,
     Emitter,
     Pointer,
-    Value,
+    RegisterValue,
     kernel_module,
     vector,
 )
@@ -155,7 +155,7 @@ def _optimised(build) -> str:
 def test_what_stays_the_same_is_moved_out_of_loops() -> None:
     def build(k: Emitter) -> None:
         x = Pointer(k, k.argument(0, POINTER), I64)
-        count, by = Value(k, k.argument(1, I64)), Value(k, k.argument(2, I64))
+        count, by = RegisterValue(k, k.argument(1, I64)), RegisterValue(k, k.argument(2, I64))
         with k.loop(0, count) as i:
             x.store(i, x.load(i) + count // by)
 
@@ -170,7 +170,7 @@ def test_functions_inside_a_kernel_are_inlined() -> None:
         store = k.internal_function(
             "inside", [POINTER], lambda k, to: Pointer(k, to.raw, I64).store(0, 7)
         )
-        k.call(store, Value(k, x))
+        k.call(store, RegisterValue(k, x))
 
     assert "call" not in _optimised(build)
 

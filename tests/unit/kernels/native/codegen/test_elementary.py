@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from caldera.kernels.native.codegen import elementary
-from caldera.kernels.native.codegen.emitter import Emitter, Pointer, Value, natural_lanes
+from caldera.kernels.native.codegen.emitter import Emitter, Pointer, RegisterValue, natural_lanes
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner
 from tests.unit.kernels.native.codegen.test_math import LONG, SPECIAL, arguments, ulp_errors
@@ -48,14 +48,14 @@ RIGHT: dict[str, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
 NAMES = (*RIGHT, "lgamma")
 
 
-def _function(name: str) -> Callable[..., Value]:
-    function: Callable[..., Value] = getattr(elementary, name)
+def _function(name: str) -> Callable[..., RegisterValue]:
+    function: Callable[..., RegisterValue] = getattr(elementary, name)
     return function
 
 
 @native_kernel
 def _apply_all(k: Emitter, x: Pointer, y: Pointer, count: Integer) -> None:
-    def apply(index: Value, lanes: int) -> None:
+    def apply(index: RegisterValue, lanes: int) -> None:
         for row, name in enumerate(NAMES):
             y.store(index + count * row, _function(name)(k, x.load(index, lanes)))
 

@@ -11,7 +11,7 @@ from caldera.kernels.native.codegen.emitter import (
     I64,
     Emitter,
     Pointer,
-    Value,
+    RegisterValue,
     natural_lanes,
 )
 from caldera.kernels.native.codegen.kernel import Integer, NativeKernel, Real, native_kernel
@@ -152,7 +152,7 @@ def _memory(k: Emitter, source: Pointer, target: Pointer, n: Integer) -> None:
     k.clear_bytes(target, n * 4)
     k.copy_bytes(aside, source, 16)
 
-    def add_one(inside: Emitter, address: Value) -> None:
+    def add_one(inside: Emitter, address: RegisterValue) -> None:
         place = inside.int_to_pointer(address, F32)
         place.store(0, place.load(0) + 1.0)
 

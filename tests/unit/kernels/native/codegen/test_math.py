@@ -11,7 +11,13 @@ import pytest
 
 from caldera.kernels.native.codegen import dtypes, elementary
 from caldera.kernels.native.codegen import math as native
-from caldera.kernels.native.codegen.emitter import F32, Emitter, Pointer, Value, natural_lanes
+from caldera.kernels.native.codegen.emitter import (
+    F32,
+    Emitter,
+    Pointer,
+    RegisterValue,
+    natural_lanes,
+)
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner
 
@@ -201,7 +207,7 @@ PATTERNS = np.arange(1 << 16, dtype=np.uint16)
 def _widen(
     k: Emitter, x: Pointer, y: Pointer, count: Integer, name: str, by_integers: bool
 ) -> None:
-    def widened(index: Value, lanes: int) -> None:
+    def widened(index: RegisterValue, lanes: int) -> None:
         bits = x.load(index, lanes)
         value = dtypes.widen_by_integers(k, bits) if by_integers else dtypes.widen(k, bits, name)
         y.store(index, value)
@@ -213,7 +219,7 @@ def _widen(
 def _narrow(
     k: Emitter, x: Pointer, y: Pointer, count: Integer, name: str, by_integers: bool
 ) -> None:
-    def narrowed(index: Value, lanes: int) -> None:
+    def narrowed(index: RegisterValue, lanes: int) -> None:
         value = x.load(index, lanes)
         bits = dtypes.narrow_by_integers(k, value) if by_integers else dtypes.narrow(k, value, name)
         y.store(index, bits)

@@ -13,7 +13,7 @@ from caldera.core.graph.node import Node, Spec
 from caldera.kernels.common.geometry import Geometry, forward, input_phases
 from caldera.kernels.native.convolution import tiling
 from caldera.kernels.native.convolution.direct import packing
-from caldera.kernels.native.convolution.weight_blocking import Gradient
+from caldera.kernels.native.convolution.weight_blocking import WeightGradientTile
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
 from tests.unit.kernels.native.convolution.cases import convolution_nodes
@@ -235,7 +235,7 @@ def test_output_channels_are_shared_out_where_partial_sums_are_few(threads: int)
     node = list(convolution_nodes(**case))[2]
     (kernel,) = [each for each in _kernels(node) if each.name == "direct"]
     with settings.override(threads=threads):
-        gradient = Gradient(forward(Geometry.of(node).unstrided), node.dtype)
+        gradient = WeightGradientTile(forward(Geometry.of(node).unstrided), node.dtype)
         assert gradient.splits > 1
         _check(node, kernel)
 

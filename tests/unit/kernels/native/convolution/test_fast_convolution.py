@@ -17,7 +17,7 @@ from caldera.core.graph.opdef import parameter
 from caldera.core.tensor.dtype import float64
 from caldera.kernels.native import families  # noqa: F401 - registers its kernels
 from caldera.kernels.native.convolution.winograd import layout
-from caldera.kernels.native.convolution.winograd.layout import Layout
+from caldera.kernels.native.convolution.winograd.layout import WinogradTiling
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel
 from caldera.kernels.tuning_cache import tuning_key
@@ -170,9 +170,9 @@ def test_parts_are_the_same_whoever_takes_them(monkeypatch: pytest.MonkeyPatch) 
     generator = np.random.default_rng(3)
     with settings.override(threads=2):
         for node in _nodes((8, 16, 16, 16), (16, 16, 3, 3)):
-            assert Layout(node, 2).turns > 1
+            assert WinogradTiling(node, 2).turns > 1
             with at_most_threads(1):
-                assert Layout(node, 2).turns == 1
+                assert WinogradTiling(node, 2).turns == 1
             inputs = [_guarded(each.spec)[1] for each in node.inputs]
             for each in inputs:
                 each[...] = generator.standard_normal(each.shape)
@@ -309,7 +309,7 @@ def test_blocks_shrink_to_fit_into_the_workspace_allowed(name: str) -> None:
 def test_few_channels_stay_in_registers_and_in_the_nearest_cache() -> None:
     """16 channels are one vector of the widest there are: BLAS would only rearrange them."""
     for node in _nodes((32, 16, 32, 32), (16, 16, 3, 3)):
-        found = Layout(node, 2)
+        found = WinogradTiling(node, 2)
         assert found.register_tile is not None
         assert found.in_place is (found.panel == 16 and not found.is_sum)
         taken = found.filter_step + found.step + (0 if found.in_place else found.other_step)
