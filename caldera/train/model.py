@@ -36,7 +36,7 @@ from caldera.train.data_adapters import (
     predict_ragged,
     prediction_arrays,
 )
-from caldera.train.fit import FitOptions, TrainingData, evaluate, fit, make_steps
+from caldera.train.fit import FitOptions, evaluate, fit, make_steps
 from caldera.train.lr_find import LearningRates, lr_find
 from caldera.train.model_settings import GivenLoss, ModelSettings
 from caldera.train.saving.model_file import load_weights, save_model
@@ -52,6 +52,7 @@ from caldera.train.target_units import in_units
 from caldera.train.tracking.history import History
 from caldera.train.tracking.measure_run import profile
 from caldera.train.tracking.summary import Summary, summarise
+from caldera.train.training_data import TrainingData
 
 
 @guarded
