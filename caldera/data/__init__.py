@@ -25,7 +25,7 @@ from caldera.data.random_draws import Draw
 from caldera.data.schema import Schema
 from caldera.data.sources.as_data import as_data, source
 from caldera.data.sources.base import Data
-from caldera.data.sources.encoded_images import Files
+from caldera.data.sources.file_formats import Files
 from caldera.data.sources.indexed_data import ArrayData, ItemData
 from caldera.data.sources.iterable_data import IterableData
 from caldera.data.sources.ragged_data import RaggedData

@@ -17,10 +17,10 @@ from caldera.train.model_settings import ModelSettings
 from caldera.train.step_graph import (
     AFTER_PARAMETERS,
     ModelSignature,
+    in_units,
     main_output,
     named_outputs,
 )
-from caldera.train.target_units import in_units
 
 
 class ModelGraph(ModelSettings):

@@ -24,9 +24,7 @@ from caldera.draw.page import (
 )
 from caldera.draw.run_charts import learning_curve_charts
 from caldera.draw.svg import CATEGORICAL
-from caldera.train.report.classification import classes_parts
-from caldera.train.report.columns import columns_section
-from caldera.train.report.regression import values_parts
+from caldera.train.report.predictions import classes_parts, columns_section, values_parts
 from caldera.train.report.step import graph_section, memory_section, time_section
 from caldera.train.tracking.history import History, shown_number
 from caldera.train.tracking.run_folder import RunFolder
