@@ -20,18 +20,20 @@ from caldera.base.threads import thread_count
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.ctc import IMPOSSIBLE
 from caldera.core.tensor.dtype import float32, float64
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     F64,
     I64,
     Emitter,
+    Integer,
+    NativeRunner,
     Pointer,
     RegisterValue,
+    any_layout,
+    native_kernel,
     natural_lanes,
+    parts_for,
 )
-from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.math import exp_of_negative, log
-from caldera.kernels.native.codegen.program import NativeRunner
-from caldera.kernels.native.codegen.strides import any_layout, parts_for
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _MARGIN = 2

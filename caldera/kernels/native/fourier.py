@@ -20,7 +20,7 @@ from caldera.core.graph.memory_format import as_pairs
 from caldera.core.graph.node import Node
 from caldera.core.tensor.dtype import complex_of, float32, float64
 from caldera.core.tensor.shape import Shape, size
-from caldera.kernels.native.codegen.strides import any_layout
+from caldera.kernels.native.codegen import any_layout
 from caldera.kernels.native.movement import copying
 from caldera.kernels.runners import AddressedRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner

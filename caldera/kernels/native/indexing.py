@@ -18,23 +18,21 @@ from caldera.base.threads import thread_count
 from caldera.core.graph.node import Node
 from caldera.core.tensor.dtype import float32, float64
 from caldera.kernels.common.indexing import may_overwrite
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     I64,
-    Emitter,
-    Pointer,
-    RegisterValue,
-    natural_lanes,
-)
-from caldera.kernels.native.codegen.kernel import (
     INTEGERS,
+    Emitter,
     Integer,
     NativeCall,
     NativeKernel,
+    NativeRunner,
+    Pointer,
+    RegisterValue,
     address_of,
     as_integers,
     native_kernel,
+    natural_lanes,
 )
-from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.movement import copy_calls
 from caldera.kernels.reference.arrays import check_range
 from caldera.kernels.table import TABLE, Call, Kernel, Runner

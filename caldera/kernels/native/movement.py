@@ -15,21 +15,20 @@ from math import prod
 import numpy as np
 
 from caldera.base.threads import thread_count
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     I64,
-    Emitter,
-    Pointer,
-    RegisterValue,
-    natural_lanes,
-)
-from caldera.kernels.native.codegen.kernel import (
     INTEGERS,
+    Emitter,
     Integer,
     NativeCall,
+    NativeRunner,
+    Pointer,
+    RegisterValue,
     as_integers,
+    in_sequence,
     native_kernel,
+    natural_lanes,
 )
-from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
 from caldera.kernels.table import COPY, TABLE, Call, Kernel, Runner
 
 _OUTER = 4

@@ -16,20 +16,21 @@ import numpy as np
 from llvmlite import ir
 
 from caldera.base.threads import thread_count
-from caldera.kernels.native.codegen.dtypes import computed_type
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     I32,
     I64,
     Emitter,
+    Integer,
+    NativeRunner,
     Pointer,
     RegisterValue,
+    computed_type,
     element,
+    host_target,
+    native_kernel,
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.codegen.kernel import Integer, native_kernel
-from caldera.kernels.native.codegen.program import NativeRunner
-from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.native.pooling_windows import (
     ImageMemory,
     average_windows,

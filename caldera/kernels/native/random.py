@@ -7,19 +7,21 @@ import numpy as np
 from caldera.base.threads import thread_count
 from caldera.core.graph.node import Node
 from caldera.core.tensor.dtype import float32, float64
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     F32,
     F64,
     I32,
     I64,
     Emitter,
+    Integer,
+    NativeRunner,
     Pointer,
     RegisterValue,
+    in_sequence,
+    native_kernel,
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.codegen.kernel import Integer, native_kernel
-from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
 from caldera.kernels.native.movement import copying, transposed
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 

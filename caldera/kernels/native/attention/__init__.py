@@ -20,8 +20,7 @@ from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_byt
 from caldera.kernels.common.product import offsets_of, steps
 from caldera.kernels.native.attention.head import BLOCK, HeadSizes
 from caldera.kernels.native.attention.kernels import backward, forward
-from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
-from caldera.kernels.native.codegen.target import CACHE_LINE
+from caldera.kernels.native.codegen import CACHE_LINE, NativeRunner, in_sequence
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 

@@ -23,8 +23,7 @@ from caldera.core.tensor.dtype import bfloat16
 from caldera.core.tensor.shape import Shape
 from caldera.kernels.common.binding import Scratch, workspace_bytes
 from caldera.kernels.common.geometry import Geometry, Phase, input_phases
-from caldera.kernels.native.codegen.kernel import NativeCall
-from caldera.kernels.native.codegen.program import NativeRunner
+from caldera.kernels.native.codegen import NativeCall, NativeRunner
 from caldera.kernels.native.convolution import PRIORITY
 from caldera.kernels.native.convolution.cost_model import COPY, PEAK
 from caldera.kernels.native.convolution.pointwise import (

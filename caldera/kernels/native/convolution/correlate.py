@@ -13,14 +13,16 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from caldera.kernels.common.geometry import steps
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     I64,
     Emitter,
+    Integer,
+    NativeCall,
     Pointer,
     RegisterValue,
+    native_kernel,
     natural_lanes,
 )
-from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.convolution.correlation_blocking import Packing
 from caldera.kernels.native.convolution.microkernel import PixelTile, by_lanes
 from caldera.kernels.native.convolution.reorder import CopyLoop, gather

@@ -17,15 +17,15 @@ import numpy as np
 from caldera.base.threads import part_count, thread_count
 from caldera.core.tensor.dtype import DType
 from caldera.kernels.common.geometry import Correlation, Pair
-from caldera.kernels.native.codegen.dtypes import computed_type
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     Emitter,
+    Integer,
     Pointer,
     RegisterValue,
+    computed_type,
     itemsize,
     natural_lanes,
 )
-from caldera.kernels.native.codegen.kernel import Integer
 from caldera.kernels.native.convolution.microkernel import best_shape, depthwise_shape
 from caldera.kernels.native.convolution.tiling import PaddedImages, Strips, cut, padded_images
 

@@ -14,16 +14,18 @@ import numpy as np
 
 from caldera.core.tensor.dtype import DType
 from caldera.kernels.common.geometry import Correlation, steps
-from caldera.kernels.native.codegen.dtypes import computed_type
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     Emitter,
+    Integer,
+    NativeCall,
     Pointer,
     RegisterValue,
+    computed_type,
+    host_target,
+    native_kernel,
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
-from caldera.kernels.native.codegen.target import host_target
 from caldera.kernels.native.convolution.correlation_blocking import (
     BlockedFilling,
     StripBlocks,

@@ -10,7 +10,7 @@ import numpy as np
 
 from caldera.core.graph.node import Node
 from caldera.kernels.common.geometry import Geometry, forward, input_phases, steps
-from caldera.kernels.native.codegen.program import NativeCall
+from caldera.kernels.native.codegen import NativeCall
 from caldera.kernels.native.convolution.correlate import correlate, pack_filters
 from caldera.kernels.native.convolution.correlation_blocking import CorrelationBlock, Packing
 from caldera.kernels.native.convolution.reorder import (

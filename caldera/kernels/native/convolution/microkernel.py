@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     Emitter,
     Number,
     Pointer,
     RegisterValue,
+    host_target,
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.codegen.target import host_target
 
 
 @lru_cache(maxsize=1)

@@ -19,8 +19,7 @@ from caldera.core.graph.ops.product import matmul
 from caldera.core.tensor.dtype import float32
 from caldera.kernels.common.binding import Scratch, workspace_bytes
 from caldera.kernels.common.geometry import Geometry, seen_pixels
-from caldera.kernels.native.codegen.kernel import NativeCall
-from caldera.kernels.native.codegen.program import NativeRunner
+from caldera.kernels.native.codegen import NativeCall, NativeRunner
 from caldera.kernels.native.convolution.cost_model import columns_seconds
 from caldera.kernels.native.product import amx, packed  # noqa: F401 - register their kernels
 from caldera.kernels.native.product.problem import copied, dense

@@ -16,8 +16,14 @@ import numpy as np
 
 from caldera.core.graph.node import Node
 from caldera.kernels.common.geometry import Correlation, Geometry, Pair, steps
-from caldera.kernels.native.codegen.emitter import Emitter, Number, Pointer, RegisterValue, itemsize
-from caldera.kernels.native.codegen.kernel import Integer
+from caldera.kernels.native.codegen import (
+    Emitter,
+    Integer,
+    Number,
+    Pointer,
+    RegisterValue,
+    itemsize,
+)
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,14 @@ from functools import cached_property
 from caldera.base.threads import part_count, thread_count
 from caldera.core.tensor.dtype import DType
 from caldera.kernels.common.geometry import Correlation
-from caldera.kernels.native.codegen.dtypes import computed_type
-from caldera.kernels.native.codegen.emitter import Emitter, Number, RegisterValue, natural_lanes
-from caldera.kernels.native.codegen.target import host_target
+from caldera.kernels.native.codegen import (
+    Emitter,
+    Number,
+    RegisterValue,
+    computed_type,
+    host_target,
+    natural_lanes,
+)
 from caldera.kernels.native.convolution.correlation_blocking import StripBlocks
 from caldera.kernels.native.convolution.microkernel import by_lanes
 from caldera.kernels.native.convolution.tiling import Strips, cut

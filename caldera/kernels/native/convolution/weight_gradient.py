@@ -15,14 +15,16 @@ import numpy as np
 
 from caldera.core.graph.node import Node
 from caldera.kernels.common.geometry import Geometry, forward, seen_pixels, steps
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     Emitter,
+    Integer,
+    NativeCall,
     Pointer,
     RegisterValue,
+    native_kernel,
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.convolution import depthwise_weight
 from caldera.kernels.native.convolution.correlation_blocking import BlockedFilling, filling
 from caldera.kernels.native.convolution.depthwise_weight import DepthwiseGradient

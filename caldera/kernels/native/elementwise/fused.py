@@ -7,7 +7,7 @@ from caldera.core.graph.program import Body
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.loops import loop_body_of, loop_shape
 from caldera.kernels.common.reduction import elementwise_outputs, fused_tasks
-from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
+from caldera.kernels.native.codegen import NativeRunner, in_sequence
 from caldera.kernels.native.elementwise.loop import loop_calls
 from caldera.kernels.native.elementwise.operations import is_known
 from caldera.kernels.native.reduction.reduce import fill_with_nothing, reduction_calls

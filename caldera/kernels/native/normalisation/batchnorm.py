@@ -12,9 +12,13 @@ from typing import Any
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.dtype import float64
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.native.codegen.kernel import NativeCall
-from caldera.kernels.native.codegen.program import NativeRunner
-from caldera.kernels.native.codegen.strides import any_layout, parts_for, shares_for
+from caldera.kernels.native.codegen import (
+    NativeCall,
+    NativeRunner,
+    any_layout,
+    parts_for,
+    shares_for,
+)
 from caldera.kernels.native.normalisation import batchnorm_kernels as kernels
 from caldera.kernels.native.normalisation.layout import RowLayout, batch_layout, vector
 from caldera.kernels.native.normalisation.loops import FACTORS, SUMS, sums_of_blocks

@@ -7,9 +7,16 @@ at a time, whose second reading of the data comes from the cache.
 
 from __future__ import annotations
 
-from caldera.kernels.native.codegen.dtypes import ElementPointer
-from caldera.kernels.native.codegen.emitter import F64, Emitter, Pointer, RegisterValue
-from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
+from caldera.kernels.native.codegen import (
+    F64,
+    ElementPointer,
+    Emitter,
+    Integer,
+    Pointer,
+    Real,
+    RegisterValue,
+    native_kernel,
+)
 from caldera.kernels.native.normalisation.layout import ChannelRows, Images, Vector
 from caldera.kernels.native.normalisation.loops import (
     CENTRE,

@@ -12,10 +12,18 @@ from typing import Any
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.dtype import float64
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.native.codegen.emitter import F64, Emitter, Pointer, RegisterValue
-from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
-from caldera.kernels.native.codegen.program import NativeRunner
-from caldera.kernels.native.codegen.strides import any_layout, parts_for
+from caldera.kernels.native.codegen import (
+    F64,
+    Emitter,
+    Integer,
+    NativeRunner,
+    Pointer,
+    Real,
+    RegisterValue,
+    any_layout,
+    native_kernel,
+    parts_for,
+)
 from caldera.kernels.native.normalisation.layout import (
     Images,
     RowLayout,

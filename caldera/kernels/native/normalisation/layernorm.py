@@ -12,21 +12,26 @@ from caldera.core.graph.memory_format import Order
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.native.codegen.dtypes import ElementPointer
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     F64,
+    ElementPointer,
     Emitter,
+    Integer,
+    NativeRunner,
     Pointer,
+    Real,
     RegisterValue,
+    Strides,
+    any_layout,
+    collapse_axes,
     itemsize,
     line_lanes,
+    native_kernel,
     natural_lanes,
+    parts_for,
     shrinking,
     vector,
 )
-from caldera.kernels.native.codegen.kernel import Integer, Real, native_kernel
-from caldera.kernels.native.codegen.program import NativeRunner
-from caldera.kernels.native.codegen.strides import Strides, any_layout, collapse_axes, parts_for
 from caldera.kernels.native.normalisation.layout import ChannelRows
 from caldera.kernels.native.normalisation.loops import over_plane
 from caldera.kernels.native.normalisation.statistics import (

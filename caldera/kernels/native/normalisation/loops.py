@@ -16,19 +16,20 @@ from dataclasses import dataclass, replace
 
 from llvmlite import ir
 
-from caldera.kernels.native.codegen.dtypes import ElementPointer
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     F64,
     I64,
+    ElementPointer,
     Emitter,
+    Integer,
     Number,
     Pointer,
     RegisterValue,
     line_lanes,
+    native_kernel,
     natural_lanes,
     shrinking,
 )
-from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.math import maximum
 from caldera.kernels.native.normalisation.layout import ChannelRows
 from caldera.kernels.native.normalisation.statistics import (

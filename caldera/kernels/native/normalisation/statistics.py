@@ -12,21 +12,22 @@ from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
-from caldera.kernels.native.codegen.dtypes import ElementPointer
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     F64,
     I64,
+    ElementPointer,
     Emitter,
+    Integer,
     Number,
     Pointer,
     RegisterValue,
     itemsize,
     line_lanes,
+    native_kernel,
     natural_lanes,
     shrinking,
     vector,
 )
-from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.normalisation.layout import ChannelRows
 
 BLOCK_ROWS = 256

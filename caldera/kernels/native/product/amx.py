@@ -26,15 +26,18 @@ from caldera.kernels.common.product import (
     offsets_of,
     steps,
 )
-from caldera.kernels.native.codegen.dtypes import ElementPointer
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     F32,
+    ElementPointer,
     Emitter,
+    Integer,
+    NativeCall,
+    NativeRunner,
     Pointer,
     RegisterValue,
+    native_kernel,
     natural_lanes,
 )
-from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.codegen.matrix_multiply import (
     ROW_BYTES,
     ROWS,
@@ -43,7 +46,6 @@ from caldera.kernels.native.codegen.matrix_multiply import (
     has_amx,
     tile_configuration,
 )
-from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.product.amx_packing import (
     BLOCK,
     SIDE,

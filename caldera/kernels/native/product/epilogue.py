@@ -8,8 +8,13 @@ from typing import Any
 
 from caldera.core.graph.ops.activation import SELU_ALPHA, SELU_SCALE
 from caldera.kernels.common.product import Epilogue
-from caldera.kernels.native.codegen import math
-from caldera.kernels.native.codegen.emitter import Emitter, Number, Pointer, RegisterValue
+from caldera.kernels.native.codegen import (
+    Emitter,
+    Number,
+    Pointer,
+    RegisterValue,
+    math,
+)
 
 
 def apply_epilogue(

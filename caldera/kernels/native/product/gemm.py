@@ -26,11 +26,18 @@ from caldera.kernels.common.product import (
     as_matrices,
     offsets_of,
 )
-from caldera.kernels.native.codegen.dtypes import MEMORY_TYPES
-from caldera.kernels.native.codegen.emitter import Emitter, Pointer, RegisterValue, natural_lanes
-from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
+from caldera.kernels.native.codegen import (
+    MEMORY_TYPES,
+    Emitter,
+    Integer,
+    NativeCall,
+    NativeRunner,
+    Pointer,
+    RegisterValue,
+    native_kernel,
+    natural_lanes,
+)
 from caldera.kernels.native.codegen.matrix_multiply import blas, gemm
-from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.product.epilogue import apply_epilogue
 from caldera.kernels.native.product.problem import (
     WORTH_SPLITTING_COPIES,

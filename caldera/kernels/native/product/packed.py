@@ -20,13 +20,14 @@ from caldera.core.tensor.dtype import DType
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import compute_dtype, workspace_bytes
 from caldera.kernels.common.product import NOTHING, Epilogue, Matrices
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     Emitter,
+    Integer,
     Pointer,
     RegisterValue,
+    native_kernel,
     natural_lanes,
 )
-from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.product.epilogue import apply_epilogue
 from caldera.kernels.native.product.gemm import (
     Binder,

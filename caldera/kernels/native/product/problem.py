@@ -14,9 +14,16 @@ from caldera.core.tensor.dtype import HALVES
 from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.common.product import Matrices, as_matrices, offsets_of, steps
-from caldera.kernels.native.codegen.dtypes import ElementPointer
-from caldera.kernels.native.codegen.emitter import Emitter, Pointer, RegisterValue, natural_lanes
-from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
+from caldera.kernels.native.codegen import (
+    ElementPointer,
+    Emitter,
+    Integer,
+    NativeCall,
+    Pointer,
+    RegisterValue,
+    native_kernel,
+    natural_lanes,
+)
 from caldera.kernels.native.movement import copy_calls
 from caldera.kernels.table import Array
 

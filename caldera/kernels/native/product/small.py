@@ -12,11 +12,19 @@ from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import Scratch
 from caldera.kernels.common.product import Epilogue, ProductArrays, offsets_of, steps
-from caldera.kernels.native.codegen.dtypes import ElementPointer, computed_type
-from caldera.kernels.native.codegen.emitter import Emitter, Pointer, natural_lanes, vector
-from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
-from caldera.kernels.native.codegen.program import NativeRunner
-from caldera.kernels.native.codegen.target import host_target
+from caldera.kernels.native.codegen import (
+    ElementPointer,
+    Emitter,
+    Integer,
+    NativeCall,
+    NativeRunner,
+    Pointer,
+    computed_type,
+    host_target,
+    native_kernel,
+    natural_lanes,
+    vector,
+)
 from caldera.kernels.native.product.epilogue import apply_epilogue
 from caldera.kernels.native.product.gemm import epilogue_of
 from caldera.kernels.native.product.microkernel import PackedMatrix, add_products, most_vectors

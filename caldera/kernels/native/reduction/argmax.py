@@ -12,16 +12,21 @@ from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.loops import LoopAxes, LoopBody, axes_of
 from caldera.kernels.common.reduction import identity
-from caldera.kernels.native.codegen.dtypes import (
+from caldera.kernels.native.codegen import (
+    I32,
+    I64,
     MEMORY_TYPES,
     UNSIGNED,
+    Emitter,
+    Integer,
+    NativeRunner,
+    RegisterValue,
     constant,
     from_memory,
+    is_floating,
+    native_kernel,
     to_memory,
 )
-from caldera.kernels.native.codegen.emitter import I32, I64, Emitter, RegisterValue, is_floating
-from caldera.kernels.native.codegen.kernel import Integer, native_kernel
-from caldera.kernels.native.codegen.program import NativeRunner
 from caldera.kernels.native.elementwise.loop import (
     InnerArray,
     OuterAxis,

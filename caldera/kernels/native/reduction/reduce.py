@@ -27,8 +27,7 @@ from caldera.kernels.common.reduction import (
     lengths,
     with_axes,
 )
-from caldera.kernels.native.codegen.kernel import NativeCall
-from caldera.kernels.native.codegen.program import NativeRunner
+from caldera.kernels.native.codegen import NativeCall, NativeRunner
 from caldera.kernels.native.elementwise.loop import outer_axes, strided_arrays, widths, workers
 from caldera.kernels.native.elementwise.operations import is_known
 from caldera.kernels.native.reduction import kernels

@@ -7,8 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from caldera.kernels.native.codegen.dtypes import ElementPointer
-from caldera.kernels.native.codegen.emitter import I64, Emitter, Number, RegisterValue
+from caldera.kernels.native.codegen import (
+    I64,
+    ElementPointer,
+    Emitter,
+    Number,
+    RegisterValue,
+)
 
 
 @dataclass(frozen=True)

@@ -16,22 +16,25 @@ import numpy as np
 from llvmlite import ir
 
 from caldera.core.tensor.shape import size
-from caldera.kernels.native.codegen.dtypes import ElementPointer, computed_type
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     F64,
     I64,
+    ElementPointer,
     Emitter,
+    Integer,
+    NativeRunner,
     Number,
     RegisterValue,
+    collapse_axes,
+    computed_type,
     line_lanes,
+    native_kernel,
     natural_lanes,
+    parts_for,
     shrinking,
     vector,
 )
-from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.math import exp_of_negative, maximum
-from caldera.kernels.native.codegen.program import NativeRunner
-from caldera.kernels.native.codegen.strides import collapse_axes, parts_for
 from caldera.kernels.native.softmax.operands import ClassOperand, Single
 from caldera.kernels.table import Array, Runner
 

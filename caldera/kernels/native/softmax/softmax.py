@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 
-from caldera.kernels.native.codegen.emitter import RegisterValue
+from caldera.kernels.native.codegen import RegisterValue, any_layout
 from caldera.kernels.native.codegen.math import exp, exp_of_negative, log
-from caldera.kernels.native.codegen.strides import any_layout
 from caldera.kernels.native.softmax.operands import ClassOperand, Single
 from caldera.kernels.native.softmax.sample import WRITERS, Sample, bind_classes
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner

@@ -13,8 +13,7 @@ import numpy as np
 from caldera.core.graph.memory_format import NHWC, dense_strides, laid_out
 from caldera.core.graph.node import Node
 from caldera.kernels.common.geometry import steps
-from caldera.kernels.native.codegen.dtypes import computed_type
-from caldera.kernels.native.codegen.kernel import NativeCall, NativeKernel
+from caldera.kernels.native.codegen import NativeCall, NativeKernel, computed_type
 from caldera.kernels.native.codegen.matrix_multiply import blas
 from caldera.kernels.native.convolution import PRIORITY
 from caldera.kernels.native.convolution.fourier import kernels

@@ -12,8 +12,7 @@ import numpy as np
 from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.geometry import Geometry, forward, input_phases, steps
-from caldera.kernels.native.codegen.program import NativeCall
-from caldera.kernels.native.codegen.target import host_target
+from caldera.kernels.native.codegen import NativeCall, host_target
 from caldera.kernels.native.convolution import PRIORITY
 from caldera.kernels.native.convolution.cost_model import COPY, PEAK
 from caldera.kernels.native.convolution.planes.correlate import correlate, pack_filters

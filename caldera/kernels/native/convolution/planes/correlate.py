@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 
 from caldera.kernels.common.geometry import steps
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     Emitter,
+    Integer,
+    NativeCall,
     Pointer,
     RegisterValue,
+    native_kernel,
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.convolution.planes.layout import (
     FEW,
     PlaneCorrelation,

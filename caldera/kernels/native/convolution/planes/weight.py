@@ -7,15 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from caldera.kernels.common.geometry import steps
-from caldera.kernels.native.codegen.dtypes import ElementPointer
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
+    ElementPointer,
     Emitter,
+    Integer,
+    NativeCall,
     Pointer,
     itemsize,
+    native_kernel,
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.convolution.planes.correlate import filling_of
 from caldera.kernels.native.convolution.planes.layout import FEW, PlaneCorrelation, PlaneFilling
 from caldera.kernels.native.convolution.tiling import padded_images

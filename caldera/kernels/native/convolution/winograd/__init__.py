@@ -14,8 +14,8 @@ import numpy as np
 
 from caldera.base.config import settings
 from caldera.core.graph.node import Node
+from caldera.kernels.native.codegen import NativeCall
 from caldera.kernels.native.codegen.matrix_multiply import blas
-from caldera.kernels.native.codegen.program import NativeCall
 from caldera.kernels.native.convolution import PRIORITY
 from caldera.kernels.native.convolution.reorder import (
     ScratchMemory,

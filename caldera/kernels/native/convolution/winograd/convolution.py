@@ -12,15 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     I64,
     Emitter,
+    Integer,
+    NativeCall,
     Number,
     Pointer,
     RegisterValue,
+    native_kernel,
     natural_lanes,
 )
-from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
 from caldera.kernels.native.codegen.matrix_multiply import gemm
 from caldera.kernels.native.convolution.microkernel import PixelTile
 from caldera.kernels.native.convolution.winograd.arguments import (

@@ -8,9 +8,16 @@ from __future__ import annotations
 import numpy as np
 
 from caldera.kernels.common.geometry import steps
-from caldera.kernels.native.codegen.dtypes import ElementPointer
-from caldera.kernels.native.codegen.emitter import Emitter, Pointer, RegisterValue, natural_lanes
-from caldera.kernels.native.codegen.kernel import Integer, NativeCall, native_kernel
+from caldera.kernels.native.codegen import (
+    ElementPointer,
+    Emitter,
+    Integer,
+    NativeCall,
+    Pointer,
+    RegisterValue,
+    native_kernel,
+    natural_lanes,
+)
 from caldera.kernels.native.convolution.winograd.layout import WinogradTiling
 from caldera.kernels.native.convolution.winograd.tiles import overlapping
 from caldera.kernels.native.convolution.winograd.transforms import in_two_dimensions, lengths

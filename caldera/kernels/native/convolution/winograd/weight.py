@@ -10,16 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caldera.kernels.native.codegen.emitter import (
+from caldera.kernels.native.codegen import (
     I64,
     Emitter,
+    NativeCall,
     Number,
     Pointer,
     RegisterValue,
+    native_kernel,
     natural_lanes,
     vector,
 )
-from caldera.kernels.native.codegen.kernel import NativeCall, native_kernel
 from caldera.kernels.native.codegen.matrix_multiply import gemm
 from caldera.kernels.native.convolution.microkernel import by_lanes
 from caldera.kernels.native.convolution.winograd.arguments import (
