@@ -31,10 +31,11 @@ from caldera.kernels.native.codegen import (
     any_layout,
     native_kernel,
     natural_lanes,
+    offer,
     parts_for,
 )
 from caldera.kernels.native.codegen.math import exp_of_negative, log
-from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.table import Call, Runner
 
 _MARGIN = 2
 """Places before and after the states of a row."""
@@ -336,5 +337,11 @@ def _supports(node: Node) -> bool:
     )
 
 
-for _op in ("ctc_log_likelihood", "ctc_posteriors"):
-    TABLE.add(Kernel(_op, "cpu", "native", any_layout(_bind), _supports, _workspace, priority=10))
+offer(
+    ("ctc_log_likelihood", "ctc_posteriors"),
+    "native",
+    any_layout(_bind),
+    _supports,
+    _workspace,
+    priority=10,
+)

@@ -28,8 +28,9 @@ from caldera.kernels.native.codegen import (
     in_sequence,
     native_kernel,
     natural_lanes,
+    offer,
 )
-from caldera.kernels.table import COPY, TABLE, Call, Kernel, Runner
+from caldera.kernels.table import COPY, Call, Runner
 
 _OUTER = 4
 """How many axes a copy may have beside the two innermost."""
@@ -323,5 +324,5 @@ for _op, _bind in (
     ("pad", _bind_pad),
     ("unslice", _bind_unslice),
 ):
-    TABLE.add(Kernel(_op, "cpu", "native", _bind, priority=10))
-TABLE.add(Kernel(COPY, "cpu", "copy", bind_copy))
+    offer(_op, "native", _bind, priority=10)
+offer(COPY, "copy", bind_copy)

@@ -20,10 +20,11 @@ from caldera.kernels.native.codegen import (
     in_sequence,
     native_kernel,
     natural_lanes,
+    offer,
     vector,
 )
 from caldera.kernels.native.movement import copying, transposed
-from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.table import Call, Runner
 
 _ROUNDS = 10
 _WORDS_IN_BLOCK = 4
@@ -153,4 +154,4 @@ def _bind(call: Call) -> Runner:
     return draw if dense is out else in_sequence([draw, copying([(out, dense)])])
 
 
-TABLE.add(Kernel("random_uniform", "cpu", "native", _bind, _supports, priority=10))
+offer("random_uniform", "native", _bind, _supports, priority=10)

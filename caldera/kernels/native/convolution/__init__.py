@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from caldera.core.graph.node import Node
 from caldera.kernels.common.geometry import Geometry
+from caldera.kernels.native.codegen import offer
 from caldera.kernels.native.convolution import direct, im2col, weight_gradient
 from caldera.kernels.native.convolution.cost_model import columns_seconds, direct_seconds
-from caldera.kernels.table import TABLE, Kernel
 
 PRIORITY = 12
 """Of all ways to convolve: which of them is tried first is a matter of their estimates."""
@@ -35,39 +35,28 @@ for _op, _direct in (
     ("conv2d_input", direct),
     ("conv2d_weight", weight_gradient),
 ):
-    for _kernel in (
-        Kernel(
-            _op,
-            "cpu",
-            "direct",
-            _direct.bind,
-            _is_usual,
-            _direct.workspace,
-            PRIORITY,
-            estimate=direct_seconds,
-        ),
-        Kernel(
-            _op,
-            "cpu",
-            "1x1 product",
-            im2col.bind,
-            _is_product,
-            im2col.workspace,
-            PRIORITY,
-            estimate=columns_seconds,
-        ),
-    ):
-        TABLE.add(_kernel)
-for _op in ("conv2d_input", "conv2d_weight"):
-    TABLE.add(
-        Kernel(
-            _op,
-            "cpu",
-            "im2col",
-            im2col.bind,
-            _needs_columns,
-            im2col.workspace,
-            PRIORITY,
-            estimate=columns_seconds,
-        )
+    offer(
+        _op,
+        "direct",
+        _direct.bind,
+        _is_usual,
+        _direct.workspace,
+        PRIORITY,
+        estimate=direct_seconds,
+    )
+for _op, _name, _supports in (
+    ("conv2d", "1x1 product", _is_product),
+    ("conv2d_input", "1x1 product", _is_product),
+    ("conv2d_weight", "1x1 product", _is_product),
+    ("conv2d_input", "im2col", _needs_columns),
+    ("conv2d_weight", "im2col", _needs_columns),
+):
+    offer(
+        _op,
+        _name,
+        im2col.bind,
+        _supports,
+        im2col.workspace,
+        PRIORITY,
+        estimate=columns_seconds,
     )

@@ -23,7 +23,11 @@ from caldera.core.tensor.dtype import bfloat16
 from caldera.core.tensor.shape import Shape
 from caldera.kernels.common.binding import Scratch, workspace_bytes
 from caldera.kernels.common.geometry import Geometry, Phase, input_phases
-from caldera.kernels.native.codegen import NativeCall, NativeRunner
+from caldera.kernels.native.codegen import (
+    NativeCall,
+    NativeRunner,
+    offer,
+)
 from caldera.kernels.native.convolution import PRIORITY
 from caldera.kernels.native.convolution.cost_model import COPY, PEAK
 from caldera.kernels.native.convolution.pointwise import (
@@ -34,7 +38,7 @@ from caldera.kernels.native.convolution.pointwise import (
 from caldera.kernels.native.product import amx
 from caldera.kernels.native.product.amx_packing import SIDE
 from caldera.kernels.native.product.problem import copied
-from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.table import Call, Runner
 
 _FEWEST_ELEMENTS = 16
 """With fewer side by side, windows are copied too slowly."""
@@ -315,7 +319,12 @@ def _seconds(node: Node) -> float:
     return Geometry.of(node).flops / (_FASTER * PEAK) + 2 * elements / COPY
 
 
-for _op in ("conv2d", "conv2d_input", "conv2d_weight"):
-    TABLE.add(
-        Kernel(_op, "cpu", "amx im2col", _bind, _supports, _workspace, PRIORITY, estimate=_seconds)
-    )
+offer(
+    ("conv2d", "conv2d_input", "conv2d_weight"),
+    "amx im2col",
+    _bind,
+    _supports,
+    _workspace,
+    PRIORITY,
+    estimate=_seconds,
+)

@@ -19,7 +19,11 @@ from caldera.core.graph.ops.product import matmul
 from caldera.core.tensor.dtype import float32
 from caldera.kernels.common.binding import Scratch, workspace_bytes
 from caldera.kernels.common.geometry import Geometry, seen_pixels
-from caldera.kernels.native.codegen import NativeCall, NativeRunner
+from caldera.kernels.native.codegen import (
+    NativeCall,
+    NativeRunner,
+    offer,
+)
 from caldera.kernels.native.convolution.cost_model import columns_seconds
 from caldera.kernels.native.product import amx, packed  # noqa: F401 - register their kernels
 from caldera.kernels.native.product.problem import copied, dense
@@ -137,27 +141,20 @@ def _workspace(node: Node, names: tuple[str, ...]) -> int:
     return workspace_bytes(*seen) + kernel.workspace(_product(node))
 
 
-for _op in _TRANSPOSED:
-    TABLE.add(
-        Kernel(
-            _op,
-            "cpu",
-            "amx 1x1 product",
-            partial(_bind, names=_AMX),
-            partial(_supports, names=_AMX),
-            partial(_workspace, names=_AMX),
-            priority=12,
-        )
-    )
-TABLE.add(
-    Kernel(
-        "conv2d_weight",
-        "cpu",
-        "packed 1x1 product",
-        partial(_bind, names=_PACKED),
-        lambda node: node.dtype == float32 and _has_few_pixels(node) and _supports(node, _PACKED),
-        partial(_workspace, names=_PACKED),
-        priority=12,
-        estimate=columns_seconds,
-    )
+offer(
+    _TRANSPOSED,
+    "amx 1x1 product",
+    partial(_bind, names=_AMX),
+    partial(_supports, names=_AMX),
+    partial(_workspace, names=_AMX),
+    priority=12,
+)
+offer(
+    "conv2d_weight",
+    "packed 1x1 product",
+    partial(_bind, names=_PACKED),
+    lambda node: node.dtype == float32 and _has_few_pixels(node) and _supports(node, _PACKED),
+    partial(_workspace, names=_PACKED),
+    priority=12,
+    estimate=columns_seconds,
 )

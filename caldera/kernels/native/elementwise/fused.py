@@ -7,12 +7,16 @@ from caldera.core.graph.program import Body
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.loops import loop_body_of, loop_shape
 from caldera.kernels.common.reduction import elementwise_outputs, fused_tasks
-from caldera.kernels.native.codegen import NativeRunner, in_sequence
+from caldera.kernels.native.codegen import (
+    NativeRunner,
+    in_sequence,
+    offer,
+)
 from caldera.kernels.native.elementwise.loop import loop_calls
 from caldera.kernels.native.elementwise.operations import is_known
 from caldera.kernels.native.reduction.reduce import fill_with_nothing, reduction_calls
 from caldera.kernels.reference.evaluation import by_decomposition
-from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.table import Call, Runner
 
 
 def _bind(call: Call) -> Runner:
@@ -40,8 +44,6 @@ def _in_place(node: Node) -> bool:
     return all(output.op.kind == "elementwise" for output in node.attrs["body"].outputs)
 
 
-TABLE.add(
-    Kernel("fused", "cpu", "native", _bind, supports=is_known, priority=10, in_place=_in_place)
-)
+offer("fused", "native", _bind, supports=is_known, priority=10, in_place=_in_place)
 # Op by op: for ops that somebody added without saying how to compile them.
 by_decomposition("fused")

@@ -34,11 +34,12 @@ from caldera.kernels.native.codegen import (
     host_target,
     itemsize,
     native_kernel,
+    offer,
     to_memory,
     vector,
 )
 from caldera.kernels.native.elementwise.operations import computed_values, is_known
-from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.table import Call, Runner
 
 
 @dataclass(frozen=True)
@@ -361,14 +362,4 @@ def _bind(call: Call) -> Runner:
 
 for _op in OPS.values():
     if _op.kind == "elementwise" and _op.decompose is None:
-        TABLE.add(
-            Kernel(
-                _op.name,
-                "cpu",
-                "native",
-                _bind,
-                supports=is_known,
-                priority=10,
-                in_place=lambda node: True,
-            )
-        )
+        offer(_op.name, "native", _bind, supports=is_known, priority=10, in_place=lambda node: True)

@@ -16,6 +16,7 @@ from caldera.kernels.native.codegen import (
     NativeCall,
     NativeRunner,
     any_layout,
+    offer,
     parts_for,
     shares_for,
 )
@@ -23,7 +24,7 @@ from caldera.kernels.native.normalisation import batchnorm_kernels as kernels
 from caldera.kernels.native.normalisation.layout import RowLayout, batch_layout, vector
 from caldera.kernels.native.normalisation.loops import FACTORS, SUMS, sums_of_blocks
 from caldera.kernels.native.normalisation.statistics import BLOCK_ROWS
-from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.kernels.table import Array, Call, Runner
 
 
 class _Work:
@@ -247,14 +248,11 @@ _BINDS: dict[str, Callable[[Call], Runner | None]] = {
     "batch_norm_grad_elementwise": _bind_elementwise,
 }
 for _op, _its_bind in _BINDS.items():
-    TABLE.add(
-        Kernel(
-            _op,
-            "cpu",
-            "native",
-            any_layout(_its_bind),
-            workspace=lambda node: workspace_bytes(*_specs(node)),
-            priority=10,
-            in_place=_in_place,
-        )
+    offer(
+        _op,
+        "native",
+        any_layout(_its_bind),
+        workspace=lambda node: workspace_bytes(*_specs(node)),
+        priority=10,
+        in_place=_in_place,
     )

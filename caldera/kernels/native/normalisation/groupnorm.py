@@ -22,6 +22,7 @@ from caldera.kernels.native.codegen import (
     RegisterValue,
     any_layout,
     native_kernel,
+    offer,
     parts_for,
 )
 from caldera.kernels.native.normalisation.layout import (
@@ -58,7 +59,7 @@ from caldera.kernels.native.normalisation.statistics import (
     pivoted_sums,
     share_of,
 )
-from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.kernels.table import Array, Call, Runner
 
 # --- channels last
 
@@ -343,14 +344,11 @@ def _in_place(node: Node) -> bool:
 
 
 for _op, _its_bind in (("group_norm", _bind), ("group_norm_grad", _bind_gradient)):
-    TABLE.add(
-        Kernel(
-            _op,
-            "cpu",
-            "native",
-            any_layout(_its_bind),
-            workspace=lambda node: workspace_bytes(*_specs(node)),
-            priority=10,
-            in_place=_in_place,
-        )
+    offer(
+        _op,
+        "native",
+        any_layout(_its_bind),
+        workspace=lambda node: workspace_bytes(*_specs(node)),
+        priority=10,
+        in_place=_in_place,
     )

@@ -28,6 +28,7 @@ from caldera.kernels.native.codegen import (
     itemsize,
     line_lanes,
     native_kernel,
+    offer,
     parts_for,
     shrinking,
 )
@@ -35,7 +36,7 @@ from caldera.kernels.native.codegen.math import exp, log, sqrt
 from caldera.kernels.native.normalisation.layout import ChannelRows, Images
 from caldera.kernels.native.normalisation.statistics import pairwise
 from caldera.kernels.native.softmax.operands import ClassOperand
-from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.table import Call, Runner
 
 _BUFFERS = 3
 """Squares, what neighbours add, and the channel's own part."""
@@ -265,15 +266,11 @@ def _bind(call: Call) -> Runner | None:
     )
 
 
-for _op in ("local_response_norm", "local_response_norm_grad"):
-    TABLE.add(
-        Kernel(
-            _op,
-            "cpu",
-            "native",
-            any_layout(_bind),
-            workspace=_workspace,
-            priority=10,
-            in_place=lambda node: True,
-        )
-    )
+offer(
+    ("local_response_norm", "local_response_norm_grad"),
+    "native",
+    any_layout(_bind),
+    workspace=_workspace,
+    priority=10,
+    in_place=lambda node: True,
+)

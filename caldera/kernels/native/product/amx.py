@@ -37,6 +37,7 @@ from caldera.kernels.native.codegen import (
     RegisterValue,
     native_kernel,
     natural_lanes,
+    offer,
 )
 from caldera.kernels.native.codegen.matrix_multiply import (
     ROW_BYTES,
@@ -57,7 +58,7 @@ from caldera.kernels.native.product.epilogue import apply_epilogue
 from caldera.kernels.native.product.gemm import add_pieces, epilogue_of
 from caldera.kernels.native.product.packing import RegisterTile, blocking_of
 from caldera.kernels.native.product.problem import copied, dense, extent_of, parts_for
-from caldera.kernels.table import TABLE, Array, Call, Kernel
+from caldera.kernels.table import Array, Call
 
 _TILE = RegisterTile(SIDE, 2, SIDE // 2)
 _CACHED_ELEMENTS = 1 << 18
@@ -375,5 +376,4 @@ def _taken(count: int, rows: int, columns: int, length: int, parts: int) -> int:
     return workspace_bytes(Spec((parts, room), bfloat16), *sums)
 
 
-for _op in ("matmul", "matmul_epilogue"):
-    TABLE.add(Kernel(_op, "cpu", "amx", bind, supports, workspace, priority=12))
+offer(("matmul", "matmul_epilogue"), "amx", bind, supports, workspace, priority=12)

@@ -23,6 +23,7 @@ from caldera.kernels.native.codegen import (
     host_target,
     native_kernel,
     natural_lanes,
+    offer,
     vector,
 )
 from caldera.kernels.native.product.epilogue import apply_epilogue
@@ -35,7 +36,7 @@ from caldera.kernels.native.product.problem import (
     extent_of,
     parts_for,
 )
-from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
+from caldera.kernels.table import Array, Call, Runner
 
 MOST_WORK = 1 << 22
 """Operations of one product from which on rearranging the operands is sure to pay."""
@@ -153,5 +154,4 @@ def _is_small(node: Node) -> bool:
     return 2 * rows * columns * length <= MOST_WORK
 
 
-for _op in ("matmul", "matmul_epilogue"):
-    TABLE.add(Kernel(_op, "cpu", "tiles", _bind, _is_small, copy_workspace, priority=11))
+offer(("matmul", "matmul_epilogue"), "tiles", _bind, _is_small, copy_workspace, priority=11)

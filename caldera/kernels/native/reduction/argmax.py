@@ -25,6 +25,7 @@ from caldera.kernels.native.codegen import (
     from_memory,
     is_floating,
     native_kernel,
+    offer,
     to_memory,
 )
 from caldera.kernels.native.elementwise.loop import (
@@ -38,7 +39,7 @@ from caldera.kernels.native.elementwise.loop import (
     workers,
 )
 from caldera.kernels.native.elementwise.operations import combine
-from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.table import Call, Runner
 
 LONGEST = 1 << 31
 """Positions are kept in 32 bits while columns are searched."""
@@ -246,5 +247,4 @@ def _is_short(node: Node) -> bool:
     return node.inputs[0].shape[node.attrs["axis"]] < LONGEST
 
 
-for _name in ("argmax", "argmin"):
-    TABLE.add(Kernel(_name, "cpu", "native", _bind, supports=_is_short, priority=10))
+offer(("argmax", "argmin"), "native", _bind, supports=_is_short, priority=10)

@@ -27,11 +27,15 @@ from caldera.kernels.common.reduction import (
     lengths,
     with_axes,
 )
-from caldera.kernels.native.codegen import NativeCall, NativeRunner
+from caldera.kernels.native.codegen import (
+    NativeCall,
+    NativeRunner,
+    offer,
+)
 from caldera.kernels.native.elementwise.loop import outer_axes, strided_arrays, widths, workers
 from caldera.kernels.native.elementwise.operations import is_known
 from caldera.kernels.native.reduction import kernels
-from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.table import Call, Runner
 
 
 @dataclass(frozen=True)
@@ -264,8 +268,7 @@ def bind(call: Call, stretches: Stretches | None = None) -> Runner:
     )
 
 
-for _name in sorted(REDUCTIONS):
-    TABLE.add(Kernel(_name, "cpu", "native", bind, supports=is_known, priority=10))
+offer(sorted(REDUCTIONS), "native", bind, supports=is_known, priority=10)
 
 
 WORTH_A_CALL = 1 << 14
@@ -331,38 +334,10 @@ def _bind_numpy(call: Call) -> Runner:
     return partial(reduce, x, axes, x.dtype, out, kept)
 
 
-for _rivals_name in sorted(REDUCTIONS):
-    TABLE.add(
-        Kernel(
-            _rivals_name,
-            "cpu",
-            "two stages",
-            partial(bind, stretches=SHORT),
-            _has_two_stages,
-            priority=9,
-        )
-    )
-    TABLE.add(
-        Kernel(
-            _rivals_name,
-            "cpu",
-            "numpy",
-            _bind_numpy,
-            _is_for_numpy,
-            priority=8,
-            serial=True,
-            source="numpy",
-        )
-    )
-TABLE.add(
-    Kernel(
-        "sum",
-        "cpu",
-        "product with ones",
-        _bind_product,
-        _is_product,
-        priority=7,
-        serial=True,
-        source="numpy",
-    )
+offer(sorted(REDUCTIONS), "two stages", partial(bind, stretches=SHORT), _has_two_stages, priority=9)
+offer(
+    sorted(REDUCTIONS), "numpy", _bind_numpy, _is_for_numpy, priority=8, serial=True, source="numpy"
+)
+offer(
+    "sum", "product with ones", _bind_product, _is_product, priority=7, serial=True, source="numpy"
 )
