@@ -28,8 +28,7 @@ from caldera.kernels.native.codegen import (
     NativeRunner,
     offer,
 )
-from caldera.kernels.native.convolution import PRIORITY
-from caldera.kernels.native.convolution.cost_model import COPY, PEAK
+from caldera.kernels.native.convolution import COPY, PEAK, PRIORITY
 from caldera.kernels.native.convolution.pointwise import (
     is_product,
     read_pixels,

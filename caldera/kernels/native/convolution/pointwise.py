@@ -24,7 +24,7 @@ from caldera.kernels.native.codegen import (
     NativeRunner,
     offer,
 )
-from caldera.kernels.native.convolution.cost_model import columns_seconds
+from caldera.kernels.native.convolution import columns_seconds
 from caldera.kernels.native.product import amx, packed  # noqa: F401 - register their kernels
 from caldera.kernels.native.product.problem import copied, dense
 from caldera.kernels.table import TABLE, Call, Kernel, Runner

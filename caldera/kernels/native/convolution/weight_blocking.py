@@ -18,8 +18,7 @@ from caldera.kernels.native.codegen import (
     host_target,
     natural_lanes,
 )
-from caldera.kernels.native.convolution.correlation_blocking import StripBlocks
-from caldera.kernels.native.convolution.microkernel import by_lanes
+from caldera.kernels.native.convolution.correlation_blocking import StripBlocks, by_lanes
 from caldera.kernels.native.convolution.tiling import Strips, cut
 
 SUM_BYTES = 1 << 24

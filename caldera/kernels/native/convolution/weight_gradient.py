@@ -26,9 +26,12 @@ from caldera.kernels.native.codegen import (
     vector,
 )
 from caldera.kernels.native.convolution import depthwise_weight
-from caldera.kernels.native.convolution.correlation_blocking import BlockedFilling, filling
+from caldera.kernels.native.convolution.correlation_blocking import (
+    BlockedFilling,
+    by_lanes,
+    filling,
+)
 from caldera.kernels.native.convolution.depthwise_weight import DepthwiseGradient
-from caldera.kernels.native.convolution.microkernel import by_lanes
 from caldera.kernels.native.convolution.reorder import (
     CopyLoop,
     ScratchMemory,

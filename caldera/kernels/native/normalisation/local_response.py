@@ -35,7 +35,7 @@ from caldera.kernels.native.codegen import (
 from caldera.kernels.native.codegen.math import exp, log, sqrt
 from caldera.kernels.native.normalisation.layout import ChannelRows, Images
 from caldera.kernels.native.normalisation.statistics import pairwise
-from caldera.kernels.native.softmax.operands import ClassOperand
+from caldera.kernels.native.softmax.sample import ClassOperand
 from caldera.kernels.table import Call, Runner
 
 _BUFFERS = 3

@@ -54,10 +54,15 @@ from caldera.kernels.native.product.amx_packing import (
     pack_left,
     pack_right,
 )
-from caldera.kernels.native.product.epilogue import apply_epilogue
 from caldera.kernels.native.product.gemm import add_pieces, epilogue_of
 from caldera.kernels.native.product.packing import RegisterTile, blocking_of
-from caldera.kernels.native.product.problem import copied, dense, extent_of, parts_for
+from caldera.kernels.native.product.problem import (
+    apply_epilogue,
+    copied,
+    dense,
+    extent_of,
+    parts_for,
+)
 from caldera.kernels.table import Array, Call
 
 _TILE = RegisterTile(SIDE, 2, SIDE // 2)

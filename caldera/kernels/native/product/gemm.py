@@ -39,9 +39,9 @@ from caldera.kernels.native.codegen import (
     offer,
 )
 from caldera.kernels.native.codegen.matrix_multiply import blas, gemm
-from caldera.kernels.native.product.epilogue import apply_epilogue
 from caldera.kernels.native.product.problem import (
     WORTH_SPLITTING_COPIES,
+    apply_epilogue,
     blocks,
     copied,
     copy_workspace,

@@ -29,7 +29,6 @@ from caldera.kernels.native.codegen import (
     natural_lanes,
     offer,
 )
-from caldera.kernels.native.product.epilogue import apply_epilogue
 from caldera.kernels.native.product.gemm import (
     Binder,
     accumulates_in_place,
@@ -56,7 +55,7 @@ from caldera.kernels.native.product.packing import (
     shared_elements,
     tile_of,
 )
-from caldera.kernels.native.product.problem import dense, extent_of, parts_for
+from caldera.kernels.native.product.problem import apply_epilogue, dense, extent_of, parts_for
 from caldera.kernels.table import Array
 
 

@@ -26,10 +26,10 @@ from caldera.kernels.native.codegen import (
     offer,
     vector,
 )
-from caldera.kernels.native.product.epilogue import apply_epilogue
 from caldera.kernels.native.product.gemm import epilogue_of
 from caldera.kernels.native.product.microkernel import PackedMatrix, add_products, most_vectors
 from caldera.kernels.native.product.problem import (
+    apply_epilogue,
     copied,
     copy_workspace,
     dense,

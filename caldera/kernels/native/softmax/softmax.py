@@ -13,8 +13,13 @@ from caldera.kernels.native.codegen import (
     offer,
 )
 from caldera.kernels.native.codegen.math import exp, exp_of_negative, log
-from caldera.kernels.native.softmax.operands import ClassOperand, Single
-from caldera.kernels.native.softmax.sample import WRITERS, Sample, bind_classes
+from caldera.kernels.native.softmax.sample import (
+    WRITERS,
+    ClassOperand,
+    Sample,
+    Single,
+    bind_classes,
+)
 from caldera.kernels.table import Array, Call, Runner
 
 

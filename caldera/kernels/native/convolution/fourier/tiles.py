@@ -19,7 +19,7 @@ from caldera.core.tensor.dtype import DType
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import workspace_limit
 from caldera.kernels.native.codegen import CACHE_LINE
-from caldera.kernels.native.convolution.cost_model import PEAK
+from caldera.kernels.native.convolution import PEAK
 from caldera.kernels.native.convolution.reorder import staging_bytes
 from caldera.kernels.native.convolution.tiling import TiledLayout
 

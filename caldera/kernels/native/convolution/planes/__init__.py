@@ -17,11 +17,13 @@ from caldera.kernels.native.codegen import (
     host_target,
     offer,
 )
-from caldera.kernels.native.convolution import PRIORITY
-from caldera.kernels.native.convolution.cost_model import COPY, PEAK
-from caldera.kernels.native.convolution.planes.correlate import correlate, pack_filters
+from caldera.kernels.native.convolution import COPY, PEAK, PRIORITY
+from caldera.kernels.native.convolution.planes.kernels import (
+    correlate,
+    gradient_calls,
+    pack_filters,
+)
 from caldera.kernels.native.convolution.planes.layout import PlaneCorrelation
-from caldera.kernels.native.convolution.planes.weight import gradient_calls
 from caldera.kernels.native.convolution.reorder import (
     ScratchMemory,
     bind_staged,

@@ -24,16 +24,16 @@ from caldera.kernels.native.codegen import (
     natural_lanes,
 )
 from caldera.kernels.native.codegen.matrix_multiply import gemm
-from caldera.kernels.native.convolution.microkernel import PixelTile
+from caldera.kernels.native.convolution.correlation_blocking import PixelTile
 from caldera.kernels.native.convolution.winograd.arguments import (
     Arguments,
     WinogradSizes,
     steps_of,
     winograd_call,
 )
-from caldera.kernels.native.convolution.winograd.filters import filter_points
 from caldera.kernels.native.convolution.winograd.layout import WinogradTiling
 from caldera.kernels.native.convolution.winograd.tiles import Cursor, Points, inverse_transform
+from caldera.kernels.native.convolution.winograd.weight import filter_points
 from caldera.kernels.native.normalisation.loops import BlockSums
 
 Rows = tuple[Number, RegisterValue]

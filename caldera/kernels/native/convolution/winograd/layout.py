@@ -20,8 +20,8 @@ from caldera.kernels.native.codegen import (
     host_target,
     natural_lanes,
 )
-from caldera.kernels.native.convolution.cost_model import PEAK
-from caldera.kernels.native.convolution.microkernel import best_shape
+from caldera.kernels.native.convolution import PEAK
+from caldera.kernels.native.convolution.correlation_blocking import best_shape
 from caldera.kernels.native.convolution.reorder import staging_bytes
 from caldera.kernels.native.convolution.tiling import TiledLayout
 from caldera.kernels.native.convolution.winograd.transforms import reach
