@@ -41,7 +41,7 @@ from caldera.kernels.native.convolution.reorder import (
     scratch_bytes,
     staging_bytes,
 )
-from caldera.kernels.native.convolution.tiling import Filling, filling, pixel_table
+from caldera.kernels.native.convolution.tiling import Filling, StripNumbers, filling, pixel_table
 from caldera.kernels.table import Call, Runner
 
 FEW, FEW_SINGLE = 12, 32
@@ -84,16 +84,9 @@ class _Numbers:
     """The strips, the target and the blocks of filters, in numbers and distances."""
 
     copied: Integer
-    items: Integer
+    strips: StripNumbers
     chunks: Integer
-    images: Integer
-    rows: Integer
-    a_image: Integer
-    batch: Integer
-    target_rows: Integer
     target_image_step: Integer
-    stride_rows: Integer
-    reach_rows: Integer
     blocks: Integer
     block_count: Integer
     results: Integer
@@ -166,16 +159,9 @@ def correlate(
     channels = window.groups * window.channels
     values = {
         "copied": not in_place,
-        "items": strips.items,
+        "strips": strips.numbers(window),
         "chunks": packing.chunks,
-        "images": strips.images,
-        "rows": strips.rows,
-        "a_image": strips.a_image,
-        "batch": window.batch,
-        "target_rows": window.target[0],
         "target_image_step": of_target[0],
-        "stride_rows": window.stride[0],
-        "reach_rows": window.reach[0],
         "blocks": packing.blocks,
         "block_count": packing.groups * packing.blocks,
         "results": packing.results,
@@ -269,23 +255,21 @@ def _correlate(
     aside = k.alloca(wide, pixels * width)
     strip = scratch.at(k.part * n.strip_length)
     only = None if several else _PartNumbers.load_only(k, table)
-    begin, end = k.part_range(n.items * n.chunks)
-    with k.loop(begin, end) as index:
+    with k.loop(*k.part_range(n.strips.items * n.chunks)) as index:
         item, chunk = index // n.chunks, index % n.chunks
-        image, row = item // n.a_image * n.images, item % n.a_image * n.rows
-        images = k.minimum(n.images, n.batch - image)
+        own = n.strips.pixels(k, item)
         with k.if_then(n.copied.differs(0)):
-            rows = k.minimum(n.rows, n.target_rows - row)
-            reached = (rows - 1) * n.stride_rows + n.reach_rows
-            filling.fill(k, strip, source, image, images, row * n.stride_rows, reached)
-        in_place = filling.images.pixel(source, image, row * n.stride_rows, 0)
+            filling.fill(k, strip, source, own)
+        in_place = filling.images.pixel(source, own.image, own.source_row, 0)
         start = k.either(n.copied.differs(0), strip, in_place)
         first_block = n.block_count * chunk // n.chunks
         end_block = n.block_count * (chunk + 1) // n.chunks
         every = _parts(k, n.parts, table) if only is None else nullcontext(only)
         with every as part, k.loop(first_block, end_block) as block:
             group, inner = block // n.blocks, block % n.blocks
-            place = image * n.target_image_step + row * part.target_row_step + part.target_start
+            place = (
+                own.image * n.target_image_step + own.row * part.target_row_step + part.target_start
+            )
             outputs = target.at(place + group * n.results + inner * width)
             given = group * n.group_inputs + inner * n.block_inputs
             inputs = start.at(part.source_start + given)
@@ -295,7 +279,7 @@ def _correlate(
                 each.at(part.places_start) for each in (source_places, target_places)
             )
             # A part may have fewer rows than another.
-            count = images * k.minimum(n.rows, part.rows - row) * part.columns
+            count = own.images * k.minimum(n.strips.rows, part.rows - own.row) * part.columns
             with k.loop(0, count, pixels) as pixel:
                 # Tiles over the edge repeat the last pixel, and are written aside first.
                 whole = (pixel + pixels <= count) & valid.equals(width)
