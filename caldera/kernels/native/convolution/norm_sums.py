@@ -28,10 +28,9 @@ from caldera.kernels.native.codegen import (
 
 # All that convolve register first: what they offer is offered here as well.
 from caldera.kernels.native.convolution import (
-    amx_columns,  # noqa: F401
     fourier,  # noqa: F401
     planes,  # noqa: F401
-    pointwise,  # noqa: F401
+    products,  # noqa: F401
     winograd,
 )
 from caldera.kernels.native.normalisation import batchnorm_kernels as kernels

@@ -125,19 +125,6 @@ class Strips:
 
 
 @dataclass(frozen=True)
-class StripPixels:
-    """One strip in a kernel: its first image and output row, and the number of both, and of the
-    input rows that the outputs see from row `source_row` on."""
-
-    image: RegisterValue
-    images: RegisterValue
-    row: RegisterValue
-    rows: RegisterValue
-    source_row: RegisterValue
-    source_rows: RegisterValue
-
-
-@dataclass(frozen=True)
 class StripNumbers:
     """How a batch is cut into strips, in a kernel; see `Strips` and `Correlation`."""
 
@@ -153,10 +140,34 @@ class StripNumbers:
     def pixels(self, k: Emitter, item: RegisterValue) -> StripPixels:
         """The pixels of the strip with this number."""
         image, row = item // self.a_image * self.images, item % self.a_image * self.rows
-        images = k.minimum(self.images, self.batch - image)
-        rows = k.minimum(self.rows, self.target_rows - row)
-        reached = (rows - 1) * self.stride_rows + self.reach_rows
-        return StripPixels(image, images, row, rows, row * self.stride_rows, reached)
+        return StripPixels(k, self, image, row, k.minimum(self.images, self.batch - image))
+
+
+@dataclass(frozen=True)
+class StripPixels:
+    """One strip in a kernel: its first image and output row, and the number of images. The rest is
+    computed where it is used: in registers all the time, it would cost others theirs."""
+
+    k: Emitter
+    strips: StripNumbers
+    image: RegisterValue
+    row: RegisterValue
+    images: RegisterValue
+
+    @property
+    def rows(self) -> RegisterValue:
+        """The number of output rows."""
+        return self.k.minimum(self.strips.rows, self.strips.target_rows - self.row)
+
+    @property
+    def source_row(self) -> RegisterValue:
+        """The first input row that the outputs see."""
+        return self.row * self.strips.stride_rows
+
+    @property
+    def source_rows(self) -> RegisterValue:
+        """The number of input rows that the outputs see."""
+        return (self.rows - 1) * self.strips.stride_rows + self.strips.reach_rows
 
 
 def cut(

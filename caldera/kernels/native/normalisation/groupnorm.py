@@ -145,7 +145,7 @@ def _differentiate_rows(
         centres = own.at(channels * CENTRE)
         with k.loop(0, channels) as channel:
             centres.store(channel, means.load(image * groups + channel // each))
-        terms = gradient_rows(slopes, values, centres.load)
+        terms = gradient_rows(k, slopes, values, centres.load)
         image_sums(k, sums, blocks.at(image * channels * 2), pixels, channels, terms)
         with k.loop(0, groups) as group:
             inverse = inverse_deviation(k, variances.load(image * groups + group), eps)
