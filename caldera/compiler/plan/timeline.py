@@ -30,8 +30,7 @@ from caldera.core.memory import Device
 from caldera.core.memory.trace import recorded
 from caldera.errors import ConfigError
 from caldera.kernels.common.blas_threads import single_threaded_blas
-from caldera.kernels.native.codegen.program import NativeRunner, joined_runs
-from caldera.kernels.native.codegen.tracing import PartSpan, traced
+from caldera.kernels.native.codegen.program import NativeRunner, PartSpan, joined_runs, traced
 from caldera.kernels.table import Runner
 
 HOST, DEVICE = "host", "device"
