@@ -12,18 +12,20 @@ from dataclasses import dataclass
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.epilogue import max_pool2d_epilogue
 from caldera.core.tensor.shape import Shape
-from caldera.kernels.cuda.codegen.expression import KernelSignature, const_pointer, pointer, type_of
-from caldera.kernels.cuda.codegen.loop_operands import divisor
-from caldera.kernels.cuda.codegen.source import flags, header_launch
-from caldera.kernels.cuda.codegen.strides import (
+from caldera.kernels.cuda.codegen.kernel import (
+    CudaRunner,
+    KernelSignature,
+    const_pointer,
+    flags,
+    header_launch,
     index,
     index_type,
     indices,
-    is_large,
-    neighbours,
-    strides_of,
+    pointer,
+    type_of,
 )
-from caldera.kernels.cuda.runtime.launch import CudaRunner
+from caldera.kernels.cuda.codegen.loop_operands import divisor
+from caldera.kernels.cuda.codegen.strides import is_large, neighbours, strides_of
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 _THREADS = 256

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from functools import partial
 
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
+    CudaRunner,
     KernelSignature,
     const_pointer,
+    flags,
+    header_launch,
     i64,
     pointer,
     type_of,
     u32,
 )
-from caldera.kernels.cuda.codegen.source import flags, header_launch
 from caldera.kernels.cuda.codegen.strides import (
     axes_of,
     blocks_for,
@@ -20,8 +22,6 @@ from caldera.kernels.cuda.codegen.strides import (
     merged,
     strided_axes,
 )
-from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _THREADS = 256
@@ -48,7 +48,7 @@ def _bind(distribution: str, call: Call) -> Runner:
         }
     )
     # One block of words more than it takes: the first number may stand inside one.
-    blocks = blocks_for(out.size // _FEWEST_IN_BLOCK + 1, _THREADS, driver().multiprocessors)
+    blocks = blocks_for(out.size // _FEWEST_IN_BLOCK + 1, _THREADS)
     return CudaRunner(
         [
             header_launch(

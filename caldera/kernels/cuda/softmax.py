@@ -12,28 +12,26 @@ from dataclasses import dataclass
 
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import compute_dtype
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
+    CudaRunner,
     KernelSignature,
     Parameter,
     const_pointer,
-    i32,
-    pointer,
-)
-from caldera.kernels.cuda.codegen.source import (
-    ThreadGroup,
     header_launch,
-    thread_group_for,
-    thread_per_row,
-)
-from caldera.kernels.cuda.codegen.strides import (
+    i32,
     index,
     index_type,
+    pointer,
+)
+from caldera.kernels.cuda.codegen.strides import (
+    ThreadGroup,
     is_large,
     neighbours,
     strided_layout,
     strides_of,
+    thread_group_for,
+    thread_per_row,
 )
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 _FEW_CLASSES, _MANY_SAMPLES = 64, 1 << 15

@@ -5,24 +5,20 @@ from __future__ import annotations
 from math import prod
 
 from caldera.core.graph.node import Node
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
+    Array,
+    CudaRunner,
     KernelSignature,
     Parameter,
     const_pointer,
+    flags,
+    header_launch,
     i64,
     pointer,
     type_of,
     u32,
 )
-from caldera.kernels.cuda.codegen.source import flags, header_launch
-from caldera.kernels.cuda.codegen.strides import (
-    Array,
-    axes_of,
-    element_strides,
-    merged,
-    strided_axes,
-)
-from caldera.kernels.cuda.runtime.launch import CudaRunner
+from caldera.kernels.cuda.codegen.strides import axes_of, element_strides, merged, strided_axes
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 TILE = 2048

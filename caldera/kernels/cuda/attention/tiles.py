@@ -16,21 +16,19 @@ from caldera.kernels.cuda.attention.work import (
     GradientWork,
     mask_operands,
 )
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
+    CudaRunner,
+    KernelLaunch,
     KernelSignature,
     const_pointer,
+    flags,
+    header_launch,
     i32,
-    pointer,
-)
-from caldera.kernels.cuda.codegen.source import flags, header_launch
-from caldera.kernels.cuda.codegen.strides import (
     index,
     index_type,
-    is_large,
-    strided_layout,
-    strides_of,
+    pointer,
 )
-from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
+from caldera.kernels.cuda.codegen.strides import is_large, strided_layout, strides_of
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 _SIDE = 16

@@ -10,28 +10,29 @@ import numpy as np
 
 from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import Shape, size
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
+    KernelLaunch,
     KernelSignature,
     Parameter,
     computed_type,
     const_pointer,
+    flags,
+    header_launch,
     i32,
+    index,
+    index_type,
+    indices,
     pointer,
     real,
     type_of,
 )
-from caldera.kernels.cuda.codegen.source import flags, header_launch
 from caldera.kernels.cuda.codegen.strides import (
     StridedLayout,
     Strides,
-    index,
-    index_type,
-    indices,
     is_large,
     strided_layout,
     strides_of,
 )
-from caldera.kernels.cuda.runtime.launch import KernelLaunch
 from caldera.kernels.table import Array, Call
 
 

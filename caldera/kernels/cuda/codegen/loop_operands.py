@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from caldera.core.memory.software import address_of
-from caldera.kernels.cuda.codegen.expression import STORED, Parameter
+from caldera.kernels.cuda.codegen.kernel import STORED, Parameter
 
 NARROW = 1 << 31
 """From so many elements or bytes on, indices take 64 bits."""

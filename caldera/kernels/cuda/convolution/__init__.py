@@ -11,11 +11,11 @@ from caldera.core.graph.ops.product import conv2d
 from caldera.kernels.common.binding import Scratch
 from caldera.kernels.common.loops import LoopBody
 from caldera.kernels.common.product import Epilogue
+from caldera.kernels.cuda.codegen.kernel import CudaRunner
 from caldera.kernels.cuda.convolution import implicit_gemm, weight_gradient
 from caldera.kernels.cuda.elementwise.loop import loop_calls
 from caldera.kernels.cuda.product.epilogue import epilogue_loop_body
 from caldera.kernels.cuda.product.problem import described_call
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.microbatch import ADDING
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 

@@ -17,19 +17,20 @@ from caldera.core.tensor.dtype import is_float
 from caldera.kernels.common.binding import Scratch, workspace_bytes
 from caldera.kernels.common.geometry import Geometry
 from caldera.kernels.cuda import convolution
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
     STORED,
+    CudaRunner,
+    KernelLaunch,
     KernelSignature,
     Parameter,
     const_pointer,
+    header_launch,
     i32,
     pointer,
 )
 from caldera.kernels.cuda.codegen.loop_operands import divisor
-from caldera.kernels.cuda.codegen.source import header_launch
 from caldera.kernels.cuda.codegen.strides import lies_dense
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _HEADER = "depthwise.cuh"

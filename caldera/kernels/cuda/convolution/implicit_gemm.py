@@ -17,6 +17,7 @@ from caldera.core.memory.software import address_of
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.common.geometry import Correlation, Geometry, forward, input_phases, steps
+from caldera.kernels.cuda.codegen.kernel import KernelLaunch
 from caldera.kernels.cuda.codegen.loop_operands import divisor
 from caldera.kernels.cuda.codegen.strides import blocks_for
 from caldera.kernels.cuda.convolution.source import (
@@ -28,8 +29,6 @@ from caldera.kernels.cuda.convolution.source import (
 )
 from caldera.kernels.cuda.movement.copy import copy_calls
 from caldera.kernels.cuda.product.problem import SPLITS, ProductTiling, ThreadTile, tiling
-from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import KernelLaunch
 from caldera.kernels.table import Array, Call
 
 
@@ -168,7 +167,7 @@ def split_k_reduction(
 ) -> KernelLaunch:
     """The launch that adds up partial sums (rows, columns) and stores the results."""
     source = text(SPLIT_K_REDUCE, out.dtype.name, places=kind)
-    blocks = blocks_for(out.size, THREADS, driver().multiprocessors)
+    blocks = blocks_for(out.size, THREADS)
     signature = SPLIT_K_REDUCE.bind(
         out=out,
         terms=sums,

@@ -9,10 +9,10 @@ from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.geometry import Geometry
 from caldera.kernels.cuda import convolution
+from caldera.kernels.cuda.codegen.kernel import CudaRunner
 from caldera.kernels.cuda.product import cublas, tiled
 from caldera.kernels.cuda.product.problem import Multiplication, described_call
 from caldera.kernels.cuda.runtime import device
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 

@@ -10,6 +10,7 @@ from caldera.core.graph.node import Spec
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
 from caldera.kernels.common.geometry import Correlation, Geometry, forward, steps
+from caldera.kernels.cuda.codegen.kernel import KernelLaunch
 from caldera.kernels.cuda.convolution.implicit_gemm import (
     FEW,
     THREADS,
@@ -25,7 +26,6 @@ from caldera.kernels.cuda.convolution.implicit_gemm import (
 from caldera.kernels.cuda.convolution.source import EACH_WEIGHT, WEIGHT, text, tiles_text
 from caldera.kernels.cuda.product.problem import SPLITS, ProductTiling, ThreadTile, tiling
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import KernelLaunch
 from caldera.kernels.table import Array, Call
 
 FEWEST_PIXELS = 64

@@ -16,14 +16,13 @@ import numpy as np
 from caldera.core.graph.opdef import OPS
 from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.loops import LoopBody, axes_of, loop_body_of, loop_shape
-from caldera.kernels.cuda.codegen.expression import (
-    HEADER,
+from caldera.kernels.cuda.codegen.expression import HEADER, can_apply, element_function, is_known
+from caldera.kernels.cuda.codegen.kernel import (
+    CudaRunner,
+    KernelLaunch,
     KernelSignature,
-    can_apply,
     computed_type,
     const_pointer,
-    element_function,
-    is_known,
     pointer,
 )
 from caldera.kernels.cuda.codegen.loop_operands import (
@@ -36,7 +35,6 @@ from caldera.kernels.cuda.codegen.loop_operands import (
     operand,
 )
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 THREADS = 256

@@ -8,21 +8,22 @@ import ctypes
 from caldera.core.graph.node import Node, Spec
 from caldera.core.memory.software import address_of
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
+    CudaRunner,
     KernelSignature,
     Parameter,
     const_pointer,
+    flags,
+    header_launch,
     i32,
     i64,
+    index,
     null_pointer,
     pointer,
     type_of,
 )
-from caldera.kernels.cuda.codegen.source import flags, header_launch
-from caldera.kernels.cuda.codegen.strides import blocks_for, element_strides, index
+from caldera.kernels.cuda.codegen.strides import blocks_for, element_strides
 from caldera.kernels.cuda.normalisation.layout import TOTALS_BLOCK
-from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 HEADER = "relu_mask.cuh"
@@ -74,7 +75,7 @@ def _bind(call: Call) -> Runner:
             "bytes": i32(mask.shape[1]),
         }
     )
-    blocks = blocks_for(mask.size, THREADS, driver().multiprocessors)
+    blocks = blocks_for(mask.size, THREADS)
     return CudaRunner(
         [
             header_launch(

@@ -15,14 +15,15 @@ import numpy as np
 from caldera.base.registry import optional_import
 from caldera.core.graph.node import Node
 from caldera.core.memory.gpus import PACKAGE, card_count
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
+    CudaRunner,
     KernelSignature,
     computed_type,
+    header_launch,
     pointer,
     u32,
     u64,
 )
-from caldera.kernels.cuda.codegen.source import header_launch
 from caldera.kernels.cuda.codegen.strides import blocks_for
 from caldera.kernels.cuda.fourier.stockham import (
     HEADER,
@@ -36,8 +37,6 @@ from caldera.kernels.cuda.fourier.stockham import (
     types,
 )
 from caldera.kernels.cuda.runtime.device import cupy_array, current_card
-from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _THREADS = 256
@@ -70,7 +69,7 @@ def _bind(call: Call) -> Runner:
             "n": u32(found.length),
         }
     )
-    blocks = blocks_for(count, _THREADS, driver().multiprocessors)
+    blocks = blocks_for(count, _THREADS)
     pack, unpack = (
         header_launch(
             HEADER,

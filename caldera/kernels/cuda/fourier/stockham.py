@@ -11,28 +11,29 @@ from dataclasses import dataclass
 from math import prod
 
 from caldera.core.graph.node import Node
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
     STORED,
+    Array,
+    CudaRunner,
     KernelSignature,
     Parameter,
     computed_type,
     const_pointer,
+    header_launch,
     i64,
     null_pointer,
     pointer,
     u32,
     u64,
 )
-from caldera.kernels.cuda.codegen.source import header_launch, threads_for
 from caldera.kernels.cuda.codegen.strides import (
-    Array,
     axes_of,
     element_strides,
     merged,
     strided_axes,
+    threads_for,
 )
 from caldera.kernels.cuda.runtime.driver import driver, fits_in_shared
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _ENOUGH = 1024

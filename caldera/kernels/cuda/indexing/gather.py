@@ -11,29 +11,28 @@ from collections.abc import Sequence
 from caldera.core.graph.node import Node
 from caldera.core.memory.software import address_of
 from caldera.core.tensor.dtype import is_float
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
+    Array,
+    CudaRunner,
     KernelSignature,
     const_pointer,
+    counted,
+    counter_type,
+    header_launch,
     i64,
     pointer,
     type_of,
     u32,
 )
-from caldera.kernels.cuda.codegen.source import header_launch
 from caldera.kernels.cuda.codegen.strides import (
-    Array,
     StridedAxis,
     axes_of,
     blocks_for,
-    counted,
-    counter_type,
     element_strides,
     elements,
     merged,
     strided_axes,
 )
-from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _THREADS = 256
@@ -89,7 +88,7 @@ def _bind_rounded(call: Call) -> Runner:
             header_launch(
                 "gather_rounded.cuh",
                 "gather_and_round",
-                blocks_for(count // together, _THREADS, driver().multiprocessors),
+                blocks_for(count // together, _THREADS),
                 _THREADS,
                 signature,
                 f"gather_rounded<{together}>({signature.names});",
@@ -135,7 +134,7 @@ def _reading(
     index = counter_type(count)
     # All bits set are a nan in every floating-point dtype.
     missing = 0 if out.dtype.name == "bool" else 0xFF
-    blocks = blocks_for(count, _THREADS, driver().multiprocessors)
+    blocks = blocks_for(count, _THREADS)
     kind = _UNITS[unit]
     signature = KernelSignature(
         {

@@ -20,30 +20,30 @@ from math import isqrt, prod
 from caldera.core.graph.node import Node
 from caldera.core.memory.software import address_of
 from caldera.kernels.common.indexing import may_overwrite
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
+    Array,
+    CudaRunner,
+    KernelLaunch,
     KernelSignature,
     const_pointer,
+    counted,
+    counter_type,
+    header_launch,
     i64,
     pointer,
     type_of,
     u32,
 )
-from caldera.kernels.cuda.codegen.source import header_launch
 from caldera.kernels.cuda.codegen.strides import (
-    Array,
     StridedAxis,
     axes_of,
     blocks_for,
-    counted,
-    counter_type,
     element_strides,
     elements,
     merged,
     strided_axes,
 )
 from caldera.kernels.cuda.movement.copy import copy_calls
-from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.cuda.sorting import THREADS as SORT_THREADS
 from caldera.kernels.cuda.sorting import TILE, merge_runs, tiles_of
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
@@ -181,7 +181,7 @@ def _bind_scanning(geometry: Geometry, call: Call) -> Runner:
             header_launch(
                 "scatter.cuh",
                 "scatter_few",
-                blocks_for(count, _THREADS, driver().multiprocessors),
+                blocks_for(count, _THREADS),
                 _THREADS,
                 signature,
                 f"scatter_scanning<{kinds}>({signature.names});",

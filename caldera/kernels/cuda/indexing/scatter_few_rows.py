@@ -10,15 +10,16 @@ from math import prod
 
 from caldera.core.graph.node import Node
 from caldera.kernels.common.indexing import may_overwrite
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
+    CudaRunner,
     KernelSignature,
     const_pointer,
+    header_launch,
     i64,
     pointer,
     type_of,
     u32,
 )
-from caldera.kernels.cuda.codegen.source import header_launch
 from caldera.kernels.cuda.codegen.strides import (
     StridedAxis,
     axes_of,
@@ -33,7 +34,6 @@ from caldera.kernels.cuda.indexing.scatter import (
     in_vectors,
     vector_of,
 )
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _THREADS = 256

@@ -13,29 +13,30 @@ from math import prod
 from caldera.core.graph.node import Node
 from caldera.core.tensor.dtype import is_float
 from caldera.core.tensor.shape import Shape
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
     STORED,
+    Array,
+    CudaRunner,
     KernelSignature,
     Parameter,
     computed_type,
     const_pointer,
+    header_launch,
     i64,
     null_pointer,
     pointer,
     type_of,
     u32,
 )
-from caldera.kernels.cuda.codegen.source import header_launch, threads_for
 from caldera.kernels.cuda.codegen.strides import (
-    Array,
     axes_of,
     element_strides,
     merged,
     strided_axes,
+    threads_for,
 )
 from caldera.kernels.cuda.linalg import cusolver
 from caldera.kernels.cuda.runtime.driver import driver, fits_in_shared
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _COLUMNS = 64

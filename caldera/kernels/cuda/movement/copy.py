@@ -14,7 +14,14 @@ import numpy as np
 
 from caldera.core.graph.memory_format import as_pairs
 from caldera.kernels.common.loops import LoopAxes, LoopBody, axes_of
-from caldera.kernels.cuda.codegen.expression import STORED, KernelSignature, const_pointer, pointer
+from caldera.kernels.cuda.codegen.kernel import (
+    STORED,
+    CudaRunner,
+    KernelLaunch,
+    KernelSignature,
+    const_pointer,
+    pointer,
+)
 from caldera.kernels.cuda.codegen.loop_operands import (
     LaunchIntegers,
     LoopOperand,
@@ -23,7 +30,6 @@ from caldera.kernels.cuda.codegen.loop_operands import (
     lines,
 )
 from caldera.kernels.cuda.elementwise.loop import THREADS, ElementwiseLoop, launch_of, loop_over
-from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.table import COPY, TABLE, Call, Kernel, Runner
 
 BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}

@@ -10,8 +10,10 @@ import numpy as np
 from caldera.core.graph.memory_format import as_pairs
 from caldera.core.memory.software import address_of
 from caldera.kernels.common.loops import LoopBody
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
     STORED,
+    CudaRunner,
+    KernelLaunch,
     KernelSignature,
     const_pointer,
     i64,
@@ -26,7 +28,6 @@ from caldera.kernels.cuda.codegen.loop_operands import (
 )
 from caldera.kernels.cuda.elementwise.loop import THREADS, launch_of, loop_over
 from caldera.kernels.cuda.movement.copy import as_bits, bind_copy, copy_calls, copying
-from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 # --- reshape

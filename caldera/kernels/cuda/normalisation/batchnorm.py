@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from caldera.core.graph.node import Node, Spec
 from caldera.kernels.common.binding import workspace_bytes
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
+    CudaRunner,
     KernelSignature,
     const_pointer,
+    flags,
     pointer,
     real,
     type_of,
 )
-from caldera.kernels.cuda.codegen.source import flags
 from caldera.kernels.cuda.normalisation.layout import RESIDENT, NormSizes, layout_of, strided
 from caldera.kernels.cuda.normalisation.statistics import (
     gradient_sums,
@@ -29,7 +30,6 @@ from caldera.kernels.cuda.normalisation.statistics import (
     over_elements,
     workspace_specs,
 )
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _FACTORS = 5

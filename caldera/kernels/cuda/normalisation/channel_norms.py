@@ -15,24 +15,22 @@ import numpy as np
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import compute_dtype, workspace_bytes
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
+    CudaRunner,
+    KernelLaunch,
     KernelSignature,
     Parameter,
     computed_type,
     const_pointer,
-    pointer,
-    real,
-)
-from caldera.kernels.cuda.codegen.source import flags, header_launch
-from caldera.kernels.cuda.codegen.strides import (
-    StridedLayout,
+    flags,
+    header_launch,
     index,
     index_type,
     indices,
-    is_large,
-    strided_layout,
-    strides_of,
+    pointer,
+    real,
 )
+from caldera.kernels.cuda.codegen.strides import StridedLayout, is_large, strided_layout, strides_of
 from caldera.kernels.cuda.normalisation.layout import ChannelLayout, NormSizes, layout_of, strided
 from caldera.kernels.cuda.normalisation.statistics import (
     HEADER,
@@ -44,7 +42,6 @@ from caldera.kernels.cuda.normalisation.statistics import (
     parameter_gradients,
     workspace_specs,
 )
-from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 _FORWARD, _BACKWARD = 3, 4

@@ -13,27 +13,30 @@ from dataclasses import dataclass, replace
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.binding import Scratch, compute_dtype, workspace_bytes
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
+    CudaRunner,
     KernelSignature,
     Parameter,
     const_pointer,
+    flags,
+    header_launch,
     i32,
+    index,
     pointer,
     real,
 )
-from caldera.kernels.cuda.codegen.source import ThreadGroup, flags, header_launch, thread_group_for
 from caldera.kernels.cuda.codegen.strides import (
     StridedLayout,
     Strides,
-    index,
+    ThreadGroup,
     is_large,
     neighbours,
     strided_layout,
     strides_of,
+    thread_group_for,
 )
 from caldera.kernels.cuda.normalisation.statistics import parameter_gradients
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 _HEADER = "layernorm.cuh"

@@ -11,17 +11,20 @@ from collections.abc import Mapping, Sequence
 from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import Scratch
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
+    KernelLaunch,
     KernelSignature,
     Parameter,
     const_pointer,
+    flags,
+    header_launch,
+    index,
     null_pointer,
     pointer,
     real,
     type_of,
 )
-from caldera.kernels.cuda.codegen.source import flags, header_launch
-from caldera.kernels.cuda.codegen.strides import StridedLayout, index
+from caldera.kernels.cuda.codegen.strides import StridedLayout
 from caldera.kernels.cuda.normalisation.layout import (
     THREADS,
     TOTALS_BLOCK,
@@ -29,7 +32,6 @@ from caldera.kernels.cuda.normalisation.layout import (
     ChannelLayout,
     NormSizes,
 )
-from caldera.kernels.cuda.runtime.launch import KernelLaunch
 from caldera.kernels.table import Array, Call
 
 HEADER = "norm_apply.cuh"

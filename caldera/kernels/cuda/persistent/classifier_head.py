@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from caldera.kernels.cuda.codegen.expression import Array
+from caldera.kernels.cuda.codegen.kernel import Array
 from caldera.kernels.cuda.persistent.epilogue_fusion import FusedProduct, same
 from caldera.kernels.cuda.persistent.memory_access import (
     Access,

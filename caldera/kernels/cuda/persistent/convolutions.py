@@ -11,7 +11,7 @@ import numpy as np
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.loops import LoopBody
 from caldera.kernels.common.product import Epilogue as EpilogueCode
-from caldera.kernels.cuda.codegen.expression import Array
+from caldera.kernels.cuda.codegen.kernel import Array
 from caldera.kernels.cuda.persistent.epilogue_fusion import Producer, Reduction
 from caldera.kernels.cuda.persistent.images import Epilogue, each_pixel, shared_by_all
 from caldera.kernels.cuda.persistent.memory_access import Access

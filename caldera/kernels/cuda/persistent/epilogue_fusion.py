@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from caldera.core.memory.software import address_of
 from caldera.kernels.common.loops import LoopBody
-from caldera.kernels.cuda.codegen.expression import Array
+from caldera.kernels.cuda.codegen.kernel import Array
 from caldera.kernels.cuda.persistent.phases import conflict, meet
 from caldera.kernels.table import Call
 

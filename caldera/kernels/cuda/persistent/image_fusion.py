@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from caldera.core.memory.software import address_of
-from caldera.kernels.cuda.codegen.expression import Array
+from caldera.kernels.cuda.codegen.kernel import Array
 from caldera.kernels.cuda.persistent.convolutions import TiledCorrelation, TiledFilterGradient
 from caldera.kernels.cuda.persistent.epilogue_fusion import same
 from caldera.kernels.cuda.persistent.images import (

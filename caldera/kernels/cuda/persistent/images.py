@@ -15,7 +15,8 @@ import numpy as np
 from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.loops import LoopBody
 from caldera.kernels.common.reduction import accumulator_dtype, identity
-from caldera.kernels.cuda.codegen.expression import Array, computed_type, literal
+from caldera.kernels.cuda.codegen.expression import literal
+from caldera.kernels.cuda.codegen.kernel import Array, computed_type
 from caldera.kernels.cuda.persistent.epilogue_fusion import FusedLoop, Producer, Reduction
 from caldera.kernels.cuda.persistent.gather import Gather
 from caldera.kernels.cuda.persistent.loops import COMBINED, element_code, evaluated

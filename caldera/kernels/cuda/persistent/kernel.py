@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from caldera.kernels.common.product import Epilogue
-from caldera.kernels.cuda.codegen.expression import Array, computed_type
+from caldera.kernels.cuda.codegen.kernel import Array, KernelLaunch, computed_type
 from caldera.kernels.cuda.persistent.classifier_head import ClassifierHead, fuse_classifier_heads
 from caldera.kernels.cuda.persistent.epilogue_fusion import (
     FusedLoop,
@@ -41,7 +41,6 @@ from caldera.kernels.cuda.persistent.tasks import (
 )
 from caldera.kernels.cuda.product.epilogue import activation_lines
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import KernelLaunch
 from caldera.kernels.runners import STEP_FUSERS, Fresh, Steps
 from caldera.kernels.table import COPY, Call
 

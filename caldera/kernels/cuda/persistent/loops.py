@@ -9,7 +9,8 @@ from typing import Any
 from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.loops import LoopBody
 from caldera.kernels.common.reduction import accumulator_dtype, identity
-from caldera.kernels.cuda.codegen.expression import Array, computed_type, literal, statements
+from caldera.kernels.cuda.codegen.expression import literal, statements
+from caldera.kernels.cuda.codegen.kernel import Array, computed_type
 from caldera.kernels.cuda.persistent.epilogue_fusion import FusedLoop, Reduction
 from caldera.kernels.cuda.persistent.memory_access import Access, aligned_coordinates, unravelled
 from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, TileTask, plain, units_of

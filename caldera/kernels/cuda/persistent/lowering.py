@@ -7,7 +7,8 @@ from typing import Any
 from caldera.core.graph.program import Body
 from caldera.core.tensor.shape import size
 from caldera.kernels.common.loops import LoopBody, loop_body_of, loop_shape, without_outputs
-from caldera.kernels.cuda.codegen.expression import Array, is_known
+from caldera.kernels.cuda.codegen.expression import is_known
+from caldera.kernels.cuda.codegen.kernel import Array
 from caldera.kernels.cuda.persistent.convolutions import (
     CONVOLUTIONS,
     TiledCorrelation,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from caldera.core.memory.software import address_of
-from caldera.kernels.cuda.codegen.expression import STORED, Array, computed_type
+from caldera.kernels.cuda.codegen.kernel import STORED, Array, computed_type
 from caldera.kernels.cuda.persistent.phases import meet
 
 

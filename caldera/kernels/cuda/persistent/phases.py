@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from caldera.core.memory.software import address_of
-from caldera.kernels.cuda.codegen.expression import Array
+from caldera.kernels.cuda.codegen.kernel import Array
 
 Range = tuple[int, int]
 

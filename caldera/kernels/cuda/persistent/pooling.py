@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from caldera.core.graph.node import Node
-from caldera.kernels.cuda.codegen.expression import Array
+from caldera.kernels.cuda.codegen.kernel import Array
 from caldera.kernels.cuda.persistent.images import Pixelwise
 from caldera.kernels.cuda.persistent.memory_access import Access
 from caldera.kernels.table import Call

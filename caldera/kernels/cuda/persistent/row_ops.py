@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caldera.kernels.cuda.codegen.expression import Array
+from caldera.kernels.cuda.codegen.kernel import Array
 from caldera.kernels.cuda.persistent.memory_access import Access
 from caldera.kernels.cuda.persistent.tasks import WARPS, TileTask, plain, units_of
 from caldera.kernels.table import Call

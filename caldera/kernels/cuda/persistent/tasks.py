@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from caldera.kernels.cuda.codegen.expression import Array
+from caldera.kernels.cuda.codegen.kernel import Array
 from caldera.kernels.cuda.persistent.memory_access import Access
 from caldera.kernels.cuda.runtime.driver import driver
 

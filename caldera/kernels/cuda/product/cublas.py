@@ -22,6 +22,7 @@ from caldera.kernels.common.binding import (
     workspace_limit,
 )
 from caldera.kernels.common.product import Epilogue, as_matrices
+from caldera.kernels.cuda.codegen.kernel import CudaRunner
 from caldera.kernels.cuda.elementwise.loop import loop_calls
 from caldera.kernels.cuda.product import tiled
 from caldera.kernels.cuda.product.epilogue import epilogue_loop_body
@@ -39,7 +40,6 @@ from caldera.kernels.cuda.runtime.cublaslt import (
     algorithms,
     problem_of,
 )
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 MOST_CALLS = 16

@@ -15,7 +15,8 @@ from caldera.core.graph.program import Body
 from caldera.core.tensor.dtype import BY_NAME, DType
 from caldera.kernels.common.loops import LoopBody, loop_body_of
 from caldera.kernels.common.product import Epilogue
-from caldera.kernels.cuda.codegen.expression import HEADER, STORED, computed_type, statements
+from caldera.kernels.cuda.codegen.expression import HEADER, statements
+from caldera.kernels.cuda.codegen.kernel import STORED, computed_type
 from caldera.kernels.cuda.product.problem import NOTHING, Multiplication
 
 

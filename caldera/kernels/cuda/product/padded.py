@@ -16,12 +16,12 @@ from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import detached
 from caldera.kernels.common.binding import Scratch, workspace_bytes, workspace_limit
 from caldera.kernels.common.product import as_matrices
+from caldera.kernels.cuda.codegen.kernel import CudaRunner
 from caldera.kernels.cuda.movement.copy import copy_calls
 from caldera.kernels.cuda.movement.rearrange import placing_calls
 from caldera.kernels.cuda.product import cublas, tiled
 from caldera.kernels.cuda.product.problem import Multiplication, described, described_call
 from caldera.kernels.cuda.runtime import device
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 ALIGNMENT = 16

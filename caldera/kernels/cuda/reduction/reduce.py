@@ -16,6 +16,7 @@ from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.loops import REDUCTIONS, LoopAxes, LoopBody, axes_of, loop_body_of
 from caldera.kernels.common.reduction import ReductionTask, with_axes
+from caldera.kernels.cuda.codegen.kernel import CudaRunner, KernelLaunch
 from caldera.kernels.cuda.codegen.loop_operands import (
     LaunchIntegers,
     LoopOperand,
@@ -27,7 +28,6 @@ from caldera.kernels.cuda.codegen.strides import next_power_of_two
 from caldera.kernels.cuda.elementwise.loop import THREADS, is_light, loop_calls
 from caldera.kernels.cuda.reduction.source import Cut, ReductionLoop, join_source, reduce_source
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 MOST_THREADS = 1024

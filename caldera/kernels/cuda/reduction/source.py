@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from caldera.kernels.common.loops import LoopBody, Reduction
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.expression import element_function
+from caldera.kernels.cuda.codegen.kernel import (
     Array,
     KernelSignature,
     Parameter,
+    bounds_for,
     computed_type,
     const_pointer,
-    element_function,
     pointer,
     restricted,
 )
@@ -29,7 +30,6 @@ from caldera.kernels.cuda.codegen.loop_operands import (
     OffsetEmitter,
     lines,
 )
-from caldera.kernels.cuda.codegen.source import bounds_for
 
 _STRUCTS = {
     "sum": "Sum",
