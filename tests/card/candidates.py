@@ -20,7 +20,7 @@ from caldera.core.tensor.dtype import BY_NAME, bool_, complex_of
 from caldera.errors import DtypeError
 from caldera.kernels.cuda.codegen.kernel import KernelLaunch
 from caldera.kernels.cuda.elementwise.loop import LoopRunner
-from caldera.kernels.cuda.persistent.phases import span
+from caldera.kernels.cuda.persistent.fusion import span
 from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel

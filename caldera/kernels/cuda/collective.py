@@ -30,7 +30,7 @@ from caldera.kernels.common.collective import (
     values_of,
 )
 from caldera.kernels.cuda.codegen.kernel import Array, CudaRunner
-from caldera.kernels.cuda.movement.copy import copy_calls
+from caldera.kernels.cuda.movement import copy_calls
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 

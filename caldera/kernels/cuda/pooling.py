@@ -24,7 +24,7 @@ from caldera.kernels.cuda.codegen.kernel import (
     pointer,
     type_of,
 )
-from caldera.kernels.cuda.codegen.loop_operands import divisor
+from caldera.kernels.cuda.codegen.loops import divisor
 from caldera.kernels.cuda.codegen.strides import is_large, neighbours, strides_of
 from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 

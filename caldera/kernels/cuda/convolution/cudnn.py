@@ -23,7 +23,7 @@ from caldera.kernels.common.binding import Scratch, workspace_bytes
 from caldera.kernels.common.product import Epilogue
 from caldera.kernels.cuda import convolution
 from caldera.kernels.cuda.codegen.kernel import CudaRunner
-from caldera.kernels.cuda.movement.copy import copy_calls
+from caldera.kernels.cuda.movement import copy_calls
 from caldera.kernels.cuda.product.problem import NOTHING
 from caldera.kernels.cuda.runtime import device
 from caldera.kernels.cuda.runtime.cudnn import (

@@ -16,7 +16,6 @@ import numpy as np
 from caldera.core.graph.opdef import OPS
 from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.loops import LoopBody, axes_of, loop_body_of, loop_shape
-from caldera.kernels.cuda.codegen.expression import HEADER, can_apply, element_function, is_known
 from caldera.kernels.cuda.codegen.kernel import (
     CudaRunner,
     KernelLaunch,
@@ -25,10 +24,14 @@ from caldera.kernels.cuda.codegen.kernel import (
     const_pointer,
     pointer,
 )
-from caldera.kernels.cuda.codegen.loop_operands import (
+from caldera.kernels.cuda.codegen.loops import (
+    HEADER,
     LaunchIntegers,
     LoopOperand,
     OffsetEmitter,
+    can_apply,
+    element_function,
+    is_known,
     is_wide,
     lanes_for,
     lines,

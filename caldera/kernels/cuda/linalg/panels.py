@@ -30,7 +30,7 @@ from caldera.kernels.cuda.codegen.kernel import (
 )
 from caldera.kernels.cuda.codegen.strides import element_strides
 from caldera.kernels.cuda.elementwise.loop import loop_calls
-from caldera.kernels.cuda.movement.copy import copy_calls
+from caldera.kernels.cuda.movement import copy_calls
 from caldera.kernels.cuda.product.cublas import MOST_WORKSPACE, WORKSPACE_ALIGNMENT
 from caldera.kernels.cuda.product.problem import Multiplication
 from caldera.kernels.cuda.runtime import device

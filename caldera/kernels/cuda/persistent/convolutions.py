@@ -12,9 +12,8 @@ from caldera.core.tensor.shape import size
 from caldera.kernels.common.loops import LoopBody
 from caldera.kernels.common.product import Epilogue as EpilogueCode
 from caldera.kernels.cuda.codegen.kernel import Array
-from caldera.kernels.cuda.persistent.epilogue_fusion import Producer, Reduction
+from caldera.kernels.cuda.persistent.fusion import Producer, Reduction
 from caldera.kernels.cuda.persistent.images import Epilogue, each_pixel, shared_by_all
-from caldera.kernels.cuda.persistent.memory_access import Access
 from caldera.kernels.cuda.persistent.products import apart
 from caldera.kernels.cuda.persistent.shared_memory import (
     SharedAccess,
@@ -22,8 +21,8 @@ from caldera.kernels.cuda.persistent.shared_memory import (
     SharedImage,
     SharedTile,
 )
-from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, dynamic_floats, units_of
-from caldera.kernels.cuda.product.epilogue import activation_lines
+from caldera.kernels.cuda.persistent.tasks import THREADS, WARPS, Access, dynamic_floats, units_of
+from caldera.kernels.cuda.product.problem import activation_lines
 from caldera.kernels.runners import Fresh
 from caldera.kernels.table import Call
 

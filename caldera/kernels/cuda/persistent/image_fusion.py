@@ -13,7 +13,7 @@ import numpy as np
 from caldera.core.memory.software import address_of
 from caldera.kernels.cuda.codegen.kernel import Array
 from caldera.kernels.cuda.persistent.convolutions import TiledCorrelation, TiledFilterGradient
-from caldera.kernels.cuda.persistent.epilogue_fusion import same
+from caldera.kernels.cuda.persistent.fusion import conflict, meet, same
 from caldera.kernels.cuda.persistent.images import (
     AXES,
     Epilogue,
@@ -24,8 +24,6 @@ from caldera.kernels.cuda.persistent.images import (
     Pixelwise,
     image_work,
 )
-from caldera.kernels.cuda.persistent.memory_access import Access
-from caldera.kernels.cuda.persistent.phases import conflict, meet
 from caldera.kernels.cuda.persistent.shared_memory import (
     SharedAccess,
     SharedImage,
@@ -34,6 +32,7 @@ from caldera.kernels.cuda.persistent.shared_memory import (
 )
 from caldera.kernels.cuda.persistent.tasks import (
     THREADS,
+    Access,
     Early,
     TaskText,
     TileTask,

@@ -21,9 +21,9 @@ from caldera.kernels.cuda.codegen.kernel import (
     flags,
 )
 from caldera.kernels.cuda.codegen.strides import StridedAxis, blocks_for, element_strides
-from caldera.kernels.cuda.product.epilogue import EpilogueCode
 from caldera.kernels.cuda.product.problem import (
     MOST_BATCH_AXES,
+    EpilogueCode,
     Multiplication,
     ProductTiling,
     ThreadTile,

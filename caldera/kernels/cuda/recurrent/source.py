@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from caldera.core.graph.node import Node, Spec
-from caldera.kernels.cuda.codegen.expression import include_for
 from caldera.kernels.cuda.codegen.kernel import (
     STORED,
     Array,
@@ -17,6 +16,7 @@ from caldera.kernels.cuda.codegen.kernel import (
     i64,
     pointer,
 )
+from caldera.kernels.cuda.codegen.loops import include_for
 from caldera.kernels.cuda.codegen.strides import strides_of
 from caldera.kernels.cuda.recurrent.cell import Leaf, Phase, RecurrentCell
 

@@ -24,7 +24,7 @@ from caldera.kernels.cuda.codegen.kernel import (
     pointer,
     restricted,
 )
-from caldera.kernels.cuda.codegen.loop_operands import (
+from caldera.kernels.cuda.codegen.loops import (
     LaunchIntegers,
     LoopOperand,
     OffsetEmitter,
@@ -32,7 +32,7 @@ from caldera.kernels.cuda.codegen.loop_operands import (
     lines,
 )
 from caldera.kernels.cuda.elementwise.loop import THREADS
-from caldera.kernels.cuda.movement.copy import copy_calls
+from caldera.kernels.cuda.movement import copy_calls
 from caldera.kernels.cuda.reduction.reduce import Planned, first_pass, planned, workspace_of
 from caldera.kernels.cuda.reduction.source import struct
 from caldera.kernels.table import TABLE, Call, Kernel, Runner

@@ -17,7 +17,7 @@ from caldera.core.tensor.shape import Shape, size
 from caldera.kernels.common.loops import REDUCTIONS, LoopAxes, LoopBody, axes_of, loop_body_of
 from caldera.kernels.common.reduction import ReductionTask, with_axes
 from caldera.kernels.cuda.codegen.kernel import CudaRunner, KernelLaunch
-from caldera.kernels.cuda.codegen.loop_operands import (
+from caldera.kernels.cuda.codegen.loops import (
     LaunchIntegers,
     LoopOperand,
     is_wide,

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from caldera.kernels.common.loops import LoopBody, Reduction
-from caldera.kernels.cuda.codegen.expression import element_function
 from caldera.kernels.cuda.codegen.kernel import (
     Array,
     KernelSignature,
@@ -24,10 +23,11 @@ from caldera.kernels.cuda.codegen.kernel import (
     pointer,
     restricted,
 )
-from caldera.kernels.cuda.codegen.loop_operands import (
+from caldera.kernels.cuda.codegen.loops import (
     LaunchIntegers,
     LoopOperand,
     OffsetEmitter,
+    element_function,
     lines,
 )
 
