@@ -202,18 +202,6 @@ def _bind(call: Call) -> Runner:
     dtype = node.dtype.name
     kind = f"Complex<{computed_type(dtype)}>"
     threads = threads_for(plan.rows_at_once * found.length)
-    signature = KernelSignature(
-        {
-            **found.parameters,
-            "spare": null_pointer(kind) if plan.in_shared else pointer(call.workspace, kind),
-            "size": u64(plan.nbytes // complex_bytes(dtype)),
-            "row_count": u32(found.count),
-            "rows_at_once": u32(plan.rows_at_once),
-            "n": u32(found.length),
-            "inverse": u32(is_inverse(node)),
-            "radices": _Radices.of(radices(found.length)),
-        }
-    )
     body = (
         f"{types(dtype)}DYNAMIC_SHARED(Complex<C>, shared);\n"
         "    Complex<C>* workspace = spare ? spare + blockIdx.x * size : shared;\n"
@@ -227,7 +215,18 @@ def _bind(call: Call) -> Runner:
                 "fourier",
                 plan.blocks,
                 threads,
-                signature,
+                {
+                    **found.parameters,
+                    "spare": null_pointer(kind)
+                    if plan.in_shared
+                    else pointer(call.workspace, kind),
+                    "size": u64(plan.nbytes // complex_bytes(dtype)),
+                    "row_count": u32(found.count),
+                    "rows_at_once": u32(plan.rows_at_once),
+                    "n": u32(found.length),
+                    "inverse": u32(is_inverse(node)),
+                    "radices": _Radices.of(radices(found.length)),
+                },
                 body,
                 bounded=False,
                 shared=plan.nbytes if plan.in_shared else 0,

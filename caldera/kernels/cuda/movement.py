@@ -24,6 +24,7 @@ from caldera.kernels.cuda.codegen.kernel import (
     const_pointer,
     i64,
     pointer,
+    unless_empty,
 )
 from caldera.kernels.cuda.codegen.loops import (
     LaunchIntegers,
@@ -147,10 +148,9 @@ TABLE.add(Kernel(COPY, "cuda", "copy", bind_copy))
 # --- reshape
 
 
+@unless_empty
 def _bind_reshape(call: Call) -> Runner:
     (target,), (source,) = call.outputs, call.inputs
-    if not target.size:
-        return CudaRunner([])
     try:
         return CudaRunner(copy_calls(target.reshape(source.shape, copy=False), source))
     except ValueError:
@@ -409,10 +409,9 @@ def _bind_unslice(call: Call) -> Runner:
 # --- numbers in a row
 
 
+@unless_empty
 def _bind_iota(call: Call) -> Runner:
     (target,), node = call.outputs, call.node
-    if not target.size:
-        return CudaRunner([])
     name = node.dtype.name
     # Strides say how the number of an element grows: by 1 along one axis.
     memory = np.empty(1, np.int64)

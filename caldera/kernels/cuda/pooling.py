@@ -14,7 +14,6 @@ from caldera.core.graph.ops.epilogue import max_pool2d_epilogue
 from caldera.core.tensor.shape import Shape
 from caldera.kernels.cuda.codegen.kernel import (
     CudaRunner,
-    KernelSignature,
     const_pointer,
     flags,
     header_launch,
@@ -127,15 +126,6 @@ def _launch(
         for i, array in enumerate(arrays)
     }
     pixels = {f"p{i}": indices(f"Pixels<{integer}>", own, large) for i, own in enumerate(steps)}
-    signature = KernelSignature(
-        {
-            **pointers,
-            **({} if bias is None else {"bias": const_pointer(bias)}),
-            **pixels,
-            "in": indices(f"Windows<{integer}>", numbers, large),
-            **({} if bias is None else {"step": index(strides_of(bias)[0], large)}),
-        }
-    )
     given = [*pointers, *pixels, "in"]
     if node.op is max_pool2d_epilogue:
         applied = flags(bool(biases), node.attrs["activated"])
@@ -148,7 +138,13 @@ def _launch(
                 f"{function}_pixels",
                 -(-threads // _THREADS),
                 _THREADS,
-                signature,
+                {
+                    **pointers,
+                    **({} if bias is None else {"bias": const_pointer(bias)}),
+                    **pixels,
+                    "in": indices(f"Windows<{integer}>", numbers, large),
+                    **({} if bias is None else {"step": index(strides_of(bias)[0], large)}),
+                },
                 f"{function}<{kinds}, {bands}>({', '.join(given)});",
             )
         ]

@@ -14,7 +14,6 @@ from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import compute_dtype
 from caldera.kernels.cuda.codegen.kernel import (
     CudaRunner,
-    KernelSignature,
     Parameter,
     const_pointer,
     header_launch,
@@ -90,15 +89,6 @@ def _over_samples(
         f"classes_at(a{i}, {places[i]}, step{i})" if each.has_classes else f"a{i} + {places[i]}"
         for i, each in enumerate(operands)
     ]
-    signature = KernelSignature(
-        {
-            **{f"a{i}": each.parameter for i, each in enumerate(operands)},
-            **{f"step{i}": index(step, large) for i, step in enumerate(steps)},
-            "rows": rows.parameter(large),
-            "count": index(count, large),
-            "length": i32(length),
-        }
-    )
     return CudaRunner(
         [
             header_launch(
@@ -106,7 +96,13 @@ def _over_samples(
                 f"{function}_samples",
                 group.blocks(count),
                 group.threads,
-                signature,
+                {
+                    **{f"a{i}": each.parameter for i, each in enumerate(operands)},
+                    **{f"step{i}": index(step, large) for i, step in enumerate(steps)},
+                    "rows": rows.parameter(large),
+                    "count": index(count, large),
+                    "length": i32(length),
+                },
                 f"typedef {group.text} Group;\n"
                 f"    {integer} which = blockIdx.x * Group::count() + Group::index();\n"
                 f"    {integer} at[{len(operands)}];\n"

@@ -13,8 +13,9 @@ One signature declares the parameters in the source and packs them for a launch,
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from math import prod
 from typing import Any
 
@@ -22,6 +23,7 @@ import numpy as np
 
 from caldera.core.memory.software import address_of
 from caldera.kernels.cuda.runtime.driver import Size, driver
+from caldera.kernels.table import Runner
 
 STORED: dict[str, str] = {
     "bool": "bool",
@@ -175,6 +177,8 @@ def counted(kind: str, value: int) -> Parameter:
 
 # --- launches
 
+Bind = Callable[..., Runner]
+
 
 class KernelLaunch:
     """One launch. Arrays among the arguments are passed as their addresses, and kept alive.
@@ -221,6 +225,17 @@ class CudaRunner:
     def __call__(self) -> None:
         for call in self.calls:
             call()
+
+
+def unless_empty(bind: Bind) -> Bind:
+    """Bind calls whose results are all empty to no launch; the call is the last argument."""
+
+    @wraps(bind)
+    def bound(*given: Any) -> Runner:
+        results = given[-1].outputs
+        return bind(*given) if any(each.size for each in results) else CudaRunner([])
+
+    return bound
 
 
 def _three(size: Size | int) -> Size:
@@ -292,7 +307,7 @@ def header_launch(
     name: str,
     grid: Size | int,
     block: Size | int,
-    signature: KernelSignature,
+    parameters: Mapping[str, Parameter],
     body: str,
     *,
     bounded: bool = True,
@@ -300,12 +315,30 @@ def header_launch(
     resident: int | None = None,
     shared: int = 0,
 ) -> KernelLaunch:
-    """A launch of such a kernel. If it is `bounded`, blocks of the source have at most `threads`,
-    which are those of the launch if nothing is said; so have those that might not fit."""
+    """Return a launch of a kernel of these statements.
+
+    If it is `bounded`, blocks of the source have at most `threads`, by default those of the launch;
+    so have those that might not fit.
+    """
     most = threads or (block if isinstance(block, int) else prod(block))
     limit = most if bounded or most > ALWAYS_FIT else None
+    signature = KernelSignature(parameters)
     source = kernel_source(header, name, limit, signature, body, resident)
     return KernelLaunch(source, name, grid, block, signature, shared)
+
+
+def function_launch(
+    header: str,
+    name: str,
+    grid: Size | int,
+    block: Size | int,
+    function: str,
+    parameters: Mapping[str, Parameter],
+    **how: Any,
+) -> KernelLaunch:
+    """Return a launch of a kernel that passes all its parameters to a function of a header."""
+    body = f"{function}({', '.join(parameters)});"
+    return header_launch(header, name, grid, block, parameters, body, **how)
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,10 +25,9 @@ from caldera.kernels.cuda.codegen.kernel import (
     STORED,
     CudaRunner,
     KernelLaunch,
-    KernelSignature,
     Parameter,
     const_pointer,
-    header_launch,
+    function_launch,
     i32,
     pointer,
 )
@@ -271,23 +270,20 @@ def _bind(call: Call) -> Runner:
     if call.node.op.name == "conv2d_weight":
         return CudaRunner(_weight_gradient(tiling, call))
     (given, filters), (out,) = call.inputs, call.outputs
-    signature = KernelSignature(
-        {
-            "image": const_pointer(given),
-            "filters": const_pointer(filters),
-            "out": pointer(out),
-            "planes": tiling.planes,
-        }
-    )
     return CudaRunner(
         [
-            header_launch(
+            function_launch(
                 _HEADER,
                 "depthwise_images",
                 tiling.grid,
                 tiling.block,
-                signature,
-                f"depthwise<{tiling.code}>({signature.names});",
+                f"depthwise<{tiling.code}>",
+                {
+                    "image": const_pointer(given),
+                    "filters": const_pointer(filters),
+                    "out": pointer(out),
+                    "planes": tiling.planes,
+                },
                 threads=THREADS,
             )
         ]
@@ -298,40 +294,34 @@ def _weight_gradient(tiling: _Tiling, call: Call) -> list[KernelLaunch]:
     (image, gradient), (out,) = call.inputs, call.outputs
     spec = tiling.partial
     partial = Scratch(call.workspace).array(spec.shape, spec.dtype)
-    signature = KernelSignature(
+    first = function_launch(
+        _HEADER,
+        "depthwise_filters",
+        tiling.adding_grid,
+        tiling.block,
+        f"block_depthwise_weight<{tiling.code}>",
         {
             "image": const_pointer(image),
             "gradient": const_pointer(gradient),
             "partial": pointer(partial),
             "planes": tiling.planes,
-        }
-    )
-    first = header_launch(
-        _HEADER,
-        "depthwise_filters",
-        tiling.adding_grid,
-        tiling.block,
-        signature,
-        f"block_depthwise_weight<{tiling.code}>({signature.names});",
+        },
         threads=THREADS,
     )
     parts, taps, channels = spec.shape
-    signature = KernelSignature(
+    second = function_launch(
+        _HEADER,
+        "depthwise_filter_totals",
+        (-(-channels // 32), taps, 1),
+        (32, 8, 1),
+        f"block_depthwise_totals<{STORED[out.dtype.name]}>",
         {
             "partial": const_pointer(partial),
             "out": pointer(out),
             "parts": i32(parts),
             "taps": i32(taps),
             "channels": i32(channels),
-        }
-    )
-    second = header_launch(
-        _HEADER,
-        "depthwise_filter_totals",
-        (-(-channels // 32), taps, 1),
-        (32, 8, 1),
-        signature,
-        f"block_depthwise_totals<{STORED[out.dtype.name]}>({signature.names});",
+        },
     )
     return [first, second]
 

@@ -17,7 +17,6 @@ from caldera.kernels.cuda.codegen.kernel import (
     STORED,
     Array,
     CudaRunner,
-    KernelSignature,
     Parameter,
     computed_type,
     const_pointer,
@@ -27,6 +26,7 @@ from caldera.kernels.cuda.codegen.kernel import (
     pointer,
     type_of,
     u32,
+    unless_empty,
 )
 from caldera.kernels.cuda.codegen.strides import (
     axes_of,
@@ -101,13 +101,6 @@ def _launched(
     stored, computed = STORED[dtype], computed_type(dtype)
     nbytes = elements * _bytes(dtype)
     shared = fits_in_shared(nbytes)
-    signature = KernelSignature(
-        {
-            **given,
-            "spare": null_pointer(computed) if shared else pointer(call.workspace, computed),
-            "size": u32(elements),
-        }
-    )
     begin = (
         f"typedef {stored} T;\n    typedef {computed} C;\n    DYNAMIC_SHARED(C, shared);\n"
         "    C* workspace = spare ? spare + (u64)blockIdx.x * size : shared;\n"
@@ -119,7 +112,13 @@ def _launched(
                 name,
                 blocks,
                 threads_for(elements),
-                signature,
+                {
+                    **given,
+                    "spare": null_pointer(computed)
+                    if shared
+                    else pointer(call.workspace, computed),
+                    "size": u32(elements),
+                },
                 begin + body,
                 bounded=False,
                 shared=nbytes if shared else 0,
@@ -151,10 +150,9 @@ def _solve_blocks(node: Node) -> tuple[int, int]:
     return matrices * parts, n * (n + part)
 
 
+@unless_empty
 def _bind_solve(call: Call) -> Runner:
     (x,), (a, *rest) = call.outputs, call.inputs
-    if x.size == 0:
-        return CudaRunner([])
     _, part, parts = _parts(call.node)
     blocks, elements = _solve_blocks(call.node)
     # The inverse solves for the identity, which is nowhere in memory.
@@ -192,11 +190,10 @@ def _square_blocks(node: Node) -> tuple[int, int]:
     return prod(shape[:-2]), shape[-1] ** 2
 
 
+@unless_empty
 def _bind_slogdet(call: Call) -> Runner:
     (sign, log_size), (a,) = call.outputs, call.inputs
     blocks, elements = _square_blocks(call.node)
-    if blocks == 0:
-        return CudaRunner([])
     return _launched(
         call,
         "linalg.cuh",
@@ -223,10 +220,9 @@ _CHOLESKY = """    i64 at[2];
         workspace, {a + at[0], down, right}, {out + at[1], out_down, out_right}, n);"""
 
 
+@unless_empty
 def _bind_cholesky(call: Call) -> Runner:
     (out,), (a,) = call.outputs, call.inputs
-    if out.size == 0:
-        return CudaRunner([])
     return _launched(
         call,
         "linalg.cuh",
@@ -261,10 +257,9 @@ def _qr_blocks(node: Node) -> tuple[int, int]:
     return matrices, m * n + m * k + k
 
 
+@unless_empty
 def _bind_qr(call: Call) -> Runner:
     (q, r), (a,) = call.outputs, call.inputs
-    if r.size == 0:
-        return CudaRunner([])
     return _launched(
         call,
         "factorisations.cuh",
@@ -296,10 +291,9 @@ def _eigh_blocks(node: Node) -> tuple[int, int]:
     return matrices, 2 * n * n + n + n % 2
 
 
+@unless_empty
 def _bind_eigh(call: Call) -> Runner:
     (w, v), (a,) = call.outputs, call.inputs
-    if v.size == 0:
-        return CudaRunner([])
     return _launched(
         call,
         "factorisations.cuh",
@@ -331,10 +325,9 @@ def _svd_blocks(node: Node) -> tuple[int, int]:
     return matrices, m * n + small * small + small
 
 
+@unless_empty
 def _bind_svd(call: Call) -> Runner:
     (u, s, vt), (a,) = call.outputs, call.inputs
-    if s.size == 0:
-        return CudaRunner([])
     m, n = a.shape[-2:]
     v = vt.swapaxes(-1, -2)
     turned = m < n

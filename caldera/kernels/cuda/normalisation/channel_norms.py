@@ -29,6 +29,7 @@ from caldera.kernels.cuda.codegen.kernel import (
     indices,
     pointer,
     real,
+    unless_empty,
 )
 from caldera.kernels.cuda.codegen.strides import StridedLayout, is_large, strided_layout, strides_of
 from caldera.kernels.cuda.normalisation.layout import ChannelLayout, NormSizes, layout_of, strided
@@ -51,12 +52,11 @@ _WARPS = 4
 """Groups that a block takes."""
 
 
+@unless_empty
 def _bind(call: Call) -> Runner:
     x, scale, shift = call.inputs
     y, mean, variance = call.outputs
     layout = layout_of([x, y], _CHANNELS, by_image=True)
-    if mean.size == 0:
-        return CudaRunner([])
     partial, factors = in_workspace(call, _specs(call.node))
     signature = KernelSignature(
         {
@@ -83,13 +83,12 @@ def _bind(call: Call) -> Runner:
     return CudaRunner(calls)
 
 
+@unless_empty
 def _bind_gradient(call: Call) -> Runner:
     g, x, scale, mean, variance = call.inputs
     dx, for_scale, for_shift = call.outputs
     layout = layout_of([x, g, dx], _CHANNELS, by_image=True)
     channels = layout.sizes.channels
-    if channels == 0:
-        return CudaRunner([])
     partial, factors = in_workspace(call, _specs(call.node))
     given = {
         **layout.vectors(scale=const_pointer(scale)),
@@ -257,10 +256,9 @@ def _window(node: Node) -> tuple[int, int]:
     return min(window // 2, channels), min((window - 1) // 2, channels)
 
 
+@unless_empty
 def _local_response_bind(call: Call) -> Runner:
     (x,), (y,) = call.inputs, call.outputs
-    if y.size == 0:
-        return CudaRunner([])
     work = _Work.of([x, y])
     signature = work.signature(["x", "y"], call.node, (1, 1))
     return CudaRunner(
@@ -277,10 +275,9 @@ def _local_response_bind(call: Call) -> Runner:
     )
 
 
+@unless_empty
 def _local_response_bind_gradient(call: Call) -> Runner:
     (g, x), (dx,) = call.inputs, call.outputs
-    if dx.size == 0:
-        return CudaRunner([])
     work = _Work.of([x, g, dx])
     each = 2 * compute_dtype(x.dtype).itemsize
     way = 0 if work.last else 1

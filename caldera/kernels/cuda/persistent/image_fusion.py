@@ -12,16 +12,12 @@ import numpy as np
 
 from caldera.core.memory.software import address_of
 from caldera.kernels.cuda.codegen.kernel import Array
-from caldera.kernels.cuda.persistent.convolutions import TiledCorrelation, TiledFilterGradient
 from caldera.kernels.cuda.persistent.fusion import conflict, meet, same
 from caldera.kernels.cuda.persistent.images import (
     AXES,
     Epilogue,
-    ImageGather,
-    ImageLoop,
-    ImageSums,
+    ImageTask,
     ImageWork,
-    Pixelwise,
     image_work,
 )
 from caldera.kernels.cuda.persistent.shared_memory import (
@@ -43,7 +39,6 @@ from caldera.kernels.cuda.persistent.tasks import (
 
 LOAD = 1 << 18
 """Multiplications for an image that are as much work as a unit of other parts, or more."""
-_WORKS = (TiledCorrelation, TiledFilterGradient, ImageSums, Pixelwise)
 
 
 @dataclass(eq=False)
@@ -169,7 +164,7 @@ class FusedImages:
             return TaskText(*texts), layout.zones
 
         load = sum(work.load for work in self.works)
-        what = " ".join(type(work).__name__ for work in self.works)
+        what = " ".join(getattr(work, "name", "pixels") for work in self.works)
         return TileTask(
             what,
             self.images,
@@ -214,7 +209,7 @@ def fuse_images(pieces: Sequence[Any], is_scratch: Callable[[Array], bool]) -> l
     """The pieces with works on images in chains."""
     found: list[Any] = []
     for piece in pieces:
-        work = piece if isinstance(piece, _WORKS) else image_work(piece)
+        work = image_work(piece)
         if work is None:
             found.append(piece)
             continue
@@ -252,8 +247,6 @@ def _alone(piece: Any) -> Any:
     """A loop or a gather that is a chain by itself as what it was before."""
     if isinstance(piece, FusedImages) and len(piece.works) == 1:
         (work,) = piece.works
-        if isinstance(work, ImageLoop):
-            return work.loop
-        if isinstance(work, ImageGather):
-            return work.gather
+        if isinstance(work, ImageTask) and work.alone is not None:
+            return work.alone
     return piece

@@ -21,8 +21,6 @@ from caldera.kernels.cuda.codegen.loops import is_known
 from caldera.kernels.cuda.persistent.classifier_head import ClassifierHead, fuse_classifier_heads
 from caldera.kernels.cuda.persistent.convolutions import (
     CONVOLUTIONS,
-    TiledCorrelation,
-    TiledFilterGradient,
     correlation,
 )
 from caldera.kernels.cuda.persistent.fusion import (
@@ -37,7 +35,7 @@ from caldera.kernels.cuda.persistent.fusion import (
 )
 from caldera.kernels.cuda.persistent.gather import Gather, fuse_gathers, gather
 from caldera.kernels.cuda.persistent.image_fusion import FusedImages, fuse_images
-from caldera.kernels.cuda.persistent.images import ImageSums, Pixelwise, image_sums, pool
+from caldera.kernels.cuda.persistent.images import ImageTask, PixelProducer, image_sums, pool
 from caldera.kernels.cuda.persistent.loops import (
     BUILDERS,
     RowWork,
@@ -61,17 +59,7 @@ from caldera.kernels.cuda.runtime.driver import driver
 from caldera.kernels.runners import STEP_FUSERS, Fresh, Steps
 from caldera.kernels.table import COPY, Call
 
-Piece = (
-    Gather
-    | FusedLoop
-    | Reduction
-    | FusedProduct
-    | RowWork
-    | TiledCorrelation
-    | TiledFilterGradient
-    | ImageSums
-    | Pixelwise
-)
+Piece = Gather | FusedLoop | Reduction | FusedProduct | RowWork | ImageTask | PixelProducer
 
 
 def lower_copy(call: Call) -> FusedLoop:

@@ -23,6 +23,7 @@ from caldera.kernels.cuda.codegen.kernel import (
     const_pointer,
     pointer,
     restricted,
+    unless_empty,
 )
 from caldera.kernels.cuda.codegen.loops import (
     LaunchIntegers,
@@ -38,11 +39,10 @@ from caldera.kernels.cuda.reduction.source import struct
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 
+@unless_empty
 def _bind(call: Call) -> Runner:
     (x,), (out,), attrs = call.inputs, call.outputs, call.node.attrs
     axis: int = attrs["axis"]
-    if not x.size:
-        return CudaRunner([])
     if x.shape[axis] == 1:
         return CudaRunner(copy_calls(out, x))
     if attrs["reverse"]:
