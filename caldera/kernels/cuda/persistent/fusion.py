@@ -53,34 +53,49 @@ def span(array: Array) -> Range:
     return first, last + array.itemsize
 
 
+def _spans(arrays: Iterable[Array]) -> list[Range]:
+    return [span(each) for each in arrays]
+
+
+def _overlap(some: Sequence[Range], others: Sequence[Range]) -> bool:
+    return any(first < end and start < last for first, last in some for start, end in others)
+
+
 def meet(some: Iterable[Array], others: Iterable[Array]) -> bool:
-    """Whether any array of the one group shares memory with one of the other."""
-    ranges = [span(each) for each in others]
-    return any(
-        first < end and start < last for first, last in map(span, some) for start, end in ranges
-    )
+    """Return True if an array of one group shares memory with an array of the other."""
+    return _overlap(_spans(some), _spans(others))
+
+
+Touched = tuple[list[Range], list[Range]]
+"""The memory that a part reads, and the memory that it writes."""
+
+
+def _touched(part: Touching) -> Touched:
+    return _spans(part.reads), _spans(part.writes)
+
+
+def _conflict(earlier: Touched, later: Touched) -> bool:
+    reads, writes = earlier
+    return _overlap(writes, later[0]) or _overlap(writes, later[1]) or _overlap(reads, later[1])
 
 
 def conflict(earlier: Touching, later: Touching) -> bool:
-    """Whether the later one must wait for the earlier one."""
-    return (
-        meet(earlier.writes, later.reads)
-        or meet(earlier.writes, later.writes)
-        or meet(earlier.reads, later.writes)
-    )
+    """Return True if the later part must wait for the earlier one."""
+    return _conflict(_touched(earlier), _touched(later))
 
 
 def in_phases(parts: Sequence[T], late: Callable[[T], bool] = lambda part: False) -> list[list[T]]:
     """The parts, given in an order in which they are right, as phases."""
+    touched = [_touched(part) for part in parts]
     levels: list[int] = []
-    for index, part in enumerate(parts):
-        before = (levels[j] for j in range(index) if conflict(parts[j], part))
+    for index, own in enumerate(touched):
+        before = (levels[j] for j in range(index) if _conflict(touched[j], own))
         levels.append(max(before, default=-1) + 1)
     count = max(levels, default=-1) + 1
     for index in reversed(range(len(parts))):
         if late(parts[index]):
             after = range(index + 1, len(parts))
-            waiting = (levels[j] for j in after if conflict(parts[index], parts[j]))
+            waiting = (levels[j] for j in after if _conflict(touched[index], touched[j]))
             levels[index] = min(waiting, default=count) - 1
     return [
         [part for part, level in zip(parts, levels, strict=True) if level == number]
@@ -94,12 +109,7 @@ def early_in(phases: Sequence[Sequence[Touching]], number: int) -> Callable[[Arr
     The first phase of a step comes after the last one of the step before.
     """
     written = [span(array) for part in phases[number - 1] for array in part.writes]
-
-    def early(array: Array) -> bool:
-        first, last = span(array)
-        return not any(first < end and start < last for start, end in written)
-
-    return early
+    return lambda array: not _overlap([span(array)], written)
 
 
 class RowLoop(Protocol):
