@@ -1,38 +1,53 @@
-"""Fourier transforms on a card, of any length, a few rows for each block.
+"""Fourier transforms on a card: cuFFT, and Stockham passes of our own.
 
-A real transform is computed as a complex one of which half is not written. Rows of up to some
-thousands of numbers stay in shared memory; longer ones are worked on in the workspace.
+A real transform of our own is computed as a complex one of which half is not written, a few rows
+for each block. Rows of up to some thousands of numbers stay in shared memory; longer ones are
+worked on in the workspace.
+
+cuFFT, called through CuPy, serves long rows and lengths with large prime factors. It transforms
+dense rows of complex numbers, so the input is brought into that form and the result back. Plans are
+made when a call is bound, so a run only launches and can be captured.
 """
 
 from __future__ import annotations
 
 import ctypes
+import threading
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from math import prod
+from typing import Any
 
+import numpy as np
+
+from caldera.base.registry import optional_import
 from caldera.core.graph.node import Node
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.core.memory.gpus import PACKAGE, card_count
+from caldera.kernels.cuda.codegen.kernel import (
     STORED,
+    Array,
+    CudaRunner,
     KernelSignature,
     Parameter,
     computed_type,
     const_pointer,
+    header_launch,
     i64,
     null_pointer,
     pointer,
     u32,
     u64,
 )
-from caldera.kernels.cuda.codegen.source import header_launch, threads_for
 from caldera.kernels.cuda.codegen.strides import (
-    Array,
     axes_of,
+    blocks_for,
     element_strides,
     merged,
     strided_axes,
+    threads_for,
 )
+from caldera.kernels.cuda.runtime.device import cupy_array, current_card
 from caldera.kernels.cuda.runtime.driver import driver, fits_in_shared
-from caldera.kernels.cuda.runtime.launch import CudaRunner
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
 
 _ENOUGH = 1024
@@ -187,18 +202,6 @@ def _bind(call: Call) -> Runner:
     dtype = node.dtype.name
     kind = f"Complex<{computed_type(dtype)}>"
     threads = threads_for(plan.rows_at_once * found.length)
-    signature = KernelSignature(
-        {
-            **found.parameters,
-            "spare": null_pointer(kind) if plan.in_shared else pointer(call.workspace, kind),
-            "size": u64(plan.nbytes // complex_bytes(dtype)),
-            "row_count": u32(found.count),
-            "rows_at_once": u32(plan.rows_at_once),
-            "n": u32(found.length),
-            "inverse": u32(is_inverse(node)),
-            "radices": _Radices.of(radices(found.length)),
-        }
-    )
     body = (
         f"{types(dtype)}DYNAMIC_SHARED(Complex<C>, shared);\n"
         "    Complex<C>* workspace = spare ? spare + blockIdx.x * size : shared;\n"
@@ -212,7 +215,18 @@ def _bind(call: Call) -> Runner:
                 "fourier",
                 plan.blocks,
                 threads,
-                signature,
+                {
+                    **found.parameters,
+                    "spare": null_pointer(kind)
+                    if plan.in_shared
+                    else pointer(call.workspace, kind),
+                    "size": u64(plan.nbytes // complex_bytes(dtype)),
+                    "row_count": u32(found.count),
+                    "rows_at_once": u32(plan.rows_at_once),
+                    "n": u32(found.length),
+                    "inverse": u32(is_inverse(node)),
+                    "radices": _Radices.of(radices(found.length)),
+                },
                 body,
                 bounded=False,
                 shared=plan.nbytes if plan.in_shared else 0,
@@ -253,5 +267,90 @@ for _op in KINDS:
             _supports,
             _workspace,
             estimate=_seconds,
+        )
+    )
+
+
+_THREADS = 256
+_C2C, _Z2Z = 0x29, 0x69
+"""cufftType."""
+_FORWARD, _INVERSE = -1, 1
+
+
+@lru_cache(maxsize=64)
+def _plan(card: int, n: int, kind: int, rows: int) -> Any:
+    """A plan of the library; `card` is the current one, whose memory it works in."""
+    return optional_import("cupy.cuda.cufft", PACKAGE, "op.fft").Plan1d(n, kind, rows)
+
+
+def _cufft_bind(call: Call) -> Runner:
+    node = call.node
+    found = signals(call)
+    dtype, kind = node.dtype.name, KINDS[node.op.name]
+    double = dtype == "float64"
+    plan = _plan(current_card(), found.length, _Z2Z if double else _C2C, found.count)
+    shape = (found.count, found.length)
+    memory = call.workspace[: _cufft_workspace(node)]
+    dense = memory.view(np.complex128 if double else np.complex64).reshape(shape)
+    count = found.count * found.length
+    signature = KernelSignature(
+        {
+            **found.parameters,
+            "dense": pointer(memory, f"Complex<{computed_type(dtype)}>"),
+            "count": u64(count),
+            "n": u32(found.length),
+        }
+    )
+    blocks = blocks_for(count, _THREADS)
+    pack, unpack = (
+        header_launch(
+            HEADER,
+            name,
+            blocks,
+            _THREADS,
+            signature,
+            f"{types(dtype)}{name}_rows<T, C, {kind}>(dense, {which}, rows, count, n);",
+            bounded=False,
+        )
+        for name, which in zip(("pack", "unpack"), SIGNALS, strict=True)
+    )
+    seen = cupy_array(dense)
+    direction = _INVERSE if is_inverse(node) else _FORWARD
+    return CudaRunner([pack, partial(_launch, plan, seen, direction), unpack])
+
+
+def _launch(plan: Any, signals: Any, direction: int) -> None:
+    # A plan has one stream at a time: another thread must not change it before the launch.
+    with _one_at_a_time:
+        plan.fft(signals, signals, direction)
+
+
+_one_at_a_time = threading.Lock()
+
+
+def _cufft_supports(node: Node) -> bool:
+    return card_count() > 0 and 0 < rows_of(node) < 2**31 and length_of(node) < 2**31
+
+
+def _cufft_workspace(node: Node) -> int:
+    return rows_of(node) * length_of(node) * complex_bytes(node.dtype.name)
+
+
+def _cufft_seconds(node: Node) -> float:
+    return 1.2e-5 + 8 * _cufft_workspace(node) / 3e12
+
+
+for _cufft_op in KINDS:
+    TABLE.add(
+        Kernel(
+            _cufft_op,
+            "cuda",
+            "cufft",
+            _cufft_bind,
+            _cufft_supports,
+            _cufft_workspace,
+            estimate=_cufft_seconds,
+            # Plans have memory to work in, and a stream.
+            shares=frozenset({"plans of cuFFT"}),
         )
     )

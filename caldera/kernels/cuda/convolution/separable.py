@@ -1,8 +1,11 @@
-"""Convolutions of each channel by itself (depthwise), by kernels of our own.
+"""Depthwise and pointwise convolutions: each channel alone, and each pixel alone.
 
-There is nothing in them for tensor cores, and what they cost is to read and to write: a thread has
-neighbouring channels of a strip of pixels, goes down the strip and reads each row of it once.
-Images lie channels last and filters as variables do; what lies otherwise is left to others.
+Depthwise convolutions give tensor cores nothing to do, and their cost is reading and writing: a
+thread has neighbouring channels of a strip of pixels, goes down the strip and reads each row of it
+once. Images lie channels last and filters as variables do; other layouts are left to other kernels.
+
+Pointwise convolutions are matrix products, by cuBLASLt where it is installed. Images that lie
+channels last are one tall matrix, those that lie row major a batch of matrices.
 """
 
 from __future__ import annotations
@@ -14,23 +17,27 @@ from caldera.core.graph.memory_format import NHWC, same_memory
 from caldera.core.graph.node import Node, Spec
 from caldera.core.memory.software import address_of
 from caldera.core.tensor.dtype import is_float
+from caldera.core.tensor.shape import size
 from caldera.kernels.common.binding import Scratch, workspace_bytes
 from caldera.kernels.common.geometry import Geometry
 from caldera.kernels.cuda import convolution
-from caldera.kernels.cuda.codegen.expression import (
+from caldera.kernels.cuda.codegen.kernel import (
     STORED,
-    KernelSignature,
+    CudaRunner,
+    KernelLaunch,
     Parameter,
     const_pointer,
+    function_launch,
     i32,
     pointer,
 )
-from caldera.kernels.cuda.codegen.loop_operands import divisor
-from caldera.kernels.cuda.codegen.source import header_launch
+from caldera.kernels.cuda.codegen.loops import divisor
 from caldera.kernels.cuda.codegen.strides import lies_dense
+from caldera.kernels.cuda.product import cublas, tiled
+from caldera.kernels.cuda.product.problem import Multiplication, described_call
+from caldera.kernels.cuda.runtime import device
 from caldera.kernels.cuda.runtime.driver import driver
-from caldera.kernels.cuda.runtime.launch import CudaRunner, KernelLaunch
-from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.table import TABLE, Array, Call, Kernel, Runner
 
 _HEADER = "depthwise.cuh"
 FILTERS = {"conv2d": 1, "conv2d_input": 1, "conv2d_weight": 2}
@@ -263,23 +270,20 @@ def _bind(call: Call) -> Runner:
     if call.node.op.name == "conv2d_weight":
         return CudaRunner(_weight_gradient(tiling, call))
     (given, filters), (out,) = call.inputs, call.outputs
-    signature = KernelSignature(
-        {
-            "image": const_pointer(given),
-            "filters": const_pointer(filters),
-            "out": pointer(out),
-            "planes": tiling.planes,
-        }
-    )
     return CudaRunner(
         [
-            header_launch(
+            function_launch(
                 _HEADER,
                 "depthwise_images",
                 tiling.grid,
                 tiling.block,
-                signature,
-                f"depthwise<{tiling.code}>({signature.names});",
+                f"depthwise<{tiling.code}>",
+                {
+                    "image": const_pointer(given),
+                    "filters": const_pointer(filters),
+                    "out": pointer(out),
+                    "planes": tiling.planes,
+                },
                 threads=THREADS,
             )
         ]
@@ -290,40 +294,34 @@ def _weight_gradient(tiling: _Tiling, call: Call) -> list[KernelLaunch]:
     (image, gradient), (out,) = call.inputs, call.outputs
     spec = tiling.partial
     partial = Scratch(call.workspace).array(spec.shape, spec.dtype)
-    signature = KernelSignature(
+    first = function_launch(
+        _HEADER,
+        "depthwise_filters",
+        tiling.adding_grid,
+        tiling.block,
+        f"block_depthwise_weight<{tiling.code}>",
         {
             "image": const_pointer(image),
             "gradient": const_pointer(gradient),
             "partial": pointer(partial),
             "planes": tiling.planes,
-        }
-    )
-    first = header_launch(
-        _HEADER,
-        "depthwise_filters",
-        tiling.adding_grid,
-        tiling.block,
-        signature,
-        f"block_depthwise_weight<{tiling.code}>({signature.names});",
+        },
         threads=THREADS,
     )
     parts, taps, channels = spec.shape
-    signature = KernelSignature(
+    second = function_launch(
+        _HEADER,
+        "depthwise_filter_totals",
+        (-(-channels // 32), taps, 1),
+        (32, 8, 1),
+        f"block_depthwise_totals<{STORED[out.dtype.name]}>",
         {
             "partial": const_pointer(partial),
             "out": pointer(out),
             "parts": i32(parts),
             "taps": i32(taps),
             "channels": i32(channels),
-        }
-    )
-    second = header_launch(
-        _HEADER,
-        "depthwise_filter_totals",
-        (-(-channels // 32), taps, 1),
-        (32, 8, 1),
-        signature,
-        f"block_depthwise_totals<{STORED[out.dtype.name]}>({signature.names});",
+        },
     )
     return [first, second]
 
@@ -338,3 +336,103 @@ def _workspace(node: Node) -> int:
 
 for _op in FILTERS:
     TABLE.add(Kernel(_op, "cuda", "depthwise", _bind, _supports, _workspace, priority=13))
+
+
+def product_of(call: Call) -> Multiplication | None:
+    """The product that a call amounts to; None where the arrays cannot be seen as matrices."""
+    groups = Geometry.of(call.node).groups
+    compute = call.node.attrs.get("compute")
+    try:
+        left, right, out = _OPERANDS[call.node.op.name](call, groups)
+    except ValueError:
+        # Something would have to be copied.
+        return None
+    return Multiplication(left, right, out, compute=compute)
+
+
+def _rows(images: Array, groups: int) -> Array:
+    """(N, C, H, W) as (groups, pixels, C / groups)."""
+    batch, channels, height, width = images.shape
+    pixels = images.transpose(0, 2, 3, 1).reshape(batch * height * width, channels, copy=False)
+    seen = pixels.reshape(len(pixels), groups, channels // groups, copy=False)
+    return seen.transpose(1, 0, 2)
+
+
+def _columns(images: Array, groups: int) -> Array:
+    """(N, C, H, W) as (N, groups, C / groups, pixels)."""
+    batch, channels, *area = images.shape
+    return images.reshape(batch, groups, channels // groups, size(tuple(area)), copy=False)
+
+
+def _matrices(filters: Array, groups: int) -> Array:
+    """(K, C / groups, 1, 1) as (groups, K / groups, C / groups)."""
+    results, channels = filters.shape[:2]
+    return filters[:, :, 0, 0].reshape(groups, results // groups, channels, copy=False)
+
+
+Operands = tuple[Array, Array, Array]
+
+
+def _forward(call: Call, groups: int) -> Operands:
+    images, filters, out = call.inputs[0], _matrices(call.inputs[1], groups), call.outputs[0]
+    try:
+        return _rows(images, groups), filters.swapaxes(1, 2), _rows(out, groups)
+    except ValueError:
+        return filters, _columns(images, groups), _columns(out, groups)
+
+
+def _input(call: Call, groups: int) -> Operands:
+    gradient, filters, out = call.inputs[0], _matrices(call.inputs[1], groups), call.outputs[0]
+    try:
+        return _rows(gradient, groups), filters, _rows(out, groups)
+    except ValueError:
+        return filters.swapaxes(1, 2), _columns(gradient, groups), _columns(out, groups)
+
+
+def _weight(call: Call, groups: int) -> Operands:
+    images, gradient = (_rows(each, groups) for each in call.inputs)
+    return gradient.swapaxes(1, 2), images, _matrices(call.outputs[0], groups)
+
+
+_OPERANDS = {"conv2d": _forward, "conv2d_input": _input, "conv2d_weight": _weight}
+
+
+def _pointwise_bind(call: Call) -> Runner:
+    product = product_of(call)
+    if product is None:
+        return CudaRunner(convolution.launches(call))
+    calls = None
+    if device.cublas_lt() is not None:
+        calls = cublas.bind_product(product, call.workspace)
+    return CudaRunner(tiled.launches(product, call.workspace) if calls is None else calls)
+
+
+def _pointwise_supports(node: Node) -> bool:
+    geometry = Geometry.of(node)
+    if not geometry.is_pointwise or not geometry.is_usual or geometry.is_depthwise:
+        return False
+    return product_of(described_call(node)) is not None
+
+
+def _pointwise_workspace(node: Node) -> int:
+    product = product_of(described_call(node))
+    assert product is not None
+    if device.cublas_lt() is not None and 0 not in (*product.extent, product.count):
+        found, algorithms = cublas.workspace(product)
+        if algorithms:
+            return found
+    return tiled.workspace(product)
+
+
+for _pointwise_op in _OPERANDS:
+    TABLE.add(
+        Kernel(
+            _pointwise_op,
+            "cuda",
+            "1x1 product",
+            _pointwise_bind,
+            _pointwise_supports,
+            _pointwise_workspace,
+            priority=11,
+        )
+    )
