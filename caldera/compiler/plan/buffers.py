@@ -235,8 +235,8 @@ class OutputSlot:
         memory = MemoryManager(spec.size, spec.dtype, MANAGED, self._device, owner="results")
         return memory, memory.on_device(write=True, discard=True)
 
-    def let_go(self) -> None:
-        """Forget the memory: it belongs to the result alone."""
+    def release(self) -> None:
+        """Drop the memory: it belongs to the result alone."""
         self._memory = None
         self._flat = None
 
@@ -269,7 +269,7 @@ class Outputs:
         self.are_movable = False
         self._device = device
         # Plans are remembered; large results must not be remembered with them.
-        self._lets_go = sum(spec.nbytes for spec in specs) > MOST_KEPT
+        self._releases = sum(spec.nbytes for spec in specs) > MOST_KEPT
 
     @property
     def nbytes(self) -> int:
@@ -287,7 +287,7 @@ class Outputs:
         """Have results in memory of their own from now on; all calls must be bound anew."""
         self.are_movable = True
         for slot in self.slots:
-            slot.let_go()
+            slot.release()
             # What was launched on a device may still be queued, and must not be changed.
             slot.is_copied = not self._device.is_host
 
@@ -295,7 +295,7 @@ class Outputs:
         """The next results go to new memory, but for those that are copied."""
         for slot in self.slots:
             if not slot.is_copied:
-                slot.let_go()
+                slot.release()
 
     def keep(self) -> None:
         """Results are copies from now on, and places never change; calls must be bound anew."""
@@ -328,9 +328,9 @@ class Outputs:
         """What the last run wrote."""
         return [slot.tensor() for slot in self.slots]
 
-    def let_go(self) -> bool:
+    def release(self) -> bool:
         """Drop results that are too large to keep; whether calls must be bound anew for that."""
-        if not self._lets_go:
+        if not self._releases:
             return False
         if not self.are_movable:
             self.make_movable()

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from os import PathLike
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from caldera.base.file_cache import write_file
 from caldera.compiler.plan.arena import aligned
 from caldera.compiler.plan.explain import Explanation, StepRow, shapes_text
 from caldera.compiler.plan.schedule import StepSchedule
+from caldera.compiler.plan.timing import TimedRun
 from caldera.core.memory import Device
 from caldera.core.memory.trace import recorded
 from caldera.errors import ConfigError
@@ -36,13 +37,6 @@ from caldera.kernels.table import Runner
 
 HOST, DEVICE = "host", "device"
 CALLS, COPIES = "calls", "copies"
-
-
-class Rehearsal(NamedTuple):
-    """What a run needs: the variables put back to what they were, and the calls made ready."""
-
-    restore: Callable[[], None]
-    prepare: Callable[[], Sequence[Runner]]
 
 
 @dataclass(frozen=True)
@@ -78,20 +72,20 @@ class Timeline:
     levels: list[Level] = field(default_factory=list)
 
 
-def watch(rehearsal: Rehearsal, schedule: StepSchedule, device: Device, runs: int) -> Timeline:
+def watch(timed: TimedRun, schedule: StepSchedule, device: Device, runs: int) -> Timeline:
     """Run the calls a few times, and write down when each of them ran."""
     run = _on_host if device.is_host else _on_stream
     found = Timeline()
     with single_threaded_blas, np.errstate(all="ignore"):
         # The first run compiles and warms up.
-        rehearsal.restore()
-        run(rehearsal, device, Timeline(), 0.0)
+        timed.restore()
+        run(timed, device, Timeline(), 0.0)
         start = perf_counter()
         for number in range(runs):
-            rehearsal.restore()
+            timed.restore()
             one = Timeline()
             begin = perf_counter() - start
-            run(rehearsal, device, one, start)
+            run(timed, device, one, start)
             end = max((each.end for each in one.slices), default=begin)
             found.slices.append(TimelineSlice(f"run {number + 1}", HOST, "runs", begin, end))
             found.slices += one.slices
@@ -123,9 +117,9 @@ def _levels(
 # --- on the CPU
 
 
-def _on_host(rehearsal: Rehearsal, device: Device, seen: Timeline, start: float) -> None:
+def _on_host(timed: TimedRun, device: Device, seen: Timeline, start: float) -> None:
     begin = perf_counter()
-    steps = rehearsal.prepare()
+    steps = timed.prepare()
     seen.slices.append(_slice("feed", begin, start))
     pause = perf_counter()
     notes: list[tuple[int, PartSpan]] = []
@@ -179,14 +173,14 @@ def _slice(what: str, begin: float, start: float) -> TimelineSlice:
 # --- on a device
 
 
-def _on_stream(rehearsal: Rehearsal, device: Device, seen: Timeline, start: float) -> None:
+def _on_stream(timed: TimedRun, device: Device, seen: Timeline, start: float) -> None:
     stream = device.stream
     device.copy_stream.synchronize()
     with recorded(device) as trace:
         # The trace counts from the moment when the stream came to its beginning: about now.
         stream.synchronize()
         origin = perf_counter()
-        calls = rehearsal.prepare()
+        calls = timed.prepare()
         seen.slices.append(_slice("feed", origin, start))
         begin = perf_counter()
         for step, call in enumerate(calls):
