@@ -5,7 +5,7 @@ A plan is made for one device and its available memory.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -86,17 +86,33 @@ def plan_on(program: Program, place: Device, how: How) -> Plan:
     optimised = structures.optimised(ordered, passes, run_passes)
     # Ranks agree on their kernels when a plan is made. Those of a host are quick to measure.
     soon = not place.is_host and not several
+    choose = _kernel_chooser(optimised, place)
+    return Plan(
+        program,
+        optimised,
+        place,
+        partial(choose, measure=not soon),
+        choose_well=partial(choose, measure=True) if soon else None,
+        in_place="in_place" not in how.without,
+        communicator=how.communicator,
+        room=room_for(optimised, place),
+        copies=_kept_copies(originals, place, how) if originals else None,
+    )
 
-    total = settings.workspace_total
-    # A plan that chooses again keeps to what was fixed when it was made.
-    fixed = choices.fixed
+
+def _kernel_chooser(program: Program, place: Device) -> Callable[..., Kernel]:
+    """Return the function that selects a node's kernel, with the workspace limits of a program.
+
+    Kernels fixed now stay fixed when the plan selects again.
+    """
+    total, fixed = settings.workspace_total, choices.fixed
 
     @cache
     def limits(measure: bool) -> dict[Node, int]:
         if total is None:
             return {}
         return shared_limits(
-            choices, optimised.order(), place.kernels, total, measure=measure, fixed=fixed
+            choices, program.order(), place.kernels, total, measure=measure, fixed=fixed
         )
 
     chosen: dict[Hashable, Kernel] = {}
@@ -116,17 +132,7 @@ def plan_on(program: Program, place: Device, how: How) -> Plan:
             chosen[key] = kernel
         return kernel
 
-    return Plan(
-        program,
-        optimised,
-        place,
-        partial(choose, measure=not soon),
-        choose_well=partial(choose, measure=True) if soon else None,
-        in_place="in_place" not in how.without,
-        communicator=how.communicator,
-        room=room_for(optimised, place),
-        copies=_kept_copies(originals, place, how) if originals else None,
-    )
+    return choose
 
 
 def _kept_copies(originals: Mapping[Symbol, Symbol], place: Device, how: How) -> WeightCopies:

@@ -18,6 +18,7 @@ from caldera.compiler.plan.loop import loop_kernel, not_capturable
 from caldera.compiler.plan.memory_limit import Room, within_limit
 from caldera.compiler.plan.operands import WeightCopies
 from caldera.compiler.plan.schedule import Root, StepSchedule, Transfer
+from caldera.compiler.plan.scheduling import schedule_steps
 from caldera.compiler.plan.step_fusion import can_fuse_step, execute
 from caldera.compiler.plan.timing import TimedRun
 from caldera.core.graph.node import Node, Symbol
@@ -251,12 +252,18 @@ class Plan:
         # A limit may take several attempts, for which nothing is chosen again.
         choose = cache(self._choose)
 
-        def build(order: Sequence[Node | Transfer], spread: bool) -> StepSchedule:
-            return StepSchedule(
-                self._roots, choose, _symbol_of, self._in_place, family, spread=spread, order=order
+        def build(order: Sequence[Node | Transfer], delay_reuse: bool) -> StepSchedule:
+            return schedule_steps(
+                self._roots,
+                choose,
+                _symbol_of,
+                self._in_place,
+                family,
+                delay_reuse=delay_reuse,
+                order=order,
             )
 
-        return within_limit(build, self._room, self.device, spread=family in LAUNCH_GROUPERS)
+        return within_limit(build, self._room, self.device, delay_reuse=family in LAUNCH_GROUPERS)
 
     def _settle(self) -> None:
         """Choose the kernels again, for good, unless that is done or runs are replayed."""
@@ -272,7 +279,7 @@ class Plan:
         """Return a schedule without reuse of memory if the device may run it as one launch."""
         if not can_fuse_step(self.device, self.schedule):
             return None
-        schedule = StepSchedule(
+        schedule = schedule_steps(
             self._roots, self._choose, _symbol_of, self._in_place, self.device.kernels, reuse=False
         )
         fits = self._room is None or schedule.arena_bytes <= self._room.arena

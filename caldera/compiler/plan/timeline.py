@@ -24,7 +24,8 @@ import numpy as np
 
 from caldera.base.file_cache import write_file
 from caldera.compiler.plan.arena import aligned
-from caldera.compiler.plan.explain import Explanation, StepRow, shapes_text
+from caldera.compiler.plan.explain import Explanation, StepRow
+from caldera.compiler.plan.explain_text import shapes_text
 from caldera.compiler.plan.schedule import StepSchedule
 from caldera.compiler.plan.timing import TimedRun
 from caldera.core.memory import Device
