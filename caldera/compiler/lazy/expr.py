@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from caldera.compiler.lazy.compile import compile_nodes
-from caldera.compiler.lazy.indexing import Index
+from caldera.compiler.lazy.indexing import Index, add_at, set_at
 from caldera.compiler.lazy.lift import Operand, as_float, dtype_of, lift, lift_all
-from caldera.compiler.lazy.updating import add_at, set_at
 from caldera.compiler.plan.plan import Plan
 from caldera.core.graph.node import Node, describe
 from caldera.core.graph.ops import elementwise as e

@@ -16,11 +16,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caldera.compiler.plan.relocation import Patch
 from caldera.core.graph.memory_format import Order, laid_out, stored_shape
 from caldera.core.graph.node import Spec, Symbol
 from caldera.core.memory import MANAGED, Device, Event, MemoryManager
@@ -29,6 +28,9 @@ from caldera.core.tensor import Tensor
 from caldera.core.tensor.dtype import exactly
 from caldera.errors import ConfigError, ShapeError
 from caldera.kernels.native.movement import copying
+
+if TYPE_CHECKING:
+    from caldera.compiler.plan.binding import Patch
 
 
 def checked_feeds(feeds: Mapping[str, Any], inputs: Mapping[str, Symbol]) -> dict[str, np.ndarray]:

@@ -24,8 +24,10 @@ from caldera.compiler.plan.schedule import (
     Step,
     StepSchedule,
     Transfer,
+    is_all_of,
+    meta_array,
+    view_of,
 )
-from caldera.compiler.plan.views import is_all_of, meta_array, view_of
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import ITEM
 from caldera.kernels.table import TABLE, Kernel

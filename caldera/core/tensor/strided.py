@@ -14,8 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 from caldera.core.memory import DEVICE, HOST, MANAGED, Device, Kind, MemoryManager, Stream
 from caldera.core.tensor import dlpack
 from caldera.core.tensor.dtype import DType
-from caldera.core.tensor.layout import StridedView
-from caldera.core.tensor.shape import Shape, size
+from caldera.core.tensor.shape import Shape, StridedView, size
 from caldera.errors import DeviceError
 
 Array = NDArray[Any]

@@ -19,13 +19,17 @@ from caldera.core.memory import device as find_device
 from caldera.core.tensor import dlpack
 from caldera.core.tensor.dtype import DType, bool_, canonical, exactly, is_complex, little_endian
 from caldera.core.tensor.fillers import Constant, as_filler, filled
-from caldera.core.tensor.layout import StridedView, index_arrays, is_basic, is_element, picked
 from caldera.core.tensor.shape import (
     Shape,
+    StridedView,
     as_shape,
+    index_arrays,
+    is_basic,
+    is_element,
     normalise_axes,
     normalise_axis,
     normalise_permutation,
+    picked,
     reshape_with_unknown,
     row_major_strides,
     size,

@@ -1,8 +1,8 @@
-"""Panels, legend and title: the whole picture as the text of an SVG file."""
+"""Rendering of graphs as SVG: panels with legend and title, and networks folded by layer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -10,8 +10,10 @@ from pathlib import Path
 from caldera.base.formatting import bytes_text, flops_text
 from caldera.core.graph.node import Node
 from caldera.core.graph.program import Program
+from caldera.draw.graph.clusters import place
 from caldera.draw.graph.marks import DETAIL_SIZE, HEADER, Arrow, Mark, Scene
 from caldera.draw.graph.scene_builder import ProgramScene, build_scene
+from caldera.draw.page import Safe, inline_svg
 from caldera.draw.svg import (
     CARD,
     DTYPE_COLOURS,
@@ -382,3 +384,53 @@ def _legend() -> Iterator[tuple[Mark, str]]:
 def _sample(mark: Mark) -> Mark:
     mark.width, mark.height = 22.0, 14.0
     return mark
+
+
+_PRODUCTS = ("Dense", "Conv", "Attention", "LSTM", "GRU", "RNN")
+
+
+@dataclass(frozen=True)
+class LayerBlock:
+    """A layer: what it is, what it gives, and the numbers of the blocks it reads; -1 is the input.
+
+    >>> LayerBlock("Dense", "10", (0,)).label
+    'Dense'
+    """
+
+    label: str
+    detail: str
+    reads: Sequence[int] = ()
+
+
+def block_picture(blocks: Sequence[LayerBlock], source: str) -> Safe:
+    """The blocks from top to bottom, as a picture of a page; `source` is what the input is.
+
+    >>> "Dense" in block_picture([LayerBlock("Dense", "10", (-1,))], "64")
+    True
+    """
+    scene = Scene()
+    given = Mark("input", "input", FLOAT32, source)
+    marks = [
+        Mark(
+            "product" if each.label.startswith(_PRODUCTS) else "operation",
+            each.label,
+            FLOAT32,
+            each.detail,
+        )
+        for each in blocks
+    ]
+    scene.marks = [given, *marks]
+    for mark, each in zip(marks, blocks, strict=True):
+        for index in sorted(set(each.reads)):
+            scene.arrows.append(Arrow(given if index < 0 else marks[index], mark, FLOAT32))
+    place(scene)
+    scene.move(MARGIN, MARGIN / 2)
+    width, height = scene.width + 2 * MARGIN, scene.height + MARGIN
+    return inline_svg(
+        width,
+        height,
+        *scene_elements(scene),
+        class_="blocks graph-words",
+        label=f"the network, layer by layer: {', '.join(each.label for each in blocks)}",
+        style=f"width:{width:.0f}px",
+    )

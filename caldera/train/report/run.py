@@ -8,7 +8,7 @@ from datetime import datetime
 
 from caldera.base.formatting import bytes_text, flops_text, seconds_text
 from caldera.draw.axis import axis_of, whole_axis
-from caldera.draw.graph.blocks import LayerBlock, block_picture
+from caldera.draw.graph.render import LayerBlock, block_picture
 from caldera.draw.line_chart import Line, LineChart, inline
 from caldera.draw.page import (
     Safe,

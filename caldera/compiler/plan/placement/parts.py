@@ -1,10 +1,14 @@
-"""A program that runs on several devices, as parts that each run on one.
+"""Partition of a program that runs on several devices, into parts that each run on one.
 
-Each part is a program of its own, so passes, kernels, memory and capture are those of its device.
-What one part computes and another reads lies in a tensor with a side on the host and one on the
-device: the part before writes the one, the part after reads the other, and the copy between them is
-launched as soon as the value is there. Reads see the values before the run, as everywhere: a
-variable is written by a part after which nobody reads it, or at the end of the run.
+Each part is a separate program, so passes, kernels, memory and capture are those of its device.
+A value that one part computes and another reads is stored in a tensor with a side on the host and
+one on the device: the earlier part writes the one, the later part reads the other, and the copy
+between them is launched as soon as the value is there. Reads see the values before the run, as
+everywhere: a variable is written by a part after which no part reads it, or at the end of the run.
+
+Work of the host is split into pieces, so that it starts when the first operands have arrived. The
+updates of an optimizer on the host read gradients that a GPU has computed. They are independent:
+while the first are computed, the other gradients are copied, and so are new weights back.
 """
 
 from __future__ import annotations
@@ -14,13 +18,77 @@ from dataclasses import dataclass, field
 
 from caldera.compiler.plan.explain import Copied
 from caldera.compiler.plan.operands import can_reach
-from caldera.compiler.plan.placement.streaming import streamed
 from caldera.core.graph.node import Node, Spec, Symbol
 from caldera.core.graph.ops.base import tensor as tensor_leaf
 from caldera.core.graph.program import Program, users_of
 from caldera.core.memory import HOST, MANAGED, Device
 from caldera.core.memory import device as find_device
 from caldera.core.tensor import Tensor
+
+SMALL = 1 << 12
+"""Bytes of what is computed once for all pieces, such as the rate of this step."""
+LEAST = 4 << 20
+"""Bytes that a piece is given to read."""
+PIECES = 8
+"""As many as there are at most."""
+Groups = list[tuple[Device, list[Node]]]
+
+
+def streamed(groups: Sequence[tuple[Device, list[Node]]]) -> Groups:
+    """The same groups, those of the host in pieces where they wait for much from a card."""
+    found: Groups = []
+    for number, (device, nodes) in enumerate(groups):
+        waits = device.is_host and number > 0
+        found += [(device, piece) for piece in (_pieces(nodes) if waits else [nodes])]
+    return found
+
+
+def _pieces(nodes: list[Node]) -> list[list[Node]]:
+    parent = _components(nodes)
+    inside = set(nodes)
+    components: dict[Node, list[Node]] = {}
+    head: list[Node] = []
+    for node in nodes:
+        (components.setdefault(_root(parent, node), []) if node in parent else head).append(node)
+    bytes_of = {
+        root: sum(
+            given.outputs[0].nbytes for node in each for given in node.inputs if given not in inside
+        )
+        for root, each in components.items()
+    }
+    enough = max(LEAST, sum(bytes_of.values()) // PIECES)
+    pieces, size = [head], 0
+    for root, each in components.items():
+        if size >= enough:
+            pieces.append([])
+            size = 0
+        pieces[-1] += each
+        size += bytes_of[root]
+    return [piece for piece in pieces if piece]
+
+
+def _components(nodes: Sequence[Node]) -> dict[Node, Node]:
+    """Nodes that hang together, but for small ones that are made of nothing large."""
+    inside, parent = set(nodes), {}
+    for node in nodes:
+        own = [given for given in node.inputs if given in inside]
+        is_small = all(spec.nbytes <= SMALL for spec in node.outputs)
+        reads_little = all(spec.nbytes <= SMALL for given in node.inputs for spec in given.outputs)
+        if is_small and reads_little and not any(given in parent for given in own):
+            continue
+        parent[node] = node
+        for given in own:
+            if given in parent:
+                parent[_root(parent, given)] = _root(parent, node)
+    return parent
+
+
+def _root(parent: dict[Node, Node], node: Node) -> Node:
+    while parent[node] is not node:
+        parent[node] = parent[parent[node]]
+        node = parent[node]
+    return node
+
 
 Places = Mapping[Node, Device]
 

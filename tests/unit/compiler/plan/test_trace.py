@@ -12,7 +12,7 @@ import pytest
 
 import caldera as cd
 from caldera import nn, op
-from caldera.compiler.plan.timeline import arena_in_use
+from caldera.compiler.plan.inspection import arena_in_use
 from caldera.errors import ConfigError
 from caldera.kernels.native.codegen.program import NativeRunner
 
