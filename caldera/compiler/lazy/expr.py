@@ -20,6 +20,7 @@ from caldera.core.graph.ops.product import matmul_any
 from caldera.core.tensor import Tensor
 from caldera.core.tensor.dtype import DType, bool_, int8, is_inexact, side_of_range
 from caldera.core.tensor.shape import Shape
+from caldera.core.tensor.strided import ScalarConversions
 from caldera.errors import ConfigError, ShapeError
 
 
@@ -83,7 +84,7 @@ def _no_plan() -> None:
     return None
 
 
-class Expr(Operand):
+class Expr(Operand, ScalarConversions):
     """An expression that is computed when its value is asked for.
 
     Made by the functions of `caldera.op` and by arithmetic on tensors and variables.
@@ -177,18 +178,6 @@ class Expr(Operand):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype=dtype)
-
-    def __float__(self) -> float:
-        return float(self.item())
-
-    def __int__(self) -> int:
-        return int(self.item())
-
-    def __complex__(self) -> complex:
-        return complex(self.item())
-
-    def __bool__(self) -> bool:
-        return bool(self.item())
 
     def __str__(self) -> str:
         return str(self.eval())

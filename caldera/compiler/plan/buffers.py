@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caldera.base.arguments import shown
 from caldera.core.graph.memory_format import Order, laid_out, stored_shape
 from caldera.core.graph.node import Spec, Symbol
 from caldera.core.memory import MANAGED, Device, Event, MemoryManager
@@ -55,6 +56,12 @@ def checked_feeds(feeds: Mapping[str, Any], inputs: Mapping[str, Symbol]) -> dic
                 hint="a plan has one shape; make another input for another one",
             )
     return found
+
+
+def wrong_feeds(feeds: object) -> ConfigError:
+    """Return the error for feeds that are no mapping."""
+    expected = "feeds= a dict of arrays by the names of inputs"
+    return ConfigError.build("Plan.run", expected=expected, got=shown(feeds))
 
 
 WORTH_SHARING = 1 << 19

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caldera.base.file_access import output_file
 from caldera.base.file_cache import write_file
 from caldera.compiler.plan.arena import aligned
 from caldera.compiler.plan.binding import PlanBinding
@@ -213,21 +214,8 @@ _PROCESSES = {HOST: 1, DEVICE: 2}
 
 def write_trace(path: str | PathLike[str], seen: Timeline, plan: Explanation) -> Path:
     """Write the timeline of a plan to a .json file; its path."""
-    target = Path(path)
-    if target.suffix.lower() != ".json":
-        raise ConfigError.build(
-            "trace",
-            expected="a file name that ends in .json",
-            got=repr(str(path)),
-            hint="open it at ui.perfetto.dev, or in chrome://tracing",
-        )
-    if not target.parent.is_dir():
-        raise ConfigError.build(
-            "trace",
-            expected="a folder that exists",
-            got=repr(str(target.parent)),
-            hint="make it first, for example with Path.mkdir(parents=True)",
-        )
+    hint = "open it at ui.perfetto.dev, or in chrome://tracing"
+    target = output_file(path, ".json", "trace", hint)
     rows = [row for row in plan.rows if row.step is not None]
     content = {
         "traceEvents": list(_events(seen, rows, plan.device)),

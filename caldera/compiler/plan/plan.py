@@ -10,8 +10,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from caldera.base.arguments import checked, shown
+from caldera.base.arguments import checked
 from caldera.compiler.plan.binding import PlanBinding
+from caldera.compiler.plan.buffers import wrong_feeds
 from caldera.compiler.plan.explain import Explanation
 from caldera.compiler.plan.inspection import explain, timed_run, trace
 from caldera.compiler.plan.loop import loop_kernel, not_capturable
@@ -27,7 +28,7 @@ from caldera.core.memory import Device
 from caldera.core.tensor import Tensor
 from caldera.draw.graph import draw_graph
 from caldera.draw.svg import Picture
-from caldera.errors import ConfigError, DeviceError
+from caldera.errors import DeviceError
 from caldera.kernels.choices import ORACLE
 from caldera.kernels.runners import LAUNCH_GROUPERS
 from caldera.kernels.table import TABLE, Kernel
@@ -195,11 +196,7 @@ class Plan:
     def run(self, feeds: Mapping[str, Any] | None = None) -> list[Tensor]:
         """Run once: feed the inputs, compute, commit the updates; the outputs as tensors."""
         if feeds is not None and not isinstance(feeds, Mapping):
-            raise ConfigError.build(
-                "Plan.run",
-                expected="feeds= a dict of arrays by the names of inputs",
-                got=shown(feeds),
-            )
+            raise wrong_feeds(feeds)
         with self._lock, self._turn:
             if self._has_run and self._choose_well is not None:
                 self._settle()

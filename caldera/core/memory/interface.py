@@ -204,40 +204,13 @@ class TransferCounters:
         with self._lock:
             self._waits += 1
 
-    @property
-    def waits(self) -> int:
-        """How often the host waited for the device."""
-        return self._waits
-
-    @property
-    def h2d(self) -> int:
-        """Copies from host to device."""
-        return self._counts["h2d"]
-
-    @property
-    def d2h(self) -> int:
-        """Copies from device to host."""
-        return self._counts["d2h"]
-
-    @property
-    def d2d(self) -> int:
-        """Copies inside the device."""
-        return self._counts["d2d"]
-
-    @property
-    def h2d_bytes(self) -> int:
-        """Bytes copied from host to device."""
-        return self._bytes["h2d"]
-
-    @property
-    def d2h_bytes(self) -> int:
-        """Bytes copied from device to host."""
-        return self._bytes["d2h"]
-
-    @property
-    def d2d_bytes(self) -> int:
-        """Bytes copied inside the device."""
-        return self._bytes["d2d"]
+    waits = property(lambda self: self._waits, doc="The number of waits of the host.")
+    h2d = property(lambda self: self._counts["h2d"], doc="Copies from host to device.")
+    d2h = property(lambda self: self._counts["d2h"], doc="Copies from device to host.")
+    d2d = property(lambda self: self._counts["d2d"], doc="Copies inside the device.")
+    h2d_bytes = property(lambda self: self._bytes["h2d"], doc="Bytes from host to device.")
+    d2h_bytes = property(lambda self: self._bytes["d2h"], doc="Bytes from device to host.")
+    d2d_bytes = property(lambda self: self._bytes["d2d"], doc="Bytes inside the device.")
 
     def __repr__(self) -> str:
         parts = [f"{key}={self._counts[key]} ({self._bytes[key]} bytes)" for key in self._counts]

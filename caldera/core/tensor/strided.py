@@ -24,6 +24,24 @@ _LARGE = 1 << 20
 """Bytes that caches next to a core do not keep."""
 
 
+class ScalarConversions:
+    """Python's conversions of a value with a single element, which `item` returns."""
+
+    __slots__ = ()
+
+    def __float__(self: Any) -> float:
+        return float(self.item())
+
+    def __int__(self: Any) -> int:
+        return int(self.item())
+
+    def __complex__(self: Any) -> complex:
+        return complex(self.item())
+
+    def __bool__(self: Any) -> bool:
+        return bool(self.item())
+
+
 class StridedArray:
     """A layout (shape, strides, offset) over memory."""
 

@@ -248,12 +248,7 @@ class _Cutting:
     def _carried(self, node: Node, number: int) -> Symbol:
         """The tensor in which this part finds what another one has computed."""
         device, made = self._devices[number], self._number[node]
-        source = self._devices[made]
-        key = (node, device if source.is_host else source)
-        carrier = self._carriers.get(key)
-        if carrier is None:
-            carrier = self._carriers[key] = _carrier(node.spec, node.op.name, key[1])
-            self._writes[made][carrier] = node
+        source, carrier = self._carrier_to(node, made, device)
         if source is device:
             return carrier
         if source.is_host or device.is_host:
@@ -262,6 +257,16 @@ class _Cutting:
             self._note(number, carrier, source, device)
             return carrier
         return self._relayed(node, carrier, number)
+
+    def _carrier_to(self, node: Node, made: int, reader: Device) -> tuple[Device, Symbol]:
+        """Return the device of part `made`, and the tensor it writes for a reader elsewhere."""
+        source = self._devices[made]
+        key = (node, reader if source.is_host else source)
+        carrier = self._carriers.get(key)
+        if carrier is None:
+            carrier = self._carriers[key] = _carrier(node.spec, node.op.name, key[1])
+        self._writes[made][carrier] = node
+        return source, carrier
 
     def _relayed(self, node: Node, source: Symbol, number: int) -> Symbol:
         """A copy of a tensor that the device of a part cannot reach, made before it runs."""
@@ -327,12 +332,7 @@ class _Cutting:
         self, node: Node, made: int, home: Device, relays: list[tuple[Symbol, Symbol]]
     ) -> Symbol:
         """The tensor in which a part at the end finds what part `made` computes."""
-        source = self._devices[made]
-        key = (node, home if source.is_host else source)
-        carrier = self._carriers.get(key)
-        if carrier is None:
-            carrier = self._carriers[key] = _carrier(node.spec, node.op.name, key[1])
-        self._writes[made][carrier] = node
+        source, carrier = self._carrier_to(node, made, home)
         if home.is_host and not source.is_host:
             self._sent[made][carrier] = None
         if source is home or source.is_host or home.is_host:
