@@ -89,9 +89,9 @@ def bind_movable(
         found, runner = None, bound[number][1]
         if isinstance(runner, NativeRunner):
             call = schedule.call(step, lookup(there.arrays), communicator)
-            found = _differences(runner, step.kernel.bind(call), here, there)
+            found = _differing_patches(runner, step.kernel.bind(call), here, there)
         elif isinstance(runner, AddressedRunner):
-            found = list(_addressed(runner, here))
+            found = list(_addressed_patches(runner, here))
         if found is None:
             unlike.append(number)
             for output in touched:
@@ -99,7 +99,7 @@ def bind_movable(
             continue
         for output, patch in found:
             patches[output].append(patch)
-    _fix(slots, patches)
+    _fix_addresses(slots, patches)
     arrays = [
         slot.array() if slot.is_copied else each
         for slot, each in zip(slots, here.arrays, strict=True)
@@ -111,7 +111,7 @@ def bind_movable(
     return bound, patches
 
 
-def _fix(slots: Sequence[OutputSlot], patches: list[list[Patch]]) -> None:
+def _fix_addresses(slots: Sequence[OutputSlot], patches: list[list[Patch]]) -> None:
     """Give memory to the outputs that stay where they are, and tell the calls that could move."""
     for slot, places in zip(slots, patches, strict=True):
         if slot.is_copied:
@@ -130,7 +130,7 @@ def _outputs_of(step: Step) -> Iterator[int]:
             yield key[1]
 
 
-def _differences(
+def _differing_patches(
     first: Runner, second: Runner, here: Placeholders, there: Placeholders
 ) -> list[tuple[int, Patch]] | None:
     """Where addresses of outputs stand in the calls of `first`; None if not only they differ."""
@@ -157,7 +157,7 @@ def _differences(
     return found
 
 
-def _addressed(runner: AddressedRunner, here: Placeholders) -> Iterator[tuple[int, Patch]]:
+def _addressed_patches(runner: AddressedRunner, here: Placeholders) -> Iterator[tuple[int, Patch]]:
     """Where addresses of outputs stand in a runner."""
     for position, address in enumerate(runner.slots.tolist()):
         for output, (begin, end) in enumerate(here.ranges):
@@ -307,7 +307,7 @@ class PlanBinding:
         if outputs.are_movable and not all(slot.is_copied for slot in outputs.slots):
             lookup = partial(self._lookup_in, block)
             # New calls have no addresses of outputs yet, not even of the last result.
-            outputs.forget_places()
+            outputs.release_movable()
             steps, bound.patches = bind_movable(
                 self.schedule, lookup, self._communicator, outputs.slots
             )

@@ -300,7 +300,7 @@ class Outputs:
             # What was launched on a device may still be queued, and must not be changed.
             slot.is_copied = not self._device.is_host
 
-    def forget_places(self) -> None:
+    def release_movable(self) -> None:
         """The next results go to new memory, but for those that are copied."""
         for slot in self.slots:
             if not slot.is_copied:
@@ -344,5 +344,5 @@ class Outputs:
         if not self.are_movable:
             self.make_movable()
             return True
-        self.forget_places()
+        self.release_movable()
         return False

@@ -80,7 +80,7 @@ class Timeline:
     levels: list[Level] = field(default_factory=list)
 
 
-def watch(timed: TimedRun, schedule: StepSchedule, device: Device, runs: int) -> Timeline:
+def record_timeline(timed: TimedRun, schedule: StepSchedule, device: Device, runs: int) -> Timeline:
     """Run the calls a few times, and write down when each of them ran."""
     run = _on_host if device.is_host else _on_stream
     found = Timeline()
@@ -132,15 +132,17 @@ def _on_host(timed: TimedRun, device: Device, seen: Timeline, start: float) -> N
     pause = perf_counter()
     notes: list[tuple[int, PartSpan]] = []
     # Joined as in earnest: the workers stay from one call to the next.
-    calls = joined_runs([_noted(runner, step, notes) for step, runner in enumerate(steps)])
+    calls = joined_runs(
+        [_recorded_runner(runner, step, notes) for step, runner in enumerate(steps)]
+    )
     # Getting ready to look is no part of the run.
     start += perf_counter() - pause
     for call in calls:
         call()
-    seen.slices += _of_parts(notes, start)
+    seen.slices += _part_slices(notes, start)
 
 
-def _noted(runner: Runner, step: int, notes: list[tuple[int, PartSpan]]) -> Runner:
+def _recorded_runner(runner: Runner, step: int, notes: list[tuple[int, PartSpan]]) -> Runner:
     """The same work; each part of it is written down, by whichever thread does it."""
     if isinstance(runner, NativeRunner):
         return traced(runner, lambda part: notes.append((step, part)))
@@ -153,7 +155,7 @@ def _noted(runner: Runner, step: int, notes: list[tuple[int, PartSpan]]) -> Runn
     return run
 
 
-def _of_parts(notes: Sequence[tuple[int, PartSpan]], start: float) -> Iterator[TimelineSlice]:
+def _part_slices(notes: Sequence[tuple[int, PartSpan]], start: float) -> Iterator[TimelineSlice]:
     """A slice for each step, from its first part to its last, and its parts on their threads."""
     workers = {threading.get_ident(): CALLS}
     for step, group in groupby(sorted(notes, key=lambda note: note[0]), key=lambda note: note[0]):
@@ -333,7 +335,7 @@ def trace(
     if runs < 1:
         raise ConfigError.build("trace", expected="runs >= 1", got=f"{runs}")
     with timed as run:
-        timeline = watch(run, plan.schedule, plan.device, runs)
+        timeline = record_timeline(run, plan.schedule, plan.device, runs)
     return write_trace(path, timeline, _explained(plan))
 
 

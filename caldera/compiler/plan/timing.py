@@ -235,7 +235,7 @@ class StepSeconds:
             self._left -= perf_counter() - begin
 
     def _measured(self, step: Step) -> float:
-        lookup = _made_up()
+        lookup = _random_operands()
         call = self._schedule.call(step, lookup)
         run = step.kernel.bind(call)
         with single_threaded_blas, np.errstate(all="ignore"):
@@ -266,7 +266,7 @@ def link_bandwidth(device: Device) -> float:
     return _links[device]
 
 
-def _made_up() -> Callable[[Buffer], Any]:
+def _random_operands() -> Callable[[Buffer], Any]:
     arrays: dict[Buffer, Any] = {}
     generator = np.random.default_rng(0)
 
@@ -341,9 +341,9 @@ def _on_stream(calls: Sequence[Runner], device: Device) -> list[float]:
         stream.synchronize()
         return perf_counter() - start
 
-    nothing = min(seconds(_nothing) for _ in range(5))
+    nothing = min(seconds(_no_call) for _ in range(5))
     return [max(0.0, seconds(call) - nothing) for call in calls]
 
 
-def _nothing() -> None:
+def _no_call() -> None:
     pass

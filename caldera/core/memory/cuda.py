@@ -252,14 +252,14 @@ class CudaDevice(Device):
         self._managed = Pool(f"{name} managed", partial(self._take, "malloc_managed"))
         # Blocks that the copy stream was given before, and what it may still be using.
         self._seen_by_copies: weakref.WeakSet[Block] = weakref.WeakSet()
-        self._in_use: deque[tuple[Event, object]] = deque()
-        self._in_use_lock = threading.Lock()
+        self._copies_in_use: deque[tuple[Event, object]] = deque()
+        self._copies_lock = threading.Lock()
         super().__init__(name, index, Pool(name, partial(self._take, "alloc")))
 
     @property
     def pools(self) -> tuple[Pool, ...]:
         # What copies have used is in use no longer than they are.
-        self._let_go_of_copies()
+        self._release_copies()
         return (self.pool, self._pinned, self._managed)
 
     @property
@@ -361,14 +361,14 @@ class CudaDevice(Device):
             self._seen_by_copies.update(new)
 
     def _keep_until_done(self, stream: Stream, kept: object) -> None:
-        self._let_go_of_copies()
-        self._in_use.append((stream.record(), kept))
+        self._release_copies()
+        self._copies_in_use.append((stream.record(), kept))
 
-    def _let_go_of_copies(self) -> None:
+    def _release_copies(self) -> None:
         """Forget what copies that have ended were using."""
-        with self._in_use_lock:
-            while self._in_use and self._in_use[0][0].done():
-                self._in_use.popleft()
+        with self._copies_lock:
+            while self._copies_in_use and self._copies_in_use[0][0].done():
+                self._copies_in_use.popleft()
 
     # --- memory from CuPy
 

@@ -34,7 +34,7 @@ PIECES = 8
 Groups = list[tuple[Device, list[Node]]]
 
 
-def streamed(groups: Sequence[tuple[Device, list[Node]]]) -> Groups:
+def split_host_work(groups: Sequence[tuple[Device, list[Node]]]) -> Groups:
     """The same groups, those of the host in pieces where they wait for much from a card."""
     found: Groups = []
     for number, (device, nodes) in enumerate(groups):
@@ -168,10 +168,10 @@ def groups_of(program: Program, places: Places, first: Device) -> list[tuple[Dev
 
 def parts_of(program: Program, groups: Sequence[tuple[Device, list[Node]]]) -> list[Subgraph]:
     """The parts in the order in which they are launched."""
-    return _Cutting(program, streamed(groups)).parts
+    return _Partitioner(program, split_host_work(groups)).parts
 
 
-class _Cutting:
+class _Partitioner:
     """Finds what goes from part to part."""
 
     def __init__(self, program: Program, groups: Sequence[tuple[Device, list[Node]]]) -> None:
@@ -193,8 +193,8 @@ class _Cutting:
             if is_held(node):
                 # Copied at the end: until then it must be what it was.
                 self._last_reader[node.attrs["symbol"]] = len(groups)
-        late = self._deliver(program)
-        self._note_reads(late)
+        late = self._assign_updates(program)
+        self._count_host_reads(late)
         self.parts = [self._part(program, number) for number in range(len(groups))] + late
 
     def _part(self, program: Program, number: int) -> Subgraph:
@@ -209,14 +209,14 @@ class _Cutting:
         written = Program(values, tuple(updates))
         return Subgraph(device, written, tuple(outputs), relays, sent, self._copies[number])
 
-    def _note_reads(self, late: Sequence[Subgraph]) -> None:
+    def _count_host_reads(self, late: Sequence[Subgraph]) -> None:
         """Count the copies of variables that the host reads: what no card writes is there."""
         writes = list(zip(self._devices, self._writes, strict=True))
         writes += [(part.device, dict(part.program.updates)) for part in late]
         by_cards = {symbol for device, each in writes if not device.is_host for symbol in each}
         for number, symbol in self._seen_from_host:
             if symbol in by_cards:
-                self._note(number, symbol, home_of(symbol), self._devices[number])
+                self._record_copy(number, symbol, home_of(symbol), self._devices[number])
 
     # --- reading
 
@@ -240,12 +240,12 @@ class _Cutting:
                 if device is not home_of(symbol):
                     self._seen_from_host.append((number, symbol))
                 return node
-            return _leaf(self._relayed(node, symbol, number))
+            return _leaf(self._relay(node, symbol, number))
         if is_free(node):
             return node
-        return _leaf(self._carried(node, number))
+        return _leaf(self._carrier_for(node, number))
 
-    def _carried(self, node: Node, number: int) -> Symbol:
+    def _carrier_for(self, node: Node, number: int) -> Symbol:
         """The tensor in which this part finds what another one has computed."""
         device, made = self._devices[number], self._number[node]
         source, carrier = self._carrier_to(node, made, device)
@@ -254,9 +254,9 @@ class _Cutting:
         if source.is_host or device.is_host:
             if device.is_host:
                 self._sent[made][carrier] = None
-            self._note(number, carrier, source, device)
+            self._record_copy(number, carrier, source, device)
             return carrier
-        return self._relayed(node, carrier, number)
+        return self._relay(node, carrier, number)
 
     def _carrier_to(self, node: Node, made: int, reader: Device) -> tuple[Device, Symbol]:
         """Return the device of part `made`, and the tensor it writes for a reader elsewhere."""
@@ -268,7 +268,7 @@ class _Cutting:
         self._writes[made][carrier] = node
         return source, carrier
 
-    def _relayed(self, node: Node, source: Symbol, number: int) -> Symbol:
+    def _relay(self, node: Node, source: Symbol, number: int) -> Symbol:
         """A copy of a tensor that the device of a part cannot reach, made before it runs."""
         device = self._devices[number]
         target = self._carriers.get((node, device))
@@ -276,10 +276,10 @@ class _Cutting:
             target = _carrier(node.spec, source.name or node.op.name, device)
             self._carriers[node, device] = target
             self._relays[number][target] = source
-            self._note(number, source, home_of(source), device)
+            self._record_copy(number, source, home_of(source), device)
         return target
 
-    def _note(self, number: int, symbol: Symbol, source: Device, target: Device) -> None:
+    def _record_copy(self, number: int, symbol: Symbol, source: Device, target: Device) -> None:
         what = symbol.name or symbol.role
         copy = Copied(what, symbol.spec.nbytes, source.name, target.name)
         if copy not in self._copies[number]:
@@ -287,7 +287,7 @@ class _Cutting:
 
     # --- writing
 
-    def _deliver(self, program: Program) -> list[Subgraph]:
+    def _assign_updates(self, program: Program) -> list[Subgraph]:
         """Give each update to the part that may write it; those of none are parts of their own."""
         late: dict[Device, dict[Symbol, Node]] = {}
         relays: list[tuple[Symbol, Symbol]] = []
@@ -298,11 +298,11 @@ class _Cutting:
             if made is not None and self._may_write(symbol, node, made):
                 self._writes[made][symbol] = node
                 if self._devices[made] is not home:
-                    self._note(made, symbol, self._devices[made], home)
+                    self._record_copy(made, symbol, self._devices[made], home)
                 continue
             value = node
             if made is not None and not is_held(node):
-                carrier = self._carried_to(node, made, home, relays)
+                carrier = self._late_carrier_for(node, made, home, relays)
                 value = _leaf(carrier)
                 if self._devices[made] is not home:
                     source = self._devices[made].name
@@ -328,7 +328,7 @@ class _Cutting:
         is_last = self._last_reader.get(symbol, -1) <= made
         return is_last and not is_held(node) and can_reach(self._devices[made], symbol.value)
 
-    def _carried_to(
+    def _late_carrier_for(
         self, node: Node, made: int, home: Device, relays: list[tuple[Symbol, Symbol]]
     ) -> Symbol:
         """The tensor in which a part at the end finds what part `made` computes."""
