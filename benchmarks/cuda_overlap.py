@@ -19,7 +19,7 @@ from caldera import nn
 from caldera.base.config import settings
 from caldera.core.memory import Device
 from caldera.core.memory import device as find_device
-from caldera.core.memory.trace import StreamSpan, recorded
+from caldera.core.memory.interface import StreamSpan, recorded
 from caldera.train.callbacks import Callback
 from caldera.train.neural_network import NeuralNetwork
 from caldera.train.run import Run

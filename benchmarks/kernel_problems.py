@@ -22,7 +22,8 @@ from caldera.bench.workloads.training import networks
 from caldera.compiler.lazy import Expr
 from caldera.compiler.passes.pipeline import optimise
 from caldera.compiler.plan.loop import loop_kernel
-from caldera.compiler.plan.schedule import Root, StepSchedule
+from caldera.compiler.plan.schedule import Root
+from caldera.compiler.plan.scheduling import schedule_steps
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.program import Program, program_of
 from caldera.core.tensor.dtype import float32, is_float
@@ -99,7 +100,7 @@ def nodes_of(program: Program, family: str, precision: str | None = None) -> lis
         return Kernel(node.op.name, family, "any", _no_bind)
 
     roots = [Root(node, ("output", index)) for index, node in enumerate(optimised.roots)]
-    StepSchedule(roots, choose, lambda node: node.attrs.get("symbol"), family=family)
+    schedule_steps(roots, choose, lambda node: node.attrs.get("symbol"), family=family)
     return list(found)
 
 

@@ -10,6 +10,7 @@ from caldera.base.config import settings
 from caldera.compiler.passes.pipeline import passes
 from caldera.compiler.plan.loop import loop_kernel
 from caldera.compiler.plan.schedule import Buffer, Root, StepSchedule
+from caldera.compiler.plan.scheduling import schedule_steps
 from caldera.compiler.plan.step_fusion import grouped
 from caldera.core.graph.memory_format import laid_out
 from caldera.core.graph.node import Node
@@ -51,7 +52,7 @@ def parts_kernel(node: Node, place: Device) -> Kernel | None:
         return choices.kernel(part, family)
 
     roots = [Root(output, ("result", index)) for index, output in enumerate(program.outputs)]
-    schedule = StepSchedule(roots, choose, _argument, family=family)
+    schedule = schedule_steps(roots, choose, _argument, family=family)
     return Kernel(
         node.op.name,
         family,

@@ -10,7 +10,7 @@ import math
 from typing import Any, Literal
 
 from caldera.compiler.lazy import Expr, lift, lift_all
-from caldera.compiler.lazy.updating import set_at
+from caldera.compiler.lazy.indexing import set_at
 from caldera.core.graph.node import Node, describe
 from caldera.core.graph.opdef import location
 from caldera.core.graph.ops import elementwise, indexing

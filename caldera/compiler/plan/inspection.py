@@ -1,7 +1,7 @@
-"""Timelines of plans: calls, copies and memory in use, and their export as a trace.
+"""Inspection of a plan: timed runs, the explanation of its steps, timelines and traces.
 
-Recording costs some microseconds a call. On a device, calls are launched separately here, while a
-captured plan replays them as a whole.
+A timeline has calls, copies and memory in use. Recording costs some microseconds a call. On a
+device, calls are launched separately here, while a captured plan replays them as a whole.
 
 The export is Chrome's "Trace Event Format", for Perfetto (ui.perfetto.dev) and Chrome
 (chrome://tracing): JSON with complete events ("X"), counters ("C") and names ("M"); times in
@@ -12,36 +12,38 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from os import PathLike
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caldera.base.file_access import output_file
 from caldera.base.file_cache import write_file
 from caldera.compiler.plan.arena import aligned
-from caldera.compiler.plan.explain import Explanation, StepRow, shapes_text
+from caldera.compiler.plan.binding import PlanBinding
+from caldera.compiler.plan.explain import Explanation, StepRow, explained, fastest
+from caldera.compiler.plan.explain_text import shapes_text
 from caldera.compiler.plan.schedule import StepSchedule
+from caldera.compiler.plan.timing import Peaks, TimedRun, cpu_peaks_at_least, seconds_of_calls
 from caldera.core.memory import Device
-from caldera.core.memory.trace import recorded
+from caldera.core.memory.interface import recorded
 from caldera.errors import ConfigError
 from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.kernels.native.codegen.program import NativeRunner, PartSpan, joined_runs, traced
 from caldera.kernels.table import Runner
 
+if TYPE_CHECKING:
+    from caldera.compiler.plan.plan import Plan
+
+
 HOST, DEVICE = "host", "device"
 CALLS, COPIES = "calls", "copies"
-
-
-class Rehearsal(NamedTuple):
-    """What a run needs: the variables put back to what they were, and the calls made ready."""
-
-    restore: Callable[[], None]
-    prepare: Callable[[], Sequence[Runner]]
 
 
 @dataclass(frozen=True)
@@ -77,20 +79,20 @@ class Timeline:
     levels: list[Level] = field(default_factory=list)
 
 
-def watch(rehearsal: Rehearsal, schedule: StepSchedule, device: Device, runs: int) -> Timeline:
+def record_timeline(timed: TimedRun, schedule: StepSchedule, device: Device, runs: int) -> Timeline:
     """Run the calls a few times, and write down when each of them ran."""
     run = _on_host if device.is_host else _on_stream
     found = Timeline()
     with single_threaded_blas, np.errstate(all="ignore"):
         # The first run compiles and warms up.
-        rehearsal.restore()
-        run(rehearsal, device, Timeline(), 0.0)
+        timed.restore()
+        run(timed, device, Timeline(), 0.0)
         start = perf_counter()
         for number in range(runs):
-            rehearsal.restore()
+            timed.restore()
             one = Timeline()
             begin = perf_counter() - start
-            run(rehearsal, device, one, start)
+            run(timed, device, one, start)
             end = max((each.end for each in one.slices), default=begin)
             found.slices.append(TimelineSlice(f"run {number + 1}", HOST, "runs", begin, end))
             found.slices += one.slices
@@ -122,22 +124,24 @@ def _levels(
 # --- on the CPU
 
 
-def _on_host(rehearsal: Rehearsal, device: Device, seen: Timeline, start: float) -> None:
+def _on_host(timed: TimedRun, device: Device, seen: Timeline, start: float) -> None:
     begin = perf_counter()
-    steps = rehearsal.prepare()
+    steps = timed.prepare()
     seen.slices.append(_slice("feed", begin, start))
     pause = perf_counter()
     notes: list[tuple[int, PartSpan]] = []
     # Joined as in earnest: the workers stay from one call to the next.
-    calls = joined_runs([_noted(runner, step, notes) for step, runner in enumerate(steps)])
+    calls = joined_runs(
+        [_recorded_runner(runner, step, notes) for step, runner in enumerate(steps)]
+    )
     # Getting ready to look is no part of the run.
     start += perf_counter() - pause
     for call in calls:
         call()
-    seen.slices += _of_parts(notes, start)
+    seen.slices += _part_slices(notes, start)
 
 
-def _noted(runner: Runner, step: int, notes: list[tuple[int, PartSpan]]) -> Runner:
+def _recorded_runner(runner: Runner, step: int, notes: list[tuple[int, PartSpan]]) -> Runner:
     """The same work; each part of it is written down, by whichever thread does it."""
     if isinstance(runner, NativeRunner):
         return traced(runner, lambda part: notes.append((step, part)))
@@ -150,7 +154,7 @@ def _noted(runner: Runner, step: int, notes: list[tuple[int, PartSpan]]) -> Runn
     return run
 
 
-def _of_parts(notes: Sequence[tuple[int, PartSpan]], start: float) -> Iterator[TimelineSlice]:
+def _part_slices(notes: Sequence[tuple[int, PartSpan]], start: float) -> Iterator[TimelineSlice]:
     """A slice for each step, from its first part to its last, and its parts on their threads."""
     workers = {threading.get_ident(): CALLS}
     for step, group in groupby(sorted(notes, key=lambda note: note[0]), key=lambda note: note[0]):
@@ -178,14 +182,14 @@ def _slice(what: str, begin: float, start: float) -> TimelineSlice:
 # --- on a device
 
 
-def _on_stream(rehearsal: Rehearsal, device: Device, seen: Timeline, start: float) -> None:
+def _on_stream(timed: TimedRun, device: Device, seen: Timeline, start: float) -> None:
     stream = device.stream
     device.copy_stream.synchronize()
     with recorded(device) as trace:
         # The trace counts from the moment when the stream came to its beginning: about now.
         stream.synchronize()
         origin = perf_counter()
-        calls = rehearsal.prepare()
+        calls = timed.prepare()
         seen.slices.append(_slice("feed", origin, start))
         begin = perf_counter()
         for step, call in enumerate(calls):
@@ -211,21 +215,8 @@ _PROCESSES = {HOST: 1, DEVICE: 2}
 
 def write_trace(path: str | PathLike[str], seen: Timeline, plan: Explanation) -> Path:
     """Write the timeline of a plan to a .json file; its path."""
-    target = Path(path)
-    if target.suffix.lower() != ".json":
-        raise ConfigError.build(
-            "trace",
-            expected="a file name that ends in .json",
-            got=repr(str(path)),
-            hint="open it at ui.perfetto.dev, or in chrome://tracing",
-        )
-    if not target.parent.is_dir():
-        raise ConfigError.build(
-            "trace",
-            expected="a folder that exists",
-            got=repr(str(target.parent)),
-            hint="make it first, for example with Path.mkdir(parents=True)",
-        )
+    hint = "open it at ui.perfetto.dev, or in chrome://tracing"
+    target = output_file(path, ".json", "trace", hint)
     rows = [row for row in plan.rows if row.step is not None]
     content = {
         "traceEvents": list(_events(seen, rows, plan.device)),
@@ -299,3 +290,55 @@ def _facts(each: TimelineSlice, rows: Sequence[StepRow]) -> dict[str, Any]:
         "FLOPs": row.flops,
     }
     return facts | ({"writes": row.target} if row.target else {})
+
+
+@contextmanager
+def timed_run(binding: PlanBinding, feeds: Mapping[str, Any] | None) -> Iterator[TimedRun]:
+    """Context of runs that leave the variables unchanged; without `feeds` inputs keep theirs."""
+    given = feeds
+    if given is None:
+        # Copies: they are fed again, perhaps to the buffer they are read from.
+        given = {name: array.copy() for name, array in binding.operands.inputs.fed().items()}
+    before = [(symbol.value, symbol.value.copy()) for symbol in binding.operands.updated]
+
+    def restore() -> None:
+        for tensor, old in before:
+            tensor[...] = old.numpy()
+            if not binding.device.is_host:
+                # The copy to the device is no part of a run.
+                tensor.memory.on_device()
+
+    try:
+        yield TimedRun(restore, lambda: binding.prepare(given).steps)
+    finally:
+        restore()
+        binding.release_results()
+
+
+def explain(plan: Plan, timed: AbstractContextManager[TimedRun] | None) -> Explanation:
+    """Return the table of a plan's steps, with the times of `timed` if it is given."""
+    if timed is None:
+        return _explained(plan)
+    with timed as run:
+        seconds = seconds_of_calls(run, plan.device)
+    peaks = None
+    if plan.device.kernels == "cpu":
+        peaks = cpu_peaks_at_least(fastest(plan.schedule, seconds))
+    return _explained(plan, seconds, peaks)
+
+
+def trace(
+    plan: Plan, timed: AbstractContextManager[TimedRun], path: str | PathLike[str], runs: int
+) -> Path:
+    """Write the timeline of several runs to a .json file, and return its path."""
+    if runs < 1:
+        raise ConfigError.build("trace", expected="runs >= 1", got=f"{runs}")
+    with timed as run:
+        timeline = record_timeline(run, plan.schedule, plan.device, runs)
+    return write_trace(path, timeline, _explained(plan))
+
+
+def _explained(
+    plan: Plan, seconds: Sequence[float] | None = None, peaks: Peaks | None = None
+) -> Explanation:
+    return explained(plan.schedule, plan.original, plan.optimised, plan.device, seconds, peaks)
