@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from caldera.compress.sparse.cost import Link, predicted_seconds
+from caldera.comm.link import Link
+from caldera.compress.sparse.cost import predicted_seconds
 from caldera.compress.sparse.vector import (
     ALGORITHMS,
     SparseCodec,

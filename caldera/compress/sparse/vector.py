@@ -24,6 +24,7 @@ import numpy as np
 from caldera.base.arguments import refusal
 from caldera.base.registry import Registry
 from caldera.comm import Communicator
+from caldera.comm.link import Link, link_for_choices
 from caldera.compress.codecs import Codec, RawCodec
 from caldera.compress.messages import (
     EMPTY,
@@ -33,7 +34,7 @@ from caldera.compress.messages import (
     bounds,
     max_index_bytes,
 )
-from caldera.compress.sparse.cost import Link, fastest
+from caldera.compress.sparse.cost import fastest
 from caldera.core.tensor.dtype import DType
 from caldera.errors import ShapeError
 from caldera.kernels.native.compression import add_at, merge_sorted, not_zero
@@ -270,7 +271,7 @@ def sparse_allreduce(
     """The sum of the ranks' vectors, all its elements, the same bits on every rank.
 
     `algorithm` is "recursive_doubling", "split_allgather", "dense_switching" or "auto": the one
-    that the cost model expects to be fastest on this `link`.
+    that the cost model expects to be fastest on this `link`, or else on the measured one.
 
     >>> import numpy as np
     >>> from caldera import comm, compress
@@ -286,6 +287,7 @@ def sparse_allreduce(
     coding = SparseCodec(
         RawCodec(vector.values.dtype), RandomStream(0, 0, ""), communicator.rank, None
     )
+    link = link or link_for_choices(communicator)
     total = sum_sparse(vector, communicator, coding, int(counts[0]), algorithm, link)
     return total if isinstance(total, np.ndarray) else total.dense()
 

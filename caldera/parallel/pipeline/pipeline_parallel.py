@@ -137,7 +137,9 @@ class PipelineParallel(Strategy):
         self._starts: list[int] = []
         self._model: Layer | None = None
         self._optimizer: Optimizer | None = None
-        self._layers = ShardedLayers("PipelineParallel", self.mesh.axis(MODEL), splits, least)
+        self._layers = ShardedLayers(
+            "PipelineParallel", self.mesh.axis(MODEL), self.communicator, splits, least
+        )
         self._stage_of: dict[Variable, int] = {}
         self._evaluating: DataParallel | None = None
         self._is_sharded = False
@@ -341,6 +343,7 @@ class PipelineParallel(Strategy):
             ranks=layers.ranks,
             splits=layers.wanted,
             least=layers.least,
+            links=layers.links,
         )
         costs: Costs | None = None
         # Ranks have parts of different sizes, and clocks of their own: one decides for all.

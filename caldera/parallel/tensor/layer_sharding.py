@@ -7,7 +7,7 @@ is split.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 
 from caldera import nn
@@ -164,6 +164,7 @@ def layouts_of(
     rank: int,
     ranks: int,
     known: Mapping[Variable, ShardLayout] | None = None,
+    links: Links | None = None,
 ) -> dict[Variable, CartesianLayout]:
     """How each variable of these layers is split, where `outputs` is what the model computes, and
     `known` are the layouts of others.
@@ -171,7 +172,7 @@ def layouts_of(
     A layer that is fed by parts of its input takes those, so that nothing is exchanged between it
     and the layer before; any other one is given all of its input, and gives parts of its output.
     """
-    graph = _Choosing(rank, ranks, chosen)
+    graph = _Choosing(rank, ranks, chosen, links)
     for variable, layout in (known or {}).items():
         graph.split_now(variable.node, stand_in(variable, layout, rank).node, layout)
     graph.written([each.node for each in outputs])
@@ -191,8 +192,10 @@ FEATURES = {"matmul": -1, "conv2d": 1}
 class _Choosing(RankGraph):
     """Decides about each layer when it is met."""
 
-    def __init__(self, rank: int, ranks: int, chosen: Sequence[Candidate]) -> None:
-        super().__init__(rank, ranks, {}, AXIS)
+    def __init__(
+        self, rank: int, ranks: int, chosen: Sequence[Candidate], links: Links | None
+    ) -> None:
+        super().__init__(rank, ranks, {}, AXIS, links=links)
         self.found: dict[Variable, CartesianLayout] = {}
         self._open = {each.weight.node: each for each in chosen}
 
@@ -229,12 +232,17 @@ class ShardedLayers:
     `wanted` are the splits of layers by their names; without it, all layers are split whose weight
     has at least `least` elements. Until `choose` has been called nothing is split.
 
-    - `shards`: the parameters that are split.
+    - `shards`: the parameters that are split; `links`: what moves cost, by the measured link.
     - `direct`: whether parts may go from rank to rank, which needs kernels of the host.
     """
 
     def __init__(
-        self, where: str, along: Communicator, wanted: Mapping[str, str] | None, least: int
+        self,
+        where: str,
+        along: Communicator,
+        everyone: Communicator,
+        wanted: Mapping[str, str] | None,
+        least: int,
     ) -> None:
         if wanted is not None and not isinstance(wanted, Mapping):
             raise ConfigError.build(
@@ -251,6 +259,8 @@ class ShardedLayers:
         self.least = least
         self.rank, self.ranks = along.rank, along.size
         self._along = along
+        # Other groups of ranks may have measured other links, and have to decide alike.
+        self.links = Links(*everyone.bcast_object(astuple(Links.between(along))))
         self.direct = False
         self.clear()
 
@@ -267,7 +277,8 @@ class ShardedLayers:
         chosen = chosen_layers(
             model, self.ranks, self.wanted, least=self.least, dense_only=dense_only
         )
-        self.use(layouts_of(chosen, outputs, self.rank, self.ranks), optimizer)
+        layouts = layouts_of(chosen, outputs, self.rank, self.ranks, links=self.links)
+        self.use(layouts, optimizer)
 
     def use(self, layouts: Mapping[Variable, ShardLayout], optimizer: Optimizer) -> None:
         """Have parameters in these layouts, and what the optimizer keeps for them."""
@@ -285,7 +296,7 @@ class ShardedLayers:
             for whole, (part, layout) in self.shards.leaves().items()
             if isinstance(layout, ShardLayout)
         }
-        return RankGraph(self.rank, self.ranks, parts, AXIS, direct=self.direct)
+        return RankGraph(self.rank, self.ranks, parts, AXIS, direct=self.direct, links=self.links)
 
     def sharding(self, variables: Sequence[Variable], gradients: Sequence[Node]) -> Sharding:
         """Which variables are parts, and of which of them the gradients are."""
@@ -300,7 +311,7 @@ class ShardedLayers:
         alike = copies(layout)
         if alike == 1:
             return gradient
-        moves = CollectiveMoves(self.rank, self.ranks, AXIS, Links(), direct=True)
+        moves = CollectiveMoves(self.rank, self.ranks, AXIS, self.links, direct=True)
         return Expr(moves.written(gradient.node, ShardPlacement(layout, alike), layout))
 
     def _copies(self) -> Iterator[tuple[Variable, int]]:
@@ -374,13 +385,14 @@ def rank_network(
     splits: Mapping[str, str] | None = None,
     least: int = LEAST,
     dense_only: bool = False,
+    links: Links | None = None,
 ) -> RankNetwork:
     """The network of a model of which so many ranks share the layers; nothing is changed by it."""
     outputs = traced.calls[0].outputs
     found: dict[Variable, CartesianLayout] = {}
     if ranks > 1:
         chosen = chosen_layers(model, ranks, splits, least=least, dense_only=dense_only)
-        found = layouts_of(chosen, outputs, rank, ranks)
+        found = layouts_of(chosen, outputs, rank, ranks, links=links)
     parts = {whole: stand_in(whole, layout, rank) for whole, layout in found.items()}
     leaves = {whole.node: (part.node, found[whole]) for whole, part in parts.items()}
 
@@ -390,8 +402,8 @@ def rank_network(
 
     trained = [node for v in model.trainable() for node in (v.node, parts.get(v, v).node)]
     return RankNetwork(
-        network(parts, RankGraph(rank, ranks, leaves, AXIS)),
+        network(parts, RankGraph(rank, ranks, leaves, AXIS, links=links)),
         frozenset(trained),
         parts,
-        lambda: network({}, RankGraph(rank, ranks, {}, AXIS)),
+        lambda: network({}, RankGraph(rank, ranks, {}, AXIS, links=links)),
     )

@@ -183,7 +183,9 @@ one that has not; give it to model.fit(parallel=...) first
             return
         found: dict[Variable, ShardLayout] = dict(chosen.parameters)
         outputs = traced.calls[0].outputs
-        found |= layouts_of(chosen.left, outputs, self._layers.rank, self._ranks, found)
+        found |= layouts_of(
+            chosen.left, outputs, self._layers.rank, self._ranks, found, self._layers.links
+        )
         if not self._layers.direct:
             _check_plain(found, self._ranks)
         parts = {

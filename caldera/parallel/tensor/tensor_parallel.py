@@ -97,7 +97,7 @@ class Hybrid(DataParallel):
         self.communicator.axes = self.mesh.axes
         self.plan_communicator.axes = Mesh(self.plan_communicator, lengths).axes
         self.samples = samples
-        self._layers = ShardedLayers(where, self.mesh.axis(AXIS), splits, least)
+        self._layers = ShardedLayers(where, self.mesh.axis(AXIS), self.communicator, splits, least)
         self._rank, self._ranks = self._layers.rank, self._layers.ranks
         self._is_sharded = False
 
