@@ -31,7 +31,7 @@ SWEEPS = 3
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 3600.0
 """Pause before another measurement; each pause is twice the one before."""
 REMEMBERED = 16
-"""Number of measurements whose median counts: a machine that stays slower is believed in the end."""
+"""Number of measurements whose median counts: in the end they are those of a slower machine."""
 PING_PONGS, ROUNDS = 21, 7
 LONG_BYTES = 4 << 20
 

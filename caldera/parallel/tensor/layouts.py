@@ -4,34 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from caldera.base.formatting import bytes_text
 from caldera.comm import Communicator
 from caldera.compiler.lazy import Expr, Variable
-from caldera.compiler.sharding.collective_moves import is_plain
 from caldera.compiler.sharding.explanation import moves_table, shortened, summary
 from caldera.compiler.sharding.layout import ShardLayout
-from caldera.compiler.sharding.ops import place
 from caldera.compiler.sharding.propagation import Move
 from caldera.data import Share
 from caldera.errors import ConfigError
-from caldera.nn.layer import Layer
-from caldera.parallel.consistency import check_same_options
-from caldera.parallel.data.data_parallel import BUCKET_BYTES, DataParallel
-from caldera.parallel.distributed_variables import AXIS, OwnedVariable
+from caldera.parallel.data.data_parallel import BUCKET_BYTES
+from caldera.parallel.distributed_variables import AXIS
 from caldera.parallel.tensor.layer_layouts import (
-    ChosenLayouts,
     Key,
     Wanted,
     check_layouts,
-    chosen_layouts,
-    described,
-    layout_on,
 )
-from caldera.parallel.tensor.layer_sharding import layouts_of
 from caldera.parallel.tensor.tensor_parallel import EVERYONE, Hybrid
-from caldera.train.strategy import Gradients, RunSetup
+from caldera.train.strategy import Gradients
 
 
 @dataclass(frozen=True)
@@ -94,6 +84,8 @@ class Layouts(Hybrid):
     True
     """
 
+    argument = "Layouts"
+
     def __init__(
         self,
         layouts: Mapping[Key, Wanted] | str = "auto",
@@ -106,17 +98,16 @@ class Layouts(Hybrid):
         check_layouts("Layouts", layouts)
         super().__init__(
             {AXIS: -1},
+            layouts,
             samples=EVERYONE,
             bucket_bytes=bucket_bytes,
             algorithm=algorithm,
             overlap=overlap,
             communicator=communicator,
         )
-        check_same_options(self.communicator, self, layouts=described(layouts))
+        self._layers.may_place = True
         self.layouts = layouts
-        self._chosen = ChosenLayouts()
         self._explained: StepExplanation | None = None
-        self._states: list[Variable] = []
 
     def __repr__(self) -> str:
         return f"Layouts({self.layouts!r})"
@@ -141,19 +132,6 @@ one that has not; give it to model.fit(parallel=...) first
 
     # --- graphs
 
-    def layer_output(self, layer: Layer, result: Any) -> Any:
-        wanted = self._chosen.outputs.get(layer)
-        if wanted is None:
-            return result
-        if isinstance(result, dict):
-            return {key: self.layer_output(layer, each) for key, each in result.items()}
-        if isinstance(result, tuple | list):
-            return type(result)(self.layer_output(layer, each) for each in result)
-        if not isinstance(result, Expr):
-            return result
-        where = f"Layouts: what {layer.path} gives"
-        return Expr(place(result.node, layout_on(where, wanted, result.shape, self._ranks)))
-
     def gradients(self, loss: Expr, parameters: Sequence[Variable], share: Share) -> Gradients:
         found = super().gradients(loss, parameters, share)
         leaves = self._layers.shards.leaves()
@@ -164,55 +142,3 @@ one that has not; give it to model.fit(parallel=...) first
             sum(each.node.spec.nbytes for each in parameters if each not in held),
         )
         return found
-
-    # --- a run
-
-    def agree(self, given: Mapping[str, Any]) -> None:
-        super().agree({**given, "layouts": described(self.layouts)})
-
-    def begin(self, setup: RunSetup) -> None:
-        DataParallel.begin(self, setup)
-        self._layers.clear()
-        traced = setup.trace(setup.batch_size)
-        self._chosen = chosen = chosen_layouts(
-            "Layouts", setup.model, self.layouts, traced.calls, self._ranks
-        )
-        self._states = setup.model.states()
-        self._layers.direct = setup.device.kernels == "cpu"
-        if self._ranks == 1:
-            return
-        found: dict[Variable, ShardLayout] = dict(chosen.parameters)
-        outputs = traced.calls[0].outputs
-        found |= layouts_of(
-            chosen.left, outputs, self._layers.rank, self._ranks, found, self._layers.links
-        )
-        if not self._layers.direct:
-            _check_plain(found, self._ranks)
-        parts = {
-            each: layout
-            for each, layout in found.items()
-            if not layout.is_replicated or len(layout.ranks) < self._ranks
-        }
-        self._layers.use(parts, setup.optimizer)
-
-    def unshard(self) -> None:
-        super().unshard()
-        # What all ranks compute alike they may round differently, beside parts of different sizes.
-        for each in self._states:
-            each.assign(OwnedVariable(each, self.communicator, 0, held_by_all=True).numpy())
-
-    def end(self) -> None:
-        super().end()
-        self._chosen = ChosenLayouts()
-        self._states = []
-
-
-def _check_plain(layouts: Mapping[Variable, ShardLayout], ranks: int) -> None:
-    for variable, layout in layouts.items():
-        if not is_plain(layout, ranks):
-            raise ConfigError.build(
-                f"Layouts: {variable.name}",
-                expected="one axis shared out over all ranks, where devices are no hosts",
-                got=summary(layout),
-                hint='take "rows", "columns", "inputs" or "replicated"',
-            )

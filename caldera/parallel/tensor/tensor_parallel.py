@@ -9,15 +9,20 @@ from typing import Any
 from caldera import op
 from caldera.comm import Communicator, Mesh
 from caldera.compiler.lazy import Expr, Variable
+from caldera.compiler.sharding.distributions import Distribution
+from caldera.compiler.sharding.ops import place
 from caldera.compiler.sharding.propagation import Move
 from caldera.compiler.sharding.rank_graph import RankGraph
 from caldera.data import Share
 from caldera.errors import ConfigError
+from caldera.nn.layer import Layer
 from caldera.parallel.consistency import check_same_options
 from caldera.parallel.data.data_parallel import BUCKET_BYTES, DataParallel
 from caldera.parallel.data.sums import bucketed_sums, in_backward_order, sum_over_axis
-from caldera.parallel.distributed_variables import AXIS
-from caldera.parallel.tensor.layer_sharding import LEAST, ShardedLayers
+from caldera.parallel.distributed_variables import AXIS, OwnedVariable
+from caldera.parallel.tensor.candidates import LEAST
+from caldera.parallel.tensor.layer_layouts import LayerLayouts, described, layout_on
+from caldera.parallel.tensor.layer_sharding import ShardedLayers
 from caldera.train.strategy import Gradients, RunSetup, StepProgram, VariableView
 
 EVERYONE = "all"
@@ -32,8 +37,8 @@ class Hybrid(DataParallel):
     what the optimizer keeps for them. A dense layer or a convolution is split by the features it
     gives ("outputs"), and the next, if nothing between them needs all features, by those it takes
     ("inputs"): the two need one exchange in the forward pass and one in the backward pass.
-    Attention is split by "heads". `splits` says which layers are split, by their names, and how
-    ("auto": whatever fits); without it, all whose weight has at least `least` elements.
+    Attention is split by "heads". `splits` says which layers are split and how, in the words and
+    layouts of `Layouts`; without it, all whose weight has at least `least` elements ("auto").
 
     `samples` says which ranks share the samples of a batch. With "data", those along "model" all
     compute on the same ones. With "all", each rank has its own, and those of the ranks along
@@ -54,7 +59,7 @@ class Hybrid(DataParallel):
     >>> models = [model() for _ in range(4)]
     >>> def work(comm):
     ...     mesh = {"data": 2, "model": 2}
-    ...     strategy = parallel.Hybrid(mesh, {"hidden": "outputs"}, communicator=comm)
+    ...     strategy = parallel.Hybrid(mesh, {"hidden": "columns"}, communicator=comm)
     ...     return models[comm.rank].fit((x, 2 * x), parallel=strategy, verbose=0)["loss"]
     >>> losses = run_virtual_ranks(4, work)
     >>> np.allclose(losses, [model().fit((x, 2 * x), verbose=0)["loss"]] * 4)
@@ -62,11 +67,13 @@ class Hybrid(DataParallel):
     """
 
     replicas_are_equal = False
+    argument = "splits"
+    """The name under which layouts of layers are given."""
 
     def __init__(
         self,
         axes: Mapping[str, int],
-        splits: Mapping[str, str] | None = None,
+        splits: LayerLayouts | None = None,
         *,
         samples: str = "data",
         least: int = LEAST,
@@ -92,14 +99,25 @@ class Hybrid(DataParallel):
             communicator=communicator,
         )
         lengths = {"data": 1, AXIS: 1} | dict(axes)
-        check_same_options(self.communicator, self, axes=lengths, samples=samples, least=least)
+        check_same_options(
+            self.communicator,
+            self,
+            axes=lengths,
+            samples=samples,
+            least=least,
+            splits=described(splits),
+        )
         self.mesh = Mesh(self.communicator, lengths)
         self.communicator.axes = self.mesh.axes
         self.plan_communicator.axes = Mesh(self.plan_communicator, lengths).axes
         self.samples = samples
-        self._layers = ShardedLayers(where, self.mesh.axis(AXIS), self.communicator, splits, least)
+        self._layers = ShardedLayers(
+            self.argument, self.mesh.axis(AXIS), self.communicator, splits, least
+        )
         self._rank, self._ranks = self._layers.rank, self._layers.ranks
         self._is_sharded = False
+        self._outputs: Mapping[Layer, Distribution] = {}
+        self._states: list[Variable] = []
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.mesh.shape}, samples={self.samples!r})"
@@ -111,6 +129,19 @@ class Hybrid(DataParallel):
         return super().reader
 
     # --- graphs
+
+    def layer_output(self, layer: Layer, result: Any) -> Any:
+        wanted = self._outputs.get(layer)
+        if wanted is None:
+            return result
+        if isinstance(result, dict):
+            return {key: self.layer_output(layer, each) for key, each in result.items()}
+        if isinstance(result, tuple | list):
+            return type(result)(self.layer_output(layer, each) for each in result)
+        if not isinstance(result, Expr):
+            return result
+        where = f"{type(self).__name__}: what {layer.path} gives"
+        return Expr(place(result.node, layout_on(where, wanted, result.shape, self._ranks)))
 
     def parts(self, share: Share) -> list[Share]:
         return [share if self.samples == "data" else self._of_group(share)]
@@ -178,16 +209,23 @@ class Hybrid(DataParallel):
 
     def agree(self, given: Mapping[str, Any]) -> None:
         layers = self._layers
-        how = {"mesh": self.mesh.shape, "splits": layers.wanted, "samples": self.samples}
+        splits = described(layers.wanted)
+        how = {"mesh": self.mesh.shape, "splits": splits, "samples": self.samples}
         super().agree({**given, **how, "least": layers.least})
 
     def begin(self, setup: RunSetup) -> None:
         super().begin(setup)
-        self._layers.clear()
-        if self._ranks > 1:
-            outputs = setup.trace(self._ranks).calls[0].outputs
-            dense_only = self.samples == EVERYONE
-            self._layers.choose(setup.model, setup.optimizer, outputs, dense_only=dense_only)
+        layers = self._layers
+        layers.clear()
+        if layers.wanted is None and self._ranks == 1:
+            return
+        layers.direct = setup.device.kernels == "cpu" and layers.may_place
+        traced = setup.trace(self._ranks if layers.wanted is None else setup.batch_size)
+        dense_only = self.samples == EVERYONE
+        self._outputs = layers.choose(
+            setup.model, setup.optimizer, traced.calls, dense_only=dense_only
+        )
+        self._states = setup.model.states() if layers.may_place else []
 
     def shard(self) -> None:
         self._is_sharded = True
@@ -196,9 +234,13 @@ class Hybrid(DataParallel):
     def unshard(self) -> None:
         self._is_sharded = False
         self._layers.shards.unshard()
+        # What all ranks compute alike they may round differently, beside parts of different sizes.
+        for each in self._states:
+            each.assign(OwnedVariable(each, self.communicator, 0, held_by_all=True).numpy())
 
     def end(self) -> None:
         self._layers.shards.end()
+        self._outputs, self._states = {}, []
 
     # --- checkpoints
 
@@ -234,5 +276,5 @@ class TensorParallel(Hybrid):
     True
     """
 
-    def __init__(self, splits: Mapping[str, str] | None = None, **options: Any) -> None:
+    def __init__(self, splits: LayerLayouts | None = None, **options: Any) -> None:
         super().__init__({AXIS: -1}, splits, **options)
