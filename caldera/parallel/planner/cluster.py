@@ -164,6 +164,8 @@ _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 50
 _BUDGET_S = 0.3
 """A quick link becomes quicker still in its first rounds: so long it is tried at the least."""
 _RING = "ring"
+LIMITED = 0.75
+"""Part of the bandwidth beyond which a sum is taken to be limited by the link alone."""
 
 
 def measured_wire(communicator: Communicator) -> Wire:
@@ -201,6 +203,9 @@ def measured_wire(communicator: Communicator) -> Wire:
         communicator, lambda own: own.Alltoall(send, receive[: part * ranks], sizes, sizes)
     )
     meeting = 4 * part * (ranks - 1) / max(seconds - behind, 0.5 * seconds)
+    if adding > LIMITED * link.bandwidth:
+        # The link is what limits sums: with a faster one they would be faster.
+        adding = math.inf
     return Wire(link.latency, link.bandwidth, adding, behind, min(meeting, link.bandwidth))
 
 

@@ -17,7 +17,7 @@ from caldera.comm import Communicator, run_virtual_ranks
 from caldera.compress import Compressor, Link, PowerSGD, RandomK, compressors, predicted_seconds
 from caldera.compress.dense import DenseCompressor
 from caldera.compress.messages import bounds
-from caldera.compress.sparse.cost import fastest
+from caldera.compress.sparse import fastest
 from caldera.compress.top_k import TopK
 from caldera.errors import ConfigError
 from caldera.parallel.planner.cluster import Cluster, Wire
