@@ -16,7 +16,7 @@ from dmath_cases import Case, first_alone, part_of_product_error, relative, resi
 from dmath_dask import dask_processes_case, dask_threads_case
 
 from caldera.comm import Communicator
-from caldera.compiler.sharding.algorithms import scalapack
+from caldera.compiler.sharding.algorithms import process_grid as scalapack
 from caldera.compiler.sharding.algorithms.process_grid import ProcessGrid, grid_shapes, process_grid
 from caldera.compiler.sharding.algorithms.variant import cyclic_layout
 
