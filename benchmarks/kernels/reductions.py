@@ -11,16 +11,24 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Callable
 from importlib.util import find_spec
+
+import numpy as np
 
 import caldera as cd
 from benchmarks.kernels.captured_torch import seconds_of_a_call
 from caldera.base.config import settings
-from caldera.bench.reduction_candidates import chosen_reduction, reduction_node, reduction_runners
 from caldera.bench.timing import best_in_turns
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import OPS, parameter
+from caldera.core.tensor.dtype import BY_NAME
+from caldera.core.tensor.shape import Shape
+from caldera.kernels.choices import ORACLE
 from caldera.kernels.choose import TIMERS, choices
 from caldera.kernels.common.blas_threads import single_threaded_blas
-from caldera.kernels.table import TABLE
+from caldera.kernels.measure import some_numbers
+from caldera.kernels.table import TABLE, Call
 
 WAYS = {"rows": (1,), "columns": (0,), "both": (0, 1)}
 COLUMNS = ("native", "two stages", "numpy", "product with ones", "np.sum")
@@ -28,6 +36,35 @@ CARD_COLUMNS = ("loop", "product with ones", "torch.sum")
 ROUNDS, ROUND_S = 15, 1e-3
 CARD_S = 0.2
 """For the kernels of a sum on a card."""
+
+
+def reduction_node(shape: Shape, axis: tuple[int, ...], dtype: str, op: str = "sum") -> Node:
+    """Return the reduction of an array of this shape over these axes."""
+    return OPS[op](parameter(0, Spec(shape, BY_NAME[dtype])), axis=axis, keepdims=False)
+
+
+def reduction_runners(
+    shape: Shape, axis: tuple[int, ...], dtype: str = "float32", op: str = "sum"
+) -> dict[str, Callable[[], object]]:
+    """Return each candidate kernel by name, bound to one array, and NumPy's function."""
+    node = reduction_node(shape, axis, dtype, op)
+    x = some_numbers(shape, node.dtype, np.random.default_rng(0))
+    found: dict[str, Callable[[], object]] = {}
+    for kernel in TABLE.candidates(node, "cpu"):
+        if kernel.name != ORACLE:
+            out = np.empty(node.shape, node.dtype)
+            workspace = np.empty(kernel.workspace(node), np.uint8)
+            found[kernel.name] = kernel.bind(Call(node, (out,), (x,), workspace))
+    function = getattr(np, op)
+    found["np." + op] = lambda: function(x, axis=axis)
+    return found
+
+
+def chosen_reduction(
+    shape: Shape, axis: tuple[int, ...], dtype: str = "float32", op: str = "sum"
+) -> str:
+    """Return the name of the kernel that plans use: measured, unless the array is very small."""
+    return choices.kernel(reduction_node(shape, axis, dtype, op), "cpu").name
 
 
 def on_host(size: int, axes: tuple[int, ...], dtype: str) -> tuple[dict[str, float], str]:

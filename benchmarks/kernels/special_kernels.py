@@ -38,7 +38,7 @@ from benchmarks.kernels.kernel_problems import (
 )
 from benchmarks.kernels.kernel_rivals import CUPY, OUTSIDE, contestants
 from caldera.base.config import settings
-from caldera.bench.frameworks.caldera_card import ResidentTrainer
+from caldera.bench.frameworks.caldera_tasks import ResidentTrainer
 from caldera.bench.timing import CARD_SHORTEST, timed
 from caldera.bench.workloads.training import networks
 from caldera.core.graph.opdef import OPS

@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.training.card_training import STEPS, measure
 from caldera import nn
-from caldera.bench.frameworks.caldera_card import ResidentTrainer
+from caldera.bench.frameworks.caldera_tasks import ResidentTrainer
 from caldera.bench.workloads import TrainingCase
 from caldera.bench.workloads.base import UpdateRule
 from caldera.bench.workloads.training import networks

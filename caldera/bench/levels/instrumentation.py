@@ -14,8 +14,6 @@ import numpy as np
 
 from caldera import data
 from caldera.bench.frameworks import Framework, Task, Trainer
-from caldera.bench.levels.difference import Difference
-from caldera.bench.levels.distribution import shares
 from caldera.bench.levels.learner import Learner
 from caldera.bench.levels.metrics import (
     AccuracyMeasure,
@@ -33,6 +31,8 @@ from caldera.bench.levels.metrics import (
 )
 from caldera.bench.levels.reference import Quantized, ReferenceSGD, ReferenceTopK, Shuffled
 from caldera.bench.levels.schemes import AllReduce, Averaging, CentralServer, Compressed
+from caldera.bench.levels.validation import Difference
+from caldera.bench.levels.validators import shares
 from caldera.bench.parts import Array, OptimizerPart, Sampler, Scheme
 from caldera.bench.timing import OthersWatch
 from caldera.bench.workloads import LearningCase

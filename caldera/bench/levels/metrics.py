@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from caldera.bench.levels.difference import Difference
+from caldera.bench.levels.validation import Difference
 from caldera.bench.parts import Array
 from caldera.bench.statistics import Estimate, median_of
 from caldera.bench.timing import peak_memory, reset_peak_memory

@@ -17,8 +17,7 @@ from caldera.bench.reproduce.experiment import (
     claim,
 )
 from caldera.bench.reproduce.prediction import guesses
-from caldera.bench.reproduce.rank_work import NETWORKS
-from caldera.bench.reproduce.ranks import run_ranks
+from caldera.bench.reproduce.ranks import NETWORKS, run_ranks
 from caldera.parallel.planner import Compute, Wire
 from caldera.train.neural_network import NeuralNetwork
 
