@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import platform
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caldera import data
+from caldera.bench.timing import Stopwatch
 from caldera.data.random_draws import permutation
 
 SAMPLES = 60_000
@@ -34,9 +34,9 @@ def batch_microseconds(epochs: dict[str, Callable[[], Iterator[Any]]]) -> dict[s
         for name, epoch in epochs.items():
             batches = epoch()
             next(batches)
-            start = time.perf_counter()
+            start = Stopwatch()
             count = sum(1 for _ in islice(batches, 300))
-            times[name].append((time.perf_counter() - start) / count)
+            times[name].append(start.wall / count)
     return {name: statistics.median(each) * 1e6 for name, each in times.items()}
 
 
@@ -85,9 +85,9 @@ def report(title: str, epochs: dict[str, Callable[[], Iterator[Any]]], base: str
 def main() -> None:
     """Print all of it."""
     print(f"{platform.machine()}, Python {platform.python_version()}, NumPy {np.__version__}")
-    start = time.perf_counter()
+    start = Stopwatch()
     permutation(SAMPLES, seed=0, epoch=0)
-    print(f"the order of {SAMPLES} samples: {(time.perf_counter() - start) * 1e3:.1f} ms an epoch")
+    print(f"the order of {SAMPLES} samples: {start.wall * 1e3:.1f} ms an epoch")
     generator = np.random.default_rng(0)
     raw = generator.integers(0, 256, (SAMPLES, 784)).astype(np.uint8)
     x = raw.astype(np.float32) / 255

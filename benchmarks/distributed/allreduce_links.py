@@ -19,11 +19,11 @@ import platform
 import statistics
 import sys
 import tempfile
-import time
 
 import numpy as np
 
 from benchmarks.distributed.links import Links, missing
+from caldera.bench.timing import Stopwatch
 from caldera.comm import MpiCommunicator, world
 from caldera.comm.algorithms import ALLREDUCE
 from caldera.comm.mpi_library import mpi
@@ -51,9 +51,9 @@ def job(rounds: int, names: list[str]) -> None:
         for name in names:
             comm.algorithm = name
             mpi().COMM_WORLD.Barrier()
-            began = time.perf_counter()
+            began = Stopwatch()
             comm.Allreduce(numbers, numbers, "mean")
-            slowest = max(comm.gather_objects(time.perf_counter() - began))
+            slowest = max(comm.gather_objects(began.wall))
             assert numbers.min() == numbers.max() == 1.0
             if turn:
                 # In the first turn connections are made and the choice of "auto" is measured.

@@ -20,7 +20,6 @@ import argparse
 import json
 import os
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ import numpy as np
 import caldera as cd
 from benchmarks.distributed.links import Links
 from caldera import nn, op, optim, parallel
+from caldera.bench.timing import StepClock
 from caldera.comm import world
 from caldera.compiler.lazy import Expr, Variable
 from caldera.train.strategy import Strategy
@@ -74,16 +74,6 @@ CASES = [
     Case("cnn", "1gbit", 2, "sharded"),
     Case("mlp", "1gbit", 2),
 ]
-
-
-class Clock(cd.Callback):
-    """Notes when each step ends."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def batch_ends(self, run: cd.Run) -> None:
-        self.times.append(time.perf_counter())
 
 
 def layers_of(network: str) -> tuple[tuple[int, ...], list[nn.Layer]]:
@@ -131,9 +121,9 @@ def step_times(network: str, batch: int, steps: int, strategy: Strategy) -> list
     x = generator.standard_normal((batch * (UNTIMED + steps), *shape), np.float32)
     y = generator.integers(0, 10, len(x))
     model = cd.NeuralNetwork(layers, optimizer=optim.SGD(0.05), batch_size=batch)
-    clock = Clock()
+    clock = StepClock()
     model.fit((x, y), verbose=0, callbacks=[clock], parallel=strategy)
-    return np.diff(clock.times[UNTIMED - 1 :]).tolist()
+    return clock.seconds(UNTIMED)
 
 
 def batch_for(case: Case) -> int:

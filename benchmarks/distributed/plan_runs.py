@@ -29,6 +29,7 @@ import numpy as np
 import caldera as cd
 from benchmarks.distributed.links import Links, missing
 from caldera import nn, optim
+from caldera.bench.timing import StepClock, Stopwatch
 from caldera.comm import world
 from caldera.comm.mpi import MpiCommunicator
 from caldera.comm.processes import launch
@@ -82,15 +83,15 @@ def model() -> cd.NeuralNetwork:
     return cd.NeuralNetwork(layers, optimizer=optim.SGD(0.05), batch_size=BATCH)
 
 
-class Clock(cd.Callback):
-    """Notes when each step ends, and what this rank had sent by then."""
+class SendingClock(StepClock):
+    """Notes when each step ends, and the bytes that this rank had sent by then."""
 
     def __init__(self) -> None:
-        self.times: list[float] = []
+        super().__init__()
         self.sent: list[int] = []
 
     def batch_ends(self, run: cd.Run) -> None:
-        self.times.append(time.perf_counter())
+        super().batch_ends(run)
         counters = {id(each.traffic): each.traffic for each in MpiCommunicator.relatives()}
         self.sent.append(sum(each.total.bytes_sent for each in counters.values()))
 
@@ -104,10 +105,12 @@ def trained(strategy: Strategy, turns: int, every: int) -> tuple[float, float]:
     generator = np.random.default_rng(0)
     x = generator.normal(size=(BATCH * (turns + 1) * every, 784)).astype("float32")
     y = generator.integers(0, 10, len(x))
-    clock = Clock()
+    clock = SendingClock()
     model().fit((x, y), batch_size=BATCH, verbose=0, callbacks=[clock], parallel=strategy)
-    ends, sent = clock.times[every - 1 :: every], clock.sent[every - 1 :: every]
-    return float(np.median(np.diff(ends))) / every, (sent[-1] - sent[0]) / (turns * every)
+    sent = clock.sent[every - 1 :: every]
+    return float(np.median(clock.seconds(every, every))) / every, (sent[-1] - sent[0]) / (
+        turns * every
+    )
 
 
 def the_ways(ranks: int, place: str, wire: Wire) -> Iterator[TrainingWay]:
@@ -209,10 +212,10 @@ def main(file: Path, places: list[str], counts: list[int]) -> None:
 
     def measure(key: str, place: str, ranks: int, *words: str) -> None:
         if key not in facts:
-            began = time.perf_counter()
+            began = Stopwatch()
             facts[key] = run(place, ranks, *words)
             file.write_text(json.dumps(facts, indent=1))
-            print(f"{key}: {time.perf_counter() - began:.1f} s", flush=True)
+            print(f"{key}: {began.wall:.1f} s", flush=True)
 
     for count in sorted({min(each, cores) for each in counts}):
         measure(f"compute, {count}", SHARED, count, "compute")

@@ -16,12 +16,13 @@ import os
 import platform
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from statistics import fmean
 from typing import Any
 
 import caldera as cd
 from caldera import nn, optim, parallel
+from caldera.bench.timing import StepClock
 from caldera.comm import world
 from caldera.comm.processes import launch
 from caldera.train.strategy import SingleProcessStrategy, Strategy
@@ -56,20 +57,6 @@ FOUR_RANKS = (
 )
 
 
-class Clock(cd.Callback):
-    """Notes when steps end, from the last one on that may make a plan."""
-
-    def __init__(self) -> None:
-        self.began = self.ended = 0.0
-        self.steps = 0
-
-    def batch_ends(self, run: cd.Run) -> None:
-        self.ended = time.perf_counter()
-        if run.step == PLANNING:
-            self.began = self.ended
-        self.steps = run.step - PLANNING
-
-
 def measured(strategy: Strategy, data: Any) -> tuple[float, float]:
     """Seconds a step, and the accuracy on the test set."""
     layers: list[nn.Layer] = [nn.Input(data.shape), nn.Flatten()]
@@ -77,9 +64,9 @@ def measured(strategy: Strategy, data: Any) -> tuple[float, float]:
     model = cd.NeuralNetwork(
         [*layers, nn.Dense(data.classes)], optimizer=optim.SGD(0.1), batch_size=BATCH, epochs=1
     )
-    clock = Clock()
+    clock = StepClock()
     model.fit(data.train.batch(range(SAMPLES)), parallel=strategy, callbacks=[clock], verbose=0)
-    seconds = strategy.communicator.gather_objects((clock.ended - clock.began) / clock.steps)
+    seconds = strategy.communicator.gather_objects(fmean(clock.seconds(PLANNING)))
     return max(seconds), model.evaluate(data.test, parallel=strategy)["accuracy"]
 
 

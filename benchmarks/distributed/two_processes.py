@@ -15,12 +15,12 @@ import platform
 import statistics
 import subprocess
 import sys
-import time
 
 import numpy as np
 
 import caldera as cd
 from caldera import nn, optim
+from caldera.bench.timing import StepClock
 from caldera.comm import world
 from caldera.comm.processes import launch
 
@@ -31,16 +31,6 @@ OPTIMIZERS = {
     "sgd": lambda: optim.SGD(0.05, weight_decay=1e-3),
     "adam": lambda: optim.Adam(1e-3),
 }
-
-
-class Clock(cd.Callback):
-    """Notes when each step ends."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def batch_ends(self, run: cd.Run) -> None:
-        self.times.append(time.perf_counter())
 
 
 def measured(optimizer: str) -> dict[str, float]:
@@ -55,9 +45,9 @@ def measured(optimizer: str) -> dict[str, float]:
         y = generator.integers(0, 10, len(x))
         layers = nn.models.mlp((784,), hidden=(528,) * 3, activation="sigmoid")
         model = cd.NeuralNetwork(layers, optimizer=OPTIMIZERS[optimizer](), batch_size=batch)
-        clock = Clock()
+        clock = StepClock()
         model.fit((x, y), epochs=EPOCHS, verbose=0, callbacks=[clock])
-        found[str(batch)] = float(np.median(np.diff(clock.times[STEPS:])))
+        found[str(batch)] = float(np.median(clock.seconds(untimed=STEPS + 1)))
     return found
 
 

@@ -33,8 +33,9 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from threading import Event, Thread
-from time import perf_counter
 from typing import Any
+
+from caldera.bench.timing import Stopwatch
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -211,9 +212,9 @@ def dmath_case(operation: str, a: np.ndarray, comm: Communicator) -> Case:
 def timed(run: Runner, comm: Communicator) -> float:
     """Seconds of the slowest rank."""
     comm.Barrier()
-    start = perf_counter()
+    start = Stopwatch()
     run()
-    taken = np.array([perf_counter() - start])
+    taken = np.array([start.wall])
     comm.Allreduce(taken, taken, "max")
     return float(taken[0])
 
@@ -411,10 +412,10 @@ def main() -> None:
     comm = world()
     size = 2048 if comm.size > 4 else 1024
     alone, together = (blas(size, comm, waiting=waiting) for waiting in (True, False))
-    began = perf_counter()
+    began = Stopwatch()
     links = measured_links(comm)
     if comm.rank == 0:
-        print(f"{comm.size} ranks; {links}, asked for {perf_counter() - began:.2f} s")
+        print(f"{comm.size} ranks; {links}, asked for {began.wall:.2f} s")
         print(
             f"BLAS {alone / 1e9:.1f} GFLOP/s on one core, {together / 1e9:.1f}"
             " on each while all compute"

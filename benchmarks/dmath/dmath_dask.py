@@ -14,13 +14,14 @@ import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from time import perf_counter, sleep
+from time import sleep
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
 
 from benchmarks.dmath.dmath_cases import Case, first_alone, relative, residual
+from caldera.bench.timing import Stopwatch
 from caldera.comm import Communicator
 
 MOST_RUNS = 16
@@ -166,9 +167,9 @@ def _fastest(ways: list[Callable[[], tuple[Any, ...]]]) -> Callable[[], tuple[An
     """After one run of each."""
     taken = []
     for way in ways:
-        began = perf_counter()
+        began = Stopwatch()
         way()
-        taken.append(perf_counter() - began)
+        taken.append(began.wall)
     return ways[int(np.argmin(taken))]
 
 

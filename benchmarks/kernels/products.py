@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from time import perf_counter
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 import caldera as cd
+from caldera.bench.timing import best_in_turns
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import parameter
 from caldera.core.graph.ops.product import matmul
@@ -44,18 +44,8 @@ ROUNDS, ROUND_S = 40, 2e-3
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """Of one call, in the best of many rounds."""
-    run()
-    start = perf_counter()
-    run()
-    calls = max(1, int(ROUND_S / max(perf_counter() - start, 1e-7)))
-    best = float("inf")
-    for _ in range(ROUNDS):
-        start = perf_counter()
-        for _ in range(calls):
-            run()
-        best = min(best, (perf_counter() - start) / calls)
-    return best
+    """Return the seconds of one call, in the best of many rounds."""
+    return best_in_turns({"": run}, ROUNDS, ROUND_S)[""]
 
 
 def product(size: tuple[int, int, int, bool, bool], dtype: DType) -> Node:

@@ -6,7 +6,6 @@ Measured here, taking turns (kernels, threads, unrolling), or read from `results
 from __future__ import annotations
 
 import re
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from llvmlite import binding as llvm
 
 from benchmarks.kernels.kernel_problems import nodes_of
 from caldera import code, op
+from caldera.bench.timing import best_in_turns
 from caldera.compiler.lazy import Expr
 from caldera.core.graph.memory_format import laid_out
 from caldera.core.graph.node import Node
@@ -352,20 +352,7 @@ def _unrolled(build: NativeKernel, form: Any, factor: int) -> Any:
 
 def raced(runners: Mapping[Any, Callable[[], object]], rounds: int) -> dict[Any, float]:
     """Seconds of each, taking turns; the best round counts."""
-    best = dict.fromkeys(runners, np.inf)
-    repeats = {}
-    for name, run in runners.items():
-        run()
-        begin = time.perf_counter()
-        run()
-        repeats[name] = int(np.clip(2e-4 / max(time.perf_counter() - begin, 1e-7), 1, 100))
-    for _ in range(rounds):
-        for name, run in runners.items():
-            begin = time.perf_counter()
-            for _ in range(repeats[name]):
-                run()
-            best[name] = min(best[name], (time.perf_counter() - begin) / repeats[name])
-    return best
+    return best_in_turns(runners, rounds, 2e-4)
 
 
 # --- what is recorded of the card

@@ -29,6 +29,7 @@ import numpy as np
 import caldera as cd
 from benchmarks.programs.code_corpus import HEADINGS, Module, corpus
 from caldera import code, nn
+from caldera.bench.timing import Stopwatch
 
 LONGEST = 128
 """Statements of a function that a network reads, from its beginning."""
@@ -158,7 +159,7 @@ def table_2(data: Data, width: int, epochs: int) -> tuple[dict[int, code.Embeddi
     pairs = Pairs.of(data.training)
     found, rows = {}, []
     for context in (1, 2, 3):
-        start = time.perf_counter()
+        start = Stopwatch()
         count, taken = pairs.of_context(context)
         model = nn.SkipGram(pairs.vocabulary.counts, width)
         losses = model.fit(taken, epochs)
@@ -167,7 +168,7 @@ def table_2(data: Data, width: int, epochs: int) -> tuple[dict[int, code.Embeddi
         scores = [f"{each}; {one[kind].right}" for kind, each in five.items()]
         distance = code.distance_score(embedding)
         cells = [f"{count:,}", *scores, f"{100 * distance.right / distance.asked:.2f}%"]
-        took = time.perf_counter() - start
+        took = start.wall
         print(f"| {context} | " + " | ".join(map(str, cells)) + f" | {took:.0f} |", flush=True)
         found[context] = embedding
         rows.append(
@@ -388,9 +389,9 @@ def measured(
     folder: Path, width: int, epochs: int, rounds: int, seeds: int, save: Path | None = None
 ) -> dict[str, Any]:
     """Everything here, one thing after the other: tables are printed, samples given back."""
-    begin = time.perf_counter()
+    begin = Stopwatch()
     data = Data.of(folder)
-    took, spent = time.perf_counter() - begin, sum(os.times()[:4])
+    took, spent = begin.wall, sum(os.times()[:4])
     statements = sum(map(len, data.training))
     print(
         f"\n{statements:,} statements to train on, read in {took:.0f} s ({spent:.0f} s of "
@@ -423,10 +424,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_options(parser)
     options = parser.parse_args()
-    begin = time.perf_counter()
+    begin = Stopwatch()
     measured(**vars(options))
     spent = sum(os.times()[:4])
-    print(f"\n{time.perf_counter() - begin:.0f} s in all, {spent:.0f} s of processor time")
+    print(f"\n{begin.wall:.0f} s in all, {spent:.0f} s of processor time")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ Problems are cut into five parts, each predicted by a network that has seen the 
 from __future__ import annotations
 
 import argparse
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from benchmarks.programs.code_problems import (
 )
 from benchmarks.programs.inst2vec import opcode, side_by_side
 from caldera import code, nn, op
+from caldera.bench.timing import Stopwatch
 from caldera.compiler.lazy import Expr
 from caldera.kernels.learned_cost import CostModel
 from caldera.kernels.table import TABLE
@@ -374,10 +374,10 @@ def measured(options: argparse.Namespace, only: str = "") -> Found:
     found: Found = {}
     for name, part in PARTS.items():
         if only in name:
-            begin = time.perf_counter()
+            begin = Stopwatch()
             CODE.clear()
             found |= part(options)
-            print(f"\n{name}: {time.perf_counter() - begin:.0f} s", flush=True)
+            print(f"\n{name}: {begin.wall:.0f} s", flush=True)
     return found
 
 

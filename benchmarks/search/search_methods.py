@@ -33,7 +33,6 @@ import math
 import os
 import platform
 import tempfile
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -45,6 +44,7 @@ import optuna
 
 import caldera as cd
 from caldera import data, nn, search
+from caldera.bench.timing import Stopwatch
 from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.search.samples import TrialData
 from caldera.train.strategy import SingleProcessStrategy
@@ -322,10 +322,10 @@ SEARCHES = dict(
 def work(kind: str, given: argparse.Namespace, seed: int) -> Found:
     """In a process of its own: one search on one thread."""
     cd.settings.threads = 1
-    began = time.perf_counter()
+    began = Stopwatch()
     with single_threaded_blas:
         found = SEARCHES[kind](given, seed)
-    return Found(found.rows, found.test, time.perf_counter() - began)
+    return Found(found.rows, found.test, began.wall)
 
 
 # --- all of them, and what they come to
@@ -334,7 +334,7 @@ def work(kind: str, given: argparse.Namespace, seed: int) -> Found:
 def run_all(given: argparse.Namespace) -> dict[tuple[str, int], Found]:
     """As many searches at once as there are jobs; each is shown when it is over."""
     found: dict[tuple[str, int], Found] = {}
-    began = time.perf_counter()
+    began = Stopwatch()
     with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
         # The longest first.
         futures = {
@@ -346,7 +346,7 @@ def run_all(given: argparse.Namespace) -> dict[tuple[str, int], Found]:
             kind, seed = futures[future]
             found[kind, seed] = one = future.result()
             print(
-                f"  {time.perf_counter() - began:4.0f} s: {kind} seed {seed}: {len(one.rows)} "
+                f"  {began.wall:4.0f} s: {kind} seed {seed}: {len(one.rows)} "
                 f"trials, {one.epochs} epochs, {one.seconds:.0f} s, best {one.best:.4f}",
                 flush=True,
             )
@@ -444,7 +444,7 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     """Everything."""
     given = parsed()
-    began = time.perf_counter()
+    began = Stopwatch()
     images = dataset(given)
     print(
         f"{platform.machine()}, Python {platform.python_version()}, {os.cpu_count()} cores, "
@@ -457,7 +457,7 @@ def main() -> None:
     found = run_all(given)
     show_stopping(found, given.seeds)
     show_populations(found, given.seeds, given.population)
-    print(f"{time.perf_counter() - began:.0f} s in all")
+    print(f"{began.wall:.0f} s in all")
 
 
 if __name__ == "__main__":

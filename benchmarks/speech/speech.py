@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import platform
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from torch.nn import functional
 
 import caldera as cd
 from caldera import audio, nn, op, optim
+from caldera.bench.timing import Stopwatch, best_in_turns
 
 RATE, SECONDS, BINS, UNITS, BATCH = 8000, 1.0, 40, 128, 64
 OFFSETS = ((-2, -1, 0, 1, 2), (-2, 0, 2), (-3, 0, 3), (0,))
@@ -137,9 +137,9 @@ def train(data: dict[str, Any], epochs: int, seed: int) -> tuple[dict[str, Any],
         batch_x, batch_y = np.ascontiguousarray(x[order]), y[order]
         row = []
         for each in (ours, theirs) if epoch % 2 else (theirs, ours):
-            start = time.perf_counter()
+            start = Stopwatch()
             each.epoch(batch_x, batch_y)
-            row.append(time.perf_counter() - start)
+            row.append(start.wall)
         seconds.append(row if epoch % 2 else row[::-1])
     found = {
         name: (ours.accuracy(*data[name]), theirs.accuracy(*data[name]))
@@ -172,13 +172,9 @@ def ctc(rounds: int = 7) -> list[tuple[str, float, float]]:
             return plan.run({"x": x})[0].numpy()
 
         np.testing.assert_allclose(ours(), theirs().item(), rtol=1e-5)
-        best = [np.inf, np.inf]
-        for _ in range(rounds):
-            for place, run in enumerate((ours, theirs)):
-                start = time.perf_counter()
-                run()
-                best[place] = min(best[place], time.perf_counter() - start)
-        rows.append((f"{samples} x {frames} frames, {labels} labels", best[0], best[1]))
+        best = best_in_turns({"ours": ours, "theirs": theirs}, rounds)
+        problem = f"{samples} x {frames} frames, {labels} labels"
+        rows.append((problem, best["ours"], best["theirs"]))
     return rows
 
 

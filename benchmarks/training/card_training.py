@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +25,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 from caldera.bench.contestants import card_contestants
 from caldera.bench.frameworks import FRAMEWORKS
 from caldera.bench.frameworks.base import Framework, Restartable
-from caldera.bench.timing import CARD_SHORTEST, first_call, timed
+from caldera.bench.timing import CARD_SHORTEST, Stopwatch, first_call, timed
 from caldera.bench.workloads import TrainingCase
 from caldera.bench.workloads.training import networks
 
@@ -69,11 +68,11 @@ def entered(case: TrainingCase, contestant: Any, batches: Any, steps: int) -> En
     # What others of this process hold is not its own.
     framework.reset_card_peak()
     held = framework.card_peak()
-    begin = time.perf_counter()
+    begin = Stopwatch()
     task = framework.trainer(case, "float32")
     assert isinstance(task, Restartable)
     first_call(task)
-    first = time.perf_counter() - begin
+    first = begin.wall
     task.restart()
     losses = task.losses(steps)
     framework.reset_card_peak()

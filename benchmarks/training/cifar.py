@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import argparse
 import platform
-import time
 
 import numpy as np
 
 import caldera as cd
 from caldera import data, nn, op, optim
+from caldera.bench.timing import Stopwatch
 from caldera.bench.translate import to_torch
 
 BATCH, SAMPLES = 128, 50_000
@@ -50,9 +50,9 @@ def network(epochs: int, precision: str | None) -> cd.NeuralNetwork:
 
 def train_caldera(model: cd.NeuralNetwork, cifar: data.Dataset, epochs: int) -> tuple[float, float]:
     """Test accuracy and seconds."""
-    start = time.perf_counter()
+    start = Stopwatch()
     model.fit(cifar.train, epochs=epochs, verbose=2)
-    seconds = time.perf_counter() - start
+    seconds = start.wall
     return model.evaluate(cifar.test, batch_size=1000)["accuracy"], seconds
 
 
@@ -73,7 +73,7 @@ def train_torch(
     rate = schedule(epochs).rate(op.input("step", (), dtype="float64"))
     loader = data.Loader(cifar.train, BATCH, seed=model.seed)
     step = 0
-    start = time.perf_counter()
+    start = Stopwatch()
     for epoch in range(epochs):
         total = torch.zeros((), device=device)
         for batch in loader:
@@ -90,7 +90,7 @@ def train_torch(
             step += 1
         mean = total.item() / STEPS_PER_EPOCH
         print(f"torch epoch {epoch + 1}/{epochs}  loss {mean:.4f}", flush=True)
-    seconds = time.perf_counter() - start
+    seconds = start.wall
     module.eval()
     right = 0
     with torch.no_grad():

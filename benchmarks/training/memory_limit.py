@@ -19,7 +19,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ import numpy as np
 import caldera as cd
 from caldera import nn
 from caldera.base.config import settings
-from caldera.bench.timing import in_turns
+from caldera.bench.timing import Stopwatch, in_turns
 from caldera.compiler.plan.memory_limit import room_for
 from caldera.data import Loader, as_data
 from caldera.train.fit import make_steps
@@ -104,7 +103,7 @@ def caldera_step(
     steps = make_steps(model, data, source=source)
     batch = next(iter(steps.batches(loader)))
     plan = steps.training(batch)
-    begin = time.perf_counter()
+    begin = Stopwatch()
     if part is not None:
         with settings.override(memory_limit=AMPLE):
             room = room_for(plan.optimised, plan.device)
@@ -116,7 +115,7 @@ def caldera_step(
     made = plan.schedule.steps
     facts = {
         "arena": plan.arena_bytes,
-        "planning_s": time.perf_counter() - begin,
+        "planning_s": begin.wall,
         "again": sum(step.is_again for step in made),
         "steps": len(made),
         "moved": sum(step.transfer is not None for step in made),

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import platform
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +23,7 @@ import numpy as np
 
 import caldera as cd
 from caldera import data, nn, op, optim
+from caldera.bench.timing import Stopwatch
 from caldera.bench.translate import to_torch
 
 MLP_SCHEDULE = optim.Cosine(1e-3, steps=3000)
@@ -66,9 +66,9 @@ class Losses(cd.Callback):
 def train_caldera(model: cd.NeuralNetwork, mnist: data.Dataset, epochs: int) -> dict[str, Any]:
     """Train with `fit`; the curve, the accuracy and the times."""
     losses = Losses()
-    start = time.perf_counter()
+    start = Stopwatch()
     history = model.fit(mnist.train, epochs=epochs, callbacks=[losses], verbose=0)
-    seconds = time.perf_counter() - start
+    seconds = start.wall
     return {
         "curve": losses.curve,
         "seconds": seconds,
@@ -99,9 +99,9 @@ def train_torch(
     rates = [rate.eval(step=float(s)).item() for s in range(3000)]
     curve, seen, best = [], torch.zeros((), device=device), float("inf")
     step = 0
-    start = time.perf_counter()
+    start = Stopwatch()
     for _ in range(epochs):
-        began = time.perf_counter()
+        began = Stopwatch()
         for batch in loader:
             if is_scheduled:
                 optimizer.param_groups[0]["lr"] = rates[min(step, 2999)]
@@ -115,8 +115,8 @@ def train_torch(
             if step % 100 == 0:
                 curve.append(seen.item() / 100)
                 seen.zero_()
-        best = min(best, time.perf_counter() - began)
-    seconds = time.perf_counter() - start
+        best = min(best, began.wall)
+    seconds = start.wall
     with torch.no_grad():
         x, y = mnist.test.batch(np.arange(len(mnist.test)))
         found = network(torch.from_numpy(x).to(device)).argmax(1).cpu().numpy()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import platform
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import onnxruntime
 
 import caldera as cd
 from caldera import nn
+from caldera.bench.timing import Stopwatch
 
 models = nn.models
 ZOO: dict[str, Callable[[], list[nn.Layer]]] = {
@@ -67,9 +67,9 @@ def measure(name: str, folder: Path) -> tuple[float, float, float, float]:
     else:
         x = generator.normal(size=(SAMPLES, *shape)).astype(np.float32)
     expected = model.predict(x)
-    started = time.perf_counter()
+    started = Stopwatch()
     path = cd.onnx.export(model, folder / "network.onnx")
-    seconds = time.perf_counter() - started
+    seconds = started.wall
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     (theirs,) = session.run(None, {session.get_inputs()[0].name: x})
     again = cd.onnx.load(path).predict(x)

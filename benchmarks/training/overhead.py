@@ -24,17 +24,12 @@ import caldera as cd
 from caldera import op, optim
 from caldera.bench.levels import metrics
 from caldera.bench.levels.instrumentation import Watch
+from caldera.bench.timing import in_turns
 
 
-def microseconds(function: Callable[[], object], calls: int = 2000, repeats: int = 9) -> float:
-    """The median over `repeats` of the mean time of a call."""
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        for _ in range(calls):
-            function()
-        times.append((time.perf_counter() - start) / calls)
-    return statistics.median(times) * 1e6
+def microseconds(function: Callable[[], object], repeats: int = 9) -> float:
+    """Return the median time of a call, over turns of many calls each."""
+    return statistics.median(in_turns({"": function}, repeats)[""]) * 1e6
 
 
 def small_graph() -> None:

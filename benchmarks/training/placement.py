@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,7 @@ import numpy as np
 
 import caldera as cd
 from caldera import nn, op, optim
+from caldera.bench.timing import best_in_turns
 from caldera.compiler.plan.plan import Plan
 from caldera.kernels.choose import choices
 from caldera.kernels.table import TABLE
@@ -34,27 +34,6 @@ from caldera.train.tracking.measure_run import training_step
 
 Step = Callable[[], None]
 Row = dict[str, Any]
-
-
-def best_of(
-    steps: dict[str, Step], turns: int, repeats: int, unmeasured: int = 3
-) -> dict[str, float]:
-    """Seconds a step, the best of so many turns; contestants take turns."""
-    for step in steps.values():
-        for _ in range(unmeasured):
-            step()
-    found = dict.fromkeys(steps, float("inf"))
-    names = list(steps)
-    for turn in range(turns):
-        # Whose turn follows that of the CPU finds its threads still awake.
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            step = steps[name]
-            begin = time.perf_counter()
-            for _ in range(repeats):
-                step()
-            found[name] = min(found[name], (time.perf_counter() - begin) / repeats)
-    return found
 
 
 def step_of(plan: Plan, feeds: dict[str, Any]) -> Step:
@@ -118,7 +97,7 @@ def networks(device: str, small: bool) -> list[Row]:
                 device=place,
             )
             steps[way] = step_of(*training_step(model, data, batch))
-        for way, seconds in best_of(steps, 8, 5 if small else 20).items():
+        for way, seconds in best_in_turns(steps, 8).items():
             rows.append(told(f"{name}, batch {batch}", way, seconds))
     return rows
 
@@ -140,7 +119,7 @@ def factorisations(device: str, sizes: Sequence[int], dtypes: Sequence[str]) -> 
             for name, matrix in given.items():
                 steps = _by_kernel(name, matrix, device) | _peers(name, matrix, device)
                 case = f"{'LU (solve)' if name == 'solve' else name} {n} {dtype}"
-                for way, seconds in best_of(steps, 3, 1).items():
+                for way, seconds in best_in_turns(steps, 3).items():
                     rows.append(told(case, way, seconds))
     return rows
 
@@ -215,7 +194,7 @@ def embedding(device: str, table_bytes: int, width: int = 64, batch: int = 4096)
         device=device,
     )
     plan, feeds = training_step(model, data, batch)
-    seconds = best_of({"": step_of(plan, feeds)}, 5, 5, unmeasured=1)[""]
+    seconds = best_in_turns({"": step_of(plan, feeds)}, 5)[""]
     copied = plan.explain(feeds, time=False).copied_bytes
     case = f"embedding of {count * width * 4 / 1e9:.2f} GB on the host, batch {batch}"
     way = f"{copied / 1e6:.1f} MB copied"
@@ -253,7 +232,7 @@ def larger(device: str, limit: int, batch: int = 256) -> list[Row]:
                 device=device,
             )
             plan, feeds = training_step(model, data, batch)
-            seconds = best_of({"": step_of(plan, feeds)}, 3, 1, unmeasured=1)[""]
+            seconds = best_in_turns({"": step_of(plan, feeds)}, 3)[""]
             rows.append(told(case, way, seconds))
         except cd.OutOfMemoryError:
             rows.append(told(case, f"{way}: no room", float("nan")))

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.live import Live  # noqa: F401 - imported before anything is timed
 
 from caldera import nn
+from caldera.bench.timing import Stopwatch
 from caldera.data import ArrayData
 from caldera.train.fit import make_steps
 from caldera.train.neural_network import NeuralNetwork
@@ -57,9 +58,9 @@ def cost(verbose: int, terminal: bool) -> float:
 
     def timed(moment: Callable[[Any], None]) -> None:
         nonlocal spent
-        start = perf_counter()
+        start = Stopwatch()
         moment(run)
-        spent += perf_counter() - start
+        spent += start.wall
 
     run = ImitatedRun()
     with open(os.devnull, "w") as sink:

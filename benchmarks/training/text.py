@@ -13,7 +13,6 @@ import argparse
 import ast
 import importlib.util
 import platform
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import numpy as np
 
 import caldera as cd
 from caldera import data, nn, optim
+from caldera.bench.timing import Stopwatch
 
 ROOT = Path(__file__).parents[2]
 CONTEXT, BATCH = 64, 32
@@ -69,9 +69,9 @@ def train_caldera(
             if run.step == steps:
                 run.stop("enough")
 
-    start = time.perf_counter()
+    start = Stopwatch()
     model.fit(train, epochs=1000, callbacks=[Stop()], verbose=0)
-    seconds = time.perf_counter() - start
+    seconds = start.wall
     return model.evaluate(test)["loss"], seconds
 
 
@@ -125,7 +125,7 @@ def train_torch(
         return f.cross_entropy(logits.flatten(0, 1), torch.from_numpy(y).flatten())
 
     loader, done = data.Loader(train, BATCH, seed=model.seed), 0
-    start = time.perf_counter()
+    start = Stopwatch()
     while done < steps:
         for batch in loader:
             loss = loss_of(batch.x, np.asarray(batch.y))
@@ -135,7 +135,7 @@ def train_torch(
             done += 1
             if done == steps:
                 break
-    seconds = time.perf_counter() - start
+    seconds = start.wall
     with torch.no_grad():
         batches = data.Loader(test, BATCH, shuffle=False)
         losses = [loss_of(b.x, np.asarray(b.y)).item() * len(b) for b in batches]

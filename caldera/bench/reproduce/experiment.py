@@ -6,13 +6,13 @@ import importlib
 import math
 import os
 import pkgutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
 from caldera.bench.reproduce import experiments
 from caldera.bench.statistics import paired_ratio
+from caldera.bench.timing import Stopwatch
 
 HOLDS, FAILS, BESIDE, UNDECIDED = "holds", "does not hold", "beside", "undecided"
 """A claim of the seed that is found again, one that is not, a number that only stands beside the
@@ -167,9 +167,9 @@ def find_experiments() -> dict[str, Experiment]:
 def run_experiment(experiment: Experiment, context: ExperimentContext) -> ExperimentResult:
     """Run one, and take its time."""
     assert experiment.run is not None
-    start, before = time.perf_counter(), _cpu_seconds()
+    watch, before = Stopwatch(), _cpu_seconds()
     outcome = experiment.run(context)
-    outcome.seconds = time.perf_counter() - start
+    outcome.seconds = watch.wall
     outcome.cpu_seconds = _cpu_seconds() - before
     return outcome
 

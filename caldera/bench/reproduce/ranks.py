@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +20,7 @@ import numpy as np
 
 from caldera import data, nn, optim, parallel
 from caldera.base.file_cache import write_file
-from caldera.bench.timing import peak_memory
+from caldera.bench.timing import StepClock, peak_memory
 from caldera.comm import Communicator, run_virtual_ranks, world
 from caldera.comm.mpi_implementation import find_launcher, library
 from caldera.comm.processes import launch
@@ -29,9 +28,7 @@ from caldera.compress import compressors
 from caldera.errors import CommError
 from caldera.nn.layer import Layer
 from caldera.parallel.planner import measured_wire
-from caldera.train.callbacks import Callback
 from caldera.train.neural_network import NeuralNetwork
-from caldera.train.run import Run
 from caldera.train.strategy import Strategy
 
 Options = Mapping[str, Any]
@@ -59,20 +56,6 @@ NETWORKS: Mapping[str, tuple[Callable[[], list[Layer]], tuple[int, ...], int]] =
 """Layers, the shape of a sample, classes."""
 
 
-class Clock(Callback):
-    """When steps and epochs end, counted from the end of the first step, which makes plans."""
-
-    def __init__(self) -> None:
-        self.steps: list[float] = []
-        self.epochs: list[float] = []
-
-    def batch_ends(self, run: Run) -> None:
-        self.steps.append(time.perf_counter())
-
-    def epoch_ends(self, run: Run) -> None:
-        self.epochs.append(time.perf_counter() - self.steps[0])
-
-
 def consistency(communicator: Communicator, options: Options) -> dict[str, Any]:
     """Train digits with one model of consistency: seconds and accuracy after each epoch."""
     digits = data.digits()
@@ -84,7 +67,7 @@ def consistency(communicator: Communicator, options: Options) -> dict[str, Any]:
         batch_size=options["batch"],
         seed=options["seed"],
     )
-    clock = Clock()
+    clock = StepClock()
     history = model.fit(
         digits.train,
         validation=digits.test,
@@ -93,7 +76,10 @@ def consistency(communicator: Communicator, options: Options) -> dict[str, Any]:
         callbacks=[clock],
         verbose=0,
     )
-    return {"seconds": clock.epochs, "accuracy": history["val_accuracy"]}
+    return {
+        "seconds": [end - clock.steps[0] for end in clock.epochs],
+        "accuracy": history["val_accuracy"],
+    }
 
 
 def steps(communicator: Communicator, options: Options) -> dict[str, Any]:
@@ -107,9 +93,9 @@ def steps(communicator: Communicator, options: Options) -> dict[str, Any]:
     name = options.get("compression")
     compression = None if name is None else compressors.make(name)
     strategy = parallel.DataParallel(communicator=communicator, compression=compression)
-    clock = Clock()
+    clock = StepClock()
     model.fit((x, y), epochs=1, parallel=strategy, callbacks=[clock], verbose=0)
-    taken = np.diff(clock.steps)[1:].tolist()
+    taken = clock.seconds(untimed=2)
     slowest = [max(each) for each in zip(*communicator.gather_objects(taken), strict=True)]
     found = {"seconds": slowest, "memory": max(communicator.gather_objects(peak_memory()))}
     if options.get("link") and communicator.size > 1:
