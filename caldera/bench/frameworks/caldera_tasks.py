@@ -9,7 +9,6 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +22,7 @@ from caldera.bench.frameworks.base import (
     Batches,
     BenchTask,
     CustomTask,
+    EpochTask,
     Framework,
     Restartable,
     Trainer,
@@ -313,23 +313,16 @@ class CalderaUpdateTask(PlanTask):
         return [parameter.numpy() for parameter in self._parameters]
 
 
-class CalderaLoaderTask(BenchTask):
-    """Batches of a loader, one epoch after the other."""
+class CalderaLoaderTask(EpochTask):
+    """Batches of Caldera's loader."""
 
     def __init__(self, case: InputCase) -> None:
-        x, y = case.arrays()
-        self._samples = ArrayData(x, y)
-        self._loader = Loader(self._samples, case.batch)
-        self._batches = iter(self._loader)
-
-    def call(self) -> None:
-        if next(self._batches, None) is None:
-            self._batches = iter(self._loader)
-            next(self._batches)
+        self._samples = ArrayData(*case.arrays())
+        super().__init__(Loader(self._samples, case.batch))
 
     def results(self) -> list[Array]:
         """Sums over an epoch: they do not depend on the order."""
-        epoch = list(islice(iter(Loader(self._samples, self._loader.batch_size)), None))
+        epoch = Loader(self._samples, self._loader.batch_size)
         return [sum((each.x.sum(0, np.float64) for each in epoch), np.zeros(()))]
 
 

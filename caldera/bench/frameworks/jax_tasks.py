@@ -28,7 +28,6 @@ from caldera.bench.frameworks.base import (
     held_by,
     initial_weights,
 )
-from caldera.bench.frameworks.custom import JaxCustom
 from caldera.bench.parts import OperatorPart
 from caldera.bench.translate import to_jax
 from caldera.bench.workloads import (
@@ -217,7 +216,44 @@ class JaxFunctionTask(BenchTask):
         self._jax.block_until_ready(self._last)
 
     def results(self) -> list[Array]:
-        return [np.asarray(self._function(*self._given))]
+        results = self._function(*self._given)
+        return [np.asarray(each) for each in self._jax.tree.leaves(results)]
+
+
+class JaxCustom(JaxFunctionTask, CustomTask):
+    """The operator as a `jax.custom_vjp` that calls back to NumPy, inside one jit."""
+
+    def __init__(
+        self, jax: Any, operator: OperatorPart, inputs: Sequence[Array], seed: Array
+    ) -> None:
+        if seed.dtype == np.float64:
+            jax.config.update("jax_enable_x64", True)
+        as_shape = jax.ShapeDtypeStruct
+        shape = as_shape(seed.shape, seed.dtype)
+        shapes = tuple(as_shape(each.shape, each.dtype) for each in inputs)
+
+        def forward(*given: Any) -> Array:
+            return np.array(operator.forward(*map(np.asarray, given)), order="C")
+
+        def backward(*given: Any) -> tuple[Array, ...]:
+            return tuple(
+                np.array(each, order="C") for each in operator.backward(*map(np.asarray, given))
+            )
+
+        @jax.custom_vjp
+        def apply(*given: Any) -> Any:
+            return jax.pure_callback(forward, shape, *given)
+
+        apply.defvjp(
+            lambda *given: (apply(*given), given),
+            lambda given, slope: jax.pure_callback(backward, shapes, slope, *given),
+        )
+
+        def both(slope: Any, *given: Any) -> Any:
+            result, pull_back = jax.vjp(apply, *given)
+            return result, pull_back(slope)
+
+        super().__init__(jax, both, seed, *inputs)
 
 
 class JaxUpdateTask(BenchTask):

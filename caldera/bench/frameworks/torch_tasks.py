@@ -20,6 +20,7 @@ from caldera.bench.frameworks.base import (
     Batches,
     BenchTask,
     CustomTask,
+    EpochTask,
     Framework,
     Restartable,
     Trainer,
@@ -289,8 +290,8 @@ class TorchUpdateTask(BenchTask):
         return [parameter.detach().numpy().copy() for parameter in self._parameters]
 
 
-class TorchLoaderTask(BenchTask):
-    """Batches of a DataLoader, one epoch after the other."""
+class TorchLoaderTask(EpochTask):
+    """Batches of a DataLoader."""
 
     def __init__(self, torch: Any, case: InputCase, whole: bool) -> None:
         tools = optional_import("torch.utils.data", "torch", "caldera bench")
@@ -298,15 +299,9 @@ class TorchLoaderTask(BenchTask):
         if whole:
             order = tools.RandomSampler(samples)
             numbers = tools.BatchSampler(order, case.batch, drop_last=False)
-            self._loader = tools.DataLoader(samples, sampler=numbers, batch_size=None)
+            super().__init__(tools.DataLoader(samples, sampler=numbers, batch_size=None))
         else:
-            self._loader = tools.DataLoader(samples, case.batch, shuffle=True)
-        self._batches = iter(self._loader)
-
-    def call(self) -> None:
-        if next(self._batches, None) is None:
-            self._batches = iter(self._loader)
-            next(self._batches)
+            super().__init__(tools.DataLoader(samples, case.batch, shuffle=True))
 
     def results(self) -> list[Array]:
         total = sum(x.numpy().sum(0, np.float64) for x, _ in self._loader)
