@@ -102,6 +102,14 @@ class ExperimentContext:
         """How often a time is taken."""
         return 3 if self.quick else 9
 
+    def skipped(self, *parts: str) -> list[str]:
+        """Return what a quick run leaves out; nothing otherwise.
+
+        >>> ExperimentContext().skipped("large sizes"), ExperimentContext(True).skipped("more")
+        ([], ['more'])
+        """
+        return list(parts) if self.quick else []
+
 
 @dataclass(frozen=True)
 class Experiment:
