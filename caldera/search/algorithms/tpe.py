@@ -1,5 +1,17 @@
-"""Tree-structured Parzen estimators: candidates from where good trials are dense, and of those the
-one where good trials are densest beside all others."""
+"""Tree-structured Parzen estimators: of the candidates drawn where good trials are dense, the one
+with the highest ratio of the density of good trials to the density of the others.
+
+Optuna's own `TPESampler` proposes the same points and serves several objectives and parameters that
+only some trials have. It takes longer: milliseconds for a proposal, medians of Optuna 5.0 alone and
+of this sampler on two cores that had other work too:
+
+| parameters | trials | Optuna | here |
+|---|---|---|---|
+| 5 | 50, 200, 1000 | 16, 23, 75 | 1.6, 6.1, 20 |
+| 20 | 50, 200, 1000 | 44, 60, 95 | 11, 19, 58 |
+
+At 5 ms or less for Optuna's proposal this sampler would not be needed.
+"""
 
 from __future__ import annotations
 
