@@ -64,7 +64,7 @@ class ProcessWorkers(WorkerPool):
 
     def __init__(self, job: SearchJob, count: int) -> None:
         super().__init__()
-        _check_that_a_fork_works()
+        _check_fork()
         self._job = job
         self._count = count
         self._processes: dict[PoolMember, tuple[ForkedChild, int]] = {}
@@ -118,12 +118,12 @@ class ProcessWorkers(WorkerPool):
             MessageStream(connection),
             self._job,
             name=f"process {os.getpid()}",
-            alone=lambda: os._exit(1),
+            on_lost_master=lambda: os._exit(1),
         )
         worker.serve()
 
 
-def _check_that_a_fork_works() -> None:
+def _check_fork() -> None:
     hint = "use threads, as in workers='threads:4', or start ranks: caldera run -n 5 search.py"
     if not hasattr(os, "fork"):
         raise ConfigError.build(
