@@ -32,8 +32,8 @@ _POLL_S = 0.001
 def python_module(module: str) -> list[str]:
     """Return the command that runs a module, without the current folder in its import path.
 
-    >>> python_module("caldera.dmath.supervisor")[1:]
-    ['-P', '-m', 'caldera.dmath.supervisor']
+    >>> python_module("json.tool")[1:]
+    ['-P', '-m', 'json.tool']
     """
     return [sys.executable, "-P", "-m", module]
 

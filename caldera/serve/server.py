@@ -37,12 +37,13 @@ def run(
     try:
         for package in ("uvicorn", "httptools"):
             optional_import(package, "'caldera[serve]'", "caldera serve")
-        from caldera.serve.uvicorn_server import DrainingServer
-
+        extended = optional_import(
+            "caldera.serve.uvicorn_server", "'caldera[serve]'", "caldera serve"
+        )
         app = model
         if not isinstance(app, Application):
             app = application(app, name=name, limits=limits, class_names=class_names)
-        DrainingServer(app, listening, ready).run(sockets=[listening])
+        extended.DrainingServer(app, listening, ready).run(sockets=[listening])
     finally:
         listening.close()
     return app.metrics.requests.total()
