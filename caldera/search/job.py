@@ -21,11 +21,10 @@ from caldera.comm import Communicator, run_virtual_ranks
 from caldera.errors import ConfigError
 from caldera.kernels.choices import holding
 from caldera.parallel import DataParallel
-from caldera.search.conditions import Conditions
 from caldera.search.objective import KNOWN_EARLY, MEASURED, Constraint, MissingMetric, Objective
 from caldera.search.samples import TrialData
 from caldera.search.space import Space
-from caldera.search.trial import DONE, FAILED, STOPPED, Row, TrialResult, TrialTask
+from caldera.search.trial import DONE, FAILED, STOPPED, Conditions, Row, TrialResult, TrialTask
 from caldera.train.callbacks import Callback
 from caldera.train.model import Model
 from caldera.train.saving.snapshot import Snapshot, progress_bytes, reinitialise, restore_progress

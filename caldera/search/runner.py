@@ -11,9 +11,9 @@ from typing import Any
 from caldera.core.tensor.random import checked_seed
 from caldera.errors import ConfigError
 from caldera.search.best_network import keep_network
+from caldera.search.callbacks import LiveTable
 from caldera.search.job import SearchJob
 from caldera.search.journal import held_lock
-from caldera.search.live import LiveTable
 from caldera.search.method import Method, methods
 from caldera.search.objective import Constraint, as_objective
 from caldera.search.record import NAME, TrialRecord

@@ -19,9 +19,8 @@ from typing import Any
 from caldera.base.config import settings
 from caldera.base.plain_data import decoded
 from caldera.errors import CommError
-from caldera.search.conditions import of_all_ranks
 from caldera.search.scheduler import Scheduler
-from caldera.search.trial import FAILED, TrialResult
+from caldera.search.trial import FAILED, TrialResult, of_all_ranks
 from caldera.search.workers.pool import LOST, PoolMember, WorkerMessage, WorkerPool
 
 POLL_S = 1.0
