@@ -39,14 +39,13 @@ import numpy as np
 
 from caldera import search
 from caldera.kernels.choices import HeldChoices
-from caldera.search.conditions import Conditions
 from caldera.search.method import methods
 from caldera.search.objective import as_objective
 from caldera.search.record import TrialRecord, import_optuna
 from caldera.search.scheduler import Scheduler
 from caldera.search.space import Space
 from caldera.search.study import Study as CalderaStudy
-from caldera.search.trial import TrialResult, TrialTask
+from caldera.search.trial import Conditions, TrialResult, TrialTask
 
 SECONDS = 0.5
 Study = Callable[[int, int, Path], int]

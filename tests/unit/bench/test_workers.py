@@ -95,7 +95,7 @@ def test_a_worker_measures_and_prints_of_libraries_do_not_disturb(tmp_path: Path
     assert found["peak"] > 0
 
 
-def test_a_worker_that_dies_is_reported_with_its_last_words() -> None:
+def test_a_worker_that_dies_is_reported_with_its_last_line() -> None:
     script = "import sys; sys.stdin.readline(); raise RuntimeError('out of beads')"
     with (
         WorkerProcess("torch eager", os.environ, _script(script)) as worker,

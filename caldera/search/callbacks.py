@@ -1,9 +1,12 @@
-"""What is to be seen while a search goes on: a live table in a terminal or a notebook."""
+"""Callbacks of a study: the live table in a terminal, and event files for TensorBoard."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from caldera.base.arguments import shown
@@ -12,12 +15,14 @@ from caldera.base.registry import optional_import
 from caldera.comm import world
 from caldera.draw.live_line import live_line, print_line
 from caldera.errors import ConfigError
+from caldera.io.events import EventFile
 from caldera.search.scheduler import StudyCallback
 from caldera.search.table import cell_text
 from caldera.search.trial import DONE, FAILED, RUNNING, STOPPED, Trial
 
 if TYPE_CHECKING:
     from caldera.search.study import Study
+
 
 EVERY_S = 0.25
 _BAR = 30
@@ -186,3 +191,37 @@ def _clock_text(seconds: float) -> str:
     if hours:
         return f"{hours}:{minutes:02}:{rest:02}"
     return f"{minutes}:{rest:02}" if minutes else f"{rest} s"
+
+
+class TrialTensorBoard(StudyCallback):
+    """Writes each trial that is over to a folder of its own: its parameters, what it reported step
+    by step, its values; `tensorboard --logdir FOLDER` compares them on its page HParams.
+
+    Event files need neither TensorBoard nor TensorFlow to be written.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from caldera import search
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = search.run(lambda x: x * x, {"x": search.integer(0, 1)}, method="grid",
+    ...                    callbacks=[search.TensorBoard(folder)], verbose=0)
+    ...     sorted(each.name for each in Path(folder).iterdir())
+    ['trial-0', 'trial-1']
+    """
+
+    def __init__(self, folder: str | PathLike[str]) -> None:
+        self.folder = Path(folder)
+
+    def trial_ends(self, study: Study, trial: Trial) -> None:
+        with EventFile(self.folder / f"trial-{trial.number}") as events:
+            settings = {
+                name: "none" if value is None else value for name, value in trial.point.items()
+            }
+            events.hyper_parameters({**settings, "state": trial.state})
+            for step, row in enumerate(trial.curve, 1):
+                events.scalars(step, {name: v for name, v in row.items() if math.isfinite(v)})
+            if trial.values is not None:
+                named = zip(study.objective.names(), trial.values, strict=True)
+                found = {f"objective/{name}": v for name, v in named if math.isfinite(v)}
+                events.scalars(max(len(trial.curve), 1), found)
+            events.ended(well=trial.state != FAILED)
