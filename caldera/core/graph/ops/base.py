@@ -13,7 +13,7 @@ from collections.abc import Hashable
 import numpy as np
 
 from caldera.core.graph.node import Node, Spec, Symbol, frozen
-from caldera.core.graph.opdef import MOST_KNOWN, Nodes, op, refuse_dtype, refuse_shape
+from caldera.core.graph.opdef import MOST_KNOWN, op, refuse_dtype, refuse_shape
 from caldera.core.tensor.dtype import (
     DType,
     bool_,
@@ -111,7 +111,7 @@ def assign(target: Spec, value: Spec) -> Spec:
 Axes = tuple[int, ...]
 
 
-@op("broadcast_to", kind="movement")
+@op("broadcast_to", kind="movement", gradient=lambda g, y, x, *, shape: (sum_to(g, x.shape),))
 def _broadcast_to(x: Spec, *, shape: Shape) -> Spec:
     padded = (1,) * (len(shape) - x.rank) + x.shape
     fits = len(padded) == len(shape) and all(
@@ -120,11 +120,6 @@ def _broadcast_to(x: Spec, *, shape: Shape) -> Spec:
     if not fits:
         refuse_shape(f"a shape that broadcasts to {shape}")
     return Spec(shape, x.dtype)
-
-
-@_broadcast_to.gradient
-def _(g: Node, y: Node, x: Node, *, shape: Shape) -> Nodes:
-    return (sum_to(g, x.shape),)
 
 
 def broadcast_to(x: Node, shape: Shape) -> Node:
@@ -137,16 +132,11 @@ def full(shape: Shape, value: Number, dtype: DType) -> Node:
     return broadcast_to(constant(value, dtype), shape)
 
 
-@op("reshape", kind="movement")
+@op("reshape", kind="movement", gradient=lambda g, y, x, *, shape: (reshape(g, x.shape),))
 def _reshape(x: Spec, *, shape: Shape) -> Spec:
     if size(shape) != x.size:
         refuse_shape(f"{size(shape)} elements for shape {shape}")
     return Spec(shape, x.dtype)
-
-
-@_reshape.gradient
-def _(g: Node, y: Node, x: Node, *, shape: Shape) -> Nodes:
-    return (reshape(g, x.shape),)
 
 
 def reshape(x: Node, shape: Shape) -> Node:
@@ -166,14 +156,13 @@ def expand_reduced(reduced: Node, shape: Shape, axes: Axes) -> Node:
     return broadcast_to(reshape(reduced, reduced_shape(shape, axes, keepdims=True)), shape)
 
 
-@op("sum", kind="reduction")
+@op(
+    "sum",
+    kind="reduction",
+    gradient=lambda g, y, x, *, axis, keepdims: (expand_reduced(g, x.shape, axis),),
+)
 def _sum(x: Spec, *, axis: Axes, keepdims: bool) -> Spec:
     return Spec(reduced_shape(x.shape, axis, keepdims), x.dtype)
-
-
-@_sum.gradient
-def _(g: Node, y: Node, x: Node, *, axis: Axes, keepdims: bool) -> Nodes:
-    return (expand_reduced(g, x.shape, axis),)
 
 
 def sum_(x: Node, axis: Axes, keepdims: bool = False) -> Node:
@@ -230,7 +219,7 @@ def check_part(dtype: DType) -> None:
         refuse_dtype("parts of dtype float32 or float64", hint="cast them with op.cast")
 
 
-@op("complex", kind="movement")
+@op("complex", kind="movement", gradient=lambda g, y, re, im: (real(g), imag(g)))
 def complex_(real: Spec, imag: Spec) -> Spec:
     """The numbers with these real and imaginary parts."""
     check_part(real.dtype)
@@ -241,42 +230,22 @@ def complex_(real: Spec, imag: Spec) -> Spec:
     return Spec(real.shape, complex_of(real.dtype))
 
 
-@complex_.gradient
-def _(g: Node, y: Node, re: Node, im: Node) -> Nodes:
-    return real(g), imag(g)
-
-
-@op("real", kind="movement")
+@op("real", kind="movement", gradient=lambda g, y, x: (complex_(g, full(g.shape, 0, g.dtype)),))
 def _real(x: Spec) -> Spec:
     check_complex(x)
     return Spec(x.shape, part_of(x.dtype))
 
 
-@_real.gradient
-def _(g: Node, y: Node, x: Node) -> Nodes:
-    return (complex_(g, full(g.shape, 0, g.dtype)),)
-
-
-@op("imag", kind="movement")
+@op("imag", kind="movement", gradient=lambda g, y, x: (complex_(full(g.shape, 0, g.dtype), g),))
 def _imag(x: Spec) -> Spec:
     check_complex(x)
     return Spec(x.shape, part_of(x.dtype))
 
 
-@_imag.gradient
-def _(g: Node, y: Node, x: Node) -> Nodes:
-    return (complex_(full(g.shape, 0, g.dtype), g),)
-
-
-@op("conj")
+@op("conj", gradient=lambda g, y, x: (conj(g),))
 def _conj(x: Spec) -> Spec:
     check_complex(x)
     return x
-
-
-@_conj.gradient
-def _(g: Node, y: Node, x: Node) -> Nodes:
-    return (conj(g),)
 
 
 def real(x: Node) -> Node:

@@ -53,9 +53,7 @@ def all_sum(x: Spec, *, axis: str, number: Number) -> Spec:
     return x
 
 
-@all_sum.gradient
-def _(g: Node, y: Node, x: Node, *, axis: str, number: Number) -> Nodes:
-    return (all_sum(g, axis=axis, number=next_number()),)
+all_sum.gradient(lambda g, y, x, *, axis, number: (all_sum(g, axis=axis, number=next_number()),))
 
 
 @dataclass(frozen=True)

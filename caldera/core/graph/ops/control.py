@@ -25,7 +25,11 @@ from caldera.core.graph.program import Body, topological
 from caldera.core.tensor.dtype import is_inexact
 
 
-@op("fused", kind="control")
+@op(
+    "fused",
+    kind="control",
+    flops=lambda node: sum(part.op.count_flops(part) for part in node.attrs["body"].order()),
+)
 def fused(*inputs: Spec, body: Body) -> tuple[Spec, ...]:
     """The outputs of `body`, computed in one pass over the data. Made by passes."""
     if inputs != body.parameters:
@@ -34,11 +38,6 @@ def fused(*inputs: Spec, body: Body) -> tuple[Spec, ...]:
 
 
 fused.decompose = lambda *inputs, body: body(*inputs)
-
-
-@fused.flops
-def _(node: Node) -> int:
-    return sum(part.op.count_flops(part) for part in node.attrs["body"].order())
 
 
 @op("scan", kind="control")

@@ -52,9 +52,7 @@ def fft(x: Spec, *, axis: int, inverse: bool) -> Spec:
     return x
 
 
-@fft.gradient
-def _(g: Node, y: Node, x: Node, *, axis: int, inverse: bool) -> Nodes:
-    return (fft(g, axis=axis, inverse=not inverse),)
+fft.gradient(lambda g, y, x, *, axis, inverse: (fft(g, axis=axis, inverse=not inverse),))
 
 
 @op("rfft")
@@ -68,7 +66,11 @@ def rfft(x: Spec, *, axis: int) -> Spec:
     return Spec((*x.shape[:axis], frequencies(n), *x.shape[axis + 1 :], 2), x.dtype)
 
 
-@op("irfft")
+@op(
+    "irfft",
+    flops=lambda node: 5 * node.spec.size * (node.attrs["n"] - 1).bit_length() // 2,
+    gradient=lambda g, y, x, *, axis, n: (mul(rfft(g, axis=axis), _paired(n, axis, x, 2)),),
+)
 def irfft(x: Spec, *, axis: int, n: int) -> Spec:
     """The real signal of length n with these frequencies, times n.
 
@@ -133,11 +135,6 @@ def _(g: Node, y: Node, x: Node, *, axis: int) -> Nodes:
     return (irfft(mul(g, _paired(n, axis, g, 0.5)), axis=axis, n=n),)
 
 
-@irfft.gradient
-def _(g: Node, y: Node, x: Node, *, axis: int, n: int) -> Nodes:
-    return (mul(rfft(g, axis=axis), _paired(n, axis, x, 2)),)
-
-
 def _paired(n: int, axis: int, spectrum: Node, factor: float) -> Node:
     """`factor` for the frequencies with a mirror image and 1 for the others, along `axis`."""
     behind = len(spectrum.shape) - axis - 1
@@ -159,8 +156,3 @@ def _(node: Node) -> int:
     given = node.inputs[0]
     n = given.shape[node.attrs["axis"]]
     return 5 * given.spec.size * (n - 1).bit_length() // 2
-
-
-@irfft.flops
-def _(node: Node) -> int:
-    return 5 * node.spec.size * (node.attrs["n"] - 1).bit_length() // 2

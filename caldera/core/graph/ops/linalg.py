@@ -133,16 +133,11 @@ def as_columns(x: Node) -> Node:
 # --- equations
 
 
-@op("inverse")
+@op("inverse", gradient=lambda g, y, a: (neg(product(product(y, g, ta=True), y, tb=True)),))
 def inverse(a: Spec) -> Spec:
     """The inverse of each matrix."""
     check_square(a)
     return a
-
-
-@inverse.gradient
-def _(g: Node, y: Node, a: Node) -> Gradient:
-    return (neg(product(product(y, g, ta=True), y, tb=True)),)
 
 
 @op("solve")

@@ -21,7 +21,7 @@ from caldera.core.graph.ops.base import (
     reshape,
     sum_,
 )
-from caldera.core.graph.ops.elementwise import add, div, mul, pow_, rsqrt, square, sub
+from caldera.core.graph.ops.elementwise import add, div, mul, pow_, rsqrt, scalar, square, sub
 from caldera.core.graph.ops.movement import narrow, pad
 from caldera.core.graph.ops.reduction import count
 from caldera.core.graph.ops.reduction import mean as mean_of
@@ -30,11 +30,6 @@ from caldera.core.tensor.dtype import is_float
 from caldera.core.tensor.shape import Shape
 
 Gradient = tuple[Node | None, ...]
-Several = tuple[Node | None, ...]
-
-
-def _scalar(value: float, like: Node) -> Node:
-    return constant(value, like.dtype)
 
 
 def _check(x: Node, parameters: Nodes, shape: Shape, what: str) -> None:
@@ -73,7 +68,7 @@ def _normalise(x: Node, scale: Node, shift: Node, over: Axes, own: Axes, eps: fl
     mean = mean_of(wide, axis=over, keepdims=True)
     centred = sub(wide, mean)
     variance = mean_of(square(centred), axis=over, keepdims=True)
-    unit = mul(centred, rsqrt(add(variance, _scalar(eps, variance))))
+    unit = mul(centred, rsqrt(add(variance, scalar(eps, variance))))
     y = add(mul(unit, _along(scale, x.shape, own)), _along(shift, x.shape, own))
     reduced = reduced_shape(x.shape, over, keepdims=False)
     return cast(y, x.dtype), reshape(mean, reduced), reshape(variance, reduced)
@@ -82,11 +77,11 @@ def _normalise(x: Node, scale: Node, shift: Node, over: Axes, own: Axes, eps: fl
 def _unit(x: Node, mean: Node, variance: Node, over: Axes, eps: float) -> Nodes:
     """x less its mean over its deviation, and one over the deviation."""
     shape = reduced_shape(x.shape, over, keepdims=True)
-    inverse = rsqrt(add(reshape(variance, shape), _scalar(eps, variance)))
+    inverse = rsqrt(add(reshape(variance, shape), scalar(eps, variance)))
     return mul(sub(widen(x), reshape(mean, shape)), inverse), inverse
 
 
-def _from_statistics(g: Several, x: Node, mean: Node, over: Axes) -> Node | None:
+def _from_statistics(g: Gradient, x: Node, mean: Node, over: Axes) -> Node | None:
     """What the gradients of the mean and the variance add to that of x."""
     _, for_mean, for_variance = g
     shape = reduced_shape(x.shape, over, keepdims=True)
@@ -95,12 +90,12 @@ def _from_statistics(g: Several, x: Node, mean: Node, over: Axes) -> Node | None
         parts.append(broadcast_to(reshape(for_mean, shape), x.shape))
     if for_variance is not None:
         centred = sub(widen(x), reshape(mean, shape))
-        parts.append(mul(centred, mul(reshape(for_variance, shape), _scalar(2, mean))))
+        parts.append(mul(centred, mul(reshape(for_variance, shape), scalar(2, mean))))
     return mul(reduce(add, parts), _share(x, over)) if parts else None
 
 
 def _gradient(
-    backward: Op, g: Several, y: Nodes, x: Node, scale: Node, extra: Node | None, **attrs: object
+    backward: Op, g: Gradient, y: Nodes, x: Node, scale: Node, extra: Node | None, **attrs: object
 ) -> Gradient:
     """The rule all three share: `backward` for y, and something `extra` for the statistics."""
     if extra is not None:
@@ -123,7 +118,7 @@ def batch_norm(x: Node, scale: Node, shift: Node, *, axis: int, eps: float) -> N
 
 @batch_norm.gradient
 def _(
-    g: Several, y: Nodes, x: Node, scale: Node, shift: Node, *, axis: int, eps: float
+    g: Gradient, y: Nodes, x: Node, scale: Node, shift: Node, *, axis: int, eps: float
 ) -> Gradient:
     extra = _from_statistics(g, x, y[1], _others(len(x.shape), (axis,)))
     return _gradient(batch_norm_grad, g, y, x, scale, extra, axis=axis, eps=eps)
@@ -151,7 +146,7 @@ def batch_norm_inference(
     """x normalised by a given mean and variance along `axis`."""
     _check(x, (scale, shift), (x.shape[axis],), f"scale and shift (along axis {axis})")
     _check(x, (mean, variance), (x.shape[axis],), f"mean and variance (along axis {axis})")
-    spread = rsqrt(add(widen(variance), _scalar(eps, widen(variance))))
+    spread = rsqrt(add(widen(variance), scalar(eps, widen(variance))))
     factor = mul(widen(scale), spread)
     centred = sub(widen(x), _along(mean, x.shape, (axis,)))
     y = add(mul(centred, _along(factor, x.shape, (axis,))), _along(shift, x.shape, (axis,)))
@@ -186,7 +181,7 @@ def layer_norm(x: Node, scale: Node, shift: Node, *, axis: Axes, eps: float) -> 
 
 @layer_norm.gradient
 def _(
-    g: Several, y: Nodes, x: Node, scale: Node, shift: Node, *, axis: Axes, eps: float
+    g: Gradient, y: Nodes, x: Node, scale: Node, shift: Node, *, axis: Axes, eps: float
 ) -> Gradient:
     extra = _from_statistics(g, x, y[1], axis)
     return _gradient(layer_norm_grad, g, y, x, scale, extra, axis=axis, eps=eps)
@@ -228,7 +223,7 @@ def group_norm(x: Node, scale: Node, shift: Node, *, groups: int, eps: float) ->
 
 @group_norm.gradient
 def _(
-    g: Several, y: Nodes, x: Node, scale: Node, shift: Node, *, groups: int, eps: float
+    g: Gradient, y: Nodes, x: Node, scale: Node, shift: Node, *, groups: int, eps: float
 ) -> Gradient:
     parts, over = _grouped(x, groups)
     extra = _from_statistics(g, parts, y[1], over)
@@ -261,7 +256,7 @@ def _window_sum(x: Node, before: int, after: int) -> Node:
 
 def _window_scale(x: Node, window: int, alpha: float, k: float) -> Node:
     squares = _window_sum(square(x), window // 2, (window - 1) // 2)
-    return add(mul(squares, _scalar(alpha / window, x)), _scalar(k, x))
+    return add(mul(squares, scalar(alpha / window, x)), scalar(k, x))
 
 
 @composite("local_response_norm")
@@ -272,12 +267,7 @@ def local_response_norm(x: Node, *, window: int, alpha: float, beta: float, k: f
         refuse_dtype("a floating-point dtype", hint="cast it with op.cast(x, 'float32')")
     if len(x.shape) < 2:
         refuse_shape("x of shape (N, C, ...)")
-    return mul(x, pow_(_window_scale(x, window, alpha, k), _scalar(-beta, x)))
-
-
-@local_response_norm.gradient
-def _(g: Node, y: Node, x: Node, **attrs: object) -> Nodes:
-    return (local_response_norm_grad(g, x, **attrs),)
+    return mul(x, pow_(_window_scale(x, window, alpha, k), scalar(-beta, x)))
 
 
 @composite("local_response_norm_grad")
@@ -287,7 +277,10 @@ def local_response_norm_grad(
 ) -> Node:
     """The gradient of local_response_norm: each channel's own part, and its neighbours'."""
     scale = _window_scale(x, window, alpha, k)
-    own = mul(g, pow_(scale, _scalar(-beta, x)))
+    own = mul(g, pow_(scale, scalar(-beta, x)))
     # The channels whose windows hold this one lie mirrored.
     met = _window_sum(div(mul(own, x), scale), (window - 1) // 2, window // 2)
-    return sub(own, mul(mul(x, _scalar(2 * alpha * beta / window, x)), met))
+    return sub(own, mul(mul(x, scalar(2 * alpha * beta / window, x)), met))
+
+
+local_response_norm.gradient(lambda g, y, x, **attrs: (local_response_norm_grad(g, x, **attrs),))

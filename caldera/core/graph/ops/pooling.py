@@ -13,7 +13,7 @@ a small image) gives -inf, with the index -1 and no gradient.
 from __future__ import annotations
 
 from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import Nodes, op, refuse_dtype, refuse_shape
+from caldera.core.graph.opdef import op, refuse_dtype, refuse_shape
 from caldera.core.graph.ops.product import Padding, Pair, conv_size
 from caldera.core.tensor.dtype import DType, int8, int32, is_float
 from caldera.core.tensor.shape import Shape
@@ -69,7 +69,10 @@ def max_pool2d(
     return Spec(shape, x.dtype), Spec(shape, index_dtype(size))
 
 
-@op("pool_scatter")
+@op(
+    "pool_scatter",
+    flops=lambda node: node.inputs[0].spec.size,
+)
 def pool_scatter(
     g: Spec,
     index: Spec,
@@ -89,7 +92,17 @@ def pool_scatter(
     return Spec(shape, g.dtype)
 
 
-@op("pool_gather")
+max_pool2d.gradient(
+    lambda g, y, x, **how: (
+        None if g[0] is None else pool_scatter(g[0], y[1], shape=x.shape, **how),
+    )
+)
+
+
+@op(
+    "pool_gather",
+    gradient=lambda g, y, x, index, **how: (pool_scatter(g, index, shape=x.shape, **how), None),
+)
 def pool_gather(
     x: Spec, index: Spec, *, size: Pair, stride: Pair, padding: Padding, dilation: Pair
 ) -> Spec:
@@ -100,21 +113,9 @@ def pool_gather(
     return Spec(shape, x.dtype)
 
 
-@max_pool2d.gradient
-def _(g: tuple[Node | None, ...], y: Nodes, x: Node, **how: object) -> tuple[Node | None, ...]:
-    return (None if g[0] is None else pool_scatter(g[0], y[1], shape=x.shape, **how),)
-
-
-@pool_scatter.gradient
-def _(
-    gx: Node, y: Node, g: Node, index: Node, *, shape: Shape, **how: object
-) -> tuple[Node | None, ...]:
-    return pool_gather(gx, index, **how), None
-
-
-@pool_gather.gradient
-def _(g: Node, y: Node, x: Node, index: Node, **how: object) -> tuple[Node | None, ...]:
-    return pool_scatter(g, index, shape=x.shape, **how), None
+pool_scatter.gradient(
+    lambda gx, y, g, index, *, shape, **how: (pool_gather(gx, index, **how), None)
+)
 
 
 _NO_DILATION = (1, 1)
@@ -127,7 +128,7 @@ def avg_pool2d(x: Spec, *, size: Pair, stride: Pair, padding: Padding, count_pad
     return Spec(_pooled_shape(x.shape, size, stride, padding, _NO_DILATION), x.dtype)
 
 
-@op("avg_pool2d_input")
+@op("avg_pool2d_input", gradient=lambda gx, y, g, *, shape, **how: (avg_pool2d(gx, **how),))
 def avg_pool2d_input(
     g: Spec, *, shape: Shape, size: Pair, stride: Pair, padding: Padding, count_padding: bool
 ) -> Spec:
@@ -139,14 +140,7 @@ def avg_pool2d_input(
     return Spec(shape, g.dtype)
 
 
-@avg_pool2d.gradient
-def _(g: Node, y: Node, x: Node, **how: object) -> Nodes:
-    return (avg_pool2d_input(g, shape=x.shape, **how),)
-
-
-@avg_pool2d_input.gradient
-def _(gx: Node, y: Node, g: Node, *, shape: Shape, **how: object) -> Nodes:
-    return (avg_pool2d(gx, **how),)
+avg_pool2d.gradient(lambda g, y, x, **how: (avg_pool2d_input(g, shape=x.shape, **how),))
 
 
 def _window_flops(node: Node) -> int:
@@ -162,8 +156,3 @@ avg_pool2d.flops(_window_flops)
 def _(node: Node) -> int:
     rows, columns = node.attrs["size"]
     return node.inputs[0].spec.size * rows * columns
-
-
-@pool_scatter.flops
-def _(node: Node) -> int:
-    return node.inputs[0].spec.size

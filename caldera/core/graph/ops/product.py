@@ -107,7 +107,11 @@ def _conv_shape(
     return (x[0], w[0], height, width)
 
 
-@op("conv2d", kind="product")
+@op(
+    "conv2d",
+    kind="product",
+    flops=lambda node: 2 * node.spec.size * size(node.inputs[1].shape[1:]),
+)
 def conv2d(
     x: Spec,
     w: Spec,
@@ -123,7 +127,11 @@ def conv2d(
     return Spec(_conv_shape(x.shape, w.shape, stride, padding, dilation, groups), x.dtype)
 
 
-@op("conv2d_input", kind="product")
+@op(
+    "conv2d_input",
+    kind="product",
+    flops=lambda node: 2 * node.inputs[0].spec.size * size(node.inputs[1].shape[1:]),
+)
 def conv2d_input(
     g: Spec,
     w: Spec,
@@ -143,7 +151,15 @@ def conv2d_input(
     return Spec(shape, g.dtype)
 
 
-@op("conv2d_weight", kind="product")
+@op(
+    "conv2d_weight",
+    kind="product",
+    flops=lambda node: 2 * node.inputs[1].spec.size * size(node.shape[1:]),
+    gradient=lambda gw, y, x, g, *, shape, **how: (
+        conv2d_input(g, gw, shape=x.shape, **how),
+        conv2d(x, gw, **how),
+    ),
+)
 def conv2d_weight(
     x: Spec,
     g: Spec,
@@ -163,34 +179,17 @@ def conv2d_weight(
     return Spec(shape, x.dtype)
 
 
-@conv2d.gradient
-def _(g: Node, y: Node, x: Node, w: Node, **how: object) -> Nodes:
-    return (
+conv2d.gradient(
+    lambda g, y, x, w, **how: (
         conv2d_input(g, w, shape=x.shape, **how),
         conv2d_weight(x, g, shape=w.shape, **how),
     )
+)
 
 
-@conv2d_input.gradient
-def _(gx: Node, y: Node, g: Node, w: Node, *, shape: Shape, **how: object) -> Nodes:
-    return conv2d(gx, w, **how), conv2d_weight(gx, g, shape=w.shape, **how)
-
-
-@conv2d_weight.gradient
-def _(gw: Node, y: Node, x: Node, g: Node, *, shape: Shape, **how: object) -> Nodes:
-    return conv2d_input(g, gw, shape=x.shape, **how), conv2d(x, gw, **how)
-
-
-@conv2d.flops
-def _(node: Node) -> int:
-    return 2 * node.spec.size * size(node.inputs[1].shape[1:])
-
-
-@conv2d_input.flops
-def _(node: Node) -> int:
-    return 2 * node.inputs[0].spec.size * size(node.inputs[1].shape[1:])
-
-
-@conv2d_weight.flops
-def _(node: Node) -> int:
-    return 2 * node.inputs[1].spec.size * size(node.shape[1:])
+conv2d_input.gradient(
+    lambda gx, y, g, w, *, shape, **how: (
+        conv2d(gx, w, **how),
+        conv2d_weight(gx, g, shape=w.shape, **how),
+    )
+)
