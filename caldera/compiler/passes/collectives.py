@@ -33,7 +33,7 @@ from caldera.core.graph.ops.collective import (
     start,
     turn,
 )
-from caldera.core.graph.ops.sync_batch_norm import SYNCHRONISED
+from caldera.core.graph.ops.normalisation import SYNCHRONISED
 from caldera.core.graph.program import Program, rebuilt, topological
 
 LARGEST_SHARED = 1 << 16

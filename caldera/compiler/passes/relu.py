@@ -20,14 +20,16 @@ from caldera.compiler.passes.epilogue import summands
 from caldera.compiler.passes.joins import Join, Joins, Uses
 from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import ITEM, OPS, Nodes, item
-from caldera.core.graph.ops.base import cast, constant, full
+from caldera.core.graph.ops.base import accumulator, cast, constant, full
 from caldera.core.graph.ops.elementwise import greater, relu, where
-from caldera.core.graph.ops.epilogue import is_channel_bias, matmul_epilogue, max_pool2d_epilogue
-from caldera.core.graph.ops.pooling import max_pool2d, pool_scatter
-from caldera.core.graph.ops.product import matmul
-from caldera.core.graph.ops.relu_mask import relu_mask as relu_with_mask
-from caldera.core.graph.ops.relu_mask import relu_mask_grad
-from caldera.core.graph.ops.widening import accumulator
+from caldera.core.graph.ops.epilogue import (
+    is_channel_bias,
+    matmul_epilogue,
+    max_pool2d_epilogue,
+    relu_mask_grad,
+)
+from caldera.core.graph.ops.epilogue import relu_mask as relu_with_mask
+from caldera.core.graph.ops.product import matmul, max_pool2d, pool_scatter
 from caldera.core.graph.program import Program
 
 LARGE = 1 << 22

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import Nodes, Op, composite, refuse_dtype
-from caldera.core.graph.ops.base import cast, sum_
+from caldera.core.graph.ops.base import cast, sum_, widened
 from caldera.core.graph.ops.elementwise import (
     abs_,
     add,
@@ -47,7 +47,6 @@ from caldera.core.graph.ops.elementwise import (
     where,
 )
 from caldera.core.graph.ops.reduction import max_
-from caldera.core.graph.ops.widening import widened
 from caldera.core.tensor.dtype import is_float
 
 SELU_ALPHA = 1.6732632423543772

@@ -17,6 +17,7 @@ from typing import Any
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import Nodes, composite, refuse_dtype, refuse_shape
 from caldera.core.graph.ops.base import (
+    accumulator,
     broadcast_to,
     cast,
     constant,
@@ -25,6 +26,8 @@ from caldera.core.graph.ops.base import (
     reshape,
     sum_,
     sum_to,
+    widen,
+    widened,
 )
 from caldera.core.graph.ops.elementwise import (
     add,
@@ -42,7 +45,6 @@ from caldera.core.graph.ops.elementwise import (
 from caldera.core.graph.ops.movement import concat, transpose
 from caldera.core.graph.ops.product import matmul
 from caldera.core.graph.ops.reduction import max_
-from caldera.core.graph.ops.widening import accumulator, widen, widened
 from caldera.core.tensor.dtype import bool_, int64, is_float
 from caldera.core.tensor.shape import Shape
 

@@ -1,20 +1,24 @@
-"""Leaf nodes, assignment, and the base ops that other gradients are built from.
+"""Leaf nodes, assignment, casts, and the base ops that other gradients are built from.
 
 Broadcast and sum are each other's gradient, and so are a complex number and its parts. Before a
 program runs, `caldera.compiler.passes.complex_parts` replaces each complex value by its two
 parts: complex dtypes remain only as the memory format of variables, inputs and results, with the
-parts of a number next to each other.
+parts of a number next to each other. Composite ops compute half precision in float32 (`widened`)
+and round once at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from functools import wraps
+from typing import Any
 
 import numpy as np
 
 from caldera.core.graph.node import Node, Spec, Symbol, frozen
-from caldera.core.graph.opdef import MOST_KNOWN, op, refuse_dtype, refuse_shape
+from caldera.core.graph.opdef import MOST_KNOWN, as_tuple, op, refuse_dtype, refuse_shape
 from caldera.core.tensor.dtype import (
+    HALVES,
     DType,
     bool_,
     complex_of,
@@ -263,3 +267,31 @@ def conj(x: Node) -> Node:
     if not is_complex(x.dtype):
         return x
     return x.inputs[0] if x.op is _conj else _conj(x)
+
+
+def accumulator(dtype: DType) -> DType:
+    """The dtype in which sums of `dtype` are kept."""
+    return float32 if dtype in HALVES else dtype
+
+
+def widen(x: Node) -> Node:
+    """`x` in the dtype its sums are kept in; integers and truth values stay as they are."""
+    return cast(x, accumulator(x.dtype))
+
+
+def widened(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a rule over nodes: half-precision inputs come as float32, results go back.
+
+    Works for decompositions and for gradients, whose floating-point inputs share one dtype.
+    """
+
+    @wraps(rule)
+    def run(*nodes: Node, **attrs: Any) -> Any:
+        dtype = nodes[0].dtype
+        if dtype not in HALVES:
+            return rule(*nodes, **attrs)
+        results = rule(*[widen(node) for node in nodes], **attrs)
+        back = tuple(None if part is None else cast(part, dtype) for part in as_tuple(results))
+        return back if isinstance(results, tuple) else back[0]
+
+    return run

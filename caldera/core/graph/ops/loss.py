@@ -17,7 +17,7 @@ from collections.abc import Callable
 from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import Nodes, Op, composite, refuse_dtype, refuse_shape
 from caldera.core.graph.ops.activation import below_largest, log_softmax, softmax
-from caldera.core.graph.ops.base import cast, constant, expand_reduced, iota, reshape, sum_
+from caldera.core.graph.ops.base import cast, constant, expand_reduced, iota, reshape, sum_, widened
 from caldera.core.graph.ops.elementwise import (
     abs_,
     add,
@@ -41,7 +41,6 @@ from caldera.core.graph.ops.elementwise import (
     sub,
     where,
 )
-from caldera.core.graph.ops.widening import widened
 from caldera.core.tensor.dtype import int64, is_float, is_integer
 from caldera.core.tensor.shape import Shape
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import Op, composite
+from caldera.core.graph.ops.base import widened
 from caldera.core.graph.ops.elementwise import (
     Gradient,
     abs_,
@@ -48,7 +49,6 @@ from caldera.core.graph.ops.elementwise import (
     sub,
     where,
 )
-from caldera.core.graph.ops.widening import widened
 from caldera.core.tensor.dtype import float64, is_complex
 
 
