@@ -243,10 +243,7 @@ class Op:
 
     def outputs(self, *inputs: Node, **attrs: Any) -> Nodes:
         """Return one node per output of this op on these inputs."""
-        node = self.node(*inputs, **attrs)
-        if len(node.outputs) == 1:
-            return (node,)
-        return tuple(item(node, index) for index in range(len(node.outputs)))
+        return items(self.node(*inputs, **attrs))
 
     def node(self, *inputs: Node, **attrs: Any) -> Node:
         """Return the node itself, which may have several outputs."""
@@ -386,6 +383,13 @@ def item(node: Node, index: int) -> Node:
     """Output `index` of a node with several outputs; it belongs where the node does."""
     with pinned(node.pin):
         return intern(ITEM, (node,), {"index": index}, (node.outputs[index],))
+
+
+def items(node: Node) -> Nodes:
+    """All outputs of a node."""
+    if len(node.outputs) == 1:
+        return (node,)
+    return tuple(item(node, index) for index in range(len(node.outputs)))
 
 
 @op("parameter", kind="leaf")

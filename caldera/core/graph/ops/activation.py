@@ -18,8 +18,8 @@ import math
 from collections.abc import Callable
 
 from caldera.core.graph.node import Node
-from caldera.core.graph.opdef import Nodes, Op, composite, refuse_dtype
-from caldera.core.graph.ops.base import cast, sum_, widened
+from caldera.core.graph.opdef import Nodes, Op, composite
+from caldera.core.graph.ops.base import cast, check_float, sum_, widened
 from caldera.core.graph.ops.elementwise import (
     abs_,
     add,
@@ -47,7 +47,6 @@ from caldera.core.graph.ops.elementwise import (
     where,
 )
 from caldera.core.graph.ops.reduction import max_
-from caldera.core.tensor.dtype import is_float
 
 SELU_ALPHA = 1.6732632423543772
 SELU_SCALE = 1.0507009873554805
@@ -57,11 +56,6 @@ _NORMAL_END = 40.0
 _SIGMOID_END = 1000.0
 # Adding 1 to this changes nothing, in float64 too.
 _LARGE = 2.0**60
-
-
-def _check_float(x: Node) -> None:
-    if not is_float(x.dtype):
-        refuse_dtype("a floating-point dtype", hint="cast it with op.cast(x, 'float32')")
 
 
 def _clipped(x: Node, end: float) -> Node:
@@ -79,7 +73,7 @@ def _activation(
 
     def define(rule: Callable[..., Node]) -> Op:
         def checked(x: Node, *slopes: Node, **attrs: float) -> Node:
-            _check_float(x)
+            check_float(x)
             return rule(x, *slopes, **attrs)
 
         return composite(name, kind="elementwise", gradient=backward)(widened(checked))
@@ -280,7 +274,7 @@ def below_largest(x: Node, axis: int) -> Node:
 @widened
 def softmax(x: Node, *, axis: int) -> Node:
     """exp(x) / sum(exp(x)) along `axis`, without overflow."""
-    _check_float(x)
+    check_float(x)
     if x.shape[axis] == 0:
         return x
     weights = exp(below_largest(x, axis))
@@ -301,7 +295,7 @@ softmax.gradient(lambda g, y, x, *, axis: (softmax_grad(g, y, axis=axis),))
 @widened
 def log_softmax(x: Node, *, axis: int) -> Node:
     """log(softmax(x)) along `axis`, right also where the softmax is 0 in floating point."""
-    _check_float(x)
+    check_float(x)
     if x.shape[axis] == 0:
         return x
     below = below_largest(x, axis)

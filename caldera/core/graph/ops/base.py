@@ -208,6 +208,12 @@ def cast(x: Node, dtype: DType) -> Node:
     return x if x.dtype == dtype else _cast(x, dtype=dtype)
 
 
+def check_float(x: Node | Spec) -> None:
+    """Refuse integers, truth values and complex numbers."""
+    if not is_float(x.dtype):
+        refuse_dtype("a floating-point dtype", hint="cast it with op.cast(x, 'float32')")
+
+
 # --- complex numbers
 
 

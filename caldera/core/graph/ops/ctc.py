@@ -24,7 +24,15 @@ from __future__ import annotations
 import math
 
 from caldera.core.graph.node import Node, Spec
-from caldera.core.graph.opdef import Nodes, composite, op, parameter, refuse_dtype, refuse_shape
+from caldera.core.graph.opdef import (
+    Nodes,
+    composite,
+    items,
+    op,
+    parameter,
+    refuse_dtype,
+    refuse_shape,
+)
 from caldera.core.graph.ops.activation import softplus
 from caldera.core.graph.ops.base import (
     broadcast_to,
@@ -36,7 +44,7 @@ from caldera.core.graph.ops.base import (
     reshape,
     sum_,
 )
-from caldera.core.graph.ops.control import items, scan
+from caldera.core.graph.ops.control import scan
 from caldera.core.graph.ops.elementwise import (
     add,
     equal,

@@ -68,11 +68,11 @@ from caldera.core.graph.ops.linalg import (
     as_rows,
     check_matrix,
     check_square,
+    cost,
     diagonal,
     diagonal_matrix,
     indices,
     product,
-    sizes,
     solve,
     total,
     tril,
@@ -280,34 +280,11 @@ def _with_fixed_phase(g: Node | None, v: Node, turns: Node | None = None) -> Nod
 # --- cost, in the usual counts (Golub and Van Loan, Matrix Computations)
 
 
-@cholesky.flops
-def _(node: Node) -> int:
-    batch, _, n = sizes(node)
-    return batch * n**3 // 3
-
-
-@qr.flops
-def _(node: Node) -> int:
-    batch, m, n = sizes(node)
-    return batch * (4 * m * n * n - 4 * n**3 // 3)
-
-
-@svd.flops
-def _(node: Node) -> int:
-    batch, m, n = sizes(node)
-    return batch * (6 * m * n * n + 20 * n**3)
-
-
-@eigh.flops
-def _(node: Node) -> int:
-    batch, _, n = sizes(node)
-    return batch * 9 * n**3
-
-
-@eig.flops
-def _(node: Node) -> int:
-    batch, _, n = sizes(node)
-    return batch * 25 * n**3
+cholesky.flops(cost(lambda batch, m, n: batch * n**3 // 3))
+qr.flops(cost(lambda batch, m, n: batch * (4 * m * n * n - 4 * n**3 // 3)))
+svd.flops(cost(lambda batch, m, n: batch * (6 * m * n * n + 20 * n**3)))
+eigh.flops(cost(lambda batch, m, n: batch * 9 * n**3))
+eig.flops(cost(lambda batch, m, n: batch * 25 * n**3))
 
 
 def _identity(like: Node) -> Node:
@@ -330,7 +307,7 @@ def pinv(a: Node, *, rtol: float) -> Node:
 
 
 @pinv.gradient
-def _MatrixFunctions(g: Node, y: Node, a: Node, *, rtol: float) -> Gradient:
+def _(g: Node, y: Node, a: Node, *, rtol: float) -> Gradient:
     # Golub and Pereyra (1973), for matrices whose rank does not change.
     turned = adjoint(g)
     outside = sub(_identity(adjoint(a)), product(a, y))

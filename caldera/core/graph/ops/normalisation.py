@@ -15,6 +15,7 @@ the way back.
 from __future__ import annotations
 
 from functools import reduce
+from typing import Any
 
 from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import Nodes, Op, composite, refuse_dtype, refuse_shape
@@ -23,6 +24,7 @@ from caldera.core.graph.ops.base import (
     accumulator,
     broadcast_to,
     cast,
+    check_float,
     constant,
     reduced_shape,
     reshape,
@@ -46,15 +48,13 @@ from caldera.core.graph.ops.movement import concat, narrow, pad
 from caldera.core.graph.ops.reduction import count
 from caldera.core.graph.ops.reduction import count as count_of
 from caldera.core.graph.ops.reduction import mean as mean_of
-from caldera.core.tensor.dtype import is_float
 from caldera.core.tensor.shape import Shape
 
 Gradient = tuple[Node | None, ...]
 
 
 def _check(x: Node, parameters: Nodes, shape: Shape, what: str) -> None:
-    if not is_float(x.dtype):
-        refuse_dtype("a floating-point dtype", hint="cast it with op.cast(x, 'float32')")
+    check_float(x)
     dtypes = {parameter.dtype for parameter in parameters}
     if len(dtypes) > 1 or not dtypes <= {x.dtype, accumulator(x.dtype)}:
         refuse_dtype(f"{what} of dtype {accumulator(x.dtype).name}", hint="cast them with op.cast")
@@ -283,8 +283,7 @@ def _window_scale(x: Node, window: int, alpha: float, k: float) -> Node:
 @widened
 def local_response_norm(x: Node, *, window: int, alpha: float, beta: float, k: float) -> Node:
     """x / (k + alpha / window * sum of squares over `window` neighbouring channels) ** beta."""
-    if not is_float(x.dtype):
-        refuse_dtype("a floating-point dtype", hint="cast it with op.cast(x, 'float32')")
+    check_float(x)
     if len(x.shape) < 2:
         refuse_shape("x of shape (N, C, ...)")
     return mul(x, pow_(_window_scale(x, window, alpha, k), scalar(-beta, x)))
@@ -306,15 +305,7 @@ def local_response_norm_grad(
 local_response_norm.gradient(lambda g, y, x, **attrs: (local_response_norm_grad(g, x, **attrs),))
 
 
-Several = tuple[Node | None, ...]
-
-
-def _over(x: Node, axis: int) -> Axes:
-    return tuple(each for each in range(len(x.shape)) if each != axis)
-
-
-def _sync_batch_norm_along(vector: Node, x: Node, axis: int) -> Node:
-    return reshape(vector, reduced_shape(x.shape, _over(x, axis), keepdims=True))
+# --- batch, over the samples of all ranks
 
 
 def _mean(total: Node, count: Node) -> Node:
@@ -327,52 +318,36 @@ def batch_norm_over_ranks(
     x: Node, scale: Node, shift: Node, *, axis: int, eps: float, mesh: str, number: Number
 ) -> Nodes:
     """x normalised by mean and variance of all ranks' samples; these two, and their count."""
-    wide, over = widen(x), _over(x, axis)
+    wide, over = widen(x), _others(len(x.shape), (axis,))
     here = constant(float(count_of(x, over)), wide.dtype)
     count = all_sum(here, axis=mesh, number=(*number, 0))
     mean = _mean(all_sum(sum_(wide, over), axis=mesh, number=(*number, 1)), count)
-    spread = sum_(square(sub(wide, _sync_batch_norm_along(mean, x, axis))), over)
+    spread = sum_(square(sub(wide, _along(mean, x.shape, (axis,)))), over)
     variance = _mean(all_sum(spread, axis=mesh, number=(*number, 2)), count)
     y = batch_norm_inference(x, scale, shift, mean, variance, axis=axis, eps=eps)
     return y, mean, variance, count
 
 
 @batch_norm_over_ranks.gradient
-def _SyncBatchNorm(
-    g: Several,
-    y: Nodes,
-    x: Node,
-    scale: Node,
-    shift: Node,
-    *,
-    axis: int,
-    eps: float,
-    mesh: str,
-    number: Number,
-) -> Several:
-    _SyncBatchNorm, mean, variance, count = y
-    extra = _sync_batch_norm_from_statistics(g, x, mean, count, axis, mesh)
-    if g[0] is None:
-        return extra, None, None
-    dx, dscale, dshift = batch_norm_over_ranks_grad.outputs(
-        g[0], x, scale, mean, variance, count, axis=axis, eps=eps, mesh=mesh, number=next_number()
-    )
-    return dx if extra is None else add(dx, extra), dscale, dshift
+def _(g: Gradient, y: Nodes, x: Node, scale: Node, shift: Node, **attrs: Any) -> Gradient:
+    extra = _from_statistics_of_ranks(g, x, y[1], y[3], attrs["axis"], attrs["mesh"])
+    attrs["number"] = next_number()
+    return _gradient(batch_norm_over_ranks_grad, g, y, x, scale, extra, **attrs)
 
 
-def _sync_batch_norm_from_statistics(
-    g: Several, x: Node, mean: Node, count: Node, axis: int, mesh: str
+def _from_statistics_of_ranks(
+    g: Gradient, x: Node, mean: Node, count: Node, axis: int, mesh: str
 ) -> Node | None:
     """What the gradients of the mean and the variance add to that of x."""
-    _SyncBatchNorm, for_mean, for_variance, _SyncBatchNorm = g
+    _, for_mean, for_variance, _ = g
     parts = []
     if for_mean is not None:
         whole = _mean(all_sum(for_mean, axis=mesh, number=next_number()), count)
-        parts.append(broadcast_to(_sync_batch_norm_along(whole, x, axis), x.shape))
+        parts.append(broadcast_to(_along(whole, x.shape, (axis,)), x.shape))
     if for_variance is not None:
         whole = _mean(all_sum(for_variance, axis=mesh, number=next_number()), count)
-        twice = mul(_sync_batch_norm_along(whole, x, axis), constant(2.0, mean.dtype))
-        parts.append(mul(sub(widen(x), _sync_batch_norm_along(mean, x, axis)), twice))
+        twice = mul(_along(whole, x.shape, (axis,)), constant(2.0, mean.dtype))
+        parts.append(mul(sub(widen(x), _along(mean, x.shape, (axis,))), twice))
     return cast(reduce(add, parts), x.dtype) if parts else None
 
 
@@ -391,21 +366,21 @@ def batch_norm_over_ranks_grad(
     number: Number,
 ) -> Nodes:
     """The gradient of x, and what this rank's samples add to those of scale and shift."""
-    over, wide, channels = _over(x, axis), widen(g), x.shape[axis]
+    over, wide, channels = _others(len(x.shape), (axis,)), widen(g), x.shape[axis]
     inverse = rsqrt(add(variance, constant(eps, variance.dtype)))
     unit = mul(
-        sub(widen(x), _sync_batch_norm_along(mean, x, axis)),
-        _sync_batch_norm_along(inverse, x, axis),
+        sub(widen(x), _along(mean, x.shape, (axis,))),
+        _along(inverse, x.shape, (axis,)),
     )
     for_scale, for_shift = sum_(mul(wide, unit), over), sum_(wide, over)
     both = all_sum(concat((for_scale, for_shift), 0), axis=mesh, number=(*number, 0))
     along_unit, level = (narrow(_mean(both, count), 0, k * channels, channels) for k in range(2))
     common = add(
-        _sync_batch_norm_along(level, x, axis),
-        mul(unit, _sync_batch_norm_along(along_unit, x, axis)),
+        _along(level, x.shape, (axis,)),
+        mul(unit, _along(along_unit, x.shape, (axis,))),
     )
     factor = mul(inverse, widen(scale))
-    dx = mul(_sync_batch_norm_along(factor, x, axis), sub(wide, common))
+    dx = mul(_along(factor, x.shape, (axis,)), sub(wide, common))
     return cast(dx, x.dtype), cast(for_scale, scale.dtype), cast(for_shift, scale.dtype)
 
 

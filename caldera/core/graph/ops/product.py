@@ -23,9 +23,9 @@ from __future__ import annotations
 
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import Nodes, op, refuse_dtype, refuse_shape
-from caldera.core.graph.ops.base import reshape, sum_to
+from caldera.core.graph.ops.base import check_float, reshape, sum_to
 from caldera.core.graph.ops.elementwise import broadcast
-from caldera.core.tensor.dtype import DType, int8, int32, is_float, is_inexact
+from caldera.core.tensor.dtype import DType, int8, int32, is_inexact
 from caldera.core.tensor.shape import Shape, size
 
 Pair = tuple[int, int]
@@ -232,11 +232,6 @@ def _pooled_shape(
     return (*shape[:2], *lengths)
 
 
-def _check_float(x: Spec) -> None:
-    if not is_float(x.dtype):
-        refuse_dtype("a floating-point dtype", hint="cast it with op.cast(x, 'float32')")
-
-
 def index_dtype(size: Pair) -> DType:
     """The smallest dtype for positions inside a window of this size, with -1 for none."""
     return int8 if size[0] * size[1] <= _MOST_IN_INT8 else int32
@@ -252,7 +247,7 @@ def max_pool2d(
     x: Spec, *, size: Pair, stride: Pair, padding: Padding, dilation: Pair
 ) -> tuple[Spec, Spec]:
     """The largest element of each window, and where in its window (row-major) it stands."""
-    _check_float(x)
+    check_float(x)
     shape = _pooled_shape(x.shape, size, stride, padding, dilation)
     return Spec(shape, x.dtype), Spec(shape, index_dtype(size))
 
@@ -272,7 +267,7 @@ def pool_scatter(
     dilation: Pair,
 ) -> Spec:
     """Zeros of `shape`, with each window's `g` added at the element that `index` names."""
-    _check_float(g)
+    check_float(g)
     expected = _pooled_shape(shape, size, stride, padding, dilation)
     if g.shape != expected:
         refuse_shape(f"an output gradient of shape {expected}")
@@ -295,7 +290,7 @@ def pool_gather(
     x: Spec, index: Spec, *, size: Pair, stride: Pair, padding: Padding, dilation: Pair
 ) -> Spec:
     """The element of each window of `x` that `index` names (0 where it names none)."""
-    _check_float(x)
+    check_float(x)
     shape = _pooled_shape(x.shape, size, stride, padding, dilation)
     _check_index(index, Spec(shape, index_dtype(size)))
     return Spec(shape, x.dtype)
@@ -312,7 +307,7 @@ _NO_DILATION = (1, 1)
 @op("avg_pool2d")
 def avg_pool2d(x: Spec, *, size: Pair, stride: Pair, padding: Padding, count_padding: bool) -> Spec:
     """The mean of each window; `count_padding` says whether padding counts as elements of 0."""
-    _check_float(x)
+    check_float(x)
     return Spec(_pooled_shape(x.shape, size, stride, padding, _NO_DILATION), x.dtype)
 
 
@@ -321,7 +316,7 @@ def avg_pool2d_input(
     g: Spec, *, shape: Shape, size: Pair, stride: Pair, padding: Padding, count_padding: bool
 ) -> Spec:
     """The gradient of `avg_pool2d` with respect to its input, which has `shape`."""
-    _check_float(g)
+    check_float(g)
     expected = _pooled_shape(shape, size, stride, padding, _NO_DILATION)
     if g.shape != expected:
         refuse_shape(f"an output gradient of shape {expected}")
@@ -331,16 +326,6 @@ def avg_pool2d_input(
 avg_pool2d.gradient(lambda g, y, x, **how: (avg_pool2d_input(g, shape=x.shape, **how),))
 
 
-def _window_flops(node: Node) -> int:
-    rows, columns = node.attrs["size"]
-    return node.outputs[0].size * rows * columns
-
-
-max_pool2d.flops(_window_flops)
-avg_pool2d.flops(_window_flops)
-
-
-@avg_pool2d_input.flops
-def _Pooling(node: Node) -> int:
-    rows, columns = node.attrs["size"]
-    return node.inputs[0].spec.size * rows * columns
+for _pooling in (max_pool2d, avg_pool2d):
+    _pooling.flops(lambda node: node.outputs[0].size * size(node.attrs["size"]))
+avg_pool2d_input.flops(lambda node: node.inputs[0].spec.size * size(node.attrs["size"]))
