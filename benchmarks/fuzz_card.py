@@ -56,10 +56,10 @@ from fuzz_rounding import PRECISION_STEP, rounded_ops
 from caldera import NeuralNetwork, load
 from caldera.core.graph.opdef import OPS
 from caldera.errors import CalderaError
-from caldera.kernels.choices import ORACLE
-from caldera.kernels.choose import choices
 from caldera.kernels.cuda.runtime import driver
 from caldera.kernels.table import TABLE
+from caldera.kernels.tuning.choice_store import ORACLE
+from caldera.kernels.tuning.choose import choices
 
 MOST_CHANGES = 40
 """How often the CPU is asked what a rounding does, before a difference counts."""

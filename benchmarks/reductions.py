@@ -19,9 +19,9 @@ import caldera as cd
 from caldera.base.config import settings
 from caldera.bench.reduction_candidates import chosen_reduction, reduction_node, reduction_runners
 from caldera.bench.timing import best_in_turns
-from caldera.kernels.choose import TIMERS, choices
 from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.kernels.table import TABLE
+from caldera.kernels.tuning.choose import TIMERS, choices
 
 WAYS = {"rows": (1,), "columns": (0,), "both": (0, 1)}
 COLUMNS = ("native", "two stages", "numpy", "product with ones", "np.sum")

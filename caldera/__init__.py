@@ -60,7 +60,7 @@ from caldera.errors import (
     OutOfMemoryError,
     ShapeError,
 )
-from caldera.kernels.choose import choices
+from caldera.kernels.tuning.choose import choices
 from caldera.op import seed
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import OPS, parameter
 from caldera.core.tensor.dtype import BY_NAME
 from caldera.core.tensor.shape import Shape
-from caldera.kernels.choices import ORACLE
-from caldera.kernels.choose import choices
-from caldera.kernels.measure import some_numbers
 from caldera.kernels.table import TABLE, Call
+from caldera.kernels.tuning.choice_store import ORACLE
+from caldera.kernels.tuning.choose import choices
+from caldera.kernels.tuning.measure import some_numbers
 
 
 def reduction_node(shape: Shape, axis: tuple[int, ...], dtype: str, op: str = "sum") -> Node:

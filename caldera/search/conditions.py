@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from caldera.base.config import settings
 from caldera.base.plain_data import from_plain, to_plain
-from caldera.kernels.choices import HeldChoices
+from caldera.kernels.tuning.choice_store import ChoiceCache
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,12 @@ class Conditions:
 
     >>> from caldera.search.conditions import Conditions
     >>> Conditions.from_text(Conditions(threads=2).to_text())
-    Conditions(threads=2, ranks=1, choices=HeldChoices(kernels={}, times={}))
+    Conditions(threads=2, ranks=1, choices=ChoiceCache(kernels={}, times={}))
     """
 
     threads: int
     ranks: int = 1
-    choices: HeldChoices = field(default_factory=HeldChoices)
+    choices: ChoiceCache = field(default_factory=ChoiceCache)
 
     def to_text(self) -> str:
         """As JSON, the same for the same ones. The master of a search passes it on as it is: they
@@ -45,7 +45,7 @@ def of_all_ranks(written: Sequence[str]) -> str:
     if not found:
         # A function that trains nothing.
         return ""
-    choices = HeldChoices()
+    choices = ChoiceCache()
     for each in reversed(found):
         choices.kernels.update(each.choices.kernels)
         choices.times.update(each.choices.times)

@@ -33,9 +33,9 @@ from caldera.core.tensor import Tensor
 from caldera.draw.graph import draw_graph
 from caldera.draw.svg import Picture
 from caldera.errors import ConfigError, DeviceError
-from caldera.kernels.choices import ORACLE
 from caldera.kernels.runners import LAUNCH_GROUPERS, StepPiece
 from caldera.kernels.table import TABLE, Kernel, Runner
+from caldera.kernels.tuning.choice_store import ORACLE
 
 
 @dataclass(eq=False)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Generic, TypeVar
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from caldera.base.config import settings
-from caldera.core.graph.node import Spec
+from caldera.core.graph.node import Node, Spec
 from caldera.core.tensor.dtype import HALVES, DType, float32
 from caldera.core.tensor.shape import Shape
-from caldera.kernels.table import Array
+from caldera.kernels.table import Array, Call, Kernel, Runner
 
 Kind = TypeVar("Kind")
 
@@ -75,6 +76,22 @@ def at_most_workspace(limit: int) -> Iterator[None]:
         yield
     finally:
         _limit.reset(before)
+
+
+def restricted(
+    kernel: Kernel, bounds: Callable[[], AbstractContextManager[None]], **fields: Any
+) -> Kernel:
+    """Return the kernel with all its decisions made within `bounds`, and these fields changed."""
+
+    def bind(call: Call) -> Runner:
+        with bounds():
+            return kernel.bind(call)
+
+    def workspace(node: Node) -> int:
+        with bounds():
+            return kernel.workspace(node)
+
+    return replace(kernel, bind=bind, workspace=workspace, source=kernel.origin, **fields)
 
 
 def _aligned(nbytes: int) -> int:

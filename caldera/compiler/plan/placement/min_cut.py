@@ -22,7 +22,7 @@ from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import ITEM, detached
 from caldera.core.memory import Device
 from caldera.errors import DeviceError
-from caldera.kernels.choose import choices
+from caldera.kernels.tuning.choose import choices
 
 USUAL_CPU = Peaks(float32=1e11, float64=5e10, bfloat16=1e11, bandwidth=2e10)
 """A processor, where nothing may be measured."""
@@ -52,8 +52,8 @@ class MeasuredCosts:
         if node.op is ITEM or node.op.kind == "leaf" or node.op.name in VIEWS:
             return 0.0
         try:
-            verdict = choices.verdict(detached(node), device.kernels, measure=False)
-            known = (verdict.times or {}).get(verdict.kernel.name)
+            choice = choices.choose(detached(node), device.kernels, measure=False)
+            known = (choice.times or {}).get(choice.kernel.name)
         except DeviceError:
             # An op that passes take apart before it meets a kernel.
             known = None
