@@ -90,16 +90,14 @@ def _conv2d_input(
     groups: int,
     compute: str | None = None,
 ) -> np.ndarray:
-    (top, bottom), (left, right) = padding
-    height, width = shape[2] + top + bottom, shape[3] + left + right
+    height, width = shape[2] + sum(padding[0]), shape[3] + sum(padding[1])
     result = np.zeros((shape[0], groups, shape[1] // groups, height, width), g.dtype)
     gradient = _pixels(_grouped(g, groups))
     kernel = w.reshape(groups, w.shape[0] // groups, *w.shape[1:]).swapaxes(1, 2)
     for i, j, (rows, columns) in positions(w.shape[2:], g.shape[2:], stride, dilation):
         part = result[:, :, :, rows, columns]
         part += (kernel[..., i, j] @ gradient).reshape(part.shape)
-    whole = result.reshape(shape[0], shape[1], height, width)
-    return whole[:, :, top : top + shape[2], left : left + shape[3]]
+    return _inner(result.reshape(shape[0], shape[1], height, width), shape, padding)
 
 
 @reference("conv2d_weight")
@@ -257,12 +255,12 @@ def _scan(
     return (*carry, *results)
 
 
-by_decomposition("scaled_dot_product_attention")
-by_decomposition("scaled_dot_product_attention_grad")
-
-
-by_decomposition("ctc_log_likelihood")
-by_decomposition("ctc_posteriors")
+by_decomposition(
+    "scaled_dot_product_attention",
+    "scaled_dot_product_attention_grad",
+    "ctc_log_likelihood",
+    "ctc_posteriors",
+)
 
 
 @reference("skip_gram")
