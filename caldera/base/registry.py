@@ -53,7 +53,7 @@ class Registry(Generic[T]):
                 self.kind,
                 expected="a registered name",
                 got=repr(name),
-                hint=nearest(name, self._entries),
+                hint=nearest(name, sorted(self._entries)),
             )
         if name not in self._entries:
             return cast(T, provided(f"{self.kind} {name}"))

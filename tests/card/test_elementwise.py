@@ -81,7 +81,7 @@ def test_the_cases_of_other_ops(card: Device) -> None:
 def _together(arrays: list[np.ndarray], nodes: list[Node]) -> Node:
     """One body that computes all of these: one source to compile instead of many."""
     arguments = stand_ins(*arrays)
-    node: Node = fused(*arguments, body=Body(arguments, nodes))[0].inputs[0]
+    node: Node = fused.outputs(*arguments, body=Body(arguments, nodes))[0].inputs[0]
     return node
 
 

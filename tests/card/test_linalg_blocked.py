@@ -107,7 +107,7 @@ def test_cholesky_of_an_ill_conditioned_matrix(alone: Device) -> None:
 
 
 def _check_qr(card: Device, given: np.ndarray) -> None:
-    node = factorisation.qr(*stand_ins(given))[0].inputs[0]
+    node = factorisation.qr.outputs(*stand_ins(given))[0].inputs[0]
     q, r = (each.astype("float64") for each in run_kernel(card, kernel_of(node), node, (given,)))
     epsilon, k = np.finfo(given.dtype).eps, min(given.shape)
     assert np.linalg.norm(q.T @ q - np.eye(k)) < 4 * epsilon * k
@@ -207,8 +207,7 @@ def test_a_singular_matrix_is_an_error(blocked: Device) -> None:
 
 
 def names(op: Any, *shapes: tuple[int, ...], dtype: str = "float32") -> list[str]:
-    made = op(*stand_ins(*[np.broadcast_to(np.zeros((), dtype), shape) for shape in shapes]))
-    node = made[0].inputs[0] if isinstance(made, tuple) else made
+    node = op.node(*stand_ins(*[np.broadcast_to(np.zeros((), dtype), shape) for shape in shapes]))
     found = TABLE.candidates(node, "cuda", settings.workspace_limit)
     return [each.name for each in found]
 

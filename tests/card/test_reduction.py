@@ -116,7 +116,7 @@ def test_every_reduction_of_every_dtype(card: Device, dtype: str) -> None:
         (argument,) = stand_ins(x)
         names = ("sum", "prod", "max", "min")
         nodes = [OPS[name](argument, axis=axis, keepdims=False) for name in names]
-        node = fused(argument, body=Body([argument], nodes))[0].inputs[0]
+        node = fused.outputs(argument, body=Body([argument], nodes))[0].inputs[0]
         assert check(card, node, (x,), layouts=["dense"])
 
 
@@ -191,7 +191,7 @@ def _body(shape: tuple[int, ...], axes: list[tuple[str, tuple[int, ...]]]) -> tu
     y = elementwise.tanh(elementwise.mul(x, scale))
     reduced = [OPS[name](y, axis=axis, keepdims=False) for name, axis in axes]
     body = Body([x, scale], [y, elementwise.greater(x, y), *reduced])
-    return tuple(fused(x, scale, body=body))
+    return tuple(fused.outputs(x, scale, body=body))
 
 
 @pytest.mark.parametrize("shape", [(6, 40), (3, 4, 7), (0, 3), (20, 8)])

@@ -39,8 +39,7 @@ _backward = Op(_BACKWARD, _gradient_shapes, "other")
 
 @_forward.gradient
 def _(g: Node, y: Node, *inputs: Node, key: int, shape: tuple[int, ...]) -> tuple[Node, ...]:
-    found = _backward(g, *inputs, key=key)
-    return found if isinstance(found, tuple) else (found,)
+    return _backward.outputs(g, *inputs, key=key)
 
 
 def _forward_values(*inputs: Array, key: int, shape: tuple[int, ...]) -> Array:

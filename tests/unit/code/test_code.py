@@ -289,7 +289,7 @@ def test_bad_input_is_named(call: Callable[[], object], said: str) -> None:
 
 def test_c_is_compiled_and_read(tmp_path: Path) -> None:
     try:
-        code.clang.find_clang()
+        code.llvm_ir.find_clang()
     except CalderaError as error:
         pytest.skip(str(error))
     source = tmp_path / "twice.c"

@@ -260,7 +260,7 @@ def test_fused_bodies(shape: tuple[int, ...], dtype: str) -> None:
     x, y = (parameter(i, Spec(shape, BY_NAME[dtype])) for i in (0, 1))
     scalar = parameter(2, Spec((), BY_NAME[dtype]))
     body = Body([x, y, scalar], [exp(add(mul(x, y), broadcast_to(scalar, shape))), mul(x, x)])
-    results = fused(x, y, scalar, body=body)
+    results = fused.outputs(x, y, scalar, body=body)
     _check_all(results[0].inputs[0])
 
 

@@ -197,7 +197,7 @@ def test_bytes_that_are_not_there_are_not_read(length: int, offset: int, tmp_pat
 def test_a_file_is_not_read_again_and_again(tmp_path: Path) -> None:
     (tmp_path / "w.bin").write_bytes(b"\0" * 12)
     path = external(tmp_path, "w.bin")
-    model = cd.onnx.reading.files.message(path.read_bytes(), "test")
+    model = cd.onnx.reading.parser.message(path.read_bytes(), "test")
     for i in range(3):
         model.graph.initializer.append(model.graph.initializer[0])
         model.graph.initializer[-1].name = f"w{i}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ from onnx import helper
 import caldera as cd
 from caldera import nn, op
 from caldera.errors import ConfigError
-from caldera.onnx.writing import export
 from caldera.onnx.writing.rules.registry import RULES, ExportRule
 from tests.unit.onnx.files import by_onnxruntime, declared, made, written
 from tests.unit.onnx.test_export import Written, agree, numbers
 
+export_module = import_module("caldera.onnx.writing.export")
 STEPS, FEATURES, UNITS = 4, 3, 2
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 
@@ -149,7 +150,7 @@ def test_a_file_that_computes_something_else_is_never_written(
     has_onnxruntime: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not has_onnxruntime:
-        monkeypatch.setattr(export, "find_spec", lambda name: None)
+        monkeypatch.setattr(export_module, "find_spec", lambda name: None)
     model = cd.NeuralNetwork([nn.Input((3,)), nn.Dense(2, "tanh")])
     cd.onnx.export(model, tmp_path / "right.onnx")
     wrong: dict[str, Callable[..., Any]] = {
@@ -180,8 +181,8 @@ def test_much_work_is_compiled_for_the_check(
     def refused(*given: Any) -> None:
         raise AssertionError("reference functions would take minutes")
 
-    monkeypatch.setattr(export, "_MUCH", 10)
-    monkeypatch.setattr(export, "interpret", refused)
+    monkeypatch.setattr(export_module, "_MUCH", 10)
+    monkeypatch.setattr(export_module, "interpret", refused)
     model = cd.NeuralNetwork([nn.Input((3,)), nn.Dense(2, "tanh")])
     path, x = cd.onnx.export(model, tmp_path / "m.onnx", batch_size=4), numbers(4, 3)
     np.testing.assert_allclose(by_onnxruntime(path, x)[0], model.predict(x), rtol=1e-5)

@@ -23,7 +23,7 @@ _HOW: dict[str, Any] = {
 
 
 def _pool(x: np.ndarray, **how: Any) -> tuple[np.ndarray, np.ndarray]:
-    values, index = pooling.max_pool2d(lift(x), **{**_HOW, **how})
+    values, index = pooling.max_pool2d.outputs(lift(x), **{**_HOW, **how})
     first, second = compile([Expr(values), Expr(index)]).run()
     return first.numpy(), second.numpy()
 
@@ -73,7 +73,7 @@ def test_gradients_of_overlapping_windows_add_up() -> None:
 
 def test_gather_reads_the_winners_and_scatter_writes_them() -> None:
     x = np.array([[[[1.0, 2.0], [8.0, 4.0]]]])
-    values, index = pooling.max_pool2d(lift(x), **_HOW)
+    values, index = pooling.max_pool2d.outputs(lift(x), **_HOW)
     gathered = pooling.pool_gather(lift(x * 10.0), index, **_HOW)
     scattered = pooling.pool_scatter(values, index, shape=(1, 1, 2, 2), **_HOW)
     assert Expr(gathered).tolist() == [[[[80.0]]]]

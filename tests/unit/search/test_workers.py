@@ -157,7 +157,7 @@ def test_workers_share_the_machine() -> None:
 
 
 def test_several_workers_of_one_card_limit_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = search_workers.resources  # type: ignore[attr-defined]
+    module = search_workers.local  # type: ignore[attr-defined]
 
     class Played:
         memory_bytes = 8000
@@ -195,7 +195,7 @@ def test_a_master_whose_workers_all_die_says_so(monkeypatch: pytest.MonkeyPatch)
     def fails(place: int, count: int) -> None:
         os._exit(1)
 
-    monkeypatch.setattr(search_workers.processes, "share_machine", fails)  # type: ignore[attr-defined]
+    monkeypatch.setattr(search_workers.local, "share_machine", fails)  # type: ignore[attr-defined]
     with pytest.raises(CommError, match="died before they ran anything"):
         search.run(squared, GRID, method="grid", workers=2, verbose=0)
 

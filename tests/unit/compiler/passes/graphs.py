@@ -279,7 +279,7 @@ class Builder:
             outputs.append(e.mul(new, x))
         if self.chance():
             outputs.append(e.add(e.mul(x, constant(1, self.dtype)), gain))
-        results = control.scan(
+        results = control.scan.outputs(
             base.full(step.shape, self.pick(CONSTANTS), self.dtype),
             xs,
             self.variable(()),

@@ -42,7 +42,9 @@ def _loop(*emitted: int, gain: float = 0.5) -> Body:
 
 
 def _run(body: Body, start, xs, reverse: bool = False) -> Nodes:
-    return as_tuple(scan(start, xs, body=body, carries=1, sequences=1, length=3, reverse=reverse))
+    return as_tuple(
+        scan.outputs(start, xs, body=body, carries=1, sequences=1, length=3, reverse=reverse)
+    )
 
 
 def _loops(program: Program) -> int:

@@ -22,7 +22,7 @@ def _loop_program(*wanted: int) -> tuple[Program, dict]:
     new_a, new_b = e.tanh(e.add(a, x)), e.mul(b, k)
     outputs = (new_a, new_b, e.mul(new_a, x), e.add(y, m), e.sub(b, y))
     leaves = [variable(2), variable(2), variable(3, 2), variable(3, 2), variable(2), variable(2)]
-    results = scan(
+    results = scan.outputs(
         *leaves,
         body=Body((a, b, x, y, k, m), outputs),
         carries=2,
@@ -61,7 +61,7 @@ def test_a_loop_hands_out_nothing_twice_and_not_what_it_was_given() -> None:
     carry, x, y = (parameter(index, STEP) for index in range(3))
     total = e.add(carry, x)
     leaves = [variable(2), variable(3, 2), variable(3, 2)]
-    results = scan(
+    results = scan.outputs(
         *leaves,
         body=Body((carry, x, y), (total, e.mul(total, y), x, e.mul(total, y), y)),
         carries=1,
@@ -85,7 +85,7 @@ def test_a_loop_of_which_everything_is_read_is_left_alone() -> None:
 
 def test_unread_outputs_of_fused_bodies_go() -> None:
     a, b = variable(3), variable(3)
-    first, second = fused(a, b, body=Body((a, b), (e.exp(a), e.mul(a, b))))
+    first, second = fused.outputs(a, b, body=Body((a, b), (e.exp(a), e.mul(a, b))))
     (result,) = eliminate_dead_code(Program((first,))).roots
     assert result.op is fused
     assert result.inputs == (a,)

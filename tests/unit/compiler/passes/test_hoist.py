@@ -21,7 +21,7 @@ CARRY, X, K = (parameter(index, STEP) for index in range(3))
 def _hoisted(*outputs: Node) -> tuple[list[str], list[str]]:
     """The ops inside and outside of the loop with these outputs, after comparing the results."""
     start, xs, k = variable(2), variable(3, 2), variable(2)
-    results = scan(
+    results = scan.outputs(
         start,
         xs,
         k,

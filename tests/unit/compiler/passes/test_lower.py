@@ -28,7 +28,7 @@ def test_parts_of_parts_are_expanded() -> None:
 
 def test_several_outputs() -> None:
     x = variable(2, 5)
-    values, positions = top_k(x, k=2, axis=1)
+    values, positions = top_k.outputs(x, k=2, axis=1)
     program = Program((positions, sum_(values, (0,))))
     result = lower(program, lambda name: False)
     assert "top_k" not in names(result)

@@ -103,7 +103,9 @@ CASES += [
     ),
     Case(
         NAME,
-        lambda q, k, v: wrap(attention.attention(q.node, k.node, v.node, causal=False, scale=1.0)),
+        lambda q, k, v: wrap(
+            attention.attention.outputs(q.node, k.node, v.node, causal=False, scale=1.0)
+        ),
         _PLAIN,
         lambda q, k, v: (_attention(q, k, v, scale=1.0), np.log(np.exp(q @ k.T).sum(-1))),
         order=2,
@@ -122,7 +124,7 @@ CASES += [
     Case(
         "scaled_dot_product_attention_grad",
         lambda *a: wrap(
-            attention.attention_grad(*[each.node for each in a], causal=True, scale=0.5)
+            attention.attention_grad.outputs(*[each.node for each in a], causal=True, scale=0.5)
         ),
         (
             numbers(2, 2, seed=5),
@@ -136,7 +138,7 @@ CASES += [
     Case(
         "scaled_dot_product_attention_backward",
         lambda *a: wrap(
-            attention.attention_backward(*[each.node for each in a], causal=True, scale=0.5)
+            attention.attention_backward.outputs(*[each.node for each in a], causal=True, scale=0.5)
         ),
         (
             numbers(2, 2, seed=5),

@@ -47,7 +47,7 @@ def _pooling(x: Expr, bias: Expr) -> Expr:
         "padding": ((0, 0), (0, 0)),
         "dilation": (1, 1),
     }
-    return Expr(max_pool2d_epilogue(x.node, bias.node, activated=True, **how)[0])
+    return Expr(max_pool2d_epilogue.outputs(x.node, bias.node, activated=True, **how)[0])
 
 
 _A, _B = numbers(3, 2), numbers(2, 4)

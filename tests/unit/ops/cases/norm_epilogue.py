@@ -18,8 +18,8 @@ _STATISTICS = numbers(3, seed=3), numbers(3, seed=4, low=0.5)
 
 def _call(name: str) -> Any:
     def run(*given: Expr) -> Any:
-        found = getattr(epilogue, name)(*[each.node for each in given], axis=1, eps=EPS)
-        return wrap(found) if isinstance(found, tuple) else Expr(found)
+        found = getattr(epilogue, name).outputs(*[each.node for each in given], axis=1, eps=EPS)
+        return wrap(found) if len(found) > 1 else Expr(found[0])
 
     return run
 
@@ -56,7 +56,7 @@ def _how(filters: Any) -> dict[str, Any]:
 
 
 def _moments(x: Expr, w: Expr) -> Any:
-    return wrap(epilogue.conv2d_moments(x.node, w.node, **_how(w)))
+    return wrap(epilogue.conv2d_moments.outputs(x.node, w.node, **_how(w)))
 
 
 def _with_moments(x: np.ndarray, w: np.ndarray) -> Any:
@@ -75,7 +75,7 @@ def _reduce(mask: str | None, added: bool) -> Any:
     def run(*given: Expr) -> Any:
         nodes = [each.node for each in given]
         return wrap(
-            epilogue.conv2d_input_norm_reduce(
+            epilogue.conv2d_input_norm_reduce.outputs(
                 *nodes, mask=mask, added=added, eps=EPS, shape=_IMAGE.shape, **_how(given[1])
             )
         )

@@ -146,7 +146,7 @@ def _grad_case(
     function = getattr(normalisation, name)
     return Case(
         name,
-        lambda *a: wrap(function(*[each.node for each in a], eps=EPS, **attrs)),
+        lambda *a: wrap(function.outputs(*[each.node for each in a], eps=EPS, **attrs)),
         (
             numbers(*shape),
             numbers(*shape, seed=1),

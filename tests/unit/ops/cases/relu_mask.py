@@ -31,13 +31,13 @@ def _masked(g: np.ndarray, mask: np.ndarray) -> Any:
 CASES = [
     Case(
         "relu_mask",
-        lambda x: wrap(relu_mask(x.node)),
+        lambda x: wrap(relu_mask.outputs(x.node)),
         (_X,),
         lambda x: (np.maximum(x, 0), packed(x > 0)),
     ),
     Case(
         "relu_mask_grad",
-        lambda g, mask: wrap(relu_mask_grad(g.node, mask.node, summed=True)),
+        lambda g, mask: wrap(relu_mask_grad.outputs(g.node, mask.node, summed=True)),
         (numbers(3, COLUMNS, seed=1), packed(_X > 0)),
         _masked,
     ),

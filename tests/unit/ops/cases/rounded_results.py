@@ -24,7 +24,7 @@ _LABELS = np.array([2, 0, 1, 2])
 
 def _norm(*given: Expr) -> Any:
     nodes = [each.node for each in given]
-    return wrap(layer_norm_rounded(*nodes, axis=(1,), eps=EPS, dtype=nodes[0].dtype))
+    return wrap(layer_norm_rounded.outputs(*nodes, axis=(1,), eps=EPS, dtype=nodes[0].dtype))
 
 
 def _normalised(x: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> Any:
@@ -35,7 +35,7 @@ def _normalised(x: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> Any:
 
 def _residual(*given: Expr) -> Any:
     nodes = [each.node for each in given]
-    return wrap(layer_norm_residual(*nodes, axis=(1,), eps=EPS, dtype=nodes[0].dtype))
+    return wrap(layer_norm_residual.outputs(*nodes, axis=(1,), eps=EPS, dtype=nodes[0].dtype))
 
 
 def _added(x: np.ndarray, more: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> Any:
@@ -44,7 +44,7 @@ def _added(x: np.ndarray, more: np.ndarray, scale: np.ndarray, shift: np.ndarray
 
 def _gradient(g: Expr, x: Expr, scale: Expr, mean: Expr, variance: Expr, more: Expr) -> Any:
     statistics = [widen(each.node) for each in (mean, variance)]
-    found = layer_norm_grad_residual(
+    found = layer_norm_grad_residual.outputs(
         g.node,
         x.node,
         scale.node,
@@ -68,7 +68,7 @@ def _gradients(g: np.ndarray, x: np.ndarray, scale: np.ndarray, *rest: np.ndarra
 
 
 def _loss(g: Expr, x: Expr, labels: Expr) -> Any:
-    return wrap(cross_entropy_with_gradient(widen(g.node), x.node, labels.node, axis=1))
+    return wrap(cross_entropy_with_gradient.outputs(widen(g.node), x.node, labels.node, axis=1))
 
 
 def _losses(g: np.ndarray, x: np.ndarray, labels: np.ndarray) -> Any:

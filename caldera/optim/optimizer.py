@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NoReturn, Self, TypedDict
@@ -12,21 +12,19 @@ from typing import Any, ClassVar, NoReturn, Self, TypedDict
 import numpy as np
 
 from caldera import op
-from caldera.base.configurable import Adjustable, Family
+from caldera.base.configurable import Family
 from caldera.compiler.lazy import Expr, Variable, compile
 from caldera.core.graph.node import pinned
 from caldera.core.memory import Device
-from caldera.core.memory import device as find_device
 from caldera.core.tensor.dtype import float32, is_complex, promote
 from caldera.errors import ConfigError, DtypeError
 from caldera.optim.epoch_rule import EpochRule
-from caldera.optim.gradients import Accumulation, Clip, LossScale
+from caldera.optim.gradients import Clip, LossScale
 from caldera.optim.parameter_groups import L2, Decay, Group, assign_groups
 from caldera.optim.schedule import Schedule, require_count, require_positive
 from caldera.optim.sharding import check_sharded_update, updating
-from caldera.optim.state_place import host_if_full
+from caldera.optim.state import OptimizerState, Rate
 
-Rate = float | Schedule | EpochRule
 State = Mapping[str, Expr]
 """What an optimizer keeps for one parameter, by name."""
 
@@ -56,7 +54,7 @@ class OptimizerOptions(TypedDict, total=False):
     device: str | None
 
 
-class Optimizer(Adjustable, ABC):
+class Optimizer(OptimizerState, ABC):
     """Turns gradients into new values of variables.
 
     - `learning_rate`: a number, a `Schedule` (a function of the step) or an `EpochRule`.
@@ -132,11 +130,7 @@ class Optimizer(Adjustable, ABC):
         if device is not None and not isinstance(device, str):
             _refuse(name, 'device= a name such as "cpu"', device)
         self.device = device
-        self.apart = device
-        self.state: dict[Variable, dict[str, Variable]] = {}
-        self._step: Variable | None = None
-        self._learning_rate: Variable | None = None
-        self._accumulation: Accumulation | None = None
+        self._begin_state()
 
     @abstractmethod
     def update(
@@ -145,27 +139,6 @@ class Optimizer(Adjustable, ABC):
         """The new parameter and the new state."""
 
     # --- what it knows
-
-    @property
-    def step(self) -> Variable:
-        """How many steps have been taken: a variable, so plans and checkpoints know it."""
-        return self._created(self._step)
-
-    @property
-    def learning_rate(self) -> Variable:
-        """The learning rate, if it is not a schedule: assign to it to change running plans.
-
-        >>> import caldera as cd
-        >>> from caldera import op, optim
-        >>> x = op.var("x", (), fill=cd.constant(3.0))
-        >>> descent = optim.SGD(0.5)
-        >>> step = cd.compile(descent.train(x ** 2, [x]))
-        >>> descent.learning_rate.assign(0.25)
-        >>> _ = step.run()
-        >>> x.numpy().item()
-        1.5
-        """
-        return self._created(self._learning_rate)
 
     @property
     def epoch_rule(self) -> EpochRule | None:
@@ -193,45 +166,6 @@ class Optimizer(Adjustable, ABC):
         None
         """
         return None if self._step is None else self.current_rate()
-
-    def variables(self) -> list[Variable]:
-        """All variables it keeps between steps, for checkpoints: the count first."""
-        kept = [self.step]
-        if self._learning_rate is not None:
-            kept.append(self._learning_rate)
-        if self._accumulation is not None:
-            kept += self._accumulation.variables()
-        return kept + [variable for state in self.state.values() for variable in state.values()]
-
-    def prepare(self, variables: Sequence[Variable]) -> None:
-        """Make what it keeps for these parameters now, as the first step would: for loading it.
-
-        >>> from caldera import op, optim
-        >>> adam = optim.Adam()
-        >>> adam.prepare([op.var("w", (2,))])
-        >>> [variable.name for variable in adam.variables()]
-        ['step', 'learning rate', 'w/mean', 'w/square']
-        """
-        self._choose_place(variables)
-        for variable in variables:
-            self._create(self._place_of(variable))
-            self._state_of(variable)
-            if self._accumulation is not None:
-                self._accumulation.sum_of(variable, promote(variable.dtype, float32))
-
-    def kept_for(self, variable: Variable) -> list[Variable]:
-        """Those of them that have the shape of this parameter."""
-        sums = {} if self._accumulation is None else self._accumulation.sums
-        kept = list(self.state.get(variable, {}).values())
-        return [*kept, sums[variable]] if variable in sums else kept
-
-    def hand_over(self, old: Variable, new: Variable, made: Callable[[Variable], Variable]) -> None:
-        """Keep for `new` what was kept for `old`: `made` makes each variable of the one it was."""
-        if old in self.state:
-            kept = self.state.pop(old)
-            self.state[new] = {name: made(variable) for name, variable in kept.items()}
-        if self._accumulation is not None and old in self._accumulation.sums:
-            self._accumulation.sums[new] = made(self._accumulation.sums.pop(old))
 
     def after_epoch(self, metrics: Mapping[str, Any]) -> None:
         """Let an `EpochRule` set the learning rate; a training loop calls it after each epoch."""
@@ -384,51 +318,6 @@ class Optimizer(Adjustable, ABC):
         if isinstance(self._given_rate, Schedule):
             return self._given_rate.rate(count)
         return self.learning_rate
-
-    def _created(self, variable: Variable | None) -> Variable:
-        if variable is None:
-            raise ConfigError.build(
-                type(self).__name__,
-                expected="an optimizer that has variables",
-                got="none yet",
-                hint="call train, apply or minimize first",
-            )
-        return variable
-
-    def _create(self, device: Device) -> Variable:
-        if self._step is None:
-            self._step = op.var("step", (), dtype="int64", device=device)
-            if not isinstance(self._given_rate, Schedule):
-                given = self._given_rate
-                number = float(given.value if isinstance(given, EpochRule) else given)
-                self._learning_rate = op.var(
-                    "learning rate", (), fill=number, dtype="float64", device=device
-                )
-            if self.accumulate > 1:
-                self._accumulation = Accumulation(self.accumulate, device, self.apart)
-        return self._step
-
-    def _place_of(self, variable: Variable) -> Device:
-        """Where what is kept for a parameter is."""
-        device: Device = variable.tensor.device
-        return device if self.apart is None else find_device(self.apart)
-
-    def _choose_place(self, variables: Sequence[Variable]) -> None:
-        if self._step is None and self.device is None:
-            self.apart = host_if_full(variables, len(self.keeps))
-
-    def _state_of(self, variable: Variable) -> dict[str, Variable]:
-        if variable not in self.state:
-            self.state[variable] = {
-                name: op.var(
-                    f"{variable.name}/{name}",
-                    variable.shape,
-                    dtype=promote(variable.dtype, float32),
-                    device=self._place_of(variable),
-                )
-                for name in self.keeps
-            }
-        return self.state[variable]
 
     def _check(self, variables: Sequence[Variable], gradients: Sequence[Expr]) -> None:
         if not 0 < len(set(variables)) == len(variables) == len(gradients):
