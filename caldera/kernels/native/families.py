@@ -14,7 +14,6 @@ from caldera.kernels.native import (
     movement,
     pooling,
     random,
-    skip_gram,
 )
 from caldera.kernels.native.convolution import (
     amx_columns,

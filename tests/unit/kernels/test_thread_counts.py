@@ -10,6 +10,7 @@ import pytest
 
 import caldera as cd
 from caldera import op
+from caldera.code import skip_gram  # noqa: F401 - it registers the op and its kernels
 from caldera.kernels.table import TABLE, Call
 from caldera.kernels.tuning import threads as thread_counts
 from caldera.kernels.tuning.threads import TURNS, Turns, taking_turns
