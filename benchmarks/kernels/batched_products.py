@@ -28,9 +28,9 @@ from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import parameter
 from caldera.core.graph.ops.product import matmul
 from caldera.core.tensor.dtype import float32
-from caldera.kernels.choose import TIMERS, choices
 from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.kernels.table import TABLE, Call
+from caldera.kernels.tuning.choose import TIMERS, choices
 
 ROUNDS, ROUND_S, MOST_S = 12, 5e-3, 4.0
 CARD_S = 0.3

@@ -44,12 +44,11 @@ from caldera import nn, op
 from caldera.base.config import settings
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import detached
-from caldera.kernels import measure, tuning_cache
-from caldera.kernels.choose import Choices
-from caldera.kernels.learned_cost import CostModel, following
 from caldera.kernels.table import Call, Runner
-from caldera.kernels.thread_counts import name_on_all_threads
-from caldera.kernels.tuning_cache import TuningRecord
+from caldera.kernels.tuning import database, measure
+from caldera.kernels.tuning.choose import Choices
+from caldera.kernels.tuning.cost_model import CostModel, following
+from caldera.kernels.tuning.database import TuningRecord
 
 WAYS = ("exhaustive", "model")
 PLAN = "plan"
@@ -93,11 +92,9 @@ def tuned(
     with settings.override(cache_dir=folder, tune_budget_s=1e6):
         start = clock()
         with choices.exhaustive() if all_kernels else nullcontext():
-            found = [choices.verdict(node, "cpu") for node in nodes]
+            found = [choices.choose(node, "cpu") for node in nodes]
         seconds = clock() - start
-        records = [
-            [r.key, r.chosen, r.times, r.features, r.pace] for r in tuning_cache.all_records()
-        ]
+        records = [[r.key, r.chosen, r.times, r.features, r.pace] for r in database.all_records()]
     return {
         "seconds": seconds,
         "verdicts": [[each.kernel.name, each.source, each.times] for each in found],
@@ -111,18 +108,18 @@ def bound(nodes: list[Node], folder: Path, clock: Callable[[], float]) -> float:
     total = 0.0
     with settings.override(cache_dir=folder):
         for node in nodes:
-            verdict = choices.verdict(node, "cpu", measure=False)
-            if verdict.source == "only":
+            choice = choices.choose(node, "cpu", measure=False)
+            if choice.source == "only":
                 continue
             specs = [given.outputs[0] for given in node.inputs]
-            nbytes = max(1, verdict.kernel.workspace(node))
+            nbytes = max(1, choice.kernel.workspace(node))
             arrays, (workspace,) = (
                 tuple(measure._aligned(spec) for spec in each)
                 for each in ((*node.outputs, *specs), [Spec((nbytes,), np.dtype(np.uint8))])
             )
             made = len(node.outputs)
             start = clock()
-            verdict.kernel.bind(Call(node, arrays[:made], arrays[made:], workspace))
+            choice.kernel.bind(Call(node, arrays[:made], arrays[made:], workspace))
             total += clock() - start
     return total
 
@@ -191,7 +188,8 @@ def quality(times: Sequence[dict[str, float]], chosen: Sequence[str]) -> tuple[f
     best = taken = 0.0
     others = 0
     for known, name in zip(times, chosen, strict=True):
-        own = known.get(name, known.get(name_on_all_threads(name)))
+        whole = (known[each] for each in known if name.startswith(f"{each} on "))
+        own = known.get(name, next(whole, None))
         if own is not None:
             best += min(known.values())
             taken += own

@@ -28,9 +28,8 @@ from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.program import Program, program_of
 from caldera.core.tensor.dtype import float32, is_float
 from caldera.data import ArrayData
-from caldera.kernels.measure import some_numbers
-from caldera.kernels.memory_format import wants_channels_last
-from caldera.kernels.table import TABLE, Kernel
+from caldera.kernels.table import TABLE, Kernel, wants_channels_last
+from caldera.kernels.tuning.measure import some_numbers
 from caldera.train.fit import make_steps
 
 NETWORKS = ("mlp", "lenet5", "resnet20", "googlenet", "gpt", "lstm")

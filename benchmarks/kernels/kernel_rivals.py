@@ -19,12 +19,12 @@ from caldera.core.graph.program import Program
 from caldera.core.memory import Device
 from caldera.core.memory.gpus import card_count, cupy
 from caldera.core.tensor import Tensor
-from caldera.kernels.choices import ORACLE
-from caldera.kernels.choose import choices
 from caldera.kernels.cuda.runtime.device import cupy_array
 from caldera.kernels.native.codegen.program import in_sequence
 from caldera.kernels.reference import FUNCTIONS, evaluate
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.tuning.choice_store import ORACLE
+from caldera.kernels.tuning.choose import choices
 
 PARTS, CUPY = "its parts", "CuPy"
 OUTSIDE = frozenset({ORACLE, PARTS, CUPY})

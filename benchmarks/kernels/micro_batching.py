@@ -31,12 +31,11 @@ from caldera.bench.timing import in_turns
 from caldera.core.graph.node import Node
 from caldera.core.graph.opdef import detached
 from caldera.data import Data, Loader, as_data
-from caldera.kernels.choices import ORACLE
-from caldera.kernels.choose import TIMERS, choices
 from caldera.kernels.common.binding import at_most_workspace
-from caldera.kernels.microbatch import SLICED
-from caldera.kernels.shared_limits import shared_limits
 from caldera.kernels.table import TABLE, Kernel
+from caldera.kernels.tuning.choice_store import ORACLE
+from caldera.kernels.tuning.choose import TIMERS, choices
+from caldera.kernels.workspace import SLICED, shared_limits
 from caldera.train.fit import make_steps
 from caldera.train.resident import resident
 
@@ -116,7 +115,7 @@ class Bench:
             most = max(limit, min(needed.values()))
             fits = [each for each in able if needed[each] <= most]
             rivals = [each for each in fits if each.name != ORACLE] or fits
-            chosen = choices.verdict(node, self.family).kernel
+            chosen = choices.choose(node, self.family).kernel
             named = {each.name: each for each in (*rivals, chosen)}
             times = self.measure(node, list(named.values()))
         whole = min(rivals, key=lambda each: times.get(each.name, float("inf")))

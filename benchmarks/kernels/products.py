@@ -21,10 +21,10 @@ from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import parameter
 from caldera.core.graph.ops.product import matmul
 from caldera.core.tensor.dtype import BY_NAME, DType
-from caldera.kernels.choices import ORACLE
 from caldera.kernels.common.blas_threads import single_threaded_blas
-from caldera.kernels.measure import some_numbers
 from caldera.kernels.table import TABLE, Call
+from caldera.kernels.tuning.choice_store import ORACLE
+from caldera.kernels.tuning.measure import some_numbers
 
 SIZES = (
     (100, 784, 528, False, False),

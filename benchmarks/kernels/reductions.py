@@ -24,11 +24,11 @@ from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.opdef import OPS, parameter
 from caldera.core.tensor.dtype import BY_NAME
 from caldera.core.tensor.shape import Shape
-from caldera.kernels.choices import ORACLE
-from caldera.kernels.choose import TIMERS, choices
 from caldera.kernels.common.blas_threads import single_threaded_blas
-from caldera.kernels.measure import some_numbers
 from caldera.kernels.table import TABLE, Call
+from caldera.kernels.tuning.choice_store import ORACLE
+from caldera.kernels.tuning.choose import TIMERS, choices
+from caldera.kernels.tuning.measure import some_numbers
 
 WAYS = {"rows": (1,), "columns": (0,), "both": (0, 1)}
 COLUMNS = ("native", "two stages", "numpy", "product with ones", "np.sum")

@@ -44,10 +44,10 @@ from caldera.bench.workloads.training import networks
 from caldera.core.graph.opdef import OPS
 from caldera.core.memory import Device
 from caldera.core.memory import device as find_device
-from caldera.kernels.choices import ORACLE
-from caldera.kernels.choose import TIMERS
 from caldera.kernels.runners import LAUNCH_GROUPERS, STEP_FUSERS
 from caldera.kernels.table import TABLE
+from caldera.kernels.tuning.choice_store import ORACLE
+from caldera.kernels.tuning.choose import TIMERS
 
 AHEAD, LEVEL = 0.97, 1.03
 CLOSE = 1.5

@@ -24,9 +24,6 @@ from caldera.compiler.lazy import Expr
 from caldera.core.graph.memory_format import laid_out
 from caldera.core.graph.node import Node
 from caldera.core.graph.program import program_of
-from caldera.kernels.choices import ORACLE
-from caldera.kernels.learned_cost import features
-from caldera.kernels.measure import measure, some_numbers
 from caldera.kernels.native.codegen import kernel as kernel_module
 from caldera.kernels.native.codegen.emitter import kernel_module as module_of
 from caldera.kernels.native.codegen.kernel import ENTRY, NativeKernel
@@ -35,6 +32,9 @@ from caldera.kernels.native.codegen.target import target_machine
 from caldera.kernels.native.product import packed
 from caldera.kernels.native.product.packing import RegisterTile, tile_of
 from caldera.kernels.table import TABLE, Call, Kernel
+from caldera.kernels.tuning.choice_store import ORACLE
+from caldera.kernels.tuning.cost_model import features
+from caldera.kernels.tuning.measure import measure, some_numbers
 
 RESULTS = Path(__file__).parents[1] / "results"
 OUTSIDE = frozenset({"reference", "its parts", "CuPy"})

@@ -40,8 +40,8 @@ from benchmarks.programs.inst2vec import opcode, side_by_side
 from caldera import code, nn, op
 from caldera.bench.timing import Stopwatch
 from caldera.compiler.lazy import Expr
-from caldera.kernels.learned_cost import CostModel
 from caldera.kernels.table import TABLE
+from caldera.kernels.tuning.cost_model import CostModel
 
 LONGEST, WIDTH, FOLDS = 96, 48, 5
 Found = dict[str, Any]

@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 
 from caldera import search
-from caldera.kernels.choices import HeldChoices
+from caldera.kernels.tuning.choice_store import ChoiceCache
 from caldera.search.method import methods
 from caldera.search.objective import as_objective
 from caldera.search.record import TrialRecord, import_optuna
@@ -191,11 +191,11 @@ def made_up_conditions(networks: int = 12) -> list[str]:
     """Those of so many networks, each with as many kernels as ResNet-20 has."""
     random = np.random.default_rng(0)
 
-    def choices() -> HeldChoices:
+    def choices() -> ChoiceCache:
         names = [random.bytes(8).hex() for _ in range(70)]
         kernels = {name: f"kernel {random.integers(9)}" for name in names}
         times = {name: {f"kernel {k}": random.random() for k in range(4)} for name in names[:12]}
-        return HeldChoices(kernels, times)
+        return ChoiceCache(kernels, times)
 
     return [Conditions(2, 1, choices()).to_text() for _ in range(networks)]
 

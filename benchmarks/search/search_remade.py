@@ -24,7 +24,7 @@ from typing import Any
 import caldera as cd
 from caldera import data, nn, search
 from caldera.comm import world
-from caldera.kernels.choose import choices
+from caldera.kernels.tuning.choose import choices
 from caldera.search.job import digest_of
 
 SPACE = {

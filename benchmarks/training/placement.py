@@ -28,8 +28,8 @@ import caldera as cd
 from caldera import nn, op, optim
 from caldera.bench.timing import best_in_turns
 from caldera.compiler.plan.plan import Plan
-from caldera.kernels.choose import choices
 from caldera.kernels.table import TABLE
+from caldera.kernels.tuning.choose import choices
 from caldera.train.tracking.measure_run import training_step
 
 Step = Callable[[], None]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from caldera.base.arguments import guard as _guard
+from caldera.base.registry import provided_attributes as _provided_attributes
 from caldera.compiler.lazy import grad, input, var
 from caldera.core.graph.opdef import location as _location
 from caldera.op.arithmetic import (
@@ -84,7 +87,6 @@ from caldera.op.layers import (
     local_response_norm,
     rms_norm,
     scaled_dot_product_attention,
-    skip_gram,
 )
 from caldera.op.linalg import (
     cholesky,
@@ -240,6 +242,11 @@ from caldera.op.unary import (
     trunc,
 )
 from caldera.op.windows import pad
+
+if TYPE_CHECKING:
+    from caldera.code.skip_gram import skip_gram
+
+__getattr__ = _provided_attributes("op")
 
 __all__ = [
     "abs",

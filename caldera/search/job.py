@@ -19,7 +19,7 @@ from caldera.base.config import settings
 from caldera.base.file_cache import write_file
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.errors import ConfigError
-from caldera.kernels.choices import holding
+from caldera.kernels.tuning.choice_store import using
 from caldera.parallel import DataParallel
 from caldera.search.objective import KNOWN_EARLY, MEASURED, Constraint, MissingMetric, Objective
 from caldera.search.samples import TrialData
@@ -67,7 +67,7 @@ class SearchJob:
             else:
                 strategy = parallel or SingleProcessStrategy()
                 made = Conditions(settings.threads, strategy.communicator.size)
-                with holding(made.choices):
+                with using(made.choices):
                     self._train(task, recorder, strategy)
                 recorder.conditions = made.to_text()
             return recorder.outcome()
@@ -210,7 +210,7 @@ class SearchJob:
             # A step of such a trial is no epoch: each of its trainings ends by itself.
             ends = _Watcher(_Recorder(self, task, lambda number, row: ""), speaks=False)
         model = self.model(task)
-        with holding(conditions.choices):
+        with using(conditions.choices):
             self._fit_model(model, task, 0, ends, parallel)
         return model
 

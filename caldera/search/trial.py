@@ -11,7 +11,7 @@ from caldera.base.config import settings
 from caldera.base.formatting import shortened
 from caldera.base.plain_data import decoded, encoded, from_plain, to_plain
 from caldera.errors import ConfigError, DataError
-from caldera.kernels.choices import HeldChoices
+from caldera.kernels.tuning.choice_store import ChoiceCache
 from caldera.search.space import Point
 
 WAITING, RUNNING, DONE, STOPPED, FAILED = "waiting", "running", "done", "stopped", "failed"
@@ -205,7 +205,7 @@ class Conditions:
 
     threads: int
     ranks: int = 1
-    choices: HeldChoices = field(default_factory=HeldChoices)
+    choices: ChoiceCache = field(default_factory=ChoiceCache)
 
     def to_text(self) -> str:
         """As JSON, the same for the same ones. The master of a search passes it on as it is: they
@@ -225,7 +225,7 @@ def of_all_ranks(written: Sequence[str]) -> str:
     if not found:
         # A function that trains nothing.
         return ""
-    choices = HeldChoices()
+    choices = ChoiceCache()
     for each in reversed(found):
         choices.kernels.update(each.choices.kernels)
         choices.times.update(each.choices.times)

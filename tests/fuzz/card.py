@@ -46,10 +46,10 @@ import numpy as np
 from caldera import NeuralNetwork, load
 from caldera.core.graph.opdef import OPS
 from caldera.errors import CalderaError
-from caldera.kernels.choices import ORACLE
-from caldera.kernels.choose import choices
 from caldera.kernels.cuda.runtime import driver
 from caldera.kernels.table import TABLE
+from caldera.kernels.tuning.choice_store import ORACLE
+from caldera.kernels.tuning.choose import choices
 from tests.fuzz.networks import (
     LARGE,
     SMALL,

@@ -142,7 +142,7 @@ class RandomNetwork:
         begin = "import numpy as np\nimport caldera as cd\nfrom caldera import nn, optim\n\n"
         if kernels:
             begin += (
-                "from caldera.kernels.choose import choices\n\n"
+                "from caldera.kernels.tuning.choose import choices\n\n"
                 f"for op, kernel in {dict(kernels)}.items():\n"
                 '    choices.fix(op, kernel, "cuda")\n\n'
             )

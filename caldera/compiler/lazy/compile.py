@@ -37,10 +37,9 @@ from caldera.core.memory import Device
 from caldera.core.memory import device as find_device
 from caldera.errors import DeviceError
 from caldera.kernels import reference  # noqa: F401 - it registers kernels
-from caldera.kernels.choose import choices
-from caldera.kernels.memory_format import wants_channels_last
-from caldera.kernels.shared_limits import shared_limits
-from caldera.kernels.table import PRECISION_CHECKS, TABLE, Kernel
+from caldera.kernels.table import PRECISION_CHECKS, TABLE, Kernel, wants_channels_last
+from caldera.kernels.tuning.choose import choices
+from caldera.kernels.workspace import shared_limits
 
 structures = StructureCache()
 

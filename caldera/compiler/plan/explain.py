@@ -17,8 +17,8 @@ from caldera.core.graph.ops.collective import Message, turn
 from caldera.core.graph.program import Body, Program
 from caldera.core.memory import Device
 from caldera.core.tensor.dtype import DType, bfloat16, is_float
-from caldera.kernels.choose import choices
 from caldera.kernels.table import COPY
+from caldera.kernels.tuning.choose import choices
 
 
 @dataclass(frozen=True)
@@ -242,9 +242,9 @@ def _reason(step: Step, device: Device) -> tuple[dict[str, float], str]:
     """What the step's kernel was measured against, and why it was chosen."""
     if step.kernel.op == COPY or isinstance(step.kernel, LoopKernel):
         return {}, "only"
-    verdict = choices.verdict(step.node, device.kernels, measure=False, limit=step.kernel.limit)
+    choice = choices.choose(step.node, device.kernels, measure=False, limit=step.kernel.limit)
     # Somebody may have fixed another kernel since the plan was made.
-    return (verdict.beaten, verdict.source) if verdict.kernel is step.kernel else ({}, "")
+    return (choice.beaten, choice.source) if choice.kernel is step.kernel else ({}, "")
 
 
 def _bytes_moved(step: Step) -> int:

@@ -29,9 +29,9 @@ from caldera.core.tensor import Tensor
 from caldera.draw.graph import draw_graph
 from caldera.draw.svg import Picture
 from caldera.errors import DeviceError
-from caldera.kernels.choices import ORACLE
 from caldera.kernels.runners import LAUNCH_GROUPERS
 from caldera.kernels.table import TABLE, Kernel
+from caldera.kernels.tuning.choice_store import ORACLE
 
 
 class Plan:

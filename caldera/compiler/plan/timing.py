@@ -36,11 +36,11 @@ from caldera.core.memory import Device
 from caldera.core.memory.pool import host_view
 from caldera.core.tensor.dtype import DType, bfloat16, float32, float64
 from caldera.errors import OutOfMemoryError
-from caldera.kernels.choose import choices
 from caldera.kernels.common.blas_threads import single_threaded_blas
-from caldera.kernels.measure import some_numbers
 from caldera.kernels.table import COPY, Runner
-from caldera.kernels.tuning_cache import machine_key
+from caldera.kernels.tuning.choose import choices
+from caldera.kernels.tuning.database import machine_key
+from caldera.kernels.tuning.measure import some_numbers
 
 SIDE = 640
 """Rows of the product that is timed: large enough for BLAS to reach its full speed."""
@@ -219,9 +219,9 @@ class StepSeconds:
     def _found(self, step: Step) -> float:
         if step.node.op.name == "scan":
             return self.estimate(step)
-        verdict = choices.verdict(step.node, self._device.kernels, measure=False)
-        known = (verdict.times or {}).get(step.kernel.name)
-        if known is not None and verdict.kernel is step.kernel:
+        choice = choices.choose(step.node, self._device.kernels, measure=False)
+        known = (choice.times or {}).get(step.kernel.name)
+        if known is not None and choice.kernel is step.kernel:
             return known
         if self._device.kernels != "cpu" or not step.kernel.measured or self._left <= 0:
             return self.estimate(step)

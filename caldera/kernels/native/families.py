@@ -14,7 +14,6 @@ from caldera.kernels.native import (
     movement,
     pooling,
     random,
-    skip_gram,
 )
 from caldera.kernels.native.convolution import fourier as fourier_convolution
 from caldera.kernels.native.convolution import (

@@ -17,7 +17,7 @@ import numpy as np
 from caldera.base.threads import thread_count
 from caldera.core.graph.node import Node
 from caldera.core.tensor.dtype import float32, float64
-from caldera.kernels.common.indexing import may_overwrite
+from caldera.kernels.common.binding import may_overwrite
 from caldera.kernels.native.codegen import (
     I64,
     INTEGERS,

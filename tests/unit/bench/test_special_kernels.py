@@ -15,9 +15,9 @@ from caldera.core.graph.memory_format import NHWC
 from caldera.core.graph.node import Node
 from caldera.core.graph.program import program_of
 from caldera.core.memory import device
-from caldera.kernels.measure import measure
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
+from caldera.kernels.tuning.measure import measure
 
 
 def _problems(*outputs: Any) -> list[Any]:

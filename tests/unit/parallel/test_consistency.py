@@ -12,8 +12,8 @@ import caldera as cd
 from caldera import compress, nn, optim, parallel
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.errors import CommError
-from caldera.kernels.choose import Choices
-from caldera.kernels.tuning_cache import TuningRecord
+from caldera.kernels.tuning.choose import Choices
+from caldera.kernels.tuning.database import TuningRecord
 from caldera.parallel import consistency
 from caldera.train.strategy import Strategy
 from caldera.train.training_data import data_digest

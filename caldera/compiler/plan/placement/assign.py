@@ -30,7 +30,7 @@ from caldera.core.graph.program import Program
 from caldera.core.memory import Device, Kind
 from caldera.core.memory import device as find_device
 from caldera.errors import DeviceError
-from caldera.kernels.choose import choices
+from caldera.kernels.tuning.choose import choices
 
 USUAL_CPU = Peaks(float32=1e11, float64=5e10, bfloat16=1e11, bandwidth=2e10)
 """A processor, where nothing may be measured."""
@@ -60,8 +60,8 @@ class MeasuredCosts:
         if node.op is ITEM or node.op.kind == "leaf" or node.op.name in VIEWS:
             return 0.0
         try:
-            verdict = choices.verdict(detached(node), device.kernels, measure=False)
-            known = (verdict.times or {}).get(verdict.kernel.name)
+            choice = choices.choose(detached(node), device.kernels, measure=False)
+            known = (choice.times or {}).get(choice.kernel.name)
         except DeviceError:
             # An op that passes take apart before it meets a kernel.
             known = None

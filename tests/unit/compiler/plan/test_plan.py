@@ -13,8 +13,8 @@ from caldera import nn, op, optim
 from caldera.compiler.lazy import Expr, forget_plans
 from caldera.compiler.plan import arena
 from caldera.core.graph.node import Node
-from caldera.kernels.choose import Choices, choices
 from caldera.kernels.table import Kernel
+from caldera.kernels.tuning.choose import Choices, choices
 from caldera.train.tracking.measure_run import training_step
 from tests.transfers import counted_from_now
 
@@ -56,7 +56,7 @@ def test_equal_layers_are_asked_about_once(monkeypatch: pytest.MonkeyPatch) -> N
 
     def kernel(choices: Choices, node: Node, *given: Any, **named: Any) -> Kernel:
         asked.append(node)
-        return choices.verdict(node, *given, **named).kernel
+        return choices.choose(node, *given, **named).kernel
 
     monkeypatch.setattr(Choices, "kernel", kernel)
     y: cd.Expr = _variable("x", 32, 32)

@@ -9,10 +9,10 @@ import pytest
 
 from benchmarks.kernels.reductions import reduction_node, reduction_runners
 from caldera.base.config import settings
-from caldera.kernels.choices import ORACLE
-from caldera.kernels.choose import Choices
 from caldera.kernels.reference import evaluate
 from caldera.kernels.table import TABLE, Call
+from caldera.kernels.tuning.choice_store import ORACLE
+from caldera.kernels.tuning.choose import Choices
 
 SHAPES = [
     ((64, 2048), (1,)),
@@ -82,9 +82,9 @@ def test_a_view_is_summed_by_a_product_as_well() -> None:
 
 def test_sums_of_all_elements_are_measured_as_well(tmp_path: Path) -> None:
     with settings.override(cache_dir=tmp_path, tune_budget_s=10.0):
-        verdict = Choices().verdict(reduction_node((300, 300), (0, 1), "float32"), "cpu")
-    assert verdict.source == "measured"
-    assert verdict.kernel.name != ORACLE
+        choice = Choices().choose(reduction_node((300, 300), (0, 1), "float32"), "cpu")
+    assert choice.source == "measured"
+    assert choice.kernel.name != ORACLE
 
 
 def test_runners_of_the_benchmark_have_every_candidate() -> None:

@@ -1,4 +1,10 @@
-"""Vectors of words from what they stand beside: skip-gram with negative sampling (word2vec)."""
+"""Skip-gram with negative sampling (word2vec; Mikolov et al., 2013): its op, reference and model.
+
+A step of descent is one op. The two tables, of words and of contexts, are the halves of one array.
+Only the rows of words that are in the batch change, and none of the differences of rows has to be
+written down: a native kernel reads a row for each word and writes it, where the decomposition makes
+an array of all of them.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +13,32 @@ from typing import Any
 
 import numpy as np
 
+import caldera.code.skip_gram_kernel  # noqa: F401 - it registers a kernel
 from caldera import op
+from caldera.base.arguments import checked, guarded
 from caldera.base.config import settings
+from caldera.compiler.lazy import Expr, as_float, lift
 from caldera.compiler.lazy import compile as compile_plan
-from caldera.core.tensor.dtype import array_of
+from caldera.core.graph import opdef
+from caldera.core.graph.node import Node, Spec
+from caldera.core.graph.opdef import location, refuse_dtype, refuse_shape
+from caldera.core.graph.ops.activation import softplus
+from caldera.core.graph.ops.base import cast, constant, full, iota, reshape, sum_
+from caldera.core.graph.ops.elementwise import (
+    equal,
+    logical_and,
+    logical_not,
+    mul,
+    neg,
+    sigmoid,
+    where,
+)
+from caldera.core.graph.ops.indexing import gather, scatter_add
+from caldera.core.graph.ops.movement import concat, narrow
+from caldera.core.tensor.dtype import array_of, int64, is_float, is_integer
 from caldera.errors import ConfigError, DataError, NonFiniteError
+from caldera.kernels.reference.arrays import check_range
+from caldera.kernels.reference.evaluation import reference
 from caldera.op.arguments import as_count
 
 _AT_ONCE = 1 << 16
@@ -25,6 +52,153 @@ _LINE = 16
 """Numbers of a cache line, in whole ones of which vectors lie: what is added stays 0."""
 
 
+@opdef.op("skip_gram")
+def step(
+    vectors: Spec, words: Spec, contexts: Spec, rate: Spec, *, batch: int
+) -> tuple[Spec, Spec]:
+    """The vectors after a step for each `batch` of these pairs, and each pair's loss before its.
+
+    The first context of a pair is its own, the others are drawn; one of them that is the first
+    says nothing, and is left out.
+    """
+    if len(vectors.shape) != 3 or vectors.shape[0] != 2:
+        refuse_shape("vectors of shape (2, words, width): those of words, and those of contexts")
+    if len(words.shape) != 1 or len(contexts.shape) != 2 or contexts.shape[0] != words.shape[0]:
+        refuse_shape("words of shape (pairs,) and contexts of shape (pairs, 1 + negatives)")
+    if contexts.shape[1] < 1:
+        refuse_shape("contexts of shape (pairs, 1 + negatives), the true one first")
+    if rate.shape != ():
+        refuse_shape("one learning rate")
+    if not is_float(vectors.dtype) or rate.dtype != vectors.dtype:
+        refuse_dtype("vectors and a learning rate of one floating-point dtype")
+    if not (is_integer(words.dtype) and is_integer(contexts.dtype)):
+        refuse_dtype("words and contexts that are integers: rows of the vectors")
+    return Spec(vectors.shape, vectors.dtype), Spec(words.shape, vectors.dtype)
+
+
+@step.flops
+def _flops(node: Node) -> int:
+    """A score, a word's step and a context's for each context of a pair. The parts would say the
+    same, but a thousand batches have twenty thousand of them."""
+    vectors, _, contexts, _ = node.inputs
+    return 6 * contexts.spec.size * vectors.shape[2]
+
+
+def _decomposed(
+    vectors: Node, words: Node, contexts: Node, rate: Node, *, batch: int
+) -> tuple[Node, Node]:
+    count, width = vectors.shape[1:]
+    pairs = words.shape[0]
+    of_words, of_contexts = (
+        reshape(narrow(vectors, 0, half, 1), (count, width)) for half in (0, 1)
+    )
+    losses = []
+    for first in range(0, pairs, batch):
+        size = min(batch, pairs - first)
+        here = narrow(words, 0, first, size), narrow(contexts, 0, first, size)
+        of_words, of_contexts, loss = _decomposed_step(of_words, of_contexts, *here, rate)
+        losses.append(loss)
+    halves = tuple(reshape(table, (1, count, width)) for table in (of_words, of_contexts))
+    after = concat(halves, 0)
+    return after, concat(tuple(losses), 0) if losses else full((0,), 0, vectors.dtype)
+
+
+step.decompose = _decomposed
+
+
+def _decomposed_step(
+    of_words: Node, of_contexts: Node, words: Node, contexts: Node, rate: Node
+) -> tuple[Node, Node, Node]:
+    """Both tables after the step of a batch, and its losses."""
+    pairs, many = contexts.shape
+    context = gather(of_contexts, contexts, axis=0)
+    word = reshape(gather(of_words, words, axis=0), (pairs, 1, of_words.shape[1]))
+    scores = sum_(mul(word, context), (2,))
+
+    number = iota(shape=contexts.shape, axis=1, dtype=int64)
+    is_own = equal(number, constant(0, int64))
+    says_nothing = logical_and(logical_not(is_own), equal(contexts, narrow(contexts, 1, 0, 1)))
+    zero, one = constant(0, scores.dtype), constant(1, scores.dtype)
+    sign = where(is_own, one, neg(one))
+    wrong = neg(mul(sign, scores))
+    losses = sum_(where(says_nothing, zero, softplus(wrong)), (1,))
+    slope = where(says_nothing, zero, mul(rate, mul(sign, sigmoid(wrong))))
+
+    slopes = reshape(slope, (pairs, many, 1))
+    words_after = scatter_add(of_words, words, sum_(mul(slopes, context), (1,)), axis=0)
+    contexts_after = scatter_add(of_contexts, contexts, mul(slopes, word), axis=0)
+    return words_after, contexts_after, losses
+
+
+@reference("skip_gram")
+def _reference(
+    vectors: np.ndarray, words: np.ndarray, contexts: np.ndarray, rate: np.ndarray, *, batch: int
+) -> tuple[np.ndarray, np.ndarray]:
+    for rows in (words, contexts):
+        check_range("skip_gram", rows, vectors.shape[1])
+    computed = np.result_type(vectors.dtype, np.float32)
+    after = vectors.astype(computed)
+    losses = np.zeros(len(words), computed)
+    speed = rate.astype(computed)
+    for first in range(0, len(words), batch):
+        part = slice(first, first + batch)
+        losses[part] = _reference_step(after, words[part], contexts[part], speed)
+    return after.astype(vectors.dtype), losses.astype(vectors.dtype)
+
+
+def _reference_step(
+    vectors: np.ndarray, words: np.ndarray, contexts: np.ndarray, rate: np.ndarray
+) -> np.ndarray:
+    """Move the vectors by the gradients of a batch; its losses before that."""
+    word, context = vectors[0, words], vectors[1, contexts]
+    sign = np.where(np.arange(contexts.shape[1]) == 0, 1, -1).astype(vectors.dtype)
+    counts = contexts != contexts[:, :1]
+    counts[:, 0] = True
+    wrong = -sign * np.einsum("pw,pcw->pc", word, context)
+    losses: np.ndarray = np.where(counts, np.logaddexp(0, wrong), 0).sum(axis=1)
+    # The logistic function, by the half of it that cannot overflow.
+    small = np.exp(-np.abs(wrong))
+    likely = np.where(wrong > 0, 1, small) / (1 + small)
+    slope = (np.where(counts, likely, 0) * sign * rate)[:, :, None]
+    np.add.at(vectors[0], words, (slope * context).sum(axis=1))
+    np.add.at(vectors[1], contexts, slope * word[:, None])
+    return losses
+
+
+def skip_gram(
+    vectors: Any, words: Any, contexts: Any, rate: Any, batch: int = 256
+) -> tuple[Expr, Expr]:
+    """Steps of stochastic gradient descent on the skip-gram model with negative sampling.
+
+    `vectors` has shape (2, words, width): the vectors of words, and those of contexts. `words` are
+    rows of the first, one for each pair; `contexts` rows of the second, (pairs, 1 + negatives): the
+    context that was seen, then those that were drawn. Pairs are taken `batch` at a time, one step
+    of `rate` after the other; gradients of a batch are added up, as in word2vec, not averaged.
+    Gives the vectors after that, and the loss of each pair before its step: -log s(w . c) of its
+    own context c, and -log s(-w . n) of each n that was drawn, with s the logistic function. One
+    that was drawn and is the pair's own says nothing, and is left out.
+
+    Only rows that are named change, so the time of a step does not depend on how many there are.
+    `nn.SkipGram` trains with it.
+
+    >>> import numpy as np, caldera as cd
+    >>> from caldera import op
+    >>> vectors = cd.tensor(np.full((2, 4, 3), 0.5, "float32"))
+    >>> after, losses = op.skip_gram(vectors, [0], [[1, 2]], rate=0.1)
+    >>> after.numpy()[:, :, 0].astype("float64").round(3).tolist(), round(losses.item(), 4)
+    ([[0.482, 0.5, 0.5, 0.5], [0.5, 0.516, 0.466, 0.5]], 1.5237)
+    """
+    table = as_float(lift(vectors))
+    speed = cast(lift(rate, table.dtype), table.dtype)
+    at_once = as_count(batch, "batch", "skip_gram")
+    after, losses = step.outputs(table, lift(words), lift(contexts), speed, batch=at_once)
+    return Expr(after), Expr(losses)
+
+
+skip_gram = checked(skip_gram, location)
+
+
+@guarded
 class SkipGram:
     """Vectors for words, trained so that those of words which stand together are alike.
 
@@ -198,7 +372,7 @@ class SkipGram:
         words = op.input("words", (pairs,), dtype="int32")
         contexts = op.input("contexts", (pairs, 1 + self.negatives), dtype="int32")
         speed = op.input("rate", ())
-        after, losses = op.skip_gram(self._table, words, contexts, speed, batch=batch_size)
+        after, losses = skip_gram(self._table, words, contexts, speed, batch=batch_size)
         return compile_plan([op.sum(losses), op.assign(self._table, after)], remember=False)
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from caldera.base.config import settings
 from caldera.core.graph.node import Node
-from caldera.kernels import choose
-from caldera.kernels.choices import HeldChoices, held_choices, holding
-from caldera.kernels.choose import Choices
 from caldera.kernels.table import Kernel, KernelTable
-from caldera.kernels.tuning import TuningResult
+from caldera.kernels.tuning import choose
+from caldera.kernels.tuning.choice_store import ChoiceCache, choice_cache, using
+from caldera.kernels.tuning.choose import Choices
+from caldera.kernels.tuning.measure import TuningResult
 from tests.unit.kernels.fake_kernels import FakeKernels, product_node
 from tests.unit.kernels.test_microbatch import _greedy, _node
 
@@ -27,9 +27,9 @@ def _by_chance(node: Node, rivals: Sequence[Kernel], seconds: float) -> TuningRe
     return TuningResult({kernel.name: SystemRandom().uniform(1e-3, 2e-3) for kernel in rivals})
 
 
-def _chosen(table: KernelTable, node: Node, folder: Path, held: HeldChoices) -> str:
+def _chosen(table: KernelTable, node: Node, folder: Path, cached: ChoiceCache) -> str:
     """As by a process that knows nothing of what others have measured."""
-    with settings.override(cache_dir=folder), holding(held):
+    with settings.override(cache_dir=folder), using(cached):
         return Choices(table).kernel(node, "cpu").name
 
 
@@ -39,12 +39,12 @@ def test_another_process_chooses_what_is_held(
     for name in "abcdefgh":
         kernels.add(name)
     monkeypatch.setitem(choose.TIMERS, "cpu", _by_chance)
-    held, node = HeldChoices(), product_node()
-    first = _chosen(kernels.table, node, tmp_path / "first", held)
-    again = {_chosen(kernels.table, node, tmp_path / f"{turn}", held) for turn in range(8)}
+    cached, node = ChoiceCache(), product_node()
+    first = _chosen(kernels.table, node, tmp_path / "first", cached)
+    again = {_chosen(kernels.table, node, tmp_path / f"{turn}", cached) for turn in range(8)}
     assert again == {first}
     # A kernel that is not there any more cannot serve.
-    gone = HeldChoices(dict.fromkeys(held.kernels, "gone"))
+    gone = ChoiceCache(dict.fromkeys(cached.kernels, "gone"))
     assert _chosen(kernels.table, node, tmp_path / "gone", gone) in "abcdefgh"
 
 
@@ -54,13 +54,13 @@ def test_a_batch_is_cut_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     for kernel in (_greedy("greedy", 1, 1.0), _greedy("greedier", 1, 1.0)):
         table.add(kernel)
     monkeypatch.setitem(choose.TIMERS, "cpu", _by_chance)
-    node, held = _node("conv2d"), HeldChoices()
+    node, cached = _node("conv2d"), ChoiceCache()
     with settings.override(workspace_limit=4):
-        first = _chosen(table, node, tmp_path / "first", held)
+        first = _chosen(table, node, tmp_path / "first", cached)
         assert " by greed" in first
-        free = {_chosen(table, node, tmp_path / f"free{i}", HeldChoices()) for i in range(8)}
+        free = {_chosen(table, node, tmp_path / f"free{i}", ChoiceCache()) for i in range(8)}
         assert len(free) > 1
-        again = {_chosen(table, node, tmp_path / f"{turn}", held) for turn in range(8)}
+        again = {_chosen(table, node, tmp_path / f"{turn}", cached) for turn in range(8)}
     assert again == {first}
 
 
@@ -72,9 +72,9 @@ def test_what_serves_a_first_run_is_held_apart(
     kernels.add("fast")
     times = {"usual": 2e-3, "fast": 1e-3}
     monkeypatch.setitem(choose.TIMERS, "cpu", lambda node, rivals, limit: TuningResult(dict(times)))
-    held, choices, node = HeldChoices(), Choices(kernels.table), product_node()
+    cached, choices, node = ChoiceCache(), Choices(kernels.table), product_node()
     for _ in range(2):
-        with holding(held):
+        with using(cached):
             assert choices.kernel(node, "cpu", measure=False).name == "usual"
             assert choices.kernel(node, "cpu").name == "fast"
     assert choices.kernel(node, "cpu", measure=False).name == "fast"
@@ -82,10 +82,10 @@ def test_what_serves_a_first_run_is_held_apart(
 
 def test_a_thread_holds_for_itself() -> None:
     seen = []
-    with holding(HeldChoices()) as held:
-        thread = threading.Thread(target=lambda: seen.append(held_choices()))
+    with using(ChoiceCache()) as cached:
+        thread = threading.Thread(target=lambda: seen.append(choice_cache()))
         thread.start()
         thread.join()
-        assert held_choices() is held
+        assert choice_cache() is cached
     assert seen == [None]
-    assert held_choices() is None
+    assert choice_cache() is None

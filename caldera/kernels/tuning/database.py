@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,8 @@ from caldera.base.plain_data import json_digest
 from caldera.core.graph.node import Node, Spec
 from caldera.core.graph.program import Body
 from caldera.core.tensor.dtype import NAMES
-from caldera.kernels.microbatch import BatchedNode
 from caldera.kernels.table import Kernel
-from caldera.kernels.thread_counts import name_on_all_threads
+from caldera.kernels.workspace import BatchedNode
 
 FORMAT = 2
 _NOT_WORK = frozenset({"stream"})
@@ -142,8 +142,7 @@ _MANY = 32
 
 def load(key: dict[str, Any]) -> TuningRecord | None:
     """The remembered answer, if there is one that can be trusted."""
-    digest = json_digest(key)
-    return _record(_read(digest))
+    return _record(_read(json_digest(key)))
 
 
 def _read(digest: str) -> Any:
@@ -157,40 +156,31 @@ def _read(digest: str) -> Any:
 
 def _record(held: Any) -> TuningRecord | None:
     try:
-        key, chosen = held["key"], held["chosen"]
         times = {str(name): float(seconds) for name, seconds in held["times"].items()}
-        known = not {chosen, name_on_all_threads(chosen)}.isdisjoint(key["kernels"])
         features = {
             str(name): [float(each) for each in row]
             for name, row in held.get("features", {}).items()
         }
-        record = TuningRecord(key, chosen, times, features, float(held.get("pace", 0.0)))
-        return record if held["format"] == FORMAT and known else None
-    except (ValueError, KeyError, TypeError, AttributeError):
+        record = TuningRecord(
+            dict(held["key"]), str(held["chosen"]), times, features, float(held.get("pace", 0.0))
+        )
+        return record if held["format"] == FORMAT and record.kind else None
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         return None
 
 
 def store(record: TuningRecord) -> None:
     """Keep a choice for the next process. Raises OSError where the folder cannot be written."""
-    _CHOICES.write_json(json_digest(record.key), _as_file(record))
-
-
-def _as_file(record: TuningRecord) -> dict[str, Any]:
-    held = {"format": FORMAT, "key": record.key, "chosen": record.chosen, "times": record.times}
-    return {**held, "features": record.features, "pace": record.pace}
+    held = {"format": FORMAT, **asdict(record)}
+    del held["is_predicted"]
+    _CHOICES.write_json(json_digest(record.key), held)
 
 
 def all_records() -> Iterator[TuningRecord]:
     """Every choice remembered for this machine as it is now."""
-    here: dict[str, dict[str, Any]] = {}
-    for held in _all_files().values():
-        record = _record(held)
-        if record is None:
-            continue
-        family = str(record.key.get("family"))
-        if family not in here:
-            here[family] = machine_key(family)
-        if record.key.get("machine") == here[family]:
+    here = cache(machine_key)
+    for record in map(_record, _all_files().values()):
+        if record is not None and record.key.get("machine") == here(record.kind[0]):
             yield record
 
 

@@ -1,10 +1,15 @@
-"""A batch in slices, because the workspace of a kernel for all of it would be too large.
+"""Kernels within a limit on their workspace: batches in slices, and one workspace shared by layers.
 
 What an algorithm needs beside its inputs often grows with the batch. With a limit on the workspace,
 the fastest one may then be out of reach, unless it is given a part of the batch at a time. As in
 micro-cuDNN (Oyama et al., 2018) the slices may differ in size and algorithm: `best_sizes` composes
 the batch of the sizes whose time is known, so that the sum of their times is least. Results for
 images are written slice by slice; sums over the batch are added up.
+
+One limit for all layers is shared out by a multiple-choice knapsack: every layer takes one of its
+options, the workspaces add up to no more than the limit, and the times to as little as they can.
+Dynamic programming over the bytes spent answers it exactly, up to the unit in which bytes are
+counted.
 """
 
 from __future__ import annotations
@@ -12,22 +17,36 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from caldera.base.config import settings
 from caldera.core.graph.node import Node, Spec, intern
 from caldera.core.graph.opdef import detached, parameter
 from caldera.core.tensor.dtype import float32, float64
-from caldera.kernels.common.binding import at_most_workspace, workspace_bytes, workspace_limit
+from caldera.kernels.common.binding import (
+    at_most_workspace,
+    restricted,
+    workspace_bytes,
+    workspace_limit,
+)
 from caldera.kernels.native.codegen.emitter import Emitter, Pointer, natural_lanes
 from caldera.kernels.native.codegen.kernel import Integer, native_kernel
 from caldera.kernels.native.codegen.program import NativeRunner, in_sequence
 from caldera.kernels.table import Array, Call, Kernel, Runner
 
+if TYPE_CHECKING:
+    from caldera.kernels.tuning.choose import Choices, Fixed
+
 ADDING_SPEED = 1e10
 """Bytes a second at which a term of a sum over the batch is read and added, roughly."""
+UNITS = 1 << 14
+"""Into how many units a shared limit is cut. Options are rounded up to them, so it is kept."""
+MOST_OPTIONS = 12
+"""Limits under which a node is tried."""
 Slices = tuple[tuple[Kernel, int], ...]
 """Which kernel takes how many entries of the batch, in their order."""
 
@@ -248,3 +267,106 @@ def least_workspace(node: Node, kernels: Sequence[Kernel]) -> int:
             kernel.workspace(one) + batch.term_bytes for kernel in kernels if kernel.supports(one)
         ]
     return min(found)
+
+
+@lru_cache(maxsize=4096)
+def keeping_to(kernel: Kernel, limit: int) -> Kernel:
+    """The same kernel with this many bytes of workspace, whatever the settings say."""
+    return restricted(kernel, partial(at_most_workspace, limit), limit=limit)
+
+
+# --- one workspace for all layers
+
+
+@dataclass(frozen=True)
+class WorkspaceOption:
+    """One way to run a layer: its bytes of workspace, and what it takes."""
+
+    workspace: int
+    seconds: float
+
+
+def best_options(layers: Sequence[Sequence[WorkspaceOption]], limit: int) -> list[int]:
+    """For each layer the position of the option it gets.
+
+    Where not even the smallest options fit together, each gets its smallest.
+
+    >>> small, large = WorkspaceOption(1, 3.0), WorkspaceOption(5, 1.0)
+    >>> best_options([[small, large], [small, WorkspaceOption(5, 2.0)]], limit=6)
+    [1, 0]
+    """
+    smallest = [min(range(len(row)), key=lambda i: (row[i].workspace, i)) for row in layers]
+    unit = -(-limit // UNITS) or 1
+    room = limit // unit
+    least = np.zeros(room + 1)
+    taken = np.zeros((len(layers), room + 1), np.int16)
+    for index, row in enumerate(layers):
+        best = np.full(room + 1, np.inf)
+        for choice, option in enumerate(row):
+            units = -(-option.workspace // unit)
+            if units <= room:
+                with_it = least[: room + 1 - units] + option.seconds
+                better = with_it < best[units:]
+                best[units:][better] = with_it[better]
+                taken[index, units:][better] = choice
+        least = best
+    if not np.isfinite(least[room]):
+        return smallest
+    found = []
+    for index in reversed(range(len(layers))):
+        choice = int(taken[index, room])
+        found.append(choice)
+        room -= -(-layers[index][choice].workspace // unit)
+    return found[::-1]
+
+
+def shared_limits(
+    choices: Choices,
+    nodes: Sequence[Node],
+    family: str,
+    total: int,
+    *,
+    measure: bool = True,
+    fixed: Fixed | None = None,
+) -> dict[Node, int]:
+    """The bytes of workspace that each of these nodes whose batch can be cut may use, so that all
+    of them use no more than `total` and take as little time as they can."""
+    layers = [node for node in nodes if node.op.name in SLICED]
+    known: dict[Node, list[tuple[int, Kernel, float | None]]] = {}
+    for node in layers:
+        if detached(node) not in known:
+            known[detached(node)] = _under_limits(choices, node, family, total, measure, fixed)
+    is_timed = all(time is not None for row in known.values() for _, _, time in row)
+    rows = [
+        [
+            WorkspaceOption(
+                kernel.workspace(node), time if is_timed and time else kernel.estimate(node)
+            )
+            for _, kernel, time in known[detached(node)]
+        ]
+        for node in layers
+    ]
+    chosen = best_options(rows, total)
+    return {
+        node: known[detached(node)][position][0]
+        for node, position in zip(layers, chosen, strict=True)
+    }
+
+
+def _under_limits(
+    choices: Choices, node: Node, family: str, total: int, measure: bool, fixed: Fixed | None
+) -> list[tuple[int, Kernel, float | None]]:
+    """What serves a node under ever smaller limits, and how long it takes, if that is known."""
+    found: list[tuple[int, Kernel, float | None]] = []
+    limit = min(total, settings.workspace_limit)
+    while len(found) < MOST_OPTIONS:
+        choice = choices.choose(node, family, measure=measure, limit=limit, fixed=fixed)
+        kernel, times = choice.kernel, choice.times
+        if times is None:
+            times = choices.seconds_within(node, kernel, limit, measure=measure)
+        found.append((limit, kernel, None if times is None else times.get(kernel.name)))
+        needed = kernel.workspace(node)
+        if not needed or needed > limit:
+            break
+        limit = needed * 3 // 4
+    return found

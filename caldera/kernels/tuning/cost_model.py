@@ -24,7 +24,7 @@ from caldera.core.tensor.dtype import NAMES
 from caldera.core.tensor.shape import Shape
 from caldera.kernels.common.blas_threads import single_threaded_blas
 from caldera.kernels.table import Kernel
-from caldera.kernels.tuning import LOSS, expected_loss
+from caldera.kernels.tuning.measure import LOSS, expected_loss
 
 MOST_SAMPLES = 256
 """Measurements that are kept; when there are more, a quarter of them goes, the oldest."""

@@ -1,42 +1,57 @@
 """Timing the kernels of one node against each other, on arrays of its real shapes.
 
-Each kernel is checked once: two that agree vouch for each other, and where they do not, or only one
-is there, the oracle decides. One that raises or computes something else is out of the race.
+Each kernel is checked once; one that raises or computes something else is out of the race.
+Candidates run interleaved, so a disturbance of the machine affects all of them, and the best time
+of each counts: noise only ever adds. The distance between the best and the second-best time shows
+the uncertainty of the best. A candidate is dropped as soon as its expected gain is small, either
+because it is far behind or because it is as fast as the best.
+
+A process may spend `settings.tune_budget_s` at once. The spent budget is restored at a tenth of a
+second per second of other work. Otherwise a large network would leave no budget for those that
+the same process trains after it, and their kernels would be guessed, however long they are
+trained. So measuring takes a tenth of a long run at the most.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from time import perf_counter
 
 import numpy as np
 
+from caldera.base.config import settings
 from caldera.core.graph.memory_format import laid_out
 from caldera.core.graph.node import Node, Spec
 from caldera.core.memory.host import note_garbage
-from caldera.core.tensor.dtype import DType, bfloat16, bool_, float16, float32, float64, is_float
+from caldera.core.tensor.dtype import DType, bool_, float32, is_float
 from caldera.core.tensor.shape import Shape
+from caldera.kernels.common.binding import ALIGNMENT
 from caldera.kernels.common.blas_threads import single_threaded_blas
-from caldera.kernels.reference import evaluate
 from caldera.kernels.table import Call, Kernel, Runner
-from caldera.kernels.thread_counts import SHORT_S, is_shared, on_fewer_threads, seconds_in_plan
-from caldera.kernels.tuning import Clock, TuningResult, race
+from caldera.kernels.tuning.correctness import Judge
+from caldera.kernels.tuning.threads import SHORT_S, is_shared, on_fewer_threads, seconds_in_plan
 
-ALIGNMENT = 64
-TOLERANCE: dict[DType, float] = {float64: 1e-10, float32: 1e-4, float16: 1e-2, bfloat16: 4e-2}
-"""Largest error, relative to the largest element of the right result."""
-ROUNDED = 5e-3
-"""The same where float32 operands may be rounded to tf32."""
 PATTERN = (1 << 18) + 7
 """Different numbers in an input; a larger one repeats them."""
-PIECE = 1 << 16
-"""Elements of two results that are compared at once."""
 COLD_S = 2e-3
 """Seconds of a call from which on it does not matter that workers have to be called first."""
 YARDSTICK = 192
 """Rows and columns of what tells how fast the machine is at the moment."""
+ROUNDS = 7
+SAMPLE_S = 2e-4
+"""What one timing should last at least, so that the clock is fine enough."""
+HOPELESS = 3.0
+"""A kernel that starts this many times slower than the best is not timed any further."""
+LOSS = 0.015
+"""The part of its time that a choice may be expected to lose: below that nothing is found out."""
+JITTER = 0.02
+"""Standard deviation, in logarithms of seconds, that a best time has at least."""
+Clock = Callable[[int], float]
+"""Runs a kernel so many times, and gives the seconds that one run took."""
 
 
 def measure(
@@ -68,7 +83,7 @@ def measure(
     outcome = TuningResult()
     with single_threaded_blas, np.errstate(all="ignore"):
         before = _pace()
-        judge = _Judge(call, alone=thorough or len(kernels) == 1)
+        judge = Judge(call, alone=thorough or len(kernels) == 1)
         runners = _right_runners(kernels, call, judge, outcome)
         race(_clocks(runners), outcome, deadline, thorough=thorough)
         best = min(
@@ -99,7 +114,7 @@ def _yardstick() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _right_runners(
-    kernels: Sequence[Kernel], call: Call, judge: _Judge, outcome: TuningResult
+    kernels: Sequence[Kernel], call: Call, judge: Judge, outcome: TuningResult
 ) -> dict[str, Runner]:
     """Those kernels that are right, ready to run; `outcome` notes the seconds of their first run,
     and what is wrong with the others."""
@@ -122,141 +137,6 @@ def _right_runners(
         outcome.failures[name] = reason
         del runners[name], outcome.times[name]
     return runners
-
-
-class _Judge:
-    """Knows the right results of a call: those that two kernels agree on, or the oracle's.
-
-    Kernels of one origin share its mistakes, and do not confirm each other. With `alone` no kernel
-    confirms another.
-    """
-
-    def __init__(self, call: Call, *, alone: bool) -> None:
-        self._call = call
-        self._right: Sequence[np.ndarray] | None = None
-        self._witness: tuple[Kernel, list[np.ndarray]] | None = None
-        # Integers may be right by chance.
-        self._alone = alone or not all(is_float(output.dtype) for output in call.outputs)
-
-    def hear(self, kernel: Kernel) -> None:
-        """Take what a kernel has just written; raise if it is known to be wrong."""
-        call = self._call
-        if not is_checkable(call.node):
-            return
-        if self._right is None and not self._alone:
-            if self._witness is None:
-                self._witness = kernel, [output.copy() for output in call.outputs]
-                return
-            witness, results = self._witness
-            if witness.origin != kernel.origin and self._agree(results, call.outputs):
-                self._right = results
-                return
-        self._check(call.outputs)
-
-    def wrong(self) -> dict[str, str]:
-        """What is wrong with the first kernel, if no other has confirmed it."""
-        if self._witness is None or self._right is self._witness[1]:
-            return {}
-        (kernel, results), self._witness = self._witness, None
-        try:
-            self._check(results)
-        except _WrongResultError as problem:
-            return {kernel.name: f"{type(problem).__name__}: {problem}"}
-        return {}
-
-    def _agree(self, results: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
-        # What nobody has written to is the same for all.
-        if not all(map(_is_finite, results)):
-            return False
-        try:
-            self._compare(others, results)
-        except _WrongResultError:
-            return False
-        return True
-
-    def _check(self, results: Sequence[np.ndarray]) -> None:
-        if self._right is None:
-            self._right = evaluate(self._call.node, self._call.inputs)
-        self._compare(results, self._right)
-
-    def _compare(self, results: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> None:
-        for result, right in zip(results, wanted, strict=True):
-            compare(result, right, tolerance_of(self._call.node, result.dtype))
-
-
-class _WrongResultError(Exception):
-    """A kernel does not compute what the oracle does."""
-
-
-def is_checkable(node: Node) -> bool:
-    """Whether made-up numbers show if a result is right.
-
-    Through the steps of a loop they grow without bound, and differences in the last bit with them.
-    """
-    return node.op.name != "scan"
-
-
-def tolerance_of(node: Node, dtype: DType) -> float:
-    """How far a result of this dtype may be off, beside the largest element of the right one."""
-    is_rounded = node.attrs.get("compute") == "tf32" and dtype == float32
-    return ROUNDED if is_rounded else TOLERANCE.get(dtype, 0.0)
-
-
-def compare(output: np.ndarray, wanted: np.ndarray, tolerance: float) -> None:
-    """Raise if a result is not the right one."""
-    if not is_float(output.dtype):
-        if not np.array_equal(output, wanted):
-            raise _WrongResultError("the result differs from that of the oracle")
-        return
-    if _is_close_at_once(output, wanted, tolerance):
-        return
-    wide = np.asarray(wanted, float64)
-    scale = float(np.abs(wide[np.isfinite(wide)]).max(initial=0.0))
-    allowed = tolerance * max(scale, 1e-30)
-    if not np.allclose(output.astype(float64), wide, rtol=0.0, atol=allowed, equal_nan=True):
-        worst = float(np.nanmax(np.abs(output.astype(float64) - wide), initial=0.0))
-        raise _WrongResultError(
-            f"the result differs from that of the oracle by {worst:.1e}, beside {scale:.1e}"
-        )
-
-
-def _is_close_at_once(output: np.ndarray, wanted: np.ndarray, tolerance: float) -> bool:
-    """Whether all numbers are finite and near enough, found without making them wider.
-
-    Results of a first step are large, and most are right. The difference of two float32 numbers
-    that are nearly alike is as exact as it has to be; where it is not small, or not a number, it is
-    looked at more closely.
-    """
-    if output.dtype != wanted.dtype or output.dtype not in (float32, float64) or not wanted.size:
-        return False
-    scale = max(abs(float(wanted.max())), abs(float(wanted.min())))
-    if not math.isfinite(scale):
-        return False
-    # Half of what is allowed, so that rounding here decides nothing; a nan is not below it.
-    allowed = 0.5 * tolerance * max(scale, 1e-30)
-    return all(
-        float(np.abs(output[part] - wanted[part]).max()) <= allowed for part in _pieces(wanted)
-    )
-
-
-def _is_finite(array: np.ndarray) -> bool:
-    """Whether an array of floats has numbers alone."""
-    return all(
-        bool(np.isfinite(array[part].astype(float32, copy=False)).all()) for part in _pieces(array)
-    )
-
-
-def _pieces(array: np.ndarray) -> Iterator[tuple[slice, ...]]:
-    """Where parts of an array are, so small that what is computed from one stays in the cache: a
-    weight may be as large as all that the step needs."""
-    if array.ndim == 0:
-        yield ()
-        return
-    axis = max(range(array.ndim), key=array.shape.__getitem__)
-    length = array.shape[axis]
-    step = max(1, PIECE * length // max(array.size, 1))
-    for start in range(0, length, step):
-        yield (*(slice(None) for _ in range(axis)), slice(start, start + step))
 
 
 def _is_short(name: str, runners: dict[str, Runner], outcome: TuningResult) -> bool:
@@ -332,3 +212,140 @@ def some_numbers(shape: Shape, dtype: DType, generator: np.random.Generator) -> 
     if dtype == bool_:
         return generator.integers(0, 2, shape).astype(bool_)
     return np.zeros(shape, dtype)
+
+
+# --- races
+
+
+@dataclass
+class TuningResult:
+    """Seconds a call of each kernel that is right, and what is wrong with the others.
+
+    `pace` has those of a yardstick that was run beside them, where there is one: times of a busy
+    machine are worth as much as others beside it.
+    """
+
+    times: dict[str, float] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    pace: float = 1.0
+
+
+def race(
+    clocks: dict[str, Clock], outcome: TuningResult, deadline: float, *, thorough: bool = False
+) -> None:
+    """Let kernels run in turns, and keep the best time of each; those that are in `outcome` already
+    count. With `thorough` all run to the end but those that have no hope."""
+    timings = {name: [outcome.times[name]] if name in outcome.times else [] for name in clocks}
+    running = list(clocks)
+    for turn in range(ROUNDS):
+        for name in running:
+            if turn > 1 and perf_counter() > deadline:
+                return
+            known = timings[name]
+            count = max(1, int(SAMPLE_S / max(known[0], 1e-7))) if known else 1
+            known.append(clocks[name](count))
+            known.sort()
+            outcome.times[name] = known[0]
+        if turn and thorough:
+            limit = HOPELESS * min((timings[name][0] for name in running), default=0.0)
+            running = [name for name in running if timings[name][0] <= limit]
+        elif not thorough:
+            running = _undecided({name: timings[name] for name in running})
+        if not running:
+            return
+
+
+def _undecided(timings: dict[str, list[float]]) -> list[str]:
+    """The kernels of which it is worth knowing more: all that may well be the fastest."""
+    if len(timings) < 2:
+        return []
+    best = min(timings, key=lambda name: timings[name][0])
+    others = []
+    for name, known in timings.items():
+        behind = math.log(known[0] / timings[best][0])
+        spread = math.hypot(_spread(known), _spread(timings[best]))
+        if name != best and expected_loss(behind, spread) > LOSS:
+            others.append(name)
+    return [best, *others] if others else []
+
+
+def _spread(known: list[float]) -> float:
+    """How far the best of these times may be off, as a logarithm."""
+    return max(JITTER, math.log(known[1] / known[0])) if len(known) > 1 else math.inf
+
+
+def expected_loss(behind: float, spread: float) -> float:
+    """What passing over a kernel costs on average, as a part of the time of the one that is taken.
+
+    It seems to be `behind`, the logarithm of how many times as long it takes, and that may be off
+    by `spread`.
+
+    >>> round(expected_loss(0.0, 0.1), 3), round(expected_loss(0.3, 0.1), 3)
+    (0.04, 0.0)
+    """
+    if math.isinf(spread):
+        return math.inf
+    away = behind / spread
+    density = math.exp(-0.5 * away * away) / math.sqrt(2 * math.pi)
+    return spread * density - behind * 0.5 * math.erfc(away / math.sqrt(2))
+
+
+# --- the time that measuring may take
+
+
+BACK_A_SECOND = 0.1
+"""Seconds that come back in each second."""
+
+
+class TuningBudget:
+    """What measuring has taken in this process of late, and what it may still take.
+
+    >>> from caldera.kernels.tuning.measure import TuningBudget
+    >>> budget = TuningBudget()
+    >>> with budget.spending():
+    ...     pass
+    >>> budget.left > 4.9
+    True
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Have all of it again.
+
+        >>> TuningBudget().reset()
+        """
+        self._spent_s = 0.0
+        self._as_of = perf_counter()
+
+    @property
+    def left(self) -> float:
+        """Seconds that measuring may take now; below 0 after one that took longer than it should.
+
+        >>> import caldera as cd
+        >>> with cd.settings.override(tune_budget_s=0.0):
+        ...     TuningBudget().left
+        0.0
+        """
+        self._refill()
+        return settings.tune_budget_s - self._spent_s
+
+    @contextmanager
+    def spending(self) -> Iterator[None]:
+        """What happens inside is taken from the budget.
+
+        >>> with TuningBudget().spending():
+        ...     pass
+        """
+        self._refill()
+        try:
+            yield
+        finally:
+            now = perf_counter()
+            self._spent_s, self._as_of = self._spent_s + now - self._as_of, now
+
+    def _refill(self) -> None:
+        now = perf_counter()
+        back = BACK_A_SECOND * (now - self._as_of)
+        self._spent_s, self._as_of = max(self._spent_s - back, 0.0), now

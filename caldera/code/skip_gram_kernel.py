@@ -37,7 +37,7 @@ from caldera.kernels.native.codegen.values import shrinking, vector
 from caldera.kernels.native.movement import copy_calls
 from caldera.kernels.reference.arrays import check_range
 from caldera.kernels.table import TABLE, Call, Kernel, Runner
-from caldera.kernels.thread_counts import taking_turns
+from caldera.kernels.tuning.threads import taking_turns
 
 _AT_ONCE = 8
 """Contexts whose scores are summed up side by side: they and a few more fit into registers."""
