@@ -23,7 +23,7 @@ from caldera.train.step_graph import (
 )
 
 
-class ModelGraph(ModelSettings):
+class NetworkGraph(ModelSettings):
     """A network whose parameters are created for the shapes of its first inputs."""
 
     samples_traced: int = 2
