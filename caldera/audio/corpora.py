@@ -67,21 +67,7 @@ def speech_commands(
             got="none",
             hint="unpack the archive there",
         )
-    parts = {part: _listed(root / f"{part}_list.txt") for part in ("testing", "validation")}
-    chosen = {
-        part: [path for path in files if f"{path.parent.name}/{path.name}" in listed]
-        for part, listed in parts.items()
-    }
-    apart = {path for paths in chosen.values() for path in paths}
-    train = [path for path in files if path not in apart]
-    shared = {_speaker(path) for path in apart} & {_speaker(path) for path in train}
-    if shared:
-        raise DataError.build(
-            f"audio.speech_commands {root}",
-            expected="speakers to test with that are new",
-            got=f"{len(shared)} in both, such as {min(shared)}",
-            hint="mend the lists of files",
-        )
+    train, testing, validation = _split_by_lists(root, files)
     length = round(rate * seconds)
 
     def part(paths: list[Path]) -> data.ArrayData:
@@ -92,10 +78,27 @@ def speech_commands(
         labels = np.array([names.index(path.parent.name) for path in paths], np.int64)
         return data.ArrayData(x, labels)
 
-    held = part(chosen["validation"]) if chosen["validation"] else None
-    return data.Dataset(
-        part(train), part(chosen["testing"]), len(names), names, root.name, validation=held
+    held = part(validation) if validation else None
+    return data.Dataset(part(train), part(testing), len(names), names, root.name, validation=held)
+
+
+def _split_by_lists(root: Path, files: list[Path]) -> tuple[list[Path], list[Path], list[Path]]:
+    """Return the files to train with, to test with and to validate with, by the lists in `root`."""
+    listed = [_listed(root / f"{part}_list.txt") for part in ("testing", "validation")]
+    testing, validation = (
+        [path for path in files if f"{path.parent.name}/{path.name}" in names] for names in listed
     )
+    apart = {*testing, *validation}
+    train = [path for path in files if path not in apart]
+    shared = {_speaker(path) for path in apart} & {_speaker(path) for path in train}
+    if shared:
+        raise DataError.build(
+            f"audio.speech_commands {root}",
+            expected="speakers to test with that are new",
+            got=f"{len(shared)} in both, such as {min(shared)}",
+            hint="mend the lists of files",
+        )
+    return train, testing, validation
 
 
 def _listed(path: Path) -> set[str]:

@@ -181,25 +181,18 @@ class Model(NetworkGraph):
         class_weights: Any = None,
         **unknown: Never,
     ) -> History:
-        """Train on `x, y`, on `(x, y)` or on data; gives back the history of losses and metrics.
+        """Train on `x, y`, on `(x, y)` or on data, and return the history of losses and metrics.
 
-        Data are whatever `data.as_data` takes: among others a `Dataset` or `DataLoader` of PyTorch,
-        a list of pairs, a generator, sequences of different lengths. Several inputs are a tuple,
-        `fit((x1, x2), y)`, or a dict by the names that `forward` gives them. Targets of
-        `cross_entropy` are the numbers of classes, or a row for each sample with the probability of
-        each class, such as one-hot ones; the loss is then set to take those
-        (`CrossEntropy(probabilities=True)`).
+        `data` is anything `data.as_data` accepts; several inputs are a tuple, `fit((x1, x2), y)`,
+        or a dict by the names of `forward`'s parameters. Targets of `cross_entropy` are class
+        numbers, or class probabilities, which set the loss to `CrossEntropy(probabilities=True)`.
 
-        `validation` is data to evaluate on after each epoch, or the part of the data to hold out
-        for that, such as 0.2: the same samples for the same seed. `checkpoint` is a folder to save
-        to; with `resume=True` the run goes on from what is there. Ctrl-C ends it cleanly. `device`
-        is where to train: the model is moved there, and stays. `parallel` is a strategy of
-        `caldera.parallel`; without one, all processes that were started together share each batch.
-        `sample_weights` has a number for each sample, `class_weights` one for each class or a dict
-        by numbers or names of classes; with "balanced" all classes count the same.
+        `validation` is data to evaluate after each epoch, or the fraction of samples to hold out.
+        `checkpoint` is a folder to save to, and `resume=True` continues from it. `device` moves the
+        model. `parallel` is a strategy of `caldera.parallel`; by default the processes of one job
+        share each batch. `class_weights` are a number per class, a dict, or "balanced".
 
-        >>> import numpy as np
-        >>> import caldera as cd
+        >>> import numpy as np, caldera as cd
         >>> from caldera import nn
         >>> x = np.random.default_rng(0).normal(size=(200, 2)).astype("float32")
         >>> y = (x[:, 0] > x[:, 1]).astype("int64")
@@ -209,13 +202,7 @@ class Model(NetworkGraph):
         True
         """
         refuse_unknown(Model.fit, unknown)
-        if more:
-            raise ConfigError.build(
-                "fit",
-                expected="data, or inputs and targets",
-                got=f"{2 + len(more)} arguments",
-                hint="write fit(x, y) or fit((x1, x2), y), and options by name",
-            )
+        _refuse_more(more)
         if device is not None:
             self.to(device)
         batch_size = own_batch_size(data) if batch_size is None else batch_size
@@ -352,3 +339,13 @@ class Model(NetworkGraph):
         True
         """
         return profile(self, data, self._count(batch_size, "profile"), trace)
+
+
+def _refuse_more(arguments: tuple[Any, ...]) -> None:
+    if arguments:
+        raise ConfigError.build(
+            "fit",
+            expected="data, or inputs and targets",
+            got=f"{2 + len(arguments)} arguments",
+            hint="write fit(x, y) or fit((x1, x2), y), and options by name",
+        )

@@ -39,74 +39,66 @@ _LIMIT = 300
 """Seconds of a contestant on a card: torch.compile takes more than two minutes for Inception v3."""
 
 
+_FLAGS: dict[str, tuple[str | None, str]] = {
+    "--peers": ("NAME,...", f"whom to compare with (default: {','.join(PEERS)}; '' for nobody)"),
+    "--precision": (
+        "NAME,...",
+        f"of products: {', '.join(PRECISIONS)} (default on a card: what --list says; on the "
+        "CPU, which has no tf32, float32)",
+    ),
+    "--settings": (
+        "TEXT,...",
+        "on a card, only contestants with one of these in their names, as in 'caldera,graph'",
+    ),
+    "--limit": (
+        "SECONDS",
+        f"of each contestant in a case, which is then ended (default on a card: {_LIMIT})",
+    ),
+    "--threads": ("N", "threads of each framework (default: all)"),
+    "--repeats": ("N", "turns of each (default: 7; 3 with --quick)"),
+    "--quick": (None, "fewer sizes, turns and checks"),
+    "--no-compile": (None, "leave out torch.compile, which takes minutes for each large network"),
+    "--accuracy": (
+        "NAME",
+        "strict, fast or both (the default): whether Caldera may use less accurate kernels "
+        "(on the CPU)",
+    ),
+    "--without": (
+        "PASS,...",
+        "also Caldera's training steps without each of these passes of the graph (on the CPU)",
+    ),
+    "--workspace": (
+        "MIB,...",
+        "also with no more scratch memory than this a kernel: convolutions are cut into "
+        "micro-batches (on the CPU)",
+    ),
+    "--test-accuracy": (
+        "EPOCHS",
+        "also train mlp, lenet5 and resnet20 on real data, and test them",
+    ),
+    "--json": ("FILE", "write everything to this file"),
+    "--html": ("FILE", "write a page with figures to this file"),
+    "--again": (
+        "FILE",
+        "run what --json wrote once more, and say whether the difference is within noise",
+    ),
+    "--mllog": ("FILE", "write a training as MLPerf's log lines (:::MLLOG)"),
+    "--list": (None, "say what can be measured, and by whom"),
+}
+"""Flag to the name of its value in the help (None for a switch), and its help."""
+
+
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of `bench`."""
     parser.add_argument("work", nargs="*", metavar="WORKLOADS", help="what to measure; see --list")
     parser.add_argument(
-        "--peers",
-        metavar="NAME,...",
-        help=f"whom to compare with (default: {','.join(PEERS)}; '' for nobody)",
-    )
-    parser.add_argument(
         "--device", metavar="NAME", default=_CPU, help="cpu (the default) or cuda: the first card"
     )
-    parser.add_argument(
-        "--precision",
-        metavar="NAME,...",
-        help=f"of products: {', '.join(PRECISIONS)} (default on a card: what --list says; on the "
-        "CPU, which has no tf32, float32)",
-    )
-    parser.add_argument(
-        "--settings",
-        metavar="TEXT,...",
-        help="on a card, only contestants with one of these in their names, as in 'caldera,graph'",
-    )
-    parser.add_argument(
-        "--limit",
-        metavar="SECONDS",
-        help=f"of each contestant in a case, which is then ended (default on a card: {_LIMIT})",
-    )
-    parser.add_argument("--threads", metavar="N", help="threads of each framework (default: all)")
-    parser.add_argument("--repeats", metavar="N", help="turns of each (default: 7; 3 with --quick)")
-    parser.add_argument("--quick", action="store_true", help="fewer sizes, turns and checks")
-    parser.add_argument(
-        "--no-compile",
-        action="store_true",
-        help="leave out torch.compile, which takes minutes for each large network",
-    )
-    parser.add_argument(
-        "--accuracy",
-        metavar="NAME",
-        help="strict, fast or both (the default): whether Caldera may use less accurate kernels "
-        "(on the CPU)",
-    )
-    parser.add_argument(
-        "--without",
-        metavar="PASS,...",
-        help="also Caldera's training steps without each of these passes of the graph (on the CPU)",
-    )
-    parser.add_argument(
-        "--workspace",
-        metavar="MIB,...",
-        help="also with no more scratch memory than this a kernel: convolutions are cut into "
-        "micro-batches (on the CPU)",
-    )
-    parser.add_argument(
-        "--test-accuracy",
-        metavar="EPOCHS",
-        help="also train mlp, lenet5 and resnet20 on real data, and test them",
-    )
-    parser.add_argument("--json", metavar="FILE", help="write everything to this file")
-    parser.add_argument("--html", metavar="FILE", help="write a page with figures to this file")
-    parser.add_argument(
-        "--again",
-        metavar="FILE",
-        help="run what --json wrote once more, and say whether the difference is within noise",
-    )
-    parser.add_argument(
-        "--mllog", metavar="FILE", help="write a training as MLPerf's log lines (:::MLLOG)"
-    )
-    parser.add_argument("--list", action="store_true", help="say what can be measured, and by whom")
+    for flag, (value, text) in _FLAGS.items():
+        if value is None:
+            parser.add_argument(flag, action="store_true", help=text)
+        else:
+            parser.add_argument(flag, metavar=value, help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:

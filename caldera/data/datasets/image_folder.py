@@ -74,22 +74,19 @@ def images(
     wanted, resize = (None, False) if size is None else (ImageSize(*size), True)
     if wanted is None:
         wanted, resize = _common_size([*train_list, *test_list], channels, notes)
-    lists = [each for each in (train_list, test_list) if each]
-    parts: list[Data]
-    if in_memory:
-        parts = [
-            ArrayData(
+    stage = Decode((wanted.height, wanted.width) if resize else None, channels)
+
+    def samples(files: Sequence[LabelledImage]) -> Data:
+        if in_memory:
+            return ArrayData(
                 *decode_all(
-                    each, classes, channels, wanted, resize=resize, where=_WHERE, broken=broken
+                    files, classes, channels, wanted, resize=resize, where=_WHERE, broken=broken
                 )
             )
-            for each in lists
-        ]
-    else:
-        if broken is not None:
-            lists = [_without_broken(each, channels, broken) for each in lists]
-        stage = Decode((wanted.height, wanted.width) if resize else None, channels)
-        parts = [Pipeline(Files(each, classes), stage) for each in lists]
+        whole = files if broken is None else _without_broken(files, channels, broken)
+        return Pipeline(Files(whole, classes), stage)
+
+    parts = [samples(each) for each in (train_list, test_list) if each]
     if broken:
         notes.append(f"{len(broken)} broken images left out: " + _listed(list(broken)))
     for note in notes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,32 +54,22 @@ def table(
     query: str | None = None,
     schema: Schema | None = None,
 ) -> Dataset:
-    """A data set from a table with one sample a row; the column `target` is to be predicted, or
-    else the last one.
+    """A data set from a table with one sample per row; `target` is predicted, else the last column.
 
-    `source` is the path of a file (CSV, TSV, Parquet, Feather, Excel, JSON lines or SQLite; text
-    may be compressed), a frame of pandas, polars or Arrow, a dict of columns, a list of rows, or a
+    `source` is a path (CSV, TSV, Parquet, Feather, Excel, JSON lines, SQLite; text may be
+    compressed), a frame of pandas, polars or Arrow, a dict of columns, a list of rows, or a
     connection to a database with a `query`.
 
-    What the columns hold is guessed: numbers are brought to mean 0 and deviation 1, a category
-    gets a feature of its own, dates become days and where in year, week and day they are, each of
-    the usual words of free text has a feature; names that are all different, identifiers and
-    columns of one value are left out. `schema.describe()` of the result says what became of each,
-    and `kinds` says it where the guess is wrong: "number", "category", "date", "date:%d/%m/%Y",
-    "text" or "ignored", by the names of columns. All of it is learnt from the rows to train with
-    alone, and goes with the model into its file. With `scale=False` numbers stay as they are, and
-    so do the values that are predicted.
+    Column types are guessed: numbers are scaled to mean 0 and deviation 1 (unless `scale=False`),
+    categories are one-hot, dates become day numbers and positions in year, week and day, frequent
+    words of free text are features; identifiers and constant columns are ignored.
+    `schema.describe()` reports each column, and `kinds` overrides it by name: "number", "category",
+    "date", "date:%d/%m/%Y", "text" or "ignored". All of it is learnt from the training rows alone
+    and saved with the model; pass its `schema` to read a table in the same way.
 
-    Numbers that are missing become the median, with a feature that says so; `missing` "drop" leaves
-    such rows out and "refuse" names the first. `missing_values` are texts that stand for none. Rows
-    without a target are left out and counted in `dropped`.
-
-    A target is a class if it is a text, or a whole number of which there are at most 20 different
-    ones; other numbers are values, of shape (samples, 1), in the units they have. `classes` says
-    which, where that is wrong.
-
-    `schema` is that of a model (`model.schema`): the table is read as the one the model was trained
-    on, with columns found by name, encoded and numbered in the same way.
+    Missing numbers become the median, with a feature that marks them; `missing="drop"` drops such
+    rows, "refuse" names the first. Rows without a target are counted in `dropped`. A target of text
+    or of at most 20 different integers is a class, others are values; `classes` overrides it.
 
     >>> from caldera import data
     >>> rows = [{"height": 3.1, "kind": "iris"}, {"height": None, "kind": "rose"}] * 5
@@ -95,58 +85,9 @@ def table(
         raise ConfigError.build("missing", expected=" or ".join(MISSING), got=repr(missing))
     reading = TableFormat(delimiter, header, encoding, sheet, query, missing_values)
     found = read_table(source, where, reading)
-    left_out = [found.column(each) for each in ignore]
-    if schema is not None and schema.columns:
-        if columns is not None or kinds:
-            raise ConfigError.build(
-                where, expected="columns= or schema=, kinds= or schema=", got="both"
-            )
-        places, column = _known_places(found, target, left_out, schema, where)
-        found, dropped = _usable(found, places, column, missing, where)
-        labels = _known_labels(found, column, classes, schema)
-        chosen = None
-    else:
-        column = found.column(-1 if target is None else target)
-        wanted = _inputs(found, column, columns, left_out, kinds)
-        chosen = choose_columns(found, wanted, given_kinds(kinds, found, decimal), decimal)
-        places = list(chosen.kinds)
-        if not places:
-            raise DataError.build(where, expected="columns beside the target", got=_none(chosen))
-        found.check_names([*places, column])
-        found, dropped = _usable(found, places, column, missing, where)
-        labels = read_labels(found, column, classes, decimal)
-    if header == "auto":
-        _check_first_row(found, column)
-    samples = ArrayData(np.zeros((len(found), 1), np.float32), labels.values)
-    train, apart = split_rows(samples, test, seed)
-    notes = found.notes
-    if chosen is not None:
-        notes += tuple(
-            f"column {found.label(place)}: {kind.reason}"
-            for place, kind in chosen.kinds.items()
-            if kind.reason
-        )
-        schema = _fitted(found, chosen, column, labels, train, scale)
-    assert schema is not None
-    if not schema.features:
-        raise DataError.build(
-            where,
-            expected="columns that something can be learnt from",
-            got=schema.describe().replace("\n", "; ")[:200],
-            hint="kinds= (--kinds) says what columns hold, where the guess is wrong",
-        )
-    samples = ArrayData(schema.encode(found, places).x, labels.values)
-    samples.schema = schema
-    names = labels.class_names
-    return Dataset(
-        samples.subset(train),
-        samples.subset(apart),
-        len(names),
-        names,
-        _title(source),
-        dropped=dropped,
-        notes=notes,
-    )
+    selection = (target, columns, ignore, kinds, classes, missing, decimal, header)
+    request = _Request(where, *selection, schema, scale, test, seed)
+    return request.dataset(found, _title(source))
 
 
 def table_inputs(
@@ -201,6 +142,86 @@ csv_inputs = table_inputs
 
 
 # --- parts of it
+
+
+@dataclass(frozen=True)
+class _Request:
+    """Arguments of `table` that select columns and rows."""
+
+    where: str
+    target: int | str | None
+    columns: Sequence[int | str] | None
+    ignore: Sequence[int | str]
+    kinds: Kinds | None
+    classes: bool | None
+    missing: Missing
+    decimal: str | None
+    header: Header
+    schema: Schema | None
+    scale: bool
+    test: float
+    seed: int
+
+    def dataset(self, found: Table, name: str) -> Dataset:
+        """Return the encoded table, split into rows to train with and rows to test with."""
+        is_known = self.schema is not None and bool(self.schema.columns)
+        chosen, places, column = self._known(found) if is_known else self._chosen(found)
+        found, dropped = _usable(found, places, column, self.missing, self.where)
+        if self.schema is not None and is_known:
+            labels = _known_labels(found, column, self.classes, self.schema)
+        else:
+            labels = read_labels(found, column, self.classes, self.decimal)
+        if self.header == "auto":
+            _check_first_row(found, column)
+        rows = ArrayData(np.zeros((len(found), 1), np.float32), labels.values)
+        train, apart = split_rows(rows, self.test, self.seed)
+        notes, schema = found.notes, self.schema
+        if chosen is not None:
+            notes += tuple(
+                f"column {found.label(place)}: {kind.reason}"
+                for place, kind in chosen.kinds.items()
+                if kind.reason
+            )
+            schema = _fitted(found, chosen, column, labels, train, self.scale)
+        assert schema is not None
+        if not schema.features:
+            raise DataError.build(
+                self.where,
+                expected="columns that something can be learnt from",
+                got=schema.describe().replace("\n", "; ")[:200],
+                hint="kinds= (--kinds) says what columns hold, where the guess is wrong",
+            )
+        samples = ArrayData(schema.encode(found, places).x, labels.values)
+        samples.schema = schema
+        parts = samples.subset(train), samples.subset(apart)
+        names = labels.class_names
+        return Dataset(*parts, len(names), names, name, dropped=dropped, notes=notes)
+
+    def _known(self, found: Table) -> tuple[None, list[int], int]:
+        """Return the columns of a schema, and the target's."""
+        if self.columns is not None or self.kinds:
+            raise ConfigError.build(
+                self.where, expected="columns= or schema=, kinds= or schema=", got="both"
+            )
+        assert self.schema is not None
+        left_out = [found.column(each) for each in self.ignore]
+        return None, *_known_places(found, self.target, left_out, self.schema, self.where)
+
+    def _chosen(self, found: Table) -> tuple[Chosen, list[int], int]:
+        """Return the types of the columns to read, the columns, and the target's."""
+        left_out = [found.column(each) for each in self.ignore]
+        column = found.column(-1 if self.target is None else self.target)
+        wanted = _inputs(found, column, self.columns, left_out, self.kinds)
+        chosen = choose_columns(
+            found, wanted, given_kinds(self.kinds, found, self.decimal), self.decimal
+        )
+        places = list(chosen.kinds)
+        if not places:
+            raise DataError.build(
+                self.where, expected="columns beside the target", got=_none(chosen)
+            )
+        found.check_names([*places, column])
+        return chosen, places, column
 
 
 def _fitted(

@@ -50,13 +50,7 @@ def windows(
     >>> found.train.x[0].tolist(), found.train.y[0].tolist(), found.test.y[0].tolist()
     ([[0.0], [1.0], [2.0]], [3.0, 4.0], [16.0, 17.0])
     """
-    names: tuple[str, ...] = ()
-    name = "windows"
-    if is_table(series):
-        if isinstance(series, str | PathLike):
-            name = Path(series).name.partition(".")[0]
-        names, series = number_columns(series)
-    values = _checked(series)
+    name, names, values = _series(series)
     for each, number in (("past", past), ("future", future), ("step", step)):
         within(_WHERE, each, number, 1, 2**31)
     columns = _targets(target, values.shape[1], names)
@@ -86,6 +80,15 @@ def windows(
     known = names or ("",) * values.shape[1]
     train.schema = apart.schema = Schema(series=Series(known, past, future, tuple(columns), scales))
     return Dataset(train, apart, 0, (), name)
+
+
+def _series(series: Any) -> tuple[str, tuple[str, ...], NDArray[np.float32]]:
+    """Return the name of a series, the names of its columns, and its values."""
+    if not is_table(series):
+        return "windows", (), _checked(series)
+    is_file = isinstance(series, str | PathLike)
+    names, columns = number_columns(series)
+    return Path(series).name.partition(".")[0] if is_file else "windows", names, _checked(columns)
 
 
 def _checked(series: ArrayLike) -> NDArray[np.float32]:

@@ -63,6 +63,31 @@ def parse_text(
     named = header is True or (
         header == "auto" and not any(as_float(each) is not None for each in first)
     )
+    _check_widths(rows, lines, named=named, divider=divider, delimiter=delimiter, where=where)
+    body = rows[1:] if named else rows
+    columns = list(zip(*body, strict=True)) or [()] * len(first)
+    return Table(
+        names=tuple(each.strip() for each in first) if named else (),
+        columns=tuple(text_column(each, marks) for each in columns),
+        rows=np.array(lines[1:] if named else lines, np.int64),
+        where=where,
+        row_word="line",
+        notes=notes,
+        comma=divider == ";",
+    )
+
+
+def _check_widths(
+    rows: list[list[str]],
+    lines: list[int],
+    *,
+    named: bool,
+    divider: str,
+    delimiter: str | None,
+    where: str,
+) -> None:
+    """Raise an error if rows have different numbers of columns, or only one by mistake."""
+    first = rows[0]
     if named and len(rows) > 1 and len(rows[1]) != len(first):
         raise DataError.build(
             where,
@@ -82,17 +107,6 @@ def parse_text(
             raise DataError.build(
                 f"{where}, line {line}", expected=f"{len(first)} columns", got=f"{len(row)}"
             )
-    body = rows[1:] if named else rows
-    columns = list(zip(*body, strict=True)) or [()] * len(first)
-    return Table(
-        names=tuple(each.strip() for each in first) if named else (),
-        columns=tuple(text_column(each, marks) for each in columns),
-        rows=np.array(lines[1:] if named else lines, np.int64),
-        where=where,
-        row_word="line",
-        notes=notes,
-        comma=divider == ";",
-    )
 
 
 def _rows(text: str, delimiter: str, where: str) -> tuple[list[list[str]], list[int]]:
