@@ -63,10 +63,11 @@ def bar_chart(bars: Sequence[Bar], label: str, reference: float = 1.0) -> Safe:
     height = _ROW * len(bars) + 34
     parts = [_upright(axis, tick, height, LINE, "2 3") for tick in axis.ticks]
     parts.append(_upright(axis, reference, height, TEXT))
-    for tick, written in zip(axis.ticks, axis.labels(), strict=True):
-        parts.append(_rimmed(written, _x(axis, tick), height - 8, "middle", QUIET))
-    for place, bar in enumerate(bars):
-        parts.append(_bar(bar, axis, 10 + _ROW * place, reference))
+    parts += [
+        _rimmed(written, _x(axis, tick), height - 8, "middle", QUIET)
+        for tick, written in zip(axis.ticks, axis.labels(), strict=True)
+    ]
+    parts += [_bar(bar, axis, 10 + _ROW * place, reference) for place, bar in enumerate(bars)]
     return inline_svg(_WIDTH, height, *parts, class_="bars", label=label)
 
 
@@ -344,8 +345,7 @@ def parallel_coordinates(
         _case(coordinates, places, case, strengths[case], names[case], case == chosen)
         for case in order
     ]
-    for x, coordinate in zip(places, coordinates, strict=True):
-        parts.append(_coordinate(x, coordinate))
+    parts += map(_coordinate, places, coordinates)
     return inline_svg(_PLOT_WIDTH, _PLOT_HEIGHT, *parts, class_="wide", label=label)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,13 +43,19 @@ def compare(make: Callable[..., Any], first: Any, second: Any) -> Expr:
 
 def divide(first: Any, second: Any) -> Expr:
     """True division: of integers it is computed in float32."""
-    a, b = lift_all(first, second)
-    return Expr(e.div(as_float(a), as_float(b)))
+    return binary(_quotient, first, second)
+
+
+def _quotient(first: Node, second: Node) -> Node:
+    return e.div(as_float(first), as_float(second))
 
 
 def power(first: Any, second: Any) -> Expr:
     """`first ** second`; an integer cannot be raised to a negative integer."""
-    base, exponent = lift_all(first, second)
+    return binary(_power, first, second)
+
+
+def _power(base: Node, exponent: Node) -> Node:
     value = exponent.attrs["value"] if exponent.op.name == "constant" else 0
     if not is_inexact(exponent.dtype) and value < 0:
         raise ConfigError.build(
@@ -59,20 +64,23 @@ def power(first: Any, second: Any) -> Expr:
             got=f"{describe(base)} to the power of {value}",
             hint="write the exponent as a float, as in x ** -1.0",
         )
-    return Expr(e.pow_(base, exponent))
+    return e.pow_(base, exponent)
 
 
 Operator = Callable[[Any, Any], "Expr"]
 
 
-def _operator(make: Operator) -> Operator:
-    """Return the method of a binary operator."""
-    return lambda self, other: make(self, other)
-
-
-def _operators(make: Operator) -> tuple[Operator, Operator]:
+def _operators(make: Callable[..., Any]) -> tuple[Operator, Operator]:
     """Return the method of a binary operator, and its counterpart for a right-hand operand."""
-    return _operator(make), lambda self, other: make(other, self)
+    return (
+        lambda self, other: Expr(make(*lift_all(self, other))),
+        lambda self, other: Expr(make(*lift_all(other, self))),
+    )
+
+
+def _comparison(make: Callable[..., Any]) -> Operator:
+    """Return the method of a comparison."""
+    return lambda self, other: compare(make, self, other)
 
 
 def _unary(make: Callable[[Node], Node]) -> Callable[[Any], Expr]:
@@ -215,23 +223,23 @@ class Expr(Operand, ScalarConversions):
 
     # --- arithmetic: each method works for a Tensor as well, which is given them below
 
-    __add__, __radd__ = _operators(partial(binary, e.add))
-    __sub__, __rsub__ = _operators(partial(binary, e.sub))
-    __mul__, __rmul__ = _operators(partial(binary, e.mul))
-    __truediv__, __rtruediv__ = _operators(divide)
-    __pow__, __rpow__ = _operators(power)
-    __floordiv__, __rfloordiv__ = _operators(partial(binary, e.floor_div))
-    __mod__, __rmod__ = _operators(partial(binary, e.mod))
-    __matmul__, __rmatmul__ = _operators(partial(binary, matmul_any))
-    __and__ = _operator(partial(binary, e.logical_and))
-    __or__ = _operator(partial(binary, e.logical_or))
-    __xor__ = _operator(partial(binary, e.logical_xor))
-    __eq__ = _operator(partial(compare, e.equal))  # type: ignore[assignment]
-    __ne__ = _operator(partial(compare, e.not_equal))  # type: ignore[assignment]
-    __lt__ = _operator(partial(compare, e.less))
-    __le__ = _operator(partial(compare, e.less_equal))
-    __gt__ = _operator(partial(compare, e.greater))
-    __ge__ = _operator(partial(compare, e.greater_equal))
+    __add__, __radd__ = _operators(e.add)
+    __sub__, __rsub__ = _operators(e.sub)
+    __mul__, __rmul__ = _operators(e.mul)
+    __truediv__, __rtruediv__ = _operators(_quotient)
+    __pow__, __rpow__ = _operators(_power)
+    __floordiv__, __rfloordiv__ = _operators(e.floor_div)
+    __mod__, __rmod__ = _operators(e.mod)
+    __matmul__, __rmatmul__ = _operators(matmul_any)
+    __and__ = _operators(e.logical_and)[0]
+    __or__ = _operators(e.logical_or)[0]
+    __xor__ = _operators(e.logical_xor)[0]
+    __eq__ = _comparison(e.equal)  # type: ignore[assignment]
+    __ne__ = _comparison(e.not_equal)  # type: ignore[assignment]
+    __lt__ = _comparison(e.less)
+    __le__ = _comparison(e.less_equal)
+    __gt__ = _comparison(e.greater)
+    __ge__ = _comparison(e.greater_equal)
     __neg__ = _unary(e.neg)
     __pos__ = _unary(lambda node: node)
     __abs__ = _unary(e.abs_)

@@ -244,7 +244,7 @@ def _events(seen: Timeline, rows: Sequence[StepRow], device: str) -> Iterator[di
     for each in seen.slices:
         yield {
             "ph": "X",
-            "name": _title(each, rows),
+            "name": each.what if each.step is None else rows[each.step].op,
             "cat": _category(each, rows),
             "pid": _PROCESSES[each.place],
             "tid": tracks[each.place, each.track],
@@ -261,10 +261,6 @@ def _events(seen: Timeline, rows: Sequence[StepRow], device: str) -> Iterator[di
 
 def _name(kind: str, place: str, track: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "pid": _PROCESSES[place], "tid": track, "args": {"name": name}}
-
-
-def _title(each: TimelineSlice, rows: Sequence[StepRow]) -> str:
-    return each.what if each.step is None else rows[each.step].op
 
 
 def _category(each: TimelineSlice, rows: Sequence[StepRow]) -> str:

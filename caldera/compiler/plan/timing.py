@@ -193,7 +193,8 @@ class StepSeconds:
         """What one step takes."""
         if step.kernel.op == COPY or not self._may_measure:
             return self.estimate(step)
-        key = (detached(step.node), step.kernel.name, _strides(step))
+        strides = tuple(value.meta_array.strides for value in step.inputs)
+        key = (detached(step.node), step.kernel.name, strides)
         if key not in self._known:
             self._known[key] = self._found(step)
         return self._known[key]
@@ -287,10 +288,6 @@ def _seconds(run: Callable[[], object]) -> float:
     return perf_counter() - begin
 
 
-def _strides(step: Step) -> tuple[tuple[int, ...], ...]:
-    return tuple(value.meta_array.strides for value in step.inputs)
-
-
 FEWEST_RUNS = 3
 MOST_RUNS = 25
 BUDGET_S = 0.5
@@ -341,9 +338,5 @@ def _on_stream(calls: Sequence[Runner], device: Device) -> list[float]:
         stream.synchronize()
         return perf_counter() - start
 
-    nothing = min(seconds(_no_call) for _ in range(5))
+    nothing = min(seconds(lambda: None) for _ in range(5))
     return [max(0.0, seconds(call) - nothing) for call in calls]
-
-
-def _no_call() -> None:
-    pass

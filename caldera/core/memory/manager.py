@@ -41,7 +41,12 @@ class MemoryManager(CoherentMemory):
         owner: str = "",
     ) -> None:
         if type(kind) is not Kind:
-            raise _not_a_kind(kind)
+            raise ConfigError.build(
+                "MemoryManager",
+                expected="kind HOST, DEVICE, MANAGED or CUDA_MANAGED",
+                got=repr(kind),
+                hint="write kind=cd.MANAGED",
+            )
         self.size = size if type(size) is int and size >= 0 else _checked_size(size)
         self.dtype = _storage_dtype(dtype)
         self.kind = kind
@@ -303,15 +308,6 @@ def _checked_size(size: int) -> int:
     if count < 0:
         raise ShapeError.build("MemoryManager", expected="a size of 0 or more", got=repr(size))
     return count
-
-
-def _not_a_kind(kind: object) -> ConfigError:
-    return ConfigError.build(
-        "MemoryManager",
-        expected="kind HOST, DEVICE, MANAGED or CUDA_MANAGED",
-        got=repr(kind),
-        hint="write kind=cd.MANAGED",
-    )
 
 
 def _storage_dtype(dtype: Any) -> np.dtype[Any]:

@@ -72,9 +72,7 @@ def interleave(address: int, nbytes: int, nodes: Sequence[int] | None = None) ->
     return mbind(start, end - start, mask) == 0
 
 
-@cache
-def _usable_nodes() -> list[int]:
-    return usable_numa_nodes()
+_usable_nodes = cache(usable_numa_nodes)
 
 
 @cache

@@ -72,7 +72,7 @@ def packed(scene: Scene) -> Scene:
         x, y = min(
             (
                 (left, _free_below(left, part.width, taken))
-                for left in _lefts(taken)
+                for left in [0.0, *(right + BETWEEN_PARTS for _, right, _ in taken)]
                 if left + part.width <= limit + 0.1
             ),
             key=lambda spot: (spot[1], spot[0]),
@@ -84,10 +84,6 @@ def packed(scene: Scene) -> Scene:
         whole.width = max(whole.width, x + part.width)
         whole.height = max(whole.height, y + part.height)
     return whole
-
-
-def _lefts(taken: list[Taken]) -> list[float]:
-    return [0.0, *(right + BETWEEN_PARTS for _, right, _ in taken)]
 
 
 def _free_below(left: float, width: float, taken: list[Taken]) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from caldera.draw.svg import Point
 
@@ -418,9 +418,7 @@ def _nearest(wanted: list[float], strength: list[float], apart: list[float]) -> 
 
     Without the distances this is isotonic regression, solved by pooling neighbours that collide.
     """
-    shift = [0.0]
-    for distance in apart:
-        shift.append(shift[-1] + distance)
+    shift = list(accumulate(apart, initial=0.0))
     pools: list[tuple[float, float, int]] = []
     for value, weight, offset in zip(wanted, strength, shift, strict=False):
         mean, total, count = value - offset, weight, 1

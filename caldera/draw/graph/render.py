@@ -195,9 +195,7 @@ def scene_elements(
 ) -> list[str]:
     """Marks and arrows; those of the marks that have `names` can be led to."""
     parts = [_arrow(arrow, dx, dy) for arrow in scene.arrows]
-    for mark in scene.marks:
-        parts.append(_mark(mark, names or {}, dx, dy))
-    return parts
+    return parts + [_mark(mark, names or {}, dx, dy) for mark in scene.marks]
 
 
 def _arrow(arrow: Arrow, dx: float, dy: float) -> str:

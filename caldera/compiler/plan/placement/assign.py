@@ -226,7 +226,8 @@ def place_nodes(program: Program, device: Device, costs: Costs | None) -> Device
     if costs is None:
         named = "device=" if settings.placement == "auto" else "settings.placement"
         reason = f"{named} {device.name}, but for what is pinned or kept elsewhere"
-        return DevicePlacement(_fewest(program, _assigned(program, pinned, device)), reason)
+        groupings = _groupings(program, _assigned(program, pinned, device))
+        return DevicePlacement(min(groupings, key=len, default=[]), reason)
     return _cheapest(program, pinned, device, costs)
 
 
@@ -237,11 +238,8 @@ def _held_symbols(program: Program) -> list[Symbol]:
 
 def _pinned(program: Program) -> dict[Node, Device]:
     """The nodes that are computed and belong somewhere; results of one node belong together."""
-    found: dict[Node, Device] = {}
-    for node in program.order():
-        if node.pin is not None:
-            found[node] = find_device(node.pin)
-    return found
+    order = program.order()
+    return {node: find_device(node.pin) for node in order if node.pin is not None}
 
 
 def _assigned(
@@ -267,12 +265,8 @@ def _assigned(
     return places
 
 
-def _fewest(program: Program, places: dict[Node, Device]) -> Groups:
-    """The groups, begun with the device with which there are fewest of them."""
-    return min(_groupings(program, places), key=len, default=[])
-
-
 def _groupings(program: Program, places: dict[Node, Device]) -> list[Groups]:
+    """Return the groups for each device to start with."""
     # Cards first, among equals: the host goes on while they are at work.
     starts = sorted(dict.fromkeys(places.values()), key=lambda each: (each.is_host, each.name))
     return [groups_of(program, places, first) for first in starts]
