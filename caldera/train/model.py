@@ -197,8 +197,7 @@ class Model(NetworkGraph):
         >>> x = np.random.default_rng(0).normal(size=(200, 2)).astype("float32")
         >>> y = (x[:, 0] > x[:, 1]).astype("int64")
         >>> model = cd.NeuralNetwork([nn.Input((2,)), nn.Dense(2)], learning_rate=0.1)
-        >>> history = model.fit(x, y, epochs=5, verbose=0)
-        >>> history["accuracy"][-1] > 0.95
+        >>> model.fit(x, y, epochs=5, verbose=0)["accuracy"][-1] > 0.95
         True
         """
         refuse_unknown(Model.fit, unknown)
