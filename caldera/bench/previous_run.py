@@ -53,7 +53,8 @@ def paired_round(runner: CaseRunner, case: Case, entries: Entries, number: int) 
     order, random = list(entries.items()), Random(number)
     is_large = isinstance(case, TrainingCase) and case.is_large
     if number % ROUNDS_OF_PROCESS == 0:
-        _close(entries)
+        for handle in entries:
+            handle.close()
     random.shuffle(order)
     if is_large:
         # Together they would not fit into memory.
@@ -69,11 +70,6 @@ def paired_round(runner: CaseRunner, case: Case, entries: Entries, number: int) 
         measure = partial(runner.measure, case, turn=turn, turns=TURNS)
         for handle, entry in order:
             runner.attempt(handle, entry, measure)
-
-
-def _close(entries: Entries) -> None:
-    for handle in entries:
-        handle.close()
 
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
