@@ -132,3 +132,7 @@ def parted(row: Array, like: list[Array]) -> list[Array]:
     ends = np.cumsum([each.size for each in like])[:-1]
     pieces = np.split(row, ends.tolist())
     return [piece.reshape(each.shape) for piece, each in zip(pieces, like, strict=True)]
+
+
+Server = CentralServer
+"""Public names."""
