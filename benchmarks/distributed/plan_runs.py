@@ -92,7 +92,7 @@ class SendingClock(StepClock):
 
     def batch_ends(self, run: cd.Run) -> None:
         super().batch_ends(run)
-        counters = {id(each.traffic): each.traffic for each in MpiCommunicator.relatives()}
+        counters = {id(each.traffic): each.traffic for each in MpiCommunicator.instances()}
         self.sent.append(sum(each.total.bytes_sent for each in counters.values()))
 
 
@@ -157,7 +157,7 @@ def strategies(place: str, wire: str) -> dict[str, list[float]]:
     for way in the_ways(world().size, place, Wire(**json.loads(wire))):
         every = EVERY if "every" in way.maker[1] else 1
         strategy = build_strategy(way, world().size, world())
-        for each in MpiCommunicator.relatives() if place != SHARED else ():
+        for each in MpiCommunicator.instances() if place != SHARED else ():
             # To try all algorithms takes longer than to train over a slow link.
             each.algorithm = "ring" if each.algorithm == "auto" else each.algorithm
         own = trained(strategy, STEPS[place], every)

@@ -17,7 +17,7 @@ import numpy as np
 from caldera import op
 from caldera.bench.frameworks.base import built
 from caldera.bench.workloads import TrainingCase
-from caldera.bench.workloads.sizes import DESIGN_CONVOLUTIONS
+from caldera.bench.workloads.kernels import DESIGN_CONVOLUTIONS
 from caldera.bench.workloads.training import networks
 from caldera.compiler.lazy import Expr
 from caldera.compiler.passes.pipeline import optimise

@@ -27,9 +27,9 @@ from caldera.bench.levels.instrumentation import Watch
 from caldera.bench.timing import in_turns
 
 
-def microseconds(function: Callable[[], object], repeats: int = 9) -> float:
+def microseconds(function: Callable[[], object]) -> float:
     """Return the median time of a call, over turns of many calls each."""
-    return statistics.median(in_turns({"": function}, repeats)[""]) * 1e6
+    return statistics.median(in_turns({"": function}, 9, least=0.05)[""]) * 1e6
 
 
 def small_graph() -> None:
@@ -73,9 +73,9 @@ def kept_results(runs: int = 1000) -> None:
                 del kept[0]
 
         calls = runs // share
-        dropped = microseconds(plan.run, calls)
-        one = microseconds(keep, calls)
-        many = microseconds(lambda keep=keep, calls=calls: keep(most=calls), calls)
+        dropped = microseconds(plan.run)
+        one = microseconds(keep)
+        many = microseconds(lambda keep=keep, calls=calls: keep(most=calls))
         print(
             f"run for {name:<25}         {dropped:8.1f} us, {one:.1f} with one result kept, "
             f"{many:.1f} with {calls}"

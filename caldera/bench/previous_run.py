@@ -27,20 +27,18 @@ import re
 import statistics
 import subprocess
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
-import numpy as np
-
 import caldera
 from caldera.bench.case_runner import CaseOptions, CaseRunner, Entries
 from caldera.bench.contestants import BEFORE
 from caldera.bench.results import ResultEntry, sources_digest
-from caldera.bench.statistics import Estimate, Rounds, fast_times, paired_ratio
+from caldera.bench.statistics import Estimate, Rounds, fast_times, paired_ratio, welch_chance
 from caldera.bench.workloads import Case, TrainingCase
 from caldera.errors import DataError
 
@@ -55,7 +53,8 @@ def paired_round(runner: CaseRunner, case: Case, entries: Entries, number: int) 
     order, random = list(entries.items()), Random(number)
     is_large = isinstance(case, TrainingCase) and case.is_large
     if number % ROUNDS_OF_PROCESS == 0:
-        _close(entries)
+        for handle in entries:
+            handle.close()
     random.shuffle(order)
     if is_large:
         # Together they would not fit into memory.
@@ -71,11 +70,6 @@ def paired_round(runner: CaseRunner, case: Case, entries: Entries, number: int) 
         measure = partial(runner.measure, case, turn=turn, turns=TURNS)
         for handle, entry in order:
             runner.attempt(handle, entry, measure)
-
-
-def _close(entries: Entries) -> None:
-    for handle in entries:
-        handle.close()
 
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -124,7 +118,6 @@ DISTURBED = 0.05
 WALL_TIME, CPU_TIME = "wall time", "CPU time"
 WITHIN, SLOWER, FASTER, MISSING = "within noise", "slower", "faster", "missing"
 UNDECIDED = "undecided"
-_STEPS = 20_000
 
 
 @dataclass(frozen=True)
@@ -217,7 +210,7 @@ def compare(name: str, before: Rounds, after: Rounds) -> Again:
     if not old or not new:
         return Again(name, MISSING, math.nan, math.nan)
     shift = statistics.fmean(new) - statistics.fmean(old)
-    ratio, chance = math.exp(shift), _chance(old, new, shift)
+    ratio, chance = math.exp(shift), welch_chance(old, new)
     if chance >= CHANCE or abs(ratio - 1.0) <= LEAST:
         return Again(name, WITHIN, ratio, chance)
     return Again(name, SLOWER if ratio > 1.0 else FASTER, ratio, chance)
@@ -291,34 +284,3 @@ def options_of(report: Mapping[str, Any]) -> CaseOptions:
     given = report["options"]
     known = {each.name for each in fields(CaseOptions)}
     return CaseOptions(**{name: value for name, value in given.items() if name in known})
-
-
-def _chance(old: Sequence[float], new: Sequence[float], shift: float) -> float:
-    """Welch's t-test, both sides."""
-    if len(old) < 2 or len(new) < 2:
-        # One round has no spread: nothing can be said.
-        return 1.0
-    parts = [statistics.variance(each) / len(each) for each in (old, new)]
-    error = math.sqrt(sum(parts))
-    if error == 0.0:
-        return 0.0 if shift else 1.0
-    degrees = sum(parts) ** 2 / sum(
-        part**2 / (len(each) - 1) for part, each in zip(parts, (old, new), strict=True)
-    )
-    return _both_tails(abs(shift) / error, degrees)
-
-
-def _both_tails(t: float, degrees: float) -> float:
-    """The chance of a t as large.
-
-    >>> round(_both_tails(2.228, 10), 3)
-    0.05
-    """
-    # With t = sqrt(n) tan(a) the density is a power of the cosine, over a finite range.
-    start = math.atan(t / math.sqrt(degrees))
-    angles = np.linspace(0.0, math.pi / 2, _STEPS)
-    density = np.cos(angles) ** (degrees - 1.0) if degrees > 1.0 else np.ones_like(angles)
-    density = np.where(np.isfinite(density), density, 0.0)
-    total = np.trapezoid(density, angles)
-    tail = np.trapezoid(np.where(angles >= start, density, 0.0), angles)
-    return float(min(1.0, tail / total))

@@ -237,7 +237,10 @@ def page(report: Report) -> str:
     machine = report.machine
     works = report.works()
     device = machine.get("card", machine["cpu"])
-    levels = {level: _works_of(report, level) for level in (*LEVELS, "")}
+    levels = {
+        level: list(dict.fromkeys(each.work for each in report.entries if each.level == level))
+        for level in (*LEVELS, "")
+    }
     index = {work: work for work in works}
     means = report.means()
     told = []
@@ -258,11 +261,6 @@ def page(report: Report) -> str:
         parts += [_work(report, work) for work in members]
     parts.append(tag("footer", _EXPLAINED))
     return document("caldera bench", index, parts)
-
-
-def _works_of(report: Report, level: str) -> list[str]:
-    """The works of a level, in the order in which they were measured."""
-    return list(dict.fromkeys(each.work for each in report.entries if each.level == level))
 
 
 def _work(report: Report, work: str) -> Safe:
@@ -295,7 +293,8 @@ def _table(report: Report, entries: Sequence[ResultEntry]) -> Safe:
     columns = columns_of(entries)
     rows = []
     for entry in entries:
-        cells = [tag("td", _unbroken(cell)) for cell in row(report, entry, columns)]
+        # No line is broken inside a number such as 3e-07.
+        cells = [tag("td", cell.replace("e-", "e\u2011")) for cell in row(report, entry, columns)]
         rows.append(tag("tr", *cells, class_=_class_of(entry)))
     for peer, hint in report.missing.items():
         text = f"{PEERS.get(peer, peer)} is not installed: {hint}"
@@ -304,11 +303,6 @@ def _table(report: Report, entries: Sequence[ResultEntry]) -> Safe:
     head = tag("thead", tag("tr", *[tag("th", column, scope="col") for column in columns]))
     whole = tag("table", head, tag("tbody", *rows))
     return scrolled(whole, f"times of {len(entries)} contestants", class_="card results")
-
-
-def _unbroken(text: str) -> str:
-    # No line is broken inside a number such as 3e-07.
-    return text.replace("e-", "e\u2011")
 
 
 def _class_of(entry: ResultEntry) -> str:
@@ -333,13 +327,13 @@ def print_report(report: Report) -> None:
         # A machine with a card may have nothing but what computes.
         print("\n".join(plain_lines(report)))
         return
-    console = _console()
+    console, box = _console(), optional_import("rich.box", "rich", "caldera bench").SIMPLE_HEAD
     for line in facts(report):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     for title, entries in _table_tables(report):
         columns = columns_of(entries)
         table = optional_import("rich.table", "rich", "caldera bench").Table(
-            title=title, title_justify="left", title_style="bold", box=_box()
+            title=title, title_justify="left", title_style="bold", box=box
         )
         for column in columns:
             table.add_column(column, overflow="fold")
@@ -383,10 +377,6 @@ def _console() -> Any:
     if not console.is_terminal:
         console.width = max(console.width, _NARROWEST)
     return console
-
-
-def _box() -> Any:
-    return optional_import("rich.box", "rich", "caldera bench").SIMPLE_HEAD
 
 
 def _plain(cells: list[str]) -> list[Any]:

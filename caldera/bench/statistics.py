@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean, variance
 
 import numpy as np
 from numpy.typing import NDArray
@@ -174,3 +175,43 @@ def _drawn_medians(rounds: Rounds, draws: NDArray[np.int64]) -> Values:
 def _estimate(value: float, drawn: Values) -> Estimate:
     low, high = np.percentile(drawn, [_TAIL, 100 - _TAIL])
     return Estimate(value, min(float(low), value), max(float(high), value))
+
+
+_STEPS = 20_000
+"""Of the integral over the tails of a distribution."""
+
+
+def welch_chance(old: Sequence[float], new: Sequence[float]) -> float:
+    """Return the two-sided p-value of Welch's t-test that two samples have equal means.
+
+    >>> welch_chance([1.0, 1.0], [1.0, 1.0]), welch_chance([1.0], [2.0])
+    (1.0, 1.0)
+    """
+    if len(old) < 2 or len(new) < 2:
+        # One round has no spread: nothing can be said.
+        return 1.0
+    shift = fmean(new) - fmean(old)
+    parts = [variance(each) / len(each) for each in (old, new)]
+    error = math.sqrt(sum(parts))
+    if error == 0.0:
+        return 0.0 if shift else 1.0
+    degrees = sum(parts) ** 2 / sum(
+        part**2 / (len(each) - 1) for part, each in zip(parts, (old, new), strict=True)
+    )
+    return _both_tails(abs(shift) / error, degrees)
+
+
+def _both_tails(t: float, degrees: float) -> float:
+    """The chance of a t as large.
+
+    >>> round(_both_tails(2.228, 10), 3)
+    0.05
+    """
+    # With t = sqrt(n) tan(a) the density is a power of the cosine, over a finite range.
+    start = math.atan(t / math.sqrt(degrees))
+    angles = np.linspace(0.0, math.pi / 2, _STEPS)
+    density = np.cos(angles) ** (degrees - 1.0) if degrees > 1.0 else np.ones_like(angles)
+    density = np.where(np.isfinite(density), density, 0.0)
+    total = np.trapezoid(density, angles)
+    tail = np.trapezoid(np.where(angles >= start, density, 0.0), angles)
+    return float(min(1.0, tail / total))

@@ -338,3 +338,7 @@ def _reply(watch: Watch) -> dict[str, Any]:
         "overhead": watch.overhead,
         "metrics": results,
     }
+
+
+Samples = DataSplits
+"""Public names."""

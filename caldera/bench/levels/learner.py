@@ -95,12 +95,13 @@ class Perceptron:
 INPUTS, HIDDEN, CLASSES = 12, 16, 4
 
 
-def _layers() -> list[nn.Layer]:
-    return [nn.Input((INPUTS,)), nn.Dense(HIDDEN, "tanh"), nn.Dense(CLASSES)]
-
-
 PROBLEM = TrainingCase(
-    "validation", layers=_layers, batch=24, shape=(INPUTS,), classes=CLASSES, rule=Rule("sgd", 0.1)
+    "validation",
+    layers=lambda: [nn.Input((INPUTS,)), nn.Dense(HIDDEN, "tanh"), nn.Dense(CLASSES)],
+    batch=24,
+    shape=(INPUTS,),
+    classes=CLASSES,
+    rule=Rule("sgd", 0.1),
 )
 """The small network that parts are validated with: as small as finds their errors."""
 

@@ -420,3 +420,7 @@ def plain_results(metrics: Sequence[Measure]) -> dict[str, Any]:
     {'energy': {'unit': 'J', 'value': None}}
     """
     return {each.name: {"unit": each.unit, "value": each.result()} for each in metrics}
+
+
+Metric, Accuracy, Equality, Messages = Measure, AccuracyMeasure, EqualityMeasure, MessageCount
+"""Public names."""

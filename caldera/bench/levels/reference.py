@@ -162,3 +162,7 @@ class Quantized(CompressionPart):
     def decode(self, message: Array, count: int) -> Array:
         norm = float(message[:4].copy().view(np.float32)[0])
         return message[4:].astype(np.float64) * (norm / self.levels)
+
+
+SGD, Adam, Softmax, TopK = ReferenceSGD, ReferenceAdam, ReferenceSoftmax, ReferenceTopK
+"""Public names."""

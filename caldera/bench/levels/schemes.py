@@ -17,10 +17,7 @@ class AllReduce(Scheme):
     """
 
     def gradients(self, communicator: Communicator, gradients: list[Array]) -> list[Array]:
-        packed = joined(gradients)
-        total = np.empty_like(packed)
-        communicator.Allreduce(packed, total)
-        return parted(total, gradients)
+        return summed(communicator, gradients)
 
 
 class CentralServer(Scheme):
@@ -58,10 +55,7 @@ class Averaging(Scheme):
     def weights(self, communicator: Communicator, weights: list[Array], step: int) -> list[Array]:
         if step % self.period:
             return weights
-        packed = joined(weights) / communicator.size
-        total = np.empty_like(packed)
-        communicator.Allreduce(packed, total)
-        return parted(total, weights)
+        return summed(communicator, [each / communicator.size for each in weights])
 
 
 class Compressed(Scheme):
@@ -89,6 +83,19 @@ class Compressed(Scheme):
         for each in exchanged(communicator, message):
             total += self.compression.decode(each, packed.size)
         return parted(total, gradients)
+
+
+def summed(communicator: Communicator, arrays: list[Array]) -> list[Array]:
+    """Return the sums of arrays over all ranks, reduced in one message.
+
+    >>> from caldera.comm import SingleProcess
+    >>> summed(SingleProcess(), [np.ones(2)])
+    [array([1., 1.])]
+    """
+    packed = joined(arrays)
+    total = np.empty_like(packed)
+    communicator.Allreduce(packed, total)
+    return parted(total, arrays)
 
 
 def exchanged(communicator: Communicator, message: Array) -> list[Array]:
@@ -125,3 +132,7 @@ def parted(row: Array, like: list[Array]) -> list[Array]:
     ends = np.cumsum([each.size for each in like])[:-1]
     pieces = np.split(row, ends.tolist())
     return [piece.reshape(each.shape) for piece, each in zip(pieces, like, strict=True)]
+
+
+Server = CentralServer
+"""Public names."""

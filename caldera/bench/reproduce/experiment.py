@@ -55,6 +55,32 @@ class Plot:
     """Whether the axis of y begins there: not where all lines would lie in a narrow band."""
 
 
+class Sweep:
+    """Times of several methods over a parameter: a line for each method, and every sample.
+
+    >>> sweep = Sweep()
+    >>> sweep.add(4.0, "4: s", {"ours": [0.5, 0.25]}, lambda seconds: 1e3 * seconds)
+    >>> sweep.lines, sweep.samples
+    ({'ours': [(4.0, 250.0)]}, {'ours, 4: s': [0.5, 0.25]})
+    """
+
+    def __init__(self) -> None:
+        self.lines: dict[str, list[tuple[float, float]]] = {}
+        self.samples: dict[str, list[float]] = {}
+
+    def add(
+        self,
+        x: float,
+        label: str,
+        times: Mapping[str, list[float]],
+        height: Callable[[float], float],
+    ) -> None:
+        """Add the times of each method at x; the line shows `height` of the best one."""
+        for name, seconds in times.items():
+            self.lines.setdefault(name, []).append((float(x), height(min(seconds))))
+            self.samples[f"{name}, {label}"] = seconds
+
+
 @dataclass
 class ExperimentResult:
     """What a run of an experiment found.

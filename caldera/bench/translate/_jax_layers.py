@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from caldera import nn
-from caldera.bench.translate._recurrent import directions, jax_loop
 from caldera.bench.translate._walk import Function, LayerTranslator, Pool, groups_of, values
 from caldera.bench.translate._windows import (
     WindowShape,
     channels_last_axis,
+    directions,
+    jax_loop,
     window_means,
     windows_of_convolution,
     windows_of_pool,

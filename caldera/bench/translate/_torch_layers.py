@@ -61,6 +61,13 @@ class TorchLayers(LayerTranslator):
                 self.slots[id(variable)] = _Slot(layer, attribute)
         return layer
 
+    def _function(
+        self, layer: Any, activation: str | None = None, **variables: Variable | None
+    ) -> Function:
+        """Return the function of a held layer of PyTorch, followed by an activation."""
+        self._hold(layer, **variables)
+        return self.then(lambda run, x: layer(x), activation)
+
     def _linear(self, weight: Variable, bias: Variable | None) -> Any:
         inputs, outputs = weight.shape
         self.reorder(weight, (1, 0))
@@ -95,9 +102,9 @@ class TorchLayers(LayerTranslator):
             groups,
             bias=layer.offset is not None,
         )
-        self._hold(conv, weight=layer.weight, bias=layer.offset)
         if even is not None:
-            return self.then(lambda run, x: conv(x), layer.activation)
+            return self._function(conv, layer.activation, weight=layer.weight, bias=layer.offset)
+        self._hold(conv, weight=layer.weight, bias=layer.offset)
         return self.then(lambda run, x: conv(self._padded(x, windows, 0.0)), layer.activation)
 
     def conv_transpose2d(self, layer: nn.ConvTranspose2D) -> Function:
@@ -116,8 +123,7 @@ class TorchLayers(LayerTranslator):
             bias=layer.offset is not None,
             dilation=windows.dilation,
         )
-        self._hold(conv, weight=layer.weight, bias=layer.offset)
-        return self.then(lambda run, x: conv(x), layer.activation)
+        return self._function(conv, layer.activation, weight=layer.weight, bias=layer.offset)
 
     def pool(self, layer: Pool) -> Function:
         windows = windows_of_pool(layer)
@@ -136,10 +142,9 @@ class TorchLayers(LayerTranslator):
     def _max_pool(self, windows: WindowShape, even: tuple[int, int] | None) -> Function:
         size, stride = windows.size, windows.stride
         if even is not None:
-            pool = self._hold(
+            return self._function(
                 self.torch.nn.MaxPool2d(size, stride, even, ceil_mode=windows.partial)
             )
-            return lambda run, x: pool(x)
         plain = self._hold(self.torch.nn.MaxPool2d(size, stride))
         return lambda run, x: plain(self._padded(x, windows, -math.inf))
 
@@ -148,8 +153,9 @@ class TorchLayers(LayerTranslator):
     ) -> Function:
         size, stride = windows.size, windows.stride
         if even is not None:
-            pool = self._hold(self.torch.nn.AvgPool2d(size, stride, even, count_include_pad=counts))
-            return lambda run, x: pool(x)
+            return self._function(
+                self.torch.nn.AvgPool2d(size, stride, even, count_include_pad=counts)
+            )
         plain = self._hold(self.torch.nn.AvgPool2d(size, stride))
         if counts:
             return lambda run, x: plain(self._padded(x, windows, 0.0))
@@ -166,8 +172,7 @@ class TorchLayers(LayerTranslator):
 
     def adaptive_average_pool(self, layer: nn.AdaptiveAveragePool2D) -> Function:
         size = as_pair(layer.size, "size", layer.path)
-        pool = self._hold(self.torch.nn.AdaptiveAvgPool2d(size))
-        return lambda run, x: pool(x)
+        return self._function(self.torch.nn.AdaptiveAvgPool2d(size))
 
     def padded_shortcut(self, layer: PaddedShortcut) -> Function:
         pad = self.torch.nn.functional.pad
@@ -210,19 +215,15 @@ class TorchLayers(LayerTranslator):
     def layer_norm(self, layer: nn.LayerNorm) -> Function:
         self.last_axes(layer)
         norm = self.torch.nn.LayerNorm(layer.weight.shape, layer.eps)
-        self._hold(norm, weight=layer.weight, bias=layer.bias)
-        return lambda run, x: norm(x)
+        return self._function(norm, weight=layer.weight, bias=layer.bias)
 
     def group_norm(self, layer: nn.GroupNorm) -> Function:
         norm = self.torch.nn.GroupNorm(layer.groups, layer.weight.shape[0], layer.eps)
-        self._hold(norm, weight=layer.weight, bias=layer.bias)
-        return lambda run, x: norm(x)
+        return self._function(norm, weight=layer.weight, bias=layer.bias)
 
     def local_response_norm(self, layer: nn.LocalResponseNorm) -> Function:
-        norm = self._hold(
-            self.torch.nn.LocalResponseNorm(layer.size, layer.alpha, layer.beta, layer.k)
-        )
-        return lambda run, x: norm(x)
+        norm = self.torch.nn.LocalResponseNorm(layer.size, layer.alpha, layer.beta, layer.k)
+        return self._function(norm)
 
     # --- shapes, dropout
 
@@ -233,8 +234,7 @@ class TorchLayers(LayerTranslator):
         return lambda run, x: x.reshape(x.shape[0], *layer.shape)
 
     def dropout(self, layer: nn.Dropout) -> Function:
-        dropout = self._hold(self.torch.nn.Dropout(layer.rate))
-        return lambda run, x: dropout(x)
+        return self._function(self.torch.nn.Dropout(layer.rate))
 
     # --- sequences
 

@@ -1,8 +1,14 @@
-"""Single computations: convolutions, products, element-wise formulas, updates, input batches."""
+"""Single computations: convolutions, products, element-wise formulas, updates, input batches.
+
+Sizes are from our own table and from DeepBench (Baidu Research, 2016), whose training set has the
+sizes of speech, text and image networks; several differ only in the number of samples, so a row
+has all of those.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 from typing import Any
 
 from caldera.bench.workloads.base import (
@@ -15,14 +21,145 @@ from caldera.bench.workloads.base import (
     UpdateCase,
     UpdateRule,
 )
-from caldera.bench.workloads.sizes import (
-    DESIGN_CONVOLUTIONS,
-    MLP_PRODUCTS,
-    Convolution,
-    Product,
-    deepbench_convolutions,
-    deepbench_products,
+
+Convolution = tuple[int, int, int, int, int, tuple[int, int], int, tuple[int, int]]
+"""Images, channels, height, width, filters, kernel, stride, padding."""
+
+DESIGN_CONVOLUTIONS: tuple[Convolution, ...] = (
+    (32, 64, 56, 56, 64, (3, 3), 1, (1, 1)),
+    (32, 128, 28, 28, 128, (3, 3), 1, (1, 1)),
+    (32, 256, 14, 14, 256, (3, 3), 1, (1, 1)),
+    (32, 512, 7, 7, 512, (3, 3), 1, (1, 1)),
+    (128, 16, 32, 32, 16, (3, 3), 1, (1, 1)),
+    (128, 32, 16, 16, 32, (3, 3), 1, (1, 1)),
+    (128, 64, 8, 8, 64, (3, 3), 1, (1, 1)),
+    (32, 256, 14, 14, 1024, (1, 1), 1, (0, 0)),
+    (128, 32, 14, 14, 64, (5, 5), 1, (2, 2)),
+    (32, 3, 224, 224, 64, (7, 7), 2, (3, 3)),
+    (128, 1, 28, 28, 32, (5, 5), 1, (2, 2)),
 )
+
+# Samples; channels, height, width; filters, kernel height and width; stride; padding of both axes.
+_DEEPBENCH_CONVOLUTIONS = (
+    ((4, 8, 16, 32), (1, 161, 700), (32, 5, 20), 2, (0, 0)),
+    ((4, 8, 16, 32), (32, 79, 341), (32, 5, 10), 2, (0, 0)),
+    ((16,), (1, 48, 480), (16, 3, 3), 1, (1, 1)),
+    ((16,), (16, 24, 240), (32, 3, 3), 1, (1, 1)),
+    ((16,), (32, 12, 120), (64, 3, 3), 1, (1, 1)),
+    ((16,), (64, 6, 60), (128, 3, 3), 1, (1, 1)),
+    ((8,), (3, 108, 108), (64, 3, 3), 2, (1, 1)),
+    ((8,), (64, 54, 54), (64, 3, 3), 1, (1, 1)),
+    ((8,), (128, 27, 27), (128, 3, 3), 1, (1, 1)),
+    ((8,), (128, 14, 14), (256, 3, 3), 1, (1, 1)),
+    ((8,), (256, 7, 7), (512, 3, 3), 1, (1, 1)),
+    ((8, 16), (3, 224, 224), (64, 3, 3), 1, (1, 1)),
+    ((8, 16), (64, 112, 112), (128, 3, 3), 1, (1, 1)),
+    ((8, 16), (128, 56, 56), (256, 3, 3), 1, (1, 1)),
+    ((8, 16), (256, 28, 28), (512, 3, 3), 1, (1, 1)),
+    ((8, 16), (512, 14, 14), (512, 3, 3), 1, (1, 1)),
+    ((8, 16), (512, 7, 7), (512, 3, 3), 1, (1, 1)),
+    ((16,), (3, 224, 224), (64, 7, 7), 2, (3, 3)),
+    ((16,), (192, 28, 28), (32, 5, 5), 1, (2, 2)),
+    ((16,), (192, 28, 28), (64, 1, 1), 1, (0, 0)),
+    ((16,), (512, 14, 14), (48, 5, 5), 1, (2, 2)),
+    ((16,), (512, 14, 14), (192, 1, 1), 1, (0, 0)),
+    ((16,), (832, 7, 7), (256, 1, 1), 1, (0, 0)),
+    ((16,), (832, 7, 7), (128, 5, 5), 1, (2, 2)),
+    ((8, 16), (64, 56, 56), (64, 3, 3), 1, (1, 1)),
+    ((8, 16), (64, 56, 56), (256, 1, 1), 2, (0, 0)),
+    ((8, 16), (128, 28, 28), (128, 3, 3), 1, (1, 1)),
+    ((8, 16), (128, 28, 28), (512, 1, 1), 2, (0, 0)),
+    ((8, 16), (256, 14, 14), (256, 1, 1), 1, (0, 0)),
+    ((8, 16), (256, 14, 14), (256, 3, 3), 1, (1, 1)),
+    ((8, 16), (256, 14, 14), (1024, 1, 1), 2, (0, 0)),
+    ((8, 16), (512, 7, 7), (512, 1, 1), 1, (0, 0)),
+    ((8, 16), (2048, 7, 7), (512, 1, 1), 2, (3, 3)),
+    ((16,), (1, 161, 700), (64, 5, 5), 2, (1, 1)),
+    ((16,), (64, 80, 350), (64, 3, 3), 1, (1, 1)),
+    ((16,), (64, 80, 350), (128, 5, 5), 2, (1, 1)),
+    ((16,), (128, 40, 175), (128, 3, 3), 1, (1, 1)),
+    ((16,), (128, 40, 175), (256, 5, 5), 2, (1, 1)),
+    ((16,), (256, 20, 84), (256, 3, 3), 1, (1, 1)),
+    ((16,), (256, 20, 84), (512, 5, 5), 2, (1, 1)),
+    ((16,), (512, 10, 42), (512, 3, 3), 1, (1, 1)),
+    ((8, 16), (64, 112, 112), (64, 1, 1), 1, (0, 0)),
+    ((8, 16), (64, 56, 56), (256, 1, 1), 1, (0, 0)),
+    ((8, 16), (256, 56, 56), (64, 1, 1), 1, (0, 0)),
+    ((8, 16), (256, 56, 56), (128, 1, 1), 2, (0, 0)),
+    ((8, 16), (128, 28, 28), (512, 1, 1), 1, (0, 0)),
+    ((8, 16), (512, 28, 28), (128, 1, 1), 1, (0, 0)),
+    ((8, 16), (512, 28, 28), (256, 1, 1), 2, (0, 0)),
+    ((8, 16), (256, 14, 14), (1024, 1, 1), 1, (0, 0)),
+    ((8, 16), (512, 28, 28), (1024, 1, 1), 2, (0, 0)),
+    ((8, 16), (1024, 14, 14), (256, 1, 1), 1, (0, 0)),
+    ((8, 16), (1024, 14, 14), (512, 1, 1), 2, (0, 0)),
+    ((8, 16), (512, 7, 7), (2048, 1, 1), 1, (0, 0)),
+    ((8, 16), (1024, 14, 14), (2048, 1, 1), 2, (0, 0)),
+    ((8, 16), (2048, 7, 7), (512, 1, 1), 1, (0, 0)),
+)
+
+# Rows; columns; inner sizes; whether the first and the second matrix are stored transposed.
+_PLAIN, _FIRST, _SECOND = (False, False), (True, False), (False, True)
+_STEPS = (16, 32, 64, 128, 7000)
+_DEEPBENCH_PRODUCTS = (
+    *[((size,), _STEPS, (size,), (_PLAIN, _FIRST)) for size in (1760, 2048, 2560, 4096)],
+    *[((size,), (7133,), (size,), (_SECOND,)) for size in (1760, 2048, 2560, 4096)],
+    ((5124,), (9124,), (1760, 2048, 2560, 4096), (_PLAIN, _FIRST)),
+    ((35,), (8457,), (1760, 2048, 2560, 4096), (_PLAIN, _FIRST)),
+    ((7680,), (16, 32, 64, 128, 24000, 48000), (2560,), (_PLAIN, _FIRST)),
+    ((3072,), (16, 32, 64, 128, 24000, 48000), (1024,), (_PLAIN, _FIRST)),
+    ((6144,), (16, 32, 24000, 48000), (2048,), (_PLAIN, _FIRST)),
+    ((4608,), (16, 32, 24000, 48000), (1536,), (_PLAIN, _FIRST)),
+    ((8448,), (16, 32, 24000, 48000), (2816,), (_PLAIN, _FIRST)),
+    ((3072,), (7435,), (1024,), (_SECOND,)),
+    ((7680,), (5481,), (2560,), (_SECOND,)),
+    ((512, 1024), (8, 16), (500_000,), (_PLAIN, _FIRST)),
+    ((1024,), (700,), (512,), (_PLAIN, _FIRST)),
+    ((512, 1024), (24000, 48000), (1536, 2048, 2560, 2816), (_PLAIN, _FIRST)),
+    ((512, 1024), (16, 32), (512,), (_PLAIN, _SECOND)),
+)
+
+Product = tuple[int, int, int, bool, bool]
+"""m, n, k, and whether the first and the second matrix are stored transposed."""
+
+_BATCH, _WIDTH, _PIXELS, _CLASSES = 100, 528, 784, 10
+MLP_PRODUCTS: tuple[Product, ...] = tuple(
+    size
+    for inner, outer in ((_PIXELS, _WIDTH), (_WIDTH, _WIDTH), (_WIDTH, _CLASSES))
+    for size in (
+        (_BATCH, outer, inner, False, False),
+        (_BATCH, inner, outer, False, True),
+        (inner, outer, _BATCH, True, False),
+    )
+)
+"""The seed's network: the result, the input's gradient and the weights' of each layer."""
+
+
+def deepbench_convolutions() -> Iterator[Convolution]:
+    """The convolutions of DeepBench's training set, each once.
+
+    >>> len(list(deepbench_convolutions()))
+    90
+    """
+    for counts, (channels, height, width), (
+        filters,
+        *kernel,
+    ), stride, padding in _DEEPBENCH_CONVOLUTIONS:
+        for images in counts:
+            sides = (kernel[0], kernel[1])
+            yield images, channels, height, width, filters, sides, stride, padding
+
+
+def deepbench_products() -> Iterator[Product]:
+    """The products of DeepBench's training set, each once.
+
+    >>> len(list(deepbench_products()))
+    160
+    """
+    for rows, columns, inner, stored in _DEEPBENCH_PRODUCTS:
+        for m, n, k, (first, second) in product(rows, columns, inner, stored):
+            yield m, n, k, first, second
+
 
 MOST_FLOPS = 8e9
 """Of one pass: about a tenth of a second on two cores."""

@@ -41,19 +41,6 @@ def _mlp_case(name: str, depth: int, precisions: tuple[str, ...] = ("tf32",)) ->
     )
 
 
-def _lstm() -> list[Layer]:
-    return [
-        nn.Input((_STEPS,), dtype="int64"),
-        nn.Embedding(WORDS, _UNITS),
-        nn.LSTM(_UNITS, return_sequences=True),
-        nn.Dense(WORDS),
-    ]
-
-
-def _gpt() -> list[Layer]:
-    return nn.models.gpt(_LETTERS, context=_STEPS, width=_UNITS, depth=4, heads=4)
-
-
 def _images(
     name: str, layers: Callable[[], list[Layer]], batch: int, pixels: int, rate: float
 ) -> TrainingCase:
@@ -107,7 +94,12 @@ _SINGLE = {
     "ResNet-50, 224 pixels": _images("resnet50", nn.models.resnet50, 16, 224, 0.01),
     "LSTM, 256 units, 128 steps": TrainingCase(
         "lstm",
-        layers=_lstm,
+        layers=lambda: [
+            nn.Input((_STEPS,), dtype="int64"),
+            nn.Embedding(WORDS, _UNITS),
+            nn.LSTM(_UNITS, return_sequences=True),
+            nn.Dense(WORDS),
+        ],
         batch=64,
         shape=(_STEPS,),
         classes=WORDS,
@@ -118,7 +110,7 @@ _SINGLE = {
     ),
     "GPT, 4 layers, 256 wide, 128 tokens": TrainingCase(
         "gpt",
-        layers=_gpt,
+        layers=partial(nn.models.gpt, _LETTERS, context=_STEPS, width=_UNITS, depth=4, heads=4),
         batch=16,
         shape=(_STEPS,),
         classes=_LETTERS,
@@ -154,17 +146,6 @@ WEAK_SCALING = "weak-scaling"
 _TARGET = 0.95
 
 
-def _convolutional() -> list[Layer]:
-    return [
-        nn.Input((1, 8, 8)),
-        nn.Conv2D(16, 3),
-        nn.ReLU(),
-        nn.MaxPool2D(2),
-        nn.Flatten(),
-        nn.Dense(10),
-    ]
-
-
 _MLP = TrainingCase(
     "mlp",
     layers=partial(nn.models.mlp, (64,), hidden=(128,), activation="tanh"),
@@ -174,7 +155,14 @@ _MLP = TrainingCase(
 )
 _CNN = TrainingCase(
     "cnn",
-    layers=_convolutional,
+    layers=lambda: [
+        nn.Input((1, 8, 8)),
+        nn.Conv2D(16, 3),
+        nn.ReLU(),
+        nn.MaxPool2D(2),
+        nn.Flatten(),
+        nn.Dense(10),
+    ],
     batch=48,
     shape=(1, 8, 8),
     rule=UpdateRule("sgd", 0.1, momentum=0.9),

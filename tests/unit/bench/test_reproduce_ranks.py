@@ -6,8 +6,7 @@ import pytest
 
 from caldera import nn
 from caldera.bench.reproduce import ranks
-from caldera.bench.reproduce.prediction import guesses
-from caldera.bench.reproduce.ranks import THREADS, run_ranks
+from caldera.bench.reproduce.ranks import THREADS, guesses, run_ranks
 from caldera.parallel.planner import Compute, Wire
 from caldera.train.neural_network import NeuralNetwork
 

@@ -16,8 +16,7 @@ from caldera.bench.reproduce.experiment import (
     Plot,
     claim,
 )
-from caldera.bench.reproduce.prediction import Guess, guesses
-from caldera.bench.reproduce.ranks import NETWORKS, run_ranks
+from caldera.bench.reproduce.ranks import NETWORKS, Guess, guesses, run_ranks
 from caldera.parallel.planner import Compute, Wire
 from caldera.train.neural_network import NeuralNetwork
 

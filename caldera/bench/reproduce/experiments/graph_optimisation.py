@@ -12,6 +12,7 @@ from caldera.bench.reproduce.experiment import (
     ExperimentContext,
     ExperimentResult,
     Plot,
+    Sweep,
     claim,
     faster,
     holds,
@@ -33,8 +34,7 @@ EQUAL = 1e-5
 def run(context: ExperimentContext) -> ExperimentResult:
     """A chain of element-wise operations with fusion and without, over sizes."""
     sizes = SIZES[:3] if context.quick else SIZES
-    lines: dict[str, list[tuple[float, float]]] = {"before": [], "after": []}
-    samples, rows = {}, []
+    sweep, rows = Sweep(), []
     for size in sizes:
         context.tell(f"{size} numbers")
         x = op.var("x", (size,), fill=np.linspace(-2, 2, size, dtype=np.float32), device="cpu")
@@ -43,9 +43,7 @@ def run(context: ExperimentContext) -> ExperimentResult:
         apart = float(np.abs(np.subtract(*(p.run()[0].numpy() for p in plans.values()))).max())
         turns = max(LEAST_TURNS, context.repeats)
         found = in_turns({name: plan.run for name, plan in plans.items()}, turns)
-        for name, seconds in found.items():
-            lines[name].append((float(size), 1e6 * min(seconds)))
-            samples[f"{name}, {size} numbers: s"] = seconds
+        sweep.add(size, f"{size} numbers: s", found, lambda seconds: 1e6 * seconds)
         gain, verdict = faster(found["after"], found["before"])
         rows.append(
             ComparisonRow(
@@ -72,10 +70,10 @@ def run(context: ExperimentContext) -> ExperimentResult:
             holds(count["after"] == 1),
         )
     )
-    plot = Plot("A chain of eight", "numbers", "us", lines, log=True)
+    plot = Plot("A chain of eight", "numbers", "us", sweep.lines, log=True)
     return ExperimentResult(
         rows,
         [plot],
-        samples,
+        sweep.samples,
         [*context.skipped(f"{SIZES[-1]} numbers"), "half precision on tensor cores: needs a card"],
     )

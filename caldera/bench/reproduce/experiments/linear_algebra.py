@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from operator import truediv
+
 import numpy as np
 
 from caldera import op
@@ -11,6 +14,7 @@ from caldera.bench.reproduce.experiment import (
     ExperimentContext,
     ExperimentResult,
     Plot,
+    Sweep,
     claim,
     faster,
     holds,
@@ -35,8 +39,7 @@ LARGE = 1024
 def products(context: ExperimentContext) -> ExperimentResult:
     """Many products of one size as one batch and one after the other."""
     sizes = QUICK if context.quick else SIZES
-    lines: dict[str, list[tuple[float, float]]] = {"batched": [], "single": []}
-    samples, rows = {}, []
+    sweep, rows = Sweep(), []
     for size in sizes:
         context.tell(f"{size} x {size}")
         count = max(2, NUMBERS // size**2)
@@ -52,9 +55,7 @@ def products(context: ExperimentContext) -> ExperimentResult:
         repeats = 1 if context.quick and size > LARGE else context.repeats
         found = in_turns({"batched": batched.run, "single": loop}, repeats)
         work = 2.0 * count * size**3 / 1e9
-        for name, seconds in found.items():
-            lines[name].append((float(size), work / min(seconds)))
-            samples[f"{name}, {count} of {size}: s"] = seconds
+        sweep.add(size, f"{count} of {size}: s", found, partial(truediv, work))
         gain, verdict = faster(found["batched"], found["single"])
         rows.append(
             ComparisonRow(
@@ -67,7 +68,7 @@ def products(context: ExperimentContext) -> ExperimentResult:
     missing = [str(size) for size in SIZES if size not in sizes]
     left = [f"sizes {', '.join(missing)}"] if missing else []
     return ExperimentResult(
-        rows, [Plot("C = A B", "size", "GFLOP/s", lines, log=True)], samples, left
+        rows, [Plot("C = A B", "size", "GFLOP/s", sweep.lines, log=True)], sweep.samples, left
     )
 
 

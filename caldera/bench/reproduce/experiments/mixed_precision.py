@@ -14,6 +14,7 @@ from caldera.bench.reproduce.experiment import (
     ExperimentContext,
     ExperimentResult,
     Plot,
+    Sweep,
     claim,
     holds,
 )
@@ -42,8 +43,7 @@ NEAR = 0.05
 def run(context: ExperimentContext) -> ExperimentResult:
     """Two dense layers and their gradients, compiled four ways."""
     sizes = SIZES[:2] if context.quick else SIZES
-    lines: dict[str, list[tuple[float, float]]] = {name: [] for name in WAYS}
-    rows, samples = [], {}
+    sweep, rows = Sweep(), []
     plans: dict[str, Plan] = {}
     for size in sizes:
         context.tell(f"layers of {size}")
@@ -52,9 +52,7 @@ def run(context: ExperimentContext) -> ExperimentResult:
         values = {name: plan.run()[0].numpy() for name, plan in plans.items()}
         found = in_turns({name: plan.run for name, plan in plans.items()}, context.repeats)
         times = {name: min(seconds) for name, seconds in found.items()}
-        for name, seconds in found.items():
-            lines[name].append((float(size), 1e3 * times[name]))
-            samples[f"{name}, {size}: s"] = seconds
+        sweep.add(size, f"{size}: s", found, lambda seconds: 1e3 * seconds)
         largest = np.abs(values["before"]).max()
         for name in list(WAYS)[1:]:
             apart = float(np.abs(values[name] - values["before"]).max() / largest)
@@ -83,11 +81,11 @@ def run(context: ExperimentContext) -> ExperimentResult:
             holds(count["fused"] < count["before"]),
         )
     )
-    plot = Plot("Two dense layers and their gradients", "units", "ms", lines, log=True)
+    plot = Plot("Two dense layers and their gradients", "units", "ms", sweep.lines, log=True)
     return ExperimentResult(
         rows,
         [plot],
-        samples,
+        sweep.samples,
         [*context.skipped(f"layers of {SIZES[-1]}"), "tensor cores: need a card"],
     )
 

@@ -17,8 +17,7 @@ from caldera.bench.reproduce.experiment import (
     claim,
     holds,
 )
-from caldera.bench.reproduce.prediction import guesses
-from caldera.bench.reproduce.ranks import NETWORKS, run_ranks
+from caldera.bench.reproduce.ranks import NETWORKS, guesses, run_ranks
 from caldera.bench.timing import load_per_core
 from caldera.nn.layer import Layer
 from caldera.parallel.planner import Compute, Wire

@@ -19,8 +19,7 @@ from caldera.bench.reproduce.experiment import (
     claim,
     holds,
 )
-from caldera.bench.reproduce.prediction import guess_way, setting_of
-from caldera.bench.reproduce.ranks import run_ranks
+from caldera.bench.reproduce.ranks import guess_way, run_ranks, setting_of
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.compress import compressors
 from caldera.nn.layer import Layer
