@@ -30,18 +30,16 @@ from caldera.compress.codecs import (
     TernaryCodec,
 )
 from caldera.compress.compressor import (
+    EMPTY,
     Compressor,
     CompressorOptions,
     CompressorState,
-    State,
-    compressors,
-)
-from caldera.compress.messages import (
-    EMPTY,
     RandomStream,
+    State,
     allgather_messages,
     alltoall_messages,
     bounds,
+    compressors,
 )
 from caldera.core.tensor.dtype import HALVES
 from caldera.errors import ConfigError

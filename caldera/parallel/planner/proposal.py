@@ -28,8 +28,7 @@ from caldera.parallel.planner.cluster import (
     seconds_of,
 )
 from caldera.parallel.planner.compression_cost import default_codecs, timed
-from caldera.parallel.planner.compute import Compute, measured
-from caldera.parallel.planner.prediction import Setting
+from caldera.parallel.planner.prediction import Compute, Setting, measured
 from caldera.parallel.planner.ranking import Ranking, build_strategy, rank
 from caldera.parallel.planner.report import explained, given, plot, scaling_charts, table
 from caldera.parallel.planner.workload import ModelWorkload, workload_of
