@@ -110,7 +110,7 @@ def pack_indices(places: np.ndarray, length: int) -> np.ndarray:
     """Increasing places (int32) below `length` as bytes, in the smaller of the forms.
 
     >>> import numpy as np
-    >>> from caldera.compress.messages import pack_indices, unpack_indices
+    >>> from caldera.compress.compressor import pack_indices, unpack_indices
     >>> places = np.arange(0, 32_000, 32, dtype=np.int32)
     >>> packed = pack_indices(places, 32_000)
     >>> packed.nbytes, np.array_equal(unpack_indices(packed, 32_000)[0], places)

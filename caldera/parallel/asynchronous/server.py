@@ -144,7 +144,7 @@ class StopConsensus:
     of them do it after the same number of steps: one more than the fastest has taken. `table` is
     where it keeps its numbers, which ranks may share; then they ask one at a time.
 
-    >>> from caldera.parallel.asynchronous.strategy import StopConsensus
+    >>> from caldera.parallel.asynchronous.server import StopConsensus
     >>> consensus = StopConsensus.of(2)
     >>> consensus.arrived(0, (0, 0)), consensus.arrived(0, (0, 0))
     ((0.0, 0.0), (0.0, 0.0))

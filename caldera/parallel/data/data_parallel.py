@@ -220,7 +220,7 @@ def gather_buckets(
 
     The other way round than gradients: who waits for the first has nothing to do either.
 
-    >>> from caldera.parallel.data.sharded import gather_buckets
+    >>> from caldera.parallel.data.data_parallel import gather_buckets
     >>> gather_buckets([40] * 5, ["float32"] * 5, bucket_bytes=80)
     [[0], [2, 1], [4, 3]]
     """
