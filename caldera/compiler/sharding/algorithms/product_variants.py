@@ -218,16 +218,14 @@ def product_cost(
             posted=batch * sent * itemsize if steps else 0,
             meetings=batch * steps,
         )
-    if form == STATIONARY_B:
-        sent = (total_m * inner_a * (columns - 1)) // columns + total_m * n * (rows - 1) // rows
-        held = inner_a + 2 * n
-        messages, panels = columns + rows - 2, _panels(total_m, (inner_a + 2 * n) * itemsize)
-        flops = 2 * total_m * inner_a * n
-    else:
-        sent = (total_n * inner_b * (rows - 1)) // rows + total_n * m * (columns - 1) // columns
-        held = inner_b + 2 * m
-        messages, panels = columns + rows - 2, _panels(total_n, (inner_b + 2 * m) * itemsize)
-        flops = 2 * total_n * inner_b * m
+    if form == STATIONARY_A:
+        # The same with rows and columns exchanged.
+        rows, columns = columns, rows
+        total_m, inner_a, n = total_n, inner_b, m
+    sent = (total_m * inner_a * (columns - 1)) // columns + total_m * n * (rows - 1) // rows
+    held = inner_a + 2 * n
+    messages, panels = columns + rows - 2, _panels(total_m, held * itemsize)
+    flops = 2 * total_m * inner_a * n
     widest = -(-max(cuts[1][-1], 1) // panels)
     return AlgorithmCost(
         batch * sent * itemsize,

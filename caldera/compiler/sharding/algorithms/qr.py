@@ -144,8 +144,7 @@ def _with_positive_diagonal(
 ) -> tuple[np.ndarray, np.ndarray]:
     where = Cyclic(shape, block, grid)
     diagonal = diagonal_of(r, shape, block, grid)
-    size = np.abs(diagonal)
-    sign = np.where(size == 0, 1, diagonal / np.where(size == 0, 1, size)).astype(r.dtype)
+    sign, size = _signs(diagonal)
     r *= sign.conj()[where.rows, None]
     if np.iscomplexobj(r):
         # What rounding left beside the real diagonal.
@@ -153,6 +152,14 @@ def _with_positive_diagonal(
     columns = Cyclic((1, shape[0]), block, grid).columns
     q *= sign[columns]
     return q, r
+
+
+def _signs(diagonal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The sign of each number, 1 for 0, and its magnitude."""
+    size = np.abs(diagonal)
+    return np.where(size == 0, 1, diagonal / np.where(size == 0, 1, size)).astype(
+        diagonal.dtype
+    ), size
 
 
 _UP, _DOWN = 1, 2
@@ -216,9 +223,7 @@ def _heights(rows: int, columns: int, comm: Communicator) -> dict[int, list[int]
 
 def positive_diagonal(r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """R with a diagonal that is not negative, and the factors of the columns of Q for that."""
-    diagonal = np.diagonal(r)
-    size = np.abs(diagonal)
-    sign = np.where(size == 0, 1, diagonal / np.where(size == 0, 1, size)).astype(r.dtype)
+    sign, size = _signs(np.diagonal(r))
     r = r * sign.conj()[:, None]
     np.fill_diagonal(r, size)
     return np.triu(r), sign

@@ -178,7 +178,7 @@ def test_the_largest_singular_values_in_a_graph() -> None:
         layout = Columns().of(a.shape, range(ranks))
 
         def largest(x: Expr) -> list[Expr]:
-            made = largest_singular(x.node, k=3, tolerance=1e-12, steps=60, seed=0)
+            made = largest_singular.outputs(x.node, k=3, tolerance=1e-12, steps=60, seed=0)
             return [Expr(each) for each in made]
 
         (u, s, vt, bound), _ = run(largest, [a], [layout], ranks)
