@@ -36,8 +36,7 @@ from caldera.comm.processes import launch
 from caldera.parallel.planner import Cluster, Compute, Setting, Wire, measured_wire, workload_of
 from caldera.parallel.planner.cluster import measured_turn
 from caldera.parallel.planner.compression_cost import default_codecs, timed
-from caldera.parallel.planner.compute import measured
-from caldera.parallel.planner.prediction import TrainingWay
+from caldera.parallel.planner.prediction import TrainingWay, measured
 from caldera.parallel.planner.ranking import all_ways, build_strategy
 from caldera.train.strategy import Strategy
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from caldera.compress.messages import as_bytes, pack_indices, read, unpack_indices
+from caldera.compress.compressor import as_bytes, pack_indices, read, unpack_indices
 from caldera.core.tensor.dtype import BY_NAME, DType, canonical
 from caldera.errors import ConfigError, DataError
 from caldera.kernels.native.compression import dequantise, quantise

@@ -30,18 +30,16 @@ from caldera.compress.codecs import (
     TernaryCodec,
 )
 from caldera.compress.compressor import (
+    EMPTY,
     Compressor,
     CompressorOptions,
     CompressorState,
-    State,
-    compressors,
-)
-from caldera.compress.messages import (
-    EMPTY,
     RandomStream,
+    State,
     allgather_messages,
     alltoall_messages,
     bounds,
+    compressors,
 )
 from caldera.core.tensor.dtype import HALVES
 from caldera.errors import ConfigError
@@ -57,9 +55,11 @@ class DenseCompressor(Compressor):
     With `feedback` what was lost is kept for the next exchange.
     """
 
-    code: Codec
-    sum_codec: Codec
-    feedback: bool
+    def _use(self, code: Codec, sum_codec: Codec, feedback: bool) -> None:
+        """Set the codecs; they are no arguments, since files hold those of the subclass."""
+        self.code = code
+        self.sum_codec = sum_codec
+        self.feedback = feedback
 
     def _exchange(
         self,
@@ -168,9 +168,7 @@ class Cast(DenseCompressor):
         **options: Unpack[CompressorOptions],
     ) -> None:
         super().__init__(**options)
-        self.code = HalfPrecisionCodec(dtype)
-        self.sum_codec = HalfPrecisionCodec(dtype)
-        self.feedback = feedback
+        self._use(HalfPrecisionCodec(dtype), HalfPrecisionCodec(dtype), feedback)
 
 
 @compressors.register("qsgd")
@@ -194,9 +192,7 @@ class QSGD(DenseCompressor):
         **options: Unpack[CompressorOptions],
     ) -> None:
         super().__init__(**options)
-        self.code = QsgdCodec(bits, bucket)
-        self.sum_codec = QsgdCodec(bits, bucket)
-        self.feedback = feedback
+        self._use(QsgdCodec(bits, bucket), QsgdCodec(bits, bucket), feedback)
 
 
 @compressors.register("terngrad")
@@ -214,9 +210,7 @@ class TernGrad(DenseCompressor):
         self, *, clip: float = 2.5, feedback: bool = False, **options: Unpack[CompressorOptions]
     ) -> None:
         super().__init__(**options)
-        self.code = TernaryCodec(clip)
-        self.sum_codec = QsgdCodec(8)
-        self.feedback = feedback
+        self._use(TernaryCodec(clip), QsgdCodec(8), feedback)
 
 
 @compressors.register("one_bit")
@@ -233,9 +227,7 @@ class OneBit(DenseCompressor):
 
     def __init__(self, *, bucket: int = 512, **options: Unpack[CompressorOptions]) -> None:
         super().__init__(**options)
-        self.code = SignCodec(bucket)
-        self.sum_codec = SignCodec(bucket)
-        self.feedback = True
+        self._use(SignCodec(bucket), SignCodec(bucket), feedback=True)
 
 
 @compressors.register("lossless")
@@ -257,9 +249,7 @@ class Lossless(DenseCompressor):
 
     def __init__(self, **options: Unpack[CompressorOptions]) -> None:
         super().__init__(**options)
-        self.code = LosslessCodec()
-        self.sum_codec = LosslessCodec()
-        self.feedback = False
+        self._use(LosslessCodec(), LosslessCodec(), feedback=False)
 
 
 class LowPrecisionWeights:

@@ -14,8 +14,7 @@ from typing import Unpack
 import numpy as np
 
 from caldera.comm import Communicator
-from caldera.compress.compressor import Compressor, CompressorOptions, compressors
-from caldera.compress.messages import RandomStream
+from caldera.compress.compressor import Compressor, CompressorOptions, RandomStream, compressors
 from caldera.core.tensor.dtype import HALVES
 from caldera.core.tensor.philox import normal, random_bits
 from caldera.errors import ConfigError

@@ -31,7 +31,7 @@ from caldera.base.registry import Registry
 from caldera.comm import Communicator
 from caldera.comm.link import Link, link_for_choices
 from caldera.compress.codecs import Codec, RawCodec
-from caldera.compress.messages import (
+from caldera.compress.compressor import (
     AT_ONCE,
     EMPTY,
     HEADER,

@@ -19,8 +19,7 @@ import numpy as np
 from caldera.comm import Communicator
 from caldera.comm.link import Link, link_for_choices
 from caldera.compress.codecs import Codec, QsgdCodec, RawCodec
-from caldera.compress.compressor import Compressor, CompressorOptions, compressors
-from caldera.compress.messages import RandomStream
+from caldera.compress.compressor import Compressor, CompressorOptions, RandomStream, compressors
 from caldera.compress.sparse import ALGORITHMS, SparseCodec, SparseVector, Sum, sum_sparse
 from caldera.errors import ConfigError
 from caldera.kernels.native.compression import (

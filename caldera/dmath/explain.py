@@ -6,9 +6,15 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 
 from caldera.base.formatting import bytes_text
-from caldera.compiler.sharding.distributions import moves_table, shortened, summary
 from caldera.compiler.sharding.layout import ShardLayout
-from caldera.compiler.sharding.propagation import Move, ShardingStrategy, distribute
+from caldera.compiler.sharding.propagation import (
+    Move,
+    ShardingStrategy,
+    distribute,
+    moves_table,
+    shortened,
+    summary,
+)
 from caldera.core.graph.node import Node
 from caldera.core.graph.program import topological
 from caldera.dmath.handle import Handle

@@ -70,8 +70,7 @@ if TYPE_CHECKING:
     from caldera.parallel.averaging.ensemble import Ensemble
     from caldera.parallel.averaging.gossip import Gossip
     from caldera.parallel.averaging.local_sgd import ElasticAveraging, LocalSGD
-    from caldera.parallel.data.data_parallel import DataParallel
-    from caldera.parallel.data.sharded import Sharded
+    from caldera.parallel.data.data_parallel import DataParallel, Sharded
     from caldera.parallel.pipeline.pipeline_parallel import PipelineParallel
     from caldera.parallel.planner import Proposal, plan
     from caldera.parallel.tensor.tensor_parallel import Hybrid, Layouts, TensorParallel
@@ -90,7 +89,7 @@ _LATER = {
     "ParameterServer": "caldera.parallel.asynchronous.parameter_server",
     "PipelineParallel": "caldera.parallel.pipeline.pipeline_parallel",
     "Proposal": "caldera.parallel.planner",
-    "Sharded": "caldera.parallel.data.sharded",
+    "Sharded": "caldera.parallel.data.data_parallel",
     "TensorParallel": "caldera.parallel.tensor.tensor_parallel",
     "plan": "caldera.parallel.planner",
 }

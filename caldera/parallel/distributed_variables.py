@@ -19,7 +19,7 @@ from caldera import op
 from caldera.comm import Communicator
 from caldera.compiler.lazy import Variable
 from caldera.compiler.sharding.axis_split import even_split
-from caldera.compiler.sharding.layout import CartesianLayout
+from caldera.compiler.sharding.layout import CartesianLayout, along_axis
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.collective import shard_size
 from caldera.core.memory import Device
@@ -88,8 +88,7 @@ def evenly(shape: Shape, axis: int, ranks: int, unit: int = 1, blocks: int = 1) 
     """
     split = even_split(shape[axis] // blocks, ranks, unit).repeated(blocks)
     assert split is not None
-    splits = tuple(split if each == axis else None for each in range(len(shape)))
-    return CartesianLayout(shape, splits, tuple(range(ranks)))
+    return along_axis(shape, axis, split, range(ranks))
 
 
 class DistributedVariable(ABC):

@@ -22,10 +22,10 @@ import numpy as np
 
 from caldera.comm import Communicator
 from caldera.comm.link import MeasuredTable, choices_may_vary, measured_link, slowest
-from caldera.compiler.sharding.algorithms.bidiagonal import DEALT, Bidiagonalisation
 from caldera.compiler.sharding.algorithms.lapack import accumulate_product, has_scipy
 from caldera.compiler.sharding.algorithms.panels import factorisation_grid
 from caldera.compiler.sharding.algorithms.process_grid import gather_rows
+from caldera.compiler.sharding.algorithms.qr import DEALT, Bidiagonalisation
 from caldera.compiler.sharding.algorithms.registry import ALGORITHMS
 from caldera.compiler.sharding.algorithms.variant import cyclic_layout
 from caldera.compiler.sharding.distributions import Columns, Rows

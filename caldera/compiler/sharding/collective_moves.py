@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass
 from math import ceil, log2
 
 from caldera.compiler.sharding.axis_split import AxisSplit
-from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout, replicated
+from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout, along_axis, replicated
 from caldera.compiler.sharding.ops import redistribute
 from caldera.compiler.sharding.rules.registry import ShardPlacement
 from caldera.compiler.sharding.rules.stretches import part as part_of
@@ -155,8 +155,7 @@ def in_stretches(shape: Shape, axis: int, sizes: Sequence[int]) -> CartesianLayo
     for length in sizes:
         cuts.append(cuts[-1] + length)
     split = AxisSplit(len(sizes), tuple(cuts), tuple(range(len(sizes))))
-    splits = tuple(split if each == axis else None for each in range(len(shape)))
-    return CartesianLayout(shape, splits, tuple(range(len(sizes))))
+    return along_axis(shape, axis, split, range(len(sizes)))
 
 
 def _only_split(layout: ShardLayout) -> tuple[int, AxisSplit]:

@@ -10,7 +10,7 @@ they all have whole.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
@@ -352,6 +352,20 @@ class CartesianLayout(ShardLayout):
 def replicated(shape: Shape, ranks: Sequence[int]) -> CartesianLayout:
     """Each of these ranks has everything."""
     return _replicated(shape, tuple(ranks))
+
+
+def along_axis(
+    shape: Shape, axis: int, split: AxisSplit | None, ranks: Iterable[int]
+) -> CartesianLayout:
+    """Return the layout in which one axis is split over the ranks.
+
+    >>> from caldera.compiler.sharding.axis_split import even_split
+    >>> from caldera.compiler.sharding.layout import along_axis
+    >>> along_axis((2, 5), 1, even_split(5, 2), range(2)).local_shape(0)
+    (2, 3)
+    """
+    splits = tuple(split if each == axis else None for each in range(len(shape)))
+    return CartesianLayout(shape, splits, tuple(ranks))
 
 
 # Ranks ask for the same few, several times for each node.

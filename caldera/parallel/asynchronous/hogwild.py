@@ -13,8 +13,11 @@ from caldera.compiler.lazy import Expr, Variable
 from caldera.core.tensor import Tensor
 from caldera.errors import ConfigError
 from caldera.optim import Optimizer
-from caldera.parallel.asynchronous.server import optimizer_assignments
-from caldera.parallel.asynchronous.strategy import AsynchronousStrategy, StopConsensus
+from caldera.parallel.asynchronous.server import (
+    AsynchronousStrategy,
+    StopConsensus,
+    optimizer_assignments,
+)
 from caldera.parallel.asynchronous.transport import ServerShard
 from caldera.train.strategy import Gradients, RunSetup, VariableView
 

@@ -15,12 +15,12 @@ from caldera.compress import Compressor, redistribute
 from caldera.errors import CommError, ConfigError
 from caldera.optim import Optimizer
 from caldera.parallel.asynchronous.server import (
+    AsynchronousStrategy,
     ServerOptimizer,
     ServerThread,
     optimizer_assignments,
     owners,
 )
-from caldera.parallel.asynchronous.strategy import AsynchronousStrategy
 from caldera.parallel.asynchronous.transport import (
     BARRIER,
     LEAVE,

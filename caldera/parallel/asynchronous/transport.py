@@ -20,8 +20,8 @@ from caldera.comm import ANY_SOURCE, Communicator, Request
 from caldera.compiler.lazy import Variable
 from caldera.compress import Compressor, TopK
 from caldera.compress.codecs import Codec, RawCodec
+from caldera.compress.compressor import RandomStream, unpack_indices
 from caldera.compress.dense import DenseCompressor
-from caldera.compress.messages import RandomStream, unpack_indices
 from caldera.compress.sparse import SparseCodec, SparseVector
 from caldera.core.tensor.dtype import DType, promote
 from caldera.errors import ConfigError

@@ -186,6 +186,12 @@ def wide(variable: Variable) -> Expr:
     return op.cast(variable, promote(variable.dtype, float32))
 
 
+def wide_copy(variable: Variable, fill: np.ndarray) -> Variable:
+    """A variable like another, in float32 at least, with these values."""
+    device = variable.tensor.device
+    return op.var(variable.name, variable.shape, fill=fill, dtype=fill.dtype, device=device)
+
+
 STATE = ("average", "keep")
 BEGAN, UPDATE = "block/", "block update/"
 
@@ -258,10 +264,8 @@ class LocalSGD(PeriodicAveraging):
         self._began, self._update = {}, {}
         for each in setup.model.trainable() if self.momentum else []:
             start = wide(each).numpy()
-            for kept, fill in ((self._began, start), (self._update, np.zeros_like(start))):
-                kept[each] = op.var(
-                    each.name, each.shape, fill=fill, dtype=fill.dtype, device=each.tensor.device
-                )
+            self._began[each] = wide_copy(each, start)
+            self._update[each] = wide_copy(each, np.zeros_like(start))
 
     @property
     def is_whole(self) -> bool:
@@ -356,17 +360,8 @@ class ElasticAveraging(PeriodicAveraging):
 
     def begin(self, setup: RunSetup) -> None:
         super().begin(setup)
-        self._centre = {}
-        if not self.is_whole:
-            for each in setup.model.trainable():
-                start = wide(each)
-                self._centre[each] = op.var(
-                    each.name,
-                    each.shape,
-                    fill=start.numpy(),
-                    dtype=start.dtype,
-                    device=each.tensor.device,
-                )
+        own = [] if self.is_whole else setup.model.trainable()
+        self._centre = {each: wide_copy(each, wide(each).numpy()) for each in own}
 
     def exchanged(self) -> list[Expr]:
         rate = self.coupling / self.communicator.size

@@ -240,7 +240,7 @@ def virtual_shards_of(share: Share, shards: int, rank: int, ranks: int) -> list[
     """The parts of a batch that a rank computes, of which the batch has so many.
 
     >>> from caldera.data import Share
-    >>> from caldera.parallel.data.virtual_shards import virtual_shards_of
+    >>> from caldera.parallel.data.sums import virtual_shards_of
     >>> share = Share.of(0, 10, 10, rank=1, ranks=2, parts=4)
     >>> [(part.first, len(part)) for part in virtual_shards_of(share, 4, 1, 2)]
     [(5, 2), (7, 3)]
@@ -285,7 +285,7 @@ def factors_are_smaller(samples: int, inputs: int, outputs: int) -> bool:
     A rank sends (n - 1) / n * samples * (inputs + outputs) values as factors, and 2 (n - 1) / n *
     inputs * outputs in a ring that sums gradients.
 
-    >>> from caldera.parallel.data.sufficient_factors import factors_are_smaller
+    >>> from caldera.parallel.data.sums import factors_are_smaller
     >>> factors_are_smaller(100, 784, 528), factors_are_smaller(800, 784, 528)
     (True, False)
     """
@@ -358,7 +358,7 @@ def described(compression: Compression | None) -> str:
     """What it was made with, if it says so.
 
     >>> from caldera.compress import QSGD
-    >>> from caldera.parallel.data.compression import described
+    >>> from caldera.parallel.data.sums import described
     >>> described(QSGD(4))
     'QSGD(4)'
     """
@@ -383,7 +383,7 @@ def states_by_rank(arrays: State) -> list[dict[str, np.ndarray]]:
     """The arrays that `gather_states` gave, for each rank that there was; others are left out.
 
     >>> import numpy as np
-    >>> from caldera.parallel.data.compression import states_by_rank
+    >>> from caldera.parallel.data.sums import states_by_rank
     >>> states_by_rank({"rank 0/residual/w": np.array([1.0]), "rank 1/residual/w": np.array([2.0])})
     [{'residual/w': array([1.])}, {'residual/w': array([2.])}]
     """

@@ -27,7 +27,6 @@ from caldera.parallel.consistency import (
 from caldera.parallel.data.data_parallel import BUCKET_BYTES, DataParallel
 from caldera.parallel.data.sums import bucketed_sums, sum_over_axis
 from caldera.parallel.distributed_variables import OwnedVariable, release
-from caldera.parallel.pipeline.mesh import DATA, EVERYONE, MODEL, STAGE, PipelineMesh
 from caldera.parallel.pipeline.schedule import SCHEDULES
 from caldera.parallel.pipeline.stage_partition import (
     Costs,
@@ -36,7 +35,16 @@ from caldera.parallel.pipeline.stage_partition import (
     traced_samples,
     unit_seconds,
 )
-from caldera.parallel.pipeline.stage_program import AXIS, MicroBatch, StageProgram
+from caldera.parallel.pipeline.stage_program import (
+    AXIS,
+    DATA,
+    EVERYONE,
+    MODEL,
+    STAGE,
+    MicroBatch,
+    PipelineMesh,
+    StageProgram,
+)
 from caldera.parallel.pipeline.stage_update import (
     StageUpdate,
     early_sums,

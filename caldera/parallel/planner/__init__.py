@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from caldera.base.arguments import guard as _guard
 from caldera.parallel.planner.cluster import Cluster, Wire, measured_wire
-from caldera.parallel.planner.compute import Compute
-from caldera.parallel.planner.prediction import Prediction, Setting
+from caldera.parallel.planner.prediction import Compute, Prediction, Setting
 from caldera.parallel.planner.prediction import TrainingWay as Way
 from caldera.parallel.planner.proposal import Proposal, plan, proposed
 from caldera.parallel.planner.ranking import Ranking, rank

@@ -17,8 +17,7 @@ from caldera.comm.algorithms import ALLREDUCE
 from caldera.comm.algorithms.allreduce import WITHIN_A_MACHINE, core_ranks
 from caldera.comm.algorithms.rings import sides
 from caldera.errors import ConfigError
-from caldera.parallel.data.data_parallel import BUCKET_BYTES
-from caldera.parallel.data.sharded import gather_buckets
+from caldera.parallel.data.data_parallel import BUCKET_BYTES, gather_buckets
 from caldera.parallel.data.sums import bucket_indices
 from caldera.parallel.planner.cluster import Cluster, Wire
 from caldera.parallel.planner.stages import StageGradient

@@ -15,8 +15,8 @@ import numpy as np
 
 from caldera.comm import Communicator, run_virtual_ranks
 from caldera.compress import Compressor, Link, PowerSGD, RandomK, compressors, predicted_seconds
+from caldera.compress.compressor import bounds
 from caldera.compress.dense import DenseCompressor
-from caldera.compress.messages import bounds
 from caldera.compress.sparse import fastest
 from caldera.compress.top_k import TopK
 from caldera.errors import ConfigError

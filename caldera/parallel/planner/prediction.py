@@ -1,16 +1,227 @@
-"""What is predicted, and what it is predicted from."""
+"""What is predicted, and the setting it is predicted from: computing times of a model's steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from caldera.base.formatting import bytes_text
+from caldera.comm import SingleProcess
+from caldera.compiler.plan.plan import Plan
+from caldera.data import Pipeline, as_data
+from caldera.errors import ConfigError
+from caldera.parallel.data.data_parallel import DataParallel
 from caldera.parallel.planner.cluster import Cluster
 from caldera.parallel.planner.compression_cost import CodecCost
-from caldera.parallel.planner.compute import Compute
 from caldera.parallel.planner.workload import ModelWorkload
+from caldera.train.fit import make_steps
+from caldera.train.run import loader_for
+from caldera.train.saving.snapshot import Snapshot
+from caldera.train.step import StepPlans
+from caldera.train.strategy import NO_VOTES, VOTES, SingleProcessStrategy, Strategy
+
+if TYPE_CHECKING:
+    from caldera.train.model import Model
+
+
+FORWARD = 1 / 3
+"""The forward pass's part of a step where nothing was measured: the backward pass computes the
+gradients of both the inputs and the parameters."""
+_RUNS, _LEAST_RUNS = 7, 2
+_GROWTH = 4
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Seconds of a step of one rank alone, at some numbers of samples.
+
+    `forward` is the forward pass's part of it. Between the points that are known it is a line,
+    beyond them it goes on as at the end. `handing_over` is what a step takes more, whatever the
+    samples, if its gradients are exchanged: a rank alone may change parameters where it finds
+    gradients, others write them down, pack them and read them again.
+
+    >>> Compute(((1, 0.5), (3, 1.0))).seconds(2), Compute(((1, 0.5), (3, 1.0))).seconds(5)
+    (0.75, 1.5)
+    """
+
+    points: tuple[tuple[float, float], ...]
+    forward: float = FORWARD
+    handing_over: float = 0.0
+
+    def __post_init__(self) -> None:
+        sizes = [size for size, _ in self.points]
+        times = [seconds for _, seconds in self.points]
+        if not sizes or min(sizes) <= 0 or sorted(set(sizes)) != sizes or min(times) < 0:
+            raise ConfigError.build(
+                "Compute",
+                expected="growing numbers of samples, with seconds for each",
+                got=str(self.points),
+            )
+
+    @classmethod
+    def at_speed(cls, workload: ModelWorkload, flops: float) -> Compute:
+        """That of a machine that does so many operations a second, whatever the batch.
+
+        The backward pass does twice the operations of the forward pass.
+        """
+        return cls(((1.0, 3 * workload.flops / flops),))
+
+    def seconds(self, samples: float) -> float:
+        """The time of a step on so many samples; more samples never take less."""
+        known = _rising(self.points)
+        if samples <= known[0][0]:
+            # Fewer samples than were tried: a part of one is computed as a whole one.
+            return known[0][1] if len(known) > 1 else known[0][1] * samples / known[0][0]
+        for (low, first), (high, second) in pairwise(known):
+            if samples <= high:
+                return first + (second - first) * (samples - low) / (high - low)
+        if len(known) == 1:
+            return known[0][1] * samples / known[0][0]
+        (low, first), (high, second) = known[-2:]
+        return second + (second - first) / (high - low) * (samples - high)
+
+    def faster(self, factor: float) -> Compute:
+        """That of a machine so many times as fast."""
+        points = tuple((size, seconds / factor) for size, seconds in self.points)
+        return dataclasses.replace(self, points=points, handing_over=self.handing_over / factor)
+
+
+def _rising(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points, none below the one before it: noise must not make more work quicker."""
+    found: list[tuple[float, float]] = []
+    for size, seconds in points:
+        found.append((size, max(seconds, found[-1][1] if found else 0.0)))
+    return found
+
+
+def measured(
+    model: Model, workload: ModelWorkload, batch: int, budget_s: float = 5.0
+) -> tuple[Compute, ModelWorkload]:
+    """Time training steps of up to `batch` samples, and look what memory their plans take.
+
+    Larger batches are tried until the budget is spent. The model stays as it was.
+    """
+    data = _made_up(model, batch)
+    trial = _trial(model, data, SingleProcessStrategy())
+    before = Snapshot.of(model)
+    began = time.perf_counter()
+    points: list[tuple[float, float]] = []
+    arenas: list[tuple[int, int]] = []
+    try:
+        for size in sizes_up_to(batch):
+            arenas.append((size, trial.training(size).arena_bytes))
+            points.append((float(size), _fitting(trial, data, size)))
+            if time.perf_counter() - began > budget_s and len(points) > 1:
+                break
+        size = int(points[-1][0])
+        forward = _seconds(trial, trial.evaluation(size), data, size) / points[-1][1]
+        # With one sample hardly anything else takes long.
+        many = _trial(model, data, _AsIfMany(communicator=SingleProcess()))
+        alone, handing = (_seconds(each, each.training(1), data, 1) for each in (trial, many))
+    finally:
+        before.put_back(model)
+    found = Compute(tuple(points), min(max(forward, 0.1), 0.6), max(handing - alone, 0.0))
+    return found, _with_arenas(workload, arenas)
+
+
+class _AsIfMany(DataParallel):
+    """One rank that exchanges gradients with nobody."""
+
+    is_distributed = True
+
+
+def _trial(model: Model, data: tuple[np.ndarray, ...], strategy: Strategy) -> StepPlans:
+    """Plans with an optimizer of their own."""
+    given = model.optimizer
+    made = make_steps(model, as_data(data), strategy)
+    return dataclasses.replace(made, optimizer=type(given)(**given.arguments()))
+
+
+def sizes_up_to(batch: int) -> list[int]:
+    """The numbers of samples to try.
+
+    >>> sizes_up_to(100)
+    [1, 4, 16, 64, 100]
+    """
+    sizes = [1]
+    while sizes[-1] * _GROWTH < batch:
+        sizes.append(sizes[-1] * _GROWTH)
+    return [*sizes, batch] if batch > 1 else sizes
+
+
+def _made_up(model: Model, batch: int) -> tuple[np.ndarray, ...]:
+    """Samples that the model can be trained on."""
+    generator = np.random.default_rng(0)
+    inputs = [
+        generator.normal(size=(batch, *shape)).astype(dtype)
+        if np.dtype(dtype).kind == "f"
+        else np.zeros((batch, *shape), dtype)
+        for shape, dtype in model.signature.inputs
+    ]
+    name, loss = next(iter(model.objective.losses.items()))
+    prediction = (batch, *model.signature.outputs[name])
+    shape, dtype = loss.target_spec(prediction, np.dtype(model.dtype))
+    return (*inputs, np.zeros(shape, dtype))
+
+
+def _fitting(steps: StepPlans, data: Sequence[np.ndarray], size: int) -> float:
+    """The median time of a step as `fit` takes it, of which the batch is a part."""
+    count = (_RUNS + 2) * size
+    # As many samples as it takes, all of them the first.
+    views = [np.broadcast_to(array[:1], (count, *array.shape[1:])) for array in data]
+    loader = loader_for(steps.strategy, Pipeline.of(as_data(tuple(views))), size, shuffle=True)
+    ends: list[float] = []
+    for batch in steps.source.epoch(loader):
+        steps.train(batch)
+        steps.model.device.stream.synchronize()
+        ends.append(time.perf_counter())
+        if len(ends) > _LEAST_RUNS and ends[-1] - ends[0] > 1:
+            break
+    # The first one makes ready.
+    return median(later - before for before, later in pairwise(ends))
+
+
+def _seconds(steps: StepPlans, plan: Plan, data: Sequence[np.ndarray], size: int) -> float:
+    """The median time of a plan; the first run makes ready."""
+    feeds: dict[str, Any] = steps.feeds([array[:size] for array in data], None)
+    feeds[VOTES] = NO_VOTES
+    feeds = {name: feeds[name] for name in plan.inputs}
+    plan.run(feeds)
+    if not plan.device.is_host and plan.can_capture:
+        plan.capture()
+        plan.run(feeds)
+    plan.device.stream.synchronize()
+    found: list[float] = []
+    began = time.perf_counter()
+    while len(found) < _RUNS and (len(found) < _LEAST_RUNS or time.perf_counter() - began < 1):
+        start = time.perf_counter()
+        plan.run(feeds)
+        plan.device.stream.synchronize()
+        found.append(time.perf_counter() - start)
+    return median(found)
+
+
+def _with_arenas(workload: ModelWorkload, arenas: Sequence[tuple[int, int]]) -> ModelWorkload:
+    """The workload with what plans really take: a line through the two largest.
+
+    Small batches may take more than large ones, for kernels that only they are given.
+    """
+    if len(arenas) < 2:
+        return workload
+    (small, low), (large, high) = arenas[-2:]
+    slope = (high - low) / (large - small)
+    if slope <= 0:
+        return workload
+    inputs = workload.layers[0].output
+    workspace = max(high - slope * large, workload.trained)
+    return dataclasses.replace(workload, activations=slope + inputs, workspace=workspace)
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,9 @@ from caldera.parallel.planner.cluster import (
     seconds_of,
 )
 from caldera.parallel.planner.compression_cost import default_codecs, timed
-from caldera.parallel.planner.compute import Compute, measured
-from caldera.parallel.planner.prediction import Setting
+from caldera.parallel.planner.prediction import Compute, Setting, measured
 from caldera.parallel.planner.ranking import Ranking, build_strategy, rank
-from caldera.parallel.planner.report import explained, given, plot, scaling_charts, table
+from caldera.parallel.planner.report import explained, families_table, given, plot, scaling_charts
 from caldera.parallel.planner.workload import ModelWorkload, workload_of
 from caldera.train.strategy import Strategy
 
@@ -99,7 +98,7 @@ class Proposal:
 
     def table(self, scaling: str = STRONG) -> str:
         """The best of each kind, the proposed one first."""
-        return table(self.ranking(scaling))
+        return families_table(self.ranking(scaling))
 
     def plot(self, path: str | PathLike[str] | None = None) -> Picture | Path:
         """A chart over the number of ranks, which a notebook shows; with a path it is written to
@@ -167,9 +166,7 @@ def plan(
     >>> found.ranking("weak").best.way.family
     'data parallel'
     """
-    _check(ranks, ranks_per_node, every)
-    if speed is not None and not isinstance(speed, str) and not 0 < speed < math.inf:
-        raise refusal("plan", "speed", "operations a second, above 0", speed)
+    _check(ranks, ranks_per_node, every, speed)
     batch = model.batch_size if batch_size is None else batch_size
     each = batch if batch_per_rank is None else batch_per_rank
     if min(batch, each) < 1:
@@ -232,7 +229,7 @@ MOST_RANKS = 1 << 24
 """More than any machine has."""
 
 
-def _check(ranks: int, per_node: int, every: int) -> None:
+def _check(ranks: int, per_node: int, every: int, speed: str | float | None) -> None:
     if min(ranks, per_node, every) < 1:
         raise ConfigError.build(
             "plan",
@@ -240,6 +237,8 @@ def _check(ranks: int, per_node: int, every: int) -> None:
             got=f"{ranks}, {per_node} and {every}",
         )
     within("plan", "ranks", ranks, 1, MOST_RANKS)
+    if speed is not None and not isinstance(speed, str) and not 0 < speed < math.inf:
+        raise refusal("plan", "speed", "operations a second, above 0", speed)
 
 
 def _wire(

@@ -28,7 +28,7 @@ def rows(ranking: Ranking) -> list[tuple[str, ...]]:
     return [row_of(entry, ranking) for entry in ordered]
 
 
-def table(ranking: Ranking) -> str:
+def families_table(ranking: Ranking) -> str:
     """The same as text."""
     head, *body = table_lines([HEAD, *rows(ranking)], left=(0,))
     return "\n".join([head, "-" * len(head), *body])

@@ -9,7 +9,7 @@ from typing import Any
 from caldera import nn
 from caldera.compiler.lazy import Expr, Variable
 from caldera.compiler.sharding.distributions import Axis, Distribution, Replicated, as_layout
-from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout
+from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout, along_axis
 from caldera.compiler.sharding.ops import copies
 from caldera.compiler.sharding.volume import Links
 from caldera.core.tensor.shape import Shape, size
@@ -362,7 +362,6 @@ def _following(layer: Layer, layout: ShardLayout, ranks: int) -> dict[Variable, 
     axes = next((each for kind, each in OUTPUT_AXES.items() if isinstance(layer, kind)), {})
     for name, along in axes.items():
         if name in own and own[name].shape[along] == features.shape[0]:
-            shape = own[name].shape
-            splits = [features.splits[0] if each == along else None for each in range(len(shape))]
-            found[own[name]] = CartesianLayout(shape, tuple(splits), features.ranks)
+            shape, split = own[name].shape, features.splits[0]
+            found[own[name]] = along_axis(shape, along, split, features.ranks)
     return found

@@ -13,9 +13,10 @@ from functools import cached_property
 from caldera.comm import Communicator
 from caldera.compiler.lazy import Expr, Variable
 from caldera.compiler.sharding.collective_moves import CollectiveMoves, is_plain
-from caldera.compiler.sharding.distributions import Distribution, summary
+from caldera.compiler.sharding.distributions import Distribution
 from caldera.compiler.sharding.layout import ShardLayout
 from caldera.compiler.sharding.ops import copies
+from caldera.compiler.sharding.propagation import summary
 from caldera.compiler.sharding.rank_graph import RankGraph
 from caldera.compiler.sharding.rules.registry import ShardPlacement
 from caldera.compiler.sharding.volume import Links

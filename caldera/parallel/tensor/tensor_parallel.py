@@ -10,10 +10,10 @@ from caldera import op
 from caldera.base.formatting import bytes_text
 from caldera.comm import Communicator, Mesh
 from caldera.compiler.lazy import Expr, Variable
-from caldera.compiler.sharding.distributions import Distribution, moves_table, shortened, summary
+from caldera.compiler.sharding.distributions import Distribution
 from caldera.compiler.sharding.layout import ShardLayout
 from caldera.compiler.sharding.ops import place
-from caldera.compiler.sharding.propagation import Move
+from caldera.compiler.sharding.propagation import Move, moves_table, shortened, summary
 from caldera.compiler.sharding.rank_graph import RankGraph
 from caldera.data import Share
 from caldera.errors import ConfigError

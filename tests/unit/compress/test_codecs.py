@@ -19,7 +19,7 @@ from caldera.compress.codecs import (
     SignCodec,
     TernaryCodec,
 )
-from caldera.compress.messages import HEADER, pack_indices, packed_bits, unpack_indices
+from caldera.compress.compressor import HEADER, pack_indices, packed_bits, unpack_indices
 from caldera.core.tensor.dtype import bfloat16, float16, float32, float64
 from caldera.kernels.native.compression.stochastic_rounding import Draws
 

@@ -26,16 +26,16 @@ from caldera.compiler.sharding.algorithms.variant import (
     AlgorithmCost,
     Options,
     Variant,
+    axis_layout,
     columns_layout,
     computing,
-    contiguous,
     cuts_of,
 )
 from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout, replicated
 from caldera.core.graph.node import Node
 from caldera.core.graph.ops.fourier import frequencies
 from caldera.core.tensor.dtype import HALVES
-from caldera.core.tensor.shape import Shape, size
+from caldera.core.tensor.shape import size
 from caldera.kernels.reference.algebra import named
 
 Parts = Sequence[np.ndarray]
@@ -167,12 +167,6 @@ def _run_eigh(
 
 SVD = Algorithm(_svd_variants, _run_svd)
 EIGH = Algorithm(_eigh_variants, _run_eigh)
-
-
-def axis_layout(shape: Shape, axis: int, cuts: Cuts) -> CartesianLayout:
-    """Contiguous blocks of one axis, one for each rank."""
-    splits = tuple(contiguous(cuts) if each == axis else None for each in range(len(shape)))
-    return CartesianLayout(shape, splits, tuple(range(len(cuts) - 1)))
 
 
 def _kept_cuts(layout: ShardLayout, axis: int, ranks: int) -> Cuts:

@@ -129,81 +129,139 @@ def _owner(cuts: Cuts, index: int) -> int:
     return bisect_right(cuts, index) - 1
 
 
-def stationary_c(
-    c: np.ndarray,
-    a: np.ndarray,
-    b: np.ndarray,
-    grid: ProcessGrid,
-    rows: Cuts,
-    inner_a: Cuts,
-    inner_b: Cuts,
-    columns: Cuts,
-    transposed: tuple[bool, bool] = (False, False),
-) -> None:
-    """c = this rank's block of A B, for its blocks of A (rows, inner_a) and B (inner_b, columns).
+@dataclass(frozen=True)
+class Factors:
+    """A rank's blocks of A (rows, inner_a) and B (inner_b, columns), and how both are cut.
 
-    The first axis of each is cut over the rows of the grid, the second over its columns. A matrix
-    that lies `transposed` in memory, on all ranks, travels so.
+    The first axis of each is cut over the rows of the grid, the second over its columns.
     """
-    bytes_each = (longest(rows) + longest(columns)) * a.itemsize
-    stretches = slices(inner_a, inner_b, bytes_each)
-    each = len(stretches[0]) if stretches else 0
-    steps = len(stretches) * each
 
-    def slice_of(row: int, column: int, step: int) -> InnerSlice:
-        """What a rank multiplies in a step: no two of a row, or of a column, the same."""
-        return stretches[(row + column + step // each) % len(stretches)][step % each]
+    a: np.ndarray
+    b: np.ndarray
+    grid: ProcessGrid
+    rows: Cuts
+    inner_a: Cuts
+    inner_b: Cuts
+    columns: Cuts
 
-    def own_a(part: InnerSlice) -> np.ndarray:
-        first = inner_a[grid.column]
-        return a[:, part.begin - first : part.end - first]
+    def of_a(self, part: InnerSlice) -> np.ndarray:
+        """This rank's columns of A in a slice."""
+        first = self.inner_a[self.grid.column]
+        return self.a[:, part.begin - first : part.end - first]
 
-    def own_b(part: InnerSlice) -> np.ndarray:
-        first = inner_b[grid.row]
-        return b[part.begin - first : part.end - first]
+    def of_b(self, part: InnerSlice) -> np.ndarray:
+        """This rank's rows of B in a slice."""
+        first = self.inner_b[self.grid.row]
+        return self.b[part.begin - first : part.end - first]
 
-    def send(step: int) -> list[Request]:
-        """What others multiply in a step; a request keeps what it sends."""
-        found = []
-        for column in range(grid.columns):
-            part = slice_of(grid.row, column, step)
-            if column != grid.column == part.column:
-                found += _sent(own_a(part), transposed[0], column, grid.along_row)
-        for row in range(grid.rows):
-            part = slice_of(row, grid.column, step)
-            if row != grid.row == part.row:
-                found += _sent(own_b(part), transposed[1], row, grid.along_column)
-        return found
+    def panels(self, slices: list[InnerSlice], room: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """That of A for this rank's row of the grid, and that of B for its column."""
+        width = sum(each.end - each.begin for each in slices)
+        first, last = self.rows[self.grid.row], self.rows[self.grid.row + 1]
+        left, right = self.columns[self.grid.column], self.columns[self.grid.column + 1]
+        # Those of A for one row after the other, then those of B.
+        of_a = room[first * width : last * width]
+        of_b = room[(self.rows[-1] + left) * width : (self.rows[-1] + right) * width]
+        return of_a.reshape(last - first, width), of_b.reshape(width, right - left)
 
-    def receive(step: int) -> tuple[np.ndarray, np.ndarray, list[Request]]:
-        part = slice_of(grid.row, grid.column, step)
-        width, found = part.end - part.begin, []
-        if part.column == grid.column:
-            of_a = own_a(part)
-        else:
-            of_a = _room((a.shape[0], width), a.dtype, transposed[0])
-            found += _received(of_a, transposed[0], part.column, grid.along_row)
-        if part.row == grid.row:
-            of_b = own_b(part)
-        else:
-            of_b = _room((width, b.shape[1]), b.dtype, transposed[1])
-            found += _received(of_b, transposed[1], part.row, grid.along_column)
-        return of_a, of_b, found
+    def write(self, slices: list[InnerSlice], room: np.ndarray) -> None:
+        """What this rank has of both panels."""
+        of_a, of_b = self.panels(slices, room)
+        begin = 0
+        for each in slices:
+            end = begin + each.end - each.begin
+            if each.column == self.grid.column:
+                of_a[:, begin:end] = self.of_a(each)
+            if each.row == self.grid.row:
+                of_b[begin:end] = self.of_b(each)
+            begin = end
 
-    if not steps:
+    def read_by_others(self, slices: list[InnerSlice]) -> tuple[int, int]:
+        """Bytes of what this rank writes that others read, and by how many."""
+        grid = self.grid
+        of_a, of_b = (
+            sum(each.end - each.begin for each in slices if is_own(each))
+            for is_own in (lambda s: s.column == grid.column, lambda s: s.row == grid.row)
+        )
+        elements = len(self.a) * of_a * (grid.columns - 1)
+        elements += self.b.shape[1] * of_b * (grid.rows - 1)
+        return elements * self.a.itemsize, grid.columns + grid.rows - 2
+
+
+def stationary_c(
+    c: np.ndarray, factors: Factors, transposed: tuple[bool, bool] = (False, False)
+) -> None:
+    """c = this rank's block of A B.
+
+    A matrix that lies `transposed` in memory, on all ranks, travels so.
+    """
+    travel = _TravellingSlices(factors, transposed)
+    if not travel.steps:
         c[...] = 0
         return
-    leaving = send(0)
-    for step in range(steps):
-        of_a, of_b, arriving = receive(step)
+    leaving = travel.send(0)
+    for step in range(travel.steps):
+        of_a, of_b, arriving = travel.receive(step)
         for request in (*arriving, *leaving):
             request.wait()
         # Who is ready before this rank has multiplied finds what comes next.
-        leaving = send(step + 1) if step + 1 < steps else []
-        if step:
-            accumulate_product(c, of_a, of_b)
+        leaving = travel.send(step + 1) if step + 1 < travel.steps else []
+        _accumulate(c, of_a, of_b, step)
+
+
+def _accumulate(c: np.ndarray, a: np.ndarray, b: np.ndarray, step: int) -> None:
+    """c += a b, but in the first step c = a b."""
+    if step:
+        accumulate_product(c, a, b)
+    else:
+        np.matmul(a, b, out=c)
+
+
+class _TravellingSlices:
+    """Slices of A and B that ranks send to each other, one of each a step."""
+
+    def __init__(self, factors: Factors, transposed: tuple[bool, bool]) -> None:
+        self._own = factors
+        self._transposed = transposed
+        bytes_each = (longest(factors.rows) + longest(factors.columns)) * factors.a.itemsize
+        self._stretches = slices(factors.inner_a, factors.inner_b, bytes_each)
+        self._each = len(self._stretches[0]) if self._stretches else 0
+        self.steps = len(self._stretches) * self._each
+
+    def _slice_of(self, row: int, column: int, step: int) -> InnerSlice:
+        """What a rank multiplies in a step: no two of a row, or of a column, the same."""
+        stretch = self._stretches[(row + column + step // self._each) % len(self._stretches)]
+        return stretch[step % self._each]
+
+    def send(self, step: int) -> list[Request]:
+        """What others multiply in a step; a request keeps what it sends."""
+        own, grid, found = self._own, self._own.grid, list[Request]()
+        for column in range(grid.columns):
+            part = self._slice_of(grid.row, column, step)
+            if column != grid.column == part.column:
+                found += _sent(own.of_a(part), self._transposed[0], column, grid.along_row)
+        for row in range(grid.rows):
+            part = self._slice_of(row, grid.column, step)
+            if row != grid.row == part.row:
+                found += _sent(own.of_b(part), self._transposed[1], row, grid.along_column)
+        return found
+
+    def receive(self, step: int) -> tuple[np.ndarray, np.ndarray, list[Request]]:
+        """What this rank multiplies in a step, once the requests are done."""
+        own, grid = self._own, self._own.grid
+        part = self._slice_of(grid.row, grid.column, step)
+        width, found = part.end - part.begin, list[Request]()
+        if part.column == grid.column:
+            of_a = own.of_a(part)
         else:
-            np.matmul(of_a, of_b, out=c)
+            of_a = _room((own.a.shape[0], width), own.a.dtype, self._transposed[0])
+            found += _received(of_a, self._transposed[0], part.column, grid.along_row)
+        if part.row == grid.row:
+            of_b = own.of_b(part)
+        else:
+            of_b = _room((width, own.b.shape[1]), own.b.dtype, self._transposed[1])
+            found += _received(of_b, self._transposed[1], part.row, grid.along_column)
+        return of_a, of_b, found
 
 
 def _room(shape: tuple[int, int], dtype: np.dtype, transposed: bool) -> np.ndarray:
@@ -309,74 +367,15 @@ def steps_in_memory(
     return 0 if widest < min(NARROWEST, length) else -(-length // widest)
 
 
-@dataclass(frozen=True)
-class Factors:
-    """A rank's blocks of A and B, and how both matrices are cut."""
-
-    a: np.ndarray
-    b: np.ndarray
-    grid: ProcessGrid
-    rows: Cuts
-    inner_a: Cuts
-    inner_b: Cuts
-    columns: Cuts
-
-    def panels(self, slices: list[InnerSlice], room: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """That of A for this rank's row of the grid, and that of B for its column."""
-        width = sum(each.end - each.begin for each in slices)
-        first, last = self.rows[self.grid.row], self.rows[self.grid.row + 1]
-        left, right = self.columns[self.grid.column], self.columns[self.grid.column + 1]
-        # Those of A for one row after the other, then those of B.
-        of_a = room[first * width : last * width]
-        of_b = room[(self.rows[-1] + left) * width : (self.rows[-1] + right) * width]
-        return of_a.reshape(last - first, width), of_b.reshape(width, right - left)
-
-    def write(self, slices: list[InnerSlice], room: np.ndarray) -> None:
-        """What this rank has of both panels."""
-        of_a, of_b = self.panels(slices, room)
-        before_a, before_b = self.inner_a[self.grid.column], self.inner_b[self.grid.row]
-        begin = 0
-        for each in slices:
-            end = begin + each.end - each.begin
-            if each.column == self.grid.column:
-                of_a[:, begin:end] = self.a[:, each.begin - before_a : each.end - before_a]
-            if each.row == self.grid.row:
-                of_b[begin:end] = self.b[each.begin - before_b : each.end - before_b]
-            begin = end
-
-    def read_by_others(self, slices: list[InnerSlice]) -> tuple[int, int]:
-        """Bytes of what this rank writes that others read, and by how many."""
-        grid = self.grid
-        of_a, of_b = (
-            sum(each.end - each.begin for each in slices if is_own(each))
-            for is_own in (lambda s: s.column == grid.column, lambda s: s.row == grid.row)
-        )
-        elements = len(self.a) * of_a * (grid.columns - 1)
-        elements += self.b.shape[1] * of_b * (grid.rows - 1)
-        return elements * self.a.itemsize, grid.columns + grid.rows - 2
-
-
-def multiply_in_memory(
-    c: np.ndarray,
-    a: np.ndarray,
-    b: np.ndarray,
-    grid: ProcessGrid,
-    rows: Cuts,
-    inner_a: Cuts,
-    inner_b: Cuts,
-    columns: Cuts,
-    steps: int,
-) -> None:
-    """c = this rank's block of A B, as `product.stationary_c` has it, in so many steps."""
-    factors = Factors(a, b, grid, rows, inner_a, inner_b, columns)
-    stretches, exchange = stretches_of(inner_a, inner_b), shared_exchange(grid.comm)
+def multiply_in_memory(c: np.ndarray, factors: Factors, steps: int) -> None:
+    """c = this rank's block of A B, as `stationary_c` has it, in so many steps."""
+    comm = factors.grid.comm
+    stretches = stretches_of(factors.inner_a, factors.inner_b)
+    exchange = shared_exchange(comm)
     for step in range(steps):
         slices = [each.share(step, steps) for each in stretches]
-        room = exchange.together(a.dtype, partial(factors.write, slices))
+        room = exchange.together(factors.a.dtype, partial(factors.write, slices))
         of_a, of_b = factors.panels(slices, room)
-        with grid.comm.traffic.operation("post"):
-            grid.comm.traffic.sent(*factors.read_by_others(slices))
-        if step:
-            accumulate_product(c, of_a, of_b)
-        else:
-            np.matmul(of_a, of_b, out=c)
+        with comm.traffic.operation("post"):
+            comm.traffic.sent(*factors.read_by_others(slices))
+        _accumulate(c, of_a, of_b, step)

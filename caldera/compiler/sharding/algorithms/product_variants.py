@@ -123,11 +123,7 @@ def _kept(layout: ShardLayout, axis: int, parts: int) -> Cuts | None:
 
 def _in_layers(length: int, layers: int, parts: int) -> Cuts:
     """Layers that are as equal as possible, and each of them in equal parts."""
-    found = [0]
-    outer = even_cuts(length, layers)
-    for begin, end in pairwise(outer):
-        found += [begin + cut for cut in even_cuts(end - begin, parts)[1:]]
-    return tuple(found)
+    return _subdivided(even_cuts(length, layers), parts)
 
 
 def _subdivided(cuts: Cuts, parts: int) -> Cuts:
@@ -222,16 +218,14 @@ def product_cost(
             posted=batch * sent * itemsize if steps else 0,
             meetings=batch * steps,
         )
-    if form == STATIONARY_B:
-        sent = (total_m * inner_a * (columns - 1)) // columns + total_m * n * (rows - 1) // rows
-        held = inner_a + 2 * n
-        messages, panels = columns + rows - 2, _panels(total_m, (inner_a + 2 * n) * itemsize)
-        flops = 2 * total_m * inner_a * n
-    else:
-        sent = (total_n * inner_b * (rows - 1)) // rows + total_n * m * (columns - 1) // columns
-        held = inner_b + 2 * m
-        messages, panels = columns + rows - 2, _panels(total_n, (inner_b + 2 * m) * itemsize)
-        flops = 2 * total_n * inner_b * m
+    if form == STATIONARY_A:
+        # The same with rows and columns exchanged.
+        rows, columns = columns, rows
+        total_m, inner_a, n = total_n, inner_b, m
+    sent = (total_m * inner_a * (columns - 1)) // columns + total_m * n * (rows - 1) // rows
+    held = inner_a + 2 * n
+    messages, panels = columns + rows - 2, _panels(total_m, held * itemsize)
+    flops = 2 * total_m * inner_a * n
     widest = -(-max(cuts[1][-1], 1) // panels)
     return AlgorithmCost(
         batch * sent * itemsize,
@@ -297,15 +291,16 @@ def _multiply(
         return
     inner_a = _of_layer(inner_a, layer, columns)
     inner_b = _of_layer(inner_b, layer, rows)
+    factors = product.Factors(a, b, grid, m, inner_a, inner_b, n)
     if layers == 1:
         steps = steps_in_memory(m[-1], n[-1], inner_a, inner_b, a.itemsize, comm.size)
         if steps and comm.shares_memory:
-            multiply_in_memory(out, a, b, grid, m, inner_a, inner_b, n, steps)
+            multiply_in_memory(out, factors, steps)
         else:
-            product.stationary_c(out, a, b, grid, m, inner_a, inner_b, n, transposed)
+            product.stationary_c(out, factors, transposed)
         return
     c = np.empty((a.shape[0], b.shape[1]), a.dtype)
-    product.stationary_c(c, a, b, grid, m, inner_a, inner_b, n, transposed)
+    product.stationary_c(c, factors, transposed)
     own = even_cuts(m[grid.row + 1] - m[grid.row], layers)
     out[...] = product.sum_over_layers(c, grid, own)
 

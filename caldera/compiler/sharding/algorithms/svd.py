@@ -25,10 +25,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from caldera.comm import Communicator
-from caldera.compiler.sharding.algorithms.bidiagonal import DEALT, svd_by_bidiagonal
 from caldera.compiler.sharding.algorithms.panels import LocalMatrix, multiply, qr
 from caldera.compiler.sharding.algorithms.process_grid import Cuts, even_cuts, gather_rows, sum_over
-from caldera.compiler.sharding.algorithms.qr import tsqr
+from caldera.compiler.sharding.algorithms.qr import DEALT, svd_by_bidiagonal, tsqr
 from caldera.compiler.sharding.algorithms.variant import columns_layout
 from caldera.compiler.sharding.axis_split import AxisSplit, cyclic_split
 from caldera.compiler.sharding.layout import CartesianLayout, replicated

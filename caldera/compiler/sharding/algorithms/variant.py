@@ -14,9 +14,10 @@ import numpy as np
 
 from caldera.comm import Communicator
 from caldera.compiler.sharding.axis_split import AxisSplit, cyclic_split
-from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout
+from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout, along_axis
 from caldera.compiler.sharding.volume import Links, volume
 from caldera.core.graph.node import Node
+from caldera.core.tensor.shape import Shape
 
 TRANSFORMS = ("fft", "rfft", "irfft")
 CONVOLUTION = 4.5
@@ -237,16 +238,19 @@ def grid_layout(
     return CartesianLayout(shape, (*before, contiguous(rows), contiguous(columns)), tuple(ranks))
 
 
-def rows_layout(shape: tuple[int, ...], cuts: Sequence[int]) -> CartesianLayout:
+def axis_layout(shape: Shape, axis: int, cuts: Sequence[int]) -> CartesianLayout:
+    """Contiguous blocks of one axis, one for each rank."""
+    return along_axis(shape, axis % len(shape), contiguous(cuts), range(len(cuts) - 1))
+
+
+def rows_layout(shape: Shape, cuts: Sequence[int]) -> CartesianLayout:
     """Contiguous blocks of the first axis, one for each rank."""
-    splits = (contiguous(cuts), *(None,) * (len(shape) - 1))
-    return CartesianLayout(shape, splits, tuple(range(len(cuts) - 1)))
+    return axis_layout(shape, 0, cuts)
 
 
-def columns_layout(shape: tuple[int, ...], cuts: Sequence[int]) -> CartesianLayout:
+def columns_layout(shape: Shape, cuts: Sequence[int]) -> CartesianLayout:
     """Contiguous blocks of the last axis, one for each rank."""
-    splits = (*(None,) * (len(shape) - 1), contiguous(cuts))
-    return CartesianLayout(shape, splits, tuple(range(len(cuts) - 1)))
+    return axis_layout(shape, -1, cuts)
 
 
 def cyclic_layout(shape: tuple[int, int], block: int, grid: tuple[int, int]) -> CartesianLayout:

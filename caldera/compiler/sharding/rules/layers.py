@@ -163,23 +163,15 @@ def _dropped(
     return dropped(own, part(kept, layout, graph.rank), rate)
 
 
-@rule("cross_entropy")
+@rule("cross_entropy", "cross_entropy_probabilities", "cross_entropy_epsilon", "kl_divergence")
 def _(graph: Propagation, node: Node) -> list[ShardingRule] | None:
     """Each sample by itself, if all of its classes are there."""
     classes = node.attrs["axis"]
     if _shares(graph, node, [classes]):
         return None
     kept, numbers = _without(names(len(node.inputs[0].shape)), classes)
-    return letter_ways(graph, node, AxisSignature((kept, numbers), (numbers,)))
-
-
-@rule("cross_entropy_probabilities", "cross_entropy_epsilon", "kl_divergence")
-def _(graph: Propagation, node: Node) -> list[ShardingRule] | None:
-    classes = node.attrs["axis"]
-    if _shares(graph, node, [classes]):
-        return None
-    kept, numbers = _without(names(len(node.inputs[0].shape)), classes)
-    return letter_ways(graph, node, AxisSignature((kept, kept), (numbers,)))
+    targets = numbers if node.op.name == "cross_entropy" else kept
+    return letter_ways(graph, node, AxisSignature((kept, targets), (numbers,)))
 
 
 @rule("one_hot")

@@ -22,7 +22,7 @@ import numpy as np
 
 from caldera.compiler.sharding.algorithms.variant import computing
 from caldera.compiler.sharding.axis_split import AxisSplit, even_split
-from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout, replicated
+from caldera.compiler.sharding.layout import CartesianLayout, ShardLayout, along_axis, replicated
 from caldera.core.graph.node import Node
 from caldera.core.tensor.shape import Shape
 
@@ -109,10 +109,7 @@ def default_layout(shape: Shape, ranks: Sequence[int], itemsize: int = 8) -> Car
         return replicated(shape, ranks)
     long = [axis for axis, n in enumerate(shape) if n >= len(ranks)]
     axis = long[0] if long else max(range(len(shape)), key=lambda each: shape[each])
-    splits = [
-        None if each != axis else even_split(shape[axis], len(ranks)) for each in range(len(shape))
-    ]
-    return CartesianLayout(shape, tuple(splits), tuple(ranks))
+    return along_axis(shape, axis, even_split(shape[axis], len(ranks)), ranks)
 
 
 Letters = tuple[str | None, ...]

@@ -11,7 +11,7 @@ from caldera.comm.virtual import VirtualRank
 from caldera.compiler.sharding.algorithms import product
 from caldera.compiler.sharding.algorithms.panels import Posting, RowMessages, carrier
 from caldera.compiler.sharding.algorithms.process_grid import even_cuts, process_grid
-from caldera.compiler.sharding.algorithms.product import multiply_in_memory
+from caldera.compiler.sharding.algorithms.product import Factors, multiply_in_memory
 from caldera.compiler.sharding.algorithms.product_variants import STATIONARY_C, product_cost
 from caldera.compiler.sharding.distributions import BlockCyclic, Columns, Rows
 from caldera.compiler.sharding.layout import ShardLayout
@@ -112,7 +112,7 @@ def test_a_product_sends_what_its_cost_says_through_memory_too() -> None:
         grid = process_grid(comm, 2, 2)
         rows, columns = (slice(*cuts[at : at + 2]) for at in (grid.row, grid.column))
         part, made = np.ascontiguousarray(a[rows, columns]), np.empty((12, 12))
-        multiply_in_memory(made, part, part, grid, cuts, cuts, cuts, cuts, 3)
+        multiply_in_memory(made, Factors(part, part, grid, cuts, cuts, cuts, cuts), 3)
         assert np.array_equal(made, (a @ a)[rows, columns])
         return comm.traffic.mark()["post"].bytes_sent
 

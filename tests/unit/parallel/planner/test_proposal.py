@@ -15,9 +15,9 @@ from caldera import nn, parallel
 from caldera.comm import Communicator, SingleProcess, run_virtual_ranks
 from caldera.errors import ConfigError
 from caldera.parallel.planner import Compute, Proposal, Wire, Workload, measured_wire, workload_of
-from caldera.parallel.planner.compute import measured
 from caldera.parallel.planner.data_parallel_cost import COMPRESSED, DATA, SHARDED
 from caldera.parallel.planner.hybrid_cost import HYBRID, PIPELINE
+from caldera.parallel.planner.prediction import measured
 from caldera.parallel.planner.ranking import all_ways, build_strategy
 from tests.unit.parallel.planner.examples import setting
 
